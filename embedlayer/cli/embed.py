@@ -11,7 +11,8 @@ from embedlayer.cli.printing import print_json
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from embedlayer.explorer.pipeline import Pipeline, Step
+    from embedlayer.explorer.pipeline import Pipeline
+    from embedlayer.explorer.pipeline_steps import PipelineStep
 
 SHOWN_NUMBERS = 6
 SHOWN_TOKENS = 3
@@ -53,7 +54,7 @@ def embed(source: Path, text: str, tokenizer_from: Path | None, as_json: bool) -
         _show(step, [token.text for token in walked.tokens])
 
 
-def _show(step: "Step", names: list[str]) -> None:
+def _show(step: "PipelineStep", names: list[str]) -> None:
     """Print what a step computed; nothing if it is none of the following.
 
     - Vectors: the first numbers of each.

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from embedlayer.errors import SizeError
 from embedlayer.explorer import pipeline
-from embedlayer.explorer.pipeline import longest, packed, shown_tokens
-from embedlayer.explorer.text_ids import text_ids
+from embedlayer.explorer.pipeline_steps import longest, packed
+from embedlayer.explorer.text_ids import shown_tokens, text_ids
 from embedlayer.explorer.tokens import token_ids
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.largest import top_k

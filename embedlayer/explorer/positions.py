@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
-from embedlayer.explorer.pipeline import Model, packed, parts_of, queries_and_keys, shown_tokens
+from embedlayer.explorer.pipeline_steps import Model, packed, parts_of, queries_and_keys
+from embedlayer.explorer.text_ids import shown_tokens
 from embedlayer.io.files import JsonObject
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.opening.opened_model import OpenedModel

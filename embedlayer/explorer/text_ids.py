@@ -1,13 +1,16 @@
-"""Token IDs of a text: by a tokenizer, by the names of the rows, or typed as `#17 #42`."""
+"""Token IDs of a text, by a tokenizer, by names of rows, or typed as `#17 #42`; and tokens as the page shows them."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from tokenizers import Tokenizer
 
+from embedlayer.data.tokenizer import token_text
 from embedlayer.errors import TextError, TokenIdError, TokenizerError
 from embedlayer.opening.opened_model import OpenedModel
+from embedlayer.plots import visible_text
 from embedlayer.tokenization.tokenizer_calls import encode, pure_tokenizer
 
 WORDS_OF_A_NAME = 6
@@ -162,3 +165,44 @@ def _quoted(words: Sequence[str]) -> str:
     more = len(different) - UNKNOWN_SHOWN
     shown = ", ".join(f"“{word}”" for word in different[:UNKNOWN_SHOWN])
     return f"{shown} and {more} more" if more > 0 else shown
+
+
+@dataclass(frozen=True)
+class ShownToken:
+    """A token as the page shows it.
+
+    Attributes:
+        id: Token ID.
+        decoded: Readable text of the token; empty if the tokenizer does not know the ID.
+        text: The readable text with spaces and invisible characters in visible form, or `row ID`.
+        kind: `"special"`, `"byte"` for one byte of a character, or `"text"`.
+    """
+
+    id: int
+    decoded: str
+    text: str
+    kind: str
+
+
+def shown_tokens(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[ShownToken, ...]:
+    """Return tokens in the form that the page shows, one for each ID.
+
+    An ID that the tokenizer does not know has the text `row ID`; one without a name has the text `#ID`.
+    """
+    if not isinstance(vocabulary, Tokenizer):
+        names = ["" if vocabulary is None else vocabulary.names[number] for number in ids]
+        named = zip(ids, names, strict=True)
+        return tuple(ShownToken(number, name, visible_text(name) or f"#{number}", "text") for number, name in named)
+    specials = {number for number, token in vocabulary.get_added_tokens_decoder().items() if token.special}
+
+    @cache
+    def shown(number: int) -> ShownToken:
+        """Return one token in the form that the page shows."""
+        if vocabulary.id_to_token(number) is None:
+            return ShownToken(number, "", f"row {number}", "special")
+        text = token_text(vocabulary, number)
+        is_byte = text.startswith("<0x") and text.endswith(">")
+        kind = "special" if number in specials else "byte" if is_byte else "text"
+        return ShownToken(number, text, visible_text(text), kind)
+
+    return tuple(shown(number) for number in ids)

@@ -20,6 +20,8 @@ from embedlayer.explorer import logit_lens as module
 from embedlayer.explorer import pipeline
 from embedlayer.explorer.export import write_page
 from embedlayer.explorer.logit_lens import LogitLens, answer, baked, logit_lens
+from embedlayer.explorer.pipeline_steps import MOST_TOKENS, packed
+from embedlayer.explorer.text_ids import shown_tokens
 from embedlayer.models.sampling import Sampler
 from embedlayer.opening import OpenedModel, open_model
 from embedlayer.tables.dense import TokenEmbedding
@@ -120,7 +122,7 @@ def test_the_page_gets_the_lens_of_the_tokens_that_it_shows(words):
     lens = logit_lens(model, torch.tensor(ids))
     assert found["top_ids"] == lens.top_ids.tolist()
     assert found["next_ranks"] == lens.next_ranks.tolist()
-    assert found["top_probs"] == pipeline.packed(lens.top_probs.view(-1, 8))
+    assert found["top_probs"] == packed(lens.top_probs.view(-1, 8))
     assert {token["id"] for token in found["tokens"]} == set(lens.top_ids.flatten().tolist())
     asked = baked(source)
     for params, request in zip(asked, pipeline.baked(source)[1:], strict=True):
@@ -193,7 +195,7 @@ def test_the_step_has_all_logits_of_the_next_token(words):
     torch.testing.assert_close(step.values["logits"][0], model(ids)[-1])
     best = model(ids)[-1].topk(12).indices.tolist()
     assert [token["id"] for token in step.facts["candidates"]] == best
-    assert step.facts["room"] == pipeline.MOST_TOKENS - len(ids)
+    assert step.facts["room"] == MOST_TOKENS - len(ids)
 
 
 # The page
@@ -287,9 +289,7 @@ def test_the_grid_is_the_lens_and_a_cell_lists_its_tokens(source, serve, open_pa
     page.locator(".lens-grid").wait_for()
     ids = source.encode(TEXT)
     lens = logit_lens(source.model, torch.tensor(ids))
-    names = [
-        [token.text for token in pipeline.shown_tokens(source.tokenizer, row)] for row in lens.top_ids[..., 0].tolist()
-    ]
+    names = [[token.text for token in shown_tokens(source.tokenizer, row)] for row in lens.top_ids[..., 0].tolist()]
     assert cells(page) == names
     right = lens.top_ids[:, :-1, 0].eq(torch.tensor(ids[1:])).sum()
     assert page.locator(".lens-grid .lens-right").count() == right

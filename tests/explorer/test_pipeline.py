@@ -26,10 +26,11 @@ from embedlayer import (
     load_tokenizer,
     train_tokenizer,
 )
-from embedlayer.explorer import pipeline as module
+from embedlayer.explorer import pipeline_steps as module
 from embedlayer.explorer.export import write_page
-from embedlayer.explorer.pipeline import answer, baked, packed, pipeline, shown_tokens
-from embedlayer.explorer.text_ids import NamedRows
+from embedlayer.explorer.pipeline import answer, baked, pipeline
+from embedlayer.explorer.pipeline_steps import packed
+from embedlayer.explorer.text_ids import NamedRows, shown_tokens
 from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
 from embedlayer.explorer.tiny_layer import WORDS, tiny_layer
 from embedlayer.layers.input import embed

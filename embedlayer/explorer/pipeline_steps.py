@@ -1,0 +1,456 @@
+"""The steps of one text in a model, from one-hot vectors to the gradient of the loss, with what the page draws of each.
+
+The model traces its input embedding itself. Tests compare the last vectors with the model's own, and the gradient of
+each row with autograd's.
+"""
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
+from embedlayer.explorer.step_texts import SENTENCES, TITLES
+from embedlayer.explorer.text_ids import ShownToken, Vocabulary, shown_tokens
+from embedlayer.families import FAMILIES, HUGGING_FACE_TENSORS
+from embedlayer.io.files import JsonObject
+from embedlayer.layers.input import TransformerEmbedding
+from embedlayer.layers.output import OutputHead
+from embedlayer.layers.prediction_head import PredictionHead
+from embedlayer.layers.steps import TokenBatch, TracedStep, input_steps, trace_steps
+from embedlayer.losses.definition import finish_logits
+from embedlayer.losses.largest import top_k
+from embedlayer.models.decoder import Attention, DecoderLM
+from embedlayer.positions.position import Position, positions_of
+from embedlayer.positions.rotary import RotaryEmbedding
+from embedlayer.tables.lookup import LookupTable
+from embedlayer.tables.table import TokenTable
+
+MOST_TOKENS = 64
+MOST_HEADS = 8
+TOP_TOKENS = 8
+CANDIDATES = 12
+BINS = 1024
+ROWS_AT_ONCE = 8192
+SHOWN_DROPOUT = 0.1
+WHOLE_TABLE = 12
+NEAR_ROWS = 3
+NEAR_COLUMNS = 64
+
+Model = DecoderLM | EmbeddingLayer | TransformerEmbedding | TokenTable
+"""What can be shown: a decoder, the embedding layer of a checkpoint, an input embedding, or only a table."""
+
+_WHOLE_MODELS = (
+    "The blocks are read of embedlayer's own decoders, and of checkpoints of the types "
+    + " and ".join(kind for each in FAMILIES if each.decoder is HUGGING_FACE_TENSORS for kind in each.model_types)
+    + "."
+)
+
+_POSITION_KINDS = {"add": "added", "rotate": "rotation", "bias": "bias", None: "none"}
+
+
+@dataclass
+class PipelineStep:
+    """One step of the computation, from text to gradient, as the page shows it.
+
+    Args:
+        name: Identifier of the step, a key of `TITLES`, which has its title and formula unless its sentence does.
+        note: The sizes and factors of this model, in one line of text.
+        values: Tensors to draw, by name: `(T, C)`, or `(H, T, C)` for the first heads.
+        facts: All other data of the step, as JSON.
+        sentence: Key of the explanation in `SENTENCES`; `""` for the name of the step.
+        idle: Whether the step changes nothing in this model, such as a scale that it does not have.
+        vectors: Vectors after the step, `(T, D)`, which are detached; `None` for a step that changes no vectors.
+    """
+
+    name: str
+    note: str
+    values: Mapping[str, Tensor] = field(default_factory=dict)
+    facts: JsonObject = field(default_factory=dict)
+    _: KW_ONLY
+    sentence: str = ""
+    idle: bool = False
+    vectors: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.vectors = None if self.vectors is None else self.vectors.detach()
+
+    @property
+    def title(self) -> str:
+        """Return the title of the step on the page."""
+        return self._heading[0]
+
+    @property
+    def _heading(self) -> tuple[str, str]:
+        """Return title and formula of the step."""
+        return TITLES.get(self.sentence, TITLES[self.name])
+
+    def to_json(self) -> JsonObject:
+        """Return the step as a JSON object, with its title, formula and explanation, and with packed tensors.
+
+        `vectors` are left out, because they are among the `values`.
+        """
+        return {
+            "name": self.name,
+            "title": self.title,
+            "formula": self._heading[1],
+            "sentence": SENTENCES[self.sentence or self.name],
+            "note": self.note,
+            "idle": self.idle,
+            "values": {name: packed(value) for name, value in self.values.items()},
+            "facts": self.facts,
+        }
+
+
+def packed(values: Tensor) -> JsonObject:
+    """Return a tensor as JSON: its shape, and its float32 numbers, little-endian, in base64.
+
+    Example:
+        >>> packed(torch.tensor([[1.0, 2.0]]))
+        {'shape': [1, 2], 'float32': 'AACAPwAAAEA='}
+    """
+    numbers = values.detach().cpu().float().contiguous().numpy().astype("<f4")
+    return {"shape": list(values.shape), "float32": base64.b64encode(numbers.tobytes()).decode("ascii")}
+
+
+def longest(position: Position, most_tokens: int = MOST_TOKENS) -> int:
+    """Return the number of tokens after which a text is cut."""
+    return min(most_tokens, position.max_seq_len or most_tokens)
+
+
+def parts_of(model: Model) -> tuple[LookupTable, Position]:
+    """Return the table and the position scheme of a model; a table alone has the scheme without positions."""
+    return (model, Position()) if isinstance(model, TokenTable) else (model.table, model.position)
+
+
+def queries_and_keys(
+    model: DecoderLM, x: Float[Tensor, "T D"]
+) -> tuple[Float[Tensor, "H T K"], Float[Tensor, "G T K"]]:
+    """Compute queries and keys of a decoder's first block, before rotary positions are applied.
+
+    Args:
+        model: The decoder, which must have a block.
+        x: Input of the first block.
+    """
+    block = model.blocks[0]
+    attention = cast(Attention, block.attention)
+    normed = cast(nn.RMSNorm, block.attention_norm)(x)
+    queries, keys = (
+        projection(normed).unflatten(-1, (-1, attention.head_dim)).transpose(-2, -3)
+        for projection in (attention.query, attention.key)
+    )
+    return queries, keys
+
+
+class TracedText(NamedTuple):
+    """The input embedding of one text in a model, computed in one autograd graph with all that follows.
+
+    Attributes:
+        model: Model, layer or table.
+        ids: Token IDs, `(T,)`.
+        positions: Position of each token.
+        steps: The steps without dropout. The first is the look-up, whose vectors require a gradient.
+    """
+
+    model: Model
+    ids: Int[Tensor, " T"]
+    positions: Int[Tensor, " T"]
+    steps: list[TracedStep]
+
+    @property
+    def scaled(self) -> Float[Tensor, "T D"]:
+        """Return the rows times the scale, if the table has one."""
+        return next(step.vectors for step in self.steps[1::-1] if step.name in ("scale", "look_up"))
+
+    @property
+    def vectors(self) -> Float[Tensor, "T D"]:
+        """Return the input of the first block."""
+        return self.steps[-1].vectors
+
+
+def trace_text(model: Model, ids: Int[Tensor, " T"]) -> TracedText:
+    """Compute the input embedding of a text, with gradients on."""
+    positions = model.default_positions(ids) if isinstance(model, EmbeddingLayer) else positions_of(ids)
+    if isinstance(model, TokenTable):
+        trace = trace_steps(input_steps(model, Position()), TokenBatch(ids, positions))
+    else:
+        trace = model.trace(ids)
+    look_up = next(trace)
+    look_up.vectors.requires_grad_()
+    return TracedText(model, ids, positions, [look_up, *(step for step in trace if step.name != "dropout")])
+
+
+def pipeline_steps(traced: TracedText, tokens: Sequence[ShownToken], vocabulary: Vocabulary) -> Iterator[PipelineStep]:
+    """Yield all steps of a text in order, from the one-hot vectors to the gradient of the loss.
+
+    Args:
+        traced: The input embedding of the text.
+        tokens: The tokens of the text, as the page shows them.
+        vocabulary: What gives the texts of other tokens: those near in the table, and the most likely next ones.
+    """
+    table, position = parts_of(traced.model)
+    yield PipelineStep("one_hot", f"for each of {len(traced.ids)} tokens, {table.vocab_size:,} entries")
+    _, rows, note, _ = traced.steps[0]
+    near, facts = _near_rows(table, traced.ids, vocabulary)
+    yield PipelineStep("look_up", note, {"rows": rows, "near": near}, facts, vectors=rows)
+    yield from _input_steps(traced, table, position)
+    yield _dropout(getattr(traced.model, "dropout", None), traced.vectors)
+    if isinstance(position, RotaryEmbedding):
+        yield _rotation(position, traced)
+    elif position.hook == "bias":
+        bias = position.bias(traced.positions, traced.positions)
+        assert bias is not None  # the scheme overrides this hook
+        facts = {"causal": not getattr(position, "bidirectional", False), "heads": bias.shape[1]}
+        yield PipelineStep("bias", f"{bias.shape[1]} heads", {"bias": bias[0, :MOST_HEADS]}, facts)
+    head = getattr(traced.model, "head", None)
+    if head is not None:
+        yield from _head_steps(head, traced, tokens, vocabulary)
+
+
+@torch.no_grad()
+def _near_rows(
+    table: LookupTable, token_ids: Int[Tensor, " T"], vocabulary: Vocabulary
+) -> tuple[Float[Tensor, "N W C"], JsonObject]:
+    """Return parts of the table around the looked-up rows, for a picture of the table.
+
+    Of a table of at most `WHOLE_TABLE` rows this is one part, the whole table; else a part is a row with `NEAR_ROWS`
+    rows on either side. Where there are more than `NEAR_COLUMNS` dimensions, each column shows the number of largest
+    absolute value in its share of them.
+
+    Args:
+        table: The table.
+        token_ids: Token IDs of the text.
+        vocabulary: What gives the texts of the rows.
+
+    Returns:
+        The numbers of the N parts, and for JSON `parts`, the `first` row and the `names` of each, `part_of`, the index
+        of each token's part, and `whole`, whether the part is the whole table.
+    """
+    size = table.vocab_size
+    wide = size if size <= WHOLE_TABLE else min(size, 2 * NEAR_ROWS + 1)
+    firsts, part_of = (token_ids - NEAR_ROWS).clamp(0, size - wide).unique(return_inverse=True)
+    ids = firsts.unsqueeze(1) + torch.arange(wide, device=firsts.device)
+    rows = table.look_up(ids)
+    columns = -(-rows.shape[-1] // NEAR_COLUMNS)
+    runs = F.pad(rows, (0, -rows.shape[-1] % columns)).unflatten(-1, (-1, columns))
+    largest = runs.gather(-1, runs.abs().argmax(-1, keepdim=True)).squeeze(-1)
+    names = [[token.text for token in shown_tokens(vocabulary, part)] for part in ids.tolist()]
+    parts = [{"first": first, "names": of} for first, of in zip(firsts.tolist(), names, strict=True)]
+    return largest, {"parts": parts, "part_of": part_of.tolist(), "whole": wide == size}
+
+
+def _input_steps(traced: TracedText, table: LookupTable, position: Position) -> Iterator[PipelineStep]:
+    """Yield the steps of the input embedding after the look-up, without dropout.
+
+    A model without a scale or without positions in the input has a step that says so.
+    """
+    x, steps = traced.scaled, traced.steps[1:]
+    if x is traced.steps[0].vectors:
+        facts = {"factor": 1.0, "scaled": False}
+        yield PipelineStep("scale", "no scale", {"scaled": x}, facts, sentence="no scale", idle=True)
+    else:
+        scale, *steps = steps
+        facts = {"factor": float(cast(float, table.factor)), "scaled": True}
+        yield PipelineStep("scale", scale.description, {"scaled": x}, facts, vectors=x)
+    if not any(step.name == "position" for step in steps):  # a step that adds nothing
+        batch = TokenBatch(traced.ids, traced.positions)
+        steps = [*steps, *trace_steps(input_steps(table, position)[1:], batch, traced.vectors)]
+    for step in steps:
+        before, x = x, step.vectors
+        if step.name == "position":
+            yield from _position_steps(step, before, position)
+            continue
+        values, idle = {"result": x}, x.shape == before.shape and bool((x == before).all())
+        if step.name == "types":
+            idle = step.added is None
+            values = {"types": torch.zeros_like(before) if step.added is None else step.added, **values}
+        yield PipelineStep(step.name, step.description, values, idle=idle, vectors=x)
+
+
+def _position_steps(traced: TracedStep, before: Tensor, position: Position) -> Iterator[PipelineStep]:
+    """Yield one step with the position vectors and one with the sum of both.
+
+    A scheme that adds nothing to the input yields a single step that says so.
+
+    Args:
+        traced: The position step as the model traced it.
+        before: Vectors before this step.
+        position: The position scheme.
+    """
+    x, note = traced.vectors, traced.description
+    facts = {"kind": _POSITION_KINDS[position.hook], "scheme": type(position).__name__}
+    if traced.added is None:
+        sentence = f"position {position.hook or 'none'}"
+        yield PipelineStep("position", note, {"result": x}, facts, sentence=sentence, idle=True)
+        return
+    yield PipelineStep("position", note, {"positions": traced.added}, facts, vectors=traced.added)
+    values = {"tokens": before, "positions": traced.added, "result": x}
+    yield PipelineStep("sum", f"shape {tuple(x.shape)}", values, vectors=x)
+
+
+def _dropout(layer: nn.Module | None, x: Float[Tensor, "T D"]) -> PipelineStep:
+    """Return the dropout step: the vectors before and after an example mask, which is the same in every call.
+
+    The probability is the model's, or `SHOWN_DROPOUT` if the model has none or 0.
+
+    Args:
+        layer: The dropout of the model, or `None`.
+        x: Vectors before this step.
+    """
+    p = layer.p if isinstance(layer, nn.Dropout) else None
+    shown = p or SHOWN_DROPOUT
+    mask = torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) >= shown
+    values = {"kept": x, "dropped": x.detach().cpu() * mask / (1 - shown)}
+    reason = "this source does not state one" if p is None else "this model has p = 0"
+    note = f"p = {p:g}" if p else f"{reason}; shown as it would be with p = {shown:g}"
+    sentence = "dropout" if p else "no dropout"
+    return PipelineStep("dropout", note, values, {"p": p, "shown_p": shown}, sentence=sentence, idle=not p)
+
+
+def _rotation(position: RotaryEmbedding, traced: TracedText) -> PipelineStep:
+    """Return the step with the rotation angles of each position.
+
+    For a decoder it also has the queries and keys of the first block before and after rotation.
+    """
+    model = traced.model
+    cos, sin = position.cos_sin(traced.positions)
+    values = {"angles": torch.atan2(sin, cos)}
+    note = f"{cos.shape[-1]} pairs of dimensions rotate"
+    if isinstance(model, DecoderLM) and len(model.blocks):
+        queries, keys = queries_and_keys(model, traced.vectors)
+        rotated_queries, rotated_keys = position.rotate(queries, keys, traced.positions)
+        values |= {
+            "queries": queries[:MOST_HEADS],
+            "queries_turned": rotated_queries[:MOST_HEADS],
+            "keys": keys[:MOST_HEADS],
+            "keys_turned": rotated_keys[:MOST_HEADS],
+        }
+        note += f" in each of {queries.shape[-3]} query and {keys.shape[-3]} key heads of the first block"
+    facts = {name: getattr(position, name) for name in ("interleaved", "rotary_dim", "head_dim", "base")}
+    facts["channels"] = position.pair_channels().tolist()
+    return PipelineStep("rotation", note, values, facts)
+
+
+def _head_steps(
+    head: OutputHead | PredictionHead, traced: TracedText, tokens: Sequence[ShownToken], vocabulary: Vocabulary
+) -> Iterator[PipelineStep]:
+    """Yield the step with the most likely next tokens after each token, and the step with the gradient of the loss.
+
+    The loss predicts each token from those before it, so a text of one token has no gradient step.
+
+    Args:
+        head: Output head of the model.
+        traced: The input embedding of the text.
+        tokens: The tokens of the text, as the page shows them.
+        vocabulary: What gives the texts of the most likely tokens.
+    """
+    model, ids, hidden = traced.model, traced.ids, traced.vectors
+    if isinstance(model, DecoderLM):
+        inputs = ids if len(model.injections) else None
+        hidden = model.hidden(inputs, inputs_embeds=traced.scaled, positions=traced.positions)
+    output = head.output if isinstance(head, PredictionHead) else head
+    if isinstance(head, PredictionHead):
+        hidden = head.transform(hidden)
+    raw_logits = F.linear(hidden, output.weight) if output.table is None else output.table.raw_logits(hidden)
+    logits = finish_logits(raw_logits, **output.logit_options()).float()
+    chances = logits.detach().softmax(-1)
+    best = chances.topk(min(TOP_TOKENS, chances.shape[-1]), dim=-1)
+    names = iter(shown_tokens(vocabulary, best.indices.flatten().tolist()))
+    following = ids[1:]
+    rows = "tied: the rows are the table's" if output.tied else "an untied head with its own rows"
+    facts = {
+        "top_tokens": [[{**vars(next(names)), "chance": chance} for chance in row] for row in best.values.tolist()],
+        "next": chances[:-1].gather(-1, following.unsqueeze(-1)).squeeze(-1).tolist(),
+        "tied": output.tied,
+    }
+    table, position = parts_of(model)
+    note = f"{rows}; {table.vocab_size:,} scores for each token"
+    if isinstance(model, DecoderLM):
+        last = logits[-1:].detach()
+        likely = top_k(last[0], min(CANDIDATES, last.shape[-1]))[1].tolist()
+        facts["candidates"] = [vars(token) for token in shown_tokens(vocabulary, likely)]
+        facts["room"] = longest(position) - len(ids)
+        yield PipelineStep("head", note, {"hidden": hidden, "logits": last}, facts)
+    else:
+        yield PipelineStep("head", f"{note}. {_WHOLE_MODELS}", {"hidden": hidden}, facts, sentence="head only")
+    if len(following):
+        loss = F.cross_entropy(logits[:-1], following)
+        yield _gradient(loss, traced, hidden, raw_logits, output, tokens)
+
+
+def _gradient(
+    loss: Float[Tensor, ""],
+    traced: TracedText,
+    hidden: Float[Tensor, "T R"],
+    raw_logits: Float[Tensor, "T V"],
+    head: OutputHead,
+    tokens: Sequence[ShownToken],
+) -> PipelineStep:
+    """Return the step that shows the norm of the loss's gradient for each row of the table.
+
+    The gradient flows through the look-up and, with a tied head, also through the scores.
+
+    Args:
+        loss: The mean loss in nats per token.
+        traced: The input embedding of the text.
+        hidden: Input of the head.
+        raw_logits: `hidden` times the rows, from which the loss follows.
+        head: The head, tied or not.
+        tokens: The tokens of the text, as the page shows them.
+    """
+    ids, table, tied, hidden = traced.ids, parts_of(traced.model)[0], head.tied, hidden.detach()
+    of_rows, of_logits = torch.autograd.grad(loss, [traced.steps[0].vectors, raw_logits])
+    if table.padding_idx is not None:
+        of_rows = of_rows.masked_fill((ids == table.padding_idx).unsqueeze(-1), 0)
+    if head.padding_idx is not None:
+        of_logits[:, head.padding_idx] = 0  # its row gets no gradient under the head either
+    used, index, times = ids.unique(return_inverse=True, return_counts=True)
+    by_rows = torch.zeros_like(of_rows[: len(used)]).index_add_(0, index, of_rows)
+    scores = of_logits.to(hidden.dtype)
+    by_head = scores[:, used].T @ hidden if tied else torch.zeros_like(by_rows)
+    through_head = torch.cat([_norms(some.T @ hidden) for some in scores.split(ROWS_AT_ONCE, dim=1)])
+    through_rows = torch.zeros(table.vocab_size, device=ids.device)
+    through_rows[used] = _norms(by_rows)
+    total = through_head.clone() if tied else torch.zeros_like(through_rows)
+    total[used] = _norms(by_head + by_rows)
+    touched = int(total.count_nonzero())
+    by_id = {token.id: vars(token) for token in tokens}
+    columns = (used, total[used], _norms(by_rows), _norms(by_head), times)
+    rows = [
+        {**by_id[number], "norm": norm, "through_rows": through, "through_head": from_head, "times": count}
+        for number, norm, through, from_head, count in zip(*(c.tolist() for c in columns), strict=True)
+    ]
+    width = -(-len(total) // BINS)
+    parts = {"norms": total, "through_rows": through_rows, "through_head": through_head}
+    values = {  # the largest norm of each bin of rows
+        name: F.pad(norms, (0, -len(norms) % width)).view(1, -1, width).amax(-1) for name, norms in parts.items()
+    }
+    if len(total) <= WHOLE_TABLE:
+        whole = torch.zeros(len(total), by_rows.shape[-1], device=ids.device).index_copy_(0, used, by_rows)
+        values |= {"rows_gradient": whole, "head_gradient": scores.T @ hidden}
+    facts = {
+        "loss": loss.item(),
+        "touched": touched,
+        "used": len(used),
+        "touched_by_look_up": int(through_rows.count_nonzero()),
+        "touched_by_head": int(through_head.count_nonzero()),
+        "tied": tied,
+        "rows": sorted(rows, key=lambda row: -row["norm"]),
+        "rows_a_bin": width,
+    }
+    note = (
+        f"loss {loss.item():.3f} nats per token; {touched:,} of {len(total):,} rows get a gradient, "
+        f"{len(used):,} were looked up"
+    )
+    return PipelineStep("gradient", note, values, facts, sentence="gradient" if tied else "gradient untied")
+
+
+def _norms(rows: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
+    """Return the L2 norm of each row, computed in float32."""
+    norms: Tensor = rows.float().norm(dim=-1)
+    return norms
