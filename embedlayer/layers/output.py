@@ -1,7 +1,6 @@
 """The LM head: hidden states to logits and loss, with the rows of the input table (tied) or its own weight (untied)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack, cast
 
@@ -14,7 +13,7 @@ from embedlayer.held_parameters import former_parameter, watch_replacement
 from embedlayer.initialization import init_normal_, zero_rows_
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.deferred_logits import defer_logits
-from embedlayer.layers.logit_source import HeadTensors, LogitsReport
+from embedlayer.layers.logit_source import HeadTensors, LogitsReport, ModelLogitOptions
 from embedlayer.layers.peft import (
     AdaptedRows,
     AdaptedTable,
@@ -42,50 +41,6 @@ NEW_ROWS = "new_rows"
 
 SLIP = "OutputHead takes the width first, as nn.Linear does, and TokenEmbedding the number of tokens: you may mean"
 """What an error says if the sizes of a head fit exchanged."""
-
-
-@dataclass(frozen=True)
-class ModelLogitOptions:
-    """What the model of a patched head does to its logits outside the head, where the head alone is a product.
-
-    Attributes:
-        logit_scale: Factor on the hidden states before the head, or on the logits behind it.
-        softcap: Cap c of `c * tanh(logits / c)` behind the head, or `None`.
-        bias: The tensor `(1, V)` or `(V,)` that the model adds to the logits of the head (BART), or `None`.
-        scales_hidden: Whether the factor is applied to the hidden states before the head is called.
-        unknown: Why that is not known, as the start of a sentence; empty if it is known.
-        is_partial: Whether the model reads the head's rows itself, beside others (MobileBERT).
-    """
-
-    logit_scale: float = 1.0
-    softcap: float | None = None
-    bias: ChildReference | None = None
-    scales_hidden: bool = False
-    unknown: str = ""
-    is_partial: bool = False
-
-    def logit_options(self) -> LogitOptions:
-        """Return the options of the model's logits.
-
-        Raises:
-            CheckpointError: They are not known.
-        """
-        if self.unknown:
-            raise CheckpointError(
-                f"{self.unknown}, so this head does not know the model's distribution. Pass the model's own logits: "
-                f"embedlayer.token_log_probs(model(ids).logits, tokens), token_statistics and divergence take them "
-                f"without computing them, and model(ids, labels=labels) computes the loss."
-            )
-        options: LogitOptions = {"logit_scale": self.logit_scale, "softcap": self.softcap}
-        if self.bias is not None:
-            bias = self.bias.tensor
-            if bias is None:
-                raise CheckpointError(
-                    f"The model adds {self.bias.name} to the logits of this head, and the head was copied without it: "
-                    f"use the head inside of its model."
-                )
-            options["bias"] = bias.flatten()
-        return options
 
 
 class OutputHead(Pretrained, HeadOutputs, nn.Linear):
