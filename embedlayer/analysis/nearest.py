@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embedlayer.analysis.row_reader import RowReader
+from embedlayer.losses.largest import top_k
 from embedlayer.tables.dense import TableLike
 
 CHUNK_NUMBERS = 1 << 19
@@ -173,29 +174,9 @@ def _nearest_of_block(
         nearer = torch.nonzero(cosines.amax(1) > best[:, -1])[:, 0]  # of equal cosines the earlier ID is kept
         here = torch.arange(start, start + len(chunk)).expand(len(nearer), -1)
         scores, candidates = torch.cat([best[nearer], cosines[nearer]], 1), torch.cat([ids[nearer], here], 1)
-        best[nearer], ids[nearer] = largest(scores, candidates, count)
+        best[nearer], columns = top_k(scores, count)
+        ids[nearer] = candidates.gather(1, columns)
     return Nearest(ids.where(best > -math.inf, -1), best)
-
-
-def largest(
-    scores: Float[Tensor, "Q N"], ids: Int[Tensor, "Q N"], count: int
-) -> tuple[Float[Tensor, "Q K"], Int[Tensor, "Q K"]]:
-    """Return the `count` largest scores of each query, largest first, and their IDs.
-
-    Equal scores are in the order of their columns, which `topk` alone does not guarantee.
-
-    Args:
-        scores: Score of each candidate, one line per query.
-        ids: ID of each candidate.
-        count: Number of scores to keep, K.
-    """
-    values, columns = scores.topk(count, dim=1)
-    columns = columns.sort(dim=1).values
-    tied = (scores >= values[:, -1:]).sum(1) > count if count else torch.zeros(len(scores))
-    for row in torch.nonzero(tied)[:, 0].tolist():
-        columns[row] = scores[row].argsort(descending=True, stable=True)[:count].sort().values
-    values, order = scores.gather(1, columns).sort(dim=1, descending=True, stable=True)
-    return values, ids.gather(1, columns.gather(1, order))
 
 
 @torch.no_grad()

@@ -22,11 +22,12 @@ from embedlayer.analysis.evaluate import (
     evaluate_word_pairs,
     whole_words,
 )
-from embedlayer.analysis.nearest import cosines_with, largest, table_cosines
+from embedlayer.analysis.nearest import cosines_with, table_cosines
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.analysis.token_classes import token_texts
 from embedlayer.analysis.token_names import Token, TokenNames
 from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenizerError, UnknownTokenError
+from embedlayer.losses.largest import top_k
 from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.tables.dense import TableLike
 from embedlayer.tokenization.bytes import token_text
@@ -404,10 +405,12 @@ class TokenVectors:
             return scores.numpy()
         scores[~self._has_token[start : start + len(scores)] | scores.isnan()] = -torch.inf
         scores[[index - start for index in without if start <= index < start + len(scores)]] = -torch.inf
-        found = max(0, min(topn, int(scores.isfinite().sum())))
-        best, ids = largest(scores[None], torch.arange(start, start + len(scores))[None], found)
+        count = min(topn, int(scores.isfinite().sum()))
+        if count <= 0:
+            return []
+        best, ids = top_k(scores, count)
         return [
-            (token_text(self.tokenizer, i), score) for i, score in zip(ids[0].tolist(), best[0].tolist(), strict=True)
+            (token_text(self.tokenizer, start + i), score) for i, score in zip(ids.tolist(), best.tolist(), strict=True)
         ]
 
     def _queries(

@@ -18,8 +18,8 @@ from embedlayer.distributed.dtensors import has_fsdp_modules
 from embedlayer.errors import CheckpointError, check_release
 from embedlayer.families import SCALE_ATTRIBUTES, family_of
 from embedlayer.families.records import CountedRows
-from embedlayer.layers.logit_source import LogitsReport
-from embedlayer.layers.output import ModelLogitOptions, OutputHead
+from embedlayer.layers.logit_source import LogitsReport, ModelLogitOptions
+from embedlayer.layers.output import OutputHead
 from embedlayer.layers.peft import ChildReference
 from embedlayer.own_attributes import (
     INITIALISED,

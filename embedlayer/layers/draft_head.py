@@ -12,7 +12,8 @@ from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import SizeError, TokenIdError
 from embedlayer.index_checks import IndexCheck
 from embedlayer.layers.draft_tokens import check_draft_tokens
-from embedlayer.layers.output import ModelLogitOptions, OutputHead
+from embedlayer.layers.logit_source import ModelLogitOptions
+from embedlayer.layers.output import OutputHead
 from embedlayer.layers.peft import AdaptedRows
 from embedlayer.layers.prediction_head import PredictionHead
 from embedlayer.losses.definition import transformed_states

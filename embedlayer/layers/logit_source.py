@@ -1,9 +1,10 @@
-"""The inputs of the deferred logits of an LM head, and the logits and gradients that are computed from them."""
+"""What `patch` tells an LM head of its model; the inputs of its deferred logits, and what is computed from them."""
 
 import contextlib
 import logging
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -11,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from embedlayer.block_sizes import TABLE_ROWS, block_size
-from embedlayer.errors import StaleRowsError
+from embedlayer.errors import CheckpointError, StaleRowsError
+from embedlayer.layers.peft import ChildReference
 from embedlayer.losses.options import LogitOptions, LogitSettings
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
 from embedlayer.tables.adapters import Adapter, LoraAdapter, adapt_products
@@ -49,6 +51,50 @@ class LogitsReport:
     def read_by_compiled_graph(self) -> None:
         """Log that a graph of `torch.compile` or `torch.export` contains the logits; it runs while they trace."""
         self.read_by("torch.compile")
+
+
+@dataclass(frozen=True)
+class ModelLogitOptions:
+    """What the model of a patched head does to its logits outside the head, where the head alone is a product.
+
+    Attributes:
+        logit_scale: Factor on the hidden states before the head, or on the logits behind it.
+        softcap: Cap c of `c * tanh(logits / c)` behind the head, or `None`.
+        bias: The tensor `(1, V)` or `(V,)` that the model adds to the logits of the head (BART), or `None`.
+        scales_hidden: Whether the factor is applied to the hidden states before the head is called.
+        unknown: Why that is not known, as the start of a sentence; empty if it is known.
+        is_partial: Whether the model reads the head's rows itself, beside others (MobileBERT).
+    """
+
+    logit_scale: float = 1.0
+    softcap: float | None = None
+    bias: ChildReference | None = None
+    scales_hidden: bool = False
+    unknown: str = ""
+    is_partial: bool = False
+
+    def logit_options(self) -> LogitOptions:
+        """Return the options of the model's logits.
+
+        Raises:
+            CheckpointError: They are not known.
+        """
+        if self.unknown:
+            raise CheckpointError(
+                f"{self.unknown}, so this head does not know the model's distribution. Pass the model's own logits: "
+                f"embedlayer.token_log_probs(model(ids).logits, tokens), token_statistics and divergence take them "
+                f"without computing them, and model(ids, labels=labels) computes the loss."
+            )
+        options: LogitOptions = {"logit_scale": self.logit_scale, "softcap": self.softcap}
+        if self.bias is not None:
+            bias = self.bias.tensor
+            if bias is None:
+                raise CheckpointError(
+                    f"The model adds {self.bias.name} to the logits of this head, and the head was copied without it: "
+                    f"use the head inside of its model."
+                )
+            options["bias"] = bias.flatten()
+        return options
 
 
 class HeadTensors(NamedTuple):

@@ -1,6 +1,6 @@
 """The LM head: hidden states to logits and loss, with the rows of the input table (tied) or its own weight (untied)."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack, cast
 
@@ -13,7 +13,7 @@ from embedlayer.held_parameters import former_parameter, watch_replacement
 from embedlayer.initialization import init_normal_, zero_rows_
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.deferred_logits import defer_logits
-from embedlayer.layers.logit_source import HeadTensors, LogitsReport
+from embedlayer.layers.logit_source import HeadTensors, LogitsReport, ModelLogitOptions
 from embedlayer.layers.peft import (
     AdaptedRows,
     AdaptedTable,
@@ -39,56 +39,8 @@ from embedlayer.torch_state import is_unchanged
 NEW_ROWS = "new_rows"
 """Name of the child of an untied head that has the rows which are trained separately; see `train_only_rows`."""
 
-OWN_TABLE = "own_table"
-"""Attribute of a head with the table that it is tied to, or `None`. It has not the name of the property `table`, which
-Dynamo of torch 2.11 would run in place of the attribute."""
-
 SLIP = "OutputHead takes the width first, as nn.Linear does, and TokenEmbedding the number of tokens: you may mean"
 """What an error says if the sizes of a head fit exchanged."""
-
-
-@dataclass(frozen=True)
-class ModelLogitOptions:
-    """What the model of a patched head does to its logits outside the head, where the head alone is a product.
-
-    Attributes:
-        logit_scale: Factor on the hidden states before the head, or on the logits behind it.
-        softcap: Cap c of `c * tanh(logits / c)` behind the head, or `None`.
-        bias: The tensor `(1, V)` or `(V,)` that the model adds to the logits of the head (BART), or `None`.
-        scales_hidden: Whether the factor is applied to the hidden states before the head is called.
-        unknown: Why that is not known, as the start of a sentence; empty if it is known.
-        is_partial: Whether the model reads the head's rows itself, beside others (MobileBERT).
-    """
-
-    logit_scale: float = 1.0
-    softcap: float | None = None
-    bias: ChildReference | None = None
-    scales_hidden: bool = False
-    unknown: str = ""
-    is_partial: bool = False
-
-    def logit_options(self) -> LogitOptions:
-        """Return the options of the model's logits.
-
-        Raises:
-            CheckpointError: They are not known.
-        """
-        if self.unknown:
-            raise CheckpointError(
-                f"{self.unknown}, so this head does not know the model's distribution. Pass the model's own logits: "
-                f"embedlayer.token_log_probs(model(ids).logits, tokens), token_statistics and divergence take them "
-                f"without computing them, and model(ids, labels=labels) computes the loss."
-            )
-        options: LogitOptions = {"logit_scale": self.logit_scale, "softcap": self.softcap}
-        if self.bias is not None:
-            bias = self.bias.tensor
-            if bias is None:
-                raise CheckpointError(
-                    f"The model adds {self.bias.name} to the logits of this head, and the head was copied without it: "
-                    f"use the head inside of its model."
-                )
-            options["bias"] = bias.flatten()
-        return options
 
 
 class OutputHead(Pretrained, HeadOutputs, nn.Linear):
@@ -191,12 +143,19 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             self.register_parameter("bias", zeros)
         self.set_table(table)
 
-    own_table: TokenTable | None
+    own_table: TokenTable | None = None
     """The table that `set_table` set: that of a tied head, or the trained rows of an untied one."""
+
+    table_references: Sequence[ChildReference] = ()
+    """Where the table is found anew at each call, and those that share its weight; `follow` sets them."""
+
+    head_reference: ChildReference | None = None
+    adapted_rows: AdaptedRows
+    """The rows of the table that `table_references` find, with PEFT's adapters."""
 
     def set_table(self, table: TokenTable | None) -> None:
         """Read the rows of a table from now on; with `None`, those of a weight of this head's own."""
-        self.__dict__[OWN_TABLE] = table  # past Module.__setattr__: referred to, not registered
+        object.__setattr__(self, "own_table", table)  # past Module.__setattr__: referred to, not registered
 
     def follow(self, parent: nn.Module, table: str = "table", head: str = "head") -> "OutputHead":
         """From now on read the table as the child `table` of `parent`, so that the head sees PEFT's replacements.
@@ -234,8 +193,8 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         Returns:
             This head.
         """
-        self.__dict__["table_references"], self.__dict__["head_reference"] = tables, head
-        self.__dict__["adapted_rows"] = AdaptedRows(self._adapted_table)
+        self.table_references, self.head_reference = tables, head
+        object.__setattr__(self, "adapted_rows", AdaptedRows(self._adapted_table))
         return self
 
     @property
@@ -247,23 +206,22 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         Raises:
             CheckpointError: PEFT has replaced the table or the head by a module that a tied head cannot read.
         """
-        own: TokenTable | None = self.__dict__[OWN_TABLE]
-        if not self._resolved():
+        own, tables = self.own_table, self._resolved()
+        if not tables:
             return own
-        found = self._adapted_table()
-        if head_applies_adapters(self, self.__dict__["head_reference"], found.adapters):
+        table, adapters = require_same_adapters(tables)
+        assert self.head_reference is not None
+        if head_applies_adapters(self, self.head_reference, adapters):
             return own
-        table = found.table
         if not isinstance(table, TokenTable):
-            if own is None and not found.adapters:
+            if own is None and not adapters:
                 return None
             raise CheckpointError(
                 f"A tied head reads the rows of a table of embedlayer, and its table was replaced by a "
                 f"{type(table).__name__}: call TokenEmbedding.from_embedding or embedlayer.patch first."
             )
-        if found.adapters:
-            adapted: TokenTable = self.__dict__["adapted_rows"]
-            return adapted
+        if adapters:
+            return self.adapted_rows
         return None if own is None and isinstance(table, TokenEmbedding) else table
 
     @property
@@ -277,11 +235,11 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             CheckpointError: As in `table`; or PEFT wraps an untied head, whose rows then are not its logits.
         """
         table = self.table
-        if self._resolved() and self._adapted_table().adapters:
-            adapted: TokenTable = self.__dict__["adapted_rows"]
-            return adapted
+        tables = self._resolved()
+        if tables and require_same_adapters(tables).adapters:
+            return self.adapted_rows
         if table is None:
-            require_unwrapped(self, self.__dict__.get("head_reference"))
+            require_unwrapped(self, self.head_reference)
         return table
 
     def _adapted_table(self) -> AdaptedTable:
@@ -298,18 +256,19 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         A head that was built untied returns only tables that share its weight, since transformers may tie the two
         later. The list is empty for an untied head, and for a head on which `follow` was never called.
         """
-        references: list[ChildReference] = self.__dict__.get("table_references", [])
-        found = [resolve_table(each.module, each.name) for each in references if each.module is not None]
-        table = self.__dict__.get(OWN_TABLE)
-        if table is not None:  # the trained rows of an untied head follow no table
-            return [] if table is self._modules.get(NEW_ROWS) else found
+        if not self.table_references:
+            return []
+        references = [each for each in self.table_references if each.module is not None]
+        tables = [resolve_table(cast(nn.Module, each.module), each.name) for each in references]
+        if self.own_table is not None:  # the trained rows of an untied head follow no table
+            return [] if self.own_table is self._modules.get(NEW_ROWS) else tables
         weight = self._parameters.get("weight")  # transformers may tie and untie it
-        return [each for each in found if weight is not None and weight_of(each) is weight]
+        return [each for each in tables if weight is not None and weight_of(each) is weight]
 
     @property
     def tied(self) -> bool:
         """Return whether the head uses the rows of a table."""
-        return self.__dict__.get(OWN_TABLE) is not None or bool(self._resolved())
+        return self.own_table is not None or bool(self._resolved())
 
     # The weight gives the sizes, as in TokenEmbedding, so that an assigned weight of another size is right.
 
@@ -354,7 +313,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
 
         If that weight is missing or not 2-D, return the sizes passed at construction.
         """
-        if self.__dict__.get(OWN_TABLE) is not None:
+        if self.own_table is not None:
             table = self._rows_of()
             return table.vocab_size, table.embed_dim
         weight = self._parameters.get("weight")
@@ -363,8 +322,8 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
 
     def _rows_of(self) -> Any:
         """Return the table of a tied head, without PEFT's adapters."""
-        found = self._resolved()
-        return found[0].table if found else self.__dict__[OWN_TABLE]
+        tables = self._resolved()
+        return tables[0].table if tables else self.own_table
 
     @property
     def config(self) -> JsonObject:
@@ -406,8 +365,8 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             nn.init.zeros_(self.bias)
 
     def __getattr__(self, name: str) -> Any:
-        tied = name == "weight" and self.__dict__.get(OWN_TABLE) is not None
-        return self._rows_of().weight if tied else super().__getattr__(name)
+        is_tied_weight = name == "weight" and self.own_table is not None
+        return self._rows_of().weight if is_tied_weight else super().__getattr__(name)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """Register a parameter as in torch; a tied head accepts as `weight` only the weight of its table.
@@ -415,7 +374,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         Raises:
             SizeError: A tied head is given another weight.
         """
-        if name != "weight" or self.__dict__.get(OWN_TABLE) is None:
+        if name != "weight" or self.own_table is None:
             former = former_parameter(self, name)
             super().register_parameter(name, param)
             watch_replacement(self, name, former)
@@ -426,7 +385,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "weight" and self.__dict__.get(OWN_TABLE) is not None:
+        if name == "weight" and self.own_table is not None:
             self.register_parameter(name, value)  # nn.Module would keep a plain tensor beside the table's weight
         else:
             super().__setattr__(name, value)
@@ -462,11 +421,11 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             table: The table that the head reads now, or `None` for its own weight.
             report: Where to log that logits are read.
         """
-        found = self._dense_rows(table)
-        if found is None:
+        rows = self._dense_rows(table)
+        if rows is None:
             return None
         self._check_width(hidden)
-        tensors = HeadTensors(cast(Tensor, found.table.weight), self.bias, found.adapters)
+        tensors = HeadTensors(cast(Tensor, rows.table.weight), self.bias, rows.adapters)
         return defer_logits(self, hidden, tensors, report)
 
     def _dense_rows(self, table: TokenTable | None) -> AdaptedTable | None:
@@ -475,9 +434,9 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         Args:
             table: The table that the head reads now, or `None` for its own weight.
         """
-        found = table.adapted_table() if isinstance(table, AdaptedRows) else AdaptedTable(self)
-        is_dense = table is None or (isinstance(table, AdaptedRows) and type(found.table) is TokenEmbedding)
-        return found if is_dense and (self.logit_scale, self.softcap, self.padding_idx) == (1.0, None, None) else None
+        rows = table.adapted_table() if isinstance(table, AdaptedRows) else AdaptedTable(self)
+        is_dense = table is None or (isinstance(table, AdaptedRows) and type(rows.table) is TokenEmbedding)
+        return rows if is_dense and (self.logit_scale, self.softcap, self.padding_idx) == (1.0, None, None) else None
 
     @property
     def is_partial(self) -> bool:

@@ -1,4 +1,21 @@
-"""Losses, statistics and divergences of LM heads, over the whole vocabulary and without a tensor of all logits."""
+"""Losses, statistics and divergences of LM heads, over the whole vocabulary and without a tensor of all logits.
+
+How the loss of a head is computed, in four words:
+
+- **Request**: what a public function is called with becomes, once, the logits that are not computed yet
+  (`UncomputedLogits`: hidden states, rows and `LogitSettings`), what is done with them (`LossSettings`), and a
+  `Request`: which numbers, of which tokens. `options`, `logit_arguments`, `uncomputed_logits`.
+- **Totals**: a few numbers of each token from which its loss follows, such as maximum, log of the sum of exponentials
+  and target logit. Those of blocks of rows are merged, and so are those of ranks. `objective`.
+- **Objective**: computes totals from a block of logits, and the gradient of the block from that of the totals, in plain
+  PyTorch and by kernels. `logit_statistics` for the cross entropy and statistics, `divergence_kinds` for two heads.
+- **Pass**: takes a chunk of tokens after another (`token_chunks`), and in it a block of rows after another: product and
+  finishing (`products`, `finishing`), totals, gradient, and the products with it. `vocabulary_pass` is that of stored
+  rows; `differentiable_totals` calls it from autograd, checkpoints blocks of other tables, and has the plain version.
+
+`linear.choose_impl` decides once which implementation computes a cross entropy: the plain definition (`definition`),
+a pass, its custom operator in compiled graphs (`operators`), or Triton (`triton_kernels`).
+"""
 
 import lazy_loader
 

@@ -19,39 +19,9 @@ from embedlayer.losses.definition import counted_states, loss_dtype, reduce_loss
 from embedlayer.losses.objective import LogitBlock, Request, TokenLoss, Totals, Workspace, stacked
 from embedlayer.losses.options import LossSettings
 from embedlayer.losses.products import Gradients, RequestedGradients
-from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
+from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits, is_plain
 from embedlayer.losses.vocabulary_pass import VocabularyPass
-from embedlayer.torch_state import is_transformed, plain_operators_only
-
-
-def is_plain(logits: UncomputedLogits, loss: LossSettings | None = None) -> bool:
-    """Return whether all logits are computed at once, in plain PyTorch.
-
-    Those of stored rows are on request (`impl="plain"`), and if there are few of them. All are under `torch.func`
-    transforms and in exports.
-
-    Args:
-        logits: The head and its hidden states.
-        loss: Options of a cross entropy, which may ask for several chunks; `None` for other totals, which in compiled
-            graphs are computed from all logits.
-
-    Raises:
-        SizeError: The rows are sharded, and a `torch.func` transform is active.
-    """
-    if isinstance(logits, LinearLogits) and logits.is_sharded:
-        if plain_operators_only():  # the ranks cannot follow a transform
-            raise SizeError(
-                "The loss of a sharded table is computed by all ranks together and cannot be transformed by "
-                "torch.func: differentiate it with backward() or torch.autograd.grad."
-            )
-        return False
-    if plain_operators_only() or is_transformed(*logits.tensors):
-        return True
-    if not isinstance(logits, LinearLogits):
-        return False
-    if loss is None:
-        return logits.prefers_plain or torch.compiler.is_compiling()
-    return logits.prefers_plain and loss.min_chunks == 1
+from embedlayer.torch_state import is_transformed
 
 
 def compute_totals(student: UncomputedLogits, request: Request) -> Totals:

@@ -9,13 +9,13 @@ from torch import Tensor
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.index_checks import raise_if_outside
 from embedlayer.losses.definition import reduce_losses
-from embedlayer.losses.differentiable_totals import compute_loss, compute_totals, is_plain, plain_totals
+from embedlayer.losses.differentiable_totals import compute_loss, compute_totals, plain_totals
 from embedlayer.losses.divergence_kinds import Divergence, ForwardKL
 from embedlayer.losses.logit_arguments import Logits, resolve_logits
 from embedlayer.losses.logit_statistics import LogitStatistics
 from embedlayer.losses.objective import Request, log_probs
 from embedlayer.losses.options import LossOptions, LossSettings, Reduction, check_options
-from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
+from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids, is_plain
 from embedlayer.torch_state import plain_operators_only
 
 

@@ -10,6 +10,9 @@ from embedlayer.torch_state import plain_operators_only
 GROUP = 16
 """Number of neighbouring logits whose maximum is looked at first."""
 
+LEAST_GROUPED = 2048
+"""Of fewer logits `torch.topk` is faster without groups."""
+
 
 def check_top_k(k: int, vocab_size: int) -> None:
     """Check that K is a number of tokens that a vocabulary has.
@@ -24,7 +27,8 @@ def check_top_k(k: int, vocab_size: int) -> None:
 def top_k(logits: Float[Tensor, "*batch V"], k: int) -> tuple[Float[Tensor, "*batch K"], Int[Tensor, "*batch K"]]:
     """Return the K largest logits along the last dimension, largest first, and their indices.
 
-    Of equal logits the one with the lowest index comes first. `torch.topk` leaves that order open.
+    Of equal logits the one with the lowest index comes first. `torch.topk` leaves that order open. Nearest rows by
+    cosine similarity are ordered in this way too.
 
     Args:
         logits: Any numbers, `(..., V)`.
@@ -59,15 +63,13 @@ def _ids_of_largest(logits: Tensor, k: int) -> Tensor:
     group is smaller than K maxima, or equal to some and behind them. So it is not among the K.
     """
     size = logits.shape[-1]
-    if size >= 4 * GROUP * k:
+    if size >= max(4 * GROUP * k, LEAST_GROUPED):
         ids = _members(_ids_of_largest(_maxima(logits), k), size)
         return ids.gather(-1, _ids_of_largest(logits.gather(-1, ids), k))
-    values, ids = logits.topk(min(k + 1, size), dim=-1)
+    values, ids = logits.topk(k, dim=-1)
     if size > k:
-        is_open = values[..., k - 1] == values[..., k]  # equal logits are left among the others
-        ids = ids[..., :k]
+        is_open = (logits >= values[..., -1:]).sum(-1) > k  # logits equal to the last are left among the others
         if bool(is_open.any()):
-            ids = ids.clone()
             ids[is_open] = logits[is_open].sort(dim=-1, descending=True, stable=True).indices[..., :k]
     return ids.sort(dim=-1).values
 

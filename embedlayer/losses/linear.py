@@ -14,12 +14,12 @@ from torch import Tensor
 
 from embedlayer.errors import MissingExtraError, SizeError
 from embedlayer.losses.definition import cross_entropy, reduce_losses
-from embedlayer.losses.differentiable_totals import compute_loss, is_plain
+from embedlayer.losses.differentiable_totals import compute_loss
 from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits, tokens_and_weight
 from embedlayer.losses.logit_statistics import CrossEntropy, target_request
 from embedlayer.losses.operators import cross_entropy_operator
 from embedlayer.losses.options import Impl, LogitOptions, LossOptions, LossSettings, ScoreOptions, check_options
-from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
+from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids, is_plain
 from embedlayer.option_docs import show_options
 
 

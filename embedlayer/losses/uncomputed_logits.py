@@ -20,8 +20,16 @@ from embedlayer.errors import ShapeError, SizeError
 from embedlayer.losses.definition import counted_states, loss_dtype
 from embedlayer.losses.finishing import finish
 from embedlayer.losses.fixed_row import check_rows_are_whole, linear_with_fixed_row, row_within, with_fixed_row
-from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options, check_token_options
+from embedlayer.losses.options import (
+    Impl,
+    LogitOptions,
+    LogitSettings,
+    LossSettings,
+    check_options,
+    check_token_options,
+)
 from embedlayer.option_docs import show_options
+from embedlayer.tracing import is_transformed, plain_operators_only
 
 FEW_LOGITS = 2**16
 """Up to this number of logits the plain definition is at least as fast, and differentiable any number of times."""
@@ -295,6 +303,36 @@ class BlockLogits(UncomputedLogits):
         """Return the logits of other hidden states of the same width over the tokens `start` to `stop - 1`."""
         with self._autocast():
             return self._finished(self.raw_logits(hidden, start, stop), start, stop)
+
+
+def is_plain(logits: UncomputedLogits, loss: LossSettings | None = None) -> bool:
+    """Return whether all logits are computed at once, in plain PyTorch.
+
+    Those of stored rows are on request (`impl="plain"`), and if there are few of them. All are under `torch.func`
+    transforms and in exports.
+
+    Args:
+        logits: The head and its hidden states.
+        loss: Options of a cross entropy, which may ask for several chunks; `None` for other totals, which in compiled
+            graphs are computed from all logits.
+
+    Raises:
+        SizeError: The rows are sharded, and a `torch.func` transform is active.
+    """
+    if isinstance(logits, LinearLogits) and logits.is_sharded:
+        if plain_operators_only():  # the ranks cannot follow a transform
+            raise SizeError(
+                "The loss of a sharded table is computed by all ranks together and cannot be transformed by "
+                "torch.func: differentiate it with backward() or torch.autograd.grad."
+            )
+        return False
+    if plain_operators_only() or is_transformed(*logits.tensors):
+        return True
+    if not isinstance(logits, LinearLogits):
+        return False
+    if loss is None:
+        return logits.prefers_plain or torch.compiler.is_compiling()
+    return logits.prefers_plain and loss.min_chunks == 1
 
 
 def check_fit(hidden: Tensor, weight: Tensor) -> None:

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from kinds import TABLES
 
 from embedlayer.analysis import nearest
-from embedlayer.analysis.nearest import cosines_with, largest, nearest_rows, neighbor_graph
+from embedlayer.analysis.nearest import cosines_with, nearest_rows, neighbor_graph
 
 
 def all_cosines(rows: torch.Tensor) -> torch.Tensor:
@@ -65,13 +65,6 @@ def test_zero_rows_have_cosine_zero_and_broken_rows_are_no_neighbours() -> None:
     assert found.ids.tolist() == [[1, 3, -1, -1]]
     assert found.cosines.tolist() == [[0.0, -1.0, -torch.inf, -torch.inf]]
     assert nearest_rows(rows, torch.tensor([2]), 1).ids.tolist() == [[-1]]
-
-
-def test_largest_keeps_the_order_of_equal_scores() -> None:
-    scores = torch.tensor([[1.0, 2.0, 2.0, 2.0], [3.0, 1.0, 1.0, 0.0]])
-    values, ids = largest(scores, torch.arange(4).expand(2, 4), 2)
-    assert values.tolist() == [[2.0, 2.0], [3.0, 1.0]]
-    assert ids.tolist() == [[1, 2], [0, 1]]
 
 
 def test_the_graph_by_cells_states_its_recall() -> None:

@@ -21,9 +21,18 @@ def test_it_is_a_stable_sort_however_many_logits_are_equal(data) -> None:
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
     logits = torch.randint(0, levels, (rows, size), generator=generator).float()
     logits[:, ::7] = -torch.inf
-    for layout in (logits, logits.T.contiguous().T):
-        for ours, plain in zip(top_k(layout, k), expected(logits, k), strict=True):
-            assert torch.equal(ours, plain)
+    for least in (0, largest.LEAST_GROUPED):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(largest, "LEAST_GROUPED", least)
+            for layout in (logits, logits.T.contiguous().T):
+                for ours, plain in zip(top_k(layout, k), expected(logits, k), strict=True):
+                    assert torch.equal(ours, plain)
+
+
+def test_equal_logits_keep_their_order() -> None:
+    values, ids = top_k(torch.tensor([[1.0, 2.0, 2.0, 2.0], [3.0, 1.0, 1.0, 0.0]]), 2)
+    assert values.tolist() == [[2.0, 2.0], [3.0, 1.0]]
+    assert ids.tolist() == [[1, 2], [0, 1]]
 
 
 def test_the_candidates_of_blocks_are_merged_in_the_same_order() -> None:
