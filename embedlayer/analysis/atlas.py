@@ -24,7 +24,7 @@ from embedlayer.analysis.row_reader import RowReader
 from embedlayer.data.tokenizer import require_rows
 from embedlayer.errors import CheckpointError, SizeError, TokenizerError, require
 from embedlayer.io.files import replace_file
-from embedlayer.tables.dense import TableLike
+from embedlayer.tables.conversions import TableLike
 
 
 def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num_neighbors: int = 15) -> int:

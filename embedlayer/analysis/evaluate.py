@@ -22,7 +22,7 @@ from embedlayer.analysis.row_reader import RowReader
 from embedlayer.data.tokenizer import row_texts
 from embedlayer.errors import SizeError, TextError
 from embedlayer.io.files import MOST_BYTES, file_errors, require_file
-from embedlayer.tables.dense import TableLike
+from embedlayer.tables.conversions import TableLike
 
 FEWEST_PAIRS = 20
 """Least number of pairs for a correlation; with fewer, the 95 % interval of zero correlation exceeds +-0.45."""

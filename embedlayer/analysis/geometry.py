@@ -16,7 +16,7 @@ from embedlayer.analysis.row_reader import RowReader
 from embedlayer.data.tokenizer import word_tokenizer
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.positions.position import AdditivePosition, Position
-from embedlayer.tables.dense import TableLike
+from embedlayer.tables.conversions import TableLike
 from embedlayer.vocab.tokenizer_match import common_tokens
 
 CHUNK_ROWS = 8192

@@ -37,7 +37,7 @@ from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import finite_json
 from embedlayer.short_repr import short_repr
 from embedlayer.sources import OpenedModel
-from embedlayer.tables.dense import TableLike
+from embedlayer.tables.conversions import TableLike
 from embedlayer.tables.factorized import FactorizedEmbedding
 
 NAMED = 3

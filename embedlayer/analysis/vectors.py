@@ -32,7 +32,7 @@ from embedlayer.data.tokenizer import as_tokenizer, require_rows, token_text, un
 from embedlayer.data.tokenizer_calls import encode, pure_tokenizer
 from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenizerError, UnknownTokenError
 from embedlayer.sources import OpenedModel
-from embedlayer.tables.dense import TableLike
+from embedlayer.tables.conversions import TableLike
 
 Token: TypeAlias = str | int | bytes | np.integer[Any]
 """A token by its text, its ID, or its bytes."""

@@ -34,7 +34,8 @@ from embedlayer.layers.steps import EmbeddingStep, StepName, TokenBatch, TracedS
 from embedlayer.positions.position import Position, positions_of
 from embedlayer.pretrained import FLOATS, Pretrained, build, describe, is_description
 from embedlayer.shapes import Ids, IdsLike, Positions, Vectors
-from embedlayer.tables.dense import TokenEmbedding, as_table
+from embedlayer.tables.conversions import as_table
+from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
 
 TOKENIZERS = (

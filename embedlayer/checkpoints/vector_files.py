@@ -37,7 +37,7 @@ from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, Sha
 from embedlayer.io.files import create_folder, is_stream, read_bytes, replace_file, require_file
 from embedlayer.io.json_fields import parse_json
 from embedlayer.io.safetensors_files import pickle_error
-from embedlayer.tables.dense import TableLike, as_rows
+from embedlayer.tables.conversions import TableLike, as_rows
 from embedlayer.tables.lookup import LookupTable
 
 VectorFormat = Literal["word2vec", "word2vec-binary", "glove", "fasttext", "npy", "projector"]

@@ -24,7 +24,7 @@ from embedlayer.losses.statistics import Statistic, TokenStatistics, token_stati
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.option_docs import show_options
 from embedlayer.overrides import is_current, is_unchanged
-from embedlayer.tables.dense import as_table
+from embedlayer.tables.conversions import as_table
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import TokenTable, check_width, logits_of_function
 from embedlayer.tracing import plain_operators_only

@@ -28,7 +28,7 @@ from embedlayer.layers.ngram import NgramEmbedding
 from embedlayer.layers.token_history import DecodingState
 from embedlayer.overrides import is_unchanged
 from embedlayer.pretrained import Pretrained, config_from_attributes
-from embedlayer.tables.dense import as_lookup_table
+from embedlayer.tables.conversions import as_lookup_table
 from embedlayer.tables.lookup import LookupTable, check_positive
 
 

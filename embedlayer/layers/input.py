@@ -27,7 +27,8 @@ from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.pretrained import Pretrained, describe
 from embedlayer.row_sparse.storage import raw_weight
 from embedlayer.shapes import IdsLike, Positions, Vectors
-from embedlayer.tables.dense import TokenEmbedding, as_lookup_table
+from embedlayer.tables.conversions import as_lookup_table
+from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.lookup import LookupTable, StoredRows
 from embedlayer.tracing import fusible
 

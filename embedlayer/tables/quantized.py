@@ -17,7 +17,8 @@ from embedlayer.errors import ShapeError, SizeError
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.kernel import kernels_apply
 from embedlayer.pretrained import describe
-from embedlayer.tables.dense import TableLike, describe_options, source_of_rows
+from embedlayer.tables.conversions import TableLike, source_of_rows
+from embedlayer.tables.dense import describe_options
 from embedlayer.tables.lookup import LookupTable, check_sizes
 from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.rounding import CovarianceRounding, fit_levels, unit_rows

@@ -62,9 +62,9 @@ from embedlayer.pretrained import (
     short,
     write_config,
 )
+from embedlayer.tables.folder_files import PendingUpdatesFields
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.mapped import MappedEmbedding
-from embedlayer.tables.row_folder import PendingUpdatesFields
 from embedlayer.training.loop import Trainer, TrainingOptions, trained_files
 from embedlayer.training.parallel import ParallelContext
 
