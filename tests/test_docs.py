@@ -2,20 +2,18 @@
 
 import csv
 import doctest
+import embedlayer
 import importlib.util
 import inspect
+import pytest
 import re
 import runpy
 import sys
+import torch
+from embedlayer.cli import demo
+from package_modules import NAMES, import_or_skip
 from pathlib import Path
 from statistics import median
-
-import pytest
-import torch
-from package_modules import NAMES, import_or_skip
-
-import embedlayer
-from embedlayer.cli import demo
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -148,6 +146,10 @@ def test_every_module_has_its_test_file() -> None:
         "vocab/targets/folder_files.py": "vocab/targets/test_checkpoint.py",
         "vocab/token_usage.py": "laws/test_trim.py",
         "tables/adapters.py": "vocab/test_adapters.py",
+        "tables/conversions.py": "tables/test_lookup.py",
+        "tables/folder_files.py": "tables/test_row_folder.py",
+        "tables/rows_in_files.py": "tables/test_mapped.py",
+        "row_sparse/hooks.py": "row_sparse/test_pending_updates.py",
         "tables/gguf_rows.py": "checkpoints/test_gguf.py",
         "tables/packed_rows.py": "tables/test_quantized.py",
         **{

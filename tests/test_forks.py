@@ -169,7 +169,7 @@ def _inside(lock, wait: Callable[[], object]) -> None:
 
 
 HOLDERS = {
-    "tables/mapped.py": a_read_only_table,
+    "tables/rows_in_files.py": a_read_only_table,
     "tables/row_folder.py": a_trained_table,
     "row_sparse/pending_updates.py": a_row_sparse_table,
     "data/text_chunks.py": a_text_that_is_encoded,

@@ -23,7 +23,7 @@ from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.errors import CheckpointError, SizeError, TokenizerError, require
 from embedlayer.io.files import replace_file
-from embedlayer.tables.dense import TableLike
+from embedlayer.tables.conversions import TableLike
 from embedlayer.tokenization.ids import require_rows
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.errors import SizeError
-from embedlayer.tables.dense import TableLike
+from embedlayer.tables.conversions import TableLike
 
 GRID = 256
 """Cells of the grid along each side."""

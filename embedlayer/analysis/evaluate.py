@@ -21,7 +21,7 @@ from embedlayer.analysis.row_reader import RowReader
 from embedlayer.analysis.token_classes import token_kinds
 from embedlayer.errors import SizeError, TextError
 from embedlayer.io.files import MOST_BYTES, file_errors, require_file
-from embedlayer.tables.dense import TableLike
+from embedlayer.tables.conversions import TableLike
 from embedlayer.tokenization.bytes import row_texts
 
 FEWEST_PAIRS = 20

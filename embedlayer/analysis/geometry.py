@@ -12,7 +12,7 @@ from torch import Tensor
 
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.errors import ShapeError, SizeError
-from embedlayer.tables.dense import TableLike
+from embedlayer.tables.conversions import TableLike
 
 CHUNK_ROWS = 8192
 """Rows widened to float64 at a time."""

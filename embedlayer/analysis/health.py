@@ -29,7 +29,7 @@ from embedlayer.analysis.tokenizer_fit import tokenizer_fit
 from embedlayer.analysis.under_trained import under_trained_scores
 from embedlayer.errors import ShapeError
 from embedlayer.opening.opened_model import OpenedModel
-from embedlayer.tables.dense import TableLike
+from embedlayer.tables.conversions import TableLike
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tokenization.bytes import row_texts
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer

@@ -20,7 +20,7 @@ from torch import Tensor
 from embedlayer.analysis.geometry import principal_components
 from embedlayer.analysis.nearest import NeighborGraph, nearest_rows, neighbor_graph
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.tables.dense import TableLike
+from embedlayer.tables.conversions import TableLike
 
 EXACT_ROWS = 8192
 NEIGHBORS = 15

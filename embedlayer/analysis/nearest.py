@@ -15,7 +15,7 @@ from torch import Tensor
 
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.losses.largest import top_k
-from embedlayer.tables.dense import TableLike
+from embedlayer.tables.conversions import TableLike
 
 CHUNK_NUMBERS = 1 << 19
 """Numbers of the table read at a time, 2 MB in float32: small enough to stay in a core's cache."""

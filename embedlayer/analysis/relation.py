@@ -25,7 +25,7 @@ from embedlayer.analysis.row_hashes import row_hashes
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.io.files import JsonObject
 from embedlayer.opening.opened_model import OpenedModel
-from embedlayer.tables.dense import TableLike
+from embedlayer.tables.conversions import TableLike
 
 MARGIN = 0.05
 """Tables are related if `(c - s) / (1 - s)` exceeds this, for mean cosines `c` of tokens, `s` of shuffled tokens."""

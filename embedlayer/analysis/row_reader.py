@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embedlayer.errors import ShapeError
-from embedlayer.tables.dense import TableLike, as_rows
+from embedlayer.tables.conversions import TableLike, as_rows
 
 NUMBERS_AT_ONCE = 1 << 21
 """Numbers widened at a time, 8 MB in float32."""

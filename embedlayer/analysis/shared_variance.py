@@ -15,7 +15,7 @@ from torch import Tensor
 
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.io.files import JsonObject
-from embedlayer.tables.dense import TableLike
+from embedlayer.tables.conversions import TableLike
 
 MOST_OFFSET = 0.9
 """Share of the squared length of all rows from which on the mean row dominates."""

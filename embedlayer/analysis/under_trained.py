@@ -34,7 +34,7 @@ from embedlayer.analysis.chance import chance_nearest_cosine
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.errors import ShapeError
-from embedlayer.tables.dense import TableLike
+from embedlayer.tables.conversions import TableLike
 
 WIDEST = 45.0
 """Largest angle from the axis, in degrees, at which a cone may be densest: two rows there have a cosine of 0.5."""

@@ -29,7 +29,7 @@ from embedlayer.analysis.token_names import Token, TokenNames
 from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenizerError, UnknownTokenError
 from embedlayer.losses.largest import top_k
 from embedlayer.opening.opened_model import OpenedModel
-from embedlayer.tables.dense import TableLike
+from embedlayer.tables.conversions import TableLike
 from embedlayer.tokenization.bytes import token_text
 from embedlayer.tokenization.ids import require_rows
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, pure_tokenizer

@@ -41,7 +41,8 @@ from embedlayer.layers.steps import EmbeddingStep, TokenBatch, TracedStep, run_s
 from embedlayer.positions.position import Position, positions_of
 from embedlayer.pretrained import FLOATS, Pretrained, build, describe, is_description
 from embedlayer.shapes import Ids, IdsLike, Positions, Vectors
-from embedlayer.tables.dense import TokenEmbedding, as_table
+from embedlayer.tables.conversions import as_table
+from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
 from embedlayer.tokenization.ids import missing_rows_message, table_size
 from embedlayer.tokenization.read import load_tokenizer

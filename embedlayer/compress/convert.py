@@ -11,7 +11,7 @@ from embedlayer.compress.transformers_models import with_table
 from embedlayer.errors import SizeError
 from embedlayer.layers.input import TransformerEmbedding
 from embedlayer.models.decoder import DecoderLM
-from embedlayer.tables.dense import as_table
+from embedlayer.tables.conversions import as_table
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.quantized import QuantizedEmbedding
 from embedlayer.tables.rounding import CovarianceRounding

@@ -15,7 +15,8 @@ from embedlayer.errors import SizeError
 from embedlayer.io.safetensors_files import encode_header
 from embedlayer.models.causal import causal_outputs, check_causal, evaluating, longest_sequence
 from embedlayer.models.decoder import DecoderLM
-from embedlayer.tables.dense import TokenEmbedding, as_table
+from embedlayer.tables.conversions import as_table
+from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
 
 CHOICES = ("int8", "int4", "int4-g32", "q8_0", "q4_0")

@@ -24,7 +24,8 @@ from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.option_docs import show_options
 from embedlayer.row_sparse.gradient import with_torch_functions
 from embedlayer.shapes import Ids, Vectors
-from embedlayer.tables.dense import TokenEmbedding, as_table
+from embedlayer.tables.conversions import as_table
+from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.mapped import MappedEmbedding

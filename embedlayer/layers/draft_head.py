@@ -25,7 +25,7 @@ from embedlayer.losses.options import Impl, LogitOptions, LossOptions, LossSetti
 from embedlayer.losses.statistics import Statistic, TokenStatistics, token_statistics_of
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.option_docs import show_options
-from embedlayer.tables.dense import as_table
+from embedlayer.tables.conversions import as_table
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import TokenTable, check_width, logits_of_function
 from embedlayer.torch_state import is_current, is_unchanged, plain_operators_only

@@ -27,7 +27,7 @@ from embedlayer.io.files import JsonObject
 from embedlayer.layers.ngram import NgramEmbedding
 from embedlayer.layers.token_history import DecodingState
 from embedlayer.pretrained import Pretrained, config_from_attributes
-from embedlayer.tables.dense import as_lookup_table
+from embedlayer.tables.conversions import as_lookup_table
 from embedlayer.tables.lookup import LookupTable, check_positive
 from embedlayer.torch_state import is_unchanged
 

@@ -24,7 +24,8 @@ from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.pretrained import Pretrained, describe
 from embedlayer.shapes import IdsLike, Positions, Vectors
-from embedlayer.tables.dense import TokenEmbedding, as_lookup_table
+from embedlayer.tables.conversions import as_lookup_table
+from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.torch_state import is_current
 

@@ -31,7 +31,8 @@ from embedlayer.losses.options import Impl, LogitOptions, check_options
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.option_docs import show_options
 from embedlayer.pretrained import Pretrained
-from embedlayer.tables.dense import TokenEmbedding, as_table
+from embedlayer.tables.conversions import as_table
+from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.lookup import check_sizes
 from embedlayer.tables.table import TokenTable, check_width, logits_of_function
 from embedlayer.torch_state import is_unchanged

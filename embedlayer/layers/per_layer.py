@@ -17,7 +17,7 @@ from embedlayer.io.files import JsonObject
 from embedlayer.layers.prediction_head import ACTIVATIONS
 from embedlayer.pretrained import Pretrained, describe
 from embedlayer.shapes import IdsLike
-from embedlayer.tables.dense import as_lookup_table
+from embedlayer.tables.conversions import as_lookup_table
 from embedlayer.tables.lookup import LookupTable
 
 

@@ -23,7 +23,7 @@ from embedlayer.losses.logit_arguments import resolve_logits
 from embedlayer.losses.options import LogitOptions, Reduction
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
 from embedlayer.models.decoder import DecoderLM
-from embedlayer.tables.dense import as_table
+from embedlayer.tables.conversions import as_table
 from embedlayer.tables.table import TokenTable
 
 IGNORED = -100

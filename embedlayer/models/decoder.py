@@ -36,7 +36,7 @@ from embedlayer.positions.masks import allowed_keys
 from embedlayer.positions.position import Position, PreparedPositions, positions_of
 from embedlayer.pretrained import Pretrained, build, describe
 from embedlayer.shapes import IdsLike, Positions
-from embedlayer.tables.dense import as_table
+from embedlayer.tables.conversions import as_table
 from embedlayer.tables.table import TokenTable
 from embedlayer.torch_state import is_transformed
 

@@ -73,8 +73,8 @@ def _norm_of(parameters: list[Tensor], norm_type: float, foreach: bool | None) -
     """Return the norm of the gradients of some parameters, of all ranks, a scalar that is no DTensor."""
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm: Any = torch.nn.utils.get_total_norm(grads, norm_type, foreach=foreach)
-    found: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-    return found
+    total: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return total
 
 
 def _local(parameter: Tensor) -> Tensor:

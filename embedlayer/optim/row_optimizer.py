@@ -20,7 +20,7 @@ from embedlayer.row_sparse.gradient import row_gradient, rows_and_values
 from embedlayer.row_sparse.history import Betas, check_rates
 from embedlayer.row_sparse.pending_updates import PendingUpdates
 from embedlayer.row_sparse.stochastic_rounding import StochasticRounding
-from embedlayer.row_sparse.storage import check_state_size, is_in_shared_memory
+from embedlayer.row_sparse.storage import is_in_shared_memory
 
 State = dict[str, Any]
 
@@ -246,9 +246,9 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         Raises:
             CheckpointError: A resumed mapped table has the state of another rule.
         """
-        if is_row_sparse(parameter):
-            return self._moments_of_table(parameter)
         state: State = self.state[parameter]
+        if not state and is_row_sparse(parameter):
+            return self._new_moments_of_table(parameter)
         if not state:
             new = {"step": torch.zeros((), dtype=torch.float32, device=self._step_device(parameter))}
             for name in self.dense_state():
@@ -256,8 +256,8 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
             state.update(new)
         return state
 
-    def _moments_of_table(self, parameter: Any) -> State:
-        """Return the state of a row-sparse table; see `moments`."""
+    def _new_moments_of_table(self, parameter: Any) -> State:
+        """Create the state of a row-sparse table, unless another thread has created it meanwhile; see `moments`."""
         pending: PendingUpdates = parameter.pending_updates
         with pending.lock:
             state: State = self.state[parameter]
@@ -336,8 +336,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
             group.
 
         Raises:
-            ShapeError: A table was resized or its weight replaced, or a table that is not row-sparse has a sparse
-                gradient.
+            ShapeError: A table's weight was replaced, or a table that is not row-sparse has a sparse gradient.
             SizeError: An option of a group was set to a value that `check_options` refuses, or `lr * weight_decay` of a
                 table is not below 1.
         """
@@ -346,11 +345,16 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
             self._check_group(group)
             lists: dict[bool, list[Tensor]] = {False: [], True: []}  # torch's kernels take no list of both
             for parameter in group["params"]:
-                if is_row_sparse(parameter):
-                    self._check_table(parameter)
+                is_table = is_row_sparse(parameter)
+                if is_table and parameter.pending_updates.replaced:
+                    raise ShapeError(
+                        f"A table's weight {tuple(parameter.shape)} was replaced after the optimizer was built, "
+                        f"so its steps would update the old weight. Build the optimizer again after resizing or "
+                        f"assigning a weight."
+                    )
                 if parameter.grad is None:
                     continue
-                if is_row_sparse(parameter):
+                if is_table:
                     check_rates(float(group["lr"]), float(group["weight_decay"]))
                     tables.append((parameter, group))
                 elif parameter.grad.is_sparse:
@@ -360,23 +364,9 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
                     )
                 else:
                     lists[hasattr(parameter, "to_local")].append(parameter)
-            dense += [(parameters, group) for parameters in lists.values() if parameters]
+            for parameters in filter(None, lists.values()):
+                dense.append((parameters, group))
         return tables, dense
-
-    def _check_table(self, parameter: Any) -> None:
-        """Check that the weight of a row-sparse table is the one that the optimizer was built with.
-
-        Raises:
-            ShapeError: It was replaced, or resized.
-        """
-        if parameter.pending_updates.replaced:
-            raise ShapeError(
-                f"A table's weight {tuple(parameter.shape)} was replaced after the optimizer was built, "
-                f"so its steps would update the old weight. Build the optimizer again after resizing or assigning "
-                f"a weight."
-            )
-        if parameter.grad is not None and self.state[parameter]:
-            check_state_size(parameter, self._row_moments(parameter))
 
     def _row_moments(self, parameter: Tensor) -> tuple[Tensor, ...]:
         """Return the state tensors of a row-sparse table, as `PendingUpdates.attach` takes them."""

@@ -131,18 +131,18 @@ def check_state(rule: RowState, weight: Tensor, tensors: Mapping[str, Tensor], n
     Raises:
         CheckpointError: The state is that of another rule, or of another table.
     """
-    found = {key: tensor for key, tensor in tensors.items() if key != "step"}
-    listed = ", ".join(f"{key} {tuple(tensor.shape)} {tensor.dtype}" for key, tensor in found.items())
-    if not _is_of(rule, weight, found):
-        other = next((repr(each) for each in ROW_STATES if _is_of(each, weight, found)), "an unknown rule")
+    state = {key: tensor for key, tensor in tensors.items() if key != "step"}
+    listed = ", ".join(f"{key} {tuple(tensor.shape)} {tensor.dtype}" for key, tensor in state.items())
+    if not _is_of(rule, weight, state):
+        other = next((repr(each) for each in ROW_STATES if _is_of(each, weight, state)), "an unknown rule")
         raise CheckpointError(
             f"The state of parameter {name} is that of {other} ({listed}), and this optimizer's rule is {rule!r}. "
             f"Build the optimizer with the rule of the state, or train without the state."
         )
     for key, each in rule.layout(weight).items():
-        if found[key].shape != (weight.shape[0], each.width):
+        if state[key].shape != (weight.shape[0], each.width):
             raise CheckpointError(
-                f"The state of parameter {name} is {tuple(found[key].shape)}, the parameter {tuple(weight.shape)}: it "
+                f"The state of parameter {name} is {tuple(state[key].shape)}, the parameter {tuple(weight.shape)}: it "
                 f"belongs to another table. Resize state and table together."
             )
 

@@ -20,7 +20,7 @@ from embedlayer.plots.labels import hubs, write_labels
 from embedlayer.plots.left_out import caption, left_out, usual_range
 from embedlayer.plots.style import BLUE, INK, Figure, colorbar, new_figure, numbers, point_colours
 from embedlayer.plots.visible import visible_text
-from embedlayer.tables.dense import as_rows
+from embedlayer.tables.conversions import as_rows
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tokenization.ids import require_rows
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer

@@ -17,7 +17,7 @@ from embedlayer.plots.left_out import caption, left_out, usual_range
 from embedlayer.plots.style import BLUE, LINES, MUTED, ORANGE, PAPER, Figure, backing, new_figure, numbers
 from embedlayer.plots.training import DASHES
 from embedlayer.plots.visible import visible_text
-from embedlayer.tables.dense import as_rows
+from embedlayer.tables.conversions import as_rows
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tokenization.bytes import token_text
 from embedlayer.tokenization.ids import table_size

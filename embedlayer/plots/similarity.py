@@ -16,7 +16,7 @@ from embedlayer.plots.left_out import caption, left_out
 from embedlayer.plots.style import BLUE, INK, MUTED, PAPER, Axes, Figure, colorbar, new_figure, numbers
 from embedlayer.plots.visible import visible_text
 from embedlayer.positions.position import AdditivePosition, Position
-from embedlayer.tables.dense import TableLike
+from embedlayer.tables.conversions import TableLike
 from embedlayer.tokenization.bytes import token_text
 
 MOST_ROWS = 2048

@@ -68,8 +68,8 @@ class TableGradient(Tensor):
             return NotImplemented  # the other class decides what happens first, such as applying pending updates
         result = call_plain(ON_GRADIENTS.get(func, func), types, args, kwargs or {})
         if type(result) is Tensor and result.layout is torch.sparse_coo:  # a copy, a scaled gradient
-            found = with_torch_functions(result)
-            found.is_sharded = any(isinstance(each, TableGradient) and each.is_sharded for each in args)
+            gradient = with_torch_functions(result)
+            gradient.is_sharded = any(isinstance(each, TableGradient) and each.is_sharded for each in args)
         return result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
@@ -111,9 +111,9 @@ def row_gradient(parameter: Tensor, grad: Tensor, *, drop: int | None = None) ->
         grad: Its gradient, `(V, D)`, sparse or dense.
         drop: Row to leave out, such as the padding row, or `None`.
     """
-    found = with_torch_functions(coalesced(grad, drop=drop), parameter)
-    assert isinstance(found, RowSparseGradient)
-    return found
+    gradient = with_torch_functions(coalesced(grad, drop=drop), parameter)
+    assert isinstance(gradient, RowSparseGradient)
+    return gradient
 
 
 def rows_in_block(table: Tensor) -> int:
@@ -153,11 +153,11 @@ def segments_of_equal_ids(ids: Tensor, *, drop: int | None = None) -> Segments:
     """
     if SEGMENTS_OF_EQUAL_IDS.applies(ids):
         rows, order, offsets = (torch.empty(len(ids) + extra, dtype=torch.long) for extra in (0, 0, 1))
-        left_out, found = -1 if drop is None else drop, np.zeros(2, np.int64)
-        if SEGMENTS_OF_EQUAL_IDS.run(1, ids.contiguous(), left_out, rows, order, offsets, found, block=1):
-            distinct, kept = found.tolist()
+        left_out, counts = -1 if drop is None else drop, np.zeros(2, np.int64)
+        if SEGMENTS_OF_EQUAL_IDS.run(1, ids.contiguous(), left_out, rows, order, offsets, counts, block=1):
+            distinct, places = counts.tolist()
             if distinct >= 0:
-                return Segments(rows[:distinct], order[:kept], offsets[: distinct + 1])
+                return Segments(rows[:distinct], order[:places], offsets[: distinct + 1])
     ids, order = torch.sort(ids.long(), stable=True)
     if drop is not None:
         others = ids != drop
@@ -220,9 +220,9 @@ def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:
             rows, values = segments.rows, sum_segments(values, segments)
             drop = None
     if drop is not None:
-        kept = rows != drop
-        if not kept.all():
-            rows, values = rows[kept], values[kept]
+        others = rows != drop
+        if not others.all():
+            rows, values = rows[others], values[others]
     return torch.sparse_coo_tensor(rows.unsqueeze(0), values, grad.shape, is_coalesced=True, check_invariants=False)
 
 

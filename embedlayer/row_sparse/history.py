@@ -522,8 +522,8 @@ def error_at_samples(
         exact: Values of the exact sums, with a row for each of the S numbers in `SAMPLES`, `(S, G)`.
     """
     samples = np.array(SAMPLES)[:, None, None] * first
-    found = (weights / (nodes + samples)).sum(1)
-    worst: Float[np.ndarray, " G"] = (np.abs(found - exact) / np.maximum(exact, TINY)).max(0)
+    sums = (weights / (nodes + samples)).sum(1)
+    worst: Float[np.ndarray, " G"] = (np.abs(sums - exact) / np.maximum(exact, TINY)).max(0)
     return worst
 
 

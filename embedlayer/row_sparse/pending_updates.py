@@ -195,6 +195,7 @@ class PendingUpdates:
             ShapeError: The moments have another size than the table.
             StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
         """
+        check_state_size(weight, moments)
         self.check_for_writes(weight)
         if self.history is not None:
             same = len(moments) == len(self.moments) and all(map(operator.is_, moments, self.moments))
@@ -209,12 +210,7 @@ class PendingUpdates:
     def _begin(
         self, weight: Tensor, step: int, moments: tuple[Tensor, ...], betas: Betas, rounding_seed: int | None
     ) -> None:
-        """Start an empty history after `step`, with the steps of the rows as their storage provides them.
-
-        Raises:
-            ShapeError: The moments have another size than the table.
-        """
-        check_state_size(weight, moments)
+        """Start an empty history after `step`, with the steps of the rows as their storage provides them."""
         names = ("value_steps", "moment_steps")
         steps = [self.storage.new_state(weight, name, None, torch.int32) for name in names]  # or a full disk
         self.value_steps, self.moment_steps = steps
@@ -290,9 +286,10 @@ class PendingUpdates:
         tensors, outcome = self._tensors(weight), np.zeros(len(rows), np.uint8)
         order, offsets = (rows, rows) if segments is None else segments[1:]
         out = tensors.table[:0] if vectors is None else vectors
-        steps, record = (self.value_steps, self.moment_steps), self.history.kernel_arguments(tolerance_of(weight))
+        steps, tolerance = (self.value_steps, self.moment_steps), tolerance_of(tensors.table)
+        record = self.history.kernel_arguments(tolerance)
         arguments = (rows, *steps, *record, *tensors.kernel_arguments(), moments, outcome, order, offsets, out)
-        if not APPLY_PENDING[tensors.rowwise].run(len(rows), *arguments, block=rows_in_block(weight)):
+        if not APPLY_PENDING[tensors.rowwise].run(len(rows), *arguments, block=rows_in_block(tensors.table)):
             return False
         most = int(outcome.max())
         if most or moments:
@@ -409,13 +406,12 @@ class PendingUpdates:
         """
         tensors, now = self._tensors(weight), self.step + 1
         inside = not len(rows) or (int(rows[0]) >= 0 and int(rows[-1]) < len(self.value_steps))
-        if not inside or gradients.dtype != weight.dtype:
+        inside = inside and gradients.dtype == tensors.table.dtype
+        if not inside or not tensors.kernels_apply(self.value_steps, rows, gradients):
             return False
-        if not tensors.kernels_apply(self.value_steps, rows, gradients):
-            return False
-        kernel, tables, block = OPTIMIZER_STEP[tensors.rowwise], tensors.kernel_arguments(), rows_in_block(weight)
+        kernel, tables = OPTIMIZER_STEP[tensors.rowwise], tensors.kernel_arguments()
         steps, missed = (self.value_steps, self.moment_steps), np.zeros(len(rows), np.uint8)
-        numbers = gradients.contiguous()
+        numbers, block = gradients.contiguous(), rows_in_block(tensors.table)
         if not kernel.run(len(rows), rows, numbers, *steps, now, rates, *tables, missed, block=block):
             return False
         if missed.any():
@@ -580,6 +576,7 @@ class PendingUpdates:
             ShapeError: The moments have another size than the table.
             CheckpointError: A row's step is below 0, or after the last step.
         """
+        check_state_size(weight, moments)
         self.detach()
         self._begin(weight, rest["start"], moments, Betas(*rest["betas"]), rest.get("rounding_seed"))
         assert self.history is not None
@@ -603,17 +600,18 @@ class PendingUpdates:
             cache: Whether to return the values and moments of the rows, as `RowTensors.skip_steps` does.
         """
         self.storage.before_write(rows)
-        terms = self._terms_of_skipped_steps(weight, rows)
-        values = self._tensors(weight).skip_steps(rows, terms, step=self.step, cache=cache)
+        tensors = self._tensors(weight)
+        terms = self._terms_of_skipped_steps(tensors.table, rows)
+        values = tensors.skip_steps(rows, terms, step=self.step, cache=cache)
         self.value_steps.index_fill_(0, rows, self.step)
         self.version = weight._version
         return values
 
-    def _terms_of_skipped_steps(self, weight: Tensor, rows: Tensor) -> list[Tensor]:
+    def _terms_of_skipped_steps(self, table: Tensor, rows: Tensor) -> list[Tensor]:
         """Return the effect of the steps that rows skipped, as `apply_skipped_steps_` takes it, `(U, 1)` each.
 
         Args:
-            weight: The weight that this object watches.
+            table: Memory of the weight, `(V, D)`.
             rows: Distinct row numbers, `(U,)`.
 
         Returns:
@@ -626,7 +624,7 @@ class PendingUpdates:
             numbers = history.decay(value_steps)[None]
         else:
             lag = value_steps - self.moment_steps.index_select(0, rows).cpu().numpy()
-            skipped = history.skipped_steps(value_steps, tolerance=tolerance_of(weight))
+            skipped = history.skipped_steps(value_steps, tolerance=tolerance_of(table))
             nodes, weights = skipped.nodes, skipped.weights
             if lag.any():  # a reader updated the values; the moments are of an earlier step
                 beta1, beta2, _ = history.betas
@@ -634,7 +632,7 @@ class PendingUpdates:
                     nodes = nodes * beta2 ** (-0.5 * lag)
                 weights = weights * (beta1 / math.sqrt(beta2)) ** lag
             numbers = np.concatenate([skipped.decay[None], weights, nodes])
-        return list(torch.from_numpy(numbers).to(weight.device, compute_dtype(weight)).unsqueeze(2))
+        return list(torch.from_numpy(numbers).to(table.device, compute_dtype(table)).unsqueeze(2))
 
     @torch.no_grad()
     def _decay_moments(self, weight: Tensor, rows: Tensor) -> None:

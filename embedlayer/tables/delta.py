@@ -21,7 +21,8 @@ from embedlayer.kinds import kind_of
 from embedlayer.pretrained import describe
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.adapter_files import read_adapter, write_token_rows
-from embedlayer.tables.dense import TokenEmbedding, as_table
+from embedlayer.tables.conversions import as_table
+from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
 from embedlayer.torch_state import fusible, is_exporting
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -28,13 +28,10 @@ from embedlayer.row_sparse.hooks import (
 )
 from embedlayer.row_sparse.pending_updates import PendingUpdates, pending_updates_of
 from embedlayer.shapes import Ids, Vectors
-from embedlayer.tables.lookup import LookupTable, StoredRows, check_sizes
+from embedlayer.tables.lookup import StoredRows, check_sizes
 from embedlayer.tables.table import TokenTable
 from embedlayer.tables.torch_arguments import EmbeddingArguments, refuse_unsupported, resolve_sizes
 from embedlayer.torch_state import is_transformed, plain_operators_only
-
-TableLike: TypeAlias = LookupTable | nn.Embedding | Tensor | npt.NDArray[Any]
-"""Argument of functions that only read rows: a table, a plain `nn.Embedding`, or the rows `(V, D)`."""
 
 
 class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True):
@@ -526,87 +523,17 @@ def describe_options(table: Any) -> str:
     return "".join(f", {part}" for part in parts)
 
 
-def as_lookup_table(table: LookupTable | nn.Embedding) -> LookupTable:
-    """Return a `LookupTable` unchanged, and a plain `nn.Embedding` as a `TokenEmbedding` over the same weight.
+def tensor_of(rows: Tensor | npt.NDArray[Any]) -> Tensor:
+    """Return a tensor unchanged, and an array as a tensor over the same memory; a read-only array is copied.
 
     Raises:
-        SizeError: `table` is neither of the two, or is an `nn.Embedding` that `TokenEmbedding.from_embedding` refuses.
-    """
-    if isinstance(table, LookupTable):
-        return table
-    if isinstance(table, nn.Embedding):
-        return TokenEmbedding.from_embedding(table)
-    found, remedy = type(table).__name__, "a TokenEmbedding or another TokenTable, or a torch.nn.Embedding"
-    if isinstance(table, Tensor | np.ndarray):
-        found += f" of shape {tuple(table.shape)}"
-        remedy = "TokenEmbedding.from_pretrained(rows, freeze=False)"
-    raise SizeError(f"A table is needed here; found {found}: pass {remedy}.")
-
-
-def as_table(table: LookupTable | nn.Embedding, *, registered: bool = True) -> TokenTable:
-    """Return a `TokenTable` unchanged, and a plain `nn.Embedding` as a `TokenEmbedding` over the same weight.
-
-    Args:
-        table: The table or embedding that the user passed.
-        registered: Whether the caller registers the table as a submodule. A tied head does not, so it would keep the
-            old weight if the embedding's weight were replaced. With `False` an `nn.Embedding` is refused.
-
-    Raises:
-        SizeError: `table` is neither of the two; or a `LookupTable` without logits; or an `nn.Embedding` that is
-            refused here or by `TokenEmbedding.from_embedding`.
-    """
-    if isinstance(table, nn.Embedding) and not isinstance(table, LookupTable) and not registered:
-        raise SizeError(
-            "A head cannot be tied to a torch.nn.Embedding, because its weight may be replaced later. Build the table "
-            "first, table = TokenEmbedding.from_embedding(embedding), and use it at both ends: as the input and in "
-            "OutputHead(table)."
-        )
-    found = as_lookup_table(table)
-    if not isinstance(found, TokenTable):
-        raise SizeError(
-            f"A {type(found).__name__} can only be looked up: it has no logits and no loss. Pass a TokenTable, or use "
-            f"an untied OutputHead(vocab_size=..., embed_dim=...)."
-        )
-    return found
-
-
-def as_rows(table: TableLike) -> LookupTable | Tensor:
-    """Convert a table, or an array of its rows, to a `LookupTable` or a tensor that rows can be read from.
-
-    Returns:
-        A tensor is returned unchanged. An array becomes a tensor over the same memory (a read-only array is copied). A
-        table or an `nn.Embedding` becomes a `LookupTable`, as in `as_lookup_table`.
-
-    Raises:
-        SizeError: `table` is none of these kinds, or an `nn.Embedding` that `TokenEmbedding.from_embedding` refuses.
         ShapeError: An array does not hold numbers.
     """
-    if isinstance(table, np.ndarray):
-        if table.dtype.kind not in "fiub":
-            raise ShapeError(f"Rows must be floats, not {table.dtype}: convert them to float32.")
-        return torch.from_numpy(table if table.flags.writeable else table.copy())
-    return table if isinstance(table, Tensor) else as_lookup_table(table)
-
-
-def source_of_rows(
-    table: TableLike, padding_idx: int | None, scale: float | Literal["sqrt_dim"] | None
-) -> tuple[LookupTable, int | None]:
-    """Return `(table, padding_idx)` for a conversion to another kind of table, from a table or from plain rows.
-
-    Args:
-        table: A table, or its rows as a tensor or NumPy array, `(V, D)`. Plain rows become a frozen `TokenEmbedding`.
-        padding_idx: Padding token of plain rows, which is returned. Ignored for a table, whose own padding token is
-            returned.
-        scale: Scale of plain rows. Ignored for a table, which keeps its own.
-
-    Raises:
-        ShapeError: Plain rows are not `(V, D)`, or are not floats.
-        SizeError: `table` is none of these kinds, or an `nn.Embedding` that `TokenEmbedding.from_embedding` refuses.
-    """
-    rows = as_rows(table)
     if isinstance(rows, Tensor):
-        return TokenEmbedding.from_pretrained(rows, scale=scale), padding_idx
-    return rows, rows.padding_idx
+        return rows
+    if rows.dtype.kind not in "fiub":
+        raise ShapeError(f"Rows must be floats, not {rows.dtype}: convert them to float32.")
+    return torch.from_numpy(rows if rows.flags.writeable else rows.copy())
 
 
 def _rows_of(source: object) -> Tensor:
@@ -627,8 +554,7 @@ def _rows_of(source: object) -> Tensor:
             f"A table is built from a (V, D) tensor or array, or read from a folder; found {type(source).__name__}: "
             f"pass torch.tensor(rows)."
         )
-    rows = as_rows(source)
-    assert isinstance(rows, Tensor)
+    rows = tensor_of(source)
     if rows.ndim != 2:
         raise ShapeError(f"A table must have shape (V, D), not {tuple(rows.shape)}.")
     if not rows.is_floating_point():

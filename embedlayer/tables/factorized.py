@@ -14,13 +14,8 @@ from embedlayer.initialization import NormalLinear
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.definition import transformed_states
 from embedlayer.shapes import Ids, Vectors
-from embedlayer.tables.dense import (
-    TableLike,
-    TokenEmbedding,
-    resolve_init_std,
-    resolve_scale,
-    source_of_rows,
-)
+from embedlayer.tables.conversions import TableLike, source_of_rows
+from embedlayer.tables.dense import TokenEmbedding, resolve_init_std, resolve_scale
 from embedlayer.tables.lookup import check_sizes
 from embedlayer.tables.table import TokenTable
 

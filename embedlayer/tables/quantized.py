@@ -16,7 +16,8 @@ from embedlayer.block_sizes import NUMBERS, block_size
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.io.files import JsonObject
 from embedlayer.pretrained import describe
-from embedlayer.tables.dense import TableLike, describe_options, source_of_rows
+from embedlayer.tables.conversions import TableLike, source_of_rows
+from embedlayer.tables.dense import describe_options
 from embedlayer.tables.lookup import LookupTable, check_sizes
 from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.rounding import CovarianceRounding, fit_levels, unit_rows

@@ -19,15 +19,13 @@ error in between, the caller may have saved this number or not. So the rows can 
 a later one is completed, and no number is given out twice.
 """
 
-import base64
 import os
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,80 +33,33 @@ from torch import Tensor
 
 from embedlayer.errors import CheckpointError, FileError, SizeError, StaleRowsError
 from embedlayer.forks import BackgroundThread, lock_held_at_forks
-from embedlayer.io.files import JsonObject, create_folder, file_errors, read_fields, write_json
-from embedlayer.io.json_fields import Count, Range, Step, check_fields
-from embedlayer.io.locks import LOCK, FileLock
+from embedlayer.io.files import JsonObject, create_folder, file_errors, write_json
+from embedlayer.io.locks import FileLock
 from embedlayer.io.mapped_rows import MappedRows, ResidentLimit
 from embedlayer.io.safetensors_files import CHUNK_BYTES, DTYPE_NAMES, DTYPES, create_tensor_file, read_header
-from embedlayer.io.undo_log import LogContent, UndoLog, check_rows, read_log, roll_back
+from embedlayer.io.undo_log import LogContent, UndoLog, check_rows, roll_back
 from embedlayer.io.weight_files import is_plain_name
 from embedlayer.row_sparse.storage import RowStorage
-
-FORMAT_VERSION = 1
-TABLE, WEIGHT, LOG, STATE = "table.json", "weight.safetensors", "undo.log", "state"
-OPEN, CLOSED = "open.json", "closed.json"
-RESIDENT_BYTES = 1 << 30
-"""Default of the resident memory of a trainable table: 1 GiB."""
-
-
-class TableFields(TypedDict):
-    """Type of the content of `table.json`."""
-
-    format_version: int
-    vocab_size: Annotated[int, Range(1)]
-    embed_dim: Annotated[int, Range(1)]
-    dtype: str
-    padding_idx: int | None
-    scale: float | None
-    init_std: float
-
-
-class OpenFields(TypedDict):
-    """Type of the content of `open.json`: where and since when the folder is open, and the largest number given out."""
-
-    inode: int
-    boot: str
-    last_number: Count
-
-
-class ClosedFields(TypedDict):
-    """Type of the content of `closed.json`: bytes of the log."""
-
-    log_bytes: Count
-
-
-class StateFields(TypedDict):
-    """Type of an array of optimizer state in a log's state: its file, number of columns and data type."""
-
-    file: str
-    width: int | None
-    dtype: str
-
-
-class PendingUpdatesFields(TypedDict):
-    """Type of the JSON values that a checkpoint stores for the pending updates of one row-sparse table.
-
-    The tensors of the pending updates are stored separately.
-    """
-
-    start: NotRequired[Step]
-    betas: NotRequired[list[Annotated[float, Range(0, 1)]]]
-    applied_step: NotRequired[Step]
-    rounding_seed: NotRequired[Count]
-
-
-class CheckpointFields(TypedDict):
-    """Type of the state that a log has for a checkpoint.
-
-    `last_number` is the largest that was given out to a checkpoint. `arrays` are those that existed then, by name.
-    `updates` are the numbers of the pending updates, and `tensors` their small tensors.
-    """
-
-    generation: Count
-    last_number: Count
-    arrays: JsonObject
-    updates: NotRequired[PendingUpdatesFields]
-    tensors: NotRequired[JsonObject]
+from embedlayer.tables.folder_files import (
+    CLOSED,
+    LOG,
+    OPEN,
+    STATE,
+    TABLE,
+    WEIGHT,
+    ClosedFields,
+    OpenFields,
+    StateFields,
+    TableFields,
+    boot_id,
+    decode_tensor,
+    encode_tensor,
+    lock_folder,
+    place_in_log,
+    read_content,
+    read_table_fields,
+    unlock_folder,
+)
 
 
 class RowFolder(RowStorage):
@@ -178,7 +129,7 @@ class RowFolder(RowStorage):
             raise FileError(
                 f"{path} already holds {taken[0]}: continue with MappedEmbedding.resume, or choose another folder."
             )
-        lock = _lock_of(path)
+        lock = lock_folder(path)
         try:
             shape = (fields["vocab_size"], fields["embed_dim"])
             create_tensor_file(path / WEIGHT, "weight", shape, DTYPES[fields["dtype"]])
@@ -194,7 +145,7 @@ class RowFolder(RowStorage):
                     (path / name).unlink(missing_ok=True)
                 raise
         except BaseException:
-            _unlock(lock)
+            unlock_folder(lock)
             raise
         return folder
 
@@ -214,10 +165,10 @@ class RowFolder(RowStorage):
         """
         path = Path(path).absolute()
         fields = read_table_fields(path)
-        lock = _lock_of(path)
+        lock = lock_folder(path)
         try:
-            content, last_number = _read_content(path)
-            place = _place_in_log(path, content, generation)
+            content, last_number = read_content(path)
+            place = place_in_log(path, content, generation)
             state = content.checkpoints[place].state
             folder = cls(path, fields, lock, max_resident_bytes=max_resident_bytes)
             folder._open_arrays(state["arrays"])
@@ -225,10 +176,10 @@ class RowFolder(RowStorage):
             folder._roll_back(content, place)
             folder._begin(state)
             if "updates" in state:
-                tensors = {name: _decode(each) for name, each in state["tensors"].items()}
+                tensors = {name: decode_tensor(each) for name, each in state["tensors"].items()}
                 folder.updates = state["updates"], tensors
         except BaseException:
-            _unlock(lock)
+            unlock_folder(lock)
             raise
         return folder
 
@@ -293,8 +244,8 @@ class RowFolder(RowStorage):
         """
         arrays: list[tuple[Tensor | None, int]] = [(self._weight.words, self._weight.row_bytes)]
         for name, fields in state["arrays"].items():
-            found = self._arrays.get(name)
-            words = found[1].words if found is not None and found[0] == fields else None
+            array = self._arrays.get(name)
+            words = array[1].words if array is not None and array[0] == fields else None
             arrays.append((words, (fields["width"] or 1) * DTYPES[fields["dtype"]].itemsize))
         return arrays
 
@@ -321,7 +272,7 @@ class RowFolder(RowStorage):
 
     def _mark_open(self) -> None:
         """Write `open.json`: the folder is open, in this file system and since this start of the machine."""
-        mark: OpenFields = {"inode": self._weight.inode, "boot": _boot_id(), "last_number": self._last_number}
+        mark: OpenFields = {"inode": self._weight.inode, "boot": boot_id(), "last_number": self._last_number}
         write_json(self.path / OPEN, {**mark})
         (self.path / CLOSED).unlink(missing_ok=True)
 
@@ -334,26 +285,26 @@ class RowFolder(RowStorage):
             FileError: The file does not fit on the disk, or the folder is closed.
         """
         self.check_open()
-        found = self._arrays.get(name)
-        if name in self._restored and found is not None:
+        array = self._arrays.get(name)
+        if name in self._restored and array is not None:
             self._restored.remove(name)
-            if found[2].shape == self.shape(width) and found[2].dtype == dtype:
-                return found[2]
+            if array[2].shape == self.shape(width) and array[2].dtype == dtype:
+                return array[2]
         folder = create_folder(self.path / STATE)
         file = next(each for n in count() if not (folder / (each := f"{name}.{n}.safetensors")).exists())
         info = create_tensor_file(folder / file, name, self.shape(width), dtype)
         mapped = info.map_rows(writable=True, limit=self.limit)
-        if found is not None and found[0]["file"] not in self._kept:
-            (folder / found[0]["file"]).unlink()  # of a step that failed, or of an optimizer that was replaced
+        if array is not None and array[0]["file"] not in self._kept:
+            (folder / array[0]["file"]).unlink()  # of a step that failed, or of an optimizer that was replaced
         fields: StateFields = {"file": file, "width": width, "dtype": DTYPE_NAMES[dtype]}
         self._arrays[name] = fields, mapped, mapped.view(dtype, *self.shape(width))
         return self._arrays[name][2]
 
     def place(self, weight: Tensor, name: str, value: Tensor) -> Tensor:
         """Return a state tensor over a mapped file with the numbers of `value`, which are copied in chunks."""
-        found = self._arrays.get(name)
-        if found is not None and found[2].data_ptr() == value.data_ptr():
-            return found[2]
+        array = self._arrays.get(name)
+        if array is not None and array[2].data_ptr() == value.data_ptr():
+            return array[2]
         state = self.new_state(weight, name, None if value.dim() == 1 else value.shape[1], value.dtype)
         for chunk in self._chunks(state):
             state[chunk] = value[chunk]
@@ -441,7 +392,7 @@ class RowFolder(RowStorage):
         state: JsonObject = {"generation": number, "last_number": number, "arrays": arrays}
         if numbers:
             state["updates"] = numbers
-            state["tensors"] = {name: _encode(each) for name, each in tensors.items() if name not in arrays}
+            state["tensors"] = {name: encode_tensor(each) for name, each in tensors.items() if name not in arrays}
         self._log.append_next(state)
         self._last_number = number
         self._keep_state()
@@ -469,7 +420,7 @@ class RowFolder(RowStorage):
                 (self.path / OPEN).unlink(missing_ok=True)
         finally:
             log.close()
-            _unlock(self._lock)
+            unlock_folder(self._lock)
 
     def restored(self, name: str) -> Tensor:
         """Return the stored entries of a state after `resume`, as the next `new_state` will return them.
@@ -552,167 +503,3 @@ class RowFolder(RowStorage):
             f"The mapped table {self.path} cannot be copied or pickled: a copy would write to the same files. For a "
             f"copy in memory call TokenEmbedding.from_pretrained(table.rows(0, table.vocab_size).clone())."
         )
-
-
-_open_folders: "weakref.WeakValueDictionary[tuple[int, int], FileLock]" = weakref.WeakValueDictionary()
-"""Locks of the folders that this process trains, by device and inode of the folder."""
-
-
-def _key(path: Path) -> tuple[int, int]:
-    """Return what identifies a folder, under any of its names: its device and inode."""
-    status = os.stat(path)
-    return status.st_dev, status.st_ino
-
-
-def _lock_of(path: Path) -> FileLock:
-    """Acquire the lock of a folder and return it.
-
-    Raises:
-        FileError: This or another process trains the table already, or the folder cannot be written.
-    """
-    if _key(path) in _open_folders:
-        raise FileError(
-            f"The mapped table {path} is open in this process already: two tables would change the same rows. Use that "
-            f"one, or close it first."
-        )
-    lock = FileLock(path / LOCK, f"The mapped table {path}")
-    with file_errors(f"train the mapped table {path}"):
-        lock.acquire()
-    _open_folders[_key(path)] = lock
-    return lock
-
-
-def _unlock(lock: FileLock) -> None:
-    """Release the lock of a folder that this process trains. The folder may have been deleted."""
-    lock.release()
-    for key in [key for key, each in _open_folders.items() if each is lock]:
-        del _open_folders[key]
-
-
-def read_table_fields(path: Path) -> TableFields:
-    """Read and check the `table.json` of a folder.
-
-    Raises:
-        FileError: The folder holds no complete table.
-        CheckpointError: The file is damaged.
-    """
-    if not (path / TABLE).exists():
-        found = " Its creation did not end: delete the folder." if (path / WEIGHT).exists() else ""
-        raise FileError(f"{path} holds no mapped table: create one with MappedEmbedding.create.{found}")
-    fields = read_fields(path / TABLE, TableFields, version=FORMAT_VERSION)
-    if fields["dtype"] not in DTYPES:
-        raise CheckpointError(f"{path / TABLE} has the unknown dtype {fields['dtype']!r}.")
-    return fields  # type: ignore[return-value]  # checked
-
-
-def check_at_rest(path: Path) -> None:
-    """Raise an error if the rows in a folder are not those of a checkpoint, and so are not for reading.
-
-    Raises:
-        FileError: A process is training them.
-        CheckpointError: Rows lack optimizer steps, or were changed after the last checkpoint.
-    """
-    if _key(path) in _open_folders:
-        raise FileError(f"The mapped table {path} is trained in this process: close it first, or look rows up in it.")
-    FileLock(path / LOCK, f"The mapped table {path}").check_unlocked()
-    content, _ = _read_content(path)
-    state = content.checkpoints[-1].state
-    updates, tensors = state.get("updates"), state.get("tensors", {})
-    if updates and updates.get("applied_step", 0) < updates["start"] + _decode(tensors["history"]).shape[1]:
-        raise CheckpointError(
-            f"Rows of {path} lack optimizer steps, which training applies when they are looked up. Open it with "
-            f"MappedEmbedding.resume, call apply_pending_updates(), make a checkpoint, and close it."
-        )
-    if content.checkpoints[-1].rows:
-        raise CheckpointError(
-            f"Rows of {path} were changed after its last checkpoint, some perhaps in part. Open it with "
-            f"MappedEmbedding.resume, which rolls them back, and close it."
-        )
-
-
-def _read_content(path: Path) -> tuple[LogContent, int]:
-    """Return what the log of a folder says, and the largest number that was given out to a checkpoint.
-
-    Raises:
-        FileError: A file cannot be read.
-        CheckpointError: The folder was copied while it was open, was open when the machine stopped, or the log is
-            damaged or has another size than when the folder was closed.
-    """
-    numbers, size = [0], None
-    if (path / OPEN).exists():
-        numbers.append(_check_mark(path)["last_number"])
-    elif (path / CLOSED).exists():
-        size = read_fields(path / CLOSED, ClosedFields)["log_bytes"]
-    content = read_log(path / LOG, size=size)
-    for state, _, _ in content.checkpoints:
-        check_fields(state, CheckpointFields, path / LOG)
-        for fields in state["arrays"].values():
-            check_fields(fields, StateFields, path / LOG)
-        numbers.append(state["last_number"])
-    return content, max(numbers)
-
-
-def _place_in_log(path: Path, content: LogContent, generation: int | None) -> int:
-    """Return the place in a log of a checkpoint that it can restore.
-
-    Args:
-        path: The folder.
-        content: What its log says.
-        generation: Number of the checkpoint; `None` for the last that was completed.
-
-    Raises:
-        CheckpointError: The log has no such checkpoint.
-    """
-    generations = [state["generation"] for state, _, _ in content.checkpoints]
-    if generation is None:
-        return 0
-    if generation in generations:
-        return generations.index(generation)
-    raise CheckpointError(
-        f"{path} can be resumed at checkpoint {' or '.join(map(str, generations))}, not at {generation}: it keeps the "
-        f"last checkpoint only. Use the checkpoint of the model that was saved with it."
-    )
-
-
-def _check_mark(path: Path) -> JsonObject:
-    """Return the content of `open.json`, of a folder whose process was killed.
-
-    Raises:
-        CheckpointError: The folder was open when it was copied, or when the machine stopped.
-    """
-    mark = read_fields(path / OPEN, OpenFields)
-    copied = mark["inode"] != os.stat(path / WEIGHT).st_ino
-    if not copied and mark["boot"] == _boot_id():
-        return mark
-    how = "copied while a process had it open" if copied else "open when the machine stopped"
-    advice = (
-        "Copy the original again after close()."
-        if copied
-        else "Rows that were not on the disk yet may be lost: restore a copy of the folder."
-    )
-    raise CheckpointError(
-        f"{path} was {how}, so its rows and its log may not belong together. {advice} If you know that no process "
-        f"was writing and that the system had written everything to the disk, delete {path / OPEN} and resume."
-    )
-
-
-def _boot_id() -> str:
-    """Return what identifies the present start of the machine; an empty string where the system does not tell."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-def _encode(tensor: Tensor) -> JsonObject:
-    """Return a small tensor as JSON, bit for bit."""
-    flat = tensor.detach().cpu().contiguous()
-    data = flat.flatten().view(torch.uint8).numpy().tobytes()
-    return {"dtype": DTYPE_NAMES[flat.dtype], "shape": list(flat.shape), "data": base64.b64encode(data).decode()}
-
-
-def _decode(value: JsonObject) -> Tensor:
-    """Return the tensor that `_encode` wrote."""
-    data, dtype = bytearray(base64.b64decode(value["data"])), DTYPES[value["dtype"]]
-    flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
-    return flat.reshape(value["shape"])

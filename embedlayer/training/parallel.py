@@ -36,7 +36,8 @@ from embedlayer.layers.prediction_head import build_head
 from embedlayer.models.causal import PatchedDecoder
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.pretrained import build, building, describe, require_loadable
-from embedlayer.tables.dense import TokenEmbedding, as_table
+from embedlayer.tables.conversions import as_table
+from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import TokenTable
 

@@ -61,9 +61,9 @@ from embedlayer.pretrained import (
     short,
     write_config,
 )
+from embedlayer.tables.folder_files import PendingUpdatesFields
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.mapped import MappedEmbedding
-from embedlayer.tables.row_folder import PendingUpdatesFields
 from embedlayer.tokenization.ids import require_rows, table_size
 from embedlayer.tokenization.read import load_tokenizer, save_tokenizer
 from embedlayer.tokenization.tokenizer_calls import fingerprint

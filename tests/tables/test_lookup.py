@@ -16,7 +16,7 @@ from embedlayer import (
 )
 from embedlayer.analysis import table_geometry
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.tables.dense import as_lookup_table, as_table
+from embedlayer.tables.conversions import as_lookup_table, as_table
 from embedlayer.tables.lookup import LookupTable
 
 

@@ -236,7 +236,8 @@ def run_until_line(folder: Path, line: int) -> int | None:
         assert told or os.waitstatus_to_exitcode(status) == -signal.SIGKILL
         return int(told) if told else None
     executed = 0
-    files = ("row_folder.py", "undo_log.py", "mapped_rows.py", "pending_updates.py", "files.py", "safetensors_files.py")
+    files = ("row_folder.py", "folder_files.py", "undo_log.py", "mapped_rows.py", "files.py", "safetensors_files.py")
+    files = (*files, "pending_updates.py", "row_sparse/storage.py")
     code_is_counted: dict[object, bool] = {}
 
     def trace(frame, event, _):

@@ -1,0 +1,94 @@
+"""What functions take as a table, and its conversion to one: tables, modules of torch, tensors and arrays."""
+
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor, nn
+
+from embedlayer.errors import SizeError
+from embedlayer.tables.dense import TokenEmbedding, tensor_of
+from embedlayer.tables.lookup import LookupTable
+from embedlayer.tables.table import TokenTable
+
+TableLike: TypeAlias = LookupTable | nn.Embedding | Tensor | npt.NDArray[Any]
+"""Argument of functions that only read rows: a table, a plain `nn.Embedding`, or the rows `(V, D)`."""
+
+
+def as_lookup_table(table: LookupTable | nn.Embedding) -> LookupTable:
+    """Return a `LookupTable` unchanged, and a plain `nn.Embedding` as a `TokenEmbedding` over the same weight.
+
+    Raises:
+        SizeError: `table` is neither of the two, or is an `nn.Embedding` that `TokenEmbedding.from_embedding` refuses.
+    """
+    if isinstance(table, LookupTable):
+        return table
+    if isinstance(table, nn.Embedding):
+        return TokenEmbedding.from_embedding(table)
+    kind, remedy = type(table).__name__, "a TokenEmbedding or another TokenTable, or a torch.nn.Embedding"
+    if isinstance(table, Tensor | np.ndarray):
+        kind += f" of shape {tuple(table.shape)}"
+        remedy = "TokenEmbedding.from_pretrained(rows, freeze=False)"
+    raise SizeError(f"A table is needed here; found {kind}: pass {remedy}.")
+
+
+def as_table(table: LookupTable | nn.Embedding, *, registered: bool = True) -> TokenTable:
+    """Return a `TokenTable` unchanged, and a plain `nn.Embedding` as a `TokenEmbedding` over the same weight.
+
+    Args:
+        table: The table or embedding that the user passed.
+        registered: Whether the caller registers the table as a submodule. A tied head does not, so it would keep the
+            old weight if the embedding's weight were replaced. With `False` an `nn.Embedding` is refused.
+
+    Raises:
+        SizeError: `table` is neither of the two; or a `LookupTable` without logits; or an `nn.Embedding` that is
+            refused here or by `TokenEmbedding.from_embedding`.
+    """
+    if isinstance(table, nn.Embedding) and not isinstance(table, LookupTable) and not registered:
+        raise SizeError(
+            "A head cannot be tied to a torch.nn.Embedding, because its weight may be replaced later. Build the table "
+            "first, table = TokenEmbedding.from_embedding(embedding), and use it at both ends: as the input and in "
+            "OutputHead(table)."
+        )
+    rows = as_lookup_table(table)
+    if not isinstance(rows, TokenTable):
+        raise SizeError(
+            f"A {type(rows).__name__} can only be looked up: it has no logits and no loss. Pass a TokenTable, or use "
+            f"an untied OutputHead(vocab_size=..., embed_dim=...)."
+        )
+    return rows
+
+
+def as_rows(table: TableLike) -> LookupTable | Tensor:
+    """Convert a table, or an array of its rows, to a `LookupTable` or a tensor that rows can be read from.
+
+    Returns:
+        A tensor is returned unchanged. An array becomes a tensor over the same memory (a read-only array is copied). A
+        table or an `nn.Embedding` becomes a `LookupTable`, as in `as_lookup_table`.
+
+    Raises:
+        SizeError: `table` is none of these kinds, or an `nn.Embedding` that `TokenEmbedding.from_embedding` refuses.
+        ShapeError: An array does not hold numbers.
+    """
+    return tensor_of(table) if isinstance(table, Tensor | np.ndarray) else as_lookup_table(table)
+
+
+def source_of_rows(
+    table: TableLike, padding_idx: int | None, scale: float | Literal["sqrt_dim"] | None
+) -> tuple[LookupTable, int | None]:
+    """Return `(table, padding_idx)` for a conversion to another kind of table, from a table or from plain rows.
+
+    Args:
+        table: A table, or its rows as a tensor or NumPy array, `(V, D)`. Plain rows become a frozen `TokenEmbedding`.
+        padding_idx: Padding token of plain rows, which is returned. Ignored for a table, whose own padding token is
+            returned.
+        scale: Scale of plain rows. Ignored for a table, which keeps its own.
+
+    Raises:
+        ShapeError: Plain rows are not `(V, D)`, or are not floats.
+        SizeError: `table` is none of these kinds, or an `nn.Embedding` that `TokenEmbedding.from_embedding` refuses.
+    """
+    rows = as_rows(table)
+    if isinstance(rows, Tensor):
+        return TokenEmbedding.from_pretrained(rows, scale=scale), padding_idx
+    return rows, rows.padding_idx
