@@ -100,7 +100,7 @@ def test_every_module_has_its_test_file() -> None:
     together = {"shapes.py": "test_init.py"}
     together |= {
         f"cli/{name}.py": "cli/test_train.py"
-        for name in ("demo", "embed", "neighbors", "pipeline", "progress", "report")
+        for name in ("demo", "embed", "neighbors", "progress", "report", "run_summary", "training_runs")
     }
     together |= {  # data, compared with transformers
         f"families/{name}.py": "test_families.py"
