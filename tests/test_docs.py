@@ -140,6 +140,8 @@ def test_every_module_has_its_test_file() -> None:
         "families/tokenizers.py": "laws/test_stated_tokenizers.py",
         "distributed/dtensors.py": "distributed/test_sharded.py",
         "optim/row_optimizer.py": "laws/test_pending_updates.py",
+        "opening/opened_model.py": "opening/test_readers.py",
+        "opening/path_kinds.py": "cli/test_options.py",
     }
     for file in (ROOT / "embedlayer").rglob("*.py"):
         name = file.relative_to(ROOT / "embedlayer")
