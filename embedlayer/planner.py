@@ -30,13 +30,19 @@ The options are the fields of `EmbeddingPlan`. Its documentation, the signature 
 """
 
 import inspect
+from collections.abc import Callable
 from dataclasses import KW_ONLY, MISSING, asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from embedlayer.errors import SizeError
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS, ROWS_OF_A_BLOCK, tokens_per_chunk
+
+Value = TypeVar("Value")
+
+PARTS = ("table", "head", "position", "per_layer", "delta")
+"""Parts of the weights, each with its parameters and bytes."""
 
 DTYPE_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4, "q8_0": 8, "q4_0": 4}
 """Bits of one stored number, by the name of its type."""
@@ -80,6 +86,39 @@ def _option(
         choices: Allowed values of a string, or `None` if the option is not a choice.
     """
     return field(default=default, metadata={"help": help, "flag": flag, "least": least, "choices": choices})
+
+
+class _Planned(property, Generic[Value]):
+    """A property of a plan as a line of data: its meaning, its formula, and when it is not 0.
+
+    Args:
+        meaning: The docstring of the property.
+        formula: Function of the plan.
+        when: Condition of the plan; where it is false, the value is 0.
+    """
+
+    def __init__(
+        self,
+        meaning: str,
+        formula: "Callable[[EmbeddingPlan], Value]",
+        *,
+        when: "Callable[[EmbeddingPlan], object] | None" = None,
+    ) -> None:
+        super().__init__(lambda plan: formula(plan) if when is None or when(plan) else 0, doc=meaning)
+
+    if TYPE_CHECKING:  # a property has no type of its value
+
+        def __get__(self, plan: object, owner: type | None = None) -> Value: ...  # type: ignore[override]
+
+
+def _size(shape: tuple[int, int]) -> int:
+    """Return the numbers in a matrix of this shape."""
+    return shape[0] * shape[1]
+
+
+def _all_reduced(processes: int, numbers: int, number_bytes: int) -> int:
+    """Return the bytes that each process sends in an all-reduce: twice what it has, without its own share."""
+    return 2 * (processes - 1) * numbers * number_bytes // processes
 
 
 @dataclass(frozen=True)
@@ -178,173 +217,157 @@ class EmbeddingPlan:
         if self.group_size is not None and (not self.quantised or self.dtype in GGUF_BLOCK):
             raise SizeError(f"group_size {self.group_size} is for int8 and int4, not for {self.dtype}.")
 
-    @property
-    def quantised(self) -> bool:
-        """Return whether the weights are stored as integer codes: int8, int4, or GGUF's q8_0 and q4_0."""
-        return self.dtype not in FLOAT_DTYPES
+    quantised = _Planned(
+        "Whether the weights are stored as integer codes: int8, int4, or GGUF's q8_0 and q4_0.",
+        lambda p: p.dtype not in FLOAT_DTYPES,
+    )
+    trained = _Planned(
+        "Whether there are gradients: with an optimizer, and floating-point weights or `delta_rows`.",
+        lambda p: p.optimizer != "none" and (p.delta_rows > 0 or not p.quantised),
+    )
+    processes = _Planned(
+        "Number of processes that train together, `vocab_parallel_size * replicas`.",
+        lambda p: p.vocab_parallel_size * p.replicas,
+    )
+    compute_dtype = _Planned(
+        'Data type of activations and logits: that of the weights, or `"fp32"` for quantised weights.',
+        lambda p: "fp32" if p.quantised else p.dtype,
+    )
 
-    @property
-    def trained(self) -> bool:
-        """Return whether anything is trained, so that there are gradients.
+    # What the sizes are computed from
 
-        This needs an optimizer, and floating-point weights or `delta_rows`.
-        """
-        return self.optimizer != "none" and (self.delta_rows > 0 or not self.quantised)
+    _tied_head = _Planned("Whether there is a head that is tied to the table.", lambda p: p.tied and not p.lookup_only)
+    _own_head = _Planned("Whether there is a head with a matrix of its own.", lambda p: not (p.tied or p.lookup_only))
+    _rows = _Planned(
+        "Rows that one rank stores, `ceil(V / vocab_parallel_size)`.",
+        lambda p: -(-p.vocab_size // p.vocab_parallel_size),
+    )
+    _factors = _Planned(
+        "Shapes of the matrices of the table: `[(rows, D)]`, or `[(rows, R), (R, D)]` for a factorised table.",
+        lambda p: [(p._rows, p.embed_dim)] if p.rank is None else [(p._rows, p.rank), (p.rank, p.embed_dim)],
+    )
+    _number_bytes = _Planned("Bytes of one number of `compute_dtype`.", lambda p: DTYPE_BITS[p.compute_dtype] // 8)
+    _distinct = _Planned(
+        "Distinct tokens in a rank's batch: `distinct_tokens`, but at most `min(tokens, vocab_size)`, as also for 0.",
+        lambda p: min(p.distinct_tokens or p.tokens, p.tokens, p.vocab_size),
+    )
+    _head_width = _Planned(
+        "Width of the vectors that the head multiplies with rows: R for a tied factorised table, else D.",
+        lambda p: p.rank if p.rank is not None and p.tied else p.embed_dim,
+    )
+    _chunk_tokens = _Planned(
+        "Tokens in one chunk of the loss, counted over the ranks that share the table.",
+        lambda p: p.vocab_parallel_size * min(-(-p._chunk_length() // p.vocab_parallel_size), p.tokens),
+    )
+    # Weights on one rank
 
-    @property
-    def processes(self) -> int:
-        """Return the number of processes that train together, `vocab_parallel_size * replicas`."""
-        return self.vocab_parallel_size * self.replicas
+    table_parameters = _Planned(
+        "Parameters of the table, without head and delta rows: `V * D`, or `V * R + R * D` if it is factorised. A "
+        "sharded table has only its share of the V rows.",
+        lambda p: sum(rows * columns for rows, columns in p._factors),
+    )
+    head_parameters = _Planned(
+        "Parameters that the head adds; 0 if it is tied to the table, or missing.",
+        lambda p: p._rows * p.embed_dim,
+        when=lambda p: p._own_head,
+    )
+    position_parameters = _Planned("Parameters of learned positions.", lambda p: p.positions * p.embed_dim)
+    per_layer_parameters = _Planned(
+        "Parameters of a per-layer table, which is not sharded, and its projection. The norm of the per-layer inputs "
+        "has P more.",
+        lambda p: ((p.per_layer_rows or p.vocab_size) + p.embed_dim) * p.per_layer_dim,
+    )
+    delta_parameters = _Planned(
+        "Parameters of the delta rows, the trained rows of a table whose other rows are frozen.",
+        lambda p: p.delta_rows * p.embed_dim,
+    )
+    parameters = _Planned(
+        "All parameters: table, head, positions, per-layer table and delta rows.",
+        lambda p: sum(getattr(p, f"{part}_parameters") for part in PARTS),
+    )
+    trained_parameters = _Planned(
+        "Parameters with a gradient: those of the delta rows if there are any, else all; 0 if nothing is trained.",
+        lambda p: p.delta_parameters if p.delta_rows else p.parameters,
+        when=lambda p: p.trained,
+    )
+    _head_gradient = _Planned(
+        "Numbers in the gradient that the loss computes for the head; 0 if the head is frozen. For a head tied to a "
+        "table, these are the rows of the table: `(V, D)`, `(V, R)`, or the delta rows.",
+        lambda p: p.delta_parameters or (_size(p._factors[0]) if p.tied else p.head_parameters),
+        when=lambda p: p.trained and not p.lookup_only and (p.tied or not p.delta_rows),
+    )
+    table_bytes = _Planned(
+        "Bytes of the table as stored, with the steps and offsets of quantised rows.",
+        lambda p: sum(rows * p._row_bytes(columns) for rows, columns in p._factors),
+    )
+    head_bytes = _Planned(
+        "Bytes that the head adds; 0 if it is tied to the table, or missing.",
+        lambda p: p._rows * p._row_bytes(p.embed_dim),
+        when=lambda p: p._own_head,
+    )
+    position_bytes = _Planned("Bytes of learned positions.", lambda p: p.position_parameters * p._number_bytes)
+    per_layer_bytes = _Planned(
+        "Bytes of a per-layer table, quantised as the table is, and of its projection.",
+        lambda p: (
+            (p.per_layer_rows or p.vocab_size) * p._row_bytes(p.per_layer_dim)
+            + p.embed_dim * p.per_layer_dim * p._number_bytes
+        ),
+        when=lambda p: p.per_layer_dim,
+    )
+    delta_bytes = _Planned(
+        "Bytes of the delta rows and of their int64 token IDs.",
+        lambda p: p.delta_rows * (p.embed_dim * p._number_bytes + ID_BYTES),
+    )
+    weight_bytes = _Planned(
+        "Bytes of all weights: table, head, positions, per-layer table and delta rows.",
+        lambda p: sum(getattr(p, f"{part}_bytes") for part in PARTS),
+    )
+    scale_bytes = _Planned(
+        "Bytes of the quantisation parameters of table and head: steps, offsets and scales. `weight_bytes` has them.",
+        lambda p: sum(
+            rows * p._scale_bytes_of(columns)
+            for rows, columns in [*p._factors, *([(p._rows, p.embed_dim)] if p._own_head else [])]
+        ),
+        when=lambda p: p.quantised,
+    )
 
-    @property
-    def compute_dtype(self) -> str:
-        """Return the data type of activations and logits: that of the weights, or `"fp32"` for quantised weights."""
-        return "fp32" if self.quantised else self.dtype
+    # Memory of a step on one rank
 
-    @property
-    def table_parameters(self) -> int:
-        """Return the number of parameters of the table on one rank, without head and delta rows.
-
-        It is `V * D`, or `V * R + R * D` if the table is factorised; a sharded table has only its share of the V rows.
-        """
-        return sum(rows * columns for rows, columns in self._factors)
-
-    @property
-    def head_parameters(self) -> int:
-        """Return the number of parameters that the head adds on one rank; 0 if it is tied to the table, or missing."""
-        return self._rows * self.embed_dim if self._own_head else 0
-
-    @property
-    def position_parameters(self) -> int:
-        """Return the number of parameters of the learned position table; 0 if the model has none."""
-        return self.positions * self.embed_dim
-
-    @property
-    def per_layer_parameters(self) -> int:
-        """Return the number of parameters of a per-layer table, which is not sharded, and its projection.
-
-        The norm of the per-layer inputs has P more.
-        """
-        return ((self.per_layer_rows or self.vocab_size) + self.embed_dim) * self.per_layer_dim
-
-    @property
-    def delta_parameters(self) -> int:
-        """Return the number of parameters in the delta rows: `delta_rows * D`.
-
-        Delta rows are the trained rows of a table whose other rows are frozen.
-        """
-        return self.delta_rows * self.embed_dim
-
-    @property
-    def parameters(self) -> int:
-        """Return the number of all parameters on one rank: table, head, positions, per-layer table and delta rows."""
-        ends = self.table_parameters + self.head_parameters + self.delta_parameters
-        return ends + self.position_parameters + self.per_layer_parameters
-
-    @property
-    def trained_parameters(self) -> int:
-        """Return the number of parameters on one rank that get a gradient.
-
-        With `delta_rows` these are the parameters of the delta rows, else all parameters; 0 if nothing is trained.
-        """
-        if not self.trained:
-            return 0
-        return self.delta_parameters if self.delta_rows else self.parameters
-
-    @property
-    def table_bytes(self) -> int:
-        """Return the bytes of the table as stored on one rank, with the steps and offsets of quantised rows."""
-        return sum(rows * self._row_bytes(columns) for rows, columns in self._factors)
-
-    @property
-    def head_bytes(self) -> int:
-        """Return the bytes that the head adds on one rank: 0 if it is tied to the table, or missing."""
-        return self._rows * self._row_bytes(self.embed_dim) if self._own_head else 0
-
-    @property
-    def position_bytes(self) -> int:
-        """Return the bytes of the learned position table."""
-        return self.position_parameters * self._number_bytes
-
-    @property
-    def per_layer_bytes(self) -> int:
-        """Return the bytes of a per-layer table, quantised as the table is, and of its projection."""
-        if not self.per_layer_dim:
-            return 0
-        projection = self.embed_dim * self.per_layer_dim * self._number_bytes
-        return (self.per_layer_rows or self.vocab_size) * self._row_bytes(self.per_layer_dim) + projection
-
-    @property
-    def delta_bytes(self) -> int:
-        """Return the bytes of the trained rows of a table whose other rows are frozen, and of their int64 token IDs."""
-        return self.delta_rows * (self.embed_dim * self._number_bytes + ID_BYTES)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Return the bytes of all weights on one rank: table, head, positions, per-layer table and delta rows."""
-        return self.table_bytes + self.head_bytes + self.position_bytes + self.per_layer_bytes + self.delta_bytes
-
-    @property
-    def scale_bytes(self) -> int:
-        """Return the bytes of the quantisation parameters of all rows: steps, offsets and scales.
-
-        They are included in `weight_bytes`. The result is 0 without quantisation.
-        """
-        if not self.quantised:
-            return 0
-        matrices = [*self._factors, *([(self._rows, self.embed_dim)] if self._own_head else [])]
-        return sum(rows * self._scale_bytes_of(columns) for rows, columns in matrices)
-
-    @property
-    def gradient_bytes(self) -> int:
-        """Return the bytes of all gradients on one rank.
-
-        A dense gradient has one number for each trained parameter. The gradient of a row-sparse table has one row and
-        one token ID for each token of the step. If that table is sharded, a rank instead gets the rows that it stores,
-        once for each distinct token of all ranks. On average these are as many as the distinct tokens of one rank.
-        """
-        if not self.row_sparse or not self.trained:
-            return self.trained_parameters * self._number_bytes
-        looked_up = self.tokens if self.vocab_parallel_size == 1 else self._distinct
-        rest = (self.parameters - self.table_parameters) * self._number_bytes
-        return looked_up * (self.embed_dim * self._number_bytes + ID_BYTES) + rest
-
-    @property
-    def optimizer_bytes(self) -> int:
-        """Return the bytes of the optimizer state on one rank: the moments of all trained parameters.
-
-        A row-sparse table also has two int32 numbers for each row, from which the optimizer applies its pending
-        updates. With one second moment a row (`row_state`, or Adagrad), that is an fp32 number.
-        """
-        number = OPTIMIZER_MOMENTS[self.optimizer] * DTYPE_BITS[self.moment_dtype] // 8
-        if not self.row_sparse or not number:
-            return self.trained_parameters * number
-        row = self.embed_dim * number
-        if self.row_state != "adamw" or self.optimizer == "adagrad":
-            row = self.embed_dim * ROW_STATES[self.row_state] // 8 + 4
-        return (self.trained_parameters - self.table_parameters) * number + self._rows * (row + STEP_BYTES)
-
-    @property
-    def activation_bytes(self) -> int:
-        """Return the bytes of the activations that embedding and head keep for one step.
-
-        These are the input of the first block, the output of the last block and, in training, the gradient of that
-        output; of a table that is only looked up, its vectors and their gradient. A trained factorised table also keeps
-        the looked-up rows of width R. A trained sharded table also keeps the token IDs.
-        """
-        narrow = self.rank if self.rank and self.trained and not self.delta_rows else 0
-        wide = (1 if self.lookup_only else 2) + self.trained
-        ids = self.tokens + self._distinct if self.trained and self.vocab_parallel_size > 1 else 0
-        return self.tokens * (wide * self.embed_dim + narrow) * self._number_bytes + ids * ID_BYTES
-
-    @property
-    def logits_bytes(self) -> int:
-        """Return the bytes of the logits of all tokens at once on one rank, in `compute_dtype`; 0 without a head."""
-        return 0 if self.lookup_only else self.tokens * self._rows * self._number_bytes
-
-    @property
-    def loss_bytes(self) -> int:
-        """Return the peak bytes of computing the loss on one rank, without gradients of weights.
+    gradient_bytes = _Planned(
+        "Bytes of all gradients: one number for each trained parameter. The gradient of a row-sparse table has one row "
+        "and one token ID for each token of the step. If that table is sharded, a rank gets the rows that it stores, "
+        "once for each distinct token of all ranks: on average as many as the distinct tokens of one rank.",
+        lambda p: (
+            p._row_gradient_bytes(p.tokens if p.vocab_parallel_size == 1 else p._distinct)
+            + (p.parameters - p.table_parameters) * p._number_bytes
+            if p.row_sparse and p.trained
+            else p.trained_parameters * p._number_bytes
+        ),
+    )
+    optimizer_bytes = _Planned(
+        "Bytes of the optimizer state: the moments of all trained parameters. A row-sparse table also has two int32 "
+        "numbers for each row, from which the optimizer applies its pending updates. With one second moment a row "
+        "(`row_state`, or Adagrad), that is an fp32 number.",
+        lambda p: p._optimizer_bytes(OPTIMIZER_MOMENTS[p.optimizer] * DTYPE_BITS[p.moment_dtype] // 8),
+    )
+    activation_bytes = _Planned(
+        "Bytes of the activations that embedding and head keep for one step: the input of the first block, the output "
+        "of the last block and, in training, the gradient of that output; of a table that is only looked up, its "
+        "vectors and their gradient. A trained factorised table also keeps the looked-up rows of width R, a trained "
+        "sharded table the token IDs.",
+        lambda p: (
+            p.tokens * p._number_bytes * ((1 if p.lookup_only else 2) + p.trained) * p.embed_dim
+            + p.tokens * p._number_bytes * (p.rank if p.rank and p.trained and not p.delta_rows else 0)
+            + (p.tokens + p._distinct if p.trained and p.vocab_parallel_size > 1 else 0) * ID_BYTES
+        ),
+    )
+    logits_bytes = _Planned(
+        "Bytes of the logits of all tokens at once, in `compute_dtype`; 0 without a head.",
+        lambda p: p.tokens * p._rows * p._number_bytes,
+        when=lambda p: not p.lookup_only,
+    )
+    loss_bytes = _Planned(
+        """Peak bytes of computing the loss, without gradients of weights.
 
         - Without training: the logits of all tokens; of a sharded table, of one chunk of tokens.
         - With `plain_loss`: the softmax of the logits and two gradients of it, in fp32.
@@ -353,299 +376,221 @@ class EmbeddingPlan:
           products of 16-bit numbers needs no such block.
         - Head tied to delta rows: four fp32 blocks of logits, of some tokens by some rows.
         - Without a head: 0.
-        """
-        if self.lookup_only:
-            return 0
-        if not self.trained and self.vocab_parallel_size == 1:
-            return self.logits_bytes
-        if self.loss_by_blocks:
-            tokens = min(self.tokens, MAX_CHUNK_TOKENS[self.device])
-            return 4 * tokens * min(ROWS_AT_ONCE, self._rows) * 4
-        if not self.loss_in_chunks:
-            return 3 * self.tokens * self._rows * 4
-        size, chunk = self._number_bytes, self._rows * self._chunk_tokens
-        chunk = chunk * 4 + self._block_numbers * 4
-        return chunk if size == 4 else chunk + self._block_numbers * size + self._head_gradient * 4
-
-    @property
-    def loss_in_chunks(self) -> bool:
-        """Return whether the loss is computed for one chunk of tokens at a time.
-
-        This is the loss of this library, unless `plain_loss` is set.
-        """
-        return not (self.lookup_only or self.plain_loss)
-
-    @property
-    def loss_by_blocks(self) -> bool:
-        """Return whether the loss is computed for one block of tokens and rows at a time.
-
-        This is so for a head that is tied to a table with delta rows, which has no single matrix of all rows.
-        """
-        return self._tied_head and self.delta_rows > 0
-
-    @property
-    def peak_bytes(self) -> int:
-        """Return the peak bytes of one step on one rank: forward pass, loss, backward pass and optimizer.
+        """,
+        lambda p: p._loss_bytes(),
+        when=lambda p: not p.lookup_only,
+    )
+    loss_in_chunks = _Planned(
+        "Whether the loss is computed for one chunk of tokens at a time: the loss of this library, unless `plain_loss` "
+        "is set.",
+        lambda p: not (p.lookup_only or p.plain_loss),
+    )
+    loss_by_blocks = _Planned(
+        "Whether the loss is computed for one block of tokens and rows at a time: for a head that is tied to a table "
+        "with delta rows, which has no single matrix of all rows.",
+        lambda p: p._tied_head and p.delta_rows > 0,
+    )
+    peak_bytes = _Planned(
+        """Peak bytes of one step: forward pass, loss, backward pass and optimizer.
 
         Weights, optimizer state and activations stay allocated during the step. The rest is the larger of two phases.
         The first computes the loss, and the head's gradient if the loss computes it. The second holds all gradients. A
         tied table has two in it until they are added, one from the look-up and one from the head.
-        """
-        head = self._head_gradient * self._number_bytes
-        if not self.trained:
-            loss = self.loss_bytes
-        elif self.loss_by_blocks:
-            loss = self.loss_bytes + head
-        elif not self.loss_in_chunks:
-            loss = max(self.loss_bytes, self.logits_bytes + head)
-        else:
-            loss = self.loss_bytes + (head if self._number_bytes == 4 else 0)
-        sharded = self.vocab_parallel_size > 1 and self.trained and not self.row_sparse
-        twice = bool(self.tokens and ((self.tied and self._head_gradient) or sharded) and not self.loss_by_blocks)
-        gradients = self.gradient_bytes + twice * self._factors[0][0] * self._factors[0][1] * self._number_bytes
-        resident = self.weight_bytes + self.optimizer_bytes + self.activation_bytes
-        return resident + max(loss + self.gathered_bytes, gradients)
+        """,
+        lambda p: (
+            p.weight_bytes
+            + p.optimizer_bytes
+            + p.activation_bytes
+            + max(p._loss_phase_bytes(), p._gradient_phase_bytes())
+        ),
+    )
+    gathered_bytes = _Planned(
+        "Bytes that a rank needs to all-gather hidden states for a chunk of the loss; 0 for one rank. These are two "
+        "copies of the hidden states of all ranks' tokens in the chunk and, in training, their gradients.",
+        lambda p: p._chunk_tokens * p._head_width * p._number_bytes * (3 if p.trained else 2),
+        when=lambda p: p.vocab_parallel_size > 1 and not p.lookup_only,
+    )
 
-    @property
-    def gathered_bytes(self) -> int:
-        """Return the bytes that one rank needs to all-gather hidden states for a chunk of the loss; 0 for one rank.
+    # What a rank sends in a step
 
-        These are two copies of the hidden states of all ranks' tokens in the chunk and, in training, their gradients.
-        """
-        if self.vocab_parallel_size == 1 or self.lookup_only:
-            return 0
-        return self._chunk_tokens * self._head_width * self._number_bytes * (3 if self.trained else 2)
-
-    @property
-    def lookup_network_bytes(self) -> int:
-        """Return the bytes that a rank sends in a step for the look-up: IDs, rows and, in training, gradients of rows.
+    lookup_network_bytes = _Planned(
+        """Bytes that a rank sends for the look-up: IDs, rows and, in training, gradients of rows.
 
         It is the average over the S = `vocab_parallel_size` ranks. A rank requests each distinct token of its batch
         once, and (S - 1)/S of these rows are stored on other ranks. Of a factorised table the rows of width R are sent.
         Tokenizers give frequent tokens the first IDs, so rank 0 sends more than the average: at most `(S - 1) * min(V /
         S, distinct_tokens)` rows. `peak_bytes` is that of an average rank.
-        """
-        each = ID_BYTES + self._factors[0][1] * self._number_bytes * (2 if self.trained else 1)
-        return self._distinct * (self.vocab_parallel_size - 1) * each // self.vocab_parallel_size
-
-    @property
-    def loss_network_bytes(self) -> int:
-        """Return the bytes that a rank sends in a step for the loss of a sharded table.
+        """,
+        lambda p: (
+            p._distinct
+            * (p.vocab_parallel_size - 1)
+            * (ID_BYTES + p._factors[0][1] * p._number_bytes * (2 if p.trained else 1))
+            // p.vocab_parallel_size
+        ),
+    )
+    loss_network_bytes = _Planned(
+        """Bytes that a rank sends for the loss of a sharded table.
 
         A rank sends its hidden states and targets to all other ranks, and all-reduces three numbers for each token of
         all ranks. In training it also sends one factor for each of its tokens, and the gradients of the other ranks'
         hidden states. Neither logits nor rows of the table are sent.
-        """
-        if self.lookup_only:
-            return 0
-        hidden = self._head_width * self._number_bytes
-        own = ID_BYTES + hidden + (4 + hidden if self.trained else 0)
-        return self.tokens * (self.vocab_parallel_size - 1) * (own + 2 * 3 * 4)
+        """,
+        lambda p: (
+            p.tokens
+            * (p.vocab_parallel_size - 1)
+            * (ID_BYTES + p._head_width * p._number_bytes * (2 if p.trained else 1) + 4 * p.trained + 2 * 3 * 4)
+        ),
+        when=lambda p: not p.lookup_only,
+    )
+    replicas_network_bytes = _Planned(
+        "Bytes that a rank sends to average the gradients of table and head over the replicas. Dense gradients are "
+        "all-reduced. Of a row-sparse table, a rank sends the IDs and gradients of its looked-up rows to each other "
+        "replica; their number is an average over the ranks.",
+        lambda p: (
+            _all_reduced(p.replicas, (not p.row_sparse) * _size(p._factors[0]) + p.head_parameters, p._number_bytes)
+            + (p.replicas - 1) * p.row_sparse * p._row_gradient_bytes(p._distinct)
+        ),
+        when=lambda p: p.trained,
+    )
+    replicated_network_bytes = _Planned(
+        "Bytes that a process sends to all-reduce the gradients of unsharded parameters: learned positions, a "
+        "per-layer table, and the `(R, D)` projection of a factorised table. `DistributedDataParallel` averages their "
+        "gradients over all processes.",
+        lambda p: _all_reduced(
+            p.processes,
+            p.position_parameters + p.per_layer_parameters + sum(_size(shape) for shape in p._factors[1:]),
+            p._number_bytes,
+        ),
+        when=lambda p: p.trained,
+    )
 
-    @property
-    def replicas_network_bytes(self) -> int:
-        """Return the bytes that a rank sends in a step to average the gradients of table and head over the replicas.
+    # Operations of a step on one rank
 
-        Dense gradients are all-reduced. Of a row-sparse table, a rank sends the IDs and gradients of its looked-up rows
-        to each other replica; their number is an average over the ranks.
-        """
-        if not self.trained:
-            return 0
-        rows, columns = self._factors[0]
-        table = 0 if self.row_sparse else rows * columns
-        dense = 2 * (self.replicas - 1) * (table + self.head_parameters) * self._number_bytes // self.replicas
-        sparse = self._distinct * (columns * self._number_bytes + ID_BYTES) if self.row_sparse else 0
-        return dense + (self.replicas - 1) * sparse
-
-    @property
-    def replicated_network_bytes(self) -> int:
-        """Return the bytes that a process sends in a step to all-reduce the gradients of unsharded parameters.
-
-        These are learned positions, a per-layer table, and the `(R, D)` projection of a factorised table.
-        `DistributedDataParallel` averages their gradients over all processes.
-        """
-        if not self.trained:
-            return 0
-        numbers = (
-            self.position_parameters
-            + self.per_layer_parameters
-            + sum(rows * columns for rows, columns in self._factors[1:])
-        )
-        return 2 * (self.processes - 1) * numbers * self._number_bytes // self.processes
-
-    @property
-    def lookup_flops(self) -> int:
-        """Return the operations of the look-up, forward: none for rows, which are copied; `N D` to add positions."""
-        return self.tokens * self.embed_dim if self.positions else 0
-
-    @property
-    def lookup_backward_flops(self) -> int:
-        """Return the operations of the look-up, backward: one addition a number of each token's gradient.
-
-        It is added to the gradient of the token's row, or of its inner row of width R, and to that of its position.
-        """
-        trains_positions = bool(self.positions) and not self.delta_rows
-        width = self.embed_dim if self.delta_rows else self._factors[0][1]
-        return self.trained * self.tokens * (width + trains_positions * self.embed_dim)
-
-    @property
-    def projection_flops(self) -> int:
-        """Return the operations of the projections of the input, forward.
-
-        They are `2 N R D` for a factorised table, and `2 N D W` for per-layer inputs of width W.
-        """
-        return 2 * self.tokens * self.embed_dim * ((self.rank or 0) + self.per_layer_dim)
-
-    @property
-    def projection_backward_flops(self) -> int:
-        """Return the operations of the projections of the input, backward: twice those of `projection_flops`.
-
-        Half of them are for the gradient of the input, half for that of the projection; none if they are frozen.
-        """
-        return 2 * self.projection_flops if self.trained and not self.delta_rows else 0
-
-    @property
-    def head_flops(self) -> int:
-        """Return the operations of the logits of all tokens on one rank, forward: `2 N D V`.
-
-        If the table is factorised and tied, they are `2 N D R + 2 N R V`. The softmax, a few operations a logit, is not
-        counted, nor is dequantisation. A rank of a sharded table multiplies its rows with the tokens of all ranks.
-        """
-        return 0 if self.lookup_only else self._product_flops + self._inner_flops
-
-    @property
-    def head_backward_flops(self) -> int:
-        """Return the operations of the head, backward: `2 N D V` each for the gradients of hidden states and rows.
-
-        The loss of this library computes no logits a second time, except for a head tied to delta rows. A frozen head
-        has the gradient of the hidden states alone.
-        """
-        if not self.trained or self.lookup_only:
-            return 0
-        if self.delta_rows:
-            own = 2 * self.tokens * self.delta_parameters if self.tied else 0
-            return self.head_flops * (2 if self.loss_by_blocks else 1) + own
-        return 2 * self.head_flops
-
-    @property
-    def forward_flops(self) -> int:
-        """Return the operations of look-up, projections and head, forward."""
-        return self.lookup_flops + self.projection_flops + self.head_flops
-
-    @property
-    def backward_flops(self) -> int:
-        """Return the operations of look-up, projections and head, backward."""
-        return self.lookup_backward_flops + self.projection_backward_flops + self.head_backward_flops
-
-    @property
-    def network_bytes(self) -> int:
-        """Return all bytes that a rank sends in a step, on average over the ranks. The optimizer sends nothing."""
-        rows = self.lookup_network_bytes + self.replicas_network_bytes
-        return rows + self.loss_network_bytes + self.replicated_network_bytes
+    lookup_flops = _Planned(
+        "Operations of the look-up, forward: none for rows, which are copied; `N D` to add positions.",
+        lambda p: p.tokens * p.embed_dim,
+        when=lambda p: p.positions,
+    )
+    lookup_backward_flops = _Planned(
+        "Operations of the look-up, backward: one addition a number of each token's gradient, to the gradient of the "
+        "token's row, or of its inner row of width R, and to that of its position.",
+        lambda p: (
+            p.tokens * p.embed_dim
+            if p.delta_rows
+            else p.tokens * (p._factors[0][1] + (p.embed_dim if p.positions else 0))
+        ),
+        when=lambda p: p.trained,
+    )
+    projection_flops = _Planned(
+        "Operations of the projections of the input, forward: `2 N R D` for a factorised table, and `2 N D W` for "
+        "per-layer inputs of width W.",
+        lambda p: 2 * p.tokens * p.embed_dim * ((p.rank or 0) + p.per_layer_dim),
+    )
+    projection_backward_flops = _Planned(
+        "Operations of the projections of the input, backward: twice those of `projection_flops`, half of them for the "
+        "gradient of the input, half for that of the projection; none if they are frozen.",
+        lambda p: 2 * p.projection_flops,
+        when=lambda p: p.trained and not p.delta_rows,
+    )
+    head_flops = _Planned(
+        "Operations of the logits of all tokens, forward: `2 N D V`, or `2 N D R + 2 N R V` if the table is factorised "
+        "and tied. The softmax, a few operations a logit, is not counted, nor is dequantisation. A rank of a sharded "
+        "table multiplies its rows with the tokens of all ranks.",
+        lambda p: (
+            2 * p.tokens * p.vocab_parallel_size * p._rows * p._head_width
+            + (2 * p.tokens * (p.delta_parameters + p.embed_dim * (p.rank or 0)) if p.tied else 0)
+        ),
+        when=lambda p: not p.lookup_only,
+    )
+    head_backward_flops = _Planned(
+        "Operations of the head, backward: `2 N D V` each for the gradients of hidden states and rows. The loss of "
+        "this library computes no logits a second time, except for a head tied to delta rows. A frozen head has the "
+        "gradient of the hidden states alone.",
+        lambda p: (
+            p.head_flops * (1 if p.delta_rows and not p.loss_by_blocks else 2)
+            + (2 * p.tokens * p.delta_parameters if p.tied else 0)
+        ),
+        when=lambda p: p.trained and not p.lookup_only,
+    )
+    forward_flops = _Planned(
+        "Operations of look-up, projections and head, forward.",
+        lambda p: p.lookup_flops + p.projection_flops + p.head_flops,
+    )
+    backward_flops = _Planned(
+        "Operations of look-up, projections and head, backward.",
+        lambda p: p.lookup_backward_flops + p.projection_backward_flops + p.head_backward_flops,
+    )
+    network_bytes = _Planned(
+        "All bytes that a rank sends in a step, on average over the ranks. The optimizer sends nothing.",
+        lambda p: p.lookup_network_bytes + p.replicas_network_bytes + p.loss_network_bytes + p.replicated_network_bytes,
+    )
 
     def as_dict(self) -> dict[str, str | int | bool | None]:
-        """Return the value of every field and of every public property by its name, ready for JSON."""
-        computed = [name for name, value in vars(type(self)).items() if isinstance(value, property) and name[0] != "_"]
-        return asdict(self) | {name: getattr(self, name) for name in computed}
+        """Return the value of every field and of every planned size by its name, ready for JSON."""
+        sizes = [name for name, value in vars(type(self)).items() if isinstance(value, _Planned) and name[0] != "_"]
+        return asdict(self) | {name: getattr(self, name) for name in sizes}
 
-    @property
-    def _tied_head(self) -> bool:
-        """Return whether there is a head that is tied to the table."""
-        return self.tied and not self.lookup_only
+    def _row_gradient_bytes(self, rows: int) -> int:
+        """Return the bytes of `rows` rows of a row-sparse gradient, and of their token IDs."""
+        return rows * (self._factors[0][1] * self._number_bytes + ID_BYTES)
 
-    @property
-    def _own_head(self) -> bool:
-        """Return whether there is a head with a matrix of its own."""
-        return not (self.tied or self.lookup_only)
+    def _optimizer_bytes(self, number: int) -> int:
+        """Return the bytes of the optimizer state, with `number` bytes for each parameter that has full moments."""
+        if not self.row_sparse or not number:
+            return self.trained_parameters * number
+        row = self.embed_dim * number
+        if self.row_state != "adamw" or self.optimizer == "adagrad":
+            row = self.embed_dim * ROW_STATES[self.row_state] // 8 + 4
+        return (self.trained_parameters - self.table_parameters) * number + self._rows * (row + STEP_BYTES)
 
-    @property
-    def _rows(self) -> int:
-        """Return the number of rows that one rank stores, `ceil(V / vocab_parallel_size)`."""
-        return -(-self.vocab_size // self.vocab_parallel_size)
+    def _chunk_length(self) -> int:
+        """Return the tokens in one chunk of the loss, if the ranks that share the table were one process."""
+        tokens = self.tokens * self.vocab_parallel_size
+        return tokens_per_chunk(tokens, self._rows, self._head_width, self.device, 4)
 
-    @property
-    def _factors(self) -> list[tuple[int, int]]:
-        """Return the shapes of the matrices of the table on one rank.
+    def _loss_bytes(self) -> int:
+        """Return `loss_bytes` for a plan with a head."""
+        if not self.trained and self.vocab_parallel_size == 1:
+            return self.logits_bytes
+        if self.loss_by_blocks:
+            return 4 * min(self.tokens, MAX_CHUNK_TOKENS[self.device]) * min(ROWS_AT_ONCE, self._rows) * 4
+        if not self.loss_in_chunks:
+            return 3 * self.tokens * self._rows * 4
+        block = min(ROWS_OF_A_BLOCK[self.device], self._rows) * self._chunk_tokens
+        chunk = (self._rows * self._chunk_tokens + block) * 4
+        size = self._number_bytes
+        return chunk if size == 4 else chunk + block * size + self._head_gradient * 4
 
-        The list is `[(rows, D)]`, or `[(rows, R), (R, D)]` for a factorised table.
-        """
-        if self.rank is None:
-            return [(self._rows, self.embed_dim)]
-        return [(self._rows, self.rank), (self.rank, self.embed_dim)]
+    def _loss_phase_bytes(self) -> int:
+        """Return the bytes of the loss, of gathered hidden states, and of a head's gradient that the loss computes."""
+        head, loss = self._head_gradient * self._number_bytes, self.loss_bytes + self.gathered_bytes
+        if not self.trained:
+            return loss
+        if self.loss_in_chunks or self.loss_by_blocks:
+            return loss + (head if self.loss_by_blocks or self._number_bytes == 4 else 0)
+        return max(loss, self.logits_bytes + self.gathered_bytes + head)
 
-    @property
-    def _number_bytes(self) -> int:
-        """Return the bytes of one number of type `compute_dtype`."""
-        return DTYPE_BITS[self.compute_dtype] // 8
+    def _gradient_phase_bytes(self) -> int:
+        """Return the bytes of all gradients, with the second one of a tied or sharded table."""
+        sharded = self.vocab_parallel_size > 1 and self.trained and not self.row_sparse
+        twice = self.tokens and ((self.tied and self._head_gradient) or sharded) and not self.loss_by_blocks
+        return self.gradient_bytes + (_size(self._factors[0]) * self._number_bytes if twice else 0)
 
-    @property
-    def _distinct(self) -> int:
-        """Return the number of distinct tokens in a rank's batch.
-
-        It is the option `distinct_tokens`, but at most `min(tokens, vocab_size)`. If the option is 0, it is that
-        maximum.
-        """
-        most = min(self.tokens, self.vocab_size)
-        return min(self.distinct_tokens, most) if self.distinct_tokens else most
-
-    @property
-    def _head_width(self) -> int:
-        """Return the width of the vectors that the head multiplies with rows: R for a tied factorised table, else D."""
-        return self.embed_dim if self.rank is None or not self.tied else self.rank
-
-    @property
-    def _product_flops(self) -> int:
-        """Return the operations of the product of hidden states and rows on one rank."""
-        delta = 2 * self.tokens * self.delta_parameters if self.tied else 0
-        return 2 * self.tokens * self.vocab_parallel_size * self._rows * self._head_width + delta
-
-    @property
-    def _inner_flops(self) -> int:
-        """Return the operations that project hidden states to the inner width of a tied factorised table."""
-        return 2 * self.tokens * self.embed_dim * self.rank if self.rank and self.tied else 0
-
-    @property
-    def _chunk_tokens(self) -> int:
-        """Return the number of tokens in one chunk of the loss, counted over the ranks that share the table."""
-        ranks = self.vocab_parallel_size
-        length = tokens_per_chunk(self.tokens * ranks, self._rows, self._head_width, self.device, 4)
-        return min(-(-length // ranks), self.tokens) * ranks
-
-    @property
-    def _block_numbers(self) -> int:
-        """Return the number of logits in one block of rows of a chunk of the loss."""
-        return min(ROWS_OF_A_BLOCK[self.device], self._rows) * self._chunk_tokens
-
-    @property
-    def _head_gradient(self) -> int:
-        """Return the number of values in the gradient that the loss computes for the head; 0 if the head is frozen.
-
-        For a head tied to a table, these are the rows of the table: `(V, D)`, `(V, R)`, or the delta rows.
-        """
-        if not self.trained or self.lookup_only or (self.delta_rows and not self.tied):
-            return 0
-        if self.delta_rows:
-            return self.delta_parameters
-        return self._factors[0][0] * self._factors[0][1] if self.tied else self.head_parameters
-
-    def _group_size(self, columns: int) -> int:
-        """Return how many of the `columns` numbers of a quantised row share one step and offset."""
-        return GGUF_BLOCK.get(self.dtype) or self.group_size or columns
-
-    def _groups(self, columns: int) -> int:
-        """Return the number of groups in a quantised row of `columns` numbers."""
-        return -(-columns // self._group_size(columns))
+    def _groups(self, columns: int) -> tuple[int, int]:
+        """Return how many groups a quantised row of `columns` numbers has, and the numbers in one."""
+        size = GGUF_BLOCK.get(self.dtype) or self.group_size or columns
+        return -(-columns // size), size
 
     def _scale_bytes_of(self, columns: int) -> int:
         """Return the bytes of the steps, offsets and scale of one quantised row of `columns` numbers."""
-        return self._groups(columns) * SCALE_BYTES[self.dtype] + ROW_SCALE_BYTES[self.dtype]
+        return self._groups(columns)[0] * SCALE_BYTES[self.dtype] + ROW_SCALE_BYTES[self.dtype]
 
     def _row_bytes(self, columns: int) -> int:
         """Return the bytes of one stored row of `columns` numbers; of a quantised row also its steps and offsets."""
         if not self.quantised:
             return columns * self._number_bytes
-        codes = -(-self._group_size(columns) * DTYPE_BITS[self.dtype] // 8)
-        return self._groups(columns) * codes + self._scale_bytes_of(columns)
+        groups, size = self._groups(columns)
+        return groups * -(-size * DTYPE_BITS[self.dtype] // 8) + self._scale_bytes_of(columns)
 
 
 OPTIONS = {option.name: option for option in fields(EmbeddingPlan) if option.metadata}

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 import embedlayer as el
 from embedlayer.cli.demo import carried_text
-from embedlayer.cli.pipeline import LayerOptions, build_model
+from embedlayer.cli.training_runs import LayerOptions, build_model
 from embedlayer.io.files import JsonObject
 
 TURN_SECONDS = 5.0

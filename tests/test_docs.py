@@ -98,7 +98,7 @@ def test_every_module_has_its_test_file() -> None:
     together = {"shapes.py": "test_init.py"}
     together |= {
         f"cli/{name}.py": "cli/test_train.py"
-        for name in ("demo", "embed", "neighbors", "pipeline", "progress", "report")
+        for name in ("demo", "embed", "neighbors", "progress", "report", "run_summary", "training_runs")
     }
     together |= {  # data, compared with transformers
         f"families/{name}.py": "test_families.py"
@@ -168,6 +168,8 @@ def test_every_module_has_its_test_file() -> None:
         "distributed/dtensors.py": "distributed/test_sharded.py",
         "block_sizes.py": "row_sparse/test_arithmetic.py",
         "optim/row_optimizer.py": "laws/test_pending_updates.py",
+        "opening/opened_model.py": "opening/test_readers.py",
+        "opening/path_kinds.py": "cli/test_options.py",
     }
     for file in (ROOT / "embedlayer").rglob("*.py"):
         name = file.relative_to(ROOT / "embedlayer")

@@ -52,7 +52,7 @@ def test_a_public_name_is_defined_in_the_package_that_lists_it(package) -> None:
 
 
 def test_a_name_of_the_top_level_is_the_same_object_in_one_package() -> None:
-    paths = Counter()
+    paths: Counter[str] = Counter()
     for package in (*SUBPACKAGES, "errors"):
         module = importlib.import_module(f"embedlayer.{package}")
         defined = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]

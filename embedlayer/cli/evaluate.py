@@ -63,7 +63,7 @@ def evaluate(
     embedlayer evaluate run smaller --text book.txt --json
     """  # noqa: D301 (click needs the backspace)
     from embedlayer.analysis.text_evaluation import evaluate_text
-    from embedlayer.cli.pipeline import chosen_device
+    from embedlayer.cli.options import chosen_device
     from embedlayer.opening.readers import open_model
 
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it reports missing tensors, which are an error here

@@ -65,7 +65,7 @@ def generate(
     """
     import torch
 
-    from embedlayer.cli.pipeline import chosen_device
+    from embedlayer.cli.options import chosen_device
     from embedlayer.models.generation import next_tokens
     from embedlayer.models.sampling import SamplingOptions
     from embedlayer.opening.readers import open_model

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from embedlayer.errors import FileError
+from embedlayer.errors import FileError, SizeError
 from embedlayer.io.files import check_new_files, check_new_folder, is_stream
 from embedlayer.opening.path_kinds import OWN_FOLDERS, PathKind, path_kind
 
@@ -152,3 +152,18 @@ tokenizer_option = click.option(
 new_model_option = click.option(
     "-o", "--output", required=True, type=NewPath(_check_new_model), help="New folder for the result."
 )
+
+
+def chosen_device(name: str) -> str:
+    """Return the device to use for a name: for `auto` it is `cuda` if available, else `cpu`.
+
+    Raises:
+        SizeError: A CUDA device is requested and none is available.
+    """
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise SizeError(f"Device {name} is not available here; use --device cpu or auto.")
+    return name

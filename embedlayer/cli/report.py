@@ -37,7 +37,7 @@ def make_report(run: "RunDirectory") -> dict[str, Any]:
         FileError: The run is not finished.
         TokenizerError: The tokenizer is missing.
     """
-    from embedlayer.cli.pipeline import neighbor_rows, summarise, what_was_learned
+    from embedlayer.cli.run_summary import neighbor_rows, summarise, what_was_learned
     from embedlayer.explorer.export import write_page
     from embedlayer.opening.readers import open_model
 

@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from embedlayer.cli.options import TEXTS_OR_CORPUS, json_option
-from embedlayer.cli.pipeline import LayerOptions, layer_options
+from embedlayer.cli.training_runs import LayerOptions, layer_options
 from embedlayer.command_name import command_line
 from embedlayer.errors import FileError, SizeError
 
@@ -105,7 +105,7 @@ def train(files: tuple[Path, ...], **options: Any) -> int:
 
     With several processes, or machines that share a file system: torchrun --nproc-per-node N -m embedlayer train ...
     """
-    from embedlayer.cli.pipeline import chosen_device
+    from embedlayer.cli.options import chosen_device
     from embedlayer.training.parallel import parallel_context
     from embedlayer.training.run_directory import RunDirectory
 
@@ -145,8 +145,9 @@ def _train(
             weights do not fit the files or the run; or torchrun started the processes of a run with mapped tables.
         PeerError: A rank has other files or options than rank 0.
     """
-    from embedlayer.cli.pipeline import show_summary, start_run, train_to_the_end
     from embedlayer.cli.report import make_report
+    from embedlayer.cli.run_summary import show_summary
+    from embedlayer.cli.training_runs import start_run, train_to_the_end
     from embedlayer.opening.path_kinds import CONFIG
     from embedlayer.training.loop import TrainingOptions
 

@@ -19,7 +19,7 @@ from embedlayer import (
     load_tokenizer,
     train_tokenizer,
 )
-from embedlayer.cli.pipeline import LayerOptions, start_run
+from embedlayer.cli.training_runs import LayerOptions, start_run
 from embedlayer.data import build_in_shards
 from embedlayer.tokenization.read import save_tokenizer
 from embedlayer.vocab import edit_vocabulary

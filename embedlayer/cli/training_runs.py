@@ -1,9 +1,7 @@
 """Train an embedding layer: from text files to the folder of a run. Shared by `train`, `demo` and `corpus build`."""
 
-import math
 import re
 import shutil
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -14,16 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from embedlayer.cli.options import TOKENIZER
-from embedlayer.cli.printing import print_json, say
+from embedlayer.cli.printing import say
 from embedlayer.cli.texts import TokenizerOptions, prepare_corpus
-from embedlayer.errors import FileError, SizeError
+from embedlayer.errors import SizeError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from embedlayer.layers.injection import EmbeddingInjection
     from embedlayer.models.decoder import DecoderLM
-    from embedlayer.opening.opened_model import OpenedModel
     from embedlayer.tables.lookup import LookupTable
     from embedlayer.training.loop import Trainer, TrainingOptions
     from embedlayer.training.run_directory import RunDirectory
@@ -31,9 +28,6 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 NEIGHBORS = 6
-FREQUENT = 50
-"""Occurrences in the text from which on the neighbours of a token in the demo make sense."""
-
 PROBES, SHORTEST_PROBE = 8, 4
 NGRAM_HEADS = 4
 """Hash heads of each order of an n-gram table."""
@@ -176,7 +170,7 @@ def start_run(
     chosen = [_single_token(tokenizer, probe) for probe in probes] or frequent_words(
         corpus.counts(table_size(tokenizer)), tokenizer
     )
-    notes: dict[str, Any] = {"neighbors_before": _neighbors_of(chosen, model, tokenizer)}
+    notes: dict[str, Any] = {"neighbors_before": neighbors_of(chosen, model, tokenizer)}
     notes |= {"launch": launch} if launch else {}
     notes |= {"sources": [str(source) for source in sources]} if weights is not None else {}
     directory.start(trainer, tokenizer, validation_fraction=validation_fraction, notes=notes)
@@ -319,163 +313,6 @@ def train_to_the_end(
     return reached
 
 
-def summarise(directory: "RunDirectory", model: "DecoderLM") -> dict[str, Any]:
-    """Return the figures of a finished run: losses in nats per token, sizes, and tokens per second.
-
-    Args:
-        directory: The folder of the run, whose metrics are read.
-        model: The trained decoder.
-
-    Raises:
-        FileError: The metrics are not those of a finished run.
-    """
-    metrics = directory.read_metrics()
-    validated = [line for line in metrics if "validation_loss" in line]
-    first, rest = metrics[:1], metrics[1:]
-    whole = all("loss" in line for line in first) and all("tokens_per_second" in line for line in rest)
-    whole = whole and all("validation_bits_per_byte" in line for line in validated)
-    if not (validated and rest and whole) or metrics[0]["step"] != 0:
-        raise FileError(f"{directory.metrics} is not the record of a finished run. Train again, or resume the run.")
-    best = directory.validation()
-    assert best is not None  # a line was validated
-    run = directory.read()
-    weights, losses = run.get("weights", []), best.get("validation_losses", [])
-    names = run["notes"].get("sources", [str(number) for number in range(len(weights))])
-    return {
-        "directory": str(directory.path),
-        "first_loss": metrics[0]["loss"],
-        "ln_vocab_size": math.log(model.table.vocab_size),
-        "validation_loss": best["validation_loss"],
-        "validation_bits_per_byte": best["validation_bits_per_byte"],
-        "best_step": best["step"],
-        "last_validation_loss": validated[-1]["validation_loss"],
-        "corpora": [
-            {"source": name, "weight": weight, "validation_loss": corpus_loss}
-            for name, weight, corpus_loss in zip(names, weights, losses, strict=True)
-        ],
-        "steps": metrics[-1]["step"],
-        "tokens_per_second": round(statistics.median([line["tokens_per_second"] for line in rest])),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "table_parameters": sum(parameter.numel() for parameter in model.table.parameters()),
-    }
-
-
-def what_was_learned(opened: "OpenedModel") -> dict[str, Any] | None:
-    """Return what the table of a run learned, and what it did not, as figures for `show_summary` and `--json`.
-
-    Returns:
-        A dictionary: `frequent`, `rare` and `unused`, the numbers of tokens that occur at least `FREQUENT` times in the
-        text, less often, and never; `unigram_entropy` in nats, `gain` and `is_little`, as in `LossOfRun`; and
-        `is_sound` and `verdict`, the summary of `TableHealth`. `None` if the corpus of the run was deleted.
-    """
-    from embedlayer.explorer.health import table_report
-
-    health, counts = table_report(opened), opened.counts
-    if counts is None or health.loss is None:
-        return None
-    tokens, frequent = opened.require_tokenizer().get_vocab_size(), int((counts >= FREQUENT).sum())
-    return {
-        "frequent": frequent,
-        "rare": tokens - frequent,
-        "unused": tokens - int((counts > 0).sum()),
-        "unigram_entropy": health.loss.unigram_entropy,
-        "gain": health.loss.gain,
-        "is_little": health.loss.is_little,
-        "is_sound": health.is_sound,
-        "verdict": health.summary(),
-    }
-
-
-def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
-    """Print the figures of a run as a readable report, or as one line of JSON.
-
-    Args:
-        summary: The result of `make_report`.
-        as_json: Whether to print JSON.
-    """
-    if as_json:
-        print_json(summary)
-        return
-    from embedlayer.cli.printing import make_console, print_facts, print_line
-    from embedlayer.plots.visible import visible_text
-
-    console, loss = make_console(), "{:.3f} nats per token".format
-    speed, guess = f"{summary['tokens_per_second']:,} tokens/s", f"{summary['ln_vocab_size']:.2f}"
-    whole, part = (f"{summary[name] / 1e6:.2f} M" for name in ("parameters", "table_parameters"))
-    bits = f"{summary['validation_bits_per_byte']:.3f} bits per byte, at step {summary['best_step']:,}"
-    print_line(console, "\nResult")
-    facts = [
-        ("trained", f"{summary['steps']:,} steps", speed),
-        ("parameters", whole, f"{part} in the table"),
-        ("first loss", loss(summary["first_loss"]), f"a uniform guess has ln V = {guess}"),
-        ("held-out text", loss(summary["validation_loss"]), f"{bits}; the weights of this step are kept"),
-    ]
-    whole_weight = sum(corpus["weight"] for corpus in summary["corpora"])
-    for corpus in summary["corpora"]:
-        share = f"{corpus['weight'] / whole_weight:.1%} of the windows"
-        facts.append((f"  {Path(corpus['source']).name}", loss(corpus["validation_loss"]), share))
-    if summary["best_step"] != summary["steps"]:
-        facts.append(("at the last step", loss(summary["last_validation_loss"]), "on held-out text"))
-    print_facts(console, facts)
-    print_line(console, "\nNearest neighbours by cosine similarity (· is a space)")
-    facts = [("token", "before training", "after training")]
-    for row in summary["neighbors"]:
-        before, after = ("  ".join(visible_text(text) for text, _ in row[when][:5]) for when in ("before", "after"))
-        facts.append((visible_text(row["token"]), before, after))
-    print_facts(console, facts)
-    if learned := summary["learned"]:
-        print_line(console, "\nWhat the table learned, and what not")
-        print_line(console, "\n".join(_sentences_learned(learned, summary["validation_loss"])), indent=2)
-    click.echo(f"\nWritten to {summary['directory']}: {', '.join(summary['files'])}")
-
-
-def _sentences_learned(learned: dict[str, Any], loss: float) -> Iterator[str]:
-    """Yield what a table learned, and what not, in sentences.
-
-    Args:
-        learned: The result of `what_was_learned`.
-        loss: Loss on held-out text, in nats per token.
-    """
-    if not learned["is_sound"]:
-        yield learned["verdict"]
-    if not learned["is_little"]:
-        yield (
-            f"It learned which tokens are used alike: the {learned['frequent']:,} that occur {FREQUENT} times or more "
-            f"in the text have neighbours of similar use."
-        )
-    if learned["rare"]:
-        which = (
-            f"{learned['rare']:,} rows were not learned" * learned["is_little"]
-            or f"It did not learn the other {learned['rare']:,}"
-        )
-        yield (
-            f"{which}: these are too rare, {learned['unused']:,} of them are not in the text at all, and their "
-            f"neighbours mean little."
-        )
-    if not learned["is_little"]:
-        yield (
-            f"Context lowers the loss on held-out text from {learned['unigram_entropy']:.2f} nats per token, which "
-            f"token frequencies alone give, to {loss:.2f}."
-        )
-
-
-def neighbor_rows(directory: "RunDirectory", model: "DecoderLM", tokenizer: "Tokenizer") -> list[dict[str, Any]]:
-    """Return the nearest neighbours of the run's probe tokens, before and after training.
-
-    Those before training are read from the run's notes.
-
-    Returns:
-        A dictionary for each token: `token` (its text), `before` and `after`. The last two are lists of `(text,
-        cosine)`, nearest first.
-    """
-    before = directory.read()["notes"].get("neighbors_before", [])
-    after = _neighbors_of([row["id"] for row in before], model, tokenizer)
-    return [
-        {"token": old["token"], "before": old["near"], "after": new["near"]}
-        for old, new in zip(before, after, strict=True)
-    ]
-
-
 def frequent_words(counts: Any, tokenizer: "Tokenizer") -> list[int]:
     """Return the IDs of up to `PROBES` frequent words, the most frequent first, to show their nearest neighbours.
 
@@ -498,7 +335,7 @@ def frequent_words(counts: Any, tokenizer: "Tokenizer") -> list[int]:
     return [named[i * (len(named) - 1) // (PROBES - 1)] for i in range(min(PROBES, len(named)))]
 
 
-def _neighbors_of(tokens: Sequence[int], model: "DecoderLM", tokenizer: "Tokenizer") -> list[dict[str, Any]]:
+def neighbors_of(tokens: Sequence[int], model: "DecoderLM", tokenizer: "Tokenizer") -> list[dict[str, Any]]:
     """Return the nearest neighbours of some tokens in the model's table, by cosine similarity.
 
     Args:
@@ -531,18 +368,3 @@ def _single_token(tokenizer: "Tokenizer", text: str) -> int:
     if len(ids) != 1:
         raise SizeError(f"--probe {text!r} is {len(ids)} tokens for this tokenizer; it must be one.")
     return int(ids[0])
-
-
-def chosen_device(name: str) -> str:
-    """Return the device to use for a name: for `auto` it is `cuda` if available, else `cpu`.
-
-    Raises:
-        SizeError: A CUDA device is requested and none is available.
-    """
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise SizeError(f"Device {name} is not available here; use --device cpu or auto.")
-    return name
