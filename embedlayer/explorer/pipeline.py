@@ -19,13 +19,15 @@ from torch import Tensor, nn
 
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.data.tokenizer import token_text
+from embedlayer.explorer import answers
 from embedlayer.explorer.appended import longer_text
 from embedlayer.explorer.example_texts import example_texts
+from embedlayer.explorer.rotation import PairRotation, pair_rotation, width_of
 from embedlayer.explorer.text_ids import Vocabulary, text_ids, vocabulary_of
 from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
 from embedlayer.explorer.tiny_layer import WORDS as TINY_WORDS
 from embedlayer.explorer.tiny_layer import TinyPosition, tiny_layer
-from embedlayer.explorer.tokens import token_ids
+from embedlayer.explorer.tokens import Params, token_ids
 from embedlayer.families import FAMILIES, HUGGING_FACE_TENSORS
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import finite_json
@@ -38,7 +40,6 @@ from embedlayer.losses.largest import top_k
 from embedlayer.models.decoder import Attention, DecoderLM
 from embedlayer.plots import visible_text
 from embedlayer.positions.position import Position, positions_of
-from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.sources import OpenedModel
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import TokenTable
@@ -142,7 +143,7 @@ class ShownToken:
     id: int
     decoded: str
     text: str
-    kind: str
+    kind: answers.TokenKind
 
 
 @dataclass
@@ -228,7 +229,7 @@ class Pipeline:
         """Return the step with a name; `None` if this model does not have it."""
         return next((step for step in self.steps if step.name == name), None)
 
-    def to_json(self) -> JsonObject:
+    def to_json(self) -> answers.Pipeline:
         """Return the pipeline as a JSON object of its attributes, with packed tensors; see `packed`.
 
         `vectors` are left out. NaN and infinity outside of tensors become `None`.
@@ -236,10 +237,10 @@ class Pipeline:
         tokens, steps = [vars(token) for token in self.tokens], [step.to_json() for step in self.steps]
         content = {**vars(self), "tokens": tokens, "steps": steps}
         del content["vectors"]
-        return cast(JsonObject, finite_json(content))
+        return cast(answers.Pipeline, finite_json(content))
 
 
-def packed(values: Tensor) -> JsonObject:
+def packed(values: Tensor) -> answers.PackedTensor:
     """Return a tensor as JSON: its shape, and its float32 numbers, little-endian, in base64.
 
     Example:
@@ -268,14 +269,14 @@ def shown_tokens(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[ShownToken
             return ShownToken(number, "", f"row {number}", "special")
         text = token_text(vocabulary, number)
         is_byte = text.startswith("<0x") and text.endswith(">")
-        kind = "special" if number in specials else "byte" if is_byte else "text"
+        kind: answers.TokenKind = "special" if number in specials else "byte" if is_byte else "text"
         return ShownToken(number, text, visible_text(text), kind)
 
     return tuple(shown(number) for number in ids)
 
 
-def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
-    """Answer a request of the page, for JSON: the pipeline of the parameter `text`; without it, what can be chosen.
+def answer(source: OpenedModel, params: Params) -> answers.Pipeline:
+    """Answer a request of the page: the pipeline of the parameter `text`.
 
     Args:
         source: The source.
@@ -292,8 +293,6 @@ def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
         TokenizerError: The source has neither a tokenizer nor names, and the text is no list of IDs.
         TextError: The text has no tokens.
     """
-    if "text" not in params:
-        return choices(source)
     model, vocabulary = requested_model(source, params)
     table, special = parts_of(model)[0], source.adds_special_tokens
     text, appended = params.get("text", ""), token_ids(params, "appended", table.vocab_size)
@@ -320,36 +319,33 @@ def requested_model(source: OpenedModel, params: Mapping[str, str]) -> tuple[Mod
     return source.require_input(), vocabulary_of(source)
 
 
-def choices(source: OpenedModel) -> JsonObject:
-    """Return what the page lets the user choose, for JSON.
-
-    Returns:
-        `texts`: example texts of the model. `reads`: how it reads texts, `"tokenizer"`, `"names"` or `"ids"`.
-        `refused`: why only the tiny layer can be shown; `""` if the model can. `tiny`: the tiny layer's `texts`,
-        `words`, `positions` and `embed_dim`.
-    """
+def choices(source: OpenedModel, params: Params) -> answers.PipelineChoices:
+    """Return what the page lets the user choose."""
     vocabulary = vocabulary_of(source)
-    reads = "tokenizer" if isinstance(vocabulary, Tokenizer) else "ids" if vocabulary is None else "names"
     refused = f"Only the table of this source can be read. {source.table_only}" if source.table_only else ""
-    tiny = {
+    tiny: answers.TinyChoices = {
         "texts": list(TINY_TEXTS),
         "words": list(TINY_WORDS.names),
         "positions": list(get_args(TinyPosition)),
         "embed_dim": tiny_layer("learned", tied=True).table.embed_dim,
     }
-    return {"texts": example_texts(source), "reads": reads, "refused": refused, "tiny": tiny}
+    return {
+        "texts": example_texts(source),
+        "reads": "tokenizer" if isinstance(vocabulary, Tokenizer) else "ids" if vocabulary is None else "names",
+        "refused": refused,
+        "tiny": tiny,
+    }
 
 
 def baked(source: OpenedModel) -> list[dict[str, str]]:
     """Return the parameters of the requests whose answers an exported page stores.
 
-    The first has no parameters, for what can be chosen; the others are the example texts themselves, in the model and
-    in every tiny layer.
+    These are the example texts, in the model and in every tiny layer.
     """
     shapes = product(TINY_TEXTS, get_args(TinyPosition), "10")
     tiny = [{"layer": "tiny", "text": text, "position": name, "tied": tied} for text, name, tied in shapes]
     texts = [] if source.table_only else example_texts(source)
-    return [{}, *({"text": text} for text in texts), *tiny]
+    return [*({"text": text} for text in texts), *tiny]
 
 
 def pipeline(
@@ -561,25 +557,26 @@ class _Computation:
 
         Nothing is yielded for other schemes.
         """
-        if isinstance(self.position, RotaryEmbedding):
-            yield self._rotation(self.position)
+        if self.position.hook == "rotate":
+            rotation = pair_rotation(self.position, self.positions)
+            if rotation is not None and len(rotation.channels):
+                yield self._rotation(rotation)
         elif self.position.hook == "bias":
             bias = self.position.bias(self.positions, self.positions)
             assert bias is not None  # the scheme overrides this hook
             facts = {"causal": not getattr(self.position, "bidirectional", False), "heads": bias.shape[1]}
             yield Step("bias", f"{bias.shape[1]} heads", {"bias": bias[0, :MOST_HEADS]}, facts)
 
-    def _rotation(self, position: RotaryEmbedding) -> Step:
+    def _rotation(self, rotation: PairRotation) -> Step:
         """Return the step with the rotation angles of each position.
 
         For a decoder it also has the queries and keys of the first block before and after rotation.
         """
-        cos, sin = position.cos_sin(self.positions)
-        values = {"angles": torch.atan2(sin, cos)}
-        note = f"{cos.shape[-1]} pairs of dimensions rotate"
+        values = {"angles": rotation.angles}
+        note = f"{len(rotation.channels)} pairs of dimensions rotate"
         if isinstance(self.model, DecoderLM) and len(self.model.blocks):
             queries, keys = queries_and_keys(self.model, self.x)
-            rotated_queries, rotated_keys = position.rotate(queries, keys, self.positions)
+            rotated_queries, rotated_keys = self.position.rotate(queries, keys, self.positions)
             values |= {
                 "queries": queries[:MOST_HEADS],
                 "queries_turned": rotated_queries[:MOST_HEADS],
@@ -587,8 +584,7 @@ class _Computation:
                 "keys_turned": rotated_keys[:MOST_HEADS],
             }
             note += f" in each of {queries.shape[-3]} query and {keys.shape[-3]} key heads of the first block"
-        facts = {name: getattr(position, name) for name in ("interleaved", "rotary_dim", "head_dim", "base")}
-        facts["channels"] = position.pair_channels().tolist()
+        facts = {"channels": rotation.channels.tolist(), "head_dim": width_of(self.position)}
         return Step("rotation", note, values, facts)
 
     def _head_steps(
