@@ -60,7 +60,7 @@ def without_tokens(name: str) -> dict[str, Callable[[Any], object]]:
             "key": lambda at: position.bias(torch.arange(T), at),
         }
         return {**found, **({"score_mod": position.score_mod} if hasattr(position, "score_mod") else {})}
-    return {"prepare": position.prepare} if position.hook == "rotate" else {}
+    return {} if is_unchanged(position, prepare=el.Position.prepare) else {"prepare": position.prepare}
 
 
 @every_scheme
