@@ -25,13 +25,13 @@ TESTED_ELSEWHERE = {embedlayer.tables.GGUFEmbedding}  # blocks of 32 numbers or 
 
 
 def savable_classes() -> set[type]:
-    list(package_modules())  # classes are known once they are imported
+    modules = {module.__name__ for module in package_modules()}  # classes are known once they are imported
     waiting: list[type] = [Described]
     found: set[type] = set()
     while waiting:
         cls = waiting.pop()
         waiting += cls.__subclasses__()
-        if cls.__module__.startswith("embedlayer.") and not inspect.isabstract(cls) and cls.__name__ not in ABSTRACT:
+        if cls.__module__ in modules and not inspect.isabstract(cls) and cls.__name__ not in ABSTRACT:
             found.add(cls)
     return found - NEVER_SAVED
 
