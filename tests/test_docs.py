@@ -187,7 +187,7 @@ def test_the_commands_of_the_readme_are_there() -> None:
 def test_the_files_in_contributing_work_as_printed(tmp_path, monkeypatch) -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text()
     record = re.search(r"^The record, in `CAUSAL_FAMILIES` .*?```python\n(.*?)^```", page, flags=re.S | re.M)[1]
-    monkeypatch.setattr(families, "FAMILIES", (*families.FAMILIES, *eval(f"({record})", vars(causal))))
+    monkeypatch.setattr(families, "FAMILIES", (*families.FAMILIES, eval(record, vars(causal))))
     files = re.findall(r"^The file `([\w/.]+)`:\n\n```python\n(.*?)^```", page, flags=re.S | re.M)
     assert [name.partition("/")[0] for name, _ in files] == [*("embedlayer", "tests") * 2, "tests"]
     tests = []
