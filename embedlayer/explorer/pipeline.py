@@ -27,7 +27,6 @@ from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
 from embedlayer.explorer.tiny_layer import WORDS as TINY_WORDS
 from embedlayer.explorer.tiny_layer import TinyPosition, tiny_layer
 from embedlayer.explorer.tokens import Params, token_ids
-from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import finite_json
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.opening.opened_model import OpenedModel

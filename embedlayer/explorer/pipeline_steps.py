@@ -25,7 +25,7 @@ from embedlayer.layers.input import TransformerEmbedding
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.prediction_head import PredictionHead
 from embedlayer.layers.steps import TokenBatch, TracedStep, input_steps, trace_steps
-from embedlayer.losses.definition import finish_logits
+from embedlayer.losses.finishing import finish_logits
 from embedlayer.losses.largest import top_k
 from embedlayer.models.decoder import Attention, DecoderLM
 from embedlayer.positions.position import Position, positions_of

@@ -7,11 +7,11 @@ from functools import cache
 
 from tokenizers import Tokenizer
 
-from embedlayer.data.tokenizer import token_text
 from embedlayer.errors import TextError, TokenIdError, TokenizerError
 from embedlayer.explorer import answers
 from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.plots import visible_text
+from embedlayer.tokenization.bytes import token_text
 from embedlayer.tokenization.tokenizer_calls import encode, pure_tokenizer
 
 WORDS_OF_A_NAME = 6

@@ -5,9 +5,15 @@ Facts about all rows are columns, computed once for a source. An exported page s
 
 import json
 import math
-import torch
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from tokenizers import Tokenizer
+from torch import Tensor
+
 from embedlayer.analysis.movement import row_movement
 from embedlayer.analysis.spelling import spelling_variants
 from embedlayer.analysis.token_classes import CONTEXTS
@@ -19,10 +25,6 @@ from embedlayer.explorer.positions import example_ids
 from embedlayer.explorer.text_ids import text_ids, vocabulary_of
 from embedlayer.explorer.tokens import BAKED_ROWS, Params, token_ids
 from embedlayer.opening.opened_model import OpenedModel
-from jaxtyping import Float, Int
-from tokenizers import Tokenizer
-from torch import Tensor
-from typing import Any, cast
 
 LISTED_EQUAL = 8
 """Largest number of rows that are listed as equal to a row."""

@@ -29,7 +29,7 @@ from embedlayer.losses.options import (
     check_token_options,
 )
 from embedlayer.option_docs import show_options
-from embedlayer.tracing import is_transformed, plain_operators_only
+from embedlayer.torch_state import is_transformed, plain_operators_only
 
 FEW_LOGITS = 2**16
 """Up to this number of logits the plain definition is at least as fast, and differentiable any number of times."""

@@ -1,8 +1,14 @@
 """Tables whose rows stay in files: larger than memory, read-only or trained in place."""
 
-import torch
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
 from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.index_checks import IndexCheck, as_ids
@@ -14,16 +20,21 @@ from embedlayer.io.weight_files import WeightFiles, choose_weight_files, find_fo
 from embedlayer.pretrained import check_saved
 from embedlayer.shapes import Ids, IdsLike, Vectors
 from embedlayer.tables.dense import TokenEmbedding, resolve_init_std, resolve_scale
-from embedlayer.tables.folder_files import FORMAT_VERSION, RESIDENT_BYTES, TABLE, TableFields, WEIGHT, check_at_rest, read_table_fields
+from embedlayer.tables.folder_files import (
+    FORMAT_VERSION,
+    RESIDENT_BYTES,
+    TABLE,
+    WEIGHT,
+    TableFields,
+    check_at_rest,
+    read_table_fields,
+)
 from embedlayer.tables.lookup import LookupTable, StoredRows, check_sizes
 from embedlayer.tables.packed_rows import DTYPES
 from embedlayer.tables.row_folder import RowFolder
 from embedlayer.tables.rows_in_files import FileRows, FolderRows, RowsInFiles, mapped_rows
 from embedlayer.torch_state import plain_operators_only
-from jaxtyping import Float
-from pathlib import Path
-from torch import Tensor, nn
-from typing import Any, Literal
+
 
 class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
     """A table whose rows stay in a file: `out[..., :] = scale * rows[ids]`.

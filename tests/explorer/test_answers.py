@@ -17,7 +17,7 @@ from embedlayer.explorer.answers import Cluster, ShownToken, StepFacts
 from embedlayer.explorer.routes import PAIRS, ROUTES, answer, manifest
 from embedlayer.explorer.server import to_json
 from embedlayer.explorer.user_columns import UserColumn, UserColumns, add_user_columns
-from embedlayer.sources import OpenedModel
+from embedlayer.opening.opened_model import OpenedModel
 
 
 def conforms(value, kind):

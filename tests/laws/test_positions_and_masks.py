@@ -12,8 +12,8 @@ from torch import Tensor
 import embedlayer as el
 from embedlayer.documents import check_mask
 from embedlayer.layers.gated_embedding import GatedEmbedding
-from embedlayer.overrides import is_unchanged
 from embedlayer.positions.position import AdditivePosition
+from embedlayer.torch_state import is_unchanged
 
 B, T = 2, 5
 IDS = torch.arange(1, 1 + B * T).view(B, T)

@@ -127,7 +127,7 @@ export interface RowList {
 /** Facts about a token; null where there is nothing to say, or where a number is not finite. */
 export interface TokenFacts {
   id: number;
-  /** One of `analysis.kinds.KINDS`; null without a tokenizer. */
+  /** One of `analysis.token_classes.KINDS`; null without a tokenizer. */
   kind: string | null;
   norm: number | null;
   /** Share of the rows, of those without NaN, that have a smaller norm. */
@@ -287,9 +287,9 @@ export interface NoFacts {
 
 /** The facts of each step that has some, by the name of the step. */
 export interface StepFacts {
-  rows: RowsFacts;
+  look_up: RowsFacts;
   scale: ScaleFacts;
-  positions: PositionsFacts;
+  position: PositionsFacts;
   dropout: DropoutFacts;
   rotation: RotationFacts;
   bias: BiasFacts;
