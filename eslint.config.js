@@ -1,6 +1,18 @@
 import js from "@eslint/js";
 import globals from "globals";
 
+/** Report `any` in the types of JSDoc comments: a value of unknown type is `unknown`. */
+const noAny = {
+  meta: { type: "problem", schema: [] },
+  create: ({ sourceCode, report }) => ({
+    Program() {
+      for (const comment of sourceCode.getAllComments()) {
+        if (/\{[^@]*\bany\b[^@]*\}/.test(comment.value)) report({ loc: comment.loc, message: "A type is `any`." });
+      }
+    },
+  }),
+};
+
 /** The rules of STYLE.md for the explorer's page; all of them are errors. */
 export default [
   js.configs.recommended,
@@ -8,6 +20,7 @@ export default [
     files: ["embedlayer/explorer/page/**/*.js"],
     languageOptions: { ecmaVersion: 2022, sourceType: "module", globals: globals.browser },
     linterOptions: { reportUnusedDisableDirectives: "error" },
+    plugins: { types: { rules: { "no-any": noAny } } },
     rules: {
       eqeqeq: "error",
       "max-len": ["error", { code: 120 }],
@@ -16,6 +29,7 @@ export default [
       "no-unused-vars": "error",
       "no-var": "error",
       "prefer-const": "error",
+      "types/no-any": "error",
     },
   },
 ];

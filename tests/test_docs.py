@@ -15,7 +15,9 @@ import torch
 from package_modules import NAMES, import_or_skip
 
 import embedlayer
+from embedlayer import families
 from embedlayer.cli import demo
+from embedlayer.families import causal
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -185,8 +187,11 @@ def test_the_commands_of_the_readme_are_there() -> None:
 
 def test_the_files_in_contributing_work_as_printed(tmp_path, monkeypatch) -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text()
+    record = re.search(r"^The record, in `CAUSAL_FAMILIES` .*?```python\n(.*?)^```", page, flags=re.S | re.M)[1]
+    monkeypatch.setattr(families, "FAMILIES", (*families.FAMILIES, *eval(f"({record})", vars(causal))))
     files = re.findall(r"^The file `([\w/.]+)`:\n\n```python\n(.*?)^```", page, flags=re.S | re.M)
-    assert [name.partition("/")[0] for name, _ in files] == ["embedlayer", "tests"]
+    assert [name.partition("/")[0] for name, _ in files] == [*("embedlayer", "tests") * 2, "tests"]
+    tests = []
     for name, text in files:
         path = tmp_path / Path(name).name
         path.write_text(text)
@@ -195,10 +200,12 @@ def test_the_files_in_contributing_work_as_printed(tmp_path, monkeypatch) -> Non
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, module_name, module)
         spec.loader.exec_module(module)
-    tests = {name: test for name, test in vars(module).items() if name.startswith("test_")}
-    assert len(tests) == 3
-    for test in tests.values():
-        test(**({"tmp_path": tmp_path / "model"} if "tmp_path" in inspect.signature(test).parameters else {}))
+        tests += [test for name, test in vars(module).items() if name.startswith("test_")]
+    assert len(tests) == 7
+    for test in tests:
+        folder = tmp_path / f"{test.__module__}.{test.__name__}"
+        folder.mkdir()
+        test(**({"tmp_path": folder} if "tmp_path" in inspect.signature(test).parameters else {}))
 
 
 def test_the_changelog_knows_the_version() -> None:

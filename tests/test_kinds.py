@@ -5,11 +5,11 @@ import json
 
 import pytest
 import torch
-from kinds import LAYERS, POSITIONS, TABLES, UNTIED_HEADS
+from kinds import LAYERS, LOOKUP_TABLES, POSITIONS, TABLES, UNTIED_HEADS
 from package_modules import package_modules
 
 import embedlayer
-from embedlayer import CheckpointError, DecoderLM, Position, TokenEmbedding
+from embedlayer import CheckpointError, DecoderLM, LookupTable, Position, TokenEmbedding
 from embedlayer.kinds import KINDS, class_of, kind_of
 from embedlayer.layers.peft import AdaptedRows
 from embedlayer.pretrained import Described, Pretrained, build, describe
@@ -19,6 +19,9 @@ NEVER_SAVED = {
     embedlayer.distributed.ShardedTable,
 }  # views of another table, which is saved in their place
 ABSTRACT = {"Described", "Pretrained", "AdditivePosition", "RotaryScaling"}
+
+
+TESTED_ELSEWHERE = {embedlayer.tables.GGUFEmbedding}  # blocks of 32 numbers or more: tests/checkpoints/test_gguf.py
 
 
 def savable_classes() -> set[type]:
@@ -45,6 +48,24 @@ def test_every_public_savable_class_has_one_identifier() -> None:
     assert savable_classes() & public_classes() <= classes
     assert len(set(KINDS.values())) == len(KINDS)
     assert all(kind_of(class_of(kind)) == kind for kind in KINDS)
+
+
+@pytest.mark.parametrize(
+    ("base", "package", "kinds", "place"),
+    [(Position, "positions", POSITIONS, "POSITIONS"), (LookupTable, "tables", LOOKUP_TABLES, "TABLES")],
+)
+def test_every_scheme_and_table_is_in_the_three_lists(base, package, kinds, place) -> None:
+    tested, missing = {*TESTED_ELSEWHERE, *(type(build()) for build in kinds.values())}, []
+    for cls in savable_classes():
+        if issubclass(cls, base):
+            module, name = cls.__module__.rpartition(".")[2], cls.__name__
+            if cls not in public_classes():
+                missing.append(f"from .{module} import {name} as {name}  # embedlayer/{package}/__init__.pyi")
+            if f"{cls.__module__}:{name}" not in KINDS.values():
+                missing.append(f'"{module}": "{cls.__module__}:{name}",  # KINDS in embedlayer/kinds.py')
+            if cls not in tested:
+                missing.append(f'"{module}": lambda: el.{package}.{name}(...),  # {place} in tests/kinds.py')
+    assert not missing, "\n".join(["add these lines:", *missing])
 
 
 def all_kinds(value: object) -> list[str]:

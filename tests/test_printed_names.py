@@ -24,8 +24,8 @@ FILE = re.compile(r"(?<![\w/.-])(?:embedlayer|docs|tests|examples|benchmarks|int
 
 NOT_NAMES = {"embedlayer.base", "embedlayer.table"}
 """Keys of the metadata in safetensors files."""
-EXAMPLE = re.compile(r"\bNAME\b|(?i:log_?distance)")
-"""What the reader fills in, and what CONTRIBUTING's worked example adds."""
+EXAMPLE = re.compile(r"\bNAME\b|(?i:log_?distance|tables[./](?:test_)?normalized|NormalizedEmbedding|example_family)")
+"""What the reader fills in, and what CONTRIBUTING's worked examples add."""
 
 
 @functools.cache

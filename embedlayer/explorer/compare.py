@@ -1,7 +1,7 @@
 """Data of the Compare view: two tables in the same coordinates, and how far each token moved."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -19,6 +19,8 @@ from embedlayer.analysis.geometry import (
 from embedlayer.analysis.relation import TableRelation, common_rows, rows_left_out, table_relation
 from embedlayer.errors import SizeError
 from embedlayer.explorer import tokens
+from embedlayer.explorer.answers import Comparison, Relation
+from embedlayer.explorer.answers import MovedRow as MovedCells
 from embedlayer.explorer.tokens import Params
 from embedlayer.sources import OpenedModel
 
@@ -52,24 +54,20 @@ class TableComparison:
     only_other: list[int]
 
 
-def summary(source: OpenedModel, other: OpenedModel, params: Params) -> Any:
-    """Return how far the tokens that two tables share moved, as a JSON object for the page.
+def summary(source: OpenedModel, other: OpenedModel, params: Params) -> Comparison:
+    """Return how far the tokens that two tables share moved.
 
-    Its keys are `title`, of the other source; `shared`, the number of these tokens; `mean_cosine`; `residual`, of the
-    alignment, or `None`; `scale`, the median ratio of a row's norm to that in the other table; `relation`, with its
-    `verdict` and `sentence`; `only`, the rows that only this or only the other table has, `{"title", "rows", "tokens"}`
-    with the first tokens; and lists of `[ID, ID in the other table, cosine, ratio of the norms over scale]`.
-
-    The lists are `moved_most` (rows that moved, see `RowMovement.has_moved`) and `moved_least`. If the number of
-    occurrences is known, they have the tokens of the training text, and `moved_never` has those that moved most among
-    tokens that never occur; else it is `None`. The lists are empty for unrelated tables.
+    The lists are `moved_most` (rows that moved, see `RowMovement.has_moved`) and `moved_least`; they are empty for
+    unrelated tables. If the number of occurrences is known, they have the tokens of the training text, and
+    `moved_never` has those that moved most among tokens that never occur.
     """
     found = _compared(source, other)
     moved, scale, counts = found.moved, found.moved.scale, source.counts
     occurs = torch.ones(len(moved.pairs), dtype=torch.bool) if counts is None else counts[moved.pairs[:, 1]] > 0
+    relation = {**found.relation.to_json(LISTED), "sentence": found.relation.sentence(other.title, source.title)}
     listed = 0 if found.relation.verdict == "unrelated" else LISTED
 
-    def cells(rows: list[MovedRow]) -> list[tuple[int, int, float, float]]:
+    def cells(rows: list[MovedRow]) -> list[MovedCells]:
         return [
             (row.after, row.before, round(row.cosine, 9), round(row.norm_after / row.norm_before / scale, 4))
             for row in rows
@@ -81,7 +79,7 @@ def summary(source: OpenedModel, other: OpenedModel, params: Params) -> Any:
         "mean_cosine": float(moved.cosines.mean()),
         "residual": found.residual,
         "scale": scale,
-        "relation": {**found.relation.to_json(LISTED), "sentence": found.relation.sentence(other.title, source.title)},
+        "relation": cast(Relation, relation),
         "only": [
             {"title": each.title, "rows": len(rows), "tokens": [each.token_texts[row] for row in rows[:NAMED_ONLY]]}
             for each, rows in ((source, found.only), (other, found.only_other))
@@ -104,15 +102,15 @@ def places(source: OpenedModel, other: OpenedModel, params: Params) -> bytes:
     return columns.numpy().tobytes() + ids.numpy().tobytes()
 
 
-def other_neighbors(source: OpenedModel, other: OpenedModel, params: Params) -> Any:
-    """Return the tokens of the other table nearest to a query in that table: `[[text, cosine], ...]`, nearest first.
+def other_neighbors(source: OpenedModel, other: OpenedModel, params: Params) -> list[tuple[str, float]]:
+    """Return text and cosine of the tokens of the other table nearest to a query in that table, nearest first.
 
     Args:
         source: The first source, which is not used.
         other: The source to search.
         params: The parameters of `tokens.neighbors`, with IDs of the other table.
     """
-    return [[other.token_texts[row], score] for row, score in tokens.neighbors(other, params)]
+    return [(other.token_texts[row], score) for row, score in tokens.neighbors(other, params)]
 
 
 def _compared(source: OpenedModel, other: OpenedModel) -> TableComparison:

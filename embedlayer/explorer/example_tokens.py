@@ -1,10 +1,9 @@
 """Examples for the first screens of the page: tokens that most people know, and sums that the table answers."""
 
-from typing import Any
-
 import torch
 
 from embedlayer.analysis.nearest import nearest_rows
+from embedlayer.explorer.answers import AnsweredSum, Examples
 from embedlayer.explorer.tokens import Params, nameless, sum_of_rows
 from embedlayer.sources import OpenedModel
 
@@ -47,17 +46,12 @@ FEWEST_EVERYDAY = 8
 """A table with fewer of `EVERYDAY_WORDS` is about something else, such as code."""
 
 
-def examples(source: OpenedModel, params: Params) -> Any:
-    """Return examples of a source, for JSON; all are tokens of it.
-
-    Returns:
-        `{"words": IDs, "is_everyday": whether these are words of everyday language, "sums": [...]}`. Each sum is
-        `{"plus": IDs, "minus": IDs, "answer": ID}`, and its answer is the nearest of all rows except the terms.
-    """
+def examples(source: OpenedModel, params: Params) -> Examples:
+    """Return examples of a source; all are tokens of it."""
     return source.once("examples", lambda: _found(source))
 
 
-def _found(source: OpenedModel) -> Any:
+def _found(source: OpenedModel) -> Examples:
     """Compute what `examples` returns."""
     ids = _ids_by_word(source)
     everyday = [ids[word] for word in EVERYDAY_WORDS if word in ids]
@@ -86,7 +80,7 @@ def _ids_by_word(source: OpenedModel) -> dict[str, int]:
     return {word: row for (word, row), norm in zip(found.items(), norms, strict=True) if 0 < norm < float("inf")}
 
 
-def _answered(source: OpenedModel, ids: dict[str, int], sums: list[tuple[str, str, str, str]]) -> list[Any]:
+def _answered(source: OpenedModel, ids: dict[str, int], sums: list[tuple[str, str, str, str]]) -> list[AnsweredSum]:
     """Return those sums, at most `MOST_SUMS`, whose answer is the nearest row by more than `MARGIN`.
 
     The nearest rows are those of `neighbors`, of all sums at once.
@@ -98,7 +92,7 @@ def _answered(source: OpenedModel, ids: dict[str, int], sums: list[tuple[str, st
     terms = torch.tensor(known)[:, :3]
     near = nearest_rows(source.rows, queries, 2, candidates=~nameless(source), exclude=terms)
     return [
-        {"plus": [a, c], "minus": [b], "answer": answer}
+        AnsweredSum(plus=[a, c], minus=[b], answer=answer)
         for (a, b, c, answer), nearest, cosines in zip(known, near.ids.tolist(), near.cosines.tolist(), strict=True)
         if nearest[0] == answer and cosines[0] > cosines[-1] + MARGIN
     ][:MOST_SUMS]

@@ -1,12 +1,13 @@
 """Data of the Health view: faulty rows, and how the table uses its dimensions."""
 
 from dataclasses import asdict
-from typing import Any
+from typing import cast
 
 from embedlayer.analysis.chance import chance_geometry
 from embedlayer.analysis.geometry import table_geometry
 from embedlayer.analysis.health import TableHealth, model_health
 from embedlayer.analysis.shared_variance import LEAST_RANK, LEAST_SCALE, MOST_OFFSET, MOST_SCALE, MOST_VARIANCE
+from embedlayer.explorer.answers import ChanceMeasures, Health, Spectrum
 from embedlayer.explorer.tokens import Params
 from embedlayer.sources import OpenedModel
 
@@ -15,11 +16,10 @@ DIRECTIONS = 1024
 LISTED_TEXTS = 100
 
 
-def found(source: OpenedModel, params: Params) -> Any:
-    """Return the report of `table_health` as JSON: zero, NaN, duplicate, unchanged and under-trained rows.
+def found(source: OpenedModel, params: Params) -> Health:
+    """Return the report of `table_health`: zero, NaN, duplicate, unchanged and under-trained rows.
 
-    Each list has at most `LISTED` entries. `shared` has also `is_measured`. `at_fault` has the names of the measures in
-    `shared`, and `"loss"`, because of which the table is not sound, and `limits` the values from which on they are.
+    Each list has at most `LISTED` entries.
     """
     health = table_report(source)
     report = health.to_json(LISTED)
@@ -39,7 +39,7 @@ def found(source: OpenedModel, params: Params) -> Any:
     groups += [group["ids"] for group in report["norm_outliers"]]
     named = sorted({row for ids in (*broken, *groups) for row in ids[:LISTED_TEXTS]})
     report["texts"] = {str(row): source.token_texts[row] for row in named}
-    return report
+    return cast(Health, report)
 
 
 def scores(source: OpenedModel, params: Params) -> bytes:
@@ -47,12 +47,8 @@ def scores(source: OpenedModel, params: Params) -> bytes:
     return table_report(source).under_trained.scores.float().numpy().tobytes()
 
 
-def shares(source: OpenedModel, params: Params) -> Any:
-    """Return measures of the table's geometry as a JSON object; see `TableGeometry`.
-
-    Its keys are `effective_rank`, `isotropy`, `mean_cosine`, `chance`, which is the `ChanceGeometry`, and `explained`:
-    the share of the variance along each principal direction, largest first, at most `DIRECTIONS` of them.
-    """
+def shares(source: OpenedModel, params: Params) -> Spectrum:
+    """Return measures of the table's geometry, with the shares of at most `DIRECTIONS` principal directions."""
     found = source.once("geometry", lambda: table_geometry(source.table))
     chance = source.once("chance", lambda: chance_geometry(found))
     return {
@@ -60,7 +56,7 @@ def shares(source: OpenedModel, params: Params) -> Any:
         "effective_rank": found.effective_rank,
         "isotropy": found.isotropy,
         "mean_cosine": found.mean_cosine,
-        "chance": asdict(chance),
+        "chance": cast(ChanceMeasures, asdict(chance)),
     }
 
 

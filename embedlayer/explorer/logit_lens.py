@@ -1,18 +1,17 @@
 """The logit lens: what a decoder would predict if its blocks ended after the first, the second, and so on."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.errors import SizeError
-from embedlayer.explorer import pipeline
+from embedlayer.explorer import answers, pipeline
 from embedlayer.explorer.pipeline_steps import longest, packed
 from embedlayer.explorer.text_ids import shown_tokens, text_ids
 from embedlayer.explorer.tokens import token_ids
-from embedlayer.io.files import JsonObject
 from embedlayer.losses.largest import top_k
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.sources import OpenedModel
@@ -92,8 +91,8 @@ def _read(
     return ids, probs.gather(-1, ids), entropy, probs.gather(-1, column).squeeze(-1), ranks
 
 
-def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
-    """Answer a request of the page, for JSON: the logit lens of the token IDs in the parameter `ids`, such as `17,40`.
+def answer(source: OpenedModel, params: Mapping[str, str]) -> answers.LogitLens:
+    """Answer a request of the page: the logit lens of the token IDs in the parameter `ids`, such as `17,40`.
 
     The model is that of `pipeline.requested_model`.
     Tensors are packed; `top_probs` has layers and tokens in one dimension. `tokens` has the shown form of each listed
@@ -118,13 +117,15 @@ def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
         "entropy": packed(lens.entropy),
         "next_probs": packed(lens.next_probs),
         "next_ranks": lens.next_ranks.tolist(),
-        "tokens": [vars(token) for token in shown_tokens(vocabulary, lens.top_ids.unique().tolist())],
+        "tokens": [
+            cast(answers.ShownToken, vars(token)) for token in shown_tokens(vocabulary, lens.top_ids.unique().tolist())
+        ],
     }
 
 
 def baked(source: OpenedModel) -> list[dict[str, str]]:
     """Return the parameters of the requests whose answers an exported page stores: the IDs of its texts."""
-    return [asked for params in pipeline.baked(source) if "text" in params for asked in _ids_instead(source, params)]
+    return [asked for params in pipeline.baked(source) for asked in _ids_instead(source, params)]
 
 
 def _ids_instead(source: OpenedModel, params: Mapping[str, str]) -> list[dict[str, str]]:

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from embedlayer.explorer import answers
 from embedlayer.explorer.appended import longer_text
 from embedlayer.explorer.example_texts import example_texts
 from embedlayer.explorer.pipeline_steps import (
@@ -25,8 +26,7 @@ from embedlayer.explorer.text_ids import ShownToken, Vocabulary, shown_tokens, t
 from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
 from embedlayer.explorer.tiny_layer import WORDS as TINY_WORDS
 from embedlayer.explorer.tiny_layer import TinyPosition, tiny_layer
-from embedlayer.explorer.tokens import token_ids
-from embedlayer.io.files import JsonObject
+from embedlayer.explorer.tokens import Params, token_ids
 from embedlayer.io.json_fields import finite_json
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.sources import OpenedModel
@@ -62,7 +62,7 @@ class Pipeline:
         """Return the step with a name; `None` if this model does not have it."""
         return next((step for step in self.steps if step.name == name), None)
 
-    def to_json(self) -> JsonObject:
+    def to_json(self) -> answers.Pipeline:
         """Return the pipeline as a JSON object of its attributes, with packed tensors; see `packed`.
 
         `vectors` are left out. NaN and infinity outside of tensors become `None`.
@@ -70,11 +70,11 @@ class Pipeline:
         tokens, steps = [vars(token) for token in self.tokens], [step.to_json() for step in self.steps]
         content = {**vars(self), "tokens": tokens, "steps": steps}
         del content["vectors"]
-        return cast(JsonObject, finite_json(content))
+        return cast(answers.Pipeline, finite_json(content))
 
 
-def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
-    """Answer a request of the page, for JSON: the pipeline of the parameter `text`; without it, what can be chosen.
+def answer(source: OpenedModel, params: Params) -> answers.Pipeline:
+    """Answer a request of the page: the pipeline of the parameter `text`.
 
     Args:
         source: The source.
@@ -91,8 +91,6 @@ def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
         TokenizerError: The source has neither a tokenizer nor names, and the text is no list of IDs.
         TextError: The text has no tokens.
     """
-    if "text" not in params:
-        return choices(source)
     model, vocabulary = requested_model(source, params)
     table, special = parts_of(model)[0], source.adds_special_tokens
     text, appended = params.get("text", ""), token_ids(params, "appended", table.vocab_size)
@@ -119,36 +117,33 @@ def requested_model(source: OpenedModel, params: Mapping[str, str]) -> tuple[Mod
     return source.require_input(), vocabulary_of(source)
 
 
-def choices(source: OpenedModel) -> JsonObject:
-    """Return what the page lets the user choose, for JSON.
-
-    Returns:
-        `texts`: example texts of the model. `reads`: how it reads texts, `"tokenizer"`, `"names"` or `"ids"`.
-        `refused`: why only the tiny layer can be shown; `""` if the model can. `tiny`: the tiny layer's `texts`,
-        `words`, `positions` and `embed_dim`.
-    """
+def choices(source: OpenedModel, params: Params) -> answers.PipelineChoices:
+    """Return what the page lets the user choose."""
     vocabulary = vocabulary_of(source)
-    reads = "tokenizer" if isinstance(vocabulary, Tokenizer) else "ids" if vocabulary is None else "names"
     refused = f"Only the table of this source can be read. {source.table_only}" if source.table_only else ""
-    tiny = {
+    tiny: answers.TinyChoices = {
         "texts": list(TINY_TEXTS),
         "words": list(TINY_WORDS.names),
         "positions": list(get_args(TinyPosition)),
         "embed_dim": tiny_layer("learned", tied=True).table.embed_dim,
     }
-    return {"texts": example_texts(source), "reads": reads, "refused": refused, "tiny": tiny}
+    return {
+        "texts": example_texts(source),
+        "reads": "tokenizer" if isinstance(vocabulary, Tokenizer) else "ids" if vocabulary is None else "names",
+        "refused": refused,
+        "tiny": tiny,
+    }
 
 
 def baked(source: OpenedModel) -> list[dict[str, str]]:
     """Return the parameters of the requests whose answers an exported page stores.
 
-    The first has no parameters, for what can be chosen; the others are the example texts themselves, in the model and
-    in every tiny layer.
+    These are the example texts, in the model and in every tiny layer.
     """
     shapes = product(TINY_TEXTS, get_args(TinyPosition), "10")
     tiny = [{"layer": "tiny", "text": text, "position": name, "tied": tied} for text, name, tied in shapes]
     texts = [] if source.table_only else example_texts(source)
-    return [{}, *({"text": text} for text in texts), *tiny]
+    return [*({"text": text} for text in texts), *tiny]
 
 
 def pipeline(

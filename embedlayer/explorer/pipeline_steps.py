@@ -15,6 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
+from embedlayer.explorer import answers
+from embedlayer.explorer.rotation import PairRotation, pair_rotation, width_of
 from embedlayer.explorer.step_texts import SENTENCES, TITLES
 from embedlayer.explorer.text_ids import ShownToken, Vocabulary, shown_tokens
 from embedlayer.families import FAMILIES, HUGGING_FACE_TENSORS
@@ -27,7 +29,6 @@ from embedlayer.losses.definition import finish_logits
 from embedlayer.losses.largest import top_k
 from embedlayer.models.decoder import Attention, DecoderLM
 from embedlayer.positions.position import Position, positions_of
-from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import TokenTable
 
@@ -107,7 +108,7 @@ class PipelineStep:
         }
 
 
-def packed(values: Tensor) -> JsonObject:
+def packed(values: Tensor) -> answers.PackedTensor:
     """Return a tensor as JSON: its shape, and its float32 numbers, little-endian, in base64.
 
     Example:
@@ -200,8 +201,10 @@ def pipeline_steps(traced: TracedText, tokens: Sequence[ShownToken], vocabulary:
     yield PipelineStep("look_up", note, {"rows": rows, "near": near}, facts, vectors=rows)
     yield from _input_steps(traced, table, position)
     yield _dropout(getattr(traced.model, "dropout", None), traced.vectors)
-    if isinstance(position, RotaryEmbedding):
-        yield _rotation(position, traced)
+    if position.hook == "rotate":
+        rotation = pair_rotation(position, traced.positions)
+        if rotation is not None and len(rotation.channels):
+            yield _rotation(rotation, position, traced)
     elif position.hook == "bias":
         bias = position.bias(traced.positions, traced.positions)
         assert bias is not None  # the scheme overrides this hook
@@ -312,15 +315,14 @@ def _dropout(layer: nn.Module | None, x: Float[Tensor, "T D"]) -> PipelineStep:
     return PipelineStep("dropout", note, values, {"p": p, "shown_p": shown}, sentence=sentence, idle=not p)
 
 
-def _rotation(position: RotaryEmbedding, traced: TracedText) -> PipelineStep:
+def _rotation(rotation: PairRotation, position: Position, traced: TracedText) -> PipelineStep:
     """Return the step with the rotation angles of each position.
 
     For a decoder it also has the queries and keys of the first block before and after rotation.
     """
     model = traced.model
-    cos, sin = position.cos_sin(traced.positions)
-    values = {"angles": torch.atan2(sin, cos)}
-    note = f"{cos.shape[-1]} pairs of dimensions rotate"
+    values = {"angles": rotation.angles}
+    note = f"{len(rotation.channels)} pairs of dimensions rotate"
     if isinstance(model, DecoderLM) and len(model.blocks):
         queries, keys = queries_and_keys(model, traced.vectors)
         rotated_queries, rotated_keys = position.rotate(queries, keys, traced.positions)
@@ -331,8 +333,7 @@ def _rotation(position: RotaryEmbedding, traced: TracedText) -> PipelineStep:
             "keys_turned": rotated_keys[:MOST_HEADS],
         }
         note += f" in each of {queries.shape[-3]} query and {keys.shape[-3]} key heads of the first block"
-    facts = {name: getattr(position, name) for name in ("interleaved", "rotary_dim", "head_dim", "base")}
-    facts["channels"] = position.pair_channels().tolist()
+    facts = {"channels": rotation.channels.tolist(), "head_dim": width_of(position)}
     return PipelineStep("rotation", note, values, facts)
 
 

@@ -1,10 +1,11 @@
 """Data about a source's position schemes: the schemes, and the vectors of a few tokens.
 
-The page computes schemes that follow from a formula itself, from their arguments; tests compare `page/math.js` with
-this library. Learned numbers, and schemes that the page has no formula for, are sent as numbers.
+The page computes sinusoids and ALiBi itself, from their arguments; tests compare `page/math.js` with this library. All
+other schemes are sent as numbers: the vectors that they add, the cosines and sines of their rotations, or their biases.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -13,26 +14,30 @@ from torch import Tensor
 
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.data.tokenizer_calls import encode
+from embedlayer.explorer.answers import DescribedScheme, PlacedToken, PositionsData
 from embedlayer.explorer.pipeline_steps import Model, packed, parts_of, queries_and_keys
+from embedlayer.explorer.rotation import pair_rotation, width_of
 from embedlayer.explorer.text_ids import shown_tokens
 from embedlayer.io.files import JsonObject
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.position import AdditivePosition, Position
-from embedlayer.positions.query_scaling import QueryScaledPosition
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
-from embedlayer.pretrained import describe
 from embedlayer.sources import OpenedModel
 
 MOST_NUMBERS = 1_200_000
 MOST_TOKENS = 12
 DISTANCES = 512
+
+ROTATED = 1024
+"""Number of positions whose rotations are sent: as many as the page shows at most."""
+
 TEXT = "The cat sat on the mat and the dog sat on the cat."
 
 
-def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
-    """Return the position schemes of a source and some example tokens, for JSON; see `positions_data`.
+def answer(source: OpenedModel, params: Mapping[str, str]) -> PositionsData:
+    """Return the position schemes of a source and some example tokens; see `positions_data`.
 
     For a run, the trained length is the sequence length of its training.
 
@@ -50,7 +55,7 @@ def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
 @torch.no_grad()
 def positions_data(
     model: Model, tokenizer: Tokenizer | None, trained_length: int | None = None, *, names: Sequence[str] = ()
-) -> JsonObject:
+) -> PositionsData:
     """Describe the position schemes of a model, with some tokens that the page places at two positions.
 
     Args:
@@ -58,12 +63,6 @@ def positions_data(
         tokenizer: Tokenizer of the example text; `None` uses the first rows of the table as tokens.
         trained_length: Longest sequence of the training, for schemes that have no limit themselves.
         names: Texts of the first rows; only read without a tokenizer, and `#0`, `#1`, ... by default.
-
-    Returns:
-        `schemes`: what `described` returns for each scheme; the scheme of the first block is the first.
-        `embed_dim`: width of the table, D. `tokens`: the example tokens, N of them. `vectors`: their rows with
-        the scale applied, `(N, D)`. For a decoder with a scheme inside attention also `queries` and `keys`:
-        those that the first block computes from `vectors`, before positions are applied, `(H, N, K)`.
     """
     table, position = parts_of(model)
     schemes = [described(position, "", trained_length)]
@@ -71,14 +70,14 @@ def positions_data(
         schemes += [described(model.position_of(kind), kind, trained_length) for kind in model.other_positions]
     ids = example_ids(table.vocab_size, tokenizer)
     if tokenizer is None:
-        tokens = [
+        tokens: list[PlacedToken] = [
             {"id": number, "text": name, "kind": "text"}
             for number, name in zip(ids, names or map("#{}".format, ids), strict=False)
         ]
     else:
         tokens = [{"id": token.id, "text": token.text, "kind": token.kind} for token in shown_tokens(tokenizer, ids)]
     vectors = table(torch.tensor(ids, device=table.device))
-    content: JsonObject = {
+    content: PositionsData = {
         "schemes": schemes,
         "embed_dim": table.embed_dim,
         "tokens": tokens,
@@ -86,7 +85,7 @@ def positions_data(
     }
     if isinstance(model, DecoderLM) and len(model.blocks) and position.hook != "add":
         queries, keys = queries_and_keys(model, vectors)
-        content |= {"queries": packed(queries), "keys": packed(keys)}
+        content["queries"], content["keys"] = packed(queries), packed(keys)
     return content
 
 
@@ -102,11 +101,8 @@ def example_ids(vocab_size: int, tokenizer: Tokenizer | None) -> list[int]:
     return encode(tokenizer, TEXT).ids[:MOST_TOKENS]
 
 
-def described(position: Position, layers: str = "", trained_length: int | None = None) -> JsonObject:
-    """Describe a position scheme as a JSON object, with all that the page needs to compute or draw it.
-
-    The page computes sinusoidal, rotary and ALiBi positions from their arguments. For learned and relative positions
-    the object contains the numbers: vectors of positions, or biases by distance.
+def described(position: Position, layers: str = "", trained_length: int | None = None) -> DescribedScheme:
+    """Describe a position scheme with all that the page needs to compute or draw it.
 
     Args:
         position: Any scheme.
@@ -126,28 +122,41 @@ def described(position: Position, layers: str = "", trained_length: int | None =
         rows = position.vectors(torch.arange(position.max_seq_len or DISTANCES, device=position.device))
         shown = rows[: max(1, MOST_NUMBERS // rows.shape[1])]
         content = {"kind": "learned", "embed_dim": rows.shape[1], "rows": packed(shown), **_distinct(rows)}
-    elif isinstance(position, RotaryEmbedding):
-        scaling = position.scaling
-        limit = getattr(scaling, "original_max_seq_len", None)
-        content = {
-            "kind": "rotary",
-            **{name: getattr(position, name) for name in ("head_dim", "rotary_dim", "base", "interleaved")},
-            "channels": position.pair_channels().tolist(),
-            "query_scaling": None if position.query_scaling is None else describe(position.query_scaling),
-            "magnitude": position.attention_scaling,
-            "scaling": None if scaling is None else str(scaling),
-            "varies": scaling is not None and scaling.limit is not None,
-            "frequencies": position.frequencies(0).tolist(),  # of the trained length, where they depend on it
-        }
-    elif isinstance(position, QueryScaledPosition):
-        content = {"kind": "query_scaled", "query_scaling": describe(position.query_scaling)}
+    elif position.hook == "rotate":
+        limit = getattr(getattr(position, "scaling", None), "original_max_seq_len", None)
+        content = _rotation(position)
     elif isinstance(position, AlibiBias):
         content = {"kind": "alibi", **position.config, "slopes": position.slopes.tolist()}
     elif position.hook == "bias":
-        content = {"kind": "relative", **position.config, "biases": packed(_biases(position))}
+        causal = not getattr(position, "bidirectional", False)
+        content = {"kind": "relative", "causal": causal, "biases": packed(_biases(position))}
     name = "none" if type(position) is Position else f"{type(position).__name__}({position.extra_repr()})"
     limit = limit or position.max_seq_len or trained_length
-    return {"name": name, "layers": layers, "trained_length": limit, **content}
+    return cast(DescribedScheme, {"name": name, "layers": layers, "trained_length": limit, **content})
+
+
+def _rotation(position: Position) -> JsonObject:
+    """Describe a scheme that rotates queries and keys, by its numbers at the first `ROTATED` positions.
+
+    Frequencies that depend on the length of the text are those of the trained length.
+    """
+    scaling, note = getattr(position, "scaling", None), ""
+    if isinstance(position, RotaryEmbedding) and scaling is not None:
+        note = f"{scaling}."
+        if scaling.limit is not None:
+            position, note = position.at_length(scaling.limit), f"{scaling}; shown for texts of the trained length."
+    length = min(ROTATED, position.max_seq_len or ROTATED)
+    rotation = pair_rotation(position, torch.arange(length, device=position.device))
+    if rotation is None:
+        return {"kind": "undrawn"}
+    return {
+        "kind": "rotation",
+        "head_dim": width_of(position),
+        "channels": rotation.channels.tolist(),
+        "queries": packed(rotation.queries),
+        "keys": None if rotation.keys.equal(rotation.queries) else packed(rotation.keys),
+        "note": note,
+    }
 
 
 def _distinct(rows: Float[Tensor, "T D"]) -> JsonObject:

@@ -23,6 +23,7 @@ from embedlayer.explorer import (
     training,
     user_columns,
 )
+from embedlayer.explorer.answers import Manifest
 from embedlayer.explorer.source_facts import page_facts
 from embedlayer.explorer.text_ids import whole_number
 from embedlayer.explorer.tiny_layer import tiny_layer
@@ -30,7 +31,7 @@ from embedlayer.explorer.tokens import Params
 from embedlayer.sources import OpenedModel
 
 Answer = Any
-"""Bytes, or a value that JSON can represent."""
+"""Bytes, or a record of `explorer.answers` that JSON can represent."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ ROUTES: dict[str, Route] = {
     "card": Route(token_card.card, lambda source: ()),
     "card-places": Route(token_card.places, lambda source: ()),
     "cards": Route(token_card.cards, token_card.baked),
+    "pipeline-choices": Route(pipeline.choices),
     "pipeline": Route(pipeline.answer, pipeline.baked),
     "logit-lens": Route(logit_lens.answer, logit_lens.baked),
     "positions": Route(positions.answer, needs=("input",)),
@@ -161,8 +163,8 @@ def _source(sources: list[OpenedModel], number: str) -> OpenedModel:
     return sources[whole_number(number)]
 
 
-def manifest(sources: list[OpenedModel]) -> Answer:
-    """Return what the page requests first, for JSON.
+def manifest(sources: list[OpenedModel]) -> Manifest:
+    """Return what the page requests first.
 
     This is the library's version, how the user types the `embedlayer` command, and a description of each source.
     """

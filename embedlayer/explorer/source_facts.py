@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from embedlayer.data.tokenizer import require_rows
+from embedlayer.explorer.answers import SourceManifest
 from embedlayer.io.files import JsonObject
 from embedlayer.positions.position import Position
 from embedlayer.sources import OpenedModel
@@ -19,8 +20,8 @@ def check_tokenizers(sources: Sequence[OpenedModel]) -> None:
             require_rows(opened.text_tokenizer, opened.table.vocab_size, opened.title)
 
 
-def page_facts(opened: OpenedModel) -> JsonObject:
-    """Return the description of a source for the page, as a JSON object: title, sizes and kind.
+def page_facts(opened: OpenedModel) -> SourceManifest:
+    """Return the description of a source for the page: title, sizes and kind.
 
     Its key `"has"` lists the available data: some of `vectors`, `tokens`, `tokenizer`, `input` (scale and positions are
     known), `position`, `head`, `metrics`, `before` (the table before training) and `frequency`.

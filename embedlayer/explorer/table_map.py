@@ -6,7 +6,6 @@ cancelled. Rows that never learned take no part: in the layout they would be one
 
 import threading
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +15,11 @@ from torch import Tensor
 from embedlayer.analysis.clusters import PlaneClusters, plane_clusters, typical_tokens
 from embedlayer.analysis.layout import MOVING, SEARCHING, NeighborLayout, OnProgress, compute_layout
 from embedlayer.errors import EmbedLayerError, SizeError
+from embedlayer.explorer.answers import Cluster, Clusters, LayoutProgress, LayoutRecall, LayoutState
 from embedlayer.explorer.health import table_report
 from embedlayer.explorer.layout_cache import layout_path, load_layout, store_layout
 from embedlayer.explorer.tokens import BAKED_ROWS, Params, principal, to_bytes
 from embedlayer.forks import call_in_forked_processes
-from embedlayer.io.files import JsonObject
 from embedlayer.sources import OpenedModel
 
 CLUSTERS = (20, 150)
@@ -56,7 +55,7 @@ class TableMap:
             [level.of.where(level.of < 0, level.of + start) for level, start in zip(self.levels, starts, strict=False)]
         )
 
-    def to_json(self) -> list[JsonObject]:
+    def to_json(self) -> list[Cluster]:
         """Return all clusters, those of the first level first: names, size, coordinates, and level."""
         return [
             {"names": names, "size": size, "x": x, "y": y, "level": depth}
@@ -88,7 +87,8 @@ class MapJob:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stop, self._ended = threading.Event(), threading.Event()
-        self._state, self._share = ("absent", 0.0) if self._map is None else ("ready", 1.0)
+        self._state: LayoutState = "absent" if self._map is None else "ready"
+        self._share = 0.0 if self._map is None else 1.0
         self._stage = self._error = ""
         if self._map is not None:
             self._ended.set()
@@ -112,11 +112,8 @@ class MapJob:
         if thread is not None:
             thread.join()
 
-    def progress(self) -> JsonObject:
-        """Return state, stage, share of the work that is done, and the error if it failed, for JSON.
-
-        The state is `"absent"`, `"running"`, `"ready"`, `"failed"` or `"cancelled"`.
-        """
+    def progress(self) -> LayoutProgress:
+        """Return state, stage, share of the work that is done, and the error if it failed."""
         with self._lock:
             return {
                 "state": self._state,
@@ -170,7 +167,8 @@ class MapJob:
             with self._lock:
                 self._stage, self._share = stage, begin + part * share
 
-        state, error, found = "failed", "The computation ended with an error; the terminal shows it.", None
+        state: LayoutState = "failed"
+        error, found = "The computation ended with an error; the terminal shows it.", None
         refusal: EmbedLayerError | None = None
         try:
             found = compute_map(self._source, report)
@@ -236,19 +234,19 @@ def compute_map(source: OpenedModel, on_progress: OnProgress) -> TableMap:
     return TableMap(layout, levels, names)
 
 
-def start(source: OpenedModel, params: Params) -> Any:
+def start(source: OpenedModel, params: Params) -> LayoutProgress:
     """Start to compute the map, unless it is running or ready, and return `MapJob.progress`."""
     map_job(source).start()
     return map_job(source).progress()
 
 
-def cancel(source: OpenedModel, params: Params) -> Any:
+def cancel(source: OpenedModel, params: Params) -> LayoutProgress:
     """Cancel the computation of the map if it is running, and return `MapJob.progress`."""
     map_job(source).cancel()
     return map_job(source).progress()
 
 
-def progress(source: OpenedModel, params: Params) -> Any:
+def progress(source: OpenedModel, params: Params) -> LayoutProgress:
     """Return `MapJob.progress`."""
     return map_job(source).progress()
 
@@ -264,8 +262,8 @@ def layout(source: OpenedModel, params: Params) -> bytes:
     return to_bytes(map_job(source).result().layout.places.T)
 
 
-def layout_recall(source: OpenedModel, params: Params) -> Any:
-    """Return `{"recall": share}`: the share of true nearest neighbours that the layout used; 1 if it was exact.
+def layout_recall(source: OpenedModel, params: Params) -> LayoutRecall:
+    """Return the share of true nearest neighbours that the layout used; 1 if it was exact.
 
     Raises:
         SizeError: The map is not ready.
@@ -273,8 +271,8 @@ def layout_recall(source: OpenedModel, params: Params) -> Any:
     return {"recall": round(map_job(source).result().layout.recall, 4)}
 
 
-def clusters(source: OpenedModel, params: Params) -> Any:
-    """Return `{"clusters": [...]}`, see `TableMap.to_json`.
+def clusters(source: OpenedModel, params: Params) -> Clusters:
+    """Return the clusters of the map, see `TableMap.to_json`.
 
     Raises:
         SizeError: The map is not ready.

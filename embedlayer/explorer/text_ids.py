@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from embedlayer.data.tokenizer import token_text
 from embedlayer.data.tokenizer_calls import encode, pure_tokenizer
 from embedlayer.errors import TextError, TokenIdError, TokenizerError
+from embedlayer.explorer import answers
 from embedlayer.plots import visible_text
 from embedlayer.sources import OpenedModel
 
@@ -181,7 +182,7 @@ class ShownToken:
     id: int
     decoded: str
     text: str
-    kind: str
+    kind: answers.TokenKind
 
 
 def shown_tokens(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[ShownToken, ...]:
@@ -202,7 +203,7 @@ def shown_tokens(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[ShownToken
             return ShownToken(number, "", f"row {number}", "special")
         text = token_text(vocabulary, number)
         is_byte = text.startswith("<0x") and text.endswith(">")
-        kind = "special" if number in specials else "byte" if is_byte else "text"
+        kind: answers.TokenKind = "special" if number in specials else "byte" if is_byte else "text"
         return ShownToken(number, text, visible_text(text), kind)
 
     return tuple(shown(number) for number in ids)

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -18,6 +18,7 @@ from embedlayer.analysis.geometry import row_movement
 from embedlayer.analysis.kinds import CONTEXTS
 from embedlayer.analysis.spelling import spelling_variants
 from embedlayer.errors import SizeError, TextError, TokenizerError
+from embedlayer.explorer.answers import TokenFacts, TokenPlaces
 from embedlayer.explorer.example_texts import example_texts
 from embedlayer.explorer.health import table_report
 from embedlayer.explorer.positions import example_ids
@@ -32,27 +33,8 @@ TRIED_BEFORE = ("The ", "The", "", *CONTEXTS, *"abcdefghijklmnopqrstuvwxyz")
 """Texts that are tried before a token's own text, to find a text that contains the token."""
 
 
-def card(source: OpenedModel, params: Params) -> Any:
-    """Return the facts about the token with the ID in the parameter `id`, as a JSON object.
-
-    Its keys are `id` and:
-
-    - `norm` of the row; `norm_share`: share of the rows, of those without NaN, that have a smaller norm;
-    - `score`: under-training score, see `UnderTrained.scores`;
-    - `findings`: `"broken"` (NaN or infinity), `"zero"`, `"under_trained"`, `"never_looked_up"` (it does not occur in
-      the corpus of the run), `"unchanged"` (the row equals the one before training, up to a factor), `"duplicate"`,
-      `"at_mean"`, `"near_duplicate"` and `"norm"` (see `TableHealth`) and `"unlike_variants"` (see `TokenizerFit`);
-      `None` if nothing was found;
-    - `table_state` and `table_reasons`: the verdict about the whole table, see `TableHealth.state` and `reasons`;
-    - `equal_rows`: number `rows` of rows that are equal to this one, and the first `ids`; `None` if there are none;
-    - `near_rows`: the same for rows that are nearly equal;
-    - `variants`: `[[ID, cosine], ...]` of its spelling variants, largest cosine first; `None` if there are none;
-    - `kind`: one of `analysis.kinds.KINDS`; `None` without a tokenizer;
-    - of a run with its corpus, `count` of occurrences and `count_rank`: 1 plus the number of tokens that occur more
-      often;
-    - of a run, `norm_before` training, and `cosine_before`: cosine of the rows before and after training.
-
-    A number that is not finite is `None`.
+def card(source: OpenedModel, params: Params) -> TokenFacts:
+    """Return the facts about the token with the ID in the parameter `id`.
 
     Raises:
         SizeError: `id` is not one ID.
@@ -64,7 +46,7 @@ def card(source: OpenedModel, params: Params) -> Any:
     found = {name: column.get(token) for name, column in _some(source).items()}
     pairs = torch.tensor([[token, other] for other in _variants(source).get(token, [])], dtype=torch.int64)
     variants = _with_cosines(source, pairs.view(-1, 2)).get(token)
-    return facts | found | {"variants": variants} | _of_table(source)
+    return cast(TokenFacts, facts | found | {"variants": variants} | _of_table(source))
 
 
 def cards(source: OpenedModel, params: Params) -> bytes:
@@ -87,12 +69,8 @@ def cards(source: OpenedModel, params: Params) -> bytes:
     ).encode()
 
 
-def places(source: OpenedModel, params: Params) -> Any:
-    """Return where other views show the token with the ID in the parameter `id`, as a JSON object.
-
-    Its keys are `text`: a text for the view Pipeline that is split into this token and others; `at`: the
-    index of the token in that text; and `position`: its index among the tokens of the view Positions. Each is `None` if
-    there is none.
+def places(source: OpenedModel, params: Params) -> TokenPlaces:
+    """Return where other views show the token with the ID in the parameter `id`.
 
     Raises:
         SizeError: `id` is not one ID.

@@ -1,7 +1,6 @@
 """Data of the Map view: text, coordinates, norm and frequency of each token, and nearest neighbours."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +13,7 @@ from embedlayer.analysis.nearest import nearest_rows, table_cosines
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.data.tokenizer_calls import encode as encode_text
 from embedlayer.errors import SizeError, TokenIdError
+from embedlayer.explorer.answers import AxisShares, Neighbor, TokenTexts
 from embedlayer.explorer.text_ids import vocabulary_of, whole_number
 from embedlayer.sources import OpenedModel
 
@@ -36,13 +36,13 @@ QUERIES_AT_ONCE = 1024
 MOST = 500
 
 
-def texts(source: OpenedModel, params: Params) -> Any:
-    """Return the readable text of each row and the IDs of the special tokens: `{"texts": ..., "special": ...}`."""
+def texts(source: OpenedModel, params: Params) -> TokenTexts:
+    """Return the readable text of each row and the IDs of the special tokens."""
     return {"texts": source.token_texts, "special": source.special_ids}
 
 
-def axes(source: OpenedModel, params: Params) -> Any:
-    """Return `{"explained": shares}`: the share of the variance along each principal component, largest first."""
+def axes(source: OpenedModel, params: Params) -> AxisShares:
+    """Return the share of the variance along each principal component, largest first."""
     return {"explained": principal(source).explained_variance_ratio.tolist()}
 
 
@@ -72,8 +72,8 @@ def frequencies(source: OpenedModel, params: Params) -> bytes:
     return to_bytes(source.counts)
 
 
-def neighbors(source: OpenedModel, params: Params) -> Any:
-    """Return the rows nearest to a query as `[[ID, cosine], ...]`, nearest first; the result is exact, over all rows.
+def neighbors(source: OpenedModel, params: Params) -> list[Neighbor]:
+    """Return ID and cosine of the rows nearest to a query, nearest first; the result is exact, over all rows.
 
     The query is the sum of the rows with the IDs in the parameter `plus`, minus the sum of those in `minus`. Each row
     is normalised to length 1 first. Tokens of the query and rows without a token are left out. The parameter `topn` is
@@ -90,7 +90,7 @@ def neighbors(source: OpenedModel, params: Params) -> Any:
     own = torch.tensor([[*plus, *minus]])
     near = nearest_rows(source.rows, sum_of_rows(source, plus, minus), found, candidates=~nameless(source), exclude=own)
     pairs = zip(near.ids[0].tolist(), near.cosines[0].tolist(), strict=True)
-    return [[token, round(score, 5)] for token, score in pairs if token >= 0]
+    return [(token, round(score, 5)) for token, score in pairs if token >= 0]
 
 
 def along(source: OpenedModel, params: Params) -> bytes:
@@ -107,7 +107,7 @@ def along(source: OpenedModel, params: Params) -> bytes:
     return to_bytes(table_cosines(RowReader(source.rows), query)[0])
 
 
-def encode(source: OpenedModel, params: Params) -> Any:
+def encode(source: OpenedModel, params: Params) -> list[int]:
     """Return the IDs of the tokens that the text in the parameter `text` is split into, without special tokens.
 
     Raises:

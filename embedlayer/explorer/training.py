@@ -1,22 +1,19 @@
 """Data of the Training view: the lines of a run's `metrics.jsonl`, and the options of the run."""
 
 import math
-from typing import Any
+from typing import cast
 
+from embedlayer.explorer.answers import Metrics, MetricsLine
 from embedlayer.explorer.tokens import Params
+from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import finite_json
 from embedlayer.sources import OpenedModel
 
 LINES = 2000
 
 
-def metrics(source: OpenedModel, params: Params) -> Any:
-    """Return the training progress of a run and its options, as a JSON object; the source must be a run.
-
-    `lines` are those of `metrics.jsonl` (steps, losses, touched rows): at most `LINES` of them, evenly spaced, with the
-    last one. `uniform_loss` is `ln V`, the loss in nats per token of a uniform distribution. `options` and `made_of`
-    describe the run and its model.
-    """
+def metrics(source: OpenedModel, params: Params) -> Metrics:
+    """Return the training progress of a run, at most `LINES` lines of it, and its options; the source must be a run."""
     assert source.run is not None
     lines = source.run.read_metrics()
     kept = lines[:: -math.ceil(len(lines) / LINES)][::-1] if lines else []
@@ -24,9 +21,9 @@ def metrics(source: OpenedModel, params: Params) -> Any:
     model = described.get("model", {})
     options = {**described.get("options", {}), "validation_fraction": described.get("validation_fraction")}
     return {
-        "lines": [{key: value for key, value in finite_json(line).items() if value is not None} for line in kept],
+        "lines": cast(list[MetricsLine], [_present(finite_json(line)) for line in kept]),
         "uniform_loss": math.log(source.table.vocab_size),
-        "options": {key: value for key, value in options.items() if value is not None},
+        "options": _present(options),
         "made_of": {
             "table": source.table.extra_repr(),
             "position": model.get("position", {}).get("kind", ""),
@@ -37,3 +34,8 @@ def metrics(source: OpenedModel, params: Params) -> Any:
         },
         "neighbors_before": finite_json(described.get("notes", {}).get("neighbors_before", [])),
     }
+
+
+def _present(values: JsonObject) -> JsonObject:
+    """Return the entries that are not `None`."""
+    return {key: value for key, value in values.items() if value is not None}

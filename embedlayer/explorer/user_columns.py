@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.errors import FileError, SizeError, require
+from embedlayer.explorer.answers import OwnColumn
 from embedlayer.explorer.tokens import Params, to_bytes
 from embedlayer.io.files import MOST_BYTES, require_file
 from embedlayer.sources import OpenedModel
@@ -105,9 +106,12 @@ def add_user_columns(source: OpenedModel, found: UserColumns) -> None:
     source.once("user_columns", lambda: found)
 
 
-def columns(source: OpenedModel, params: Params) -> Any:
-    """Return the names and texts of the columns, for JSON: `[{"name": ..., "groups": [...] or None}, ...]`."""
-    return [{"name": each.name, "groups": each.groups} for each in _columns_of(source)]
+def columns(source: OpenedModel, params: Params) -> list[OwnColumn]:
+    """Return the names and texts of the columns."""
+    return [
+        {"name": each.name, "groups": None if each.groups is None else list(each.groups)}
+        for each in _columns_of(source)
+    ]
 
 
 def column(source: OpenedModel, params: Params) -> bytes:

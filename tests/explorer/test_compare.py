@@ -71,11 +71,12 @@ def test_a_run_is_compared_with_itself_before_training(of_run):
     moved = row_movement(before.table, of_run.table)
     occurs = of_run.counts > 0
     assert 0 < occurs.sum() < len(occurs)
-    for name, among in (("moved_most", occurs), ("moved_never", ~occurs)):
+    assert found["moved_never"] is not None
+    for cells, among in ((found["moved_most"], occurs), (found["moved_never"], ~occurs)):
         expected = moved.among(among & ~moved.cosines.isnan()).most(1)[0]
-        assert found[name][0][:2] == (expected.after, expected.before)
+        assert cells[0][:2] == (expected.after, expected.before)
         ratio = expected.norm_after / expected.norm_before / found["scale"]
-        assert found[name][0][3] == pytest.approx(ratio, abs=1e-3)
+        assert cells[0][3] == pytest.approx(ratio, abs=1e-3)
 
 
 def test_weight_decay_alone_moves_no_row():

@@ -1,5 +1,7 @@
 """The logit lens against plain forward passes with hooks, what the page computes from the logits, and both steps."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -125,7 +127,7 @@ def test_the_page_gets_the_lens_of_the_tokens_that_it_shows(words):
     assert found["top_probs"] == packed(lens.top_probs.view(-1, 8))
     assert {token["id"] for token in found["tokens"]} == set(lens.top_ids.flatten().tolist())
     asked = baked(source)
-    for params, request in zip(asked, pipeline.baked(source)[1:], strict=True):
+    for params, request in zip(asked, pipeline.baked(source), strict=True):
         shown = pipeline.answer(source, request)["tokens"]
         assert params["ids"] == ",".join(str(token["id"]) for token in shown)
         assert len(answer(source, params)["top_ids"][0]) == len(shown)
@@ -180,7 +182,7 @@ def test_a_story_goes_on_in_the_text_field(shared_data):
     params = {"text": "Once upon a time", "appended": ""}
     for _ in range(3):
         found = pipeline.answer(source, params)
-        head = next(step for step in found["steps"] if step["name"] == "head")
+        head: Any = next(step for step in found["steps"] if step["name"] == "head")
         best = head["facts"]["candidates"][0]["id"]
         params = {"text": found["text"], "appended": str(best)}
     found = pipeline.answer(source, params)

@@ -28,8 +28,9 @@ from embedlayer import (
 )
 from embedlayer.explorer import pipeline_steps as module
 from embedlayer.explorer.export import write_page
-from embedlayer.explorer.pipeline import answer, baked, pipeline
+from embedlayer.explorer.pipeline import answer, baked, choices, pipeline
 from embedlayer.explorer.pipeline_steps import packed
+from embedlayer.explorer.positions import described
 from embedlayer.explorer.text_ids import NamedRows, shown_tokens
 from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
 from embedlayer.explorer.tiny_layer import WORDS, tiny_layer
@@ -64,17 +65,11 @@ def test_the_last_vectors_are_those_of_the_models_input_embedding(model, words):
 
 
 def test_a_scheme_has_a_step_where_it_is_applied(words):
-    steps = {name: [step.name for step in pipeline(small(name), words, TEXT).steps] for name in POSITIONS}
-    assert {name for name in steps if "sum" in steps[name]} == {
-        "axial",
-        "learned",
-        "learned, offset",
-        "sinusoidal",
-        "scaled-sinusoidal",
-    }
-    rotated = {name for name in steps if "rotation" in steps[name]}
-    assert rotated == {"dynamic", *(name for name in POSITIONS if name.startswith("rotary"))}
-    assert {name for name in steps if "bias" in steps[name]} == {"alibi", "relative"}
+    steps_of_hook = {"add": {"sum"}, "rotate": {"rotation"}, "bias": {"bias"}, None: set()}
+    for name, make in POSITIONS.items():
+        position, steps = make(), {step.name for step in pipeline(small(name), words, TEXT).steps}
+        drawn = steps_of_hook[position.hook] if described(position).get("channels", "no rotation") else set()
+        assert steps & {"sum", "rotation", "bias"} == drawn, name
 
 
 def test_the_chances_are_those_of_the_model(model, words):
@@ -252,13 +247,12 @@ def test_walks_at_the_same_time_do_not_meet(words):
 def test_what_is_baked_can_be_answered(words):
     model = small()
     source = OpenedModel("words", model.table, tokenizer=words, model=model)
-    asked, offered = baked(source), answer(source, {})
-    assert asked[0] == {}
-    assert [params["text"] for params in asked[1:] if "layer" not in params] == offered["texts"]
+    asked, offered = baked(source), choices(source, {})
+    assert [params["text"] for params in asked if "layer" not in params] == offered["texts"]
     tiny = [params for params in asked if params.get("layer") == "tiny"]
     assert {params["text"] for params in tiny} == set(offered["tiny"]["texts"])
     assert len(tiny) == len(offered["tiny"]["texts"]) * len(offered["tiny"]["positions"]) * 2
-    assert all(answer(source, params)["tokens"] for params in asked[1:])
+    assert all(answer(source, params)["tokens"] for params in asked)
 
 
 def test_a_real_model_goes_on_as_it_was_trained(shared_data):
@@ -290,13 +284,13 @@ def test_every_source_offers_texts_that_it_can_read(words):
         "names that no text has": OpenedModel("odd", table, tokens=["\ud800", *([""] * 49)]),
     }
     for reads, source in sources.items():
-        offered = answer(source, {})
+        offered = choices(source, {})
         assert reads.startswith(offered["reads"])
         assert offered["texts"]
         assert all(answer(source, {"text": text})["tokens"] for text in offered["texts"])
     source = OpenedModel("part", table, table_only="Its family is unknown.")
-    assert answer(source, {})["refused"].endswith("Its family is unknown.")
-    assert all("layer" in params for params in baked(source)[1:])
+    assert choices(source, {})["refused"].endswith("Its family is unknown.")
+    assert all("layer" in params for params in baked(source))
 
 
 # The tiny layer
@@ -461,7 +455,7 @@ def test_an_exported_page_shows_its_texts_and_says_that_it_holds_no_others(sourc
     page.locator(".next-list").wait_for()
     page.get_by_text("This is an exported page: it contains").wait_for()
     choice = page.locator(".pipe-entry select")
-    texts = answer(source, {})["texts"]
+    texts = choices(source, {})["texts"]
     assert choice.locator("option").all_inner_texts() == texts
     choice.select_option(texts[1])
     walked = pipeline(source.model, source.tokenizer, texts[1])

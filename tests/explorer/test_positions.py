@@ -3,12 +3,14 @@
 import base64
 import json
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from decoders import small
 from kinds import POSITIONS
+from rotations import DecayingRotation
 
 from embedlayer import (
     AlibiBias,
@@ -20,7 +22,8 @@ from embedlayer import (
     TokenEmbedding,
     train_tokenizer,
 )
-from embedlayer.explorer.positions import DISTANCES, answer, described, positions_data
+from embedlayer.explorer import positions as module
+from embedlayer.explorer.positions import DISTANCES, answer
 from embedlayer.positions import DynamicNTKScaling, YarnScaling
 from embedlayer.positions.alibi import alibi_slopes
 from embedlayer.positions.rotary_scaling import rotary_frequencies
@@ -29,6 +32,15 @@ from embedlayer.sources import OpenedModel
 
 TEXT = "The cat sat on the mat and the dog sat on the cat ."
 PLACES = [0, 1, 2, 7, 31, 127, 128, 511, 2047, 10_000, 131_072, 1_000_000]
+
+
+def described(*arguments: Any, **options: Any) -> Any:
+    """What the page gets of a scheme, of any kind."""
+    return module.described(*arguments, **options)
+
+
+def positions_data(*arguments: Any) -> Any:
+    return module.positions_data(*arguments)
 
 
 def unpacked(content):
@@ -43,26 +55,18 @@ def words():
 # The data
 
 
-def test_each_scheme_is_described_by_what_the_page_computes_it_from():
-    kinds = {name: described(make())["kind"] for name, make in POSITIONS.items()}
-    assert kinds == {
-        "learned": "learned",
-        "learned, offset": "learned",
-        "axial": "learned",
-        "sinusoidal": "sinusoidal",
-        "scaled-sinusoidal": "sinusoidal",
-        "rotary": "rotary",
-        "dynamic": "rotary",
-        "rotary, axes": "rotary",
-        "rotary, channel axes": "rotary",
-        "rotary, axial": "rotary",
-        "rotary, query scaling": "rotary",
-        "query-scaled": "query_scaled",
-        "alibi": "alibi",
-        "relative": "relative",
-        "none": "none",
-    }
-    assert all(json.dumps(described(make()), allow_nan=False) for make in POSITIONS.values())
+OF_HOOK = {"add": {"learned", "sinusoidal"}, "rotate": {"rotation", "undrawn"}, "bias": {"alibi", "relative"}}
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_each_scheme_is_described_by_the_hook_that_it_overrides(name):
+    position = POSITIONS[name]()
+    content = described(position)
+    assert content["kind"] in OF_HOOK.get(position.hook, {"none"})
+    assert (content["kind"] == "sinusoidal") == isinstance(position, SinusoidalPositionalEmbedding)
+    assert (content["kind"] == "alibi") == isinstance(position, AlibiBias)
+    assert not (content["kind"] == "undrawn" and isinstance(position, RotaryEmbedding))
+    assert json.dumps(content, allow_nan=False)
 
 
 def test_learned_rows_and_relative_biases_are_sent_as_they_are():
@@ -85,16 +89,19 @@ def test_equal_rows_are_counted_as_one():
     assert described(position)["distinct"] == 5
 
 
-def test_a_rotary_scheme_says_its_frequencies_and_where_it_was_trained():
+def test_a_rotary_scheme_says_its_rotations_and_where_it_was_trained():
     yarn = RotaryEmbedding(16, base=500.0, scaling=YarnScaling(factor=4.0, original_max_seq_len=64))
     content = described(yarn)
     assert content["trained_length"] == 64
-    assert content["magnitude"] == yarn.attention_scaling != 1
-    expected = yarn.scaling.frequencies(16, 500.0)
-    assert content["frequencies"] == pytest.approx(expected.tolist(), abs=1e-14)
+    assert yarn.attention_scaling != 1
+    assert content["channels"] == yarn.pair_channels().tolist()
+    cos, sin = yarn.cos_sin(torch.arange(1024))
+    expected = torch.stack([cos, sin], -1).flatten(1)
+    np.testing.assert_allclose(unpacked(content["queries"])[:, :-1], expected.numpy(), atol=1e-6)
+    assert content["keys"] is None
     dynamic = described(RotaryEmbedding(16, scaling=DynamicNTKScaling(factor=2.0, original_max_seq_len=64)))
-    assert dynamic["varies"]
-    assert dynamic["frequencies"] == pytest.approx(rotary_frequencies(16).tolist(), abs=1e-14)
+    assert "shown for texts of the trained length" in dynamic["note"]
+    assert dynamic["queries"] == described(RotaryEmbedding(16))["queries"]
     assert described(RotaryEmbedding(16), trained_length=99)["trained_length"] == 99
 
 
@@ -117,7 +124,8 @@ def test_a_table_without_a_tokenizer_and_layers_of_several_kinds_are_described()
     assert [token["text"] for token in named["tokens"]] == ["king", "queen", "man"]
     assert content["schemes"][0]["kind"] == "none"
     layer = EmbeddingLayer(TokenEmbedding(5, 4), RotaryEmbedding(4), other_positions={"full": RotaryEmbedding(4, 1e6)})
-    assert [(s["layers"], s.get("base")) for s in positions_data(layer, None)["schemes"]] == [("", 1e4), ("full", 1e6)]
+    schemes = positions_data(layer, None)["schemes"]
+    assert [(s["layers"], "base=1e+06" in s["name"]) for s in schemes] == [("", False), ("full", True)]
 
 
 # The mathematics of the page
@@ -150,22 +158,16 @@ def test_sinusoids_of_the_page_are_the_librarys(maths, dim):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("base", [10000.0, 500000.0])
-def test_rotations_of_the_page_are_the_librarys(maths, interleaved, base):
+def test_rotations_of_the_page_are_the_librarys(maths, base):
     vectors = torch.randn(len(PLACES), 32)
-    position = RotaryEmbedding(32, base, interleaved=interleaved, rotary_dim=24)
-    turning = rotary_frequencies(24, base).tolist()
-    assert maths("m.frequencies(24, base)", base=base) == pytest.approx(turning, rel=1e-14)
-    found = maths(
-        "vectors.map((v, t) => m.rotate(v, places[t], turning, { interleaved }))",
-        vectors=vectors.tolist(),
-        places=PLACES,
-        turning=turning,
-        interleaved=interleaved,
+    assert maths("m.frequencies(24, base)", base=base) == pytest.approx(
+        rotary_frequencies(24, base).tolist(), rel=1e-14
     )
+    code = "((scheme) => vectors.map((v, t) => scheme.apply(v, places[t])))(s.rotary(32, base))"
+    found = maths(code, vectors=vectors.tolist(), places=PLACES, base=base)
     x = vectors[None, None]
-    expected = position.rotate(x, x, torch.tensor(PLACES))[0][0, 0]
+    expected = RotaryEmbedding(32, base).rotate(x, x, torch.tensor(PLACES))[0][0, 0]
     np.testing.assert_allclose(np.array(found), expected.numpy(), atol=2e-6, rtol=0)
 
 
@@ -179,30 +181,32 @@ def test_slopes_and_biases_of_the_page_are_the_librarys(maths):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("name", sorted(POSITIONS))
+@pytest.mark.parametrize("name", sorted({**POSITIONS, "decaying": None}))
 def test_a_described_scheme_acts_in_the_page_as_in_the_library(maths, name):
-    position = POSITIONS[name]()
+    position = DecayingRotation() if name == "decaying" else POSITIONS[name]()
     content = described(position)
-    places = torch.arange(16)
-    x = torch.randn(16, 24 if content["kind"] in ("learned", "sinusoidal") else 6)
+    if content["kind"] == "undrawn":
+        return
+    places, width = torch.arange(16), getattr(position, "head_dim", 6)
+    x = torch.randn(16, 24 if content["kind"] in ("learned", "sinusoidal") else width)
     code = "((scheme) => x.map((v, t) => scheme.apply(v, t)))(s.fromSource(content))"
     found = maths(code, x=x.tolist(), content=content)
     expected = {
         "learned": lambda: position.add(x, places),
         "sinusoidal": lambda: position.add(x, places),
-        "rotary": lambda: position.rotate(x[None, None], x[None, None], places)[1][0, 0],
+        "rotation": lambda: position.rotate(x[None, None], x[None, None], places)[1][0, 0],
     }.get(content["kind"], lambda: x)()
     if name != "dynamic":  # its frequencies depend on the length; the page shows those of the trained one
         np.testing.assert_allclose(np.array(found), expected.detach().numpy(), atol=1e-6)
-    query, key = torch.randn(2, 1, 1, 1, 6)
+    query, key = torch.randn(2, 1, 1, 1, width)
     code = "((scheme) => places.map((p) => s.score(scheme, query, key, p, 3)))(s.fromSource(content))"
     if position.hook == "rotate" and name != "dynamic":
         found = maths(
             code, query=query.flatten().tolist(), key=key.flatten().tolist(), places=list(range(16)), content=content
         )
-        rotated, _ = position.rotate(query.expand(1, 1, 16, 6), key.expand(1, 1, 16, 6), places)
+        rotated, _ = position.rotate(query.expand(1, 1, 16, width), key.expand(1, 1, 16, width), places)
         _, kept = position.rotate(query, key, torch.tensor([3]))
-        np.testing.assert_allclose(np.array(found), (rotated @ kept.mT / 6**0.5).flatten().numpy(), atol=1e-5)
+        np.testing.assert_allclose(np.array(found), (rotated @ kept.mT / width**0.5).flatten().numpy(), atol=1e-5)
     bias = position.bias(places, places)
     if bias is not None:
         code = "heads.map((h) => places.map((q) => places.map((k) => scheme.bias(h, q, k))))"

@@ -88,9 +88,12 @@ def test_the_text_for_the_pipeline_contains_the_token(kind):
     source = OpenedModel("texts", TokenEmbedding(size, 4), tokenizer=tokenizer)
     found = {}
     for token in range(size):
-        found[token], at, _ = places(source, {"id": str(token)}).values()
-        if found[token] is not None:
-            assert pipeline(source.table, tokenizer, found[token]).tokens[at].id == token
+        place = places(source, {"id": str(token)})
+        text, at = place["text"], place["at"]
+        found[token] = text
+        if text is not None:
+            assert at is not None
+            assert pipeline(source.table, tokenizer, text).tokens[at].id == token
     missing = [token_text(tokenizer, token) for token, text in found.items() if text is None]
     assert len(missing) < size / 2 if kind == "bpe" else len(missing) < size / 10, missing
 

@@ -105,7 +105,7 @@ def test_the_page_is_told_names_and_values_and_an_export_holds_them(tmp_path, na
     fresh = OpenedModel("eight", TokenEmbedding(8, 4), tokens=TOKENS)
     add_user_columns(fresh, read(tmp_path, "id,topic,score\n2,animal,1.5\n", fresh))
     assert answer([fresh], "columns", {}) == [
-        {"name": "topic", "groups": ("animal",)},
+        {"name": "topic", "groups": ["animal"]},
         {"name": "score", "groups": None},
     ]
     assert np.frombuffer(answer([fresh], "column", {"name": "score"}), np.float32)[2] == 1.5

@@ -24,6 +24,9 @@ def written(table: el.TokenTable) -> el.TokenTable:
     if isinstance(stored, el.TokenEmbedding):
         with torch.no_grad():
             stored.weight[0] = torch.linspace(-1, 1, stored.weight.shape[1])
+    elif not table.rows(0, 1).any():
+        for parameter in table.parameters():
+            nn.init.normal_(parameter)
     return table
 
 

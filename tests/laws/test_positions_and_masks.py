@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from embedlayer.overrides import is_unchanged
 from kinds import EMBED_DIM, LAYERS, MAX_SEQ_LEN, NUM_HEADS, POSITIONS, VOCAB_SIZE, dense, ngrams
 from torch import Tensor
 
@@ -17,6 +18,9 @@ from embedlayer.positions.position import AdditivePosition
 B, T = 2, 5
 IDS = torch.arange(1, 1 + B * T).view(B, T)
 WIDTH = EMBED_DIM // NUM_HEADS
+CHECK = "call self.check_positions(positions, (*q.shape[:-3], q.shape[-2])) first in rotate"
+"""Line of a scheme that rotates."""
+
 every_scheme = pytest.mark.parametrize("name", POSITIONS)
 
 
@@ -56,7 +60,7 @@ def without_tokens(name: str) -> dict[str, Callable[[Any], object]]:
             "key": lambda at: position.bias(torch.arange(T), at),
         }
         return {**found, **({"score_mod": position.score_mod} if hasattr(position, "score_mod") else {})}
-    return {"prepare": position.prepare} if position.hook == "rotate" else {}
+    return {} if is_unchanged(position, prepare=el.Position.prepare) else {"prepare": position.prepare}
 
 
 @every_scheme
@@ -66,7 +70,7 @@ def test_what_is_no_tensor_of_whole_numbers_is_refused(name, unchecked) -> None:
         for wrong in (at / 4, at.double(), at > 2, at.short(), at.tolist(), at.numpy()):
             with pytest.raises(el.ShapeError, match="^Positions are int64 or int32 tensors, such as"):
                 call(wrong)
-                pytest.fail(f"{entry} took {wrong!r}")
+                pytest.fail(f"{entry} took {wrong!r}: call self.check_positions(positions) first")
 
 
 @every_scheme
@@ -86,7 +90,7 @@ def test_there_is_one_position_for_each_token_on_each_axis_of_the_scheme(name, u
         for positions in wrong:
             with pytest.raises(el.ShapeError, match=r"^positions of shape .* do not fit tokens of shape \(2, 5\)"):
                 call(positions)
-                pytest.fail(f"{entry} took positions of shape {tuple(positions.shape)}")
+                pytest.fail(f"{entry} took positions of shape {tuple(positions.shape)}: {CHECK}")
 
 
 @every_scheme
@@ -103,6 +107,7 @@ def test_no_positions_enlarge_a_batch_of_one(name, unchecked) -> None:
     for call in calls:
         with pytest.raises(el.ShapeError, match=r"positions of shape \(2, 5\) do not fit tokens of shape \(1, 5\)"):
             call()
+            pytest.fail(CHECK)
 
 
 @every_scheme
@@ -128,9 +133,8 @@ def test_a_position_outside_the_scheme_is_named_and_negative_ones_count_distance
         torch.testing.assert_close(one @ other.mT, q @ k.mT, atol=1e-12, rtol=0)
 
 
-ROTATING = [name for name in POSITIONS if POSITIONS[name]().hook == "rotate"]
 OTHERS: dict[str, Callable[[], el.Position]] = {
-    **{name: POSITIONS[name] for name in ROTATING},
+    **{name: build for name, build in POSITIONS.items() if not is_unchanged(build(), prepare=el.Position.prepare)},
     "rotary, another base": lambda: el.RotaryEmbedding(WIDTH, 500.0),
     "rotary, scaled": lambda: el.RotaryEmbedding(WIDTH, scaling=el.positions.LinearScaling(2.0)),
     "rotary, interleaved": lambda: el.RotaryEmbedding(WIDTH, interleaved=True),

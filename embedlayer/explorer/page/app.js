@@ -16,7 +16,7 @@ import { view as pipeline } from "./views/pipeline.js";
 import { view as positions } from "./views/positions.js";
 import { view as training } from "./views/training.js";
 
-/** @import { Data, Manifest, OpenView, SourceManifest, View, ViewContext, ViewState } from "./types" */
+/** @import { Changes, Data, Manifest, OpenView, SourceManifest, View, ViewContext, ViewState } from "./types" */
 
 const VIEWS = [learn, map, pipeline, positions, compare, health, training];
 const FIRST = map; // where the address names no view
@@ -125,7 +125,7 @@ class Page {
   /**
    * Return the hash of a view in the state in which it was left, with changes.
    * @param {string} id
-   * @param {Record<string, any>} [changes]
+   * @param {Changes} [changes]
    */
   #hash(id, changes = {}) {
     return formatHash(id, this.#pageState(changed(this.#states[id] ?? {}, changes)));
@@ -139,7 +139,7 @@ class Page {
     else history.replaceState(null, "", hash);
   }
 
-  /** @param {string} id @param {Record<string, any>} [changes] */
+  /** @param {string} id @param {Changes} [changes] */
   #go(id, changes) {
     if (isNarrow()) this.card.setOpen(false);
     this.#navigate(this.#hash(id, changes));
@@ -270,7 +270,7 @@ class Page {
    */
   #state(view, source) {
     const own = () => (this.#source === source && this.#states[view.id]) || {};
-    /** @param {Record<string, any>} changes @param {boolean} [isNew] */
+    /** @param {Changes} changes @param {boolean} [isNew] */
     const set = (changes, isNew = false) => {
       if (this.#source !== source) return;
       this.#states[view.id] = changed(this.#states[view.id] ?? {}, changes);

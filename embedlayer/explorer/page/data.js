@@ -1,6 +1,7 @@
 /** Where the page's numbers come from: the server, or an exported file. */
 
-/** @import { Data, Load, Params } from "./types" */
+/** @import { Answers, Data, Load, Params } from "./types" */
+/** @typedef {Answers[keyof Answers]} Answer data of some name */
 
 /** An exported file lacks what was requested. */
 export class NotBaked extends Error {
@@ -18,13 +19,21 @@ export function keyOf(name, params) {
 export function fromServer() {
   return {
     load: cached((key) => request(key)),
-    ask: (name, params = {}) => request(keyOf(name, params)),
-    act: (name, params = {}) => request(keyOf(name, params), "POST"),
+    ask: ofName((key) => request(key)),
+    act: ofName((key) => request(key, "POST")),
     exported: false,
   };
 }
 
-/** @param {string} key @param {string} method */
+/**
+ * Return a function whose answers have the type of the requested name: the only place where it is taken as given.
+ * @param {(key: string, name: string, params: Params) => Promise<Answer>} ask
+ */
+function ofName(ask) {
+  return /** @type {Load} */ ((name, params = {}) => ask(keyOf(name, params), name, params));
+}
+
+/** @param {string} key @param {string} method @returns {Promise<Answer>} */
 async function request(key, method = "GET") {
   let response;
   try {
@@ -39,14 +48,14 @@ async function request(key, method = "GET") {
 
 /**
  * Read from an exported file, or compute from what the file holds.
- * @param {Record<string, {json?: any, base64?: string}>} content
- * @param {(name: string, params: Params, load: Load) => Promise<any> | undefined} compute
+ * @param {Record<string, {json?: Answer, base64?: string}>} content
+ * @param {(name: string, params: Params, load: Load) => Promise<Answer> | undefined} compute
  * @returns {Data}
  */
 export function fromFile(content, compute) {
   const load = cached(async (key, name, params) => {
     const found = content[key];
-    if (found) return "json" in found ? found.json : unpacked(found.base64 ?? "");
+    if (found) return found.json ?? unpacked(found.base64 ?? "");
     const computed = compute(name, params, load);
     if (computed !== undefined) return computed;
     throw new NotBaked("This file does not contain these numbers. Open the table itself: embedlayer explore DIR.");
@@ -65,14 +74,13 @@ const CACHED_ANSWERS = 64;
 
 /**
  * Remember the last answers; identical requests at the same time are sent once.
- * @param {(key: string, name: string, params: Params) => Promise<any>} ask
+ * @param {(key: string, name: string, params: Params) => Promise<Answer>} ask
  * @returns {Load}
  */
 function cached(ask) {
-  /** @type {Map<string, Promise<any>>} */
+  /** @type {Map<string, Promise<Answer>>} */
   const answers = new Map();
-  return (name, params = {}) => {
-    const key = keyOf(name, params);
+  return ofName((key, name, params) => {
     const known = answers.get(key);
     if (known) return known;
     const answer = ask(key, name, params);
@@ -80,5 +88,5 @@ function cached(ask) {
     answers.set(key, answer);
     if (answers.size > CACHED_ANSWERS) answers.delete(answers.keys().next().value ?? "");
     return answer;
-  };
+  });
 }

@@ -7,7 +7,7 @@
  * that the element has no property for become attributes; all others are set as properties.
  * @template {keyof HTMLElementTagNameMap} Tag
  * @param {Tag} tag
- * @param {Record<string, any> | null} [properties]
+ * @param {Record<string, unknown> | null} [properties]
  * @param {...Child} children
  * @returns {HTMLElementTagNameMap[Tag]}
  */
@@ -16,12 +16,14 @@ export function h(tag, properties, ...children) {
   for (const [name, value] of Object.entries(properties ?? {})) {
     if (value === null || value === undefined || value === false) continue;
     const isAttribute = name === "class" || name === "role" || name.includes("-") || !(name in element);
-    if (name.startsWith("on")) element.addEventListener(name.slice(2).toLowerCase(), value);
-    else if (isAttribute) element.setAttribute(name, value === true ? "" : value);
+    if (name.startsWith("on")) {
+      element.addEventListener(name.slice(2).toLowerCase(), /** @type {EventListener} */ (value));
+    } else if (isAttribute) element.setAttribute(name, value === true ? "" : String(value));
     else Object.assign(element, { [name]: value });
   }
-  const list = /** @type {any[]} */ (children).flat(Infinity);
-  element.append(...list.filter((child) => child !== null && child !== undefined && child !== false));
+  const list = /** @type {unknown[]} */ (children).flat(Infinity)
+    .filter((child) => child !== null && child !== undefined && child !== false);
+  element.append(.../** @type {(Node | string)[]} */ (list));
   return element;
 }
 

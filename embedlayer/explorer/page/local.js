@@ -2,16 +2,16 @@
 
 import { NotBaked } from "./data.js";
 
-/** @import { Load, Params } from "./types" */
+/** @import { Answer } from "./data.js" */
+/** @import { Load, Neighbor, Params, TokenFacts } from "./types" */
 /** @typedef {{count: number, width: number, numbers: Int8Array, norms: Float32Array}} Rows */
-/** @typedef {[id: number, score: number]} Neighbor */
 
 /**
  * Compute the answer to a request that is not in the file; return undefined if it cannot be computed.
  * @param {string} name
  * @param {Params} params
  * @param {Load} load
- * @returns {Promise<any> | undefined}
+ * @returns {Promise<Answer> | undefined}
  */
 export function compute(name, params, load) {
   const source = { source: params.source ?? 0 };
@@ -21,8 +21,8 @@ export function compute(name, params, load) {
   return name === "neighbors" ? neighbors(params, load, source) : undefined;
 }
 
-/** @typedef {{numbers: Record<string, any[]>, some: Record<string, Record<number, any>>,
- *   all: Record<string, any>}} Cards facts of all tokens */
+/** @typedef {{numbers: Record<string, unknown[]>, some: Record<string, Record<number, unknown>>,
+ *   all: Record<string, unknown>}} Cards facts of all tokens */
 
 /** @type {Map<string | number, Promise<Cards>>} */
 const cards = new Map();
@@ -32,15 +32,16 @@ const cards = new Map();
  * @param {number} id
  * @param {Load} load
  * @param {Params} source
+ * @returns {Promise<TokenFacts>}
  */
 async function factsOf(id, load, source) {
   const reading = cards.get(source.source)
     ?? load("cards", source).then((buffer) => JSON.parse(new TextDecoder().decode(buffer)));
   cards.set(source.source, reading);
   const { numbers, some, all } = await reading;
-  return Object.fromEntries([["id", id], ...Object.entries(all),
+  return /** @type {TokenFacts} */ (Object.fromEntries([["id", id], ...Object.entries(all),
     ...Object.entries(numbers).map(([name, column]) => [name, column[id]]),
-    ...Object.entries(some).map(([name, column]) => [name, column[id] ?? null])]);
+    ...Object.entries(some).map(([name, column]) => [name, column[id] ?? null])]));
 }
 
 /** @param {Params} params @param {Load} load @param {Params} source */

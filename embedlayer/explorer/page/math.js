@@ -55,23 +55,18 @@ export function sinusoid(position, dim, options) {
 }
 
 /**
- * Rotate a query or key by its position: pair i by `position * frequencies[i]` radians, times `magnitude`.
+ * Rotate pairs of channels of a query or key: (a, b) → (a cos − b sin, a sin + b cos).
  * @param {ArrayLike<number>} vector
- * @param {number} position
- * @param {ArrayLike<number>} pairFrequencies
- * @param {{interleaved?: boolean, magnitude?: number, channels?: number[][]}} [options] `interleaved`: pair i is
- *   channels 2i and 2i + 1, else i and i + half; `channels`: both channels of each pair, in place of that
+ * @param {ArrayLike<number>} numbers cosine and sine of each pair, and the factor of all other channels
+ * @param {[number, number][]} channels both channels of each pair
  */
-export function rotate(vector, position, pairFrequencies, { interleaved = false, magnitude = 1, channels } = {}) {
-  const out = Float64Array.from(vector);
-  const pairs = pairFrequencies.length;
-  for (let i = 0; i < pairs; i++) {
-    const [a, b] = channels?.[i] ?? (interleaved ? [2 * i, 2 * i + 1] : [i, i + pairs]);
-    const cos = Math.cos(position * pairFrequencies[i]) * magnitude;
-    const sin = Math.sin(position * pairFrequencies[i]) * magnitude;
+export function rotatePairs(vector, numbers, channels) {
+  const out = Float64Array.from(vector, (value) => numbers[2 * channels.length] * value);
+  channels.forEach(([a, b], i) => {
+    const [cos, sin] = [numbers[2 * i], numbers[2 * i + 1]];
     out[a] = vector[a] * cos - vector[b] * sin;
     out[b] = vector[b] * cos + vector[a] * sin;
-  }
+  });
   return out;
 }
 

@@ -1,8 +1,11 @@
 /** Position schemes as the view Positions draws them: added vectors, rotations, or attention biases. */
 
-import { add, alibiBias, alibiSlopes, dot, frequencies, rotate, row, sinusoid, unpackMatrix, waves } from "./math.js";
+import {
+  add, alibiBias, alibiSlopes, dot, frequencies, rotatePairs, row, sinusoid, unpackMatrix, waves,
+} from "./math.js";
 
-/** @import { DescribedScheme } from "./types" */
+/** @import { AdditiveScheme, BiasScheme, DescribedScheme, Matrix, RotationScheme } from "./types" */
+/** @typedef {(position: number) => ArrayLike<number>} Rotations numbers of a position, as in `rotatePairs` */
 
 /**
  * @typedef {object} Scheme
@@ -21,9 +24,10 @@ import { add, alibiBias, alibiSlopes, dot, frequencies, rotate, row, sinusoid, u
  * @property {(pair: number) => number} wavelength positions for a full rotation; NaN if there is none
  * @property {(pair: number) => number[]} channels entries of `vector` that belong to a pair
  * @property {(channel: number) => string} part "sin", "cos", or another name of an entry of `vector`
- * @property {(vector: ArrayLike<number>, position: number) => Float64Array} apply the scheme to a token's vector
+ * @property {(vector: ArrayLike<number>, position: number) => Float64Array} apply the scheme to a token's vector, or
+ *   to a key
+ * @property {(vector: ArrayLike<number>, position: number) => Float64Array} [applyToQuery] where queries differ
  * @property {(head: number, query: number, key: number) => number} bias
- * @property {(position: number) => number} queryFactor factor on a query, by its position
  * @property {number[] | null} slopes of ALiBi
  * @property {boolean} causal whether biases are for keys before the query only
  */
@@ -33,24 +37,28 @@ const NEUTRAL = {
   point: "none", name: "", sentence: "", formula: "", note: "", columns: 0, trained: null, last: Infinity, width: 0,
   pairs: 0, vector: () => new Float64Array(0), wavelength: () => NaN, channels: (pair) => [2 * pair, 2 * pair + 1],
   part: (channel) => `dimension ${channel}`, apply: (vector) => Float64Array.from(vector), bias: () => 0, slopes: null,
-  causal: false, queryFactor: () => 1,
-};
-
-/** @type {Record<string, (described: DescribedScheme) => Scheme>} */
-const KINDS = {
-  sinusoidal: (described) => sinusoids(described.embed_dim, described.base, /** @type {any} */ (described)),
-  learned,
-  rotary: ownRotary,
-  query_scaled: queryScaled,
-  alibi: (described) => alibi(described.num_heads, described.slopes),
-  relative,
+  causal: false,
 };
 
 /** Return a scheme that the server describes. @param {DescribedScheme} described @returns {Scheme} */
 export function fromSource(described) {
-  const none = { ...NEUTRAL, sentence: "This model has no position scheme." };
-  const scheme = KINDS[described.kind]?.(described) ?? none;
-  return { ...scheme, name: described.name, trained: described.trained_length };
+  return { ...kindOf(described), name: described.name, trained: described.trained_length };
+}
+
+/** @param {DescribedScheme} described @returns {Scheme} */
+function kindOf(described) {
+  switch (described.kind) {
+    case "sinusoidal": return sinusoids(described.embed_dim, described.base, described);
+    case "learned": return learned(described);
+    case "rotation": return ownRotation(described);
+    case "alibi": return alibi(described.num_heads, described.slopes);
+    case "relative": return relative(described);
+    case "undrawn": {
+      const sentence = `${described.name} rotates queries and keys, but not in pairs of channels: it is not drawn.`;
+      return { ...NEUTRAL, sentence };
+    }
+    default: return { ...NEUTRAL, sentence: "This source has no position scheme." };
+  }
 }
 
 /**
@@ -80,7 +88,7 @@ export function sinusoids(dim, base, options = {}) {
   };
 }
 
-/** @param {DescribedScheme} described @returns {Scheme} */
+/** @param {AdditiveScheme} described @returns {Scheme} */
 function learned(described) {
   const rows = unpackMatrix(described.rows);
   /** @param {number} position */
@@ -96,55 +104,81 @@ function learned(described) {
   };
 }
 
+/** @param {number} width @param {number} base @returns {Scheme} */
+export function rotary(width, base) {
+  const list = frequencies(width, base);
+  const channels = Array.from(list, (_, i) => /** @type {[number, number]} */ ([i, i + list.length]));
+  return {
+    ...rotation(width, channels, (position) =>
+      [...Array.from(list).flatMap((each) => [Math.cos(position * each), Math.sin(position * each)]), 1]),
+    name: `Rotary, K = ${width}`,
+    formula: "θ = p · base^(-2i/K), (a, b) → (a cos θ − b sin θ, a sin θ + b cos θ)",
+  };
+}
+
 /**
+ * Return the scheme that rotates pairs of channels.
  * @param {number} width
- * @param {number} base
- * @param {ArrayLike<number>} [list] radians per position of each pair
- * @param {{interleaved?: boolean, magnitude?: number, channels?: number[][]}} [options] as in `rotate`
+ * @param {[number, number][]} channels
+ * @param {Rotations} keys
+ * @param {Rotations} [queries]
  * @returns {Scheme}
  */
-export function rotary(width, base, list = frequencies(width, base), options = {}) {
+function rotation(width, channels, keys, queries = keys) {
+  /** @param {number} position */
+  const vector = (position) => {
+    const numbers = queries(position);
+    return Float64Array.from({ length: 2 * channels.length }, (_, c) =>
+      numbers[c] / Math.hypot(numbers[c - (c % 2)], numbers[c - (c % 2) + 1]));
+  };
+  const turns = angleSteps(vector, channels.length);
+  const isEven = turns.every((each) => !Number.isNaN(each));
   return {
-    ...NEUTRAL, point: "rotation", name: `Rotary, K = ${width}`, columns: list.length, width, pairs: list.length,
-    formula: "θ = p · base^(-2i/K), (a, b) → (a cos θ − b sin θ, a sin θ + b cos θ)",
-    sentence: "Nothing is added to the input: pairs of channels of queries and keys are rotated by an angle that is "
-      + "proportional to the position.",
-    vector: (position) => Float64Array.from({ length: 2 * list.length }, (_, c) =>
-      (c % 2 ? Math.sin : Math.cos)(position * list[c >> 1])),
-    wavelength: (pair) => (2 * Math.PI) / Math.abs(list[pair]),
-    apply: (token, position) => rotate(token, position, list, options),
+    ...NEUTRAL, point: "rotation", columns: channels.length, width, pairs: channels.length, vector,
+    formula: `${isEven ? "θ = p · frequency[i]" : "θ = angle[p, i]"}, (a, b) → (a cos θ − b sin θ, a sin θ + b cos θ)`,
+    sentence: "Nothing is added to the input: pairs of channels of queries and keys are rotated by an angle that "
+      + `${isEven ? "is proportional to" : "depends on"} the position.`,
+    wavelength: (pair) => (2 * Math.PI) / Math.abs(turns[pair]),
+    apply: (token, position) => rotatePairs(token, keys(position), channels),
+    applyToQuery: (token, position) => rotatePairs(token, queries(position), channels),
     channels: (pair) => [2 * pair + 1, 2 * pair],
     part: (c) => (c % 2 ? "sin" : "cos"),
   };
 }
 
-/** @param {DescribedScheme} described @returns {Scheme} */
-function ownRotary(described) {
-  const scheme = rotary(described.head_dim, described.base, described.frequencies, /** @type {any} */ (described));
-  const varies = described.varies ? "; shown with the frequencies of the trained length" : "";
-  const note = described.scaling ? `${described.scaling}${varies}.` : "";
-  return { ...scheme, note, queryFactor: queryFactor(described.query_scaling) };
+/**
+ * Return by how many radians each pair rotates in one position; NaN where that is not the same at each position.
+ * @param {(position: number) => Float64Array} vector cosine and sine of each pair
+ * @param {number} pairs
+ */
+function angleSteps(vector, pairs) {
+  const [first, second, third, fourth] = [0, 1, 2, 3].map(vector);
+  return Array.from({ length: pairs }, (_, i) => {
+    /** @param {Float64Array} from @param {Float64Array} to */
+    const angle = (from, to) => {
+      const [cos, sin, nextCos, nextSin] = [from[2 * i], from[2 * i + 1], to[2 * i], to[2 * i + 1]];
+      return Math.atan2(cos * nextSin - sin * nextCos, cos * nextCos + sin * nextSin);
+    };
+    const [step, later, last] = [angle(first, second), angle(second, third), angle(third, fourth)];
+    return Math.abs(step - later) > 1e-5 || Math.abs(later - last) > 1e-5 ? NaN : step;
+  });
 }
 
-/** @param {DescribedScheme} described @returns {Scheme} */
-function queryScaled(described) {
-  return {
-    ...NEUTRAL, queryFactor: queryFactor(described.query_scaling),
+/** @param {RotationScheme} described @returns {Scheme} */
+function ownRotation(described) {
+  const keys = unpackMatrix(described.keys ?? described.queries);
+  const queries = unpackMatrix(described.queries);
+  const none = new Float64Array(queries.cols).fill(NaN);
+  /** @param {Matrix} numbers @returns {Rotations} */
+  const of = (numbers) => (position) => (position < numbers.rows ? row(numbers, position) : none);
+  const scheme = {
+    ...rotation(described.head_dim, described.channels, of(keys), of(queries)),
+    note: described.note, last: queries.rows - 1,
+  };
+  return described.channels.length ? scheme : {
+    ...scheme, point: "none",
     sentence: "Nothing is added and nothing is rotated: queries are multiplied by a factor of their position.",
   };
-}
-
-/**
- * Return the factor on a query by its position; NaN for a scaling that the page does not know.
- * @param {{kind: string, [field: string]: any} | null} scaling
- * @returns {(position: number) => number}
- */
-function queryFactor(scaling) {
-  if (!scaling) return () => 1;
-  const { kind, scale, exponent, length, offset } = scaling;
-  if (kind === "log_query_scaling") return (p) => 1 + scale * Math.log1p(Math.floor((p + offset) / length));
-  if (kind === "power_query_scaling") return (p) => (1 + (p + offset) / length) ** exponent;
-  return () => NaN;
 }
 
 /** @param {number} heads @param {number[]} [slopes] @returns {Scheme} */
@@ -158,14 +192,14 @@ export function alibi(heads, slopes = alibiSlopes(heads)) {
   };
 }
 
-/** @param {DescribedScheme} described @returns {Scheme} */
+/** @param {BiasScheme} described @returns {Scheme} */
 function relative(described) {
   const table = unpackMatrix(described.biases);
   const middle = (table.cols - 1) / 2;
   /** @param {number} query @param {number} key */
   const column = (query, key) => middle + Math.max(-middle, Math.min(middle, key - query));
   return {
-    ...NEUTRAL, point: "bias", columns: table.rows, causal: !described.bidirectional,
+    ...NEUTRAL, point: "bias", columns: table.rows, causal: described.causal,
     formula: "score(i, j) + weight[bucket(j − i), h]",
     sentence: "A learned number for each head and bucket of distances is added to the score. Small distances have "
       + "buckets of their own, larger ones share them.",
@@ -186,6 +220,6 @@ export function score(scheme, query, key, queryPosition, keyPosition, head = 0) 
   if (scheme.point === "bias") {
     return dot(query, key) / Math.sqrt(query.length) + (scheme.bias?.(head, queryPosition, keyPosition) ?? 0);
   }
-  const factor = (scheme.queryFactor?.(queryPosition) ?? 1) / Math.sqrt(query.length);
-  return dot(scheme.apply(query, queryPosition), scheme.apply(key, keyPosition)) * factor;
+  const applied = (scheme.applyToQuery ?? scheme.apply)(query, queryPosition);
+  return dot(applied, scheme.apply(key, keyPosition)) / Math.sqrt(query.length);
 }

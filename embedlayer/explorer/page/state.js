@@ -1,5 +1,6 @@
 /** The page's state in the URL's hash: `#view?key=value`, so that a link restores what the page showed. */
 
+/** @import { Changes } from "./types" */
 /** @typedef {Record<string, string>} State */
 
 /** Split a hash. @param {string} hash @returns {{view: string, state: State}} */
@@ -17,7 +18,7 @@ export function formatHash(view, state) {
 /**
  * Return `state` with `changes`; null, undefined and "" remove a key.
  * @param {State} state
- * @param {Record<string, any>} changes
+ * @param {Changes} changes
  * @returns {State}
  */
 export function changed(state, changes) {

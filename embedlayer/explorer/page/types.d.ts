@@ -1,5 +1,9 @@
 /** Types that several modules of the page share. Fields of the server's data are named as in Python. */
 
+import type { Answers, Cluster, SourceManifest, StepFacts, PipelineStep } from "./answers";
+
+export * from "./answers";
+
 export type Rgb = [number, number, number];
 export type Point = [number, number];
 export type Child = Node | string | number | null | undefined | false | Child[];
@@ -25,7 +29,7 @@ export interface Theme {
 // The data of the server
 
 export type Params = Record<string, string | number>;
-export type Load = (name: string, params?: Params) => Promise<any>;
+export type Load = <Name extends keyof Answers>(name: Name, params?: Params) => Promise<Answers[Name]>;
 
 export interface Data {
   load: Load;
@@ -34,63 +38,6 @@ export interface Data {
   /** As `ask`, for a request that starts or ends something; an exported page has none. */
   act: Load;
   exported: boolean;
-}
-
-export interface SourceManifest {
-  title: string;
-  path: string;
-  vocab_size: number;
-  embed_dim: number;
-  has: string[];
-  tied: boolean;
-  kind: string;
-  scale: number | null;
-}
-
-export interface Manifest {
-  version: string;
-  /** How the user types the command that opened the page. */
-  command: string;
-  exported: boolean;
-  left_out?: string[];
-  sources: SourceManifest[];
-}
-
-/** A float32 tensor in base64. */
-export interface PackedTensor {
-  shape: number[];
-  float32: string;
-}
-
-export interface ShownToken {
-  id: number;
-  decoded: string;
-  text: string;
-  kind: "text" | "byte" | "special";
-}
-
-/** What `explorer.example_tokens.examples` sends: IDs of tokens. */
-export interface Examples {
-  words: number[];
-  is_everyday: boolean;
-  sums: (TokenSum & { answer: number })[];
-}
-
-/** The state of the computation of the neighbour layout. */
-export interface LayoutProgress {
-  state: "absent" | "running" | "ready" | "failed" | "cancelled";
-  stage: string;
-  share: number;
-  error: string | null;
-}
-
-/** A cluster of the neighbour layout: IDs of the tokens that name it, and its densest place. */
-export interface Cluster {
-  names: number[];
-  size: number;
-  x: number;
-  y: number;
-  level: number;
 }
 
 /** The neighbour layout; a row that never learned has NaN coordinates. */
@@ -104,272 +51,11 @@ export interface Layout {
   of: Int32Array;
 }
 
-export interface PipelineStep {
-  name: string;
-  title: string;
-  formula: string;
-  sentence: string;
-  note: string;
-  /** Whether the step changes nothing in this model. */
-  idle: boolean;
-  values: Record<string, PackedTensor>;
-  facts: Record<string, any>;
-}
+/** A step of the pipeline with the facts of its name. */
+export type StepOf<Name extends keyof StepFacts> = PipelineStep & { facts: StepFacts[Name] };
 
-export interface Pipeline {
-  text: string;
-  /** How the text was split; "" for a tokenizer. */
-  how: string;
-  tokens: ShownToken[];
-  left_out: number;
-  vocab_size: number;
-  embed_dim: number;
-  steps: PipelineStep[];
-  /** IDs of tokens that follow those of the text. */
-  appended: number[];
-}
-
-/** What `explorer.logit_lens.answer` sends: layers, positions, tokens. */
-export interface LogitLens {
-  top_ids: number[][][];
-  top_probs: PackedTensor;
-  entropy: PackedTensor;
-  next_probs: PackedTensor;
-  next_ranks: number[][];
-  tokens: ShownToken[];
-}
-
-/** What the view Pipeline lets the user choose. */
-export interface PipelineChoices {
-  texts: string[];
-  reads: "tokenizer" | "names" | "ids";
-  /** Why only the tiny layer can be shown; "" if the model can. */
-  refused: string;
-  tiny: { texts: string[]; words: string[]; positions: string[]; embed_dim: number };
-}
-
-export interface LikelyToken extends ShownToken {
-  chance: number | null;
-}
-
-/** The gradient of one looked-up row. */
-export interface RowGradient extends ShownToken {
-  norm: number;
-  through_rows: number;
-  through_head: number;
-  times: number;
-}
-
-/** A position scheme as `explorer.positions.described` sends it. */
-export interface DescribedScheme {
-  kind: string;
-  name: string;
-  layers: string;
-  trained_length: number | null;
-  checked?: number;
-  distinct?: number;
-  [field: string]: any;
-}
-
-export interface PositionsData {
-  schemes: DescribedScheme[];
-  embed_dim: number;
-  tokens: { id: number; text: string; kind: string }[];
-  vectors: PackedTensor;
-  queries?: PackedTensor;
-  keys?: PackedTensor;
-}
-
-export interface UnderTrainedToken {
-  id: number;
-  text: string;
-  kind: string | null;
-  score: number;
-  norm: number;
-}
-
-export interface RowList {
-  rows: number;
-  ids: number[];
-}
-
-/** "undecided" if nothing shows that the table was trained. */
-export type TableState = "sound" | "faulty" | "undecided";
-
-/** What the rows of a table share, see `SharedVariance` of the analysis; null of fewer rows than can be measured. */
-export interface SharedVariance {
-  rows: number;
-  scale: number | null;
-  offset_share: number | null;
-  dimension: number;
-  dimension_share: number | null;
-  component_share: number | null;
-  constant: number[];
-  rank: number;
-  most_rank: number;
-  is_measured: boolean;
-  /** Whether rows that never learned are left out. */
-  learned_only: boolean;
-}
-
-export interface Health {
-  zero_rows: RowList;
-  nonfinite_rows: RowList;
-  at_mean: RowList;
-  never_touched?: RowList | null;
-  duplicates: RowGroups;
-  near_duplicates: RowGroups;
-  /** Sentences that say what is wrong, worst first. */
-  summary: string;
-  is_sound: boolean;
-  state: TableState;
-  shared: SharedVariance;
-  /** Names of measures in `shared`, and "loss", because of which the table is not sound. */
-  at_fault: string[];
-  /** Values from which on measures in `shared` are at fault. */
-  limits: { variance: number; offset: number; rank: number; scale: Point };
-  /** Tokens that never occur in the training text; null if the occurrences are unknown. */
-  absent: RowList | null;
-  /** What the run learned, in nats per token; null for a table that is not of a run. */
-  loss: { validation_loss: number; unigram_entropy: number; gain: number } | null;
-  /** Cosine of a row with its nearest row; null without two usable rows. */
-  nearest: { rows: number; median: number | null; by_chance: number | null; mean_pair: number | null };
-  spelling: {
-    pairs: number;
-    cosine: number;
-    error: number;
-    shift: number;
-    shifted_cosine: number;
-    /** Share of the pairs that are as unlike as unrelated tokens; by chance 1. */
-    unlike: number;
-    is_mixed: boolean;
-    odd_rows: RowList;
-  } | null;
-  norm_outliers: (RowList & { low: number; high: number; nearest: number; median: number })[];
-  /** Texts of the listed rows, by ID. */
-  texts: Record<string, string>;
-  /** Rows inside a cone; rows that are named as equal, or at the mean, are not counted. */
-  under_trained: {
-    rows: number;
-    threshold: number;
-    explanation: string;
-    tokens: UnderTrainedToken[];
-    by_kind: { kind: string; rows: number; under_trained: number }[];
-    cones: Cone[];
-    undecided: Cone[];
-  };
-}
-
-/** A group of rows with nearly one direction, see `Cone` of the analysis. */
-export interface Cone {
-  rows: number;
-  median_angle: number;
-  edge_angle: number;
-  mean_cosine: number;
-  outside_cosine: number | null;
-  peak: number;
-  valley: number;
-  contrast: number | null;
-  never_occur: number | null;
-  doubt: string;
-}
-
-export interface RowGroups {
-  rows: number;
-  groups: number;
-  ids: number[][];
-}
-
-export interface Spectrum {
-  explained: number[];
-  effective_rank: number;
-  isotropy: number;
-  mean_cosine: number;
-  /** The same measures of random numbers. */
-  chance: {
-    effective_rank: number;
-    isotropy: number;
-    isotropy_rows: number;
-    mean_cosine_deviation: number;
-  };
-}
-
-/** One line of a run's `metrics.jsonl`. */
-export interface MetricsLine {
-  step: number;
-  loss: number;
-  lr?: number;
-  validation_loss?: number;
-  validation_bits_per_byte?: number;
-  /** The loss of each corpus of a mixture. */
-  validation_losses?: number[];
-  rows_touched?: number;
-  tokens_per_second?: number;
-}
-
-export interface Metrics {
-  lines: MetricsLine[];
-  uniform_loss: number;
-  options: Record<string, any>;
-  made_of: Record<string, any>;
-  neighbors_before: { id: number; token: string; near: [string, number][] }[];
-}
-
-/** `norm` is the ratio of the row's norms over the median ratio. */
-export type MovedRow = [id: number, otherId: number, cosine: number, norm: number];
-
-export interface Comparison {
-  title: string;
-  shared: number;
-  mean_cosine: number;
-  residual: number | null;
-  /** Median ratio of a row's norm to that in the other table. */
-  scale: number;
-  relation: {
-    verdict: "same" | "changed" | "related" | "unrelated" | "unknown";
-    sentence: string;
-    held_out: number | null;
-    shuffled: number | null;
-    as_stored: number | null;
-    as_stored_shuffled: number | null;
-  };
-  /** What only this table and only the other one has: the number of rows, and the first tokens. */
-  only: { title: string; rows: number; tokens: string[] }[];
-  moved_most: MovedRow[];
-  moved_least: MovedRow[];
-  /** Tokens that never occur in the training text; null if the occurrences are unknown. */
-  moved_never: MovedRow[] | null;
-}
-
-/** Facts about a token; null where there is nothing to say. Numbers about a run are missing for other sources. */
-export interface TokenFacts {
-  id: number;
-  kind: string | null;
-  norm: number | null;
-  /** Share of the rows that have a smaller norm. */
-  norm_share: number | null;
-  score: number | null;
-  findings: string[] | null;
-  table_state: TableState;
-  /** Sentences that say why the table is not sound; empty if it is. */
-  table_reasons: string[];
-  equal_rows: RowList | null;
-  near_rows: RowList | null;
-  variants: [id: number, cosine: number | null][] | null;
-  count?: number;
-  count_rank?: number;
-  cosine_before?: number | null;
-  norm_before?: number | null;
-}
-
-/** Where other views show a token: a text and the index in it, and the index among the tokens of Positions. */
-export interface TokenPlaces {
-  text: string | null;
-  at: number | null;
-  position: number | null;
-}
-
-// Views
+/** Changes of the URL; null and undefined remove a key. */
+export type Changes = Record<string, string | number | boolean | null | undefined>;
 
 /** The token that is chosen in the whole page. */
 export interface ChosenToken {
@@ -383,10 +69,10 @@ export interface ViewState {
   get(key: string, fallback: string): string;
   /** Return a copy of all keys and values. */
   all(): Record<string, string>;
-  /** Change the state and the URL; null and undefined remove a key. */
-  set(changes: Record<string, any>): void;
+  /** Change the state and the URL. */
+  set(changes: Changes): void;
   /** As `set`, with a new entry in the browser's history: Back returns to the state before. */
-  push(changes: Record<string, any>): void;
+  push(changes: Changes): void;
 }
 
 export interface ViewContext {
@@ -481,12 +167,6 @@ export interface Groups {
   colours?: number[]; // the number of each group's colour; without it, that of the group
 }
 
-/** A column of the user's own: numbers, or texts as groups. */
-export interface OwnColumn {
-  name: string;
-  groups: string[] | null;
-}
-
 /** A number for each token. */
 export interface NumberColumn {
   values: Float32Array;
@@ -497,8 +177,3 @@ export interface NumberColumn {
 
 export type Column = Groups | NumberColumn;
 
-/** Tokens that are added and tokens that are subtracted. */
-export interface TokenSum {
-  plus: number[];
-  minus: number[];
-}

@@ -4,7 +4,7 @@ import { h, token, visibleText } from "../dom.js";
 import { factList, listOf, summaryOf, verdict } from "./facts.js";
 import { seeIt } from "./links.js";
 
-/** @import { Data, SourceManifest, TokenFacts } from "../types" */
+/** @import { Changes, Data, SourceManifest, TokenFacts } from "../types" */
 
 /**
  * @typedef {object} About the source whose token is shown
@@ -12,8 +12,8 @@ import { seeIt } from "./links.js";
  * @property {SourceManifest} manifest
  * @property {Data} data
  * @property {boolean} isComparable whether there is a second table to compare with
- * @property {(view: string, changes?: Record<string, any>) => string} hash of a view, with the chosen token
- * @property {(view: string, changes?: Record<string, any>) => void} go to a view
+ * @property {(view: string, changes?: Changes) => string} hash of a view, with the chosen token
+ * @property {(view: string, changes?: Changes) => void} go to a view
  *
  * @typedef {{id: number, texts: string[], about: About, isStale: () => boolean}} Shown
  *

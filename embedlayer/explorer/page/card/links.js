@@ -2,7 +2,7 @@
 
 import { h } from "../dom.js";
 
-/** @import { Data, Pipeline, TokenPlaces, ViewContext } from "../types" */
+/** @import { Changes, Data, Pipeline, TokenPlaces, ViewContext } from "../types" */
 /** @import { About } from "./card.js" */
 
 /**
@@ -17,7 +17,7 @@ export async function seeIt(id, { data, manifest, isComparable, hash, go }) {
   ]);
   const { text, at, position } = places ?? { text: null, at: null, position: null };
   const hasPipeline = has.includes("input");
-  /** @type {[title: string, view: string, changes: Record<string, any> | undefined, fits: boolean][]} */
+  /** @type {[title: string, view: string, changes: Changes | undefined, fits: boolean][]} */
   const links = [
     ["Map", "map", undefined, true],
     ["Pipeline", "pipeline", { text, token: at }, hasPipeline && text !== null],

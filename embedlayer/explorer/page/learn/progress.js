@@ -2,7 +2,7 @@
 
 import { SCENES } from "./scenes.js";
 
-/** @import { ViewContext, ViewState } from "../types" */
+/** @import { Changes, ViewContext, ViewState } from "../types" */
 /** @typedef {{done: string[], settings: Record<string, string>}} Stored */
 
 /** Return the key of the browser's storage for a source. @param {ViewContext} context */
@@ -64,7 +64,7 @@ export class Progress {
     this.#write({ done: [], settings: {} });
   }
 
-  /** @param {Record<string, any>} changes */
+  /** @param {Changes} changes */
   #keepSettings(changes) {
     const settings = { ...this.#stored?.settings };
     const news = Object.entries(changes).filter(([key]) => sceneOf(key));

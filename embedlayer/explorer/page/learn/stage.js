@@ -1,6 +1,6 @@
 /** What a scene of the story draws on: its part of the URL, the parts to close, and the verdict about its task. */
 
-/** @import { Child, Closable, ViewContext } from "../types" */
+/** @import { Changes, Child, Closable, ViewContext } from "../types" */
 
 /**
  * @typedef {object} Scene
@@ -48,7 +48,7 @@ export class Stage {
     return Math.min(high, Math.max(low, Number.isFinite(found) ? found : fallback));
   }
 
-  /** Change the URL; null removes a key. @param {Record<string, any>} changes */
+  /** Change the URL; null removes a key. @param {Changes} changes */
   set(changes) {
     const news = Object.entries(changes).filter(([key, value]) => String(value ?? "") !== this.text(key));
     if (this.isClosed || !news.length) return;

@@ -102,7 +102,8 @@ export class Axes {
 
   async #cosines() {
     const sum = this.selected();
-    return new Float32Array(isEmpty(sum) ? this.size : await this.data.load("along", sumParams(sum)));
+    if (isEmpty(sum)) return new Float32Array(this.size);
+    return new Float32Array(await this.data.load("along", sumParams(sum)));
   }
 }
 

@@ -1,6 +1,7 @@
 /** The step Bias: what a position scheme adds to the attention scores. */
 
 import { HeatMap } from "../charts/heat.js";
+import { factsOf } from "./facts.js";
 import { headChoice, heightFor, picture, valueOf } from "./pictures.js";
 
 /** @import { Scene } from "./pictures.js" */
@@ -16,6 +17,6 @@ export function drawBias(scene) {
     cellHeight: heightFor(bias.rows), rowName: (t) => pipeline.tokens[t].text,
     columnName: (t) => `key ${pipeline.tokens[t].text} at position ${t}`, onPick: (t) => scene.choose(t),
   });
-  heat.show(bias, { marks: [{ row: token }], blank: step.facts.causal ? (i, j) => j > i : null });
+  heat.show(bias, { marks: [{ row: token }], blank: factsOf(step, "bias").causal ? (i, j) => j > i : null });
   return [headChoice(scene, "Head", "head", heads, head), picture(null, scene.keep(heat))];
 }

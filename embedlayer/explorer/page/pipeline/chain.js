@@ -2,6 +2,7 @@
 
 import { limitOf, shown } from "../charts/numbers.js";
 import { row, unpackMatrix } from "../math.js";
+import { factsOf } from "./facts.js";
 
 /** @import { Matrix, Pipeline, PipelineStep } from "../types" */
 /** @typedef {import("../math.js").Vector} Vector */
@@ -50,7 +51,7 @@ const MAKERS = {
     }];
   },
   scale: (step, _, token, before) => {
-    const { factor } = step.facts;
+    const { factor } = factsOf(step, "scale");
     const about = step.note.includes("√D") ? `times √D = ${trimmed(factor)}` : `times ${trimmed(factor)}`;
     return [next(step, "scaled", token, before, {
       name: `${trimmed(factor)} · row`, about,

@@ -5,6 +5,7 @@ import { COUNT, largestOf, limitOf, shown } from "../charts/numbers.js";
 import { h } from "../dom.js";
 import { numberTable } from "../learn/parts.js";
 import { fromRows, matrix } from "../math.js";
+import { factsOf, stepOf } from "./facts.js";
 import { bar, chip, nameOf, picture, valueOf } from "./pictures.js";
 
 /** @import { Matrix, Pipeline, RowGradient } from "../types" */
@@ -21,11 +22,11 @@ export function drawGradient(scene) {
  */
 function wholeGradient(scene) {
   const { pipeline, step } = scene;
-  const { tied } = step.facts;
+  const { tied } = factsOf(step, "gradient");
   const [rows, head] = ["rows_gradient", "head_gradient"].map((name) => valueOf(scene, name));
   const both = matrix(rows.rows, rows.cols, (r, c) => rows.data[r * rows.cols + c] + head.data[r * rows.cols + c]);
   const limit = Math.max(largestOf(rows), largestOf(head));
-  const names = pipeline.steps.find((each) => each.name === "look_up")?.facts.parts[0].names ?? [];
+  const names = stepOf(pipeline, "look_up")?.facts.parts[0].names ?? [];
   const used = new Set(pipeline.tokens.slice(0, -1).map((token) => token.id));
   const columnNames = Array.from({ length: rows.cols }, (_, c) => String(c));
   /** @param {string} caption @param {Matrix} numbers @param {(row: number) => boolean} mark */
@@ -45,8 +46,7 @@ function wholeGradient(scene) {
 
 /** Say which rows get a gradient, and why. @param {Scene} scene */
 function reasonOf({ step }) {
-  const { tied, used } = step.facts;
-  const [rows, head] = [step.facts.touched_by_look_up, step.facts.touched_by_head];
+  const { tied, used, touched_by_look_up: rows, touched_by_head: head } = factsOf(step, "gradient");
   const lookUp = `Through the look-up, ${COUNT.format(rows)} of the ${COUNT.format(used)} looked-up rows get a `
     + "gradient, and no other row (the last token predicts nothing). ";
   return lookUp + (tied
@@ -58,7 +58,7 @@ function reasonOf({ step }) {
 /** @param {Scene} scene */
 function allRows(scene) {
   const { pipeline, step, token } = scene;
-  const { rows_a_bin: wide, tied } = step.facts;
+  const { rows_a_bin: wide, tied } = factsOf(step, "gradient");
   const [lookUp, head, both] = ["through_rows", "through_head", "norms"].map((name) => valueOf(scene, name));
   const marks = [{ column: Math.floor(pipeline.tokens[token].id / wide) }];
   /** @param {[string, Matrix][]} rows @param {import("../types").HeatMark[]} frames */
@@ -89,10 +89,8 @@ function binName(pipeline, bin, wide) {
 
 /** @param {Scene} scene */
 function rowsOfText(scene) {
-  const { tied } = scene.step.facts;
-  /** @type {RowGradient[]} */
-  const rows = scene.step.facts.rows;
-  const most = Math.max(...rows.map((each) => each.norm), 1e-12);
+  const { tied, rows } = factsOf(scene.step, "gradient");
+  const most = Math.max(...rows.map((each) => each.norm ?? NaN), 1e-12);
   const head = h("tr", null, h("th", null, "token"), h("th", { class: "number" }, "count"),
     h("th", { class: "pipe-wide" }), h("th", { class: "number" }, "norm"),
     tied ? [h("th", { class: "number" }, "by look-up"), h("th", { class: "number" }, "by head")] : null);
@@ -108,9 +106,9 @@ function rowsOfText(scene) {
 function rowOfText({ pipeline, step, token, choose }, each, most) {
   const at = pipeline.tokens.findIndex((other) => other.id === each.id);
   const button = chip(each, { onClick: () => choose(at), pressed: false, title: `ID ${each.id}` });
-  const parts = step.facts.tied ? [each.through_rows, each.through_head] : [];
+  const parts = factsOf(step, "gradient").tied ? [each.through_rows, each.through_head] : [];
   return h("tr", { "aria-current": each.id === pipeline.tokens[token].id ? "true" : null },
     h("td", null, button), h("td", { class: "number" }, COUNT.format(each.times)),
-    h("td", { class: "pipe-wide" }, bar(each.norm / most)),
-    [each.norm, ...parts].map((norm) => h("td", { class: "number" }, shown(norm))));
+    h("td", { class: "pipe-wide" }, bar((each.norm ?? NaN) / most)),
+    [each.norm, ...parts].map((norm) => h("td", { class: "number" }, shown(norm ?? NaN))));
 }

@@ -1,10 +1,10 @@
 /** The step Head: the next token of a decoder, or the scores of an input vector where there are no blocks. */
 
 import { h } from "../dom.js";
+import { factsOf } from "./facts.js";
 import { drawNext } from "./next.js";
 import { bar, chip, nameOf, percent, picture } from "./pictures.js";
 
-/** @import { LikelyToken } from "../types" */
 /** @import { Scene } from "./pictures.js" */
 
 /** Draw the next token, or without blocks what the head reads from the input vectors. @param {Scene} scene */
@@ -16,8 +16,7 @@ export function drawHead(scene) {
 /** @param {Scene} scene */
 function largestScores(scene) {
   const { step, token } = scene;
-  /** @type {LikelyToken[]} */
-  const topTokens = step.facts.top_tokens[token];
+  const topTokens = factsOf(step, "head").top_tokens[token];
   const most = topTokens[0]?.chance ?? 1;
   const list = topTokens.map((each) => h("li", null,
     chip(each), bar((each.chance ?? 0) / most), h("span", { class: "pipe-value" }, percent(each.chance))));
@@ -30,7 +29,7 @@ function allPositions(scene) {
   const { pipeline, step, token } = scene;
   const rows = pipeline.tokens.map((each, t) => {
     const choose = { type: "button", class: "link pipe-row", onClick: () => scene.choose(t) };
-    const best = step.facts.top_tokens[t][0];
+    const [best] = factsOf(step, "head").top_tokens[t];
     return h("tr", { "aria-current": t === token ? "true" : null },
       h("td", null, h("button", choose, each.text)), h("td", null, chip(best), ` ${percent(best.chance)}`));
   });

@@ -4,6 +4,7 @@ import { HeatMap } from "../charts/heat.js";
 import { COUNT, limitOf, shown } from "../charts/numbers.js";
 import { h } from "../dom.js";
 import { row, unpackMatrix } from "../math.js";
+import { factsOf, stepOf } from "./facts.js";
 import { occurrences } from "./occurrences.js";
 import { fact, heightFor, nameOf, percent, picture, positionMap, strips, valueOf } from "./pictures.js";
 import { MOST_CELLS } from "./vector.js";
@@ -16,9 +17,9 @@ const CLOSE_UP = 64;
 /** Draw rows before and after the scale. @param {Scene} scene */
 export function drawScale(scene) {
   const after = valueOf(scene, "scaled");
-  const { factor, scaled } = scene.step.facts;
+  const { factor, scaled } = factsOf(scene.step, "scale");
   if (!scaled) return [strips(scene, "Rows", after, { title: "All tokens: the rows, unchanged" })];
-  const rows = /** @type {PipelineStep} */ (scene.pipeline.steps.find((step) => step.name === "look_up")).values.rows;
+  const rows = /** @type {PipelineStep} */ (stepOf(scene.pipeline, "look_up")).values.rows;
   const options = { limit: limitOf(after), height: Math.min(20, heightFor(after.rows)) };
   const note = "The same pattern; equal colours mean equal numbers in both pictures.";
   return [
@@ -38,7 +39,7 @@ export function drawTypes(scene) {
 
 /** Draw the position vectors, or the vectors where the scheme adds nothing to the input. @param {Scene} scene */
 export function drawPositions(scene) {
-  if (scene.step.facts.kind !== "added") {
+  if (factsOf(scene.step, "position").kind !== "added") {
     return [strips(scene, "Vectors", valueOf(scene, "result"), { title: "All tokens: the vectors, unchanged" })];
   }
   const cellHeight = heightFor(scene.pipeline.tokens.length);
@@ -70,7 +71,7 @@ export function drawDropout(scene) {
   return [
     fact(`Of ${COUNT.format(dropped.data.length)} numbers, `, h("b", null, COUNT.format(count)),
       ` (${percent(count / dropped.data.length)}) are 0 in this sample; the others are multiplied by `
-      + `${shown(1 / (1 - scene.step.facts.shown_p))}.`),
+      + `${shown(1 / (1 - factsOf(scene.step, "dropout").shown_p))}.`),
     kept.cols > MOST_CELLS ? dropoutCloseUp(scene, kept, dropped) : null,
     strips(scene, "Dropped", dropped, {
       title: "All tokens in this sample, grey where a number was dropped",

@@ -2,6 +2,7 @@
 
 import { h, scroller } from "../dom.js";
 import { unpackMatrix } from "../math.js";
+import { stepOf } from "./facts.js";
 import { cellGrid } from "./lens_grid.js";
 import { bar, chip, fact, nameOf, percent, picture } from "./pictures.js";
 
@@ -135,7 +136,7 @@ function summary(scene, lens) {
   });
   const titles = ["the token itself", "the token that follows", "mean entropy, bits"];
   const head = h("tr", null, h("th", null, "blocks"), titles.map((text) => h("th", { class: "number" }, text)));
-  const note = scene.pipeline.steps.find((step) => step.name === "head")?.facts.tied
+  const note = stepOf(scene.pipeline, "head")?.facts.tied
     ? "The head is tied: after 0 blocks it compares each row of the table with all rows, so the most likely token is "
       + "often the token itself."
     : "";

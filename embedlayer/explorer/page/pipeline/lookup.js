@@ -4,6 +4,7 @@ import { COUNT } from "../charts/numbers.js";
 import { h, scroller } from "../dom.js";
 import { numberTable } from "../learn/parts.js";
 import { matrix } from "../math.js";
+import { stepOf } from "./facts.js";
 import { occurrences } from "./occurrences.js";
 import { picture, strips, valueOf } from "./pictures.js";
 
@@ -12,7 +13,7 @@ import { picture, strips, valueOf } from "./pictures.js";
 /** Draw each token as a vector of V entries with a single 1. @param {Scene} scene */
 export function drawOneHot(scene) {
   const { pipeline, step, showTiny } = scene;
-  const rows = pipeline.steps.find((each) => each.name === "look_up");
+  const rows = stepOf(pipeline, "look_up");
   if (step.name === "one_hot" && rows?.facts.whole) return [wholeMatrix(scene, rows.facts.parts[0].names)];
   const last = pipeline.vocab_size - 1;
   const link = showTiny && h("p", { class: "note" },

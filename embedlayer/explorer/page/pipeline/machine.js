@@ -7,6 +7,7 @@ import { shown } from "../charts/numbers.js";
 import { h } from "../dom.js";
 import { norm } from "../math.js";
 import { chainOf } from "./chain.js";
+import { stepOf } from "./facts.js";
 import { move } from "./motion.js";
 import { tableOfPositions, tableOfProducts, tableOfRows } from "./tables.js";
 import { VectorPicture } from "./vector.js";
@@ -129,7 +130,7 @@ export class Machine {
     const done = this.#links.at(-1)?.step;
     const start = pipeline.steps.findIndex((step) => step.name === done);
     const later = pipeline.steps.slice(start + 1).filter((step) => !step.idle && step.name !== "dropout");
-    const scheme = pipeline.steps.find((step) => step.name === "position")?.facts.scheme;
+    const scheme = stepOf(pipeline, "position")?.facts.scheme;
     const isTable = scheme === "Position" && !later.length;
     const end = isTable ? "This source has rows only: no positions, and no blocks that read them."
       : "↓ input of the first block";

@@ -2,6 +2,7 @@
 
 import { COUNT } from "../charts/numbers.js";
 import { h, slider } from "../dom.js";
+import { factsOf } from "./facts.js";
 import { bar, chip, fact, percent, picture, valueOf } from "./pictures.js";
 import { drawn, entropyOf, softmax } from "./probabilities.js";
 
@@ -66,8 +67,7 @@ function textSoFar({ pipeline }) {
  * @param {Float64Array} plain probabilities at temperature 1
  */
 function rowsOf(scene, probabilities, plain) {
-  /** @type {ShownToken[]} */
-  const candidates = scene.step.facts.candidates;
+  const { candidates = [] } = factsOf(scene.step, "head");
   const others = plain.length - candidates.length;
   const [rest, plainRest] = [probabilities, plain].map((p) =>
     others > 0 ? Math.max(0, 1 - candidates.reduce((sum, token) => sum + p[token.id], 0)) : 0);
@@ -135,5 +135,6 @@ function refusal(scene) {
   if (scene.exported) {
     return "This is an exported page. To append tokens, open the model itself: embedlayer explore DIR.";
   }
-  return scene.step.facts.room > 0 ? "" : "The text is as long as this page shows, so no token can be appended.";
+  const { room = 0 } = factsOf(scene.step, "head");
+  return room > 0 ? "" : "The text is as long as this page shows, so no token can be appended.";
 }

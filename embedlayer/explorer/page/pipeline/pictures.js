@@ -7,7 +7,7 @@ import { numberTable } from "../learn/parts.js";
 import { fromRows, unpackMatrix } from "../math.js";
 import { MOST_CELLS, digitsOf } from "./vector.js";
 
-/** @import { CellTest, Child, Closable, Load, Matrix, Pipeline, PipelineStep, ShownToken } from "../types" */
+/** @import { CellTest, Changes, Child, Closable, Load, Matrix, Pipeline, PipelineStep, ShownToken } from "../types" */
 /** @import { ViewState } from "../types" */
 
 /**
@@ -27,7 +27,7 @@ import { MOST_CELLS, digitsOf } from "./vector.js";
  * @property {ViewState} state
  * @property {Load} load
  * @property {boolean} exported whether the page has no server
- * @property {(id: number, changes?: Record<string, any>) => void} append add a token to the text; and change the state
+ * @property {(id: number, changes?: Changes) => void} append add a token to the text; and change the state
  * @property {() => void} removeAppended
  */
 

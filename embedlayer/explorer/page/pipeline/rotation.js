@@ -4,6 +4,7 @@ import { shown } from "../charts/numbers.js";
 import { fit, h } from "../dom.js";
 import { norm, row } from "../math.js";
 import { theme } from "../theme.js";
+import { factsOf } from "./facts.js";
 import { occurrences } from "./occurrences.js";
 import { fact, headChoice, heightFor, nameOf, picture, positionMap, valueOf, vectorStrips } from "./pictures.js";
 
@@ -69,7 +70,7 @@ function dials({ step, token }, title, angles, before, after) {
   const chosen = new Set(Array.from({ length: count }, (_, i) =>
     Math.round((i * (pairs - 1)) / Math.max(1, count - 1))));
   const figures = [...chosen].map((i) => {
-    const [a, b] = step.facts.channels[i];
+    const [a, b] = factsOf(step, "rotation").channels[i];
     const angle = row(angles, token)[i];
     return dial(`pair ${i}`, angle, before ? [before[a], before[b]] : [1, 0],
       after ? [after[a], after[b]] : [Math.cos(angle), Math.sin(angle)]);

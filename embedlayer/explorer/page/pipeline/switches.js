@@ -2,6 +2,7 @@
 
 import { COUNT } from "../charts/numbers.js";
 import { h, segments } from "../dom.js";
+import { stepOf } from "./facts.js";
 
 /** @import { Pipeline, PipelineChoices, ViewContext } from "../types" */
 
@@ -65,7 +66,8 @@ const TINY = "Real numbers of an untrained decoder of one block: random, with a 
 
 /** Return the name of a model's scheme; "" for one without a switch. @param {Pipeline | null} pipeline */
 function schemeOf(pipeline) {
-  return CLASSES[pipeline?.steps.find((step) => step.name === "position")?.facts.scheme] ?? "";
+  const scheme = pipeline && stepOf(pipeline, "position")?.facts.scheme;
+  return (scheme && CLASSES[scheme]) || "";
 }
 
 /**

@@ -3,9 +3,10 @@
 import { COUNT, limitOf, shown } from "../charts/numbers.js";
 import { h } from "../dom.js";
 import { row, unpackMatrix } from "../math.js";
+import { factsOf, stepOf } from "./facts.js";
 import { VectorPicture } from "./vector.js";
 
-/** @import { Child, Matrix, Pipeline, PipelineStep } from "../types" */
+/** @import { Child, Matrix, Pipeline, PipelineStep, StepOf } from "../types" */
 
 const POSITIONS_SHOWN = 7;
 const LISTED = 3;
@@ -87,7 +88,7 @@ export function tableOfProducts(pipeline, token) {
  * @returns {MachineTable}
  */
 export function tableOfPositions(pipeline, token, space, goTo) {
-  const step = pipeline.steps.find((each) => each.name === "position");
+  const step = stepOf(pipeline, "position");
   if (!step || step.idle) {
     const target = pipeline.steps.find(({ name }) => name === "rotation" || name === "bias");
     const link = target && h("button", { type: "button", class: "link", onClick: () => goTo(target.name) },
@@ -134,7 +135,7 @@ function listed(title, lines) {
 
 /** Return the name of a position scheme for readers. @param {PipelineStep} step */
 function schemeName(step) {
-  const { scheme } = step.facts;
+  const { scheme } = factsOf(step, "position");
   if (scheme === "LearnedPositionalEmbedding") return "learned";
   return scheme === "SinusoidalPositionalEmbedding" ? "sinusoidal" : String(scheme);
 }
@@ -151,7 +152,7 @@ function machineTable(name, title, ...children) {
  * @returns {{part: Matrix, first: number, names: string[], whole: boolean}}
  */
 function partOf(pipeline, token) {
-  const step = /** @type {PipelineStep} */ (pipeline.steps.find((each) => each.name === "look_up"));
+  const step = /** @type {StepOf<"look_up">} */ (stepOf(pipeline, "look_up"));
   const index = step.facts.part_of[token];
   const { first, names } = step.facts.parts[index];
   return { part: unpackMatrix(step.values.near, index), first, names, whole: step.facts.whole };

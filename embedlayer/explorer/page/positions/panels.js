@@ -53,7 +53,9 @@ function pairSeries({ scheme, pair }, rows) {
 /** @param {Scheme} scheme @param {number} pair @returns {(string | Node)[]} */
 function pairFact(scheme, pair) {
   const length = scheme.wavelength(pair);
-  if (!Number.isFinite(length)) return [`Dimensions ${scheme.channels(pair).join(" and ")} of the learned vectors.`];
+  if (Number.isNaN(length) && isWave(scheme)) return [`Pair ${pair} does not rotate evenly.`];
+  if (length === Infinity) return [`Pair ${pair} does not rotate.`];
+  if (Number.isNaN(length)) return [`Dimensions ${scheme.channels(pair).join(" and ")} of the learned vectors.`];
   const text = length < 1e4 ? length.toFixed(length < 100 ? 2 : 0) : COUNT.format(Math.round(length));
   return [`The wavelength of pair ${pair} is `, h("b", null, text), " positions."];
 }
@@ -90,8 +92,8 @@ export function distinctFact(scene, rows) {
     sentences.push(`Compared: all ${COUNT.format(found.pairs)} pairs of the first ${COUNT.format(rows.rows)} `
       + `positions. The closest are ${found.a} and ${found.b}, at distance `, h("b", null, shown(found.distance)), ".");
   }
-  if (described?.checked) {
-    sentences.push(` In the source, ${COUNT.format(described.distinct ?? 0)} of ${COUNT.format(described.checked)} `
+  if (described && "checked" in described) {
+    sentences.push(` In the source, ${COUNT.format(described.distinct)} of ${COUNT.format(described.checked)} `
       + "vectors are different, compared number by number.");
   }
   return h("p", { class: "pipe-fact", "data-value": "distinct" }, sentences);

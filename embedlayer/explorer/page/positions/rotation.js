@@ -81,9 +81,10 @@ function queryAndKeyPanel(scene) {
     label: "Score over the distance", axes: ["b − a", "score"], height: 150, xName: (d) => `distance ${d}`,
     legend: false,
   });
+  const { applyToQuery = scheme.apply } = scheme;
   scene.onChange(() => {
     const { query, key } = chosenQueryAndKey(scene);
-    strips.show(fromRows([query, scheme.apply(query, scene.a), key, scheme.apply(key, scene.b)]));
+    strips.show(fromRows([query, applyToQuery(query, scene.a), key, scheme.apply(key, scene.b)]));
     numbers.replaceChildren(scoreTiles(scene, query, key));
     showScores(scene, chart, query, key);
   });
@@ -137,13 +138,14 @@ function headSelect(scene) {
 /** Draw the score of the query and the key at all pairs of positions. @param {Scene} scene */
 function allPairs(scene) {
   const { scheme } = scene;
+  const { applyToQuery = scheme.apply } = scheme;
   const count = Math.min(MOST_COMPARED, scene.last + 1);
   const map = squareMap(scene, {
     label: "Scores of all positions", unit: "q · k / √K", axes: ["key at b", "query at a"],
     names: ["query at", "key at"],
   }, () => {
     const { query, key } = chosenQueryAndKey(scene);
-    const queries = Array.from({ length: count }, (_, p) => scheme.apply(query, p));
+    const queries = Array.from({ length: count }, (_, p) => applyToQuery(query, p));
     const keys = Array.from({ length: count }, (_, p) => scheme.apply(key, p));
     return [matrix(count, count, (a, b) => dot(queries[a], keys[b]) / Math.sqrt(query.length)), {}];
   }, ["all", "tokens"]);

@@ -4,7 +4,7 @@ import { HeatMap } from "../charts/heat.js";
 import { h, select, slider } from "../dom.js";
 import { fromRows } from "../math.js";
 
-/** @import { CellTest, Child, Closable, Matrix, PositionsData } from "../types" */
+/** @import { CellTest, Changes, Child, Closable, Matrix, PositionsData } from "../types" */
 /** @import { Scheme } from "../schemes.js" */
 
 /**
@@ -25,7 +25,7 @@ import { fromRows } from "../math.js";
  * @property {number} key index of the key's token
  * @property {boolean} lock whether both positions move together
  * @property {number[]} order of the tokens in the panel about attention
- * @property {(changes: Record<string, any>) => void} set change the URL
+ * @property {(changes: Changes) => void} set change the URL
  * @property {(part: Closable) => HTMLElement} keep close the part with the view; returns its element
  * @property {(draw: (change: Change) => void) => void} onChange
  * @property {(change: Change) => void} refresh call the functions passed to `onChange`
@@ -55,7 +55,7 @@ export function vectorsOf(scheme, count) {
 
 /** Whether the vectors of a scheme are sines and cosines. @param {Scheme} scheme */
 export function isWave(scheme) {
-  return Number.isFinite(scheme.wavelength(0));
+  return scheme.point === "rotation" || Number.isFinite(scheme.wavelength(0));
 }
 
 /**

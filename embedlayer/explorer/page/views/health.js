@@ -204,11 +204,13 @@ function measures({ nearest, spelling }, spectrum, embedDim) {
   if (nearest.median !== null && nearest.by_chance !== null) {
     items.push(["Nearest cosine", nearest.median, `median; by chance ${nearest.by_chance.toFixed(3)}`]);
   }
-  if (spelling) {
+  if (spelling && spelling.cosine !== null && spelling.error !== null) {
     items.push(["Spelling variants", spelling.cosine,
       `cosine of ${spelling.pairs.toLocaleString("en")} pairs (dog, dogs); by chance `
-      + aroundZero(spelling.error.toFixed(3))],
-    ["Unlike variants", spelling.unlike, "share of the pairs as unlike as unrelated tokens; by chance 1"]);
+      + aroundZero(spelling.error.toFixed(3))]);
+  }
+  if (spelling && spelling.unlike !== null) {
+    items.push(["Unlike variants", spelling.unlike, "share of the pairs as unlike as unrelated tokens; by chance 1"]);
   }
   return items;
 }

@@ -4,26 +4,25 @@ import { h } from "../dom.js";
 import { examplesOf, sumText } from "../examples.js";
 import { SCENES } from "../learn/scenes.js";
 import { Axes } from "../map/axes.js";
+import { Choice } from "../map/choice.js";
 import { clusterColumn, clusterNames } from "../map/clusters.js";
 import { Colouring } from "../map/colouring.js";
 import { Columns, namesInOrder } from "../map/columns.js";
 import { Controls } from "../map/controls.js";
+import { Found } from "../map/found.js";
 import { kinds, rowsAlone } from "../map/groups.js";
 import { Naming } from "../map/naming.js";
 import { outsideNote, paintOver } from "../map/painting.js";
 import { Placement } from "../map/placement.js";
-import { bytesOfAll, idsByText, parseExpression, parseQuery, search, variants } from "../map/search.js";
-import { idsOf, isEmpty, selectedTokens, sumParams } from "../map/selection.js";
-import { inside, lineFromText, lineToText, makeGrid } from "../map/grid.js";
+import { RememberedViewport, isNarrow } from "../map/remembered.js";
+import { bytesOfAll } from "../map/search.js";
+import { idsOf, isEmpty, selectedTokens } from "../map/selection.js";
 import { Side } from "../map/side.js";
-import { Stage, emptyScene, measured } from "../map/stage.js";
-import { subwordsOf } from "../map/subwords.js";
-import { fitViewport } from "../map/viewport.js";
+import { Stage, emptyScene } from "../map/stage.js";
 
-/** @import { Context2D, OwnColumn, Point, TokenSum, View, ViewContext, Viewport } from "../types" */
+/** @import { Context2D, OwnColumn, View, ViewContext, Viewport } from "../types" */
 /** @import { Tab } from "../map/side.js" */
 /** @import { Frame, Host as StageHost } from "../map/stage.js" */
-/** @import { Subwords } from "../map/subwords.js" */
 
 /** @type {View} */
 export const view = {
@@ -38,10 +37,8 @@ export const view = {
   open,
 };
 
-const NEIGHBORS = 20;
 const NAMED_FOUND = 400;
-const NARROW = 600; // pixels
-const [TYPING_DELAY, MOVING_DELAY, ENCODING_DELAY] = [60, 300, 1500]; // milliseconds
+const [TYPING_DELAY, ENCODING_DELAY] = [60, 1500]; // milliseconds
 
 /**
  * @typedef {object} Tokens
@@ -68,19 +65,9 @@ async function open(element, context) {
 }
 
 class MapView {
-  /** @type {Int32Array | null} */ #found = null;
-  /** @type {[id: number, cosine: number][]} */ #near = [];
-  /** @type {Point[] | null} */ #lasso = null;
   /** @type {Tab} */ #tab = "near";
-  #isIsolated = false;
-  #isLassoOn = false;
-  #problem = "";
-  /** @type {Subwords[]} */ #subwords = []; // of the typed texts that are no tokens
-  #request = 0;
-  #loading = -1; // the request that waits for neighbours
   #isClosed = false;
   #typing = 0;
-  #moving = 0;
   #encoding = 0;
 
   /** @param {HTMLElement} element @param {ViewContext} context @param {Tokens} tokens */
@@ -89,10 +76,9 @@ class MapView {
     const selected = () => selectedTokens(state, texts.length);
     this.context = context;
     this.texts = texts;
-    this.selected = selected;
+    this.choice = new Choice(context, texts, { chosen: () => this.#chosen(), changed: () => this.#showSide() });
     const hasTokens = manifest.has.includes("tokens");
     this.kind = hasTokens ? kinds(texts, special) : rowsAlone(texts.length);
-    this.lower = texts.map((text) => text.toLowerCase());
     this.axes = new Axes({ size: texts.length, coordinates, explained, state, data, selected });
     this.columns = new Columns({
       texts, kind: this.kind, norms: new Float32Array(norms), data, own, selected,
@@ -105,14 +91,17 @@ class MapView {
     this.colouring = new Colouring(this.scene, this.columns, {
       column: () => this.#column(),
       highlighted: () => ({
-        found: this.#found, hasNeighbours: this.#near.length > 0, isIsolated: this.#isIsolated && this.#found !== null,
+        found: this.found.ids, hasNeighbours: this.choice.near.length > 0,
+        isIsolated: this.found.isIsolated && this.found.ids !== null,
       }),
       draw: () => this.stage.draw(),
     });
+    this.viewport = new RememberedViewport(state, this.scene, () => this.placement?.places() ?? null);
     this.controls = this.#makeControls();
     this.stage = this.#makeStage();
     const inset = h("div");
     this.placement = this.#makePlacement(inset);
+    this.found = this.#makeFound();
     this.side = this.#makeSide();
     this.start = startBlock();
     element.replaceChildren(h("div", { class: "map" }, this.start,
@@ -128,7 +117,8 @@ class MapView {
         this.#typing = setTimeout(() => this.#search(this.controls.searchField.value), TYPING_DELAY);
       },
       enter: () => {
-        if (this.#found?.length) this.#choose({ plus: [this.#found[0]], minus: [] });
+        const first = this.found.ids?.[0];
+        if (first !== undefined) this.choice.choose({ plus: [first], minus: [] });
       },
       escape: () => this.#clear(),
       setAxes: () => this.placement.show(),
@@ -139,7 +129,7 @@ class MapView {
         this.#showColour();
         this.colouring.describe();
       },
-      toggleLasso: () => this.#setLasso(!this.#isLassoOn),
+      toggleLasso: () => this.found.setLasso(!this.found.isLassoOn),
     });
   }
 
@@ -158,24 +148,21 @@ class MapView {
   /** @returns {StageHost} */
   #stageHost() {
     return {
-      fitted: (width, height) => this.#fitted(width, height),
-      opening: (all) => this.#opening(all),
+      fitted: (width, height) => this.viewport.fitted(width, height),
+      opening: (all) => this.viewport.opening(all),
       above: (context, viewport, frame) => this.#paintAbove(context, viewport, frame),
-      moved: () => this.#rememberViewport(),
+      moved: () => this.viewport.remember(this.stage.element),
       textOf: (id) => this.texts[id],
       details: (id) => `#${id}`,
       pick: (id, more) => {
-        const { plus, minus } = this.selected();
-        this.#choose(more ? { plus: [...plus, id], minus } : { plus: [id], minus: [] });
+        const { plus, minus } = this.choice.sum;
+        this.choice.choose(more ? { plus: [...plus, id], minus } : { plus: [id], minus: [] });
       },
       closest: 3000,
       more: {
-        lasso: () => this.#isLassoOn,
-        draw: (line) => {
-          this.#lasso = line;
-          this.stage.draw();
-        },
-        drawn: () => this.#takeLasso(),
+        lasso: () => this.found.isLassoOn,
+        draw: (line) => this.found.draw(line),
+        drawn: () => this.found.takeLasso(),
         escape: () => this.#clear(),
       },
     };
@@ -188,7 +175,21 @@ class MapView {
       data, size: texts.length, axes, controls, stage, inset,
       arrived: () => {
         this.#setColours();
-        this.#applyLasso();
+        this.found.applyLasso();
+      },
+    });
+  }
+
+  #makeFound() {
+    const { axes, controls, stage, placement, texts, context: { state } } = this;
+    return new Found({
+      texts, state, axes, controls, stage, placement,
+      changed: () => {
+        this.#tab = this.found.ids?.length ? "found" : "near";
+        this.#mark();
+        this.colouring.restrict();
+        this.colouring.fade();
+        this.#showSide();
       },
     });
   }
@@ -197,15 +198,15 @@ class MapView {
     const { texts, kind, columns, inOrder } = this;
     const { exported, left_out: leftOut } = this.context.manifest;
     return new Side({ texts, kind, columns, inOrder, notes: exported ? leftOut : [] }, {
-      choose: (sum) => this.#choose(sum),
-      typed: (text, last) => this.#onExpression(text, last),
-      meant: (text) => this.#meant(text),
+      choose: (sum) => this.choice.choose(sum),
+      typed: (text, last) => this.choice.typed(text, last),
+      meant: (text) => this.choice.meant(text),
       showTab: (tab) => {
         this.#tab = tab;
         this.#showSide();
       },
       isolate: () => {
-        this.#isIsolated = !this.#isIsolated;
+        this.found.isIsolated = !this.found.isIsolated;
         this.colouring.restrict();
         this.#showSide();
       },
@@ -218,7 +219,7 @@ class MapView {
 
   async open() {
     const { manifest } = this.context;
-    this.#agree();
+    this.choice.agree();
     this.#showColour();
     this.#encoding = setTimeout(() => bytesOfAll(this.texts), ENCODING_DELAY); // the first search by bytes is fast too
     this.placement.start();
@@ -233,15 +234,16 @@ class MapView {
 
   close() {
     this.#isClosed = true;
+    this.choice.close();
+    this.viewport.close();
     this.placement.close();
     this.stage.close();
     this.colouring.close();
-    for (const timer of [this.#typing, this.#moving, this.#encoding]) clearTimeout(timer);
+    for (const timer of [this.#typing, this.#encoding]) clearTimeout(timer);
   }
 
   async stateChanged() {
-    this.#found = null;
-    this.controls.hits.textContent = "";
+    this.found.forget();
     await this.#apply();
   }
 
@@ -249,17 +251,17 @@ class MapView {
   async #apply() {
     const { state } = this.context;
     const typed = state.get("q", "");
-    this.#agree();
-    this.start.hidden = typed !== "" || !isEmpty(this.selected());
+    this.choice.agree();
+    this.start.hidden = typed !== "" || !isEmpty(this.choice.sum);
     this.controls.follow();
     this.scene.dense = state.get("v") === "density";
     this.placement.show(false);
-    const request = ++this.#request;
+    const isLast = this.choice.begin();
     this.#writeSelection();
     await this.#setColours();
-    if (request !== this.#request) return; // the user has typed or chosen something meanwhile
+    if (!isLast()) return; // the user has typed or chosen something meanwhile
     await this.#showSelection();
-    if (!typed) return this.#applyLasso();
+    if (!typed) return this.found.applyLasso();
     this.#search(typed);
     this.#tab = "found";
     this.#showSide();
@@ -269,28 +271,28 @@ class MapView {
 
   /** @param {Context2D} context @param {Viewport} viewport @param {Frame} frame */
   #paintAbove(context, viewport, frame) {
-    const isNarrow = frame.width < NARROW;
-    const titles = this.scene.showAxes ? this.axes.titles() : [this.axes.layoutNote(isNarrow), ""];
+    const narrow = isNarrow(frame.width);
+    const titles = this.scene.showAxes ? this.axes.titles() : [this.axes.layoutNote(narrow), ""];
     titles[0] += outsideNote(frame.outside, "token");
     const first = this.#firstNamed();
     paintOver(context, this.scene, viewport, {
-      ...frame, colours: this.colouring.palette, axes: titles, rings: idsOf(this.selected()), first,
+      ...frame, colours: this.colouring.palette, axes: titles, rings: idsOf(this.choice.sum), first,
       groups: this.#groupNames(viewport), names: this.#otherNames(viewport, frame, first),
-      textOf: (id) => this.naming.nameOf(id), most: isNarrow ? 22 : 60, lasso: this.#lasso,
+      textOf: (id) => this.naming.nameOf(id), most: narrow ? 22 : 60, lasso: this.found.line,
     });
   }
 
   /** Return the names of clusters in a viewport. @param {Viewport} viewport */
   #groupNames(viewport) {
     const { layout } = this.axes;
-    if (!layout || this.scene.showAxes || this.placement.isGliding || this.#isIsolated) return [];
+    if (!layout || this.scene.showAxes || this.placement.isGliding || this.found.isIsolated) return [];
     return clusterNames(layout, this.texts, viewport.zoom / this.scene.home);
   }
 
   /** Return the tokens that are named before all others. @returns {Set<number>} */
   #firstNamed() {
-    const found = this.#found?.subarray(0, NAMED_FOUND) ?? [];
-    return new Set([...idsOf(this.selected()), ...this.#near.map(([id]) => id), ...found]);
+    const found = this.found.ids?.subarray(0, NAMED_FOUND) ?? [];
+    return new Set([...idsOf(this.choice.sum), ...this.choice.near.map(([id]) => id), ...found]);
   }
 
   /**
@@ -300,42 +302,8 @@ class MapView {
    * @param {Set<number>} first
    */
   #otherNames(viewport, frame, first) {
-    if (this.placement.isGliding || (this.#found?.length && this.#isIsolated)) return [];
+    if (this.placement.isGliding || (this.found.ids?.length && this.found.isIsolated)) return [];
     return this.naming.at(this.stage, viewport, frame).filter((id) => !first.has(id));
-  }
-
-  // The viewport
-
-  /**
-   * Return the viewport of all points between the buttons and the note.
-   * @param {number} width
-   * @param {number} height
-   */
-  #fitted(width, height) {
-    const [over, under] = width < NARROW ? [48, 40] : [0, 24];
-    const { xs, ys } = this.placement?.places() ?? this.scene; // where points will be, if they are on their way
-    const all = fitViewport(xs, ys, width, height - over - under);
-    return { ...all, y: all.y - (under - over) / 2 / all.zoom };
-  }
-
-  /** @param {Viewport} all */
-  #opening(all) {
-    const [x, y, zoom] = this.context.state.get("at", "").split(",").map(Number);
-    return Number.isFinite(zoom) && zoom > 0 ? { x, y, zoom: all.zoom * zoom } : all;
-  }
-
-  #rememberViewport() {
-    clearTimeout(this.#moving);
-    this.#moving = setTimeout(() => {
-      const { viewport } = this.scene;
-      if (this.#isClosed || !viewport) return;
-      const all = this.#fitted(this.stage.element.clientWidth, this.stage.element.clientHeight);
-      const zoom = viewport.zoom / all.zoom;
-      const distance = Math.hypot(viewport.x - all.x, viewport.y - all.y) * all.zoom;
-      const isAll = Math.abs(zoom - 1) <= 0.01 && distance <= 3;
-      const numbers = [viewport.x, viewport.y, zoom].map((n) => Number(n.toPrecision(5)));
-      this.context.state.set({ at: isAll ? null : numbers.join(",") });
-    }, MOVING_DELAY);
   }
 
   // Colours
@@ -358,96 +326,29 @@ class MapView {
     this.controls.showColour(this.#column(), this.scene.dense);
   }
 
-  /** @param {boolean} isOn */
-  #setLasso(isOn) {
-    this.#isLassoOn = isOn;
-    this.controls.lasso.setAttribute("aria-pressed", String(isOn));
-    this.stage.over.classList.toggle("is-lasso", isOn);
-  }
-
-  // Search
+  // Search and selection
 
   /** @param {string} typed */
   #search(typed) {
-    const start = performance.now();
-    const query = parseQuery(typed);
-    const isBroken = query.kind === "error";
-    const ids = query.kind === "none" || isBroken ? null : search(query, this.texts, this.lower);
-    measured("map: search", start);
-    this.controls.searchField.title = isBroken ? query.message : "";
-    this.context.state.set({ q: typed || null, lasso: null });
-    this.#subwords = [];
-    this.#take(ids, isBroken ? "not a pattern" : ids ? `${ids.length.toLocaleString("en")} found` : "");
-    if (query.kind === "text" && !ids?.length) this.#offerSubwords([query.text]);
-  }
-
-  #takeLasso() {
-    const line = this.#lasso ?? [];
-    this.#lasso = null;
-    this.#setLasso(false);
-    if (line.length <= 2) return this.stage.draw();
-    const [x, y] = this.axes.drawn;
-    this.controls.searchField.value = "";
-    this.context.state.set({ q: null, lasso: lineToText(this.stage.inData(line)) });
-    if (this.axes.isLayout() && !this.axes.isLayoutDrawn()) { // the line is one among the points that are drawn
-      this.context.state.set({ x, y });
-      this.placement.show(false);
-    }
-    return this.#applyLasso();
-  }
-
-  /** Highlight the tokens inside the line that the URL says. */
-  #applyLasso() {
-    const line = lineFromText(this.context.state.get("lasso", ""));
-    const places = this.placement.places();
-    if (line.length <= 2 || !places) return;
-    const ids = inside(makeGrid(places.xs, places.ys), line).filter((id) => this.stage.isShown(id));
-    this.#take(ids, `${ids.length.toLocaleString("en")} inside`);
-  }
-
-  /** Highlight tokens that were found. @param {Int32Array | null} ids @param {string} message */
-  #take(ids, message) {
-    this.#found = ids;
-    this.controls.hits.textContent = message;
-    if (!ids) this.#isIsolated = false;
-    this.#tab = ids?.length ? "found" : "near";
-    this.#mark();
-    this.colouring.restrict();
-    this.colouring.fade();
-    this.#showSide();
+    this.choice.subwords = [];
+    const unknown = this.found.search(typed);
+    if (unknown !== null) this.choice.offerSubwords([unknown]);
   }
 
   /** Clear search and selection. */
   #clear() {
-    this.controls.searchField.value = "";
-    this.#lasso = null;
-    this.#setLasso(false);
-    this.context.state.set({ q: null, lasso: null });
-    this.#take(null, "");
-    this.#choose({ plus: [], minus: [] });
-  }
-
-  // Selection and neighbours
-
-  /** Select the token that is chosen in the page; if there is none, choose there what the URL selects. */
-  #agree() {
-    const { state, token } = this.context;
-    const [id, ids] = [token.get(), idsOf(this.selected())];
-    if (id === null) token.choose(ids[0] ?? null);
-    else if (!ids.includes(id)) state.set({ ...sumParams({ plus: [id], minus: [] }), at: null });
+    this.found.clear();
+    this.choice.choose({ plus: [], minus: [] });
   }
 
   /** @param {number | null} id */
   tokenChosen(id) {
-    if (id === null || !idsOf(this.selected()).includes(id)) this.#choose({ plus: id === null ? [] : [id], minus: [] });
+    if (id === null || !idsOf(this.choice.sum).includes(id)) {
+      this.choice.choose({ plus: id === null ? [] : [id], minus: [] });
+    }
   }
 
-  /** @param {TokenSum} sum */
-  #choose(sum) {
-    const { state, token } = this.context;
-    const ids = idsOf(sum);
-    state.set(sumParams(sum));
-    if (!ids.includes(token.get() ?? -1)) token.choose(ids[0] ?? null);
+  #chosen() {
     this.#tab = "near";
     this.#writeSelection();
     this.#showSelection();
@@ -455,14 +356,11 @@ class MapView {
 
   /** Write the selection into the field of sums, before anything is awaited: the user may type into it then. */
   #writeSelection() {
-    this.side.write(sumText(this.selected(), this.texts));
+    this.side.write(sumText(this.choice.sum, this.texts));
   }
 
   async #showSelection() {
-    const request = ++this.#request;
-    this.#subwords = [];
-    await this.#loadNeighbours(request);
-    if (this.#isClosed || request !== this.#request) return;
+    if (!await this.choice.load()) return;
     this.#mark();
     this.columns.invalidate("along");
     if (this.axes.isSelection()) await this.placement.show();
@@ -472,74 +370,21 @@ class MapView {
     this.stage.draw();
   }
 
-  /** @param {number} request */
-  async #loadNeighbours(request) {
-    const sum = this.selected();
-    this.#problem = "";
-    if (isEmpty(sum)) {
-      this.#near = [];
-      return;
-    }
-    this.#loading = request;
-    this.#showSide();
-    try {
-      const near = await this.context.data.load("neighbors", { ...sumParams(sum), topn: NEIGHBORS });
-      if (request === this.#request) this.#near = near;
-    } catch (error) {
-      if (request !== this.#request) return;
-      this.#near = [];
-      this.#problem = /** @type {Error} */ (error).message;
-    } finally {
-      if (this.#loading === request) this.#loading = -1;
-    }
-  }
-
-  /** Return the IDs that the last term of a sum can mean. @param {string} text */
-  #meant(text) {
-    const last = parseExpression(text).at(-1);
-    return last ? variants(last.text, idsByText(this.texts)).filter((id) => id < this.texts.length) : [];
-  }
-
-  /** Select a typed sum. @param {string} text @param {number} [last] */
-  #onExpression(text, last) {
-    const terms = parseExpression(text).map((term) => ({ ...term, id: variants(term.text, idsByText(this.texts))[0] }));
-    const lastTerm = terms.at(-1);
-    if (lastTerm && last !== undefined) lastTerm.id = last;
-    const unknown = terms.filter(({ id }) => id === undefined || id >= this.texts.length);
-    if (unknown.length) {
-      this.#offerSubwords(unknown.map((term) => term.text));
-      return;
-    }
-    /** @param {number} sign */
-    const ofSign = (sign) => terms.filter((term) => term.sign === sign).map(({ id }) => id);
-    this.#choose({ plus: ofSign(1), minus: ofSign(-1) });
-  }
-
-  /** Offer the subwords of texts that are no tokens. @param {string[]} texts */
-  async #offerSubwords(texts) {
-    const request = ++this.#request;
-    const { data, manifest } = this.context;
-    const hasTokenizer = manifest.has.includes("tokenizer");
-    const different = [...new Set(texts.map((text) => text.trim()))];
-    const subwords = await Promise.all(different.map((text) => subwordsOf(data, text, hasTokenizer)));
-    if (request !== this.#request || this.#isClosed) return;
-    this.#subwords = subwords;
-    this.#showSide();
-  }
-
   /** Draw the found tokens, or the selection and its neighbours, above the others. */
   #mark() {
-    this.scene.marked = this.#found ?? Int32Array.from([...this.#near.map(([id]) => id), ...idsOf(this.selected())]);
+    const { near, sum } = this.choice;
+    this.scene.marked = this.found.ids ?? Int32Array.from([...near.map(([id]) => id), ...idsOf(sum)]);
   }
 
   #showSide() {
     if (this.#isClosed) return;
-    const isFirst = isEmpty(this.selected()) && !this.#found && !this.#problem && !this.#subwords.length;
+    const { near, problem, subwords, isLoading, sum } = this.choice;
+    const { ids: found, isIsolated } = this.found;
+    const isFirst = isEmpty(sum) && !found && !problem && !subwords.length;
     this.start.classList.toggle("is-past", !isFirst); // on a phone it stays, so that the map does not jump
     this.side.show({
-      sum: this.selected(), near: this.#near, found: this.#found, isIsolated: this.#isIsolated, tab: this.#tab,
-      problem: this.#problem, isLoading: this.#loading === this.#request, isFolded: (id) => this.placement.isFolded(id),
-      subwords: this.#subwords,
+      sum, near, found, isIsolated, tab: this.#tab, problem, isLoading, subwords,
+      isFolded: (id) => this.placement.isFolded(id),
     });
   }
 }

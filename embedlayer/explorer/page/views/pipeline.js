@@ -18,7 +18,7 @@ import { drawRotation } from "../pipeline/rotation.js";
 import { StepList } from "../pipeline/step_list.js";
 import { chosenLayer, switches } from "../pipeline/switches.js";
 
-/** @import { Child, Closable, Params, Pipeline, PipelineChoices, View, ViewContext } from "../types" */
+/** @import { Changes, Child, Closable, Params, Pipeline, PipelineChoices, View, ViewContext } from "../types" */
 /** @import { Scene } from "../pipeline/pictures.js" */
 /** @import { Layer } from "../pipeline/switches.js" */
 
@@ -65,7 +65,7 @@ const AFTER_BLOCKS = ["head", "gradient", "lens"];
 
 /** @param {HTMLElement} element @param {ViewContext} context */
 async function open(element, context) {
-  const choices = await context.data.load("pipeline");
+  const choices = await context.data.load("pipeline-choices");
   if (!chosenLayer(context, choices).tiny) await openWithToken(context);
   return new PipelineView(element, context, choices);
 }
@@ -151,12 +151,12 @@ class PipelineView {
     const layer = /** @type {Layer} */ (this.#layer);
     const pipeline = layer.tiny ? null : this.#pipeline;
     const focused = [...this.switchPlace.querySelectorAll("button")].findIndex((b) => b === document.activeElement);
-    const change = (/** @type {Record<string, any>} */ changes) => this.#change(changes);
+    const change = (/** @type {Changes} */ changes) => this.#change(changes);
     this.switchPlace.replaceChildren(switches(this.context, this.choices, layer, pipeline, change));
     if (focused >= 0) this.switchPlace.querySelectorAll("button")[focused]?.focus();
   }
 
-  /** Change the URL; another layer gets the text that it had before. @param {Record<string, any>} changes */
+  /** Change the URL; another layer gets the text that it had before. @param {Changes} changes */
   #change(changes) {
     const tiny = this.#layer?.tiny ?? false;
     let text = {};
@@ -331,7 +331,7 @@ class PipelineView {
     return tiny ? { layer: "tiny", position, tied: tied ? "1" : "0" } : {};
   }
 
-  /** Read the text again with these tokens after it. @param {number[]} appended @param {Record<string, any>} changes */
+  /** Read the text again with these tokens after it. @param {number[]} appended @param {Changes} changes */
   #append(appended, changes) {
     const text = this.#pipeline?.text ?? "";
     this.context.state.set({ ...changes, appended: appended.join() || null });

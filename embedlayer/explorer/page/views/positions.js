@@ -24,7 +24,8 @@ export const view = {
 
 /** @type {Record<string, string>} */
 const NAMES = {
-  sinusoidal: "sinusoidal", learned: "learned", rotary: "rotary", alibi: "ALiBi", relative: "relative biases",
+  sinusoidal: "sinusoidal", learned: "learned", rotary: "rotary", rotation: "rotary", alibi: "ALiBi",
+  relative: "relative biases",
 };
 const DIMS = [4, 8, 16, 32, 64, 128, 256, 512];
 const BASES = [100, 1000, 10000, 100000, 500000, 1000000];
@@ -151,7 +152,7 @@ class PositionsView {
 
   /** @param {Scheme} scheme */
   #describe(scheme) {
-    const hasOwn = this.own[0].point !== "none";
+    const [{ point, sentence }] = this.own;
     const facts = [
       this.#choice().startsWith("own") ? `${scheme.name}.` : "",
       scheme.note,
@@ -160,7 +161,7 @@ class PositionsView {
         : "",
     ].filter(Boolean);
     this.about.replaceChildren(
-      h("p", null, hasOwn ? "" : "This source has no position scheme. These are the usual ones. ", scheme.sentence),
+      h("p", null, point === "none" ? `${sentence} These are the usual ones. ` : "", scheme.sentence),
       h("p", null, h("code", null, scheme.formula)), facts.length ? h("p", { class: "note" }, facts.join(" ")) : "");
   }
 

@@ -1,0 +1,733 @@
+/** Answers of the server, by `python tools/page_types.py --write`: edit explorer/answers.py. */
+
+export type TokenKind = "text" | "byte" | "special";
+export type Neighbor = [number, number];
+export type LayoutState = "absent" | "running" | "ready" | "failed" | "cancelled";
+export type TableState = "sound" | "faulty" | "undecided";
+export type DescribedScheme = NoScheme | UndrawnScheme | AdditiveScheme | SinusoidalScheme | RotationScheme | AlibiScheme | BiasScheme;
+export type MovedRow = [number, number, number, number];
+
+/** A float32 tensor in base64, little-endian; see `unpack` of the page. */
+export interface PackedTensor {
+  shape: number[];
+  float32: string;
+}
+
+/** A token as the page shows it. */
+export interface ShownToken {
+  id: number;
+  /** Readable text of the token; empty if the tokenizer does not know the ID. */
+  decoded: string;
+  /** The readable text with spaces and invisible characters in visible form, or `row ID`. */
+  text: string;
+  kind: TokenKind;
+}
+
+/** A source of the page. */
+export interface SourceManifest {
+  title: string;
+  /** Path of its files; "" if there is none. */
+  path: string;
+  vocab_size: number;
+  embed_dim: number;
+  /** Kinds of data that it has, see `page_facts`. */
+  has: string[];
+  /** Class and arguments of the position scheme. */
+  position: Record<string, unknown> | null;
+  /** Factor on the rows. */
+  scale: number | null;
+  tied: boolean;
+  /** Class of the table. */
+  kind: string;
+}
+
+/** What the page requests first. */
+export interface Manifest {
+  version: string;
+  /** How the user types the command that opened the page. */
+  command: string;
+  exported: boolean;
+  /** What an exported page lacks, as sentences. */
+  left_out?: string[];
+  sources: SourceManifest[];
+}
+
+/** The readable text of each row, and the IDs of the special tokens. */
+export interface TokenTexts {
+  texts: string[];
+  special: number[];
+}
+
+/** The share of the variance along each principal component, largest first. */
+export interface AxisShares {
+  explained: number[];
+}
+
+/** The state of the computation of the map, the share of the work that is done, and the error if it failed. */
+export interface LayoutProgress {
+  state: LayoutState;
+  stage: string;
+  share: number;
+  error: string | null;
+}
+
+/** The share of the true nearest neighbours that the layout used; 1 if it was exact. */
+export interface LayoutRecall {
+  recall: number;
+}
+
+/** A cluster of the map: IDs of the tokens that name it, and its densest place. */
+export interface Cluster {
+  names: number[];
+  size: number;
+  x: number;
+  y: number;
+  level: number;
+}
+
+/** All clusters of the map, those of the first level first. */
+export interface Clusters {
+  clusters: Cluster[];
+}
+
+/** IDs of tokens that are added, and of tokens that are subtracted. */
+export interface TokenSum {
+  plus: number[];
+  minus: number[];
+}
+
+/** A sum of tokens, and the ID of the nearest of all rows except the terms. */
+export interface AnsweredSum {
+  plus: number[];
+  minus: number[];
+  answer: number;
+}
+
+/** Examples of a source; all are tokens of it. */
+export interface Examples {
+  /** IDs of tokens. */
+  words: number[];
+  /** Whether these are words of everyday language. */
+  is_everyday: boolean;
+  sums: AnsweredSum[];
+}
+
+/** A column of the user's own: numbers, or texts as groups. */
+export interface OwnColumn {
+  name: string;
+  groups: string[] | null;
+}
+
+/** A number of rows, and the IDs of the first. */
+export interface RowList {
+  rows: number;
+  ids: number[];
+}
+
+/** Facts about a token; null where there is nothing to say, or where a number is not finite. */
+export interface TokenFacts {
+  id: number;
+  /** One of `analysis.kinds.KINDS`; null without a tokenizer. */
+  kind: string | null;
+  norm: number | null;
+  /** Share of the rows, of those without NaN, that have a smaller norm. */
+  norm_share: number | null;
+  /** Under-training score, see `UnderTrained.scores`. */
+  score: number | null;
+  /** "broken" (NaN or infinity), "zero", "under_trained", "never_looked_up" (it does not occur in the corpus of the run), "unchanged" (the row equals the one before training, up to a factor), "duplicate", "at_mean", "near_duplicate", "norm" (see `TableHealth`) and "unlike_variants" (see `TokenizerFit`). */
+  findings: string[] | null;
+  /** The verdict about the whole table, see `TableHealth.state`. */
+  table_state: TableState;
+  /** Sentences that say why the table is not sound; empty if it is. */
+  table_reasons: string[];
+  /** Rows that are equal to this one. */
+  equal_rows: RowList | null;
+  /** Rows that are nearly equal. */
+  near_rows: RowList | null;
+  /** ID and cosine of the spelling variants, largest cosine first. */
+  variants: ([number, number | null])[] | null;
+  /** Occurrences in the corpus of a run. */
+  count?: number;
+  /** 1 plus the number of tokens that occur more often. */
+  count_rank?: number;
+  /** Cosine of the rows before and after the training of a run. */
+  cosine_before?: number | null;
+  /** Norm before the training of a run. */
+  norm_before?: number | null;
+}
+
+/** Where other views show a token; null where they do not. */
+export interface TokenPlaces {
+  /** A text for the view Pipeline that is split into this token and others. */
+  text: string | null;
+  /** Index of the token in that text. */
+  at: number | null;
+  /** Index among the tokens of the view Positions. */
+  position: number | null;
+}
+
+/** What can be chosen for the tiny layer. */
+export interface TinyChoices {
+  texts: string[];
+  words: string[];
+  positions: string[];
+  embed_dim: number;
+}
+
+/** What the view Pipeline lets the user choose. */
+export interface PipelineChoices {
+  /** Example texts of the model. */
+  texts: string[];
+  /** How the model reads texts. */
+  reads: "tokenizer" | "names" | "ids";
+  /** Why only the tiny layer can be shown; "" if the model can. */
+  refused: string;
+  tiny: TinyChoices;
+}
+
+/** Consecutive rows of a table: the ID of the first, and the text of each. */
+export interface TablePart {
+  first: number;
+  names: string[];
+}
+
+/** The rows around the looked-up ones. */
+export interface RowsFacts {
+  parts: TablePart[];
+  /** Index of each token's part. */
+  part_of: number[];
+  /** Whether the part is the whole table. */
+  whole: boolean;
+}
+
+/** The factor on the rows; 1 if the model does not scale. */
+export interface ScaleFacts {
+  factor: number;
+  scaled: boolean;
+}
+
+/** Where the position scheme is applied, and its class. */
+export interface PositionsFacts {
+  kind: "added" | "rotation" | "bias" | "none";
+  scheme: string;
+}
+
+/** The probability of dropout; `shown_p` is that of the example. */
+export interface DropoutFacts {
+  p: number | null;
+  shown_p: number;
+}
+
+/** The two channels of each pair, and the width of a head. */
+export interface RotationFacts {
+  channels: ([number, number])[];
+  head_dim: number;
+}
+
+/** The number of heads with a bias, and whether it is for keys before the query only. */
+export interface BiasFacts {
+  causal: boolean;
+  heads: number;
+}
+
+/** A token with its probability. */
+export interface LikelyToken {
+  id: number;
+  decoded: string;
+  text: string;
+  kind: TokenKind;
+  chance: number | null;
+}
+
+/** The most likely next tokens. */
+export interface HeadFacts {
+  /** The most likely tokens after each token of the text. */
+  top_tokens: LikelyToken[][];
+  /** Probability of the token that follows each token of the text. */
+  next: (number | null)[];
+  tied: boolean;
+  /** The tokens that can be appended, of a whole decoder. */
+  candidates?: ShownToken[];
+  /** Number of tokens by which the text can be longer, of a whole decoder. */
+  room?: number;
+}
+
+/** The norm of the gradient of one looked-up row, in all and through the look-up and the head. */
+export interface RowGradient {
+  id: number;
+  decoded: string;
+  text: string;
+  kind: TokenKind;
+  norm: number | null;
+  through_rows: number | null;
+  through_head: number | null;
+  times: number;
+}
+
+/** The gradient of the loss for the rows of the table. */
+export interface GradientFacts {
+  /** Nats per token. */
+  loss: number | null;
+  /** Number of rows with a gradient. */
+  touched: number;
+  /** Number of rows that were looked up. */
+  used: number;
+  touched_by_look_up: number;
+  touched_by_head: number;
+  tied: boolean;
+  /** The looked-up rows, largest gradient first. */
+  rows: RowGradient[];
+  /** Number of rows in one bin of the picture of all rows. */
+  rows_a_bin: number;
+}
+
+/** Nothing beside the values. */
+export interface NoFacts {
+}
+
+/** The facts of each step that has some, by the name of the step. */
+export interface StepFacts {
+  look_up: RowsFacts;
+  scale: ScaleFacts;
+  position: PositionsFacts;
+  dropout: DropoutFacts;
+  rotation: RotationFacts;
+  bias: BiasFacts;
+  head: HeadFacts;
+  gradient: GradientFacts;
+}
+
+/** One step from text to gradient. */
+export interface PipelineStep {
+  name: string;
+  title: string;
+  formula: string;
+  sentence: string;
+  note: string;
+  /** Whether the step changes nothing in this model. */
+  idle: boolean;
+  values: Record<string, PackedTensor>;
+  /** The entry of `StepFacts` with the name of the step. */
+  facts: RowsFacts | ScaleFacts | PositionsFacts | DropoutFacts | RotationFacts | BiasFacts | HeadFacts | GradientFacts | NoFacts;
+}
+
+/** A text and all steps from its tokens to the gradient of its loss. */
+export interface Pipeline {
+  text: string;
+  /** How the text was split, as sentences; "" for a tokenizer. */
+  how: string;
+  tokens: ShownToken[];
+  /** Number of later tokens, which are not shown. */
+  left_out: number;
+  vocab_size: number;
+  embed_dim: number;
+  steps: PipelineStep[];
+  /** IDs of tokens that follow those of the text. */
+  appended: number[];
+}
+
+/** The most likely next tokens after each block, see `explorer.logit_lens.LogitLens`. */
+export interface LogitLens {
+  /** IDs by layer, position and rank. */
+  top_ids: number[][][];
+  /** Their probabilities, with layers and positions in one dimension. */
+  top_probs: PackedTensor;
+  /** Entropy of the probabilities by layer and position, in nats. */
+  entropy: PackedTensor;
+  /** Probability of the following token. */
+  next_probs: PackedTensor;
+  /** Rank of the following token, from 1 on. */
+  next_ranks: number[][];
+  /** Every listed token. */
+  tokens: ShownToken[];
+}
+
+/** What the page shows of every position scheme. */
+export interface SchemeFacts {
+  /** Class and arguments. */
+  name: string;
+  /** Type of the layers that use it, in a model with several schemes; else "". */
+  layers: string;
+  /** Number of positions that it has rows for or was trained on; null if unknown. */
+  trained_length: number | null;
+}
+
+/** No position scheme. */
+export interface NoScheme {
+  name: string;
+  layers: string;
+  trained_length: number | null;
+  kind: "none";
+}
+
+/** A rotation that mixes more than two channels, which the page does not draw. */
+export interface UndrawnScheme {
+  name: string;
+  layers: string;
+  trained_length: number | null;
+  kind: "undrawn";
+}
+
+/** The vectors that are added at the first positions. */
+export interface AdditiveScheme {
+  name: string;
+  layers: string;
+  trained_length: number | null;
+  kind: "learned";
+  embed_dim: number;
+  rows: PackedTensor;
+  /** Number of position vectors. */
+  checked: number;
+  /** Number of different ones. */
+  distinct: number;
+}
+
+/** The arguments of `SinusoidalPositionalEmbedding`; `checked` and `distinct` as in `AdditiveScheme`. */
+export interface SinusoidalScheme {
+  name: string;
+  layers: string;
+  trained_length: number | null;
+  kind: "sinusoidal";
+  embed_dim: number;
+  base: number;
+  layout: "interleaved" | "concatenated";
+  endpoint: boolean;
+  offset: number;
+  padding_idx: number | null;
+  scale: number;
+  checked: number;
+  distinct: number;
+}
+
+/** Rotations of pairs of channels, `(a, b) -> (a cos - b sin, a sin + b cos)`, see `explorer.rotation`. */
+export interface RotationScheme {
+  name: string;
+  layers: string;
+  trained_length: number | null;
+  kind: "rotation";
+  /** Width of a head. */
+  head_dim: number;
+  /** The two channels of each pair. */
+  channels: ([number, number])[];
+  /** For each position the cosine and the sine of each pair, and the factor of all other channels. */
+  queries: PackedTensor;
+  /** The same of keys; null if it is equal. */
+  keys: PackedTensor | null;
+  /** What the numbers are for, if they depend on the length of the text. */
+  note: string;
+}
+
+/** The slope of each head. */
+export interface AlibiScheme {
+  name: string;
+  layers: string;
+  trained_length: number | null;
+  kind: "alibi";
+  num_heads: number;
+  slopes: number[];
+}
+
+/** The bias of each head by distance; the middle column is distance 0, later ones are keys after the query. */
+export interface BiasScheme {
+  name: string;
+  layers: string;
+  trained_length: number | null;
+  kind: "relative";
+  biases: PackedTensor;
+  causal: boolean;
+}
+
+/** A token that the view Positions places at two positions. */
+export interface PlacedToken {
+  id: number;
+  text: string;
+  kind: TokenKind;
+}
+
+/** The position schemes of a model, that of the first block first, and N example tokens. */
+export interface PositionsData {
+  schemes: DescribedScheme[];
+  embed_dim: number;
+  tokens: PlacedToken[];
+  /** Rows of the tokens with the scale applied, `(N, D)`. */
+  vectors: PackedTensor;
+  /** Queries of the first block before positions are applied, `(H, N, K)`; of a decoder with a scheme inside attention. */
+  queries?: PackedTensor;
+  /** Keys of the same block, `(G, N, K)`. */
+  keys?: PackedTensor;
+}
+
+/** Groups of equal rows, with the IDs of the first. */
+export interface RowGroups {
+  rows: number;
+  groups: number;
+  ids: number[][];
+}
+
+/** What the rows of a table share, see `SharedVariance` of the analysis; null of fewer rows than can be measured. */
+export interface SharedVariance {
+  rows: number;
+  scale: number | null;
+  offset_share: number | null;
+  dimension: number;
+  dimension_share: number | null;
+  component_share: number | null;
+  constant: number[];
+  rank: number;
+  most_rank: number;
+  is_measured: boolean;
+  /** Whether rows that never learned are left out. */
+  learned_only: boolean;
+}
+
+/** Values from which on measures in `shared` are at fault; `scale` is a range. */
+export interface HealthLimits {
+  variance: number;
+  offset: number;
+  rank: number;
+  scale: [number, number];
+}
+
+/** What a run learned, in nats per token. */
+export interface LossOfRun {
+  validation_loss: number;
+  unigram_entropy: number;
+  gain: number;
+}
+
+/** Cosine of a row with its nearest row; null without two usable rows. */
+export interface NearestCosines {
+  rows: number;
+  median: number | null;
+  by_chance: number | null;
+  mean_pair: number | null;
+}
+
+/** How alike the rows of spelling variants are, see `TokenizerFit`. */
+export interface SpellingFit {
+  pairs: number;
+  cosine: number | null;
+  error: number | null;
+  shift: number | null;
+  shifted_cosine: number | null;
+  /** Share of the pairs that are as unlike as unrelated tokens; by chance 1. */
+  unlike: number | null;
+  is_mixed: boolean;
+  odd_rows: RowList;
+}
+
+/** Rows whose norms differ from those of all others. */
+export interface NormOutliers {
+  rows: number;
+  ids: number[];
+  low: number;
+  high: number;
+  nearest: number;
+  median: number;
+}
+
+/** A group of rows with nearly one direction, see `Cone` of the analysis. */
+export interface Cone {
+  rows: number;
+  median_angle: number;
+  edge_angle: number;
+  mean_cosine: number;
+  outside_cosine: number | null;
+  peak: number;
+  valley: number;
+  contrast: number | null;
+  never_occur: number | null;
+  doubt: string;
+}
+
+/** An under-trained row. */
+export interface UnderTrainedToken {
+  id: number;
+  text: string;
+  kind: string | null;
+  score: number;
+  norm: number;
+}
+
+/** The rows of one kind of token, and how many of them are under-trained. */
+export interface KindCount {
+  kind: string;
+  rows: number;
+  under_trained: number;
+}
+
+/** Rows inside a cone; rows that are named as equal, or at the mean, are not counted. */
+export interface UnderTrained {
+  rows: number;
+  threshold: number;
+  explanation: string;
+  tokens: UnderTrainedToken[];
+  by_kind: KindCount[];
+  cones: Cone[];
+  undecided: Cone[];
+}
+
+/** The report of `table_health`. */
+export interface Health {
+  zero_rows: RowList;
+  nonfinite_rows: RowList;
+  at_mean: RowList;
+  never_touched: RowList | null;
+  duplicates: RowGroups;
+  near_duplicates: RowGroups;
+  /** Sentences that say what is wrong, worst first. */
+  summary: string;
+  is_sound: boolean;
+  state: TableState;
+  shared: SharedVariance;
+  /** Names of measures in `shared`, and "loss", because of which the table is not sound. */
+  at_fault: string[];
+  limits: HealthLimits;
+  /** Tokens that never occur in the training text; null if the occurrences are unknown. */
+  absent: RowList | null;
+  /** Null for a table that is not of a run. */
+  loss: LossOfRun | null;
+  nearest: NearestCosines;
+  spelling: SpellingFit | null;
+  norm_outliers: NormOutliers[];
+  /** Texts of the listed rows, by ID. */
+  texts: Record<string, string>;
+  under_trained: UnderTrained;
+}
+
+/** The measures of `Spectrum` for random numbers, see `ChanceGeometry`. */
+export interface ChanceMeasures {
+  effective_rank: number;
+  isotropy: number;
+  isotropy_rows: number;
+  mean_cosine_deviation: number;
+}
+
+/** Measures of the table's geometry, see `TableGeometry`. */
+export interface Spectrum {
+  /** Share of the variance along each principal direction, largest first. */
+  explained: number[];
+  effective_rank: number;
+  isotropy: number;
+  mean_cosine: number;
+  chance: ChanceMeasures;
+}
+
+/** One line of a run's `metrics.jsonl`. */
+export interface MetricsLine {
+  step: number;
+  loss: number;
+  lr?: number;
+  validation_loss?: number;
+  validation_bits_per_byte?: number;
+  /** The loss of each corpus of a mixture. */
+  validation_losses?: number[];
+  rows_touched?: number;
+  tokens_per_second?: number;
+}
+
+/** The parts of a run's model; "" for what is not known. */
+export interface MadeOf {
+  table: string;
+  position: string;
+  head: string;
+  layers: number | "";
+  heads: number | "";
+  parameters: number | "";
+}
+
+/** A token, and the text and the cosine of its nearest tokens before training. */
+export interface ProbedToken {
+  id: number;
+  token: string;
+  near: ([string, number])[];
+}
+
+/** The training progress of a run, and its options. */
+export interface Metrics {
+  /** Lines of `metrics.jsonl`, evenly spaced, with the last one. */
+  lines: MetricsLine[];
+  /** `ln V`, the loss in nats per token of a uniform distribution. */
+  uniform_loss: number;
+  options: Record<string, unknown>;
+  made_of: MadeOf;
+  neighbors_before: ProbedToken[];
+}
+
+/** Whether two tables are related, see `TableRelation`. */
+export interface Relation {
+  verdict: "same" | "changed" | "related" | "unrelated" | "unknown";
+  sentence: string;
+  held_out: number | null;
+  shuffled: number | null;
+  as_stored: number | null;
+  as_stored_shuffled: number | null;
+}
+
+/** Rows that only one of two tables has: their number, and the first tokens. */
+export interface RowsOfOne {
+  title: string;
+  rows: number;
+  tokens: string[];
+}
+
+/** How far the tokens that two tables share moved. */
+export interface Comparison {
+  /** Title of the other source. */
+  title: string;
+  /** Number of these tokens. */
+  shared: number;
+  mean_cosine: number;
+  /** Residual of the alignment; null without one. */
+  residual: number | null;
+  /** Median ratio of a row's norm to that in the other table. */
+  scale: number;
+  relation: Relation;
+  /** Rows that only this table has, and rows that only the other one has. */
+  only: RowsOfOne[];
+  /** Tokens of the training text if the occurrences are known, else all. */
+  moved_most: MovedRow[];
+  moved_least: MovedRow[];
+  /** Tokens that never occur in the training text; null if the occurrences are unknown. */
+  moved_never: MovedRow[] | null;
+}
+
+/** The answer to the request of each name. */
+export interface Answers {
+  "manifest": Manifest;
+  "tokens": TokenTexts;
+  "axes": AxisShares;
+  "coordinates": ArrayBuffer;
+  "layout-start": LayoutProgress;
+  "layout-cancel": LayoutProgress;
+  "layout-progress": LayoutProgress;
+  "layout": ArrayBuffer;
+  "layout-recall": LayoutRecall;
+  "clusters": Clusters;
+  "cluster-of": ArrayBuffer;
+  "folded": ArrayBuffer;
+  "norms": ArrayBuffer;
+  "examples": Examples;
+  "frequencies": ArrayBuffer;
+  "neighbors": Neighbor[];
+  "along": ArrayBuffer;
+  "columns": OwnColumn[];
+  "column": ArrayBuffer;
+  "encode": number[];
+  "vectors": ArrayBuffer;
+  "nearest": ArrayBuffer;
+  "card": TokenFacts;
+  "card-places": TokenPlaces;
+  "cards": ArrayBuffer;
+  "pipeline-choices": PipelineChoices;
+  "pipeline": Pipeline;
+  "logit-lens": LogitLens;
+  "positions": PositionsData;
+  "health": Health;
+  "scores": ArrayBuffer;
+  "spectrum": Spectrum;
+  "metrics": Metrics;
+  "compare": Comparison;
+  "compare-places": ArrayBuffer;
+  "compare-neighbors": ([string, number])[];
+}

@@ -1,0 +1,95 @@
+"""Every answer of the server is of its record, and the types of the page are written from the records."""
+
+import json
+import re
+from dataclasses import replace
+from types import UnionType
+from typing import Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+import pytest
+import torch
+from decoders import small
+from kinds import POSITIONS
+from page_types import FILE, declarations, spelled_out
+
+from embedlayer.explorer import pipeline, positions
+from embedlayer.explorer.answers import Cluster, ShownToken, StepFacts
+from embedlayer.explorer.routes import PAIRS, ROUTES, answer, manifest
+from embedlayer.explorer.server import to_json
+from embedlayer.explorer.user_columns import UserColumn, UserColumns, add_user_columns
+from embedlayer.sources import OpenedModel
+
+
+def conforms(value, kind):
+    """Whether a value that JSON represents is of a type, records of `explorer.answers` included."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if is_typeddict(kind):
+        hints = get_type_hints(kind)
+        present = isinstance(value, dict) and kind.__required_keys__ <= value.keys()
+        return present and all(conforms(value[name], hint) for name, hint in hints.items() if name in value)
+    if origin is Literal:
+        return value in parts
+    if origin in (Union, UnionType):
+        return any(conforms(value, part) for part in parts)
+    if origin is list:
+        return isinstance(value, list) and all(conforms(each, parts[0]) for each in value)
+    if origin is tuple:
+        same = isinstance(value, list) and len(value) == len(parts)
+        return same and all(map(conforms, value, parts))
+    if origin is dict:
+        return isinstance(value, dict) and all(conforms(each, parts[1]) for each in value.values())
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number if kind is float else isinstance(value, kind) and (kind is not int or is_number)
+
+
+def check(found, function):
+    kind = get_type_hints(function)["return"]
+    assert isinstance(found, bytes) if kind is bytes else conforms(json.loads(to_json(found)), kind), function
+
+
+def test_every_answer_is_what_its_function_says_for_a_source_that_has_all(of_run):
+    of_run = replace(of_run)
+    add_user_columns(of_run, UserColumns((UserColumn("own", torch.zeros(of_run.table.vocab_size)),)))
+    for name, route in ROUTES.items():
+        asked = [dict(params) for params in route.baked(of_run)] or [{"plus": "40", "id": "40", "text": "the"}]
+        for params in asked[:2]:
+            check(answer([of_run], name, params), route.answer)
+    for name, function in PAIRS.items():
+        check(answer([of_run], name, {"other": "before", "plus": "40"}), function)
+    check(manifest([of_run]), manifest)
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_every_scheme_and_its_steps_are_what_their_records_say(name):
+    model = small(name)
+    source = OpenedModel(name, model.table, model=model)
+    check(answer([source], "positions", {}), positions.answer)
+    walked = answer([source], "pipeline", {"text": "#3 #7 #3"})
+    check(walked, pipeline.answer)
+    facts = get_type_hints(StepFacts)
+    for step in walked["steps"]:
+        assert conforms(step["facts"], facts[step["name"]]) if step["facts"] else step["name"] not in facts
+
+
+def test_the_types_of_the_page_are_those_of_the_records():
+    assert FILE.read_text() == declarations(), "python tools/page_types.py --write"
+
+
+def test_the_types_of_the_page_leave_nothing_open():
+    for path in FILE.parent.glob("*.d.ts"):
+        code = re.sub(r"/\*.*?\*/|//.*", "", path.read_text())
+        assert not re.search(r"\bany\b", code), path.name
+
+
+def test_a_value_of_another_type_is_told_apart():
+    token = {"id": 1, "decoded": "a", "text": "a", "kind": "text"}
+    assert conforms(token, ShownToken)
+    assert not any(conforms({**token, **change}, ShownToken) for change in ({"id": 1.5}, {"kind": "other"}))
+    assert not conforms({"id": 1}, ShownToken)
+    assert not conforms([1], tuple[int, int])
+
+
+def test_a_type_that_says_nothing_has_no_type_in_the_page():
+    assert spelled_out(list[Cluster] | None) == "Cluster[] | null"
+    with pytest.raises(TypeError, match="use a record of explorer/answers.py"):
+        spelled_out(list)
