@@ -100,10 +100,10 @@ def gather_scale_add_drop(
     scale: float | Tensor | None,
     addend: Float[Tensor, "*rows T D"] | None,
     dropout: float,
-) -> Float[Tensor, "*batch T D"] | None:
+) -> Float[Tensor, "*batch T D"]:
     """Compute `dropout(scale * weight[ids] + addend)` with the IDs and the weight of `stored`.
 
-    On a CPU in eager mode this is one pass over the result.
+    On a CPU in eager mode this is one pass over the result. Elsewhere `plain_scale_add_drop` computes it.
 
     Args:
         stored: Checked token IDs `(T,)` or `(B, T)`, and the weight.
@@ -113,21 +113,28 @@ def gather_scale_add_drop(
 
     Returns:
         A new tensor, `(..., T, D)`. The gradient of the weight is sparse if `stored.sparse`; its rows are then distinct
-        and in ascending order. `None` where `scale_add_drop` of looked-up rows is to be called: under transforms, and
-        with gradients where no kernel applies, because that is faster then.
+        and in ascending order.
     """
     ids, weight, padding_idx, sparse = stored
     rows = raw_weight(weight)
     addend = None if addend is None else addend.to(rows.dtype)
-    by_kernel = GATHER_SCALE_ADD_DROP.applies(ids, rows, addend)
-    if not fusible(weight) or (torch.is_grad_enabled() and not by_kernel):
-        return None
-    if isinstance(scale, Tensor) or not _fits((*ids.shape, rows.shape[1]), addend):
+    if isinstance(scale, Tensor) or not _fits((*ids.shape, rows.shape[1]), addend) or not fusible(weight, addend):
         return plain_scale_add_drop(F.embedding(ids, weight, padding_idx, sparse=sparse), scale, addend, dropout)
+    by_kernel = GATHER_SCALE_ADD_DROP.applies(ids, rows, addend)
     result: Tensor = _GatherScaleAddDrop.apply(  # type: ignore[no-untyped-call]
         weight, addend, ids, 1.0 if scale is None else scale, dropout, padding_idx, sparse, by_kernel
     )
     return result
+
+
+def is_gathered_faster(stored: StoredRows) -> bool:
+    """Return whether `gather_scale_add_drop` is faster than `scale_add_drop` of rows that were looked up.
+
+    Without gradients it always is; with gradients a kernel must apply. It is not used for transformed weights.
+    """
+    if torch.is_grad_enabled() and not GATHER_SCALE_ADD_DROP.applies(stored.ids, raw_weight(stored.weight)):
+        return False
+    return fusible(stored.weight)
 
 
 def plain_scale_add_drop(

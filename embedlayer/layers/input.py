@@ -13,7 +13,7 @@ from embedlayer.documents import AttentionMask, check_mask
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.index_checks import as_ids
 from embedlayer.io.files import JsonObject
-from embedlayer.layers.fused_embedding import gather_scale_add_drop, may_skip_call, scale_add_drop
+from embedlayer.layers.fused_embedding import gather_scale_add_drop, is_gathered_faster, may_skip_call, scale_add_drop
 from embedlayer.layers.injection import EmbeddingInjection, injections_at_input
 from embedlayer.layers.steps import TokenBatch, TracedStep, input_steps, run_steps, trace_steps
 from embedlayer.positions.alibi import AlibiBias
@@ -488,7 +488,7 @@ def _embed_fused(
         positions: Position of each token; `None` for `0 .. T - 1`.
         dropout: Dropout, which is called after the pass if its call may not be skipped; `None` for no dropout.
     """
-    addend, x = None, None
+    addend = None
     if isinstance(position, AdditivePosition):
         if positions is None and _reads_stored(position, "vectors"):
             addend = position.stored(ids.shape[-1])
@@ -497,9 +497,9 @@ def _embed_fused(
     skips_dropout = isinstance(dropout, nn.Dropout) and may_skip_call(dropout)
     probability = dropout.p if isinstance(dropout, nn.Dropout) and skips_dropout and dropout.training else 0.0
     stored = table.stored(ids) if _reads_stored(table, "look_up") else None
-    if stored is not None:
+    if stored is not None and is_gathered_faster(stored):
         x = gather_scale_add_drop(stored, table.factor, addend, probability)
-    if x is None:
+    else:
         x = scale_add_drop(table.look_up(ids), table.factor, addend, probability)
     return x if skips_dropout or dropout is None else dropout(x)
 
