@@ -236,8 +236,8 @@ def run_until_line(folder: Path, line: int) -> int | None:
         assert told or os.waitstatus_to_exitcode(status) == -signal.SIGKILL
         return int(told) if told else None
     executed = 0
-    files = ("row_folder.py", "folder_files.py", "undo_log.py", "mapped_rows.py", "files.py", "safetensors_files.py")
-    files = (*files, "pending_updates.py", "row_sparse/storage.py")
+    modules = "row_folder folder_files undo_log mapped_rows files safetensors_files pending_updates row_sparse/storage"
+    files = tuple(f"{module}.py" for module in modules.split())
     code_is_counted: dict[object, bool] = {}
 
     def trace(frame, event, _):
