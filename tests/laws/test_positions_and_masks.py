@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from embedlayer.overrides import is_unchanged
 from kinds import EMBED_DIM, LAYERS, MAX_SEQ_LEN, NUM_HEADS, POSITIONS, VOCAB_SIZE, dense, ngrams
 from torch import Tensor
 
@@ -14,6 +13,7 @@ import embedlayer as el
 from embedlayer.documents import check_mask
 from embedlayer.layers.gated_embedding import GatedEmbedding
 from embedlayer.positions.position import AdditivePosition
+from embedlayer.torch_state import is_unchanged
 
 B, T = 2, 5
 IDS = torch.arange(1, 1 + B * T).view(B, T)
