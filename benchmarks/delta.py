@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.harness import Case, Row, added_mib, added_mib_apart, time_alternately
-from embedlayer.layers.output import OutputHead
+from embedlayer.heads.output import OutputHead
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
 

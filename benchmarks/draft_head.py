@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.harness import Case, Row, time_alternately
-from embedlayer.layers.draft_head import DraftHead
-from embedlayer.layers.output import OutputHead
+from embedlayer.heads.draft import DraftHead
+from embedlayer.heads.output import OutputHead
 from embedlayer.tables.dense import TokenEmbedding
 
 VOCAB_SIZE, EMBED_DIM, DRAFT_VOCAB_SIZE, TOKENS = 50_257, 768, 16_384, 1024

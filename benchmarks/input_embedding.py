@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.harness import Case, Row, time_alternately
-from embedlayer.layers.input import TransformerEmbedding
-from embedlayer.positions.rotary import RotaryEmbedding
-from embedlayer.positions.rotation import fused_apply_rotary
+from embedlayer.inputs.embedding import TransformerEmbedding
+from embedlayer.positions.rotary.embedding import RotaryEmbedding
+from embedlayer.positions.rotary.rotation import fused_apply_rotary
 from embedlayer.tables.dense import TokenEmbedding
 
 GPT2 = {"vocab_size": 50_257, "embed_dim": 768, "batch": 8, "length": 1024}

@@ -10,11 +10,11 @@ import tempfile
 import torch
 
 from benchmarks.harness import Case, Row, run_apart, tell
-from embedlayer.layers.input import TransformerEmbedding
-from embedlayer.layers.output import OutputHead
+from embedlayer.heads.output import OutputHead
+from embedlayer.inputs.embedding import TransformerEmbedding
 from embedlayer.losses import ForwardKL, JensenShannon, ReverseKL, divergence
 from embedlayer.optim.row_adamw import RowAdamW
-from embedlayer.positions.rotary import RotaryEmbedding
+from embedlayer.positions.rotary.embedding import RotaryEmbedding
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.quantized import QuantizedEmbedding
 

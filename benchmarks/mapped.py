@@ -27,7 +27,7 @@ from benchmarks.harness import Case, Row, milliseconds, spread, time_alternately
 from embedlayer.optim.row_adamw import RowAdamW
 from embedlayer.optim.row_state import ElementwiseMoments, RowState, RowwiseSecondMoment
 from embedlayer.tables.dense import TokenEmbedding
-from embedlayer.tables.mapped import MappedEmbedding
+from embedlayer.tables.stored.mapped import MappedEmbedding
 
 LOOKED_UP, STEPPED = (500_000, 512), 16
 MILLION, MOST = 1_000_000, 100_000_000

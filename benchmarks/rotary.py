@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.harness import Case, Row, time_alternately
-from embedlayer.positions.rotary import RotaryEmbedding
+from embedlayer.positions.rotary.embedding import RotaryEmbedding
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def write_files(folder: Path) -> None:
     """Write the same table as `v.bin`, as `v.npy`, and as the folder `saved` of an embedding layer."""
     import torch
 
-    from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
+    from embedlayer.checkpoints.layer import EmbeddingLayer
     from embedlayer.checkpoints.vector_files import write_vectors
     from embedlayer.tables.dense import TokenEmbedding
     from embedlayer.tokenization.words import word_tokenizer

@@ -69,7 +69,7 @@ def public_names(package: str) -> list[str]:
     inside = (package, f"{package}.")
     top = [name for name, home in exports("embedlayer").items() if home == package or home.startswith(inside[1])]
     own = [name for name in exports(package) if name not in top]
-    if not top and not own:  # a module such as `embedlayer.scratch`: its own public functions and classes
+    if not top and not own:  # a module such as `embedlayer.lessons.scratch`: its own public functions and classes
         module = import_module(package)
         own = [name for name, value in vars(module).items() if is_defined_in(module.__name__, name, value)]
     return [f"embedlayer.{name}" for name in sorted(top)] + [f"{package}.{name}" for name in sorted({*own} - {*top})]

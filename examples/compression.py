@@ -11,9 +11,9 @@ from torch import Tensor
 
 from embedlayer.cli.compress import measure_use
 from embedlayer.compress.report import CHOICES, CompressionResult, compare_compression, loss_on_text
+from embedlayer.formats import CovarianceRounding, GGUFBlocks
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.opening import open_model
-from embedlayer.tables import CovarianceRounding, GGUFBlocks
 from embedlayer.tables.quantized import QuantizedEmbedding
 from embedlayer.tables.table import TokenTable
 

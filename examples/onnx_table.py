@@ -12,7 +12,7 @@ import torch
 from tables import markdown_table, write_between_markers
 
 from embedlayer.compress import export_onnx
-from embedlayer.tables import GGUFBlocks
+from embedlayer.formats import GGUFBlocks
 from embedlayer.tables.quantized import QuantizedEmbedding
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "compression.md"

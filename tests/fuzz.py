@@ -28,15 +28,15 @@ import torch
 import embedlayer as el
 from embedlayer.analysis.health import table_health
 from embedlayer.cli.main import cli
+from embedlayer.core.class_identifiers import KINDS, class_of
+from embedlayer.core.errors import EmbedLayerError
 from embedlayer.data.sharded_build import build_in_shards
-from embedlayer.errors import EmbedLayerError
 from embedlayer.explorer.source_facts import page_facts
 from embedlayer.explorer.training import metrics
 from embedlayer.io.files import read_json
 from embedlayer.io.safetensors_files import save_tensors
-from embedlayer.kinds import KINDS, class_of
 from embedlayer.opening import open_model
-from embedlayer.pretrained import Pretrained
+from embedlayer.saving import Pretrained
 from embedlayer.tokenization.tokenizer_calls import decode, encode, fingerprint
 from embedlayer.vocab import merge_adapter
 from embedlayer.vocab.receipt import last_receipt
@@ -227,7 +227,7 @@ LAYERS: dict[str, Callable[[], Any]] = {
     ),
     "factorised": lambda: el.TransformerEmbedding(20, 8, 16, table=el.FactorizedEmbedding(20, 8, 4, padding_idx=0)),
     "sinusoidal": lambda: el.TransformerEmbedding(20, 8, 16, position=el.SinusoidalPositionalEmbedding(16, 8)),
-    "gpt": lambda: el.GPTEmbedding(20, 8, 16),
+    "gpt": lambda: el.lessons.GPTEmbedding(20, 8, 16),
     "delta": lambda: el.DeltaEmbedding(el.TokenEmbedding(20, 8), [3, 4]),
     "layer, learned": lambda: el.EmbeddingLayer(
         el.TokenEmbedding(20, 8, scale="sqrt_dim"),

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 import embedlayer as el
+from embedlayer.injections.gated import GatedEmbedding
+from embedlayer.injections.injection import AddedEmbedding, EmbeddingInjection
+from embedlayer.injections.ngram import NgramEmbedding, NgramHash
+from embedlayer.injections.per_layer import PerLayerInputs
+from embedlayer.injections.per_layer_embedding import PerLayerEmbedding
+from embedlayer.injections.value import ValueEmbedding
 from embedlayer.io.safetensors_files import save_tensors
-from embedlayer.layers.gated_embedding import GatedEmbedding
-from embedlayer.layers.injection import AddedEmbedding, EmbeddingInjection
-from embedlayer.layers.ngram import NgramEmbedding, NgramHash
-from embedlayer.layers.per_layer import PerLayerInputs
-from embedlayer.layers.per_layer_embedding import PerLayerEmbedding
-from embedlayer.layers.value_embedding import ValueEmbedding
-from embedlayer.tables.mapped import MappedEmbedding
+from embedlayer.tables.stored.mapped import MappedEmbedding
 
 VOCAB_SIZE, EMBED_DIM, MAX_SEQ_LEN, NUM_HEADS = 50, 24, 16, 4
 
@@ -69,7 +69,7 @@ TABLES: dict[str, Callable[[], el.TokenTable]] = {
     "int8": lambda: quantized(8),
     "int4": lambda: quantized(4),
     "int4, groups": lambda: quantized(4, group_size=8),
-    "int4, q4_0": lambda: quantized(4, layout=el.tables.GGUFBlocks()),
+    "int4, q4_0": lambda: quantized(4, layout=el.formats.GGUFBlocks()),
     "delta": lambda: el.DeltaEmbedding(dense(), [7, 48, 49]),
     "delta over int8": lambda: el.DeltaEmbedding(quantized(8), [7, 48, 49]),
     "of a user": lambda: TableOfAUser(VOCAB_SIZE, EMBED_DIM, padding_idx=0),
@@ -177,7 +177,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
         )
         for name in TABLES
     },
-    "GPTEmbedding": lambda: el.GPTEmbedding(VOCAB_SIZE, EMBED_DIM, MAX_SEQ_LEN),
+    "GPTEmbedding": lambda: el.lessons.GPTEmbedding(VOCAB_SIZE, EMBED_DIM, MAX_SEQ_LEN),
     "DecoderLM": lambda: el.DecoderLM(dense(), POSITIONS["rotary"](), num_layers=1, num_heads=NUM_HEADS),
 }
 """From token IDs `(T,)` or `(B, T)` to vectors or logits."""

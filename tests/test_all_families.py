@@ -14,7 +14,7 @@ from model_families import PAGE, page_rows
 from tiny_models import KINDS, SAMPLE, model_types
 
 from embedlayer.checkpoints.reading import model as model_reading
-from embedlayer.errors import release
+from embedlayer.core.errors import release
 from embedlayer.families import MULTIMODAL, TRANSFORMERS_VERSION, family_of
 
 ADDED = {

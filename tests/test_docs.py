@@ -124,8 +124,8 @@ def test_every_module_has_its_test_file() -> None:
             f"checkpoints/reading/{name}.py": "checkpoints/test_reading.py"
             for name in ("head", "layer", "table", "tensors")
         },
-        "layers/peft.py": "laws/test_peft.py",
-        "layers/logit_source.py": "layers/test_deferred_logits.py",
+        "heads/peft.py": "laws/test_peft.py",
+        "heads/logit_source.py": "heads/test_deferred.py",
         "explorer/pipeline_steps.py": "explorer/test_pipeline.py",
         "explorer/step_texts.py": "explorer/test_pipeline.py",
         "losses/definition.py": "losses/test_linear.py",
@@ -136,10 +136,10 @@ def test_every_module_has_its_test_file() -> None:
             f"losses/{name}.py": "laws/test_head_outputs.py"
             for name in ("differentiable_totals", "head_outputs", "logit_statistics", "objective")
         },
-        "losses/compiled_blocks.py": "kernels/test_softmax.py",
+        "losses/compiled_blocks.py": "kernels/cpu/test_softmax.py",
         "losses/divergence_kinds.py": "losses/test_divergences.py",
-        "positions/rotary_blocks.py": "positions/test_rotary_config.py",
-        "kernels/rotary.py": "positions/test_rotation.py",
+        "positions/rotary/blocks.py": "positions/rotary/test_config.py",
+        "kernels/cpu/rotary.py": "positions/rotary/test_rotation.py",
         "losses/uncomputed_logits.py": "losses/test_statistics.py",
         "own_attributes.py": "laws/test_patch.py",
         "vocab/special_tokens.py": "laws/test_transformers_folder.py",
@@ -151,8 +151,8 @@ def test_every_module_has_its_test_file() -> None:
         "vocab/token_usage.py": "laws/test_trim.py",
         "tables/adapters.py": "vocab/test_adapters.py",
         "tables/conversions.py": "tables/test_lookup.py",
-        "tables/folder_files.py": "tables/test_row_folder.py",
-        "tables/rows_in_files.py": "tables/test_mapped.py",
+        "tables/stored/folder_files.py": "tables/stored/test_row_folder.py",
+        "tables/stored/rows_in_files.py": "tables/stored/test_mapped.py",
         "row_sparse/hooks.py": "row_sparse/test_pending_updates.py",
         "tables/gguf_rows.py": "checkpoints/test_gguf.py",
         "tables/packed_rows.py": "tables/test_quantized.py",

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import embedlayer as el
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.optim import RowAdamW
-from embedlayer.pretrained import Pretrained
+from embedlayer.saving import Pretrained
 from embedlayer.tables import MappedEmbedding
 
 ARCHIVE = Path(__file__).parent / "earlier" / "5cde341.zip"  # the commit; written by earlier/write_files.py

@@ -14,19 +14,19 @@ import embedlayer
 
 TOP_LEVEL = """
     AlibiBias CheckpointError DecoderLM DeltaEmbedding EmbedLayerError EmbedLayerWarning EmbeddingLayer
-    FactorizedEmbedding FileError GPTEmbedding GPT_CONFIG_124M KeyValueCache LearnedPositionalEmbedding LookupTable
+    FactorizedEmbedding FileError KeyValueCache LearnedPositionalEmbedding LookupTable
     MissingExtraError ModelConfig OutputHead PeerError Position PositionError QuantizedEmbedding
     RelativePositionBias RotaryEmbedding RowAdagrad RowAdamW RunDirectory ShapeError
     SinusoidalPositionalEmbedding SizeError StaleRowsError TextError TokenCorpus TokenEmbedding TokenIdError
     TokenTable TokenWindows TokenizerError Trainer TrainingOptions TransformerEmbedding UnknownTokenError
     VersionError VocabularyError clip_grad_norm_ create_dataloader
-    create_dataloader_v1 generate linear_cross_entropy load load_llama load_tokenizer open_model param_groups patch
+    generate linear_cross_entropy load load_llama load_tokenizer open_model param_groups patch
     positions_of token_log_probs train_tokenizer unpatch
 """.split()
 
 SUBPACKAGES = (
-    "analysis checkpoints compress data distributed documents kernels layers losses models opening optim planner plots "
-    "positions row_sparse scratch tables tokenization training vocab"
+    "analysis checkpoints compress core data distributed formats heads injections inputs kernels "
+    "lessons losses models opening optim planner plots positions row_sparse tables tokenization training vocab"
 ).split()
 
 
@@ -53,7 +53,7 @@ def test_a_public_name_is_defined_in_the_package_that_lists_it(package) -> None:
 
 def test_a_name_of_the_top_level_is_the_same_object_in_one_package() -> None:
     paths: Counter[str] = Counter()
-    for package in (*SUBPACKAGES, "errors"):
+    for package in SUBPACKAGES:
         module = importlib.import_module(f"embedlayer.{package}")
         defined = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
         names = {*getattr(module, "__all__", defined)}

@@ -50,7 +50,7 @@ CODE = re.compile(r"import |from \S+ import|class |def |(for|with) .*:$|print\(|
 """How a line begins that is no prose."""
 
 OURS = {
-    name: getattr(el.scratch if name.startswith("Scratch") else el, name)
+    name: getattr(el.lessons if name.startswith(("Scratch", "GPT")) else el, name)
     for name in (
         "ScratchEmbedding",
         "ScratchEmbeddingWithGrad",
@@ -164,7 +164,7 @@ def test_the_lesson_on_embeddings_runs(seeds, pictures, monkeypatch, unchecked, 
         "TransformerEmbedding",
         "demonstrate_embeddings",
     ):
-        setattr(module, name, getattr(el.scratch if name == "demonstrate_embeddings" else el, name))
+        setattr(module, name, getattr(el.lessons.scratch if name == "demonstrate_embeddings" else el, name))
     monkeypatch.setitem(sys.modules, "embeddings", module)
     names: dict[str, Any] = {"el": el, "__name__": "lesson"}
     for (first, _), code in zip(BLOCKS[LESSON], blocks_of(seeds, LESSON), strict=True):
@@ -186,7 +186,7 @@ def test_the_lesson_on_embeddings_runs(seeds, pictures, monkeypatch, unchecked, 
         if first == 293:
             assert np.array_equal(names["embedding"], names["E"][3])
         if first == 308:
-            gpt = el.GPTEmbedding(100, 8, 32)
+            gpt = el.lessons.GPTEmbedding(100, 8, 32)
             gpt.load_state_dict({"tok_emb.weight": table.weight, "pos_emb.weight": position.weight})
             assert torch.equal(names["x"], gpt(names["token_ids"]))
         if first == 350:
@@ -218,7 +218,7 @@ def test_the_notebook_on_the_embedding_layer_runs(seeds, shared_data, tmp_path, 
     monkeypatch.chdir(tmp_path / "notebooks")
     monkeypatch.setattr(sys, "path", list(sys.path))
     part = ModuleType("src.part03_dataloader")  # the file of the lesson before
-    part.create_dataloader_v1 = el.create_dataloader_v1
+    part.create_dataloader_v1 = el.lessons.create_dataloader_v1
     for name, module in (
         ("tiktoken", ModuleType("tiktoken")),  # imported and not used: our tokenizer reads GPT-2's files
         ("src", ModuleType("src")),
@@ -229,8 +229,8 @@ def test_the_notebook_on_the_embedding_layer_runs(seeds, shared_data, tmp_path, 
         names: dict[str, Any] = {"el": el, "__name__": "lesson"}
         for cell in cells_of(seeds):
             run(cell, names, ours)
-        assert names["GPT_CONFIG_124M"] == el.GPT_CONFIG_124M
-        assert isinstance(names["embedding_module"], el.GPTEmbedding) is ours
+        assert names["GPT_CONFIG_124M"] == el.lessons.GPT_CONFIG_124M
+        assert isinstance(names["embedding_module"], el.lessons.GPTEmbedding) is ours
         assert names["final_embeddings"].shape == names["input_embeddings"].shape == (8, 4, 256)
         assert torch.equal(names["embeddings_method1"], names["embeddings_method2"])
         module, inputs = names["embedding_module"], names["inputs"]
@@ -275,7 +275,7 @@ def plain_windows(ids: list[int], max_length: int, stride: int) -> list[tuple[li
 def test_the_loader_of_the_notebook_cuts_the_windows_of_its_lesson(shared_data) -> None:
     text = (shared_data / "text" / "the-verdict.txt").read_text() + "<|endoftext|>The end."
     files = shared_data / "tokenizers" / "gpt2-encoder.json"
-    loader = el.create_dataloader_v1(text, 8, 4, 3, shuffle=False, drop_last=False, tokenizer=files)
+    loader = el.lessons.create_dataloader_v1(text, 8, 4, 3, shuffle=False, drop_last=False, tokenizer=files)
     expected = plain_windows(el.load_tokenizer(files).encode(text).ids, 4, 3)
     inputs, targets = (torch.cat(part).tolist() for part in zip(*loader, strict=True))
     assert list(zip(inputs, targets, strict=True)) == expected
@@ -286,7 +286,7 @@ def test_gpt2s_tokenizer_is_found_in_hugging_faces_cache(shared_data, tmp_path, 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(el.TokenizerError, match="tokenizer was not found.*\n.*tokenizer='path/to/encoder.json'"):
-        el.create_dataloader_v1("I love dogs")
+        el.lessons.create_dataloader_v1("I love dogs")
     model = tmp_path / "cache" / "models--openai-community--gpt2"
     snapshot = model / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
@@ -294,8 +294,8 @@ def test_gpt2s_tokenizer_is_found_in_hugging_faces_cache(shared_data, tmp_path, 
     (model / "refs" / "main").write_text("abc")
     tokenizer = el.load_tokenizer(shared_data / "tokenizers" / "gpt2-encoder.json")
     tokenizer.save(str(snapshot / "tokenizer.json"))
-    inputs, _ = next(iter(el.create_dataloader_v1("I love dogs and cats", 1, 2, 2, shuffle=False)))
+    inputs, _ = next(iter(el.lessons.create_dataloader_v1("I love dogs and cats", 1, 2, 2, shuffle=False)))
     assert inputs.tolist() == [tokenizer.encode("I love").ids]
     el.train_tokenizer("I love dogs", kind="word").save(str(tmp_path / "encoder.json"))
     with pytest.raises(el.TokenizerError, match="encoder.json is not GPT-2's tokenizer"):
-        el.create_dataloader_v1("I love dogs")
+        el.lessons.create_dataloader_v1("I love dogs")

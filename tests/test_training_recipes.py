@@ -25,7 +25,7 @@ MAX_LINES = 40
 TOLERANCE = 1e-4
 """Largest difference of two losses; the sums of a loss without logits have another order."""
 
-READS_OF_LOGITS = "embedlayer.layers.logit_source"
+READS_OF_LOGITS = "embedlayer.heads.logit_source"
 """The logger that names the function which reads the logits of a patched model."""
 
 PEERS = [

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from embedlayer import forks
+from embedlayer.core import forks
 from embedlayer.row_sparse.pending_updates import PendingUpdates
 
 SECONDS = 60

@@ -189,7 +189,7 @@ def examine(
                 row.verdict = "same"
                 return row
             layer = el.load(folder)
-        except el.errors.EmbedLayerError as error:
+        except el.core.errors.EmbedLayerError as error:
             row.verdict, row.reason = "refused", str(error).replace(folder, "...")
         else:
             if layer.family == "unknown":
@@ -324,7 +324,7 @@ def compare_final_norm(row: Row, model: nn.Module, folder: str) -> None:
     """Compare the norm between the last block and the head, and the windows of attention."""
     try:
         layer = el.load(folder, final_norm=True)
-    except el.errors.CheckpointError as error:
+    except el.core.errors.CheckpointError as error:
         row.left_out["final norm"] = str(error).replace(folder, "...")
         return
     ids, _ = texts(model.config)
@@ -342,7 +342,7 @@ def compare_final_norm(row: Row, model: nn.Module, folder: str) -> None:
     windows = {i: getattr(block.module, "self_attn", None) for i, block in blocks.items()}
     windows = {i: attention for i, attention in windows.items() if hasattr(attention, "sliding_window")}
     if windows and layer.layer_types:
-        with suppress(el.errors.SizeError):  # a type of attention that has no window
+        with suppress(el.core.errors.SizeError):  # a type of attention that has no window
             found = {
                 i: each.sliding_window if getattr(each, "is_sliding", True) else None for i, each in windows.items()
             }
@@ -355,7 +355,7 @@ def compare_training(row: Row, model: nn.Module) -> None:
     plain = copy.deepcopy(model)
     try:
         result = compare_patched(model)
-    except el.errors.EmbedLayerError as error:
+    except el.core.errors.EmbedLayerError as error:
         row.left_out["patched loss"] = f"patch: {error}"
         if row.verdict != "refused":
             row.verdict, row.reason = "refused", f"patch: {error}"

@@ -360,13 +360,13 @@ class Case:
         outcome, model = self.outcome, self.model
         try:
             el.patch(model)
-        except el.errors.EmbedLayerError as error:
+        except el.core.errors.EmbedLayerError as error:
             outcome.refused("live", error)
             return
         state, settings = state_of(model), settings_of(model)
         try:
             receipt = apply(model, self.edit, self.sources, self.size)
-        except el.errors.EmbedLayerError as error:
+        except el.core.errors.EmbedLayerError as error:
             outcome.refused("live", error)
         else:
             self.compare("live", model)
@@ -383,7 +383,7 @@ class Case:
             return
         try:
             apply(self.path / "before", self.edit, self.sources, self.size, out=after)
-        except el.errors.EmbedLayerError as error:
+        except el.core.errors.EmbedLayerError as error:
             outcome.refused("folder", error)
             return
         if (self.path / "live").exists():

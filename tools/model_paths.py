@@ -25,8 +25,8 @@ from transformers_probe import observe
 
 import embedlayer as el
 from embedlayer.compress import compress_table, replace_table
-from embedlayer.layers import DraftHead
-from embedlayer.layers.prediction_head import PredictionHead
+from embedlayer.heads import DraftHead
+from embedlayer.heads.prediction import PredictionHead
 from embedlayer.losses import divergence, token_statistics
 
 IGNORED = -100
@@ -119,7 +119,7 @@ class _Paths:
         try:
             with torch.no_grad():
                 found = path()
-        except el.errors.EmbedLayerError as error:
+        except el.core.errors.EmbedLayerError as error:
             self.refusals[name] = str(error)
             return
         difference = (found - (self.exact if exact is None else exact)).abs().max().item()

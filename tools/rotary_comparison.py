@@ -17,11 +17,11 @@ from call_recording import FunctionCall, is_rotary, recorded_calls, rotated_tens
 from torch import Tensor, nn
 from tower_inputs import FRAMES, TOWER_INPUTS, is_tower, stated_positions, tower_inputs
 
-from embedlayer.errors import CheckpointError, require
+from embedlayer.core.errors import CheckpointError, require
 from embedlayer.families import CONFIG_KEYS, RotaryPositions, rotary_facts
 from embedlayer.io.files import JsonObject
 from embedlayer.positions.position import Position
-from embedlayer.positions.rotary import RotaryEmbedding, rotary_positions
+from embedlayer.positions.rotary.embedding import RotaryEmbedding, rotary_positions
 
 ATTENTION = "embedlayer_compare_rotary"
 """Name of the attention function in transformers' registry that keeps queries and keys."""

@@ -1,9 +1,12 @@
 from .atlas import write_atlas as write_atlas
 from .chance import ChanceGeometry as ChanceGeometry
 from .chance import chance_geometry as chance_geometry
-from .evaluate import evaluate_word_analogies as evaluate_word_analogies
-from .evaluate import evaluate_word_pairs as evaluate_word_pairs
-from .evaluate import whole_words as whole_words
+from .evaluation.judgements import evaluate_word_analogies as evaluate_word_analogies
+from .evaluation.judgements import evaluate_word_pairs as evaluate_word_pairs
+from .evaluation.judgements import whole_words as whole_words
+from .evaluation.text import CausalModel as CausalModel
+from .evaluation.text import TextEvaluation as TextEvaluation
+from .evaluation.text import evaluate_text as evaluate_text
 from .geometry import FrequencyBand as FrequencyBand
 from .geometry import PrincipalComponents as PrincipalComponents
 from .geometry import TableGeometry as TableGeometry
@@ -26,9 +29,6 @@ from .nearest import neighbor_graph as neighbor_graph
 from .position_pictures import position_values as position_values
 from .relation import TableRelation as TableRelation
 from .relation import table_relation as table_relation
-from .text_evaluation import CausalModel as CausalModel
-from .text_evaluation import TextEvaluation as TextEvaluation
-from .text_evaluation import evaluate_text as evaluate_text
 from .token_classes import token_kinds as token_kinds
 from .under_trained import UnderTrained as UnderTrained
 from .under_trained import under_trained_scores as under_trained_scores

@@ -21,7 +21,7 @@ from embedlayer.analysis.geometry import principal_components
 from embedlayer.analysis.health import table_health
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.errors import CheckpointError, SizeError, TokenizerError, require
+from embedlayer.core.errors import CheckpointError, SizeError, TokenizerError, require
 from embedlayer.io.files import replace_file
 from embedlayer.tables.conversions import TableLike
 from embedlayer.tokenization.ids import require_rows

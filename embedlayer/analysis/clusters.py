@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.errors import SizeError
+from embedlayer.core.errors import SizeError
 from embedlayer.tables.conversions import TableLike
 
 GRID = 256

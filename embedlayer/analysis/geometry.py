@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.errors import ShapeError, SizeError
+from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.tables.conversions import TableLike
 
 CHUNK_ROWS = 8192

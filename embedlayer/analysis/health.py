@@ -27,7 +27,7 @@ from embedlayer.analysis.shared_variance import shared_variance, without_shared_
 from embedlayer.analysis.token_classes import token_kinds
 from embedlayer.analysis.tokenizer_fit import tokenizer_fit
 from embedlayer.analysis.under_trained import under_trained_scores
-from embedlayer.errors import ShapeError
+from embedlayer.core.errors import ShapeError
 from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.tables.conversions import TableLike
 from embedlayer.tables.factorized import FactorizedEmbedding

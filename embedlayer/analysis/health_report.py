@@ -15,9 +15,9 @@ from embedlayer.analysis.shared_variance import SharedVariance
 from embedlayer.analysis.token_classes import KINDS
 from embedlayer.analysis.tokenizer_fit import ERRORS, FEWEST_PAIRS, TokenizerFit
 from embedlayer.analysis.under_trained import Cone, UnderTrained
+from embedlayer.core.short_repr import short_repr
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import finite_json
-from embedlayer.short_repr import short_repr
 from embedlayer.tokenization.bytes import BYTE_ENTRY, token_text
 
 NAMED = 3

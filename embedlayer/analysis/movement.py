@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.errors import ShapeError, SizeError
+from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.tables.conversions import TableLike
 from embedlayer.tokenization.words import word_tokenizer
 from embedlayer.vocab.tokenizer_match import common_tokens

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from embedlayer.errors import ShapeError
+from embedlayer.core.errors import ShapeError
 from embedlayer.tables.conversions import TableLike, as_rows
 
 NUMBERS_AT_ONCE = 1 << 21

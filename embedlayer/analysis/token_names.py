@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer, models
 
 from embedlayer.analysis.token_classes import ids_by_text, token_texts
-from embedlayer.errors import UnknownTokenError
+from embedlayer.core.errors import UnknownTokenError
 from embedlayer.tokenization.bytes import decode_readable
 from embedlayer.tokenization.tokenizer_calls import encode
 from embedlayer.tokenization.words import unknown_word

@@ -33,7 +33,7 @@ from torch import Tensor
 from embedlayer.analysis.chance import chance_nearest_cosine
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.errors import ShapeError
+from embedlayer.core.errors import ShapeError
 from embedlayer.tables.conversions import TableLike
 
 WIDEST = 45.0

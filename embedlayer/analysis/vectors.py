@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Float32
 from torch import Tensor
 
-from embedlayer.analysis.evaluate import (
+from embedlayer.analysis.evaluation.judgements import (
     AnalogyScores,
     WordPairScores,
     evaluate_word_analogies,
@@ -26,7 +26,7 @@ from embedlayer.analysis.nearest import cosines_with, table_cosines
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.analysis.token_classes import token_texts
 from embedlayer.analysis.token_names import Token, TokenNames
-from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenizerError, UnknownTokenError
+from embedlayer.core.errors import CheckpointError, ShapeError, SizeError, TokenizerError, UnknownTokenError
 from embedlayer.losses.largest import top_k
 from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.tables.conversions import TableLike

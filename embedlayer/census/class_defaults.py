@@ -21,7 +21,7 @@ from embedlayer.census.configurations import (
     size_keys,
 )
 from embedlayer.census.tensors import configuration_of
-from embedlayer.errors import CheckpointError, VocabularyError
+from embedlayer.core.errors import CheckpointError, VocabularyError
 from embedlayer.families import MULTIMODAL, family_of
 from embedlayer.families.default_ids import DEFAULT_IDS
 from embedlayer.io.files import JsonObject

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from embedlayer.errors import VocabularyError
+from embedlayer.core.errors import VocabularyError
+from embedlayer.core.own_attributes import own_attribute
 from embedlayer.families import VOCAB_SIZE_KEYS, family_of
 from embedlayer.families.token_ids import (
     COUNTED_FROM_PADDING,
@@ -33,7 +34,6 @@ from embedlayer.families.token_ids import (
     TEXTS_BY_ID,
 )
 from embedlayer.io.files import JsonObject
-from embedlayer.own_attributes import own_attribute
 
 KNOWN_IDS = SINGLE_IDS | SUPPRESSED_IDS | SEQUENCE_BIASES | PLACED_IDS | NAMED_IDS | TEXTS_BY_ID | FIXED_IDS
 """All keys that name token IDs."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from embedlayer.errors import CheckpointError
+from embedlayer.core.errors import CheckpointError
 from embedlayer.families import MULTIMODAL, VOCAB_SIZE_KEYS, Family, family_of
 from embedlayer.families.records import End
 from embedlayer.io.files import JsonObject

@@ -1,5 +1,5 @@
-from .embedding_layer import EmbeddingLayer as EmbeddingLayer
-from .embedding_layer import load as load
+from .layer import EmbeddingLayer as EmbeddingLayer
+from .layer import load as load
 from .layer_report import LayerReport as LayerReport
 from .patching import patch as patch
 from .patching import unpatch as unpatch

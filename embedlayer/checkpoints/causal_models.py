@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from embedlayer.checkpoints.patching import patch
-from embedlayer.errors import CheckpointError, require
+from embedlayer.core.errors import CheckpointError, require
 
 NAMED = 3
 """Number of tensors that an error names."""

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from embedlayer.checkpoints.reader import Checkpoint
-from embedlayer.errors import CheckpointError
+from embedlayer.core.errors import CheckpointError
 from embedlayer.families import META_LLAMA, META_TENSORS, family_of
 from embedlayer.families.meta_params import (
     BLOCK_PARAMS,

@@ -14,14 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.reading.configuration import logit_factors, text_config, with_defaults, with_whole_model
-from embedlayer.distributed.dtensors import has_fsdp_modules
-from embedlayer.errors import CheckpointError, check_release
-from embedlayer.families import SCALE_ATTRIBUTES, family_of
-from embedlayer.families.records import CountedRows
-from embedlayer.layers.logit_source import LogitsReport, ModelLogitOptions
-from embedlayer.layers.output import OutputHead
-from embedlayer.layers.peft import ChildReference
-from embedlayer.own_attributes import (
+from embedlayer.core.errors import CheckpointError, check_release
+from embedlayer.core.own_attributes import (
     INITIALISED,
     REPLACED,
     TRAINED_BEFORE,
@@ -31,6 +25,12 @@ from embedlayer.own_attributes import (
     remove_own_attribute,
     set_own_attribute,
 )
+from embedlayer.distributed.dtensors import has_fsdp_modules
+from embedlayer.families import SCALE_ATTRIBUTES, family_of
+from embedlayer.families.records import CountedRows
+from embedlayer.heads.logit_source import LogitsReport, ModelLogitOptions
+from embedlayer.heads.output import OutputHead
+from embedlayer.heads.peft import ChildReference
 from embedlayer.row_sparse.hooks import release
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding

@@ -13,7 +13,7 @@ from urllib.request import getproxies, proxy_bypass
 import torch
 from torch import Tensor
 
-from embedlayer.errors import CheckpointError, FileError, MissingExtraError, require
+from embedlayer.core.errors import CheckpointError, FileError, MissingExtraError, require
 from embedlayer.families import GGUF_HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, gguf_config
 from embedlayer.io.files import JsonObject, is_gguf, read_bytes, read_json
 from embedlayer.io.gguf_files import GGUFFile, read_gguf

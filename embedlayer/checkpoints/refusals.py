@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
-from embedlayer.errors import CheckpointError, release
+from embedlayer.core.errors import CheckpointError, release
 from embedlayer.families import (
     GGUF_ARCHITECTURES,
     OTHER_WORDS,
@@ -15,7 +15,7 @@ from embedlayer.families import (
 )
 from embedlayer.io.files import JsonObject
 from embedlayer.io.safetensors_files import DTYPES
-from embedlayer.pretrained import FLOATS
+from embedlayer.saving import FLOATS
 
 NAMED = 4
 """Number of tables that a message names."""

@@ -7,7 +7,7 @@ from embedlayer.census.files import other_safetensors
 from embedlayer.census.tensors import tensor_rule
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.checkpoints.reading.model import checkpoint_family, tensor_rules
-from embedlayer.errors import CheckpointError
+from embedlayer.core.errors import CheckpointError
 from embedlayer.families import META_LLAMA, Family, family_of
 from embedlayer.families.records import End
 from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, Header, read_header

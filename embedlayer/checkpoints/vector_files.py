@@ -25,7 +25,7 @@ from torch import Tensor
 
 from embedlayer.checkpoints.vector_formats import npy, projector, word2vec
 from embedlayer.checkpoints.vector_formats.streams import NUMBERS_AT_ONCE, DecodeErrors, Row, VectorRows
-from embedlayer.errors import CheckpointError, EmbedLayerWarning, ShapeError, SizeError
+from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, ShapeError, SizeError
 from embedlayer.tables.conversions import TableLike, as_rows
 from embedlayer.tables.lookup import LookupTable
 

@@ -18,7 +18,7 @@ from embedlayer.checkpoints.meta_layout import PARAMS
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.reading.model import checkpoint_family, tensor_rules
 from embedlayer.checkpoints.second_copies import find_copies
-from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError
+from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, FileError
 from embedlayer.io.files import check_new_folder, new_folder, read_json, write_json
 from embedlayer.io.partials import PARTIAL
 from embedlayer.io.safetensors_files import (

@@ -7,8 +7,8 @@ import click
 
 from embedlayer.cli.options import TEXTS, TOKENIZER, json_option
 from embedlayer.cli.printing import count_of, print_json
-from embedlayer.command_name import command_line
-from embedlayer.errors import SizeError
+from embedlayer.core.command_name import command_line
+from embedlayer.core.errors import SizeError
 
 VOCAB_SIZE = 4096
 

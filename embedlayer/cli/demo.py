@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 
 from embedlayer.cli.options import json_option
-from embedlayer.command_name import command_line
-from embedlayer.errors import FileError
+from embedlayer.core.command_name import command_line
+from embedlayer.core.errors import FileError
 
 PROBES = (" must", " returns", " called", " string", " method", " argument", " if", " function")
 """Tokens whose neighbours are shown; each occurs more than 50 times in the text."""

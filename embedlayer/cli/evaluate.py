@@ -11,7 +11,7 @@ from embedlayer.cli.options import SOURCE, TEXT, json_option, tokenizer_option
 from embedlayer.cli.printing import make_console, print_json, print_line, print_table
 
 if TYPE_CHECKING:
-    from embedlayer.analysis.text_evaluation import CausalModel, TextEvaluation
+    from embedlayer.analysis.evaluation.text import CausalModel, TextEvaluation
     from embedlayer.opening.opened_model import OpenedModel
 
 
@@ -62,7 +62,7 @@ def evaluate(
     embedlayer evaluate run --text book.txt
     embedlayer evaluate run smaller --text book.txt --json
     """  # noqa: D301 (click needs the backspace)
-    from embedlayer.analysis.text_evaluation import evaluate_text
+    from embedlayer.analysis.evaluation.text import evaluate_text
     from embedlayer.cli.options import chosen_device
     from embedlayer.opening.readers import open_model
 
@@ -83,7 +83,7 @@ def evaluate(
 
 def _causal(opened: "OpenedModel", device: str) -> "CausalModel":
     """Return the causal model of a source; transformers loads the blocks that `embedlayer compress` copied."""
-    from embedlayer.analysis.text_evaluation import CausalModel
+    from embedlayer.analysis.evaluation.text import CausalModel
     from embedlayer.compress.transformers_models import load_model
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.opening.path_kinds import BLOCKS, CONFIG
@@ -95,7 +95,7 @@ def _causal(opened: "OpenedModel", device: str) -> "CausalModel":
 
 def _show(found: "TextEvaluation", text: Path, topn: int) -> None:
     """Print the scores, how the models differ, and the tokens that matter most."""
-    from embedlayer.plots.visible import visible_text
+    from embedlayer.core.invisible_characters import visible_text
 
     console = make_console()
     models = [found.model] if found.other is None else [found.model, found.other]

@@ -7,8 +7,8 @@ import click
 
 from embedlayer.cli.options import GGUF_FILE, SOURCE, json_option, tokenizer_option
 from embedlayer.cli.printing import print_json
-from embedlayer.command_name import command_line
-from embedlayer.errors import FileError, SizeError
+from embedlayer.core.command_name import command_line
+from embedlayer.core.errors import FileError, SizeError
 
 if TYPE_CHECKING:
     from embedlayer.checkpoints.vector_files import VectorFormat

@@ -9,7 +9,7 @@ import click
 
 from embedlayer.cli.options import SOURCE, TEXT, json_option, tokenizer_option
 from embedlayer.cli.printing import LONGEST_TOKEN, make_console, print_facts, print_json, print_line, print_table
-from embedlayer.plots.visible import visible_text
+from embedlayer.core.invisible_characters import visible_text
 
 if TYPE_CHECKING:
     from jaxtyping import Bool
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from embedlayer.analysis.chance import ChanceGeometry
-    from embedlayer.analysis.evaluate import AnalogyScores, WordPairScores
+    from embedlayer.analysis.evaluation.judgements import AnalogyScores, WordPairScores
     from embedlayer.analysis.geometry import FrequencyBand, TableGeometry
     from embedlayer.analysis.health_report import TableHealth
     from embedlayer.analysis.movement import MovedRow, RowMovement
@@ -346,7 +346,7 @@ def _show_bands(console: "Console", bands: "list[FrequencyBand] | None") -> None
 
 def _show_scores(console: "Console", content: Measurements) -> None:
     """Print the results of word pairs and analogies; print nothing for those that were not requested."""
-    from embedlayer.analysis.evaluate import FEWEST_PAIRS
+    from embedlayer.analysis.evaluation.judgements import FEWEST_PAIRS
 
     pairs, analogies = content.word_pairs, content.analogies
     if pairs is not None or analogies is not None:
@@ -388,7 +388,7 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
     """
     from embedlayer.analysis.movement import align_tables, row_movement
     from embedlayer.analysis.relation import common_rows, rows_left_out, table_relation
-    from embedlayer.errors import TokenizerError
+    from embedlayer.core.errors import TokenizerError
 
     one, other, pairs = before.table, after.table, common_rows(before, after)
     if pairs is not None and not len(pairs):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from embedlayer.forks import call_in_forked_processes
+from embedlayer.core.forks import call_in_forked_processes
 
 SECONDS = 0.6
 """Time in which Python's own handler may run."""

@@ -30,7 +30,7 @@ from embedlayer.cli.plan import plan
 from embedlayer.cli.report import report
 from embedlayer.cli.train import train
 from embedlayer.cli.vocab import vocab
-from embedlayer.errors import EmbedLayerError, EmbedLayerWarning
+from embedlayer.core.errors import EmbedLayerError, EmbedLayerWarning
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EMBEDLAYER", "show_default": True}
 

@@ -40,8 +40,8 @@ def neighbors(
     embedlayer neighbors DIR "#304"
     """  # noqa: D301 (click needs the backspace)
     from embedlayer.analysis.vectors import TokenVectors
+    from embedlayer.core import visible_text
     from embedlayer.opening.readers import open_model
-    from embedlayer.plots import visible_text
 
     opened = open_model(source, tokenizer_from, parts="table")
     if all(isinstance(token, int) for token in (*tokens, *minus)):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from embedlayer.errors import FileError, SizeError
+from embedlayer.core.errors import FileError, SizeError
 from embedlayer.io.files import check_new_files, check_new_folder, is_stream
 from embedlayer.opening.path_kinds import OWN_FOLDERS, PathKind, path_kind
 

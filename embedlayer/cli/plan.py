@@ -9,8 +9,8 @@ import click
 
 from embedlayer.cli.options import SOURCE, TEXTS, tokenizer_option
 from embedlayer.cli.printing import print_json
-from embedlayer.formatting import format_bytes, format_parameters
-from embedlayer.planner import (
+from embedlayer.core.formatting import format_bytes, format_parameters
+from embedlayer.planner.embedding_plan import (
     GGUF_BLOCK,
     OPTIONS,
     PRESETS,
@@ -19,14 +19,14 @@ from embedlayer.planner import (
     command_flag,
     plan_alternatives,
 )
-from embedlayer.planner import plan as plan_sizes
+from embedlayer.planner.embedding_plan import plan as plan_sizes
 
 if TYPE_CHECKING:
     from torch import nn
 
     from embedlayer.census.report import CensusReport
-    from embedlayer.layers.output import OutputHead
-    from embedlayer.layers.prediction_head import PredictionHead
+    from embedlayer.heads.output import OutputHead
+    from embedlayer.heads.prediction import PredictionHead
     from embedlayer.positions.position import Position
     from embedlayer.tables.lookup import LookupTable
 
@@ -144,13 +144,13 @@ def planned(
     Raises:
         CheckpointError: `plan` does not support the data type of the table.
     """
-    from embedlayer.errors import CheckpointError
+    from embedlayer.core.errors import CheckpointError
     from embedlayer.positions.learned import LearnedPositionalEmbedding
     from embedlayer.tables.delta import DeltaEmbedding
     from embedlayer.tables.factorized import FactorizedEmbedding
     from embedlayer.tables.gguf_rows import GGUFEmbedding
-    from embedlayer.tables.mapped import MappedEmbedding
     from embedlayer.tables.quantized import QuantizedEmbedding
+    from embedlayer.tables.stored.mapped import MappedEmbedding
 
     base = table.base if isinstance(table, DeltaEmbedding) else table
     rows = base.source if isinstance(base, MappedEmbedding) else next(iter(base.state_dict().values()))
@@ -184,7 +184,7 @@ def planned_injections(injections: "Iterable[nn.Module]", options: Mapping[str, 
         injections: The injections of the decoder.
         options: Fields of `EmbeddingPlan` for all tables. Those that need a head or a frozen table are left out.
     """
-    from embedlayer.layers.ngram import NgramEmbedding
+    from embedlayer.injections.ngram import NgramEmbedding
     from embedlayer.tables.lookup import LookupTable
 
     left_out = ("plain_loss", "delta_rows", "lookup_only", "tokens")

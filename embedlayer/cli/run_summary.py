@@ -10,7 +10,7 @@ import click
 
 from embedlayer.cli.printing import print_json
 from embedlayer.cli.training_runs import neighbors_of
-from embedlayer.errors import FileError
+from embedlayer.core.errors import FileError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -101,7 +101,7 @@ def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
         print_json(summary)
         return
     from embedlayer.cli.printing import make_console, print_facts, print_line
-    from embedlayer.plots.visible import visible_text
+    from embedlayer.core.invisible_characters import visible_text
 
     console, loss = make_console(), "{:.3f} nats per token".format
     speed, guess = f"{summary['tokens_per_second']:,} tokens/s", f"{summary['ln_vocab_size']:.2f}"

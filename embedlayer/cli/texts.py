@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedlayer.cli.printing import say
-from embedlayer.command_name import command_line
-from embedlayer.errors import FileError, TextError, TokenizerError
+from embedlayer.core.command_name import command_line
+from embedlayer.core.errors import FileError, TextError, TokenizerError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

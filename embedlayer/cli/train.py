@@ -10,8 +10,8 @@ from click.core import ParameterSource
 
 from embedlayer.cli.options import TEXTS_OR_CORPUS, json_option
 from embedlayer.cli.training_runs import LayerOptions, layer_options
-from embedlayer.command_name import command_line
-from embedlayer.errors import FileError, SizeError
+from embedlayer.core.command_name import command_line
+from embedlayer.core.errors import FileError, SizeError
 
 if TYPE_CHECKING:
     from embedlayer.training.parallel import ParallelContext
@@ -284,7 +284,7 @@ def was_started_by(launch: str, directory: "RunDirectory") -> bool:
         launch: IDs of the launch, separated by spaces. One common ID is enough; with `""` the result is `False`.
         directory: The folder of the run, whose notes contain the IDs of the launch that began it.
     """
-    from embedlayer.errors import CheckpointError
+    from embedlayer.core.errors import CheckpointError
 
     if not launch or not directory.contains_run:
         return False

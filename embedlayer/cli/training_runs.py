@@ -14,12 +14,12 @@ import click
 from embedlayer.cli.options import TOKENIZER
 from embedlayer.cli.printing import say
 from embedlayer.cli.texts import TokenizerOptions, prepare_corpus
-from embedlayer.errors import SizeError
+from embedlayer.core.errors import SizeError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from embedlayer.layers.injection import EmbeddingInjection
+    from embedlayer.injections.injection import EmbeddingInjection
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.tables.lookup import LookupTable
     from embedlayer.training.loop import Trainer, TrainingOptions
@@ -190,8 +190,8 @@ def build_model(
         max_length: Longest sequence that the position scheme must cover, in tokens.
         tables: Folder for the files of additional tables; `None` to keep their rows in memory.
     """
-    from embedlayer.layers.input import as_position
-    from embedlayer.layers.output import OutputHead
+    from embedlayer.heads.output import OutputHead
+    from embedlayer.inputs.embedding import as_position
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.tables.dense import TokenEmbedding
     from embedlayer.tables.factorized import FactorizedEmbedding
@@ -234,13 +234,13 @@ def build_injections(
     Raises:
         SizeError: A size does not fit the decoder.
     """
-    from embedlayer.layers.gated_embedding import GatedEmbedding
-    from embedlayer.layers.ngram import NgramEmbedding, NgramHash
-    from embedlayer.layers.per_layer_embedding import PerLayerEmbedding
-    from embedlayer.layers.value_embedding import ValueEmbedding, alternate_blocks
+    from embedlayer.injections.gated import GatedEmbedding
+    from embedlayer.injections.ngram import NgramEmbedding, NgramHash
+    from embedlayer.injections.per_layer_embedding import PerLayerEmbedding
+    from embedlayer.injections.value import ValueEmbedding, alternate_blocks
     from embedlayer.tables.dense import TokenEmbedding
     from embedlayer.tables.lookup import check_positive
-    from embedlayer.tables.mapped import MappedEmbedding
+    from embedlayer.tables.stored.mapped import MappedEmbedding
     from embedlayer.tokenization.ids import table_size
     from embedlayer.tokenization.token_compression import compressed_tokens
 

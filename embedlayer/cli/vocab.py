@@ -21,8 +21,8 @@ from embedlayer.cli.options import (
     new_model_option,
 )
 from embedlayer.cli.printing import print_json
-from embedlayer.command_name import command_line
-from embedlayer.errors import VocabularyError
+from embedlayer.core.command_name import command_line
+from embedlayer.core.errors import VocabularyError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -313,7 +313,7 @@ def _lacks_rows(directory: Path) -> bool:
     """Return whether the tokenizer in a model's folder or file was extended and its table was not."""
     import warnings
 
-    from embedlayer.errors import EmbedLayerWarning, TokenizerError
+    from embedlayer.core.errors import EmbedLayerWarning, TokenizerError
     from embedlayer.opening.readers import open_model
     from embedlayer.tokenization.ids import added_without_rows
 
@@ -348,7 +348,7 @@ def _without_known(directory: Path, terms: "Sequence[str | AddedMerge]", *, spac
     """
     import warnings
 
-    from embedlayer.errors import EmbedLayerWarning
+    from embedlayer.core.errors import EmbedLayerWarning
     from embedlayer.opening.path_kinds import PathKind, path_kind
     from embedlayer.tokenization.bytes import TokenBytes
     from embedlayer.tokenization.read import load_tokenizer
@@ -481,8 +481,8 @@ def _train_new_rows(
     from dataclasses import replace
 
     from embedlayer.cli.progress import display, stopping_gently
+    from embedlayer.core.errors import EmbedLayerWarning
     from embedlayer.data.corpus import TokenCorpus
-    from embedlayer.errors import EmbedLayerWarning
     from embedlayer.io.partials import temporary_folder
     from embedlayer.models.causal import PatchedDecoder, longest_sequence
     from embedlayer.models.decoder import DecoderLM
@@ -619,7 +619,7 @@ def _show_suggestion(
         prune: Whether the tokens are to be removed.
         as_json: Whether to print JSON.
     """
-    from embedlayer.plots import visible_text
+    from embedlayer.core import visible_text
 
     before, after, scores = suggestion.before, suggestion.after, suggestion.scores
     lines = suggestion.lines()
@@ -663,7 +663,7 @@ def _list(title: str, rows: Sequence[tuple[int, str, str]]) -> None:
     """
     if not rows:
         return
-    from embedlayer.plots import visible_text
+    from embedlayer.core import visible_text
 
     click.echo(f"{title:<9}{len(rows):,}")
     for token, text, origin in rows[:SHOWN]:

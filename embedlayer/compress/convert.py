@@ -6,16 +6,16 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
+from embedlayer.checkpoints.layer import EmbeddingLayer
 from embedlayer.compress.transformers_models import with_table
-from embedlayer.errors import SizeError
-from embedlayer.layers.input import TransformerEmbedding
+from embedlayer.core.errors import SizeError
+from embedlayer.formats.layouts import GGUFBlocks
+from embedlayer.formats.rounding import CovarianceRounding
+from embedlayer.inputs.embedding import TransformerEmbedding
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.tables.conversions import as_table
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.quantized import QuantizedEmbedding
-from embedlayer.tables.rounding import CovarianceRounding
-from embedlayer.tables.row_layouts import GGUFBlocks
 from embedlayer.tables.table import TokenTable
 
 Model = TypeVar("Model", bound=nn.Module)

@@ -6,11 +6,11 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from embedlayer.block_sizes import TABLE_ROWS
-from embedlayer.errors import SizeError, require
+from embedlayer.core.block_sizes import TABLE_ROWS
+from embedlayer.core.errors import SizeError, require
+from embedlayer.formats.layouts import GGUFBlocks
 from embedlayer.io.files import replace_file
 from embedlayer.tables.quantized import QuantizedEmbedding
-from embedlayer.tables.row_layouts import GGUFBlocks
 from embedlayer.tables.table import TokenTable
 
 LARGEST = 2**31 - 2**20

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.compress.convert import compress_table, replace_table
-from embedlayer.errors import SizeError
+from embedlayer.core.errors import SizeError
 from embedlayer.io.safetensors_files import encode_header
 from embedlayer.models.causal import causal_outputs, check_causal, evaluating, longest_sequence
 from embedlayer.models.decoder import DecoderLM

@@ -9,4 +9,3 @@ from .text_files import find_text_files as find_text_files
 from .windows import TokenWindows as TokenWindows
 from .windows import WindowSampler as WindowSampler
 from .windows import create_dataloader as create_dataloader
-from .windows import create_dataloader_v1 as create_dataloader_v1

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from embedlayer.core.errors import EmbedLayerWarning, FileError, SizeError, TextError, TokenIdError
 from embedlayer.data.corpus_files import (
     INDEX_FILE,
     TOKENIZER,
@@ -21,7 +22,6 @@ from embedlayer.data.corpus_files import (
 from embedlayer.data.memmap import ConcatenatedArray, IdArray
 from embedlayer.data.text_chunks import encode_chunks, split_text
 from embedlayer.data.text_files import READ_BYTES, decoded, find_text_files, opened
-from embedlayer.errors import EmbedLayerWarning, FileError, SizeError, TextError, TokenIdError
 from embedlayer.io.files import create_folder, recover_folder, replace_folder
 from embedlayer.tokenization.ids import end_of_text_id, table_size
 from embedlayer.tokenization.read import save_tokenizer

@@ -25,9 +25,9 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from embedlayer.command_name import command_name
+from embedlayer.core.command_name import command_name
+from embedlayer.core.errors import CheckpointError, FileError
 from embedlayer.data.memmap import ConcatenatedArray, IdArray, MemmapSlice, cannot_map
-from embedlayer.errors import CheckpointError, FileError
 from embedlayer.io.files import JsonObject, read_fields, recover_folder, require_file, write_json
 from embedlayer.io.json_fields import Count, Range
 from embedlayer.tokenization.ids import MAX_TOKEN_IDS

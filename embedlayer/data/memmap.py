@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from embedlayer.errors import FileError, SizeError
+from embedlayer.core.errors import FileError, SizeError
 from embedlayer.io.files import require_file
 
 IdArray = npt.NDArray[np.integer[Any]]

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from embedlayer.core.errors import SizeError, TextError, TokenizerError
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.permutation import RandomPermutation
 from embedlayer.data.windows import Batch, TokenIds, WindowSampler, check_rank, derive_seed, share_of
-from embedlayer.errors import SizeError, TextError, TokenizerError
 
 Ids = TypeVar("Ids", bound=TokenIds)
 Weights = Mapping[Ids, float] | Iterable[tuple[Ids, float]]

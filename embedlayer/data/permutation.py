@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from embedlayer.numbers import GOLDEN, mix_
+from embedlayer.core.numbers import GOLDEN, mix_
 
 ROUNDS = 12
 

@@ -14,7 +14,7 @@ from functools import cache
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any
 
-from embedlayer.errors import EmbedLayerWarning, FileError
+from embedlayer.core.errors import EmbedLayerWarning, FileError
 
 Report = Callable[[int], None]
 Job = Callable[[int, Report], None]

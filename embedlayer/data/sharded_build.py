@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from embedlayer.core.errors import CheckpointError, FileError, SizeError, TextError
 from embedlayer.data.corpus import CorpusWriter, Progress, TokenCorpus, ignore_progress, require_text, warn_left_out
 from embedlayer.data.corpus_files import (
     PLAN_FILE,
@@ -33,7 +34,6 @@ from embedlayer.data.process_pool import Report, run_jobs, usable_cores
 from embedlayer.data.text_chunks import ANCHOR_CHARS, CONTEXT_CHARS, CUT, is_safe_cut
 from embedlayer.data.text_files import checked, decoded, find_text_files, opened
 from embedlayer.data.text_formats import not_text
-from embedlayer.errors import CheckpointError, FileError, SizeError, TextError
 from embedlayer.io.files import (
     JsonObject,
     create_folder,

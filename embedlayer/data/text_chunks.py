@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from embedlayer.core.errors import EmbedLayerWarning
+from embedlayer.core.forks import BackgroundThread, Job
 from embedlayer.data.memmap import IdArray
 from embedlayer.data.process_pool import usable_cores
 from embedlayer.data.text_files import decoded, opened
-from embedlayer.errors import EmbedLayerWarning
-from embedlayer.forks import BackgroundThread, Job
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, encode_batch, pure_tokenizer
 
 _FEWEST_CHARS, _MOST_CHARS = 512, 1 << 14

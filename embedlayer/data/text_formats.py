@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedlayer.errors import EmbedLayerWarning, TextError
+from embedlayer.core.errors import EmbedLayerWarning, TextError
 
 _TOKENS = "import numpy, sys, tokenizers; print(tokenizers.Tokenizer.from_file('tokenizer.json').decode(numpy."
 _TEXTS = "If its texts are in another column, write its name in place of 'text'"

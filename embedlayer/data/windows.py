@@ -1,7 +1,6 @@
 """Cut token IDs into batches of sliding windows, directly from the (memory-mapped) array."""
 
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,17 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from jaxtyping import Int64
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from embedlayer.core.errors import ShapeError, SizeError, TextError, TokenizerError
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.memmap import ConcatenatedArray, IdArray, MemmapSlice
 from embedlayer.data.permutation import Indices, RandomPermutation
 from embedlayer.data.text_chunks import read_text_chunks
-from embedlayer.errors import ShapeError, SizeError, TextError, TokenizerError
-from embedlayer.tokenization.ids import table_size
-from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.train import raise_if_path
 
 Batch = tuple[Int64[Tensor, "B T"], Int64[Tensor, "B T"]]
@@ -30,9 +27,6 @@ TokenIds = TokenCorpus | IdArray | ConcatenatedArray | Tensor | Sequence[int] | 
 """Token IDs of one text: a corpus, an array, a tensor, a list, or a tokenizer's encoding."""
 
 _GATHER_BYTES = 1 << 17
-
-GPT2_SIZE, GPT2_IDS = 50257, [11241, 7509]
-"""Vocabulary size of GPT-2's tokenizer, and its IDs of " tokenizer"; they identify the tokenizer."""
 
 
 class TokenWindows(Dataset[Window]):
@@ -148,94 +142,6 @@ def create_dataloader(
         num_workers=num_workers,
         generator=generator,
     )
-
-
-def create_dataloader_v1(
-    txt: str | Path | TokenCorpus,
-    batch_size: int = 4,
-    max_length: int = 256,
-    stride: int = 128,
-    shuffle: bool = True,
-    drop_last: bool = True,
-    num_workers: int = 0,
-    *,
-    tokenizer: object = None,
-    generator: torch.Generator | None = None,
-) -> DataLoader[Any]:
-    """Call `create_dataloader` with the argument order and the tokenizer of "Build a Large Language Model".
-
-    Args:
-        txt: A text itself as `str`, the `Path` of a text file, or a `TokenCorpus`.
-        batch_size: Windows in a batch, B.
-        max_length: Tokens in a window, T.
-        stride: Tokens from the start of one window to the start of the next.
-        shuffle: Whether each pass has a new random order.
-        drop_last: Whether a last batch with fewer than `batch_size` windows is left out.
-        num_workers: Number of processes that cut batches.
-        tokenizer: A tokenizer, or the path of its files; see `load_tokenizer`. `None`: GPT-2's, from `encoder.json`
-            and `vocab.bpe` (with any common prefix, as in `gpt2-encoder.json`) in the current directory, or from
-            Hugging Face's cache. Nothing is downloaded.
-        generator: Source of the random order; by default torch's global generator.
-
-    Raises:
-        TokenizerError: GPT-2's tokenizer is not found, or the file found is another tokenizer.
-        TextError, SizeError: As for `create_dataloader`.
-
-    Example:
-        >>> from embedlayer.tokenization.train import train_tokenizer
-        >>> loader = create_dataloader_v1(
-        ...     "I love dogs.", batch_size=2, max_length=4, stride=4, tokenizer=train_tokenizer((), kind="byte")
-        ... )
-        >>> next(iter(loader))[0].shape
-        torch.Size([2, 4])
-
-    Reference: Raschka, Build a large language model from scratch, 2024, chapter 2.
-    """
-    if not isinstance(txt, TokenCorpus):
-        if tokenizer is None:
-            tokenizer = _gpt2_tokenizer()
-        elif isinstance(tokenizer, str | Path):
-            tokenizer = load_tokenizer(tokenizer)
-    return create_dataloader(
-        txt,
-        tokenizer,
-        batch_size=batch_size,
-        max_length=max_length,
-        stride=stride,
-        shuffle=shuffle,
-        drop_last=drop_last,
-        num_workers=num_workers,
-        generator=generator,
-    )
-
-
-def _gpt2_tokenizer() -> Tokenizer:
-    """Read GPT-2's tokenizer from `encoder.json` in the current directory, or else from Hugging Face's cache.
-
-    Raises:
-        TokenizerError: It is in neither place, or the file there belongs to another tokenizer.
-    """
-    found = next((path for path in sorted(Path().glob("*encoder.json")) if path.is_file()), None) or _cached_gpt2()
-    if found is None:
-        raise TokenizerError(
-            f"GPT-2's tokenizer was not found: there is no encoder.json with vocab.bpe in {Path().absolute()}, and no "
-            f"openai-community/gpt2 in Hugging Face's cache.\nPass its files, "
-            f"create_dataloader_v1(txt, tokenizer='path/to/encoder.json'), or another tokenizer."
-        )
-    tokenizer = load_tokenizer(found)
-    if table_size(tokenizer) != GPT2_SIZE or tokenizer.encode(" tokenizer").ids != GPT2_IDS:
-        raise TokenizerError(f"{found} is not GPT-2's tokenizer: pass the one to use, tokenizer='{found}'.")
-    return tokenizer
-
-
-def _cached_gpt2() -> Path | None:
-    """Return the path of GPT-2's `tokenizer.json` in Hugging Face's cache; `None` if it is not there."""
-    if find_spec("huggingface_hub") is None:
-        return None
-    from huggingface_hub import try_to_load_from_cache
-
-    found = (try_to_load_from_cache(name, "tokenizer.json") for name in ("openai-community/gpt2", "gpt2"))
-    return next((Path(path) for path in found if isinstance(path, str)), None)
 
 
 class WindowSampler:

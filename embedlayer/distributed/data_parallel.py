@@ -13,9 +13,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from embedlayer.collectives import ProcessGroup
+from embedlayer.core.collectives import ProcessGroup
+from embedlayer.core.errors import SizeError
 from embedlayer.distributed.sharded import ROW_TENSORS, ShardedTable
-from embedlayer.errors import SizeError
 from embedlayer.row_sparse.gradient import coalesced
 
 DATA_PARALLEL, VOCAB_PARALLEL = "data_parallel", "vocab_parallel"

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from embedlayer.collectives import SINGLE_PROCESS, Collectives, ProcessGroup
-from embedlayer.errors import SizeError
+from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, ProcessGroup
+from embedlayer.core.errors import SizeError
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

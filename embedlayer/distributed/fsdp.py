@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
+from embedlayer.core.errors import SizeError
 from embedlayer.distributed.dtensors import check_replaceable, replace_dtensor
-from embedlayer.errors import SizeError
-from embedlayer.pretrained import Pretrained
+from embedlayer.saving import Pretrained
 
 METHODS = (
     *("look_up", "rows", "raw_logits", "logits", "uncomputed_logits"),  # of tables and heads

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from embedlayer.collectives import SINGLE_PROCESS, Collectives, ProcessGroup, peer_errors
-from embedlayer.errors import PeerError, SizeError
+from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, ProcessGroup, peer_errors
+from embedlayer.core.errors import PeerError, SizeError
 
 
 class Launch(NamedTuple):

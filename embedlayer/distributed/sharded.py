@@ -12,24 +12,24 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from embedlayer.collectives import ProcessGroup, RowPartition
-from embedlayer.computed_buffers import recompute_all_buffers
+from embedlayer.core.collectives import ProcessGroup, RowPartition
+from embedlayer.core.computed_buffers import recompute_all_buffers
+from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
+from embedlayer.core.index_checks import IndexCheck
+from embedlayer.core.option_docs import show_options
+from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.distributed.dtensors import as_dtensor, is_dtensor, rank_of, rows_of_this_rank
-from embedlayer.errors import CheckpointError, ShapeError, SizeError
-from embedlayer.index_checks import IndexCheck
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.finishing import finish
 from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
-from embedlayer.option_docs import show_options
 from embedlayer.row_sparse.gradient import with_torch_functions
-from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.conversions import as_table
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.lookup import LookupTable
-from embedlayer.tables.mapped import MappedEmbedding
 from embedlayer.tables.quantized import QuantizedEmbedding
+from embedlayer.tables.stored.mapped import MappedEmbedding
 from embedlayer.tables.table import TokenTable, check_width
 
 if TYPE_CHECKING:

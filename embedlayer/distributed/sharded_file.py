@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from embedlayer.collectives import Collectives, RowPartition
+from embedlayer.core.collectives import Collectives, RowPartition
 from embedlayer.distributed.dtensors import to_local
 from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.io.files import replace_file

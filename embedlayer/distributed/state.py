@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from embedlayer.core.errors import SizeError
 from embedlayer.distributed.dtensors import to_local
 from embedlayer.distributed.sharded import ShardedTable
-from embedlayer.errors import SizeError
 from embedlayer.optim.row_optimizer import RowOptimizer, is_row_sparse
 from embedlayer.row_sparse.storage import RowsInMemory
 

@@ -17,7 +17,7 @@ from embedlayer.analysis.movement import (
     shared_tokens,
 )
 from embedlayer.analysis.relation import TableRelation, common_rows, rows_left_out, table_relation
-from embedlayer.errors import SizeError
+from embedlayer.core.errors import SizeError
 from embedlayer.explorer import tokens
 from embedlayer.explorer.answers import Comparison, Relation
 from embedlayer.explorer.answers import MovedRow as MovedCells

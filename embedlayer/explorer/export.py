@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from embedlayer.errors import EmbedLayerError
+from embedlayer.core.errors import EmbedLayerError
 from embedlayer.explorer import table_map, tokens
 from embedlayer.explorer.page_files import page_files, page_in_parts
 from embedlayer.explorer.routes import BAKED_PAIRS, ROUTES, answer, manifest, others

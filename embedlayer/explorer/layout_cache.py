@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from embedlayer.analysis.layout import NeighborLayout
-from embedlayer.errors import EmbedLayerError
+from embedlayer.core.errors import EmbedLayerError
 from embedlayer.io.files import create_folder
 from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.vocab.map import row_fingerprint

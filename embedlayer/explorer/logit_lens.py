@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.errors import SizeError
+from embedlayer.core.errors import SizeError
 from embedlayer.explorer import answers, pipeline
 from embedlayer.explorer.pipeline_steps import longest, packed
 from embedlayer.explorer.text_ids import shown_tokens, text_ids

@@ -14,17 +14,17 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
+from embedlayer.checkpoints.layer import EmbeddingLayer
 from embedlayer.explorer import answers
 from embedlayer.explorer.rotation import PairRotation, pair_rotation, width_of
 from embedlayer.explorer.step_texts import SENTENCES, TITLES
 from embedlayer.explorer.text_ids import ShownToken, Vocabulary, shown_tokens
 from embedlayer.families import FAMILIES, HUGGING_FACE_TENSORS
+from embedlayer.heads.output import OutputHead
+from embedlayer.heads.prediction import PredictionHead
+from embedlayer.inputs.embedding import TransformerEmbedding
+from embedlayer.inputs.steps import TokenBatch, TracedStep, input_steps, trace_steps
 from embedlayer.io.files import JsonObject
-from embedlayer.layers.input import TransformerEmbedding
-from embedlayer.layers.output import OutputHead
-from embedlayer.layers.prediction_head import PredictionHead
-from embedlayer.layers.steps import TokenBatch, TracedStep, input_steps, trace_steps
 from embedlayer.losses.finishing import finish_logits
 from embedlayer.losses.largest import top_k
 from embedlayer.models.decoder import Attention, DecoderLM

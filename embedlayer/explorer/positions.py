@@ -12,7 +12,7 @@ from jaxtyping import Float
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
+from embedlayer.checkpoints.layer import EmbeddingLayer
 from embedlayer.explorer.answers import DescribedScheme, PlacedToken, PositionsData
 from embedlayer.explorer.pipeline_steps import Model, packed, parts_of, queries_and_keys
 from embedlayer.explorer.rotation import pair_rotation, width_of
@@ -22,7 +22,7 @@ from embedlayer.models.decoder import DecoderLM
 from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.position import AdditivePosition, Position
-from embedlayer.positions.rotary import RotaryEmbedding
+from embedlayer.positions.rotary.embedding import RotaryEmbedding
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.tokenization.tokenizer_calls import encode
 

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.positions.position import Position
-from embedlayer.positions.rotary import RotaryEmbedding
+from embedlayer.positions.rotary.embedding import RotaryEmbedding
 
 HEAD_DIM = 64
 """Width of a head for a scheme that has none of its own."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from embedlayer.command_name import command_name
-from embedlayer.errors import SizeError
+from embedlayer.core.command_name import command_name
+from embedlayer.core.errors import SizeError
 from embedlayer.explorer import (
     compare,
     example_tokens,

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 from weakref import WeakSet
 
-from embedlayer.errors import EmbedLayerError, FileError
+from embedlayer.core.errors import EmbedLayerError, FileError
 from embedlayer.explorer.page_files import TYPES, served_files
 from embedlayer.explorer.routes import answer, method_of
 from embedlayer.explorer.source_facts import check_tokenizers

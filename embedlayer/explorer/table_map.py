@@ -14,12 +14,12 @@ from torch import Tensor
 
 from embedlayer.analysis.clusters import PlaneClusters, plane_clusters, typical_tokens
 from embedlayer.analysis.layout import MOVING, SEARCHING, NeighborLayout, OnProgress, compute_layout
-from embedlayer.errors import EmbedLayerError, SizeError
+from embedlayer.core.errors import EmbedLayerError, SizeError
+from embedlayer.core.forks import call_in_forked_processes
 from embedlayer.explorer.answers import Cluster, Clusters, LayoutProgress, LayoutRecall, LayoutState
 from embedlayer.explorer.health import table_report
 from embedlayer.explorer.layout_cache import layout_path, load_layout, store_layout
 from embedlayer.explorer.tokens import BAKED_ROWS, Params, principal, to_bytes
-from embedlayer.forks import call_in_forked_processes
 from embedlayer.opening.opened_model import OpenedModel
 
 CLUSTERS = (20, 150)

@@ -7,10 +7,10 @@ from functools import cache
 
 from tokenizers import Tokenizer
 
-from embedlayer.errors import TextError, TokenIdError, TokenizerError
+from embedlayer.core import visible_text
+from embedlayer.core.errors import TextError, TokenIdError, TokenizerError
 from embedlayer.explorer import answers
 from embedlayer.opening.opened_model import OpenedModel
-from embedlayer.plots import visible_text
 from embedlayer.tokenization.bytes import token_text
 from embedlayer.tokenization.tokenizer_calls import encode, pure_tokenizer
 

@@ -5,9 +5,9 @@ from typing import Literal, get_args
 
 import torch
 
-from embedlayer.errors import SizeError
+from embedlayer.core.errors import SizeError
 from embedlayer.explorer.text_ids import NamedRows
-from embedlayer.layers.output import OutputHead
+from embedlayer.heads.output import OutputHead
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.tables.dense import TokenEmbedding
 

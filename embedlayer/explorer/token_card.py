@@ -17,7 +17,7 @@ from torch import Tensor
 from embedlayer.analysis.movement import row_movement
 from embedlayer.analysis.spelling import spelling_variants
 from embedlayer.analysis.token_classes import CONTEXTS
-from embedlayer.errors import SizeError, TextError, TokenizerError
+from embedlayer.core.errors import SizeError, TextError, TokenizerError
 from embedlayer.explorer.answers import TokenFacts, TokenPlaces
 from embedlayer.explorer.example_texts import example_texts
 from embedlayer.explorer.health import table_report

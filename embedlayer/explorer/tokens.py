@@ -11,7 +11,7 @@ from torch import Tensor
 from embedlayer.analysis.geometry import PrincipalComponents, principal_components
 from embedlayer.analysis.nearest import nearest_rows, table_cosines
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.errors import SizeError, TokenIdError
+from embedlayer.core.errors import SizeError, TokenIdError
 from embedlayer.explorer.answers import AxisShares, Neighbor, TokenTexts
 from embedlayer.explorer.text_ids import vocabulary_of, whole_number
 from embedlayer.opening.opened_model import OpenedModel

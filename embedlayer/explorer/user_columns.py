@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.errors import FileError, SizeError, require
+from embedlayer.core.errors import FileError, SizeError, require
 from embedlayer.explorer.answers import OwnColumn
 from embedlayer.explorer.tokens import Params, to_bytes
 from embedlayer.io.files import MOST_BYTES, require_file

@@ -1,6 +1,6 @@
 """One record per model family: tensor names, scale, norms, projections, head, positions, and configuration keys.
 
-This package is data: `embedlayer.checkpoints.reading` and `embedlayer.positions.rotary_config` build modules from it.
+This package is data: `embedlayer.checkpoints.reading` and `embedlayer.positions.rotary.config` build modules from it.
 No other module of `embedlayer` names a `model_type`. `records` defines the fields; `causal`, `masked` and
 `encoder_decoder` have the records. `multimodal` says how multimodal models use a language model's head, and `rotary`
 has the rotary settings of each model type. `token_ids` says which entries of configurations name token IDs.
@@ -41,7 +41,7 @@ from embedlayer.families.records import (
     Names,
     RotaryPositions,
 )
-from embedlayer.families.rotary import REFUSED_ROTARY, ROTARY
+from embedlayer.families.rotary_settings import REFUSED_ROTARY, ROTARY
 
 __all__ = [
     "CONFIG_KEYS",

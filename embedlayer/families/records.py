@@ -191,7 +191,7 @@ class SectionAxes:
     """Several position axes, each of which rotates a section of the pairs of channels (Qwen2-VL).
 
     Attributes:
-        layout: How the pairs are divided: a key of `AXES` in `embedlayer.positions.rotary_config`.
+        layout: How the pairs are divided: a key of `AXES` in `embedlayer.positions.rotary.config`.
         sections: Pairs of each axis if a configuration states no `mrope_section`; `None` for a single axis then.
         names: Other names of `mrope_section` in the configurations of this family.
     """

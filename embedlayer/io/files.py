@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from embedlayer.errors import CheckpointError, FileError
+from embedlayer.core.errors import CheckpointError, FileError
 from embedlayer.io.json_fields import check_fields, parse_json, printable
 from embedlayer.io.partials import (
     OLD,

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from embedlayer.errors import CheckpointError, FileError, require
+from embedlayer.core.errors import CheckpointError, FileError, require
 from embedlayer.io.files import GGUF, file_errors, replace_file, require_file
 from embedlayer.io.safetensors_files import CHUNK_BYTES, DTYPES, TensorInfo
 

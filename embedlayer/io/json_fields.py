@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Required, Union, get_args, get_origin
 
-from embedlayer.errors import CheckpointError
+from embedlayer.core.errors import CheckpointError
 
 MAX_INT64 = 2**63 - 1
 """Largest integer that int64 can represent."""

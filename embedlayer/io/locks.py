@@ -17,8 +17,8 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
-from embedlayer.errors import EmbedLayerWarning, FileError
-from embedlayer.forks import call_in_forked_processes
+from embedlayer.core.errors import EmbedLayerWarning, FileError
+from embedlayer.core.forks import call_in_forked_processes
 
 try:
     import fcntl

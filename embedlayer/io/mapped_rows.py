@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from embedlayer.errors import CheckpointError
+from embedlayer.core.errors import CheckpointError
 from embedlayer.io.files import file_errors, require_file
 
 RESIDENT_BYTES = 1 << 27

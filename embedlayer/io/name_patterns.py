@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from embedlayer.errors import CheckpointError
+from embedlayer.core.errors import CheckpointError
 
 LONGEST = 1000
 """Most characters of a pattern."""

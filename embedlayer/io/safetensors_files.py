@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from embedlayer.errors import CheckpointError, FileError
+from embedlayer.core.errors import CheckpointError, FileError
 from embedlayer.io.files import GGUF, file_errors, replace_file, require_file
 from embedlayer.io.mapped_rows import MappedRows, ResidentLimit
 

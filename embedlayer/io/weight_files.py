@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 import torch
 from torch import Tensor
 
-from embedlayer.errors import CheckpointError, FileError
+from embedlayer.core.errors import CheckpointError, FileError
 from embedlayer.io.files import is_gguf, read_json, recover_folder, require_file
 from embedlayer.io.safetensors_files import (
     ADAPTER_WEIGHTS,

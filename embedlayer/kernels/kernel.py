@@ -29,8 +29,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from embedlayer.forks import call_in_forked_processes, lock_held_at_forks
-from embedlayer.torch_state import fusible, is_dispatch_mode_active, plain_operators_only
+from embedlayer.core.forks import call_in_forked_processes, lock_held_at_forks
+from embedlayer.core.torch_state import fusible, is_dispatch_mode_active, plain_operators_only
 
 Argument = Tensor | NDArray[Any] | int | float | bool | tuple[int, ...] | tuple[float, ...]
 Work = Callable[[int, int], object]

@@ -184,7 +184,7 @@ def gradient_of_divergence(
     Args:
         kind: Which divergence.
         totals: Totals over the whole vocabulary.
-        factors: f₀ to f₃ of `embedlayer.kernels.softmax.divergence_gradient`, `(C,)`; unused ones are left out.
+        factors: f₀ to f₃ of `embedlayer.kernels.cpu.softmax.divergence_gradient`, `(C,)`; unused ones are left out.
         beta: Weight of the teacher in the mixture of Jensen-Shannon.
     """
     tops = finite_top(totals["top"]), finite_top(totals["top_teacher"])

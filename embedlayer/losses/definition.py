@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from embedlayer.index_checks import checked_copy, raise_if_outside
+from embedlayer.core.index_checks import checked_copy, raise_if_outside
+from embedlayer.core.torch_state import fusible, is_dispatch_mode_active, plain_operators_only
 from embedlayer.losses.options import LossSettings
-from embedlayer.torch_state import fusible, is_dispatch_mode_active, plain_operators_only
 
 
 def counted_states(hidden: Float[Tensor, "*batch D"], kept: Bool[Tensor, "*batch"] | None) -> Float[Tensor, "*batch D"]:

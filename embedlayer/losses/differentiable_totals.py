@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from embedlayer.errors import SizeError
+from embedlayer.core.errors import SizeError
+from embedlayer.core.torch_state import is_transformed
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
 from embedlayer.losses.definition import counted_states, loss_dtype, reduce_losses, reduction_factors
 from embedlayer.losses.objective import LogitBlock, Request, TokenLoss, Totals, Workspace, stacked
@@ -21,7 +22,6 @@ from embedlayer.losses.options import LossSettings
 from embedlayer.losses.products import Gradients, RequestedGradients
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits, is_plain
 from embedlayer.losses.vocabulary_pass import VocabularyPass
-from embedlayer.torch_state import is_transformed
 
 
 def compute_totals(student: UncomputedLogits, request: Request) -> Totals:

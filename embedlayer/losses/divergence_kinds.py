@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from embedlayer.errors import SizeError
+from embedlayer.core.errors import SizeError
 from embedlayer.losses.compiled_blocks import (
     DivergenceKind,
     divergence_of_blocks,

@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.errors import ShapeError, SizeError
-from embedlayer.index_checks import raise_if_outside
+from embedlayer.core.errors import ShapeError, SizeError
+from embedlayer.core.index_checks import raise_if_outside
+from embedlayer.core.torch_state import plain_operators_only
 from embedlayer.losses.definition import reduce_losses
 from embedlayer.losses.differentiable_totals import compute_loss, compute_totals, plain_totals
 from embedlayer.losses.divergence_kinds import Divergence, ForwardKL
@@ -16,7 +17,6 @@ from embedlayer.losses.logit_statistics import LogitStatistics
 from embedlayer.losses.objective import Request, log_probs
 from embedlayer.losses.options import LossOptions, LossSettings, Reduction, check_options
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids, is_plain
-from embedlayer.torch_state import plain_operators_only
 
 
 class TopKTargets(NamedTuple):

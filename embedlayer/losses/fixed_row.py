@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.errors import ShapeError
-from embedlayer.torch_state import fusible, is_exporting, is_transformed
+from embedlayer.core.errors import ShapeError
+from embedlayer.core.torch_state import fusible, is_exporting, is_transformed
 
 
 def with_fixed_row(weight: Float[Tensor, "V D"], row: int | None) -> Float[Tensor, "V D"]:

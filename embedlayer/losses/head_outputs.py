@@ -7,14 +7,14 @@ from typing import Unpack
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.documents import AttentionMask
+from embedlayer.core.documents import AttentionMask
+from embedlayer.core.option_docs import show_options
 from embedlayer.losses.linear import cross_entropy_of
 from embedlayer.losses.logit_arguments import resolve_logits
 from embedlayer.losses.multi_token import MultiTokenLoss, multi_token_inputs, multi_token_loss_of
 from embedlayer.losses.options import Impl, LogitOptions, LossOptions, ScoreOptions, check_options
 from embedlayer.losses.statistics import Statistic, TokenStatistics, token_statistics_of
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
-from embedlayer.option_docs import show_options
 
 
 class HeadOutputs:

@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from embedlayer.errors import SizeError
-from embedlayer.torch_state import plain_operators_only
+from embedlayer.core.errors import SizeError
+from embedlayer.core.torch_state import plain_operators_only
 
 GROUP = 16
 """Number of neighbouring logits whose maximum is looked at first."""

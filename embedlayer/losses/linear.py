@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.errors import MissingExtraError, SizeError
+from embedlayer.core.errors import MissingExtraError, SizeError
+from embedlayer.core.option_docs import show_options
 from embedlayer.losses.definition import cross_entropy, reduce_losses
 from embedlayer.losses.differentiable_totals import compute_loss
 from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits, tokens_and_weight
@@ -20,7 +21,6 @@ from embedlayer.losses.logit_statistics import CrossEntropy, target_request
 from embedlayer.losses.operators import cross_entropy_operator
 from embedlayer.losses.options import Impl, LogitOptions, LossOptions, LossSettings, ScoreOptions, check_options
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids, is_plain
-from embedlayer.option_docs import show_options
 
 
 @show_options(LogitOptions, ScoreOptions, LossOptions)

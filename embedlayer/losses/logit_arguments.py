@@ -5,8 +5,8 @@ from typing import Any, Protocol, TypeAlias, Unpack, runtime_checkable
 
 from torch import Tensor
 
-from embedlayer.block_sizes import TABLE_ROWS, block_size
-from embedlayer.errors import ShapeError, SizeError
+from embedlayer.core.block_sizes import TABLE_ROWS, block_size
+from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.losses.options import Impl, LogitOptions, LossSettings
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
 

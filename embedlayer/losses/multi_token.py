@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.documents import AttentionMask, shifted_targets
-from embedlayer.errors import ShapeError, SizeError
+from embedlayer.core.documents import AttentionMask, shifted_targets
+from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.losses.definition import loss_dtype
 from embedlayer.losses.linear import cross_entropy_of, reduced_and_token_losses
 from embedlayer.losses.options import LossSettings

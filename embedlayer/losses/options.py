@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.errors import ShapeError, SizeError
+from embedlayer.core.errors import ShapeError, SizeError
+from embedlayer.core.option_docs import unknown_option
 from embedlayer.losses.fixed_row import row_within
-from embedlayer.option_docs import unknown_option
 
 Impl = Literal["auto", "plain", "chunked", "triton"]
 Reduction = Literal["mean", "sum", "none"]
@@ -169,7 +169,7 @@ def check_options(options: Mapping[str, object], kind: type, call: str, **argume
     Example:
         >>> check_options({"z_loss": -1.0}, LossOptions, "linear_cross_entropy")
         Traceback (most recent call last):
-        embedlayer.errors.SizeError: linear_cross_entropy: z_loss must be a number of at least 0, not -1.0.
+        embedlayer.core.errors.SizeError: linear_cross_entropy: z_loss must be a number of at least 0, not -1.0.
     """
     if (message := unknown_option(options, kind, call)) is not None:
         raise SizeError(message)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from embedlayer.collectives import RowPartition
+from embedlayer.core.collectives import RowPartition
 from embedlayer.losses.compiled_blocks import add_bfloat16_
 from embedlayer.losses.definition import loss_dtype
 from embedlayer.losses.finishing import BlockFinishing

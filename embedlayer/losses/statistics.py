@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from embedlayer.errors import SizeError
+from embedlayer.core.errors import SizeError
+from embedlayer.core.option_docs import show_options
 from embedlayer.losses.definition import checked_targets
 from embedlayer.losses.differentiable_totals import compute_totals
 from embedlayer.losses.largest import check_top_k
@@ -15,7 +16,6 @@ from embedlayer.losses.logit_statistics import LogitStatistics
 from embedlayer.losses.objective import Request, log_probs, logsumexp
 from embedlayer.losses.options import LogitOptions, ScoreOptions, check_options
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
-from embedlayer.option_docs import show_options
 
 Statistic = Literal["log_probs", "entropy", "logsumexp", "sum_squared_probs", "is_argmax"]
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from embedlayer.collectives import Collectives
+from embedlayer.core.collectives import Collectives
 from embedlayer.losses.objective import Totals, stacked
 
 

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from embedlayer.index_checks import raise_if_outside
+from embedlayer.core.index_checks import raise_if_outside
 from embedlayer.losses.finishing import BlockFinishing
 from embedlayer.losses.uncomputed_logits import LinearLogits
 

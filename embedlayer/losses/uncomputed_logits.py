@@ -15,8 +15,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from embedlayer.collectives import SINGLE_PROCESS, Collectives, RowPartition
-from embedlayer.errors import ShapeError, SizeError
+from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, RowPartition
+from embedlayer.core.errors import ShapeError, SizeError
+from embedlayer.core.option_docs import show_options
+from embedlayer.core.torch_state import is_transformed, plain_operators_only
 from embedlayer.losses.definition import counted_states, loss_dtype
 from embedlayer.losses.finishing import finish
 from embedlayer.losses.fixed_row import check_rows_are_whole, linear_with_fixed_row, row_within, with_fixed_row
@@ -28,8 +30,6 @@ from embedlayer.losses.options import (
     check_options,
     check_token_options,
 )
-from embedlayer.option_docs import show_options
-from embedlayer.torch_state import is_transformed, plain_operators_only
 
 FEW_LOGITS = 2**16
 """Up to this number of logits the plain definition is at least as fast, and differentiable any number of times."""

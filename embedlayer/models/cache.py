@@ -6,13 +6,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from embedlayer.documents import AttentionMask, check_mask
-from embedlayer.errors import ShapeError
-from embedlayer.layers.token_history import DecodingState
+from embedlayer.core.documents import AttentionMask, check_mask
+from embedlayer.core.errors import ShapeError
+from embedlayer.core.shapes import Positions
+from embedlayer.injections.history import DecodingState
 from embedlayer.positions.position import Position, positions_of
-from embedlayer.positions.rotary import RotaryEmbedding
-from embedlayer.positions.rotary_scaling import DynamicNTKScaling, LongRopeScaling
-from embedlayer.shapes import Positions
+from embedlayer.positions.rotary.embedding import RotaryEmbedding
+from embedlayer.positions.rotary.scaling import DynamicNTKScaling, LongRopeScaling
 
 
 class BlockCache:

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from embedlayer.errors import CheckpointError
-from embedlayer.index_checks import IndexCheck
-from embedlayer.layers.output import OutputHead
+from embedlayer.core.errors import CheckpointError
+from embedlayer.core.index_checks import IndexCheck
+from embedlayer.heads.output import OutputHead
 from embedlayer.losses.logit_arguments import resolve_logits
 from embedlayer.losses.options import LogitOptions, Reduction
 from embedlayer.losses.uncomputed_logits import UncomputedLogits

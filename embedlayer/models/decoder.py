@@ -12,33 +12,33 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from embedlayer.documents import AttentionMask, check_mask, shifted_targets
-from embedlayer.errors import CheckpointError, ShapeError, SizeError
+from embedlayer.core.documents import AttentionMask, check_mask, shifted_targets
+from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
+from embedlayer.core.initialization import NormalLinear
+from embedlayer.core.option_docs import show_options
+from embedlayer.core.shapes import IdsLike, Positions
+from embedlayer.core.torch_state import is_transformed
 from embedlayer.families import OWN_MODEL_TYPE
-from embedlayer.initialization import NormalLinear
-from embedlayer.io.files import JsonObject
-from embedlayer.layers.injection import (
+from embedlayer.heads.output import SLIP, OutputHead
+from embedlayer.heads.prediction import PredictionHead, build_head, describe_head
+from embedlayer.injections.injection import (
     EmbeddingInjection,
     add_to_input,
     add_to_stream,
     add_to_values,
     look_up_injections,
 )
-from embedlayer.layers.input import InputOptions, PositionName, as_position, embed, sequence_of, trace_embed
-from embedlayer.layers.output import SLIP, OutputHead
-from embedlayer.layers.prediction_head import PredictionHead, build_head, describe_head
-from embedlayer.layers.steps import TracedStep
+from embedlayer.inputs.embedding import InputOptions, PositionName, as_position, embed, sequence_of, trace_embed
+from embedlayer.inputs.steps import TracedStep
+from embedlayer.io.files import JsonObject
 from embedlayer.losses.options import LogitOptions, LossOptions, Reduction, ScoreOptions, check_options
 from embedlayer.models.cache import BlockCache, KeyValueCache
 from embedlayer.models.config import ModelConfig
-from embedlayer.option_docs import show_options
 from embedlayer.positions.masks import allowed_keys
 from embedlayer.positions.position import Position, PreparedPositions, positions_of
-from embedlayer.pretrained import Pretrained, build, describe
-from embedlayer.shapes import IdsLike, Positions
+from embedlayer.saving import Pretrained, build, describe
 from embedlayer.tables.conversions import as_table
 from embedlayer.tables.table import TokenTable
-from embedlayer.torch_state import is_transformed
 
 AddToValues = Callable[[Tensor, Tensor], Tensor]
 """Function from the values `(B, G, T, K)` and the input `(B, T, D)` of an attention to the values that it uses."""
@@ -270,7 +270,7 @@ class DecoderLM(Pretrained):
         Args:
             ids: Token IDs; `None` with `inputs_embeds`.
             targets: Token ID that follows each token, or `ignore_index`. Of packed documents, ignore those that follow
-                the last token of one: `embedlayer.documents.shifted_targets` returns them.
+                the last token of one: `embedlayer.core.shifted_targets` returns them.
             inputs_embeds: As in `hidden`.
             positions: As in `hidden`.
             attention_mask: As in `hidden`.
@@ -307,7 +307,7 @@ class DecoderLM(Pretrained):
             SizeError: Both or neither of `ids` and `inputs_embeds` are passed. A model with injections needs `ids`,
                 which these look up, and `inputs_embeds` may be passed beside them.
             ShapeError: Positions are no integers or do not fit the IDs, or the mask does not; see `check_positions` and
-                `embedlayer.documents.check_mask`.
+                `embedlayer.core.check_mask`.
             TokenIdError: An ID is outside the table.
             PositionError: A position is outside what the scheme covers.
         """

@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.documents import AttentionMask, check_mask
-from embedlayer.errors import ShapeError, SizeError
+from embedlayer.core.documents import AttentionMask, check_mask
+from embedlayer.core.errors import ShapeError, SizeError
+from embedlayer.core.option_docs import show_options
+from embedlayer.core.shapes import Ids
 from embedlayer.models.cache import KeyValueCache
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.models.sampling import Sampler, SamplingOptions
-from embedlayer.option_docs import show_options
-from embedlayer.shapes import Ids
 
 
 @show_options(SamplingOptions)

@@ -16,7 +16,7 @@ from embedlayer.checkpoints.meta_layout import has_meta_layout, meta_config, req
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.checkpoints.reading.layer import build_with_tensors, read_layer_arguments
 from embedlayer.checkpoints.reading.model import CheckpointModel, checkpoint_model
-from embedlayer.errors import CheckpointError, EmbedLayerWarning
+from embedlayer.core.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.families import FAMILIES, HUGGING_FACE_TENSORS, META_LLAMA, META_TENSORS
 from embedlayer.io.json_fields import as_number, as_whole_number
 from embedlayer.io.safetensors_files import DTYPES

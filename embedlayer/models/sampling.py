@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.errors import SizeError
-from embedlayer.option_docs import show_options, unknown_option
+from embedlayer.core.errors import SizeError
+from embedlayer.core.option_docs import show_options, unknown_option
 
 
 class SamplingOptions(TypedDict, total=False):

@@ -8,18 +8,18 @@ from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from embedlayer.errors import CheckpointError, SizeError, TextError, TokenizerError, UnknownTokenError
-from embedlayer.forks import call_in_forked_processes
+from embedlayer.core.errors import CheckpointError, SizeError, TextError, TokenizerError, UnknownTokenError
+from embedlayer.core.forks import call_in_forked_processes
+from embedlayer.core.short_repr import short_repr
 from embedlayer.io.files import read_json, recover_folder
 from embedlayer.opening.path_kinds import CONFIG, GENERATION, PathKind, folder_of, path_kind
-from embedlayer.short_repr import short_repr
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from torch import Tensor, nn
 
-    from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
-    from embedlayer.layers.input import TransformerEmbedding
+    from embedlayer.checkpoints.layer import EmbeddingLayer
+    from embedlayer.inputs.embedding import TransformerEmbedding
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.positions.position import Position
     from embedlayer.tables.table import TokenTable

@@ -6,7 +6,7 @@ import os
 from enum import StrEnum
 from pathlib import Path
 
-from embedlayer.errors import FileError
+from embedlayer.core.errors import FileError
 from embedlayer.io.files import read_bytes, require_file
 
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"

@@ -8,8 +8,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from embedlayer.command_name import command_line
-from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError, TokenizerError
+from embedlayer.core.command_name import command_line
+from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError, TokenizerError
 from embedlayer.families import UNKNOWN
 from embedlayer.io.files import read_json, recover_folder
 from embedlayer.opening.opened_model import OpenedModel
@@ -18,8 +18,8 @@ from embedlayer.opening.path_kinds import BLOCKS, CONFIG, OWN_FOLDERS, TOKENIZER
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
-    from embedlayer.layers.input import TransformerEmbedding
+    from embedlayer.checkpoints.layer import EmbeddingLayer
+    from embedlayer.inputs.embedding import TransformerEmbedding
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.tables.table import TokenTable
     from embedlayer.training.run_directory import RunDirectory
@@ -152,15 +152,15 @@ def _saved_layer(
     Raises:
         CheckpointError: The layer has no token table.
     """
-    from embedlayer.pretrained import Pretrained
+    from embedlayer.saving import Pretrained
     from embedlayer.tables.table import TokenTable
 
     layer = Pretrained.from_pretrained(path, device=device).eval()
     if isinstance(layer, TokenTable):
         return type(layer).__name__, layer, None
-    from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
-    from embedlayer.layers.input import TransformerEmbedding
-    from embedlayer.layers.ngram import NgramEmbedding
+    from embedlayer.checkpoints.layer import EmbeddingLayer
+    from embedlayer.injections.ngram import NgramEmbedding
+    from embedlayer.inputs.embedding import TransformerEmbedding
     from embedlayer.models.decoder import DecoderLM
 
     table = getattr(layer, "table", None)
@@ -176,7 +176,7 @@ def _saved_table(path: Path, device: str) -> "TokenTable":
     Raises:
         CheckpointError: The table is damaged, or no table of tokens.
     """
-    from embedlayer.pretrained import part_from_pretrained
+    from embedlayer.saving import part_from_pretrained
     from embedlayer.tables.table import TokenTable
 
     table = part_from_pretrained(path, "table", device=device)
@@ -243,7 +243,7 @@ def _open_layer(source: Path | str, parts: Parts, device: str) -> OpenedModel:
         FileError: The source does not exist, or cannot be read.
         CheckpointError: The source is damaged, and its table cannot be read either.
     """
-    from embedlayer.checkpoints.embedding_layer import load
+    from embedlayer.checkpoints.layer import load
 
     is_here = Path(source).exists()
     source = source if is_here else str(source)

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from embedlayer.layers.output import OutputHead
+from embedlayer.heads.output import OutputHead
 from embedlayer.positions.position import Position
 from embedlayer.tables.lookup import LookupTable
 

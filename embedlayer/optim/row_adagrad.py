@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.optim.adagrad import adagrad
 from torch.optim.optimizer import ParamsT
 
-from embedlayer.errors import SizeError
+from embedlayer.core.errors import SizeError
 from embedlayer.optim.row_optimizer import RowOptimizer
 from embedlayer.optim.row_state import RowwiseSquares
 from embedlayer.row_sparse.history import NO_FADING, Betas

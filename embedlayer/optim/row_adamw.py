@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
-from embedlayer.errors import SizeError
+from embedlayer.core.errors import SizeError
 from embedlayer.optim.row_optimizer import RowOptimizer
 from embedlayer.optim.row_state import ElementwiseMoments, RowState, RowwiseSecondMoment
 from embedlayer.row_sparse.history import Betas, check_betas

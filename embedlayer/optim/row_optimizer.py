@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from embedlayer.errors import CheckpointError, ShapeError, SizeError
-from embedlayer.forks import HeldLocks
+from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
+from embedlayer.core.forks import HeldLocks
 from embedlayer.optim.row_state import RowState, check_state, check_step
 from embedlayer.row_sparse.gradient import row_gradient, rows_and_values
 from embedlayer.row_sparse.history import Betas, check_rates

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from embedlayer.errors import CheckpointError, SizeError
+from embedlayer.core.errors import CheckpointError, SizeError
 from embedlayer.io.json_fields import MAX_STEP, printable
 from embedlayer.row_sparse.arithmetic import compute_dtype
 

@@ -19,5 +19,3 @@ from .style import svg as svg
 from .training import loss_curve as loss_curve
 from .training import loss_curves as loss_curves
 from .training import optimizer_paths as optimizer_paths
-from .visible import visible_characters as visible_characters
-from .visible import visible_text as visible_text

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.errors import SizeError
+from embedlayer.core.errors import SizeError
 from embedlayer.plots.heatmaps import picture_of
 from embedlayer.plots.left_out import with_missing
 from embedlayer.plots.style import LINES, MUTED, Figure, new_figure, numbers

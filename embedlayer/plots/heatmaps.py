@@ -10,14 +10,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.analysis.position_pictures import PositionPicture, position_values
-from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
-from embedlayer.errors import ShapeError, SizeError, require
-from embedlayer.layers.input import GPTEmbedding, TransformerEmbedding
+from embedlayer.checkpoints.layer import EmbeddingLayer
+from embedlayer.core.errors import ShapeError, SizeError, require
+from embedlayer.core.invisible_characters import visible_text
+from embedlayer.core.shapes import Ids
+from embedlayer.inputs.embedding import TransformerEmbedding
+from embedlayer.lessons.book import GPTEmbedding
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.plots.style import HOLE, MUTED, PAPER, Axes, Figure, colorbar, new_figure, numbers
-from embedlayer.plots.visible import visible_text
 from embedlayer.positions.position import Position
-from embedlayer.shapes import Ids
 
 Layer = TransformerEmbedding | GPTEmbedding | DecoderLM | EmbeddingLayer
 MOST_TOKENS = 64

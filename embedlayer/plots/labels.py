@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.analysis.nearest import nearest_rows
-from embedlayer.errors import require
+from embedlayer.core.errors import require
 from embedlayer.plots.style import INK, Axes, Figure, backing, font_families
 
 FONT_SIZE = 8.5

@@ -14,12 +14,12 @@ from embedlayer.analysis.geometry import principal_components
 from embedlayer.analysis.layout import NeighborLayout
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.analysis.token_classes import token_texts
-from embedlayer.errors import ShapeError
+from embedlayer.core.errors import ShapeError
+from embedlayer.core.invisible_characters import visible_text
 from embedlayer.plots.heatmaps import with_hole
 from embedlayer.plots.labels import hubs, write_labels
 from embedlayer.plots.left_out import caption, left_out, usual_range
 from embedlayer.plots.style import BLUE, INK, Figure, colorbar, new_figure, numbers, point_colours
-from embedlayer.plots.visible import visible_text
 from embedlayer.tables.conversions import as_rows
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tokenization.ids import require_rows

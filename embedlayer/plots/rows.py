@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from embedlayer.analysis.geometry import variance_shares
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.block_sizes import TABLE_ROWS
-from embedlayer.errors import ShapeError, SizeError
+from embedlayer.core.block_sizes import TABLE_ROWS
+from embedlayer.core.errors import ShapeError, SizeError
+from embedlayer.core.invisible_characters import visible_text
 from embedlayer.plots.left_out import caption, left_out, usual_range
 from embedlayer.plots.style import BLUE, LINES, MUTED, ORANGE, PAPER, Figure, backing, new_figure, numbers
 from embedlayer.plots.training import DASHES
-from embedlayer.plots.visible import visible_text
 from embedlayer.tables.conversions import as_rows
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tokenization.bytes import token_text

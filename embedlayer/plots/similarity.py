@@ -10,11 +10,11 @@ from torch import Tensor
 from embedlayer.analysis.nearest import cosines_with
 from embedlayer.analysis.token_names import Token
 from embedlayer.analysis.vectors import TokenVectors
-from embedlayer.errors import ShapeError, SizeError
+from embedlayer.core.errors import ShapeError, SizeError
+from embedlayer.core.invisible_characters import visible_text
 from embedlayer.plots.heatmaps import draw_matrix, limit_of, picture_of, with_hole
 from embedlayer.plots.left_out import caption, left_out
 from embedlayer.plots.style import BLUE, INK, MUTED, PAPER, Axes, Figure, colorbar, new_figure, numbers
-from embedlayer.plots.visible import visible_text
 from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.tables.conversions import TableLike
 from embedlayer.tokenization.bytes import token_text

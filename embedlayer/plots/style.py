@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from embedlayer.errors import require
+from embedlayer.core.errors import require
 
 if TYPE_CHECKING:
     import matplotlib.axes

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from embedlayer.errors import FileError, SizeError
+from embedlayer.core.errors import FileError, SizeError
 from embedlayer.plots.left_out import with_missing
 from embedlayer.plots.style import BLUE, INK, LINES, MUTED, ORANGE, Axes, Figure, new_figure
 

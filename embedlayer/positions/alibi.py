@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.computed_buffers import ComputedBuffers
-from embedlayer.errors import SizeError
+from embedlayer.core.computed_buffers import ComputedBuffers
+from embedlayer.core.errors import SizeError
 from embedlayer.positions.position import Position
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]

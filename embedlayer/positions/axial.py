@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from embedlayer.errors import SizeError
-from embedlayer.index_checks import IndexCheck
-from embedlayer.initialization import init_normal_
+from embedlayer.core.errors import SizeError
+from embedlayer.core.index_checks import IndexCheck
+from embedlayer.core.initialization import init_normal_
+from embedlayer.core.shapes import Positions
 from embedlayer.positions.position import AdditivePosition
-from embedlayer.shapes import Positions
 
 
 class AxialPositionalEmbedding(AdditivePosition):

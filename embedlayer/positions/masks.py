@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from embedlayer.documents import check_mask
-from embedlayer.errors import SizeError
+from embedlayer.core.documents import check_mask
+from embedlayer.core.errors import SizeError
 
 
 def causal_mask(
@@ -35,7 +35,7 @@ def causal_mask(
 
     Raises:
         SizeError: There are fewer keys than queries, or the window has no key.
-        ShapeError: `documents` are no mask of the keys; see `embedlayer.documents.check_mask`.
+        ShapeError: `documents` are no mask of the keys; see `embedlayer.core.check_mask`.
 
     Example:
         >>> causal_mask(3, documents=torch.tensor([1, 1, 2]))[0].int()

@@ -14,13 +14,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.documents import AttentionMask, check_mask
-from embedlayer.errors import ShapeError, SizeError
-from embedlayer.index_checks import check_integer_positions
+from embedlayer.core.documents import AttentionMask, check_mask
+from embedlayer.core.errors import ShapeError, SizeError
+from embedlayer.core.index_checks import check_integer_positions
+from embedlayer.core.shapes import Positions
+from embedlayer.core.torch_state import has_hooks, is_unchanged
 from embedlayer.io.files import JsonObject
-from embedlayer.pretrained import Pretrained, config_from_attributes
-from embedlayer.shapes import Positions
-from embedlayer.torch_state import has_hooks, is_unchanged
+from embedlayer.saving import Pretrained, config_from_attributes
 
 PreparedPositions = Positions | tuple[Any, ...]
 """Positions, or the tuple of tensors that `prepare` of the same scheme computed from them."""
@@ -244,7 +244,7 @@ def positions_of(
     Args:
         ids: Token IDs; only their shape and device are used.
         attention_mask: 0 for padding; 1 for text, or 1, 2, 3, ... from left to right for documents packed into one row,
-            each of which starts at `offset`; see `embedlayer.documents.check_mask`. `None`: every row is one document
+            each of which starts at `offset`; see `embedlayer.core.check_mask`. `None`: every row is one document
             without padding.
         offset: Position of the first token: the length of the cached text in cached decoding, or `padding_idx + 1` in
             RoBERTa: `positions_of(ids, ids != padding_idx, offset=padding_idx + 1, padding_position=padding_idx)`.

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from embedlayer.computed_buffers import ComputedBuffers
-from embedlayer.errors import SizeError
-from embedlayer.index_checks import check_integer_positions
-from embedlayer.initialization import init_normal_
+from embedlayer.core.computed_buffers import ComputedBuffers
+from embedlayer.core.errors import SizeError
+from embedlayer.core.index_checks import check_integer_positions
+from embedlayer.core.initialization import init_normal_
 from embedlayer.positions.position import Position
 
 

@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from embedlayer.computed_buffers import ComputedBuffers
-from embedlayer.errors import SizeError
-from embedlayer.index_checks import IndexCheck
+from embedlayer.core.computed_buffers import ComputedBuffers
+from embedlayer.core.errors import SizeError
+from embedlayer.core.index_checks import IndexCheck
+from embedlayer.core.shapes import Positions
 from embedlayer.positions.position import AdditivePosition
-from embedlayer.shapes import Positions
 
 Layout = Literal["interleaved", "concatenated"]
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from embedlayer.block_sizes import NUMBERS, block_size
+from embedlayer.core.block_sizes import NUMBERS, block_size
 
 
 def rows_at_once(table: Tensor) -> int:

@@ -14,10 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from embedlayer.collectives import ProcessGroup
-from embedlayer.errors import ShapeError
-from embedlayer.kernels.kernel import Kernel
-from embedlayer.torch_state import (
+from embedlayer.core.collectives import ProcessGroup
+from embedlayer.core.errors import ShapeError
+from embedlayer.core.torch_state import (
     foreach_clamp_max_,
     foreach_clamp_min_,
     foreach_norm,
@@ -26,6 +25,7 @@ from embedlayer.torch_state import (
     torch_foreach_mul_,
     unscale_all_,
 )
+from embedlayer.kernels.kernel import Kernel
 
 SEGMENTS_OF_EQUAL_IDS = Kernel("rows", "segments_of_equal_ids")
 SUM_SEGMENTS = Kernel("rows", "sum_segments")

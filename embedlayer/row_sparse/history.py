@@ -16,7 +16,7 @@ every `t0` that it still concerns, so with the usual betas no sum is computed wh
 
 All of this is NumPy: the arrays are small, and threads would only wait for each other.
 
-Compiled kernels (`embedlayer.kernels.rows.apply_pending`) compute the sums of a row when it is read. They know its
+Compiled kernels (`embedlayer.kernels.cpu.rows.apply_pending`) compute the sums of a row when it is read. They know its
 second moments, so a rule needs to be right only from some s on. For a centre c, let `u = c / (e + c)`, which maps all
 nodes to 0..1, and `x = (s - c) / c`. A term is `1 / (s + e) = u / (c (1 + x u))`, which is linear in u at `s = c`, so
 every Gauss rule is exact there. For the rule of two nodes `u1 > u2`, with `q(u) = (u - u1) (u - u2)` and the sum over
@@ -45,7 +45,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.errors import SizeError
+from embedlayer.core.errors import SizeError
 from embedlayer.kernels.kernel import Argument as KernelArgument
 
 NODES = (4, 8, 12, 16)
@@ -275,7 +275,7 @@ class StepHistory:
         self._sums[:, low:last] += sums_of(first, nodes, weights)
 
     def kernel_arguments(self, tolerance: float) -> tuple[KernelArgument, ...]:
-        """Return what the kernel `embedlayer.kernels.rows.apply_pending` needs from the record.
+        """Return what the kernel `embedlayer.kernels.cpu.rows.apply_pending` needs from the record.
 
         Args:
             tolerance: Largest relative error of the sum in `SkippedSteps`, for any second moments.

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from embedlayer.errors import SizeError
-from embedlayer.forks import HeldLocks
+from embedlayer.core.errors import SizeError
+from embedlayer.core.forks import HeldLocks
+from embedlayer.core.torch_state import is_function_mode_active, outside_of_graphs
 from embedlayer.row_sparse.gradient import (
     SUM_SEGMENTS,
     RowSparseGradient,
@@ -30,7 +31,6 @@ from embedlayer.row_sparse.gradient import (
 )
 from embedlayer.row_sparse.pending_updates import GATHER, PendingUpdates, pending_updates_of, pending_updates_with
 from embedlayer.row_sparse.storage import raw_weight
-from embedlayer.torch_state import is_function_mode_active, outside_of_graphs
 
 SMALL_NUMEL = 1 << 17
 """Numbers of a look-up below which torch's operator is faster than a kernel."""

@@ -6,7 +6,7 @@ just-in-time. The record is an attribute of the parameter (`weight.pending_updat
 optimizer receives.
 
 A read that applies updates is a write, so a lock excludes other threads from the record and the rows meanwhile. A fork
-waits for the lock; see `embedlayer.forks`.
+waits for the lock; see `embedlayer.core.forks`.
 """
 
 import math
@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from embedlayer.block_sizes import PENDING_ROWS, block_size
-from embedlayer.errors import CheckpointError, StaleRowsError
-from embedlayer.forks import call_in_forked_processes, lock_held_at_forks
+from embedlayer.core.block_sizes import PENDING_ROWS, block_size
+from embedlayer.core.errors import CheckpointError, StaleRowsError
+from embedlayer.core.forks import call_in_forked_processes, lock_held_at_forks
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.kernel import Kernel
 from embedlayer.row_sparse.arithmetic import chunk_slices, compute_dtype, tolerance_of

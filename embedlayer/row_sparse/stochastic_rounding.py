@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.errors import SizeError
-from embedlayer.numbers import GOLDEN, mix_, signed
+from embedlayer.core.errors import SizeError
+from embedlayer.core.numbers import GOLDEN, mix_, signed
 
 LOW_32 = (1 << 32) - 1
 ROW_FACTOR = signed(0xD1B54A32D192ED03)
@@ -53,7 +53,7 @@ class StochasticRounding:
 def round_rows(values: Float[Tensor, "U D"], rows: Int[Tensor, " U"], *, seed: int, step: int) -> Float[Tensor, "U D"]:
     """Return rows rounded to bfloat16 by `StochasticRounding`. NaN stays NaN.
 
-    The kernels in `embedlayer.kernels.rows` compute the same bits.
+    The kernels in `embedlayer.kernels.cpu.rows` compute the same bits.
 
     Args:
         values: float32 values of U rows.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from embedlayer.errors import ShapeError
+from embedlayer.core.errors import ShapeError
 from embedlayer.row_sparse.arithmetic import (
     add_squares_,
     apply_skipped_steps_,

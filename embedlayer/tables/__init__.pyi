@@ -3,10 +3,7 @@ from .dense import TokenEmbedding as TokenEmbedding
 from .factorized import FactorizedEmbedding as FactorizedEmbedding
 from .gguf_rows import GGUFEmbedding as GGUFEmbedding
 from .lookup import LookupTable as LookupTable
-from .mapped import MappedEmbedding as MappedEmbedding
 from .quantized import QuantizedEmbedding as QuantizedEmbedding
 from .quantized import gguf_blocks as gguf_blocks
-from .rounding import CovarianceRounding as CovarianceRounding
-from .row_layouts import GGUFBlocks as GGUFBlocks
-from .row_layouts import RowLayout as RowLayout
+from .stored.mapped import MappedEmbedding as MappedEmbedding
 from .table import TokenTable as TokenTable

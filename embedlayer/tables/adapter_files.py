@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.errors import CheckpointError
+from embedlayer.core.errors import CheckpointError
 from embedlayer.io.files import JsonObject, create_folder, read_json, write_json
 from embedlayer.io.json_fields import Range, check_fields, printable
 from embedlayer.io.name_patterns import NamePattern

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
-from embedlayer.errors import SizeError
+from embedlayer.core.errors import SizeError
 from embedlayer.tables.dense import TokenEmbedding, tensor_of
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import TokenTable

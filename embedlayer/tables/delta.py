@@ -11,20 +11,20 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from embedlayer.computed_buffers import ComputedBuffers
-from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenIdError
-from embedlayer.initialization import init_normal_
+from embedlayer.core.class_identifiers import kind_of
+from embedlayer.core.computed_buffers import ComputedBuffers
+from embedlayer.core.errors import CheckpointError, ShapeError, SizeError, TokenIdError
+from embedlayer.core.initialization import init_normal_
+from embedlayer.core.shapes import Ids, Vectors
+from embedlayer.core.torch_state import fusible, is_exporting
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import parse_json
 from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, byte_chunks
-from embedlayer.kinds import kind_of
-from embedlayer.pretrained import describe
-from embedlayer.shapes import Ids, Vectors
+from embedlayer.saving import describe
 from embedlayer.tables.adapter_files import read_adapter, write_token_rows
 from embedlayer.tables.conversions import as_table
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
-from embedlayer.torch_state import fusible, is_exporting
 
 BASE = "embedlayer.base"
 """Key of the metadata of an adapter's weights that describes the base."""

@@ -12,11 +12,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from embedlayer.computed_buffers import ComputedBuffers
-from embedlayer.errors import ShapeError, SizeError
-from embedlayer.held_parameters import former_parameter, watch_replacement
-from embedlayer.index_checks import IndexCheck
-from embedlayer.initialization import init_normal_, init_normal_rows_, zero_rows_
+from embedlayer.core.computed_buffers import ComputedBuffers
+from embedlayer.core.errors import ShapeError, SizeError
+from embedlayer.core.held_parameters import former_parameter, watch_replacement
+from embedlayer.core.index_checks import IndexCheck
+from embedlayer.core.initialization import init_normal_, init_normal_rows_, zero_rows_
+from embedlayer.core.shapes import Ids, Vectors
+from embedlayer.core.torch_state import is_transformed, plain_operators_only
 from embedlayer.io.files import JsonObject
 from embedlayer.row_sparse.gradient import call_plain
 from embedlayer.row_sparse.hooks import (
@@ -27,11 +29,9 @@ from embedlayer.row_sparse.hooks import (
     with_updates_applied,
 )
 from embedlayer.row_sparse.pending_updates import PendingUpdates, pending_updates_of
-from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.lookup import StoredRows, check_sizes
 from embedlayer.tables.table import TokenTable
 from embedlayer.tables.torch_arguments import EmbeddingArguments, refuse_unsupported, resolve_sizes
-from embedlayer.torch_state import is_transformed, plain_operators_only
 
 
 class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True):

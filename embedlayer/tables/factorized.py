@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from embedlayer.block_sizes import TABLE_ROWS, block_size
-from embedlayer.errors import ShapeError, SizeError
-from embedlayer.initialization import NormalLinear
+from embedlayer.core.block_sizes import TABLE_ROWS, block_size
+from embedlayer.core.errors import ShapeError, SizeError
+from embedlayer.core.initialization import NormalLinear
+from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.definition import transformed_states
-from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.conversions import TableLike, source_of_rows
 from embedlayer.tables.dense import TokenEmbedding, resolve_init_std, resolve_scale
 from embedlayer.tables.lookup import check_sizes

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.errors import CheckpointError, SizeError
+from embedlayer.core.errors import CheckpointError, SizeError
 from embedlayer.io.files import JsonObject
 from embedlayer.io.gguf_files import dequantise, row_bytes
 from embedlayer.tables.lookup import check_sizes

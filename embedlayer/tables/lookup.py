@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.errors import SizeError
-from embedlayer.index_checks import IndexCheck, as_ids, rows_without_record
-from embedlayer.pretrained import Pretrained
-from embedlayer.shapes import Ids, IdsLike, Vectors
+from embedlayer.core.errors import SizeError
+from embedlayer.core.index_checks import IndexCheck, as_ids, rows_without_record
+from embedlayer.core.shapes import Ids, IdsLike, Vectors
+from embedlayer.saving import Pretrained
 
 LookUp: TypeAlias = Callable[[Any, Tensor], Tensor]
 """A method `look_up` of a table."""
@@ -118,7 +118,7 @@ class LookupTable(Pretrained, ABC):
 
         Args:
             ids: A tensor of int64 or int32. A number, lists, a NumPy array of integers or an `Encoding` of a tokenizer
-                is converted by `embedlayer.index_checks.as_ids`.
+                is converted by `embedlayer.core.index_checks.as_ids`.
 
         Raises:
             TokenIdError: On the CPU, an ID is outside the table. See `look_up` for accelerators.

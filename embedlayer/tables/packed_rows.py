@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.computed_buffers import ComputedBuffers
-from embedlayer.errors import SizeError
-from embedlayer.index_checks import IndexCheck
-from embedlayer.shapes import Ids, Vectors
+from embedlayer.core.computed_buffers import ComputedBuffers
+from embedlayer.core.errors import SizeError
+from embedlayer.core.index_checks import IndexCheck
+from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.tables.dense import resolve_scale
 from embedlayer.tables.lookup import check_sizes
 from embedlayer.tables.table import TokenTable

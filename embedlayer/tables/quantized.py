@@ -12,18 +12,18 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from embedlayer.block_sizes import NUMBERS, block_size
-from embedlayer.errors import ShapeError, SizeError
+from embedlayer.core.block_sizes import NUMBERS, block_size
+from embedlayer.core.errors import ShapeError, SizeError
+from embedlayer.core.torch_state import is_transformed, plain_operators_only
+from embedlayer.formats.layouts import GGUFBlocks, RowFormat, RowLayout, row_format_of
+from embedlayer.formats.rounding import CovarianceRounding, fit_levels, unit_rows
 from embedlayer.io.files import JsonObject
-from embedlayer.pretrained import describe
+from embedlayer.saving import describe
 from embedlayer.tables.conversions import TableLike, source_of_rows
 from embedlayer.tables.dense import describe_options
 from embedlayer.tables.lookup import LookupTable, check_sizes
 from embedlayer.tables.packed_rows import PackedRows
-from embedlayer.tables.rounding import CovarianceRounding, fit_levels, unit_rows
-from embedlayer.tables.row_layouts import GGUFBlocks, RowFormat, RowLayout, row_format_of
 from embedlayer.tables.table import TokenTable, check_width
-from embedlayer.torch_state import is_transformed, plain_operators_only
 
 """Numbers in a block, by device: few enough for the cache of a core, or enough for one kernel launch."""
 

@@ -13,16 +13,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.block_sizes import TABLE_ROWS, block_size
-from embedlayer.errors import ShapeError
+from embedlayer.core.block_sizes import TABLE_ROWS, block_size
+from embedlayer.core.errors import ShapeError
+from embedlayer.core.option_docs import show_options
+from embedlayer.core.torch_state import is_current
 from embedlayer.losses.finishing import finish
 from embedlayer.losses.fixed_row import linear_with_fixed_row, row_within
 from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
-from embedlayer.option_docs import show_options
 from embedlayer.tables.lookup import LookupTable
-from embedlayer.torch_state import is_current
 
 
 class TokenTable(LookupTable, HeadOutputs, ABC):

@@ -3,7 +3,7 @@
 import operator
 from typing import TypedDict
 
-from embedlayer.errors import SizeError
+from embedlayer.core.errors import SizeError
 
 
 class EmbeddingArguments(TypedDict, total=False):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from embedlayer.errors import TokenizerError
+from embedlayer.core.errors import TokenizerError
 from embedlayer.families.tokenizers import GENERIC_CLASSES, WORDPIECE_CLASSES, WordPieceRules
 from embedlayer.tokenization.tokenizer_config import TokenizerConfig, add_configured_tokens
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from embedlayer.errors import TokenizerError
+from embedlayer.core.errors import TokenizerError
 from embedlayer.families.tokenizers import BPE_CLASSES, SPLITS_DIGITS, BpeRules
 from embedlayer.tokenization.tokenizer_config import ADVICE, ROLES, TokenizerConfig, add_configured_tokens, template
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 from tokenizers import Tokenizer
 
-from embedlayer.errors import TokenIdError, VocabularyError
+from embedlayer.core.errors import TokenIdError, VocabularyError
 from embedlayer.tokenization.bpe_files import byte_level_alphabet, component_types
 from embedlayer.tokenization.ids import table_size
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, pure_tokenizer, tokens_of_word

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from embedlayer.errors import TokenizerError
+from embedlayer.core.errors import TokenizerError
 from embedlayer.families import GGUF_TOKENIZERS, PRE_TOKENIZERS
 from embedlayer.io.gguf_files import read_gguf
 from embedlayer.tokenization.bert_tokenizers import bert_tokenizer, is_lowercased

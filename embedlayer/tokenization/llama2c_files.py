@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, processors
 
-from embedlayer.errors import TokenizerError
+from embedlayer.core.errors import TokenizerError
 from embedlayer.io.files import read_bytes
 from embedlayer.tokenization.sentencepiece_files import bpe_of_scores
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from embedlayer.errors import TokenizerError
+from embedlayer.core.errors import TokenizerError
 from embedlayer.families.tokenizers import REFUSED_CLASSES
 from embedlayer.families.unread_tokenizers import MARIAN, TIKTOKEN, UNREAD_TOKENIZERS, UnreadTokenizer
 from embedlayer.io.files import is_gguf, read_bytes, write_text

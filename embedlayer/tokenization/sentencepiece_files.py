@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from embedlayer.errors import TokenizerError, require
+from embedlayer.core.errors import TokenizerError, require
 from embedlayer.families.tokenizers import GENERIC_CLASSES, SENTENCEPIECE_CLASSES, SentencePieceRules, TextSteps
 from embedlayer.io.files import read_bytes
 from embedlayer.tokenization.tokenizer_calls import encode, normalized

@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import Encoding, Tokenizer, models, normalizers
 from tokenizers.pre_tokenizers import PreTokenizer
 
-from embedlayer.errors import EmbedLayerError, TokenizerError
+from embedlayer.core.errors import EmbedLayerError, TokenizerError
 
 MOST_GROWTH = 100
 """Most characters that the rules of a file make of one, and most copies of a text or special tokens in a template."""

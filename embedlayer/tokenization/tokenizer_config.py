@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, processors
 from tokenizers.processors import PostProcessor
 
-from embedlayer.errors import CheckpointError, TokenizerError
+from embedlayer.core.errors import CheckpointError, TokenizerError
 from embedlayer.families.tokenizers import (
     BPE_CLASSES,
     CLASS_OF_TYPE,

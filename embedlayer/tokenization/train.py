@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from embedlayer.errors import SizeError, TextError, TokenizerError
+from embedlayer.core.errors import SizeError, TextError, TokenizerError
 from embedlayer.tokenization.bert_tokenizers import bert_tokenizer
 from embedlayer.tokenization.bpe_files import END_OF_TEXT, byte_level_alphabet
 from embedlayer.tokenization.tokenizer_calls import cut_pre_tokens

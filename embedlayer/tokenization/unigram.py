@@ -4,7 +4,7 @@ import io
 from collections import Counter
 from collections.abc import Mapping
 
-from embedlayer.errors import require
+from embedlayer.core.errors import require
 from embedlayer.io.partials import temporary_folder
 
 _SPACE = "▁"

@@ -16,13 +16,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, SizeError, TextError
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.mixture import TokenMixture, corpora_of, training_sampler
 from embedlayer.data.windows import TokenWindows
 from embedlayer.distributed.dtensors import to_local
 from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.distributed.state import trained_parameters
-from embedlayer.errors import CheckpointError, EmbedLayerWarning, SizeError, TextError
 from embedlayer.io.files import JsonObject
 from embedlayer.models.causal import PatchedDecoder
 from embedlayer.models.decoder import DecoderLM
@@ -30,7 +30,7 @@ from embedlayer.optim.clip import clip_grad_norm_
 from embedlayer.optim.groups import param_groups
 from embedlayer.optim.row_adamw import RowAdamW
 from embedlayer.row_sparse.hooks import without_applying_updates
-from embedlayer.tables.mapped import MappedEmbedding
+from embedlayer.tables.stored.mapped import MappedEmbedding
 from embedlayer.training.parallel import ParallelContext
 from embedlayer.training.time_budget import TimeBudget
 

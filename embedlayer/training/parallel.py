@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from embedlayer.collectives import SINGLE_PROCESS
+from embedlayer.core.collectives import SINGLE_PROCESS
+from embedlayer.core.errors import SizeError
 from embedlayer.data.windows import derive_seed, share_of
 from embedlayer.distributed.data_parallel import (
     VOCAB_PARALLEL,
@@ -28,14 +29,13 @@ from embedlayer.distributed.launch import Launch, launched_processes
 from embedlayer.distributed.sharded import ROW_TENSORS, ShardedTable, shard_table
 from embedlayer.distributed.sharded_file import ShardedRows, load_sharded, save_sharded
 from embedlayer.distributed.state import sharded_tables, trained_parameters
-from embedlayer.errors import SizeError
+from embedlayer.heads.output import OutputHead
+from embedlayer.heads.prediction import build_head
 from embedlayer.io.files import JsonObject
 from embedlayer.io.safetensors_files import save_tensors
-from embedlayer.layers.output import OutputHead
-from embedlayer.layers.prediction_head import build_head
 from embedlayer.models.causal import PatchedDecoder
 from embedlayer.models.decoder import DecoderLM
-from embedlayer.pretrained import build, building, describe, require_loadable
+from embedlayer.saving import build, building, describe, require_loadable
 from embedlayer.tables.conversions import as_table
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.lookup import LookupTable

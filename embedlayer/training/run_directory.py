@@ -30,9 +30,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
+from embedlayer.core.errors import CheckpointError, FileError, SizeError, TokenizerError
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.mixture import TokenMixture, corpora_of
-from embedlayer.errors import CheckpointError, FileError, SizeError, TokenizerError
 from embedlayer.io.files import (
     JsonObject,
     create_folder,
@@ -49,7 +49,7 @@ from embedlayer.io.locks import LOCK, FileLock
 from embedlayer.io.mapped_rows import machine_bytes
 from embedlayer.io.safetensors_files import open_safetensors, read_header
 from embedlayer.models.decoder import DecoderLM
-from embedlayer.pretrained import (
+from embedlayer.saving import (
     CANNOT_BE_BUILT,
     CONFIG,
     TOKENIZER,
@@ -61,9 +61,9 @@ from embedlayer.pretrained import (
     short,
     write_config,
 )
-from embedlayer.tables.folder_files import PendingUpdatesFields
 from embedlayer.tables.lookup import LookupTable
-from embedlayer.tables.mapped import MappedEmbedding
+from embedlayer.tables.stored.folder_files import PendingUpdatesFields
+from embedlayer.tables.stored.mapped import MappedEmbedding
 from embedlayer.tokenization.ids import require_rows, table_size
 from embedlayer.tokenization.read import load_tokenizer, save_tokenizer
 from embedlayer.tokenization.tokenizer_calls import fingerprint

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from embedlayer.block_sizes import TABLE_ROWS, block_size
-from embedlayer.errors import CheckpointError, SizeError, TokenIdError
-from embedlayer.layers.output import OutputHead
+from embedlayer.core.block_sizes import TABLE_ROWS, block_size
+from embedlayer.core.errors import CheckpointError, SizeError, TokenIdError
+from embedlayer.heads.output import OutputHead
 from embedlayer.tables.adapter_files import AdapterFolder, ModuleAdapter, read_adapter, write_token_rows
 from embedlayer.tables.adapters import TrainableTokens, adapt_rows
 from embedlayer.tables.dense import TokenEmbedding

@@ -10,9 +10,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.errors import VocabularyError
+from embedlayer.core.errors import VocabularyError
+from embedlayer.core.short_repr import short_repr
 from embedlayer.io.files import JsonObject
-from embedlayer.short_repr import short_repr
 from embedlayer.tokenization.ids import added_without_rows, missing_rows_message
 from embedlayer.tokenization.tokenizer_calls import build_tokenizer, fingerprint
 from embedlayer.vocab.init.old_rows import WeightRows

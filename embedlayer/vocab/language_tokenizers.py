@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from tokenizers import Tokenizer
 
-from embedlayer.errors import EmbedLayerWarning
+from embedlayer.core.errors import EmbedLayerWarning
 from embedlayer.families.tokenizers import CLASS_OF_TYPE
 from embedlayer.io.files import JsonObject, write_json
 from embedlayer.io.partials import temporary_folder

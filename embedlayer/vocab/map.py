@@ -21,10 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from embedlayer.block_sizes import TABLE_ROWS, block_size
-from embedlayer.collectives import SINGLE_PROCESS, Collectives, RowPartition
+from embedlayer.core.block_sizes import TABLE_ROWS, block_size
+from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, RowPartition
+from embedlayer.core.errors import SizeError, TokenIdError
 from embedlayer.distributed.dtensors import dtensor_like, is_dtensor, to_local
-from embedlayer.errors import SizeError, TokenIdError
 from embedlayer.families.records import End
 from embedlayer.io.safetensors_files import byte_chunks
 

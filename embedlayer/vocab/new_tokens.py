@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tokenizers import AddedToken, Tokenizer
 
-from embedlayer.errors import VocabularyError
+from embedlayer.core.errors import VocabularyError
 from embedlayer.io.files import JsonObject
 from embedlayer.tokenization.bytes import TokenBytes
 from embedlayer.tokenization.tokenizer_calls import encode, normalized, pre_tokens, pure_tokenizer

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from embedlayer.census.files import shown_files
-from embedlayer.errors import CheckpointError, EmbedLayerWarning, ShapeError, TokenIdError
+from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, ShapeError, TokenIdError
+from embedlayer.core.short_repr import short_repr
 from embedlayer.io.files import JsonObject, read_bytes
 from embedlayer.io.json_fields import Count, Range, check_fields, parse_json, printable
 from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.opening.path_kinds import PathKind, path_kind
-from embedlayer.short_repr import short_repr
 from embedlayer.tokenization.tokenizer_calls import build_tokenizer
 from embedlayer.vocab.edit import ModelEdit
 from embedlayer.vocab.init.row_init import count_origins

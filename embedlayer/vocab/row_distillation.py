@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 from tokenizers import Encoding, Tokenizer
 from torch import Tensor, nn
 
-from embedlayer.errors import SizeError, VocabularyError
+from embedlayer.core.errors import SizeError, VocabularyError
 from embedlayer.models.causal import IGNORED, causal_outputs, check_causal, evaluating
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, pure_tokenizer
 from embedlayer.training.loop import TrainingOptions

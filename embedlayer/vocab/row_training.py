@@ -13,11 +13,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from embedlayer.census.tensors import models_in
-from embedlayer.distributed.dtensors import has_fsdp_modules, is_dtensor
-from embedlayer.errors import SizeError, StaleRowsError
-from embedlayer.held_parameters import held_parameters, optimizers_of
-from embedlayer.layers.output import NEW_ROWS, OutputHead
-from embedlayer.own_attributes import (
+from embedlayer.core.errors import SizeError, StaleRowsError
+from embedlayer.core.held_parameters import held_parameters, optimizers_of
+from embedlayer.core.own_attributes import (
     REPLACED,
     ROW_HOOKS,
     TRAINED_BEFORE,
@@ -25,6 +23,8 @@ from embedlayer.own_attributes import (
     remove_own_attribute,
     set_own_attribute,
 )
+from embedlayer.distributed.dtensors import has_fsdp_modules, is_dtensor
+from embedlayer.heads.output import NEW_ROWS, OutputHead
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable, UnstoredWeight

@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from embedlayer.errors import EmbedLayerWarning, FileError, TokenizerError, VocabularyError
+from embedlayer.core.errors import EmbedLayerWarning, FileError, TokenizerError, VocabularyError
 from embedlayer.families.tokenizers import BPE_CLASSES, GENERIC_CLASSES, WORDPIECE_CLASSES
 from embedlayer.io.files import JsonObject, read_json
 from embedlayer.tokenization.read import load_tokenizer

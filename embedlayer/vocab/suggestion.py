@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
+from embedlayer.core.errors import SizeError, TextError, VocabularyError
+from embedlayer.core.short_repr import short_repr
 from embedlayer.data.memmap import IdArray
-from embedlayer.errors import SizeError, TextError, VocabularyError
 from embedlayer.io.files import JsonObject
-from embedlayer.short_repr import short_repr
 from embedlayer.tokenization.bytes import TokenBytes, token_text
 from embedlayer.tokenization.ids import table_size, unknown_id
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, encode_batch, normalized

@@ -4,7 +4,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from embedlayer.errors import VocabularyError
+from embedlayer.core.errors import VocabularyError
 from embedlayer.tokenization.bytes import Token, TokenBytes
 
 SHOWN = 5

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from tokenizers import AddedToken, Tokenizer
 
-from embedlayer.errors import EmbedLayerWarning, TokenizerError
+from embedlayer.core.errors import EmbedLayerWarning, TokenizerError
+from embedlayer.core.short_repr import short_repr
 from embedlayer.io.files import JsonObject
-from embedlayer.short_repr import short_repr
 from embedlayer.tokenization.bytes import Token, TokenBytes
 from embedlayer.tokenization.ids import table_size, unknown_id
 from embedlayer.tokenization.tokenizer_calls import (

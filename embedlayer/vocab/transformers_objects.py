@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from embedlayer.errors import EmbedLayerWarning, TokenizerError, require
+from embedlayer.core.errors import EmbedLayerWarning, TokenizerError, require
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer
 from embedlayer.vocab.special_tokens import LISTS_OF_NAMES, added_texts, names_in, special_tokens_of, token_text
 

@@ -9,7 +9,7 @@ from tokenizers.models import WordLevel
 
 from embedlayer.analysis.atlas import write_atlas
 from embedlayer.analysis.geometry import principal_components
-from embedlayer.errors import CheckpointError, MissingExtraError, SizeError, TokenizerError
+from embedlayer.core.errors import CheckpointError, MissingExtraError, SizeError, TokenizerError
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tokenization.train import train_tokenizer

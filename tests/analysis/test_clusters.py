@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from embedlayer.analysis.clusters import plane_clusters, typical_tokens
-from embedlayer.errors import SizeError
+from embedlayer.core.errors import SizeError
 
 
 def scattered(sizes: list[int], spread: float = 0.25) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,7 +6,7 @@ import torch
 
 from embedlayer.analysis import geometry
 from embedlayer.analysis.geometry import norms_by_frequency, principal_components, table_geometry
-from embedlayer.errors import ShapeError, SizeError
+from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 

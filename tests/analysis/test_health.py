@@ -8,8 +8,8 @@ from real_tables import stories
 
 from embedlayer.analysis import row_reader as rows_module
 from embedlayer.analysis.health import table_health
-from embedlayer.errors import ShapeError
-from embedlayer.layers.output import OutputHead
+from embedlayer.core.errors import ShapeError
+from embedlayer.heads.output import OutputHead
 from embedlayer.optim.row_adamw import RowAdamW
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding

@@ -6,7 +6,7 @@ import torch
 
 from embedlayer.analysis import movement
 from embedlayer.analysis.movement import align_tables, row_movement, shared_tokens
-from embedlayer.errors import ShapeError, SizeError
+from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.train import train_tokenizer
 

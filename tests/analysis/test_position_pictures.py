@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from embedlayer.analysis.position_pictures import position_values
-from embedlayer.errors import SizeError
+from embedlayer.core.errors import SizeError
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.positions.position import Position
-from embedlayer.positions.rotary import RotaryEmbedding
-from embedlayer.positions.rotary_scaling import YarnScaling
+from embedlayer.positions.rotary.embedding import RotaryEmbedding
+from embedlayer.positions.rotary.scaling import YarnScaling
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 
 

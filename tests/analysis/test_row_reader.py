@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.errors import ShapeError
+from embedlayer.core.errors import ShapeError
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 

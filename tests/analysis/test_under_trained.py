@@ -10,7 +10,7 @@ from torch import Tensor
 from embedlayer.analysis import row_reader as rows_module
 from embedlayer.analysis.token_classes import token_kinds
 from embedlayer.analysis.under_trained import FEWEST, under_trained_scores
-from embedlayer.errors import ShapeError
+from embedlayer.core.errors import ShapeError
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 

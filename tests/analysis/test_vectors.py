@@ -13,10 +13,10 @@ from torch import Tensor
 
 from embedlayer.analysis import nearest
 from embedlayer.analysis.vectors import TokenVectors
-from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
+from embedlayer.checkpoints.layer import EmbeddingLayer
 from embedlayer.checkpoints.vector_files import write_vectors
 from embedlayer.compress.convert import compress_table
-from embedlayer.errors import (
+from embedlayer.core.errors import (
     CheckpointError,
     EmbedLayerWarning,
     ShapeError,

@@ -15,7 +15,7 @@ from tokenizers.models import WordLevel
 
 import embedlayer as el
 from embedlayer.census.report import CensusReport
-from embedlayer.command_name import command_line
+from embedlayer.core.command_name import command_line
 from embedlayer.io.files import read_json, write_json
 from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.tokenization.read import save_tokenizer

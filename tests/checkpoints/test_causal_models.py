@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import embedlayer as el
 from embedlayer.checkpoints.causal_models import load_causal_model
-from embedlayer.errors import CheckpointError, MissingExtraError
+from embedlayer.core.errors import CheckpointError, MissingExtraError
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import embedlayer as el
 from embedlayer.checkpoints.reading import inputs
-from embedlayer.layers.input_parts import OffsetRMSNorm
+from embedlayer.inputs.parts import OffsetRMSNorm
 
 
 def saved(model_type: str, folder: Path, kind: str = "causal", **settings: object) -> nn.Module:

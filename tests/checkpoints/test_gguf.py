@@ -10,7 +10,7 @@ import torch
 from gguf_models import TYPES, WIDTH, blocks, finish, write_decoder, write_file
 
 import embedlayer as el
-from embedlayer.errors import CheckpointError, EmbedLayerWarning
+from embedlayer.core.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.families import GGUF_ARCHITECTURES, META_LLAMA
 from embedlayer.io.files import write_json
 from embedlayer.io.safetensors_files import save_tensors

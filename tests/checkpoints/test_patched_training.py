@@ -12,8 +12,8 @@ from covering import some
 from torch import Tensor, nn
 
 from embedlayer import OutputHead, StaleRowsError, patch, unpatch
-from embedlayer.layers.deferred_logits import DeferredLogits
-from embedlayer.layers.logit_source import LogitsReport
+from embedlayer.heads.deferred import DeferredLogits
+from embedlayer.heads.logit_source import LogitsReport
 
 transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
 

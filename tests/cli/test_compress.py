@@ -206,12 +206,12 @@ def test_bad_input_ends_with_a_sentence_and_leaves_nothing(folder, tmp_path, cap
 
 
 def test_a_full_disk_leaves_nothing_half_written(folder, tmp_path, monkeypatch, capsys) -> None:
-    from embedlayer import pretrained
+    from embedlayer import saving
 
     def full(*_: object, **__: object) -> None:
         raise el.FileError("Cannot write: No space left on device.")
 
-    monkeypatch.setattr(pretrained, "save_tensors", full)
+    monkeypatch.setattr(saving, "save_tensors", full)
     assert run("compress", folder, "--to", "int8", "-o", tmp_path / "out") == 1
     assert "No space left" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

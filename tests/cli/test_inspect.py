@@ -17,7 +17,7 @@ from embedlayer import (
     train_tokenizer,
 )
 from embedlayer.checkpoints import write_vectors
-from embedlayer.layers import PerLayerInputs
+from embedlayer.injections import PerLayerInputs
 from embedlayer.tokenization.read import save_tokenizer
 
 

@@ -14,7 +14,7 @@ from commands import run
 from embedlayer import DecoderLM, RotaryEmbedding, TokenCorpus, TokenEmbedding, train_tokenizer
 from embedlayer.cli.main import cli
 from embedlayer.cli.options import InputPath
-from embedlayer.errors import FileError
+from embedlayer.core.errors import FileError
 from embedlayer.opening import PathKind, path_kind
 
 TEXT = "the cat sat on the mat and the dog sat on the cat . " * 40

@@ -9,9 +9,9 @@ from click.testing import CliRunner, Result
 
 from embedlayer.cli.plan import plan as command
 from embedlayer.cli.plan import planned_injections
-from embedlayer.errors import FileError, SizeError, TokenizerError
-from embedlayer.formatting import format_bytes
-from embedlayer.planner import OPTIONS, PRESETS, command_flag, plan
+from embedlayer.core.errors import FileError, SizeError, TokenizerError
+from embedlayer.core.formatting import format_bytes
+from embedlayer.planner.embedding_plan import OPTIONS, PRESETS, command_flag, plan
 
 
 def run(*args: str) -> Result:
@@ -137,7 +137,7 @@ def checkpoint(tmp_path_factory):
 
 def test_additional_tables_of_a_model_are_planned_each_for_itself(tmp_path):
     from embedlayer import DecoderLM, TokenEmbedding
-    from embedlayer.layers import AddedEmbedding, GatedEmbedding, NgramEmbedding, NgramHash
+    from embedlayer.injections import AddedEmbedding, GatedEmbedding, NgramEmbedding, NgramHash
     from embedlayer.tables import MappedEmbedding
 
     hashed = NgramHash.for_rows(500, 100, max_order=3, heads=2)

@@ -15,8 +15,8 @@ from embedlayer import (
 )
 from embedlayer.compress import compress_table, replace_table
 from embedlayer.compress.convert import check_kind
-from embedlayer.layers import PredictionHead
-from embedlayer.tables import CovarianceRounding, GGUFBlocks
+from embedlayer.formats import CovarianceRounding, GGUFBlocks
+from embedlayer.heads import PredictionHead
 
 
 def decoder(head: OutputHead | None = None) -> DecoderLM:

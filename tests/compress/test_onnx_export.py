@@ -6,7 +6,7 @@ import torch
 
 from embedlayer import QuantizedEmbedding, SizeError, TokenEmbedding
 from embedlayer.compress import compress_table, export_onnx
-from embedlayer.tables import GGUFBlocks
+from embedlayer.formats import GGUFBlocks
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")

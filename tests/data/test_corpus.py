@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError, TextError
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.text_files import find_text_files
-from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError, TextError
 from embedlayer.tokenization.bpe_files import END_OF_TEXT
 from embedlayer.tokenization.tokenizer_calls import fingerprint
 from embedlayer.tokenization.train import train_tokenizer

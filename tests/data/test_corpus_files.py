@@ -6,10 +6,10 @@ import shutil
 import numpy as np
 import pytest
 
+from embedlayer.core.errors import CheckpointError, FileError
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.corpus_files import concatenate_shards, read_shards
 from embedlayer.data.sharded_build import build_in_shards
-from embedlayer.errors import CheckpointError, FileError
 from embedlayer.tokenization.train import train_tokenizer
 
 BYTES = train_tokenizer((), "byte")

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embedlayer.core.errors import FileError, SizeError
 from embedlayer.data.memmap import ConcatenatedArray, MemmapSlice
-from embedlayer.errors import FileError, SizeError
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 

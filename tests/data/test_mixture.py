@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from embedlayer import TokenCorpus, train_tokenizer
+from embedlayer.core.errors import SizeError, TextError, TokenizerError
 from embedlayer.data.mixture import MixedSampler, TokenMixture, training_sampler
 from embedlayer.data.windows import WindowSampler
-from embedlayer.errors import SizeError, TextError, TokenizerError
 
 BYTES = train_tokenizer((), "byte")
 

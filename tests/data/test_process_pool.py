@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from embedlayer.core.errors import EmbedLayerWarning, FileError, TextError
 from embedlayer.data.process_pool import run_jobs
-from embedlayer.errors import EmbedLayerWarning, FileError, TextError
 
 JOBS = """
 import os, signal, sys, time, warnings
 from pathlib import Path
-from embedlayer.errors import EmbedLayerWarning, TextError
+from embedlayer.core.errors import EmbedLayerWarning, TextError
 
 def prepare(folder):
     print("a line that is none of ours")

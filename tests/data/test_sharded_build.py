@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from processes import Program, run_program
 from tokenizers import Tokenizer
 
+from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError, TextError
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.memmap import ConcatenatedArray
 from embedlayer.data.sharded_build import build_in_shards, build_shard, first_cut
-from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError, TextError
 from embedlayer.tokenization.read import load_tokenizer, save_tokenizer
 from embedlayer.tokenization.train import train_tokenizer
 

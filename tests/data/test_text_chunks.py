@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from embedlayer.core.errors import EmbedLayerWarning, TextError
 from embedlayer.data.text_chunks import _CUTS, encode_chunks, read_text_chunks, split_text
-from embedlayer.errors import EmbedLayerWarning, TextError
 from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.train import train_tokenizer
 

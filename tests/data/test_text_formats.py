@@ -23,9 +23,9 @@ from covering import cases, some
 import embedlayer as el
 from embedlayer import TextError, TokenCorpus
 from embedlayer.analysis import evaluate_text
+from embedlayer.core.errors import EmbedLayerWarning
 from embedlayer.data import build_in_shards, build_shard, find_text_files, read_text_chunks
 from embedlayer.data.text_formats import TEXT_FORMATS
-from embedlayer.errors import EmbedLayerWarning
 from embedlayer.vocab import suggest_tokens, used_tokens
 
 TEXTS = ['A dog said "naïve".', "Two cats\tnap."]

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from embedlayer.core.errors import ShapeError, SizeError, TextError, TokenizerError
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.sharded_build import build_in_shards
 from embedlayer.data.windows import TokenWindows, WindowSampler, create_dataloader
-from embedlayer.errors import ShapeError, SizeError, TextError, TokenizerError
 from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.train import train_tokenizer
 

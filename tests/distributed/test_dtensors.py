@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from embedlayer import SizeError
-from embedlayer.collectives import SINGLE_PROCESS, ProcessGroup
+from embedlayer.core.collectives import SINGLE_PROCESS, ProcessGroup
 from embedlayer.distributed.dtensors import (
     as_dtensor,
     check_replaceable,

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 
 from embedlayer import DecoderLM, DeltaEmbedding, EmbeddingLayer, OutputHead, TokenEmbedding, TransformerEmbedding
 from embedlayer.distributed.fsdp import register_fsdp_methods
-from embedlayer.layers.input import as_position
-from embedlayer.layers.prediction_head import PredictionHead
+from embedlayer.heads.prediction import PredictionHead
+from embedlayer.inputs.embedding import as_position
 
 V, D, T = 23, 8, 6
 

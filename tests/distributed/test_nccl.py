@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from embedlayer import TokenEmbedding, TokenIdError, clip_grad_norm_
 from embedlayer.cli.demo import carried_text
-from embedlayer.collectives import ProcessGroup
+from embedlayer.core.collectives import ProcessGroup
 from embedlayer.distributed import shard_table
 from embedlayer.distributed.launch import Launch
 from embedlayer.distributed.sharded_file import ShardedRows, load_sharded, save_sharded

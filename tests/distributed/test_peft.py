@@ -16,10 +16,10 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from embedlayer import DecoderLM, OutputHead, RotaryEmbedding, TokenEmbedding
-from embedlayer.collectives import ProcessGroup
+from embedlayer.core.collectives import ProcessGroup
+from embedlayer.core.errors import SizeError
 from embedlayer.distributed import shard_table
 from embedlayer.distributed.launch import Launch
-from embedlayer.errors import SizeError
 from embedlayer.training.parallel import ParallelContext
 
 PRELOADED.append("peft")

@@ -38,10 +38,10 @@ from embedlayer.distributed.data_parallel import (
     distributed_data_parallel,
 )
 from embedlayer.distributed.sharded import ShardedTable, shard_table
-from embedlayer.layers.input import embed
+from embedlayer.inputs.embedding import embed
 from embedlayer.losses import chunk_size
-from embedlayer.planner import EmbeddingPlan
-from embedlayer.tables.mapped import MappedEmbedding
+from embedlayer.planner.embedding_plan import EmbeddingPlan
+from embedlayer.tables.stored.mapped import MappedEmbedding
 
 V, D, T = 23, 6, 10
 OPTIONS = {

@@ -9,7 +9,7 @@ from processes import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 
 from embedlayer import CheckpointError, FileError, TokenEmbedding
-from embedlayer.collectives import ProcessGroup
+from embedlayer.core.collectives import ProcessGroup
 from embedlayer.distributed import shard_table
 from embedlayer.distributed.sharded_file import ShardedRows, load_sharded, save_sharded
 from embedlayer.io import safetensors_files

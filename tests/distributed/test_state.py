@@ -12,9 +12,9 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceSt
 from torch.distributed.device_mesh import init_device_mesh
 
 from embedlayer import OutputHead, RowAdamW, TokenEmbedding, clip_grad_norm_
+from embedlayer.core.errors import SizeError
 from embedlayer.distributed.sharded import shard_table
 from embedlayer.distributed.state import distributed_state, load_distributed_state
-from embedlayer.errors import SizeError
 from embedlayer.optim import RowwiseSecondMoment
 from embedlayer.tables import MappedEmbedding
 from embedlayer.vocab.operations import edit_vocabulary

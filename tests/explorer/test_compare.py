@@ -6,7 +6,7 @@ import torch
 
 from embedlayer import TokenEmbedding
 from embedlayer.analysis.movement import row_movement
-from embedlayer.errors import SizeError
+from embedlayer.core.errors import SizeError
 from embedlayer.explorer import compare
 from embedlayer.opening import OpenedModel
 

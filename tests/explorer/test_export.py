@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from embedlayer import TokenEmbedding
-from embedlayer.errors import FileError
+from embedlayer.core.errors import FileError
 from embedlayer.explorer import tokens
 from embedlayer.explorer.export import bake, page_html, write_page
 from embedlayer.opening import OpenedModel

@@ -8,7 +8,7 @@ from covering import LONG
 from page_waiting import until
 
 from embedlayer import TokenEmbedding
-from embedlayer.errors import SizeError
+from embedlayer.core.errors import SizeError
 from embedlayer.explorer import table_map, tokens
 from embedlayer.explorer.example_tokens import CODE_WORDS, examples
 from embedlayer.explorer.export import write_page

@@ -17,7 +17,7 @@ from embedlayer import (
     load_llama,
     train_tokenizer,
 )
-from embedlayer.errors import CheckpointError
+from embedlayer.core.errors import CheckpointError
 from embedlayer.explorer import logit_lens as module
 from embedlayer.explorer import pipeline
 from embedlayer.explorer.export import write_page

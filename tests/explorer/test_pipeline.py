@@ -34,7 +34,7 @@ from embedlayer.explorer.positions import described
 from embedlayer.explorer.text_ids import NamedRows, shown_tokens
 from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
 from embedlayer.explorer.tiny_layer import WORDS, tiny_layer
-from embedlayer.layers.input import embed
+from embedlayer.inputs.embedding import embed
 from embedlayer.opening import OpenedModel
 
 TEXT = "I love dogs and dogs love me"

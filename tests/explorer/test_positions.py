@@ -27,7 +27,7 @@ from embedlayer.explorer.positions import DISTANCES, answer
 from embedlayer.opening import OpenedModel
 from embedlayer.positions import DynamicNTKScaling, YarnScaling
 from embedlayer.positions.alibi import alibi_slopes
-from embedlayer.positions.rotary_scaling import rotary_frequencies
+from embedlayer.positions.rotary.scaling import rotary_frequencies
 from embedlayer.positions.sinusoidal import sinusoids
 
 TEXT = "The cat sat on the mat and the dog sat on the cat ."

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from embedlayer import TokenEmbedding
-from embedlayer.errors import SizeError
+from embedlayer.core.errors import SizeError
 from embedlayer.explorer.routes import answer, manifest, others
 from embedlayer.opening import OpenedModel
 

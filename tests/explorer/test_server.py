@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from embedlayer import TokenEmbedding
-from embedlayer.errors import FileError
+from embedlayer.core.errors import FileError
 from embedlayer.explorer import server as explorer_server
 from embedlayer.explorer.page_files import page_files
 from embedlayer.explorer.routes import PAIRS, ROUTES

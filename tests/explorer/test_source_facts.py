@@ -5,10 +5,10 @@ import torch
 
 from embedlayer import DecoderLM, EmbeddingLayer, TokenEmbedding, train_tokenizer
 from embedlayer.checkpoints import write_vectors
-from embedlayer.errors import FileError, SizeError, TokenizerError
+from embedlayer.core.errors import FileError, SizeError, TokenizerError
 from embedlayer.explorer.source_facts import check_tokenizers, page_facts
 from embedlayer.opening import OpenedModel, open_model
-from embedlayer.pretrained import build
+from embedlayer.saving import build
 from embedlayer.tokenization.bytes import token_text
 
 

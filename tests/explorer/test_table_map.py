@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from embedlayer import TokenEmbedding
-from embedlayer.errors import CheckpointError, SizeError
+from embedlayer.core.errors import CheckpointError, SizeError
 from embedlayer.explorer import table_map
 from embedlayer.explorer.table_map import map_job
 from embedlayer.opening import OpenedModel

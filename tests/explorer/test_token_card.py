@@ -9,7 +9,7 @@ from covering import some
 from page_waiting import until
 
 from embedlayer import TokenEmbedding
-from embedlayer.errors import SizeError, TokenIdError
+from embedlayer.core.errors import SizeError, TokenIdError
 from embedlayer.explorer import token_card
 from embedlayer.explorer.export import write_page
 from embedlayer.explorer.health import table_report

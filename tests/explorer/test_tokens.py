@@ -6,7 +6,7 @@ import torch
 
 from embedlayer import TokenEmbedding
 from embedlayer.analysis import TokenVectors, principal_components
-from embedlayer.errors import SizeError, TokenIdError
+from embedlayer.core.errors import SizeError, TokenIdError
 from embedlayer.explorer import tokens
 from embedlayer.opening import OpenedModel
 

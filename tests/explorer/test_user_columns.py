@@ -6,7 +6,7 @@ import torch
 
 from embedlayer import TokenEmbedding
 from embedlayer.analysis.atlas import write_atlas
-from embedlayer.errors import FileError, SizeError
+from embedlayer.core.errors import FileError, SizeError
 from embedlayer.explorer.routes import answer
 from embedlayer.explorer.user_columns import UserColumns, add_user_columns, read_user_columns
 from embedlayer.opening import OpenedModel

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from processes import run_program
 
-from embedlayer.errors import CheckpointError, FileError
+from embedlayer.core.errors import CheckpointError, FileError
 from embedlayer.io import files
 
 

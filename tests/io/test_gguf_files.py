@@ -8,7 +8,7 @@ import pytest
 import torch
 from gguf_models import QUANTISED, READ, TYPES, WIDTH, blocks, write_file
 
-from embedlayer.errors import CheckpointError, FileError
+from embedlayer.core.errors import CheckpointError, FileError
 from embedlayer.io.gguf_files import NewTensor, can_quantise, dequantise, quantise, read_gguf, write_gguf
 
 

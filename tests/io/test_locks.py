@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from embedlayer.errors import EmbedLayerWarning, FileError
+from embedlayer.core.errors import EmbedLayerWarning, FileError
 from embedlayer.io import locks
 from embedlayer.io.locks import FileLock
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from embedlayer.errors import CheckpointError, FileError
+from embedlayer.core.errors import CheckpointError, FileError
 from embedlayer.io import mapped_rows
 from embedlayer.io.mapped_rows import RESIDENT_BYTES, MappedRows, ResidentLimit, default_resident_bytes
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedlayer.errors import CheckpointError
+from embedlayer.core.errors import CheckpointError
 from embedlayer.io.name_patterns import LONGEST, NamePattern
 
 ELEMENTS = ["a", "b", "1", ".", r"\.", r"\d", r"\w", "[ab]", "[^a-c]", "*", "+", "?", "|", "(", "(?:", ")", "^", "$"]

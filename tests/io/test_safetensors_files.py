@@ -362,7 +362,7 @@ def test_a_full_disk_leaves_the_old_tensors(tmp_path: Path) -> None:
     code = f"""
 import resource, signal, torch
 from embedlayer.io.safetensors_files import save_tensors
-from embedlayer.errors import FileError
+from embedlayer.core.errors import FileError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
 try:

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from embedlayer.errors import CheckpointError, FileError
+from embedlayer.core.errors import CheckpointError, FileError
 from embedlayer.io import undo_log
 from embedlayer.io.undo_log import UndoLog, check_rows, read_log, roll_back
 

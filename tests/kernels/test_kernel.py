@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from embedlayer.kernels import kernel as kernels
 from embedlayer.kernels.kernel import Kernel, kernels_disabled
-from embedlayer.positions.rotary import RotaryEmbedding
-from embedlayer.positions.rotation import apply_rotary, fused_apply_rotary
+from embedlayer.positions.rotary.embedding import RotaryEmbedding
+from embedlayer.positions.rotary.rotation import apply_rotary, fused_apply_rotary
 
 KERNEL = Kernel("rotary", "rotate_half_split")
 
@@ -42,7 +42,7 @@ def test_the_result_depends_neither_on_blocks_nor_on_threads(threads, block, mon
     x, cos, sin = rotation()
     with kernels_disabled():
         expected = apply_rotary(x, cos, sin)
-    monkeypatch.setattr("embedlayer.positions.rotation.CLAIMED_NUMEL", 16 * block)
+    monkeypatch.setattr("embedlayer.positions.rotary.rotation.CLAIMED_NUMEL", 16 * block)
     torch.set_num_threads(threads)
     found = fused_apply_rotary(x, cos, sin)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
@@ -78,7 +78,7 @@ import atexit
 import multiprocessing
 import torch
 from embedlayer.kernels import kernel as kernels
-from embedlayer.positions.rotation import LARGE_NUMEL, apply_rotary, fused_apply_rotary
+from embedlayer.positions.rotary.rotation import LARGE_NUMEL, apply_rotary, fused_apply_rotary
 
 torch.manual_seed(0)
 x, cos, sin = torch.randn(4, 8, 600, 64), torch.randn(600, 32), torch.randn(600, 32)
@@ -154,7 +154,7 @@ def test_torch_operators_are_used_after_one_line_in_the_log_where_kernels_cannot
     preparation, reason = FALLBACKS[case]
     script = """
         import torch
-        from embedlayer.positions.rotation import apply_rotary, fused_apply_rotary
+        from embedlayer.positions.rotary.rotation import apply_rotary, fused_apply_rotary
         x, cos, sin = torch.randn(1, 8, 600, 64), torch.randn(600, 32), torch.randn(600, 32)
         for _ in range(3):
             torch.testing.assert_close(fused_apply_rotary(x, cos, sin), apply_rotary(x, cos, sin))

@@ -18,7 +18,7 @@ ADDITIVE = [name for name, build in POSITIONS.items() if isinstance(build(), Add
 
 
 def parts_of(layer: Any) -> tuple[nn.Module, nn.Module, nn.Module | None]:
-    if isinstance(layer, el.GPTEmbedding):
+    if isinstance(layer, el.lessons.GPTEmbedding):
         return layer.tok_emb, layer.pos_emb, None
     return layer.table, layer.position, layer.dropout
 

@@ -71,7 +71,7 @@ def folder(tmp_path_factory):
         "vocab suggest model t.txt --count 1 --held-out t.txt",
     ],
 )
-@pytest.mark.filterwarnings("ignore::embedlayer.errors.EmbedLayerWarning")
+@pytest.mark.filterwarnings("ignore::embedlayer.core.errors.EmbedLayerWarning")
 def test_json_of_tables_that_are_not_finite_has_no_nan(line, folder, capsys) -> None:
     run(*(folder / word if (folder / word).exists() else word for word in line.split()), "--json")
     shown, said = capsys.readouterr()

@@ -10,7 +10,7 @@ from kinds import EMBED_DIM, TABLES, VOCAB_SIZE
 import embedlayer as el
 from embedlayer import DeltaEmbedding, FactorizedEmbedding, QuantizedEmbedding, TokenTable
 from embedlayer.compress.convert import compress_table
-from embedlayer.pretrained import build, describe
+from embedlayer.saving import build, describe
 
 DTYPES = (torch.float32, torch.bfloat16)
 SOURCES: dict[str, Callable[[], TokenTable]] = {

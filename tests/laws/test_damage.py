@@ -14,7 +14,7 @@ from covering import cases
 from processes import run_program
 
 import embedlayer as el
-from embedlayer.analysis.evaluate import evaluate_word_pairs
+from embedlayer.analysis.evaluation.judgements import evaluate_word_pairs
 from embedlayer.checkpoints.vector_files import read_vectors
 from embedlayer.data.text_chunks import read_text_chunks
 from embedlayer.explorer.user_columns import read_user_columns

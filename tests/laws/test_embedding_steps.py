@@ -37,7 +37,7 @@ def test_the_last_traced_vectors_are_those_of_forward(name, context) -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_where_nothing_is_fused_they_are_equal_bit_for_bit(name) -> None:
     layer = LAYERS[name]().eval()
-    table = layer.tok_emb if isinstance(layer, el.GPTEmbedding) else layer.table
+    table = layer.tok_emb if isinstance(layer, el.lessons.GPTEmbedding) else layer.table
     table.register_forward_hook(lambda _, given, found: None)
     *_, last = layer.trace(IDS)
     assert torch.equal(last.vectors, entered(layer, IDS))

@@ -8,7 +8,7 @@ from commands import run
 from tokenizers import Tokenizer, models
 
 import embedlayer as el
-from embedlayer.errors import EmbedLayerError
+from embedlayer.core.errors import EmbedLayerError
 from embedlayer.explorer.routes import answer
 from embedlayer.opening import open_model
 

@@ -16,9 +16,9 @@ from memory import Shapes
 from torch import Tensor, nn
 
 import embedlayer as el
-from embedlayer.block_sizes import TABLE_ROWS
-from embedlayer.documents import shifted_targets
-from embedlayer.layers.prediction_head import PredictionHead
+from embedlayer.core.block_sizes import TABLE_ROWS
+from embedlayer.core.documents import shifted_targets
+from embedlayer.heads.prediction import PredictionHead
 from embedlayer.losses import ForwardKL, JensenShannon, LinearLogits, ReverseKL, TopKTargets, chunk_size, divergence
 
 STATISTICS = ("log_probs", "entropy", "logsumexp", "sum_squared_probs", "is_argmax")

@@ -18,8 +18,8 @@ from embedlayer import (
     TokenIdError,
     TransformerEmbedding,
 )
-from embedlayer.layers.injection import AddedEmbedding, InjectionContext
-from embedlayer.layers.input import UnscaledLookup
+from embedlayer.injections.injection import AddedEmbedding, InjectionContext
+from embedlayer.inputs.embedding import UnscaledLookup
 from embedlayer.row_sparse import hooks
 
 IDS = torch.tensor([[1, 7, 0, 49], [3, 7, 48, 2], [0, 1, 5, 49]])

@@ -94,7 +94,7 @@ def test_added_rows_are_trained_merged_and_undone(model_type, kind, unchecked) -
     model = built(model_type, kind)
     before, size = state_of(model), model.config.get_text_config().vocab_size
     if refusal := EDIT_REFUSED.get(model_type, EDIT_REFUSED.get(f"{model_type}-{kind}")):
-        with pytest.raises(el.errors.EmbedLayerError, match=refusal):
+        with pytest.raises(el.core.errors.EmbedLayerError, match=refusal):
             el.vocab.add_tokens(model, NEW, train_only_new=True)
         assert same(state_of(model), before)
         return
@@ -136,7 +136,7 @@ def test_old_tokens_keep_their_logits_when_others_are_added_and_removed(model_ty
     model = built(model_type, kind)
     before, logits = state_of(model), logits_of(model)
     if refusal := ADD_REFUSED.get(model_type):
-        with pytest.raises(el.errors.EmbedLayerError, match=refusal):
+        with pytest.raises(el.core.errors.EmbedLayerError, match=refusal):
             el.vocab.add_tokens(model, NEW)
         assert same(state_of(model), before)
         return
@@ -271,7 +271,7 @@ def test_rows_of_new_tokens_are_distilled_and_nothing_else_changes(model_type, k
     old = el.train_tokenizer((), "byte")
     refusal = NOT_CAUSAL.get(model_type, EDIT_REFUSED.get(model_type))
     if refusal and model_type not in NOT_CAUSAL:
-        with pytest.raises(el.errors.EmbedLayerError, match=refusal):
+        with pytest.raises(el.core.errors.EmbedLayerError, match=refusal):
             el.vocab.add_tokens(model, [" loved"], tokenizer=old)
         return
     receipt = el.vocab.add_tokens(model, [" loved"], tokenizer=old)
@@ -290,7 +290,7 @@ def test_rows_of_new_tokens_are_distilled_and_nothing_else_changes(model_type, k
         )
 
     if refusal:
-        with pytest.raises(el.errors.EmbedLayerError, match=refusal):
+        with pytest.raises(el.core.errors.EmbedLayerError, match=refusal):
             distilled()
         return
     if model_type == "reformer":  # its code computes gradients in training mode alone

@@ -19,7 +19,7 @@ from transformers_probe import observe
 
 import embedlayer as el
 from embedlayer.checkpoints.reading.configuration import LogitFactors
-from embedlayer.layers.logit_source import ModelLogitOptions
+from embedlayer.heads.logit_source import ModelLogitOptions
 
 ALWAYS = {
     ("causal", "llama"): {},

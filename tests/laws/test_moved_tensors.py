@@ -127,14 +127,14 @@ def check(model: Any, folder: Path, *, live: str | None, saved: str | None, is_r
                 assert file.read_bytes() == (back / file.name).read_bytes()
             edited += [type(model).from_pretrained(new, attn_implementation="eager").eval()] if is_readable else []
         else:
-            with pytest.raises(el.errors.EmbedLayerError, match=saved):
+            with pytest.raises(el.core.errors.EmbedLayerError, match=saved):
                 el.vocab.edit_vocabulary(old, **request, out=new)
             assert not new.exists()
         if live is None:
             receipt = el.vocab.edit_vocabulary(model, **request)
             edited += [model]
         else:
-            with pytest.raises(el.errors.EmbedLayerError, match=live):
+            with pytest.raises(el.core.errors.EmbedLayerError, match=live):
                 el.vocab.edit_vocabulary(model, **request)
             assert different(state_of(model), before) == []
     for each in edited:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import embedlayer as el
 from embedlayer.compress import compress_table, replace_table
-from embedlayer.layers import PredictionHead
+from embedlayer.heads import PredictionHead
 
 IDS = torch.tensor([[1, 7, 0, 49], [3, 7, 48, 2]])
 

@@ -34,7 +34,7 @@ LOGITS = {
     "table.logits": lambda table, hidden: table.logits(hidden),
     "OutputHead": lambda table, hidden: el.OutputHead(table)(hidden),
     "uncomputed_logits": lambda table, hidden: table.uncomputed_logits(hidden).logits(),
-    "draft head": lambda table, hidden: el.layers.DraftHead(table, range(VOCAB_SIZE))(hidden),
+    "draft head": lambda table, hidden: el.heads.DraftHead(table, range(VOCAB_SIZE))(hidden),
 }
 SCORES = {
     "loss": lambda table, hidden, ids: -table.loss(hidden, ids, reduction="none", impl="chunked"),
@@ -101,7 +101,7 @@ LOSSES = {
     "token_statistics": lambda part, hidden: part.token_statistics(hidden, IDS).log_probs.sum(),
     "divergence": lambda part, hidden: own_log_probs(part, hidden, IDS).sum(),
     "multi_token_loss": lambda part, hidden: part.multi_token_loss([hidden, hidden], IDS).loss,
-    "draft head": lambda part, hidden: el.layers.DraftHead(part, range(VOCAB_SIZE)).loss(hidden, IDS),
+    "draft head": lambda part, hidden: el.heads.DraftHead(part, range(VOCAB_SIZE)).loss(hidden, IDS),
 }
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from embedlayer import CheckpointError, OutputHead, RowAdamW, ShapeError, SizeError, TokenEmbedding, patch, unpatch
-from embedlayer.layers.logit_source import LogitsReport
+from embedlayer.heads.logit_source import LogitsReport
 from embedlayer.vocab.operations import edit_vocabulary
 from embedlayer.vocab.row_training import merge_rows, train_only_rows
 

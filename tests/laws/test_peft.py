@@ -37,7 +37,7 @@ class WithLayer(nn.Module):
         super().__init__()
         table = TABLES["dense, rounded scale"]()
         dense = nn.Linear(EMBED_DIM, EMBED_DIM)
-        head = el.layers.PredictionHead(el.OutputHead(table), dense=dense, activation="gelu")
+        head = el.heads.PredictionHead(el.OutputHead(table), dense=dense, activation="gelu")
         self.layer = el.EmbeddingLayer(table=table, head=head)
         self.query = nn.Linear(EMBED_DIM, EMBED_DIM)
 

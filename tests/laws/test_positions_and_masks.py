@@ -10,10 +10,10 @@ from kinds import EMBED_DIM, LAYERS, MAX_SEQ_LEN, NUM_HEADS, POSITIONS, VOCAB_SI
 from torch import Tensor
 
 import embedlayer as el
-from embedlayer.documents import check_mask
-from embedlayer.layers.gated_embedding import GatedEmbedding
+from embedlayer.core.documents import check_mask
+from embedlayer.core.torch_state import is_unchanged
+from embedlayer.injections.gated import GatedEmbedding
 from embedlayer.positions.position import AdditivePosition
-from embedlayer.torch_state import is_unchanged
 
 B, T = 2, 5
 IDS = torch.arange(1, 1 + B * T).view(B, T)

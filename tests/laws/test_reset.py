@@ -9,7 +9,7 @@ from kinds import LAYERS, POSITIONS, TABLES, TIED_HEADS, UNTIED_HEADS, dense
 from torch import nn
 
 from embedlayer import OutputHead, RowAdamW
-from embedlayer.pretrained import build, describe
+from embedlayer.saving import build, describe
 
 
 def tied(name: str) -> nn.Module:

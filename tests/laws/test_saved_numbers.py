@@ -11,8 +11,8 @@ from covering import some
 from fuzz import LAYERS as SAVED
 from kinds import INJECTIONS, LAYERS, LOOKUP_TABLES, POSITIONS, TABLES, UNTIED_HEADS
 
-from embedlayer.errors import CheckpointError
-from embedlayer.pretrained import Described, build, describe
+from embedlayer.core.errors import CheckpointError
+from embedlayer.saving import Described, build, describe
 
 HUGE = (2**50, -(2**50), 2**70, 10**400)
 NO_NUMBERS = (math.nan, math.inf, -math.inf)

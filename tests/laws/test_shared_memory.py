@@ -12,10 +12,10 @@ from processes import in_a_fork
 from torch import Tensor, nn
 
 import embedlayer as el
-from embedlayer.errors import FileError, SizeError, StaleRowsError
+from embedlayer.core.errors import FileError, SizeError, StaleRowsError
 from embedlayer.optim import RowwiseSecondMoment
 from embedlayer.row_sparse.storage import raw_weight
-from embedlayer.tables.mapped import MappedEmbedding
+from embedlayer.tables.stored.mapped import MappedEmbedding
 
 V, D = 40, 4
 ROWS = torch.randn(V, D, generator=torch.Generator().manual_seed(0))

@@ -18,7 +18,7 @@ from tokenizer_folders import (
 )
 from tokenizers import AddedToken
 
-from embedlayer.errors import TokenizerError
+from embedlayer.core.errors import TokenizerError
 from embedlayer.families.tokenizers import BPE_CLASSES
 from embedlayer.tokenization.read import load_tokenizer
 

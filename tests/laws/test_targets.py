@@ -19,17 +19,17 @@ from safetensors.torch import save_file
 import embedlayer as el
 from embedlayer.analysis import write_atlas
 from embedlayer.checkpoints import write_vectors
-from embedlayer.collectives import SingleProcess
 from embedlayer.compress import compress_table, export_onnx
+from embedlayer.core.collectives import SingleProcess
+from embedlayer.core.errors import EmbedLayerError
 from embedlayer.data.corpus_files import PLAN_FILE
 from embedlayer.data.sharded_build import build_in_shards
 from embedlayer.distributed.sharded_file import save_sharded
-from embedlayer.errors import EmbedLayerError
 from embedlayer.explorer import export
+from embedlayer.heads import save_draft_tokens
 from embedlayer.io import files
 from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.io.undo_log import UndoLog
-from embedlayer.layers import save_draft_tokens
 from embedlayer.vocab import edit_vocabulary
 from embedlayer.vocab.receipt import last_receipt
 

@@ -22,7 +22,7 @@ import embedlayer as el
 from embedlayer.row_sparse.hooks import without_applying_updates
 from embedlayer.row_sparse.pending_updates import pending_updates_of
 from embedlayer.row_sparse.storage import raw_weight
-from embedlayer.tables.mapped import MappedEmbedding
+from embedlayer.tables.stored.mapped import MappedEmbedding
 
 IDS = torch.arange(VOCAB_SIZE)
 STEPS = ([1, 2, 3, 4, 5, 6, 7], [1, 2, 48], [0, 7])

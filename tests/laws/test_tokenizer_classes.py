@@ -13,7 +13,7 @@ from covering import cases
 from tokenizer_folders import TEXTS, write_class
 from tokenizers import normalizers
 
-from embedlayer.errors import TokenizerError
+from embedlayer.core.errors import TokenizerError
 from embedlayer.families.tokenizers import (
     BPE_CLASSES,
     CLASS_OF_TYPE,

@@ -9,7 +9,7 @@ from torch import nn
 import embedlayer as el
 from embedlayer.analysis.geometry import variance_shares
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.layers.input import PositionName
+from embedlayer.inputs.embedding import PositionName
 from embedlayer.plots.rows import used_rows
 
 IDS = torch.tensor([[1, 2, 3], [7, 49, 0]])

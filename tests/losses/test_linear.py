@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from embedlayer import SizeError, TokenEmbedding, TokenIdError, linear_cross_entropy
+from embedlayer.lessons.scratch import ScratchEmbeddingWithGrad, ScratchTiedHead
 from embedlayer.losses.finishing import finish_logits
-from embedlayer.scratch import ScratchEmbeddingWithGrad, ScratchTiedHead
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from memory import Shapes
 
 import embedlayer as el
 from embedlayer import token_log_probs
-from embedlayer.layers.deferred_logits import DeferredLogits
-from embedlayer.layers.logit_source import LogitsReport
+from embedlayer.heads.deferred import DeferredLogits
+from embedlayer.heads.logit_source import LogitsReport
 from embedlayer.losses import LinearLogits, chunk_size, divergence, token_statistics, uncomputed_logits
 
 B, T, V, D = 2, 7, 83, 6
@@ -124,7 +124,7 @@ def test_logits_whose_weights_changed_are_refused(inputs) -> None:
     logits = shifted(model(hidden))
     with torch.no_grad():
         model.head.weight.add_(1.0)
-    with pytest.raises(el.errors.StaleRowsError):
+    with pytest.raises(el.core.errors.StaleRowsError):
         token_log_probs(logits, tokens)
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import embedlayer as el
-from embedlayer.layers.draft_head import DraftHead
-from embedlayer.layers.prediction_head import PredictionHead
+from embedlayer.heads.draft import DraftHead
+from embedlayer.heads.prediction import PredictionHead
 from embedlayer.losses import BlockLogits, LinearLogits, LogitOptions, LossOptions, ScoreOptions, finish_logits
 from embedlayer.losses import divergence as divergence_of
 from embedlayer.losses import token_statistics as token_statistics_of

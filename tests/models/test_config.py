@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from kinds import TABLES, VOCAB_SIZE, dense
 
 from embedlayer import DecoderLM, OutputHead, SizeError
-from embedlayer.pretrained import build, describe
+from embedlayer.saving import build, describe
 
 IDS = torch.randint(1, VOCAB_SIZE, (24, 8), generator=torch.Generator().manual_seed(0))
 

@@ -5,7 +5,7 @@ import torch
 
 import embedlayer as el
 from embedlayer.checkpoints.vector_files import VectorFormat
-from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, FileError, SizeError
+from embedlayer.core.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, FileError, SizeError
 from embedlayer.io.files import write_json
 from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.opening import open_model
@@ -139,7 +139,7 @@ def test_metas_layout_is_a_whole_model_and_without_sizes_still_a_table(shared_da
 
 def test_a_name_on_the_hub_is_its_embedding_layer(tmp_path, monkeypatch) -> None:
     layer = el.EmbeddingLayer(el.TokenEmbedding(5, 4), family="gpt2")
-    monkeypatch.setattr("embedlayer.checkpoints.embedding_layer.load", lambda name, **_: {"someone/tiny": layer}[name])
+    monkeypatch.setattr("embedlayer.checkpoints.layer.load", lambda name, **_: {"someone/tiny": layer}[name])
     monkeypatch.chdir(tmp_path)
     opened = open_with_rows("someone/tiny", layer.table.weight.detach())
     assert (opened.source, opened.kind, opened.title) == ("someone/tiny", "checkpoint of family gpt2", "someone/tiny")
@@ -150,7 +150,7 @@ def make(kind, path):
     if kind == "position":
         el.LearnedPositionalEmbedding(4, 4).save_pretrained(path)
     elif kind == "n-grams":
-        el.layers.NgramEmbedding.dense(el.layers.NgramHash.for_rows(20, 9, heads=1), 4).save_pretrained(path)
+        el.injections.NgramEmbedding.dense(el.injections.NgramHash.for_rows(20, 9, heads=1), 4).save_pretrained(path)
     elif kind == "other version":
         path.mkdir()
         write_json(path / "config.json", {"format_version": 99, "kind": "token_embedding"})

@@ -10,7 +10,7 @@ from row_rules import RULES, train
 from torch import nn
 
 import embedlayer as el
-from embedlayer.errors import CheckpointError, SizeError, StaleRowsError
+from embedlayer.core.errors import CheckpointError, SizeError, StaleRowsError
 from embedlayer.optim import RowAdagrad, RowAdamW
 from embedlayer.row_sparse import StochasticRounding
 from embedlayer.tables import MappedEmbedding

@@ -9,7 +9,7 @@ from pictures import disjoint, drawn, lines, texts
 
 import embedlayer as el
 from embedlayer import plots
-from embedlayer.errors import ShapeError, SizeError
+from embedlayer.core.errors import ShapeError, SizeError
 
 
 @pytest.mark.parametrize("heads", [8, 12])

@@ -7,7 +7,7 @@ from pictures import drawn, lines
 
 import embedlayer as el
 from embedlayer import plots
-from embedlayer.errors import SizeError
+from embedlayer.core.errors import SizeError
 
 
 def test_each_strip_holds_its_columns():

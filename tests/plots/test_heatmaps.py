@@ -8,7 +8,7 @@ from pictures import drawn, image
 import embedlayer as el
 from embedlayer import plots
 from embedlayer.analysis.position_pictures import position_values
-from embedlayer.errors import ShapeError, SizeError
+from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.plots.heatmaps import limit_of
 
 
@@ -108,7 +108,7 @@ def test_the_last_step_is_what_enters_the_first_block(position, scale):
 
 
 def test_the_path_of_gpt_and_of_a_decoder():
-    gpt = el.GPTEmbedding(10, 8, 6)
+    gpt = el.lessons.GPTEmbedding(10, 8, 6)
     assert torch.equal(list(plots.path_steps(gpt, IDS).values())[-1], gpt(IDS))
     model = el.DecoderLM(el.TokenEmbedding(10, 16, scale="sqrt_dim"), el.RotaryEmbedding(8), num_layers=1, num_heads=2)
     assert list(plots.path_steps(model, IDS)) == ["row", "× 4"], "rotary positions act inside attention"
@@ -155,4 +155,4 @@ def test_a_path_that_does_not_fit_its_tokens_is_refused():
     with pytest.raises(SizeError, match="1 to 64 tokens; found 1 and 65"):
         plots.token_path({"row": torch.zeros(65, 4)}, ["a"] * 65)
     with pytest.raises(ShapeError, match=r"ids of shape \(T,\), not \(1, 4\)"):
-        plots.path_steps(el.GPTEmbedding(10, 8, 6), IDS[None])
+        plots.path_steps(el.lessons.GPTEmbedding(10, 8, 6), IDS[None])

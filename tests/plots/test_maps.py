@@ -7,7 +7,7 @@ from pictures import disjoint, drawn, texts
 
 import embedlayer as el
 from embedlayer import plots
-from embedlayer.errors import ShapeError
+from embedlayer.core.errors import ShapeError
 
 
 def in_order(coordinates: torch.Tensor) -> np.ndarray:
@@ -158,5 +158,5 @@ def test_a_tokenizer_is_the_second_argument_or_named_and_ours_or_of_transformers
     for each in (tokenizer, PreTrainedTokenizerFast(tokenizer_object=tokenizer)):
         function(table, each)
         function(table, tokenizer=each)
-    with pytest.raises(el.errors.TokenizerError, match="A dict is not a tokenizer"):
+    with pytest.raises(el.core.errors.TokenizerError, match="A dict is not a tokenizer"):
         function(table, {1: "cat"})

@@ -8,7 +8,7 @@ from pictures import drawn, lines, texts
 import embedlayer as el
 from embedlayer import plots
 from embedlayer.analysis.geometry import variance_shares
-from embedlayer.errors import ShapeError, SizeError
+from embedlayer.core.errors import ShapeError, SizeError
 
 
 def test_the_histogram_counts_every_finite_norm():

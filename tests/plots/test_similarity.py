@@ -7,7 +7,7 @@ from pictures import drawn, image, lines, texts
 
 import embedlayer as el
 from embedlayer import plots
-from embedlayer.errors import ShapeError, SizeError, TokenizerError
+from embedlayer.core.errors import ShapeError, SizeError, TokenizerError
 
 
 def test_cosines_are_drawn_as_torch_computes_them_and_written_into_the_cells():

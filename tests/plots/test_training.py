@@ -9,7 +9,7 @@ import pytest
 from pictures import drawn, lines, texts
 
 from embedlayer import plots
-from embedlayer.errors import FileError, SizeError
+from embedlayer.core.errors import FileError, SizeError
 
 METRICS: list[dict[str, Any]] = [
     {"step": 0, "loss": 8.3, "validation_loss": 8.31},

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from embedlayer import LearnedPositionalEmbedding, PositionError, SizeError, positions_of
-from embedlayer.scratch import ScratchPositionEmbedding
+from embedlayer.lessons.scratch import ScratchPositionEmbedding
 
 
 def test_values_and_gradients_equal_the_one_hot_oracle() -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedlayer import PositionError, SinusoidalPositionalEmbedding, SizeError, TransformerEmbedding, positions_of
+from embedlayer.lessons.scratch import scratch_sinusoidal
 from embedlayer.positions import sinusoids
-from embedlayer.scratch import scratch_sinusoidal
 
 
 @pytest.mark.parametrize("width", [1, 2, 7, 64])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from embedlayer.block_sizes import NUMBERS, block_size
+from embedlayer.core.block_sizes import NUMBERS, block_size
 from embedlayer.row_sparse.arithmetic import (
     apply_skipped_steps_,
     chunk_slices,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from embedlayer import DeltaEmbedding, TokenEmbedding
-from embedlayer.errors import CheckpointError
+from embedlayer.core.errors import CheckpointError
 from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, save_tensors
 from embedlayer.tables.adapter_files import ADAPTER_CONFIG
 from embedlayer.vocab import merge_adapter

@@ -27,7 +27,7 @@ from embedlayer import (
     TransformerEmbedding,
     param_groups,
 )
-from embedlayer.block_sizes import TABLE_ROWS
+from embedlayer.core.block_sizes import TABLE_ROWS
 from embedlayer.io import safetensors_files
 from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.tables import delta as module

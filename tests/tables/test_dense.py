@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from embedlayer import CheckpointError, ShapeError, SizeError, TokenEmbedding
-from embedlayer.scratch import ScratchEmbeddingWithGrad
+from embedlayer.lessons.scratch import ScratchEmbeddingWithGrad
 
 SEED_000 = (
     torch.tensor(  # printed in "Understanding the difference between embedding layers and linear layers", Raschka

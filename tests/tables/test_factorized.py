@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedlayer import EmbedLayerError, FactorizedEmbedding, QuantizedEmbedding, SizeError, TokenEmbedding
-from embedlayer.scratch import ScratchFactorizedEmbedding
+from embedlayer.lessons.scratch import ScratchFactorizedEmbedding
 
 
 def oracle_of(table: FactorizedEmbedding) -> ScratchFactorizedEmbedding:

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from embedlayer import TokenEmbedding, TokenIdError, TokenTable, linear_cross_entropy
-from embedlayer.block_sizes import TABLE_ROWS
+from embedlayer.core.block_sizes import TABLE_ROWS
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
 
 

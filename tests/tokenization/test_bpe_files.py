@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from embedlayer.errors import TokenizerError
+from embedlayer.core.errors import TokenizerError
 from embedlayer.tokenization.bpe_files import byte_level_alphabet
 from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.train import train_tokenizer

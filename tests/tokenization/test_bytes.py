@@ -2,7 +2,7 @@
 
 import pytest
 
-from embedlayer.errors import TokenIdError, VocabularyError
+from embedlayer.core.errors import TokenIdError, VocabularyError
 from embedlayer.tokenization.bytes import TokenBytes, spell, token_text
 from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.train import train_tokenizer

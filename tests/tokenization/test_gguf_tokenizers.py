@@ -8,7 +8,7 @@ from gguf_models import TOKENIZERS, write_file
 from tokenizer_kinds import ENGLISH, LANGUAGES
 from tokenizers import AddedToken, Tokenizer, models
 
-from embedlayer.errors import TokenizerError
+from embedlayer.core.errors import TokenizerError
 from embedlayer.io.gguf_files import read_gguf
 from embedlayer.tokenization.gguf_tokenizers import tokenizer_metadata, tokenizer_of
 from embedlayer.tokenization.read import load_tokenizer

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from embedlayer.errors import TokenizerError
+from embedlayer.core.errors import TokenizerError
 from embedlayer.tokenization.bpe_files import END_OF_TEXT
 from embedlayer.tokenization.ids import end_of_text_id, require_rows, table_size
 from embedlayer.tokenization.read import load_tokenizer

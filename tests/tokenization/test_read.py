@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from embedlayer.errors import EmbedLayerError, FileError, TokenizerError
+from embedlayer.core.errors import EmbedLayerError, FileError, TokenizerError
 from embedlayer.tokenization.read import load_tokenizer, save_tokenizer
 from embedlayer.tokenization.tokenizer_calls import fingerprint
 from embedlayer.tokenization.train import TokenizerKind, train_tokenizer

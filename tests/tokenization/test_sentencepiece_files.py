@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from embedlayer.errors import MissingExtraError, TokenizerError
+from embedlayer.core.errors import MissingExtraError, TokenizerError
 from embedlayer.tokenization.read import load_tokenizer
 
 TEXT = (

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, models
 
 import embedlayer
 from embedlayer import TokenCorpus, load_tokenizer, train_tokenizer
+from embedlayer.core.errors import TokenizerError
 from embedlayer.data.text_chunks import encode_chunks, read_text_chunks, split_text
-from embedlayer.errors import TokenizerError
 from embedlayer.tokenization import tokenizer_calls as calls
 from embedlayer.tokenization.read import save_tokenizer
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, fingerprint, pure_tokenizer

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from embedlayer.errors import TokenizerError
+from embedlayer.core.errors import TokenizerError
 from embedlayer.tokenization.tokenizer_config import read_tokenizer_config
 
 

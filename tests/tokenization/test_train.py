@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from embedlayer.errors import SizeError, TextError, TokenizerError
+from embedlayer.core.errors import SizeError, TextError, TokenizerError
 from embedlayer.tokenization import train
 from embedlayer.tokenization.bpe_files import END_OF_TEXT
 from embedlayer.tokenization.bytes import token_text

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, trainers
 
-from embedlayer.errors import MissingExtraError
+from embedlayer.core.errors import MissingExtraError
 from embedlayer.tokenization.bpe_files import END_OF_TEXT
 from embedlayer.tokenization.train import train_tokenizer
 

@@ -34,13 +34,13 @@ from embedlayer import (
 )
 from embedlayer.cli.main import main
 from embedlayer.cli.train import was_started_by
-from embedlayer.collectives import SINGLE_PROCESS, ProcessGroup
+from embedlayer.core.collectives import SINGLE_PROCESS, ProcessGroup
 from embedlayer.data.mixture import TokenMixture
 from embedlayer.distributed.dtensors import to_local
 from embedlayer.distributed.launch import Launch
+from embedlayer.injections import GatedEmbedding, NgramEmbedding, NgramHash, ValueEmbedding
 from embedlayer.io.safetensors_files import load_tensors
-from embedlayer.layers import GatedEmbedding, NgramEmbedding, NgramHash, ValueEmbedding
-from embedlayer.pretrained import describe
+from embedlayer.saving import describe
 from embedlayer.training.parallel import ParallelContext, parallel_context
 
 TEXT = "the cat sat on the mat and the dog sat on the cat . " * 60

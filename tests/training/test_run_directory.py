@@ -20,8 +20,8 @@ from embedlayer import (
     open_model,
     train_tokenizer,
 )
-from embedlayer.layers import GatedEmbedding, NgramEmbedding, NgramHash, ValueEmbedding
-from embedlayer.tables.mapped import MappedEmbedding
+from embedlayer.injections import GatedEmbedding, NgramEmbedding, NgramHash, ValueEmbedding
+from embedlayer.tables.stored.mapped import MappedEmbedding
 from embedlayer.tokenization import compressed_tokens
 from embedlayer.training.loop import trained_files
 from embedlayer.vocab import edit_vocabulary

@@ -7,7 +7,7 @@ import torch
 from covering import some
 
 import embedlayer as el
-from embedlayer.errors import SizeError, VocabularyError
+from embedlayer.core.errors import SizeError, VocabularyError
 from embedlayer.training.loop import TrainingOptions
 from embedlayer.vocab import add_tokens, distill_rows, find_snippets
 

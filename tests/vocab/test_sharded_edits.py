@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import embedlayer as el
-from embedlayer.block_sizes import TABLE_ROWS
-from embedlayer.collectives import ProcessGroup
+from embedlayer.core.block_sizes import TABLE_ROWS
+from embedlayer.core.collectives import ProcessGroup
 from embedlayer.distributed.launch import Launch
 from embedlayer.distributed.sharded import ShardedTable, shard_table
 from embedlayer.distributed.state import trained_parameters

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizer_kinds import tokenizer_of
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from embedlayer.errors import TokenizerError, VocabularyError
+from embedlayer.core.errors import TokenizerError, VocabularyError
 from embedlayer.tokenization.ids import table_size
 from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.train import TokenizerKind, train_tokenizer

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 import embedlayer as el
-from embedlayer.command_name import command_line
+from embedlayer.core.command_name import command_line
 from embedlayer.io.files import read_json, write_json
 from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.tokenization.read import save_tokenizer

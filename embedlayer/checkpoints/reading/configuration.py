@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from embedlayer.errors import CheckpointError, SizeError
+from embedlayer.core.errors import CheckpointError, SizeError
 from embedlayer.families import CONFIG_KEYS, MULTIMODAL, Family, family_of, stated_size
 from embedlayer.families.default_ids import DEFAULT_IDS
 from embedlayer.families.records import Factor, HeadSpec, Names, Presence

@@ -7,11 +7,11 @@ from embedlayer.checkpoints.reading.configuration import MOST_POSITIONS, is_tied
 from embedlayer.checkpoints.reading.inputs import read_linear, read_norm, weight_names
 from embedlayer.checkpoints.reading.model import CheckpointModel
 from embedlayer.checkpoints.reading.tensors import is_in_block
-from embedlayer.errors import CheckpointError
+from embedlayer.core.errors import CheckpointError
 from embedlayer.families import HEAD_CLASSES
 from embedlayer.families.records import AddedColumns, CountedRows, HeadSpec, LinearSpec, Names, WideRows
-from embedlayer.layers.output import OutputHead
-from embedlayer.layers.prediction_head import ACTIVATIONS, PredictionHead
+from embedlayer.heads.output import OutputHead
+from embedlayer.heads.prediction import ACTIVATIONS, PredictionHead
 from embedlayer.tables.table import TokenTable
 
 

@@ -10,7 +10,7 @@ from embedlayer.checkpoints.reading.configuration import MOST_POSITIONS
 from embedlayer.checkpoints.reading.model import CheckpointModel
 from embedlayer.checkpoints.reading.positions import StackPositions, read_positions
 from embedlayer.checkpoints.reading.table import check_rows, padding_row, read_second_table
-from embedlayer.errors import CheckpointError
+from embedlayer.core.errors import CheckpointError
 from embedlayer.families import CONFIG_KEYS, stated_size
 from embedlayer.families.final_norms import FINAL_NORMS, WINDOW_IN_ALL_BLOCKS
 from embedlayer.families.records import (
@@ -25,10 +25,9 @@ from embedlayer.families.records import (
     StreamPositions,
     TrigramSpec,
 )
-from embedlayer.io.json_fields import as_whole_number
-from embedlayer.io.safetensors_files import DTYPES
-from embedlayer.layers.decoder_input import DecoderInput
-from embedlayer.layers.input_parts import (
+from embedlayer.injections.per_layer import PerLayerInputs
+from embedlayer.inputs.decoder_input import DecoderInput
+from embedlayer.inputs.parts import (
     ElementwiseAffine,
     FeatureProjection,
     OffsetRMSNorm,
@@ -38,9 +37,10 @@ from embedlayer.layers.input_parts import (
     TrigramProjection,
     TypeTables,
 )
-from embedlayer.layers.per_layer import PerLayerInputs
-from embedlayer.positions.rotary_blocks import layer_types
-from embedlayer.pretrained import FLOATS
+from embedlayer.io.json_fields import as_whole_number
+from embedlayer.io.safetensors_files import DTYPES
+from embedlayer.positions.rotary.blocks import layer_types
+from embedlayer.saving import FLOATS
 from embedlayer.tables.dense import TokenEmbedding
 
 TYPE_KEYS = ("type_vocab_size",)

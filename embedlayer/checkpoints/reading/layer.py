@@ -33,9 +33,9 @@ from embedlayer.checkpoints.reading.table import (
     unread_copies,
 )
 from embedlayer.checkpoints.reading.tensors import LoadedTensor
-from embedlayer.computed_buffers import recompute_all_buffers
-from embedlayer.errors import CheckpointError, SizeError
-from embedlayer.pretrained import assign
+from embedlayer.core.computed_buffers import recompute_all_buffers
+from embedlayer.core.errors import CheckpointError, SizeError
+from embedlayer.saving import assign
 
 Model = TypeVar("Model", bound=nn.Module)
 

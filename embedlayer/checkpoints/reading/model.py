@@ -14,11 +14,11 @@ from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.checkpoints.reading.configuration import Configuration, text_config, with_defaults, with_whole_model
 from embedlayer.checkpoints.reading.tensors import CheckpointTensors
 from embedlayer.checkpoints.refusals import unknown_family_error
-from embedlayer.errors import CheckpointError
+from embedlayer.core.errors import CheckpointError
 from embedlayer.families import CONFIG_KEYS, MULTIMODAL, STATIC_EMBEDDING, UNKNOWN, Family, family_of, gguf_family
 from embedlayer.families.records import Step
 from embedlayer.io.files import JsonObject
-from embedlayer.pretrained import is_description
+from embedlayer.saving import is_description
 
 SIZE_KEYS = ("hidden_size", *CONFIG_KEYS["num_attention_heads"], *CONFIG_KEYS["num_hidden_layers"])
 HEAD_WIDTH_KEYS = ("head_dim", "d_kv", "rotary_dim", "qk_rope_head_dim")

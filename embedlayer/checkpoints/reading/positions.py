@@ -6,7 +6,7 @@ from typing import NamedTuple
 from embedlayer.checkpoints.reading.configuration import MOST_POSITIONS, POSITION_KEYS
 from embedlayer.checkpoints.reading.model import CheckpointModel
 from embedlayer.checkpoints.reading.table import check_rows
-from embedlayer.errors import CheckpointError
+from embedlayer.core.errors import CheckpointError
 from embedlayer.families import CONFIG_KEYS, rotary_facts, stated_size
 from embedlayer.families.records import (
     AlibiPositions,
@@ -25,8 +25,8 @@ from embedlayer.positions.axial import AxialPositionalEmbedding
 from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.positions.position import Position
 from embedlayer.positions.relative import RelativePositionBias
-from embedlayer.positions.rotary import RotaryEmbedding, rotary_scheme
-from embedlayer.positions.rotary_blocks import read_blocks
+from embedlayer.positions.rotary.blocks import read_blocks
+from embedlayer.positions.rotary.embedding import RotaryEmbedding, rotary_scheme
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 
 LENGTH_KEYS = (

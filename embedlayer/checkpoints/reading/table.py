@@ -10,14 +10,14 @@ from embedlayer.checkpoints.reading.configuration import factor_value, is_tied
 from embedlayer.checkpoints.reading.model import CheckpointModel
 from embedlayer.checkpoints.reading.tensors import CheckpointTensors, is_in_block
 from embedlayer.checkpoints.refusals import NAMED, table_advice, table_names
-from embedlayer.errors import CheckpointError
+from embedlayer.core.errors import CheckpointError
 from embedlayer.families import UNKNOWN
 from embedlayer.families.records import FoldedRows, Names, OtherTable
+from embedlayer.formats.layouts import GGUFBlocks
 from embedlayer.io.gguf_files import dequantise
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.gguf_rows import GGUFEmbedding
 from embedlayer.tables.quantized import QuantizedEmbedding
-from embedlayer.tables.row_layouts import GGUFBlocks
 from embedlayer.tables.table import TokenTable
 
 

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.refusals import quantised_error, quantised_parts, states_quantisation
-from embedlayer.errors import CheckpointError
+from embedlayer.core.errors import CheckpointError
 from embedlayer.families.records import Names
 from embedlayer.io.safetensors_files import DTYPES
-from embedlayer.pretrained import FLOATS
+from embedlayer.saving import FLOATS
 
 ROWS_AT_ONCE = 8192
 

@@ -16,7 +16,7 @@ from embedlayer.checkpoints.vector_formats.streams import (
     reading,
     writing,
 )
-from embedlayer.errors import CheckpointError, FileError
+from embedlayer.core.errors import CheckpointError, FileError
 from embedlayer.io.files import is_stream, read_bytes, replace_file
 from embedlayer.io.json_fields import parse_json
 

@@ -8,7 +8,7 @@ import torch
 
 from embedlayer.checkpoints.vector_formats import streams
 from embedlayer.checkpoints.vector_formats.streams import LONGEST_LINE, DecodeErrors, Row, TokenDecoder, VectorRows
-from embedlayer.errors import CheckpointError
+from embedlayer.core.errors import CheckpointError
 from embedlayer.io.files import create_folder, replace_file
 
 TENSORS, METADATA, PROJECTOR_CONFIG = FILES = ("tensors.tsv", "metadata.tsv", "projector_config.pbtxt")

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from embedlayer.errors import CheckpointError, FileError
+from embedlayer.core.errors import CheckpointError, FileError
 from embedlayer.io.files import replace_file, require_file
 
 DecodeErrors = Literal["strict", "ignore", "replace"]

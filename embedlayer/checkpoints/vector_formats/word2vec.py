@@ -16,7 +16,7 @@ import torch
 
 from embedlayer.checkpoints.vector_formats import streams
 from embedlayer.checkpoints.vector_formats.streams import LONGEST_LINE, DecodeErrors, Row, TokenDecoder, VectorRows
-from embedlayer.errors import CheckpointError
+from embedlayer.core.errors import CheckpointError
 from embedlayer.io.safetensors_files import pickle_error
 
 FIRST_BYTES = 1 << 16

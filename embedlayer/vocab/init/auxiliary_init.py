@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from embedlayer.block_sizes import TABLE_ROWS
-from embedlayer.errors import SizeError, VocabularyError
+from embedlayer.core.block_sizes import TABLE_ROWS
+from embedlayer.core.errors import SizeError, VocabularyError
 from embedlayer.vocab.init.auxiliary_vectors import AuxiliaryVectors
 from embedlayer.vocab.init.old_rows import DeadRows, LiveRows
 from embedlayer.vocab.init.row_init import ComputedRows, Generator, RowInit, RowOrigin, SubwordMeanInit, Tokens

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.errors import ShapeError, SizeError, TextError, VocabularyError, require
+from embedlayer.core.errors import ShapeError, SizeError, TextError, VocabularyError, require
 from embedlayer.tables.table import TokenTable
 from embedlayer.tokenization.bytes import TokenBytes
 from embedlayer.tokenization.tokenizer_calls import encode_batch

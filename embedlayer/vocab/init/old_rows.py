@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from embedlayer.block_sizes import TABLE_ROWS
-from embedlayer.collectives import SINGLE_PROCESS, Collectives
-from embedlayer.errors import VocabularyError
+from embedlayer.core.block_sizes import TABLE_ROWS
+from embedlayer.core.collectives import SINGLE_PROCESS, Collectives
+from embedlayer.core.errors import VocabularyError
 from embedlayer.tables.table import TokenTable
 
 

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.errors import ShapeError, SizeError
+from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.vocab.init.old_rows import DeadRows, LiveRows, OldRows
 
 TOKENS_AT_ONCE = 1024

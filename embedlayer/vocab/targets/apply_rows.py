@@ -7,8 +7,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from embedlayer.census.files import FileRule
-from embedlayer.collectives import SINGLE_PROCESS, Collectives, RowPartition
-from embedlayer.errors import CheckpointError, ShapeError
+from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, RowPartition
+from embedlayer.core.errors import CheckpointError, ShapeError
 from embedlayer.io.files import JsonObject
 from embedlayer.vocab.edit import ModelEdit
 from embedlayer.vocab.map import RowMap, RowTensor, local_rows, row_fingerprint

@@ -18,15 +18,15 @@ from embedlayer.census.configurations import check_padding, check_readers, id_ke
 from embedlayer.census.files import files_left_out
 from embedlayer.census.report import CensusReport
 from embedlayer.census.tensors import axes_by_architecture
-from embedlayer.checkpoints.embedding_layer import EmbeddingLayer, load
+from embedlayer.checkpoints.layer import EmbeddingLayer, load
 from embedlayer.checkpoints.meta_layout import PARAMS
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.reading.model import checkpoint_family, is_unknown_family, tensor_rules
 from embedlayer.checkpoints.second_copies import find_copies
 from embedlayer.checkpoints.writer import write_tensors
-from embedlayer.errors import CheckpointError, EmbedLayerWarning
+from embedlayer.core.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.io.weight_files import WeightFiles, find_folder
-from embedlayer.pretrained import TOKENIZER
+from embedlayer.saving import TOKENIZER
 from embedlayer.tokenization.read import load_tokenizer, save_tokenizer
 from embedlayer.vocab.edit import ModelEdit, ResolveEdit, missing_rows
 from embedlayer.vocab.map import RowMap, RowTensor

@@ -11,7 +11,7 @@ from torch import Tensor
 from embedlayer.census.tensors import built_on_meta, class_named_in, failures_named, named_tensors
 from embedlayer.checkpoints.patching import patch
 from embedlayer.checkpoints.reader import Checkpoint
-from embedlayer.errors import EmbedLayerError
+from embedlayer.core.errors import EmbedLayerError
 from embedlayer.io.files import JsonObject
 from embedlayer.vocab.map import RowTensor
 from embedlayer.vocab.targets.live import row_tensors

@@ -11,7 +11,7 @@ from embedlayer.census.class_defaults import with_moved_defaults
 from embedlayer.census.configurations import edited_configuration, part_at
 from embedlayer.checkpoints.meta_layout import PARAMS
 from embedlayer.checkpoints.reader import CONFIG
-from embedlayer.errors import EmbedLayerWarning, VocabularyError
+from embedlayer.core.errors import EmbedLayerWarning, VocabularyError
 from embedlayer.families import PER_LAYER_ROWS
 from embedlayer.families.tokenizers import OWN_RULES
 from embedlayer.io.files import JsonObject, read_bytes, read_json, write_json

@@ -14,8 +14,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.block_sizes import TABLE_ROWS
-from embedlayer.errors import CheckpointError, EmbedLayerWarning, VocabularyError
+from embedlayer.core.block_sizes import TABLE_ROWS
+from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, VocabularyError
 from embedlayer.families import GGUF_HEAD, GGUF_HEAD_BIAS, GGUF_PER_LAYER, GGUF_TABLE
 from embedlayer.families.gguf import GGUF_OTHER_TABLES, has_no_token_rows
 from embedlayer.io.gguf_files import (

@@ -19,12 +19,12 @@ from torch.optim import Optimizer
 
 from embedlayer.census.configurations import check_readers, check_sizes, json_value
 from embedlayer.census.tensors import tensors_in
-from embedlayer.collectives import SINGLE_PROCESS
+from embedlayer.core.collectives import SINGLE_PROCESS
+from embedlayer.core.errors import SizeError
+from embedlayer.core.held_parameters import held_parameters
+from embedlayer.core.own_attributes import REPLACED, modules_with, own_attribute
 from embedlayer.distributed.dtensors import check_replaceable, is_dtensor, replace_dtensor, row_collectives
-from embedlayer.errors import SizeError
 from embedlayer.families.records import End
-from embedlayer.held_parameters import held_parameters
-from embedlayer.own_attributes import REPLACED, modules_with, own_attribute
 from embedlayer.row_sparse.gradient import row_gradient, rows_and_values
 from embedlayer.tokenization.tokenizer_calls import fingerprint
 from embedlayer.vocab.edit import ResolveEdit

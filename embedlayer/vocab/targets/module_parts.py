@@ -8,18 +8,18 @@ from torch import nn
 
 from embedlayer.census.configurations import Part, is_configuration, module_ids, other_models, parts_of, size_keys
 from embedlayer.census.tensors import linear_sizes, models_in, named_tensors
-from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
-from embedlayer.collectives import SINGLE_PROCESS, Collectives, ProcessGroup
+from embedlayer.checkpoints.layer import EmbeddingLayer
+from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, ProcessGroup
+from embedlayer.core.errors import SizeError, VocabularyError
+from embedlayer.core.own_attributes import own_attribute
 from embedlayer.distributed.dtensors import row_collectives
 from embedlayer.distributed.sharded import ShardedTable
-from embedlayer.errors import SizeError, VocabularyError
 from embedlayer.families import VOCAB_SIZE_KEYS, family_of
-from embedlayer.layers.draft_head import DraftHead
-from embedlayer.layers.ngram import NgramEmbedding, NgramHash
-from embedlayer.layers.output import OutputHead
-from embedlayer.layers.peft import without_adapters
-from embedlayer.layers.per_layer import PerLayerInputs
-from embedlayer.own_attributes import own_attribute
+from embedlayer.heads.draft import DraftHead
+from embedlayer.heads.output import OutputHead
+from embedlayer.heads.peft import without_adapters
+from embedlayer.injections.ngram import NgramEmbedding, NgramHash
+from embedlayer.injections.per_layer import PerLayerInputs
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.lookup import LookupTable

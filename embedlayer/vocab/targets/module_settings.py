@@ -17,13 +17,13 @@ from embedlayer.census.configurations import (
     text_part,
     value_of_json,
 )
-from embedlayer.collectives import SINGLE_PROCESS
+from embedlayer.core.collectives import SINGLE_PROCESS
+from embedlayer.core.errors import CheckpointError, SizeError, TokenIdError, VocabularyError
+from embedlayer.core.own_attributes import REPLACED, own_attribute
 from embedlayer.distributed.sharded import ShardedTable
-from embedlayer.errors import CheckpointError, SizeError, TokenIdError, VocabularyError
 from embedlayer.families import PER_LAYER_ROWS, VOCAB_SIZE_KEYS
+from embedlayer.injections.ngram import NgramHash
 from embedlayer.io.files import JsonObject
-from embedlayer.layers.ngram import NgramHash
-from embedlayer.own_attributes import REPLACED, own_attribute
 from embedlayer.vocab.edit import ModelEdit, round_up
 from embedlayer.vocab.map import RowMap
 from embedlayer.vocab.targets.module_parts import LocalTable, VocabularyModules, dotted

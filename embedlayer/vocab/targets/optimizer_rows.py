@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from embedlayer.core.errors import SizeError
 from embedlayer.distributed.dtensors import is_dtensor, placements_of
-from embedlayer.errors import SizeError
 from embedlayer.optim.row_optimizer import RowOptimizer
 from embedlayer.vocab.map import RowTensor
 

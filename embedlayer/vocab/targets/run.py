@@ -13,17 +13,17 @@ from tokenizers import Tokenizer
 from embedlayer.census.files import files_left_out, is_left_out, other_safetensors
 from embedlayer.census.report import CensusReport
 from embedlayer.checkpoints.second_copies import refuse_copies
-from embedlayer.command_name import command_line
+from embedlayer.core.command_name import command_line
+from embedlayer.core.errors import EmbedLayerWarning, VocabularyError
 from embedlayer.data.corpus import CorpusWriter, TokenCorpus
 from embedlayer.data.corpus_files import write_shard_tables
 from embedlayer.data.memmap import IdArray
 from embedlayer.data.mixture import TokenMixture, corpora_of
-from embedlayer.errors import EmbedLayerWarning, VocabularyError
 from embedlayer.io.files import JsonObject, write_json
 from embedlayer.io.locks import LOCK
 from embedlayer.io.partials import PARTIAL
 from embedlayer.io.safetensors_files import read_header
-from embedlayer.pretrained import CONFIG, TOKENIZER, WEIGHTS, Pretrained, describe
+from embedlayer.saving import CONFIG, TOKENIZER, WEIGHTS, Pretrained, describe
 from embedlayer.tokenization.read import load_tokenizer, save_tokenizer
 from embedlayer.training.loop import Trainer
 from embedlayer.training.run_directory import RunDirectory

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from embedlayer.errors import StaleRowsError
-from embedlayer.held_parameters import optimizers_of, trained_by
+from embedlayer.core.errors import StaleRowsError
+from embedlayer.core.held_parameters import optimizers_of, trained_by
 from embedlayer.vocab.map import RowMap
 
 UNMOVED = "unmoved_state"

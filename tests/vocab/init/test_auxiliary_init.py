@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from embedlayer.block_sizes import TABLE_ROWS
-from embedlayer.errors import SizeError, VocabularyError
+from embedlayer.core.block_sizes import TABLE_ROWS
+from embedlayer.core.errors import SizeError, VocabularyError
 from embedlayer.vocab.init.auxiliary_init import FocusInit, OMPInit, WechselInit, sparsemax
 from embedlayer.vocab.init.auxiliary_vectors import AuxiliaryVectors
 from embedlayer.vocab.init.old_rows import WeightRows

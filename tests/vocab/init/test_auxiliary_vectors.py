@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import embedlayer as el
-from embedlayer.errors import MissingExtraError, ShapeError, SizeError, TextError, VocabularyError
+from embedlayer.core.errors import MissingExtraError, ShapeError, SizeError, TextError, VocabularyError
 from embedlayer.vocab import FocusInit, OMPInit, WechselInit, add_tokens, edit_tokenizer, transplant
 from embedlayer.vocab.init.auxiliary_vectors import AuxiliaryVectors, train_fasttext
 from embedlayer.vocab.init.old_rows import WeightRows

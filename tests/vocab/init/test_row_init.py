@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedlayer.block_sizes import TABLE_ROWS
-from embedlayer.errors import ShapeError, SizeError, VocabularyError
-from embedlayer.layers.output import OutputHead
+from embedlayer.core.block_sizes import TABLE_ROWS
+from embedlayer.core.errors import ShapeError, SizeError, VocabularyError
+from embedlayer.heads.output import OutputHead
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.vocab.init.auxiliary_init import FocusInit, OMPInit, WechselInit

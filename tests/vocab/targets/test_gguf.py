@@ -14,7 +14,7 @@ from gguf_models import QUANTISED, READ, TOKENIZERS, TYPES, WIDTH, blocks, write
 from tokenizer_kinds import ENGLISH, LANGUAGES
 
 import embedlayer as el
-from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, TokenizerError, VocabularyError
+from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, FileError, TokenizerError, VocabularyError
 from embedlayer.families.gguf import GGUF_OTHER_TABLES, has_no_token_rows
 from embedlayer.io.gguf_files import quantise
 from embedlayer.tokenization.read import load_tokenizer

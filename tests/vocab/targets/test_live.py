@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from vocab_models import IDS, MODELS, OPTIMIZERS, D, V, close, model, same, state_of, train
 
 import embedlayer as el
-from embedlayer.layers import NgramEmbedding, NgramHash
-from embedlayer.pretrained import build, describe
+from embedlayer.injections import NgramEmbedding, NgramHash
+from embedlayer.saving import build, describe
 from embedlayer.vocab.init.row_init import CopyInit, MeanInit, VectorsInit
 from embedlayer.vocab.operations import add_tokens, edit_vocabulary, remove_tokens
 from embedlayer.vocab.targets import live
@@ -285,7 +285,7 @@ def test_a_forgotten_optimizer_is_noticed_at_its_next_step() -> None:
     optimizer = el.RowAdamW(made.parameters())
     train(made, optimizer, IDS)
     add_tokens(made, 1)
-    with pytest.raises(el.errors.StaleRowsError, match=r"moved the rows of table\.weight, and this RowAdamW"):
+    with pytest.raises(el.core.errors.StaleRowsError, match=r"moved the rows of table\.weight, and this RowAdamW"):
         train(made, optimizer, IDS)
 
 

@@ -14,7 +14,7 @@ def test_each_kind_of_module_is_edited() -> None:
     table = el.TokenEmbedding(V, D)
     for made in (
         el.TransformerEmbedding(V, D, 16),
-        el.GPTEmbedding(V, D, 16),
+        el.lessons.GPTEmbedding(V, D, 16),
         el.OutputHead(table),
         el.OutputHead(vocab_size=V, embed_dim=D, bias=True),
         torch.nn.ModuleDict({"encoder": el.TokenEmbedding(V, D), "decoder": el.TokenEmbedding(V, D)}),

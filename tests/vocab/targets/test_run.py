@@ -10,8 +10,8 @@ from vocab_models import MODELS, D, V, close, same, state_of
 
 import embedlayer as el
 from embedlayer.cli.demo import carried_text
+from embedlayer.injections import NgramEmbedding, NgramHash
 from embedlayer.io.safetensors_files import load_tensors
-from embedlayer.layers import NgramEmbedding, NgramHash
 from embedlayer.vocab.init.row_init import RandomInit
 from embedlayer.vocab.receipt import last_receipt
 

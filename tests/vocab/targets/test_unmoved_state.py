@@ -54,7 +54,9 @@ def test_a_step_with_state_of_the_rows_before_is_refused_and_the_advice_works(na
     model, optimizer = trained(name)
     receipt = edit_vocabulary(model, **EDITS[edit])
     rows = copy.deepcopy(model.state_dict())
-    with pytest.raises(el.errors.StaleRowsError, match=r"moved the rows of .*table\.weight.*receipt\.undo\(model\)"):
+    with pytest.raises(
+        el.core.errors.StaleRowsError, match=r"moved the rows of .*table\.weight.*receipt\.undo\(model\)"
+    ):
         step(model, optimizer)
     assert all(torch.equal(value, rows[key]) for key, value in model.state_dict().items())
     receipt.undo(model)
@@ -77,7 +79,7 @@ def test_an_undo_makes_the_state_fit_again_after_any_number_of_edits() -> None:
     model, optimizer = trained("AdamW")
     receipts = [edit_vocabulary(model, **EDITS[edit]) for edit in ("add", "remove")]
     receipts.pop().undo(model)
-    with pytest.raises(el.errors.StaleRowsError):
+    with pytest.raises(el.core.errors.StaleRowsError):
         step(model, optimizer)
     receipts.pop().undo(model)
     step(model, optimizer)
@@ -92,7 +94,7 @@ def test_an_optimizer_with_state_of_earlier_rows_is_not_taken_by_the_next_edit()
         lambda: edit_vocabulary(model, add=1, optimizer=optimizer),
         lambda: receipt.undo(model, optimizer=optimizer),
     ):
-        with pytest.raises(el.errors.StaleRowsError, match="has state of the rows before"):
+        with pytest.raises(el.core.errors.StaleRowsError, match="has state of the rows before"):
             call()
     assert torch.equal(model.table.weight, rows)
 

@@ -1,0 +1,1 @@
+"""Evaluate tables on human judgements, and language models on a text."""

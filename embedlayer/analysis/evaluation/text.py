@@ -1,0 +1,505 @@
+"""Evaluate causal language models on a text: bits per byte, entropy, divergence of two models, and losses by token.
+
+Logits are computed and dropped in blocks, so tokens x V of them are never in memory. The text is read in overlapping
+windows. Each token is predicted once, so each byte counts once.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from embedlayer.checkpoints.reader import Checkpoint
+from embedlayer.checkpoints.reading.configuration import POSITION_KEYS
+from embedlayer.core.errors import CheckpointError, SizeError, TextError
+from embedlayer.core.short_repr import short_repr
+from embedlayer.data.text_chunks import encode_chunks, read_text_chunks, split_text
+from embedlayer.losses.divergences import divergence
+from embedlayer.losses.statistics import token_statistics_of
+from embedlayer.losses.uncomputed_logits import LinearLogits
+from embedlayer.models.causal import IGNORED, causal_logits, check_causal, evaluating, longest_sequence
+from embedlayer.models.decoder import DecoderLM
+from embedlayer.opening.opened_model import OpenedModel
+from embedlayer.opening.path_kinds import PathKind, path_kind
+from embedlayer.tokenization.bytes import token_text
+from embedlayer.tokenization.ids import unknown_id
+from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, pure_tokenizer
+from embedlayer.tokenization.train import raise_if_path
+
+WINDOW, UNKNOWN_WINDOW = 1024, 256
+"""Longest default window, in tokens: of a model that states its longest sequence, and of one that does not."""
+
+TOKENS_AT_ONCE = 4096
+"""Tokens in a batch of windows; a model that computes its logits reads one window at a time."""
+
+
+@dataclass(frozen=True)
+class CausalModel:
+    """A causal language model with its tokenizer, as `evaluate_text` reads a text with it.
+
+    Attributes:
+        model: A `DecoderLM`, or a causal language model of transformers. Call `patch` on the latter; otherwise all
+            logits of a batch are computed.
+        tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
+        title: Name for messages and tables.
+        start_id: Token with which every window starts, such as `<s>` or the separator of documents; `None` for none.
+        trained_length: Length of the sequences it was trained on; `None` if it is not known.
+    """
+
+    __repr__ = short_repr
+
+    model: nn.Module
+    tokenizer: object
+    title: str = "model"
+    start_id: int | None = None
+    trained_length: int | None = None
+
+    @classmethod
+    def of(cls, opened: OpenedModel, model: nn.Module | None = None) -> "CausalModel":
+        """Return the causal language model of what `open_model` opened.
+
+        Every window starts with the first token of `opened.text_limits` that starts a text, if there is one.
+
+        Args:
+            opened: What `open_model` returned.
+            model: The whole model, if `opened` has its table alone; `None` for `opened.require_causal()`.
+
+        Raises:
+            CheckpointError: It is no causal language model; see `OpenedModel.require_causal`.
+            TokenizerError: There is no tokenizer, or it has IDs outside the table.
+        """
+        model = opened.require_causal() if model is None else model
+        tokenizer = opened.require_tokenizer()
+        starts = opened.text_limits[0] or opened.text_limits[1]
+        return cls(model, tokenizer, opened.title, starts[0] if starts else None, _trained_length(opened))
+
+    @property
+    def max_seq_len(self) -> int | None:
+        """Return the longest sequence that the model states, in tokens; `None` if it states none."""
+        return longest_sequence(self.model)
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the model."""
+        return next(self.model.parameters()).device
+
+
+def _trained_length(opened: OpenedModel) -> int | None:
+    """Return the length of the sequences on which a `DecoderLM` was trained, if a run or a configuration states it."""
+    if opened.run is not None and opened.run.contains_run:
+        return opened.run.options().max_length
+    is_checkpoint = path_kind(Path(opened.source)) in (PathKind.CHECKPOINT, PathKind.GGUF)
+    if not isinstance(opened.model, DecoderLM) or not is_checkpoint:
+        return None
+    config = Checkpoint.open(Path(opened.source)).config
+    return next((config[key] for key in POSITION_KEYS if isinstance(config.get(key), int)), None)
+
+
+@dataclass(frozen=True)
+class TokenScore:
+    """The loss of one token, averaged over its places in the text.
+
+    Attributes:
+        token: Its text.
+        id: Its ID.
+        count: How often it is predicted.
+        loss: Mean loss, `-log p[token]`, in nats.
+        entropy: Mean entropy of the predicted distribution at its places, in nats.
+    """
+
+    token: str
+    id: int
+    count: int
+    loss: float
+    entropy: float
+
+
+@dataclass(frozen=True)
+class ModelScores:
+    """What one model predicts of a text.
+
+    Attributes:
+        title: Name of the model.
+        tokens: Number of predicted tokens.
+        bytes: Number of UTF-8 bytes of the text that they encode.
+        bits_per_byte: Summed loss in bits over `bytes`; comparable between models with different tokenizers.
+        loss: Mean loss in nats per token.
+        entropy: Mean entropy of the predicted distributions, in nats.
+        accuracy: Share of tokens that had the largest logit.
+        unknown: Number of tokens that are the unknown token, which stands for text that the tokenizer cannot encode;
+            the model does not predict that text, so its bits per byte are too low.
+        by_token: One entry for each token that occurs, first those that raise the mean loss most:
+            `count * (their loss - mean loss)`.
+    """
+
+    title: str
+    tokens: int
+    bytes: int
+    bits_per_byte: float
+    loss: float
+    entropy: float
+    accuracy: float
+    unknown: int
+    by_token: tuple[TokenScore, ...]
+
+
+@dataclass(frozen=True)
+class TokenChange:
+    """How two models differ in one token, averaged over its places in the text.
+
+    Attributes:
+        token: Its text.
+        id: Its ID.
+        count: How often it is predicted.
+        loss: Mean loss of the first model, in nats.
+        other_loss: Mean loss of the other model, in nats.
+        kl: Mean divergence KL(first || other) of the distributions at its places, in nats.
+    """
+
+    token: str
+    id: int
+    count: int
+    loss: float
+    other_loss: float
+    kl: float
+
+
+@dataclass(frozen=True)
+class ModelDifference:
+    """How two models with one tokenizer differ at each place of a text.
+
+    Attributes:
+        kl: Mean of `KL(p || q) = sum of p (log p - log q)`, p the first model's distribution and q the other's, in nats
+            per token.
+        agreement: Share of places where both have the largest logit at the same token.
+        by_token: One entry for each token that occurs, first those that change the summed loss most.
+    """
+
+    kl: float
+    agreement: float
+    by_token: tuple[TokenChange, ...]
+
+
+@dataclass(frozen=True)
+class TextEvaluation:
+    """The result of `evaluate_text`.
+
+    Attributes:
+        window: Number of tokens that a model reads at once.
+        stride: Number of tokens from the start of one window to that of the next.
+        model: Scores of the model.
+        other: Scores of the other model, or `None`.
+        difference: Comparison at each place; `None` without another model, or if it has another tokenizer.
+        no_difference: Why another model is compared by its scores alone; `""` if it is not.
+    """
+
+    __repr__ = short_repr
+
+    window: int
+    stride: int
+    model: ModelScores
+    other: ModelScores | None = None
+    difference: ModelDifference | None = None
+    no_difference: str = ""
+
+    @property
+    def context(self) -> str:
+        """Return one sentence that says how much of the text each token is predicted from."""
+        return (
+            f"Windows of {self.window:,} tokens, {self.stride:,} apart: each token is predicted once, from "
+            f"{self.window - self.stride:,} to {self.window - 1:,} tokens before it, and those of the first window "
+            f"from fewer."
+        )
+
+
+@torch.no_grad()
+def evaluate_text(
+    model: CausalModel | OpenedModel,
+    text: str | Path,
+    other: CausalModel | OpenedModel | None = None,
+    *,
+    window: int | None = None,
+    stride: int | None = None,
+) -> TextEvaluation:
+    """Measure how well a causal language model predicts a text, and how another model differs from it.
+
+    A window is `window` tokens that the model reads at once, its start token included. The next window begins `stride`
+    tokens later, and only the tokens that no window before has predicted count. So each token counts once. It is
+    predicted from `window - stride` tokens of the text or more, except in the first window. A model without a start
+    token cannot predict the first token of the text, whose bytes then do not count either.
+
+    Args:
+        model: What `open_model` returns, or a `CausalModel`.
+        text: The text, or the path of a UTF-8 file; a file whose name ends in `.gz` is decompressed.
+        other: A model to compare with. If it has the vocabulary of `model`, it reads the same tokens, with the start
+            token of `model`, and the divergence at each place is computed.
+        window: Tokens that a model reads at once. `None` for the length the model was trained on, else its longest
+            sequence, at most 1,024; 256 if neither is known; of two models the smaller.
+        stride: Tokens from one window to the next, from 1 to `window`; `None` for half a window.
+
+    Raises:
+        TextError: The text is not UTF-8, is empty, or has fewer tokens than one window.
+        FileError: The file cannot be read.
+        SizeError: `window` is longer than a model's longest sequence, or `stride` is outside of 1 to `window`.
+        CheckpointError: A model is no causal language model: it has no blocks, or it sees the tokens that it predicts.
+            Or its loss is not finite.
+        TokenizerError: There is no tokenizer, or it has IDs outside the table.
+
+    Example:
+        >>> result = evaluate_text(CausalModel(model, tokenizer), "the cat sat on the mat . " * 20, window=32)
+        >>> result.model.tokens, result.model.bytes, result.model.bits_per_byte > 0
+        (499, 499, True)
+    """
+    models = [one if isinstance(one, CausalModel) else CausalModel.of(one) for one in (model, other) if one is not None]
+    has_one_vocabulary = len(models) == 2 and _vocabulary(models[0]) == _vocabulary(models[1])
+    if has_one_vocabulary:  # the same input for both, so that they are compared at each place
+        models[1] = replace(models[1], start_id=models[0].start_id)
+    window, stride = _checked_sizes(models, window, stride)
+    texts = [_encoded(one, text) for one in models]
+    for one, encoded in zip(models, texts, strict=True):
+        if encoded.predicted < window:
+            raise TextError(
+                f"The text has {encoded.predicted:,} tokens that {one.title} can predict, fewer than one window of "
+                f"{window:,}: pass a longer text, or a window of at most {encoded.predicted:,}."
+            )
+        check_causal(one.model, encoded.ids)
+    with evaluating(*(one.model for one in models)):
+        probes = [
+            causal_logits(one.model, encoded.ids[:2].to(one.device).unsqueeze(0))
+            for one, encoded in zip(models, texts, strict=True)
+        ]
+        sizes = [each.vocab_size for each in probes]
+        is_computed = [
+            not isinstance(one.model, DecoderLM) and not isinstance(each, LinearLogits)
+            for one, each in zip(models, probes, strict=True)
+        ]
+        at_once = window if any(is_computed) else TOKENS_AT_ONCE
+        reason = "" if other is None else _no_difference(texts, sizes, has_one_vocabulary=has_one_vocabulary)
+        groups = [[one] for one in models] if reason else [models]  # the models of a group read the same tokens
+        sums = [
+            _measure(group, encoded, size, window, stride, at_once)
+            for group, encoded, size in zip(groups, texts, sizes, strict=False)
+        ]
+    places = [(group, place) for group, some in enumerate(groups) for place in range(len(some))]
+    scores = [
+        _scores(one, encoded, sums[group], place)
+        for one, encoded, (group, place) in zip(models, texts, places, strict=True)
+    ]
+    difference = None if other is None or reason else _difference(scores, sums[0])
+    return TextEvaluation(window, stride, scores[0], scores[1] if other is not None else None, difference, reason)
+
+
+def _checked_sizes(models: Sequence[CausalModel], window: int | None, stride: int | None) -> tuple[int, int]:
+    """Return window and stride, by default those of `evaluate_text`.
+
+    Raises:
+        SizeError: The window is longer than the longest sequence of a model, or the stride is outside of 1 to `window`.
+    """
+    if window is None:
+        lengths = [one.trained_length or one.max_seq_len or UNKNOWN_WINDOW for one in models]
+        window = min(WINDOW, *lengths)
+    for one in models:
+        if window < 2 or (one.max_seq_len is not None and window > one.max_seq_len):
+            limit = (
+                " up" if one.max_seq_len is None else f" to {one.max_seq_len:,}, the longest sequence of {one.title}"
+            )
+            raise SizeError(f"window must be from 2{limit}; found {window}.")
+    stride = max(1, window // 2) if stride is None else stride
+    if not 1 <= stride <= window:
+        raise SizeError(f"stride must be from 1 to the window of {window}, so that no token is left out; not {stride}.")
+    return window, stride
+
+
+class _EncodedText(NamedTuple):
+    """A text as one model reads it.
+
+    Attributes:
+        ids: Token IDs, the start token in front if the model has one, `(T,)`.
+        num_bytes: UTF-8 bytes of all tokens but the first.
+        unknown: ID of the unknown token, or `None`.
+    """
+
+    ids: Int[Tensor, " T"]
+    num_bytes: int
+    unknown: int | None
+
+    @property
+    def predicted(self) -> int:
+        """Return the number of tokens that have a token before them."""
+        return len(self.ids) - 1
+
+
+def _encoded(model: CausalModel, text: str | Path) -> _EncodedText:
+    """Read and encode a text.
+
+    Raises:
+        TextError: The text is empty, not UTF-8, or a string that is probably a path.
+        FileError: The file cannot be read.
+    """
+    tokenizer = pure_tokenizer(as_tokenizer(model.tokenizer))
+    if isinstance(text, str):
+        raise_if_path(text)
+    chunks = split_text([text], tokenizer) if isinstance(text, str) else read_text_chunks(text, tokenizer=tokenizer)
+    parts = [] if model.start_id is None else [torch.tensor([model.start_id])]
+    num_bytes = 0
+    for chunk, ids in encode_chunks(chunks, tokenizer):
+        num_bytes += len(chunk.encode())
+        if len(ids) and not parts:  # nothing stands before the first token
+            first = encode(tokenizer, chunk).offsets[0][1]
+            num_bytes -= len(chunk[:first].encode())
+        parts.append(torch.from_numpy(ids))
+    if num_bytes == 0 and len(parts) <= 1:
+        raise TextError(f"{text if isinstance(text, Path) else 'The text'} is empty: there is nothing to predict.")
+    return _EncodedText(torch.cat(parts), num_bytes, unknown_id(tokenizer))
+
+
+def _vocabulary(model: CausalModel) -> dict[str, int]:
+    """Return token -> ID of a model's tokenizer, added tokens too."""
+    return as_tokenizer(model.tokenizer).get_vocab(with_added_tokens=True)
+
+
+def _no_difference(texts: Sequence[_EncodedText], sizes: Sequence[int], *, has_one_vocabulary: bool) -> str:
+    """Return why two models cannot be compared at each place of a text, or `""` if they can."""
+    if not has_one_vocabulary or not torch.equal(texts[0].ids, texts[1].ids):
+        return "The models have different tokenizers, so only their bits per byte can be compared."
+    if sizes[0] != sizes[1]:
+        return f"The models have {sizes[0]:,} and {sizes[1]:,} logits, so their distributions cannot be compared."
+    return ""
+
+
+class _Sums(NamedTuple):
+    """Sums over a text by token ID, for M models.
+
+    Attributes:
+        counts: How often each token is predicted, `(V,)`.
+        losses: Summed losses in nats, `(M, V)`.
+        entropies: Summed entropies in nats, `(M, V)`.
+        divergences: Summed KL(first || second) in nats, `(V,)`.
+        correct: How often each model's largest logit is that of the token, `(M,)`.
+        agreed: How often all models have the largest logit at the same token.
+    """
+
+    counts: Float[Tensor, " V"]
+    losses: Float[Tensor, "M V"]
+    entropies: Float[Tensor, "M V"]
+    divergences: Float[Tensor, " V"]
+    correct: Int[Tensor, " M"]
+    agreed: Int[Tensor, ""]
+
+
+def _measure(
+    models: Sequence[CausalModel], text: _EncodedText, size: int, window: int, stride: int, at_once: int
+) -> _Sums:
+    """Run models that have the same tokens over a text, and sum what they predict by token ID.
+
+    Args:
+        models: One model, or two.
+        text: The text as they read it.
+        size: Number of logits, V.
+        window: Tokens that a model reads at once.
+        stride: Tokens from one window to the next.
+        at_once: Tokens in a batch of windows.
+    """
+    starts = models[0].start_id
+    by_token, by_model = torch.zeros(size, dtype=torch.float64), torch.zeros(len(models), size, dtype=torch.float64)
+    sums = _Sums(
+        counts=by_token,
+        losses=by_model,
+        entropies=by_model.clone(),
+        divergences=by_token.clone(),
+        correct=torch.zeros(len(models), dtype=torch.int64),
+        agreed=torch.zeros((), dtype=torch.int64),
+    )
+    for inputs, targets in _batches(text, window, stride, starts, at_once):
+        counted = targets != IGNORED
+        tokens = targets[counted]
+        sums.counts.index_add_(0, tokens, torch.ones(len(tokens), dtype=torch.float64))
+        logits, best = [], []
+        for place, one in enumerate(models):
+            logits.append(causal_logits(one.model, inputs.to(one.device)))
+            found = token_statistics_of(logits[-1], targets.to(one.device), top_k=1)
+            assert found.log_probs is not None
+            assert found.entropy is not None
+            assert found.top_ids is not None
+            sums.losses[place].index_add_(0, tokens, -found.log_probs.cpu()[counted].double())
+            sums.entropies[place].index_add_(0, tokens, found.entropy.cpu()[counted].double())
+            best.append(found.top_ids.cpu()[..., 0][counted])
+            sums.correct[place] += (best[-1] == tokens).sum()
+        if len(models) == 2:
+            labels = targets.to(models[1].device)
+            kl = divergence(logits[1], logits[0], labels=labels, ignore_index=IGNORED, reduction="none")
+            sums.divergences.index_add_(0, tokens, kl.cpu()[counted].double())
+            sums.agreed.add_((best[0] == best[1]).sum())
+    return sums
+
+
+def _batches(
+    text: _EncodedText, window: int, stride: int, start_id: int | None, at_once: int
+) -> Iterator[tuple[Int[Tensor, "B W"], Int[Tensor, "B W"]]]:
+    """Yield batches of windows: the tokens to read, and those to predict, `IGNORED` where another window has done so.
+
+    The last window ends with the text, so that all have one length.
+    """
+    last, done = text.predicted - window, 0
+    batch: list[tuple[Tensor, Tensor]] = []
+    for number in range(math.ceil(last / stride) + 1):
+        begin = min(number * stride, last)
+        inputs, targets = (text.ids[begin + shift : begin + shift + window].clone() for shift in (0, 1))
+        if start_id is not None:
+            inputs[0] = start_id
+        targets[: done - begin] = IGNORED
+        done = begin + window
+        batch.append((inputs, targets))
+        if len(batch) * window >= at_once or begin == last:
+            ready, batch = batch, []
+            yield torch.stack([one for one, _ in ready]), torch.stack([two for _, two in ready])
+
+
+def _scores(model: CausalModel, text: _EncodedText, sums: _Sums, place: int) -> ModelScores:
+    """Return the scores of the model at index `place` of the sums.
+
+    Raises:
+        CheckpointError: The loss is not finite.
+    """
+    tokenizer, count = as_tokenizer(model.tokenizer), int(sums.counts.sum())
+    ids = sums.counts.nonzero()[:, 0]
+    counts, losses, entropies = sums.counts[ids], sums.losses[place, ids], sums.entropies[place, ids]
+    total = float(losses.sum())
+    if not math.isfinite(total):
+        raise CheckpointError(f"{model.title} gives the text a loss of {total}: it has weights that are not finite.")
+    order = (losses - counts * total / count).argsort(descending=True, stable=True)
+    rows = zip(*(column[order].tolist() for column in (ids, counts, losses, entropies)), strict=True)
+    return ModelScores(
+        title=model.title,
+        tokens=count,
+        bytes=text.num_bytes,
+        bits_per_byte=total / math.log(2) / text.num_bytes,
+        loss=total / count,
+        entropy=float(entropies.sum()) / count,
+        accuracy=int(sums.correct[place]) / count,
+        unknown=int(sums.counts[text.unknown]) if text.unknown is not None else 0,
+        by_token=tuple(
+            TokenScore(token_text(tokenizer, token), token, int(number), loss / number, entropy / number)
+            for token, number, loss, entropy in rows
+        ),
+    )
+
+
+def _difference(scores: Sequence[ModelScores], sums: _Sums) -> ModelDifference:
+    """Return how two models differ at each place, from the scores of both and the sums over the text."""
+    count = scores[0].tokens
+    others = {each.id: each.loss for each in scores[1].by_token}
+    changes = [
+        TokenChange(
+            *(each.token, each.id, each.count, each.loss, others[each.id]),
+            float(sums.divergences[each.id]) / each.count,
+        )
+        for each in scores[0].by_token
+    ]
+    changes.sort(key=lambda each: -abs(each.count * (each.other_loss - each.loss)))
+    return ModelDifference(float(sums.divergences.sum()) / count, int(sums.agreed) / count, tuple(changes))

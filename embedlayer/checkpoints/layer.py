@@ -1,0 +1,720 @@
+"""The embedding layer of a checkpoint: input embedding, positions and LM head, with their names in the file."""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from embedlayer.checkpoints.layer_report import LayerReport
+from embedlayer.checkpoints.meta_layout import has_meta_layout, meta_config
+from embedlayer.checkpoints.reader import CONFIG, Checkpoint
+from embedlayer.checkpoints.reading.layer import (
+    LoadRecord,
+    build_with_tensors,
+    finds_table,
+    load_record,
+    read_layer_arguments,
+)
+from embedlayer.checkpoints.reading.model import checkpoint_model
+from embedlayer.checkpoints.reading.tensors import LoadedTensor
+from embedlayer.checkpoints.refusals import table_advice
+from embedlayer.checkpoints.writer import WriteReceipt, write_tensors
+from embedlayer.core.documents import AttentionMask, check_mask
+from embedlayer.core.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, SizeError, TokenizerError
+from embedlayer.core.index_checks import check_integer_positions
+from embedlayer.core.shapes import Ids, IdsLike, Positions, Vectors
+from embedlayer.families.records import Numbering, Step
+from embedlayer.heads.output import OutputHead
+from embedlayer.heads.peft import ChildReference
+from embedlayer.heads.prediction import PredictionHead, build_head, build_part, describe_head, part_config
+from embedlayer.injections.per_layer import PerLayerInputs
+from embedlayer.inputs.decoder_input import DecoderInput
+from embedlayer.inputs.embedding import UnscaledLookup, sequence_of
+from embedlayer.inputs.parts import PredictionStreams, TokenDropout, TypeTables
+from embedlayer.inputs.steps import EmbeddingStep, TokenBatch, TracedStep, run_steps, trace_steps
+from embedlayer.io.files import JsonObject
+from embedlayer.positions.position import Position, positions_of
+from embedlayer.saving import FLOATS, Pretrained, build, describe, is_description
+from embedlayer.tables.conversions import as_table
+from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.table import TokenTable
+from embedlayer.tokenization.ids import missing_rows_message, table_size
+from embedlayer.tokenization.read import load_tokenizer
+
+
+class EmbeddingLayer(Pretrained):
+    """Embedding layer of a language model: `input(ids)` are the first block's inputs, `head(hidden)` the logits.
+
+    `embedlayer.load` builds one from a checkpoint. The layer has no dropout: the caller applies the dropout that some
+    families have after the input embedding in training.
+
+    Args:
+        table: Token table.
+        position: Position scheme of the first block; `None` for no positions.
+        head: LM head, tied to `table` or untied; `None` for none.
+        family: Name of the model family.
+        recipe: Steps of the input embedding after look-up and scale; see `families.Step`.
+        numbering: How default positions are counted; see `families.Numbering`.
+        padding_id: Token that `numbering="ids"` does not count.
+        first_position_id: Position ID that transformers uses for position 0 (RoBERTa: 2).
+        types: Table or tables of token types, `"table"` if they are rows of `table` (GPT-2), or `None` for none.
+        norm: LayerNorm of the step `"norm"`.
+        projection: Projection of the step `"project"`.
+        token_dropout: Module of the step `"token_dropout"`.
+        streams: Module of the step `"streams"`, after which there are more vectors than tokens.
+        decoder: The decoder's own parts of an encoder-decoder model, which `decoder_input` reads; `None` for a model
+            with one stack.
+        final_norm: Norm between the last block and the head, which reads `final_norm(x)`; `load(..., final_norm=True)`
+            reads it. `None` if it was not read, or if the model has none.
+        layer_types: Type of each block's attention as the configuration states it, such as `"sliding_attention"`;
+            empty if it states none.
+        window: Number of tokens to which a query of a block with sliding attention attends, itself included; `None` if
+            the configuration states none.
+        per_layer: Per-layer inputs of Gemma 3n and 4: `layer.per_layer(ids, layer.input(ids))` returns one vector for
+            each token and block. `None` for other models.
+        other_positions: Position schemes of other layers by kind: Gemma 3's `"full_attention"`, T5's `"decoder"`.
+        block_positions: For each block in order, the key of its scheme in `other_positions`, or `""` for `position`.
+            Empty if every block has `position`. In an encoder-decoder model the blocks are those of the decoder.
+        encoder_block_positions: The same for the blocks of the encoder in an encoder-decoder model.
+        tensor_names: Key in `state_dict()` -> names of that tensor in the checkpoint; `load` read the first name.
+        is_part: Whether the checkpoint may have more tensors with a row for each token than this layer:
+            `load(..., table_only=True)`, `load(..., per_layer=False)`, and families with further tables.
+        is_edited: Whether the vocabulary of the layer was edited, so that its rows are in another order than those of
+            the checkpoint that it lacks. `edit_vocabulary` sets it.
+
+    Raises:
+        SizeError: The recipe has a step twice or without its module, `numbering="ids"` has no `padding_id`, or
+            `block_positions` has an unknown key.
+
+    Example:
+        >>> layer = EmbeddingLayer(TokenEmbedding(100, 8), SinusoidalPositionalEmbedding(16, 8), recipe=["position"])
+        >>> layer.input(torch.tensor([[1, 2, 3]])).shape
+        torch.Size([1, 3, 8])
+    """
+
+    def __init__(
+        self,
+        table: TokenTable | nn.Embedding,
+        position: Position | None = None,
+        head: OutputHead | PredictionHead | None = None,
+        *,
+        family: str = "unknown",
+        recipe: Sequence[Step] = (),
+        numbering: Numbering = "all",
+        padding_id: int | None = None,
+        first_position_id: int = 0,
+        types: TokenEmbedding | TypeTables | Literal["table"] | None = None,
+        norm: nn.Module | None = None,
+        projection: nn.Linear | None = None,
+        token_dropout: TokenDropout | None = None,
+        streams: PredictionStreams | None = None,
+        decoder: DecoderInput | None = None,
+        per_layer: PerLayerInputs | None = None,
+        final_norm: nn.Module | None = None,
+        layer_types: Sequence[str] = (),
+        window: int | None = None,
+        other_positions: Mapping[str, Position] | None = None,
+        block_positions: Sequence[str] = (),
+        encoder_block_positions: Sequence[str] = (),
+        tensor_names: Mapping[str, Sequence[str]] | None = None,
+        is_part: bool = False,
+        is_edited: bool = False,
+    ) -> None:
+        super().__init__()
+        modules: dict[str, object] = {"types": types, "project": projection, "norm": norm, "position": True}
+        modules |= {"mask": True, "length_mask": padding_id, "token_dropout": token_dropout, "streams": streams}
+        for each in (recipe, () if decoder is None or decoder.recipe is None else decoder.recipe):
+            if len(set(each)) != len(each) or any(modules.get(step) is None for step in each):
+                raise SizeError(f"The recipe {' -> '.join(each)} has a step twice, or one without its module.")
+        if numbering == "ids" and padding_id is None:
+            raise SizeError('numbering="ids" counts the tokens that are not padding: it needs padding_id.')
+        self.table = as_table(table)
+        self.position = Position() if position is None else position
+        self.head = head
+        output, parent, name = (
+            (head.output, head, "output") if isinstance(head, PredictionHead) else (head, self, "head")
+        )
+        if output is not None and output.table is table:
+            output.follow_references([ChildReference(self, "table")], ChildReference(parent, name))
+        elif output is not None and decoder is not None and output.table is decoder.table is not None:
+            output.follow_references([ChildReference(decoder, "table")], ChildReference(parent, name))
+        self.family = family
+        self.recipe = tuple(recipe)
+        self.numbering = numbering
+        self.padding_id = padding_id
+        self.first_position_id = first_position_id
+        self.types = types if isinstance(types, nn.Module) else None
+        self.norm = norm
+        self.projection = projection
+        self.token_dropout = token_dropout
+        self.streams = streams
+        self.decoder = decoder
+        self.per_layer = per_layer
+        self.final_norm = final_norm
+        self.layer_types = tuple(layer_types)
+        self.window = window
+        self.other_positions = nn.ModuleDict(dict(other_positions or {}))
+        self.block_positions = tuple(block_positions)
+        self.encoder_block_positions = tuple(encoder_block_positions)
+        unknown = {*self.block_positions, *self.encoder_block_positions} - {"", *self.other_positions}
+        if unknown:
+            raise SizeError(f"block_positions has {', '.join(sorted(unknown))}, which other_positions has not.")
+        self.tensor_names = {key: tuple(names) for key, names in (tensor_names or {}).items()}
+        self.is_part = is_part
+        self.is_edited = is_edited
+        self.load_record = LoadRecord()
+        self._checkpoint: Checkpoint | None = None
+        self._tokenizer: Tokenizer | None = None
+
+    @property
+    def width(self) -> int:
+        """Return the width of the vectors that the first block receives, D."""
+        return self.table.embed_dim if self.projection is None else self.projection.out_features
+
+    @property
+    def config(self) -> JsonObject:
+        """Return the constructor's arguments as JSON, which `from_config` reads."""
+        return {
+            "table": describe(self.table),
+            "position": describe(self.position),
+            "head": None if self.head is None else describe_head(self.head),
+            "family": self.family,
+            "recipe": list(self.recipe),
+            "numbering": self.numbering,
+            "padding_id": self.padding_id,
+            "first_position_id": self.first_position_id,
+            "types": describe(self.types) if self.types is not None else "table" if "types" in self.recipe else None,
+            "norm": part_config(self.norm),
+            "projection": part_config(self.projection),
+            "token_dropout": part_config(self.token_dropout),
+            "streams": part_config(self.streams),
+            "decoder": None if self.decoder is None else describe(self.decoder),
+            "per_layer": None if self.per_layer is None else describe(self.per_layer),
+            "final_norm": part_config(self.final_norm),
+            "layer_types": list(self.layer_types),
+            "window": self.window,
+            "other_positions": {kind: describe(self.position_of(kind)) for kind in self.other_positions},
+            "block_positions": list(self.block_positions),
+            "encoder_block_positions": list(self.encoder_block_positions),
+            "tensor_names": {key: list(names) for key, names in self.tensor_names.items()},
+            "is_part": self.is_part,
+            "is_edited": self.is_edited,
+        }
+
+    @classmethod
+    def from_config(cls: type["EmbeddingLayer"], config: JsonObject) -> "EmbeddingLayer":
+        """Build the layer that `config` describes, with initial weights; a tied head is tied to the new table.
+
+        Raises:
+            CheckpointError: An argument is missing, unknown or of another type.
+        """
+        parts = dict(config)
+        try:
+            parts["table"], parts["position"] = build(parts["table"]), build(parts["position"])
+            parts["decoder"] = None if parts.get("decoder") is None else build(parts["decoder"])
+            parts["per_layer"] = None if parts.get("per_layer") is None else build(parts["per_layer"])
+            own = None if parts["decoder"] is None else parts["decoder"].table
+            parts["head"] = None if parts["head"] is None else build_head(parts["head"], own or parts["table"])
+            parts["types"] = build(parts["types"]) if isinstance(parts["types"], dict) else parts["types"]
+            parts["norm"] = build_part(nn.LayerNorm, parts["norm"])
+            parts["projection"] = build_part(nn.Linear, parts["projection"])
+            parts["final_norm"] = build_part(nn.LayerNorm, parts.get("final_norm"))
+            parts["token_dropout"] = build_part(TokenDropout, parts.get("token_dropout"))
+            parts["streams"] = build_part(PredictionStreams, parts.get("streams"))
+            parts["other_positions"] = {kind: build(value) for kind, value in parts["other_positions"].items()}
+            return cls.construct(**parts)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"The saved configuration does not fit an EmbeddingLayer: {error!r}.") from error
+
+    @classmethod
+    def from_pretrained(
+        cls, source: Path | str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+    ) -> "EmbeddingLayer":
+        """Return `embedlayer.load(source, dtype=dtype, device=device)`."""
+        return load(source, dtype=dtype, device=device)
+
+    def save_pretrained(self, directory: Path | str, *, tokenizer: Any = None) -> None:
+        """Write the layer and its tokenizer to a folder that `embedlayer.load` reads back bit for bit.
+
+        Args:
+            directory: The folder to write.
+            tokenizer: Tokenizer to write; `None` writes the one that this layer was loaded with, if any.
+
+        Raises:
+            FileError: The folder cannot be written.
+
+        Warns:
+            EmbedLayerWarning: The tokenizer that this layer was loaded with cannot be read, so it is left out.
+        """
+        if tokenizer is None:
+            try:
+                tokenizer = self.tokenizer
+            except TokenizerError as error:
+                warnings.warn(f"{directory} is written without a tokenizer. {error}", EmbedLayerWarning, stacklevel=2)
+        super().save_pretrained(directory, tokenizer=tokenizer)
+
+    def write_into(self, checkpoint_dir: Path | str, out_dir: Path | str) -> WriteReceipt:
+        """Write a copy of a checkpoint to `out_dir`, in which the tensors of this layer replace those that `load` read.
+
+        All other tensors are copied from file to file. Tied names, the index of shards and the stored dtypes stay. A
+        table with another number of rows changes `vocab_size`. If the vocabulary is another one, second copies in
+        safetensors get the same rows, and files that hold values by token and cannot be edited, such as `optimizer.pt`,
+        are left out with a warning. Tokenizer and token IDs in configurations stay those of the checkpoint: edit the
+        folder with `edit_vocabulary` to move tokens that they name. The new folder appears complete or not at all.
+
+        Args:
+            checkpoint_dir: Folder of the checkpoint from which this layer was loaded; it does not change.
+            out_dir: A folder that does not exist or is empty.
+
+        Returns:
+            The changed tensors and files.
+
+        Raises:
+            CheckpointError: The layer belongs to another checkpoint; or its table was computed from several tensors, so
+                that it cannot be put back (model2vec with a mapping or weights); or its vocabulary was edited, and the
+                checkpoint may have more tensors with a row for each token, which this layer lacks (`is_part`); or
+                another safetensors file has values of tokens that cannot be moved, such as an adapter.
+            FileError: `out_dir` is not empty, or cannot be written.
+        """
+        if self.is_part and self.is_edited:
+            raise CheckpointError(
+                "The vocabulary of this layer was edited, and the checkpoint may have more tensors with a row for each "
+                "token than were read (table_only=True, per_layer=False, or a table that load does not read): they "
+                "would stay in the old order. Edit the checkpoint's folder with edit_vocabulary, or load the whole "
+                "layer before the edit."
+            )
+        state = self.state_dict()
+        unmatched = sorted(state.keys() ^ self.tensor_names.keys())
+        if unmatched:
+            raise CheckpointError(
+                f"{', '.join(unmatched)} of this layer and the checkpoint's tensors are not one to one, so they cannot "
+                f"be put back. Save the layer by itself with save_pretrained."
+            )
+        tensors = {name: state[key] for key, names in self.tensor_names.items() for name in names}
+        table = self.tensor_names["table.weight"][0]
+        return write_tensors(tensors, checkpoint_dir, out_dir, table=table, is_edited=self.is_edited)
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Return the checkpoint's tokenizer, or `None` if there is none; the file is read at the first access.
+
+        Raises:
+            TokenizerError: The tokenizer file is damaged.
+
+        Warns:
+            EmbedLayerWarning: The tokenizer has IDs without a row in the table.
+        """
+        if self._tokenizer is None and self._checkpoint is not None:
+            path = self._checkpoint.tokenizer_file()
+            if path is not None:
+                self._tokenizer = load_tokenizer(path)
+                mismatch = missing_rows_message(self._tokenizer, self.table.vocab_size, path.parent)
+                if mismatch is not None:
+                    warnings.warn(mismatch, EmbedLayerWarning, stacklevel=2)
+        return self._tokenizer
+
+    def input(
+        self,
+        ids: IdsLike,
+        attention_mask: AttentionMask | None = None,
+        *,
+        position_ids: Positions | None = None,
+        positions: Positions | None = None,
+        token_type_ids: Ids | None = None,
+    ) -> Vectors:
+        """Return the vectors that the first block receives, `(T, D)` or `(B, T, D)`.
+
+        Bad IDs or positions on an accelerator are raised later, by `check`.
+
+        Args:
+            ids: Token IDs, `(T,)` or `(B, T)`.
+            attention_mask: 0 for padding. As in transformers, it changes positions in OPT only; in other families,
+                left-padded text needs `positions=positions_of(ids, attention_mask)`. The steps `"mask"` and
+                `"length_mask"` set the vectors of padding to zero (DeBERTa, ESM, XLM).
+            position_ids: Position of each token as transformers counts for this family (from 2 in RoBERTa).
+            positions: Position of each token, counted from 0 in every family.
+            token_type_ids: Segment of each token; by default 0 in BERT and ALBERT, and no segments in GPT-2 and GPT-J.
+
+        Raises:
+            TokenIdError: An ID is outside the table.
+            PositionError: The sequence is longer than the positions cover.
+            SizeError: Both kinds of positions are passed, or token types to a family without them.
+            ShapeError: Positions or mask do not fit the IDs.
+        """
+        steps, batch = self._steps(ids, attention_mask, position_ids, positions, token_type_ids)
+        return run_steps(steps, batch)
+
+    def decoder_input(
+        self,
+        ids: IdsLike,
+        attention_mask: AttentionMask | None = None,
+        *,
+        position_ids: Positions | None = None,
+        positions: Positions | None = None,
+    ) -> Vectors:
+        """Return the vectors that the first block of the decoder receives, `(T, D)` or `(B, T, D)`.
+
+        Arguments and errors are those of `input`. The position scheme is `position_of("decoder")`, if there is one.
+
+        Raises:
+            SizeError: This is not the layer of an encoder-decoder model: a decoder alone is read by `input`.
+        """
+        steps, batch = self._steps(ids, attention_mask, position_ids, positions, None, self._decoder())
+        return run_steps(steps, batch)
+
+    def _decoder(self) -> DecoderInput:
+        """Return the decoder's own parts.
+
+        Raises:
+            SizeError: This is not the layer of an encoder-decoder model.
+        """
+        if self.decoder is None:
+            raise SizeError(f"A layer of family {self.family} has no second input: its only stack is read by input.")
+        return self.decoder
+
+    def trace(
+        self,
+        ids: IdsLike,
+        attention_mask: AttentionMask | None = None,
+        *,
+        position_ids: Positions | None = None,
+        positions: Positions | None = None,
+        token_type_ids: Ids | None = None,
+    ) -> Iterator[TracedStep]:
+        """Yield the vectors after each step of `input`, with the name and a description of the step.
+
+        Arguments and errors are those of `input`; the last vectors equal its result bit for bit.
+        """
+        yield from trace_steps(*self._steps(ids, attention_mask, position_ids, positions, token_type_ids))
+
+    def forward(self, ids: IdsLike, attention_mask: AttentionMask | None = None, **options: Any) -> Vectors:
+        """Compute `input(ids, attention_mask, **options)`."""
+        return self.input(ids, attention_mask, **options)
+
+    def _steps(
+        self,
+        ids: IdsLike,
+        attention_mask: AttentionMask | None,
+        position_ids: Positions | None,
+        positions: Positions | None,
+        token_type_ids: Ids | None,
+        decoder: DecoderInput | None = None,
+    ) -> tuple[list[EmbeddingStep], TokenBatch]:
+        """Check the arguments of `input`, and return the two arguments of `run_steps`.
+
+        The arguments are those of `input`; with `decoder`, the steps are those of `decoder_input`.
+
+        Returns:
+            The steps of this layer in order, look-up first, and their inputs.
+
+        Raises:
+            SizeError: Both kinds of positions are passed, or token types to a family without them.
+        """
+        if position_ids is not None and positions is not None:
+            raise SizeError("Pass position_ids (as transformers counts) or positions (from 0), not both.")
+        if token_type_ids is not None and "types" not in self.recipe:
+            raise SizeError(f"A layer of family {self.family} has no token types: leave token_type_ids out.")
+        if position_ids is not None:
+            check_integer_positions(position_ids)
+            positions = position_ids - self.first_position_id
+        table, position, norm, recipe = self.table, self.position, self.norm, self.recipe
+        if decoder is not None:
+            table = table if decoder.table is None else decoder.table
+            position = self.position_of("decoder" if "decoder" in self.other_positions else None)
+            norm = norm if decoder.norm is None else decoder.norm
+            recipe = recipe if decoder.recipe is None else decoder.recipe
+        ids = sequence_of(ids, None, table)
+        if token_type_ids is None and self.types is not None:
+            token_type_ids = torch.zeros_like(ids)
+        modules: dict[Step, Any] = {  # those of the recipe are not None: the constructor checks it
+            "types": table if self.types is None else self.types,
+            "position": position,
+            "norm": norm,
+            "project": self.projection,
+            "mask": self,
+            "length_mask": self,
+            "token_dropout": self.token_dropout,
+            "streams": self.streams,
+        }
+        look_up = table if decoder is None or decoder.is_scaled else UnscaledLookup(table)
+        steps = [EmbeddingStep("look_up", look_up), *(EmbeddingStep(step, modules[step]) for step in recipe)]
+        if attention_mask is not None:
+            check_mask(attention_mask, ids.shape)
+        if positions is None:
+            positions = self.default_positions(ids, attention_mask)
+        else:
+            position.check_positions(positions, ids.shape)
+        if attention_mask is None and "length_mask" in recipe:
+            assert self.padding_id is not None
+            lengths = ids.ne(self.padding_id).sum(-1, keepdim=True)
+            attention_mask = (torch.arange(ids.shape[-1], device=ids.device) < lengths).long()
+        following = position(positions + 1) if "streams" in recipe else None
+        return steps, TokenBatch(ids, positions, token_type_ids, attention_mask, following)
+
+    def default_positions(self, ids: Ids, attention_mask: AttentionMask | None = None) -> Positions:
+        """Return the position that `input` gives each token by default, counted from 0.
+
+        `numbering` says which tokens count: all, those in `attention_mask`, or those other than the padding token. A
+        token that does not count has position -1.
+        """
+        if self.numbering == "ids":
+            assert self.padding_id is not None
+            attention_mask = ids.ne(self.padding_id)
+        return positions_of(ids, None if self.numbering == "all" else attention_mask, padding_position=-1)
+
+    def position_of(self, kind: str | None = None) -> Position:
+        """Return the position scheme of a kind of layer; for `None`, that of the first block.
+
+        Args:
+            kind: A key of `other_positions`, such as `"full_attention"`, or `None`.
+
+        Raises:
+            SizeError: No layers of that kind have their own position scheme.
+        """
+        if kind is None:
+            return self.position
+        if kind not in self.other_positions:
+            known = ", ".join(self.other_positions) or "none"
+            raise SizeError(f"No layers of kind {kind!r} have positions of their own; other kinds here: {known}.")
+        position = self.other_positions[kind]
+        assert isinstance(position, Position)
+        return position
+
+    def position_of_block(self, block: int, *, encoder: bool = False) -> Position:
+        """Return the position scheme of a block; a neutral `Position` for a block without positions (NoPE).
+
+        Args:
+            block: Number of the block, from 0; a negative number counts from the end.
+            encoder: Whether to count the blocks of the encoder of an encoder-decoder model, not those of its decoder.
+
+        Raises:
+            SizeError: The blocks are listed (`block_positions`, `encoder_block_positions`), and there is no such block.
+        """
+        blocks = self.encoder_block_positions if encoder else self.block_positions
+        if not blocks:
+            return self.position
+        if not -len(blocks) <= block < len(blocks):
+            raise SizeError(f"There is no block {block}: this layer belongs to {len(blocks)} blocks.")
+        return self.position_of(blocks[block] or None)
+
+    def window_of_block(self, block: int) -> int | None:
+        """Return the number of tokens to which a query of a block attends, itself included; `None` for all before it.
+
+        Args:
+            block: Number of the block, from 0; a negative number counts from the end.
+
+        Raises:
+            SizeError: There is no such block; or the configuration states no types of layers, or no window for them, or
+                a type that attends in another way.
+
+        Example:
+            >>> types = ["sliding_attention", "full_attention"]
+            >>> layer = EmbeddingLayer(TokenEmbedding(100, 8), layer_types=types, window=512)
+            >>> layer.window_of_block(0), layer.window_of_block(1)
+            (512, None)
+        """
+        types = self.layer_types
+        if types and not -len(types) <= block < len(types):
+            raise SizeError(f"There is no block {block}: this layer belongs to {len(types)} blocks.")
+        kind = types[block] if types else None
+        if kind == "full_attention":
+            return None
+        if kind != "sliding_attention" or self.window is None:
+            raise SizeError(
+                f"The window of block {block} is not known: its type is {kind!r}, and the configuration's "
+                f"sliding_window {self.window}."
+            )
+        return self.window
+
+    def report(self) -> LayerReport:
+        """Return a report of this layer and of the tensors that `load` read for it; also reads the tokenizer file."""
+        output = self.head.output if isinstance(self.head, PredictionHead) else self.head
+        extra = self.per_layer
+        first = next(chain(self.table.parameters(), self.table.buffers()))
+        embed_scale = getattr(self.table, "embed_scale", None)
+        return LayerReport(
+            **vars(self.load_record),
+            family=self.family,
+            vocab_size=self.table.vocab_size,
+            embed_dim=self.table.embed_dim,
+            width=self.width,
+            dtype=str(first.dtype).removeprefix("torch."),
+            device=str(first.device),
+            scale=self.table.scale,
+            embed_scale=float(embed_scale) if isinstance(embed_scale, Tensor) else None,
+            padding_idx=self.table.padding_idx,
+            recipe=self.recipe,
+            positions={kind: _shown(self.position_of(kind or None)) for kind in ("", *self.other_positions)},
+            head=None if self.head is None else "tied" if self.head.tied else "untied",
+            logit_scale=None if output is None else output.logit_scale,
+            softcap=None if output is None else output.softcap,
+            tokenizer=self._tokenizer_rows(),
+            per_layer=None if extra is None else (extra.table.vocab_size, extra.num_layers, extra.layer_width),
+            parameters=sum(parameter.numel() for parameter in self.parameters()),
+        )
+
+    def _tokenizer_rows(self) -> int | str | None:
+        """Return the number of rows that the tokenizer's IDs need, for the report.
+
+        The result is the message of the error if the tokenizer cannot be read, and `None` without a tokenizer.
+        """
+        try:
+            return None if self.tokenizer is None else table_size(self.tokenizer)
+        except EmbedLayerError as error:
+            return str(error)
+
+
+def _shown(position: Position) -> str:
+    """Return one line for the report: class and sizes of a position scheme, or `"none"` for no positions."""
+    return "none" if type(position) is Position else f"{type(position).__name__}({position.extra_repr()})"
+
+
+def load(
+    source: Path | str,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    revision: str | None = None,
+    table_only: bool | str = False,
+    per_layer: bool = True,
+    final_norm: bool = False,
+) -> EmbeddingLayer:
+    """Load the embedding layer of a checkpoint: table, positions, scale, norms and head, and no other weights.
+
+    Args:
+        source: A folder in Hugging Face's layout, a safetensors file, an index of several such files, a GGUF file of
+            llama.cpp, a folder that `save_pretrained` wrote, or a name on the hub such as `"openai-community/gpt2"`.
+            The hub needs the `hf` extra; with `HF_HUB_OFFLINE` set, only its cache on this machine is searched.
+        dtype: Dtype of all tensors; `None` for that of the table in the checkpoint.
+        device: Device of the tensors. On the CPU, without a change of dtype, tensors stay mapped to the file until they
+            are written to.
+        revision: Branch, tag or commit on the hub.
+        table_only: Read the token table alone, also of an unknown model family. The layer then has no scale, no
+            positions and no head, so its `input` returns rows of the table. A string is the name of the tensor to read
+            as the table, for a model with several tables.
+        per_layer: Read the per-layer inputs of Gemma 3n and 4 too, as `layer.per_layer`. Their table may be larger than
+            the token table; on the CPU, without a change of dtype, its rows are read where they are looked up.
+        final_norm: Read the norm between the last block and the head too, as `layer.final_norm`. It is `None` for a
+            model whose last block ends with a norm (BERT, BART).
+
+    Returns:
+        A trainable layer. `print(layer.report())` shows what was read.
+
+    Raises:
+        FileError: `source` does not exist, or a file cannot be read.
+        CheckpointError: The model family is unknown and `table_only` is false; a file is damaged or a pickle; a tensor
+            that the family needs is missing; tensors and configuration disagree; or the final norm is requested, and
+            that of this model type is not known. The message says how a table of the checkpoint can be read alone.
+        SizeError: `dtype` is not a floating-point dtype of at least 16 bits.
+        MissingExtraError: The hub needs `pip install 'embedlayer[hf]'`, and a GGUF file `'embedlayer[gguf]'`.
+
+    Warns:
+        EmbedLayerWarning: Rows contain NaN or infinity; the configuration contradicts the tensors in a way that can be
+            resolved; or an unknown model family has several tables, of which one was read with `table_only=True`.
+
+    Example:
+        >>> from embedlayer.io.safetensors_files import save_tensors
+        >>> from embedlayer.io.files import write_json
+        >>> save_tensors("model.safetensors", {"wte.weight": torch.randn(100, 8), "wpe.weight": torch.randn(16, 8)})
+        >>> write_json("config.json", {"model_type": "gpt2", "vocab_size": 100, "n_embd": 8})
+        >>> layer = load(".")
+        >>> layer.input(torch.tensor([[1, 2, 3]])).shape, layer.head.tied
+        (torch.Size([1, 3, 8]), True)
+    """
+    if dtype is not None and dtype not in FLOATS:
+        raise SizeError(f"dtype must be one of {', '.join(map(str, FLOATS))}, not {dtype}.")
+    checkpoint = Checkpoint.open(source, revision=revision)
+    if is_description(checkpoint.config):
+        layer = _read_saved_layer(checkpoint, dtype, device, table_only=bool(table_only), per_layer=per_layer)
+        if final_norm and layer.final_norm is None:
+            raise CheckpointError(f"{checkpoint.name} was saved without its final norm: leave out final_norm=True.")
+    else:
+        layer = _read_layer(checkpoint, dtype, device, table_only, per_layer=per_layer, final_norm=final_norm)
+    layer._checkpoint = checkpoint
+    for note in layer.load_record.notes[bool(table_only) :]:
+        warnings.warn(f"{checkpoint.name}: {note}", EmbedLayerWarning, stacklevel=2)
+    return layer
+
+
+def _read_layer(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype | None,
+    device: torch.device | str,
+    table_only: bool | str,
+    *,
+    per_layer: bool,
+    final_norm: bool,
+) -> EmbeddingLayer:
+    """Read a checkpoint that this library did not write; the arguments are those of `load`.
+
+    Raises:
+        CheckpointError: As for `load`.
+    """
+    try:
+        if "model_type" not in checkpoint.config and not table_only and has_meta_layout(checkpoint):
+            checkpoint.config = meta_config(checkpoint)
+        model = checkpoint_model(checkpoint, dtype, device, table_only=table_only)
+        layer = build_with_tensors(
+            model, lambda: EmbeddingLayer(**read_layer_arguments(model, per_layer=per_layer, final_norm=final_norm))
+        )
+    except CheckpointError as error:
+        if isinstance(table_only, str):
+            raise
+        advice = table_advice(checkpoint, is_found=not table_only and finds_table(checkpoint))
+        raise CheckpointError(f"{error} {advice}".rstrip()) from error
+    layer.load_record = load_record(model)
+    return layer
+
+
+def _read_saved_layer(
+    checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, *, table_only: bool, per_layer: bool
+) -> EmbeddingLayer:
+    """Read a folder that `EmbeddingLayer.save_pretrained` wrote.
+
+    Args:
+        checkpoint: The open folder.
+        dtype: Dtype of the layer; `None` for that of the file.
+        device: Device of the layer.
+        table_only: Whether to return a layer with the table alone; the folder is read in full.
+        per_layer: Whether the layer keeps its per-layer inputs.
+
+    Raises:
+        CheckpointError: The folder is damaged, or contains a layer of another class.
+    """
+    config = checkpoint.file(CONFIG)
+    assert config is not None
+    layer = super(EmbeddingLayer, EmbeddingLayer).from_pretrained(config.parent, device=device).to(dtype=dtype)
+    if not per_layer and layer.per_layer is not None:
+        layer.per_layer, layer.is_part = None, True
+        layer.tensor_names = {key: names for key, names in layer.tensor_names.items() if "per_layer." not in key}
+    stored = {key: checkpoint.info(key) for key in layer.state_dict()}
+    tensors = tuple(LoadedTensor(key, key, info.shape, info.dtype, info.nbytes) for key, info in stored.items())
+    layer.load_record = LoadRecord(
+        source=checkpoint.name, tensors=tensors, bytes_read=sum(tensor.nbytes for tensor in tensors)
+    )
+    return _with_table_only(layer) if table_only else layer
+
+
+def _with_table_only(layer: EmbeddingLayer) -> EmbeddingLayer:
+    """Return a new layer that has the table of `layer`, its padding token and its tensor names, and no other module.
+
+    If the vocabulary of `layer` was edited, the new layer records that too.
+    """
+    names = {key: names for key, names in layer.tensor_names.items() if key.startswith("table.")}
+    alone = EmbeddingLayer(
+        layer.table,
+        family=layer.family,
+        padding_id=layer.padding_id,
+        tensor_names=names,
+        is_part=True,
+        is_edited=layer.is_edited,
+    )
+    note = "Only the table was kept: positions, norms and head were left out."
+    alone.load_record = replace(layer.load_record, notes=(note,), table_only=True)
+    return alone

@@ -1,0 +1,131 @@
+"""Kind identifiers: the names by which saved files refer to classes.
+
+A `config.json` names each class by a stable identifier such as `"token_embedding"`, never by its Python name, so a
+class can be renamed or moved without breaking a file. `KINDS` is the whole table. It holds strings only, so reading it
+imports nothing.
+
+A class that is not in the table, such as a user's own position scheme, is written as `"module:Class"`. Reading such a
+file imports no module: the module must have been imported before. So a file cannot run code that the program does not
+already use.
+"""
+
+import sys
+from importlib import import_module
+
+from embedlayer.core.errors import CheckpointError
+
+KINDS: dict[str, str] = {
+    "token_embedding": "embedlayer.tables.dense:TokenEmbedding",
+    "factorized_embedding": "embedlayer.tables.factorized:FactorizedEmbedding",
+    "quantized_embedding": "embedlayer.tables.quantized:QuantizedEmbedding",
+    "gguf_embedding": "embedlayer.tables.gguf_rows:GGUFEmbedding",
+    "fused_rows": "embedlayer.formats.layouts:FusedRows",
+    "gguf_blocks": "embedlayer.formats.layouts:GGUFBlocks",
+    "mapped_embedding": "embedlayer.tables.stored.mapped:MappedEmbedding",
+    "delta_embedding": "embedlayer.tables.delta:DeltaEmbedding",
+    "no_position": "embedlayer.positions.position:Position",
+    "learned_positions": "embedlayer.positions.learned:LearnedPositionalEmbedding",
+    "axial_positions": "embedlayer.positions.axial:AxialPositionalEmbedding",
+    "sinusoidal_positions": "embedlayer.positions.sinusoidal:SinusoidalPositionalEmbedding",
+    "rotary": "embedlayer.positions.rotary.embedding:RotaryEmbedding",
+    "alibi": "embedlayer.positions.alibi:AlibiBias",
+    "relative_bias": "embedlayer.positions.relative:RelativePositionBias",
+    "linear_scaling": "embedlayer.positions.rotary.scaling:LinearScaling",
+    "dynamic_ntk_scaling": "embedlayer.positions.rotary.scaling:DynamicNTKScaling",
+    "yarn_scaling": "embedlayer.positions.rotary.scaling:YarnScaling",
+    "long_rope_scaling": "embedlayer.positions.rotary.scaling:LongRopeScaling",
+    "llama3_scaling": "embedlayer.positions.rotary.scaling:Llama3Scaling",
+    "proportional_scaling": "embedlayer.positions.rotary.scaling:ProportionalScaling",
+    "ntk_alpha_scaling": "embedlayer.positions.rotary.scaling:NTKAlphaScaling",
+    "chunked_axes": "embedlayer.positions.rotary.axes:ChunkedAxes",
+    "interleaved_axes": "embedlayer.positions.rotary.axes:InterleavedAxes",
+    "alternating_axes": "embedlayer.positions.rotary.axes:AlternatingAxes",
+    "channel_axes": "embedlayer.positions.rotary.axes:ChannelAxes",
+    "axial_axes": "embedlayer.positions.rotary.axes:AxialAxes",
+    "query_scaled_position": "embedlayer.positions.rotary.query:QueryScaledPosition",
+    "log_query_scaling": "embedlayer.positions.rotary.query:LogQueryScaling",
+    "power_query_scaling": "embedlayer.positions.rotary.query:PowerQueryScaling",
+    "output_head": "embedlayer.heads.output:OutputHead",
+    "type_tables": "embedlayer.inputs.parts:TypeTables",
+    "elementwise_affine": "embedlayer.inputs.parts:ElementwiseAffine",
+    "offset_rms_norm": "embedlayer.inputs.parts:OffsetRMSNorm",
+    "shift_scale": "embedlayer.inputs.parts:ShiftScale",
+    "trigram_projection": "embedlayer.inputs.parts:TrigramProjection",
+    "feature_projection": "embedlayer.inputs.parts:FeatureProjection",
+    "prediction_streams": "embedlayer.inputs.parts:PredictionStreams",
+    "token_dropout": "embedlayer.inputs.parts:TokenDropout",
+    "per_layer_inputs": "embedlayer.injections.per_layer:PerLayerInputs",
+    "per_layer_residual": "embedlayer.injections.per_layer:PerLayerResidual",
+    "transformer_embedding": "embedlayer.inputs.embedding:TransformerEmbedding",
+    "gpt_embedding": "embedlayer.lessons.book:GPTEmbedding",
+    "ngram_hash": "embedlayer.injections.ngram:NgramHash",
+    "ngram_embedding": "embedlayer.injections.ngram:NgramEmbedding",
+    "context_gate": "embedlayer.injections.context_gate:ContextGate",
+    "short_convolution": "embedlayer.injections.context_gate:ShortConvolution",
+    "decoder_input": "embedlayer.inputs.decoder_input:DecoderInput",
+    "added_embedding": "embedlayer.injections.injection:AddedEmbedding",
+    "gated_embedding": "embedlayer.injections.gated:GatedEmbedding",
+    "per_layer_embedding": "embedlayer.injections.per_layer_embedding:PerLayerEmbedding",
+    "value_embedding": "embedlayer.injections.value:ValueEmbedding",
+    "embedding_layer": "embedlayer.checkpoints.layer:EmbeddingLayer",
+    "decoder_lm": "embedlayer.models.decoder:DecoderLM",
+}
+"""`"module:Class"` of each savable class of the library, by its kind identifier. Identifiers never change."""
+
+_KIND_OF = {path: kind for kind, path in KINDS.items()}
+
+
+def kind_of(cls: type) -> str:
+    """Return the kind identifier of a class, or `"module:Class"` for a class that is not in `KINDS`.
+
+    Raises:
+        CheckpointError: The class was defined inside a function, so no file can refer to it.
+
+    Example:
+        >>> kind_of(TokenEmbedding), kind_of(torch.nn.Linear)
+        ('token_embedding', 'torch.nn.modules.linear:Linear')
+    """
+    path = f"{cls.__module__}:{cls.__qualname__}"
+    if "<locals>" in path:
+        raise CheckpointError(
+            f"{cls.__qualname__} is defined inside a function, so a saved file cannot refer to it: define the class at "
+            f"the top level of a module."
+        )
+    return _KIND_OF.get(path, path)
+
+
+def class_of(kind: str) -> type:
+    """Return the class that a kind identifier, or `"module:Class"`, refers to.
+
+    The module of a kind identifier is imported if needed. That of a `"module:Class"` must have been imported before.
+
+    Raises:
+        CheckpointError: The identifier or class is unknown, or its module was not imported.
+
+    Example:
+        >>> class_of("token_embedding") is TokenEmbedding
+        True
+    """
+    module, _, name = KINDS.get(kind, kind).partition(":")
+    if kind in KINDS:
+        import_module(module)
+    elif name and module not in sys.modules:
+        raise CheckpointError(
+            f"The saved configuration names the class {name} of the module {module}, which is not imported. Import "
+            f"{module} first if you trust it; loading a file never imports a module that the file names. A command "
+            f"runs with it as python -c 'import {module}; from embedlayer.cli.main import main; main()' inspect ..."
+        )
+    found = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, type) and module == "__main__":
+        raise CheckpointError(
+            f"The saved configuration names the class {name} of the script or notebook that saved it. Define it here "
+            f"too; or define it in a module, which every program can import, and save again."
+        )
+    if not isinstance(found, type):
+        raise CheckpointError(
+            f"The kind {kind!r} is not known to this version of embedlayer. Known kinds: {', '.join(KINDS)}; a class "
+            f"of your own is named 'module:Class'."
+        )
+    return found

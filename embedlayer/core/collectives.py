@@ -1,0 +1,438 @@
+"""Collective operations over one process or many, by the names of `torch.distributed`, and the rows that a rank stores.
+
+Code that runs on one process and on many takes a `Collectives`: `SINGLE_PROCESS` by default, or a `ProcessGroup`. With
+one process each operation returns its input, so the same code serves both.
+"""
+
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+
+from embedlayer.core.errors import PeerError, SizeError
+
+ReduceOp = Literal["sum", "max", "min"]
+Rows = Shaped[Tensor, "_ *each"]
+
+
+@dataclass(frozen=True)
+class RowPartition:
+    """Contiguous rows of a tensor per rank: rank `r` stores rows `r * ceil(V / N)` to `(r + 1) * ceil(V / N) - 1`.
+
+    The last rank stores what is left, which is one row at least.
+
+    Args:
+        num_rows: Rows of all ranks together, V.
+        rank: This process, from 0.
+        size: Number of ranks, N.
+
+    Raises:
+        SizeError: A rank would store no row.
+
+    Example:
+        >>> part = RowPartition(10, rank=2, size=3)
+        >>> (part.start, part.stop, part.rank_of(torch.tensor([0, 4, 9])).tolist())
+        (8, 10, [0, 1, 2])
+    """
+
+    num_rows: int
+    rank: int = 0
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.size > 1 and (self.size - 1) * self.rows_per_rank >= self.num_rows:
+            raise SizeError(
+                f"{self.num_rows} rows in blocks of {self.rows_per_rank} leave no row for the last of {self.size} "
+                f"ranks: use fewer ranks."
+            )
+
+    @property
+    def rows_per_rank(self) -> int:
+        """Return the number of rows on every rank but the last, `ceil(V / N)`."""
+        return math.ceil(self.num_rows / self.size)
+
+    @property
+    def start(self) -> int:
+        """Return the index of this rank's first row among the rows of all ranks."""
+        return self.rank * self.rows_per_rank
+
+    @property
+    def stop(self) -> int:
+        """Return the index after this rank's last row among the rows of all ranks."""
+        return min(self.start + self.rows_per_rank, self.num_rows)
+
+    def __len__(self) -> int:
+        """Return the number of rows of this rank."""
+        return self.stop - self.start
+
+    def slice_of(self, rank: int) -> slice:
+        """Return the slice that selects the rows of `rank` from a tensor with the rows of all ranks."""
+        return slice(rank * self.rows_per_rank, min((rank + 1) * self.rows_per_rank, self.num_rows))
+
+    def rank_of(self, rows: Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
+        """Return, for each row index among the rows of all ranks, the rank that stores that row."""
+        return rows // self.rows_per_rank
+
+    def local(self, rows: Int[Tensor, "*batch"]) -> tuple[Int[Tensor, "*batch"], Bool[Tensor, "*batch"]]:
+        """Convert row indices that count over all ranks to indices into the rows of this rank.
+
+        Returns:
+            The indices on this rank, 0 for rows of other ranks, and a boolean mask of the rows that this rank stores.
+        """
+        is_local = (rows >= self.start) & (rows < self.stop)
+        return torch.where(is_local, rows - self.start, 0), is_local
+
+    def local_or_none(self, row: int | None) -> int | None:
+        """Convert one row index to an index into the rows of this rank.
+
+        Return `None` if another rank stores the row, or if `row` is `None`.
+        """
+        return None if row is None or not self.start <= row < self.stop else row - self.start
+
+    def overlap(self, start: int, stop: int) -> tuple[int, int]:
+        """Return which of the rows `start` to `stop - 1` this rank stores, as (first, last + 1) of its own rows.
+
+        Both indices count from this rank's first row. They are equal if it stores none of the rows.
+        """
+        low = min(max(start, self.start), self.stop)
+        return low - self.start, max(low, min(stop, self.stop)) - self.start
+
+
+class Collectives(ABC):
+    """Abstract: collective operations (all-reduce, all-gather, ...) over a group of ranks.
+
+    Every rank of the group must call each operation, in the same order.
+
+    Attributes:
+        rank: Number of this process in the group, from 0.
+        size: Number of ranks in the group.
+        global_ranks: Rank of each process of the group in the default process group; used in messages.
+        device: Device of counts and JSON objects. The other tensors must be on a device that the group accepts.
+    """
+
+    rank: int
+    size: int
+    global_ranks: list[int]
+    device: torch.device
+
+    @abstractmethod
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
+        """Reduce `tensor` elementwise over all ranks, in place on every rank, and return it. It has no gradient."""
+
+    @abstractmethod
+    def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor:
+        """Overwrite `tensor` on every rank with that of rank `src`, and return it. The tensor must be contiguous."""
+
+    @abstractmethod
+    def all_to_all(self, rows: Rows, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Rows:
+        """Send consecutive rows to each rank, and return the rows received from all ranks, in the order of the ranks.
+
+        Differentiable: the backward pass sends the gradient of a row to the rank that it came from. All ranks must call
+        `backward` in the same order.
+
+        Args:
+            rows: The rows for rank 0, then those for rank 1, and so on.
+            send_counts: Number of rows for each rank.
+            receive_counts: Number of rows from each rank, as `exchange_counts(send_counts)` returns them.
+        """
+
+    @abstractmethod
+    def all_gather(self, rows: Rows, counts: Sequence[int] | None = None) -> Rows:
+        """Concatenate the rows of all ranks, in the order of the ranks.
+
+        Differentiable: the gradient of a row is the sum of its gradients on all ranks.
+
+        Args:
+            rows: The rows of this rank.
+            counts: Number of rows of each rank; `None` to gather these numbers first.
+        """
+
+    @abstractmethod
+    def reduce_scatter(self, rows: Rows, counts: Sequence[int]) -> Rows:
+        """Sum `rows` over all ranks, in the order of the ranks, and return this rank's consecutive part of the sum.
+
+        Differentiable, as `all_to_all` is.
+
+        Args:
+            rows: One row for each row of the result on rank 0, then for rank 1, and so on.
+            counts: Number of rows that each rank gets.
+        """
+
+    @abstractmethod
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Return a list with the `value` of every rank, in the order of the ranks.
+
+        Values are sent as JSON, never as a pickle. What JSON has no type for arrives as text.
+        """
+
+    @abstractmethod
+    def peer_errors(self) -> AbstractContextManager[None]:
+        """Return a context manager that converts an error of torch.distributed in its block to a `PeerError`."""
+
+    @property
+    def is_first(self) -> bool:
+        """Return whether this is rank 0, which writes files and prints."""
+        return self.rank == 0
+
+    def broadcast_object(self, value: Any, src: int = 0) -> Any:
+        """Return the `value` of rank `src` on every rank. It is sent as JSON."""
+        return self.all_gather_object(value if self.rank == src else None)[src]
+
+    def exchange_counts(self, send_counts: Sequence[int]) -> list[int]:
+        """Tell each rank how many rows this rank will send to it, and return how many each rank will send to this one.
+
+        Args:
+            send_counts: Number of rows for each rank.
+        """
+        counts = torch.tensor(list(send_counts), dtype=torch.int64, device=self.device)
+        numbers: list[int] = self.all_to_all(counts, [1] * self.size, [1] * self.size).tolist()
+        return numbers
+
+    def barrier(self) -> None:
+        """Wait until every rank has called this."""
+        self.all_reduce(torch.zeros(1, device=self.device))
+
+    def any(self, flag: bool) -> bool:
+        """Return whether `flag` is true on any rank."""
+        return bool(self.all_reduce(torch.tensor(int(flag), device=self.device), "max"))
+
+    def all_equal(self, number: Tensor) -> bool:
+        """Return whether all ranks pass the same scalar.
+
+        With several ranks NaN equals nothing. A single process always gets `True`.
+        """
+        if self.size == 1:
+            return True
+        ends = torch.stack([number, -number]).detach().nan_to_num(math.inf, math.inf, -math.inf)
+        self.all_reduce(ends, "max")
+        return bool(ends[0] == -ends[1])
+
+    def partition(self, num_rows: int) -> RowPartition:
+        """Return the `RowPartition` of `num_rows` over these ranks.
+
+        Raises:
+            SizeError: A rank would store no row.
+        """
+        return RowPartition(num_rows, self.rank, self.size)
+
+    def require_equal(self, facts: Mapping[str, Any]) -> None:
+        """Check that all ranks pass equal values.
+
+        Args:
+            facts: The values to compare, by a name for the message. They are sent as JSON.
+
+        Raises:
+            PeerError: The values of a rank differ. Every rank raises it, and it names each rank that differs from the
+                first, with both values.
+        """
+        found = differences(dict(zip(self.global_ranks, self.all_gather_object(dict(facts)), strict=True)))
+        if found:
+            raise PeerError(found)
+
+    @contextmanager
+    def all_or_none(self) -> Iterator[dict[str, Any]]:
+        """Run the block on all ranks; if it fails on one of them, raise an error on all.
+
+        The block must call no collective operation. It may write values to the dictionary that it gets, JSON by name;
+        these must be equal on all ranks.
+
+        Raises:
+            PeerError: The block raised an error on another rank, or the values differ. On the rank whose block failed,
+                that error is raised instead.
+        """
+        facts: dict[str, Any] = {}
+        try:
+            yield facts
+        except BaseException as error:
+            self.all_gather_object({"error": f"{error}" or type(error).__name__})
+            raise
+        reports = dict(zip(self.global_ranks, self.all_gather_object({"facts": facts}), strict=True))
+        for rank, report in reports.items():
+            if "error" in report:
+                raise PeerError(f"Rank {rank} refused, so nothing was changed on any: {report['error']}")
+        if found := differences({rank: report["facts"] for rank, report in reports.items()}):
+            raise PeerError(f"{found} Nothing was changed.")
+
+
+class SingleProcess(Collectives):
+    """Single-process version of `Collectives`: each operation returns its input, and nothing is sent."""
+
+    rank, size, global_ranks, device = 0, 1, [0], torch.device("cpu")
+
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
+        """Single-process version: return `tensor` unchanged."""
+        return tensor
+
+    def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor:
+        """Single-process version: return `tensor` unchanged."""
+        return tensor
+
+    def all_to_all(self, rows: Rows, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Rows:
+        """Single-process version: return `rows` unchanged."""
+        return rows
+
+    def all_gather(self, rows: Rows, counts: Sequence[int] | None = None) -> Rows:
+        """Single-process version: return `rows` unchanged."""
+        return rows
+
+    def reduce_scatter(self, rows: Rows, counts: Sequence[int]) -> Rows:
+        """Single-process version: return `rows` unchanged."""
+        return rows
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Single-process version: return `[value]`."""
+        return [value]
+
+    def peer_errors(self) -> AbstractContextManager[None]:
+        """Single-process version: return a context manager that converts no error."""
+        return nullcontext()
+
+
+SINGLE_PROCESS = SingleProcess()
+
+
+class ProcessGroup(Collectives):
+    """The collective operations of a `torch.distributed` process group.
+
+    Its `reduce_scatter` and the gradients of `all_gather` are summed in the order of the ranks, so each run gives the
+    same sums.
+
+    Args:
+        group: The group; `None` is the default group, which must be initialised.
+        device: Device of counts and JSON objects, one that the group's backend accepts.
+        timeout_seconds: Time-out of the group, which error messages name; `None` if it is not known.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        device: torch.device | str = "cpu",
+        *,
+        timeout_seconds: float | None = None,
+    ) -> None:
+        self.group, self.device, self.timeout_seconds = group, torch.device(device), timeout_seconds
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.global_ranks = dist.get_process_group_ranks(group)
+
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
+        """Reduce `tensor` elementwise over all ranks, in place on every rank, and return it. It has no gradient."""
+        with self.peer_errors():
+            dist.all_reduce(tensor, getattr(dist.ReduceOp, op.upper()), group=self.group)
+        return tensor
+
+    def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor:
+        """Overwrite `tensor` on every rank with that of rank `src`, and return it. The tensor must be contiguous."""
+        with self.peer_errors():
+            dist.broadcast(tensor, group_src=src, group=self.group)
+        return tensor
+
+    def all_to_all(self, rows: Rows, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Rows:
+        """Send consecutive rows to each rank, and return the rows received from all ranks, in rank order."""
+        received: Tensor = _AllToAll.apply(rows, list(send_counts), list(receive_counts), self)  # type: ignore[no-untyped-call]
+        return received
+
+    def all_gather(self, rows: Rows, counts: Sequence[int] | None = None) -> Rows:
+        """Concatenate the rows of all ranks, in the order of the ranks."""
+        known = self.exchange_counts([len(rows)] * self.size) if counts is None else list(counts)
+        repeated = rows.expand(self.size, *rows.shape).flatten(0, 1)
+        gathered: Tensor = _AllToAll.apply(repeated, [len(rows)] * self.size, known, self)  # type: ignore[no-untyped-call]
+        return gathered
+
+    def reduce_scatter(self, rows: Rows, counts: Sequence[int]) -> Rows:
+        """Sum `rows` over all ranks, in the order of the ranks, and return this rank's consecutive part of the sum."""
+        own = counts[self.rank]
+        parts = self.all_to_all(rows, counts, [own] * self.size)
+        return parts.view(self.size, own, *rows.shape[1:]).sum(0)
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Return a list with the `value` of every rank, in the order of the ranks. Values are sent as JSON."""
+        content = torch.frombuffer(bytearray(json.dumps(value, default=str).encode()), dtype=torch.uint8)
+        counts = self.exchange_counts([len(content)] * self.size)
+        contents = self.all_gather(content.to(self.device), counts).cpu().split(counts)
+        return [json.loads(bytes(each.tolist())) for each in contents]
+
+    def peer_errors(self) -> AbstractContextManager[None]:
+        """Return a context manager that converts an error of torch.distributed in its block to a `PeerError`."""
+        return peer_errors(self.rank, self.size, self.timeout_seconds)
+
+
+class _AllToAll(torch.autograd.Function):
+    """Autograd function of `ProcessGroup.all_to_all`; `backward` sends the gradient of each row back to its sender."""
+
+    @staticmethod
+    def forward(rows: Tensor, send_counts: list[int], receive_counts: list[int], group: ProcessGroup) -> Tensor:
+        received = rows.new_empty((sum(receive_counts), *rows.shape[1:]))
+        with group.peer_errors():
+            dist.all_to_all_single(received, rows.contiguous(), receive_counts, send_counts, group=group.group)
+        return received
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.send_counts, ctx.receive_counts, ctx.group = inputs
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.group.all_to_all(grad_output, ctx.receive_counts, ctx.send_counts), None, None, None
+
+
+@contextmanager
+def peer_errors(rank: int, size: int, timeout_seconds: float | None = None) -> Iterator[None]:
+    """Convert an error of torch.distributed that the block raises to a `PeerError`, whose message says what to do.
+
+    gloo raises plain `RuntimeError`s. So every plain `RuntimeError` is converted, and the block must contain nothing
+    else that raises one.
+
+    Args:
+        rank: Number of this process, for the message.
+        size: Number of ranks, for the message.
+        timeout_seconds: Time-out of the group, for the message; `None` if it is not known.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error) is not RuntimeError and not isinstance(error, dist.DistError):
+            raise
+        waited = "" if timeout_seconds is None else f" for more than {timeout_seconds:g} seconds"
+        raise PeerError(
+            f"Rank {rank} of {size} gave up: another process has ended, or hangs{waited}. The first error of another "
+            f"rank says why. A run continues from its last checkpoint with --resume, or by itself where torchrun has "
+            f"--max-restarts left. (torch.distributed: {error})"
+        ) from error
+
+
+def differences(facts_by_rank: Mapping[int, Mapping[str, Any]]) -> str:
+    """Describe in words how the values of the ranks differ from those of the first rank; return "" if all are equal.
+
+    Args:
+        facts_by_rank: For each rank, its values by name.
+
+    Example:
+        >>> differences({0: {"--dim": 64}, 1: {"--dim": 64}, 2: {"--dim": 32}})
+        'Rank 2 differs from rank 0 in --dim: 32 there, 64 on rank 0. Give all the same.'
+    """
+    first, *others = facts_by_rank
+    expected = facts_by_rank[first]
+    found = []
+    for rank in others:
+        facts = facts_by_rank[rank]
+        names = [name for name in {**expected, **facts} if expected.get(name) != facts.get(name)]
+        parts = [
+            f"{name}: {_shortened(facts.get(name))} there, {_shortened(expected.get(name))} on rank {first}"
+            for name in names
+        ]
+        found += [f"Rank {rank} differs from rank {first} in {'; '.join(parts)}."] if parts else []
+    return " ".join([*found, "Give all the same."]) if found else ""
+
+
+def _shortened(value: Any) -> str:
+    """Return `str(value)`, cut to 60 characters; a cut text ends in three dots."""
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

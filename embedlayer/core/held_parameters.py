@@ -1,0 +1,130 @@
+"""Optimizers that hold a parameter which changed without them: they are found when it changes, and say so at a step.
+
+Nothing is installed before such a change, and afterwards only a hook of the optimizers that it concerns.
+"""
+
+import gc
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from embedlayer.core.errors import StaleRowsError
+
+
+def held_parameters(
+    module: nn.Module, optimizer: Optimizer | None = None, others: Iterable[nn.Module] = ()
+) -> set[int]:
+    """Return the `id` of each parameter of a module that something else refers to too, as another optimizer does.
+
+    Args:
+        module: The module.
+        optimizer: An optimizer whose references do not count, or `None`.
+        others: Modules outside of `module` whose references do not count.
+    """
+    owners = [*module.modules(), *others]
+    uses = Counter(id(parameter) for owner in owners for parameter in owner._parameters.values())
+    if optimizer is not None:  # a list of its group, and a key of its state
+        uses.update(id(parameter) for parameter in (*_trained(optimizer), *optimizer.state))
+    parts = [(owner._parameters, name) for owner in owners for name in owner._parameters]
+    held = [part[name] for part, name in parts if is_held(part, name, uses[id(part[name])])]
+    return {id(parameter) for parameter in held if parameter is not None}
+
+
+def is_held(parameters: Mapping[str, Tensor | None], name: str, uses: int) -> bool:
+    """Return whether there are more references to a parameter than those of modules, so that it may have an optimizer.
+
+    Args:
+        parameters: The parameters of a module, by name.
+        name: Name of the parameter.
+        uses: Number of modules that have it.
+    """
+    other = {name: nn.Parameter(requires_grad=False)}  # which only this dictionary refers to
+    return _references(parameters, name) - _references(other, name) > uses - 1
+
+
+def _references(parameters: Mapping[str, Tensor | None], name: str) -> int:
+    return sys.getrefcount(parameters[name])
+
+
+def former_parameter(module: nn.Module, name: str) -> Tensor | None:
+    """Return the parameter that is about to be replaced, or `None` if no optimizer has it.
+
+    Sharded parameters, which FSDP replaces in each forward pass, are left out, and row-sparse ones, which
+    `PendingUpdates` watches.
+    """
+    parameters = module.__dict__.get("_parameters", {})
+    may_be_trained = type(parameters.get(name)) is nn.Parameter and not parameters[name].is_meta
+    return parameters[name] if may_be_trained and is_held(parameters, name, 1) else None
+
+
+def optimizers_of(parameters: Collection[Tensor]) -> list[Optimizer]:
+    """Return the optimizers of this process that train any of these parameters; it takes about 0.1 s.
+
+    They are found among the objects of the garbage collector, because a parameter does not know its optimizers.
+    """
+    ids, kinds = {id(parameter) for parameter in parameters}, set(_subclasses(Optimizer))
+    optimizers = [each for each in gc.get_objects() if type(each) in kinds] if ids else []
+    return [each for each in optimizers if ids & {id(parameter) for parameter in _trained(each)}]
+
+
+def _subclasses(kind: type) -> Iterator[type]:
+    each: type
+    for each in kind.__subclasses__():
+        yield each
+        yield from _subclasses(each)
+
+
+def _trained(optimizer: Any) -> list[Tensor]:
+    """Return the parameters of an optimizer; none while its constructor runs."""
+    return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
+
+
+def trained_by(optimizer: Optimizer, parameter_id: int) -> Tensor | None:
+    """Return the parameter of an optimizer that has this `id`, or `None`.
+
+    A weak reference in place of the `id` would forbid FSDP to give the parameter another size.
+    """
+    return next((parameter for parameter in _trained(optimizer) if id(parameter) == parameter_id), None)
+
+
+def watch_replacement(module: nn.Module, name: str, former: Tensor | None) -> None:
+    """Let the optimizers that train the former parameter of a module refuse a step that leaves its new one untrained.
+
+    Args:
+        module: The module.
+        name: Name of the parameter.
+        former: Result of `former_parameter`, before another parameter was registered.
+    """
+    parameter = module._parameters.get(name)
+    if former is None or former is parameter or type(parameter) is not nn.Parameter or not parameter.requires_grad:
+        return
+    for optimizer in optimizers_of([former]):
+        optimizer.register_step_pre_hook(_Replacement(module, name, id(former)))
+
+
+class _Replacement:
+    """Step pre-hook of an optimizer that trains a parameter which a module no longer has.
+
+    It raises an error if the new parameter has a gradient, the former one has none, and no optimizer has the new one.
+    """
+
+    def __init__(self, module: nn.Module, name: str, former: int) -> None:
+        self.module, self.name, self.former = weakref.ref(module), name, former
+
+    def __call__(self, optimizer: Optimizer, *_: Any) -> None:
+        module, former = self.module(), trained_by(optimizer, self.former)
+        parameter = None if module is None else module._parameters.get(self.name)
+        if parameter is None or parameter.grad is None or former is None or former.grad is not None:
+            return
+        if not optimizers_of([parameter]):
+            raise StaleRowsError(
+                f"The {self.name} of a {type(module).__name__} was replaced by another parameter, which no optimizer "
+                f"trains: this {type(optimizer).__name__} has the former one. Build the optimizer again; or write the "
+                f"numbers into the parameter, parameter.data.copy_(rows), and change its number of rows with "
+                f"embedlayer.vocab.edit_vocabulary(module, ..., optimizer=optimizer)."
+            )

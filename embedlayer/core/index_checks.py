@@ -1,0 +1,342 @@
+"""Checks of token IDs and positions before a look-up.
+
+On the CPU a bad index raises an error at once. On an accelerator no synchronisation is added: bad indices are clamped,
+the first one is recorded on the device, and `check()` raises the same error when the program waits for the device
+anyway. Under `torch.compile` the CPU check is one custom operator, so there is no graph break.
+"""
+
+from collections.abc import Callable, Mapping
+from itertools import chain
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from embedlayer.core.computed_buffers import apply_or_allocate
+from embedlayer.core.errors import EmbedLayerError, PositionError, ShapeError, TokenIdError
+from embedlayer.core.shapes import Encoded, IdsLike
+from embedlayer.core.torch_state import plain_operators_only
+
+Kind = Literal["token id", "position"]
+
+INTEGERS = (torch.int64, torch.int32)
+
+
+class IndexCheck(nn.Module):
+    """Check token IDs or positions before a look-up; a layer calls this submodule in its `forward`.
+
+    On the CPU an index outside the table raises an error at once. On an accelerator it is clamped and recorded, and
+    `check` raises the error later. Under `torch.func` transforms and in `torch.export` values cannot be read, so it is
+    clamped to the first or the last row without an error.
+
+    Args:
+        size: Number of valid indices, which count from 0.
+        kind: What the indices are, for error messages: `"token id"` or `"position"`.
+        offset: Number that is added to each index before the look-up. The table has `size + offset` rows, and
+            indices from `-offset` on are accepted.
+    """
+
+    first_bad_index: Tensor
+    """Flat position, value and length of the last dimension of the first bad index; -1s if there was none.
+
+    It is not a buffer, because it is no state of the model, DistributedDataParallel would overwrite it with that of
+    rank 0, and Opacus refuses trainable layers with buffers.
+    """
+
+    def __init__(self, size: int, kind: Kind, *, offset: int = 0) -> None:
+        super().__init__()
+        self.size = size
+        self.offset = offset
+        self.kind: Kind = kind
+        self.first_bad_index = torch.full((3,), -1)
+
+    def move_record(self, device: torch.device | str) -> None:
+        """Move `first_bad_index`, the record of the first bad index, to `device`.
+
+        A record on the meta device has no values, so it is replaced by an empty one.
+        """
+        lost = self.first_bad_index.is_meta
+        self.first_bad_index = torch.full((3,), -1, device=device) if lost else self.first_bad_index.to(device)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "IndexCheck":
+        """Cast or move the module as torch does, and move its record of the first bad index to the same device.
+
+        Args:
+            fn: Function that torch applies to each parameter and buffer.
+            recurse: Whether to include submodules.
+        """
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.move_record(apply_or_allocate(fn, self.first_bad_index).device)
+        return self
+
+    def forward(self, indices: IdsLike) -> tuple[Tensor, Tensor | None]:
+        """Return row numbers that are safe to look up, and a mask of the bad indices.
+
+        Args:
+            indices: Token IDs or positions, as a tensor or as anything that `as_ids` converts.
+
+        Returns:
+            The row numbers, `indices + offset`, and a boolean mask of the same shape that is `True` for bad indices.
+            Only accelerators need the mask: it is `None` on the CPU and meta device, in exports and under `torch.func`
+            transforms.
+
+        Raises:
+            ShapeError: `indices` are not int32 or int64.
+            TokenIdError: A token ID is outside, on the CPU; the message names row, column, value and size.
+            PositionError: A position is outside, on the CPU.
+        """
+        if self.kind == "position":
+            check_integer_positions(indices)
+        indices = as_ids(indices, beside=self)
+        rows = rows_without_record(indices, self.size, self.kind, offset=self.offset)
+        return (rows, None) if rows is not None else self.clamp_and_record(indices + self.offset)
+
+    def clamp_and_record(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Clamp row numbers on an accelerator and record the first bad one, without waiting for the device.
+
+        The record changes only if it is empty; `check` reads and clears it.
+
+        Args:
+            indices: Row numbers: token IDs or positions, with the offset added.
+
+        Returns:
+            The clamped row numbers, and a boolean mask of the same shape that is `True` for the bad ones.
+        """
+        if self.first_bad_index.device != indices.device:  # weights may be moved one by one
+            self.move_record(indices.device)
+        outside = (indices < 0) | (indices >= self.size + self.offset)
+        if not indices.numel():
+            return indices, outside
+        flat = outside.flatten()
+        places = torch.arange(flat.numel(), device=indices.device)
+        first = torch.where(flat, places, flat.numel()).amin(dim=0, keepdim=True)
+        value = indices.flatten().index_select(0, first.clamp(max=flat.numel() - 1)).to(torch.int64)
+        found = torch.cat([first, value, torch.full_like(first, indices.shape[-1] if indices.dim() else 1)])
+        is_new = (first < flat.numel()) & (self.first_bad_index[:1] < 0)
+        self.first_bad_index.copy_(torch.where(is_new, found, self.first_bad_index))
+        return indices.clamp(0, self.size + self.offset - 1), outside
+
+    def extra_repr(self) -> str:
+        """Return the kind and the number of rows, for `print`: `"token id < 100"`."""
+        return f"{self.kind} < {self.size}"
+
+    def check(self) -> None:
+        """Wait for the device, and raise the error of the first bad index since the last check, if there was one.
+
+        The record of the bad index is cleared.
+
+        Raises:
+            TokenIdError: A token ID was outside.
+            PositionError: A position was outside.
+        """
+        if self.first_bad_index.is_meta:
+            return
+        place, value, length = self.first_bad_index.tolist()
+        if place >= 0:
+            self.first_bad_index.fill_(-1)
+            where = {"row": place // length, "column": place % length}
+            raise _outside(self.kind, value - self.offset, self.size, first=-self.offset, **where)
+
+
+def rows_without_record(indices: Tensor, size: int, kind: Kind, *, offset: int = 0) -> Tensor | None:
+    """Return row numbers that are safe to look up, `indices + offset`, where no bad index needs to be recorded.
+
+    On the CPU a bad index raises an error, in exports and under `torch.func` transforms it is clamped, and on the meta
+    device it has no value.
+
+    Args:
+        indices: Token IDs or positions.
+        size: Number of valid indices.
+        kind: What the indices are, for error messages.
+        offset: Number that is added to each index.
+
+    Returns:
+        Row numbers; `None` on an accelerator, where an `IndexCheck` records the first bad index.
+
+    Raises:
+        ShapeError: `indices` are not int32 or int64.
+        TokenIdError: A token ID is outside, on the CPU.
+        PositionError: A position is outside, on the CPU.
+    """
+    if indices.dtype not in INTEGERS:
+        raise _not_integers(str(indices.dtype).removeprefix("torch."), "ids.long()")
+    rows = indices + offset if offset else indices
+    if rows.is_meta:
+        return rows
+    if plain_operators_only():
+        return rows.clamp(0, size + offset - 1)
+    if rows.device.type != "cpu":
+        return None
+    if torch.compiler.is_compiling():
+        copy: Tensor = checked_copy(rows, size, kind, offset)
+        return copy
+    raise_if_outside(rows, size + offset, kind, offset=offset)
+    return rows
+
+
+def as_ids(ids: IdsLike, *, beside: nn.Module) -> Tensor:
+    """Return `ids` as a tensor: tensors unchanged, anything else as int64 on the device of a module.
+
+    Args:
+        ids: A tensor, a number, a list of numbers or of lists of one length, a NumPy array of integers, or one or
+            several encodings of a tokenizer.
+        beside: Module that looks the IDs up; the result is on the device of its weights.
+
+    Raises:
+        ShapeError: The values are not integers, the sequences have different lengths, or `ids` is a mapping, as
+            `transformers` tokenizers return.
+
+    Example:
+        >>> as_ids([[1, 2], [3, 4]], beside=TokenEmbedding(100, 8))
+        tensor([[1, 2],
+                [3, 4]])
+    """
+    if isinstance(ids, Tensor):
+        return ids
+    if isinstance(ids, Mapping):
+        raise ShapeError(
+            f"This is a mapping with the keys {', '.join(map(str, ids))}, not token ids: pass its 'input_ids', and its "
+            f"'attention_mask' as attention_mask where texts are padded."
+        )
+    if isinstance(ids, Encoded):
+        ids = ids.ids
+    elif isinstance(ids, list | tuple) and any(isinstance(part, Encoded) for part in ids):
+        ids = [part.ids if isinstance(part, Encoded) else part for part in ids]
+    try:
+        array = np.asarray(ids)
+    except ValueError as error:
+        raise ShapeError(
+            "Sequences of token ids must have one length to form a batch, not different ones: "
+            "pad them, or pass them one at a time."
+        ) from error
+    if array.size == 0:
+        array = array.astype(np.int64)  # NumPy makes floats of an empty list
+    if array.dtype.kind not in "iu":
+        text = array.dtype.kind == "U"
+        found = "text" if text else type(ids).__name__ if array.dtype.kind == "O" else array.dtype.name
+        raise _not_integers(found, "tokenizer.encode(text).ids" if text else "ids.astype(numpy.int64)")
+    record = [beside.first_bad_index] if isinstance(beside, IndexCheck) else []
+    device = next(chain(record, beside.parameters(), beside.buffers())).device
+    return torch.from_numpy(array.astype(np.int64)).to(device)
+
+
+def check_integer_positions(positions: object) -> None:
+    """Check that positions are a tensor of int64 or int32, as every scheme takes them.
+
+    Raises:
+        ShapeError: They are not; the message names what was found.
+    """
+    if isinstance(positions, Tensor) and positions.dtype in INTEGERS:
+        return
+    found = type(positions).__name__
+    if isinstance(positions, Tensor):
+        found = f"{str(positions.dtype).removeprefix('torch.')} values of shape {tuple(positions.shape)}"
+    raise ShapeError(
+        f"Positions are int64 or int32 tensors, such as torch.arange(T), not {found}.\n"
+        f"To add positions to hidden states, call add(x, positions). Fractions of positions are a scaling of the "
+        f"frequencies: RotaryEmbedding(head_dim, scaling=LinearScaling(factor))."
+    )
+
+
+def require_counted(positions: Tensor) -> None:
+    """Check that positions count from 0; on the CPU only, and not in compiled graphs, exports and transforms.
+
+    Raises:
+        PositionError: One is below 0; the message names the first one.
+    """
+    is_read = positions.device.type == "cpu" and not torch.compiler.is_compiling() and not plain_operators_only()
+    if is_read and positions.numel() and bool(positions.amin() < 0):
+        raise_if_outside(positions.clamp(max=0), 1, "position")
+
+
+def _not_integers(found: str, remedy: str) -> ShapeError:
+    """Return the error for token IDs that are not int64 or int32; the caller raises it.
+
+    Args:
+        found: Name of the dtype or type that was passed.
+        remedy: Python expression that gives integers, for the message.
+    """
+    return ShapeError(
+        f"A token id must be int64 or int32, not {found}. "
+        f"Look-up is by whole numbers: pass the tokenizer's ids, for instance {remedy}."
+    )
+
+
+def raise_if_outside(indices: Tensor, size: int, kind: Kind, *, ignore: int | None = None, offset: int = 0) -> None:
+    """Raise an error for the first index outside `0..size - 1`; return `None` if there is none.
+
+    The values are read, so on an accelerator the call would wait for the device: call it on the CPU only.
+
+    Args:
+        indices: Integers of any shape.
+        size: Number of rows.
+        kind: What the indices are, for the message.
+        ignore: Value that is accepted although it is outside, or `None`.
+        offset: Number that the caller added to the indices; the message shows them without it.
+
+    Raises:
+        TokenIdError: A token ID is outside.
+        PositionError: A position is outside.
+    """
+    if indices.numel() == 0:
+        return
+    if ignore is not None:
+        indices = torch.where(indices == ignore, 0, indices)
+    low, high = torch.aminmax(indices)
+    if low >= 0 and high < size:
+        return
+    outside = ((indices < 0) | (indices >= size)).flatten().to(torch.uint8)
+    place = int(torch.nonzero(outside)[0])
+    length = indices.shape[-1] if indices.dim() else 1
+    value = int(indices.flatten()[place]) - offset
+    raise _outside(kind, value, size - offset, first=-offset, row=place // length, column=place % length)
+
+
+def _outside(kind: Kind, value: int, size: int, *, first: int, row: int, column: int) -> EmbedLayerError:
+    """Return the error for an index outside its table; the caller raises it.
+
+    Args:
+        kind: What the index is, which also decides the class of the error.
+        value: The index.
+        size: Number of valid indices from 0 on.
+        first: The smallest valid index, 0 or a negative one.
+        row: Sequence in the batch that contains the index.
+        column: Place of the index in its sequence.
+    """
+    place = f"{kind} {value} at row {row}, column {column}"
+    if kind == "token id":
+        hint = (
+            "Check that tokenizer and table belong together; embedlayer.tokenization.table_size(tokenizer) rows are "
+            "needed."
+            if value >= 0
+            else "IDs count from 0. A target without a loss has the value of ignore_index, which is -100 by default."
+        )
+        return TokenIdError(f"{place} is outside this table of {size} rows (0..{size - 1}).\n{hint}")
+    if value < 0:
+        return PositionError(f"{place} is below {first}, the first position covered here.\nPositions count from 0.")
+    return PositionError(
+        f"{place}: a sequence of {value + 1} exceeds the {size} positions covered here.\n"
+        f"Shorten the sequence to {size} tokens, or build the layer with a larger max_seq_len."
+    )
+
+
+@torch.library.custom_op("embedlayer::checked_copy", mutates_args=())
+def checked_copy(indices: Tensor, size: int, kind: str, offset: int = 0) -> Tensor:
+    """Call `raise_if_outside` as a custom operator, and return a copy of `indices`.
+
+    `torch.compile` keeps it as one node on the CPU, without a graph break.
+
+    Args:
+        indices: Row numbers, with `offset` added.
+        size: Number of rows without the first `offset` ones.
+        kind: What the indices are: `"token id"` or `"position"`.
+        offset: Number that was added to the indices.
+    """
+    raise_if_outside(indices, size + offset, "position" if kind == "position" else "token id", offset=offset)
+    return indices.clone()
+
+
+@checked_copy.register_fake
+def _(indices: Tensor, size: int, kind: str, offset: int = 0) -> Tensor:
+    return torch.empty_like(indices)

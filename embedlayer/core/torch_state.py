@@ -1,0 +1,185 @@
+"""Torch's state, and changes that users made to modules: whether a fast path would compute what a call computes.
+
+Torch has no public function for some of these questions, and for the hooks of a module, so its private names are used
+here and nowhere else. So this is also where a release of torch that is not supported is refused: every table, position
+scheme, head and loss imports this module.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
+from torch._compile import _disable_dynamo
+from torch.autograd import forward_ad
+from torch.nn.modules import module as torch_module
+from torch.utils._pytree import tree_map as tree_map
+
+from embedlayer.core.errors import check_release
+
+check_release("torch", torch.__version__)
+
+
+def transforms_active() -> bool:
+    """Return whether a `torch.func` transform (`grad`, `vmap`, `jvp`, ...) is running.
+
+    `torch.autograd.Function.apply` makes the same check.
+    """
+    active: bool = torch._C._are_functorch_transforms_active()
+    return active
+
+
+def is_exporting() -> bool:
+    """Return whether `torch.export` is running, as `torch.compiler.is_exporting` does.
+
+    In graphs of `torch.compile` torch 2.11 takes that function for `True`.
+    """
+    return torch.compiler._is_exporting_flag
+
+
+def plain_operators_only() -> bool:
+    """Return whether custom operators must not be used: in `torch.export`, and under a `torch.func` transform.
+
+    Values of tensors cannot be read there, so a check of values cannot raise an error.
+    """
+    return is_exporting() or transforms_active()
+
+
+def is_transformed(*tensors: Tensor | None) -> bool:
+    """Return whether a `torch.func` transform is running, or a tensor takes part in an older form of one.
+
+    These forms are tensors with a tangent (`torch.autograd.forward_ad`), and batched gradients
+    (`torch.autograd.grad(..., is_grads_batched=True)`). Under `torch.compile` only `torch.func` is checked.
+
+    Args:
+        *tensors: Tensors to check; `None` is skipped.
+    """
+    if transforms_active() or torch.compiler.is_compiling():
+        return transforms_active()
+    for x in tensors:
+        if x is not None and (
+            torch._C._functorch.is_legacy_batchedtensor(x) or forward_ad.unpack_dual(x).tangent is not None
+        ):
+            return True
+    return False
+
+
+def fusible(*tensors: Tensor | None) -> bool:
+    """Return whether a fused function may compute with `tensors`: in eager mode and without transforms.
+
+    Args:
+        *tensors: Inputs of the function; `None` is skipped.
+
+    Example:
+        >>> fusible(torch.ones(3))
+        True
+        >>> torch.func.vmap(lambda x: x + fusible(x))(torch.zeros(3))
+        tensor([0., 0., 0.])
+    """
+    return not torch.compiler.is_compiling() and not is_transformed(*tensors)
+
+
+def is_dispatch_mode_active() -> bool:
+    """Return whether a `TorchDispatchMode` is active, such as `FakeTensorMode` or a counter of operators.
+
+    It sees every operator. Code that computes without operators would go unnoticed, and fake tensors have no memory.
+    """
+    active: int = torch._C._len_torch_dispatch_stack()
+    return active > 0
+
+
+def is_function_mode_active() -> bool:
+    """Return whether a `TorchFunctionMode` is active, such as a default device. It sees every torch function."""
+    active: int = torch._C._len_torch_function_stack()
+    return active > 0
+
+
+def has_more_than(x: Tensor, numel: int) -> bool:
+    """Return whether `x` has more than `numel` elements; `False` in a graph whose dynamic shapes leave it open.
+
+    The comparison adds no guard to the graph.
+    """
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # 0.3 s, which only graphs need
+
+    return statically_known_true(x.numel() > numel)
+
+
+outside_of_graphs = _disable_dynamo
+"""Decorate a function such that a graph of `torch.compile` ends before each call of it, and the next begins after it.
+
+Unlike `torch.compiler.disable`, the decorator does not import the compiler; the first call does.
+"""
+
+
+make_wrapper_subclass = Tensor._make_wrapper_subclass
+"""Return a tensor of a subclass that has a shape, a dtype and a device, but no memory."""
+
+sparse_indices, sparse_values = Tensor._indices, Tensor._values
+"""Return indices and values of a sparse tensor, whether or not it is coalesced."""
+
+foreach_norm, torch_foreach_mul_ = torch._foreach_norm, torch._foreach_mul_
+foreach_clamp_min_, foreach_clamp_max_ = torch._foreach_clamp_min_, torch._foreach_clamp_max_
+unscale_all_ = torch._amp_foreach_non_finite_check_and_unscale_
+"""Functions on lists of gradients, which `torch.nn.utils` and `GradScaler` call."""
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether calling `module` runs more than its `forward`: its own hooks, global hooks, or `module.compile()`.
+
+    `nn.Module.__call__` reads the same attributes to decide whether it can call `forward` directly.
+    """
+    return bool(
+        module._forward_pre_hooks
+        or module._forward_hooks
+        or module._backward_pre_hooks
+        or module._backward_hooks
+        or torch_module._global_forward_pre_hooks
+        or torch_module._global_forward_hooks
+        or torch_module._global_backward_pre_hooks
+        or torch_module._global_backward_hooks
+        or module._compiled_call_impl is not None
+    )
+
+
+def is_unchanged(module: object, **methods: Callable[..., Any]) -> bool:
+    """Return whether the methods of `module` are still the passed functions.
+
+    For example, `is_unchanged(head, forward=OutputHead.forward)` is `False` if a subclass overrides `forward`, or if
+    another function was assigned to it in the class or the instance (accelerate does so). It is also `False` if `head`
+    has no such method.
+
+    Args:
+        module: The module or other object.
+        **methods: The expected function of each method, by the method's name.
+    """
+    kind, own = type(module), vars(module)
+    for name, method in methods.items():  # noqa: SIM110 - a generator takes twice as long, in each small call
+        if name in own or getattr(kind, name, None) is not method:
+            return False
+    return True
+
+
+def is_current(kind: type, shortcut: str, definition: str) -> bool:
+    """Return whether a fast method of a class still computes what the plain method computes.
+
+    This is `False` for a subclass that overrides the plain method and inherits the fast one.
+
+    Args:
+        kind: The class.
+        shortcut: Name of the fast method.
+        definition: Name of the plain method, which defines the result.
+
+    Example:
+        >>> class Doubled(TokenEmbedding):
+        ...     def rows(self, start, stop):
+        ...         return 2 * super().rows(start, stop)
+        >>> is_current(TokenEmbedding, "as_linear", "rows"), is_current(Doubled, "as_linear", "rows")
+        (True, False)
+    """
+    for part in kind.__mro__:
+        if shortcut in vars(part):
+            return definition in vars(part) or issubclass(part, next(k for k in kind.__mro__ if definition in vars(k)))
+        if definition in vars(part):
+            return False
+    raise AttributeError(f"{kind.__name__} has no {shortcut}.")

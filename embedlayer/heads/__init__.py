@@ -1,0 +1,5 @@
+"""LM heads: hidden states to logits and loss."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

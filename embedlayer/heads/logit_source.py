@@ -1,0 +1,300 @@
+"""What `patch` tells an LM head of its model; the inputs of its deferred logits, and what is computed from them."""
+
+import contextlib
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from embedlayer.core.block_sizes import TABLE_ROWS, block_size
+from embedlayer.core.errors import CheckpointError, StaleRowsError
+from embedlayer.heads.peft import ChildReference
+from embedlayer.losses.options import LogitOptions, LogitSettings
+from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
+from embedlayer.tables.adapters import Adapter, LoraAdapter, adapt_products
+
+logger = logging.getLogger(__name__)
+
+SAMPLES = 64
+"""Number of rows and of columns of a weight that are compared to notice a write that torch does not count."""
+
+
+class LogitsReport:
+    """Log once for a model, at level INFO, that its logits are computed, and by which function they were read.
+
+    Args:
+        model: Name of the model's class, for the message.
+    """
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.is_done = False
+        # not a decorator: it imports the compiler, which layers without a report never need
+        torch.compiler.assume_constant_result(LogitsReport.read_by_compiled_graph)
+
+    def read_by(self, reader: str) -> None:
+        """Log that `reader`, the name of a function, has read the logits; only the first call logs."""
+        if not self.is_done:
+            self.is_done = True
+            logger.info(
+                "%s: %s reads the logits, so all of them are computed. A loss by F.cross_entropy needs none; this is "
+                "logged once.",
+                self.model,
+                reader,
+            )
+
+    def read_by_compiled_graph(self) -> None:
+        """Log that a graph of `torch.compile` or `torch.export` contains the logits; it runs while they trace."""
+        self.read_by("torch.compile")
+
+
+@dataclass(frozen=True)
+class ModelLogitOptions:
+    """What the model of a patched head does to its logits outside the head, where the head alone is a product.
+
+    Attributes:
+        logit_scale: Factor on the hidden states before the head, or on the logits behind it.
+        softcap: Cap c of `c * tanh(logits / c)` behind the head, or `None`.
+        bias: The tensor `(1, V)` or `(V,)` that the model adds to the logits of the head (BART), or `None`.
+        scales_hidden: Whether the factor is applied to the hidden states before the head is called.
+        unknown: Why that is not known, as the start of a sentence; empty if it is known.
+        is_partial: Whether the model reads the head's rows itself, beside others (MobileBERT).
+    """
+
+    logit_scale: float = 1.0
+    softcap: float | None = None
+    bias: ChildReference | None = None
+    scales_hidden: bool = False
+    unknown: str = ""
+    is_partial: bool = False
+
+    def logit_options(self) -> LogitOptions:
+        """Return the options of the model's logits.
+
+        Raises:
+            CheckpointError: They are not known.
+        """
+        if self.unknown:
+            raise CheckpointError(
+                f"{self.unknown}, so this head does not know the model's distribution. Pass the model's own logits: "
+                f"embedlayer.token_log_probs(model(ids).logits, tokens), token_statistics and divergence take them "
+                f"without computing them, and model(ids, labels=labels) computes the loss."
+            )
+        options: LogitOptions = {"logit_scale": self.logit_scale, "softcap": self.softcap}
+        if self.bias is not None:
+            bias = self.bias.tensor
+            if bias is None:
+                raise CheckpointError(
+                    f"The model adds {self.bias.name} to the logits of this head, and the head was copied without it: "
+                    f"use the head inside of its model."
+                )
+            options["bias"] = bias.flatten()
+        return options
+
+
+class HeadTensors(NamedTuple):
+    """Hold the tensors of an LM head at the time of its forward pass.
+
+    Attributes:
+        weight: One row per token, `(V, D)`.
+        bias: Bias of the tokens, `(V,)`, or `None`.
+        adapters: PEFT adapters of the rows, in the order in which they are applied.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    adapters: tuple[Adapter, ...] = ()
+
+    def flat(self) -> list[Tensor]:
+        """Return all tensors as a list."""
+        found = [self.weight] if self.bias is None else [self.weight, self.bias]
+        for adapter in self.adapters:
+            found += [each for each in adapter if isinstance(each, Tensor)]
+        return found
+
+    def replaced(self, tensors: Sequence[Tensor]) -> "HeadTensors":
+        """Return a copy with other tensors, in the order of `flat`."""
+        rest = iter(tensors)
+        weight, bias = next(rest), None if self.bias is None else next(rest)
+        adapters: list[Adapter] = []
+        for adapter in self.adapters:
+            if isinstance(adapter, LoraAdapter):
+                adapters.append(adapter._replace(a=next(rest), b=next(rest)))
+            else:
+                adapters.append(adapter._replace(values=next(rest)))
+        return HeadTensors(weight, bias, tuple(adapters))
+
+    def raw_logits(self, hidden: Tensor, start: int, stop: int) -> Tensor:
+        """Return `hidden @ rows[start:stop].T` with the adapters applied, without the bias."""
+        products = F.linear(hidden, self.weight[start:stop])
+        for adapter in self.adapters:
+            products = adapt_products(adapter, products, hidden, start, stop)
+        return products
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return all logits, computed by the operations of the plain head."""
+        if not self.adapters:
+            return F.linear(hidden, self.weight, self.bias)
+        products = self.raw_logits(hidden, 0, len(self.weight))
+        return products if self.bias is None else products + self.bias
+
+    def uncomputed_logits(self, hidden: Tensor, settings: LogitSettings) -> UncomputedLogits:
+        """Describe the logits without computing them; the bias is that of `settings`."""
+        options = cast(LogitOptions, settings._asdict())
+        if not self.adapters:
+            return LinearLogits(hidden, self.weight, **options)
+        rows_at_once = min(block_size(TABLE_ROWS, hidden.device.type), math.ceil(len(self.weight) / 2))
+        return BlockLogits(hidden, self.raw_logits, len(self.weight), rows_at_once, **options)
+
+
+class LogitSource:
+    """The inputs from which deferred logits are computed: hidden states, tensors of the head, and the state of torch.
+
+    All tensors are detached aliases of the model's, so that gradients can be computed from them at any time without
+    running hooks of the model's parameters.
+
+    A change of weights is noticed by torch's version counters, and by samples of the weights: PEFT writes a merged
+    adapter through `.data`, and FSDP2 preserves the counters when it gathers weights.
+
+    Args:
+        head: The head, which can gather sharded weights.
+        hidden: Hidden states, `(..., D)`.
+        tensors: Tensors of the head.
+        report: Where to log that logits are read.
+    """
+
+    def __init__(self, head: nn.Module, hidden: Tensor, tensors: HeadTensors, report: LogitsReport) -> None:
+        self.head: Any = head
+        self.report = report
+        self.originals = [hidden, *tensors.flat()]
+        with_grad = torch.is_grad_enabled()
+        self.leaves = [each.detach().requires_grad_(with_grad and each.requires_grad) for each in self.originals]
+        self.requires_grad = any(each.requires_grad for each in self.leaves)
+        self.hidden = self.leaves[0]
+        self.tensors = tensors.replaced(self.leaves[1:])
+        device = hidden.device.type
+        self.autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
+        self.versions = [_version(each) for each in self.originals]
+        self.samples = [_sample(each) for each in self.originals[1:]]
+        self._logits: Tensor | None = None
+        self._logits_version = 0
+
+    @property
+    def logits_dtype(self) -> torch.dtype:
+        """Return the dtype of the logits, which is that of autocast if autocast was active."""
+        _, narrow, enabled = self.autocast
+        return narrow if enabled and self.hidden.dtype != torch.float64 else self.hidden.dtype
+
+    @property
+    def is_freed(self) -> bool:
+        """Return whether FSDP has freed the weights since the forward pass."""
+        return self.tensors.weight.numel() > 0 and self.originals[1].untyped_storage().size() == 0
+
+    def described(self) -> UncomputedLogits:
+        """Return the logits of the leaves, not computed."""
+        return self.tensors.uncomputed_logits(self.hidden, LogitSettings(bias=self.tensors.bias))
+
+    def with_originals(self, logits: UncomputedLogits) -> UncomputedLogits:
+        """Return logits that follow from those of `described`, with gradients to the model's own tensors."""
+        hidden, *tensors = self.originals
+        own, bias = self.tensors.replaced(tensors), logits.options.bias
+        rows: Tensor = _Linked.apply(hidden, logits.hidden, self.hidden)  # type: ignore[no-untyped-call]
+        if bias is not None and own.bias is not None:
+            bias = _Linked.apply(own.bias, bias, self.tensors.bias)  # type: ignore[no-untyped-call]
+        return own.uncomputed_logits(rows, logits.options._replace(bias=bias))
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Restore grad mode and autocast of the forward pass, and gather weights that FSDP has sharded since.
+
+        Raises:
+            StaleRowsError: The weights were changed or freed since the forward pass.
+        """
+        is_freed = self.is_freed
+        if is_freed and not hasattr(self.head, "unshard"):
+            raise StaleRowsError(
+                "The weights of the LM head were sharded again after its forward pass, so its logits cannot be "
+                "computed now. Compute the loss inside the model's forward, call fully_shard on the head itself, or "
+                "pass reshard_after_forward=False."
+            )
+        if is_freed:
+            self.head.unshard()
+        try:
+            is_same = self.versions == [_version(each) for each in self.originals]
+            is_same = is_same and all(
+                old.shape == now.shape and torch.allclose(old, now, rtol=0, atol=0, equal_nan=True)
+                for old, now in zip(self.samples, map(_sample, self.originals[1:]), strict=True)
+            )
+            if not is_same:
+                raise StaleRowsError(
+                    "The logits of a patched model are computed when they are read, and the weights of its LM head "
+                    "have changed since the forward pass. Use them before optimizer.step() or any other change of the "
+                    "weights, keep them with outputs.logits.detach(), or call embedlayer.unpatch(model)."
+                )
+            device, dtype, enabled = self.autocast
+            with torch.autocast(device, dtype, enabled=enabled), torch.set_grad_enabled(self.requires_grad):
+                yield
+        finally:
+            if is_freed:
+                self.head.reshard()
+
+    def logits(self) -> Tensor:
+        """Return the real logits, computed once, with a graph from the leaves.
+
+        If they were written in place since, they are computed again.
+        """
+        if self._logits is None or _version(self._logits) != self._logits_version:
+            with self.restored():
+                self._logits = self.tensors.logits(self.hidden)
+            self._logits_version = _version(self._logits)
+        return self._logits
+
+    def gradients_of(
+        self, output: Tensor, grad_output: Tensor, inputs: Sequence[Tensor] | None = None
+    ) -> list[Tensor | None]:
+        """Return the gradients of hidden states and tensors of the head; `None` for those that need none.
+
+        Args:
+            output: Tensor that was computed from `inputs`.
+            grad_output: Its gradient.
+            inputs: The leaves, or the tensors of the model, whose gradients can be differentiated again.
+        """
+        create_graph = inputs is not None
+        inputs = self.leaves if inputs is None else inputs
+        wanted = [each for each in inputs if each.requires_grad]
+        options = {"retain_graph": True, "create_graph": create_graph, "allow_unused": True}
+        found = iter(torch.autograd.grad(output, wanted, grad_output, **options))
+        return [next(found) if each.requires_grad else None for each in inputs]
+
+
+class _Linked(torch.autograd.Function):
+    """Return a tensor that was computed from a leaf; `backward` passes the gradient on to the original of the leaf."""
+
+    @staticmethod
+    def forward(ctx: Any, original: Tensor, derived: Tensor, leaf: Tensor) -> Tensor:
+        ctx.derived, ctx.leaf = derived, leaf
+        return derived.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        if ctx.derived is ctx.leaf:
+            return grad, None, None
+        options = {"retain_graph": True, "create_graph": torch.is_grad_enabled()}
+        (result,) = torch.autograd.grad(ctx.derived, ctx.leaf, grad, **options)
+        return result, None, None
+
+
+def _version(tensor: Tensor) -> int:
+    """Return how often torch has written `tensor` in place; 0 for a tensor of inference mode, which has no count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    """Return a copy of every n-th row and column of `tensor`: at least `SAMPLES` of each, or all."""
+    steps = tuple(slice(None, None, max(1, size // SAMPLES)) for size in tensor.shape)
+    return tensor.detach()[steps].clone()

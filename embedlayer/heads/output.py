@@ -1,0 +1,549 @@
+"""The LM head: hidden states to logits and loss, with the rows of the input table (tied) or its own weight (untied)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Unpack, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
+from embedlayer.core.held_parameters import former_parameter, watch_replacement
+from embedlayer.core.initialization import init_normal_, zero_rows_
+from embedlayer.core.option_docs import show_options
+from embedlayer.core.torch_state import is_unchanged
+from embedlayer.heads.deferred import defer_logits
+from embedlayer.heads.logit_source import HeadTensors, LogitsReport, ModelLogitOptions
+from embedlayer.heads.peft import (
+    AdaptedRows,
+    AdaptedTable,
+    ChildReference,
+    head_applies_adapters,
+    require_same_adapters,
+    require_unwrapped,
+    resolve_table,
+    weight_of,
+)
+from embedlayer.io.files import JsonObject
+from embedlayer.losses.finishing import finish_logits
+from embedlayer.losses.fixed_row import linear_with_fixed_row
+from embedlayer.losses.head_outputs import HeadOutputs
+from embedlayer.losses.options import Impl, LogitOptions, check_options
+from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
+from embedlayer.saving import Pretrained
+from embedlayer.tables.conversions import as_table
+from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.lookup import check_sizes
+from embedlayer.tables.table import TokenTable, check_width, logits_of_function
+
+NEW_ROWS = "new_rows"
+"""Name of the child of an untied head that has the rows which are trained separately; see `train_only_rows`."""
+
+SLIP = "OutputHead takes the width first, as nn.Linear does, and TokenEmbedding the number of tokens: you may mean"
+"""What an error says if the sizes of a head fit exchanged."""
+
+
+class OutputHead(Pretrained, HeadOutputs, nn.Linear):
+    """LM head: one logit for each token, `finish_logits(hidden @ weight.T)`.
+
+    `head(hidden)`, `loss` and all other methods are of one distribution, that of these logits. The head of a patched
+    model is the exception, because its model may scale and cap the logits behind the head: there `head(hidden)` is the
+    product alone, and `loss`, `token_log_probs`, `token_statistics` and `uncomputed_logits` are of the model's
+    distribution (see `patch`).
+
+    With a table the head is tied: it refers to the table and has no rows itself. There is one parameter and one key in
+    the state, and `head.weight is table.weight`. With sizes the head is untied, an `nn.Linear` with its own weight:
+    `OutputHead(embed_dim, vocab_size)`, in the order of `nn.Linear(in_features, out_features)`, which is not that of
+    `TokenEmbedding(vocab_size, embed_dim)`.
+
+    Args:
+        table: The table to tie to; or for an untied head its `in_features`, the width of the hidden state, D.
+        out_features: Number of tokens, V, of an untied head.
+        in_features: The same as an integer `table`.
+        vocab_size: Another name of `out_features`.
+        embed_dim: Another name of `in_features`.
+        bias: Whether to learn a bias for each token, which is added to its logit.
+        softcap: Return `softcap * tanh(logits / softcap)`; `None` for no cap.
+        logit_scale: Factor applied to `hidden @ weight.T`.
+        mask_padding: Whether to set the logit of the padding token to -inf.
+        padding_idx: Padding token of an untied head, whose row is initialised to zero and gets no gradient; `None` for
+            no such token. A tied head has that of its table.
+        init_std: Standard deviation of the normal initialisation of an untied head.
+        device: Device of the rows of an untied head and of the bias.
+        dtype: Dtype of the rows of an untied head and of the bias.
+
+    Raises:
+        SizeError: Neither or both of a table and two sizes are passed; the table is row-sparse or a plain
+            `nn.Embedding`; or soft cap or scale is outside its range.
+
+    Example:
+        >>> table = TokenEmbedding(100, 8)
+        >>> head = OutputHead(table)
+        >>> head.weight is table.weight, len(list(head.parameters()))
+        (True, 0)
+        >>> head(table(torch.tensor([[1, 2, 3]]))).shape
+        torch.Size([1, 3, 100])
+        >>> OutputHead(8, 100)
+        OutputHead(8, 100, untied)
+
+    Reference: Press and Wolf, Using the output embedding to improve language models, 2017.
+    """
+
+    def __init__(
+        self,
+        table: TokenTable | int | None = None,
+        out_features: int | None = None,
+        *,
+        in_features: int | None = None,
+        vocab_size: int | None = None,
+        embed_dim: int | None = None,
+        bias: bool = False,
+        softcap: float | None = None,
+        logit_scale: float = 1.0,
+        mask_padding: bool = False,
+        padding_idx: int | None = None,
+        init_std: float = 0.02,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if isinstance(table, int):
+            table, in_features = None, _one_of(table, in_features, "in_features")
+        embed_dim = _one_of(embed_dim, in_features, "in_features (embed_dim)")
+        vocab_size = _one_of(vocab_size, out_features, "out_features (vocab_size)")
+        check_options(
+            {}, LogitOptions, "OutputHead", softcap=softcap, logit_scale=logit_scale, mask_padding=mask_padding
+        )
+        self.init_std = init_std
+        self.softcap = softcap
+        self.logit_scale = logit_scale
+        self.mask_padding = mask_padding
+        if table is None:
+            if vocab_size is None or embed_dim is None:
+                raise SizeError(
+                    "OutputHead needs a table to tie to, or vocab_size and embed_dim for an untied head: "
+                    "OutputHead(table) or OutputHead(embed_dim, vocab_size)."
+                )
+            padding_idx = check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim)
+            self.padding_idx = padding_idx
+            nn.Linear.__init__(self, embed_dim, vocab_size, bias=bias, device=device, dtype=dtype)
+        else:
+            table = as_table(table, registered=False)
+            if (vocab_size, embed_dim, padding_idx) != (None, None, None):
+                raise SizeError("A tied OutputHead takes its sizes and padding from the table: pass only the table.")
+            if table.row_sparse:
+                raise SizeError(
+                    "A head cannot be tied to a row-sparse table: the loss sends a gradient to every row.\n"
+                    "Use an untied head (OutputHead(vocab_size=..., embed_dim=...)), or build the table "
+                    "with row_sparse=False."
+                )
+            nn.Module.__init__(self)
+            self.in_features, self.out_features = table.embed_dim, table.vocab_size
+            self.padding_idx = table.padding_idx
+            zeros = nn.Parameter(torch.zeros(table.vocab_size, device=device, dtype=dtype)) if bias else None
+            self.register_parameter("bias", zeros)
+        self.set_table(table)
+
+    own_table: TokenTable | None = None
+    """The table that `set_table` set: that of a tied head, or the trained rows of an untied one."""
+
+    table_references: Sequence[ChildReference] = ()
+    """Where the table is found anew at each call, and those that share its weight; `follow` sets them."""
+
+    head_reference: ChildReference | None = None
+    adapted_rows: AdaptedRows
+    """The rows of the table that `table_references` find, with PEFT's adapters."""
+
+    def set_table(self, table: TokenTable | None) -> None:
+        """Read the rows of a table from now on; with `None`, those of a weight of this head's own."""
+        object.__setattr__(self, "own_table", table)  # past Module.__setattr__: referred to, not registered
+
+    def follow(self, parent: nn.Module, table: str = "table", head: str = "head") -> "OutputHead":
+        """From now on read the table as the child `table` of `parent`, so that the head sees PEFT's replacements.
+
+        `DecoderLM`, `EmbeddingLayer` and `patch` call it; your own module with a table and a tied head calls it once.
+        Supported are LoRA on the table, trainable tokens and a trained copy (`modules_to_save`). Any other module in
+        the place of the table is an error at the next call of the head, and so is LoRA on the head itself.
+
+        Args:
+            parent: The module that has the table and this head as children.
+            table: Name of the table in `parent`.
+            head: Name of this head in `parent`.
+
+        Returns:
+            This head.
+
+        Example:
+            >>> model = nn.Module()
+            >>> model.table = TokenEmbedding(100, 8)
+            >>> model.head = OutputHead(model.table).follow(model)
+            >>> model.head.tied
+            True
+        """
+        return self.follow_references([ChildReference(parent, table)], ChildReference(parent, head))
+
+    def follow_references(self, tables: list[ChildReference], head: ChildReference) -> "OutputHead":
+        """From now on find the table anew at each call, so that the head sees modules that PEFT puts in its place.
+
+        `follow` does this for a single table.
+
+        Args:
+            tables: Parent and name of each table. All share one weight, and their adapters must be equal.
+            head: Parent and name of this head.
+
+        Returns:
+            This head.
+        """
+        self.table_references, self.head_reference = tables, head
+        object.__setattr__(self, "adapted_rows", AdaptedRows(self._adapted_table))
+        return self
+
+    @property
+    def table(self) -> TokenTable | None:
+        """Return the table that the head reads now, with PEFT's adapters; `None` for an untied head.
+
+        If PEFT wraps this head and adds the adapters to its logits itself, the table is returned without adapters.
+
+        Raises:
+            CheckpointError: PEFT has replaced the table or the head by a module that a tied head cannot read.
+        """
+        own, tables = self.own_table, self._resolved()
+        if not tables:
+            return own
+        table, adapters = require_same_adapters(tables)
+        assert self.head_reference is not None
+        if head_applies_adapters(self, self.head_reference, adapters):
+            return own
+        if not isinstance(table, TokenTable):
+            if own is None and not adapters:
+                return None
+            raise CheckpointError(
+                f"A tied head reads the rows of a table of embedlayer, and its table was replaced by a "
+                f"{type(table).__name__}: call TokenEmbedding.from_embedding or embedlayer.patch first."
+            )
+        if adapters:
+            return self.adapted_rows
+        return None if own is None and isinstance(table, TokenEmbedding) else table
+
+    @property
+    def adapted_table(self) -> TokenTable | None:
+        """Return the table with PEFT's adapters, for code that reads rows of the head and does not call the head.
+
+        Unlike `table`, the result has the adapters also if PEFT wraps this head and adds them to its logits itself.
+        `None` for an untied head.
+
+        Raises:
+            CheckpointError: As in `table`; or PEFT wraps an untied head, whose rows then are not its logits.
+        """
+        table = self.table
+        tables = self._resolved()
+        if tables and require_same_adapters(tables).adapters:
+            return self.adapted_rows
+        if table is None:
+            require_unwrapped(self, self.head_reference)
+        return table
+
+    def _adapted_table(self) -> AdaptedTable:
+        """Return the table that the references of `follow` find now, with the PEFT adapters on it.
+
+        Raises:
+            CheckpointError: There are several tables, and their adapters differ.
+        """
+        return require_same_adapters(self._resolved())
+
+    def _resolved(self) -> list[AdaptedTable]:
+        """Return the tables that the references of `follow` find now, each with the PEFT adapters on it.
+
+        A head that was built untied returns only tables that share its weight, since transformers may tie the two
+        later. The list is empty for an untied head, and for a head on which `follow` was never called.
+        """
+        if not self.table_references:
+            return []
+        references = [each for each in self.table_references if each.module is not None]
+        tables = [resolve_table(cast(nn.Module, each.module), each.name) for each in references]
+        if self.own_table is not None:  # the trained rows of an untied head follow no table
+            return [] if self.own_table is self._modules.get(NEW_ROWS) else tables
+        weight = self._parameters.get("weight")  # transformers may tie and untie it
+        return [each for each in tables if weight is not None and weight_of(each) is weight]
+
+    @property
+    def tied(self) -> bool:
+        """Return whether the head uses the rows of a table."""
+        return self.own_table is not None or bool(self._resolved())
+
+    # The weight gives the sizes, as in TokenEmbedding, so that an assigned weight of another size is right.
+
+    @property
+    def out_features(self) -> int:
+        """Return the number of tokens, V, under the name that `nn.Linear` has for it."""
+        return self._sizes()[0]
+
+    @out_features.setter
+    def out_features(self, size: int) -> None:
+        self._stated_sizes = (size, self._stated_sizes[1])
+
+    @property
+    def in_features(self) -> int:
+        """Return the width of the hidden states, D, under the name that `nn.Linear` has for it."""
+        return self._sizes()[1]
+
+    @in_features.setter
+    def in_features(self, size: int) -> None:
+        self._stated_sizes = (self._stated_sizes[0], size)
+
+    @property
+    def vocab_size(self) -> int:
+        """Return the number of tokens, V, under the name that `TokenEmbedding` has for it."""
+        return self.out_features
+
+    @property
+    def embed_dim(self) -> int:
+        """Return the width of the hidden states, D, under the name that `TokenEmbedding` has for it."""
+        return self.in_features
+
+    model_options: ModelLogitOptions | None = None
+    """What the model does to the logits outside this head; `patch` sets it, and `None` is nothing."""
+
+    logits_report: LogitsReport | None = None
+    """If it is not `None`, `forward` returns deferred logits (see `defer_logits`); `patch` sets it."""
+
+    _stated_sizes = (0, 0)
+
+    def _sizes(self) -> tuple[int, int]:
+        """Return `(V, D)` of the tied table, or of the head's own weight.
+
+        If that weight is missing or not 2-D, return the sizes passed at construction.
+        """
+        if self.own_table is not None:
+            table = self._rows_of()
+            return table.vocab_size, table.embed_dim
+        weight = self._parameters.get("weight")
+        vocab_size, embed_dim = self._stated_sizes if weight is None or len(weight.shape) != 2 else weight.shape
+        return vocab_size, embed_dim
+
+    def _rows_of(self) -> Any:
+        """Return the table of a tied head, without PEFT's adapters."""
+        tables = self._resolved()
+        return tables[0].table if tables else self.own_table
+
+    @property
+    def config(self) -> JsonObject:
+        """Return the constructor's arguments as JSON; for a tied head without the table and its sizes."""
+        options: JsonObject = {
+            "bias": self.bias is not None,
+            "softcap": self.softcap,
+            "logit_scale": self.logit_scale,
+            "mask_padding": self.mask_padding,
+        }
+        if self.tied:
+            return options
+        sizes = {"vocab_size": self.out_features, "embed_dim": self.in_features}
+        return {**sizes, **options, "padding_idx": self.padding_idx, "init_std": self.init_std}
+
+    def save_pretrained(self, directory: Path | str, *, tokenizer: Any = None) -> None:
+        """Save an untied head, as every layer is saved; see `Pretrained.save_pretrained`.
+
+        Raises:
+            FileError: The folder cannot be written.
+            CheckpointError: The head is tied, so it has no rows of its own; or it could not be loaded again.
+        """
+        if self.tied:
+            raise CheckpointError(
+                "A tied head has no rows of its own, so it cannot be loaded alone. Save the model or EmbeddingLayer "
+                "that has the table and the head; or save the table, and tie a new head to it: OutputHead(table)."
+            )
+        super().save_pretrained(directory, tokenizer=tokenizer)
+
+    def reset_parameters(self) -> None:
+        """Draw the weight of an untied head from N(0, init_std²), and set its padding row and the bias to 0.
+
+        The table of a tied head is not changed.
+        """
+        if not self.tied:
+            init_normal_(self.weight, std=self.init_std)
+            zero_rows_(self.weight, [] if self.padding_idx is None else [self.padding_idx])
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def __getattr__(self, name: str) -> Any:
+        is_tied_weight = name == "weight" and self.own_table is not None
+        return self._rows_of().weight if is_tied_weight else super().__getattr__(name)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Register a parameter as in torch; a tied head accepts as `weight` only the weight of its table.
+
+        Raises:
+            SizeError: A tied head is given another weight.
+        """
+        if name != "weight" or self.own_table is None:
+            former = former_parameter(self, name)
+            super().register_parameter(name, param)
+            watch_replacement(self, name, former)
+        elif param is not self.weight:
+            raise SizeError(
+                "This head is tied: its weight is the table's. Assign the table's weight (table.weight = ...), which "
+                "the head reads too, or use an untied head: OutputHead(embed_dim, vocab_size)."
+            )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight" and self.own_table is not None:
+            self.register_parameter(name, value)  # nn.Module would keep a plain tensor beside the table's weight
+        else:
+            super().__setattr__(name, value)
+
+    def forward(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
+        """Return a logit for each token, `(..., D)` to `(..., V)`.
+
+        In a patched model they are the product alone, which the model scales and caps. They are computed when something
+        reads them; the cross entropy needs none of them.
+
+        Raises:
+            ShapeError: `hidden` has another width than the rows.
+        """
+        table, options = self.table, self.logit_options()
+        if self.logits_report is not None:
+            if torch.compiler.is_compiling():
+                self.logits_report.read_by_compiled_graph()
+            elif (deferred := self._deferred(hidden, table, self.logits_report)) is not None:
+                return deferred
+        if table is not None:
+            return table.logits(hidden, **options)
+        self._check_width(hidden)
+        if self.logit_scale != 1.0:
+            return finish_logits(linear_with_fixed_row(hidden, self.weight, self.padding_idx), **options)
+        options["bias"] = None  # as in nn.Linear it is added where the product is computed, before rounding
+        return finish_logits(linear_with_fixed_row(hidden, self.weight, self.padding_idx, self.bias), **options)
+
+    def _deferred(self, hidden: Tensor, table: TokenTable | None, report: LogitsReport) -> Tensor | None:
+        """Return deferred logits, or `None` if they must be computed now.
+
+        Args:
+            hidden: Hidden states, `(..., D)`.
+            table: The table that the head reads now, or `None` for its own weight.
+            report: Where to log that logits are read.
+        """
+        rows = self._dense_rows(table)
+        if rows is None:
+            return None
+        self._check_width(hidden)
+        tensors = HeadTensors(cast(Tensor, rows.table.weight), self.bias, rows.adapters)
+        return defer_logits(self, hidden, tensors, report)
+
+    def _dense_rows(self, table: TokenTable | None) -> AdaptedTable | None:
+        """Return what has the weight of a head without options and its adapters; `None` for other heads.
+
+        Args:
+            table: The table that the head reads now, or `None` for its own weight.
+        """
+        rows = table.adapted_table() if isinstance(table, AdaptedRows) else AdaptedTable(self)
+        is_dense = table is None or (isinstance(table, AdaptedRows) and type(rows.table) is TokenEmbedding)
+        return rows if is_dense and (self.logit_scale, self.softcap, self.padding_idx) == (1.0, None, None) else None
+
+    @property
+    def is_partial(self) -> bool:
+        """Return whether this is the head of a patched model that reads its rows itself, beside others (MobileBERT)."""
+        return self.model_options is not None and self.model_options.is_partial
+
+    @property
+    def states_model_logits(self) -> bool:
+        """Return whether this is the head of a patched model, and what the model does to its logits is known."""
+        return self.model_options is not None and not self.model_options.unknown
+
+    @property
+    def defers_logits(self) -> bool:
+        """Return whether `forward` returns deferred logits: `patch` set the head, and its rows are dense."""
+        return self.logits_report is not None and self._dense_rows(self.table) is not None
+
+    @show_options(LogitOptions)
+    def uncomputed_logits(
+        self, hidden: Float[Tensor, "*batch D"], *, impl: Impl = "auto", **options: Unpack[LogitOptions]
+    ) -> UncomputedLogits:
+        """Describe the logits of `hidden` without computing them, as losses, statistics and divergences take them.
+
+        If `forward` is overridden or replaced, they are the logits it returns, and the options of this head, such as
+        `softcap`, are not applied again, except `mask_padding`. In a patched model they are the model's logits, after
+        its scale and soft cap.
+
+        Args:
+            hidden: Output of the last block, after its final norm, `(..., D)`; in a model with a transform before the
+                head (BERT), the result of the transform.
+            impl: Implementation of the cross entropy; see `ScoreOptions`.
+            **options: Options that replace those of this head; see `LogitOptions`.
+
+        Raises:
+            ShapeError: `hidden` has another width than the rows.
+            SizeError: An option is unknown or outside its range.
+            CheckpointError: The head is that of a patched model, and what the model does to its logits is not known.
+        """
+        check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
+        options = {**({} if self.model_options is None else self.model_options.logit_options()), **options}
+        if not is_unchanged(self, **_FORWARD):
+            options.setdefault("padding_idx", self.padding_idx)
+            options.setdefault("mask_padding", self.mask_padding)
+            return logits_of_function(self.forward, hidden, self.out_features, **options)
+        table = self.table
+        options = {**self.logit_options(), **options}
+        if table is not None:
+            return table.uncomputed_logits(hidden, impl=impl, **options)
+        self._check_width(hidden)
+        return LinearLogits(hidden, self.weight, impl=impl, **options)
+
+    def _check_width(self, hidden: Tensor) -> None:
+        """Check the width of hidden states.
+
+        Raises:
+            ShapeError: It is another one. If it is the number of tokens, the two sizes of the head were exchanged.
+        """
+        width, tokens = self.in_features, self.out_features
+        if hidden.dim() > 0 and width != hidden.shape[-1] == tokens and not self.tied:
+            raise ShapeError(
+                f"hidden {tuple(hidden.shape)} does not fit this head of width {width} and {tokens} tokens. {SLIP} "
+                f"OutputHead({tokens}, {width})."
+            )
+        check_width(hidden, width)
+
+    def logit_options(self) -> LogitOptions:
+        """Return this head's arguments for `finish_logits`: logit scale, bias, soft cap and padding.
+
+        Raises:
+            SizeError: The bias has another size than the number of rows, because only one of the two was resized.
+        """
+        if self.bias is not None and self.bias.shape[0] != self.out_features:
+            raise SizeError(
+                f"The head has {self.out_features} rows and a bias of {self.bias.shape[0]} numbers: assign a bias of "
+                f"the same size, or change both with embedlayer.vocab.edit_vocabulary."
+            )
+        return {
+            "logit_scale": self.logit_scale,
+            "bias": self.bias,
+            "softcap": self.softcap,
+            "padding_idx": self.padding_idx,
+            "mask_padding": self.mask_padding,
+        }
+
+    def extra_repr(self) -> str:
+        """Return the sizes, whether the head is tied, and options that differ from their defaults, for `print`."""
+        parts = [f"{self.in_features}, {self.out_features}", "tied" if self.tied else "untied"]
+        parts += [f"softcap={self.softcap:g}"] if self.softcap is not None else []
+        parts += [f"logit_scale={self.logit_scale:g}"] if self.logit_scale != 1.0 else []
+        return ", ".join(parts)
+
+
+def _one_of(value: int | None, other: int | None, name: str) -> int | None:
+    """Return the size that was passed under one of two names, as `value` or as `other`; `None` if neither was.
+
+    Args:
+        value: Size under one name, or `None`.
+        other: Size under the other name, or `None`.
+        name: Names for the error message.
+
+    Raises:
+        SizeError: The size was passed under both names.
+    """
+    if value is not None and other is not None:
+        raise SizeError(f"{name} was passed twice: {value} and {other}.")
+    return other if value is None else value
+
+
+_FORWARD = {"forward": OutputHead.forward}
+"""The method that the fused loss replaces, saved at import to detect later changes."""

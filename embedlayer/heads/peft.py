@@ -1,0 +1,263 @@
+"""Tied heads of models that PEFT changes.
+
+PEFT replaces the table inside its parent, `parent.table = lora.Embedding(base_layer=table)`. A reference to the table
+would not see this. So a tied head refers to the parent and the name of the child, and reads the rows that the module
+found there looks up. These are the rows of the table, of its trained copy, or of the table with LoRA or trained tokens.
+Any other module is an error. PEFT is not imported; its modules are recognised by their attributes.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, cast
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from embedlayer.core.errors import CheckpointError
+from embedlayer.core.shapes import Ids, Vectors
+from embedlayer.losses.fixed_row import row_within, with_fixed_product
+from embedlayer.tables.adapters import Adapter, LoraAdapter, TrainableTokens, adapt_products, adapt_rows, adapt_vectors
+from embedlayer.tables.delta import DeltaEmbedding
+from embedlayer.tables.table import TokenTable
+
+
+class ChildReference:
+    """Refer to a child of a module by its name, so that a module that later replaces the child is found.
+
+    `copy.deepcopy` of the whole model refers to the copied parent. In a copy of the head alone, `parent` is `None`.
+
+    Args:
+        parent: The module that has the child, or `None`.
+        name: Name of the child in the parent.
+    """
+
+    def __init__(self, parent: nn.Module | None, name: str) -> None:
+        self.parent = parent
+        self.name = name
+
+    @property
+    def module(self) -> nn.Module | None:
+        """Return the module that is the child now; `None` if there is no parent or no child of this name."""
+        return None if self.parent is None else self.parent._modules.get(self.name)
+
+    @property
+    def tensor(self) -> Tensor | None:
+        """Return the parameter or buffer that has this name now; `None` if there is no parent or no such tensor."""
+        found = None if self.parent is None else getattr(self.parent, self.name, None)
+        return found if isinstance(found, Tensor) else None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ChildReference":
+        return ChildReference(memo.get(id(self.parent)), self.name)
+
+
+class AdaptedTable(NamedTuple):
+    """Hold a table, and the active PEFT adapters that change its rows, in the order in which they are applied."""
+
+    table: nn.Module
+    adapters: tuple[Adapter, ...] = ()
+
+
+def weight_of(found: AdaptedTable) -> Tensor | None:
+    """Return the weight of `found.table`, or `None` if it has no weight.
+
+    The weight of a `DeltaEmbedding` is that of its base.
+    """
+    table: Any = found.table
+    while isinstance(table, DeltaEmbedding):
+        table = table.base
+    weight: Tensor | None = getattr(table, "weight", None)
+    return weight
+
+
+def resolve_table(module: nn.Module, name: str) -> AdaptedTable:
+    """Return the table inside a module that looks up rows, and the active adapters that PEFT has put on it.
+
+    Args:
+        module: A table, or the module by which PEFT replaced it.
+        name: Name of the module in its parent, for the error.
+
+    Raises:
+        CheckpointError: The module is of an unknown class, or an adapter is of an unknown kind.
+    """
+    here: Any = module
+    if isinstance(module, TokenTable | nn.Embedding | nn.Linear):
+        return AdaptedTable(module)
+    if hasattr(module, "modules_to_save") and hasattr(module, "original_module"):
+        active = [] if here.disable_adapters else here.active_adapters
+        trained = [each for each in active if each in here.modules_to_save]
+        return resolve_table(here.modules_to_save[trained[0]] if trained else here.original_module, name)
+    if hasattr(module, "token_adapter"):
+        return resolve_table(here.token_adapter, name)
+    if not hasattr(module, "base_layer"):
+        raise CheckpointError(
+            f"A tied head reads the table through the module {name!r} of its model, and there is a "
+            f"{type(module).__name__} now, which is no table. Use an untied head: OutputHead(embed_dim, vocab_size)."
+        )
+    base = resolve_table(here.base_layer, name)
+    if here.disable_adapters or here.merged:
+        return base
+    return AdaptedTable(base.table, (*base.adapters, *_active_adapters(here, name)))
+
+
+def _active_adapters(wrapper: Any, name: str) -> Iterator[Adapter]:
+    """Yield the active adapters of one PEFT module that wraps a table.
+
+    Args:
+        wrapper: The module of PEFT.
+        name: Name of the table in its parent, for the error.
+
+    Raises:
+        CheckpointError: An adapter is neither LoRA nor trainable tokens, or is a variant of LoRA (DoRA).
+    """
+    low_rank, replaced = (hasattr(wrapper, kind) for kind in ("lora_embedding_A", "trainable_tokens_delta"))
+    if not low_rank and not replaced:
+        raise CheckpointError(
+            f"{type(wrapper).__module__}.{type(wrapper).__name__} on {name!r} is unknown, so the tied head cannot read "
+            f"its rows. Use LoRA, trainable_token_indices or modules_to_save, leave {name!r} out, or use an untied "
+            f"head."
+        )
+    for adapter in wrapper.active_adapters:
+        if low_rank and adapter in getattr(wrapper, "lora_variant", ()):
+            raise CheckpointError(
+                f"The adapter {adapter} is a variant of LoRA on {name!r} that a tied head cannot read."
+            )
+        if low_rank and adapter in wrapper.lora_embedding_A:
+            yield LoraAdapter(
+                wrapper.lora_embedding_A[adapter], wrapper.lora_embedding_B[adapter], float(wrapper.scaling[adapter])
+            )
+        if replaced and adapter in wrapper.trainable_tokens_delta:
+            yield TrainableTokens(list(wrapper.token_indices[adapter]), wrapper.trainable_tokens_delta[adapter])
+
+
+def without_adapters(wrapper: nn.Module) -> nn.Module:
+    """Return the module inside all adapters that PEFT has put on it; the module itself if there are none."""
+    while (base := wrapper._modules.get("base_layer")) is not None:
+        wrapper = base
+    return wrapper
+
+
+def require_same_adapters(tables: list[AdaptedTable]) -> AdaptedTable:
+    """Check that all `tables`, which share one weight, have the same adapters, and return the first of them.
+
+    Raises:
+        CheckpointError: The adapters differ.
+    """
+    tensors = ([each for adapter in table.adapters for each in adapter if isinstance(each, Tensor)] for table in tables)
+    addresses = [[each.data_ptr() for each in found] for found in tensors]  # Dynamo of torch 2.11 hashes none
+    if any(found != addresses[0] for found in addresses[1:]):
+        raise CheckpointError(
+            f"{len(tables)} tables and the head of this model share one weight, and PEFT has put adapters on some of "
+            f"the tables: merging would change all. Leave the tables out of PEFT's configuration, or give each its own "
+            f"weight."
+        )
+    return tables[0]
+
+
+def head_applies_adapters(head: nn.Linear, reference: ChildReference, adapters: tuple[Adapter, ...]) -> bool:
+    """Return whether PEFT wraps a tied head and already adds the table's adapters to its logits.
+
+    PEFT does so with `ensure_weight_tying=True`. The head must then not add them a second time.
+
+    Args:
+        head: The tied head.
+        reference: Parent and name of the head, by which PEFT's wrapper is found.
+        adapters: The active adapters of the table.
+
+    Raises:
+        CheckpointError: PEFT has put other adapters on the head. Merging them would change the table too.
+    """
+    wrapper: Any = reference.module
+    if wrapper is head or not hasattr(wrapper, "base_layer") or wrapper.disable_adapters or wrapper.merged:
+        return False
+    active = [each for each in wrapper.active_adapters if each in getattr(wrapper, "lora_A", ())]
+    shared = {each.b.data_ptr() for each in adapters if isinstance(each, LoraAdapter)}
+    if active and all(wrapper.lora_A[each].weight.data_ptr() in shared for each in active):
+        return True
+    raise CheckpointError(
+        f"PEFT has put {type(wrapper).__module__}.{type(wrapper).__name__} on the head {reference.name!r}, which "
+        f"is tied to the table: active it changes only the logits, merged it changes the look-ups too. Leave the head "
+        f"out with exclude_modules=[{reference.name!r}] and target the table, which adapts both; or use an untied head."
+    )
+
+
+def require_unwrapped(head: nn.Linear, reference: ChildReference | None) -> None:
+    """Check that no active module of PEFT wraps an untied head, so that its rows are those of its logits.
+
+    Args:
+        head: The untied head.
+        reference: Parent and name of the head, or `None` if they are not known; then nothing is checked.
+
+    Raises:
+        CheckpointError: PEFT has put an adapter or a trained copy on the head.
+    """
+    wrapper: Any = None if reference is None else reference.module
+    if wrapper is None or wrapper is head or not hasattr(wrapper, "active_adapters"):
+        return
+    if not wrapper.disable_adapters and not getattr(wrapper, "merged", False):
+        raise CheckpointError(
+            f"PEFT has put {type(wrapper).__module__}.{type(wrapper).__name__} on the untied head {head!r}, and the "
+            f"rows of the head alone do not give its logits: call merge_and_unload() first, or leave the head out of "
+            f"PEFT's configuration."
+        )
+
+
+class AdaptedRows(TokenTable, checks_ids=True):
+    """A table without parameters, for a tied head: the rows of another table with its active PEFT adapters applied.
+
+    Args:
+        adapted_table: Function that returns the other table and its adapters; it is called at each use.
+    """
+
+    padding_idx = None
+    scale = None
+
+    def __init__(self, adapted_table: Callable[[], AdaptedTable]) -> None:
+        super().__init__()
+        self.adapted_table = adapted_table
+
+    @property
+    def table(self) -> TokenTable:
+        """Return the table without its adapters."""
+        return cast(TokenTable, self.adapted_table().table)
+
+    @property
+    def vocab_size(self) -> int:  # type: ignore[override]
+        """Return the number of tokens, V."""
+        return self.table.vocab_size
+
+    @property
+    def num_rows(self) -> int:  # type: ignore[override]
+        """Return the number of rows of the table, spare rows included."""
+        return self.table.num_rows
+
+    @property
+    def embed_dim(self) -> int:  # type: ignore[override]
+        """Return the width of a row, D."""
+        return self.table.embed_dim
+
+    def look_up(self, ids: Ids) -> Vectors:
+        """Return the rows of `ids` with adapters applied, `(...)` to `(..., D)`. No other row is computed."""
+        vectors = self.table.look_up(ids)
+        for adapter in self.adapted_table().adapters:
+            vectors = adapt_vectors(adapter, vectors, ids)
+        return vectors
+
+    def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
+        """Return rows `start` to `stop - 1` with adapters applied."""
+        rows = self.table.rows(start, stop)
+        for adapter in self.adapted_table().adapters:
+            rows = adapt_rows(adapter, rows, start, stop)
+        return rows
+
+    def raw_logits(
+        self, hidden: Float[Tensor, "*batch D"], start: int = 0, stop: int | None = None
+    ) -> Float[Tensor, "*batch N"]:
+        """Compute `hidden @ rows(start, stop).T` without computing the adapted rows."""
+        stop = self.vocab_size if stop is None else stop
+        products = self.table.raw_logits(hidden, start, stop)
+        for adapter in self.adapted_table().adapters:
+            products = adapt_products(adapter, products, hidden, start, stop)
+        fixed = row_within(self.table.padding_idx, start, stop)
+        if fixed is not None:  # its adapters get no gradient either
+            row = start + fixed
+            products = with_fixed_product(products, hidden, self.rows(row, row + 1), fixed)
+        return products

@@ -1,0 +1,13 @@
+from .context_gate import ContextGate as ContextGate
+from .context_gate import ShortConvolution as ShortConvolution
+from .gated import GatedEmbedding as GatedEmbedding
+from .injection import AddedEmbedding as AddedEmbedding
+from .injection import EmbeddingInjection as EmbeddingInjection
+from .injection import InjectionContext as InjectionContext
+from .ngram import NgramEmbedding as NgramEmbedding
+from .ngram import NgramHash as NgramHash
+from .per_layer import PerLayerInputs as PerLayerInputs
+from .per_layer import PerLayerResidual as PerLayerResidual
+from .per_layer_embedding import PerLayerEmbedding as PerLayerEmbedding
+from .value import ValueEmbedding as ValueEmbedding
+from .value import alternate_blocks as alternate_blocks

@@ -1,0 +1,83 @@
+"""The last tokens of each text, which layers that look back a few tokens keep between calls in cached decoding."""
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from embedlayer.core.documents import AttentionMask, check_mask
+from embedlayer.core.errors import ShapeError
+
+DecodingState = dict[str, Tensor]
+"""State of one batch in cached decoding: start with an empty dictionary, and pass it to each call of one layer."""
+
+
+def documents_of(documents: AttentionMask | None, shape: torch.Size) -> Int64[Tensor, "*batch T"] | None:
+    """Return a mask of padding and packed documents as int64; `None` for `None`.
+
+    Args:
+        documents: 0 for padding, else the number of the token's document, as in `positions_of`.
+        shape: Shape of the tokens, `(..., T)`.
+
+    Raises:
+        ShapeError: See `check_mask`; padding inside of a document, `[1, 0, 1]`, is refused too.
+    """
+    if documents is None:
+        return None
+    check_mask(documents, shape, "documents", gaps=False)
+    return documents.to(torch.int64)
+
+
+def prepend_history(
+    name: str, x: Tensor, documents: Int64[Tensor, "B T"] | None, state: DecodingState | None, *, length: int, fill: int
+) -> tuple[Tensor, Int64[Tensor, "B S"] | None]:
+    """Return tokens and their documents behind the last `length` tokens of the earlier calls, and update `state`.
+
+    The history of a row is its last `length` tokens that are not padding. So padding at the end of a part does not
+    separate the part from the next one. Before the first token the history is `fill`, with document 0.
+
+    Args:
+        name: Key in `state`; the documents are stored at `name + "_documents"`.
+        x: A number or a vector for each token, `(B, T, ...)`.
+        documents: 0 for padding, else the number of the document; `None` to continue the last document of each row.
+        state: What earlier calls have stored; `None` without earlier and later calls.
+        length: Number of earlier tokens, at least 1.
+        fill: Value before the first token.
+
+    Returns:
+        `(B, length + T, ...)` and `(B, length + T)`. The documents are `None` without a state and a mask: all tokens
+        then belong to one document.
+
+    Raises:
+        ShapeError: The state is that of another batch size.
+
+    Example:
+        >>> state = {}
+        >>> prepend_history("ids", torch.tensor([[5, 6, 7]]), None, state, length=2, fill=0)
+        (tensor([[0, 0, 5, 6, 7]]), tensor([[0, 0, 1, 1, 1]]))
+        >>> prepend_history("ids", torch.tensor([[8]]), None, state, length=2, fill=0)
+        (tensor([[6, 7, 8]]), tensor([[1, 1, 1]]))
+    """
+    batch, tokens, *rest = x.shape
+    history = None if state is None else state.get(name)
+    if history is None:
+        history = x.new_full((batch, length, *rest), fill)
+        numbers = torch.zeros(batch, length, dtype=torch.int64, device=x.device)
+    else:
+        assert state is not None
+        numbers = state[f"{name}_documents"]
+        if len(history) != batch:
+            raise ShapeError(
+                f"The state is of {len(history)} sequences and the new tokens are of {batch}: start an empty "
+                f"dictionary for each batch."
+            )
+    x = torch.cat([history, x], dim=1)
+    if documents is None and state is None:
+        return x, None
+    if documents is None:
+        documents = numbers[:, -1:].clamp(min=1).expand(batch, tokens)
+    documents = torch.cat([numbers, documents], dim=1)
+    if state is not None:
+        kept = (documents != 0).to(torch.uint8).sort(dim=1, stable=True).indices[:, -length:]  # padding comes first
+        state[f"{name}_documents"] = documents.gather(1, kept)
+        state[name] = x.gather(1, kept.reshape(batch, length, *[1] * len(rest)).expand(batch, length, *rest))
+    return x, documents

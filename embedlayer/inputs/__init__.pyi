@@ -1,0 +1,9 @@
+from .embedding import InputEmbedding as InputEmbedding
+from .embedding import TransformerEmbedding as TransformerEmbedding
+from .embedding import embed as embed
+from .steps import EmbeddingStep as EmbeddingStep
+from .steps import TokenBatch as TokenBatch
+from .steps import TracedStep as TracedStep
+from .steps import input_steps as input_steps
+from .steps import run_steps as run_steps
+from .steps import trace_steps as trace_steps

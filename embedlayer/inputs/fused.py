@@ -1,0 +1,486 @@
+"""Look-up, scale, position addition and dropout of an input embedding in one pass over memory.
+
+As separate operations, `dropout(scale * rows[ids] + positions)` reads and writes all vectors five times, and dropout
+spends most of its time on drawing random numbers one after another. Here a compiled kernel gathers, scales, adds and
+masks one vector at a time. Without kernels, torch operators do the same with blocks of vectors that fit the CPU cache.
+
+Dropout draws 16 random bits for each element, so its probability is rounded to a multiple of 1/65536. The bits are a
+function of a seed and of the element's place (`random_words`), and the seed is drawn from torch's default generator. So
+the mask is not stored: the backward pass computes it again. It is the same with and without kernels. The masks of
+`torch.nn.functional.dropout` and of compiled graphs are other ones.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from embedlayer.core.numbers import random_words
+from embedlayer.core.torch_state import fusible, has_hooks, is_unchanged
+from embedlayer.kernels.kernel import Kernel
+from embedlayer.positions.position import AdditivePosition, Position
+from embedlayer.row_sparse.gradient import Segments, finished_gradient, segments_of_equal_ids
+from embedlayer.row_sparse.hooks import applied_rows
+from embedlayer.row_sparse.storage import raw_weight
+from embedlayer.tables.lookup import LookupTable, StoredRows
+
+GATHER_SCALE_ADD_DROP = Kernel("input", "gather_scale_add_drop")
+SUM_MASKED_SEGMENTS = Kernel("input", "sum_masked_segments")
+
+CLAIMED_NUMEL = 1 << 15
+"""Elements that a thread of a kernel claims at once."""
+
+BLOCK_NUMEL = 1 << 20
+"""Elements in a block of torch operators: few enough for the CPU cache, enough to keep all threads busy."""
+
+
+CACHE_LINE = 64
+"""Bytes."""
+
+SKIPPED_METHODS: tuple[tuple[type, dict[str, Callable[..., Any]]], ...] = (
+    (nn.Dropout, {"__call__": nn.Module.__call__, "forward": nn.Dropout.forward}),
+    (LookupTable, {"__call__": nn.Module.__call__, "forward": LookupTable.forward}),
+    (
+        AdditivePosition,
+        {"__call__": nn.Module.__call__, "forward": AdditivePosition.forward, "add": AdditivePosition.add},
+    ),
+    (Position, {"add": Position.add}),
+)
+"""Methods of a part of an input embedding that a fused computation replaces, saved at import to detect changes."""
+
+
+def may_skip_call(part: Callable[..., Any]) -> bool:
+    """Return whether a fused computation may replace the calls of a table, a position scheme or a dropout module.
+
+    This is so where nothing could observe the difference: the methods are those of embedlayer or torch, not overridden
+    or replaced, and a module that would be called has no hooks. Whether a kernel may compute with tensors is another
+    question, which `Kernel.applies` answers.
+    """
+    for kind, methods in SKIPPED_METHODS:
+        if isinstance(part, kind):
+            is_observed = isinstance(part, nn.Module) and "__call__" in methods and has_hooks(part)
+            return is_unchanged(part, **methods) and not is_observed
+    return False
+
+
+def scale_add_drop(
+    x: Float[Tensor, "*batch T D"],
+    scale: float | Tensor | None,
+    addend: Float[Tensor, "*rows T D"] | None,
+    dropout: float,
+) -> Float[Tensor, "*batch T D"]:
+    """Compute `dropout(scale * x + addend)`; may overwrite `x`.
+
+    On a CPU in eager mode this is one pass over `x` in place. Elsewhere `plain_scale_add_drop` computes it.
+
+    Args:
+        x: Freshly looked-up vectors `(T, D)` or `(B, T, D)` that no other code reads.
+        scale: Factor, or `None` for 1.
+        addend: One vector for each position, or `None`.
+        dropout: Probability of setting an element to 0; other elements are multiplied by `1 / (1 - dropout)`.
+
+    Returns:
+        A tensor of the shape of `x`. Without dropout it differs from `plain_scale_add_drop` by one rounding at most,
+        because multiplication and addition are one operation.
+    """
+    if x.device.type != "cpu" or isinstance(scale, Tensor) or not _fits(x.shape, addend) or not fusible(x, addend):
+        return plain_scale_add_drop(x, scale, addend, dropout)
+    if scale is None and addend is None and dropout == 0:
+        return x
+    addend = None if addend is None else addend.to(x.dtype)
+    result: Tensor = _ScaleAddDrop.apply(x, addend, 1.0 if scale is None else scale, dropout)  # type: ignore[no-untyped-call]
+    return result
+
+
+def gather_scale_add_drop(
+    stored: StoredRows,
+    scale: float | Tensor | None,
+    addend: Float[Tensor, "*rows T D"] | None,
+    dropout: float,
+) -> Float[Tensor, "*batch T D"]:
+    """Compute `dropout(scale * weight[ids] + addend)` with the IDs and the weight of `stored`.
+
+    On a CPU in eager mode this is one pass over the result. Elsewhere `plain_scale_add_drop` computes it.
+
+    Args:
+        stored: Checked token IDs `(T,)` or `(B, T)`, and the weight.
+        scale: Factor, or `None` for 1.
+        addend: One vector for each position, or `None`.
+        dropout: As in `scale_add_drop`.
+
+    Returns:
+        A new tensor, `(..., T, D)`. The gradient of the weight is sparse if `stored.sparse`; its rows are then distinct
+        and in ascending order.
+    """
+    ids, weight, padding_idx, sparse = stored
+    rows = raw_weight(weight)
+    addend = None if addend is None else addend.to(rows.dtype)
+    if isinstance(scale, Tensor) or not _fits((*ids.shape, rows.shape[1]), addend) or not fusible(weight, addend):
+        return plain_scale_add_drop(F.embedding(ids, weight, padding_idx, sparse=sparse), scale, addend, dropout)
+    by_kernel = GATHER_SCALE_ADD_DROP.applies(ids, rows, addend)
+    result: Tensor = _GatherScaleAddDrop.apply(  # type: ignore[no-untyped-call]
+        weight, addend, ids, 1.0 if scale is None else scale, dropout, padding_idx, sparse, by_kernel
+    )
+    return result
+
+
+def is_gathered_faster(stored: StoredRows) -> bool:
+    """Return whether `gather_scale_add_drop` is faster than `scale_add_drop` of rows that were looked up.
+
+    Without gradients it always is; with gradients a kernel must apply. It is not used for transformed weights.
+    """
+    if torch.is_grad_enabled() and not GATHER_SCALE_ADD_DROP.applies(stored.ids, raw_weight(stored.weight)):
+        return False
+    return fusible(stored.weight)
+
+
+def plain_scale_add_drop(
+    x: Float[Tensor, "*batch T D"],
+    scale: float | Tensor | None,
+    addend: Float[Tensor, "*rows T D"] | None,
+    dropout: float,
+) -> Float[Tensor, "*batch T D"]:
+    """Compute `dropout(scale * x + addend)` by separate PyTorch operations: the definition of `scale_add_drop`.
+
+    Its arguments are those of `scale_add_drop`; `x` is not changed.
+    """
+    x = x if scale is None else scale * x
+    x = x if addend is None else x + addend.to(x.dtype)
+    return F.dropout(x, dropout) if dropout else x
+
+
+class _Dropout(NamedTuple):
+    """Describe the dropout of one forward pass.
+
+    Attributes:
+        seed: Seed of the mask, a signed 64-bit number.
+        threshold: Probability of a 0 in the mask, times 65536.
+        growth: Factor of the elements that are kept, `1 / (1 - dropout)`; 0 if all are dropped.
+    """
+
+    seed: int
+    threshold: int
+    growth: float
+
+    @classmethod
+    def drawn(cls, probability: float, seed: int | None = None) -> "_Dropout":
+        """Return dropout with a seed, by default one from torch's default generator; none is drawn for probability 0.
+
+        Args:
+            probability: Probability of setting an element to 0.
+            seed: Seed of the mask, or `None` to draw one.
+        """
+        threshold = round(probability * (1 << 16))
+        if not threshold:
+            return cls(0, 0, 1.0)
+        kept = (1 << 16) - threshold
+        if seed is None:
+            seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(-(1 << 63), None))
+        return cls(seed, threshold, (1 << 16) / kept if kept else 0.0)
+
+    def mask(self, first: int, tokens: int, like: Tensor) -> Tensor:
+        """Compute zeros and ones for the tokens from `first` on, `(tokens, D)`, in the dtype of `like`.
+
+        Each token begins with a new word of four elements.
+
+        Args:
+            first: First token.
+            tokens: How many tokens.
+            like: Vectors of width D that are masked.
+        """
+        width = like.shape[-1]
+        words = -(-width // 4)
+        bits = random_words(self.seed, first * words, tokens * words).view(torch.int16).view(tokens, -1)[:, :width]
+        return (bits >= self.threshold - (1 << 15)).to(like.dtype)
+
+
+def dropout_step(module: Callable[..., Any], x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
+    """Return `module(x)` for a dropout module.
+
+    In a graph of `torch.compile` on a CPU an `nn.Dropout` runs as one custom operator. Inductor draws each random
+    number by itself: a training forward of (8, 1024) tokens of width 768 took 123 ms of one core, and 10 ms with the
+    operator. Look-up, scale and positions are left to inductor, whose code takes as long as the kernel.
+    """
+    in_graph = GATHER_SCALE_ADD_DROP.applies_in_graph(x)
+    if in_graph and type(module) is nn.Dropout and module.training and module.p > 0 and may_skip_call(module):
+        dropped: Tensor = dropout_in_graph(x, torch.randint(1 << 62, (), device=x.device), module.p)
+    else:
+        dropped = module(x)
+    return dropped
+
+
+@torch.library.custom_op("embedlayer::dropout", mutates_args=())
+def dropout_in_graph(x: Tensor, seed: Tensor, probability: float) -> Tensor:
+    """Set elements of `x` to 0 by the mask of a seed, and multiply the others by `1 / (1 - probability)`.
+
+    This is one node of a compiled graph. The seed is an argument, so the node may be computed again.
+
+    Args:
+        x: Vectors, `(..., D)`.
+        seed: Seed of the mask, an int64 scalar.
+        probability: Probability of a 0.
+    """
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    vectors = (-1, x.shape[-1]) if x.dim() > 1 else (1, x.numel())
+    drawn, by_kernel = _Dropout.drawn(probability, int(seed)), GATHER_SCALE_ADD_DROP.applies(x)
+    _compute(x.view(vectors), None, out.view(vectors), 1.0, None, drawn, by_kernel=by_kernel)
+    return out
+
+
+@dropout_in_graph.register_fake
+def _(x: Tensor, seed: Tensor, probability: float) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _keep_seed(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Save the seed among the `inputs` of `dropout_in_graph` in the autograd context `ctx`."""
+    _, seed, ctx.probability = inputs
+    ctx.save_for_backward(seed)
+
+
+def _drop_gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Return the gradients of the arguments of `dropout_in_graph`: the gradient under the same mask."""
+    (seed,) = ctx.saved_tensors
+    return dropout_in_graph(grad, seed, ctx.probability), None, None
+
+
+dropout_in_graph.register_autograd(_drop_gradient, setup_context=_keep_seed)
+
+
+class _ScaleAddDrop(torch.autograd.Function):
+    """Overwrite `x` with `dropout(scale * x + addend)`; see `scale_add_drop`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, addend: Tensor | None, scale: float, dropout: float) -> Tensor:
+        ctx.scale, ctx.dropout = scale, _Dropout.drawn(dropout)
+        ctx.addend_shape = None if addend is None else addend.shape
+        ctx.mark_dirty(x)
+        _compute(x, None, x, scale, addend, ctx.dropout, by_kernel=GATHER_SCALE_ADD_DROP.applies(x, addend))
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grown = _masked(grad, ctx.dropout)
+        grad_addend = grown.sum_to_size(ctx.addend_shape) if ctx.needs_input_grad[1] else None
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            grad_x = grown if ctx.scale == 1 else grown * ctx.scale
+        return grad_x, grad_addend, None, None
+
+
+class _GatherScaleAddDrop(torch.autograd.Function):
+    """Compute `dropout(scale * weight[ids] + addend)`; see `gather_scale_add_drop`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        weight: Tensor,
+        addend: Tensor | None,
+        ids: Tensor,
+        scale: float,
+        dropout: float,
+        padding_idx: int | None,
+        sparse: bool,
+        by_kernel: bool,
+    ) -> Tensor:
+        ids = ids.long().contiguous()
+        ctx.save_for_backward(ids)
+        ctx.shape, ctx.addend_shape = weight.shape, None if addend is None else addend.shape
+        ctx.scale, ctx.padding_idx, ctx.sparse = scale, padding_idx, sparse
+        ctx.dropout = _Dropout.drawn(dropout)
+        with applied_rows(weight, ids) as rows:
+            out = rows.new_empty((*ids.shape, rows.shape[-1]))
+            _compute(rows, ids, out, scale, addend, ctx.dropout, by_kernel=by_kernel)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (ids,) = ctx.saved_tensors
+        grad_weight = grad_addend = None
+        if not torch.is_grad_enabled() and SUM_MASKED_SEGMENTS.applies(grad):
+            grad = grad.contiguous()
+            if ctx.needs_input_grad[0]:
+                grad_weight = _table_gradient(ctx, ids, grad)
+            if ctx.needs_input_grad[1]:
+                grad_addend = _addend_gradient(ctx, grad)
+        if (grad_weight is None) == ctx.needs_input_grad[0] or (grad_addend is None) == ctx.needs_input_grad[1]:
+            grown = _masked(grad, ctx.dropout)
+            padding_idx = -1 if ctx.padding_idx is None else ctx.padding_idx
+            if ctx.needs_input_grad[0]:
+                grad_weight = torch.ops.aten.embedding_backward(
+                    grown * ctx.scale, ids, ctx.shape[0], padding_idx, False, ctx.sparse
+                )
+            if ctx.needs_input_grad[1]:
+                grad_addend = grown.sum_to_size(ctx.addend_shape)
+        return grad_weight, grad_addend, None, None, None, None, None, None
+
+
+def _fits(shape: tuple[int, ...], addend: Tensor | None) -> bool:
+    """Return whether vectors `(B, T, D)` or `(T, D)` of this shape can take `addend` in one pass.
+
+    This is so if one vector is added for each token, or for each position of all sequences.
+    """
+    if len(shape) not in (2, 3):
+        return False
+    return addend is None or tuple(addend.shape) in (tuple(shape), tuple(shape[-2:]), (1, *shape[-2:]))
+
+
+def _compute(
+    rows: Tensor,
+    ids: Tensor | None,
+    out: Tensor,
+    scale: float,
+    addend: Tensor | None,
+    dropout: _Dropout,
+    *,
+    by_kernel: bool,
+) -> None:
+    """Write `dropout(scale * rows[ids] + addend)` to `out`.
+
+    Args:
+        rows: Rows to gather, `(N, D)`.
+        ids: Row of each token, `(B, T)` or `(T,)`; `None` for the rows in order, `rows` then has the shape of `out`.
+        out: Contiguous result, `(B, T, D)` or `(T, D)`, which may be `rows`.
+        scale: Factor on rows.
+        addend: Vectors of the same dtype to add; `_fits` returns `True` for it.
+        dropout: Dropout of this pass.
+        by_kernel: Whether the kernel applies to the tensors.
+    """
+    width = out.shape[-1]
+    if by_kernel and out.is_contiguous():
+        places = torch.arange(out.numel() // max(width, 1), device=out.device) if ids is None else ids.view(-1)
+        added = out.new_empty((0, width)) if addend is None else addend.detach().contiguous().view(-1, width)
+        gathered = rows.detach().contiguous().view(-1, width)
+        if GATHER_SCALE_ADD_DROP.run(
+            *(len(places), gathered, places, float(scale), added, dropout[:2], dropout.growth, out.view(-1, width)),
+            block=max(1, CLAIMED_NUMEL // max(1, width)),
+        ):
+            return
+    factor, grown = scale * dropout.growth, addend
+    if addend is not None and dropout.threshold:
+        grown = addend * dropout.growth
+    source = rows if ids is None else ids.unsqueeze(-1)
+    for first, (target, of_source, block_addend) in _blocks(out, source, grown):
+        if ids is not None:
+            torch.index_select(rows, 0, of_source.squeeze(-1), out=target)
+        elif target.data_ptr() != of_source.data_ptr():
+            target.copy_(of_source)
+        if block_addend is not None:
+            torch.add(block_addend, target, alpha=factor, out=target)
+        elif factor != 1:
+            target.mul_(factor)
+        if dropout.threshold:
+            target.mul_(dropout.mask(first, len(target), target))
+
+
+def _masked(grad: Tensor, dropout: _Dropout) -> Tensor:
+    """Return `grad` times the dropout mask and the factor of kept elements; differentiable where that is needed."""
+    if not dropout.threshold:
+        return grad
+    if not torch.is_grad_enabled() and fusible(grad):
+        out = torch.empty_like(grad, memory_format=torch.contiguous_format)
+        _compute(grad, None, out, 1.0, None, dropout, by_kernel=GATHER_SCALE_ADD_DROP.applies(grad))
+        return out
+    tokens, width = grad.shape[:-1].numel(), grad.shape[-1]
+    ones = dropout.mask(0, tokens, grad.new_empty((0, width))).view(grad.shape)
+    return grad * (ones * dropout.growth)
+
+
+def _table_gradient(ctx: Any, ids: Tensor, grad: Tensor) -> Tensor | None:
+    """Return the gradient of the weight, each row once; `None` if the kernel cannot run.
+
+    Memory of a dense gradient that no row is written to stays untouched, so it costs no time.
+
+    Args:
+        ctx: Context of `_GatherScaleAddDrop`.
+        ids: Token IDs.
+        grad: Gradient of the result, contiguous.
+    """
+    segments = segments_of_equal_ids(ids.view(-1), drop=ctx.padding_idx)
+    rows = len(segments.rows)
+    if not ctx.sparse:
+        dense = _untouched_zeros(ctx.shape, grad.dtype)
+        return dense if _sum_masked(ctx, grad, segments, segments.rows, ctx.scale, dense) else None
+    values = grad.new_empty((rows, grad.shape[-1]))
+    if not _sum_masked(ctx, grad, segments, torch.arange(rows, device=ids.device), ctx.scale, values):
+        return None
+    return finished_gradient(segments.rows, values, ctx.shape)
+
+
+def _addend_gradient(ctx: Any, grad: Tensor) -> Tensor | None:
+    """Return the gradient of the addend, the sum over all sequences; `None` if the kernel cannot run.
+
+    Args:
+        ctx: Context of `_GatherScaleAddDrop`.
+        grad: Gradient of the result, contiguous.
+    """
+    out = grad.new_empty(ctx.addend_shape)
+    tokens = grad.shape[:-1].numel()
+    vectors = out.view(-1, grad.shape[-1])
+    each = tokens // max(1, len(vectors))
+    places = torch.arange(len(vectors), device=grad.device)
+    order = torch.arange(tokens, device=grad.device).view(each, len(vectors)).T.reshape(-1)
+    segments = Segments(places, order, torch.arange(len(vectors) + 1, device=grad.device) * each)
+    return out if _sum_masked(ctx, grad, segments, places, 1.0, vectors) else None
+
+
+def _sum_masked(ctx: Any, grad: Tensor, segments: Segments, places: Tensor, scale: float, out: Tensor) -> bool:
+    """Write the sum of the masked gradients of each segment times `scale` to `out[places]`, in one pass over `grad`.
+
+    Args:
+        ctx: Context of `_GatherScaleAddDrop`.
+        grad: Gradient of the result, contiguous.
+        segments: Tokens that belong together.
+        places: Row of `out` for each segment.
+        scale: Factor.
+        out: Sums, `(U, D)`; other rows stay unchanged.
+
+    Returns:
+        Whether the kernel could be compiled.
+    """
+    _, order, offsets = segments
+    return SUM_MASKED_SEGMENTS.run(
+        *(len(places), grad.view(-1, grad.shape[-1]), order, offsets, places, scale * ctx.dropout.growth),
+        *(ctx.dropout[:2], out),
+        block=max(1, CLAIMED_NUMEL * len(places) // max(1, grad.numel())),
+    )
+
+
+def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return zeros whose memory the system provides at the first write; NumPy requests large pages for it.
+
+    Like torch's own tensors, they begin at a cache line.
+    """
+    if dtype == torch.bfloat16:
+        return _untouched_zeros(shape, torch.int16).view(dtype)
+    number = torch.empty(0, dtype=dtype).numpy().dtype
+    memory = np.zeros(math.prod(shape) + CACHE_LINE // number.itemsize, number)
+    start = -memory.ctypes.data % CACHE_LINE // number.itemsize
+    return torch.from_numpy(memory[start : start + math.prod(shape)].reshape(shape))
+
+
+def _blocks(x: Tensor, *others: Tensor | None) -> Iterator[tuple[int, list[Any]]]:
+    """Divide the tokens of `x` into blocks, and yield the first token and the views of each block.
+
+    A block of `x` has at most `BLOCK_NUMEL` elements, but at least one token, and never spans two sequences.
+
+    The views are those in `x` and in the other tensors. Tokens are counted over all sequences.
+
+    Args:
+        x: Vectors, `(B, T, D)` or `(T, D)`.
+        others: Tensors with the same tokens, `(B, T, ...)`. `(T, ...)` or `(1, T, ...)` is for tokens that are the same
+            in all sequences. `None` is yielded as `None`.
+    """
+    *batch, length, width = x.shape
+    tokens = max(1, BLOCK_NUMEL // max(width, 1))
+    for sequence in range(batch[0] if batch else 1):
+        of_sequence = [y[sequence % len(y)] if y is not None and y.dim() == 3 else y for y in (x, *others)]
+        for start in range(0, length, tokens):
+            block = [None if y is None else y[start : start + tokens] for y in of_sequence]
+            yield sequence * length + start, block

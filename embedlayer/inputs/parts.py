@@ -1,0 +1,314 @@
+"""Parts of input embeddings beside table, positions and LayerNorm: several type tables, trigrams, token dropout."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from embedlayer.core.documents import AttentionMask
+from embedlayer.core.errors import SizeError
+from embedlayer.core.shapes import Ids
+from embedlayer.io.files import JsonObject
+from embedlayer.saving import Pretrained, build, describe
+from embedlayer.tables.dense import TokenEmbedding
+
+
+class TypeTables(Pretrained):
+    """Several tables of token types, whose rows are summed: `out = tables[0](ids) + sum_i tables[i](0)`.
+
+    ERNIE has a table for tasks, LayoutLM tables for places on a page, and TAPAS tables for columns, rows and ranks.
+    Without such inputs transformers uses row 0 of each, as this module does.
+
+    Args:
+        tables: The tables, of one width; each applies its own scale.
+
+    Raises:
+        SizeError: There is no table, or the widths differ.
+
+    Example:
+        >>> types = TypeTables([TokenEmbedding(2, 8), TokenEmbedding(3, 8)])
+        >>> types(torch.tensor([[0, 1, 1]])).shape
+        torch.Size([1, 3, 8])
+
+    Reference: transformers/models/tapas/modeling_tapas.py and models/ernie/modeling_ernie.py
+    (without their further inputs `token_type_ids[..., 1:]` and `task_type_ids`).
+    """
+
+    def __init__(self, tables: Sequence[TokenEmbedding]) -> None:
+        super().__init__()
+        if len({table.embed_dim for table in tables}) != 1:
+            raise SizeError(f"Type tables need one width, not {[table.embed_dim for table in tables]}.")
+        self.tables = nn.ModuleList(tables)
+
+    @property
+    def config(self) -> JsonObject:
+        """Return the constructor's arguments as JSON."""
+        return {"tables": [describe(table) for table in self._tables()]}
+
+    @classmethod
+    def from_config(cls: type["TypeTables"], config: JsonObject) -> "TypeTables":
+        """Build the tables that `config` describes, with initial weights."""
+        return cls([build(table) for table in config["tables"]])
+
+    def _tables(self) -> list[TokenEmbedding]:
+        """Return the tables in order."""
+        return [table for table in self.tables if isinstance(table, TokenEmbedding)]
+
+    def forward(self, ids: Ids) -> Float[Tensor, "*batch T D"]:
+        """Return the sum of one row of each table for each token: row 0 of all tables but the first.
+
+        Args:
+            ids: Types of the first table, `(..., T)`.
+        """
+        first, *others = self._tables()
+        rows: Tensor = first(ids)
+        for table in others:
+            rows = rows + table(torch.zeros_like(ids))
+        return rows
+
+
+class ElementwiseAffine(Pretrained):
+    """Multiply and add without normalising: `out = x * weight + bias`, MobileBERT's `NoNorm`.
+
+    Args:
+        width: Width of the vectors, D.
+
+    Example:
+        >>> x = torch.randn(3, 8)
+        >>> torch.equal(ElementwiseAffine(8)(x), x)
+        True
+
+    Reference: Sun et al., MobileBERT, 2020; transformers/models/mobilebert/modeling_mobilebert.py (`NoNorm`).
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    @property
+    def config(self) -> JsonObject:
+        """Return the constructor's arguments as JSON."""
+        return {"width": self.width}
+
+    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
+        """Return `x * weight + bias`."""
+        return x * self.weight + self.bias
+
+
+class OffsetRMSNorm(Pretrained):
+    """RMSNorm whose weight counts from one: `out = x / sqrt(mean(x^2) + eps) * (1 + weight)`, computed in float32.
+
+    Args:
+        width: Width of the vectors, D.
+        eps: Term that is added to the mean square.
+
+    Example:
+        >>> norm, x = OffsetRMSNorm(8, eps=1e-6), torch.randn(3, 8)
+        >>> torch.allclose(norm(x), torch.nn.functional.rms_norm(x, (8,), eps=1e-6))
+        True
+
+    Reference: transformers/models/gemma/modeling_gemma.py (`GemmaRMSNorm`).
+    """
+
+    def __init__(self, width: int, *, eps: float) -> None:
+        super().__init__()
+        self.width = width
+        self.eps = eps
+        self.weight = nn.Parameter(torch.zeros(width))
+
+    @property
+    def config(self) -> JsonObject:
+        """Return the constructor's arguments as JSON."""
+        return {"width": self.width, "eps": self.eps}
+
+    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
+        """Return the normalised vectors in the dtype of `x`."""
+        wide = x.double() if x.dtype == torch.float64 else x.float()
+        normalised = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (normalised * (1 + self.weight.to(wide.dtype))).to(x.dtype)
+
+
+class ShiftScale(Pretrained):
+    """Add one vector and multiply with another: `out = (x + shift) * scale` (Zaya), or `x + shift` (HRM-Text).
+
+    Args:
+        width: Width of the vectors, D.
+        scales: Whether the sum is multiplied with the parameter `scale`.
+
+    Example:
+        >>> x = torch.randn(3, 8)
+        >>> torch.equal(ShiftScale(8)(x), x)
+        True
+
+    Reference: transformers/models/zaya/modeling_zaya.py (`input_hidden_states_bias`).
+    """
+
+    scale: nn.Parameter | None
+
+    def __init__(self, width: int, *, scales: bool = True) -> None:
+        super().__init__()
+        self.width = width
+        self.scale: nn.Parameter | None
+        self.shift = nn.Parameter(torch.zeros(width))
+        self.register_parameter("scale", nn.Parameter(torch.ones(width)) if scales else None)
+
+    @property
+    def config(self) -> JsonObject:
+        """Return the constructor's arguments as JSON."""
+        return {"width": self.width, "scales": self.scale is not None}
+
+    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
+        """Return `(x + shift) * scale`, or `x + shift` without a scale."""
+        shifted = x + self.shift
+        return shifted if self.scale is None else shifted * self.scale
+
+
+class TrigramProjection(nn.Linear, Pretrained):
+    """Projection of each vector together with its neighbours: `out[t] = weight @ [x[t + 1], x[t], x[t - 1]] + bias`.
+
+    Vectors beyond the ends of the sequence are zero.
+
+    Args:
+        in_features: Three times the width of a vector.
+        out_features: Width of the result.
+        bias: Whether the projection has a bias.
+
+    Example:
+        >>> TrigramProjection(24, 16)(torch.randn(2, 5, 8)).shape
+        torch.Size([2, 5, 16])
+
+    Reference: transformers/models/mobilebert/modeling_mobilebert.py (`trigram_input`).
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        nn.Linear.__init__(self, in_features, out_features, bias=bias)
+
+    @property
+    def config(self) -> JsonObject:
+        """Return the constructor's arguments as JSON."""
+        return {"in_features": self.in_features, "out_features": self.out_features, "bias": self.bias is not None}
+
+    def forward(self, x: Float[Tensor, "*batch T D"]) -> Float[Tensor, "*batch T E"]:
+        """Project `(..., T, D)` to `(..., T, E)`."""
+        following = F.pad(x[..., 1:, :], (0, 0, 0, 1))
+        before = F.pad(x[..., :-1, :], (0, 0, 1, 0))
+        return F.linear(torch.cat([following, x, before], dim=-1), self.weight, self.bias)
+
+
+class FeatureProjection(nn.Linear, Pretrained):
+    """Projection of each vector with constant features appended: `out = weight @ [x, rows[0], ...] + bias`.
+
+    RoCBert appends a row for the shape and one for the pronunciation of each token. Without such inputs, transformers
+    uses row 0 of both tables, as this module does.
+
+    Args:
+        in_features: Width of the vectors and all features together.
+        out_features: Width of the result.
+        bias: Whether the projection has a bias.
+        features: Sizes (rows, width) of the tables of features.
+
+    Example:
+        >>> FeatureProjection(14, 16, features=[(20, 6)])(torch.randn(2, 5, 8)).shape
+        torch.Size([2, 5, 16])
+
+    Reference: transformers/models/roc_bert/modeling_roc_bert.py (`map_inputs_layer`).
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, *, features: Sequence[Sequence[int]] = ()
+    ) -> None:
+        nn.Linear.__init__(self, in_features, out_features, bias=bias)
+        self.features = nn.ModuleList(nn.Embedding(rows, width) for rows, width in features)
+
+    @property
+    def config(self) -> JsonObject:
+        """Return the constructor's arguments as JSON."""
+        return {
+            "in_features": self.in_features,
+            "out_features": self.out_features,
+            "bias": self.bias is not None,
+            "features": [list(each.weight.shape) for each in self._tables()],
+        }
+
+    def _tables(self) -> list[nn.Embedding]:
+        """Return the tables of features in order."""
+        return [each for each in self.features if isinstance(each, nn.Embedding)]
+
+    def forward(self, x: Float[Tensor, "*batch T D"]) -> Float[Tensor, "*batch T E"]:
+        """Project `(..., T, D)` to `(..., T, E)`."""
+        rows = [each.weight[0].expand(*x.shape[:-1], -1) for each in self._tables()]
+        return F.linear(torch.cat([x, *rows], dim=-1), self.weight, self.bias)
+
+
+class TokenDropout(Pretrained):
+    """Set the vectors of the mask token to zero, and rescale the others by the share of mask tokens (ESM).
+
+    `out = x * (1 - expected) / (1 - found)`, where `found` is the share of mask tokens among the tokens of a sequence
+    that the attention mask keeps. `expected = 0.15 * 0.8` is that share in ESM's training.
+
+    Args:
+        mask_token_id: ID of the mask token.
+        expected: Share of mask tokens in training.
+
+    Reference: Lin et al., Evolutionary-scale prediction of atomic-level protein structure, 2023;
+    transformers/models/esm/modeling_esm.py (`token_dropout`).
+    """
+
+    def __init__(self, mask_token_id: int, expected: float = 0.15 * 0.8) -> None:
+        super().__init__()
+        self.mask_token_id = mask_token_id
+        self.expected = expected
+
+    @property
+    def config(self) -> JsonObject:
+        """Return the constructor's arguments as JSON."""
+        return {"mask_token_id": self.mask_token_id, "expected": self.expected}
+
+    def forward(
+        self, x: Float[Tensor, "*batch T D"], ids: Ids, attention_mask: AttentionMask | None
+    ) -> Float[Tensor, "*batch T D"]:
+        """Return the rescaled vectors; `attention_mask` is 0 for padding, and `None` keeps all tokens."""
+        is_mask = ids == self.mask_token_id
+        length = torch.full(ids.shape[:-1], ids.shape[-1], device=ids.device)
+        length = length if attention_mask is None else (attention_mask != 0).sum(-1)
+        found = is_mask.sum(-1).to(x.dtype) / length
+        x = x.masked_fill(is_mask.unsqueeze(-1), 0.0)
+        return (x * (1 - self.expected) / (1 - found)[..., None, None]).to(x.dtype)
+
+
+class PredictionStreams(Pretrained):
+    """Append the first vectors of the streams that predict later tokens (ProphetNet).
+
+    `out = [x, weight[n - 1] + p, weight[0] + p, ..., weight[n - 2] + p]` along the tokens, where p is the vector of the
+    position after that of each token. So T vectors become `(1 + n) * T`.
+
+    Args:
+        count: Number of streams, n.
+        width: Width of the vectors, D.
+
+    Example:
+        >>> PredictionStreams(2, 8)(torch.randn(1, 5, 8), torch.randn(5, 8)).shape
+        torch.Size([1, 15, 8])
+
+    Reference: Qi et al., ProphetNet, 2020; transformers/models/prophetnet/modeling_prophetnet.py (`ngram_embeddings`).
+    """
+
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(count, width))
+
+    @property
+    def config(self) -> JsonObject:
+        """Return the constructor's arguments as JSON."""
+        return {"count": self.weight.shape[0], "width": self.weight.shape[1]}
+
+    def forward(
+        self, x: Float[Tensor, "*batch T D"], following: Float[Tensor, "*rows T D"]
+    ) -> Float[Tensor, "*batch streams D"]:
+        """Return the vectors of all streams, `(..., T, D)` to `(..., (1 + n) * T, D)`."""
+        streams = [(row + following).expand_as(x) for row in self.weight.roll(1, 0)]
+        return torch.cat([x, *streams], dim=-2)

@@ -1,0 +1,236 @@
+"""The input embedding as named steps: `run_steps` computes it, `trace_steps` yields the vectors after each step."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from embedlayer.core.documents import AttentionMask
+from embedlayer.core.shapes import Ids, Positions
+from embedlayer.core.torch_state import is_unchanged
+from embedlayer.families.records import Step
+from embedlayer.inputs.fused import dropout_step, may_skip_call
+from embedlayer.positions.position import AdditivePosition, Position
+from embedlayer.tables.lookup import LookupTable
+
+
+class EmbeddingStep(NamedTuple):
+    """Describe one step of an input embedding by its name, which says what it computes, and by its module.
+
+    | name | computes |
+    |---|---|
+    | `look_up` | `module(ids)`, scale included; the first step, skipped where vectors are passed instead of IDs |
+    | `types` | `x + module(token_type_ids)`; `x` if there are no `token_type_ids` |
+    | `position` | `module.add(x, positions)` |
+    | `norm`, `project`, `dropout` | `module(x)` |
+    | `mask`, `length_mask` | `x` with zeros for padding; `x` if there is no `attention_mask` |
+    | `injections`, `token_dropout` | `module(x, ids, attention_mask)` |
+    | `streams` | `module(x, following)` |
+    """
+
+    name: Step
+    module: Callable[..., Any]
+
+
+class TokenBatch(NamedTuple):
+    """Hold the inputs of all steps of an input embedding.
+
+    Attributes:
+        ids: Token IDs, `(..., T)`; zeros of that shape if vectors are passed instead.
+        positions: Position of each token, `(T,)` or `(..., T)`.
+        token_type_ids: Segment of each token (BERT), `(..., T)`; `None` to add no segment vectors.
+        attention_mask: 0 for padding, `(..., T)`; `None` without padding. Only the steps `injections`, `mask`,
+            `length_mask` and `token_dropout` read it.
+        following: Vectors of the position after that of each token, `(T, D)` or `(..., T, D)`, which only the step
+            `streams` reads; `None` without such a step.
+    """
+
+    ids: Int[Tensor, "*batch T"]
+    positions: Positions
+    token_type_ids: Ids | None = None
+    attention_mask: AttentionMask | None = None
+    following: Float[Tensor, "*rows T D"] | None = None
+
+
+class TracedStep(NamedTuple):
+    """Hold the result of one step of an input embedding.
+
+    Attributes:
+        name: Name of the step.
+        vectors: Vectors after the step, `(..., T, D)`.
+        description: What the step did, with its sizes and factors, in one line.
+        added: Vectors that the step added, `(..., T, D)` or `(T, D)`; `None` for a step that added nothing.
+    """
+
+    name: Step
+    vectors: Float[Tensor, "*batch T D"]
+    description: str
+    added: Float[Tensor, "*rows T D"] | None = None
+
+
+def input_steps(
+    table: nn.Module,
+    position: Position,
+    dropout: nn.Module | None = None,
+    *,
+    injections: Callable[..., Any] | None = None,
+) -> tuple[EmbeddingStep, ...]:
+    """Return the steps of `dropout(position.add(table(ids), positions))` in order.
+
+    Args:
+        table: Table, or a module that wraps one.
+        position: Position scheme.
+        dropout: Module of the last step; `None` for no such step.
+        injections: Function of the step before dropout that adds the vectors of additional tables; `None` for no such
+            step.
+    """
+    steps = [EmbeddingStep("look_up", table), EmbeddingStep("position", position)]
+    steps += [] if injections is None else [EmbeddingStep("injections", injections)]
+    return tuple(steps if dropout is None else [*steps, EmbeddingStep("dropout", dropout)])
+
+
+def run_steps(
+    steps: Sequence[EmbeddingStep], batch: TokenBatch, inputs_embeds: Float[Tensor, "*batch T D"] | None = None
+) -> Float[Tensor, "*batch T E"]:
+    """Run the steps of an input embedding one after another, and return the vectors after the last.
+
+    Args:
+        steps: Steps in order; the first one is the look-up.
+        batch: Inputs of the steps.
+        inputs_embeds: Vectors to use instead of the look-up, already scaled; `None` to look up `batch.ids`.
+    """
+    x = inputs_embeds
+    for step in steps:
+        x = _run(step, x, batch)
+    assert x is not None
+    return x
+
+
+def trace_steps(
+    steps: Sequence[EmbeddingStep], batch: TokenBatch, inputs_embeds: Float[Tensor, "*batch T D"] | None = None
+) -> Iterator[TracedStep]:
+    """Run the steps as `run_steps` does, and yield a `TracedStep` with the vectors after each.
+
+    For the look-up two steps are yielded, rows and scale; only one if a hook or an override may change `table(ids)`.
+    Each step reads the tensor that was yielded before it. So `vectors.requires_grad_()` on a yielded tensor gives the
+    gradient of a later loss at that step.
+
+    Args:
+        steps: Steps in order; the first one is the look-up.
+        batch: Inputs of the steps.
+        inputs_embeds: Vectors to use instead of the look-up, already scaled, for which no step is yielded; or `None`.
+
+    Example:
+        >>> table, position = TokenEmbedding(100, 8, scale=2.0), SinusoidalPositionalEmbedding(16, 8)
+        >>> batch = TokenBatch(torch.tensor([5, 2, 7]), torch.arange(3))
+        >>> [step.name for step in trace_steps(input_steps(table, position), batch)]
+        ['look_up', 'scale', 'position']
+    """
+    x = inputs_embeds
+    for step in steps:
+        for traced in _trace_look_up(step.module, batch.ids) if x is None else _trace(step, x, batch):
+            x = traced.vectors
+            yield traced
+
+
+def _run(step: EmbeddingStep, x: Tensor | None, batch: TokenBatch) -> Tensor:
+    """Return the vectors after one step.
+
+    Args:
+        step: The step.
+        x: Vectors after the step before; `None` before the look-up.
+        batch: Inputs of the steps.
+    """
+    name, module = step
+    if x is None:
+        x = module(batch.ids)
+    elif name == "types":
+        x = x if batch.token_type_ids is None else x + module(batch.token_type_ids)
+    elif name == "position":
+        assert isinstance(module, Position)
+        x = module.add(x, batch.positions)
+    elif name in ("mask", "length_mask"):
+        mask = batch.attention_mask
+        x = x if mask is None else x * (mask != 0).unsqueeze(-1).to(x.dtype)
+    elif name in ("token_dropout", "injections"):
+        x = module(x, batch.ids, batch.attention_mask)
+    elif name == "streams":
+        x = module(x, batch.following)
+    elif name == "dropout":
+        x = dropout_step(module, x)
+    elif name != "look_up":
+        x = module(x)
+    assert x is not None
+    return x
+
+
+def _trace_look_up(table: Callable[..., Any], ids: Ids) -> Iterator[TracedStep]:
+    """Look up `ids`, and yield the rows and, if the table has a scale, the scaled rows, which equal `table(ids)`.
+
+    Only `table(ids)` is yielded if a hook or an override may change it.
+    """
+    if not isinstance(table, LookupTable) or not may_skip_call(table):
+        yield TracedStep("look_up", table(ids), f"{type(table).__name__}: rows, with any scale applied")
+        return
+    rows = table.look_up(ids)
+    yield TracedStep("look_up", rows, f"a table of {table.vocab_size:,} × {table.embed_dim}")
+    if table.factor is not None:
+        factor = float(table.factor)
+        root = " = √D" if abs(factor - table.embed_dim**0.5) < 0.01 * abs(factor) else ""
+        yield TracedStep("scale", table.factor * rows, f"each row times {factor:.6g}{root}")
+
+
+def _trace(step: EmbeddingStep, x: Tensor, batch: TokenBatch) -> Iterator[TracedStep]:
+    """Run one step after the look-up, and yield its vectors with a description; nothing for the look-up itself.
+
+    Args:
+        step: The step.
+        x: Vectors after the step before.
+        batch: Inputs of the steps.
+    """
+    name, module = step
+    if name == "look_up":
+        return
+    result, added = _run(step, x, batch), None
+    if name == "position":
+        assert isinstance(module, Position)
+        note, added = _added_positions(module, x, result, batch.positions)
+    elif name == "types":
+        note = "no segments are passed, so none are added"
+        if batch.token_type_ids is not None:
+            added = module(batch.token_type_ids)
+            note = "segment 0" if not batch.token_type_ids.any() else "the segments that are passed"
+    elif name == "project":
+        note = f"{x.shape[-1]} to {result.shape[-1]}"
+    elif name in ("mask", "length_mask"):
+        note = "no attention mask is passed" if batch.attention_mask is None else "vectors of padding become zero"
+    elif name == "token_dropout":
+        note = "vectors of the mask token become zero, the others are rescaled"
+    elif name == "injections":
+        note, added = f"adds the vectors of {getattr(module, '__name__', 'additional tables')}", result - x
+    elif name == "streams":
+        note = f"{result.shape[-2] // x.shape[-2] - 1} streams that predict later tokens are appended"
+    else:
+        note = f"width {result.shape[-1]}" if name == "norm" else f"p = {getattr(module, 'p', 0):g}, in training only"
+    yield TracedStep(name, result, note, added)
+
+
+def _added_positions(position: Position, x: Tensor, result: Tensor, positions: Positions) -> tuple[str, Tensor | None]:
+    """Return a description of what `position.add` did, and the vectors that it added.
+
+    The vectors are `None` for a scheme that is applied in attention.
+
+    Args:
+        position: The position scheme.
+        x: Vectors before the step.
+        result: Vectors after the step.
+        positions: Position of each token.
+    """
+    kind = type(position).__name__
+    if position.hook != "add":
+        effects = {"rotate": "it rotates queries and keys", "bias": "it is a bias on attention scores"}
+        return f"{kind}: adds nothing to the input; {effects.get(position.hook or '', 'the model has none')}", None
+    is_plain = isinstance(position, AdditivePosition) and is_unchanged(position, add=AdditivePosition.add)
+    added = position(positions).to(x.dtype) if is_plain else result - x
+    return f"{kind}: adds a vector for each position", added

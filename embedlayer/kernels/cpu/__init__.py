@@ -1,0 +1,1 @@
+"""Compiled CPU kernels of the operations, by numba."""

@@ -1,0 +1,121 @@
+"""Kernels that dequantise stored rows; `embedlayer.tables.quantized.dequantise` defines them."""
+
+from typing import Any
+
+import numpy as np
+
+from embedlayer.kernels.cpu.numbers import kernel, multiply_add, narrow, prefetch
+
+AHEAD = 4
+"""Rows between the one that is loaded into the cache and the one that is computed."""
+
+
+@kernel
+def dequantise_8_bits(start: int, stop: int, ids: Any, packed: Any, row_format: Any, out: Any) -> None:
+    """Dequantise the stored rows of the IDs at places `start` to `stop - 1` to the rows of `out` at these places.
+
+    Args:
+        start: First place.
+        stop: Last place + 1.
+        ids: IDs that were checked, `(N,)`.
+        packed: All stored rows, uint8.
+        row_format: Group size, and bytes of a group: its codes and its float32 step and offset.
+        out: Result, `(N, D)`.
+    """
+    group_size, group_bytes = row_format
+    width = out.shape[1]
+    for n in range(start, stop):
+        prefetch(packed[ids[min(n + AHEAD, len(ids) - 1)]])
+        row, to = packed[ids[n]], out[n]
+        for group in range((width + group_size - 1) // group_size):
+            first, place = group * group_size, group * group_bytes
+            columns = min(group_size, width - first)
+            step = _float32(row[place + group_size : place + group_size + 4])
+            offset = _float32(row[place + group_size + 4 : place + group_size + 8])
+            codes, numbers = row[place : place + columns], to[first : first + columns]
+            for i in range(columns):
+                numbers[i] = narrow(multiply_add(np.float32(codes[i]), step, offset), to[0])
+
+
+@kernel
+def dequantise_4_bits(start: int, stop: int, ids: Any, packed: Any, row_scale: Any, row_format: Any, out: Any) -> None:
+    """Dequantise as `dequantise_8_bits` does, from codes of 4 bits, two in a byte.
+
+    Args:
+        start: First place.
+        stop: Last place + 1.
+        ids: IDs that were checked, `(N,)`.
+        packed: All stored rows, uint8.
+        row_scale: Scale of each stored row, float32.
+        row_format: Group size, and bytes of a group: its codes and its float16 step and offset.
+        out: Result, `(N, D)`.
+    """
+    group_size, group_bytes = row_format
+    width = out.shape[1]
+    pairs = np.empty(packed.shape[1], np.uint16)
+    unpacked = pairs.view(np.uint8)
+    for n in range(start, stop):
+        prefetch(packed[ids[min(n + AHEAD, len(ids) - 1)]])
+        row, to, scale = packed[ids[n]], out[n], row_scale[ids[n]]
+        for i in range(len(pairs)):
+            byte = np.uint16(row[i])
+            pairs[i] = np.uint16((byte & np.uint16(15)) | (byte & np.uint16(0xF0)) << np.uint16(4))
+        for group in range((width + group_size - 1) // group_size):
+            first, place = group * group_size, group * group_bytes
+            columns, header = min(group_size, width - first), place + group_size // 2
+            step = scale * _float16(row[header : header + 2])
+            offset = scale * _float16(row[header + 2 : header + 4])
+            codes, numbers = unpacked[2 * place : 2 * place + columns], to[first : first + columns]
+            for i in range(columns):
+                numbers[i] = narrow(multiply_add(np.float32(codes[i]), step, offset), to[0])
+
+
+@kernel
+def dequantise_blocks(start: int, stop: int, ids: Any, packed: Any, row_format: Any, out: Any) -> None:
+    """Dequantise as `dequantise_8_bits` does, from blocks of 32 codes behind a float16 scale (GGUF's Q4_0 and Q8_0).
+
+    Args:
+        start: First place.
+        stop: Last place + 1.
+        ids: IDs that were checked, `(N,)`.
+        packed: All stored rows, uint8.
+        row_format: Bits of a code, 4 or 8.
+        out: Result, `(N, D)`.
+    """
+    bits = row_format[0]
+    width, block_bytes = out.shape[1], 2 + 4 * bits
+    for n in range(start, stop):
+        prefetch(packed[ids[min(n + AHEAD, len(ids) - 1)]])
+        row, to = packed[ids[n]], out[n]
+        for block in range((width + 31) // 32):
+            first, place = 32 * block, block_bytes * block
+            numbers = to[first : min(first + 32, width)]
+            step = _float16(row[place : place + 2])
+            codes = row[place + 2 : place + block_bytes]
+            if bits == 8:
+                for i in range(len(numbers)):
+                    numbers[i] = narrow(step * (np.float32(codes[i] ^ np.uint8(128)) - np.float32(128)), to[0])
+            else:
+                for i in range(min(16, len(numbers))):
+                    numbers[i] = narrow(step * (np.float32(codes[i] & np.uint8(15)) - np.float32(8)), to[0])
+                for i in range(16, len(numbers)):
+                    numbers[i] = narrow(step * (np.float32(codes[i - 16] >> np.uint8(4)) - np.float32(8)), to[0])
+
+
+@kernel
+def _float32(stored: Any) -> Any:
+    """Return the number that four little-endian bytes are, at any address."""
+    low = np.uint32(np.uint32(stored[0]) | np.uint32(stored[1]) << np.uint32(8))
+    high = np.uint32(np.uint32(stored[2]) | np.uint32(stored[3]) << np.uint32(8))
+    return np.uint32(low | np.uint32(high << np.uint32(16))).view(np.float32)
+
+
+@kernel
+def _float16(stored: Any) -> Any:
+    """Return the float16 number that two little-endian bytes are, as float32; NumPy's float16 fits no kernel."""
+    bits = np.uint32(np.uint32(stored[0]) | np.uint32(stored[1]) << np.uint32(8))
+    fraction, exponent = np.uint32(bits & np.uint32(0x3FF)), np.uint32((bits >> np.uint32(10)) & np.uint32(31))
+    power = np.uint32(255) if exponent == 31 else np.uint32(exponent + np.uint32(112))
+    normal = np.uint32(np.uint32(power << np.uint32(23)) | np.uint32(fraction << np.uint32(13))).view(np.float32)
+    size = normal if exponent > 0 else np.float32(fraction) * np.float32(2.0**-24)
+    return -size if bits >> np.uint32(15) else size

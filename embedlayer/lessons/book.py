@@ -1,0 +1,161 @@
+"""Names and argument orders of the book "Build a Large Language Model From Scratch", for code that follows it."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch.utils.data import DataLoader
+
+from embedlayer.core.errors import TokenizerError
+from embedlayer.data.corpus import TokenCorpus
+from embedlayer.data.windows import create_dataloader
+from embedlayer.inputs.embedding import InputEmbedding, InputParts
+from embedlayer.io.files import JsonObject
+from embedlayer.positions.learned import LearnedPositionalEmbedding
+from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tokenization.ids import table_size
+from embedlayer.tokenization.read import load_tokenizer
+
+GPT2_SIZE, GPT2_IDS = 50257, [11241, 7509]
+"""Vocabulary size of GPT-2's tokenizer, and its IDs of " tokenizer"; they identify the tokenizer."""
+
+GPT_CONFIG_124M: dict[str, Any] = {
+    "vocab_size": 50257,
+    "context_size": 256,
+    "emb_dim": 768,
+    "n_heads": 12,
+    "n_layers": 12,
+    "drop_rate": 0.1,
+    "qkv_bias": False,
+}
+"""Sizes of GPT-2 small, named as in "Build a Large Language Model From Scratch", with a context of 256."""
+
+
+class GPTEmbedding(InputEmbedding):
+    """Input embedding of GPT-2: `tok_emb(ids) + pos_emb(positions)`, without scale and without dropout.
+
+    Args:
+        vocab_size: Number of tokens, V.
+        emb_dim: Width of a row, D.
+        context_size: Longest sequence.
+        init_std: Standard deviation of the normal initialisation of both tables.
+
+    Raises:
+        SizeError: A size is below 1.
+
+    Example:
+        >>> GPTEmbedding(50257, 256, 4)(torch.tensor([[40, 367, 2885, 1464]])).shape
+        torch.Size([1, 4, 256])
+
+    Reference: Radford et al., GPT-2, 2019 (`wte`, `wpe`).
+    """
+
+    def __init__(self, vocab_size: int, emb_dim: int, context_size: int, *, init_std: float = 0.02) -> None:
+        super().__init__()
+        self.tok_emb = TokenEmbedding(vocab_size, emb_dim, init_std=init_std)
+        self.pos_emb = LearnedPositionalEmbedding(context_size, emb_dim, init_std=init_std)
+
+    @property
+    def config(self) -> JsonObject:
+        """Return the constructor's arguments as JSON."""
+        return {
+            "vocab_size": self.tok_emb.vocab_size,
+            "emb_dim": self.tok_emb.embed_dim,
+            "context_size": self.pos_emb.max_seq_len,
+            "init_std": self.tok_emb.init_std,
+        }
+
+    @property
+    def parts(self) -> InputParts:
+        """Return the token table and the position table; the layer has no dropout."""
+        return InputParts(self.tok_emb, self.pos_emb)
+
+
+def create_dataloader_v1(
+    txt: str | Path | TokenCorpus,
+    batch_size: int = 4,
+    max_length: int = 256,
+    stride: int = 128,
+    shuffle: bool = True,
+    drop_last: bool = True,
+    num_workers: int = 0,
+    *,
+    tokenizer: object = None,
+    generator: torch.Generator | None = None,
+) -> DataLoader[Any]:
+    """Call `create_dataloader` with the argument order and the tokenizer of "Build a Large Language Model".
+
+    Args:
+        txt: A text itself as `str`, the `Path` of a text file, or a `TokenCorpus`.
+        batch_size: Windows in a batch, B.
+        max_length: Tokens in a window, T.
+        stride: Tokens from the start of one window to the start of the next.
+        shuffle: Whether each pass has a new random order.
+        drop_last: Whether a last batch with fewer than `batch_size` windows is left out.
+        num_workers: Number of processes that cut batches.
+        tokenizer: A tokenizer, or the path of its files; see `load_tokenizer`. `None`: GPT-2's, from `encoder.json`
+            and `vocab.bpe` (with any common prefix, as in `gpt2-encoder.json`) in the current directory, or from
+            Hugging Face's cache. Nothing is downloaded.
+        generator: Source of the random order; by default torch's global generator.
+
+    Raises:
+        TokenizerError: GPT-2's tokenizer is not found, or the file found is another tokenizer.
+        TextError, SizeError: As for `create_dataloader`.
+
+    Example:
+        >>> from embedlayer.tokenization.train import train_tokenizer
+        >>> loader = create_dataloader_v1(
+        ...     "I love dogs.", batch_size=2, max_length=4, stride=4, tokenizer=train_tokenizer((), kind="byte")
+        ... )
+        >>> next(iter(loader))[0].shape
+        torch.Size([2, 4])
+
+    Reference: Raschka, Build a large language model from scratch, 2024, chapter 2.
+    """
+    if not isinstance(txt, TokenCorpus):
+        if tokenizer is None:
+            tokenizer = _gpt2_tokenizer()
+        elif isinstance(tokenizer, str | Path):
+            tokenizer = load_tokenizer(tokenizer)
+    return create_dataloader(
+        txt,
+        tokenizer,
+        batch_size=batch_size,
+        max_length=max_length,
+        stride=stride,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        num_workers=num_workers,
+        generator=generator,
+    )
+
+
+def _gpt2_tokenizer() -> Tokenizer:
+    """Read GPT-2's tokenizer from `encoder.json` in the current directory, or else from Hugging Face's cache.
+
+    Raises:
+        TokenizerError: It is in neither place, or the file there belongs to another tokenizer.
+    """
+    found = next((path for path in sorted(Path().glob("*encoder.json")) if path.is_file()), None) or _cached_gpt2()
+    if found is None:
+        raise TokenizerError(
+            f"GPT-2's tokenizer was not found: there is no encoder.json with vocab.bpe in {Path().absolute()}, and no "
+            f"openai-community/gpt2 in Hugging Face's cache.\nPass its files, "
+            f"create_dataloader_v1(txt, tokenizer='path/to/encoder.json'), or another tokenizer."
+        )
+    tokenizer = load_tokenizer(found)
+    if table_size(tokenizer) != GPT2_SIZE or tokenizer.encode(" tokenizer").ids != GPT2_IDS:
+        raise TokenizerError(f"{found} is not GPT-2's tokenizer: pass the one to use, tokenizer='{found}'.")
+    return tokenizer
+
+
+def _cached_gpt2() -> Path | None:
+    """Return the path of GPT-2's `tokenizer.json` in Hugging Face's cache; `None` if it is not there."""
+    if find_spec("huggingface_hub") is None:
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    found = (try_to_load_from_cache(name, "tokenizer.json") for name in ("openai-community/gpt2", "gpt2"))
+    return next((Path(path) for path in found if isinstance(path, str)), None)

@@ -1,0 +1,689 @@
+"""The embedding layer from scratch: NumPy, one-hot matrices, gradients written by hand.
+
+A look-up is a matrix product. Write each ID as a row of zeros with a single 1, and
+
+    out = one_hot @ W              (..., T, V) @ (V, D) -> (..., T, D)
+
+picks rows of W. The gradient is then that of any matrix product, summed over all tokens:
+
+    dL/dW = one_hot^T @ dL/dout    (V, tokens) @ (tokens, D) -> (V, D)
+
+so a row without an ID in the batch gets no gradient. Everything else here repeats these two lines: positions are a
+table indexed by position, a factorised table is a product of two, and a tied head multiplies by the same table.
+
+It is slow and takes `tokens x V` memory on purpose: the rest of the library is tested against it. Numbers keep the
+float dtype of the weights. New weights come from NumPy's global generator, so `np.random.seed` fixes them.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float, Integer
+
+from embedlayer.core.errors import PositionError, ShapeError, SizeError, TokenIdError
+from embedlayer.core.formatting import format_bytes
+
+IGNORED_TARGET = -100
+"""Value of targets that are left out of the loss, as in torch."""
+
+
+def one_hot(ids: Integer[np.ndarray, "*batch T"], vocab_size: int) -> Float[np.ndarray, "*batch T V"]:
+    """Return a row of zeros for each ID, with a 1 in the column of that ID.
+
+    Args:
+        ids: Integers in `0..vocab_size - 1`.
+        vocab_size: Number of columns, V.
+
+    Raises:
+        TokenIdError: An ID is not an integer or is outside the table.
+        ShapeError: `ids` is a scalar, or its last dimension has length 0.
+
+    Example:
+        >>> one_hot(np.array([2, 0]), 3)
+        array([[0., 0., 1.],
+               [1., 0., 0.]])
+    """
+    ids = _checked(np.asarray(ids), vocab_size)
+    rows: np.ndarray = np.zeros((*ids.shape, vocab_size))
+    np.put_along_axis(rows, ids[..., None].astype(np.int64), 1.0, axis=-1)
+    return rows
+
+
+class ScratchEmbedding:
+    """A table with one row of W per token: `out = scale * one_hot @ W`.
+
+    Args:
+        vocab_size: Rows of the table, V.
+        embed_dim: Width of a row, D.
+        padding_idx: Row that is zero in a new table and gets no gradient; `None` for no such row.
+        scale: Factor on every looked-up row: a number, `"sqrt_dim"` for sqrt(D), or `None` for 1.
+        W: The table, `(V, D)`, which is copied; by default drawn from N(0, 0.02^2).
+
+    Raises:
+        SizeError: A size is below 1, `padding_idx` is not a row, or `W` has another shape.
+
+    Example:
+        >>> emb = ScratchEmbedding(10, 4)
+        >>> np.array_equal(emb(np.array([[3, 7, 1]]))[0, 0], emb.W[3])
+        True
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        embed_dim: int,
+        *,
+        padding_idx: int | None = None,
+        scale: float | Literal["sqrt_dim"] | None = None,
+        W: Float[np.ndarray, "V D"] | None = None,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.embed_dim = embed_dim
+        self.padding_idx = padding_idx
+        self.scale = _scale(scale, embed_dim)
+        self.W = _weights(W, 0.02, vocab_size=vocab_size, embed_dim=embed_dim)
+        _clear_padding(self.W, padding_idx, is_new=W is None)
+        self._last_one_hot: Float[np.ndarray, "*batch T V"] | None = None
+
+    def __call__(self, token_ids: Integer[np.ndarray, "*batch T"]) -> Float[np.ndarray, "*batch T D"]:
+        """Return the scaled rows of `token_ids`, `scale * one_hot @ W`, and keep the one-hot rows for a backward pass.
+
+        Raises:
+            TokenIdError: An ID is not an integer or is outside the table.
+            ShapeError: `token_ids` is a scalar, or its last dimension has length 0.
+        """
+        self._last_one_hot = one_hot(token_ids, self.vocab_size).astype(self.W.dtype)
+        out: np.ndarray = self.scale * (self._last_one_hot @ self.W)
+        return out
+
+
+class ScratchEmbeddingWithGrad(ScratchEmbedding):
+    """`ScratchEmbedding` with its backward pass: `dL/dW = scale * one_hot^T @ dL/dout`.
+
+    The arguments are those of `ScratchEmbedding`. The attribute `grad_W` is the gradient that the last call of
+    `backward` computed, and `None` before the first call.
+
+    Example:
+        >>> emb = ScratchEmbeddingWithGrad(10, 4)
+        >>> grad_W = emb.backward(np.ones_like(emb.forward(np.array([[3, 7, 1]]))))
+        >>> np.flatnonzero(grad_W.any(axis=1))
+        array([1, 3, 7])
+    """
+
+    grad_W: Float[np.ndarray, "V D"] | None = None
+
+    def forward(self, token_ids: Integer[np.ndarray, "*batch T"]) -> Float[np.ndarray, "*batch T D"]:
+        """Return the scaled rows of `token_ids`, and keep their one-hot rows for `backward`."""
+        return self(token_ids)
+
+    def backward(self, grad_output: Float[np.ndarray, "*batch T D"]) -> Float[np.ndarray, "V D"]:
+        """Return the gradient of the table W for the last `forward`, and store it as `grad_W`.
+
+        The row of `padding_idx` is zero. An earlier gradient is replaced, not added to.
+
+        Args:
+            grad_output: Gradient of the loss with respect to the output of `forward`.
+
+        Raises:
+            ShapeError: `forward` was not called, or `grad_output` does not fit its output.
+        """
+        self.grad_W = self.scale * _table_gradient(self._last_one_hot, grad_output)
+        _clear_padding(self.grad_W, self.padding_idx)
+        return self.grad_W
+
+
+class ScratchFactorizedEmbedding:
+    """A factorised table, `W = E1 E2`, with `V * R + R * D` numbers instead of `V * D`.
+
+    The chain rule through the product gives both gradients from that of W:
+
+        dL/dE1 = dL/dW @ E2^T        dL/dE2 = E1^T @ dL/dW
+
+    Args:
+        vocab_size: Rows of E1, V.
+        embed_dim: Columns of E2, D.
+        rank: Columns of E1 and rows of E2, R.
+        padding_idx: Row of E1 that is zero in a new table and gets no gradient; `None` for no such row.
+        scale: Factor on every looked-up row: a number, `"sqrt_dim"` for sqrt(D), or `None` for 1.
+        E1: First factor, `(V, R)`, which is copied; by default drawn from N(0, 0.02^2).
+        E2: Second factor, `(R, D)`, which is copied; by default drawn from N(0, 1/R), so that the entries of W have
+            standard deviation 0.02.
+
+    Raises:
+        SizeError: A size is below 1, `padding_idx` is not a row, or a factor has another shape.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        embed_dim: int,
+        rank: int,
+        *,
+        padding_idx: int | None = None,
+        scale: float | Literal["sqrt_dim"] | None = None,
+        E1: Float[np.ndarray, "V R"] | None = None,
+        E2: Float[np.ndarray, "R D"] | None = None,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.embed_dim = embed_dim
+        self.rank = rank
+        self.padding_idx = padding_idx
+        self.scale = _scale(scale, embed_dim)
+        self.E1 = _weights(E1, 0.02, vocab_size=vocab_size, rank=rank)
+        self.E2 = _weights(E2, rank**-0.5, rank=rank, embed_dim=embed_dim)
+        _clear_padding(self.E1, padding_idx, is_new=E1 is None)
+        self.grad_E1: Float[np.ndarray, "V R"] | None = None
+        self.grad_E2: Float[np.ndarray, "R D"] | None = None
+        self._last_one_hot: Float[np.ndarray, "*batch T V"] | None = None
+
+    @property
+    def W(self) -> Float[np.ndarray, "V D"]:
+        """Return the whole table, the product `E1 @ E2`, computed at each access."""
+        table: np.ndarray = self.E1 @ self.E2
+        return table
+
+    def forward(self, token_ids: Integer[np.ndarray, "*batch T"]) -> Float[np.ndarray, "*batch T D"]:
+        """Return the scaled rows of `token_ids`, `scale * one_hot @ E1 @ E2`.
+
+        The one-hot rows are kept for `backward`.
+        """
+        self._last_one_hot = one_hot(token_ids, self.vocab_size).astype(self.E1.dtype)
+        out: np.ndarray = self.scale * (self._last_one_hot @ self.E1 @ self.E2)
+        return out
+
+    __call__ = forward
+
+    def backward(
+        self, grad_output: Float[np.ndarray, "*batch T D"]
+    ) -> tuple[Float[np.ndarray, "V R"], Float[np.ndarray, "R D"]]:
+        """Return the gradients of the factors E1 and E2 for the last `forward`, in this order.
+
+        They are also stored as `grad_E1` and `grad_E2`.
+
+        Args:
+            grad_output: Gradient of the loss with respect to the output of `forward`.
+
+        Raises:
+            ShapeError: `forward` was not called, or `grad_output` does not fit its output.
+        """
+        return self.split_gradient(self.scale * _table_gradient(self._last_one_hot, grad_output))
+
+    def split_gradient(
+        self, grad_W: Float[np.ndarray, "V D"]
+    ) -> tuple[Float[np.ndarray, "V R"], Float[np.ndarray, "R D"]]:
+        """Return the gradients of the factors E1 and E2, in this order, from the gradient of their product W.
+
+        They are also stored as `grad_E1` and `grad_E2`. `backward` calls this method; call it yourself with the
+        gradient of W that a tied head computed.
+
+        Args:
+            grad_W: Gradient of the loss with respect to W.
+        """
+        self.grad_E1, self.grad_E2 = grad_W @ self.E2.T, self.E1.T @ grad_W
+        _clear_padding(self.grad_E1, self.padding_idx)
+        return self.grad_E1, self.grad_E2
+
+
+class ScratchPositionEmbedding:
+    """A table with one row of W per position, looked up like a table of tokens.
+
+    Args:
+        max_seq_len: Rows of the table, T_max: the longest sequence.
+        embed_dim: Width of a row, D.
+        W: The table, which is copied; by default drawn from N(0, 0.02^2). `scratch_sinusoidal` returns a fixed one.
+
+    Raises:
+        SizeError: A size is below 1, or `W` has another shape.
+
+    Example:
+        >>> pos = ScratchPositionEmbedding(32, 8)
+        >>> np.array_equal(pos(5), pos.W[:5])
+        True
+    """
+
+    def __init__(self, max_seq_len: int, embed_dim: int, *, W: Float[np.ndarray, "T_max D"] | None = None) -> None:
+        self.max_seq_len = max_seq_len
+        self.embed_dim = embed_dim
+        self.W = _weights(W, 0.02, max_seq_len=max_seq_len, embed_dim=embed_dim)
+        self.grad_W: Float[np.ndarray, "T_max D"] | None = None
+        self._last_one_hot: Float[np.ndarray, "*rows T T_max"] | None = None
+
+    def __call__(self, seq_len: int | Integer[np.ndarray, "*rows T"]) -> Float[np.ndarray, "*rows T D"]:
+        """Return the rows of positions `0..seq_len - 1`, or of the positions in `seq_len` if it is an array.
+
+        The one-hot rows are kept for `backward`.
+
+        Raises:
+            PositionError: A position is outside the table.
+        """
+        positions = np.arange(seq_len) if isinstance(seq_len, int) else seq_len
+        if positions.size and not 0 <= positions.min() <= positions.max() < self.max_seq_len:
+            raise PositionError(
+                f"a sequence of length {positions.shape[-1]} at positions {positions.min()}..{positions.max()} "
+                f"does not fit this table of {self.max_seq_len} positions (0..{self.max_seq_len - 1}).\n"
+                "Cut the sequence, or build the table with a larger max_seq_len."
+            )
+        self._last_one_hot = one_hot(positions, self.max_seq_len).astype(self.W.dtype)
+        rows: np.ndarray = self._last_one_hot @ self.W
+        return rows
+
+    def backward(self, grad_output: Float[np.ndarray, "*batch T D"]) -> Float[np.ndarray, "T_max D"]:
+        """Return the gradient of the table W for the last call, summed over the batch, and store it as `grad_W`.
+
+        Args:
+            grad_output: Gradient of the loss with respect to the rows that the last call returned. It may have further
+                batch dimensions in front if the rows were added to a batch.
+
+        Raises:
+            ShapeError: There was no call, or `grad_output` does not fit its result.
+        """
+        self.grad_W = _table_gradient(self._last_one_hot, grad_output)
+        return self.grad_W
+
+
+class ScratchCombinedEmbedding:
+    """The sum of token and position embeddings: `out = token_emb(ids) + pos_emb(T)`.
+
+    Both terms of a sum get the same gradient. The gradient of the positions is summed over the batch.
+
+    Args:
+        vocab_size: Rows of the token table, V.
+        embed_dim: Width of both tables, D.
+        max_seq_len: Rows of the position table, T_max.
+        padding_idx: As in `ScratchEmbedding`.
+        scale: As in `ScratchEmbedding`; positions are not scaled.
+        token_W: The token table, which is copied; drawn at random if `None`.
+        position_W: The position table, which is copied; drawn at random if `None`.
+
+    Raises:
+        SizeError: A size is below 1, `padding_idx` is not a row, or a table has another shape.
+
+    Example:
+        >>> combined = ScratchCombinedEmbedding(100, 8, 32)
+        >>> combined(np.array([[42, 42, 42, 42]])).shape
+        (1, 4, 8)
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        embed_dim: int,
+        max_seq_len: int,
+        *,
+        padding_idx: int | None = None,
+        scale: float | Literal["sqrt_dim"] | None = None,
+        token_W: Float[np.ndarray, "V D"] | None = None,
+        position_W: Float[np.ndarray, "T_max D"] | None = None,
+    ) -> None:
+        self.token_emb = ScratchEmbeddingWithGrad(
+            vocab_size, embed_dim, padding_idx=padding_idx, scale=scale, W=token_W
+        )
+        self.pos_emb = ScratchPositionEmbedding(max_seq_len, embed_dim, W=position_W)
+
+    def forward(
+        self,
+        token_ids: Integer[np.ndarray, "*batch T"],
+        positions: Integer[np.ndarray, "*rows T"] | None = None,
+    ) -> Float[np.ndarray, "*batch T D"]:
+        """Return the sum of the token rows and the position rows.
+
+        Args:
+            token_ids: Token IDs.
+            positions: Position of each token; `0..T - 1` in each sequence if `None`.
+
+        Raises:
+            TokenIdError: An ID is outside the token table.
+            PositionError: A position is outside the position table.
+        """
+        places = self.pos_emb(token_ids.shape[-1] if positions is None else positions)
+        out: np.ndarray = self.token_emb(token_ids) + places
+        return out
+
+    __call__ = forward
+
+    def backward(
+        self, grad_output: Float[np.ndarray, "*batch T D"]
+    ) -> tuple[Float[np.ndarray, "V D"], Float[np.ndarray, "T_max D"]]:
+        """Return the gradients of the token table and of the position table for the last `forward`, in this order.
+
+        Args:
+            grad_output: Gradient of the loss with respect to the output of `forward`.
+
+        Raises:
+            ShapeError: `forward` was not called, or `grad_output` does not fit its output.
+        """
+        return self.token_emb.backward(grad_output), self.pos_emb.backward(grad_output)
+
+
+class ScratchTiedHead:
+    """A tied LM head: `logits = hidden @ W^T`, and the cross entropy of the next token.
+
+    With p = softmax(logits) and N targets other than -100, in nats per token:
+
+        L = -mean(log p[target])
+        dL/dlogits = (p - one_hot(target)) / N
+        dL/dhidden = dL/dlogits @ W
+        dL/dW      = dL/dlogits^T @ hidden
+
+    The scale of the table is not applied. The padding row is multiplied as every row and gets no gradient.
+
+    Args:
+        table: The table, kept by reference, so the head uses its current rows.
+    """
+
+    def __init__(self, table: ScratchEmbedding | ScratchFactorizedEmbedding) -> None:
+        self.table = table
+        self.grad_W: Float[np.ndarray, "V D"] | None = None
+        self._last_hidden: Float[np.ndarray, "N D"] | None = None
+        self._last_grad_logits: Float[np.ndarray, "*batch T V"] | None = None
+
+    def logits(self, hidden: Float[np.ndarray, "*batch T D"]) -> Float[np.ndarray, "*batch T V"]:
+        """Return the logit of each token of the vocabulary: `hidden @ W^T`."""
+        logits: np.ndarray = hidden @ self.table.W.T
+        return logits
+
+    __call__ = logits
+
+    def loss(self, hidden: Float[np.ndarray, "*batch T D"], targets: Integer[np.ndarray, "*batch T"]) -> float:
+        """Return the mean cross entropy in nats over the targets that are not -100; 0 if all are.
+
+        What `backward` needs is kept.
+
+        Args:
+            hidden: Hidden states.
+            targets: ID of the correct token for each hidden state; -100 leaves a hidden state out.
+
+        Raises:
+            TokenIdError: A target is outside the table.
+        """
+        counted = targets != IGNORED_TARGET
+        log_p = log_softmax(self.logits(hidden))
+        targets_hot = one_hot(np.where(counted, targets, 0), self.table.vocab_size) * counted[..., None]
+        total = max(int(counted.sum()), 1)
+        self._last_hidden = hidden.reshape(-1, hidden.shape[-1])
+        self._last_grad_logits = ((np.exp(log_p) * counted[..., None] - targets_hot) / total).astype(hidden.dtype)
+        return float(-(log_p * targets_hot).sum() / total)
+
+    def backward(self) -> tuple[Float[np.ndarray, "*batch T D"], Float[np.ndarray, "V D"]]:
+        """Return the gradients of the last `loss` with respect to `hidden` and to the table W, in this order.
+
+        The second is also stored as `grad_W`. For a factorised table, pass it to `split_gradient` of the table to get
+        the gradients of the factors.
+
+        Raises:
+            ShapeError: `loss` was not called before.
+        """
+        if self._last_grad_logits is None or self._last_hidden is None:
+            raise ShapeError("backward needs the result of a forward pass: call loss first.")
+        self.grad_W = self._last_grad_logits.reshape(-1, self.table.vocab_size).T @ self._last_hidden
+        _clear_padding(self.grad_W, self.table.padding_idx)
+        return self._last_grad_logits @ self.table.W, self.grad_W
+
+
+def scratch_sinusoidal(max_seq_len: int, embed_dim: int, *, base: float = 10000.0) -> Float[np.ndarray, "T D"]:
+    """Return sinusoidal positions: `PE[t, 2i] = sin(t / base^(2i/D))`, `PE[t, 2i + 1] = cos(t / base^(2i/D))`.
+
+    With an odd width the last column is a sine without a cosine.
+
+    Args:
+        max_seq_len: Number of rows, one for each position.
+        embed_dim: Width, D.
+        base: Sets the longest wavelength, which is nearly `2 pi base` positions.
+
+    Raises:
+        SizeError: A size is below 1.
+
+    Reference:
+        Vaswani et al. 2017, section 3.5.
+    """
+    _at_least_one(max_seq_len=max_seq_len, embed_dim=embed_dim)
+    columns = np.arange(embed_dim)
+    angles = np.arange(max_seq_len)[:, None] / base ** (columns // 2 * 2 / embed_dim)
+    return np.where(columns % 2 == 0, np.sin(angles), np.cos(angles))
+
+
+def log_softmax(logits: Float[np.ndarray, "*batch V"]) -> Float[np.ndarray, "*batch V"]:
+    """Return the logarithm of the softmax over the last dimension: `logits - log(sum(exp(logits)))`.
+
+    The largest logit is subtracted first, so nothing overflows.
+    """
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    log_p: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return log_p
+
+
+def cosine_similarity(rows: Float[np.ndarray, "N D"]) -> Float[np.ndarray, "N N"]:
+    """Return the cosine similarity of every two rows, `(N, N)`; 0 for rows of zeros."""
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit = rows / np.where(norms == 0, 1, norms)
+    cosines: np.ndarray = unit @ unit.T
+    return cosines
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddingTour:
+    """The results of `demonstrate_embeddings`, for T tokens.
+
+    Args:
+        token_ids: Token IDs, `(T,)`; the last one equals the first.
+        looked_up: The rows of these tokens, read by index.
+        product: The same rows, computed as `one_hot @ W`.
+        grad_rows: Whether each row of the table got a gradient, `(V,)`.
+        repeated: Vectors of one token at T positions, with learned positions added; they all differ.
+        similarity: Cosine similarity of every two sinusoidal positions.
+        order: A new order of the tokens: element i is the old place of the token that is now at place i.
+        scores: Attention scores of every two tokens, without positions.
+        reordered_scores: Scores of the tokens in the new order: the same numbers, permuted.
+        uniform_loss: Loss of a uniform prediction, ln V, in nats.
+        first_loss: Loss of an untrained tied head with rows from N(0, 0.02^2): near ln V.
+        wide_first_loss: The same loss with rows from N(0, 1), the initialisation of `nn.Embedding`. It is far larger,
+            because the head predicts that each token repeats itself.
+        tied_parameters: Number of parameters of a table with a tied head.
+        untied_parameters: Number of parameters of a table with an untied head, twice as many.
+        table_bytes: Bytes of one table in fp32.
+    """
+
+    token_ids: Integer[np.ndarray, "T"]
+    looked_up: Float[np.ndarray, "T D"]
+    product: Float[np.ndarray, "T D"]
+    grad_rows: Bool[np.ndarray, "V"]
+    repeated: Float[np.ndarray, "T D"]
+    similarity: Float[np.ndarray, "T T"]
+    order: Integer[np.ndarray, "T"]
+    scores: Float[np.ndarray, "T T"]
+    reordered_scores: Float[np.ndarray, "T T"]
+    uniform_loss: float
+    first_loss: float
+    wide_first_loss: float
+    tied_parameters: int
+    untied_parameters: int
+    table_bytes: int
+
+    def __str__(self) -> str:
+        used = np.flatnonzero(self.grad_rows)
+        permuted = np.allclose(self.reordered_scores, self.scores[np.ix_(self.order, self.order)])
+        distinct = len(np.unique(self.repeated, axis=0))
+        waves = " ".join(f"{cosine:.2f}" for cosine in self.similarity[0, :5])
+        stops = {
+            "A look-up is a product": f"one_hot @ W == W[ids]: {np.array_equal(self.looked_up, self.product)}",
+            "Only rows in use learn": f"{len(used)} of {len(self.grad_rows)} got a gradient: {_few(used)}",
+            "Same token, new place": f"token {self.token_ids[0]}, {len(self.repeated)} times: {distinct} vectors",
+            "Sinusoids fade": f"cosine of 0 to 0, 1, ...: {waves}",
+            "No positions, no order": f"scores of order {_few(self.order)} only permuted: {permuted}",
+            "A tied head starts": f"at {self.first_loss:.2f} (ln V = {self.uniform_loss:.2f}); "
+            f"from N(0, 1) at {self.wide_first_loss:.2f}",
+            "Tying halves both ends": f"{self.untied_parameters:,} -> {self.tied_parameters:,} parameters; "
+            f"one table is {format_bytes(self.table_bytes)}",
+        }
+        return "\n".join(f"{number}. {stop:23} {shown}" for number, (stop, shown) in enumerate(stops.items(), 1))
+
+
+def demonstrate_embeddings(
+    vocab_size: int = 100, embed_dim: int = 32, seq_len: int = 8, verbose: bool = True
+) -> EmbeddingTour:
+    """Demonstrate the layer on random tokens: look-up, gradient, positions, order, and the tied head.
+
+    Args:
+        vocab_size: Rows of the table, V.
+        embed_dim: Width of a row, D.
+        seq_len: Number of tokens, T.
+        verbose: Whether to print the results, one line each.
+
+    Returns:
+        All results, as arrays and numbers.
+
+    Raises:
+        SizeError: A size is below 1.
+    """
+    _at_least_one(vocab_size=vocab_size, embed_dim=embed_dim, seq_len=seq_len)
+    combined = ScratchCombinedEmbedding(vocab_size, embed_dim, seq_len)
+    table = combined.token_emb
+    token_ids = np.random.randint(vocab_size, size=seq_len)
+    token_ids[-1] = token_ids[0]
+
+    product = table.forward(token_ids)
+    grad_W = table.backward(np.ones_like(product))
+    order = np.roll(np.arange(seq_len), 1)
+    reordered = table(token_ids[order])
+    tour = EmbeddingTour(
+        token_ids=token_ids,
+        looked_up=table.W[token_ids],
+        product=product,
+        grad_rows=np.count_nonzero(grad_W, axis=1) > 0,
+        repeated=combined(np.full(seq_len, token_ids[0])),
+        similarity=cosine_similarity(scratch_sinusoidal(seq_len, embed_dim)),
+        order=order,
+        scores=product @ product.T,
+        reordered_scores=reordered @ reordered.T,
+        uniform_loss=math.log(vocab_size),
+        first_loss=_first_loss(token_ids, vocab_size, embed_dim, 0.02),
+        wide_first_loss=_first_loss(token_ids, vocab_size, embed_dim, 1.0),
+        tied_parameters=vocab_size * embed_dim,
+        untied_parameters=2 * vocab_size * embed_dim,
+        table_bytes=4 * vocab_size * embed_dim,
+    )
+    if verbose:
+        print(tour)  # noqa: T201
+    return tour
+
+
+def _first_loss(token_ids: Integer[np.ndarray, "T"], vocab_size: int, embed_dim: int, std: float) -> float:
+    """Return the loss in nats of an untrained tied head that predicts the next token.
+
+    The table is drawn from N(0, std^2). The hidden state of each token is its own row, divided by `std`. The first
+    token is the target of the last one.
+
+    Args:
+        token_ids: Token IDs of one sequence.
+        vocab_size: Rows of the table, V.
+        embed_dim: Width of a row, D.
+        std: Standard deviation of the table.
+    """
+    table = ScratchEmbedding(vocab_size, embed_dim, W=np.random.standard_normal((vocab_size, embed_dim)) * std)
+    return ScratchTiedHead(table).loss(table(token_ids) / std, np.roll(token_ids, -1))
+
+
+def _table_gradient(
+    one_hot: Float[np.ndarray, "*rows T V"] | None, grad_output: Float[np.ndarray, "*batch T D"]
+) -> Float[np.ndarray, "V D"]:
+    """Return the gradient of a table, `one_hot^T @ grad_output`, summed over all tokens.
+
+    Args:
+        one_hot: One-hot rows of the last look-up, or `None` if there was none. If `grad_output` has further batch
+            dimensions in front, the same one-hot rows apply to each element of the batch.
+        grad_output: Gradient of the rows that were looked up.
+
+    Raises:
+        ShapeError: There was no look-up, or `grad_output` has another shape than its result.
+    """
+    if one_hot is None:
+        raise ShapeError("backward needs the result of a forward pass: call the layer first.")
+    *tokens, embed_dim = grad_output.shape
+    try:
+        each = np.broadcast_to(one_hot, (*tokens, one_hot.shape[-1]))
+    except ValueError:
+        raise ShapeError(
+            f"grad_output of shape {grad_output.shape} does not fit the last output, "
+            f"of shape {(*one_hot.shape[:-1], embed_dim)}."
+        ) from None
+    grad_W: np.ndarray = each.reshape(-1, one_hot.shape[-1]).T @ grad_output.reshape(-1, embed_dim)
+    return grad_W
+
+
+def _weights(given: Float[np.ndarray, "..."] | None, std: float, **sizes: int) -> Float[np.ndarray, "..."]:
+    """Return a copy of the given weights, or new weights drawn from N(0, std^2).
+
+    Args:
+        given: The weights, or `None` to draw them.
+        std: Standard deviation of new weights.
+        **sizes: Name and length of each dimension, in order.
+
+    Raises:
+        SizeError: A size is below 1, or `given` has another shape.
+    """
+    _at_least_one(**sizes)
+    shape = tuple(sizes.values())
+    if given is None:
+        return np.random.standard_normal(shape) * std
+    if given.shape != shape:
+        raise SizeError(f"weights of shape {given.shape} were passed where ({', '.join(sizes)}) = {shape} is needed.")
+    return given.copy()
+
+
+def _at_least_one(**sizes: int) -> None:
+    """Raise `SizeError` if a size is below 1."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise SizeError(f"{name} must be at least 1, not {size}.")
+
+
+def _scale(scale: float | Literal["sqrt_dim"] | None, embed_dim: int) -> float:
+    """Return the scale as a number: 1 for `None`, sqrt(D) for `"sqrt_dim"`."""
+    if scale is None:
+        return 1.0
+    return math.sqrt(embed_dim) if scale == "sqrt_dim" else scale
+
+
+def _clear_padding(rows: Float[np.ndarray, "V D"], padding_idx: int | None, *, is_new: bool = True) -> None:
+    """Set the padding row of new rows to zero in place; without effect on others, and if `padding_idx` is `None`.
+
+    Raises:
+        SizeError: `padding_idx` is not a row.
+    """
+    if padding_idx is None:
+        return
+    if not 0 <= padding_idx < len(rows):
+        raise SizeError(f"padding_idx {padding_idx} is no row of a table of {len(rows)} rows (0..{len(rows) - 1}).")
+    if is_new:
+        rows[padding_idx] = 0
+
+
+def _checked(ids: Integer[np.ndarray, "*batch T"], vocab_size: int) -> Integer[np.ndarray, "*batch T"]:
+    """Return `ids` unchanged after a check.
+
+    Raises:
+        TokenIdError: An ID is not an integer, or is outside `0..vocab_size - 1`.
+        ShapeError: `ids` is a scalar, or its last dimension has length 0.
+    """
+    if ids.ndim == 0:
+        raise ShapeError(f"IDs must have a sequence dimension; found the scalar {ids}. Write np.array([{ids}]).")
+    if ids.shape[-1] == 0:
+        raise ShapeError(f"IDs of shape {ids.shape} are sequences of length 0: there is nothing to look up.")
+    if not np.issubdtype(ids.dtype, np.integer):
+        raise TokenIdError(f"token IDs are integers; found an array of {ids.dtype}. Convert it: ids.astype(np.int64).")
+    bad = np.argwhere((ids < 0) | (ids >= vocab_size))
+    if len(bad):
+        *rows, column = map(int, bad[0])
+        row = f"row {', '.join(map(str, rows))}, " if rows else ""
+        raise TokenIdError(
+            f"token id {ids[tuple(bad[0])]} at {row}column {column} is outside this table of {vocab_size} rows "
+            f"(0..{vocab_size - 1}).\nCheck that the tokenizer and the table belong together."
+        )
+    return ids
+
+
+def _few(numbers: Integer[np.ndarray, "N"]) -> str:
+    """Return the first four numbers as text, separated by spaces, with "..." if there are more."""
+    return " ".join(map(str, numbers[:4])) + (" ..." if len(numbers) > 4 else "")

@@ -1,0 +1,140 @@
+"""Sizes of the table and head of a model that a `config.json` of transformers describes, without its tensors."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from embedlayer.core.errors import CheckpointError
+from embedlayer.families import REFUSED, family_of, nearest_model_types, stated_size
+from embedlayer.families.records import (
+    BiasedPositions,
+    Family,
+    FoldedRows,
+    HeadSpec,
+    LearnedPositions,
+    PositionChoice,
+    PositionSpec,
+    StreamPositions,
+    TrigramSpec,
+)
+from embedlayer.io.files import JsonObject, read_json
+from embedlayer.io.json_fields import as_whole_number
+
+DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+"""Names of data types in a configuration, and in a plan."""
+
+LENGTHS = ("max_position_embeddings", "n_positions")
+"""Configuration keys of the number of positions, the preferred one first."""
+
+INSTEAD = "Give its sizes: --vocab and --dim, in Python vocab_size and embed_dim."
+
+
+def fields_of_config(source: str | JsonObject) -> JsonObject:
+    """Return the fields of an `EmbeddingPlan` for the model that a configuration of transformers describes.
+
+    Learned positions of encoder and decoder are counted together. Token types, norms and biases are not counted.
+
+    Args:
+        source: Path of a `config.json`, or its content.
+
+    Raises:
+        FileError: The file is missing or cannot be read.
+        CheckpointError: The model type is unknown or not read by `embedlayer.load`, a size is missing, or the model has
+            a table or a head that no plan describes.
+
+    Example:
+        >>> fields = fields_of_config({"model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024})
+        >>> fields["vocab_size"], fields["embed_dim"], fields["tied"]
+        (151936, 1024, False)
+    """
+    from embedlayer.checkpoints.reading.configuration import is_tied, text_config, with_defaults
+
+    config = source if isinstance(source, dict) else read_json(Path(source))
+    text = text_config(config)
+    family = _family(config, text)
+    values = with_defaults(family, text)
+    rows = _whole(values, "vocab_size") + family.extra_rows
+    width = next((_whole(values, key) for key in family.width if values.get(key) is not None), None)
+    hidden = stated_size(values, "hidden_size")
+    if width is None:
+        raise CheckpointError(f"The configuration has none of {', '.join(family.width)}. {INSTEAD}")
+    narrow = family.projection is not None and hidden is not None and hidden != width
+    tied = family.head is None or is_tied(family.head, values)
+    dtype = values.get("dtype", values.get("torch_dtype"))
+    fields: JsonObject = {
+        "vocab_size": rows,
+        "embed_dim": as_whole_number(hidden, "hidden_size") if narrow else width,
+        "rank": width if narrow else None,
+        "tied": tied,
+        "lookup_only": family.head is None,
+        "positions": sum(_position_rows(family, values)),
+        "dtype": DTYPES.get(str(dtype).removeprefix("torch."), "fp32"),
+        "name": str(config.get("model_type")) if isinstance(source, dict) else str(source),
+        **_per_layer(family, values),
+    }
+    if narrow and not tied:
+        raise CheckpointError(f"The untied head of this {family.name} is as narrow as its table. {INSTEAD}")
+    return fields
+
+
+def _family(config: JsonObject, text: JsonObject) -> Family:
+    """Return the record of the language model.
+
+    Raises:
+        CheckpointError: It is unknown, or has a table or a head that no plan describes.
+    """
+    model_type = text.get("model_type")
+    if "kind" in config:
+        raise CheckpointError("This config.json is of a layer that embedlayer saved: plan it with --checkpoint FOLDER.")
+    family = family_of(model_type)
+    if family is None:
+        known = REFUSED.get(model_type) if isinstance(model_type, str) else None
+        near = ", ".join(nearest_model_types(str(model_type)))
+        raise CheckpointError(
+            f"The model type {model_type!r} is not planned: {known or f'it is unknown here; near: {near}.'} {INSTEAD}"
+        )
+    head, decoder = family.head or HeadSpec(), family.decoder_input
+    sizes = {text.get(key) for key in ("vocab_size", "vocab_size" if decoder is None else decoder.vocab_size)}
+    two_tables = len(sizes - {None}) > 1 or text.get("share_encoder_decoder_embeddings") is False
+    other_table = isinstance(family.rows, FoldedRows) or isinstance(family.projection, TrigramSpec)
+    if head.rows is not None or other_table or two_tables or family.sub_configs:
+        raise CheckpointError(f"The table or head of a {family.name or model_type} is none that a plan has. {INSTEAD}")
+    return family
+
+
+def _whole(config: Mapping[str, Any], key: str) -> int:
+    """Return a size of the configuration.
+
+    Raises:
+        CheckpointError: It is missing, or no whole number from 1.
+    """
+    return as_whole_number(config.get(key), key)
+
+
+def _position_rows(family: Family, config: Mapping[str, Any]) -> list[int]:
+    """Return the number of rows of each table of learned positions."""
+    left_out = {step for step, key, default in family.optional if not config.get(key, default)}
+    specs: list[PositionSpec | None] = [family.position]
+    if family.decoder_input is not None:  # a decoder alone has the positions of a decoder
+        specs = [*specs, family.decoder_input.position][config.get("is_encoder_decoder") is False :]
+    found = []
+    for spec in specs:
+        if isinstance(spec, BiasedPositions | StreamPositions):
+            spec = spec.added
+        if isinstance(spec, PositionChoice):
+            spec = dict(spec.choices).get(str(config.get(spec.key, spec.choices[0][0])))
+        if isinstance(spec, LearnedPositions) and "position" not in left_out:
+            key = next((key for key in LENGTHS if config.get(key) is not None), LENGTHS[0])
+            found.append(_whole(config, key) + (0 if spec.offset == "padding" else spec.offset))
+    return found
+
+
+def _per_layer(family: Family, config: Mapping[str, Any]) -> dict[str, int]:
+    """Return the width and the rows of the per-layer table; empty for a model without one."""
+    spec = family.per_layer
+    width = config.get(spec.width, 0) if spec is not None else 0
+    if spec is None or not width:
+        return {}
+    blocks = as_whole_number(stated_size(config, "num_hidden_layers"), "num_hidden_layers")
+    rows = config.get(spec.rows, config["vocab_size"])
+    return {"per_layer_dim": _whole(config, spec.width) * blocks, "per_layer_rows": as_whole_number(rows, spec.rows)}

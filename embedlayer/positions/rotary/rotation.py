@@ -1,0 +1,264 @@
+"""Rotation of channel pairs by position angles: the definition `apply_rotary`, and ways that are fast on a CPU.
+
+As one expression over all heads, four products and two sums go through memory ten times. `rotate_channels` computes one
+product and one sum, a compiled kernel needs one pass, and without kernels interleaved pairs are complex numbers.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from embedlayer.core.torch_state import fusible, has_more_than
+from embedlayer.kernels.kernel import Kernel
+
+ROTATE_HALF_SPLIT = Kernel("rotary", "rotate_half_split")
+ROTATE_INTERLEAVED = Kernel("rotary", "rotate_interleaved")
+
+LARGE_NUMEL = 1 << 19
+"""Elements above which a kernel costs less than the few operations of `rotate_channels`."""
+
+CLAIMED_NUMEL = 1 << 16
+"""Elements that a thread of a kernel rotates at a time."""
+
+SMALL_INTERLEAVED_NUMEL = 1 << 13
+"""Elements up to which exchanging neighbouring channels costs less than building complex numbers."""
+
+
+def apply_rotary(
+    x: Float[Tensor, "*batch T K"],
+    cos: Float[Tensor, "*#batch T half"],
+    sin: Float[Tensor, "*#batch T half"],
+    *,
+    interleaved: bool = False,
+) -> Float[Tensor, "*batch T K"]:
+    """Rotate each pair of the first `2 * half` channels: `(a, b) -> (a cos - b sin, b cos + a sin)`.
+
+    Args:
+        x: Queries or keys.
+        cos: Cosine of each pair's angle at each position.
+        sin: Sine of the same angles.
+        interleaved: Pair i is channels `(2i, 2i + 1)`; otherwise `(i, i + half)`.
+
+    Returns:
+        `(..., T, K)`; channels from `2 * half` on are those of `x`.
+    """
+    rotary_dim = 2 * cos.shape[-1]
+    rotated, rest = x[..., :rotary_dim], x[..., rotary_dim:]
+    pair = -1 if interleaved else -2
+    a, b = rotated.unflatten(-1, (-1, 2) if interleaved else (2, -1)).unbind(pair)
+    result = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=pair).flatten(-2).to(x.dtype)
+    return torch.cat([result, rest], dim=-1) if rest.shape[-1] else result
+
+
+def channel_tables(
+    cos: Float[Tensor, "*rows T half"],
+    sin: Float[Tensor, "*rows T half"],
+    *,
+    interleaved: bool = False,
+    shares: int = 1,
+) -> tuple[Float[Tensor, "*rows T channels"], Float[Tensor, "*rows T channels"]]:
+    """Repeat the cosine and the sine of each pair for both channels; the sine of the first channel is negated.
+
+    `rotate_channels` then needs one product and one sum for all channels.
+
+    Args:
+        cos: Cosine of each pair's angle.
+        sin: Sine of the same angles.
+        interleaved: As in `apply_rotary`.
+        shares: Number of equal shares of the channels, each with half-split pairs of its own.
+    """
+    if interleaved:
+        return cos.repeat_interleave(2, dim=-1), torch.stack([-sin, sin], dim=-1).flatten(-2)
+    if shares == 1:
+        return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+    cos, sin = (each.unflatten(-1, (shares, -1)) for each in (cos, sin))
+    return torch.cat([cos, cos], dim=-1).flatten(-2), torch.cat([-sin, sin], dim=-1).flatten(-2)
+
+
+def rotate_channels(
+    x: Float[Tensor, "*batch T K"],
+    cos: Float[Tensor, "*#batch T channels"],
+    sin: Float[Tensor, "*#batch T channels"],
+    *,
+    interleaved: bool = False,
+    shares: int = 1,
+) -> Float[Tensor, "*batch T K"]:
+    """Compute `x * cos + partner(x) * sin`, where `partner` exchanges the two channels of each pair.
+
+    With the tables of `channel_tables` this is `apply_rotary`. It also takes an angle for each channel, which is a
+    rotation only where both channels of a pair have the same one.
+
+    Args:
+        x: Queries or keys.
+        cos: Cosine of each channel's angle.
+        sin: Sine of each channel's angle, negated for the first channel of each pair.
+        interleaved: As in `apply_rotary`.
+        shares: As in `channel_tables`.
+
+    Returns:
+        `(..., T, K)`; channels beyond those of the tables are those of `x`.
+    """
+    rotary_dim = cos.shape[-1]
+    if rotary_dim < x.shape[-1]:
+        rotated = rotate_channels(x[..., :rotary_dim], cos, sin, interleaved=interleaved, shares=shares)
+        return torch.cat([rotated, x[..., rotary_dim:]], dim=-1)
+    if interleaved:
+        partner = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    elif shares > 1:
+        partner = x.unflatten(-1, (shares, 2, -1)).flip(-2).flatten(-3)
+    else:
+        first, second = x.chunk(2, dim=-1)
+        partner = torch.cat([second, first], dim=-1)
+    same = x.dtype == cos.dtype
+    result: Tensor = torch.addcmul(x * cos, partner, sin) if same else (x * cos + partner * sin).to(x.dtype)
+    return result
+
+
+def rotate_pairs(
+    x: Float[Tensor, "*batch T K"],
+    cos: Float[Tensor, "*#batch T channels"],
+    sin: Float[Tensor, "*#batch T channels"],
+    *,
+    interleaved: bool = False,
+) -> Float[Tensor, "*batch T K"]:
+    """Compute `rotate_channels` for tables of `channel_tables`, faster for large `x` on a CPU.
+
+    Small tensors take `rotate_channels`, whose few operations cost least: a decoding step has one token. Large ones
+    take the kernel; in graphs of `torch.compile` it is a custom operator, which takes half the time of inductor's code.
+    Without kernels, large interleaved pairs are multiplied as complex numbers.
+    """
+    kernel = ROTATE_INTERLEAVED if interleaved else ROTATE_HALF_SPLIT
+    if torch.compiler.is_compiling():
+        if kernel.applies_in_graph(x) and has_more_than(x, LARGE_NUMEL):
+            in_one_pass: Tensor = rotate_in_graph(x, *_pair_angles(cos, sin, interleaved=interleaved), interleaved)
+            return in_one_pass
+    elif x.numel() > (SMALL_INTERLEAVED_NUMEL if interleaved else LARGE_NUMEL):
+        if kernel.applies(x, cos, sin):
+            if x.numel() > LARGE_NUMEL:
+                return fused_apply_rotary(x, *_pair_angles(cos, sin, interleaved=interleaved), interleaved=interleaved)
+        elif interleaved and _are_complex_numbers(x, cos, sin):
+            return _rotate_complex(x, *_pair_angles(cos, sin, interleaved=True))
+    return rotate_channels(x, cos, sin, interleaved=interleaved)
+
+
+def _pair_angles(cos: Tensor, sin: Tensor, *, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine of each pair's angle from the tables of `channel_tables`, as views."""
+    if interleaved:
+        return cos[..., ::2], sin[..., 1::2]
+    half = cos.shape[-1] // 2
+    return cos[..., :half], sin[..., half:]
+
+
+def _are_complex_numbers(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    """Return whether interleaved pairs of `x` can be multiplied as complex numbers, on a CPU in eager mode."""
+    has_complex = x.dtype == cos.dtype and x.dtype in (torch.float32, torch.float64)
+    return has_complex and x.device.type == "cpu" and fusible(x, cos, sin)
+
+
+def _rotate_complex(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Compute `apply_rotary(x, cos, sin, interleaved=True)` as one product of complex numbers for each pair."""
+    rotated, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
+    # a complex view needs unit stride within a pair and even strides and offset elsewhere
+    is_view = x.stride(-1) == 1 and all(stride % 2 == 0 for stride in x.stride()[:-1]) and x.storage_offset() % 2 == 0
+    pairs = torch.view_as_complex((rotated if is_view else rotated.contiguous()).unflatten(-1, (-1, 2)))
+    result = torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)
+    return torch.cat([result, rest], dim=-1) if rest.shape[-1] else result
+
+
+def fused_apply_rotary(
+    x: Float[Tensor, "*batch T K"],
+    cos: Float[Tensor, "*rows T half"],
+    sin: Float[Tensor, "*rows T half"],
+    *,
+    interleaved: bool = False,
+) -> Float[Tensor, "*batch T K"]:
+    """Compute `apply_rotary(x, cos, sin)` in one pass by the kernel, or by `apply_rotary` where no kernel applies."""
+    kernel = ROTATE_INTERLEAVED if interleaved else ROTATE_HALF_SPLIT
+    computed = torch.float64 if x.dtype == torch.float64 else torch.float32
+    fits = x.dim() in (3, 4) and cos.dim() <= x.dim() and x.numel() > 0 and cos.dtype == sin.dtype == computed
+    if not fits or not kernel.applies(x, cos, sin):
+        return apply_rotary(x, cos, sin, interleaved=interleaved)
+    result: Tensor = _ApplyRotary.apply(x, cos, sin, interleaved)  # type: ignore[no-untyped-call]
+    return result
+
+
+@torch.library.custom_op("embedlayer::apply_rotary", mutates_args=())
+def rotate_in_graph(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Run `fused_apply_rotary` as one node of a compiled graph; its arguments are the same."""
+    return fused_apply_rotary(x, cos, sin, interleaved=interleaved)
+
+
+@rotate_in_graph.register_fake
+def _(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _keep_angles(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Save the angles among the `inputs` of `rotate_in_graph` in the autograd context `ctx`."""
+    _, cos, sin, ctx.interleaved = inputs
+    ctx.save_for_backward(cos, sin)
+
+
+def _rotate_back(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Return the gradients of the arguments of `rotate_in_graph`: the gradient is rotated by the negative angles."""
+    cos, sin = ctx.saved_tensors
+    return rotate_in_graph(grad, cos, -sin, ctx.interleaved), None, None, None
+
+
+rotate_in_graph.register_autograd(_rotate_back, setup_context=_keep_angles)
+
+
+class _ApplyRotary(torch.autograd.Function):
+    """Rotate the pairs of `x` by angles given as cosines and sines; see `apply_rotary`.
+
+    The backward pass rotates the gradient by the negative angles.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.interleaved = interleaved
+        out = torch.empty_like(x)
+        is_computed = _rotate_in_one_pass(x, cos, sin, out, interleaved=interleaved)
+        return out if is_computed else apply_rotary(x, cos, sin, interleaved=interleaved)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        return fused_apply_rotary(grad, cos, -sin, interleaved=ctx.interleaved), None, None, None
+
+
+def _rotate_in_one_pass(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, *, interleaved: bool) -> bool:
+    """Write `x` with rotated pairs to `out` by a compiled kernel, and return whether it could be compiled.
+
+    Args:
+        x: Queries or keys, `(B, H, T, K)` or `(H, T, K)`.
+        cos: Cosines, `(T, half)`, or with dimensions of size 1 or B and 1 before it.
+        sin: Sines, likewise.
+        out: Tensor of the shape of `x` without gaps in its memory; it is overwritten.
+        interleaved: As in `apply_rotary`.
+    """
+    if out.stride(-1) != 1:
+        return False
+    x, cos, sin = (each if each.stride(-1) == 1 else each.contiguous() for each in (x, cos, sin))
+    width, pairs = x.shape[-1], cos.shape[-1]
+    cos, sin = (each.expand(*x.shape[:-1], pairs) for each in (cos, sin))
+    if cos.stride() != sin.stride():
+        cos, sin = cos.contiguous(), sin.contiguous()
+    x, cos, sin, out = (each if each.dim() == 4 else each.unsqueeze(0) for each in (x, cos, sin, out))
+    order = sorted(range(3), key=out.stride, reverse=True)  # vectors are visited in the order of memory
+    x, cos, sin, out = (each.permute(*order, 3) for each in (x, cos, sin, out))
+    return (ROTATE_INTERLEAVED if interleaved else ROTATE_HALF_SPLIT).run(
+        x.numel() // width,
+        *(_memory(x), x.stride()[:3], _memory(cos), _memory(sin), cos.stride()[:3]),
+        *(out.view(-1, width), (*out.shape[1:3], pairs)),
+        block=max(1, CLAIMED_NUMEL // width),
+    )
+
+
+def _memory(x: Tensor) -> Tensor:
+    """Return the memory of `x`, from its first number to its last, as a one-dimensional tensor."""
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.detach().as_strided((last + 1,), (1,))

@@ -1,0 +1,506 @@
+"""Save and load any layer: `config.json`, `model.safetensors`, and `tokenizer.json` if there is a tokenizer.
+
+A layer returns its constructor's arguments as JSON in `config`. A layer inside a layer is written as its own
+description, `{"kind": "rotary", "head_dim": 64, ...}`, with an identifier of its class (`core.class_identifiers`). Reading builds
+the inner layers first, so every combination of tables, positions and heads can be saved.
+"""
+
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from embedlayer.core.class_identifiers import KINDS, class_of, kind_of
+from embedlayer.core.computed_buffers import recompute_all_buffers
+from embedlayer.core.errors import CheckpointError, EmbedLayerError, FileError
+from embedlayer.core.index_checks import IndexCheck
+from embedlayer.core.torch_state import is_current
+from embedlayer.io.files import JsonObject, create_folder, read_json, recover_folder, write_json
+from embedlayer.io.json_fields import Range, check_arguments, printable
+from embedlayer.io.safetensors_files import load_tensors, require_whole, save_tensors
+
+FORMAT_VERSION = 1
+Layer = TypeVar("Layer", bound="Pretrained")
+Thing = TypeVar("Thing", bound="Described")
+
+_builder: ContextVar[tuple[type, Callable[[JsonObject], Any]] | None] = ContextVar("builder", default=None)
+
+FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+"""Data types that may be read for one another; every other data type is read as itself only."""
+
+CANNOT_BE_BUILT = (EmbedLayerError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
+"""Errors that constructors raise for values of the right types that do not fit together."""
+
+WHOLE = Range(1 - (1 << 31), (1 << 31) - 1)
+FINITE = Range(-torch.finfo(torch.float32).max, torch.finfo(torch.float32).max)
+RANGES = {
+    "num_layers": Range(1, 1 << 12),
+    **dict.fromkeys(("num_heads", "num_kv_heads", "head_dim", "rotary_dim", "num_buckets"), Range(0, 1 << 16)),
+    **dict.fromkeys(("embed_dim", "mlp_dim", "max_seq_len", "max_distance", "width"), Range(0, 1 << 24)),
+    **dict.fromkeys(("pad_to_multiple_of", "rank", "kernel_size", "dilation", "window"), Range(0, 1 << 24)),
+    **dict.fromkeys(("dropout", "expected", "proportion", "norm_eps", "eps"), Range(0, 1)),
+    **dict.fromkeys(("grid", "widths"), Range(0, 1 << 24)),
+    "blocks": Range(0, 1 << 12),
+    "init_std": Range(0, 1 << 20),
+    "vocab_size": Range(0, 1 << 40),
+}
+"""Ranges of arguments, which no saved tensor limits. A file with other values is damaged.
+
+Other integers are in `WHOLE`, and other numbers in `FINITE`.
+"""
+
+MOST_COMPUTED = 1 << 32
+"""Largest size of a position table that is computed and not saved, in numbers."""
+
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+TABLE_WEIGHTS = "table.safetensors"
+"""Name of the weights in a folder that has the blocks of a model of transformers too; see `hide_weights`."""
+
+
+class Described:
+    """Abstract base of objects that can be described in JSON by their constructor's arguments, and built from that."""
+
+    @property
+    def config(self) -> JsonObject:
+        """Return the constructor's arguments by name, as JSON values. A subclass must define this property.
+
+        An argument that is itself a `Described` object is stored as its description; see `describe`.
+
+        Raises:
+            CheckpointError: The subclass does not define `config`.
+        """
+        raise CheckpointError(
+            f"A {type(self).__name__} cannot be saved: define its property config, which returns the constructor's "
+            f"arguments as a JSON object."
+        )
+
+    @classmethod
+    def from_config(cls: type[Thing], config: JsonObject) -> Thing:
+        """Build a new object from what `config` returned. Its weights are freshly initialised.
+
+        Descriptions of inner objects in `config` are built first.
+
+        Raises:
+            CheckpointError: An argument is unknown or missing.
+        """
+        return cls.construct(
+            **{name: build(value) if is_description(value) else value for name, value in config.items()}
+        )
+
+    @classmethod
+    def construct(cls: type[Thing], **arguments: Any) -> Thing:
+        """Check values from a file by type and size, and call the constructor with them.
+
+        Args:
+            **arguments: Values of the constructor's arguments.
+
+        Raises:
+            CheckpointError: An argument is unknown or missing, has another type, or is larger than in any model.
+        """
+        check_saved(cls, arguments)
+        try:
+            return cls(**arguments)
+        except TypeError as error:
+            raise CheckpointError(f"The saved configuration does not fit {cls.__name__}: {error}.") from error
+
+    @classmethod
+    def from_description(cls: type[Thing], arguments: JsonObject) -> Thing:
+        """Build an object from a description without its key `kind`, as `from_config` does.
+
+        A class overrides this method if its `from_config` also reads configurations of other libraries.
+        """
+        return cls.from_config(arguments)
+
+
+class Pretrained(Described, nn.Module):
+    """Abstract: a layer that can be saved to a folder and read back bit for bit."""
+
+    def save_pretrained(self, directory: Path | str, *, tokenizer: Any = None) -> None:
+        """Save `config.json`, `model.safetensors` and, with a tokenizer, `tokenizer.json` in `directory`.
+
+        Each file is replaced atomically, the configuration last.
+
+        Args:
+            directory: Folder, created if missing.
+            tokenizer: Tokenizer to save, or `None`.
+
+        Raises:
+            FileError: The folder cannot be written.
+            CheckpointError: The layer, or a layer inside it, could not be loaded again: it has no `config`, is defined
+                inside a function, or `require_loadable` finds what its configuration does not contain. Nothing is
+                written.
+        """
+        description, state = describe(self), self.state_dict()
+        require_whole(state)
+        require_loadable(self, description, state)
+        directory = create_folder(directory)
+        if tokenizer is not None:
+            from embedlayer.tokenization.read import save_tokenizer
+            from embedlayer.tokenization.tokenizer_calls import as_tokenizer
+
+            save_tokenizer(as_tokenizer(tokenizer), directory / TOKENIZER)
+        save_tensors(directory / WEIGHTS, state)
+        write_config(directory, description)
+
+    @classmethod
+    def from_pretrained(cls: type[Layer], directory: Path | str, *, device: torch.device | str = "cpu") -> Layer:
+        """Read what `save_pretrained` wrote, in the dtype in which it was saved.
+
+        Args:
+            directory: Folder to read.
+            device: Device of the layer.
+
+        Raises:
+            FileError: The folder or a file in it is missing.
+            CheckpointError: A file is damaged, has another format, or describes another class than this one.
+        """
+        directory = recover_folder(directory)
+        description = _read_description(directory)
+        with torch.device("meta"):
+            layer = build(description)
+        if not isinstance(layer, cls):
+            raise CheckpointError(
+                f"{directory} holds a {type(layer).__name__}, not a {cls.__name__}: "
+                f"read it with {type(layer).__name__}.from_pretrained."
+            )
+        _read_weights(layer, directory, device)
+        return layer
+
+    def check(self) -> None:
+        """Wait for the device, and raise the error of a bad ID or position that was looked up since the last check.
+
+        On the CPU a look-up raises the error itself.
+
+        Raises:
+            TokenIdError: A token ID was outside its table.
+            PositionError: A position was outside its scheme.
+        """
+        for module in self.modules():
+            if isinstance(module, IndexCheck):
+                module.check()
+
+
+def part_from_pretrained(directory: Path | str, name: str, *, device: torch.device | str = "cpu") -> nn.Module:
+    """Read one inner layer of what `save_pretrained` wrote, such as the table of a decoder, and nothing else of it.
+
+    Args:
+        directory: Folder to read.
+        name: Name of the inner layer in the `config` of the outer one, and in its tensors' names.
+        device: Device of the layer.
+
+    Raises:
+        FileError: The folder or a file in it is missing.
+        CheckpointError: A file is damaged, has another format, or describes no such layer.
+    """
+    directory = recover_folder(directory)
+    with torch.device("meta"):
+        layer: nn.Module = build(_read_description(directory).get(name, {}))
+    _read_weights(layer, directory, device, prefix=f"{name}.")
+    return layer
+
+
+def _read_description(directory: Path) -> JsonObject:
+    """Return the description of the layer that is saved in a folder.
+
+    Raises:
+        FileError: There is no `config.json`.
+        CheckpointError: It is damaged, or has another format.
+    """
+    description = read_json(directory / CONFIG)
+    version = description.pop("format_version", None)
+    if version != FORMAT_VERSION or not is_description(description):
+        kind = printable(description.get("kind"))
+        raise CheckpointError(
+            f"{directory / CONFIG} has format version {printable(version)} and kind {kind}; this embedlayer"
+            f" reads version {FORMAT_VERSION} of its own layers."
+        )
+    return description
+
+
+def _read_weights(layer: nn.Module, directory: Path, device: torch.device | str, prefix: str = "") -> None:
+    """Read the weights of a layer on the meta device from a saved folder, where their names begin with `prefix`.
+
+    Raises:
+        CheckpointError: The file is damaged, or does not fit the layer.
+    """
+    weights = directory / (TABLE_WEIGHTS if (directory / TABLE_WEIGHTS).exists() else WEIGHTS)
+    tensors, _ = load_tensors(weights, str(device), prefix)
+    assign(layer, tensors, source=weights)
+    recompute_all_buffers(layer, device)
+
+
+def hide_weights(directory: Path) -> None:
+    """Rename the weights that `save_pretrained` wrote, so that no class of transformers takes them for a whole model.
+
+    `LlamaForCausalLM.from_pretrained` reads any `config.json`, and fills in random rows for tensors that it misses. It
+    refuses a folder without `model.safetensors`.
+    """
+    (directory / WEIGHTS).rename(directory / TABLE_WEIGHTS)
+
+
+def write_config(directory: Path, description: JsonObject) -> None:
+    """Write `config.json` atomically: the description of a layer and the format version.
+
+    Write it after all other files of a layer, because a folder with `config.json` counts as complete.
+
+    Args:
+        directory: Folder of the layer, which must exist.
+        description: The result of `describe`.
+    """
+    write_json(directory / CONFIG, {"format_version": FORMAT_VERSION, **description})
+
+
+def describe(layer: Described) -> JsonObject:
+    """Return the description of an object: `{"kind": kind identifier, **arguments}`, from which `build` constructs one.
+
+    The arguments are `layer.config`. A subclass that has a constructor of its own, and inherits `config` from a class
+    of this library, is described by what its constructor takes: the inherited arguments among it, and its own ones from
+    the attributes of the same names.
+
+    Raises:
+        CheckpointError: The object cannot be saved: it has no `config`, its class is defined inside a function, or an
+            argument of its own constructor is in no attribute.
+    """
+    cls = type(layer)
+    kind, arguments = kind_of(cls), dict(layer.config)
+    if kind in KINDS or not issubclass(cls, Described) or is_current(cls, "config", "__init__"):
+        return {"kind": kind, **arguments}  # PEFT's wrapper of a table is no Described
+    parameters = inspect.signature(cls).parameters
+    if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        arguments = {name: value for name, value in arguments.items() if name in parameters}
+    base = next(part for part in cls.__mro__ if "config" in vars(part))
+    for name in parameters.keys() - inspect.signature(base).parameters.keys() - arguments.keys():
+        if parameters[name].kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
+            if not hasattr(layer, name):
+                raise CheckpointError(
+                    f"A {cls.__name__} cannot be saved: its constructor takes {name}, which is neither in config nor "
+                    f"in an attribute of that name. Store it as self.{name}, or return it from the property config."
+                )
+            value = getattr(layer, name)
+            arguments[name] = describe(value) if isinstance(value, Described) else value
+    return {"kind": kind, **arguments}
+
+
+def require_loadable(layer: Described, description: JsonObject, state: Mapping[str, torch.Tensor]) -> None:
+    """Check that a layer can be loaded again: build one from its description on the meta device, and compare the two.
+
+    Modules must have the same classes and the same `config`, and tensors the same names and shapes. Random generators
+    keep their state.
+
+    Args:
+        layer: The layer that is to be saved.
+        description: `describe(layer)`.
+        state: `layer.state_dict()`.
+
+    Raises:
+        CheckpointError: The layer cannot be built, or another one would be built.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            other = build(json.loads(json.dumps(description)))
+    except (CheckpointError, FileError, TypeError) as error:
+        raise CheckpointError(f"A {type(layer).__name__} that cannot be loaded again is not saved. {error}") from error
+    faults = sorted(_differences(layer, other, state))
+    if faults:
+        raise CheckpointError(
+            f"A {type(layer).__name__} that cannot be loaded again is not saved: {_listed(faults)}. It would be built "
+            f"from its class and its config: return from config what the constructor needs to build the same layer."
+        )
+
+
+def _differences(layer: Described, other: nn.Module, state: Mapping[str, torch.Tensor]) -> Iterator[str]:
+    """Yield a sentence for each difference between a layer and the one that is built from its description.
+
+    Args:
+        layer: The layer.
+        other: The layer that was built.
+        state: `layer.state_dict()`.
+    """
+    expected = other.state_dict()
+    yield from (f"{name} would be missing" for name in expected.keys() - state.keys())
+    yield from (f"{name} would be unexpected" for name in state.keys() - expected.keys())
+    for name in state.keys() & expected.keys():
+        if state[name].shape != expected[name].shape:
+            yield f"{name} has shape {tuple(state[name].shape)}, and would have {tuple(expected[name].shape)}"
+    modules = dict(layer.named_modules()) if isinstance(layer, nn.Module) else {}
+    for name, new in other.named_modules():
+        module = modules.get(name, new)
+        if type(module) is type(new) and isinstance(module, Described) and isinstance(new, Described):
+            own, others = _without_layers(module.config), _without_layers(new.config)
+            for key in own:
+                if json.dumps(own[key]) != json.dumps(others.get(key)):
+                    place = f"{name}.{key}".strip(".")
+                    yield f"{place} is {printable(own[key])}, and would be {printable(others.get(key))}"
+        elif type(module) is not type(new) and (
+            not isinstance(module, Described) or kind_of(type(module)) not in KINDS
+        ):
+            yield f"{name} is a {type(module).__name__}, and would be a {type(new).__name__}"
+
+
+def _without_layers(value: Any) -> Any:
+    """Return a part of a `config` in which the descriptions of modules, which have configs of their own, are `None`."""
+    if is_description(value) and issubclass(class_of(value["kind"]), nn.Module):
+        return None
+    if isinstance(value, dict):
+        return {key: _without_layers(each) for key, each in value.items()}
+    return [_without_layers(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _listed(faults: list[str]) -> str:
+    """Return up to eight faults as text, separated by semicolons."""
+    return "; ".join(faults[:8]) + ("; ..." if len(faults) > 8 else "")
+
+
+def config_from_attributes(layer: Described) -> JsonObject:
+    """Return the constructor's arguments of an object that stores each in an attribute of the same name, as JSON.
+
+    Inner objects are stored as their descriptions. The arguments `device` and `dtype` are left out.
+    """
+    parameters = inspect.signature(type(layer)).parameters.values()
+    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    values = {name: getattr(layer, name) for name in names if name not in ("device", "dtype")}
+    return {name: describe(value) if isinstance(value, Described) else value for name, value in values.items()}
+
+
+def is_description(value: object) -> bool:
+    """Return whether `value` is a dictionary with a string `kind`, as `describe` returns."""
+    return isinstance(value, dict) and isinstance(value.get("kind"), str)
+
+
+def build(description: JsonObject) -> Any:
+    """Build an object from its description, as `describe` returns. Its weights are freshly initialised.
+
+    Raises:
+        CheckpointError: The kind is unknown, or the arguments do not fit.
+        FileError: A file that the description names is missing or cannot be read.
+
+    Example:
+        >>> build({"kind": "token_embedding", "vocab_size": 10, "embed_dim": 4})
+        TokenEmbedding(
+          10, 4
+          (index_check): IndexCheck(token id < 10)
+        )
+    """
+    if not is_description(description):
+        raise CheckpointError(
+            f"The saved configuration holds {printable(description)} where the description of a layer is expected."
+        )
+    arguments = dict(description)
+    kind = arguments.pop("kind")
+    cls = class_of(kind)
+    if not issubclass(cls, Described):
+        raise CheckpointError(f"The kind {kind!r} is not a class that can be saved and read back.")
+    builder = _builder.get()
+    if builder is not None and issubclass(cls, builder[0]):
+        with building(builder[0], None):
+            return builder[1](description)
+    try:
+        return cls.from_description(arguments)
+    except (CheckpointError, FileError):
+        raise
+    except CANNOT_BE_BUILT as error:
+        raise CheckpointError(
+            f"The saved configuration of {kind} cannot be built ({type(error).__name__}): {short(error)}"
+        ) from error
+
+
+@contextmanager
+def building(base: type, make: Callable[[JsonObject], Any] | None) -> Iterator[None]:
+    """Context manager: inside it, `build` calls `make` for each description of a subclass of `base`.
+
+    That applies to descriptions inside other descriptions too, but not inside the call of `make`.
+
+    Args:
+        base: Class of the objects that are built in another way, such as `LookupTable`.
+        make: Function from a description to an object; `None` for no such function.
+    """
+    before = _builder.set(None if make is None else (base, make))
+    try:
+        yield
+    finally:
+        _builder.reset(before)
+
+
+def check_saved(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Check the types and sizes of values from a file before they are passed to a function.
+
+    Names that are not in the signature are not reported.
+
+    Args:
+        function: Function or class that the values are for.
+        arguments: Values by the names of the arguments.
+
+    Raises:
+        CheckpointError: A value has another type than the signature, or is larger than in any model.
+    """
+    source = f"The saved configuration of {function.__name__}"
+    check_arguments(function, arguments, source)
+    for name, value in arguments.items():
+        for number in _numbers(value):
+            bounds = RANGES.get(name, WHOLE if type(number) is int and value is number else FINITE)
+            if not bounds.least <= number <= bounds.most:
+                raise CheckpointError(
+                    f"{source}: {name} {printable(number)} is outside of {bounds.least:g} to {bounds.most:g}, the "
+                    f"values of any model: the file is damaged."
+                )
+    rows, width = (arguments.get(name) for name in ("max_seq_len", "embed_dim"))
+    if isinstance(rows, int) and isinstance(width, int) and rows * width > MOST_COMPUTED:
+        raise CheckpointError(
+            f"{source}: positions of {rows:,} x {width:,} are larger than in any model: the file is damaged."
+        )
+
+
+def _numbers(value: object) -> Iterator[int | float]:
+    """Yield a number, or the numbers in a list of any depth; of other values nothing."""
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _numbers(each)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield value
+
+
+def short(error: Exception) -> str:
+    """Return the message of an error as text for another message.
+
+    An error of this library keeps its whole message. Of any other, only the start of the first line is returned, in
+    ASCII.
+    """
+    if isinstance(error, EmbedLayerError):
+        return str(error)
+    return printable((str(error).splitlines() or [""])[0])[1:-1]
+
+
+def assign(layer: nn.Module, tensors: dict[str, torch.Tensor], *, source: Path) -> None:
+    """Replace a layer's parameters and saved buffers by tensors from a file; on an error the layer does not change.
+
+    The layer refers to the passed tensors, without copies. A tensor keeps its dtype: floating-point types may differ
+    from the layer's, other dtypes must be equal.
+
+    Args:
+        layer: The layer, which may be on the meta device.
+        tensors: Tensors by their names in the layer's state dict.
+        source: The file, for the error message.
+
+    Raises:
+        CheckpointError: A name is missing or unknown, or a shape or dtype differs; the message lists up to eight
+            faults.
+    """
+    state = layer.state_dict()
+    faults = [f"{name} is missing" for name in state.keys() - tensors.keys()]
+    for name, tensor in tensors.items():
+        expected = state.get(name)
+        if expected is None:
+            faults.append(f"{name} is unexpected")
+        elif tensor.shape != expected.shape:
+            faults.append(f"{name} has shape {tuple(tensor.shape)} where {tuple(expected.shape)} is expected")
+        elif tensor.dtype != expected.dtype and not {expected.dtype, tensor.dtype} <= FLOATS:
+            faults.append(f"{name} is stored as {tensor.dtype} where {expected.dtype} is expected")
+    if faults:
+        raise CheckpointError(f"{source} does not fit its configuration: {_listed(sorted(faults))}.")
+    layer.load_state_dict(tensors, assign=True)

@@ -1,0 +1,1 @@
+"""Tables whose rows stay in files."""

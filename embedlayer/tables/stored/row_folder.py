@@ -1,0 +1,505 @@
+"""Rows of a trainable table and of its optimizer state in the files of a folder, safe against killed processes.
+
+```
+DIR/
+  table.json                  sizes and options of the table
+  weight.safetensors          the rows
+  state/exp_avg.0.safetensors one file for each array of optimizer state; other files in state/ are deleted
+  undo.log                    old contents of the rows that changed since the last checkpoint
+  open.json                   exists while a process has the folder open, and after it was killed
+  closed.json                 size of the log, in a folder that was closed
+```
+
+Rows are changed in the files themselves, through shared memory maps. What a process has written there survives its end,
+because the pages belong to the system. Before a row is changed for the first time after a checkpoint, its old contents
+go to the log; `RowFolder.resume` writes them back.
+
+A checkpoint begins with its number and state in the log, and is completed by an empty log. In between, and after an
+error in between, the caller may have saved this number or not. So the rows can be rolled back to both checkpoints until
+a later one is completed, and no number is given out twice.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embedlayer.core.errors import CheckpointError, FileError, SizeError, StaleRowsError
+from embedlayer.core.forks import BackgroundThread, lock_held_at_forks
+from embedlayer.io.files import JsonObject, create_folder, file_errors, write_json
+from embedlayer.io.locks import FileLock
+from embedlayer.io.mapped_rows import MappedRows, ResidentLimit
+from embedlayer.io.safetensors_files import CHUNK_BYTES, DTYPE_NAMES, DTYPES, create_tensor_file, read_header
+from embedlayer.io.undo_log import LogContent, UndoLog, check_rows, roll_back
+from embedlayer.io.weight_files import is_plain_name
+from embedlayer.row_sparse.storage import RowStorage
+from embedlayer.tables.stored.folder_files import (
+    CLOSED,
+    LOG,
+    OPEN,
+    STATE,
+    TABLE,
+    WEIGHT,
+    ClosedFields,
+    OpenFields,
+    StateFields,
+    TableFields,
+    boot_id,
+    decode_tensor,
+    encode_tensor,
+    lock_folder,
+    place_in_log,
+    read_content,
+    read_table_fields,
+    unlock_folder,
+)
+
+
+class RowFolder(RowStorage):
+    """The rows of a table and of its optimizer state, in the files of a folder that this process trains.
+
+    Create one with `RowFolder.create` or `RowFolder.resume`.
+
+    Args:
+        path: The folder.
+        fields: Content of its `table.json`.
+        lock: The acquired lock of the folder.
+        max_resident_bytes: Limit of resident memory of all its files; `None` for no limit.
+
+    Attributes:
+        fields: Sizes and options of the table.
+        weight: The rows over the mapped memory, `(V, D)`.
+        updates: Numbers and tensors of the pending updates at the last checkpoint, after `resume`; else `None`.
+        lock: Lock of the rows and their state. The table's `PendingUpdates`, once there is one, has the same lock.
+    """
+
+    def __init__(self, path: Path, fields: TableFields, lock: FileLock, *, max_resident_bytes: int | None) -> None:
+        self.path, self.fields = path, fields
+        self.limit = ResidentLimit(max_resident_bytes)
+        self.lock = lock_held_at_forks()
+        self.updates: tuple[JsonObject, dict[str, Tensor]] | None = None
+        self._lock, self._process = lock, os.getpid()
+        self._log: UndoLog | None = None
+        self._arrays: dict[str, tuple[StateFields, MappedRows, Tensor]] = {}
+        self._restored: set[str] = set()
+        self._logged: list[Tensor] = []
+        self._kept: set[str] = set()  # files of the arrays of all checkpoints in the log
+        self._last_number = 0
+        self._saving = False
+        self._thread = BackgroundThread("embedlayer-prefetch")
+        info = read_header(path / WEIGHT).tensors.get("weight")
+        dtype = DTYPES[fields["dtype"]]
+        if info is None or info.shape != self.shape(fields["embed_dim"]) or info.torch_dtype != dtype:
+            raise CheckpointError(
+                f"{path / WEIGHT} is not the table of {fields['vocab_size']:,} x {fields['embed_dim']:,} "
+                f"{fields['dtype']} numbers that {path / TABLE} describes: the files do not belong together."
+            )
+        self._weight = info.map_rows(writable=True, limit=self.limit)
+        self.weight = self._weight.view(dtype, *info.shape)
+
+    @classmethod
+    def create(
+        cls,
+        path: Path | str,
+        fields: TableFields,
+        initialize: Callable[[Tensor], object],
+        *,
+        max_resident_bytes: int | None,
+    ) -> "RowFolder":
+        """Create the files of a table in a folder, and open them.
+
+        Args:
+            path: The folder, created if missing.
+            fields: Sizes and options of the table.
+            initialize: Function that writes the first rows into a tensor of zeros, `(V, D)`.
+            max_resident_bytes: As in the constructor.
+
+        Raises:
+            FileError: The folder holds a table already or cannot be written, or the table does not fit on the disk.
+        """
+        path = create_folder(Path(path).absolute())
+        if taken := [name for name in (TABLE, WEIGHT, STATE) if (path / name).exists()]:
+            raise FileError(
+                f"{path} already holds {taken[0]}: continue with MappedEmbedding.resume, or choose another folder."
+            )
+        lock = lock_folder(path)
+        try:
+            shape = (fields["vocab_size"], fields["embed_dim"])
+            create_tensor_file(path / WEIGHT, "weight", shape, DTYPES[fields["dtype"]])
+            try:
+                folder = cls(path, fields, lock, max_resident_bytes=max_resident_bytes)
+                folder._mark_open()
+                initialize(folder.weight)
+                folder.limit.release()
+                folder._begin({"generation": 0, "arrays": {}})
+                write_json(path / TABLE, {**fields})  # last: a folder with it is complete
+            except BaseException:
+                for name in (WEIGHT, LOG, OPEN):
+                    (path / name).unlink(missing_ok=True)
+                raise
+        except BaseException:
+            unlock_folder(lock)
+            raise
+        return folder
+
+    @classmethod
+    def resume(cls, path: Path | str, generation: int | None = None, *, max_resident_bytes: int | None) -> "RowFolder":
+        """Open the files of a table as they were at a checkpoint: what was changed since is rolled back.
+
+        Args:
+            path: The folder.
+            generation: Number of the checkpoint; `None` for the last that was completed.
+            max_resident_bytes: As in the constructor.
+
+        Raises:
+            FileError: The folder is missing, read-only or in use.
+            CheckpointError: The folder was copied while it was open, its files are damaged or do not belong together,
+                or it is not at this generation.
+        """
+        path = Path(path).absolute()
+        fields = read_table_fields(path)
+        lock = lock_folder(path)
+        try:
+            content, last_number = read_content(path)
+            place = place_in_log(path, content, generation)
+            state = content.checkpoints[place].state
+            folder = cls(path, fields, lock, max_resident_bytes=max_resident_bytes)
+            folder._open_arrays(state["arrays"])
+            folder._last_number = last_number
+            folder._roll_back(content, place)
+            folder._begin(state)
+            if "updates" in state:
+                tensors = {name: decode_tensor(each) for name, each in state["tensors"].items()}
+                folder.updates = state["updates"], tensors
+        except BaseException:
+            unlock_folder(lock)
+            raise
+        return folder
+
+    def shape(self, width: int | None) -> tuple[int, ...]:
+        """Return the shape of an array with `width` numbers, or for `None` one number, for each row."""
+        rows = self.fields["vocab_size"]
+        return (rows,) if width is None else (rows, width)
+
+    def _open_arrays(self, arrays: JsonObject) -> None:
+        """Map the arrays of a checkpoint's state, which the next `new_state` of each name returns.
+
+        Raises:
+            FileError: A file is missing or read-only.
+            CheckpointError: A file has another size, shape or data type.
+        """
+        for name, fields in arrays.items():
+            if not is_plain_name(fields["file"]):
+                raise CheckpointError(f"{self.path / LOG} names the file {fields['file']!r}, which is not beside it.")
+            file = self.path / STATE / fields["file"]
+            info = read_header(file).tensors.get(name)
+            shape, dtype = self.shape(fields["width"]), fields["dtype"]
+            if info is None or info.shape != shape or info.dtype != dtype:
+                raise CheckpointError(
+                    f"{file} is not the state {name} {shape} of this table: the files do not belong together. Restore "
+                    f"a copy of the folder."
+                )
+            mapped = info.map_rows(writable=True, limit=self.limit)
+            self._arrays[name] = fields, mapped, mapped.view(DTYPES[dtype], *shape)
+            self._restored.add(name)
+
+    def _roll_back(self, content: LogContent, place: int) -> None:
+        """Roll the files back to a checkpoint in their log, from the last one to this, and mark the folder as open.
+
+        A checkpoint that was passed is removed from the log before rows of an earlier one are written back. So the
+        process may be killed in between, and the log still says what the rows are.
+
+        Args:
+            content: What the log says.
+            place: Place of the checkpoint in `content.checkpoints`.
+
+        Raises:
+            FileError: A file cannot be read or written.
+            CheckpointError: The log is of arrays of other sizes. Then nothing is changed.
+        """
+        path, passed = self.path / LOG, content.checkpoints[place:]
+        arrays = [self._arrays_after(state) for state, _, _ in passed]
+        for (_, _, blocks), logged in zip(passed, arrays, strict=True):
+            check_rows(path, blocks, self.fields["vocab_size"], sum(width for _, width in logged))
+        self._mark_open()
+        log = UndoLog(path, content.size)
+        for (_, start, blocks), logged in zip(reversed(passed), reversed(arrays), strict=True):
+            roll_back(path, blocks, logged)
+            if start != passed[0].start:
+                log.cut(start)
+        log.close()
+
+    def _arrays_after(self, state: JsonObject) -> list[tuple[Tensor | None, int]]:
+        """Return the arrays of which rows were logged after a checkpoint, as `roll_back` takes them.
+
+        Args:
+            state: State of the checkpoint. Its arrays are `None` where this folder has no such file open.
+        """
+        arrays: list[tuple[Tensor | None, int]] = [(self._weight.words, self._weight.row_bytes)]
+        for name, fields in state["arrays"].items():
+            array = self._arrays.get(name)
+            words = array[1].words if array is not None and array[0] == fields else None
+            arrays.append((words, (fields["width"] or 1) * DTYPES[fields["dtype"]].itemsize))
+        return arrays
+
+    def _begin(self, state: JsonObject) -> None:
+        """Complete a checkpoint: an empty log with its state replaces the old one. Files without use are deleted.
+
+        Raises:
+            FileError: The log cannot be written. Then the old log stays in use.
+        """
+        log = UndoLog.create(self.path / LOG, {**state, "last_number": self._last_number})
+        if self._log is not None:
+            self._log.close()
+        self._log, self._kept = log, set()
+        self._keep_state()
+        for file in (self.path / STATE).glob("*"):
+            if file.name not in self._kept:
+                file.unlink()
+
+    def _keep_state(self) -> None:
+        """Start to log rows relative to the present contents: no row is logged yet."""
+        self._bits = np.zeros((self.fields["vocab_size"] + 7) // 8, np.uint8)
+        self._logged = [self._weight.words, *(mapped.words for _, mapped, _ in self._arrays.values())]
+        self._kept |= {fields["file"] for fields, _, _ in self._arrays.values()}
+
+    def _mark_open(self) -> None:
+        """Write `open.json`: the folder is open, in this file system and since this start of the machine."""
+        mark: OpenFields = {"inode": self._weight.inode, "boot": boot_id(), "last_number": self._last_number}
+        write_json(self.path / OPEN, {**mark})
+        (self.path / CLOSED).unlink(missing_ok=True)
+
+    # RowStorage
+
+    def new_state(self, weight: Tensor, name: str, width: int | None, dtype: torch.dtype) -> Tensor:
+        """Return a state tensor over a mapped file: zeros in a new file, or after `resume` the stored entries, once.
+
+        Raises:
+            FileError: The file does not fit on the disk, or the folder is closed.
+        """
+        self.check_open()
+        array = self._arrays.get(name)
+        if name in self._restored and array is not None:
+            self._restored.remove(name)
+            if array[2].shape == self.shape(width) and array[2].dtype == dtype:
+                return array[2]
+        folder = create_folder(self.path / STATE)
+        file = next(each for n in count() if not (folder / (each := f"{name}.{n}.safetensors")).exists())
+        info = create_tensor_file(folder / file, name, self.shape(width), dtype)
+        mapped = info.map_rows(writable=True, limit=self.limit)
+        if array is not None and array[0]["file"] not in self._kept:
+            (folder / array[0]["file"]).unlink()  # of a step that failed, or of an optimizer that was replaced
+        fields: StateFields = {"file": file, "width": width, "dtype": DTYPE_NAMES[dtype]}
+        self._arrays[name] = fields, mapped, mapped.view(dtype, *self.shape(width))
+        return self._arrays[name][2]
+
+    def place(self, weight: Tensor, name: str, value: Tensor) -> Tensor:
+        """Return a state tensor over a mapped file with the numbers of `value`, which are copied in chunks."""
+        array = self._arrays.get(name)
+        if array is not None and array[2].data_ptr() == value.data_ptr():
+            return array[2]
+        state = self.new_state(weight, name, None if value.dim() == 1 else value.shape[1], value.dtype)
+        for chunk in self._chunks(state):
+            state[chunk] = value[chunk]
+        return state
+
+    def before_write(self, rows: Tensor) -> None:
+        """Append the old contents of those rows to the log that are not in it yet.
+
+        Raises:
+            FileError: The disk is full, the folder is closed, this is a process that was forked after opening it, or
+                the rows are in shared memory in place of their file.
+            StaleRowsError: A checkpoint is being saved.
+        """
+        if not len(rows):
+            return
+        self.check_open()
+        if not (self._weight.is_mapped and all(mapped.is_mapped for _, mapped, _ in self._arrays.values())):
+            raise FileError(
+                f"Rows or state of {self.path} were moved to shared memory, by share_memory_() or by sending them to "
+                f"another process, so their file would miss all later changes. Call table.close(), continue with "
+                f"MappedEmbedding.resume, and send a copy: table.rows(0, table.vocab_size).clone()."
+            )
+        if self._saving:
+            raise StaleRowsError(
+                f"Rows of {self.path} are about to change inside `with table.checkpoint():`, and the checkpoint would "
+                f"not contain the change. Make steps, look-ups with gradients and optimizer.apply_pending_updates() "
+                f"before it."
+            )
+        assert self._log is not None
+        numbers = rows.to("cpu", torch.int64).numpy()
+        places, masks = numbers >> 3, np.left_shift(1, numbers & 7, dtype=np.int64).astype(np.uint8)
+        new = (self._bits[places] & masks) == 0
+        if new.any():
+            numbers = np.sort(numbers[new])
+            self._log.append_rows(torch.from_numpy(numbers), self._logged)
+            places, starts = np.unique(numbers >> 3, return_index=True)
+            bits = np.left_shift(1, numbers & 7, dtype=np.int64).astype(np.uint8)
+            self._bits[places] |= np.bitwise_or.reduceat(bits, starts)
+        self.limit.keep(len(numbers))
+
+    # the rest of a folder's life
+
+    @contextmanager
+    def checkpoint(self, updates: Callable[[], tuple[JsonObject, dict[str, Tensor]]]) -> Iterator[int]:
+        """Context manager: make the present contents the next checkpoint, and yield its number.
+
+        Inside the block the caller saves everything else with that number. If the block raises an error, both this
+        checkpoint and the last one can be resumed, until a later one is completed.
+
+        Args:
+            updates: Function that returns the numbers and the small tensors of the pending updates; the numbers are
+                empty before the first step.
+
+        Raises:
+            FileError: The disk is full, or the folder is closed. The last checkpoint can be resumed, and after the
+                block this one too.
+            StaleRowsError: Checkpoints are nested.
+        """
+        with self.lock:  # not while the caller saves: rows cannot change meanwhile
+            state = self._append_checkpoint(updates)
+            self._saving = True
+        try:
+            yield self._last_number
+        except BaseException:
+            self._saving = False
+            raise
+        with self.lock:
+            self._saving = False
+            self._begin(state)
+
+    def _append_checkpoint(self, updates: Callable[[], tuple[JsonObject, dict[str, Tensor]]]) -> JsonObject:
+        """Append the next checkpoint to the log and return its state; see `checkpoint`.
+
+        Raises:
+            FileError: The disk is full, or the folder is closed.
+            StaleRowsError: Checkpoints are nested.
+        """
+        self.check_open()
+        if self._saving:
+            raise StaleRowsError(f"A checkpoint of {self.path} is being saved already.")
+        assert self._log is not None
+        numbers, tensors = updates()
+        arrays = {name: fields for name, (fields, _, _) in self._arrays.items()}
+        number = self._last_number + 1
+        state: JsonObject = {"generation": number, "last_number": number, "arrays": arrays}
+        if numbers:
+            state["updates"] = numbers
+            state["tensors"] = {name: encode_tensor(each) for name, each in tensors.items() if name not in arrays}
+        self._log.append_next(state)
+        self._last_number = number
+        self._keep_state()
+        return state
+
+    def close(self) -> None:
+        """Write everything to the disk, and release the folder's lock. The tensors can still be read. May be repeated.
+
+        Raises:
+            FileError: The disk reports an error.
+        """
+        if os.getpid() != self._process:
+            return
+        with self.lock:
+            log, self._log = self._log, None
+        if log is None:
+            return
+        try:
+            for mapped in (self._weight, *(mapped for _, mapped, _ in self._arrays.values())):
+                mapped.flush()
+            log.flush()
+            closed: ClosedFields = {"log_bytes": log.size}
+            write_json(self.path / CLOSED, {**closed})
+            with file_errors(f"write {self.path}"):
+                (self.path / OPEN).unlink(missing_ok=True)
+        finally:
+            log.close()
+            unlock_folder(self._lock)
+
+    def restored(self, name: str) -> Tensor:
+        """Return the stored entries of a state after `resume`, as the next `new_state` will return them.
+
+        Raises:
+            CheckpointError: There are none.
+        """
+        if name not in self._restored:
+            raise CheckpointError(f"{self.path / LOG} is damaged: it has no state {name}.")
+        return self._arrays[name][2]
+
+    def forget_restored(self) -> None:
+        """Let each later `new_state` create a file: what was stored belongs to the optimizer that has taken it."""
+        self._restored.clear()
+
+    def name_of(self, state: Tensor) -> str | None:
+        """Return the name of a state tensor that is stored in this folder; `None` for any other tensor."""
+        return next((name for name, (_, _, each) in self._arrays.items() if each.data_ptr() == state.data_ptr()), None)
+
+    def log_all_rows(self) -> None:
+        """Prepare for a write to all rows: append the old contents of all to the log."""
+        for chunk in self._chunks(self.weight):
+            self.before_write(torch.arange(chunk.start, chunk.stop))
+
+    def fill(self, new_rows: Callable[[slice], Tensor]) -> None:
+        """Write all rows in chunks, each logged before it changes.
+
+        Args:
+            new_rows: Function that returns the new contents of a slice of rows.
+        """
+        for chunk in self._chunks(self.weight):
+            with self.lock:
+                self.before_write(torch.arange(chunk.start, chunk.stop))
+                self.weight[chunk] = new_rows(chunk)
+
+    def _chunks(self, array: Tensor) -> Iterator[slice]:
+        """Yield slices of the rows of an array, of at most `CHUNK_BYTES` each, and keep the resident limit."""
+        rows = max(CHUNK_BYTES // max(prod(array.shape[1:]) * array.itemsize, 1), 1)
+        for start in range(0, len(array), rows):
+            yield slice(start, min(start + rows, len(array)))
+            self.limit.keep(rows)
+
+    def check_open(self) -> None:
+        """Raise an error unless this process may write to the files.
+
+        Raises:
+            FileError: The folder is closed, or was opened by another process before a fork.
+        """
+        if self._log is None:
+            raise FileError(f"The mapped table {self.path} is closed: open it again with MappedEmbedding.resume.")
+        self.check_process()
+
+    def check_process(self) -> None:
+        """Raise an error in a process that was forked after it opened the folder: the rows change without its record.
+
+        Raises:
+            FileError: This is such a process, and the folder was open at the fork.
+        """
+        if self._log is not None and os.getpid() != self._process:
+            raise FileError(
+                f"The mapped table {self.path} belongs to process {self._process}, from which this one was forked. "
+                f"Only that process may train it and read its rows."
+            )
+
+    def prefetch(self, rows: Tensor) -> None:
+        """Read rows in another thread and forget them, so that their pages are in memory afterwards."""
+        self._thread.submit(lambda: [each.index_select(0, rows).size() for each in self._logged])
+
+    def __reduce_ex__(self, protocol: Any) -> str:
+        self.refuse_copy()
+        return ""
+
+    def refuse_copy(self) -> None:
+        """Raise the error for a copy of this object.
+
+        Raises:
+            SizeError: Always.
+        """
+        raise SizeError(
+            f"The mapped table {self.path} cannot be copied or pickled: a copy would write to the same files. For a "
+            f"copy in memory call TokenEmbedding.from_pretrained(table.rows(0, table.vocab_size).clone())."
+        )

@@ -1,0 +1,285 @@
+"""Rows that stay in files: those of a tensor that is only read, and those of a folder that are trained."""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from functools import partial
+from itertools import count
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from embedlayer.core.errors import CheckpointError, FileError, SizeError
+from embedlayer.core.forks import BackgroundThread, Job
+from embedlayer.io.files import JsonObject
+from embedlayer.io.mapped_rows import MappedRows, ResidentLimit
+from embedlayer.io.safetensors_files import TensorInfo
+from embedlayer.kernels.kernel import Kernel
+from embedlayer.row_sparse.gradient import rows_in_block, segments_of_equal_ids
+from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.packed_rows import DTYPES
+from embedlayer.tables.stored.row_folder import RowFolder
+
+GATHER_SEGMENTS = Kernel("rows", "gather_segments")
+
+_handles = count()
+_by_handle: "WeakValueDictionary[int, FileRows]" = WeakValueDictionary()  # operators take numbers and tensors
+
+
+class RowsInFiles(ABC):
+    """Abstract: where the rows of a `MappedEmbedding` are, and whether they are trained.
+
+    Attributes:
+        vocab_size: Number of rows, V.
+        embed_dim: Width of a row, D.
+        dtype: Data type of the rows.
+        weight: The rows as a parameter; `None` if they are not trained.
+    """
+
+    vocab_size: int
+    embed_dim: int
+    dtype: torch.dtype
+    weight: nn.Parameter | None = None
+
+    @abstractmethod
+    def look_up(self, ids: Int[Tensor, "*ids"]) -> Float[Tensor, "*ids D"]:
+        """Return the rows of IDs that were checked, on the CPU."""
+
+    @abstractmethod
+    def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
+        """Return rows `start` to `stop - 1`, on the CPU."""
+
+    @abstractmethod
+    def prefetch(self, ids: Int[Tensor, "*ids"]) -> None:
+        """Start to read the rows of a later look-up in another thread."""
+
+    @abstractmethod
+    def folder(self, verb: str) -> RowFolder:
+        """Return the folder of a trained table.
+
+        Args:
+            verb: What the caller does with it, for the error message.
+
+        Raises:
+            SizeError: The rows are read-only.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the files."""
+
+
+class FileRows(RowsInFiles):
+    """Rows of a tensor in a safetensors file, which is only read.
+
+    Args:
+        info: Where the tensor is.
+        max_resident_bytes: Limit of resident memory through this file; `None` for no limit.
+
+    Raises:
+        FileError: The file cannot be mapped.
+        CheckpointError: The tensor is not a table of floats.
+    """
+
+    def __init__(self, info: TensorInfo, max_resident_bytes: int | None) -> None:
+        if len(info.shape) != 2 or info.torch_dtype not in DTYPES.values():
+            raise CheckpointError(
+                f"{info.name} in {info.file} is {info.dtype} of shape {info.shape}; a mapped table needs (V, D) "
+                f"numbers of one of the dtypes {', '.join(DTYPES)}."
+            )
+        self.info = info
+        (self.vocab_size, self.embed_dim), self.dtype = info.shape, info.torch_dtype
+        self.max_resident_bytes = max_resident_bytes
+        self._mapped: MappedRows | None = info.map_rows(limit=ResidentLimit(max_resident_bytes))
+        self._thread = BackgroundThread("embedlayer-prefetch")
+        self._prefetched: deque[tuple[Tensor, Job[Tensor]]] = deque(maxlen=1)  # one thread of several takes it
+        self.pinned = False
+        self.handle = next(_handles)
+        _by_handle[self.handle] = self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "FileRows":
+        return self  # the file does not change
+
+    def __reduce__(self) -> tuple[type["FileRows"], tuple[TensorInfo, int | None]]:
+        return FileRows, (self.info, self.max_resident_bytes)
+
+    @property
+    def mapped(self) -> MappedRows:
+        """Return the mapped rows.
+
+        Raises:
+            FileError: The table is closed.
+        """
+        if self._mapped is None:
+            raise FileError(f"The mapped table {self.info.file} is closed: open it again with MappedEmbedding.open.")
+        return self._mapped
+
+    def look_up(self, ids: Int[Tensor, "*ids"]) -> Float[Tensor, "*ids D"]:
+        """Return copies of the rows, those that `prefetch` has read if it was called with the same IDs."""
+        try:
+            prefetched, job = self._prefetched.pop()
+        except IndexError:
+            return self._gather(ids)
+        return job.result() if torch.equal(prefetched, ids) else self._gather(ids)
+
+    def _gather(self, ids: Tensor) -> Tensor:
+        """Return copies of rows, in pinned memory if they go to a GPU."""
+        mapped, flat = self.mapped, ids.reshape(-1).long()
+        vectors = torch.empty((len(flat), self.embed_dim), dtype=self.dtype, pin_memory=self.pinned)
+        if not gather_by_kernel(mapped, flat, vectors):
+            vectors = mapped.read(flat, out=vectors.view(torch.uint8)).view(self.dtype)
+        return vectors.view(*ids.shape, self.embed_dim)
+
+    def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
+        """Return copies of rows `start` to `stop - 1`."""
+        return self.mapped.read_slice(start, stop).view(self.dtype)
+
+    def prefetch(self, ids: Int[Tensor, "*ids"]) -> None:
+        """Start to gather the rows in another thread, for the next look-up if it has the same IDs."""
+        self.mapped  # noqa: B018 (a closed table raises an error here)
+        ids = ids.clone()
+        self._prefetched.append((ids, self._thread.submit(partial(self._gather, ids))))
+
+    def folder(self, verb: str) -> RowFolder:
+        """Raise an error: the rows are read-only.
+
+        Raises:
+            SizeError: Always.
+        """
+        raise SizeError(
+            f"Cannot {verb} a table that only reads {self.info.file}. To train rows, create a table with "
+            f"MappedEmbedding.create and load these into it."
+        )
+
+    def close(self) -> None:
+        """Unmap the file and end the thread of `prefetch`."""
+        self._mapped = None
+        self._prefetched.clear()
+        self._thread.close()
+
+
+class FolderRows(RowsInFiles):
+    """Rows in a `RowFolder`, which are trained as a row-sparse `TokenEmbedding` over the mapped memory.
+
+    Args:
+        folder: The open folder.
+    """
+
+    def __init__(self, folder: RowFolder) -> None:
+        self._folder, fields = folder, folder.fields
+        self.vocab_size, self.embed_dim, self.dtype = fields["vocab_size"], fields["embed_dim"], folder.weight.dtype
+        table = TokenEmbedding(
+            self.vocab_size,
+            self.embed_dim,
+            fields["padding_idx"],
+            scale=fields["scale"],
+            init_std=fields["init_std"],
+            row_sparse=True,
+            device="meta",
+        )
+        table.weight = nn.Parameter(folder.weight)
+        table.index_check.move_record("cpu")
+        assert table.pending_updates is not None
+        self.table, self.updates, self.weight = table, table.pending_updates, table.weight
+        self.updates.storage, self.updates.lock = folder, folder.lock
+        if folder.updates is not None:
+            numbers, tensors = folder.updates
+            moments = {name: folder.restored(name) for name in numbers["moments"]}
+            self.updates.load_state(table.weight, tuple(moments.values()), tensors, numbers)
+            self.updates.restored = moments
+        folder.forget_restored()
+
+    def state(self) -> tuple[JsonObject, dict[str, Tensor]]:
+        """Return the numbers and small tensors of the pending updates, for the state of a checkpoint.
+
+        Raises:
+            SizeError: The optimizer's state is not in the folder, or was replaced without the number of its step.
+        """
+        updates, folder = self.updates, self._folder
+        tensors, numbers = updates.state()
+        if updates.forgotten:
+            raise SizeError(
+                f"The optimizer's state of {folder.path} was replaced, and its step is not known. Make a step with the "
+                f"optimizer before the checkpoint."
+            )
+        if not numbers:
+            return {}, {}
+        names = [folder.name_of(each) for each in updates.moments]
+        steps = [folder.name_of(each) for each in (updates.value_steps, updates.moment_steps)]
+        if None in names + steps:
+            raise SizeError(
+                f"The optimizer's state of {folder.path} is not in this folder. Let the optimizer create or load "
+                f"it for this table."
+            )
+        return {**numbers, "moments": names}, tensors
+
+    def look_up(self, ids: Int[Tensor, "*ids"]) -> Float[Tensor, "*ids D"]:
+        """Return the rows, with a sparse gradient. Their pending updates are applied first."""
+        if torch.compiler.is_compiling():
+            return self.table.look_up(ids)
+        self._folder.check_open()
+        vectors = self.table.look_up(ids)
+        with self.updates.lock:
+            self._folder.limit.keep(ids.numel())
+        return vectors
+
+    def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
+        """Return a view of rows `start` to `stop - 1`. Their pending updates are applied first."""
+        self._folder.check_open()
+        return self.table.rows(start, stop)
+
+    def prefetch(self, ids: Int[Tensor, "*ids"]) -> None:
+        """Bring the pages of the rows into memory in another thread. Their numbers may change until the look-up."""
+        self._folder.prefetch(ids.flatten().long().clone())
+
+    def folder(self, verb: str) -> RowFolder:
+        """Return the folder."""
+        return self._folder
+
+    def close(self) -> None:
+        """Write everything to the disk, and release the lock of the folder."""
+        self._folder.close()
+
+
+def gather_by_kernel(mapped: MappedRows, ids: Int[Tensor, " N"], vectors: Float[Tensor, "N D"]) -> bool:
+    """Copy mapped rows into `vectors` by a kernel, in the order of the file; return `False` if none applies.
+
+    `MappedRows.read` is the definition.
+    """
+    if not GATHER_SEGMENTS.applies(mapped.words, ids):
+        return False
+    rows, order, offsets = segments_of_equal_ids(ids)
+    out = vectors.view(mapped.words.dtype)
+    for chunk in mapped.limit.chunks(len(rows)):
+        items = chunk.stop - chunk.start
+        ends = offsets[chunk.start : chunk.stop + 1]
+        if not GATHER_SEGMENTS.run(items, rows[chunk], order, ends, mapped.words, out, block=rows_in_block(out)):
+            return False
+    return True
+
+
+@torch.library.custom_op("embedlayer::mapped_rows", mutates_args=())
+def mapped_rows(ids: Tensor, handle: int, width: int, dtype: torch.dtype) -> Tensor:
+    """Look up rows of a read-only mapped table as one node of a compiled or exported graph.
+
+    Args:
+        ids: IDs that were checked.
+        handle: `FileRows.handle` of the table.
+        width: Width of a row, D.
+        dtype: Data type of the rows.
+    """
+    rows: Tensor = _by_handle[handle].look_up(ids.cpu()).to(ids.device)
+    return rows
+
+
+@mapped_rows.register_fake
+def _(ids: Tensor, handle: int, width: int, dtype: torch.dtype) -> Tensor:
+    return ids.new_empty((*ids.shape, width), dtype=dtype)
+
+
+@mapped_rows.register_vmap
+def _(info: Any, dims: Any, ids: Tensor, handle: int, width: int, dtype: torch.dtype) -> tuple[Tensor, int]:
+    rows: Tensor = mapped_rows(ids.movedim(dims[0], 0), handle, width, dtype)
+    return rows, 0

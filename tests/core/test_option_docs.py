@@ -1,0 +1,56 @@
+"""`help` of a function lists its keyword options, which are documented once, at the class that declares them."""
+
+import inspect
+from typing import get_args, get_type_hints
+
+import pytest
+
+import embedlayer as el
+from embedlayer import vocab
+from embedlayer.core.option_docs import show_options
+from embedlayer.heads.draft import DraftHead
+from embedlayer.losses import LinearLogits, LogitOptions, LossOptions, ScoreOptions, token_statistics
+from embedlayer.losses.head_outputs import HeadOutputs
+from embedlayer.models.sampling import SamplingOptions
+from embedlayer.vocab import EditOptions
+
+SHOWN = {
+    EditOptions: [
+        vocab.edit_vocabulary,
+        vocab.add_tokens,
+        vocab.remove_tokens,
+        vocab.trim_vocabulary,
+        vocab.transplant,
+    ],
+    SamplingOptions: [el.generate],
+    LogitOptions: [el.TokenEmbedding.logits, el.OutputHead.uncomputed_logits, LinearLogits],
+    ScoreOptions: [el.token_log_probs, token_statistics, HeadOutputs.token_log_probs, HeadOutputs.token_statistics],
+    LossOptions: [
+        el.linear_cross_entropy,
+        HeadOutputs.loss,
+        HeadOutputs.multi_token_loss,
+        DraftHead.loss,
+        el.DecoderLM.loss,
+    ],
+}
+
+INHERITED = {ScoreOptions: [LogitOptions], LossOptions: [LogitOptions, ScoreOptions]}
+
+
+@pytest.mark.parametrize(("options", "function"), [(kind, each) for kind, all_ in SHOWN.items() for each in all_])
+def test_help_lists_every_option_once_with_its_text(options, function) -> None:
+    text, kinds = inspect.getdoc(function), [*INHERITED.get(options, []), options]
+    documented = "\n".join(inspect.getdoc(kind) for kind in kinds)
+    for name in get_type_hints(options):
+        entry = next(line.strip() for line in documented.splitlines() if line.strip().startswith(f"{name}: "))
+        assert text.count(f"\n    {entry}") == 1
+    assert text.index("    **") < text.index(f"\n    {next(iter(get_type_hints(options)))}: ")
+    *_, parameter = inspect.signature(function).parameters.values()
+    assert get_args(parameter.annotation) == (options,)
+
+
+def test_a_function_without_docstring_stays_as_it_is() -> None:
+    def build(**options: object) -> None: ...
+
+    assert show_options(EditOptions)(build) is build
+    assert build.__doc__ is None

@@ -1,0 +1,196 @@
+"""The input embedding."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from embedlayer import (
+    AlibiBias,
+    FactorizedEmbedding,
+    LearnedPositionalEmbedding,
+    PositionError,
+    RelativePositionBias,
+    RotaryEmbedding,
+    SinusoidalPositionalEmbedding,
+    SizeError,
+    TransformerEmbedding,
+)
+from embedlayer.lessons.book import GPT_CONFIG_124M, GPTEmbedding
+from embedlayer.lessons.scratch import ScratchCombinedEmbedding
+
+
+@pytest.mark.usefixtures("both_paths")
+def test_it_is_the_composition_of_the_textbook() -> None:
+    layer = TransformerEmbedding(100, 16, 12, dropout=0.0)
+    ids = torch.randint(0, 100, (2, 10))
+    expected = layer.table.weight[ids] * 16**0.5 + layer.position.weight[:10]
+    assert torch.equal(layer(ids), expected)
+
+
+@pytest.mark.usefixtures("both_paths")
+@pytest.mark.parametrize("padding_idx", [None, 0])
+def test_values_and_gradients_of_both_tables_equal_the_one_hot_oracle(padding_idx) -> None:
+    layer = TransformerEmbedding(11, 6, 8, dropout=0.0, padding_idx=padding_idx).double()
+    oracle = ScratchCombinedEmbedding(
+        11,
+        6,
+        8,
+        padding_idx=padding_idx,
+        scale=6**0.5,
+        token_W=layer.table.weight.detach().numpy().copy(),
+        position_W=layer.position.weight.detach().numpy().copy(),
+    )
+    ids = torch.tensor([[3, 0, 1], [3, 3, 10]])
+    upstream = torch.randn(2, 3, 6, dtype=torch.float64)
+    vectors = layer(ids)
+    vectors.backward(upstream)
+    np.testing.assert_allclose(vectors.detach().numpy(), oracle(ids.numpy()), rtol=1e-13)
+    grad_token, grad_position = oracle.backward(upstream.numpy())
+    np.testing.assert_allclose(layer.table.weight.grad.numpy(), grad_token, rtol=1e-13, atol=1e-14)
+    np.testing.assert_allclose(layer.position.weight.grad.numpy(), grad_position, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("position", "kind"),
+    [
+        ("learned", LearnedPositionalEmbedding),
+        ("sinusoidal", SinusoidalPositionalEmbedding),
+        ("rotary", RotaryEmbedding),
+        ("scaled-sinusoidal", SinusoidalPositionalEmbedding),
+        ("alibi", AlibiBias),
+        ("relative", RelativePositionBias),
+    ],
+)
+def test_a_position_comes_by_name_or_as_an_object(position, kind) -> None:
+    named = TransformerEmbedding(100, 16, 12, position=position, num_heads=4)
+    assert isinstance(named.position, kind)
+    assert TransformerEmbedding(100, 16, 12, position=named.position).position is named.position
+
+
+@pytest.mark.usefixtures("both_paths")
+def test_single_sequences_and_batches_give_the_same() -> None:
+    layer = TransformerEmbedding(100, 16, 12).eval()
+    ids = torch.randint(0, 100, (2, 10))
+    assert torch.equal(layer(ids[0]), layer(ids)[0])
+
+
+@pytest.mark.usefixtures("both_paths")
+@pytest.mark.parametrize("position", ["learned", "sinusoidal"])
+def test_the_same_token_differs_by_its_position_only(position) -> None:
+    layer = TransformerEmbedding(100, 16, 12, position=position).eval()
+    out = layer(torch.tensor([[42, 1, 2, 42], [42, 5, 42, 7]]))
+    assert torch.equal(out[0, 0], out[1, 0])
+    assert not torch.equal(out[0, 0], out[0, 3])
+    same = layer(torch.full((1, 4), 42), positions=torch.zeros(4, dtype=torch.long))
+    assert torch.equal(same[0, 0].expand(4, -1), same[0])
+
+
+@pytest.mark.usefixtures("both_paths")
+def test_left_padding_and_packing_change_no_vector() -> None:
+    layer = TransformerEmbedding(100, 16, 12).eval()
+    first, second = torch.tensor([5, 6, 7]), torch.tensor([8, 9])
+    padded = layer(torch.tensor([[0, 0, 5, 6, 7]]), attention_mask=torch.tensor([[0, 0, 1, 1, 1]]))
+    assert torch.equal(padded[0, 2:], layer(first))
+    packed = layer(torch.tensor([[5, 6, 7, 8, 9]]), attention_mask=torch.tensor([[1, 1, 1, 2, 2]]))
+    assert torch.equal(packed[0], torch.cat([layer(first), layer(second)]))
+    offset = layer(torch.tensor([[7]]), positions=torch.tensor([2]))
+    assert torch.equal(offset[0, 0], layer(first)[2])
+
+
+@pytest.mark.usefixtures("both_paths")
+def test_dropout_acts_in_training_only() -> None:
+    layer = TransformerEmbedding(100, 16, 12, dropout=0.5)
+    ids = torch.randint(0, 100, (2, 10))
+    assert 0.3 < layer(ids).eq(0).float().mean() < 0.7
+    assert layer.eval()(ids).ne(0).all()
+
+
+def test_too_long_a_sequence_names_length_limit_and_remedy() -> None:
+    with pytest.raises(PositionError, match="a sequence of 13 exceeds the 12 positions covered here"):
+        TransformerEmbedding(100, 16, 12)(torch.zeros(1, 13, dtype=torch.long))
+
+
+@pytest.mark.usefixtures("both_paths")
+def test_any_table_can_stand_in_it() -> None:
+    table = FactorizedEmbedding(100, 16, 4)
+    layer = TransformerEmbedding(100, 16, 12, 0.0, table=table)
+    assert torch.equal(layer(torch.tensor([3])), table(torch.tensor([3])) + layer.position.weight[:1])
+    with pytest.raises(SizeError, match="100 tokens of width 16, the layer was asked for 90 of 16"):
+        TransformerEmbedding(90, 16, 12, table=table)
+
+
+@pytest.mark.usefixtures("both_paths")
+@pytest.mark.parametrize(
+    "position", ["learned", "sinusoidal", "scaled-sinusoidal", "rotary", "alibi", "relative", "none"]
+)
+def test_what_was_saved_is_read_back_bit_for_bit(tmp_path, position) -> None:
+    layer = TransformerEmbedding(100, 16, 12, 0.2, position=position, num_heads=4, padding_idx=1).eval()
+    layer.save_pretrained(tmp_path)
+    again = TransformerEmbedding.from_pretrained(tmp_path).eval()
+    ids = torch.randint(0, 100, (2, 10))
+    assert torch.equal(again(ids), layer(ids))
+    assert again.config == layer.config
+
+
+def test_it_compiles_to_one_graph(unchecked: None) -> None:
+    layer = TransformerEmbedding(100, 16, 12).eval()
+    ids = torch.randint(0, 100, (2, 10))
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(ids), layer(ids))
+    with pytest.raises(PositionError, match="a sequence of 13 exceeds"):
+        compiled(torch.zeros(1, 13, dtype=torch.long))
+
+
+@pytest.mark.usefixtures("both_paths")
+@pytest.mark.parametrize("position", ["learned", "rotary"])
+def test_hooks_of_a_table_see_what_goes_in_and_out_and_may_change_it(position) -> None:
+    layer = TransformerEmbedding(20, 8, 12, position=position, num_heads=2, scale="sqrt_dim").eval()
+    ids, other = torch.tensor([[3, 4, 5]]), torch.tensor([[6, 7, 8]])
+    for trained in (torch.enable_grad, torch.no_grad):
+        with trained():
+            before, moved = layer(ids), layer(other)
+            seen: list[Any] = []
+            hooks = [
+                layer.table.register_forward_pre_hook(lambda _, given: (given[0] + 3,)),
+                layer.table.register_forward_hook(lambda _, given, found, seen=seen: seen.append((given[0], found))),
+            ]
+            torch.testing.assert_close(layer(ids), moved)
+            ((given, found),) = seen
+            assert torch.equal(given, other)
+            assert torch.equal(found, layer.table.scale * layer.table.rows(6, 9)[None])
+            for hook in hooks:
+                hook.remove()
+            assert torch.equal(layer(ids), before)
+
+
+def test_schemes_on_heads_need_to_know_them(unchecked: None) -> None:
+    with pytest.raises(SizeError, match="give num_heads"):
+        TransformerEmbedding(100, 16, 12, position="rotary")
+    with pytest.raises(SizeError, match="embed_dim 16 is not divisible by 3 heads"):
+        TransformerEmbedding(100, 16, 12, position="rotary", num_heads=3)
+    with pytest.raises(SizeError, match="'axial' is none of: learned"):
+        TransformerEmbedding(100, 16, 12, position="axial")
+
+
+@pytest.mark.usefixtures("both_paths")
+def test_the_gpt_layer_of_the_notebook() -> None:
+    """Seed notebook: real vocabulary, width 256, context 4; sum of two plain look-ups."""
+    layer = GPTEmbedding(GPT_CONFIG_124M["vocab_size"], 256, 4)
+    inputs = torch.randint(0, 50257, (8, 4))
+    manual = nn.functional.embedding(inputs, layer.tok_emb.weight) + layer.pos_emb(torch.arange(4))
+    assert torch.equal(layer(inputs), manual)
+    assert list(layer.state_dict()) == ["tok_emb.weight", "pos_emb.weight"]
+    assert sum(parameter.numel() for parameter in layer.parameters()) == 50257 * 256 + 4 * 256
+    positions_of_first, positions_of_last = (layer(inputs) - layer.tok_emb(inputs))[[0, 7]]
+    assert torch.allclose(positions_of_first, positions_of_last, atol=1e-7)
+
+
+@pytest.mark.usefixtures("both_paths")
+def test_the_gpt_layer_is_read_back(tmp_path) -> None:
+    layer = GPTEmbedding(20, 8, 4)
+    layer.save_pretrained(tmp_path)
+    again = GPTEmbedding.from_pretrained(tmp_path)
+    assert torch.equal(again(torch.tensor([1, 2])), layer(torch.tensor([1, 2])))

@@ -1,0 +1,610 @@
+import doctest
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from jaxtyping import TypeCheckError
+
+import embedlayer.lessons.scratch
+from embedlayer.core.errors import PositionError, ShapeError, SizeError, TokenIdError
+from embedlayer.lessons.scratch import (
+    ScratchCombinedEmbedding,
+    ScratchEmbedding,
+    ScratchEmbeddingWithGrad,
+    ScratchFactorizedEmbedding,
+    ScratchPositionEmbedding,
+    ScratchTiedHead,
+    cosine_similarity,
+    demonstrate_embeddings,
+    log_softmax,
+    one_hot,
+    scratch_sinusoidal,
+)
+
+IDS = np.array([[3, 7, 1], [5, 3, 9]])
+
+
+@pytest.fixture(autouse=True)
+def _numpy_seed() -> None:
+    np.random.seed(0)
+
+
+def numeric_gradient(f: Callable[[], float], x: np.ndarray, step: float = 1e-6) -> np.ndarray:
+    """Central differences of `f` over every number of `x`, which `f` reads."""
+    gradient = np.zeros_like(x)
+    for place in np.ndindex(x.shape):
+        kept = x[place]
+        x[place] = kept + step
+        above = f()
+        x[place] = kept - step
+        gradient[place] = (above - f()) / (2 * step)
+        x[place] = kept
+    return gradient
+
+
+def leaf(x: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(x.copy()).requires_grad_()
+
+
+def torch_one_hot(ids: np.ndarray, size: int) -> torch.Tensor:
+    return F.one_hot(torch.from_numpy(ids), size).double()
+
+
+# --- the code that introductions to embeddings print, as they print it
+
+
+class PrintedEmbedding:
+    def __init__(self, vocab_size: int, embed_dim: int):
+        self.vocab_size = vocab_size
+        self.embed_dim = embed_dim
+        # Weight matrix: each row is the embedding for a token
+        self.W = np.random.randn(vocab_size, embed_dim) * 0.02
+
+    def __call__(self, token_ids: np.ndarray) -> np.ndarray:
+        batch_size, seq_len = token_ids.shape
+        # Create one-hot encodings: (batch, seq_len, vocab_size)
+        one_hot = np.zeros((batch_size, seq_len, self.vocab_size))
+        # Set the appropriate positions to 1
+        for b in range(batch_size):
+            for t in range(seq_len):
+                one_hot[b, t, token_ids[b, t]] = 1.0
+        return one_hot @ self.W
+
+
+class PrintedEmbeddingWithGrad:
+    def __init__(self, vocab_size: int, embed_dim: int):
+        self.vocab_size = vocab_size
+        self.embed_dim = embed_dim
+        self.W = np.random.randn(vocab_size, embed_dim) * 0.02
+        self.grad_W: Any = None
+        self._last_one_hot: Any = None  # Store for backward
+
+    def forward(self, token_ids: np.ndarray) -> np.ndarray:
+        batch_size, seq_len = token_ids.shape
+        one_hot = np.zeros((batch_size, seq_len, self.vocab_size))
+        for b in range(batch_size):
+            for t in range(seq_len):
+                one_hot[b, t, token_ids[b, t]] = 1.0
+        self._last_one_hot = one_hot
+        return one_hot @ self.W
+
+    def backward(self, grad_output: np.ndarray):
+        # dL/dW = one_hot.T @ grad_output
+        one_hot_T = self._last_one_hot.transpose(0, 2, 1)  # (batch, vocab, seq_len)
+        self.grad_W = np.zeros_like(self.W)
+        for b in range(grad_output.shape[0]):
+            self.grad_W += one_hot_T[b] @ grad_output[b]
+        return self.grad_W
+
+
+def printed_sinusoidal(max_seq_len: int, embed_dim: int) -> torch.Tensor:
+    pe = torch.zeros(max_seq_len, embed_dim)
+    position = torch.arange(0, max_seq_len, dtype=torch.float).unsqueeze(1)
+    # Compute div_term: 10000^(2i/d) = exp(2i * -log(10000) / d)
+    div_term = torch.exp(torch.arange(0, embed_dim, 2).float() * (-math.log(10000.0) / embed_dim))
+    # Apply sin to even indices, cos to odd indices
+    pe[:, 0::2] = torch.sin(position * div_term)
+    pe[:, 1::2] = torch.cos(position * div_term)
+    return pe
+
+
+def test_the_printed_lookup_runs_unchanged(capsys):
+    vocab_size, embed_dim = 10, 4
+    scratch_emb = ScratchEmbedding(vocab_size, embed_dim)
+
+    # Sample tokens: batch of 2, sequence length 3
+    token_ids = np.array([[3, 7, 1], [5, 3, 9]])
+
+    result = scratch_emb(token_ids)
+    print(f"Token IDs shape: {token_ids.shape}")
+    print(f"Embeddings shape: {result.shape}")
+    print("\nToken 3's embedding (row 3 of W):")
+    print(f"  From lookup: {result[0, 0]}")
+    print(f"  Direct W[3]: {scratch_emb.W[3]}")
+    print(f"  Match: {np.allclose(result[0, 0], scratch_emb.W[3])}")
+
+    token_id = 3
+    one_hot = np.zeros(vocab_size)
+    one_hot[token_id] = 1.0
+    assert np.array_equal(one_hot @ scratch_emb.W, scratch_emb.W[3])
+
+    torch_emb = torch.nn.Embedding(num_embeddings=vocab_size, embedding_dim=embed_dim)
+    with torch.no_grad():
+        torch_emb.weight.copy_(torch.from_numpy(scratch_emb.W).float())
+    result_torch = torch_emb(torch.tensor(token_ids))
+    print(f"Match: {np.allclose(result, result_torch.detach().numpy())}")
+
+    shown = capsys.readouterr().out
+    assert "Token IDs shape: (2, 3)\nEmbeddings shape: (2, 3, 4)\n" in shown
+    assert shown.count("Match: True") == 2
+
+
+def test_the_printed_gradient_flow_runs_unchanged(capsys):
+    emb = ScratchEmbeddingWithGrad(vocab_size=10, embed_dim=4)
+    token_ids = np.array([[3, 7, 1]])  # batch=1, seq_len=3
+
+    # Forward
+    output = emb.forward(token_ids)
+
+    # Simulate gradient from loss (all ones for simplicity)
+    grad_from_loss = np.ones_like(output)
+
+    # Backward
+    grad_W = emb.backward(grad_from_loss)
+
+    print("Gradient magnitude per row of W:")
+    for i in range(10):
+        magnitude = np.abs(grad_W[i]).sum()
+        marker = " <-- used" if i in [3, 7, 1] else ""
+        print(f"  Row {i}: {magnitude:.4f}{marker}")
+
+    shown = capsys.readouterr().out.splitlines()[1:]
+    assert [line for line in shown if "<-- used" in line] == [f"  Row {i}: 4.0000 <-- used" for i in (1, 3, 7)]
+    assert sum(line.endswith(": 0.0000") for line in shown) == 7
+    assert emb.grad_W is grad_W
+
+
+def test_the_printed_combination_runs_unchanged(capsys):
+    combined = ScratchCombinedEmbedding(vocab_size=100, embed_dim=8, max_seq_len=32)
+
+    # Same token (ID=42) at different positions
+    tokens = np.array([[42, 42, 42, 42]])  # Same token, 4 positions
+    embeddings = combined(tokens)
+
+    print("Same token (42) at different positions:")
+    for pos in range(4):
+        print(f"  Position {pos}: {embeddings[0, pos, :4]}...")
+
+    assert len(set(capsys.readouterr().out.splitlines())) == 5
+    assert np.allclose(embeddings[0], combined.token_emb.W[42] + combined.pos_emb.W[:4])
+
+
+def test_attention_scores_without_positions_are_merely_permuted():
+    def simple_attention_scores(embeddings):
+        """Compute raw attention scores (Q @ K.T) without position."""
+        return embeddings @ embeddings.T
+
+    # Create two orderings of the same tokens
+    token_emb = ScratchEmbedding(vocab_size=10, embed_dim=8)
+    order1 = np.array([[1, 5, 7]])
+    order2 = np.array([[7, 1, 5]])
+
+    emb1 = token_emb(order1)[0]  # (3, 8)
+    emb2 = token_emb(order2)[0]  # (3, 8)
+    scores1 = simple_attention_scores(emb1)
+    scores2 = simple_attention_scores(emb2)
+
+    moved = [2, 0, 1]
+    assert np.allclose(scores2, scores1[np.ix_(moved, moved)])
+    pos = ScratchPositionEmbedding(3, 8)(3)
+    placed1, placed2 = simple_attention_scores(emb1 + pos), simple_attention_scores(emb2 + pos)
+    assert not np.allclose(placed2, placed1[np.ix_(moved, moved)])
+
+
+def test_a_numpy_seed_gives_the_printed_table_bit_for_bit():
+    np.random.seed(42)
+    expected = PrintedEmbedding(10, 4)
+    np.random.seed(42)
+    actual = ScratchEmbedding(10, 4)
+    assert np.array_equal(actual.W, expected.W)
+    assert np.array_equal(actual(IDS), expected(IDS))
+
+
+def test_gradients_equal_those_of_the_printed_loops():
+    ours, printed = ScratchEmbeddingWithGrad(10, 4), PrintedEmbeddingWithGrad(10, 4)
+    grad_output = np.random.randn(*ours.forward(IDS).shape)
+    printed.forward(IDS)
+    assert np.allclose(ours.backward(grad_output), printed.backward(grad_output))
+
+
+# --- look-up
+
+
+@given(
+    ids=st.integers(1, 6).flatmap(
+        lambda T: arrays(np.int64, st.sampled_from([(T,), (2, T), (1, 3, T), (0, T)]), elements=st.integers(0, 6))
+    ),
+    embed_dim=st.integers(1, 5),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_lookup_picks_rows_and_its_gradient_adds_up_uses(ids, embed_dim):
+    emb = ScratchEmbeddingWithGrad(7, embed_dim)
+    out = emb.forward(ids)
+    assert np.array_equal(out, emb.W[ids])
+    uses = np.bincount(ids.ravel(), minlength=7)
+    assert np.array_equal(emb.backward(np.ones_like(out)), np.repeat(uses[:, None], embed_dim, axis=1))
+
+
+@pytest.mark.parametrize("integer", [np.int32, np.int64, np.uint16, np.uint32])
+def test_any_integer_type_is_an_id(integer):
+    emb = ScratchEmbedding(10, 4)
+    assert np.array_equal(emb(IDS.astype(integer)), emb.W[IDS])
+
+
+@pytest.mark.parametrize("real", [np.float32, np.float64])
+def test_numbers_stay_in_the_type_of_the_weights(real):
+    W = np.random.randn(10, 4).astype(real)
+    emb = ScratchEmbeddingWithGrad(10, 4, scale="sqrt_dim", W=W)
+    out = emb.forward(IDS)
+    head = ScratchTiedHead(emb)
+    head.loss(out, IDS)
+    assert {x.dtype for x in (out, emb.backward(out), *head.backward(), head.logits(out))} == {np.dtype(real)}
+    factors = ScratchFactorizedEmbedding(10, 4, 2, E1=W[:, :2], E2=W[:2])
+    out = factors(IDS)
+    assert {x.dtype for x in (out, *factors.backward(out))} == {np.dtype(real)}
+
+
+def test_given_weights_are_copied():
+    W = np.ones((10, 4))
+    emb = ScratchEmbedding(10, 4, padding_idx=0, W=W)
+    assert np.array_equal(emb.W, W)
+    assert not np.shares_memory(emb.W, W)
+    assert not ScratchEmbedding(10, 4, padding_idx=0).W[0].any()
+
+
+@pytest.mark.parametrize("scale", [None, 0.5, "sqrt_dim"])
+@pytest.mark.parametrize("padding_idx", [None, 3])
+def test_gradient_of_the_table_equals_autograd_and_finite_differences(scale, padding_idx):
+    emb = ScratchEmbeddingWithGrad(10, 4, scale=scale, padding_idx=padding_idx)
+    towards = np.random.randn(2, 3, 4)
+    out = emb.forward(IDS)
+    grad_W = emb.backward(towards)
+
+    factor = {None: 1.0, 0.5: 0.5, "sqrt_dim": 2.0}[scale]
+    W = leaf(emb.W)
+    expected = factor * torch_one_hot(IDS, 10) @ W
+    expected.backward(torch.from_numpy(towards))
+    wanted, looked_up = W.grad.numpy(), expected.detach().numpy()
+    differences = numeric_gradient(lambda: float((emb.forward(IDS) * towards).sum()), emb.W)
+    if padding_idx is not None:
+        wanted[padding_idx] = differences[padding_idx] = 0
+    assert np.allclose(out, looked_up)
+    assert np.allclose(grad_W, wanted)
+    assert np.allclose(grad_W, differences, atol=1e-8)
+
+
+def test_the_padding_row_is_zero_and_gets_no_gradient_as_in_torch():
+    emb = ScratchEmbeddingWithGrad(10, 4, padding_idx=3)
+    theirs = torch.nn.Embedding(10, 4, padding_idx=3, dtype=torch.float64)
+    with torch.no_grad():
+        theirs.weight.copy_(torch.from_numpy(emb.W))
+    out = emb.forward(IDS)
+    assert not out[0, 0].any()
+    theirs(torch.from_numpy(IDS)).sum().backward()
+    assert np.array_equal(emb.backward(np.ones_like(out)), theirs.weight.grad.numpy())
+
+
+# --- factorised
+
+
+@pytest.mark.parametrize("padding_idx", [None, 3])
+def test_gradients_of_both_factors_equal_autograd_and_finite_differences(padding_idx):
+    emb = ScratchFactorizedEmbedding(10, 4, 2, padding_idx=padding_idx, scale=3.0)
+    towards = np.random.randn(2, 3, 4)
+    out = emb.forward(IDS)
+    grad_E1, grad_E2 = emb.backward(towards)
+
+    E1, E2 = leaf(emb.E1), leaf(emb.E2)
+    expected = 3.0 * torch_one_hot(IDS, 10) @ E1 @ E2
+    expected.backward(torch.from_numpy(towards))
+    if padding_idx is not None:
+        E1.grad[padding_idx] = 0
+        assert not emb.W[padding_idx].any()
+    assert np.allclose(out, expected.detach().numpy())
+    assert np.allclose(grad_E1, E1.grad.numpy())
+    assert np.allclose(grad_E2, E2.grad.numpy())
+    assert np.allclose(grad_E2, numeric_gradient(lambda: float((emb.forward(IDS) * towards).sum()), emb.E2))
+
+
+def test_a_factorised_table_starts_as_wide_as_a_dense_one():
+    assert ScratchFactorizedEmbedding(2000, 64, 16).W.std() == pytest.approx(0.02, rel=0.1)
+
+
+# --- positions
+
+
+@pytest.mark.parametrize("embed_dim", [1, 2, 7, 64])
+def test_sinusoids_follow_the_formula_at_any_width(embed_dim):
+    pe = scratch_sinusoidal(50, embed_dim)
+    for t in (0, 1, 17, 49):
+        for column in range(embed_dim):
+            angle = t / 10000 ** (column // 2 * 2 / embed_dim)
+            assert pe[t, column] == pytest.approx(math.sin(angle) if column % 2 == 0 else math.cos(angle))
+
+
+def test_sinusoids_equal_the_printed_torch_code():
+    assert np.allclose(scratch_sinusoidal(128, 64), printed_sinusoidal(128, 64).numpy(), atol=1e-5)
+
+
+def test_a_step_of_positions_is_one_linear_map():
+    pe = scratch_sinusoidal(60, 16)
+    step, *_ = np.linalg.lstsq(pe[:20], pe[7:27], rcond=None)
+    assert np.allclose(pe[20:50] @ step, pe[27:57])
+
+
+def test_sinusoids_have_the_fingerprint_of_their_distance():
+    similarity = cosine_similarity(scratch_sinusoidal(64, 64))
+    assert np.allclose(similarity, similarity.T)
+    assert similarity[0, 1] > similarity[0, 32]
+    assert similarity[5, 6] > similarity[5, 15]
+    assert len(np.unique(scratch_sinusoidal(64, 64), axis=0)) == 64
+
+
+def test_positions_can_be_given_and_their_gradients_add_up():
+    pos = ScratchPositionEmbedding(6, 3)
+    positions = np.array([[0, 0, 1], [2, 3, 4]])
+    assert np.array_equal(pos(positions), pos.W[positions])
+    grad_W = pos.backward(np.ones((2, 3, 3)))
+    assert grad_W[:, 0].tolist() == [2, 1, 1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4)])
+def test_both_tables_of_the_combination_get_the_gradient_of_autograd(shape):
+    combined = ScratchCombinedEmbedding(10, 5, 6, scale="sqrt_dim")
+    ids = np.random.randint(10, size=shape)
+    towards = np.random.randn(*shape, 5)
+    out = combined.forward(ids)
+    grad_token, grad_position = combined.backward(towards)
+
+    tokens, positions = leaf(combined.token_emb.W), leaf(combined.pos_emb.W)
+    expected = math.sqrt(5) * torch_one_hot(ids, 10) @ tokens + positions[: shape[-1]]
+    expected.backward(torch.from_numpy(towards))
+    assert np.allclose(out, expected.detach().numpy())
+    assert np.allclose(grad_token, tokens.grad.numpy())
+    assert np.allclose(grad_position, positions.grad.numpy())
+    assert not grad_position[4:].any()
+
+
+@pytest.mark.parametrize("positions", [np.array([2, 3]), np.array([[2, 3]]), np.array([[0, 1], [2, 3]])])
+def test_the_combination_takes_positions_for_all_or_for_each(positions):
+    combined = ScratchCombinedEmbedding(10, 5, 6)
+    ids = np.array([[1, 2], [3, 4]])
+    assert np.allclose(combined(ids, positions), combined.token_emb.W[ids] + combined.pos_emb.W[positions])
+    grad_token, grad_position = combined.backward(np.ones((2, 2, 5)))
+    assert grad_token.sum() == grad_position.sum() == 20
+
+
+def test_fixed_positions_are_a_given_table():
+    sinusoids = scratch_sinusoidal(6, 5)
+    combined = ScratchCombinedEmbedding(10, 5, 6, position_W=sinusoids)
+    ids = np.array([4, 4])
+    assert np.allclose(combined(ids), combined.token_emb.W[4] + sinusoids[:2])
+
+
+# --- the tied head
+
+
+TARGETS = np.array([[7, 1, -100], [3, 9, 0]])
+
+
+@pytest.mark.parametrize("padding_idx", [None, 3])
+def test_loss_and_gradients_of_the_tied_head_equal_autograd_and_finite_differences(padding_idx):
+    table = ScratchEmbedding(10, 4, padding_idx=padding_idx, W=np.random.randn(10, 4))
+    hidden = np.random.randn(2, 3, 4)
+    head = ScratchTiedHead(table)
+    loss = head.loss(hidden, TARGETS)
+    grad_hidden, grad_W = head.backward()
+
+    W, h = leaf(table.W), leaf(hidden)
+    logits = h @ W.T
+    expected = F.cross_entropy(logits.flatten(0, 1), torch.from_numpy(TARGETS).flatten())
+    expected.backward()
+    differences = numeric_gradient(lambda: head.loss(hidden, TARGETS), table.W)
+    if padding_idx is not None:
+        W.grad[padding_idx] = 0
+        differences[padding_idx] = 0
+    assert loss == pytest.approx(expected.item())
+    assert np.allclose(head.logits(hidden), logits.detach().numpy())
+    assert np.allclose(grad_W, W.grad.numpy())
+    assert np.allclose(grad_W, differences)
+    assert np.allclose(grad_hidden, h.grad.numpy())
+    assert np.allclose(grad_hidden, numeric_gradient(lambda: head.loss(hidden, TARGETS), hidden))
+
+
+def test_a_tied_model_adds_both_ends_into_one_gradient():
+    table = ScratchEmbeddingWithGrad(10, 4, scale=2.0, W=np.random.randn(10, 4))
+    head = ScratchTiedHead(table)
+    loss = head.loss(table.forward(IDS), TARGETS)
+    grad_hidden, from_head = head.backward()
+    total = table.backward(grad_hidden) + from_head
+
+    W = leaf(table.W)
+    hidden = 2.0 * torch_one_hot(IDS, 10) @ W
+    expected = F.cross_entropy((hidden @ W.T).flatten(0, 1), torch.from_numpy(TARGETS).flatten())
+    expected.backward()
+    assert loss == pytest.approx(expected.item())
+    assert np.allclose(total, W.grad.numpy())
+
+
+def test_a_tied_head_sends_gradients_to_both_factors():
+    table = ScratchFactorizedEmbedding(10, 4, 2, padding_idx=3, E1=np.random.randn(10, 2), E2=np.random.randn(2, 4))
+    table.E1[3] = 0  # as in a new table
+    head = ScratchTiedHead(table)
+    hidden = np.random.randn(2, 3, 4)
+    head.loss(hidden, TARGETS)
+    grad_E1, grad_E2 = table.split_gradient(head.backward()[1])
+
+    E1, E2 = leaf(table.E1), leaf(table.E2)
+    logits = torch.from_numpy(hidden) @ (E1 @ E2).T
+    F.cross_entropy(logits.flatten(0, 1), torch.from_numpy(TARGETS).flatten()).backward()
+    E1.grad[3] = 0
+    assert np.allclose(grad_E1, E1.grad.numpy())
+    assert np.allclose(grad_E2, E2.grad.numpy())
+
+
+def test_targets_that_are_all_ignored_cost_nothing():
+    head = ScratchTiedHead(ScratchEmbedding(10, 4))
+    assert head.loss(np.ones((3, 4)), np.full(3, -100)) == 0
+    assert not any(gradient.any() for gradient in head.backward())
+
+
+def test_log_softmax_does_not_overflow():
+    assert np.allclose(log_softmax(np.array([1e4, 0.0, -1e4])), [0, -1e4, -2e4])
+
+
+# --- what cannot be
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        (np.array([[0, 1], [2, 10]]), "token id 10 at row 1, column 1 is outside this table of 10 rows (0..9)"),
+        (np.array([4, -1]), "token id -1 at column 1"),
+        (np.array([1.0, 2.0]), "found an array of float64"),
+        (np.array([True]), "found an array of bool"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_a_bad_id_is_named(ids, words):
+    for call in (ScratchEmbedding(10, 4), ScratchFactorizedEmbedding(10, 4, 2), ScratchCombinedEmbedding(10, 4, 8)):
+        with pytest.raises(TokenIdError) as error:
+            call(ids)
+        assert words in str(error.value)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_ids_may_be_a_list_or_a_tensor():
+    emb, ids = ScratchEmbedding(10, 4), [[3, 7, 1]]
+    for same in (ids, torch.tensor(ids)):
+        np.testing.assert_array_equal(emb(same), emb(np.array(ids)))
+        np.testing.assert_array_equal(one_hot(same, 10), one_hot(np.array(ids), 10))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_scalar_and_an_empty_sequence_are_no_sequences():
+    with pytest.raises(ShapeError, match="found the scalar 3"):
+        ScratchEmbedding(10, 4)(np.array(3))
+    with pytest.raises(ShapeError, match="length 0"):
+        ScratchEmbedding(10, 4)(np.zeros((2, 0), dtype=int))
+
+
+def test_too_long_a_sequence_names_length_and_limit():
+    with pytest.raises(PositionError, match=r"length 9 at positions 0..8 does not fit this table of 8 positions"):
+        ScratchCombinedEmbedding(10, 4, 8)(np.zeros((1, 9), dtype=int))
+    with pytest.raises(PositionError, match=r"positions -1..2"):
+        ScratchPositionEmbedding(8, 4)(np.array([-1, 2]))
+
+
+def test_a_bad_target_is_named():
+    with pytest.raises(TokenIdError, match="token id 10 at row 0, column 2"):
+        ScratchTiedHead(ScratchEmbedding(10, 4)).loss(np.ones((1, 3, 4)), np.array([[0, 1, 10]]))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: ScratchEmbedding(0, 4),
+        lambda: ScratchEmbedding(10, 0),
+        lambda: ScratchEmbedding(10, 4, padding_idx=10),
+        lambda: ScratchEmbedding(10, 4, padding_idx=-1),
+        lambda: ScratchEmbedding(10, 4, W=np.ones((4, 10))),
+        lambda: ScratchFactorizedEmbedding(10, 4, 0),
+        lambda: ScratchPositionEmbedding(0, 4),
+        lambda: scratch_sinusoidal(4, 0),
+        lambda: demonstrate_embeddings(10, 4, 0),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(build):
+    with pytest.raises(SizeError):
+        build()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_backward_needs_a_forward_of_the_same_shape():
+    emb = ScratchEmbeddingWithGrad(10, 4)
+    with pytest.raises(ShapeError, match="call the layer first"):
+        emb.backward(np.ones((1, 2, 4)))
+    emb.forward(IDS)
+    with pytest.raises(ShapeError, match=r"\(1, 2, 4\) does not fit the last output, of shape \(2, 3, 4\)"):
+        emb.backward(np.ones((1, 2, 4)))
+    with pytest.raises(ShapeError, match="call loss first"):
+        ScratchTiedHead(emb).backward()
+
+
+# --- the tour
+
+
+@pytest.mark.parametrize("sizes", [(100, 32, 8), (5, 7, 12), (3, 1, 4), (1, 2, 1)])
+def test_the_tour_shows_what_it_says(sizes):
+    vocab_size, embed_dim, seq_len = sizes
+    tour = demonstrate_embeddings(*sizes, verbose=False)
+    assert np.array_equal(tour.looked_up, tour.product)
+    assert np.flatnonzero(tour.grad_rows).tolist() == sorted(set(tour.token_ids.tolist()))
+    assert len(np.unique(tour.repeated, axis=0)) == seq_len
+    assert tour.similarity.shape == (seq_len, seq_len)
+    assert np.allclose(tour.reordered_scores, tour.scores[np.ix_(tour.order, tour.order)])
+    assert tour.uniform_loss == pytest.approx(math.log(vocab_size))
+    assert tour.untied_parameters == 2 * tour.tied_parameters == 2 * vocab_size * embed_dim
+    assert tour.table_bytes == vocab_size * embed_dim * 4
+
+
+def test_a_tied_head_starts_near_ln_v_only_from_small_rows():
+    tour = demonstrate_embeddings(1000, 256, 64, verbose=False)
+    assert tour.first_loss == pytest.approx(tour.uniform_loss, abs=0.3)
+    assert tour.wide_first_loss > 10 * tour.uniform_loss
+
+
+def test_the_tour_prints_a_line_a_stop_within_80_columns(capsys):
+    tour = demonstrate_embeddings()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == str(tour).splitlines()
+    assert [line[0] for line in lines] == list("1234567")
+    assert max(map(len, lines)) <= 80
+    demonstrate_embeddings(verbose=False)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_numpy_seed_fixes_the_tour():
+    def shown() -> str:
+        np.random.seed(5)
+        return str(demonstrate_embeddings(verbose=False))
+
+    assert shown() == shown()
+
+
+# --- the module
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_the_examples_in_the_docstrings_run():
+    assert doctest.testmod(embedlayer.lessons.scratch).failed == 0
+    assert doctest.testmod(embedlayer.lessons.scratch).attempted > 5
+
+
+def test_a_wrong_rank_is_refused_in_checked_runs():
+    with pytest.raises(TypeCheckError, match="'ids'"):
+        one_hot(np.array(3), 10)
+
+
+def test_torch_is_not_needed():
+    code = "import embedlayer, sys; embedlayer.lessons.demonstrate_embeddings(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, capture_output=True)

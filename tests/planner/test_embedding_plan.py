@@ -1,0 +1,576 @@
+import doctest
+import inspect
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from covering import some
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from memory import Memory
+from processes import on_ranks
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.flop_counter import FlopCounterMode
+
+import embedlayer.planner.embedding_plan
+from embedlayer import (
+    DeltaEmbedding,
+    FactorizedEmbedding,
+    LearnedPositionalEmbedding,
+    OutputHead,
+    Position,
+    QuantizedEmbedding,
+    RowAdagrad,
+    RowAdamW,
+    TokenEmbedding,
+    TokenTable,
+)
+from embedlayer.core.errors import SizeError
+from embedlayer.core.formatting import format_bytes, format_parameters
+from embedlayer.distributed.sharded import shard_table
+from embedlayer.formats import GGUFBlocks
+from embedlayer.inputs.embedding import embed
+from embedlayer.losses import products
+from embedlayer.optim import RowwiseSecondMoment
+from embedlayer.planner.embedding_plan import (
+    DTYPE_BITS,
+    OPTIMIZER_MOMENTS,
+    PRESETS,
+    EmbeddingPlan,
+    plan,
+    plan_alternatives,
+)
+
+TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+# As printed in introductions to embeddings, where MB and GB are binary.
+PRINTED_MODELS = [
+    ("GPT-2 Small", 50257, 768, "38.6M", "147 MB"),
+    ("LLaMA 7B", 32000, 4096, "131M", "500 MB"),
+    ("LLaMA 70B", 32000, 8192, "262M", "1 GB"),
+]
+PRINTED_SIZES = [
+    {"vocab": 1000, "dim": 64, "name": "Tiny"},
+    {"vocab": 8000, "dim": 256, "name": "Small"},
+    {"vocab": 32000, "dim": 512, "name": "Medium"},
+    {"vocab": 50000, "dim": 768, "name": "Large (GPT-2)"},
+    {"vocab": 100000, "dim": 4096, "name": "Large (LLaMA)"},
+]
+
+
+class Ends(nn.Module):
+    """Table, head and positions as plain torch has them."""
+
+    def __init__(self, row: EmbeddingPlan):
+        super().__init__()
+        if row.rank is None:
+            self.table: nn.Module = nn.Embedding(row.vocab_size, row.embed_dim)
+        else:
+            self.table = nn.Sequential(
+                nn.Embedding(row.vocab_size, row.rank), nn.Linear(row.rank, row.embed_dim, bias=False)
+            )
+        self.positions = nn.Embedding(row.positions, row.embed_dim) if row.positions else None
+        self.head = None if row.tied else nn.Linear(row.embed_dim, row.vocab_size, bias=False)
+        self.to(TORCH_DTYPES[row.dtype])
+
+
+def storage(tensors) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+@pytest.mark.parametrize(("name", "vocab_size", "embed_dim", "parameters", "memory"), PRINTED_MODELS)
+def test_known_models_have_the_printed_parameters_and_memory(name, vocab_size, embed_dim, parameters, memory):
+    row = EmbeddingPlan(vocab_size, embed_dim, name=name)
+    millions = row.table_parameters / 10**6
+    assert parameters in (f"{millions:.1f}M", f"{millions:.0f}M")
+    size, unit = memory.split()
+    assert round(row.table_bytes / {"MB": 2**20, "GB": 2**30}[unit]) == int(size)
+
+
+@pytest.mark.parametrize("cfg", PRINTED_SIZES, ids=lambda cfg: cfg["name"])
+def test_sizes_from_tiny_to_large_equal_the_printed_code(cfg):
+    params = cfg["vocab"] * cfg["dim"]
+    memory_mb = params * 4 / (1024 * 1024)  # 4 bytes per float32
+    memory_fp16 = memory_mb / 2  # fp16/bf16 halves memory
+
+    row = plan(vocab_size=cfg["vocab"], embed_dim=cfg["dim"])
+    assert row.table_parameters == params
+    assert row.table_bytes / 2**20 == memory_mb
+    assert plan(vocab_size=cfg["vocab"], embed_dim=cfg["dim"], dtype="bf16").table_bytes / 2**20 == memory_fp16
+
+
+@given(
+    vocab_size=st.integers(1, 40),
+    embed_dim=st.integers(4, 9),
+    tied=st.booleans(),
+    rank=st.none() | st.integers(1, 4),
+    positions=st.integers(0, 5),
+    dtype=st.sampled_from(list(TORCH_DTYPES)),
+)
+@settings(max_examples=40, deadline=None)
+def test_parameters_and_bytes_are_those_of_torch_modules(vocab_size, embed_dim, tied, rank, positions, dtype):
+    row = EmbeddingPlan(vocab_size, embed_dim, tied=tied, rank=rank, positions=positions, dtype=dtype)
+    ends = Ends(row)
+    assert row.parameters == sum(p.numel() for p in ends.parameters())
+    assert row.table_parameters == sum(p.numel() for p in ends.table.parameters())
+    assert row.weight_bytes == storage(ends.parameters())
+    assert row.table_bytes == storage(ends.table.parameters())
+
+
+PLANS = {
+    "dense, tied": {"plain_loss": True},
+    "dense, tied, chunked": {},
+    "dense, untied head": {"plain_loss": True, "tied": False},
+    "dense, untied head, chunked": {"tied": False},
+    "bfloat16": {"plain_loss": True, "dtype": "bf16", "moment_dtype": "bf16"},
+    "bfloat16, chunked": {"dtype": "bf16", "moment_dtype": "bf16"},
+    "sgd": {"plain_loss": True, "optimizer": "sgd"},
+    "factorised": {"plain_loss": True, "rank": 16},
+    "factorised, chunked": {"rank": 16},
+    "factorised, untied head": {"plain_loss": True, "rank": 16, "tied": False},
+    "row-sparse": {"plain_loss": True, "tied": False, "row_sparse": True},
+    "row-sparse, rowwise": {"plain_loss": True, "tied": False, "row_sparse": True, "row_state": "rowwise_bf16"},
+    "row-sparse, Adagrad": {"plain_loss": True, "tied": False, "row_sparse": True, "optimizer": "adagrad"},
+    "row-sparse, chunked": {"tied": False, "row_sparse": True},
+    "rows beside": {"delta_rows": 40},
+    "rows beside, few positions": {"delta_rows": 40, "positions": 64},
+    "rows beside a factorised table": {"delta_rows": 40, "rank": 16},
+    "rows beside, untied head": {"delta_rows": 40, "tied": False},
+    "rows beside, bfloat16": {"delta_rows": 40, "dtype": "bf16", "moment_dtype": "bf16"},
+    "rows beside, bfloat16, untied head": {
+        "plain_loss": True,
+        "delta_rows": 40,
+        "dtype": "bf16",
+        "moment_dtype": "bf16",
+        "tied": False,
+    },
+    "factorised, bfloat16, chunked": {"rank": 16, "dtype": "bf16", "moment_dtype": "bf16"},
+    "untied head, bfloat16, chunked": {"tied": False, "dtype": "bf16", "moment_dtype": "bf16"},
+    "one of three ranks": {"vocab_parallel_size": 3},
+    "one of two ranks, untied head": {"vocab_parallel_size": 2, "tied": False},
+    "one of two ranks, factorised": {"vocab_parallel_size": 2, "rank": 16},
+    "one of two ranks, row-sparse": {
+        "vocab_parallel_size": 2,
+        "tied": False,
+        "row_sparse": True,
+        "distinct_tokens": 617,
+    },
+    "one of two ranks, bfloat16": {"vocab_parallel_size": 2, "dtype": "bf16", "moment_dtype": "bf16"},
+    "looked up only": {"lookup_only": True},
+    "looked up only, row-sparse": {  # few tokens: what the update allocates for each is not planned
+        "lookup_only": True,
+        "row_sparse": True,
+        "row_state": "rowwise_bf16",
+        "tokens": 96,
+    },
+    "looked up only, bfloat16, one of two ranks": {
+        "lookup_only": True,
+        "vocab_parallel_size": 2,
+        "dtype": "bf16",
+        "moment_dtype": "bf16",
+    },
+    "inference": {"optimizer": "none"},
+    "inference, looked up only": {"optimizer": "none", "lookup_only": True},
+    "int8": {"dtype": "int8"},
+    "int4 in groups": {"dtype": "int4", "group_size": 16},
+    "rows beside int4": {"dtype": "int4", "delta_rows": 40},
+}
+
+
+# 640 of 9,000 tokens, drawn with repetition, are 617 different ones.
+
+
+def built(row: EmbeddingPlan) -> tuple[TokenTable, OutputHead | None, LearnedPositionalEmbedding | None]:
+    """What a plan says, by the library; of divided rows, this rank's."""
+    rows, dtype = row.vocab_size, TORCH_DTYPES[row.compute_dtype]
+    table: TokenTable
+    if row.rank is not None:
+        table = FactorizedEmbedding(rows, row.embed_dim, row.rank, dtype=dtype)
+    elif row.dtype.startswith("int"):
+        table = QuantizedEmbedding(rows, row.embed_dim, int(row.dtype[3:]), group_size=row.group_size)
+    else:
+        table = TokenEmbedding(rows, row.embed_dim, row_sparse=row.row_sparse, dtype=dtype)
+    if row.delta_rows:
+        table = DeltaEmbedding.last(table, row.delta_rows)
+    head = None
+    if not row.lookup_only:
+        head = OutputHead(table) if row.tied else OutputHead(vocab_size=rows, embed_dim=row.embed_dim).to(dtype)
+    if row.vocab_parallel_size > 1:
+        mesh = init_device_mesh("cpu", (row.vocab_parallel_size,))
+        table = shard_table(table, mesh)
+        if head is not None:
+            own = table if row.tied else shard_table(TokenEmbedding(rows, row.embed_dim, dtype=dtype), mesh)
+            head = OutputHead(own)
+    positions = LearnedPositionalEmbedding(row.positions, row.embed_dim).to(dtype) if row.positions else None
+    if row.delta_rows or not row.trained:
+        for part in [
+            *([] if row.tied or head is None else [head]),
+            *([positions] if positions else []),
+            *([] if row.trained else [table]),
+        ]:
+            part.requires_grad_(False)
+    return table, head, positions
+
+
+def step(row: EmbeddingPlan, *, instructions: bool = True) -> dict[str, int]:
+    """Bytes of each part of one training step of a plan, measured; the blocks between the ends are left out.
+
+    `instructions`: whether the CPU is taken to have some for products of 16-bit numbers, as a plan says.
+    """
+    memory, length = Memory(), 32
+    with memory, mock.patch.object(products, "_cpu_multiplies_bfloat16", return_value=instructions):
+        table, head, positions = built(row)
+        parameters = list(dict.fromkeys([*table.parameters(), *([] if head is None else head.parameters())]))
+        if row.vocab_parallel_size > 1 and not row.tied:
+            parameters += head.own_table.parameters()
+        parameters += [] if positions is None else list(positions.parameters())
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        derived = table.token_tensor.nbytes if row.delta_rows else 0
+        stored = [part for name, part in table.state_dict().items() if name.endswith(("packed", "row_scale"))]
+        found: dict[str, Any] = {"weight_bytes": storage([*parameters, *stored]) + derived}
+        optimizer = None
+        if row.trained:
+            adamw = RowAdamW if row.row_sparse else torch.optim.AdamW
+            kind = {"adamw": adamw, "adagrad": RowAdagrad, "sgd": torch.optim.SGD}[row.optimizer]
+            options = {"state": RowwiseSecondMoment(torch.bfloat16)} if row.row_state == "rowwise_bf16" else {}
+            optimizer = kind(trained, lr=1e-3, **({"fused": True} if kind is torch.optim.AdamW else options))
+        torch.manual_seed(int(os.environ.get("RANK", "0")))
+        ids = torch.randint(0, table.vocab_size, (row.tokens // length, length))
+        for _ in range(2):  # the optimizer's state is there at the second
+            start = memory.peak = settled(memory)
+            x = embed(ids, table, positions or Position())
+            found["vectors"] = settled(memory) - start
+            if head is None:
+                found["activation_bytes"] = found["vectors"] + row.trained * x.nbytes
+                if optimizer is None:
+                    return found | {"peak_bytes": memory.peak}
+                x.backward(torch.ones_like(x))
+                found["gradient_bytes"] = sum(size_of(part.grad) for part in trained)
+                optimizer.step()
+                optimizer.zero_grad()
+                found["peak_bytes"] = memory.peak
+                del x
+                continue
+            hidden = (x.detach() + 0).requires_grad_(row.trained)
+            if optimizer is None:
+                logits = head(hidden)
+                found |= {"logits_bytes": logits.nbytes, "peak_bytes": memory.peak, "gradient_bytes": 0}
+                found |= {"optimizer_bytes": 0, "activation_bytes": found["vectors"] + hidden.nbytes}
+                return found
+            before = memory.peak = settled(memory)
+            loss = head.loss(hidden, ids, impl="plain" if row.plain_loss else "chunked")
+            loss.backward()
+            made = [part.grad for part in (hidden, *trained) if part.grad is not None]
+            chunked = not row.plain_loss
+            along = made if chunked and row.dtype == "fp32" else []  # gradients made while logits are there
+            found["loss_bytes"] = memory.peak - before - sum(map(size_of, along))
+            x.backward(hidden.grad)
+            found["gradient_bytes"] = sum(size_of(part.grad) for part in trained)
+            found["activation_bytes"] = found["vectors"] + hidden.nbytes + hidden.grad.nbytes
+            del made, along, x, loss
+            optimizer.step()
+            optimizer.zero_grad()
+            found["peak_bytes"] = memory.peak
+            del hidden
+        state = [part for values in optimizer.state.values() for part in values.values() if torch.is_tensor(part)]
+        found["optimizer_bytes"] = storage(state)
+        if row.row_sparse:
+            pending = getattr(table, "local", table).pending_updates
+            found["optimizer_bytes"] += storage([pending.value_steps, pending.moment_steps])
+    return found
+
+
+def settled(memory: Memory) -> int:
+    """What is in memory once gloo's threads, which answer before they let go, have let go of what they sent."""
+    if torch.distributed.is_initialized():
+        time.sleep(0.2)
+    return memory.now
+
+
+def size_of(gradient: torch.Tensor) -> int:
+    if gradient.layout == torch.strided:
+        return gradient.nbytes
+    return gradient._values().nbytes + gradient._indices().nbytes
+
+
+ALWAYS = (  # each option, tied and untied, one rank and several: in pairs
+    "dense, tied",
+    "dense, untied head, chunked",
+    "bfloat16, chunked",
+    "sgd",
+    "factorised, chunked",
+    "row-sparse, rowwise",
+    "rows beside, few positions",
+    "rows beside, bfloat16, untied head",
+    "one of two ranks, row-sparse",
+    "looked up only, bfloat16, one of two ranks",
+    "inference",
+    "int4 in groups",
+    "rows beside int4",
+)
+
+
+@pytest.mark.parametrize("name", some(ALWAYS, PLANS))
+def test_every_part_that_is_planned_is_measured_within_five_percent(name):
+    row = EmbeddingPlan(9000, 48, **{"tokens": 640} | PLANS[name])
+    found = step(row) if row.vocab_parallel_size == 1 else on_ranks(row.vocab_parallel_size, step, row)[0]
+    found["loss_bytes"] = found.get("loss_bytes", row.loss_bytes) - row.gathered_bytes
+    for part, measured in found.items():
+        if part in row.as_dict():
+            assert getattr(row, part) == pytest.approx(measured, rel=0.05, abs=2000), part
+
+
+HAND_COUNTS = {  # tokens, table and head, forward; the head's products and the additions of look-up, backward
+    "gpt2": (1024, 2 * 1024 * 768 * 50257, 1024 * 768, 0),
+    "llama-3-8b": (4096, 2 * 4096 * 4096 * 128256, 0, 0),
+    "qwen3-0.6b": (2048, 2 * 2048 * 1024 * 151936, 0, 0),
+    "gemma-3-1b": (2048, 2 * 2048 * 1152 * 262144, 0, 0),
+    "bert-base": (512, 2 * 512 * 768 * 30522, 512 * 768, 0),
+    "albert-base": (512, 2 * 512 * (768 * 128 + 128 * 30000), 0, 2 * 512 * 128 * 768),
+}
+"""Tokens, and the operations of head, positions and projections, forward, as written down by hand."""
+
+
+@pytest.mark.parametrize("name", HAND_COUNTS)
+def test_operations_are_those_counted_by_hand(name):
+    tokens, head, positions, projections = HAND_COUNTS[name]
+    row = plan(name, tokens=tokens)
+    assert (row.head_flops, row.lookup_flops, row.projection_flops) == (head, positions, projections)
+    assert row.forward_flops == head + positions + projections
+    rows = tokens * (128 if name == "albert-base" else row.embed_dim)
+    assert row.backward_flops == 2 * head + 2 * projections + rows + positions
+    assert plan(name, tokens=tokens, optimizer="none").backward_flops == 0
+    assert plan(name, tokens=tokens, vocab_parallel_size=1).forward_flops == row.forward_flops
+
+
+COUNTED = [name for name in PLANS if "one of" not in name and "int" not in name]
+
+
+@pytest.mark.parametrize("name", some(("dense, tied", "factorised, chunked", "rows beside", "looked up only"), COUNTED))
+def test_products_are_those_that_torch_counts(name):
+    row = EmbeddingPlan(900, 48, **{"tokens": 64} | PLANS[name])
+    table, head, positions = built(row)
+    ids = torch.randint(0, 900, (2, row.tokens // 2))
+    forward, both = FlopCounterMode(display=False), FlopCounterMode(display=False)
+    with forward, torch.no_grad():
+        x = embed(ids, table, positions or Position())
+        _ = None if head is None else head(x)
+    assert forward.get_total_flops() == row.projection_flops + row.head_flops
+    if row.trained:
+        with both:
+            x = embed(ids, table, positions or Position())
+            hidden = x.detach().requires_grad_()
+            if head is not None:
+                head.loss(hidden, ids, impl="plain").backward()  # torch does not see the products of the chunked loss
+            if x.requires_grad:
+                x.backward(torch.ones_like(x) if head is None else hidden.grad)
+        planned = row.projection_backward_flops + row.head_backward_flops
+        assert both.get_total_flops() - forward.get_total_flops() == planned
+
+
+@pytest.mark.parametrize("name", [name for name in PLANS if "bfloat16, chunked" in name])
+def test_a_cpu_without_16_bit_products_needs_no_more_for_the_loss(name):
+    row = EmbeddingPlan(9000, 48, tokens=640, **PLANS[name])
+    assert step(row, instructions=False)["loss_bytes"] <= row.loss_bytes
+
+
+def test_gradient_optimizer_and_logits_are_those_of_plain_torch():
+    row = EmbeddingPlan(37, 8, tied=False, tokens=6)
+    ends = Ends(row)
+    optimizer = torch.optim.AdamW(ends.parameters())
+    logits = ends.table(torch.arange(6)) @ ends.head.weight.T
+    logits.logsumexp(-1).sum().backward()
+    optimizer.step()
+    assert row.gradient_bytes == storage(p.grad for p in ends.parameters())
+    moments = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    assert row.optimizer_bytes == storage(moments)
+    assert row.logits_bytes == logits.nbytes
+
+
+def test_a_factorised_plan_agrees_with_the_factorised_table():
+    factorized = pytest.importorskip("embedlayer.tables.factorized")
+    table = factorized.FactorizedEmbedding(300, 48, 16)
+    row = plan(vocab_size=300, embed_dim=48, rank=16)
+    assert row.parameters == sum(p.numel() for p in table.parameters())
+    assert row.weight_bytes == storage(table.parameters())
+
+
+def test_moments_are_fp32_unless_asked_for_otherwise():
+    halves = plan("gpt2", dtype="bf16")
+    assert halves.optimizer_bytes == plan("gpt2").optimizer_bytes
+    assert plan("gpt2", dtype="bf16", moment_dtype="bf16").optimizer_bytes == halves.optimizer_bytes // 2
+
+
+def test_sgd_keeps_nothing_and_inference_has_no_gradient():
+    sgd, none = (plan("gpt2", tokens=8, optimizer=name) for name in ("sgd", "none"))
+    assert sgd.optimizer_bytes == none.optimizer_bytes == 0
+    assert sgd.gradient_bytes == sgd.weight_bytes
+    assert none.peak_bytes == none.weight_bytes + none.logits_bytes + none.activation_bytes
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("group_size", [None, 8, 32])
+@pytest.mark.parametrize("embed_dim", [70, 33])
+def test_quantised_rows_are_as_large_as_the_quantised_table(bits, group_size, embed_dim):
+    table = QuantizedEmbedding(37, embed_dim, bits, group_size=group_size)
+    row = EmbeddingPlan(37, embed_dim, dtype=f"int{bits}", group_size=group_size, tokens=5)
+    assert row.weight_bytes == table.nbytes
+    assert 0 < row.scale_bytes < row.weight_bytes
+    blocks = EmbeddingPlan(37, embed_dim, dtype=f"q{bits}_0")
+    assert blocks.weight_bytes == QuantizedEmbedding(37, embed_dim, bits, layout=GGUFBlocks()).nbytes
+    assert row.gradient_bytes == row.optimizer_bytes == 0
+    assert row.loss_bytes == row.logits_bytes == torch.zeros(5, 37).nbytes
+
+
+def test_a_quantised_factorised_table_has_scales_for_both_factors():
+    row = EmbeddingPlan(37, 8, rank=3, dtype="int8", tied=False)
+    assert row.table_bytes == 37 * (3 + 8) + 3 * (8 + 8)
+    assert row.scale_bytes == (37 + 3 + 37) * 8
+
+
+@given(vocab_size=st.integers(1, 10**6), embed_dim=st.integers(1, 10**4), dtype=st.sampled_from(list(DTYPE_BITS)))
+def test_tying_halves_the_two_ends(vocab_size, embed_dim, dtype):
+    tied, untied = (EmbeddingPlan(vocab_size, embed_dim, tied=tied, dtype=dtype) for tied in (True, False))
+    assert untied.parameters == 2 * tied.parameters
+    assert untied.weight_bytes == 2 * tied.weight_bytes
+
+
+def test_tying_shares_one_tensor_in_torch_too():
+    table, head = nn.Embedding(50, 8), nn.Linear(8, 50, bias=False)
+    head.weight = table.weight
+    assert plan(vocab_size=50, embed_dim=8).parameters == sum(
+        p.numel() for p in {*table.parameters(), *head.parameters()}
+    )
+
+
+def test_presets_tie_as_the_models_do():
+    tied = {name for name, preset in PRESETS.items() if preset.tied}
+    assert {"gpt2", "gemma-2b", "gemma-7b", "gemma-3-1b", "llama-3.2-1b", "qwen2-0.5b", "bert-base"} <= tied
+    assert not {"llama-7b", "llama-2-70b", "llama-3-8b", "mistral-7b", "qwen2-7b", "phi-3-mini"} & tied
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_every_preset_can_be_planned(name):
+    row = plan(name)
+    assert row.name == name
+    assert row.peak_bytes == row.weight_bytes * 4
+
+
+def test_gpt2_is_its_two_tables():
+    row = plan("gpt2")
+    assert row.parameters == 50257 * 768 + 1024 * 768
+    assert format_parameters(row.table_parameters) == "38.6 M"
+    assert format_bytes(row.table_bytes) == "147.2 MiB"
+
+
+def test_sizes_given_beside_a_preset_replace_its_own():
+    row = plan("gpt2", vocab_size=50304, tied=False, positions=0, rank=64)
+    assert (row.vocab_size, row.embed_dim, row.tied, row.positions, row.rank) == (50304, 768, False, 0, 64)
+
+
+def test_a_dictionary_holds_every_size():
+    row = plan("albert-base", tokens=7)
+    values = row.as_dict()
+    assert (
+        EmbeddingPlan(**{name: values[name] for name in EmbeddingPlan.__match_args__}, rank=128, tokens=7).rank == 128
+    )
+    assert values["rank"] == 128
+    assert values["peak_bytes"] == row.peak_bytes
+    assert values["table_parameters"] == 30000 * 128 + 128 * 768
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"preset": "gpt-2"}, r"no preset 'gpt-2'.\nDid you mean gpt2"),
+        ({"preset": "Gemma-2B"}, "gemma-2b"),
+        ({"preset": "zzz"}, "Known: gpt2, "),
+        ({}, "embed_dim and vocab_size missing"),
+        ({"vocab_size": 5}, "embed_dim missing"),
+        ({"vocab_size": 0, "embed_dim": 4}, "vocab_size must be at least 1, not 0"),
+        ({"vocab_size": 5, "embed_dim": -1}, "embed_dim must be at least 1"),
+        ({"vocab_size": 5, "embed_dim": 4, "rank": 0}, "rank must be at least 1"),
+        ({"vocab_size": 5, "embed_dim": 4, "rank": 5}, "rank 5 exceeds embed_dim 4"),
+        ({"preset": "gpt2", "positions": -1}, "positions must be at least 0"),
+        ({"preset": "gpt2", "tokens": -1}, "tokens must be at least 0"),
+        ({"preset": "gpt2", "vocab_parallel_size": 0}, "vocab_parallel_size must be at least 1"),
+        ({"preset": "gpt2", "delta_rows": 60000}, "delta_rows 60000 exceeds vocab_size 50257"),
+        (
+            {"preset": "gpt2", "delta_rows": 5, "vocab_parallel_size": 2},
+            "Plan it with vocab_parallel_size=1 and replicas=1, or without delta_rows",
+        ),
+        ({"preset": "gpt2", "delta_rows": 5, "replicas": 2}, "delta_rows 5 is for one process"),
+        ({"preset": "gpt2", "row_sparse": True}, "plan it untied"),
+        (
+            {"preset": "gpt2", "lookup_only": True, "plain_loss": True},
+            "plain_loss is for an unsharded table with a head",
+        ),
+        ({"preset": "gpt2", "row_state": "rowwise"}, "row_state rowwise is for a row-sparse table with adamw"),
+        ({"preset": "gpt2", "group_size": 32}, "group_size 32 is for int8 and int4, not for fp32"),
+        ({"preset": "gpt2", "device": "tpu"}, "device 'tpu' is unknown: use one of cpu, cuda"),
+        ({"preset": "gpt2", "dtype": "fp8"}, "dtype 'fp8' is unknown: use one of fp32, fp16"),
+        ({"preset": "gpt2", "optimizer": "lion"}, "optimizer 'lion' is unknown"),
+        ({"preset": "gpt2", "moment_dtype": "int8"}, "moment_dtype 'int8' is unknown"),
+    ],
+)
+def test_what_cannot_be_planned_says_why(options, words):
+    with pytest.raises(SizeError, match=words):
+        plan(**options)
+
+
+@given(
+    tied=st.booleans(),
+    rank=st.none() | st.just(16),
+    dtype=st.sampled_from(["fp32", "bf16", "int8"]),
+    optimizer=st.sampled_from(list(OPTIMIZER_MOMENTS)),
+    plain_loss=st.booleans(),
+    delta_rows=st.sampled_from([0, 7]),
+    used=st.none() | st.just(50),
+)
+@settings(max_examples=60)
+def test_every_change_can_be_planned_and_the_best_comes_first(used, **options):
+    now = EmbeddingPlan(1000, 64, tokens=256, **options)
+    found = plan_alternatives(now, used=used)
+    assert [change.saved_bytes for change in found] == sorted((change.saved_bytes for change in found), reverse=True)
+    assert all(change.plan != now and change.plan.name == change.change for change in found)
+    assert any(change.change.startswith("trim") for change in found) == (used is not None)
+
+
+@pytest.mark.parametrize(
+    "processes", [{"vocab_parallel_size": 4}, {"replicas": 2}, {"vocab_parallel_size": 2, "replicas": 2}]
+)
+def test_every_change_to_a_sharded_table_can_be_planned(processes):
+    found = plan_alternatives(EmbeddingPlan(1000, 64, tied=False, tokens=256, **processes), used=50)
+    assert not any(change.plan.delta_rows for change in found)
+    assert {"row-sparse table", "trim to 50 tokens"} <= {change.change for change in found}
+
+
+def test_the_examples_in_the_docstrings_run():
+    results = doctest.testmod(embedlayer.planner.embedding_plan)
+    assert results.failed == 0
+    assert results.attempted >= 5
+
+
+def test_torch_is_not_needed():
+    code = "import embedlayer.planner.embedding_plan, sys; assert not {'torch', 'numpy'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_each_option_is_stated_once_and_is_in_the_signature_and_the_documentation():
+    options = set(embedlayer.planner.embedding_plan.OPTIONS)
+    assert set(inspect.signature(plan).parameters) == options | {"preset"}
+    assert all(f"        {name}: " in EmbeddingPlan.__doc__ for name in [*options, "name"])
+    assert embedlayer.planner.options_table() in Path(__file__).parents[2].joinpath("docs", "planning.md").read_text()
+
+
+def test_an_unknown_option_is_a_type_error():
+    for preset in ("gpt2", None):
+        with pytest.raises(TypeError, match="bits"):
+            plan(preset, vocab_size=5, embed_dim=4, bits=8)

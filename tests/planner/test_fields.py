@@ -1,0 +1,82 @@
+"""Plans from a `config.json`: those of the published models, and of the layers that are loaded."""
+
+import json
+import warnings
+from dataclasses import asdict, replace
+
+import pytest
+from covering import some
+from tiny_models import SAMPLE
+
+import embedlayer as el
+from embedlayer.core.errors import CheckpointError
+from embedlayer.planner.embedding_plan import plan
+
+QWEN3 = {"model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024, "tie_word_embeddings": True}
+GEMMA3 = {"model_type": "gemma3_text", "vocab_size": 262144}
+CONFIGS = [  # as published, as far as a plan reads them
+    ({**QWEN3, "dtype": "bfloat16"}, {**asdict(plan("qwen3-0.6b")), "dtype": "bf16"}),
+    ({**QWEN3, "hidden_size": 4096, "tie_word_embeddings": False}, asdict(plan("qwen3-8b"))),
+    ({**GEMMA3, "hidden_size": 640}, asdict(plan("gemma-3-270m"))),
+    (
+        {
+            "model_type": "gemma3",
+            "text_config": {**GEMMA3, "vocab_size": 262208, "hidden_size": 2560},
+        },
+        asdict(plan("gemma-3-4b")),
+    ),
+    ({"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_positions": 1024}, asdict(plan("gpt2"))),
+    (
+        {"model_type": "opt", "vocab_size": 50272, "hidden_size": 768, "max_position_embeddings": 2048},
+        asdict(plan("opt-125m")),
+    ),
+    (
+        {"model_type": "roberta", "vocab_size": 50265, "hidden_size": 768, "max_position_embeddings": 514},
+        asdict(plan("roberta-base")),
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "expected"), CONFIGS, ids=[config["model_type"] for config, _ in CONFIGS])
+def test_a_configuration_gives_the_plan_of_the_published_model(config, expected, tmp_path):
+    assert asdict(plan(config)) == {**expected, "name": config["model_type"]}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    assert plan(str(file), tokens=7) == replace(plan(config), tokens=7, name=str(file))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "llama5"}, r"model type 'llama5' is not planned: it is unknown here; near: llama.*--vocab"),
+        ({}, "model type None is not planned"),
+        ({"model_type": "mobilebert", "vocab_size": 9, "embedding_size": 4}, "mobilebert is none that a plan has"),
+        ({**QWEN3, "vocab_size": "many"}, "vocab_size must be a whole number"),
+        ({"model_type": "qwen3", "vocab_size": 9}, "has none of hidden_size"),
+        ({"kind": "decoder_lm"}, "plan it with --checkpoint"),
+    ],
+)
+def test_a_configuration_that_is_not_planned_says_why(config, words):
+    with pytest.raises(CheckpointError, match=words):
+        plan(config)
+
+
+ALL_TYPES = [(kind, name) for kind, names in SAMPLE.items() for name in names if name != "electra"]  # wider than D
+
+
+@pytest.mark.parametrize(
+    ("kind", "model_type"),
+    some([("causal", "opt"), ("causal", "bart"), ("seq2seq", "bart"), ("masked", "roberta")], ALL_TYPES),
+)
+def test_a_configuration_gives_the_sizes_of_the_layer_that_is_loaded(kind, model_type, tmp_path, unchecked):
+    from tiny_models import build, quiet
+
+    with warnings.catch_warnings(), quiet():
+        warnings.simplefilter("ignore")
+        build(model_type, kind)[1].save_pretrained(tmp_path)
+        layer = el.load(tmp_path)
+    row = plan(str(tmp_path / "config.json"))
+    positions = [part for part in layer.modules() if isinstance(part, el.LearnedPositionalEmbedding)]
+    assert (row.vocab_size, row.rank or row.embed_dim) == (layer.table.vocab_size, layer.table.embed_dim)
+    assert (row.lookup_only, row.tied) == (layer.head is None, layer.head is None or layer.head.tied)
+    assert row.positions == sum(len(part.weight) for part in positions)

@@ -1,0 +1,446 @@
+"""Rotary positions on several axes, the scale of queries, direction and layout: beside transformers, and their laws."""
+
+import copy
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from covering import some
+from torch import Tensor
+
+from embedlayer import DecoderLM, KeyValueCache, Position, RotaryEmbedding, ShapeError, SizeError, TokenEmbedding
+from embedlayer.positions import (
+    AlternatingAxes,
+    AxialAxes,
+    ChannelAxes,
+    ChunkedAxes,
+    DynamicNTKScaling,
+    InterleavedAxes,
+    LinearScaling,
+    LogQueryScaling,
+    NTKAlphaScaling,
+    PowerQueryScaling,
+    QueryScaledPosition,
+    RotaryAngles,
+)
+from embedlayer.positions.rotary.embedding import rotary_angles
+
+HEAD, PAIRS = 24, 12
+MIXED = torch.randint(0, 50, (3, 2, 7), generator=torch.Generator().manual_seed(0))
+"""Positions on three axes, `(A, B, T)`."""
+
+SCHEMES: dict[str, Position] = {
+    "plain": RotaryEmbedding(HEAD),
+    "chunked": RotaryEmbedding(HEAD, axes=ChunkedAxes((2, 4, 6))),
+    "chunked, dynamic": RotaryEmbedding(HEAD, axes=ChunkedAxes((2, 4, 6)), scaling=DynamicNTKScaling(2.0, 8)),
+    "interleaved": RotaryEmbedding(HEAD, axes=InterleavedAxes((6, 3, 3)), rotary_dim=HEAD),
+    "alternating": RotaryEmbedding(HEAD, axes=AlternatingAxes((4, 4, 4)), interleaved=True),
+    "channels": RotaryEmbedding(HEAD, axes=ChannelAxes((2, 4, 6))),
+    "axial": RotaryEmbedding(HEAD, axes=AxialAxes(3), reversed=True),
+    "axial, alternating": RotaryEmbedding(HEAD, axes=AxialAxes(3, alternating=True), interleaved=True),
+    "axial, within": RotaryEmbedding(
+        HEAD + 2, rotary_dim=HEAD, trailing=True, axes=AxialAxes(3, pairs_within_axis=True)
+    ),
+    "axial, shared": RotaryEmbedding(HEAD, axes=AxialAxes(3, shared_frequencies=True, last_axis_first=True)),
+    "query scaling": RotaryEmbedding(HEAD, query_scaling=LogQueryScaling(0.5, 3, offset=1)),
+    "reversed, trailing": RotaryEmbedding(HEAD, rotary_dim=16, trailing=True, reversed=True, interleaved=True),
+    "alpha": RotaryEmbedding(HEAD, scaling=NTKAlphaScaling(1000.0)),
+    "query-scaled": QueryScaledPosition(PowerQueryScaling(0.1, 3)),
+}
+ON_AXES = [name for name, position in SCHEMES.items() if getattr(position, "axes", None) is not None]
+ROTATIONS = [name for name in SCHEMES if name not in ("channels", "query scaling", "query-scaled")]
+
+
+def heads(position: Position, *shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    width = getattr(position, "head_dim", HEAD)
+    generator = torch.Generator().manual_seed(1)
+    q, k = (torch.randn(2, count, 7, width, generator=generator).to(dtype) for count in (4, 2))
+    return q, k
+
+
+def positions_for(name: str) -> Tensor:
+    return MIXED if name in ON_AXES else MIXED[0]
+
+
+# Beside transformers
+
+
+def beside(model: str, kind: str, **parameters: object) -> tuple[torch.nn.Module, ModuleType]:
+    """A rotary module of transformers for heads of this width, and the Python module with its functions."""
+    config = SimpleNamespace(
+        max_position_embeddings=4096,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, **parameters},
+        head_dim=HEAD,
+        hidden_size=48,
+        num_attention_heads=2,
+        embed_dim=48,
+    )
+    module = import_module(f"transformers.models.{model}.modeling_{model}")
+    return getattr(module, kind)(config), module
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "kind", "sections"),
+    [
+        ("chunked", "qwen2_vl", "Qwen2VLRotaryEmbedding", [2, 4, 6]),
+        ("chunked", "qwen2_5_vl", "Qwen2_5_VLRotaryEmbedding", [2, 4, 6]),
+        ("interleaved", "qwen3_vl", "Qwen3VLTextRotaryEmbedding", [6, 3, 3]),
+        ("interleaved", "qwen3_5", "Qwen3_5TextRotaryEmbedding", [6, 3, 3]),
+        ("alternating", "ernie4_5_vl_moe", "Ernie4_5_VLMoeTextRotaryEmbedding", [4, 4, 4]),
+        ("channels", "hunyuan_vl", "HunYuanVLRotaryEmbedding", [2, 4, 6]),
+    ],
+)
+@pytest.mark.parametrize("positions", [MIXED, MIXED[0]], ids=["three axes", "text"])
+def test_sections_are_those_of_transformers(name, model, kind, sections, positions) -> None:
+    rotary, module = beside(model, kind, mrope_section=sections)
+    q, k = heads(SCHEMES[name])
+    expected = module.apply_rotary_pos_emb(q, k, *rotary(q, positions))
+    for ours, theirs in zip(SCHEMES[name].rotate(q, k, positions), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)  # their angles are rounded to float32
+
+
+@pytest.mark.parametrize(
+    ("axes", "model", "kind"),
+    [
+        (AxialAxes(2), "qwen2_vl", "Qwen2VLVisionRotaryEmbedding"),
+        (AxialAxes(2), "qwen2_5_vl", "Qwen2_5_VLVisionRotaryEmbedding"),
+        (AxialAxes(2, shared_frequencies=True), "pixtral", "PixtralVisionRotaryEmbedding"),
+        (AxialAxes(2, alternating=True, last_axis_first=True), "kimi_k25", "Kimi_K25VisionRotaryEmbedding"),
+        (AxialAxes(3), "minimax_m3_vl", "MiniMaxM3VLVisionRotaryEmbedding"),
+        (AxialAxes(2, pairs_within_axis=True), "gemma4", "Gemma4VisionRotaryEmbedding"),
+    ],
+)
+def test_axial_tables_are_those_of_vision_towers(axes, model, kind) -> None:
+    rotary, module = beside(model, kind, rope_type="axial")
+    positions = MIXED[: axes.num_axes, 0]
+    x = heads(SCHEMES["plain"])[0][:1]
+    rows = positions.T[None] if model == "gemma4" else positions.T
+    cos, sin = (each.reshape(1, 1, 7, -1) for each in rotary(x, rows))
+    if model == "gemma4":
+        expected = module.apply_multidimensional_rope(x, cos[0], sin[0], positions.T[None], unsqueeze_dim=1)
+    else:
+        halves = x.chunk(2, dim=-1)
+        expected = x * cos + torch.cat([-halves[1], halves[0]], dim=-1) * sin
+    ours = RotaryEmbedding(HEAD, axes=axes).rotate(x, x, positions[:, None])[0]
+    torch.testing.assert_close(ours, expected, atol=2e-5, rtol=0)
+
+
+def test_the_direction_is_that_of_nanochat() -> None:
+    rotary, module = beside("nanochat", "NanoChatRotaryEmbedding")
+    position = RotaryEmbedding(HEAD, reversed=True)
+    q, k = heads(position)
+    expected = module.apply_rotary_pos_emb(q, k, *rotary(q, MIXED[0]))
+    for ours, theirs in zip(position.rotate(q, k, MIXED[0]), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)
+
+
+def test_trailing_channels_are_those_of_deepseek_v4() -> None:
+    module = import_module("transformers.models.deepseek_v4.modeling_deepseek_v4")
+    position = RotaryEmbedding(HEAD, rotary_dim=16, interleaved=True, trailing=True)
+    q, k = heads(position)
+    expected = module.apply_rotary_pos_emb(q, *position.cos_sin(MIXED[0]))
+    torch.testing.assert_close(position.rotate(q, k, MIXED[0])[0], expected)
+
+
+def test_ntk_alpha_is_that_of_hunyuan() -> None:
+    rotary, _ = beside("hunyuan_v1_dense", "HunYuanDenseV1RotaryEmbedding", rope_type="dynamic", alpha=1000.0)
+    ours = SCHEMES["alpha"].frequencies()
+    torch.testing.assert_close(ours.float(), rotary.inv_freq, rtol=1e-5, atol=0)
+
+
+# Laws over all of them
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_prepared_angles_give_the_same_bits(name, dtype) -> None:
+    position = SCHEMES[name]
+    q, k = heads(position, dtype=dtype)
+    for positions in (positions_for(name), MIXED[0], MIXED[0, 0]):
+        prepared = copy.deepcopy(position.prepare(positions))
+        assert isinstance(prepared, tuple)
+        for ours, again in zip(position.rotate(q, k, positions), position.rotate(q, k, prepared), strict=True):
+            assert ours.dtype == dtype
+            assert torch.equal(ours, again)
+
+
+COMPILED = ["chunked, dynamic", "interleaved", "alternating", "channels", "axial, within", "query scaling"]
+COMPILED += ["reversed, trailing", "query-scaled"]
+"""One scheme for each way to compute angles and to rotate by them."""
+
+
+@pytest.mark.parametrize("name", some(COMPILED, SCHEMES))
+def test_prepared_angles_pass_through_compile_export_and_vmap(name, unchecked) -> None:
+    position = SCHEMES[name]
+    q, k = heads(position)
+    positions = positions_for(name)
+
+    class Blocks(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.position = position
+
+        def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> Tensor:
+            prepared = self.position.prepare(positions)
+            for _ in range(2):
+                q, k = self.position.rotate(q, k, prepared)
+            return torch.cat([q, k], dim=1)
+
+    expected = Blocks()(q, k, positions)
+    torch.compiler.reset()
+    compiled = torch.compile(Blocks(), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, k, positions), expected, atol=1e-5, rtol=1e-5)
+    exported = torch.export.export(Blocks(), (q, k, positions)).module()
+    torch.testing.assert_close(exported(q, k, positions), expected, atol=1e-5, rtol=1e-5)
+    if name != "chunked, dynamic":  # its frequencies depend on the longest position of all rows
+        by_row = torch.func.vmap(lambda q, k, at: Blocks()(q[None], k[None], at)[0], in_dims=(0, 0, -2))
+        torch.testing.assert_close(by_row(q, k, positions.unsqueeze(-3)), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ROTATIONS)
+@pytest.mark.parametrize("shift", [1, 5000, 10_000_000])
+def test_scores_depend_on_distances_along_each_axis(name, shift) -> None:
+    position = SCHEMES[name]
+    if name == "chunked, dynamic":
+        position = position.at_length(4 * shift)
+    q, k = heads(position, dtype=torch.float64)
+    positions = positions_for(name)
+    further = positions + shift * torch.tensor([1, 2, 3])[:, None, None] if name in ON_AXES else positions + shift
+
+    def scores(at: Tensor) -> Tensor:
+        rotated, keys = position.rotate(q, k, at)
+        return rotated @ keys.repeat_interleave(2, 1).mT
+
+    torch.testing.assert_close(scores(positions), scores(further), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("name", ON_AXES)
+@pytest.mark.parametrize("length", [7, 700])
+def test_text_is_rotated_as_without_axes_and_as_with_equal_ones(name, length) -> None:
+    position: Any = SCHEMES[name]
+    axes = position.axes
+    q, k = (torch.randn(2, count, length, position.head_dim) for count in (40, 2))
+    text = torch.arange(length)
+    ours = position.rotate(q, k, text)
+    equal = position.rotate(q, k, text.expand(axes.num_axes, 1, -1))
+    assert all(torch.equal(one, other) for one, other in zip(ours, equal, strict=True))
+    if not isinstance(axes, AxialAxes):
+        plain = RotaryEmbedding(**{**vars_of(position), "axes": None}).rotate(q, k, text)
+        assert all(torch.equal(one, other) for one, other in zip(ours, plain, strict=True))
+
+
+def vars_of(position: RotaryEmbedding) -> dict[str, object]:
+    names = (
+        "head_dim",
+        "base",
+        "scaling",
+        "interleaved",
+        "rotary_dim",
+        "axes",
+        "query_scaling",
+        "reversed",
+        "trailing",
+    )
+    assert set(names) == position.config.keys()
+    return {name: getattr(position, name) for name in names}
+
+
+@pytest.mark.parametrize("name", ON_AXES)
+def test_each_pair_has_the_angle_of_its_axis(name) -> None:
+    """Against single-axis tables in float64: the table of axis a, at the pairs of axis a."""
+    position: Any = SCHEMES[name]
+    cos, _ = position.cos_sin(MIXED)
+    frequencies = position.frequencies(int(MIXED.max()) + 1)
+    if position.axes.divides_channels:
+        frequencies = frequencies.repeat(2)
+    for pair, axis in enumerate(position.axes.index(position.rotary_dim)):
+        exact = (MIXED[axis].double() * frequencies[pair]).cos()
+        torch.testing.assert_close(cos[..., pair].double(), exact, atol=1e-6, rtol=0)
+
+
+def test_the_order_of_axes() -> None:
+    assert ChunkedAxes((1, 2, 1)).index(8).tolist() == [0, 1, 1, 2]
+    assert InterleavedAxes((4, 2, 2)).index(16).tolist() == [0, 1, 2, 0, 1, 2, 0, 0]
+    assert AlternatingAxes((2, 1, 1)).index(8).tolist() == [1, 2, 0, 0]
+    assert ChannelAxes((1, 1, 2)).index(8).tolist() == [0, 0, 1, 1, 2, 2, 2, 2]
+    assert AxialAxes(2).index(8).tolist() == [0, 0, 1, 1]
+    assert AxialAxes(2, alternating=True).index(8).tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_what_was_saved_is_built_again(name, tmp_path) -> None:
+    position = SCHEMES[name]
+    position.save_pretrained(tmp_path)
+    again = type(position).from_pretrained(tmp_path)
+    assert again.config == position.config
+    q, k = heads(position)
+    assert torch.equal(again.rotate(q, k, positions_for(name))[0], position.rotate(q, k, positions_for(name))[0])
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_large_tensors_are_rotated_as_small_ones(name, monkeypatch) -> None:
+    """Large ones are rotated in blocks, or as complex numbers."""
+    from embedlayer.positions.rotary import rotation
+
+    position = SCHEMES[name]
+    q, k = heads(position)
+    small = position.rotate(q, k, positions_for(name))
+    monkeypatch.setattr(rotation, "LARGE_NUMEL", 60)
+    monkeypatch.setattr(rotation, "SMALL_INTERLEAVED_NUMEL", 0)
+    for one, other in zip(small, position.rotate(q, k, positions_for(name)), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
+
+
+# In a model
+
+
+def decoder(position: Position) -> DecoderLM:
+    torch.manual_seed(0)
+    return DecoderLM(TokenEmbedding(40, 48, init_std=1.0), position, num_layers=3, num_heads=2, head_dim=HEAD).eval()
+
+
+def test_a_model_computes_angles_once(monkeypatch) -> None:
+    calls = []
+
+    def counted(positions: Tensor, *arguments: Tensor, dtype: torch.dtype) -> Tensor:
+        calls.append(positions.shape[-1])
+        return rotary_angles(positions, *arguments, dtype=dtype)
+
+    monkeypatch.setattr("embedlayer.positions.rotary.embedding.rotary_angles", counted)
+    model, cache = decoder(RotaryEmbedding(HEAD)), KeyValueCache()
+    model(torch.arange(9)[None])
+    assert calls == [9]
+    model(torch.arange(4)[None], cache=cache)
+    model(torch.arange(1)[None], cache=cache)
+    assert calls == [9, 4, 1]
+
+
+class Doubled(RotaryEmbedding):
+    """A scheme of a user that overrides `rotate` only and computes with positions."""
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return super().rotate(q, k, positions * 2)
+
+
+def test_a_scheme_that_overrides_rotate_gets_positions() -> None:
+    ids = torch.arange(9)[None]
+    doubled, plain = decoder(Doubled(HEAD)), decoder(RotaryEmbedding(HEAD))
+    torch.testing.assert_close(doubled(ids), plain(ids, positions=torch.arange(9) * 2))
+
+
+@pytest.mark.parametrize("name", [name for name in ON_AXES if name not in ("chunked, dynamic", "axial, within")])
+def test_a_cache_continues_positions_on_several_axes(name) -> None:
+    """Three tokens of text, four of an image, then text: it continues at the largest position plus one."""
+    model = decoder(SCHEMES[name])
+    ids = torch.randint(0, 40, (2, 10))
+    image = torch.tensor([[3, 3, 3, 3], [3, 3, 4, 4], [3, 4, 3, 4]])
+    text = torch.arange(3).expand(3, -1)
+    whole = torch.cat([text, image, torch.arange(5, 8).expand(3, -1)], dim=-1)[:, None].expand(-1, 2, -1)
+    cache = KeyValueCache()
+    parts = [
+        model(ids[:, :3], cache=cache),
+        model(ids[:, 3:7], positions=image[:, None], cache=cache),
+        model(ids[:, 7:8], cache=cache),
+        model(ids[:, 8:], cache=cache),
+    ]
+    torch.testing.assert_close(torch.cat(parts, dim=1), model(ids, positions=whole), atol=1e-4, rtol=1e-4)
+    assert torch.equal(cache.positions, whole)
+
+
+# Refused
+
+
+def test_positions_on_another_number_of_axes_are_refused(unchecked: None) -> None:
+    position = SCHEMES["chunked"]
+    q, k = heads(position)
+    for wrong in (MIXED[:2], MIXED[None], torch.tensor(3)):
+        with pytest.raises(ShapeError, match=r"do not fit RotaryEmbedding: pass .* or \(3, B, T\) with a position on"):
+            position.cos_sin(wrong)
+        with pytest.raises(ShapeError, match=r"do not fit tokens of shape \(2, 7\): pass .* or \(3, B, T\)"):
+            position.rotate(q, k, wrong)
+
+
+def test_angles_of_another_scheme_are_refused() -> None:
+    q, k = heads(SCHEMES["plain"])
+    other = RotaryEmbedding(HEAD, rotary_dim=16).prepare(MIXED[0])
+    with pytest.raises(ShapeError, match=r"prepared by a scheme with base=10000.0, rotary_dim=16, .* has .*_dim=24"):
+        SCHEMES["plain"].rotate(q, k, other)
+    with pytest.raises(ShapeError, match="QueryFactors holds no angles"):
+        SCHEMES["plain"].rotate(q, k, SCHEMES["query-scaled"].prepare(MIXED[0]))
+    with pytest.raises(ShapeError, match="RotaryAngles holds no query factors"):
+        SCHEMES["query-scaled"].rotate(q, k, other)
+    assert isinstance(other, RotaryAngles)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_float64_queries_are_rotated_by_float64_angles(name) -> None:
+    position, positions = SCHEMES[name], positions_for(name)
+    q, k = heads(position, dtype=torch.float64)
+    rotated = position.rotate(q, k, positions)
+    for ours, again in zip(rotated, position.rotate(q, k, position.prepare(positions)), strict=True):
+        assert torch.equal(ours, again)
+    if not isinstance(position, RotaryEmbedding):
+        expected = q * position.query_scaling.factors(positions, torch.float64)[..., None, :, None], k
+    else:
+        expected = by_the_formula(position, q, positions), by_the_formula(position, k, positions)
+        if position.query_scaling is not None:
+            factors = position.query_scaling.factors(positions, torch.float64)
+            expected = expected[0] * factors[..., None, :, None], expected[1]
+    for ours, plain in zip(rotated, expected, strict=True):
+        torch.testing.assert_close(ours, plain, atol=1e-12, rtol=0)
+
+
+def by_the_formula(position: RotaryEmbedding, x: Tensor, positions: Tensor) -> Tensor:
+    """Rotate each pair by `position * frequency` in float64, with the frequencies of the scheme's own formula."""
+    scaling, axes, half = position.scaling, position.axes, position.rotary_dim // 2
+    if scaling is not None:
+        sets = scaling.frequency_sets(position.rotary_dim, position.base)
+        frequencies = scaling.select(sets, scaling.length or int(positions.max()) + 1)
+    elif axes is not None and axes.has_own_frequencies:
+        frequencies = axes.frequencies(position.rotary_dim, position.base)
+    else:
+        frequencies = position.base ** (-torch.arange(half, dtype=torch.float64) / half)
+    frequencies = -frequencies if position.reversed else frequencies
+    at = positions.double().unsqueeze(-1)  # (B, T, 1), or (A, B, T, 1)
+    if axes is None:
+        angles = at * frequencies
+    else:  # of each pair, or of each channel
+        axis_of = axes.index(position.rotary_dim).tolist()
+        angles = torch.stack([at[axis, ..., 0] * frequencies[i % half] for i, axis in enumerate(axis_of)], dim=-1)
+    result, channels = x.clone(), position.pair_channels()
+    for pair, (a, b) in enumerate(channels.tolist()):
+        one = angles[..., pair].unsqueeze(-2)
+        other = angles[..., half + pair].unsqueeze(-2) if angles.shape[-1] > half else one
+        result[..., a] = x[..., a] * one.cos() - x[..., b] * one.sin()
+        result[..., b] = x[..., b] * other.cos() + x[..., a] * other.sin()
+    return result
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        ("add up to 11, but rotary_dim 24 has 12 pairs", {"axes": lambda: ChunkedAxes((2, 4, 5))}),
+        ("two or more positive numbers", {"axes": lambda: InterleavedAxes((12,))}),
+        ("two or more positive numbers", {"axes": lambda: ChannelAxes((12, 0))}),
+        ("after the first must be equal", {"axes": lambda: AlternatingAxes((4, 3, 5))}),
+        ("12 pairs, which 5 axes cannot share", {"axes": lambda: AxialAxes(5)}),
+        ("num_axes must be at least 2", {"axes": lambda: AxialAxes(1)}),
+        ("either alternate", {"axes": lambda: AxialAxes(2, alternating=True, pairs_within_axis=True)}),
+        ("has its own frequencies", {"axes": lambda: AxialAxes(2), "scaling": lambda: LinearScaling(2.0)}),
+        ("defined for half-split pairs", {"axes": lambda: ChannelAxes((6, 6)), "interleaved": lambda: True}),
+        ("defined for half-split", {"axes": lambda: ChannelAxes((6, 6)), "scaling": lambda: DynamicNTKScaling(2.0, 8)}),
+        (
+            "by a single position",
+            {"axes": lambda: ChunkedAxes((6, 6)), "query_scaling": lambda: LogQueryScaling(1.0, 1)},
+        ),
+        ("length must be at least 1", {"query_scaling": lambda: LogQueryScaling(0.1, 0)}),
+        ("offset at least 0", {"query_scaling": lambda: PowerQueryScaling(0.1, 1, -1)}),
+        ("alpha must be positive", {"scaling": lambda: NTKAlphaScaling(0.0)}),
+        ("needs a rotary_dim of at least 4", {"scaling": lambda: NTKAlphaScaling(2.0), "rotary_dim": lambda: 2}),
+    ],
+)
+def test_what_contradicts_itself_is_refused(message, arguments) -> None:
+    with pytest.raises(SizeError, match=message):
+        RotaryEmbedding(HEAD, **{name: build() for name, build in arguments.items()})

@@ -1,0 +1,471 @@
+"""Reading transformers' configurations: what live models turn by, and what is refused."""
+
+import importlib
+import inspect
+import json
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from covering import some
+
+from embedlayer import CheckpointError, EmbedLayerWarning, Position, RotaryEmbedding
+from embedlayer.families import REFUSED_ROTARY, ROTARY
+from embedlayer.positions import (
+    AxialAxes,
+    DynamicNTKScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    ProportionalScaling,
+    YarnScaling,
+    rotary_positions,
+)
+from embedlayer.positions.rotary.blocks import layer_types, read_blocks, rotated_layers
+from embedlayer.positions.rotary.config import read_rotary
+
+SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 6, "max_position_embeddings": 128}
+SMALL = {"model_type": "llama", **SIZES}
+DIVISORS = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+DEEPSEEK = {
+    "type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.5,
+}
+FAMILIES: list[tuple[str, str, dict]] = [  # module of transformers, its configuration and module of angles, options
+    ("llama", "Llama", {}),
+    ("llama", "Llama", {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}),
+    ("mistral", "Mistral", {"head_dim": 32}),
+    ("qwen2", "Qwen2", {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}}),
+    ("qwen3", "Qwen3", {"head_dim": 8}),
+    ("gemma", "Gemma", {"head_dim": 16}),
+    ("gemma2", "Gemma2", {"head_dim": 16}),
+    ("gemma3", "Gemma3Text", {"head_dim": 16, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+    ("gpt_neox", "GPTNeoX", {"rotary_pct": 0.25, "rotary_emb_base": 25000}),
+    ("phi", "Phi", {"partial_rotary_factor": 0.5}),
+    ("phi3", "Phi3", {"original_max_position_embeddings": 32, "rope_scaling": {"rope_type": "longrope", **DIVISORS}}),
+    ("stablelm", "StableLm", {"partial_rotary_factor": 0.25}),
+    ("falcon", "Falcon", {}),
+    ("cohere", "Cohere", {}),
+    ("granite", "Granite", {}),
+    ("gpt_oss", "GptOss", {"head_dim": 16}),
+    ("modernbert", "ModernBert", {"vocab_size": 10}),
+    ("olmo3", "Olmo3", {}),
+    ("gemma4", "Gemma4Text", {"head_dim": 16, "global_head_dim": 32}),
+    ("deepseek_v3", "DeepseekV3", {"qk_rope_head_dim": 8}),
+    ("deepseek_v3", "DeepseekV3", {"qk_rope_head_dim": 8, "rope_scaling": DEEPSEEK}),
+    ("cohere2", "Cohere2", {}),
+    ("glm", "Glm", {"head_dim": 16, "partial_rotary_factor": 0.5}),
+]
+
+
+def as_file(config) -> dict:
+    return json.loads(json.dumps(config.to_dict()))
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "options"), FAMILIES, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_every_layer_type_of_a_live_model_has_the_frequencies_that_are_read(module, name, options) -> None:
+    pytest.importorskip("transformers")
+    configuration = importlib.import_module(f"transformers.models.{module}.configuration_{module}")
+    modeling = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
+    config = getattr(configuration, f"{name}Config")(**{**SIZES, **options})
+    short = f"{name.removesuffix('Text')}RotaryEmbedding"
+    theirs = getattr(modeling, f"{name}RotaryEmbedding", None) or getattr(modeling, short)
+    theirs = theirs(config)
+    by_type = [key for key in config.rope_parameters if isinstance(config.rope_parameters[key], dict)]
+    for layer_type in by_type or [None]:
+        prefix = f"{layer_type}_" if layer_type else ""
+        ours = RotaryEmbedding.from_config(as_file(config), layer_type)
+        their_frequencies = getattr(theirs, f"{prefix}inv_freq").double()
+        ours_in_radians = ours.phase_increments.double() / 2**53 * 2 * torch.pi
+        torch.testing.assert_close(their_frequencies, ours_in_radians, rtol=5e-7, atol=1e-12)
+        assert ours.attention_scaling == pytest.approx(getattr(theirs, f"{prefix}attention_scaling"), rel=1e-12)
+    assert len(rotary_positions(as_file(config))) == 6
+
+
+@pytest.mark.parametrize(
+    ("keys", "scaling"),
+    [
+        ({"rope_scaling": None}, None),
+        ({"rope_scaling": {"type": "default"}}, None),
+        ({"rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2}}, LinearScaling(2.0)),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, DynamicNTKScaling(2.0, 128)),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 32}},
+            YarnScaling(4.0, 32),
+        ),
+        (
+            {"rope_scaling": {"type": "longrope", **DIVISORS}, "original_max_position_embeddings": 32},
+            LongRopeScaling((1.0,) * 8, (2.0,) * 8, 32, 4.0),
+        ),
+        (
+            {"rope_scaling": {"type": "su", **DIVISORS}, "original_max_position_embeddings": 32},
+            LongRopeScaling((1.0,) * 8, (2.0,) * 8, 32, 4.0),
+        ),
+        ({"rope_parameters": {"rope_type": "proportional"}, "partial_rotary_factor": 0.25}, ProportionalScaling(0.25)),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "rope_theta": 5e5,
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 32,
+                },
+                "rope_theta": 5e5,
+            },
+            Llama3Scaling(8.0, 32, 1.0, 4.0),
+        ),
+    ],
+)
+def test_old_and_new_keys_are_read(keys, scaling) -> None:
+    position = RotaryEmbedding.from_config({**SMALL, "rope_theta": 5e5, **keys})
+    assert (position.scaling, position.base, position.head_dim, position.rotary_dim) == (scaling, 5e5, 16, 16)
+
+
+@pytest.mark.parametrize(
+    ("keys", "rotary_dim"),
+    [
+        ({"partial_rotary_factor": 0.5}, 8),
+        ({"rotary_pct": 0.25}, 4),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, 8),
+        ({"rotary_dim": 4}, 4),
+        ({}, 16),
+    ],
+)
+def test_a_part_of_a_head_may_turn(keys, rotary_dim) -> None:
+    config = {**SMALL, "model_type": "phi3", "rope_theta": 1e4, **keys}
+    assert RotaryEmbedding.from_config(config).rotary_dim == rotary_dim
+
+
+SHARED = {"rope_theta": 1e4, "partial_rotary_factor": 0.5, "original_max_position_embeddings": 32, "factor": 2.0}
+SHARED_TYPES: dict[str, dict[str, Any]] = {
+    **{key: {} for key in ("default", "linear", "dynamic", "yarn")},
+    "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "longrope": {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
+    "proportional": {},
+}
+UNSCALED, UNLIMITED = ("default",), ("default", "linear", "dynamic", "proportional")
+
+
+@pytest.mark.parametrize("family", some(("Llama", "Glm4"), ("Llama", "Glm4", "Mistral", "Qwen3", "Olmo2")))
+@pytest.mark.parametrize("rope_type", SHARED_TYPES)
+def test_a_part_of_a_head_is_rotated_ignored_or_refused_as_the_original_does(family, rope_type) -> None:
+    """transformers' model of the type is built and run: whether it fails, and how many frequencies it has."""
+    transformers = pytest.importorskip("transformers")
+    parameters = {"rope_type": rope_type, **SHARED, **SHARED_TYPES[rope_type]}
+    for key, types in (("factor", UNSCALED), ("original_max_position_embeddings", UNLIMITED)):
+        if rope_type in types:
+            del parameters[key]
+    sizes = {**SIZES, "num_hidden_layers": 1, "head_dim": 16, "vocab_size": 9, "pad_token_id": 0}
+    config = getattr(transformers, f"{family}Config")(**sizes, rope_parameters=parameters)
+    model = getattr(transformers, f"{family}Model")(config)
+    theirs = model.rotary_emb.inv_freq
+    try:
+        with torch.no_grad():
+            model(torch.tensor([[1, 2]]))
+    except RuntimeError:
+        with pytest.raises(
+            CheckpointError, match=f"partial_rotary_factor 0.5 with rope_type '{rope_type}' is not read"
+        ):
+            rotary_positions(as_file(config))
+        return
+    ignores = rope_type == "default" and family != "Glm4"
+    with pytest.warns(EmbedLayerWarning, match="is ignored, because the code of") if ignores else nullcontext():
+        ours = rotary_positions(as_file(config))[0]
+    assert ours.phase_increments.shape == theirs.shape
+    torch.testing.assert_close(
+        ours.phase_increments.double() / 2**53 * 2 * torch.pi, theirs.double(), rtol=5e-7, atol=0
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ROTARY)
+def test_a_family_reads_a_share_if_its_code_does(family) -> None:
+    auto = pytest.importorskip("transformers.models.auto.configuration_auto")
+    if family not in auto.CONFIG_MAPPING:
+        pytest.skip("no configuration of transformers has this type")
+    module = auto.CONFIG_MAPPING[family].__module__.replace("configuration_", "modeling_")
+    try:
+        modeling = importlib.import_module(module)
+    except ModuleNotFoundError:
+        pytest.skip("the type has the code of another one")
+    classes = [each for each in vars(modeling).values() if inspect.isclass(each) and each.__module__ == module]
+    defaults = [vars(each).get("compute_default_rope_parameters") for each in classes]
+    found = {"partial_rotary_factor" in inspect.getsource(each.__func__) for each in defaults if each is not None}
+    if not found:
+        pytest.skip("its code has no default of its own")
+    assert found == {ROTARY[family].reads_share}
+
+
+def test_gptj_has_its_base_in_the_code_and_interleaved_pairs() -> None:
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.gptj.modeling_gptj import create_sinusoidal_positions
+
+    config = transformers.GPTJConfig(n_embd=64, n_head=4, n_layer=2, rotary_dim=8)
+    position = RotaryEmbedding.from_config(as_file(config))
+    assert (position.rotary_dim, position.interleaved, position.base) == (8, True, 10000.0)
+    sin, cos = create_sinusoidal_positions(50, 8).chunk(2, dim=-1)
+    for ours, theirs in zip(position.cos_sin(torch.arange(50)), (cos, sin), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "interleaved"),
+    [("llama", {}, False), ("cohere", {}, True), ("glm", {"partial_rotary_factor": 0.5}, True)],
+)
+def test_the_layout_is_that_of_the_family_or_as_told(family, keys, interleaved) -> None:
+    config = {**SMALL, "model_type": family, "rope_theta": 1e4, **keys}
+    assert RotaryEmbedding.from_config(config).interleaved is interleaved
+    assert RotaryEmbedding.from_config(config, interleaved=not interleaved).interleaved is not interleaved
+
+
+GEMMA3 = {
+    **SMALL,
+    "model_type": "gemma3_text",
+    "head_dim": 16,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "sliding_window_pattern": 3,
+}
+
+
+def test_layer_types_have_bases_and_scalings_of_their_own() -> None:
+    local = RotaryEmbedding.from_config(GEMMA3, "sliding_attention")
+    whole = RotaryEmbedding.from_config(GEMMA3, "full_attention")
+    assert (local.base, local.scaling) == (1e4, None)
+    assert (whole.base, whole.scaling) == (1e6, LinearScaling(8.0))
+    layers = rotary_positions(GEMMA3)
+    assert [layer.base for layer in layers] == [1e4, 1e4, 1e6, 1e4, 1e4, 1e6]
+    assert len({id(layer) for layer in layers}) == 2
+    with pytest.raises(CheckpointError, match="layers of two types: pass layer_type='sliding_attention'"):
+        RotaryEmbedding.from_config(GEMMA3)
+    modernbert = {
+        **SMALL,
+        "model_type": "modernbert",
+        "local_rope_theta": 1e4,
+        "global_rope_theta": 16e4,
+        "global_attn_every_n_layers": 3,
+    }
+    assert [layer.base for layer in rotary_positions(modernbert)] == [16e4, 1e4, 1e4, 16e4, 1e4, 1e4]
+    assert layer_types(modernbert)[1] == "sliding_attention"
+
+
+def test_yarn_nested_by_layer_type_keeps_its_truncate() -> None:
+    """transformers reads it from outside the nested dictionary, and so not at all."""
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+    config = {**SMALL, "rope_parameters": {"full_attention": {**yarn, "truncate": False}}}
+    assert RotaryEmbedding.from_config(config, "full_attention").scaling == YarnScaling(4.0, 32, truncate=False)
+
+
+def test_layers_without_positions_are_neutral() -> None:
+    nested = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": None}
+    config = {**SMALL, "rope_parameters": nested, "layer_types": ["sliding_attention", "full_attention"] * 3}
+    assert type(RotaryEmbedding.from_config(config, "full_attention")) is Position
+    assert [type(layer) is Position for layer in rotary_positions(config)] == [False, True] * 3
+    with pytest.raises(CheckpointError, match="none of sliding_attention, full_attention.*Did you mean full_attention"):
+        RotaryEmbedding.from_config(config, "fullattention")
+
+
+@pytest.mark.parametrize(
+    ("keys", "rotated"),
+    [
+        ({"no_rope_layers": [1, 1, 0, 1, 1, 0]}, [True, True, False] * 2),
+        ({"no_rope_layer_interval": 3}, [True, True, False] * 2),
+        ({"no_rope_layers": [], "no_rope_layer_interval": 2}, [True, False] * 3),
+        ({}, [True] * 6),
+    ],
+)
+def test_no_rope_layers_says_1_for_layers_that_turn(keys, rotated) -> None:
+    config = {**SMALL, "rope_theta": 1e4, **keys}
+    assert rotated_layers(config) == rotated
+    assert [isinstance(layer, RotaryEmbedding) for layer in rotary_positions(config)] == rotated
+
+
+@pytest.mark.parametrize(("module", "name"), [("smollm3", "SmolLM3"), ("cohere2", "Cohere2"), ("exaone4", "Exaone4")])
+def test_layers_that_live_models_do_not_turn_are_known(module, name) -> None:
+    pytest.importorskip("transformers")
+    configuration = importlib.import_module(f"transformers.models.{module}.configuration_{module}")
+    modeling = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
+    config = getattr(configuration, f"{name}Config")(**SIZES, vocab_size=10, pad_token_id=0, intermediate_size=8)
+    attention = [getattr(modeling, f"{name}Attention")(config, layer) for layer in range(6)]
+    theirs = [
+        part.use_rope
+        if hasattr(part, "use_rope")
+        else part.sliding_window is not None and (module == "cohere2" or part.is_sliding)
+        for part in attention
+    ]
+    assert rotated_layers(as_file(config)) == [bool(flag) for flag in theirs]
+    assert not all(theirs)
+
+
+ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"rope_parameters": {**ROPE, "attn_factor": 1.0}}, "no key 'attn_factor'.*Did you mean .*attention_factor"),
+        ({"rope_parameters": {**ROPE, "mrope_section": [1]}}, "'yarn' have no key 'mrope_section'"),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [1]}, "rope_theta": 1e4}, "'mrope' is not known here"),
+        ({"rope_parameters": {**ROPE, "rope_type": "yarm"}}, "'yarm' is not known here. Did you mean yarn"),
+        ({"rope_parameters": {**ROPE, "type": "linear"}}, "contradicts itself"),
+        ({"rope_parameters": {**ROPE, "factor": "4"}}, "factor must be a number, not '4'"),
+        ({"rope_parameters": {**ROPE, "truncate": 1}}, "truncate must be true or false"),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "'linear' lack a number for 'factor'"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": None}},
+            "'linear' lack a number for 'factor'",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}},
+            r"max_position_embeddings \(128\)",
+        ),
+        ({"rope_parameters": {"rope_type": "default"}}, "names no base.*10000 for most"),
+        ({"rope_parameters": [1]}, "must be a dictionary"),
+        ({"rope_parameters": {"full_attention": 3, "sliding_attention": {}}}, "sliding_attention: pass layer_type"),
+        ({}, "names no base"),
+        ({"rope_theta": 1e4, "rope_parameters": ROPE | {"rope_theta": 2e4}}, "contradicts itself"),
+        ({"rope_thetta": 1e4}, "'rope_thetta' is not known here. Did you mean rope_theta"),
+        ({"rope_theta": True}, "rope_theta must be a number"),
+        ({"rope_theta": 1e4, "model_type": "gpt_neox"}, "transformers would take 0.25"),
+        ({"alibi": True}, "AlibiBias"),
+        ({"rope_theta": 1e4, "head_dim": 0.5}, "head_dim must be a whole number"),
+    ],
+)
+def test_unknown_missing_and_contradicting_keys_are_refused_with_a_hint(config, message) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        RotaryEmbedding.from_config({**SMALL, **config})
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"text_config": {}}, r"pass config\['text_config'\]"),
+        (
+            {"vision_config": {"model_type": "pixtral"}, "text_config": {}},
+            r"config\['text_config'\] or config.'vision",
+        ),
+        ({"rope_theta": 1e4, "model_type": "llama"}, "neither head_dim nor hidden_size"),
+        ({"rope_theta": 1e4}, "has no model_type.*State interleaved="),
+        (
+            {"rope_theta": 1e4, "model_type": "lama"},
+            "unknown model_type 'lama'.*Did you mean llama.*the original model",
+        ),
+    ],
+)
+def test_a_configuration_of_another_shape_is_refused(config, message) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read_rotary(config)
+
+
+@pytest.mark.parametrize("model_type", REFUSED_ROTARY)
+def test_a_model_type_that_rotates_in_another_way_is_refused_with_the_reason(model_type) -> None:
+    assert model_type not in ROTARY
+    with pytest.raises(CheckpointError, match=f"'{model_type}' are not read: {REFUSED_ROTARY[model_type]}"):
+        read_rotary({"model_type": model_type, "rope_theta": 1e4, "head_dim": 64}, interleaved=False)
+
+
+AXIAL = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2}
+
+
+def test_the_heads_of_a_vision_tower_have_rows_and_columns() -> None:
+    first, second = rotary_positions({**AXIAL, "model_type": "paddleocr_vl_vision"})  # without rope_parameters
+    assert first is second
+    assert (first.head_dim, first.base, first.axes) == (32, 10_000.0, AxialAxes(2))
+    first, _ = rotary_positions({**AXIAL, "hidden_size": 160, "model_type": "minimax_m3_vl_vision"})
+    assert (first.head_dim, first.rotary_dim, first.axes) == (80, 78, AxialAxes(3))
+    with pytest.raises(CheckpointError, match="rope_type 'yarn' is not known here"):
+        rotary_positions({**AXIAL, "model_type": "pixtral", "rope_parameters": {"rope_type": "yarn"}})
+    with pytest.raises(CheckpointError, match="rope_type 'axial' is not known here"):
+        rotary_positions({**AXIAL, "model_type": "llama", "rope_parameters": {"rope_type": "axial"}})
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"num_hidden_layers": None}, "num_hidden_layers must be a whole number of at least 1, not None"),
+        ({"no_rope_layers": [1]}, "one entry for each of 6 layers"),
+        ({"model_type": "smollm3"}, "neither no_rope_layers nor"),
+        ({"model_type": "cohere2", "sliding_window": 8}, "layer_types is missing"),
+    ],
+)
+def test_layers_that_cannot_be_told_are_refused(config, message) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        rotated_layers({**SMALL, **config})
+
+
+def test_a_base_that_is_told_fills_in_for_a_missing_one_only() -> None:
+    assert RotaryEmbedding.from_config(SMALL, default_base=1e4).base == 1e4
+    assert RotaryEmbedding.from_config({**SMALL, "rope_theta": 5e5}, default_base=1e4).base == 5e5
+
+
+def test_an_unknown_family_is_read_when_the_caller_states_pairing_and_layers() -> None:
+    config = {**SIZES, "model_type": "novel", "rope_theta": 1e4}
+    assert RotaryEmbedding.from_config(config, interleaved=True).interleaved
+    with pytest.raises(CheckpointError, match="unknown model_type 'novel'"):
+        rotary_positions(config, interleaved=False)
+    with pytest.raises(CheckpointError, match="one entry for each of 6 layers"):
+        rotary_positions(config, interleaved=False, rotated=[True])
+    layers = rotary_positions(config, interleaved=False, rotated=[True, False] * 3)
+    assert [isinstance(layer, RotaryEmbedding) for layer in layers] == [True, False] * 3
+    assert all(isinstance(each, RotaryEmbedding) for each in rotary_positions(config, interleaved=False, rotated=True))
+
+
+@pytest.mark.parametrize(
+    ("config", "keys", "message"),
+    [
+        ({"model_type": "cohere2"}, {}, "sliding_window is missing"),
+        ({"model_type": "gpt_oss"}, {}, "rope_parameters or rope_scaling is missing"),
+        ({"model_type": "deepseek_v3"}, {}, "qk_rope_head_dim is missing"),
+        ({"model_type": "llama", "rope_interleave": True}, {}, "does not read it"),
+        (
+            {"model_type": "gptj", "rotary_dim": 8, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            {},
+            "no rope_type",
+        ),
+        (
+            {"model_type": "qwen2_vl_text", "rope_scaling": {"mrope_section": [1, 1, 1]}},
+            {},
+            "contradicts itself.*add up",
+        ),
+    ],
+)
+def test_what_transformers_would_fill_in_by_family_must_be_stated(config, keys, message) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        rotary_positions({**SIZES, "rope_theta": 1e4, **config, **keys})
+
+
+BLOCKS: list[tuple[str, dict, list[str]]] = [
+    ("afmoe", {"layer_types": ["sliding_attention", "full_attention"] * 3}, ["rotary", "none"] * 3),
+    ("qwen3_next", {"full_attention_interval": 3, "partial_rotary_factor": 0.25}, ["none", "none", "rotary"] * 2),
+    ("granite_swa", {"layer_rope_theta": [1e4, 0, 5e5] * 2}, ["rotary", "none", "rotary_2"] * 2),
+    ("mllama_text_model", {"cross_attention_layers": [1]}, ["rotary", "none", *["rotary"] * 4]),
+    (
+        "molmo2_text",
+        {"rope_scaling_layers": [0, 1], "rope_scaling": {"type": "linear", "factor": 2.0}},
+        ["rotary", "rotary", *["rotary_2"] * 4],
+    ),
+    (
+        "llama4_text",
+        {"no_rope_layers": [1, 0] * 3, "attn_scale": 0.1, "floor_scale": 8},
+        ["rotary", "query_scaling"] * 3,
+    ),
+    ("jamba", {}, ["none"] * 6),
+]
+
+
+@pytest.mark.parametrize(("family", "keys", "expected"), BLOCKS, ids=[family for family, *_ in BLOCKS])
+def test_each_block_has_the_key_of_its_scheme(family, keys, expected) -> None:
+    blocks = read_blocks({**SIZES, "model_type": family, "rope_theta": 1e4, **keys})
+    assert list(blocks.keys) == expected
+    assert set(blocks.arguments) == set(expected) - {"none"}
