@@ -1,8 +1,8 @@
 """Save and load any layer: `config.json`, `model.safetensors`, and `tokenizer.json` if there is a tokenizer.
 
 A layer returns its constructor's arguments as JSON in `config`. A layer inside a layer is written as its own
-description, `{"kind": "rotary", "head_dim": 64, ...}`, with an identifier of its class (`core.class_identifiers`). Reading builds
-the inner layers first, so every combination of tables, positions and heads can be saved.
+description, `{"kind": "rotary", "head_dim": 64, ...}`, with an identifier of its class (`core.class_identifiers`).
+Reading builds the inner layers first, so every combination of tables, positions and heads can be saved.
 """
 
 import inspect

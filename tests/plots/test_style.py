@@ -123,7 +123,8 @@ def test_each_public_name_is_loaded_at_its_first_use():
 def test_importing_the_package_loads_neither_torch_nor_matplotlib():
     import subprocess
 
-    code = "import sys, embedlayer.core.invisible_characters as _; print({*sys.modules} & {'torch', 'numpy', 'matplotlib'})"
+    module, heavy = "embedlayer.core.invisible_characters", {"torch", "numpy", "matplotlib"}
+    code = f"import sys, {module}; print({heavy} & {{*sys.modules}})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"
 
