@@ -1,6 +1,6 @@
 """Run compiled CPU kernels, and fall back to torch operators where they cannot be compiled.
 
-A kernel is a function of `embedlayer.kernels` that numba compiles, `f(start, stop, *arguments)`. It computes the items
+A kernel is a function of `embedlayer.kernels.cpu` that numba compiles, `f(start, stop, *arguments)`. It computes the items
 `start` to `stop - 1` of an operation, such as rows or tokens. No item depends on another one, so the result depends
 neither on the blocks into which the items are divided nor on the number of threads.
 
@@ -118,13 +118,13 @@ _availability, _failure, _wait, _compiling = _Availability(), _Failure(), _Wait(
 
 
 class Kernel:
-    """A compiled function of a module of `embedlayer.kernels`, which is imported and compiled at the first run.
+    """A compiled function of a module of `embedlayer.kernels.cpu`, which is imported and compiled at the first run.
 
     numba compiles it once for each combination of dtypes, and stores the result on disk: in `__pycache__` beside the
     module, or in the user's cache folder if that cannot be written, or in `NUMBA_CACHE_DIR`.
 
     Args:
-        module: Name of the module in `embedlayer.kernels`.
+        module: Name of the module in `embedlayer.kernels.cpu`.
         name: Name of the function `f(start, stop, *arguments)`.
     """
 
@@ -194,7 +194,7 @@ class Kernel:
             try:
                 if self._function is None:
                     self._errors = (*FAILURES, _require_numba())
-                    self._function = getattr(import_module(f"embedlayer.kernels.{self.module}"), self.name)
+                    self._function = getattr(import_module(f"embedlayer.kernels.cpu.{self.module}"), self.name)
                 start = time.perf_counter()
                 self._function(0, 0, *arrays)  # an empty range: compiles and computes nothing
                 log.debug("kernel %s.%s ready in %.3f s", self.module, self.name, time.perf_counter() - start)

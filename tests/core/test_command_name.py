@@ -44,7 +44,7 @@ def test_the_program_is_named_as_the_shell_finds_it(program, monkeypatch, path, 
 @pytest.mark.parametrize(("path", "name"), [("{folder}", "python3"), ("/nowhere", "'a place/bin/python3'")])
 def test_a_module_is_run_by_the_same_python(program, monkeypatch, path, name) -> None:
     monkeypatch.setenv("PATH", path.format(folder=program.parent))
-    monkeypatch.setattr(sys, "argv", [str(Path(module.__file__).with_name("__main__.py"))])
+    monkeypatch.setattr(sys, "argv", [str(Path(module.__file__).parents[1] / "__main__.py")])
     monkeypatch.setattr(sys, "executable", str(program.with_name("python3")))
     assert command_name() == f"{name} -m embedlayer"
 
@@ -65,7 +65,7 @@ def test_what_it_names_runs(tmp_path) -> None:
     start = [
         sys.executable,
         "-c",
-        f"import sys; sys.argv[0] = {str(Path(module.__file__).with_name('__main__.py'))!r}\n{code}",
+        f"import sys; sys.argv[0] = {str(Path(module.__file__).parents[1] / '__main__.py')!r}\n{code}",
     ]
     said = subprocess.run(start, capture_output=True, text=True, cwd=tmp_path, env=os.environ)
     assert said.returncode == 0, said.stderr

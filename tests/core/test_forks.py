@@ -200,8 +200,8 @@ def test_everything_with_a_lock_or_a_thread_is_among_them() -> None:
                 found |= {str(file.relative_to(PACKAGE))} if name in NAMES else set()
                 registering |= {str(file.relative_to(PACKAGE))} if name == "register_at_fork" else set()
     in_workers = "data/process_pool.py"  # a thread of a process that is spawned, which ends it with its parent
-    assert found == {*HOLDERS, "forks.py", in_workers}
-    assert registering == {"forks.py"}
+    assert found == {*HOLDERS, "core/forks.py", in_workers}
+    assert registering == {"core/forks.py"}
 
 
 def test_a_fork_waits_for_what_a_lock_protects(monkeypatch) -> None:
