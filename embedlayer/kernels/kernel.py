@@ -1,8 +1,8 @@
 """Run compiled CPU kernels, and fall back to torch operators where they cannot be compiled.
 
-A kernel is a function of `embedlayer.kernels.cpu` that numba compiles, `f(start, stop, *arguments)`. It computes the items
-`start` to `stop - 1` of an operation, such as rows or tokens. No item depends on another one, so the result depends
-neither on the blocks into which the items are divided nor on the number of threads.
+A kernel is a function of `embedlayer.kernels.cpu` that numba compiles, `f(start, stop, *arguments)`. It computes the
+items `start` to `stop - 1` of an operation, such as rows or tokens. No item depends on another one, so the result
+depends neither on the blocks into which the items are divided nor on the number of threads.
 
 Blocks are computed by the calling thread and by helper threads, as many in all as `torch.get_num_threads()`. A thread
 claims one block after another. The calling thread waits for claimed blocks only, so helpers that get no time on a busy
