@@ -90,11 +90,11 @@ def run_on(folder: Path, line: str, capsys) -> tuple[int, str, str]:
 
 
 @cases("name, command", FILES, WORKING)
-def test_a_command_that_needs_no_text_works_with_one_warning(tmp_path, capsys, name, command) -> None:
+def test_a_command_that_needs_no_text_works_with_at_most_one_warning(tmp_path, capsys, name, command) -> None:
     code, out, errors = run_on(make(tmp_path / "model", name), WORKING[command], capsys)
     assert code == 0, errors
-    assert errors.count("Warning: ") == 1
-    assert f"{name} is " in errors
+    warnings = int(command != "plan")  # sizes are planned without a tokenizer
+    assert errors.count("Warning: ") == errors.count(f"{name} is ") == warnings
     assert out
 
 
