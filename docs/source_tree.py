@@ -20,18 +20,45 @@ def first_line(file: Path) -> str:
     return docstring.partition("\n")[0]
 
 
+GROUPS = {
+    "What everything stands on": "core io families kernels",
+    "Text": "tokenization saving data",
+    "The layer": "losses row_sparse formats tables positions heads injections inputs",
+    "Training": "optim distributed",
+    "Models and files": "census models checkpoints training opening",
+    "Editing and studying": "vocab compress planner analysis",
+    "What people see": "lessons plots explorer cli",
+}
+"""The packages of `embedlayer/` from the bottom up."""
+
+
+def table(folder: Path, files: list[Path]) -> str:
+    """Return the heading of a folder and the table of its modules."""
+    rows = [f"| `{file.name}` | {first_line(file).replace('|', chr(92) + '|')} |\n" for file in files]
+    lines = ["| module | what it does |\n|---|---|\n", *rows, "\n"] if rows else []
+    return f"### {folder.relative_to(ROOT)}/\n\n{first_line(folder / '__init__.py')}\n\n" + "".join(lines)
+
+
 def tree() -> str:
-    """Return one table per package: module and what it does."""
+    """Return the groups, with one table for each package: module and what it does.
+
+    Raises:
+        ValueError: A package is in no group.
+    """
     package = ROOT / "embedlayer"
-    folders = [package, *sorted(path.parent for path in package.rglob("__init__.py") if path.parent != package)]
+    grouped = [name for names in GROUPS.values() for name in names.split()]
+    missing = {file.parent.name for file in package.glob("*/__init__.py")} - {*grouped}
+    if missing:
+        raise ValueError(f"GROUPS of docs/source_tree.py has no package {', '.join(sorted(missing))}.")
     parts = []
-    for folder in folders:
-        name = str(folder.relative_to(ROOT))
-        parts.append(f"## {name}/\n\n{first_line(folder / '__init__.py')}\n\n| module | what it does |\n|---|---|\n")
-        for file in sorted(folder.glob("*.py")):
-            if not file.name.startswith("__"):
-                parts.append(f"| `{file.name}` | {first_line(file).replace('|', chr(92) + '|')} |\n")
-        parts.append("\n")
+    for group, names in GROUPS.items():
+        parts.append(f"## {group}\n\n")
+        for name in names.split():
+            if (package / f"{name}.py").exists():
+                parts.append(f"### embedlayer/{name}.py\n\n{first_line(package / f'{name}.py')}\n\n")
+                continue
+            folders = [package / name, *sorted(file.parent for file in (package / name).glob("*/__init__.py"))]
+            parts += [table(each, sorted(each.glob("[!_]*.py"))) for each in folders]
     return "".join(parts)
 
 
