@@ -342,7 +342,7 @@ PositionSpec = (
     | RelativePositions
     | Literal["rotary"]
 )
-"""Position scheme of a family; `"rotary"` stands for the `RotaryPositions` of its model type in `families.rotary`."""
+"""Position scheme of a family; `"rotary"` stands for the `RotaryPositions` of its model type in `families.rotary_settings`."""
 
 
 @dataclass(frozen=True)

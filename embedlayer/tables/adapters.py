@@ -1,6 +1,6 @@
 """Adapters of PEFT on the rows of a table: what they are, and how rows, looked-up vectors and logits change.
 
-Adapters on modules of a live model (`layers.peft`) and adapters in files (`tables.adapter_files`) are the same records.
+Adapters on modules of a live model (`heads.peft`) and adapters in files (`tables.adapter_files`) are the same records.
 """
 
 from typing import NamedTuple
