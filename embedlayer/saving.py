@@ -228,6 +228,7 @@ def _read_weights(layer: nn.Module, directory: Path, device: torch.device | str,
 
     Raises:
         CheckpointError: The file is damaged, or does not fit the layer.
+        FileError: The file is missing or cannot be read.
     """
     weights = directory / (TABLE_WEIGHTS if (directory / TABLE_WEIGHTS).exists() else WEIGHTS)
     tensors, _ = load_tensors(weights, str(device), prefix)

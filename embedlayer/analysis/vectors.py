@@ -224,6 +224,7 @@ class TokenVectors:
             SizeError: The query is empty, no ID is in the range to search, or `indexer` is not `None`.
             UnknownTokenError: An item is not a token of the table, see `id_of`.
             CheckpointError: A row or vector of the query holds NaN or infinity.
+            ShapeError: A vector of the query does not have the shape `(D,)`.
         """
         if indexer is not None:
             raise SizeError("The search here is exact and takes no indexer: leave indexer out.")

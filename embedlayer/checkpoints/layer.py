@@ -306,6 +306,8 @@ class EmbeddingLayer(Pretrained):
 
         Raises:
             TokenizerError: The tokenizer file is damaged.
+            FileError: The tokenizer file cannot be read.
+            MissingExtraError: A `.model` needs the extra `spm`, and a `.gguf` the extra `gguf`.
 
         Warns:
             EmbedLayerWarning: The tokenizer has IDs without a row in the table.
@@ -415,6 +417,7 @@ class EmbeddingLayer(Pretrained):
 
         Raises:
             SizeError: Both kinds of positions are passed, or token types to a family without them.
+            ShapeError: The mask or the positions have another shape than the tokens, or a wrong dtype.
         """
         if position_ids is not None and positions is not None:
             raise SizeError("Pass position_ids (as transformers counts) or positions (from 0), not both.")

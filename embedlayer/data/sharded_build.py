@@ -92,6 +92,7 @@ def build_in_shards(
             other files or another build, or is locked by another process; or a process was killed.
         TextError: A source is not UTF-8, or no source has text.
         SizeError: `shards` or `workers` is below 1.
+        CheckpointError: The plan or a shard in the folder is damaged.
 
     Example:
         >>> from embedlayer.tokenization.train import train_tokenizer
@@ -276,6 +277,8 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
     Raises:
         SizeError: `shards` is below 1.
         FileError: The folder has other files or another plan, or a source is no regular file (standard input).
+        CheckpointError: The plan in the folder is damaged.
+        TextError: A source is not plain text, or a folder has no text files.
     """
     if shards < 1:
         raise SizeError(f"shards is {shards}; it must be 1 or more.")

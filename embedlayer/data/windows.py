@@ -351,6 +351,7 @@ def _ids_of(text_or_corpus: str | Path | TokenIds, tokenizer: object) -> TokenId
     Raises:
         TokenizerError: A text is passed without a tokenizer.
         TextError: The text is empty, or is a path as `str`.
+        FileError: A text file cannot be read.
     """
     if not isinstance(text_or_corpus, str | Path):
         return text_or_corpus

@@ -90,6 +90,7 @@ def answer(source: OpenedModel, params: Params) -> answers.Pipeline:
         SizeError: The tiny layer has no such position scheme.
         TokenizerError: The source has neither a tokenizer nor names, and the text is no list of IDs.
         TextError: The text has no tokens.
+        TokenIdError: An ID is outside the table.
     """
     model, vocabulary = requested_model(source, params)
     table, special = parts_of(model)[0], source.adds_special_tokens

@@ -162,6 +162,7 @@ class NgramHash(Pretrained, ComputedBuffers):
         Raises:
             SizeError: There is no order or no head, or `layer_id` is not one of `layer_ids`.
             TokenIdError: `pad_token_id` is not a token.
+            TokenizerError: `tokenizer` is no tokenizer.
 
         Example:
             >>> ngrams = NgramHash.engram(torch.arange(1000) % 700, [500, 500], layer_id=1, heads=2)

@@ -153,6 +153,7 @@ class WeightFiles:
         Raises:
             CheckpointError: There is no such tensor, its file is missing or damaged, or its data type is not in
                 `DTYPES`.
+            FileError: The file of the tensor cannot be read.
         """
         info = self.info(name)
         stored = info.torch_dtype
@@ -171,6 +172,7 @@ class WeightFiles:
 
         Raises:
             CheckpointError: The file is missing or damaged.
+            FileError: The file cannot be read.
         """
         if file not in self._headers:
             path = self._folder.find(file)

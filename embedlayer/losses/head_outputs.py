@@ -50,6 +50,8 @@ class HeadOutputs:
         Raises:
             ShapeError: `hidden` has another width than the rows.
             SizeError: An option is unknown or outside its range, or two options exclude each other.
+            TokenIdError: A target is neither a token nor `ignore_index`.
+            MissingExtraError: `impl="triton"` without Triton or without a CUDA device.
         """
         check_options(options, LossOptions, f"{type(self).__name__}.loss")
         logits, loss = resolve_logits(hidden, self, options)
@@ -96,6 +98,7 @@ class HeadOutputs:
             SizeError: A statistic is unknown or needs tokens, `top_k` is below 0 or above V, or an option is unknown or
                 outside its range.
             TokenIdError: A token is outside the table.
+            ShapeError: `hidden` has another width than the rows, or the tokens another shape.
         """
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_statistics")
         logits, loss = resolve_logits(hidden, self, options)

@@ -186,6 +186,7 @@ class OpenedModel:
 
         Raises:
             CheckpointError: A file of the run is damaged.
+            FileError: The metrics cannot be read.
         """
         line = None if self.run is None else self.run.validation()
         return None if line is None else float(line["validation_loss"])
@@ -286,6 +287,8 @@ class OpenedModel:
 
         Raises:
             TokenizerError: There is no tokenizer, or it has IDs outside the table.
+            FileError: A configuration file cannot be read.
+            CheckpointError: A configuration file is damaged.
         """
         from embedlayer.tokenization.ids import end_of_text_id
 

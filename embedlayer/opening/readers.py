@@ -67,6 +67,7 @@ def open_model(
         CheckpointError: The source is damaged, or has no token table.
         TokenizerError: The tokenizer is damaged; or `tokenizer`, or that of a saved layer, has IDs outside the table.
         SizeError: `parts` is none of the three.
+        MissingExtraError: The source needs the extra `hf` (hub), `gguf` (GGUF) or `spm` (a `.model` tokenizer).
 
     Warns:
         EmbedLayerWarning: Only the table of a checkpoint can be read; rows contain NaN or infinity; or a checkpoint's
@@ -175,6 +176,7 @@ def _saved_table(path: Path, device: str) -> "TokenTable":
 
     Raises:
         CheckpointError: The table is damaged, or no table of tokens.
+        FileError: A file of the layer is missing.
     """
     from embedlayer.saving import part_from_pretrained
     from embedlayer.tables.table import TokenTable
@@ -190,6 +192,7 @@ def _saved_tokenizer(path: Path, table: "TokenTable") -> "Tokenizer | None":
 
     Raises:
         TokenizerError: The tokenizer is damaged, or has IDs outside the table.
+        FileError: The tokenizer cannot be read.
     """
     from embedlayer.tokenization.ids import require_rows
     from embedlayer.tokenization.read import load_tokenizer
@@ -242,6 +245,7 @@ def _open_layer(source: Path | str, parts: Parts, device: str) -> OpenedModel:
     Raises:
         FileError: The source does not exist, or cannot be read.
         CheckpointError: The source is damaged, and its table cannot be read either.
+        MissingExtraError: The hub needs the extra `hf`, and a GGUF file the extra `gguf`.
     """
     from embedlayer.checkpoints.layer import load
 

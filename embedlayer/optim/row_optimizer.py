@@ -208,6 +208,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         Raises:
             KeyError: An entry is missing.
             ShapeError: The moments have another size than the table.
+            CheckpointError: A row's step is below 0, or after the last step.
         """
         pending: PendingUpdates = parameter.pending_updates
         with pending.lock:
@@ -288,6 +289,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
 
         Raises:
             CheckpointError: The state is that of another rule, or of another table, or `step` is out of range.
+            StaleRowsError: The weight was written in place while updates were pending.
         """
         check_step(tensors.get("step"), tuple(parameter.shape))
         step = {"step": tensors["step"].to(self._step_device(parameter))}

@@ -130,6 +130,9 @@ class RowSparseParameter(nn.Parameter):
         """Apply those pending updates of weights among the arguments that `func` would miss, and then call `func`.
 
         Results are plain tensors. Inside a compiled function no updates are applied.
+
+        Raises:
+            SizeError: `func` is `share_memory_`, and the weight has a sparse gradient.
         """
         kwargs = kwargs or {}
         if not torch.compiler.is_compiling() and func not in READS_NO_ROWS:

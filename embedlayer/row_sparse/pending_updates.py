@@ -575,6 +575,7 @@ class PendingUpdates:
             KeyError: An entry is missing.
             ShapeError: The moments have another size than the table.
             CheckpointError: A row's step is below 0, or after the last step.
+            StaleRowsError: The weight was written in place while updates were pending.
         """
         check_state_size(weight, moments)
         self.detach()

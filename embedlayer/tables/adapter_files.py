@@ -201,6 +201,7 @@ def write_token_rows(
 
     Raises:
         FileError: The folder cannot be written.
+        CheckpointError: The rows are sharded.
     """
     directory = create_folder(directory)
     config = {

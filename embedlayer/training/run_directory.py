@@ -410,6 +410,7 @@ class RunDirectory:
 
         Raises:
             CheckpointError: The checkpoint is missing or damaged.
+            FileError: The checkpoint cannot be read.
         """
         if not self.tables.exists():
             return None
@@ -516,6 +517,7 @@ class RunDirectory:
 
         Raises:
             CheckpointError: `best.json` is damaged.
+            FileError: `best.json` cannot be read.
         """
         whole = self.best_facts.exists() and (self.path / WEIGHTS).exists()
         return read_fields(self.best_facts, BestFacts) if whole else None

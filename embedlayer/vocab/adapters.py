@@ -119,6 +119,7 @@ def _changes(module: nn.Module, adapter: AdapterFolder) -> Changes:
             different ways; or it is for weights of other sizes.
         SizeError: There is no table and no head, or a table is not dense.
         TokenIdError: A token is outside a table.
+        VocabularyError: The module contains a `DraftHead`, or hashed n-grams of another library.
     """
     vocabulary = vocabulary_modules(module)
     others = sorted({*adapter.others, *adapter.modules} - {*vocabulary.tables, *vocabulary.heads})

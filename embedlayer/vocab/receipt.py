@@ -271,6 +271,8 @@ class Receipt:
         Raises:
             CheckpointError: `target` is not what this edit wrote, or kept rows were changed since. Nothing was changed.
             FileError: `target` does not exist, or `out` is missing, not empty or cannot be written.
+            PeerError: Another rank raised an error, or undoes another edit.
+            StaleRowsError: The optimizer's state is that before the edit, to which it was not passed.
         """
         if isinstance(target, nn.Module):
             with merged_rows(target):

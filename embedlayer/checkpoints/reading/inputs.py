@@ -103,6 +103,10 @@ def read_final_norm(model: CheckpointModel, width: int) -> nn.Module | None:
 
     In an encoder-decoder model it is that of the decoder. It is looked for in the modules around the token table, from
     the innermost one, so no norm of another part (a block, a vision tower) takes its place.
+
+    Raises:
+        CheckpointError: The norm of the model type is not known, its tensor is missing, or it has a bias that the
+            family has not.
     """
     model_type, tensors = model.config.get("model_type"), model.tensors
     checkpoint, table = tensors.checkpoint, tensors.names["table.weight"][0]
@@ -171,6 +175,9 @@ def read_projection(model: CheckpointModel) -> nn.Linear | None:
     """Read the projection from the width of the token table to the width of the model.
 
     The result is `None` if the family has no projection, or if both widths are equal and the checkpoint stores none.
+
+    Raises:
+        CheckpointError: The widths differ and the checkpoint stores no projection, or the projection has another shape.
     """
     spec, tensors = model.family.projection, model.tensors
     if spec is None:

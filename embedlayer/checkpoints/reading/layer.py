@@ -162,6 +162,9 @@ def build_with_tensors(model: CheckpointModel, make: Callable[[], Model]) -> Mod
     Args:
         model: The model in the checkpoint.
         make: Function that reads the tensors, by `read_layer_arguments` for example, and returns the module.
+
+    Raises:
+        CheckpointError: The sizes do not fit together, or a tensor does not fit the module.
     """
     name = model.tensors.checkpoint.name
     try:

@@ -81,7 +81,11 @@ def read_positions(
 
 
 def _chosen(model: CheckpointModel, spec: PositionSpec | None) -> PositionSpec | None:
-    """Return the scheme that the configuration and the tensors of a checkpoint select among those of a record."""
+    """Return the scheme that the configuration and the tensors of a checkpoint select among those of a record.
+
+    Raises:
+        CheckpointError: The configuration selects a scheme that is not known.
+    """
     tensors = model.tensors
     if isinstance(spec, PositionChoice):
         value = model.config.get(spec.key, spec.choices[0][0] if spec.otherwise == "refused" else None)
@@ -190,6 +194,9 @@ def _first_position(model: CheckpointModel) -> int:
     """Return `padding_id + 1`, the position ID of the first token in families that count from behind the padding ID.
 
     It is also the number of rows of their position table before the row of the first token.
+
+    Raises:
+        CheckpointError: The configuration has no padding ID.
     """
     if model.padding_id is None:
         raise CheckpointError(

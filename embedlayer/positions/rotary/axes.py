@@ -75,7 +75,11 @@ class RotaryAxes(Described, ABC):
 
 @dataclass(frozen=True)
 class SectionedAxes(RotaryAxes, ABC):
-    """Abstract: axes that divide the pairs of one head; `sections` states the size of each axis's share."""
+    """Abstract: axes that divide the pairs of one head; `sections` states the size of each axis's share.
+
+    Raises:
+        SizeError: There are fewer than two sections, or one is not a positive whole number.
+    """
 
     sections: Sequence[int]
 

@@ -451,7 +451,8 @@ def _base(
     """Return the base of the rotary frequencies of one type of layers.
 
     Raises:
-        CheckpointError: The configuration states no base, or two different bases.
+        CheckpointError: The configuration states two different bases, or a base that is no number; or none, and there
+            is no default.
     """
     bases: dict[str, Any] = {"rope_theta of the parameters": parameters.get("rope_theta")}
     if not is_nested(config.get("rope_parameters")):

@@ -71,6 +71,7 @@ class Opened(NamedTuple):
 
         Raises:
             TokenizerError: It cannot be read.
+            FileError: The file cannot be read.
         """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EmbedLayerWarning)  # about these tokens, to which the edit gives rows
@@ -103,6 +104,8 @@ def apply_to_checkpoint(folder: Path, partial: Path, resolve: ResolveEdit) -> Ed
             the folder is not what the edit of the receipt wrote.
         VocabularyError: A configuration names a removed token. Or the padding token would get another ID in a
             family that counts positions from that ID. Or the model has hashed n-grams.
+        FileError: A file cannot be read or written.
+        TokenizerError: The tokenizer is damaged.
     """
     opened = _opened(folder)
     checkpoint, layer, tensors, aliases = opened

@@ -207,6 +207,7 @@ def apply_to_module(
             cannot be built from its configuration.
         StaleRowsError: The optimizer's state is that before an earlier edit, to which it was not passed.
         PeerError: Another rank raised an error, or applies another edit.
+        ShapeError: `resolve` computes too few or too many rows.
     """
     replaced = [own_attribute(part, REPLACED) for part in modules_with(module, REPLACED)]
     held = held_parameters(module, optimizer, replaced)
