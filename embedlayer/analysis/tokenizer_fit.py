@@ -204,7 +204,10 @@ def _odd_rows(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor, sorts: _
 
 
 def _similarity(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor) -> tuple[float, float]:
-    """Return the mean cosine of the two rows of each pair after `mean` is subtracted, and its standard error."""
+    """Return the mean cosine of the two rows of each pair after `mean` is subtracted, and its standard error.
+
+    Fewer than `FEWEST_PAIRS` finite cosines give `(0, inf)`.
+    """
     cosines = _cosines(rows, pairs, mean)
     cosines = cosines[cosines.isfinite()]
     if len(cosines) < FEWEST_PAIRS:

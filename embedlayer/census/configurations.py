@@ -54,7 +54,18 @@ class IdConversion(Protocol):
     size: int
 
     def of(self, key: str, value: Any, config: Mapping[str, Any], where: str, *, role: str = "") -> Any:
-        """Return the new value of an entry with one ID or a list of IDs; a removed token is an error."""
+        """Return the new value of an entry with one ID or a list of IDs.
+
+        Args:
+            key: Key of the entry, such as `eos_token_id`.
+            value: The old value.
+            config: The configuration with the entry.
+            where: Name of the configuration, for messages.
+            role: The usual key of the entry's role, such as `pad_token_id` for `pad_index`; "" if `key` is that key.
+
+        Raises:
+            VocabularyError: An ID is that of a removed token.
+        """
 
 
 class Part(NamedTuple):

@@ -328,7 +328,12 @@ def _lacks_rows(directory: Path) -> bool:
 
 
 def _lines(file: Path | None) -> list[str]:
-    """Return the lines of a text file, without line ends and without blank lines; an empty list if `file` is `None`."""
+    """Return the lines of a text file, without line ends and without blank lines; an empty list if `file` is `None`.
+
+    Raises:
+        TextError: The file is not plain text.
+        FileError: The file cannot be read.
+    """
     from embedlayer.data.text_chunks import read_text_chunks
 
     text = "" if file is None else "".join(read_text_chunks(file))

@@ -67,6 +67,9 @@ def encode_chunks(chunks: Iterable[str], tokenizer: object, *, before: str = "")
         chunks: Chunks from `read_text_chunks` for this tokenizer.
         tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
         before: The last characters before the first chunk, if the chunks do not start at the start of the text.
+
+    Raises:
+        TokenizerError: `tokenizer` is no tokenizer.
     """
     for batch, encodings in _encode_ahead(iter(chunks), before[-ANCHOR_CHARS:], as_tokenizer(tokenizer)):
         for chunk, whole, start in zip(batch, encodings, encodings[len(batch) :], strict=False):

@@ -119,7 +119,7 @@ def requested_model(source: OpenedModel, params: Mapping[str, str]) -> tuple[Mod
 
 
 def choices(source: OpenedModel, params: Params) -> answers.PipelineChoices:
-    """Return what the page lets the user choose."""
+    """Return the example texts, and the texts, words and position schemes of the tiny layer, that the page offers."""
     vocabulary = vocabulary_of(source)
     refused = f"Only the table of this source can be read. {source.table_only}" if source.table_only else ""
     tiny: answers.TinyChoices = {

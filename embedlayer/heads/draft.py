@@ -180,7 +180,7 @@ class DraftHead(ComputedBuffers):
         Args:
             hidden: Output of the last block, after its final norm, `(..., D)`.
             targets: Token IDs of the full vocabulary, or `ignore_index`, `(...)`.
-            outside: See above.
+            outside: `"ignore"`, `"count"` or `"error"`.
             **options: See `LossOptions`. `bias` and `padding_idx` are those of the full vocabulary, and `vocab_size`
                 can only be V.
 

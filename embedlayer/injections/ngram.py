@@ -327,7 +327,11 @@ class NgramHash(Pretrained, ComputedBuffers):
 
     @classmethod
     def from_config(cls: type["NgramHash"], config: JsonObject) -> "NgramHash":
-        """Build the hash that `config` describes. The values of its `token_map` come from the saved tensors."""
+        """Build the hash that `config` describes. The values of its `token_map` come from the saved tensors.
+
+        Raises:
+            CheckpointError: An argument is missing, unknown or does not fit.
+        """
         has_map = config.get("compressed_size") is not None
         token_map = torch.zeros(int(config["vocab_size"]), dtype=torch.int64) if has_map else None
         return cls.construct(**config, token_map=token_map)

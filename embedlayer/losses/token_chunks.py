@@ -89,7 +89,7 @@ class TokenChunks:
         """Yield the chunks, with at most `step` tokens of each rank.
 
         Args:
-            step: See above.
+            step: Largest number of tokens of a rank in a chunk.
             hidden: Hidden states of this rank's N tokens for each head, `(N, D)`.
             ids: Requested token IDs of these, `(N, K)`, or `None`.
         """

@@ -173,6 +173,9 @@ class OpenedModel:
         """Return how often each token occurs in the training text of a run, `(V,)`.
 
         The result is `None` if there is no run or its corpus was deleted.
+
+        Raises:
+            CheckpointError: A file of the corpus is damaged.
         """
         if self.run is None or not recover_folder(self.run.corpus).exists():
             return None

@@ -103,7 +103,12 @@ def open_model(
 
 
 def _open_vectors(path: Path) -> OpenedModel:
-    """Open a file of word vectors as a table on the CPU, with one token for each row."""
+    """Open a file of word vectors as a table on the CPU, with one token for each row.
+
+    Raises:
+        CheckpointError: The file is damaged.
+        FileError: The file cannot be read.
+    """
     from embedlayer.checkpoints.vector_files import read_vectors
     from embedlayer.tables.dense import TokenEmbedding
 
@@ -117,7 +122,7 @@ def _open_saved(path: Path, parts: Parts, device: str) -> OpenedModel:
 
     Raises:
         FileError: The run is not finished, so there is no trained layer.
-        CheckpointError: The saved module has no token table.
+        CheckpointError: The saved module has no token table, or a file is damaged.
     """
     if not (path / CONFIG).exists():
         raise FileError(

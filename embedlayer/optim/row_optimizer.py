@@ -136,6 +136,9 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         """Apply all pending updates of all row-sparse tables to weights and moments, in place.
 
         Afterwards both are those of the dense optimizer. `state_dict` and `load_state_dict` do this themselves.
+
+        Raises:
+            StaleRowsError: A weight was written in place while updates were pending.
         """
         for parameter in self._tables():
             parameter.pending_updates.apply_all(parameter, moments=True)

@@ -298,6 +298,9 @@ def pending_updates_applied(model: nn.Module) -> Iterator[None]:
     Args:
         model: A module with row-sparse tables at any depth.
 
+    Raises:
+        StaleRowsError: A weight was written in place while updates were pending.
+
     Example:
         >>> table = TokenEmbedding(100, 8, row_sparse=True)
         >>> rows = table.weight.detach()

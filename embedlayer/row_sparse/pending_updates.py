@@ -399,9 +399,9 @@ class PendingUpdates:
         """Make the step of `step_rows` by a kernel, and return `False` without effect if none applies.
 
         Args:
-            weight: As in `step_rows`, and all further arguments.
-            rows: As there.
-            gradients: As there.
+            weight: As in `step_rows`.
+            rows: As in `step_rows`.
+            gradients: As in `step_rows`.
             rates: `beta1`, `beta2`, and the numbers of `StepRates`.
         """
         tensors, now = self._tensors(weight), self.step + 1

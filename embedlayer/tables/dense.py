@@ -299,6 +299,9 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         Args:
             start: First row.
             stop: Last row + 1; `None` for all rows.
+
+        Raises:
+            StaleRowsError: The weight was written in place while updates were pending.
         """
         if not torch.compiler.is_compiling() and (pending := pending_updates_of(self.weight)):
             pending.apply_all(self.weight, start, stop)

@@ -549,6 +549,9 @@ class RunDirectory:
 
         Returns:
             Whether the weights were written, equal on all ranks.
+
+        Raises:
+            FileError: A file cannot be written.
         """
         loss, best = line["validation_loss"], self.best() if trainer.parallel.is_first else None
         is_better = math.isfinite(loss) and (best is None or loss < best["validation_loss"])
@@ -571,6 +574,9 @@ class RunDirectory:
         Args:
             trainer: The trainer after its last step.
             tokenizer: The tokenizer of the corpus.
+
+        Raises:
+            FileError: A file cannot be written.
         """
         if not trainer.parallel.collectives.any(trainer.parallel.is_first and self.best() is not None):
             trainer.parallel.save(self.path / WEIGHTS, trainer.model.state_dict())

@@ -16,7 +16,11 @@ from embedlayer.tables.table import TokenTable
 
 
 def read_head(model: CheckpointModel, table: TokenTable, width: int) -> OutputHead | PredictionHead | None:
-    """Read the LM head, tied to the table of the last stack or untied; `None` if the checkpoint has none."""
+    """Read the LM head, tied to the table of the last stack or untied; `None` if the checkpoint has none.
+
+    Raises:
+        CheckpointError: A tensor of the head is missing, is quantised, or has another shape.
+    """
     spec, tensors = model.family.head, model.tensors
     if spec is None:
         return None

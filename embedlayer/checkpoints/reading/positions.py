@@ -60,6 +60,9 @@ def read_positions(
         width: Width of the vectors that positions are added to; that of the model for other schemes.
         key: Name of the scheme of the first block in the layer, the prefix of its tensors' keys.
         num_layers: Number of blocks of the stack; `None` for the configuration's `num_hidden_layers`.
+
+    Raises:
+        CheckpointError: A tensor or a key of the positions is missing, is damaged, or is not implemented.
     """
     spec = _chosen(model, spec)
     if spec == "rotary":
@@ -207,7 +210,11 @@ def _first_position(model: CheckpointModel) -> int:
 
 
 def first_position_id(model: CheckpointModel) -> int:
-    """Return the position ID that transformers gives the first token."""
+    """Return the position ID that transformers gives the first token.
+
+    Raises:
+        CheckpointError: The configuration has no padding ID.
+    """
     family, spec = model.family, model.family.position
     learned = spec if isinstance(spec, LearnedPositions) else None
     if family.numbering != "ids" and (learned is None or not learned.ids_include_offset):

@@ -25,6 +25,9 @@ def read_rows(model: CheckpointModel) -> Tensor:
     """Read the rows of the token table, `(V, D)`; on the meta device for rows that a GGUF file stores in blocks.
 
     If no dtype was requested, all later tensors are read in the dtype of the rows.
+
+    Raises:
+        CheckpointError: The table is missing, or its sizes are not those of the configuration.
     """
     tensors = model.tensors
     name, *others = find_table(model)
@@ -62,6 +65,9 @@ def read_second_table(model: CheckpointModel, names: Names, key: str) -> TokenTa
     """Read the token table of the decoder of an encoder-decoder model; `None` if the encoder's is read at both inputs.
 
     `key` is the configuration key of its number of rows.
+
+    Raises:
+        CheckpointError: The table has other sizes than the configuration states.
     """
     tensors = model.tensors
     name = next((each for each in tensors.matrices(names) if each not in tensors.names["table.weight"]), None)

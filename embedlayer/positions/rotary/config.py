@@ -143,9 +143,9 @@ def read_layer_type(
     Args:
         config: The configuration, from `common_keys`.
         facts: Settings of its family.
-        layer_type: As in `read_rotary`, like the next two.
-        interleaved: As there.
-        default_base: As there.
+        layer_type: As in `read_rotary`.
+        interleaved: As in `read_rotary`.
+        default_base: As in `read_rotary`.
         base: Base of these layers that the configuration states by layer; `None` to read the other keys.
         scaled: Whether these layers have the scaling that the configuration describes.
 
@@ -412,7 +412,8 @@ def _parameters(config: JsonObject, facts: RotaryPositions, layer_type: str | No
     missing.
 
     Raises:
-        CheckpointError: The layer type is unknown, or is `None` where types have different parameters.
+        CheckpointError: The layer type is unknown, or is `None` where types have different parameters; or the
+            parameters are no dictionary, or differ between both keys.
     """
     values = {key: config.get(key) for key in ("rope_parameters", "rope_scaling")}
     parameters = _only_value({key: None if value == {} else value for key, value in values.items()})

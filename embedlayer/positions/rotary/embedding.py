@@ -457,6 +457,9 @@ class RotaryEmbedding(Position, ComputedBuffers):
             from_length: Longest position plus one in the call that rotated the keys.
             to_length: Longest position plus one of the queries that attend to them.
 
+        Raises:
+            ShapeError: `positions` do not fit the keys, or are no integers.
+
         Example:
             >>> position = RotaryEmbedding(8, scaling=DynamicNTKScaling(factor=2.0, original_max_seq_len=4))
             >>> keys = position.rotate(torch.ones(1, 1, 4, 8), torch.ones(1, 1, 4, 8), torch.arange(4))[1]
