@@ -135,6 +135,7 @@ class Pretrained(Described, nn.Module):
             CheckpointError: The layer, or a layer inside it, could not be loaded again: it has no `config`, is defined
                 inside a function, or `require_loadable` finds what its configuration does not contain. Nothing is
                 written.
+            TokenizerError: `tokenizer` is no tokenizer.
         """
         description, state = describe(self), self.state_dict()
         require_whole(state)

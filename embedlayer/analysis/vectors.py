@@ -387,6 +387,7 @@ class TokenVectors:
 
         Raises:
             SizeError: `topn` is below 1, or the table has no neighbours.
+            UnknownTokenError: One of the two is not a token of the table, see `id_of`.
 
         Reference: Leeuwenberg et al., A minimally supervised approach for synonym extraction with word embeddings,
         2016, equation 1.

@@ -248,6 +248,8 @@ class EmbeddingLayer(Pretrained):
 
         Raises:
             FileError: The folder cannot be written.
+            CheckpointError: The layer could not be loaded again; see `Pretrained.save_pretrained`.
+            TokenizerError: `tokenizer` is no tokenizer.
 
         Warns:
             EmbedLayerWarning: The tokenizer that this layer was loaded with cannot be read, so it is left out.
@@ -658,6 +660,7 @@ def _read_layer(
 
     Raises:
         CheckpointError: As for `load`.
+        FileError: A file cannot be read.
     """
     try:
         if "model_type" not in checkpoint.config and not table_only and has_meta_layout(checkpoint):

@@ -86,6 +86,7 @@ def _causal(opened: "OpenedModel", device: str) -> "CausalModel":
 
     Raises:
         CheckpointError: The source is no causal language model.
+        MissingExtraError: transformers is needed and not installed.
     """
     from embedlayer.analysis.evaluation.text import CausalModel
     from embedlayer.compress.transformers_models import load_model

@@ -389,6 +389,7 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
     Raises:
         TokenizerError: The tokenizers have no token in common.
         SizeError: Every pair of rows has one that is zero or holds NaN.
+        ShapeError: The tables differ in length and a tokenizer is missing, or in width and `aligned` is false.
     """
     from embedlayer.analysis.movement import align_tables, row_movement
     from embedlayer.analysis.relation import common_rows, rows_left_out, table_relation

@@ -61,6 +61,8 @@ def prepare_corpus(
         FileError: A text or the tokenizer cannot be read.
         TextError: The sources have no text, are not UTF-8, or are a corpus and others without weights.
         TokenizerError: A corpus was built with another tokenizer.
+        MissingExtraError: A tokenizer needs the extra `spm`.
+        SizeError: A weight is not above 0, or the vocabulary is too small for the kind of tokenizer.
     """
     if target.is_symlink():  # an earlier run used a corpus in another folder
         target.unlink()
@@ -93,6 +95,7 @@ def _build_corpus(
         TextError: The texts are empty, or not UTF-8.
         TokenizerError: The tokenizer file is damaged.
         MissingExtraError: A `.model` tokenizer needs the extra `spm`.
+        SizeError: The vocabulary is too small for the kind of tokenizer.
     """
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.data.text_files import find_text_files

@@ -57,7 +57,7 @@ def with_table(model: Model, table: TokenTable) -> Model:
 
     Raises:
         SizeError: The table has another size than that of the model.
-        CheckpointError: Another module of the model reads the weight of the table.
+        CheckpointError: The model multiplies the rows itself, or another module reads the weight of the table.
     """
     root = _table_of(model)
     if (table.vocab_size, table.embed_dim) != (root.vocab_size, root.embed_dim):

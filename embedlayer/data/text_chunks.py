@@ -52,6 +52,7 @@ def read_text_chunks(source: str | Path, *, tokenizer: object = None) -> Iterato
     Raises:
         FileError: The file cannot be read.
         TextError: The file is not plain text.
+        TokenizerError: `tokenizer` is no tokenizer.
     """
     with opened(source) as (read, _):
         checker = None if tokenizer is None else pure_tokenizer(as_tokenizer(tokenizer))

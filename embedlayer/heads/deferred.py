@@ -591,8 +591,9 @@ WITHOUT_VALUES = {
 def defer_logits(head: nn.Module, hidden: Tensor, tensors: HeadTensors, report: LogitsReport) -> DeferredLogits | None:
     """Return the deferred logits of a head, or `None` where its logits must be computed at once.
 
-    That is the case for a single position, as in generation; under `torch.func`, tracing and CUDA graph capture; and
-    for tensor subclasses, such as a `DTensor` or a quantised weight.
+    That is the case for a single position, as in generation; on the meta device; under `torch.func`, tracing and CUDA
+    graph capture; where hidden states and weight differ in device or, without autocast, in dtype; and for tensor
+    subclasses, such as a `DTensor` or a quantised weight.
 
     Args:
         head: The head; if FSDP has sharded it, it gathers its weights.

@@ -342,6 +342,7 @@ class DraftHead(ComputedBuffers):
 
         Raises:
             SizeError: `vocab_size` is passed, and it is not that of the full vocabulary.
+            ShapeError: `hidden` has another width than the rows.
         """
         if options.get("vocab_size") not in (None, self.vocab_size):
             raise SizeError(f"This draft head is of {self.vocab_size} tokens, not vocab_size={options['vocab_size']}.")

@@ -534,7 +534,7 @@ def _check_orders(max_order: int, heads: int) -> None:
     """Check the length of the longest n-gram and the number of heads.
 
     Raises:
-        SizeError: One of them is too small.
+        SizeError: `max_order` is below 2, or `heads` below 1.
     """
     if max_order < 2:
         raise SizeError(f"An n-gram has at least 2 tokens; max_order is {max_order}. Ask for order 2 or more.")

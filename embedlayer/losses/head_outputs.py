@@ -131,6 +131,7 @@ class HeadOutputs:
             ShapeError: Hidden states, labels and mask do not fit each other.
             SizeError: There is no depth, another number of weights, or an option is unknown or outside its range.
             TokenIdError: A label is neither a token nor `ignore_index`.
+            MissingExtraError: `impl="triton"` without Triton or without a CUDA device.
 
         Reference: DeepSeek-V3 technical report, 2024, equations 24 and 25: weights `(1, λ/D, ..., λ/D)`.
         """

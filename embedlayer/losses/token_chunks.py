@@ -100,11 +100,16 @@ class TokenChunks:
             yield chunk if ids is None else chunk._replace(ids=chunk.gathered(ids).T)
 
     def compact(self, value: Tensor) -> Tensor:
-        """Return the entries of the N tokens along the last dimension."""
+        """Return the entries of the N tokens that are computed, along the last dimension."""
         return value if self.kept is None else value.index_select(-1, self.kept)
 
     def scattered(self, value: Tensor, dim: int = -1) -> Tensor:
-        """Return entries of the N tokens along a dimension, with 0 for the other tokens."""
+        """Return a tensor for all tokens of this rank: the entries of `value` for the N tokens, and 0 for the others.
+
+        Args:
+            value: Entries of the N tokens that are computed.
+            dim: Dimension of the tokens.
+        """
         if self.kept is None:
             return value
         value = value.movedim(dim, 0)

@@ -176,6 +176,7 @@ class OpenedModel:
 
         Raises:
             CheckpointError: A file of the corpus is damaged.
+            FileError: The run or its corpus cannot be read.
         """
         if self.run is None or not recover_folder(self.run.corpus).exists():
             return None

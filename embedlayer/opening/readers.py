@@ -224,6 +224,7 @@ def _open_checkpoint(path: Path, device: str) -> OpenedModel:
     Raises:
         CheckpointError: The embedding layer cannot be read either.
         FileError: A file is missing or cannot be read.
+        MissingExtraError: A GGUF file needs the extra `gguf`.
     """
     from embedlayer.models.llama import load_llama
 

@@ -139,6 +139,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
 
         Raises:
             StaleRowsError: A weight was written in place while updates were pending.
+            ShapeError: A table has another size than the moments.
         """
         for parameter in self._tables():
             parameter.pending_updates.apply_all(parameter, moments=True)
@@ -212,6 +213,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
             KeyError: An entry is missing.
             ShapeError: The moments have another size than the table.
             CheckpointError: A row's step is below 0, or after the last step.
+            StaleRowsError: The weight was written in place while updates were pending.
         """
         pending: PendingUpdates = parameter.pending_updates
         with pending.lock:
@@ -293,6 +295,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         Raises:
             CheckpointError: The state is that of another rule, or of another table, or `step` is out of range.
             StaleRowsError: The weight was written in place while updates were pending.
+            ShapeError: The table has another size than the moments that are attached.
         """
         check_step(tensors.get("step"), tuple(parameter.shape))
         step = {"step": tensors["step"].to(self._step_device(parameter))}

@@ -300,6 +300,7 @@ def pending_updates_applied(model: nn.Module) -> Iterator[None]:
 
     Raises:
         StaleRowsError: A weight was written in place while updates were pending.
+        ShapeError: A table has another size than the optimizer's moments.
 
     Example:
         >>> table = TokenEmbedding(100, 8, row_sparse=True)

@@ -302,6 +302,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
 
         Raises:
             StaleRowsError: The weight was written in place while updates were pending.
+            ShapeError: The table has another size than the moments.
         """
         if not torch.compiler.is_compiling() and (pending := pending_updates_of(self.weight)):
             pending.apply_all(self.weight, start, stop)

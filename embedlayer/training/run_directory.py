@@ -359,6 +359,7 @@ class RunDirectory:
                 table.
             CheckpointError: A file is damaged.
             SizeError: The run has mapped tables, and torchrun started the processes.
+            TextError: The corpus is too small to be split, or shorter than one window.
         """
         parallel = ParallelContext() if parallel is None else parallel
         if self.tables.exists() and parallel.launch_id:
@@ -552,6 +553,7 @@ class RunDirectory:
 
         Raises:
             FileError: A file cannot be written.
+            CheckpointError: `best.json` is damaged.
         """
         loss, best = line["validation_loss"], self.best() if trainer.parallel.is_first else None
         is_better = math.isfinite(loss) and (best is None or loss < best["validation_loss"])
@@ -577,6 +579,7 @@ class RunDirectory:
 
         Raises:
             FileError: A file cannot be written.
+            CheckpointError: `best.json` is damaged.
         """
         if not trainer.parallel.collectives.any(trainer.parallel.is_first and self.best() is not None):
             trainer.parallel.save(self.path / WEIGHTS, trainer.model.state_dict())

@@ -273,6 +273,7 @@ class Receipt:
             FileError: `target` does not exist, or `out` is missing, not empty or cannot be written.
             PeerError: Another rank raised an error, or undoes another edit.
             StaleRowsError: The optimizer's state is that before the edit, to which it was not passed.
+            SizeError: The optimizer trains other parameters, or the module has no table that can be edited.
         """
         if isinstance(target, nn.Module):
             with merged_rows(target):

@@ -139,6 +139,7 @@ def distill_rows(
         SizeError: `options` has `minutes` in place of `steps`; or `train_only_rows` raises it. Nothing was changed.
         CheckpointError: `model` or `teacher` is no causal language model. Nothing was changed.
         TokenizerError: `tokenizer` is no tokenizer.
+        TokenIdError: A token is outside the table.
 
     Example:
         >>> from copy import deepcopy

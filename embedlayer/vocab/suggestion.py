@@ -216,7 +216,8 @@ def suggest_removals(
         held_out: As for `suggest_tokens`.
 
     Raises:
-        VocabularyError: The tokenizer has no merges. All other errors are those of `suggest_tokens`.
+        VocabularyError: The tokenizer has no merges, or no token may be removed. All other errors are those of
+            `suggest_tokens`.
 
     Example:
         >>> tokenizer = train_tokenizer("I love dogs, I love cats", vocab_size=261)

@@ -270,7 +270,7 @@ def _rope_type(parameters: Mapping[str, Any], facts: RotaryPositions) -> str:
     """Return the rope type of rotary parameters, a key of `ROPE_TYPES`.
 
     Raises:
-        CheckpointError: The type is unknown.
+        CheckpointError: The type is unknown or no string, or two types are stated.
     """
     kind = _only_value({"rope_type": parameters.get("rope_type"), "type": parameters.get("type")})
     has_grid = isinstance(facts.axes, GridAxes)

@@ -60,6 +60,7 @@ def apply_to_gguf(source: Path, out: Path, resolve: ResolveEdit) -> EditResult:
         VocabularyError: The metadata names a removed token.
         FileError: The file cannot be read, or the result cannot be written.
         MissingExtraError: The extra `gguf` is not installed.
+        ShapeError: `resolve` computes too few or too many rows.
 
     Warns:
         EmbedLayerWarning: The table is written in another type, or text around added tokens gets an extra space when

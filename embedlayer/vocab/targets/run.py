@@ -69,6 +69,8 @@ def apply_to_run(folder: Path, partial: Path, resolve: ResolveEdit) -> EditResul
         FileError: The tokenizer of the run cannot be read.
         TokenizerError: The tokenizer of the run is damaged.
         SizeError: The layer has no table that can be edited.
+        TokenIdError: The padding row would be dropped.
+        ShapeError: `resolve` computes too few or too many rows.
     """
     tokenizer = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None
     random_state = torch.get_rng_state()
@@ -119,6 +121,7 @@ def run_census(folder: Path, left_out: Collection[str]) -> CensusReport:
     Raises:
         CheckpointError: `apply_to_run` would raise it; errors about single tokens are not among them.
         SizeError, TokenizerError, VocabularyError: The same.
+        FileError: A file of the run cannot be read.
 
     Warns:
         EmbedLayerWarning: Added tokens of the tokenizer have no row yet.
