@@ -139,7 +139,7 @@ class _Packed:
         ]
 
     def unpacked(self, rows: list[Tensor]) -> Totals:
-        """Return totals of the same names from other rows, `(C', S)` for each dtype."""
+        """Return totals with the names of the packed ones from other rows, a tensor `(C', S)` for each dtype."""
         totals: Totals = {}
         for dtype, rows_of_dtype in zip(self.dtypes, rows, strict=True):
             names = [name for name, value in self.like.items() if value.dtype == dtype]

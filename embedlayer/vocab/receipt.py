@@ -352,7 +352,7 @@ class Receipt:
         """Read a receipt from a file that `save` wrote.
 
         Raises:
-            FileError: There is no such file.
+            FileError: There is no such file, or it cannot be read.
             CheckpointError: The file is damaged, or not a receipt.
         """
         tensors, metadata = load_tensors(path)
