@@ -143,7 +143,16 @@ def tokenizer_fit(
 
 
 class _Sorts(NamedTuple):
-    """What `_sorts` returns: attributes of `TokenizerFit`, and the range between both sorts of pairs."""
+    """Pairs of spelling variants in two sorts: as unlike as unrelated tokens, and alike.
+
+    Attributes:
+        unlike: Share of the unlike pairs.
+        alike_cosine: Mean cosine of the other pairs; NaN if all are unlike.
+        are_two: Whether the cosines of the two sorts are apart.
+        low: Cosine above which few unlike pairs are.
+        high: Median cosine of the alike pairs.
+        unlike_pair: IDs of one unlike pair; `None` if there is none.
+    """
 
     unlike: float
     alike_cosine: float

@@ -248,6 +248,7 @@ class ShardedTable(TokenTable, checks_ids=True):
 
         Raises:
             ShapeError: The rows were replaced by others, as `fully_shard` does.
+            TokenIdError: On the CPU, an ID is outside the table.
         """
         self._check_rows()
         group = self.collectives

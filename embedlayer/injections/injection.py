@@ -85,6 +85,7 @@ class EmbeddingInjection(Pretrained, ABC):
 
         Raises:
             TokenIdError: An ID is outside the table.
+            ShapeError: The table is one of n-grams, and the documents have gaps or the state is of another batch size.
         """
 
     def add_to_input(self, x: Float[Tensor, "B T D"], vectors: Tensor) -> Float[Tensor, "B T D"]:

@@ -70,7 +70,7 @@ class HeadOutputs:
             **options: See `ScoreOptions`.
 
         Raises:
-            SizeError: An option is unknown or outside its range.
+            SizeError: An option is unknown or outside its range; the other errors are those of `loss`.
         """
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_log_probs")
         return -self.loss(hidden, tokens, **options, reduction="none")

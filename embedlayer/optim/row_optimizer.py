@@ -155,6 +155,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
 
         Raises:
             CheckpointError: A resumed mapped table has the state of another rule.
+            StaleRowsError: A weight was written in place while updates were pending.
         """
         for parameter in self._tables():
             if parameter.pending_updates.restored:
@@ -176,6 +177,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
             CheckpointError: The state belongs to parameters of other sizes, is that of another rule, or has the moments
                 of another rank's rows of a sharded table.
             SizeError: The state has options that this optimizer refuses, such as `amsgrad`.
+            StaleRowsError: A weight was written in place while updates were pending.
         """
         if state_dict.get("rank", rank := self._rank()) != rank:
             raise CheckpointError(

@@ -194,6 +194,7 @@ class PendingUpdates:
         Raises:
             ShapeError: The moments have another size than the table.
             StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
+            FileError: This process was forked from one that trains the files of the table.
         """
         check_state_size(weight, moments)
         self.check_for_writes(weight)
@@ -576,6 +577,7 @@ class PendingUpdates:
             ShapeError: The moments have another size than the table.
             CheckpointError: A row's step is below 0, or after the last step.
             StaleRowsError: The weight was written in place while updates were pending.
+            FileError: This process was forked from one that trains the files of the table.
         """
         check_state_size(weight, moments)
         self.detach()

@@ -316,6 +316,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             ShapeError: A compiled function reads a row-sparse table with gradients on, so every row would get a
                 gradient.
             SizeError: Updates are pending under a `torch.func` transform or an export; see `_refuse_pending_updates`.
+            StaleRowsError: The weight was written in place while updates were pending.
         """
         if plain_operators_only():
             self._refuse_pending_updates()

@@ -324,6 +324,7 @@ class RunDirectory:
             TokenizerError: The tokenizer is damaged, or has more entries than the table.
             SizeError: The run has mapped tables, and torchrun started the processes.
             PeerError: A rank reads another run, tokenizer or text than rank 0.
+            TextError: The corpus is too small to be split, or shorter than one window.
         """
         parallel = ParallelContext() if parallel is None else parallel
         self.read()  # an error where there is no run, before anything is written
@@ -465,6 +466,7 @@ class RunDirectory:
 
         Raises:
             CheckpointError: The model is not a `DecoderLM`, or too large for this machine.
+            FileError: The options of the run cannot be read.
         """
         kind = description["model"].get("kind")
         if kind != "decoder_lm":

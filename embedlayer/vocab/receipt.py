@@ -416,6 +416,7 @@ def last_receipt(folder: Path | str) -> Receipt:
 
     Raises:
         CheckpointError: The folder has no receipt, the receipt is damaged, or `folder` is a GGUF file.
+        FileError: The receipt or the folder cannot be read.
     """
     folder = Path(folder)
     _refuse_gguf(folder)
