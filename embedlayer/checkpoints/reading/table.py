@@ -109,7 +109,7 @@ def _candidates(model: CheckpointModel) -> list[str]:
     """Return the names of the matrices that may be the token table, the preferred one first.
 
     Raises:
-        CheckpointError: There is none.
+        CheckpointError: There is none, or it is stored in quantised form.
     """
     family, config, tensors = model.family, model.config, model.tensors
     checkpoint, vocab_size = tensors.checkpoint, model.config.get("vocab_size")
