@@ -135,6 +135,7 @@ class Pretrained(Described, nn.Module):
             CheckpointError: The layer, or a layer inside it, could not be loaded again: it has no `config`, is defined
                 inside a function, or `require_loadable` finds what its configuration does not contain. Nothing is
                 written.
+            TokenizerError: `tokenizer` is no tokenizer.
         """
         description, state = describe(self), self.state_dict()
         require_whole(state)
@@ -228,6 +229,7 @@ def _read_weights(layer: nn.Module, directory: Path, device: torch.device | str,
 
     Raises:
         CheckpointError: The file is damaged, or does not fit the layer.
+        FileError: The file is missing or cannot be read.
     """
     weights = directory / (TABLE_WEIGHTS if (directory / TABLE_WEIGHTS).exists() else WEIGHTS)
     tensors, _ = load_tensors(weights, str(device), prefix)

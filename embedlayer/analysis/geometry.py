@@ -124,6 +124,9 @@ def variance_shares(table: TableLike) -> Float[Tensor, " D"]:
 
     Args:
         table: A `LookupTable`, or a plain tensor `(V, D)`.
+
+    Raises:
+        ShapeError: A plain tensor is not `(V, D)`.
     """
     rows = RowReader(table)
     return _shares(_moments(rows, rows.norms().isfinite()).variances).cpu()

@@ -68,6 +68,7 @@ def table_health(
 
     Raises:
         ShapeError: A plain tensor is not `(V, D)`, `before` differs in size, or `head` in its number of rows.
+        TokenizerError: `tokenizer` is no tokenizer.
 
     Example:
         >>> found = table_health(torch.tensor([[0.0, 0.0], [1.0, 2.0], [1.0, 2.0], [3.0, torch.nan]]))

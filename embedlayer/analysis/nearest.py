@@ -127,6 +127,9 @@ def nearest_rows(
     Returns:
         IDs and cosines `(Q, K)`, on the CPU.
 
+    Raises:
+        ShapeError: A plain tensor is not `(V, D)`.
+
     Example:
         >>> nearest_rows(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), torch.tensor([0]), 2).ids
         tensor([[1, 2]])

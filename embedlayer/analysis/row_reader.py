@@ -22,6 +22,7 @@ class RowReader:
 
     Raises:
         ShapeError: A plain tensor is not `(V, D)`, or it is not of a floating-point dtype.
+        SizeError: The object is no table.
 
     Example:
         >>> [(start, chunk.shape) for start, chunk in RowReader(torch.zeros(5, 3)).chunks(rows_at_once=4)]

@@ -143,7 +143,16 @@ def tokenizer_fit(
 
 
 class _Sorts(NamedTuple):
-    """What `_sorts` returns: attributes of `TokenizerFit`, and the range between both sorts of pairs."""
+    """Pairs of spelling variants in two sorts: as unlike as unrelated tokens, and alike.
+
+    Attributes:
+        unlike: Share of the unlike pairs.
+        alike_cosine: Mean cosine of the other pairs; NaN if all are unlike.
+        are_two: Whether the cosines of the two sorts are apart.
+        low: Cosine above which few unlike pairs are.
+        high: Median cosine of the alike pairs.
+        unlike_pair: IDs of one unlike pair; `None` if there is none.
+    """
 
     unlike: float
     alike_cosine: float
@@ -204,7 +213,10 @@ def _odd_rows(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor, sorts: _
 
 
 def _similarity(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor) -> tuple[float, float]:
-    """Return the mean cosine of the two rows of each pair after `mean` is subtracted, and its standard error."""
+    """Return the mean cosine of the two rows of each pair after `mean` is subtracted, and its standard error.
+
+    Fewer than `FEWEST_PAIRS` finite cosines give `(0, inf)`.
+    """
     cosines = _cosines(rows, pairs, mean)
     cosines = cosines[cosines.isfinite()]
     if len(cosines) < FEWEST_PAIRS:

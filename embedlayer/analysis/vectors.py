@@ -154,7 +154,11 @@ class TokenVectors:
         return key in self
 
     def get_vector(self, key: Token, norm: bool = False) -> Float[Tensor, "D"]:
-        """Return the row of a token; with `norm=True` at length 1, if it is not zero."""
+        """Return the row of a token; with `norm=True` at length 1, if it is not zero.
+
+        Raises:
+            UnknownTokenError: `key` is not a token of the table, see `id_of`.
+        """
         row = self[key]
         return row / row.norm().clamp_min(torch.finfo(row.dtype).tiny) if norm else row
 
@@ -163,6 +167,7 @@ class TokenVectors:
 
         Raises:
             SizeError: A list is empty.
+            UnknownTokenError: A word is not a token of the table, see `id_of`.
         """
         if not len(ws1) or not len(ws2):
             raise SizeError("n_similarity compares two lists of tokens, and one of them is empty.")
@@ -173,6 +178,10 @@ class TokenVectors:
         """Return the cosine distance, from 0 to 2, of a token or vector to each of `other_words`, or to each row.
 
         A row of zeros has the distance 1.
+
+        Raises:
+            UnknownTokenError: A word is not a token of the table, see `id_of`.
+            ShapeError: A vector does not have the shape `(D,)`.
         """
         is_token = isinstance(word_or_vector, str | int | bytes | np.integer)
         query = self[word_or_vector] if is_token else self._checked(word_or_vector)  # type: ignore[index, arg-type]
@@ -182,11 +191,19 @@ class TokenVectors:
         return 1.0 - self._cosines_to(query, 0, self.vocab_size).numpy()
 
     def similarity(self, w1: Token, w2: Token) -> float:
-        """Return the cosine of the rows of two tokens, from -1 to 1; 0 where one of the rows is zero."""
+        """Return the cosine of the rows of two tokens, from -1 to 1; 0 where one of the rows is zero.
+
+        Raises:
+            UnknownTokenError: One of the two is not a token of the table, see `id_of`.
+        """
         return float(cosines_with(self[w1][None], self[w2][None]))
 
     def distance(self, w1: Token, w2: Token) -> float:
-        """Return the cosine distance of the rows of two tokens, `1 - similarity(w1, w2)`, from 0 to 2."""
+        """Return the cosine distance of the rows of two tokens, `1 - similarity(w1, w2)`, from 0 to 2.
+
+        Raises:
+            UnknownTokenError: One of the two is not a token of the table, see `id_of`.
+        """
         return 1.0 - self.similarity(w1, w2)
 
     def most_similar(
@@ -224,6 +241,7 @@ class TokenVectors:
             SizeError: The query is empty, no ID is in the range to search, or `indexer` is not `None`.
             UnknownTokenError: An item is not a token of the table, see `id_of`.
             CheckpointError: A row or vector of the query holds NaN or infinity.
+            ShapeError: A vector of the query does not have the shape `(D,)`.
         """
         if indexer is not None:
             raise SizeError("The search here is exact and takes no indexer: leave indexer out.")
@@ -305,11 +323,18 @@ class TokenVectors:
         """Return the readable texts of all tokens that are nearer to `key1`, by cosine, than `key2` is.
 
         The texts are in the order of the token IDs, not of the cosines.
+
+        Raises:
+            UnknownTokenError: One of the two is not a token of the table, see `id_of`.
         """
         return [token_text(self.tokenizer, index) for index in self._nearer(key1, key2).nonzero().flatten().tolist()]
 
     def rank(self, key1: Token, key2: Token) -> int:
-        """Return the rank of `key2` among the neighbours of `key1` by cosine: 1 if no other token is nearer."""
+        """Return the rank of `key2` among the neighbours of `key1` by cosine: 1 if no other token is nearer.
+
+        Raises:
+            UnknownTokenError: One of the two is not a token of the table, see `id_of`.
+        """
         return int(self._nearer(key1, key2).sum()) + 1
 
     def get_mean_vector(
@@ -333,6 +358,7 @@ class TokenVectors:
 
         Raises:
             SizeError: There are no keys, or the number of weights is not the number of keys.
+            ShapeError: A vector does not have the shape `(D,)`.
             UnknownTokenError: A key is not a token, and `ignore_missing` is false.
         """
         if len(keys) == 0:
@@ -361,6 +387,7 @@ class TokenVectors:
 
         Raises:
             SizeError: `topn` is below 1, or the table has no neighbours.
+            UnknownTokenError: One of the two is not a token of the table, see `id_of`.
 
         Reference: Leeuwenberg et al., A minimally supervised approach for synonym extraction with word embeddings,
         2016, equation 1.

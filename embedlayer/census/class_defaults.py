@@ -115,7 +115,11 @@ def with_moved_defaults(content: JsonObject, edited: JsonObject, ids: IdConversi
 
 
 def _new_entries(content: JsonObject, ids: IdConversion, where: str) -> Iterator[Entry]:
-    """Yield the IDs and sizes that a configuration file leaves to its class, with their values after an edit."""
+    """Yield the IDs and sizes that a configuration file leaves to its class, with their values after an edit.
+
+    Raises:
+        VocabularyError: An ID of a default is removed by the edit.
+    """
     old = len(ids.new_ids)
     for name, owner, of_tokens in parts_of(with_defaults_of_class(content), old):
         path, beside = tuple(name.split(".") if name else ()), entries_of(owner)

@@ -54,7 +54,18 @@ class IdConversion(Protocol):
     size: int
 
     def of(self, key: str, value: Any, config: Mapping[str, Any], where: str, *, role: str = "") -> Any:
-        """Return the new value of an entry with one ID or a list of IDs; a removed token is an error."""
+        """Return the new value of an entry with one ID or a list of IDs.
+
+        Args:
+            key: Key of the entry, such as `eos_token_id`.
+            value: The old value.
+            config: The configuration with the entry.
+            where: Name of the configuration, for messages.
+            role: The usual key of the entry's role, such as `pad_token_id` for `pad_index`; "" if `key` is that key.
+
+        Raises:
+            VocabularyError: An ID is that of a removed token.
+        """
 
 
 class Part(NamedTuple):
@@ -287,7 +298,11 @@ def _moved_biases(value: Any, ids: IdConversion) -> Any:
 
 
 def _written_sequence(text: str, ids: IdConversion) -> str | None:
-    """Return the text of a tuple of token IDs with the new IDs; `None` if one of them is removed."""
+    """Return the text of a tuple of token IDs with the new IDs; `None` if one of them is removed.
+
+    Raises:
+        VocabularyError: The text is no tuple of token IDs.
+    """
     if not re.fullmatch(r"\((\d+, )*\d+,?\)", text):
         raise VocabularyError(
             f"The key {text!r} of a sequence_bias is no tuple of token IDs. Change it before the edit."
@@ -427,7 +442,11 @@ def check_padding(subject: str, padding: object, new_ids: Tensor) -> None:
 
 
 def _check_first_ids(entries: Sequence[Mapping[str, Any]], new_ids: Tensor, size: int) -> None:
-    """Check that an edit leaves the IDs at which a multimodal model looks up images or sounds as they are."""
+    """Check that an edit leaves the IDs at which a multimodal model looks up images or sounds as they are.
+
+    Raises:
+        VocabularyError: The edit changes one of these IDs, or adds tokens.
+    """
     known = [(config[key], key) for key in FIRST_IDS for config in entries if type(config.get(key)) is int]
     first, _ = min(known, default=(size, ""))
     ids = new_ids.new_tensor(range(first, len(new_ids)))
@@ -441,7 +460,11 @@ def _check_first_ids(entries: Sequence[Mapping[str, Any]], new_ids: Tensor, size
 
 
 def _check_range(last: object, key: str, new_ids: Tensor, size: int) -> None:
-    """Check that all IDs above `last`, which are numbers, stay in their order above it, and no other ID is there."""
+    """Check that all IDs above `last`, which are numbers, stay in their order above it, and no other ID is there.
+
+    Raises:
+        VocabularyError: They do not stay there, or another ID is among them.
+    """
     if type(last) is not int or not 0 <= last < len(new_ids):
         return
     above, start = new_ids[last:], int(new_ids[last])
@@ -455,7 +478,11 @@ def _check_range(last: object, key: str, new_ids: Tensor, size: int) -> None:
 
 
 def _check_largest(name: str, end: object, new_ids: Tensor, *, is_ordered: bool) -> None:
-    """Check that an edit keeps the place of the largest ID of a text, for a model that takes it as the text's end."""
+    """Check that an edit keeps the place of the largest ID of a text, for a model that takes it as the text's end.
+
+    Raises:
+        VocabularyError: The edit may give another token the largest ID.
+    """
     switch = LARGEST_ID[name]
     new = int(new_ids[end]) if type(end) is int and 0 <= end < len(new_ids) else end
     if switch in (None, end) and not is_ordered:

@@ -248,6 +248,8 @@ class EmbeddingLayer(Pretrained):
 
         Raises:
             FileError: The folder cannot be written.
+            CheckpointError: The layer could not be loaded again; see `Pretrained.save_pretrained`.
+            TokenizerError: `tokenizer` is no tokenizer.
 
         Warns:
             EmbedLayerWarning: The tokenizer that this layer was loaded with cannot be read, so it is left out.
@@ -306,6 +308,8 @@ class EmbeddingLayer(Pretrained):
 
         Raises:
             TokenizerError: The tokenizer file is damaged.
+            FileError: The tokenizer file cannot be read.
+            MissingExtraError: A `.model` needs the extra `spm`, and a `.gguf` the extra `gguf`.
 
         Warns:
             EmbedLayerWarning: The tokenizer has IDs without a row in the table.
@@ -415,6 +419,7 @@ class EmbeddingLayer(Pretrained):
 
         Raises:
             SizeError: Both kinds of positions are passed, or token types to a family without them.
+            ShapeError: The mask or the positions have another shape than the tokens, or a wrong dtype.
         """
         if position_ids is not None and positions is not None:
             raise SizeError("Pass position_ids (as transformers counts) or positions (from 0), not both.")
@@ -655,6 +660,7 @@ def _read_layer(
 
     Raises:
         CheckpointError: As for `load`.
+        FileError: A file cannot be read.
     """
     try:
         if "model_type" not in checkpoint.config and not table_only and has_meta_layout(checkpoint):

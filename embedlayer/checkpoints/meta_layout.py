@@ -36,6 +36,7 @@ def meta_config(checkpoint: Checkpoint) -> JsonObject:
 
     Raises:
         CheckpointError: The number of heads is missing, a value is not implemented, or a key is not known.
+        FileError: `params.json` cannot be read.
 
     Reference: transformers/models/ministral3/convert_ministral3_weights_to_hf.py; mistral-inference, transformer.py.
     """

@@ -174,6 +174,7 @@ class Checkpoint(WeightFiles):
     Raises:
         FileError: There is no safetensors file.
         CheckpointError: A file is damaged, all weights are pickles, or a GGUF file has no tensors.
+        MissingExtraError: A GGUF file needs `pip install 'embedlayer[gguf]'`.
     """
 
     def __init__(self, place: CheckpointFolder, file: str | None = None, *, is_static_embedding: bool = False) -> None:

@@ -39,6 +39,7 @@ def find_copies(folder: Path, checkpoint: Checkpoint, aliases: Mapping[str, str]
     Raises:
         CheckpointError: An adapter has values of tokens. Or another file has a tensor with as many rows or columns as
             there are tokens, and how these belong to tokens is not known.
+        FileError: A file cannot be read.
     """
     copies: Copies = {}
     own = own_files(checkpoint)
@@ -86,6 +87,7 @@ def refuse_copies(
 
     Raises:
         CheckpointError: A file is an adapter of a table or a head, or has a tensor with one of the names or sizes.
+        FileError: A file cannot be read.
     """
     for file in files:
         header = read_header(folder / file)

@@ -82,7 +82,12 @@ def evaluate(
 
 
 def _causal(opened: "OpenedModel", device: str) -> "CausalModel":
-    """Return the causal model of a source; transformers loads the blocks that `embedlayer compress` copied."""
+    """Return the causal model of a source; transformers loads the blocks that `embedlayer compress` copied.
+
+    Raises:
+        CheckpointError: The source is no causal language model.
+        MissingExtraError: transformers is needed and not installed.
+    """
     from embedlayer.analysis.evaluation.text import CausalModel
     from embedlayer.compress.transformers_models import load_model
     from embedlayer.models.decoder import DecoderLM

@@ -89,6 +89,8 @@ def _write_onnx(opened: "OpenedModel", source: Path, output: Path) -> int:
 
     Raises:
         SizeError: The table has another layout.
+        MissingExtraError: The extra `onnx` is not installed.
+        FileError: The file cannot be written.
     """
     from embedlayer.compress.onnx_export import export_onnx, has_onnx_layout
 

@@ -122,6 +122,9 @@ def measure(
     Raises:
         TokenIdError: The run's corpus contains IDs outside the table.
         TokenizerError: Word pairs or analogies were requested and there is no tokenizer.
+        FileError: A file of word pairs or analogies cannot be read.
+        TextError: A line of such a file has another format.
+        SizeError: Every row is zero or holds NaN, or no analogy has four words of the table.
     """
     from embedlayer.analysis.chance import chance_geometry
     from embedlayer.analysis.geometry import norms_by_frequency, table_geometry
@@ -385,6 +388,8 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
 
     Raises:
         TokenizerError: The tokenizers have no token in common.
+        SizeError: Every pair of rows has one that is zero or holds NaN.
+        ShapeError: The tables differ in length and a tokenizer is missing, or in width and `aligned` is false.
     """
     from embedlayer.analysis.movement import align_tables, row_movement
     from embedlayer.analysis.relation import common_rows, rows_left_out, table_relation

@@ -143,6 +143,7 @@ def planned(
 
     Raises:
         CheckpointError: `plan` does not support the data type of the table.
+        SizeError: Options exclude each other, or a number is out of range; see `EmbeddingPlan`.
     """
     from embedlayer.core.errors import CheckpointError
     from embedlayer.positions.learned import LearnedPositionalEmbedding

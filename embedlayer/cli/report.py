@@ -36,6 +36,7 @@ def make_report(run: "RunDirectory") -> dict[str, Any]:
     Raises:
         FileError: The run is not finished.
         TokenizerError: The tokenizer is missing.
+        CheckpointError: A file of the run is damaged.
     """
     from embedlayer.cli.run_summary import neighbor_rows, summarise, what_was_learned
     from embedlayer.explorer.export import write_page

@@ -32,6 +32,7 @@ def summarise(directory: "RunDirectory", model: "DecoderLM") -> dict[str, Any]:
 
     Raises:
         FileError: The metrics are not those of a finished run.
+        CheckpointError: A line of metrics is damaged.
     """
     metrics = directory.read_metrics()
     validated = [line for line in metrics if "validation_loss" in line]

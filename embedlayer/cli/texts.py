@@ -61,6 +61,8 @@ def prepare_corpus(
         FileError: A text or the tokenizer cannot be read.
         TextError: The sources have no text, are not UTF-8, or are a corpus and others without weights.
         TokenizerError: A corpus was built with another tokenizer.
+        MissingExtraError: A tokenizer needs the extra `spm`.
+        SizeError: A weight is not above 0, or the vocabulary is too small for the kind of tokenizer.
     """
     if target.is_symlink():  # an earlier run used a corpus in another folder
         target.unlink()
@@ -91,6 +93,9 @@ def _build_corpus(
     Raises:
         FileError: A text or the tokenizer cannot be read.
         TextError: The texts are empty, or not UTF-8.
+        TokenizerError: The tokenizer file is damaged.
+        MissingExtraError: A `.model` tokenizer needs the extra `spm`.
+        SizeError: The vocabulary is too small for the kind of tokenizer.
     """
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.data.text_files import find_text_files
@@ -130,6 +135,8 @@ def _build_mixture(
         FileError: A text or the tokenizer cannot be read.
         TextError: A source has no text, or is not UTF-8.
         TokenizerError: A corpus was built with another tokenizer.
+        SizeError: A weight is not above 0.
+        MissingExtraError: A `.model` tokenizer needs the extra `spm`.
     """
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.data.corpus_files import is_corpus
@@ -186,6 +193,8 @@ def learn_tokenizer(
     Raises:
         FileError: A text cannot be read.
         TextError: The texts are empty, or not UTF-8.
+        SizeError: The vocabulary is too small for the kind of tokenizer.
+        MissingExtraError: A Unigram tokenizer needs the extra `spm`.
     """
     from embedlayer.data.text_chunks import read_text_chunks
     from embedlayer.tokenization.train import train_tokenizer
@@ -216,6 +225,7 @@ def _link_corpus(ready: Path, target: Path, tokenizer_from: Path | None) -> "tup
 
     Raises:
         TokenizerError: The requested tokenizer is not the one that the corpus was built with.
+        FileError: The folder holds files that are not of a corpus.
     """
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.tokenization.tokenizer_calls import fingerprint
@@ -248,7 +258,9 @@ def _tokenizer_for(corpus: Path, tokenizer_from: Path | None) -> "Tokenizer":
     """Read the tokenizer that the user requested, or the one in the folder of a corpus.
 
     Raises:
-        TokenizerError: None was requested, and the folder has none.
+        TokenizerError: None was requested, and the folder has none; or the file is damaged.
+        FileError: The file cannot be read.
+        MissingExtraError: A `.model` needs the extra `spm`, and a `.gguf` the extra `gguf`.
     """
     from embedlayer.data.corpus_files import TOKENIZER
     from embedlayer.tokenization.read import load_tokenizer

@@ -233,6 +233,7 @@ def build_injections(
 
     Raises:
         SizeError: A size does not fit the decoder.
+        TokenizerError: The tokenizer has too high IDs for a table of n-grams.
     """
     from embedlayer.injections.gated import GatedEmbedding
     from embedlayer.injections.ngram import NgramEmbedding, NgramHash

@@ -328,7 +328,12 @@ def _lacks_rows(directory: Path) -> bool:
 
 
 def _lines(file: Path | None) -> list[str]:
-    """Return the lines of a text file, without line ends and without blank lines; an empty list if `file` is `None`."""
+    """Return the lines of a text file, without line ends and without blank lines; an empty list if `file` is `None`.
+
+    Raises:
+        TextError: The file is not plain text.
+        FileError: The file cannot be read.
+    """
     from embedlayer.data.text_chunks import read_text_chunks
 
     text = "" if file is None else "".join(read_text_chunks(file))
@@ -396,6 +401,10 @@ def _row_init(
         VocabularyError: An option that `--init` needs is missing, another one is passed that it does not take, or no
             token is shared.
         MissingExtraError: fastText vectors are to be trained, and gensim is not installed.
+        FileError: A file or the donor cannot be read.
+        CheckpointError: A file of vectors or the donor is damaged.
+        TokenizerError: The donor has no tokenizer, or a tokenizer is damaged.
+        TextError: A text of `--auxiliary-text` is not plain text.
     """
     import torch
 
@@ -475,6 +484,7 @@ def _train_new_rows(
         TokenizerError: The folder has no tokenizer.
         TextError: The text is too small to hold out a part of it.
         VocabularyError: The text contains none of the new tokens.
+        FileError: The folder or a text cannot be read.
     """
     import math
     import warnings

@@ -38,6 +38,7 @@ def compress_table(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor 
 
     Raises:
         SizeError: `to` names no kind, or a kind that does not fit the size of the table.
+        ShapeError: Counts or rows have another shape, or rows contain NaN or infinity.
 
     Example:
         >>> compress_table(TokenEmbedding(100, 64), "int4-g32")

@@ -119,6 +119,7 @@ def row_error(table: TokenTable, other: TokenTable) -> float:
 
     Raises:
         SizeError: The tables differ in size.
+        ShapeError: A plain tensor is not `(V, D)`.
     """
     if (table.vocab_size, table.embed_dim) != (other.vocab_size, other.embed_dim):
         raise SizeError(

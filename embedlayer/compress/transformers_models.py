@@ -53,7 +53,12 @@ NOT_COPIED = (
 
 
 def with_table(model: Model, table: TokenTable) -> Model:
-    """Return a copy of a patched model of transformers with another table; see `replace_table`."""
+    """Return a copy of a patched model of transformers with another table; see `replace_table`.
+
+    Raises:
+        SizeError: The table has another size than that of the model.
+        CheckpointError: The model multiplies the rows itself, or another module reads the weight of the table.
+    """
     root = _table_of(model)
     if (table.vocab_size, table.embed_dim) != (root.vocab_size, root.embed_dim):
         raise SizeError(

@@ -75,6 +75,7 @@ class TokenCorpus:
         Raises:
             FileError: A source cannot be read, or `path` cannot be written or holds other files.
             TextError: A source is not UTF-8, or no source has text.
+            TokenizerError: `tokenizer` is no tokenizer.
         """
         tokenizer, path = as_tokenizer(tokenizer), Path(path)
         found = find_text_files(sources)
@@ -99,6 +100,7 @@ class TokenCorpus:
 
         Raises:
             TextError: The text is empty, or has lone surrogates, which UTF-8 cannot encode.
+            TokenizerError: `tokenizer` is no tokenizer.
 
         Example:
             >>> from embedlayer.tokenization.train import train_tokenizer

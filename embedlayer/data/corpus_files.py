@@ -277,6 +277,7 @@ def read_offsets(path: Path) -> Offsets:
     Raises:
         FileNotFoundError: There is no such file.
         CheckpointError: The file is damaged or holds another kind of array.
+        FileError: The file cannot be read.
     """
     path.stat()  # raises FileNotFoundError
     require_file(path)

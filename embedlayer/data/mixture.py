@@ -169,7 +169,10 @@ def training_sampler(
         seed: Any integer.
 
     Raises:
-        SizeError, TextError: As for `WindowSampler`.
+        SizeError: `max_length` or `batch_size` is not an integer or is below 1.
+        ShapeError: The IDs are not integers.
+        TextError: A corpus is too short for one window and its target.
+        TokenizerError: The corpora of the mixture have different tokenizers.
     """
     if isinstance(corpus, TokenCorpus):
         return WindowSampler(corpus, max_length=max_length, batch_size=batch_size, seed=seed)

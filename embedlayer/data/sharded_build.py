@@ -92,6 +92,8 @@ def build_in_shards(
             other files or another build, or is locked by another process; or a process was killed.
         TextError: A source is not UTF-8, or no source has text.
         SizeError: `shards` or `workers` is below 1.
+        CheckpointError: The plan or a shard in the folder is damaged.
+        TokenizerError: `tokenizer` is no tokenizer.
 
     Example:
         >>> from embedlayer.tokenization.train import train_tokenizer
@@ -179,6 +181,7 @@ def build_shard(
         CheckpointError: The tokenizer in the folder was changed.
         TextError: A source is not UTF-8.
         SizeError: There is no such shard.
+        TokenizerError: `tokenizer` is no tokenizer.
     """
     if not 0 <= only < shards:
         raise SizeError(f"Shard {only} of {shards} does not exist: shards are counted from 0 to {shards - 1}.")
@@ -276,6 +279,9 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
     Raises:
         SizeError: `shards` is below 1.
         FileError: The folder has other files or another plan, or a source is no regular file (standard input).
+        CheckpointError: The plan in the folder is damaged.
+        TextError: A source is not plain text, or a folder has no text files.
+        TokenizerError: `tokenizer` is no tokenizer.
     """
     if shards < 1:
         raise SizeError(f"shards is {shards}; it must be 1 or more.")

@@ -52,6 +52,7 @@ def read_text_chunks(source: str | Path, *, tokenizer: object = None) -> Iterato
     Raises:
         FileError: The file cannot be read.
         TextError: The file is not plain text.
+        TokenizerError: `tokenizer` is no tokenizer.
     """
     with opened(source) as (read, _):
         checker = None if tokenizer is None else pure_tokenizer(as_tokenizer(tokenizer))
@@ -67,6 +68,9 @@ def encode_chunks(chunks: Iterable[str], tokenizer: object, *, before: str = "")
         chunks: Chunks from `read_text_chunks` for this tokenizer.
         tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
         before: The last characters before the first chunk, if the chunks do not start at the start of the text.
+
+    Raises:
+        TokenizerError: `tokenizer` is no tokenizer.
     """
     for batch, encodings in _encode_ahead(iter(chunks), before[-ANCHOR_CHARS:], as_tokenizer(tokenizer)):
         for chunk, whole, start in zip(batch, encodings, encodings[len(batch) :], strict=False):

@@ -117,6 +117,7 @@ def create_dataloader(
         TokenizerError: A text is passed without a tokenizer.
         ShapeError: The IDs are not integers.
         SizeError: A size is not an integer or is below 1, or the IDs have several dimensions.
+        FileError: A text file cannot be read.
 
     Example:
         >>> from embedlayer.tokenization.train import train_tokenizer
@@ -316,7 +317,7 @@ def _as_array(ids: TokenIds) -> IdArray | ConcatenatedArray:
     Arrays and CPU tensors are not copied.
 
     Raises:
-        ShapeError: The IDs are not integers.
+        ShapeError: The IDs are not integers, or not an array.
         TextError: Text was passed instead of IDs.
     """
     if isinstance(ids, TokenCorpus):
@@ -351,6 +352,7 @@ def _ids_of(text_or_corpus: str | Path | TokenIds, tokenizer: object) -> TokenId
     Raises:
         TokenizerError: A text is passed without a tokenizer.
         TextError: The text is empty, or is a path as `str`.
+        FileError: A text file cannot be read.
     """
     if not isinstance(text_or_corpus, str | Path):
         return text_or_corpus

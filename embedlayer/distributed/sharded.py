@@ -245,6 +245,10 @@ class ShardedTable(TokenTable, checks_ids=True):
         """Return the vectors of `ids` without `scale`, `(...)` to `(..., D)`; every rank must call it.
 
         Each distinct ID is sent once, to the rank that stores its row, and that rank sends the row back.
+
+        Raises:
+            ShapeError: The rows were replaced by others, as `fully_shard` does.
+            TokenIdError: On the CPU, an ID is outside the table.
         """
         self._check_rows()
         group = self.collectives

@@ -66,6 +66,7 @@ def load_distributed_state(model: nn.Module, optimizer: Optimizer, state: dict[s
 
     Raises:
         KeyError: A moment of a parameter is missing in `state`.
+        CheckpointError: The state is that of another rule or table.
     """
     model.load_state_dict(state["model"])
     for name, parameter, table in trained_parameters(model):

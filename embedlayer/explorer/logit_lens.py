@@ -124,7 +124,10 @@ def answer(source: OpenedModel, params: Mapping[str, str]) -> answers.LogitLens:
 
 
 def baked(source: OpenedModel) -> list[dict[str, str]]:
-    """Return the parameters of the requests whose answers an exported page stores: the IDs of its texts."""
+    """Return the parameters of those logit-lens requests whose answers an exported page stores.
+
+    They are the requests of `pipeline.baked` with the token IDs in place of the text.
+    """
     return [asked for params in pipeline.baked(source) for asked in _ids_instead(source, params)]
 
 

@@ -90,6 +90,7 @@ def answer(source: OpenedModel, params: Params) -> answers.Pipeline:
         SizeError: The tiny layer has no such position scheme.
         TokenizerError: The source has neither a tokenizer nor names, and the text is no list of IDs.
         TextError: The text has no tokens.
+        TokenIdError: An ID is outside the table.
     """
     model, vocabulary = requested_model(source, params)
     table, special = parts_of(model)[0], source.adds_special_tokens
@@ -118,7 +119,7 @@ def requested_model(source: OpenedModel, params: Mapping[str, str]) -> tuple[Mod
 
 
 def choices(source: OpenedModel, params: Params) -> answers.PipelineChoices:
-    """Return what the page lets the user choose."""
+    """Return the example texts, and the texts, words and position schemes of the tiny layer, that the page offers."""
     vocabulary = vocabulary_of(source)
     refused = f"Only the table of this source can be read. {source.table_only}" if source.table_only else ""
     tiny: answers.TinyChoices = {

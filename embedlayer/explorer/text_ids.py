@@ -113,7 +113,7 @@ def text_ids(vocabulary: Vocabulary, text: str, vocab_size: int, *, add_special_
         add_special_tokens: Whether the tokenizer adds the tokens that start or end a text.
 
     Raises:
-        TextError: The text has no tokens.
+        TextError: The tokenizer cannot encode the text; or the text has no tokens, or no word that names a row.
         TokenIdError: A typed ID is outside the table.
         TokenizerError: There is neither a tokenizer nor names, and the text does not list IDs.
     """

@@ -120,7 +120,7 @@ def _compute_numbers(source: OpenedModel) -> dict[str, Tensor]:
 
 
 def _shares_below(norms: Float[Tensor, " V"]) -> Float[Tensor, " V"]:
-    """Return for each norm the share of the finite norms that are smaller; NaN for NaN."""
+    """Return for each norm the share of the finite norms that are smaller; NaN for a norm that is not finite."""
     ordered = norms[norms.isfinite()].sort().values
     shares = torch.searchsorted(ordered, norms) / max(1, len(ordered))
     return shares.where(norms.isfinite(), math.nan)
@@ -194,7 +194,11 @@ def _with_cosines(source: OpenedModel, pairs: Int[Tensor, "N 2"]) -> dict[int, l
 
 
 def _texts(source: OpenedModel, token: int) -> Iterator[tuple[str, list[int]]]:
-    """Yield texts that may contain a token, with their IDs: example texts, texts with the token's own text, its ID."""
+    """Yield texts that may contain a token, each with its token IDs.
+
+    They are the example texts, then texts built from the token's own text. Without a tokenizer the latter are the name
+    of the row and `#ID`.
+    """
     yield from _example_ids(source)
     vocabulary = vocabulary_of(source)
     if not isinstance(vocabulary, Tokenizer):

@@ -147,7 +147,8 @@ def baked_vectors(source: OpenedModel) -> list[Params]:
 def nearest(source: OpenedModel, params: Params) -> bytes:
     """Return the `NEAREST` nearest rows of every row, as bytes: IDs, int32 `(V, NEAREST)`, then cosines, float32.
 
-    The first call computes them and stores them in the source. A missing neighbour has ID 0 and cosine -2.
+    The first call computes them and stores them in the source. Rows without a token are no neighbours. A missing
+    neighbour has ID 0 and cosine -2.
     """
     return nearest_of_all(source)
 

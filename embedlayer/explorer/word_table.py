@@ -14,6 +14,9 @@ TITLE = "4,000 words of MiniLM"
 def open_word_table() -> OpenedModel:
     """Open the table of 4,000 words, `(4007, 384)`, with its tokenizer.
 
+    Raises:
+        CheckpointError: The source is damaged, or has no token table; the other errors are those of `open_model`.
+
     Example:
         >>> open_word_table().encode("the queen")
         [2, 904]

@@ -59,7 +59,12 @@ class Deferred(Tensor):
         raise NotImplementedError
 
     def kept(self, func: object, args: tuple[Any, ...]) -> "Deferred | None":
-        """Return the result of an operator if it stays deferred, else `None`."""
+        """Return the result of an operator on this tensor as a deferred one; `None` if the operator needs the values.
+
+        Args:
+            func: The operator of ATen.
+            args: All its arguments; this tensor is one of them.
+        """
         raise NotImplementedError
 
     @classmethod
@@ -406,7 +411,10 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor | None:
-    """Return `F.cross_entropy` of unread logits `(N, V)` or `(V,)` and token IDs, from the hidden states."""
+    """Return `F.cross_entropy` of unread logits `(N, V)` or `(V,)` and token IDs, from the hidden states.
+
+    The result is `None` for class probabilities, class weights, deprecated arguments and targets that do not fit.
+    """
     is_known = type(target) in PLAIN_TYPES and target.dtype == torch.int64 and target.device == logits.device
     is_known = is_known and logits.dim() in (1, 2) and target.shape == logits.shape[:-1] and target.numel() > 0
     is_known = is_known and (weight, size_average, reduce) == (None, None, None)
@@ -465,7 +473,10 @@ def _indexed(
 def _cast(
     func: Callable[..., Any], logits: DeferredLogits, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> DeferredLogits | None:
-    """Return logits of another dtype, or the logits themselves; the function is called on an empty tensor."""
+    """Return logits of another dtype, or the logits themselves; `None` for another device.
+
+    The function is called on an empty tensor.
+    """
     empty, *others = (
         torch.empty(0, dtype=each.dtype, device=each.device) if isinstance(each, DeferredLogits) else each
         for each in args
@@ -514,7 +525,7 @@ def _divided(
 def _bounded(
     func: Callable[..., Any], logits: DeferredLogits, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> DeferredLogits | None:
-    """Return the tanh of logits."""
+    """Return the tanh of logits, the first half of a soft cap; `None` for logits that have a soft cap already."""
     if logits.described.options.softcap is not None or kwargs:
         return None
     return logits.followed(torch.tanh, torch.empty_like(logits.like), change=LogitSettings.bounded)
@@ -523,7 +534,7 @@ def _bounded(
 def _shifted(
     func: Callable[..., Any], logits: DeferredLogits, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> DeferredLogits | None:
-    """Return logits plus a tensor without gradient that has one number for each token."""
+    """Return logits plus a tensor without gradient that has one number for each token; `None` for another addend."""
     if kwargs:
         return None
     other, size = args[1] if args[0] is logits else args[0], logits.shape[-1]
@@ -580,8 +591,9 @@ WITHOUT_VALUES = {
 def defer_logits(head: nn.Module, hidden: Tensor, tensors: HeadTensors, report: LogitsReport) -> DeferredLogits | None:
     """Return the deferred logits of a head, or `None` where its logits must be computed at once.
 
-    That is the case for a single position, as in generation; under `torch.func`, tracing and CUDA graph capture; and
-    for tensor subclasses, such as a `DTensor` or a quantised weight.
+    That is the case for a single position, as in generation; on the meta device; under `torch.func`, tracing and CUDA
+    graph capture; where hidden states and weight differ in device or, without autocast, in dtype; and for tensor
+    subclasses, such as a `DTensor` or a quantised weight.
 
     Args:
         head: The head; if FSDP has sharded it, it gathers its weights.

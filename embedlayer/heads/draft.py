@@ -148,6 +148,7 @@ class DraftHead(ComputedBuffers):
         Raises:
             ShapeError: `hidden` has another width than the rows.
             SizeError: The other head has another number of tokens than when this head was built.
+            CheckpointError: PEFT has replaced a module of the head by one that a draft head cannot read.
         """
         found = self._operands(hidden)
         if found is None:
@@ -179,7 +180,7 @@ class DraftHead(ComputedBuffers):
         Args:
             hidden: Output of the last block, after its final norm, `(..., D)`.
             targets: Token IDs of the full vocabulary, or `ignore_index`, `(...)`.
-            outside: See above.
+            outside: `"ignore"`, `"count"` or `"error"`.
             **options: See `LossOptions`. `bias` and `padding_idx` are those of the full vocabulary, and `vocab_size`
                 can only be V.
 
@@ -193,6 +194,7 @@ class DraftHead(ComputedBuffers):
             SizeError: `outside` or an option is unknown or outside its range; or the other head has another number of
                 tokens than when this head was built.
             ShapeError: Shapes or dtypes do not fit each other.
+            MissingExtraError: `impl="triton"` without Triton or without a CUDA device.
         """
         check_options(options, LossOptions, f"{type(self).__name__}.loss")
         if outside not in get_args(Outside):
@@ -255,6 +257,7 @@ class DraftHead(ComputedBuffers):
             SizeError: A statistic is unknown or needs tokens, `top_k` is below 0 or above N, or an option is unknown or
                 outside its range.
             TokenIdError: On the CPU, a token is neither a token of the full vocabulary nor `ignore_index`.
+            ShapeError: `hidden` has another width than the rows.
         """
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_statistics")
         drafts, missing = None, None
@@ -291,6 +294,7 @@ class DraftHead(ComputedBuffers):
             ShapeError: `hidden` has another width than the rows.
             SizeError: The other head has another number of tokens than when this head was built, or an option is
                 unknown or outside its range.
+            CheckpointError: PEFT has replaced a module of the head by one that a draft head cannot read.
         """
         check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
         of_model = self._model_options()
@@ -310,6 +314,7 @@ class DraftHead(ComputedBuffers):
         Raises:
             SizeError: The other head or its table computes logits in its own way, which rows do not tell; or has
                 another number of tokens than when this head was built.
+            CheckpointError: PEFT has replaced a module of the head by one that a draft head cannot read.
         """
         self._check_vocab_size()
         table = self._table()
@@ -337,6 +342,7 @@ class DraftHead(ComputedBuffers):
 
         Raises:
             SizeError: `vocab_size` is passed, and it is not that of the full vocabulary.
+            ShapeError: `hidden` has another width than the rows.
         """
         if options.get("vocab_size") not in (None, self.vocab_size):
             raise SizeError(f"This draft head is of {self.vocab_size} tokens, not vocab_size={options['vocab_size']}.")

@@ -225,6 +225,7 @@ def _tokens_of(d2t: Tensor, t2d: Tensor | None, *, source: str) -> tuple[int, ..
 
     Raises:
         CheckpointError: The tensors have other shapes or data types, or contradict each other.
+        ShapeError: The entries are not integers.
     """
     if d2t.dim() != 1 or d2t.dtype not in (torch.int64, torch.int32):
         raise CheckpointError(

@@ -60,7 +60,7 @@ class ModelLogitOptions:
     Attributes:
         logit_scale: Factor on the hidden states before the head, or on the logits behind it.
         softcap: Cap c of `c * tanh(logits / c)` behind the head, or `None`.
-        bias: The tensor `(1, V)` or `(V,)` that the model adds to the logits of the head (BART), or `None`.
+        bias: Place of the tensor `(1, V)` or `(V,)` that the model adds to the logits of the head (BART), or `None`.
         scales_hidden: Whether the factor is applied to the hidden states before the head is called.
         unknown: Why that is not known, as the start of a sentence; empty if it is known.
         is_partial: Whether the model reads the head's rows itself, beside others (MobileBERT).
@@ -77,7 +77,7 @@ class ModelLogitOptions:
         """Return the options of the model's logits.
 
         Raises:
-            CheckpointError: They are not known.
+            CheckpointError: They are not known, or the model with the bias no longer exists.
         """
         if self.unknown:
             raise CheckpointError(

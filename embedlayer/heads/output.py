@@ -399,6 +399,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
 
         Raises:
             ShapeError: `hidden` has another width than the rows.
+            CheckpointError: PEFT has replaced the table or the head by a module that a tied head cannot read.
         """
         table, options = self.table, self.logit_options()
         if self.logits_report is not None:

@@ -176,7 +176,9 @@ def build_head(config: JsonObject, table: TokenTable) -> OutputHead | Prediction
         table: Table that the new head is tied to if `config["tied"]` is true.
 
     Raises:
-        CheckpointError: A field is missing or has another type, or the class is unknown or does not fit its arguments.
+        CheckpointError: A field has another type, or the class is unknown or does not fit its arguments.
+        KeyError: There is no field `tied`.
+        TypeError: An argument of the head, the projection or the norm is missing or unknown.
     """
     options = dict(config)
     tied, dense = options.pop("tied"), build_part(nn.Linear, options.pop("dense", None))

@@ -78,7 +78,12 @@ class GatedEmbedding(EmbeddingInjection):
         )
 
     def look_up(self, x: Float[Tensor, "B T D"], context: InjectionContext) -> Float[Tensor, "B T E"]:
-        """Return the vectors of the table, `(B, T, E)`."""
+        """Return the vectors of the table, `(B, T, E)`.
+
+        Raises:
+            TokenIdError: A token ID is outside the table.
+            ShapeError: The table is one of n-grams, and the documents have gaps or the state is of another batch size.
+        """
         return vectors_of(self.table, context)
 
     def add_to_stream(

@@ -85,6 +85,7 @@ class EmbeddingInjection(Pretrained, ABC):
 
         Raises:
             TokenIdError: An ID is outside the table.
+            ShapeError: The table is one of n-grams, and the documents have gaps or the state is of another batch size.
         """
 
     def add_to_input(self, x: Float[Tensor, "B T D"], vectors: Tensor) -> Float[Tensor, "B T D"]:
@@ -158,7 +159,7 @@ def vectors_of(table: VectorSource, context: InjectionContext) -> Float[Tensor, 
 
     Raises:
         TokenIdError: An ID is outside the table.
-        ShapeError: The table is one of n-grams, and the documents have gaps.
+        ShapeError: The table is one of n-grams, and the documents have gaps or the state is of another batch size.
     """
     if isinstance(table, NgramEmbedding):
         vectors: Tensor = table(context.ids, context.documents, context.state)
@@ -197,7 +198,12 @@ class AddedEmbedding(EmbeddingInjection):
         self.projection = None if narrow == self.width else NormalLinear(narrow, self.width, init_std=narrow**-0.5)
 
     def look_up(self, x: Float[Tensor, "B T D"], context: InjectionContext) -> Tensor:
-        """Return the vectors of the table in the width of the residual stream, `(B, T, D)`."""
+        """Return the vectors of the table in the width of the residual stream, `(B, T, D)`.
+
+        Raises:
+            TokenIdError: A token ID is outside the table.
+            ShapeError: The table is one of n-grams, and the documents have gaps or the state is of another batch size.
+        """
         vectors = vectors_of(self.table, context)
         return vectors if self.projection is None else self.projection(vectors)
 

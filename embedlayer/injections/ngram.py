@@ -162,6 +162,7 @@ class NgramHash(Pretrained, ComputedBuffers):
         Raises:
             SizeError: There is no order or no head, or `layer_id` is not one of `layer_ids`.
             TokenIdError: `pad_token_id` is not a token.
+            TokenizerError: `tokenizer` is no tokenizer.
 
         Example:
             >>> ngrams = NgramHash.engram(torch.arange(1000) % 700, [500, 500], layer_id=1, heads=2)
@@ -326,7 +327,11 @@ class NgramHash(Pretrained, ComputedBuffers):
 
     @classmethod
     def from_config(cls: type["NgramHash"], config: JsonObject) -> "NgramHash":
-        """Build the hash that `config` describes. The values of its `token_map` come from the saved tensors."""
+        """Build the hash that `config` describes. The values of its `token_map` come from the saved tensors.
+
+        Raises:
+            CheckpointError: An argument is missing, unknown or does not fit.
+        """
         has_map = config.get("compressed_size") is not None
         token_map = torch.zeros(int(config["vocab_size"]), dtype=torch.int64) if has_map else None
         return cls.construct(**config, token_map=token_map)
@@ -529,7 +534,7 @@ def _check_orders(max_order: int, heads: int) -> None:
     """Check the length of the longest n-gram and the number of heads.
 
     Raises:
-        SizeError: One of them is too small.
+        SizeError: `max_order` is below 2, or `heads` below 1.
     """
     if max_order < 2:
         raise SizeError(f"An n-gram has at least 2 tokens; max_order is {max_order}. Ask for order 2 or more.")

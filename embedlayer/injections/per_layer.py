@@ -156,6 +156,7 @@ class PerLayerInputs(Pretrained, ComputedBuffers):
 
         Raises:
             TokenIdError: An ID is outside the table, and there is no `missing_row`.
+            ShapeError: The IDs are not integers, or the sequences have different lengths.
         """
         ids = as_ids(ids, beside=self.table)
         if self.missing_row is not None:

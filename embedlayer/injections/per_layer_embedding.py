@@ -28,6 +28,7 @@ class PerLayerEmbedding(EmbeddingInjection):
 
     Raises:
         SizeError: A size is missing, or is passed beside a `PerLayerInputs` that has another one.
+        CheckpointError: The activation is unknown.
 
     Example:
         >>> injection = PerLayerEmbedding(TokenEmbedding(100, 2 * 8, scale=8**0.5), 32, num_layers=2)

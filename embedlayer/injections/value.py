@@ -71,7 +71,12 @@ class ValueEmbedding(EmbeddingInjection):
         )
 
     def look_up(self, x: Float[Tensor, "B T D"], context: InjectionContext) -> Float[Tensor, "B G T K"]:
-        """Return the rows of the tokens by head, `(B, G, T, K)`."""
+        """Return the rows of the tokens by head, `(B, G, T, K)`.
+
+        Raises:
+            TokenIdError: A token ID is outside the table.
+            ShapeError: The table is one of n-grams, and the documents have gaps or the state is of another batch size.
+        """
         heads: Tensor = vectors_of(self.table, context).unflatten(-1, (self.num_kv_heads, -1))
         return heads.transpose(-2, -3)
 

@@ -83,7 +83,7 @@ def replace_file(path: Path | str) -> Iterator[Path]:
     it names is replaced.
 
     Raises:
-        FileError: The folder cannot be written, or the disk is full. An old file at `path` is unchanged.
+        FileError: `path` is a folder, its folder cannot be written, or the disk is full. An old file is unchanged.
     """
     advice = "\nThe old file, if any, is unchanged. Free some space or choose a folder that can be written."
     with file_errors(f"write {path}", advice):
@@ -106,6 +106,9 @@ def new_file(path: Path | str) -> Iterator[Path]:
     """Context manager: yield a temporary path to write to, and rename that file to `path`, which must be new.
 
     As `new_files`, for one file.
+
+    Raises:
+        FileError: The file exists, or cannot be written.
     """
     with new_files(path) as (partial,):
         yield partial

@@ -121,7 +121,11 @@ class NamePattern:
         return program
 
     def _sequence(self, depth: int) -> _Program:
-        """Read elements one after another, up to `|`, `)` or the end."""
+        """Read elements one after another, up to `|`, `)` or the end.
+
+        Raises:
+            CheckpointError: A sign of repetition has nothing to repeat, or is none of `*`, `+` and `?`.
+        """
         program: _Program = []
         while self._at < len(self._pattern) and self._pattern[self._at] not in "|)":
             element = self._element(depth)
@@ -136,7 +140,11 @@ class NamePattern:
         return program
 
     def _element(self, depth: int) -> _Program:
-        """Read one element without its repetition."""
+        """Read one element without its repetition.
+
+        Raises:
+            CheckpointError: The element is not one that is read, or a group is not closed.
+        """
         letter = self._next()
         if letter == "(":
             if self._take("?") and not self._take(":"):
@@ -156,7 +164,11 @@ class NamePattern:
         return [_Letter(self._escaped() if letter == "\\" else letter.__eq__)]
 
     def _escaped(self) -> Callable[[str], bool]:
-        r"""Read what follows a backslash: the letter of a class such as `\d`, or punctuation."""
+        r"""Read what follows a backslash, such as the `d` of `\d` or punctuation; return a test of a character.
+
+        Raises:
+            CheckpointError: The letter is none of these.
+        """
         letter = self._next()
         if letter in _CLASSES:
             return _CLASSES[letter]
@@ -165,7 +177,11 @@ class NamePattern:
         raise self._refusal(f"\\{letter} at character {self._at - 1} is not read")
 
     def _class(self) -> Callable[[str], bool]:
-        """Read a class up to its `]`."""
+        """Read a character class up to its `]`, and return a test of a character.
+
+        Raises:
+            CheckpointError: The pattern ends first, or has a nested class or a range that is not read.
+        """
         negated = self._take("^")
         tests: list[Callable[[str], bool]] = []
         while (letter := self._next()) != "]" or not tests:
@@ -183,7 +199,11 @@ class NamePattern:
         return partial(_is_one, tests, negated)
 
     def _next(self) -> str:
-        """Read the next character."""
+        """Read the next character.
+
+        Raises:
+            CheckpointError: The pattern is at its end.
+        """
         if self._at == len(self._pattern):
             raise self._refusal("it ends too early")
         self._at += 1

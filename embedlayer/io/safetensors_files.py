@@ -355,7 +355,7 @@ def rows_per_chunk(rows: Tensor, dtype: torch.dtype | None = None) -> int:
 def pickle_error(path: Path) -> CheckpointError:
     """Create, but do not raise, the error for a pickle; the file is not unpickled.
 
-    Its message has a command that converts the file: to safetensors, or a file that gensim saved to text of word2vec.
+    Its message has a command that converts the file to safetensors, or vectors that gensim saved to word2vec's text.
     """
     with path.open("rb") as file:
         found = _GENSIM_CLASS.search(file.read(_FIRST_BYTES))

@@ -131,6 +131,7 @@ class WeightFiles:
         Raises:
             CheckpointError: There is no such tensor, its file is missing or damaged, or has a tensor that the index
                 locates in another file.
+            FileError: The file of the tensor cannot be read.
         """
         file = self._files if isinstance(self._files, str) else self._files.get(name)
         tensor = None if file is None else self._header(file).tensors.get(name)
@@ -153,6 +154,7 @@ class WeightFiles:
         Raises:
             CheckpointError: There is no such tensor, its file is missing or damaged, or its data type is not in
                 `DTYPES`.
+            FileError: The file of the tensor cannot be read.
         """
         info = self.info(name)
         stored = info.torch_dtype
@@ -171,6 +173,7 @@ class WeightFiles:
 
         Raises:
             CheckpointError: The file is missing or damaged.
+            FileError: The file cannot be read.
         """
         if file not in self._headers:
             path = self._folder.find(file)

@@ -137,6 +137,7 @@ def _gpt2_tokenizer() -> Tokenizer:
 
     Raises:
         TokenizerError: It is in neither place, or the file there belongs to another tokenizer.
+        FileError: The file cannot be read.
     """
     found = next((path for path in sorted(Path().glob("*encoder.json")) if path.is_file()), None) or _cached_gpt2()
     if found is None:

@@ -73,7 +73,7 @@ class ForwardKL(Divergence):
         return totals["mean"] - _logsumexp_difference(totals)
 
     def gradients(self, totals: Totals, factors: Tensor) -> Totals:
-        """Return the gradients by `mean` and `log_sum`."""
+        """Return the gradients with respect to `mean` and `log_sum`."""
         return {"mean": factors, "log_sum": factors}
 
     def of_log_probs(self, student: Tensor, teacher: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ class ReverseKL(Divergence):
         return totals["mean"] + _logsumexp_difference(totals)
 
     def gradients(self, totals: Totals, factors: Tensor) -> Totals:
-        """Return the gradients by `mean` and `log_sum`."""
+        """Return the gradients with respect to `mean` and `log_sum`."""
         return {"mean": factors, "log_sum": -factors}
 
     def of_log_probs(self, student: Tensor, teacher: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ class JensenShannon(Divergence):
         return self.beta * totals["teacher"] + (1 - self.beta) * totals["student"]
 
     def gradients(self, totals: Totals, factors: Tensor) -> Totals:
-        """Return the gradient by `student`, from which `dlogits_` computes all of the divergence's."""
+        """Return the gradient with respect to `student`, from which `dlogits_` computes all of the divergence's."""
         return {"student": (1 - self.beta) * factors}
 
     def of_log_probs(self, student: Tensor, teacher: Tensor) -> Tensor:

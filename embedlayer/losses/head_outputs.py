@@ -50,6 +50,8 @@ class HeadOutputs:
         Raises:
             ShapeError: `hidden` has another width than the rows.
             SizeError: An option is unknown or outside its range, or two options exclude each other.
+            TokenIdError: A target is neither a token nor `ignore_index`.
+            MissingExtraError: `impl="triton"` without Triton or without a CUDA device.
         """
         check_options(options, LossOptions, f"{type(self).__name__}.loss")
         logits, loss = resolve_logits(hidden, self, options)
@@ -68,7 +70,7 @@ class HeadOutputs:
             **options: See `ScoreOptions`.
 
         Raises:
-            SizeError: An option is unknown or outside its range.
+            SizeError: An option is unknown or outside its range; the other errors are those of `loss`.
         """
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_log_probs")
         return -self.loss(hidden, tokens, **options, reduction="none")
@@ -96,6 +98,7 @@ class HeadOutputs:
             SizeError: A statistic is unknown or needs tokens, `top_k` is below 0 or above V, or an option is unknown or
                 outside its range.
             TokenIdError: A token is outside the table.
+            ShapeError: `hidden` has another width than the rows, or the tokens another shape.
         """
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_statistics")
         logits, loss = resolve_logits(hidden, self, options)
@@ -128,6 +131,7 @@ class HeadOutputs:
             ShapeError: Hidden states, labels and mask do not fit each other.
             SizeError: There is no depth, another number of weights, or an option is unknown or outside its range.
             TokenIdError: A label is neither a token nor `ignore_index`.
+            MissingExtraError: `impl="triton"` without Triton or without a CUDA device.
 
         Reference: DeepSeek-V3 technical report, 2024, equations 24 and 25: weights `(1, λ/D, ..., λ/D)`.
         """

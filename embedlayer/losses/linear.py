@@ -141,7 +141,11 @@ def cross_entropy_of(
 def reduced_and_token_losses(
     logits: UncomputedLogits, targets: Int[Tensor, "*batch"], loss: LossSettings
 ) -> tuple[Tensor, Tensor]:
-    """Return `cross_entropy_of`, and with a reduction the loss of each target without gradient, `(...)`."""
+    """Return `cross_entropy_of`, and with a reduction the loss of each target without gradient, `(...)`.
+
+    Raises:
+        SizeError: See `cross_entropy_of`, which has the same errors.
+    """
     check_ids(logits.hidden, targets, "targets")
     if loss.label_smoothing and logits.options.masked is not None:
         raise SizeError(

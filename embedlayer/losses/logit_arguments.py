@@ -47,8 +47,10 @@ def resolve_logits(
         options: See `LossOptions`, checked. Of its `LogitOptions`, logits take `temperature` alone.
 
     Raises:
-        SizeError: An option does not apply to logits, or `vocab_size` is another than that of the head.
+        SizeError: An option is outside its range or does not apply to logits, or `vocab_size` is another than that of
+            the head.
         ShapeError: Hidden states and rows do not fit each other, or logits are no floats.
+        StaleRowsError: The logits are deferred, and the weights were changed since the forward pass.
     """
     if isinstance(logits, tuple):
         if len(logits) != 2 or weight is not None:
@@ -92,6 +94,7 @@ def _of_logits(logits: object) -> UncomputedLogits:
 
     Raises:
         ShapeError: They are no logits.
+        StaleRowsError: The logits are deferred, and the weights were changed since the forward pass.
     """
     if isinstance(logits, UncomputedLogits):
         return logits

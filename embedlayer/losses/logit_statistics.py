@@ -165,7 +165,12 @@ class CrossEntropy(TokenLoss):
         return losses + self.z_loss * logsumexp(totals).square() if self.z_loss else losses
 
     def gradients(self, totals: Totals, factors: Tensor) -> Totals:
-        """Return the gradients by `log_sum`, `selected` and `sum`."""
+        """Return the gradients with respect to `log_sum`, `selected` and, with label smoothing, `sum`.
+
+        Args:
+            totals: Totals of the tokens over the whole vocabulary.
+            factors: Gradient with respect to the loss of each token, `(C,)`.
+        """
         by_log_sum = factors * (1 + 2 * self.z_loss * logsumexp(totals)) if self.z_loss else factors
         grads = {"log_sum": by_log_sum, "selected": -(1 - self.label_smoothing) * factors.unsqueeze(0)}
         if self.label_smoothing:

@@ -77,6 +77,9 @@ def multi_token_loss_of(logits: UncomputedLogits, inputs: MultiTokenInputs, loss
 
     Raises:
         TokenIdError: A label is neither a token nor `ignore_index`.
+        SizeError: Two options exclude each other.
+        MissingExtraError: `impl="triton"` without Triton or without a CUDA device.
+        ShapeError: The targets have another shape than the hidden states.
     """
     targets, lengths = torch.cat([each.flatten() for each in inputs.targets]), [each.numel() for each in inputs.targets]
     if loss.reduction == "none":

@@ -45,12 +45,15 @@ class OperatorArguments(NamedTuple):
 
 
 def cross_entropy_operator(logits: LinearLogits, targets: Tensor, loss: LossSettings) -> Tensor:
-    """Compute `cross_entropy_of` by the operator, in a compiled graph; it has no weights of tokens.
+    """Compute `cross_entropy_of` by the custom operator of this module, which graphs of `torch.compile` can contain.
 
     Args:
         logits: The head and its hidden states.
-        targets: Token IDs `(...)`, or `ignore_index`.
-        loss: Options of the loss.
+        targets: Token IDs or `ignore_index`, `(...)`.
+        loss: Options of the loss; the operator has no `token_weights`.
+
+    Returns:
+        A scalar, or `(...)` with `reduction="none"`.
     """
     requested = RequestedGradients.of(logits.hidden, logits.weight, logits.bias)
     arguments = OperatorArguments(logits.vocab_size, logits.dtype, logits.options, loss, requested)

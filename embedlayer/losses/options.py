@@ -138,7 +138,7 @@ class LossSettings(NamedTuple):
 
     Attributes:
         ignore_index: See `ScoreOptions`.
-        label_smoothing: See `LossOptions`, as for the next two.
+        label_smoothing: See `LossOptions`.
         z_loss: Factor of `logsumexp(logits) ** 2`.
         reduction: `"mean"`, `"sum"` or `"none"`.
         token_weights: Factor of the loss of each target after the reduction, `(...)`, without gradient; `None` for 1.

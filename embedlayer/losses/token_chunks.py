@@ -89,7 +89,7 @@ class TokenChunks:
         """Yield the chunks, with at most `step` tokens of each rank.
 
         Args:
-            step: See above.
+            step: Largest number of tokens of a rank in a chunk.
             hidden: Hidden states of this rank's N tokens for each head, `(N, D)`.
             ids: Requested token IDs of these, `(N, K)`, or `None`.
         """
@@ -100,11 +100,16 @@ class TokenChunks:
             yield chunk if ids is None else chunk._replace(ids=chunk.gathered(ids).T)
 
     def compact(self, value: Tensor) -> Tensor:
-        """Return the entries of the N tokens along the last dimension."""
+        """Return the entries of the N tokens that are computed, along the last dimension."""
         return value if self.kept is None else value.index_select(-1, self.kept)
 
     def scattered(self, value: Tensor, dim: int = -1) -> Tensor:
-        """Return entries of the N tokens along a dimension, with 0 for the other tokens."""
+        """Return a tensor for all tokens of this rank: the entries of `value` for the N tokens, and 0 for the others.
+
+        Args:
+            value: Entries of the N tokens that are computed.
+            dim: Dimension of the tokens.
+        """
         if self.kept is None:
             return value
         value = value.movedim(dim, 0)
@@ -134,7 +139,7 @@ class _Packed:
         ]
 
     def unpacked(self, rows: list[Tensor]) -> Totals:
-        """Return totals of the same names from other rows, `(C', S)` for each dtype."""
+        """Return totals with the names of the packed ones from other rows, a tensor `(C', S)` for each dtype."""
         totals: Totals = {}
         for dtype, rows_of_dtype in zip(self.dtypes, rows, strict=True):
             names = [name for name, value in self.like.items() if value.dtype == dtype]

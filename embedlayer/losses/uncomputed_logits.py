@@ -247,6 +247,7 @@ class LinearLogits(UncomputedLogits):
 
         Raises:
             SizeError: The rows are sharded.
+            ShapeError: The weight is a DTensor, and the hidden states are not.
         """
         if self.is_sharded:
             raise SizeError("The logits of a sharded table are computed by all ranks together: call table.logits.")

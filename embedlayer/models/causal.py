@@ -61,7 +61,8 @@ def causal_outputs(
         attention_mask: 1 for tokens, 0 for padding at the right; `None` for no padding.
 
     Raises:
-        CheckpointError: The model has no LM head that reads a hidden state for each token.
+        CheckpointError: The model has no LM head that reads a hidden state for each token. All other errors are those
+            of the model.
     """
     if isinstance(model, DecoderLM):
         hidden = model.hidden(ids, attention_mask=attention_mask)
@@ -87,7 +88,8 @@ def causal_logits(model: nn.Module, ids: Int[Tensor, "B T"]) -> UncomputedLogits
         ids: Token IDs, `(B, T)`.
 
     Raises:
-        CheckpointError: The model has no LM head that reads a hidden state for each token.
+        CheckpointError: The model has no LM head that reads a hidden state for each token. All other errors are those
+            of the model.
     """
     if isinstance(model, DecoderLM):
         return model.head.uncomputed_logits(model.hidden(ids))

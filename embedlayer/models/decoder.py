@@ -232,7 +232,8 @@ class DecoderLM(Pretrained):
                 `None` for the number of targets in this batch.
 
         Raises:
-            SizeError: Not exactly one of `ids`, `input_ids` and `inputs_embeds` is passed, or labels with a cache.
+            SizeError: Not exactly one of `ids`, `input_ids` and `inputs_embeds` is passed, or labels with a cache; the
+                other errors are those of `hidden` and, with labels, of `shifted_targets` and the head's `loss`.
         """
         if ids is not None and input_ids is not None:
             raise SizeError("Pass the token IDs once: model(ids), or model(input_ids=ids) as transformers' tools do.")

@@ -52,6 +52,7 @@ def load_llama(
         FileError: A file is missing or cannot be read.
         CheckpointError: The checkpoint is damaged or a pickle, or a key of its configuration has a value that
             `DecoderLM` does not implement.
+        MissingExtraError: The hub needs `pip install 'embedlayer[hf]'`, and a GGUF file `'embedlayer[gguf]'`.
 
     Warns:
         EmbedLayerWarning: The configuration says that the head is tied, and the checkpoint stores other rows for it; or

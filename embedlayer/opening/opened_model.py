@@ -173,6 +173,10 @@ class OpenedModel:
         """Return how often each token occurs in the training text of a run, `(V,)`.
 
         The result is `None` if there is no run or its corpus was deleted.
+
+        Raises:
+            CheckpointError: A file of the corpus is damaged.
+            FileError: The run or its corpus cannot be read.
         """
         if self.run is None or not recover_folder(self.run.corpus).exists():
             return None
@@ -186,6 +190,7 @@ class OpenedModel:
 
         Raises:
             CheckpointError: A file of the run is damaged.
+            FileError: The metrics cannot be read.
         """
         line = None if self.run is None else self.run.validation()
         return None if line is None else float(line["validation_loss"])
@@ -286,6 +291,8 @@ class OpenedModel:
 
         Raises:
             TokenizerError: There is no tokenizer, or it has IDs outside the table.
+            FileError: A configuration file cannot be read.
+            CheckpointError: A configuration file is damaged.
         """
         from embedlayer.tokenization.ids import end_of_text_id
 

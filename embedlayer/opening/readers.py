@@ -67,6 +67,7 @@ def open_model(
         CheckpointError: The source is damaged, or has no token table.
         TokenizerError: The tokenizer is damaged; or `tokenizer`, or that of a saved layer, has IDs outside the table.
         SizeError: `parts` is none of the three.
+        MissingExtraError: The source needs the extra `hf` (hub), `gguf` (GGUF) or `spm` (a `.model` tokenizer).
 
     Warns:
         EmbedLayerWarning: Only the table of a checkpoint can be read; rows contain NaN or infinity; or a checkpoint's
@@ -102,7 +103,12 @@ def open_model(
 
 
 def _open_vectors(path: Path) -> OpenedModel:
-    """Open a file of word vectors as a table on the CPU, with one token for each row."""
+    """Open a file of word vectors as a table on the CPU, with one token for each row.
+
+    Raises:
+        CheckpointError: The file is damaged.
+        FileError: The file cannot be read.
+    """
     from embedlayer.checkpoints.vector_files import read_vectors
     from embedlayer.tables.dense import TokenEmbedding
 
@@ -116,7 +122,7 @@ def _open_saved(path: Path, parts: Parts, device: str) -> OpenedModel:
 
     Raises:
         FileError: The run is not finished, so there is no trained layer.
-        CheckpointError: The saved module has no token table.
+        CheckpointError: The saved module has no token table, or a file is damaged.
     """
     if not (path / CONFIG).exists():
         raise FileError(
@@ -175,6 +181,7 @@ def _saved_table(path: Path, device: str) -> "TokenTable":
 
     Raises:
         CheckpointError: The table is damaged, or no table of tokens.
+        FileError: A file of the layer is missing.
     """
     from embedlayer.saving import part_from_pretrained
     from embedlayer.tables.table import TokenTable
@@ -190,6 +197,7 @@ def _saved_tokenizer(path: Path, table: "TokenTable") -> "Tokenizer | None":
 
     Raises:
         TokenizerError: The tokenizer is damaged, or has IDs outside the table.
+        FileError: The tokenizer cannot be read.
     """
     from embedlayer.tokenization.ids import require_rows
     from embedlayer.tokenization.read import load_tokenizer
@@ -216,6 +224,7 @@ def _open_checkpoint(path: Path, device: str) -> OpenedModel:
     Raises:
         CheckpointError: The embedding layer cannot be read either.
         FileError: A file is missing or cannot be read.
+        MissingExtraError: A GGUF file needs the extra `gguf`.
     """
     from embedlayer.models.llama import load_llama
 
@@ -242,6 +251,7 @@ def _open_layer(source: Path | str, parts: Parts, device: str) -> OpenedModel:
     Raises:
         FileError: The source does not exist, or cannot be read.
         CheckpointError: The source is damaged, and its table cannot be read either.
+        MissingExtraError: The hub needs the extra `hf`, and a GGUF file the extra `gguf`.
     """
     from embedlayer.checkpoints.layer import load
 

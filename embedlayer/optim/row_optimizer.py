@@ -136,6 +136,10 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         """Apply all pending updates of all row-sparse tables to weights and moments, in place.
 
         Afterwards both are those of the dense optimizer. `state_dict` and `load_state_dict` do this themselves.
+
+        Raises:
+            StaleRowsError: A weight was written in place while updates were pending.
+            ShapeError: A table has another size than the moments.
         """
         for parameter in self._tables():
             parameter.pending_updates.apply_all(parameter, moments=True)
@@ -151,6 +155,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
 
         Raises:
             CheckpointError: A resumed mapped table has the state of another rule.
+            StaleRowsError: A weight was written in place while updates were pending.
         """
         for parameter in self._tables():
             if parameter.pending_updates.restored:
@@ -172,6 +177,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
             CheckpointError: The state belongs to parameters of other sizes, is that of another rule, or has the moments
                 of another rank's rows of a sharded table.
             SizeError: The state has options that this optimizer refuses, such as `amsgrad`.
+            StaleRowsError: A weight was written in place while updates were pending.
         """
         if state_dict.get("rank", rank := self._rank()) != rank:
             raise CheckpointError(
@@ -208,6 +214,8 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         Raises:
             KeyError: An entry is missing.
             ShapeError: The moments have another size than the table.
+            CheckpointError: A row's step is below 0, or after the last step.
+            StaleRowsError: The weight was written in place while updates were pending.
         """
         pending: PendingUpdates = parameter.pending_updates
         with pending.lock:
@@ -288,6 +296,8 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
 
         Raises:
             CheckpointError: The state is that of another rule, or of another table, or `step` is out of range.
+            StaleRowsError: The weight was written in place while updates were pending.
+            ShapeError: The table has another size than the moments that are attached.
         """
         check_step(tensors.get("step"), tuple(parameter.shape))
         step = {"step": tensors["step"].to(self._step_device(parameter))}

@@ -81,7 +81,8 @@ def _family(config: JsonObject, text: JsonObject) -> Family:
     """Return the record of the language model.
 
     Raises:
-        CheckpointError: It is unknown, or has a table or a head that no plan describes.
+        CheckpointError: The configuration is that of a saved layer; or the model type is unknown, or has a table or a
+            head that no plan describes.
     """
     model_type = text.get("model_type")
     if "kind" in config:

@@ -68,6 +68,7 @@ def table_map(
         ShapeError: A label's index is outside the rows, `values` or `layout` does not have one entry for each row, or a
             layout is passed beside coordinates.
         TokenizerError: `tokenizer` is none, or has IDs outside the table.
+        SizeError: `table` is no table.
 
     Example:
         >>> figure = table_map(TokenEmbedding(100, 16), labels={7: "seven", 8: "eight"})

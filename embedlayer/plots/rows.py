@@ -111,6 +111,7 @@ def spectrum(
 
     Raises:
         SizeError: There are no tables or more than four.
+        ShapeError: A plain tensor is not `(V, D)`.
 
     Example:
         >>> figure = spectrum({"fresh": TokenEmbedding(100, 16)})
@@ -166,6 +167,7 @@ def gradient_rows(
 
     Raises:
         ShapeError: The table has no gradient.
+        SizeError: `gradient` is neither a table nor a tensor.
 
     Example:
         >>> table = TokenEmbedding(100, 16)
@@ -208,6 +210,7 @@ def used_rows(
 
     Raises:
         ShapeError: The table has no gradient.
+        SizeError: `gradient` is neither a table nor a tensor.
     """
     gradient = as_rows(gradient)
     if isinstance(gradient, LookupTable):

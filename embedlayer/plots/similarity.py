@@ -98,6 +98,7 @@ def token_similarity(
         UnknownTokenError: A text is not a single token of the vocabulary, or an ID is outside the table.
         TokenizerError: The tokenizer has IDs outside the table.
         SizeError: There are no tokens, or more than 2,048.
+        ShapeError: A plain tensor is not `(V, D)`.
 
     Example:
         >>> figure = token_similarity(model.table, tokenizer, ["a", "b"])

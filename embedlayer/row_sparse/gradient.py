@@ -320,9 +320,9 @@ def unscale_(grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> N
 
 
 def values_of_rows(grad: Tensor) -> Tensor:
-    """Return the values of a sparse gradient, `(U, D)`, as `Tensor._values` does: of a sharded table one of its class.
+    """Return the values of a sparse gradient, `(U, D)`, as `Tensor._values` does, for `GradScaler` to unscale them.
 
-    `GradScaler` unscales them.
+    Those of a sharded table are a `ShardedGradient`, so that a number that is not finite counts on all ranks.
     """
     values: Tensor = sparse_values(grad)
     is_sharded = isinstance(grad, TableGradient) and grad.is_sharded

@@ -130,6 +130,9 @@ class RowSparseParameter(nn.Parameter):
         """Apply those pending updates of weights among the arguments that `func` would miss, and then call `func`.
 
         Results are plain tensors. Inside a compiled function no updates are applied.
+
+        Raises:
+            SizeError: `func` is `share_memory_`, and the weight has a sparse gradient.
         """
         kwargs = kwargs or {}
         if not torch.compiler.is_compiling() and func not in READS_NO_ROWS:
@@ -294,6 +297,10 @@ def pending_updates_applied(model: nn.Module) -> Iterator[None]:
 
     Args:
         model: A module with row-sparse tables at any depth.
+
+    Raises:
+        StaleRowsError: A weight was written in place while updates were pending.
+        ShapeError: A table has another size than the optimizer's moments.
 
     Example:
         >>> table = TokenEmbedding(100, 8, row_sparse=True)

@@ -194,6 +194,7 @@ class PendingUpdates:
         Raises:
             ShapeError: The moments have another size than the table.
             StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
+            FileError: This process was forked from one that trains the files of the table.
         """
         check_state_size(weight, moments)
         self.check_for_writes(weight)
@@ -399,9 +400,9 @@ class PendingUpdates:
         """Make the step of `step_rows` by a kernel, and return `False` without effect if none applies.
 
         Args:
-            weight: As in `step_rows`, and all further arguments.
-            rows: As there.
-            gradients: As there.
+            weight: As in `step_rows`.
+            rows: As in `step_rows`.
+            gradients: As in `step_rows`.
             rates: `beta1`, `beta2`, and the numbers of `StepRates`.
         """
         tensors, now = self._tensors(weight), self.step + 1
@@ -575,6 +576,8 @@ class PendingUpdates:
             KeyError: An entry is missing.
             ShapeError: The moments have another size than the table.
             CheckpointError: A row's step is below 0, or after the last step.
+            StaleRowsError: The weight was written in place while updates were pending.
+            FileError: This process was forked from one that trains the files of the table.
         """
         check_state_size(weight, moments)
         self.detach()

@@ -201,6 +201,7 @@ def write_token_rows(
 
     Raises:
         FileError: The folder cannot be written.
+        CheckpointError: The rows are sharded.
     """
     directory = create_folder(directory)
     config = {
@@ -260,12 +261,13 @@ def _module_adapter(module: str, tensors: Mapping[str, Tensor], config: JsonObje
 
     Args:
         module: Name of the module.
-        tensors: Tensors of the module, by what they are.
+        tensors: Tensors of the module, by their names in the file without that of the module.
         config: Configuration of the adapter.
         directory: Folder of the adapter, for messages.
 
     Raises:
-        CheckpointError: The tensors do not fit together.
+        CheckpointError: A tensor does not hold finite floats, a tensor or a token ID is missing, or the tensors and the
+            configuration contradict each other.
     """
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():

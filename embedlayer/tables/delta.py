@@ -225,6 +225,7 @@ class DeltaEmbedding(TokenTable, ComputedBuffers, checks_ids=True):
 
         Raises:
             FileError: The folder cannot be written.
+            CheckpointError: The rows are sharded.
         """
         metadata = {BASE: json.dumps(_identity(self.base))}
         write_token_rows(directory, {module: self.delta}, self.token_tensor, metadata)

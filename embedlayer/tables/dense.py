@@ -62,6 +62,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
 
     Raises:
         SizeError: A size is below 1, `padding_idx` is not a token, or an option has an unknown value.
+        TypeError: A size is missing, passed under both names or not an integer, or an argument is unknown.
 
     Example:
         >>> TokenEmbedding(100, 8)(torch.tensor([[1, 2, 3]])).shape
@@ -298,6 +299,10 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         Args:
             start: First row.
             stop: Last row + 1; `None` for all rows.
+
+        Raises:
+            StaleRowsError: The weight was written in place while updates were pending.
+            ShapeError: The table has another size than the moments.
         """
         if not torch.compiler.is_compiling() and (pending := pending_updates_of(self.weight)):
             pending.apply_all(self.weight, start, stop)
@@ -311,6 +316,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             ShapeError: A compiled function reads a row-sparse table with gradients on, so every row would get a
                 gradient.
             SizeError: Updates are pending under a `torch.func` transform or an export; see `_refuse_pending_updates`.
+            StaleRowsError: The weight was written in place while updates were pending.
         """
         if plain_operators_only():
             self._refuse_pending_updates()
@@ -432,6 +438,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             SizeError: `source` is an `nn.Embedding`, or an argument is not supported.
             FileError: The folder cannot be read.
             CheckpointError: A file in the folder is damaged.
+            TypeError: An argument is unknown.
 
         Example:
             >>> TokenEmbedding.from_pretrained(torch.eye(3), freeze=False)([2])
@@ -470,6 +477,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             SizeError: `embedding` is not an `nn.Embedding`; or it has a `forward` of its own, or a `weight` that is
                 not its own parameter (as with a parametrization), and so may compute something else; or it has
                 `max_norm` or `scale_grad_by_freq`.
+            TypeError: An argument is unknown.
 
         Example:
             >>> embedding = nn.Embedding(100, 8, padding_idx=0)

@@ -41,7 +41,8 @@ def bpe_rules(vocabulary: Mapping[str, int], file: Path, config: TokenizerConfig
         config: What the files beside it state.
 
     Raises:
-        TokenizerError: The rules are not known.
+        TokenizerError: The class or the model type is not known; or none is stated, and the vocabulary is not of
+            GPT-2's kind.
     """
     known = ", ".join(BPE_CLASSES)
     if config.kind is not None and config.kind in BPE_CLASSES:

@@ -61,6 +61,7 @@ def read_gguf_tokenizer(path: Path) -> Tokenizer:
         FileError: The file cannot be read.
         CheckpointError: The file is damaged.
         TokenizerError: The file has no tokenizer, or one of an unknown kind.
+        MissingExtraError: The extra `gguf` is not installed.
     """
     file = read_gguf(path)
     return tokenizer_of({key: entry.value for key, entry in file.metadata.items()}, path)

@@ -174,6 +174,7 @@ def _vocabulary(processor: Any, kinds: Sequence[int], rules: SentencePieceRules,
 
     Raises:
         TokenizerError: The class has no ID for a subword that the model gives.
+        FileError: A file beside the model cannot be read.
     """
     own = [
         (processor.id_to_piece(i), processor.get_score(i) - (_NEVER if kind == UNUSED else 0))

@@ -283,7 +283,7 @@ def _check_growth(rule: Mapping[str, Any], later: Sequence[Mapping[str, Any]]) -
     The text is repeated up to some thousand characters, because a later pattern may reach over several copies of it.
 
     Raises:
-        TokenizerError: It gets longer.
+        TokenizerError: It gets longer, or the tokenizers library cannot apply a rule.
     """
     content, pattern = rule.get("content", rule.get("prepend")), rule.get("pattern")
     if not isinstance(content, str) or not content:

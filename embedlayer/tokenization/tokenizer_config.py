@@ -254,7 +254,12 @@ def read_json_file(file: Path) -> dict[str, Any]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Read a JSON file as `read_json_file` does; a missing file is an empty object."""
+    """Read a JSON file as `read_json_file` does; a missing file is an empty object.
+
+    Raises:
+        TokenizerError: The file is damaged.
+        FileError: The file cannot be read.
+    """
     return read_json_file(file) if file.is_file() else {}
 
 

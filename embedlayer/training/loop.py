@@ -371,6 +371,7 @@ class Trainer:
 
         Raises:
             CheckpointError: A tensor or value is missing, or the state belongs to another model or mixture.
+            ShapeError: The moments have another size than a table.
         """
         in_files = weights_in_files(self.model)
         try:

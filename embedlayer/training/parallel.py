@@ -276,6 +276,7 @@ class ParallelContext:
 
         Raises:
             FileError: The file cannot be written.
+            PeerError: Another rank has ended.
         """
         if sharded := self._sharded_among(tensors):
             save_sharded(path, tensors, sharded, self.collectives, metadata)

@@ -324,6 +324,7 @@ class RunDirectory:
             TokenizerError: The tokenizer is damaged, or has more entries than the table.
             SizeError: The run has mapped tables, and torchrun started the processes.
             PeerError: A rank reads another run, tokenizer or text than rank 0.
+            TextError: The corpus is too small to be split, or shorter than one window.
         """
         parallel = ParallelContext() if parallel is None else parallel
         self.read()  # an error where there is no run, before anything is written
@@ -359,6 +360,7 @@ class RunDirectory:
                 table.
             CheckpointError: A file is damaged.
             SizeError: The run has mapped tables, and torchrun started the processes.
+            TextError: The corpus is too small to be split, or shorter than one window.
         """
         parallel = ParallelContext() if parallel is None else parallel
         if self.tables.exists() and parallel.launch_id:
@@ -410,6 +412,7 @@ class RunDirectory:
 
         Raises:
             CheckpointError: The checkpoint is missing or damaged.
+            FileError: The checkpoint cannot be read.
         """
         if not self.tables.exists():
             return None
@@ -463,6 +466,7 @@ class RunDirectory:
 
         Raises:
             CheckpointError: The model is not a `DecoderLM`, or too large for this machine.
+            FileError: The options of the run cannot be read.
         """
         kind = description["model"].get("kind")
         if kind != "decoder_lm":
@@ -516,6 +520,7 @@ class RunDirectory:
 
         Raises:
             CheckpointError: `best.json` is damaged.
+            FileError: `best.json` cannot be read.
         """
         whole = self.best_facts.exists() and (self.path / WEIGHTS).exists()
         return read_fields(self.best_facts, BestFacts) if whole else None
@@ -547,6 +552,10 @@ class RunDirectory:
 
         Returns:
             Whether the weights were written, equal on all ranks.
+
+        Raises:
+            FileError: A file cannot be written.
+            CheckpointError: `best.json` is damaged.
         """
         loss, best = line["validation_loss"], self.best() if trainer.parallel.is_first else None
         is_better = math.isfinite(loss) and (best is None or loss < best["validation_loss"])
@@ -569,6 +578,10 @@ class RunDirectory:
         Args:
             trainer: The trainer after its last step.
             tokenizer: The tokenizer of the corpus.
+
+        Raises:
+            FileError: A file cannot be written.
+            CheckpointError: `best.json` is damaged.
         """
         if not trainer.parallel.collectives.any(trainer.parallel.is_first and self.best() is not None):
             trainer.parallel.save(self.path / WEIGHTS, trainer.model.state_dict())

@@ -39,6 +39,7 @@ def save_adapter(module: nn.Module, directory: Path | str) -> None:
     Raises:
         SizeError: The module has no rows that are trained separately.
         FileError: The folder cannot be written.
+        CheckpointError: The rows are sharded.
     """
     rows_by_name = trained_rows(module)
     token_ids = next(iter(rows_by_name.values())).token_tensor
@@ -61,6 +62,7 @@ def load_adapter(module: nn.Module, directory: Path | str) -> None:
             in each of them, or more than the rows of some tokens.
         SizeError: `train_only_rows` raises it.
         TokenIdError: A token of the adapter is outside the tables.
+        VocabularyError: The module contains a `DraftHead`, or hashed n-grams of another library.
     """
     changes = _changes(module, read_adapter(directory))
     trained = {name: change.tokens_alone for name, (_, change) in changes.items()}
@@ -97,6 +99,7 @@ def merge_adapter(target: nn.Module, directory: Path | str, *, module: str | Non
             does not change the target; or, for a model, it also changes another module than a table or a head.
         SizeError: A table does not store each row separately.
         TokenIdError: A token of the adapter is outside the target.
+        VocabularyError: `target` contains a `DraftHead`, or hashed n-grams of another library.
 
     Reference: PEFT, `tuners/lora/layer.py` and `tuners/trainable_tokens/layer.py`.
     """
@@ -119,6 +122,7 @@ def _changes(module: nn.Module, adapter: AdapterFolder) -> Changes:
             different ways; or it is for weights of other sizes.
         SizeError: There is no table and no head, or a table is not dense.
         TokenIdError: A token is outside a table.
+        VocabularyError: The module contains a `DraftHead`, or hashed n-grams of another library.
     """
     vocabulary = vocabulary_modules(module)
     others = sorted({*adapter.others, *adapter.modules} - {*vocabulary.tables, *vocabulary.heads})

@@ -114,6 +114,7 @@ class TokenMap:
 
         Raises:
             VocabularyError: The edit does more than to add tokens.
+            TokenizerError: The tokenizer cannot be written or read as a `tokenizer.json`.
         """
         assert self.old_tokenizer is not None
         if self.sources[: self.num_tokens] != (*range(self.num_tokens),):

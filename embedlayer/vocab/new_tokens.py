@@ -109,7 +109,8 @@ def _check_normalized(old: TokenBytes, texts: Sequence[str]) -> None:
         texts: The new tokens that were passed as texts.
 
     Raises:
-        VocabularyError: Two are the same.
+        VocabularyError: Two new tokens are the same, or a new one is the same as an old one.
+        TokenizerError: The tokenizers library cannot normalise a text.
     """
     if old.tokenizer.normalizer is None:
         return

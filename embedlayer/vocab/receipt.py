@@ -271,6 +271,9 @@ class Receipt:
         Raises:
             CheckpointError: `target` is not what this edit wrote, or kept rows were changed since. Nothing was changed.
             FileError: `target` does not exist, or `out` is missing, not empty or cannot be written.
+            PeerError: Another rank raised an error, or undoes another edit.
+            StaleRowsError: The optimizer's state is that before the edit, to which it was not passed.
+            SizeError: The optimizer trains other parameters, or the module has no table that can be edited.
         """
         if isinstance(target, nn.Module):
             with merged_rows(target):
@@ -349,7 +352,7 @@ class Receipt:
         """Read a receipt from a file that `save` wrote.
 
         Raises:
-            FileError: There is no such file.
+            FileError: There is no such file, or it cannot be read.
             CheckpointError: The file is damaged, or not a receipt.
         """
         tensors, metadata = load_tensors(path)
@@ -413,6 +416,7 @@ def last_receipt(folder: Path | str) -> Receipt:
 
     Raises:
         CheckpointError: The folder has no receipt, the receipt is damaged, or `folder` is a GGUF file.
+        FileError: The receipt or the folder cannot be read.
     """
     folder = Path(folder)
     _refuse_gguf(folder)

@@ -41,6 +41,7 @@ def find_snippets(
 
     Raises:
         SizeError: `per_token` or `length` is below 1.
+        TokenizerError: `tokenizer` is no tokenizer.
 
     Example:
         >>> tokenizer = train_tokenizer("the dog saw the cat", kind="word")
@@ -137,6 +138,8 @@ def distill_rows(
         VocabularyError: No new token occurs in the snippets.
         SizeError: `options` has `minutes` in place of `steps`; or `train_only_rows` raises it. Nothing was changed.
         CheckpointError: `model` or `teacher` is no causal language model. Nothing was changed.
+        TokenizerError: `tokenizer` is no tokenizer.
+        TokenIdError: A token is outside the table.
 
     Example:
         >>> from copy import deepcopy

@@ -84,6 +84,8 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
         SizeError: The module is a table itself, has a table that does not store its rows separately, has tables that
             share one weight or rows that it reads itself (MobileBERT), or is sharded; or `DeltaEmbedding` raises it.
             Nothing was changed.
+        TokenIdError: A token is outside the table.
+        VocabularyError: The module contains a `DraftHead`, or hashed n-grams of another library.
 
     Example:
         >>> train_only_rows(model, [7, 9])

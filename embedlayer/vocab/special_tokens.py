@@ -80,6 +80,8 @@ def tokenizer_with_roles(source: object, special: Mapping[str, str] | None = Non
 
     Raises:
         TokenizerError: `source` is not a tokenizer, or `special` names an unknown role or token.
+        FileError: The file of the tokenizer cannot be read.
+        MissingExtraError: A `.model` needs the extra `spm`, and a `.gguf` the extra `gguf`.
 
     Example:
         >>> _, roles = tokenizer_with_roles(train_tokenizer((), kind="byte"))

@@ -159,6 +159,7 @@ def suggest_tokens(
         TextError: The text is too short to hold out a part, or the first text looks like the path of a file.
         FileError: A file cannot be read.
         VocabularyError: No pair of tokens and no word occurs twice.
+        TokenizerError: `tokenizer` is no tokenizer, or cannot be written as a `tokenizer.json`.
 
     Example:
         >>> tokenizer = train_tokenizer("I love dogs, I love cats", vocab_size=270)
@@ -215,7 +216,8 @@ def suggest_removals(
         held_out: As for `suggest_tokens`.
 
     Raises:
-        VocabularyError: The tokenizer has no merges. All other errors are those of `suggest_tokens`.
+        VocabularyError: The tokenizer has no merges, or no token may be removed. All other errors are those of
+            `suggest_tokens`.
 
     Example:
         >>> tokenizer = train_tokenizer("I love dogs, I love cats", vocab_size=261)
@@ -308,6 +310,7 @@ def _opened(tokenizer: object, count: int) -> TokenBytes:
 
     Raises:
         SizeError: `count` is below 1.
+        TokenizerError: It is no tokenizer.
     """
     if count < 1:
         raise SizeError(f"count is {count}; it must be 1 or more, the number of tokens to suggest.")

@@ -55,6 +55,7 @@ def used_tokens(tokenizer: object, corpus: Corpus, *, min_count: int = 1, keep_s
             Or a `TokenCorpus` contains words that WordPiece cannot encode: only a text shows the tokens that it tries.
         TextError: An item is neither a text nor a path, or the first text looks like the path of a file.
         FileError: A file cannot be read.
+        TokenizerError: `tokenizer` is no tokenizer, or has parts written in Python.
 
     Example:
         >>> tokenizer = train_tokenizer("I love dogs, I love cats", kind="word")

@@ -126,6 +126,7 @@ def evaluate_word_pairs(table: TableLike, words: Mapping[str, int], file: Path |
     Raises:
         FileError: The file cannot be read.
         TextError: A line has another format; the error names it.
+        ShapeError: A plain tensor is not `(V, D)`.
     """
     rows = RowReader(table)
     pairs: list[tuple[str, str, float]] = []
@@ -173,6 +174,7 @@ def evaluate_word_analogies(
         FileError: The file cannot be read.
         TextError: A line has another format; the error names it.
         SizeError: No question has four words that are all in `words`.
+        ShapeError: A plain tensor is not `(V, D)`.
     """
     rows = RowReader(table)
     words = {word: row for word, row in words.items() if row < (restrict_vocab or len(rows))}

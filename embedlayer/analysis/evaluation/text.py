@@ -72,6 +72,7 @@ class CausalModel:
         Raises:
             CheckpointError: It is no causal language model; see `OpenedModel.require_causal`.
             TokenizerError: There is no tokenizer, or it has IDs outside the table.
+            MissingExtraError: The checkpoint needs transformers, which is not installed.
         """
         model = opened.require_causal() if model is None else model
         tokenizer = opened.require_tokenizer()

@@ -73,7 +73,11 @@ class Configuration:
 
     @contextmanager
     def naming_file(self) -> Iterator[None]:
-        """Context manager: put the name of the file in front of the errors of its values."""
+        """Context manager: put the name of the file in front of the errors of its values.
+
+        Raises:
+            CheckpointError: The block raises a `CheckpointError` or a `SizeError`.
+        """
         try:
             yield
         except (CheckpointError, SizeError) as error:

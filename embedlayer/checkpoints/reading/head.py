@@ -16,7 +16,11 @@ from embedlayer.tables.table import TokenTable
 
 
 def read_head(model: CheckpointModel, table: TokenTable, width: int) -> OutputHead | PredictionHead | None:
-    """Read the LM head, tied to the table of the last stack or untied; `None` if the checkpoint has none."""
+    """Read the LM head, tied to the table of the last stack or untied; `None` if the checkpoint has none.
+
+    Raises:
+        CheckpointError: A tensor of the head is missing, is quantised, or has another shape.
+    """
     spec, tensors = model.family.head, model.tensors
     if spec is None:
         return None
@@ -103,7 +107,11 @@ def _have_head(classes: list[str]) -> bool:
 
 
 def _refuse_missing_head(model: CheckpointModel, names: Names) -> None:
-    """Raise an error if the configuration names a model with an LM head, whose tensors `names` the checkpoint lacks."""
+    """Raise an error if the configuration names a model with an LM head, whose tensors `names` the checkpoint lacks.
+
+    Raises:
+        CheckpointError: It does.
+    """
     classes, tensors = _model_classes(model), model.tensors
     if _have_head(classes):
         raise CheckpointError(
@@ -120,6 +128,9 @@ def _check_shape(
 
     The width of a head behind a projection is checked when the projection is read. Rows that were computed from several
     tensors, or cut to those that count, are not checked.
+
+    Raises:
+        CheckpointError: The rows have another shape.
     """
     tensors, config = model.tensors, model.config
     if key not in tensors.names:

@@ -50,6 +50,9 @@ def read_types(model: CheckpointModel, width: int) -> TokenEmbedding | TypeTable
     """Read the table or tables of token types (segments), which are added to vectors of a width.
 
     The result is `"table"` if segments are rows of the token table, and `None` for a family without token types.
+
+    Raises:
+        CheckpointError: The table of types is missing, or has another number of rows than the configuration states.
     """
     tensors, names = model.tensors, model.family.types
     more = [each for each in model.family.more_types if tensors.has(each[0])]
@@ -72,6 +75,9 @@ def read_norm(model: CheckpointModel, key: str, spec: NormSpec | ShiftSpec | Non
     """Read the tensors of a norm, or of what replaces it, and return a new module for them; `None` for no norm.
 
     `key` is the name of the module in the layer, the prefix of its tensors' keys.
+
+    Raises:
+        CheckpointError: A tensor of the norm is missing, or a number of the configuration is none.
     """
     if spec is None:
         return None
@@ -103,6 +109,10 @@ def read_final_norm(model: CheckpointModel, width: int) -> nn.Module | None:
 
     In an encoder-decoder model it is that of the decoder. It is looked for in the modules around the token table, from
     the innermost one, so no norm of another part (a block, a vision tower) takes its place.
+
+    Raises:
+        CheckpointError: The norm of the model type is not known, its tensor is missing, or it has a bias that the
+            family has not.
     """
     model_type, tensors = model.config.get("model_type"), model.tensors
     checkpoint, table = tensors.checkpoint, tensors.names["table.weight"][0]
@@ -127,7 +137,11 @@ def read_final_norm(model: CheckpointModel, width: int) -> nn.Module | None:
 
 
 def attention_windows(model: CheckpointModel) -> dict[str, Any]:
-    """Return the arguments `layer_types` and `window` of `EmbeddingLayer`, as far as the configuration has them."""
+    """Return the arguments `layer_types` and `window` of `EmbeddingLayer`, as far as the configuration has them.
+
+    Raises:
+        CheckpointError: The types of the layers or the window are damaged.
+    """
     config = model.config
     if model.family.decoder_input is not None or stated_size(config.content, "num_hidden_layers") is None:
         return {}
@@ -147,6 +161,9 @@ def read_linear(model: CheckpointModel, key: str, spec: LinearSpec, shape: tuple
 
     `key` is the name of the module in the layer, the prefix of its tensors' keys. `shape` is that of the weight, (out,
     in); `None` in it allows any size.
+
+    Raises:
+        CheckpointError: A tensor is missing or has another shape.
     """
     what = "projection to hidden_size" if key == "projection" else "projection"
     weight = model.tensors.require(f"{key}.weight", _ends(spec.name, "weight"), what, shape)
@@ -171,6 +188,9 @@ def read_projection(model: CheckpointModel) -> nn.Linear | None:
     """Read the projection from the width of the token table to the width of the model.
 
     The result is `None` if the family has no projection, or if both widths are equal and the checkpoint stores none.
+
+    Raises:
+        CheckpointError: The widths differ and the checkpoint stores no projection, or the projection has another shape.
     """
     spec, tensors = model.family.projection, model.tensors
     if spec is None:

@@ -91,6 +91,9 @@ def read_layer_arguments(model: CheckpointModel, *, per_layer: bool = True, fina
         model: The model.
         per_layer: Whether to read per-layer inputs, if the family has them.
         final_norm: Whether to read the norm between the last block and the head.
+
+    Raises:
+        CheckpointError: A part of the layer is missing, is damaged, or is not implemented.
     """
     family, tensors = model.family, model.tensors
     tensors.notes.extend(family.notes)
@@ -162,6 +165,9 @@ def build_with_tensors(model: CheckpointModel, make: Callable[[], Model]) -> Mod
     Args:
         model: The model in the checkpoint.
         make: Function that reads the tensors, by `read_layer_arguments` for example, and returns the module.
+
+    Raises:
+        CheckpointError: The sizes do not fit together, or a tensor does not fit the module.
     """
     name = model.tensors.checkpoint.name
     try:

@@ -103,7 +103,11 @@ def checkpoint_model(
 
 
 def _check_values(family: Family, config: Configuration, family_name: str) -> None:
-    """Check the sizes of a configuration, and that the family computes nothing else for one of its values."""
+    """Check the sizes of a configuration, and that the family computes nothing else for one of its values.
+
+    Raises:
+        CheckpointError: A size is no whole number, or a value is not supported.
+    """
     for key in (*SIZE_KEYS, *(() if family.position is None else HEAD_WIDTH_KEYS)):
         if config.get(key) is not None:
             config.whole(key)
@@ -116,7 +120,11 @@ def _check_values(family: Family, config: Configuration, family_name: str) -> No
 
 
 def _family(tensors: CheckpointTensors, config: JsonObject, *, table_only: bool) -> Family:
-    """Return the record of a checkpoint's family; `UNKNOWN` for an unknown one of which only the table is read."""
+    """Return the record of a checkpoint's family; `UNKNOWN` for an unknown one of which only the table is read.
+
+    Raises:
+        CheckpointError: The family is unknown, or the configuration states two values of `tie_word_embeddings`.
+    """
     checkpoint = tensors.checkpoint
     family = checkpoint_family(checkpoint)
     if family is None and not table_only:
@@ -177,7 +185,11 @@ def _with_stored_stacks(family: Family, stacks: set[str]) -> Family:
 
 
 def _stack_config(family: Family, whole: JsonObject, stack: Literal["encoder", "decoder"], name: str) -> JsonObject:
-    """Return the configuration of one stack, in a family whose configuration `whole` has one for each."""
+    """Return the configuration of one stack, in a family whose configuration `whole` has one for each.
+
+    Raises:
+        CheckpointError: `whole` has no configuration of the stack.
+    """
     key = family.sub_configs[0 if stack == "encoder" else 1]
     own = whole.get(key)
     if not isinstance(own, dict):

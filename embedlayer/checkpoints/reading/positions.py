@@ -60,6 +60,9 @@ def read_positions(
         width: Width of the vectors that positions are added to; that of the model for other schemes.
         key: Name of the scheme of the first block in the layer, the prefix of its tensors' keys.
         num_layers: Number of blocks of the stack; `None` for the configuration's `num_hidden_layers`.
+
+    Raises:
+        CheckpointError: A tensor or a key of the positions is missing, is damaged, or is not implemented.
     """
     spec = _chosen(model, spec)
     if spec == "rotary":
@@ -81,7 +84,11 @@ def read_positions(
 
 
 def _chosen(model: CheckpointModel, spec: PositionSpec | None) -> PositionSpec | None:
-    """Return the scheme that the configuration and the tensors of a checkpoint select among those of a record."""
+    """Return the scheme that the configuration and the tensors of a checkpoint select among those of a record.
+
+    Raises:
+        CheckpointError: The configuration selects a scheme that is not known.
+    """
     tensors = model.tensors
     if isinstance(spec, PositionChoice):
         value = model.config.get(spec.key, spec.choices[0][0] if spec.otherwise == "refused" else None)
@@ -190,6 +197,9 @@ def _first_position(model: CheckpointModel) -> int:
     """Return `padding_id + 1`, the position ID of the first token in families that count from behind the padding ID.
 
     It is also the number of rows of their position table before the row of the first token.
+
+    Raises:
+        CheckpointError: The configuration has no padding ID.
     """
     if model.padding_id is None:
         raise CheckpointError(
@@ -200,7 +210,11 @@ def _first_position(model: CheckpointModel) -> int:
 
 
 def first_position_id(model: CheckpointModel) -> int:
-    """Return the position ID that transformers gives the first token."""
+    """Return the position ID that transformers gives the first token.
+
+    Raises:
+        CheckpointError: The configuration has no padding ID.
+    """
     family, spec = model.family, model.family.position
     learned = spec if isinstance(spec, LearnedPositions) else None
     if family.numbering != "ids" and (learned is None or not learned.ids_include_offset):

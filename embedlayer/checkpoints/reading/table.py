@@ -25,6 +25,9 @@ def read_rows(model: CheckpointModel) -> Tensor:
     """Read the rows of the token table, `(V, D)`; on the meta device for rows that a GGUF file stores in blocks.
 
     If no dtype was requested, all later tensors are read in the dtype of the rows.
+
+    Raises:
+        CheckpointError: The table is missing, or its sizes are not those of the configuration.
     """
     tensors = model.tensors
     name, *others = find_table(model)
@@ -62,6 +65,9 @@ def read_second_table(model: CheckpointModel, names: Names, key: str) -> TokenTa
     """Read the token table of the decoder of an encoder-decoder model; `None` if the encoder's is read at both inputs.
 
     `key` is the configuration key of its number of rows.
+
+    Raises:
+        CheckpointError: The table has other sizes than the configuration states.
     """
     tensors = model.tensors
     name = next((each for each in tensors.matrices(names) if each not in tensors.names["table.weight"]), None)
@@ -74,7 +80,12 @@ def read_second_table(model: CheckpointModel, names: Names, key: str) -> TokenTa
 
 
 def find_table(model: CheckpointModel) -> list[str]:
-    """Return the name of the token table and those of its equal copies, after checks of its shape and dtype."""
+    """Return the name of the token table and those of its equal copies, after checks of its shape and dtype.
+
+    Raises:
+        CheckpointError: There is no token table, or several; it is empty or quantised; or its sizes are not those of
+            the configuration.
+    """
     tensors, checkpoint = model.tensors, model.tensors.checkpoint
     if model.table_name:
         names = [model.table_name] if model.table_name in checkpoint.names else []
@@ -95,7 +106,11 @@ def find_table(model: CheckpointModel) -> list[str]:
 
 
 def _candidates(model: CheckpointModel) -> list[str]:
-    """Return the names of the matrices that may be the token table, the preferred one first."""
+    """Return the names of the matrices that may be the token table, the preferred one first.
+
+    Raises:
+        CheckpointError: There is none, or it is stored in quantised form.
+    """
     family, config, tensors = model.family, model.config, model.tensors
     checkpoint, vocab_size = tensors.checkpoint, model.config.get("vocab_size")
     candidates = tensors.matrices(family.table)
@@ -121,6 +136,9 @@ def _only_table(model: CheckpointModel, candidates: list[str]) -> list[str]:
 
     Candidates with fewer rows than the configuration's `vocab_size` are no token tables, nor are those of a numbered
     block if there are others.
+
+    Raises:
+        CheckpointError: Several different matrices have the name of the token table.
     """
     family, tensors, checkpoint = model.family, model.tensors, model.tensors.checkpoint
     needed = model.config.get("vocab_size") or 0
@@ -148,6 +166,9 @@ def _fold(tensors: CheckpointTensors, spec: FoldedRows, rows: Tensor) -> Tensor:
 
     Without a tensor `mapping`, the rows keep their order; without a tensor `weights`, they are not multiplied. With
     either, the table cannot be written back to the checkpoint, so it has no names.
+
+    Raises:
+        CheckpointError: `mapping` names a row that does not exist, or the number of weights is not that of the rows.
     """
     checkpoint, device = tensors.checkpoint, tensors.device
     mapping, weights = (checkpoint.find(name) for name in (spec.mapping, spec.weights))
@@ -181,6 +202,9 @@ def _check_sizes(
 
     A size that is not stated is not checked, nor is a `vocab_size` of `None`, for rows that `_fold` computed. `key` is
     the configuration key of the number of rows.
+
+    Raises:
+        CheckpointError: A size differs.
     """
     config, extra, source = model.config, model.family.extra_rows, model.tensors.checkpoint.name
     rows = config.get(key)
@@ -203,6 +227,9 @@ def check_rows(model: CheckpointModel, key: str, config_keys: Names, *, more: in
 
     One of the `config_keys` of the number must fit, if the configuration has one of them; the table may have `more`
     rows than that.
+
+    Raises:
+        CheckpointError: The number of rows differs.
     """
     counts = {each: model.config.get(each) for each in config_keys if type(model.config.get(each)) is int}
     rows = model.tensors.by_key[key].shape[0]
@@ -251,7 +278,11 @@ def unread_copies(model: CheckpointModel) -> Iterator[str]:
 
 
 def refuse_other_input(model: CheckpointModel) -> None:
-    """Raise an error if the checkpoint has a table whose rows are a part of the input of the first block."""
+    """Raise an error if the checkpoint has a table whose rows are a part of the input of the first block.
+
+    Raises:
+        CheckpointError: It has one.
+    """
     tensors = model.tensors
     for table in model.family.other_tables:
         for name in tensors.checkpoint.find(table.name) if table.is_input else ():

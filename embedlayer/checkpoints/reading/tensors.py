@@ -142,7 +142,7 @@ class CheckpointTensors:
             shape: Expected shape; `None` in it allows any size.
 
         Raises:
-            CheckpointError: The tensor is missing or has another shape.
+            CheckpointError: The tensor is missing, is stored in quantised form, or has another shape.
         """
         name = next(iter(self.checkpoint.find(*names)), None)
         self.refuse_quantised(key, names if name is None else (name,), name or "")

@@ -31,7 +31,8 @@ def read_npy(path: Path) -> VectorRows:
 
     Raises:
         FileError: A file cannot be read.
-        CheckpointError: The file is not a two-dimensional array of floats, is truncated, or does not fit the tokens.
+        CheckpointError: The array is empty, not two-dimensional, not of floats or truncated; or the tokens are no list
+            of strings, or another number than the rows.
     """
     tokens_path = tokens_file(path)
     tokens = parse_json(read_bytes(tokens_path), tokens_path) if tokens_path.exists() else None

@@ -58,6 +58,7 @@ def _metadata(path: Path, count: int, errors: DecodeErrors) -> tuple[list[str], 
 
     Raises:
         CheckpointError: The number of labels is not `count`, or a line has another number of columns.
+        FileError: The file cannot be read.
     """
     decoder = TokenDecoder(path, errors, "line")
     with streams.reading(path) as file:

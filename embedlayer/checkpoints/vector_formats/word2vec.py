@@ -177,7 +177,8 @@ def _text_rows(path: Path, file: BufferedIOBase, *, has_header: bool) -> Iterato
     """Yield the rows of a text, one at a time. Without a header, the first line determines the number of columns.
 
     Raises:
-        CheckpointError: A line is not a token and D numbers, or the number of rows differs from the header.
+        CheckpointError: The header or a line is damaged, a line is not a token and D numbers, or the number of rows
+            differs from the header.
     """
     count, width = _checked_header(path, file.readline(LONGEST_LINE)) if has_header else (None, 0)
     number = row = 0

@@ -160,10 +160,10 @@ def statistics_gradient(
         start: First row.
         stop: Last row + 1.
         z: Logits, `(R, C)`; overwritten.
-        bias: As in `statistics`, as for the next three.
-        first_id: ID of the first row.
-        rows: IDs of the requests.
-        places: Place of each request; modulo C it is the token.
+        bias: As in `statistics`.
+        first_id: As in `statistics`.
+        rows: As in `statistics`.
+        places: Place of each request in `selected`; modulo C it is the token.
         by_request: Gradient of each request.
         factors: `top`, and f₀ to f₄, `(6, C)`.
         bias_grad: Gradients of the bias, to which the sum of each row is added; `(R,)` or `(0,)`.
@@ -337,9 +337,9 @@ def jensen_shannon(
         start: First part.
         stop: Last part + 1.
         part_rows: Rows of a part.
-        s: As in `divergence`, as for the next three.
-        t: Logits of the teacher.
-        s_bias: Bias of the student.
+        s: Logits of the student, `(R, C)`.
+        t: Logits of the teacher, `(R, C)`.
+        s_bias: Bias of the student, `(R,)` or `(0,)`.
         t_bias: Bias of the teacher.
         levels: Maximum, and log of the sum of exponentials, of student and teacher, `(4, C)`.
         found: Result, `(parts, 2, C)`: sum of q (log q - log m), and sum of p (log p - log m).
@@ -381,9 +381,9 @@ def divergence_gradient(
     Args:
         start: First row.
         stop: Last row + 1.
-        s: As in `divergence`, as for the next three; overwritten.
-        t: Logits of the teacher.
-        s_bias: Bias of the student.
+        s: Logits of the student, `(R, C)`, overwritten.
+        t: Logits of the teacher, `(R, C)`.
+        s_bias: Bias of the student, `(R,)` or `(0,)`.
         t_bias: Bias of the teacher.
         factors: Numbers of each token, `(6, C)`.
         s_bias_grad: Gradients of the bias, to which the sum of each row is added; `(R,)` or `(0,)`.

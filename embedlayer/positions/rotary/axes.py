@@ -75,7 +75,11 @@ class RotaryAxes(Described, ABC):
 
 @dataclass(frozen=True)
 class SectionedAxes(RotaryAxes, ABC):
-    """Abstract: axes that divide the pairs of one head; `sections` states the size of each axis's share."""
+    """Abstract: axes that divide the pairs of one head; `sections` states the size of each axis's share.
+
+    Raises:
+        SizeError: There are fewer than two sections, or one is not a positive whole number.
+    """
 
     sections: Sequence[int]
 
@@ -119,7 +123,8 @@ class ChunkedAxes(SectionedAxes):
         sections: Number of pairs of each axis.
 
     Raises:
-        SizeError: A section is not positive. `index` raises it if they do not add up to the pairs of a head.
+        SizeError: There are fewer than two sections, or one is not positive. `index` raises it if they do not add up to
+            the pairs of a head.
 
     Reference: Wang et al., Qwen2-VL, 2024; transformers/models/qwen2_vl/modeling_qwen2_vl.py (`mrope_section`, there of
     three axes: time, row and column).
@@ -141,7 +146,8 @@ class InterleavedAxes(SectionedAxes):
         sections: Number of pairs of each axis, A numbers.
 
     Raises:
-        SizeError: A section is not positive. `index` raises it if they do not add up to the pairs of a head.
+        SizeError: There are fewer than two sections, or one is not positive. `index` raises it if they do not add up to
+            the pairs of a head.
 
     Reference: transformers/models/qwen3_vl/modeling_qwen3_vl.py (`mrope_section`).
     """
@@ -163,8 +169,8 @@ class AlternatingAxes(SectionedAxes):
         sections: Number of pairs of each axis, that of axis 0 first; all others are equal.
 
     Raises:
-        SizeError: A section is not positive. `index` raises it if those after the first differ, or if they do not add
-            up to the pairs of a head.
+        SizeError: There are fewer than two sections, or one is not positive. `index` raises it if those after the first
+            differ, or if they do not add up to the pairs of a head.
 
     Reference: transformers/models/ernie4_5_vl_moe/modeling_ernie4_5_vl_moe.py; its `mrope_section` has axis 0 last.
     """
@@ -193,7 +199,8 @@ class ChannelAxes(SectionedAxes):
         sections: Half the number of channels of each axis.
 
     Raises:
-        SizeError: A section is not positive. `index` raises it if they do not add up to the pairs of a head.
+        SizeError: There are fewer than two sections, or one is not positive. `index` raises it if they do not add up to
+            the pairs of a head.
 
     Reference: transformers/models/hunyuan_vl/modeling_hunyuan_vl.py (`mrope_section`, before that `xdrope_section`).
     """

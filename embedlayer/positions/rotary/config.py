@@ -143,9 +143,9 @@ def read_layer_type(
     Args:
         config: The configuration, from `common_keys`.
         facts: Settings of its family.
-        layer_type: As in `read_rotary`, like the next two.
-        interleaved: As there.
-        default_base: As there.
+        layer_type: As in `read_rotary`.
+        interleaved: As in `read_rotary`.
+        default_base: As in `read_rotary`.
         base: Base of these layers that the configuration states by layer; `None` to read the other keys.
         scaled: Whether these layers have the scaling that the configuration describes.
 
@@ -270,7 +270,7 @@ def _rope_type(parameters: Mapping[str, Any], facts: RotaryPositions) -> str:
     """Return the rope type of rotary parameters, a key of `ROPE_TYPES`.
 
     Raises:
-        CheckpointError: The type is unknown.
+        CheckpointError: The type is unknown or no string, or two types are stated.
     """
     kind = _only_value({"rope_type": parameters.get("rope_type"), "type": parameters.get("type")})
     has_grid = isinstance(facts.axes, GridAxes)
@@ -412,7 +412,8 @@ def _parameters(config: JsonObject, facts: RotaryPositions, layer_type: str | No
     missing.
 
     Raises:
-        CheckpointError: The layer type is unknown, or is `None` where types have different parameters.
+        CheckpointError: The layer type is unknown, or is `None` where types have different parameters; or the
+            parameters are no dictionary, or differ between both keys.
     """
     values = {key: config.get(key) for key in ("rope_parameters", "rope_scaling")}
     parameters = _only_value({key: None if value == {} else value for key, value in values.items()})
@@ -451,7 +452,8 @@ def _base(
     """Return the base of the rotary frequencies of one type of layers.
 
     Raises:
-        CheckpointError: The configuration states no base, or two different bases.
+        CheckpointError: The configuration states two different bases, or a base that is no number; or none, and there
+            is no default.
     """
     bases: dict[str, Any] = {"rope_theta of the parameters": parameters.get("rope_theta")}
     if not is_nested(config.get("rope_parameters")):

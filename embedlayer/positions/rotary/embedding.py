@@ -369,7 +369,10 @@ class RotaryEmbedding(Position, ComputedBuffers):
 
     @property
     def _shares(self) -> int:
-        """Return the number of equal shares of the channels that have half-split pairs of their own; in general 1."""
+        """Return into how many equal ranges the channels are divided before each is split into halves; in general 1.
+
+        It is the number of axes for half-split axes with `pairs_within_axis`.
+        """
         within = self.axes is not None and self.axes.pairs_within_axis and not self.interleaved
         return self.axes.num_axes if within and self.axes is not None else 1
 
@@ -456,6 +459,9 @@ class RotaryEmbedding(Position, ComputedBuffers):
             positions: Position of each key.
             from_length: Longest position plus one in the call that rotated the keys.
             to_length: Longest position plus one of the queries that attend to them.
+
+        Raises:
+            ShapeError: `positions` do not fit the keys, or are no integers.
 
         Example:
             >>> position = RotaryEmbedding(8, scaling=DynamicNTKScaling(factor=2.0, original_max_seq_len=4))

@@ -208,6 +208,7 @@ def _check_mark(path: Path) -> JsonObject:
 
     Raises:
         CheckpointError: The folder was open when it was copied, or when the machine stopped.
+        FileError: The mark cannot be read.
     """
     mark = read_fields(path / OPEN, OpenFields)
     copied = mark["inode"] != os.stat(path / WEIGHT).st_ino

@@ -375,6 +375,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
 
         Raises:
             TokenIdError: As in `look_up`.
+            ShapeError: The IDs are not integers.
         """
         checked, _ = self.index_check(as_ids(ids, beside=self))
         self.source.prefetch(checked.cpu())

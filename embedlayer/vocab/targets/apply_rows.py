@@ -98,6 +98,7 @@ def apply_row_map(
             fingerprints, or the rows to restore are missing or have another shape.
         ShapeError: `edit.values` computes too few or too many rows.
         PeerError: Another rank raised an error.
+        SizeError: A rank would store no row.
     """
     row_map, result = edit.row_map, ModelResult(edit)
     with collectives.all_or_none():

@@ -71,6 +71,7 @@ class Opened(NamedTuple):
 
         Raises:
             TokenizerError: It cannot be read.
+            FileError: The file cannot be read.
         """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EmbedLayerWarning)  # about these tokens, to which the edit gives rows
@@ -103,6 +104,9 @@ def apply_to_checkpoint(folder: Path, partial: Path, resolve: ResolveEdit) -> Ed
             the folder is not what the edit of the receipt wrote.
         VocabularyError: A configuration names a removed token. Or the padding token would get another ID in a
             family that counts positions from that ID. Or the model has hashed n-grams.
+        FileError: A file cannot be read or written.
+        TokenizerError: The tokenizer is damaged.
+        ShapeError: `resolve` computes too few or too many rows.
     """
     opened = _opened(folder)
     checkpoint, layer, tensors, aliases = opened
@@ -164,6 +168,7 @@ def checkpoint_census(folder: Path, left_out: Collection[str]) -> CensusReport:
     Raises:
         CheckpointError: `apply_to_checkpoint` would raise it.
         TokenizerError, VocabularyError: The same; errors about single tokens are not among them.
+        FileError: A file cannot be read.
 
     Warns:
         EmbedLayerWarning: `apply_to_checkpoint` would give it, or added tokens of the tokenizer have no row yet.
@@ -283,6 +288,8 @@ def _opened_by_record(folder: Path, checkpoint: Checkpoint, *, is_unknown: bool)
         CheckpointError: The layer builds a tensor from several stored ones, so no stored rows can be edited. Or the
             model has more tensors with rows for tokens. Or the family is unknown, and another tensor has a
             size equal to the number of tokens.
+        FileError: A file cannot be read.
+        VocabularyError: The module has hashed n-grams of another library.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EmbedLayerWarning)  # about tensors that are not read, and not needed here

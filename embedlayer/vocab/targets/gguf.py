@@ -58,6 +58,9 @@ def apply_to_gguf(source: Path, out: Path, resolve: ResolveEdit) -> EditResult:
         CheckpointError: The file is damaged, or has more tensors with a row for each token.
         TokenizerError: The file cannot describe the new tokenizer.
         VocabularyError: The metadata names a removed token.
+        FileError: The file cannot be read, or the result cannot be written.
+        MissingExtraError: The extra `gguf` is not installed.
+        ShapeError: `resolve` computes too few or too many rows.
 
     Warns:
         EmbedLayerWarning: The table is written in another type, or text around added tokens gets an extra space when
@@ -111,6 +114,8 @@ def write_into_gguf(table: TokenTable, tokenizer: Tokenizer, original: Path, out
             has more tensors with a row for each token, and the tokens change.
         TokenizerError: The file cannot describe the tokenizer.
         VocabularyError: The metadata names a token that the tokenizer lacks.
+        FileError: `original` cannot be read, or `out` cannot be written.
+        MissingExtraError: The extra `gguf` is not installed.
 
     Warns:
         EmbedLayerWarning: The table is written in another type, or text around added tokens gets an extra space when
@@ -346,6 +351,7 @@ def _write(
 
     Raises:
         TokenizerError: The metadata cannot describe the tokenizer.
+        FileError: The file cannot be written.
 
     Warns:
         EmbedLayerWarning: There are such tokens.

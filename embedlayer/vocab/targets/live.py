@@ -75,9 +75,10 @@ def row_tensors(
         DTensor in the place of a DTensor.
 
     Raises:
-        SizeError: The optimizer trains none of these tensors, or its state has a shape that does not show which
-            values belong to a row.
+        SizeError: The optimizer trains none of these tensors, or its state has a shape that does not show which values
+            belong to a row; or a tensor is sharded that can be moved only whole.
         StaleRowsError: The optimizer's state is that before an earlier edit.
+        VocabularyError: Another tensor has values for each token, and what they are for a new token is not known.
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     by_id: dict[int, tuple[str, RowTensor]] = {}
@@ -207,6 +208,7 @@ def apply_to_module(
             cannot be built from its configuration.
         StaleRowsError: The optimizer's state is that before an earlier edit, to which it was not passed.
         PeerError: Another rank raised an error, or applies another edit.
+        ShapeError: `resolve` computes too few or too many rows.
     """
     replaced = [own_attribute(part, REPLACED) for part in modules_with(module, REPLACED)]
     held = held_parameters(module, optimizer, replaced)

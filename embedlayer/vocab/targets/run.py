@@ -66,6 +66,11 @@ def apply_to_run(folder: Path, partial: Path, resolve: ResolveEdit) -> EditResul
             a removed token.
         CheckpointError: `resolve` undoes an earlier edit, and the folder is not what that edit wrote. Or another
             safetensors file may have values of tokens, as a second copy or an adapter.
+        FileError: The tokenizer of the run cannot be read.
+        TokenizerError: The tokenizer of the run is damaged.
+        SizeError: The layer has no table that can be edited.
+        TokenIdError: The padding row would be dropped.
+        ShapeError: `resolve` computes too few or too many rows.
     """
     tokenizer = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None
     random_state = torch.get_rng_state()
@@ -116,6 +121,7 @@ def run_census(folder: Path, left_out: Collection[str]) -> CensusReport:
     Raises:
         CheckpointError: `apply_to_run` would raise it; errors about single tokens are not among them.
         SizeError, TokenizerError, VocabularyError: The same.
+        FileError: A file of the run cannot be read.
 
     Warns:
         EmbedLayerWarning: Added tokens of the tokenizer have no row yet.
@@ -169,6 +175,7 @@ def _refuse_copies(folder: Path, left_out: Collection[str], names: Collection[st
 
     Raises:
         CheckpointError: It may.
+        FileError: A file cannot be read.
     """
     others, weights = {file.name for file in _others(folder)}, folder / WEIGHTS
     tensors = read_header(weights).tensors if weights.exists() else {}

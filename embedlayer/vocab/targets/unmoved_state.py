@@ -43,7 +43,11 @@ class UnmovedState:
         del vars(optimizer)[UNMOVED][self.parameter]
 
     def __call__(self, optimizer: Optimizer, *_: Any) -> None:
-        """Raise the error before a step that would use the state; torch passes the arguments of the step too."""
+        """Raise the error before a step that would use the state; torch passes the arguments of the step too.
+
+        Raises:
+            StaleRowsError: The step would use state of the rows before the edit.
+        """
         parameter = trained_by(optimizer, self.parameter)
         if parameter is not None and parameter.grad is not None and self.is_current(optimizer):
             raise StaleRowsError(self.message(optimizer))
