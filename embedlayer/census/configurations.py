@@ -271,9 +271,6 @@ def _moved_biases(value: Any, ids: IdConversion) -> Any:
     """Return a `sequence_bias` with new IDs, in its form; sequences with removed tokens are left out.
 
     transformers writes the sequences of a dictionary into a file as texts, such as `"(351, 352)"`.
-
-    Raises:
-        VocabularyError: A sequence is another text.
     """
     pairs = value.items() if isinstance(value, Mapping) else value
     if not isinstance(value, list | tuple | Mapping):

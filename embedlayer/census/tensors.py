@@ -244,11 +244,7 @@ def built_on_meta(model_class: Any, config: Any) -> Any:
 
 
 def _built_shapes(model_class: Any, config: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each parameter and buffer of a model that is built on the meta device.
-
-    Raises:
-        CheckpointError: The model cannot be built from this configuration.
-    """
+    """Return the shape of each parameter and buffer of a model that is built on the meta device."""
     return {name: tuple(tensor.shape) for name, tensor in named_tensors(built_on_meta(model_class, config))}
 
 

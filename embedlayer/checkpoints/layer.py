@@ -369,11 +369,7 @@ class EmbeddingLayer(Pretrained):
         return run_steps(steps, batch)
 
     def _decoder(self) -> DecoderInput:
-        """Return the decoder's own parts.
-
-        Raises:
-            SizeError: This is not the layer of an encoder-decoder model.
-        """
+        """Return the decoder's own parts."""
         if self.decoder is None:
             raise SizeError(f"A layer of family {self.family} has no second input: its only stack is read by input.")
         return self.decoder
@@ -412,9 +408,6 @@ class EmbeddingLayer(Pretrained):
 
         Returns:
             The steps of this layer in order, look-up first, and their inputs.
-
-        Raises:
-            SizeError: Both kinds of positions are passed, or token types to a family without them.
         """
         if position_ids is not None and positions is not None:
             raise SizeError("Pass position_ids (as transformers counts) or positions (from 0), not both.")
@@ -651,11 +644,7 @@ def _read_layer(
     per_layer: bool,
     final_norm: bool,
 ) -> EmbeddingLayer:
-    """Read a checkpoint that this library did not write; the arguments are those of `load`.
-
-    Raises:
-        CheckpointError: As for `load`.
-    """
+    """Read a checkpoint that this library did not write; the arguments are those of `load`."""
     try:
         if "model_type" not in checkpoint.config and not table_only and has_meta_layout(checkpoint):
             checkpoint.config = meta_config(checkpoint)
@@ -683,9 +672,6 @@ def _read_saved_layer(
         device: Device of the layer.
         table_only: Whether to return a layer with the table alone; the folder is read in full.
         per_layer: Whether the layer keeps its per-layer inputs.
-
-    Raises:
-        CheckpointError: The folder is damaged, or contains a layer of another class.
     """
     config = checkpoint.file(CONFIG)
     assert config is not None

@@ -94,9 +94,6 @@ def _rope_parameters(source: str, stated: JsonObject, base: object) -> JsonObjec
         source: Name of the file, for messages.
         stated: Its keys.
         base: Base of the frequencies.
-
-    Raises:
-        CheckpointError: A key is unknown or missing, or the two state different lengths.
     """
     yarn, queries = stated.get("yarn"), stated.get("llama_4_scaling")
     for name, part, keys in (
@@ -127,11 +124,7 @@ def _rope_parameters(source: str, stated: JsonObject, base: object) -> JsonObjec
 
 
 def _require_known(source: str, stated: JsonObject, known: Iterable[str], prefix: str) -> None:
-    """Check that every key that has a value is known.
-
-    Raises:
-        CheckpointError: A key is not known, and its value is neither null nor false.
-    """
+    """Check that every key that has a value is known."""
     unknown = next((key for key, value in stated.items() if key not in known and value not in (None, False)), None)
     if unknown is not None:
         raise CheckpointError(f"{source}: the key {prefix}{unknown} is not known here, so it may change the model.")

@@ -137,11 +137,7 @@ def unpatch(model: Model) -> Model:
 
 
 def _refuse_other_tables(model: nn.Module) -> None:
-    """Check that a patched model has no table that `unpatch` cannot replace by a module of transformers.
-
-    Raises:
-        CheckpointError: There is a `DeltaEmbedding`, or a table that `replace_table` has put in.
-    """
+    """Check that a patched model has no table that `unpatch` cannot replace by a module of transformers."""
     if own_attribute(model, RESIZE) is None:
         return
     for name, module in model.named_modules():
@@ -165,9 +161,6 @@ def _look_ups(model: nn.Module) -> list[nn.Embedding]:
     These are the model's input embeddings, its output module if that is an embedding (FSMT), its per-layer table
     (Gemma 3n and 4), and all other embeddings that share a weight with one of them. Modules that are already patched
     are left out.
-
-    Raises:
-        CheckpointError: The model has no token embeddings, or its input embeddings are not an `nn.Embedding`.
     """
     inputs = _call_getters(model, "get_input_embeddings")
     if not hasattr(model, "get_input_embeddings") or not inputs:
@@ -220,10 +213,6 @@ def _refuse_tied(tables: list[nn.Embedding], model: nn.Module) -> None:
     Args:
         tables: Token embeddings that will be replaced.
         model: The model, of which every module is searched for a weight of these tables.
-
-    Raises:
-        CheckpointError: A module other than an embedding shares the weight of a table (the message names the module),
-            or `tables` is empty because the model is already patched.
     """
     if not tables:
         raise CheckpointError("The model is patched already: unpatch it first, then patch it with row_sparse=True.")
@@ -242,9 +231,6 @@ def _table_like(old: nn.Embedding, *, row_sparse: bool) -> TokenEmbedding:
     Args:
         old: The embedding of the model, which does not change.
         row_sparse: Whether the gradient has only the looked-up rows.
-
-    Raises:
-        CheckpointError: The embedding has an option or a `forward` that `TokenEmbedding` does not have.
     """
     if not _is_known(old):
         raise CheckpointError(
@@ -362,11 +348,6 @@ def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:
     """Resize the vocabulary of a patched model with transformers' own method, then patch the modules that it created.
 
     `patch` installs this function as the model's `resize_token_embeddings`. Pending lazy updates are applied first.
-
-    Args:
-        model: The patched model.
-        *arguments: Arguments of transformers' method.
-        **options: Keyword arguments of transformers' method.
 
     Returns:
         The input embeddings.

@@ -125,9 +125,6 @@ def _check_adapter(file: str, header: Header, names: Collection[str], families: 
         names: Names of the tensors by token in the model.
         families: The records of the model.
         call: Call that merges the adapter.
-
-    Raises:
-        CheckpointError: It does.
     """
     modules = {name.rpartition(".")[0] for name in names}
     for name in header.tensors:

@@ -167,9 +167,6 @@ def _blocks(rows: Tensor | LookupTable, count: int, width: int) -> Iterator[Row]
     """Yield the rows in order, in blocks: NumPy arrays of float32, `(N, D)`.
 
     A block has at most `NUMBERS_AT_ONCE` numbers, but at least one row.
-
-    Raises:
-        CheckpointError: A row contains NaN or infinity.
     """
     step = max(1, NUMBERS_AT_ONCE // width)
     for start in range(0, count, step):

@@ -209,9 +209,6 @@ def _stream(
         header: Header of the old file.
         changed: New tensors by name, which may have other shapes. Those that the old file lacks are ignored.
         metadata: Metadata of the new file.
-
-    Raises:
-        CheckpointError: The old file is shorter than its header states.
     """
     entries = {name: (info.dtype, info.shape, info.nbytes) for name, info in header.tensors.items()}
     for name in entries.keys() & changed.keys():

@@ -215,11 +215,6 @@ def _trimmed(table: TokenTable, whole: CompressionResult, kept: int) -> Compress
     """Estimate the result of a trim of a table to `kept` tokens.
 
     The rows that remain do not change, so their error is 0.
-
-    Args:
-        table: The table.
-        whole: Result of the whole table.
-        kept: Number of tokens that remain.
     """
     header = whole.file_bytes - whole.bytes
     bytes_left = round(whole.bytes * kept / table.num_rows)

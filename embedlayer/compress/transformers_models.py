@@ -91,11 +91,7 @@ def with_table(model: Model, table: TokenTable) -> Model:
 
 
 def _table_of(model: Any) -> TokenTable:
-    """Return the table of the input embeddings of a patched model of transformers.
-
-    Raises:
-        CheckpointError: The model is not patched, or is no model of transformers.
-    """
+    """Return the table of the input embeddings of a patched model of transformers."""
     root = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
     if not isinstance(root, TokenTable):
         raise CheckpointError(
@@ -132,9 +128,6 @@ def _for_look_up(look_up: TokenTable, table: TokenTable) -> TokenTable:
     """Return a table with the rows of `table` and the scale of a look-up, which it can replace.
 
     A dense table that has this scale is returned itself; any other result is a new table that shares the rows.
-
-    Raises:
-        SizeError: A table of this kind has no scale of its own.
     """
     factors = [1.0 if each.factor is None else float(each.factor) for each in (look_up, table)]
     if factors[0] == factors[1] and isinstance(table, TokenEmbedding):
@@ -183,9 +176,6 @@ def _refuse_to_save(kind: str, *arguments: Any, **options: Any) -> NoReturn:
         kind: Name of the table's class.
         *arguments: Arguments of `save_pretrained`, which are not used.
         **options: Its keyword arguments, which are not used.
-
-    Raises:
-        CheckpointError: Always.
     """
     raise CheckpointError(
         f"transformers cannot store a {kind}, and would load random rows in its place. Call "

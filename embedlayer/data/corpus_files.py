@@ -226,10 +226,6 @@ def _read_shard(path: Path) -> CorpusShard:
     """Read one shard in the folder `path`, or a corpus without shards, and check that its files fit each other.
 
     The token IDs are memory-mapped. In a corpus without a plan, each document counts as a source of its own.
-
-    Raises:
-        FileError: There is no `index.json`, or a file cannot be mapped.
-        CheckpointError: A file is missing, truncated, or does not fit the others.
     """
     index = read_index(path)
     is_planned = "plan" in index

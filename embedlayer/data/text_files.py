@@ -56,10 +56,6 @@ def find_text_files(paths: Sequence[str | Path]) -> list[str | Path]:
 def _texts_below(folder: Path) -> list[Path]:
     """Return the text files in a folder and its subfolders, sorted; see `find_text_files` for what is left out.
 
-    Raises:
-        TextError: There is no text file, the folder is a corpus or a data set, or its files of the formats in
-            `embedlayer.data.text_formats` are larger than its text files.
-
     Warns:
         EmbedLayerWarning: Files of these formats are left out.
     """
@@ -122,9 +118,6 @@ def _check_start(file: Path) -> None:
     """Read the first 64 KiB of a file, decompressed if its name ends in `.gz`, and check that they are plain text.
 
     A file that cannot be read is left to what reads all of its text.
-
-    Raises:
-        TextError: They are not plain text.
     """
     with suppress(FileError), opened(file) as (read, _):
         next(decoded(file, read), "")

@@ -314,10 +314,6 @@ def _as_array(ids: TokenIds) -> IdArray | ConcatenatedArray:
     """Return token IDs of any accepted kind as a NumPy array or `ConcatenatedArray`.
 
     Arrays and CPU tensors are not copied.
-
-    Raises:
-        ShapeError: The IDs are not integers.
-        TextError: Text was passed instead of IDs.
     """
     if isinstance(ids, TokenCorpus):
         return ids.ids
@@ -347,10 +343,6 @@ def _ids_of(text_or_corpus: str | Path | TokenIds, tokenizer: object) -> TokenId
     Args:
         text_or_corpus: A text as `str`, the `Path` of a text file, or token IDs.
         tokenizer: Tokenizer for a text; may be `None` for token IDs.
-
-    Raises:
-        TokenizerError: A text is passed without a tokenizer.
-        TextError: The text is empty, or is a path as `str`.
     """
     if not isinstance(text_or_corpus, str | Path):
         return text_or_corpus
@@ -364,11 +356,7 @@ def _ids_of(text_or_corpus: str | Path | TokenIds, tokenizer: object) -> TokenId
 
 
 def _check_sizes(**sizes: int) -> None:
-    """Raise an error unless every size is an integer of at least 1; sizes are passed by name, for the message.
-
-    Raises:
-        SizeError: A size is not an integer or is below 1.
-    """
+    """Raise an error unless every size is an integer of at least 1; sizes are passed by name, for the message."""
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
             raise SizeError(f"{name} is {size!r}, {type(size).__name__}; it must be an integer, 1 or more.")
@@ -381,10 +369,6 @@ def _check_windows(ids: IdArray | ConcatenatedArray, max_length: int, **sizes: i
         ids: The token IDs.
         max_length: Tokens in a window.
         sizes: Further sizes by name, such as `stride`, that must be integers of at least 1.
-
-    Raises:
-        SizeError: A size is not an integer or is below 1, or the IDs have several dimensions.
-        TextError: The IDs are too few for one window and its target.
     """
     _check_sizes(max_length=max_length, **sizes)
     if ids.ndim != 1:

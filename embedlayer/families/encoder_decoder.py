@@ -29,22 +29,12 @@ _T5_LOGITS = Factor("1/sqrt_dim", only_if=("scale_decoder_outputs", "tie_word_em
 
 
 def _learned(stack: str, offset: int = 2) -> LearnedPositions:
-    """Return learned positions of a stack, with the rows before position 0 that fairseq leaves.
-
-    Args:
-        stack: `"encoder"` or `"decoder"`.
-        offset: Rows before position 0.
-    """
+    """Return learned positions of a stack, with the rows before position 0 that fairseq leaves."""
     return LearnedPositions((f"{stack}.embed_positions.weight",), offset=offset)
 
 
 def _fixed(stack: str, *, after_padding: bool = False) -> SinusoidalPositions:
-    """Return fixed positions of a stack, which a checkpoint may also store.
-
-    Args:
-        stack: `"encoder"` or `"decoder"`.
-        after_padding: As in `SinusoidalPositions`.
-    """
+    """Return fixed positions of a stack, which a checkpoint may also store."""
     return SinusoidalPositions(after_padding, stored=(f"{stack}.embed_positions.weight",))
 
 

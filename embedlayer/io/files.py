@@ -201,11 +201,7 @@ def is_stream(path: Path | str) -> bool:
 
 
 def _real_path(path: Path | str) -> Path:
-    """Return the path that a link at `path` names, or `path`; a link to a device or a pipe is not followed.
-
-    Raises:
-        FileError: `path` is a block device or a socket.
-    """
+    """Return the path that a link at `path` names, or `path`; a link to a device or a pipe is not followed."""
     return Path(path) if is_stream(path) else Path(os.path.realpath(path))
 
 
@@ -304,22 +300,14 @@ def check_new_folder(path: Path | str) -> None:
 
 
 def _require_folder(path: Path) -> None:
-    """Raise an error if something else than a folder is at `path`.
-
-    Raises:
-        FileError: A file or a device is there.
-    """
+    """Raise an error if something else than a folder is at `path`."""
     if os.path.exists(path) and not os.path.isdir(path):
         what = "device or a pipe" if is_stream(path) else "file"
         raise FileError(f"{path} is a {what}, not a folder. Choose a folder that does not exist yet.")
 
 
 def _name_folder(partial: Path, target: Path) -> None:
-    """Give a new folder its name.
-
-    Raises:
-        FileError: A file or a folder with content has appeared there.
-    """
+    """Give a new folder its name."""
     try:
         name_new_folder(partial, target)
     except FileExistsError as error:

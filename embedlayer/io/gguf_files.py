@@ -271,11 +271,7 @@ class _Header:
         return CheckpointError(f"{self.path} is no whole GGUF file: {what}. It is damaged or cut short: copy it again.")
 
     def take(self, count: int) -> memoryview:
-        """Return the next `count` bytes.
-
-        Raises:
-            CheckpointError: The file ends before.
-        """
+        """Return the next `count` bytes."""
         if count > len(self.data) - self.at:
             raise self.damaged(f"it ends at byte {len(self.data):,}, inside its header")
         self.at += count
@@ -286,11 +282,7 @@ class _Header:
         return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))[0]
 
     def count(self, least: int) -> int:
-        """Return the next number of things, each of which takes at least `least` bytes.
-
-        Raises:
-            CheckpointError: The rest of the file is too short for them.
-        """
+        """Return the next number of things, each of which takes at least `least` bytes."""
         count: int = self.number("Q")
         if count * least > len(self.data) - self.at:
             raise self.damaged(f"it states {count:,} entries and has {len(self.data):,} bytes")
@@ -317,11 +309,7 @@ class _Header:
         return [self._single(kind) for _ in range(self.count(8))]
 
     def _single(self, kind: int) -> Any:
-        """Return the next value of the type `kind`.
-
-        Raises:
-            CheckpointError: The type is unknown, or a list inside a list.
-        """
+        """Return the next value of the type `kind`."""
         if kind == _STRING:
             return self.string()
         if kind not in _SCALARS:

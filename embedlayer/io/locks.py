@@ -166,9 +166,6 @@ def _lock_file(path: str, what: str, timeout_seconds: float) -> int:
 
     Returns:
         The open descriptor of the file; closing it releases the lock.
-
-    Raises:
-        FileError: Another process still has the lock after `timeout_seconds`, or the file cannot be written.
     """
     until = time.monotonic() + timeout_seconds
     while True:

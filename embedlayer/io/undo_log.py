@@ -154,11 +154,7 @@ class UndoLog:
             os.fsync(self._descriptor)
 
     def _append(self, views: list[memoryview]) -> None:
-        """Write the parts of a block at the end of the complete blocks; on any error the block is not in the log.
-
-        Raises:
-            FileError: The disk is full or reports an error.
-        """
+        """Write the parts of a block at the end of the complete blocks; on any error the block is not in the log."""
         if self._incomplete:
             self.cut(self.size)
         end, descriptor, self._incomplete = self.size, self._descriptor, True

@@ -119,11 +119,7 @@ def _splitter(rules: BpeRules, *, adds_space: bool) -> pre_tokenizers.PreTokeniz
 def _around(
     tokenizer: Tokenizer, rules: BpeRules, config: TokenizerConfig, file: Path
 ) -> processors.PostProcessor | None:
-    """Return the processor that puts special tokens around a text.
-
-    Raises:
-        TokenizerError: The tokenizer lacks a token, or the files ask for Whisper's token of a language or task.
-    """
+    """Return the processor that puts special tokens around a text."""
     for name in ("language", "task"):
         if config.kind == "Whisper" and config.settings.get(name) is not None:
             raise TokenizerError(

@@ -107,11 +107,7 @@ def tokenizer_of(values: Values, path: Path) -> Tokenizer:
 
 
 def _byte_level(values: Values, entries: list[str], kinds: list[int], path: Path) -> Tokenizer:
-    """Return a byte-level BPE tokenizer, as in GPT-2.
-
-    Raises:
-        TokenizerError: Its pre-tokenizer is missing or unknown.
-    """
+    """Return a byte-level BPE tokenizer, as in GPT-2."""
     name = values.get(f"{PREFIX}pre")
     if name not in PRE_TOKENIZERS:
         stated = (
@@ -180,11 +176,7 @@ def _add(tokenizer: Tokenizer, names: list[str], kinds: list[int]) -> None:
 
 
 def _add_ends(tokenizer: Tokenizer, values: Values, entries: list[str], form: str) -> None:
-    """Let a tokenizer put the begin-of-text and end-of-text token around a text, as the metadata says.
-
-    Raises:
-        TokenizerError: The metadata does not say which tokens these are.
-    """
+    """Let a tokenizer put the begin-of-text and end-of-text token around a text, as the metadata says."""
     splits = PRE_TOKENIZERS.get(values.get(f"{PREFIX}pre", "")) if form == "byte-level" else None
     defaults = {
         "bos": form == "sentencepiece" or (splits is not None and splits.adds_bos),
@@ -332,9 +324,6 @@ def _check_same_ids(tokenizer: Tokenizer, written: Tokenizer, path: Path) -> Non
     """Check that a tokenizer and the one that was written into metadata give some texts the same IDs.
 
     The texts are samples, `_PROBED` tokens of the vocabulary, and its last ones, which an edit added.
-
-    Raises:
-        TokenizerError: The IDs of a text differ.
     """
     size = tokenizer.get_vocab_size(with_added_tokens=True)
     probed = sorted({*range(0, size, max(1, size // _PROBED)), *range(max(0, size - 64), size)})

@@ -74,13 +74,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:
-    """Read a tokenizer from one file. Its name and content show which format of `load_tokenizer` it has.
-
-    Raises:
-        FileError: The file cannot be read.
-        TokenizerError: The format is unknown, or the file is damaged.
-        MissingExtraError: The file needs the `spm` extra.
-    """
+    """Read a tokenizer from one file. Its name and content show which format of `load_tokenizer` it has."""
     unread = unread_tokenizer(path)
     if unread is not None:
         raise unread_error(path, unread)
@@ -185,11 +179,7 @@ def _bpe_pair(path: Path) -> tuple[Path, Path] | None:
 
 
 def _find_beside(path: Path, what: str, *patterns: str) -> Path:
-    """Return the path of the only file of some patterns in the folder of the vocabulary file `path`.
-
-    Raises:
-        TokenizerError: The folder has no such file, or several.
-    """
+    """Return the path of the only file of some patterns in the folder of the vocabulary file `path`."""
     found = [file for pattern in patterns for file in sorted(path.parent.glob(pattern))]
     if len(found) != 1:
         raise TokenizerError(
@@ -206,10 +196,6 @@ def _load_bpe(vocabulary: Path, merges: Path, config: TokenizerConfig) -> Tokeni
         vocabulary: JSON file with the ID of each subword.
         merges: Text file with one merge, two subwords, in each line.
         config: What the files beside them state.
-
-    Raises:
-        FileError: A file cannot be read.
-        TokenizerError: A file is damaged, a merge has a subword that the vocabulary lacks, or the rules are not known.
     """
     vocab = read_json_file(vocabulary)
     if not all(type(token_id) is int for token_id in vocab.values()):
@@ -228,24 +214,14 @@ def _load_bpe(vocabulary: Path, merges: Path, config: TokenizerConfig) -> Tokeni
 
 
 def _load_vocab_txt(path: Path, config: TokenizerConfig) -> Tokenizer:
-    """Read a WordPiece tokenizer from BERT's `vocab.txt`, which has one subword a line.
-
-    Raises:
-        FileError: The file cannot be read.
-        TokenizerError: The file has no `[UNK]`, or is damaged, or the files beside it state other rules than BERT's.
-    """
+    """Read a WordPiece tokenizer from BERT's `vocab.txt`, which has one subword a line."""
     entries = _read_text(path).removesuffix("\n").split("\n")
     vocabulary = {entry.removesuffix("\r"): token_id for token_id, entry in enumerate(entries)}
     return _build_checked(path, lambda: wordpiece_tokenizer(vocabulary, config, path))
 
 
 def _read_text(path: Path) -> str:
-    """Return the content of a UTF-8 text file.
-
-    Raises:
-        FileError: The file cannot be read.
-        TokenizerError: The file is not UTF-8.
-    """
+    """Return the content of a UTF-8 text file."""
     try:
         return read_bytes(path).decode()
     except UnicodeDecodeError as error:
@@ -258,12 +234,6 @@ def _build_checked(path: Path, build: Callable[[], Tokenizer]) -> Tokenizer:
     Args:
         path: File from which the tokenizer is built, for the error message.
         build: Function without arguments that returns the tokenizer.
-
-    Raises:
-        TokenizerError: `build` raised this error, which is not changed; or any exception that is not named below, of
-            the `tokenizers` library for example, which is replaced: the file is damaged or incomplete.
-        FileError, ImportError: `build` raised this error (a `MissingExtraError` is an `ImportError`); it is not
-            changed.
     """
     try:
         with tokenizer_errors("be built"):

@@ -100,12 +100,7 @@ class _Vocabulary:
 
 
 def _rules(path: Path, config: TokenizerConfig) -> SentencePieceRules:
-    """Return which IDs and which tokens around a text the class of a SentencePiece model has.
-
-    Raises:
-        TokenizerError: The class changes texts or IDs in ways that are not known, or none is stated and the name of the
-            file belongs to classes with IDs of their own.
-    """
+    """Return which IDs and which tokens around a text the class of a SentencePiece model has."""
     known = ", ".join(SENTENCEPIECE_CLASSES)
     if config.kind is not None and config.kind not in (*SENTENCEPIECE_CLASSES, *GENERIC_CLASSES):
         raise config.refuse_class(path)
@@ -170,11 +165,7 @@ def _without_commas(processor: Any, kinds: Sequence[int]) -> list[int]:
 
 
 def _vocabulary(processor: Any, kinds: Sequence[int], rules: SentencePieceRules, path: Path) -> _Vocabulary:
-    """Give the subwords of a SentencePiece model the IDs of a tokenizer class.
-
-    Raises:
-        TokenizerError: The class has no ID for a subword that the model gives.
-    """
+    """Give the subwords of a SentencePiece model the IDs of a tokenizer class."""
     own = [
         (processor.id_to_piece(i), processor.get_score(i) - (_NEVER if kind == UNUSED else 0))
         for i, kind in enumerate(kinds)
@@ -204,12 +195,7 @@ def _vocabulary(processor: Any, kinds: Sequence[int], rules: SentencePieceRules,
 def _vocabulary_of_file(
     own: Sequence[tuple[str, float]], kinds: Sequence[int], rules: SentencePieceRules, path: Path
 ) -> _Vocabulary:
-    """Give the subwords of a SentencePiece model the IDs of the `vocab.json` beside it.
-
-    Raises:
-        FileError: The file cannot be read.
-        TokenizerError: The file does not give each subword an ID, or its IDs are not 0, 1, 2, and so on.
-    """
+    """Give the subwords of a SentencePiece model the IDs of the `vocab.json` beside it."""
     file = path.with_name("vocab.json")
     entries: dict[str, int] = read_json_file(file)
     by_id = {token_id: text for text, token_id in entries.items()}
@@ -243,9 +229,6 @@ def _apply_settings(tokenizer: Tokenizer, rules: SentencePieceRules, config: Tok
         rules: Rules of the class.
         config: What the files beside the model state.
         path: The model, for messages.
-
-    Raises:
-        TokenizerError: The class does not read the settings, or the model changes texts otherwise too.
     """
     adds_space = config.setting("add_prefix_space", True)
     texts = ["a", *_NFKC_PROBE]
@@ -265,11 +248,7 @@ def _apply_settings(tokenizer: Tokenizer, rules: SentencePieceRules, config: Tok
 
 
 def _add_roles(tokenizer: Tokenizer, rules: SentencePieceRules, config: TokenizerConfig, path: Path) -> None:
-    """Add the special tokens that a class puts behind the model's subwords.
-
-    Raises:
-        TokenizerError: A file names a special token without an ID, and releases of transformers give it different ones.
-    """
+    """Add the special tokens that a class puts behind the model's subwords."""
     listed = {token.content for token in config.added.values()}
     known = tokenizer.get_vocab(with_added_tokens=True).keys() | listed
     fixed = [config.role(role, {}) for role in config.roles] if rules.first else []
@@ -293,11 +272,7 @@ def _decoder(*, adds_space: bool) -> decoders.Decoder:
 def _add_ends(
     tokenizer: Tokenizer, processor: Any, rules: SentencePieceRules, config: TokenizerConfig, path: Path
 ) -> None:
-    """Let a tokenizer put the tokens of its class around a text.
-
-    Raises:
-        TokenizerError: The tokenizer lacks a token, or `src_lang` is no language of the class.
-    """
+    """Let a tokenizer put the tokens of its class around a text."""
     language = config.settings.get("src_lang") or rules.language
     names = {"": language if language in rules.languages else rules.language_form.format(language)}
     starts, ends = rules.starts, rules.ends
@@ -326,9 +301,6 @@ def _tokenizer(processor: Any, raw: bytes, vocabulary: _Vocabulary, rules: Sente
         raw: Bytes of the model's file, for the fields that `processor` does not return.
         vocabulary: Its vocabulary, with the IDs of a class.
         rules: Rules of the class.
-
-    Raises:
-        TokenizerError: The model is neither BPE nor Unigram.
     """
     fields = dict(_fields(raw))
     trainer, normalizer = dict(_fields(fields.get(2, b""))), dict(_fields(fields.get(3, b"")))
@@ -474,9 +446,6 @@ def _check_same_ids(
         ids: ID of the tokenizer for each ID of the model.
         texts: Sample texts.
         steps: What the class of the tokenizer changes in a text before SentencePiece reads it.
-
-    Raises:
-        TokenizerError: The IDs of a text differ.
     """
     for text in texts:
         ours = encode(tokenizer, text).ids

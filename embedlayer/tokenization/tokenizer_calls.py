@@ -281,9 +281,6 @@ def _check_growth(rule: Mapping[str, Any], later: Sequence[Mapping[str, Any]]) -
     """Raise an error if the text that a rule writes gets longer than `MOST_GROWTH` by the rules after it.
 
     The text is repeated up to some thousand characters, because a later pattern may reach over several copies of it.
-
-    Raises:
-        TokenizerError: It gets longer.
     """
     content, pattern = rule.get("content", rule.get("prepend")), rule.get("pattern")
     if not isinstance(content, str) or not content:
@@ -313,11 +310,7 @@ def _built(rule: Mapping[str, Any]) -> normalizers.Normalizer:
 
 
 def _check_templates(part: Any) -> None:
-    """Raise an error if the templates of a post-processor repeat a text or add tokens more than `MOST_GROWTH` times.
-
-    Raises:
-        TokenizerError: They do.
-    """
+    """Raise an error if the templates of a post-processor repeat a text or add tokens more than `MOST_GROWTH` times."""
     growth = 1
     for rule in _rules(part):
         if rule.get("type") != "TemplateProcessing":

@@ -259,11 +259,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _token(value: object, folder: Path) -> AddedToken | str | None:
-    """Return a special token as a file writes it: its text, or with its rules as an `AddedToken`.
-
-    Raises:
-        TokenizerError: It is neither a text nor a token with `content`.
-    """
+    """Return a special token as a file writes it: its text, or with its rules as an `AddedToken`."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, dict) and isinstance(value.get("content"), str):
@@ -279,10 +275,6 @@ def _added(folder: Path, decoder: object, specials: Container[str]) -> dict[int,
         folder: The folder.
         decoder: Value of `added_tokens_decoder` in `tokenizer_config.json`.
         specials: Texts of special tokens, for the second file, which has no rules of tokens.
-
-    Raises:
-        FileError: The file cannot be read.
-        TokenizerError: A file does not map tokens to IDs.
     """
     if isinstance(decoder, dict):
         tokens = {}

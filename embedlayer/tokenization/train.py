@@ -130,9 +130,6 @@ def _checked_texts(texts: object) -> Iterator[str]:
 
     Args:
         texts: A string, or an iterable of strings; anything else is an error.
-
-    Raises:
-        TextError: `texts` or an element has another type, or the first string is probably a path.
     """
     if isinstance(texts, str):
         texts = [texts]
@@ -153,11 +150,7 @@ def _checked_texts(texts: object) -> Iterator[str]:
 
 
 def _require_words(texts: Iterable[str]) -> Iterator[str]:
-    """Yield `texts` unchanged; raise an error after the last one if all of them are empty or white space.
-
-    Raises:
-        TextError: No text has a word.
-    """
+    """Yield `texts` unchanged; raise an error after the last one if all of them are empty or white space."""
     found = False
     for text in texts:
         found = found or not (text == "" or text.isspace())

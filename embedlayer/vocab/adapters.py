@@ -112,14 +112,7 @@ def merge_adapter(target: nn.Module, directory: Path | str, *, module: str | Non
 
 
 def _changes(module: nn.Module, adapter: AdapterFolder) -> Changes:
-    """Return each table and untied head of a module that an adapter changes, with the change, by name.
-
-    Raises:
-        CheckpointError: The adapter changes none of them, or also another module; or the ends of a tied table in
-            different ways; or it is for weights of other sizes.
-        SizeError: There is no table and no head, or a table is not dense.
-        TokenIdError: A token is outside a table.
-    """
+    """Return each table and untied head of a module that an adapter changes, with the change, by name."""
     vocabulary = vocabulary_modules(module)
     others = sorted({*adapter.others, *adapter.modules} - {*vocabulary.tables, *vocabulary.heads})
     if others:
@@ -147,11 +140,7 @@ def _changes(module: nn.Module, adapter: AdapterFolder) -> Changes:
 
 
 def _weight(part: nn.Module) -> Weight:
-    """Return what stores the rows of a table or a head: a dense table, or an untied head.
-
-    Raises:
-        SizeError: It is another table.
-    """
+    """Return what stores the rows of a table or a head: a dense table, or an untied head."""
     if isinstance(part, OutputHead) and part.own_table is not None:
         part = part.own_table
     if not isinstance(part, Weight):
@@ -163,12 +152,7 @@ def _weight(part: nn.Module) -> Weight:
 
 
 def _check_fit(changes: Changes, directory: Path | str) -> None:
-    """Check that each change can be merged into its weight.
-
-    Raises:
-        CheckpointError: A change is for a weight of other sizes.
-        TokenIdError: A token is outside a weight.
-    """
+    """Check that each change can be merged into its weight."""
     for name, (weight, change) in changes.items():
         vocab_size, embed_dim = weight.vocab_size, weight.embed_dim
         if change.sizes not in ((vocab_size, embed_dim), (None, embed_dim)):

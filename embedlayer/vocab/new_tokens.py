@@ -107,9 +107,6 @@ def _check_normalized(old: TokenBytes, texts: Sequence[str]) -> None:
     Args:
         old: The old tokenizer.
         texts: The new tokens that were passed as texts.
-
-    Raises:
-        VocabularyError: Two are the same.
     """
     if old.tokenizer.normalizer is None:
         return
@@ -138,9 +135,6 @@ def _check_spelled_out(old: TokenBytes, token: str | AddedToken) -> None:
     Args:
         old: The old tokenizer.
         token: The new token; an `AddedToken` is not checked.
-
-    Raises:
-        VocabularyError: The token contains the mark ("Ġ" or "▁"), so no text would ever be encoded with it.
     """
     mark = {"byte-level": "Ġ", "sentencepiece": "▁"}.get(old.convention)
     if isinstance(token, str) and mark is not None and mark in token:
@@ -194,9 +188,6 @@ def _by_name(tokens: AddedTokens, option: str, old: TokenBytes) -> dict[str, str
         tokens: The new tokens.
         option: Name of the option that lists them, for the error.
         old: The old tokenizer.
-
-    Raises:
-        VocabularyError: `tokens` contains a name twice.
     """
     named: dict[str, str | AddedToken | AddedMerge] = {}
     for token in tokens:

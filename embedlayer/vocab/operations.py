@@ -315,11 +315,7 @@ def _edited(tokenizer: Tokenizer, **options: Any) -> TokenMap:
 
 
 def _required(tokenizer: Tokenizer | None) -> Tokenizer:
-    """Return `tokenizer` unchanged, after a check that there is one.
-
-    Raises:
-        VocabularyError: `tokenizer` is `None`.
-    """
+    """Return `tokenizer` unchanged, after a check that there is one."""
     if tokenizer is None:
         raise VocabularyError("There is no tokenizer here, and without one tokens have no texts: pass tokenizer=...")
     return tokenizer
@@ -336,10 +332,6 @@ def _edit(target: Target, token_map: Callable[[Tokenizer | None, int], TokenMap]
 
     Returns:
         The receipt of the edit. A new folder also contains it as a file.
-
-    Raises:
-        SizeError: An option is unknown, `pad_to_multiple_of` is below 1, `out` is passed for a module, or `optimizer`
-            for a folder. All other errors are those of `edit_vocabulary`.
     """
     if (message := unknown_option(options, EditOptions, "An edit of the vocabulary")) is not None:
         raise SizeError(message)

@@ -295,11 +295,7 @@ class Receipt:
     def _resolve_undo(
         self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, part: str = "", all_rows_have_ids: bool = False
     ) -> ModelEdit:
-        """Return the undo for one model; see `ResolveEdit`. Only `num_rows` and `part` are used.
-
-        Raises:
-            CheckpointError: The model does not have the number of rows that the receipt's edit left.
-        """
+        """Return the undo for one model; see `ResolveEdit`. Only `num_rows` and `part` are used."""
         if num_rows != self.row_map.size:
             raise CheckpointError(
                 f"This model is not what the receipt belongs to: its vocabulary has {num_rows:,} rows, the receipt's "
@@ -428,9 +424,6 @@ def _refuse_gguf(path: Path, receipt: Receipt | None = None) -> None:
     Args:
         path: The path.
         receipt: The receipt of the edit; `None` reads the one beside the file, if there is one.
-
-    Raises:
-        CheckpointError: It is one. The edit of such a file needs no undo. The message says if it requantised kept rows.
     """
     if path_kind(path) is not PathKind.GGUF:
         return
@@ -455,11 +448,7 @@ def _packed(content: bytes) -> Tensor:
 
 
 def _unpacked(packed: Tensor) -> bytes:
-    """Return the bytes that `_packed` compressed into a tensor.
-
-    Raises:
-        CheckpointError: The tensor is cut short, or contains more than `MAX_UNPACKED_BYTES`.
-    """
+    """Return the bytes that `_packed` compressed into a tensor."""
     stream = zlib.decompressobj()
     content = stream.decompress(packed.numpy().tobytes(), MAX_UNPACKED_BYTES)
     if not stream.eof:

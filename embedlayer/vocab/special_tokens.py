@@ -264,9 +264,6 @@ class NewTokenIds:
         Returns:
             The ID of the new tokenizer's token for the role, or a list that starts with it; `None` if it has no such
             token.
-
-        Raises:
-            VocabularyError: The role is the padding token, and the new tokenizer has none.
         """
         if value is None:
             return None

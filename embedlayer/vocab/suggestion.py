@@ -290,11 +290,7 @@ class _Parts:
                 self._share /= 2
 
     def require_held_out(self) -> list[str]:
-        """Return the chunks that are held out, after all chunks were read.
-
-        Raises:
-            TextError: There are none.
-        """
+        """Return the chunks that are held out, after all chunks were read."""
         if not self.held_out:
             raise TextError(
                 f"The text has {self.num_bytes:,} bytes, which is too little to hold out a tenth and measure what the "
@@ -304,11 +300,7 @@ class _Parts:
 
 
 def _opened(tokenizer: object, count: int) -> TokenBytes:
-    """Return the tokens of a tokenizer, after a check of the requested number of tokens.
-
-    Raises:
-        SizeError: `count` is below 1.
-    """
+    """Return the tokens of a tokenizer, after a check of the requested number of tokens."""
     if count < 1:
         raise SizeError(f"count is {count}; it must be 1 or more, the number of tokens to suggest.")
     return TokenBytes(as_tokenizer(tokenizer))
@@ -346,14 +338,7 @@ def _unknown(old: TokenBytes, data: JsonObject) -> str | None:
 
 
 def _merged_tokens(old: TokenBytes, data: JsonObject, chunks: Iterable[str], count: int) -> Sequence[str | AddedMerge]:
-    """Return the suggested merges of a BPE tokenizer, or the suggested texts for a Unigram one.
-
-    Args:
-        old: The tokenizer.
-        data: The content of its `tokenizer.json`.
-        chunks: The text to train on.
-        count: Largest number of tokens.
-    """
+    """Return the suggested merges of a BPE tokenizer, or the suggested texts for a Unigram one."""
     apart = {old.entries[i] for i in old.added} | {name for name in (_unknown(old, data),) if name is not None}
     apart |= {entry for entry, i in old.vocabulary.items() if old.is_byte(i) or not _fits_a_line(entry)}
     words = _word_counts(old, chunks, apart)
@@ -417,14 +402,7 @@ def _with_words(
 
 
 def _whole_words(old: TokenBytes, data: JsonObject, chunks: Iterable[str], count: int) -> list[str]:
-    """Return the words of a text that would save the most tokens as single tokens of a WordPiece or word tokenizer.
-
-    Args:
-        old: The tokenizer.
-        data: The content of its `tokenizer.json`.
-        chunks: The text.
-        count: Largest number of words.
-    """
+    """Return the words of a text that would save the most tokens as single tokens of a WordPiece or word tokenizer."""
     unknown = unknown_id(old.tokenizer)
     counts, costs = Counter[str](), dict[str, int]()
     for ids, words, chunk, offsets in _with_words(old, chunks):

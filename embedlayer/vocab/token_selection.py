@@ -126,9 +126,6 @@ def _listed(tokens: Iterable[Token], option: str) -> list[Token]:
     Args:
         tokens: The tokens.
         option: Name of the option that lists the tokens, for the error.
-
-    Raises:
-        VocabularyError: `tokens` is one text instead of a list.
     """
     if isinstance(tokens, str):
         raise VocabularyError(f"{option} must be a list of tokens, not the text {tokens!r}.")
@@ -142,9 +139,6 @@ def _ids(old: TokenBytes | NumberedTokens, tokens: Iterable[Token], option: str)
         old: The old vocabulary.
         tokens: The tokens.
         option: Name of the option that lists the tokens, for the error.
-
-    Raises:
-        VocabularyError: A token is unknown or is named twice, or `tokens` is one text.
     """
     found: dict[int, Token] = {}
     for token in _listed(tokens, option):
@@ -176,9 +170,6 @@ def _merge_targets(
         old: The old vocabulary.
         merge: From each token to remove to the old or new token that replaces it.
         new: Names of the new tokens.
-
-    Raises:
-        VocabularyError: A token is unknown, is merged twice, or is merged into itself.
     """
     merged: dict[int, str] = {}
     for token, target in merge.items():
@@ -195,9 +186,6 @@ def _ordered(names: Sequence[str], wanted: list[str]) -> list[str]:
     Args:
         names: Names of all tokens after the edit.
         wanted: The same names in the requested order.
-
-    Raises:
-        VocabularyError: `wanted` lacks one of `names`, repeats one, or contains another name.
     """
     known = set(names)
     extra, missing = [name for name in wanted if name not in known], sorted(known - set(wanted), key=names.index)

@@ -126,10 +126,6 @@ def _counts_of_ids(corpus: TokenCorpus, tokenizer: Tokenizer, data: JsonObject, 
         tokenizer: The tokenizer that the corpus must have been built with.
         data: The content of the tokenizer's `tokenizer.json`.
         unknown: ID of the unknown token, or `None`.
-
-    Raises:
-        VocabularyError: The corpus was built with another tokenizer, or contains words that WordPiece could not encode.
-            The subwords that WordPiece tried for such words must be kept, and only the text shows which these are.
     """
     if corpus.tokenizer_fingerprint != fingerprint(tokenizer):
         raise VocabularyError("The corpus was built with another tokenizer: build it again with this one.")
@@ -157,10 +153,6 @@ def _counts_of_texts(
         old: The tokenizer.
         data: The content of the same tokenizer's `tokenizer.json`.
         unknown: ID of the unknown token, or `None`.
-
-    Raises:
-        TextError: An item is neither a text nor a path, or the first text looks like the path of a file.
-        FileError: A file cannot be read.
     """
     tokenizer, tried = old.tokenizer, set[str]()
     counts = np.zeros(table_size(tokenizer), dtype=np.int64)
@@ -188,10 +180,6 @@ def _encoded(
         texts: The texts, files and folders; see `Corpus`.
         tokenizer: The tokenizer, without truncation.
         counts: How often each ID occurred so far, `(V,)`; changed in place.
-
-    Raises:
-        TextError: An item is neither a text nor a path, or the first text looks like the path of a file.
-        FileError: A file cannot be read.
     """
     rest, files = _checked(texts), 0
     while block := list(islice(rest, _TEXTS_AT_ONCE)):
@@ -234,9 +222,6 @@ def _checked(texts: Path | str | Iterable[str | Path]) -> Iterator[str | Path]:
 
     Args:
         texts: The texts, files and folders; see `Corpus`.
-
-    Raises:
-        TextError: An item is neither a text nor a path, or the first text looks like the path of a file.
     """
     given: Any = [texts] if isinstance(texts, str | Path | bytes) or not isinstance(texts, Iterable) else texts
     first = True

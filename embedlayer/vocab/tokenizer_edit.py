@@ -183,9 +183,6 @@ def _template_ids(processor: JsonObject | None) -> Iterator[int]:
     """Yield the IDs of the tokens that a post-processor puts around a text or a pair of texts.
 
     An ID may be yielded several times. `None`, which means no post-processor, yields nothing.
-
-    Args:
-        processor: The `post_processor` of a `tokenizer.json`.
     """
     kind = processor and processor["type"]
     if not processor:
@@ -261,9 +258,6 @@ def _built(
         new: The new tokens by name, as `new_entries` returns them.
         old: The old tokenizer.
         merges: The new merges of a BPE tokenizer, in their order.
-
-    Raises:
-        TokenizerError: The tokenizers library cannot read the result, or numbers its tokens in another order.
     """
     model = data["model"]
     unigram = model["type"] == "Unigram"

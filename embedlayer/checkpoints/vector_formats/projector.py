@@ -55,9 +55,6 @@ def _metadata(path: Path, count: int, errors: DecodeErrors) -> tuple[list[str], 
 
     The labels are the first column. A file with several columns starts with a line of column names, which is skipped;
     a file with one column does not.
-
-    Raises:
-        CheckpointError: The number of labels is not `count`, or a line has another number of columns.
     """
     decoder = TokenDecoder(path, errors, "line")
     with streams.reading(path) as file:

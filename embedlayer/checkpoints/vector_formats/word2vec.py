@@ -92,11 +92,7 @@ def is_text(path: Path) -> bool:
 
 
 def _check_text(path: Path, file: BufferedIOBase) -> int:
-    """Check the first bytes of a file of text, and return its start: behind a byte-order mark if there is one.
-
-    Raises:
-        CheckpointError: Its first lines end in carriage returns alone, if need be behind a header, or it is a pickle.
-    """
+    """Check the first bytes of a file of text, and return its start: behind a byte-order mark if there is one."""
     start = file.read(FIRST_BYTES)
     if start.startswith(PICKLE):
         raise pickle_error(path)
@@ -117,9 +113,6 @@ def _collected(path: Path, blocks: Iterator[_Block], errors: DecodeErrors, place
         blocks: The rows in order, some at a time.
         errors: Handling of tokens that are not UTF-8, as in `read_vectors`.
         place: `"line"` or `"row"`: what the numbers in `blocks` count.
-
-    Raises:
-        CheckpointError: There are no rows, or a token is not UTF-8.
     """
     first: dict[str, None] = {}
     decoder = TokenDecoder(path, errors, place)
@@ -157,11 +150,7 @@ def _header(line: bytes) -> tuple[int, int] | None:
 
 
 def _checked_header(path: Path, line: bytes) -> tuple[int, int]:
-    """Return `(V, D)`, the numbers of rows and columns, from the first line of a file in a format with a header.
-
-    Raises:
-        CheckpointError: The line is no header, or D is 0 or above `MOST_COLUMNS`.
-    """
+    """Return `(V, D)`, the numbers of rows and columns, from the first line of a file in a format with a header."""
     sizes = _header(line)
     if sizes is None:
         raise CheckpointError(
@@ -174,11 +163,7 @@ def _checked_header(path: Path, line: bytes) -> tuple[int, int]:
 
 
 def _text_rows(path: Path, file: BufferedIOBase, *, has_header: bool) -> Iterator[_Block]:
-    """Yield the rows of a text, one at a time. Without a header, the first line determines the number of columns.
-
-    Raises:
-        CheckpointError: A line is not a token and D numbers, or the number of rows differs from the header.
-    """
+    """Yield the rows of a text, one at a time. Without a header, the first line determines the number of columns."""
     count, width = _checked_header(path, file.readline(LONGEST_LINE)) if has_header else (None, 0)
     number = row = 0
     for number, line in streams.lines(path, file, first=1 + has_header):
@@ -205,9 +190,6 @@ def _width_of(path: Path, line: bytes) -> int:
     """Return the number of columns of a file without a header, from its first line.
 
     It is the number of fields at the end of the line that are numbers; the fields before them are the token.
-
-    Raises:
-        CheckpointError: The line is not a token and its numbers.
     """
     fields = line.split()
     width = 0
@@ -219,11 +201,7 @@ def _width_of(path: Path, line: bytes) -> int:
 
 
 def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[_Block]:
-    """Yield the rows of a file in word2vec's binary format, as many at a time as one read completes.
-
-    Raises:
-        CheckpointError: The header or a row is damaged, or the number of rows differs from the header.
-    """
+    """Yield the rows of a file in word2vec's binary format, as many at a time as one read completes."""
     header = file.readline(LONGEST_TOKEN)
     if header.startswith(FASTTEXT):
         raise CheckpointError(
@@ -270,11 +248,7 @@ def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[_Block]:
 
 
 def _check_tokens(tokens: Sequence[str]) -> None:
-    """Check that the formats of word2vec, GloVe and fastText can represent all tokens.
-
-    Raises:
-        CheckpointError: A token is empty, duplicate, has white space, or cannot be encoded in UTF-8.
-    """
+    """Check that the formats of word2vec, GloVe and fastText can represent all tokens."""
     seen: dict[str, int] = {}
     for row, token in enumerate(tokens):
         if not token or _SPACES.search(token):

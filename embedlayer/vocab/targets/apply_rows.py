@@ -143,9 +143,6 @@ def _fill(
         partition: The rows that this rank stores after the edit.
         chunks: The values of all initialised rows, in chunks of consecutive rows.
         everyone: The ranks that receive the values of rank 0.
-
-    Raises:
-        ShapeError: `chunks` has too few or too many rows.
     """
     done = 0
     for values in chunks:
@@ -166,9 +163,6 @@ def _check_restored_rows(tensors: Mapping[str, RowTensor], edit: ModelEdit, rest
         tensors: The tensors by name, before the undo.
         edit: The undo, whose row map initialises the rows that the edit dropped.
         restored: From each tensor's name to the dropped rows of the receipt.
-
-    Raises:
-        CheckpointError: Rows of a tensor are missing or have another shape.
     """
     for name, rows in tensors.items():
         count = len(local_rows(edit.row_map.initialised, rows.partitions(edit.row_map)[1]))
@@ -186,9 +180,6 @@ def _check_names(expected: Mapping[str, str] | None, tensors: Mapping[str, RowTe
     Args:
         expected: The edited tensors, by name; `None` skips the check.
         tensors: The tensors by name.
-
-    Raises:
-        CheckpointError: A tensor is missing or unexpected.
     """
     if expected is None:
         return
@@ -211,9 +202,6 @@ def _check_fingerprints(expected: Mapping[str, str] | None, fingerprints: Mappin
     Args:
         expected: From each tensor's name to the expected fingerprint; `None` skips the check.
         fingerprints: From each edited tensor's name to its fingerprint.
-
-    Raises:
-        CheckpointError: A tensor has other values.
     """
     different = [] if expected is None else sorted(name for name in expected if expected[name] != fingerprints[name])
     if different:

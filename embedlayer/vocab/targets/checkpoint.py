@@ -242,9 +242,6 @@ def _check_padding(layer: EmbeddingLayer, row_map: RowMap, *, has_class: bool) -
         row_map: The old row of each new row.
         has_class: Whether transformers has the class of the configuration; `check_readers` knows those of its classes
             that count from the padding.
-
-    Raises:
-        VocabularyError: The padding token would get another ID.
     """
     unknown = layer.load_record.table_only and not has_class
     if unknown or layer.numbering == "ids":
@@ -253,12 +250,7 @@ def _check_padding(layer: EmbeddingLayer, row_map: RowMap, *, has_class: bool) -
 
 
 def _opened(folder: Path) -> Opened:
-    """Open a checkpoint for an edit of its rows, by the record of its family, else by its class of transformers.
-
-    Raises:
-        CheckpointError: Neither names all tensors with values for each token; see `_opened_by_record`.
-        VocabularyError: The model has hashed n-grams.
-    """
+    """Open a checkpoint for an edit of its rows, by the record of its family, else by its class of transformers."""
     checkpoint = Checkpoint.open(folder)
     refuse_hashed_ngrams(checkpoint.names, str(folder))
     is_unknown = is_unknown_family(checkpoint)
@@ -278,11 +270,6 @@ def _opened_by_record(folder: Path, checkpoint: Checkpoint, *, is_unknown: bool)
     """Open a checkpoint for an edit of its rows, by the record of its family; of an unknown family, only the table.
 
     It warns of other tensors with the same number of rows: they are not known to belong to tokens and are not edited.
-
-    Raises:
-        CheckpointError: The layer builds a tensor from several stored ones, so no stored rows can be edited. Or the
-            model has more tensors with rows for tokens. Or the family is unknown, and another tensor has a
-            size equal to the number of tokens.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EmbedLayerWarning)  # about tensors that are not read, and not needed here
@@ -350,10 +337,6 @@ def _check_others(
         edited: Names of the tensors that are edited; the table is the first.
         read: Names of other tensors of the layer, such as positions, which have no rows of tokens.
         is_unknown: Whether the family is unknown, so that only the table and its copies are edited; that is a warning.
-
-    Raises:
-        CheckpointError: Another tensor follows the vocabulary; or, if the family is unknown, it may, because it has a
-            size of `num_rows`, such as an untied head.
     """
     sized = [name for name in checkpoint.names if num_rows in checkpoint.info(name).shape]
     sized = [name for name in sized if name not in edited and name not in read]

@@ -82,11 +82,7 @@ def stored_names(config: JsonObject) -> dict[str, list[str]]:
 
 
 def _stored_names(model: Any, tensors: dict[str, Tensor]) -> list[str]:
-    """Return the names that transformers writes for tensors of a model.
-
-    Raises:
-        CheckpointError: It cannot name them one by one.
-    """
+    """Return the names that transformers writes for tensors of a model."""
     with failures_named(type(model).__name__):
         from transformers.core_model_loading import revert_weight_conversion
 

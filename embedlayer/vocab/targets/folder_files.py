@@ -237,9 +237,6 @@ def _without_removed_names(content: JsonObject, tokens: TokenMap, new: Tokenizer
         tokens: The old token of each new token, and both tokenizers.
         new: The tokenizer after the edit.
         file: Name of the file, for the error.
-
-    Raises:
-        VocabularyError: The file names a removed token in a role, such as `eos_token`.
     """
     removed, content = set(tokens.dropped.values()), dict(content)
     for key in USUAL_NAMES:

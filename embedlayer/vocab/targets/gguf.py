@@ -197,11 +197,7 @@ def _bytes(rows: Tensor, *, dtype: str) -> Tensor:
 
 
 def _number_of_rows(file: GGUFFile) -> int:
-    """Return the number of rows of the token table.
-
-    Raises:
-        CheckpointError: There is no table, or the metadata or the head has another number of tokens.
-    """
+    """Return the number of rows of the token table."""
     if GGUF_TABLE not in file.tensors or len(file.tensors[GGUF_TABLE].shape) != 2:
         raise CheckpointError(
             f"{file.path} has no token table: no tensor with rows and columns is called {GGUF_TABLE}."
@@ -222,12 +218,7 @@ def _number_of_rows(file: GGUFFile) -> int:
 
 
 def _check_other_tensors(file: GGUFFile, old: int) -> None:
-    """Check by its name that no other tensor has, or may have, a row for each of the `old` tokens.
-
-    Raises:
-        CheckpointError: A tensor of llama.cpp has such rows and is not moved; or a tensor that is not known has as many
-            rows or columns as there are tokens.
-    """
+    """Check by its name that no other tensor has, or may have, a row for each of the `old` tokens."""
     ends = tuple(f".{name}.weight" for name in GGUF_OTHER_TABLES)
     if tables := [name for name in file.tensors if name.endswith(ends)]:
         raise CheckpointError(
@@ -259,13 +250,7 @@ class _OldRows(NamedTuple):
 
 
 def _stored(file: GGUFFile, name: str, *, adds: bool) -> _OldRows:
-    """Return the old rows of a tensor, requantised if new ones cannot be written in their type.
-
-    Args:
-        file: The file.
-        name: Name of the tensor.
-        adds: Whether rows are added.
-    """
+    """Return the old rows of a tensor, requantised if new ones cannot be written in their type."""
     info, end = file.tensors[name], ENDS[name]
     changes = torch.zeros(info.shape[0])
     if info.dtype in DTYPES:
@@ -305,9 +290,6 @@ def _ids_by_map(values: Mapping[str, Any], ids: Any, tokens: TokenMap | None) ->
         values: The metadata.
         ids: New ID of each old ID, or -1 for a removed token.
         tokens: The edit, which may replace the tokenizer; `None` if only `ids` counts.
-
-    Raises:
-        VocabularyError: A special token is removed, or the new tokenizer has none of that role.
     """
     roles: SpecialTokens | None = None if tokens is None else tokens.special_tokens
     new_tokenizer = None if tokens is None else tokens.tokenizer
@@ -343,9 +325,6 @@ def _write(
 
     Returns:
         IDs of the added tokens around which text gets an extra space when it is decoded from the copy.
-
-    Raises:
-        TokenizerError: The metadata cannot describe the tokenizer.
 
     Warns:
         EmbedLayerWarning: There are such tokens.

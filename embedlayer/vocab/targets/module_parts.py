@@ -231,10 +231,6 @@ def _refuse_other_rows(module: nn.Module, vocabulary: VocabularyModules) -> None
     """Raise an error if a module that is no model of transformers has values for each token that an edit does not know.
 
     What a model of transformers has is known by `tensors_in`.
-
-    Raises:
-        VocabularyError: The module has integers for each token, or a table or head of a user's class has other tensors
-            of tokens.
     """
     known = {id(each) for part in vocabulary.hashes.values() for each in part.buffers()}
     known |= {id(each) for model in models_in(module).values() for _, each in named_tensors(model)}
@@ -366,9 +362,6 @@ def _local_table(name: str, table: LookupTable, of_head: bool) -> tuple[str, Loc
         name: Dotted name of the table in the module.
         table: The whole table; may be sharded.
         of_head: Whether the table is the weight of a sharded untied head.
-
-    Raises:
-        SizeError: The rows of this kind of table cannot be moved.
     """
     if isinstance(table, TokenEmbedding | FactorizedEmbedding):
         return name, LocalTable(table, table)

@@ -200,9 +200,6 @@ def _compressed_size(ngrams: NgramHash, added: int) -> int:
     Args:
         ngrams: The hash before the edit.
         added: Number of new tokens, each of which gets a compressed ID of its own.
-
-    Raises:
-        VocabularyError: The product of the largest new ID and the largest multiplier exceeds int64.
     """
     size = ngrams.next_id + added if added else ngrams.compressed_size
     try:
@@ -218,9 +215,6 @@ def _moved_padding(padding: int | None, row_map: RowMap) -> int | None:
     Args:
         padding: The old ID of the padding token, or `None`.
         row_map: The old row of each new row.
-
-    Raises:
-        TokenIdError: The padding token is removed.
     """
     new = None if padding is None else int(row_map.new_ids[padding])
     if new is not None and new < 0:

@@ -81,11 +81,7 @@ class NewState:
         return None if isinstance(self.optimizer, RowOptimizer) else partial(self._rows, key)
 
     def _rows(self, key: str, rows: Tensor) -> Tensor:
-        """Return the state of new rows, `(k, ...)`.
-
-        Raises:
-            SizeError: A new optimizer does not show it.
-        """
+        """Return the state of new rows, `(k, ...)`."""
         if self.last is None or self.last[0] is not rows:
             self.last = rows, self._stepped(rows)
         value = self.last[1].get(key)

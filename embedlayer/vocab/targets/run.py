@@ -140,11 +140,7 @@ def run_census(folder: Path, left_out: Collection[str]) -> CensusReport:
 
 
 def _refuse_mapped(run: RunDirectory) -> None:
-    """Raise an error if a run has mapped tables.
-
-    Raises:
-        VocabularyError: It has.
-    """
+    """Raise an error if a run has mapped tables."""
     if run.tables.exists():
         raise VocabularyError(
             f"The run {run.path} has mapped tables in {run.tables}, whose rows cannot be moved. Save its model into "
@@ -166,9 +162,6 @@ def _refuse_copies(folder: Path, left_out: Collection[str], names: Collection[st
         left_out: Paths of the files that an edit leaves out.
         names: Names of the tensors by token.
         size: Number of tokens.
-
-    Raises:
-        CheckpointError: It may.
     """
     others, weights = {file.name for file in _others(folder)}, folder / WEIGHTS
     tensors = read_header(weights).tensors if weights.exists() else {}
