@@ -162,11 +162,7 @@ def _owner_in(content: JsonObject, path: tuple[str, ...]) -> JsonObject:
 def _is_stated(content: JsonObject, path: tuple[str, ...], key: str, names: Mapping[str, str]) -> bool:
     """Return whether a configuration file states an entry, under its name in the class or another one.
 
-    Args:
-        content: Content of the file.
-        path: Keys of the configuration that contains the entry.
-        key: Name of the entry in the class.
-        names: From another name to the name in the class.
+    `path` has the keys of the configuration that contains the entry; `names` the name in the class for another name.
     """
     inner = part_at(content, path)
     return isinstance(inner, dict) and any(

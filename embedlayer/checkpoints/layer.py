@@ -666,12 +666,7 @@ def _read_saved_layer(
 ) -> EmbeddingLayer:
     """Read a folder that `EmbeddingLayer.save_pretrained` wrote.
 
-    Args:
-        checkpoint: The open folder.
-        dtype: Dtype of the layer; `None` for that of the file.
-        device: Device of the layer.
-        table_only: Whether to return a layer with the table alone; the folder is read in full.
-        per_layer: Whether the layer keeps its per-layer inputs.
+    The arguments are those of `load`; with `table_only` the folder is read in full too.
     """
     config = checkpoint.file(CONFIG)
     assert config is not None

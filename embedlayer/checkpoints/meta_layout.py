@@ -90,10 +90,7 @@ def _base(stated: JsonObject) -> object:
 def _rope_parameters(source: str, stated: JsonObject, base: object) -> JsonObject | None:
     """Return transformers' `rope_parameters` for Mistral's `yarn` and `llama_4_scaling`; `None` if there are neither.
 
-    Args:
-        source: Name of the file, for messages.
-        stated: Its keys.
-        base: Base of the frequencies.
+    `stated` are the keys of the file `source`, and `base` the base of the frequencies.
     """
     yarn, queries = stated.get("yarn"), stated.get("llama_4_scaling")
     for name, part, keys in (

@@ -183,12 +183,8 @@ def _look_ups(model: nn.Module) -> list[nn.Embedding]:
 def _call_getters(model: nn.Module, getter: str, *, inside: bool = True) -> list[nn.Module]:
     """Call a getter, such as `get_input_embeddings`, on a model and all its submodules; return the modules found.
 
-    A submodule without this getter is skipped. The result may contain a module several times.
-
-    Args:
-        model: The model.
-        getter: Name of the method.
-        inside: Whether to call it on submodules too.
+    A submodule without this getter is skipped. The result may contain a module several times. With `inside=False` it is
+    not called on submodules.
     """
     modules = []
     for part in model.modules() if inside else (model,):
@@ -210,9 +206,7 @@ def _heads(model: nn.Module) -> list[nn.Linear]:
 def _refuse_tied(tables: list[nn.Embedding], model: nn.Module) -> None:
     """Raise an error if row-sparse gradients are impossible: they need tables whose weight is only looked up.
 
-    Args:
-        tables: Token embeddings that will be replaced.
-        model: The model, of which every module is searched for a weight of these tables.
+    Every module of the model is searched for a weight of `tables`, the token embeddings that will be replaced.
     """
     if not tables:
         raise CheckpointError("The model is patched already: unpatch it first, then patch it with row_sparse=True.")
@@ -226,12 +220,7 @@ def _refuse_tied(tables: list[nn.Embedding], model: nn.Module) -> None:
 
 
 def _table_like(old: nn.Embedding, *, row_sparse: bool) -> TokenEmbedding:
-    """Return a `TokenEmbedding` that shares the parameter, the scale and the padding ID of `old`.
-
-    Args:
-        old: The embedding of the model, which does not change.
-        row_sparse: Whether the gradient has only the looked-up rows.
-    """
+    """Return a `TokenEmbedding` that shares the parameter, the scale and the padding ID of `old`."""
     if not _is_known(old):
         raise CheckpointError(
             f"What a {type(old).__name__} does beyond look-up and scale is unknown: it is not patched."

@@ -126,9 +126,7 @@ class _Hub(CheckpointFolder):
 def _hub_error(what: str, error: Exception) -> FileError:
     """Return, without raising it, the error of a failed access to the hub.
 
-    Args:
-        what: What failed, a sentence without its full stop.
-        error: Error of the hub's client; the first line of its message is added in parentheses.
+    `what` says what failed, without a full stop; the first line of the message of `error` follows in parentheses.
     """
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
     return FileError(f"{what} ({reason}). There is no folder or file of that name here either.")

@@ -99,9 +99,7 @@ def refuse_copies(
 def _of_end(alike: Mapping[str, End | None], end: End | None) -> str | None:
     """Return the name of the first tensor of an end; of a tied head, that of the table; `None` if there is none.
 
-    Args:
-        alike: The end of each tensor of the checkpoint that has the shape of the copy, by name.
-        end: The end of the copy, or `None` if it is not known.
+    `alike` has the end of each tensor of the checkpoint that has the shape of the copy, by name.
     """
     wanted = (end, "table") if end in ("table", "head") else (end,) if end else ()
     return next((name for each in wanted for name, own in alike.items() if own == each), None)
@@ -119,12 +117,8 @@ def _unknown(file: str, name: str, shape: tuple[int, ...]) -> CheckpointError:
 def _check_adapter(file: str, header: Header, names: Collection[str], families: list[Family], call: str) -> None:
     """Check that an adapter of PEFT changes no table and no head.
 
-    Args:
-        file: Path of the adapter, for the message.
-        header: Its header.
-        names: Names of the tensors by token in the model.
-        families: The records of the model.
-        call: Call that merges the adapter.
+    `file` and `call`, which merges the adapter, are for the message; `names` are those of the tensors by token in the
+    model.
     """
     modules = {name.rpartition(".")[0] for name in names}
     for name in header.tensors:

@@ -176,12 +176,8 @@ def loss_on_text(model: nn.Module, ids: Int[Tensor, " T"], *, length: int = 256)
 def _overlap(near: Tensor, found: Tensor) -> float | None:
     """Return the mean share of each token's neighbours in `near` that are also among its neighbours in `found`.
 
-    Args:
-        near: Token IDs of the neighbours of N tokens, `(N, K)`.
-        found: Token IDs of the neighbours of the same tokens in another table, `(N, K)`.
-
-    Returns:
-        A number from 0 to 1, or `None` if `near` is empty.
+    Both have the IDs of the neighbours of the same N tokens, `(N, K)`, in two tables. The result is from 0 to 1, or
+    `None` if `near` is empty.
     """
     return (near.unsqueeze(2) == found.unsqueeze(1)).any(2).float().mean().item() if near.numel() else None
 

@@ -172,10 +172,7 @@ def _tie(head: OutputHead, table: TokenTable) -> None:
 def _refuse_to_save(kind: str, *arguments: Any, **options: Any) -> NoReturn:
     """Raise the error of `save_pretrained` of a model whose table transformers cannot store.
 
-    Args:
-        kind: Name of the table's class.
-        *arguments: Arguments of `save_pretrained`, which are not used.
-        **options: Its keyword arguments, which are not used.
+    It takes the arguments of that method, and uses none.
     """
     raise CheckpointError(
         f"transformers cannot store a {kind}, and would load random rows in its place. Call "

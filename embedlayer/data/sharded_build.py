@@ -118,11 +118,7 @@ def build_in_shards(
 def _build_missing(folder: Path, shards: int, workers: int, on_progress: Progress) -> None:
     """Build the shards of a plan that are not built yet, in at most `workers` processes.
 
-    Args:
-        folder: Folder with the plan; the caller holds its lock.
-        shards: Number of all shards.
-        workers: Largest number of processes; with 1 this process builds the shards.
-        on_progress: Called with the number of bytes read so far and the total over all shards.
+    With one worker this process builds them. The caller holds the lock of the folder.
     """
     plan = read_plan(folder)
     total = sum(size for _, size, _ in plan["sources"])
@@ -206,12 +202,7 @@ def shard_builder(folder: str) -> Callable[[int, Report], None]:
         raise CheckpointError(f"{path / TOKENIZER} is not the tokenizer of {path / PLAN_FILE}. Build in a new folder.")
 
     def build(number: int, report: Report) -> None:
-        """Build shard `number` atomically, while holding its lock.
-
-        Args:
-            number: Number of the shard, from 0.
-            report: Called with the number of bytes read so far.
-        """
+        """Build shard `number` atomically, while holding its lock."""
         target = shard_folder(path, number)
         with _shard_lock(path, number):
             remove_partials(target)  # of a build that was killed
@@ -257,17 +248,7 @@ def _write_shard(folder: Path, plan: JsonObject, number: int, tokenizer: Tokeniz
 
 
 def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shards: int) -> Path:
-    """Create the corpus folder with the plan and tokenizer of a build, or check that the plan there is the same one.
-
-    Args:
-        sources: Files and folders with the texts.
-        tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
-        path: The corpus folder.
-        shards: Number of shards.
-
-    Returns:
-        The folder, `path`.
-    """
+    """Create the corpus folder with the plan and tokenizer of a build, or check that the plan there is the same one."""
     if shards < 1:
         raise SizeError(f"shards is {shards}; it must be 1 or more.")
     tokenizer = as_tokenizer(tokenizer)

@@ -205,8 +205,7 @@ class WindowSampler:
     def _starts(self, numbers: Indices) -> Indices:
         """Return the index of the first token of each window.
 
-        Args:
-            numbers: Numbers of the windows in the order of training, counted from 0 over all epochs.
+        Windows have numbers in the order of training, counted from 0 over all epochs.
         """
         epochs, places = np.divmod(numbers, self.num_windows)
         starts = np.empty_like(numbers)
@@ -284,11 +283,6 @@ def _stack(windows: list[Window]) -> Batch:
 def _gather(ids: IdArray | ConcatenatedArray, starts: npt.NDArray[np.int64], length: int) -> Batch:
     """Copy windows of token IDs and return them as a batch, `(starts, length)` int64 each.
 
-    Args:
-        ids: Token IDs, `(N,)`.
-        starts: Index of the first token of each window.
-        length: Tokens in a window.
-
     Returns:
         Inputs, `ids[s : s + length]` for each start `s`, and targets, `ids[s + 1 : s + length + 1]`.
     """
@@ -340,9 +334,7 @@ def _as_array(ids: TokenIds) -> IdArray | ConcatenatedArray:
 def _ids_of(text_or_corpus: str | Path | TokenIds, tokenizer: object) -> TokenIds:
     """Encode a text or a text file into a `TokenCorpus`; return token IDs of any other kind unchanged.
 
-    Args:
-        text_or_corpus: A text as `str`, the `Path` of a text file, or token IDs.
-        tokenizer: Tokenizer for a text; may be `None` for token IDs.
+    Text is a `str`, and a `Path` is a text file.
     """
     if not isinstance(text_or_corpus, str | Path):
         return text_or_corpus
@@ -365,10 +357,7 @@ def _check_sizes(**sizes: int) -> None:
 def _check_windows(ids: IdArray | ConcatenatedArray, max_length: int, **sizes: int) -> None:
     """Raise an error unless windows of `max_length` tokens can be cut from token IDs.
 
-    Args:
-        ids: The token IDs.
-        max_length: Tokens in a window.
-        sizes: Further sizes by name, such as `stride`, that must be integers of at least 1.
+    Further sizes, such as `stride`, must be integers of at least 1.
     """
     _check_sizes(max_length=max_length, **sizes)
     if ids.ndim != 1:

@@ -57,10 +57,8 @@ META_TENSORS: Mapping[str, str] = {
 def _llama(name: str, *model_types: str, **changes: Any) -> Family:
     """Return a family like LLaMA: unscaled rows, rotary positions, and a head without a bias.
 
-    Args:
-        name: Name of the family in reports.
-        *model_types: Values of `model_type` in its configurations; none if `name` is the only one.
-        **changes: Fields of `Family` in which the family differs from LLaMA.
+    `name` is that in reports, and the only model type if none follows; `changes` are the fields in which the family
+    differs from LLaMA. The functions below take the same arguments.
     """
     llama = Family(name, model_types or (name,), table=("embed_tokens.weight",), position="rotary")
     return replace(llama, **changes)
@@ -69,10 +67,7 @@ def _llama(name: str, *model_types: str, **changes: Any) -> Family:
 def _muse(name: str, model_type: str, factor: float) -> Family:
     """Return a family like Muse Glimmer, which normalises its rows and scales and caps its logits.
 
-    Args:
-        name: Name of the family in reports.
-        model_type: `model_type` in its configurations.
-        factor: Factor on the logits if a configuration states none.
+    `factor` is that on the logits if a configuration states none.
     """
     return _llama(
         name,
@@ -87,11 +82,7 @@ def _muse(name: str, model_type: str, factor: float) -> Family:
 def _gemma(name: str, *model_types: str, softcap: float | None = None, **changes: Any) -> Family:
     """Return a family like Gemma 2: rows times sqrt(D) rounded to their dtype, and a tied head with a cap.
 
-    Args:
-        name: Name of the family in reports.
-        *model_types: Values of `model_type` in its configurations; none if `name` is the only one.
-        softcap: transformers' default of `final_logit_softcapping`; `None` for no cap by default.
-        **changes: Fields of `Family` in which the family differs from Gemma 2.
+    `softcap` is transformers' default of `final_logit_softcapping`.
     """
     default = () if softcap is None else (("final_logit_softcapping", softcap),)
     head = HeadSpec(softcap="final_logit_softcapping", tied=True)
@@ -127,11 +118,7 @@ def _granite(name: str, *model_types: str, **changes: Any) -> Family:
 def _inkling(name: str, model_type: str, head: HeadSpec, **changes: Any) -> Family:
     """Return a family like Inkling, which normalises its rows and has positions that depend on hidden states.
 
-    Args:
-        name: Name of the family in reports.
-        model_type: `model_type` in its configurations.
-        head: Factor or cap on its logits.
-        **changes: Further fields of `Family` that are set.
+    `head` has the factor or the cap on its logits.
     """
     rows = CountedRows("unpadded_vocab_size")
     return _llama(

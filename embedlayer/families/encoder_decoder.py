@@ -41,11 +41,7 @@ def _fixed(stack: str, *, after_padding: bool = False) -> SinusoidalPositions:
 def _bart(name: str, *model_types: str, offset: int = 2, **changes: Any) -> Family:
     """Return a family like BART: learned positions and a LayerNorm after them in both stacks, and a head with a bias.
 
-    Args:
-        name: Name of the family in reports.
-        *model_types: Values of `model_type` in its configurations; none if `name` is the only one.
-        offset: Rows of the position tables before position 0.
-        **changes: Fields of `Family` in which the family differs from BART.
+    The arguments are those of `_llama` in `causal`; the position tables have `offset` rows before position 0.
     """
     bart = Family(
         name,
@@ -64,10 +60,7 @@ def _bart(name: str, *model_types: str, offset: int = 2, **changes: Any) -> Fami
 
 
 def _without_norm(name: str, *model_types: str, offset: int = 0, **changes: Any) -> Family:
-    """Return a family like Blenderbot, which is like BART without the LayerNorm.
-
-    Arguments are those of `_bart`.
-    """
+    """Return a family like Blenderbot, which is like BART without the LayerNorm. Arguments are those of `_bart`."""
     decoder = DecoderSpec(position=_learned("decoder", offset))
     return _bart(
         name,

@@ -215,9 +215,7 @@ def _name(path: Path | str, target: Path) -> str:
 def _created(partial: Path, old_file: Path | None) -> Iterator[Path]:
     """Context manager: create a file and yield its path; at the end set its permissions and flush it to the disk.
 
-    Args:
-        partial: The file.
-        old_file: The file that it will replace, whose permissions it gets, if it exists.
+    The permissions are those of `old_file`, which it will replace, if that exists.
     """
     old = None if old_file is None or not old_file.exists() else stat.S_IMODE(old_file.stat().st_mode)
     os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if old is None else old | 0o600))

@@ -253,9 +253,7 @@ def _open_layer(source: Path | str, parts: Parts, device: str) -> OpenedModel:
 def _tokenizer_of(opened: OpenedModel, layer: "EmbeddingLayer | None") -> "Tokenizer | None":
     """Read the tokenizer of a checkpoint, or return `None` and set the reason, `no_tokenizer` of `opened`.
 
-    Args:
-        opened: The opened checkpoint.
-        layer: The layer that knows the tokenizer of the same checkpoint; `None` to look in its folder alone.
+    `layer` knows the tokenizer of the same checkpoint; `None` looks in its folder alone.
 
     Warns:
         EmbedLayerWarning: The tokenizer has IDs outside the table, or there is a file of one that cannot be read.

@@ -300,10 +300,7 @@ def _merge_scores(
     -1, -2, ... in the order of the merges, and after them the subwords that no merge gives, in the order of the IDs,
     as SentencePiece's trainer numbers them.
 
-    Args:
-        merges: The merges of the new tokenizer, the first first.
-        entries: Subwords of the new tokenizer by ID, without special tokens and bytes.
-        old_scores: Score of each token of the file.
+    `merges` are those of the new tokenizer in order, `entries` its subwords by ID, without special tokens and bytes.
 
     Returns:
         From a subword to its score; without those whose score in the file is kept.

@@ -192,10 +192,8 @@ def _find_beside(path: Path, what: str, *patterns: str) -> Path:
 def _load_bpe(vocabulary: Path, merges: Path, config: TokenizerConfig) -> Tokenizer:
     """Read a BPE tokenizer from its two files, by the rules that the files beside them state.
 
-    Args:
-        vocabulary: JSON file with the ID of each subword.
-        merges: Text file with one merge, two subwords, in each line.
-        config: What the files beside them state.
+    `vocabulary` is a JSON file with the ID of each subword; `merges` has one merge, two subwords, in each line;
+    `config` is what the files beside them state.
     """
     vocab = read_json_file(vocabulary)
     if not all(type(token_id) is int for token_id in vocab.values()):
@@ -229,12 +227,7 @@ def _read_text(path: Path) -> str:
 
 
 def _build_checked(path: Path, build: Callable[[], Tokenizer]) -> Tokenizer:
-    """Return `build()`, a tokenizer; replace nearly every exception by a `TokenizerError` that names the file.
-
-    Args:
-        path: File from which the tokenizer is built, for the error message.
-        build: Function without arguments that returns the tokenizer.
-    """
+    """Return `build()`, a tokenizer; replace nearly every exception by a `TokenizerError` that names the file."""
     try:
         with tokenizer_errors("be built"):
             return build()

@@ -150,9 +150,7 @@ def _steps(steps: TextSteps | None) -> list[normalizers.Normalizer]:
 def _without_commas(processor: Any, kinds: Sequence[int]) -> list[int]:
     """Let a model split each comma from the digit before it, as ALBERT and XLNet do, and return the kinds of subwords.
 
-    Args:
-        processor: The loaded model, a `SentencePieceProcessor`; it is changed.
-        kinds: Kind of each subword.
+    `kinds` has the kind of each subword; `processor` is changed.
     """
     texts = [processor.id_to_piece(i) for i in range(len(kinds))]
     kinds = [
@@ -224,11 +222,7 @@ def _vocabulary_of_file(
 def _apply_settings(tokenizer: Tokenizer, rules: SentencePieceRules, config: TokenizerConfig, path: Path) -> None:
     """Let a tokenizer put a space before a text as the settings `legacy` and `add_prefix_space` say.
 
-    Args:
-        tokenizer: The tokenizer, which puts it where SentencePiece does.
-        rules: Rules of the class.
-        config: What the files beside the model state.
-        path: The model, for messages.
+    `config` is what the files beside the model, `path`, state.
     """
     adds_space = config.setting("add_prefix_space", True)
     texts = ["a", *_NFKC_PROBE]
@@ -296,11 +290,8 @@ def _add_ends(
 def _tokenizer(processor: Any, raw: bytes, vocabulary: _Vocabulary, rules: SentencePieceRules) -> Tokenizer:
     """Build the tokenizer for a SentencePiece model.
 
-    Args:
-        processor: The loaded model, a `SentencePieceProcessor`.
-        raw: Bytes of the model's file, for the fields that `processor` does not return.
-        vocabulary: Its vocabulary, with the IDs of a class.
-        rules: Rules of the class.
+    `raw` are the bytes of the model's file, for the fields that `processor` does not return; `vocabulary` has the IDs
+    of a class, whose rules are `rules`.
     """
     fields = dict(_fields(raw))
     trainer, normalizer = dict(_fields(fields.get(2, b""))), dict(_fields(fields.get(3, b"")))
@@ -439,13 +430,8 @@ def _check_same_ids(
 ) -> None:
     """Raise an error unless a converted tokenizer gives sample texts the same IDs as SentencePiece.
 
-    Args:
-        path: File of the model, for the error message.
-        tokenizer: The converted tokenizer.
-        processor: The loaded model, a `SentencePieceProcessor`.
-        ids: ID of the tokenizer for each ID of the model.
-        texts: Sample texts.
-        steps: What the class of the tokenizer changes in a text before SentencePiece reads it.
+    `ids` has the ID of the tokenizer for each ID of the model. `steps` are what the class of the tokenizer changes in a
+    text before SentencePiece reads it.
     """
     for text in texts:
         ours = encode(tokenizer, text).ids

@@ -271,10 +271,7 @@ def _token(value: object, folder: Path) -> AddedToken | str | None:
 def _added(folder: Path, decoder: object, specials: Container[str]) -> dict[int, AddedToken]:
     """Return the added tokens by ID: those of `added_tokens_decoder`, or else of `added_tokens.json`.
 
-    Args:
-        folder: The folder.
-        decoder: Value of `added_tokens_decoder` in `tokenizer_config.json`.
-        specials: Texts of special tokens, for the second file, which has no rules of tokens.
+    The second file has no rules of tokens; `specials` are the texts of those that are special.
     """
     if isinstance(decoder, dict):
         tokens = {}

@@ -349,9 +349,8 @@ class EditRequest:
 def _bias(old: Tensor, sources: Sequence[Sequence[int]]) -> Tensor:
     """Return initial values of a bias for new tokens, `(k,)`, in the dtype of `old`.
 
-    Args:
-        old: The values of the old tokens, `(V,)`.
-        sources: For each new token, the old IDs whose values are averaged; an empty tuple averages all old tokens.
+    `old` has the values of the old tokens, `(V,)`; `sources` the old IDs whose values are averaged for each new token,
+    an empty tuple for all.
     """
     mean = old.double().mean()
     return torch.stack([old[list(ids)].double().mean() if ids else mean for ids in sources]).to(old.dtype)

@@ -103,10 +103,6 @@ def _check_normalized(old: TokenBytes, texts: Sequence[str]) -> None:
     """Check that no two new tokens, and no new and old token, are the same text after the tokenizer's normalizer.
 
     Spaces around the texts are compared as they are.
-
-    Args:
-        old: The old tokenizer.
-        texts: The new tokens that were passed as texts.
     """
     if old.tokenizer.normalizer is None:
         return
@@ -132,9 +128,7 @@ def _check_normalized(old: TokenBytes, texts: Sequence[str]) -> None:
 def _check_spelled_out(old: TokenBytes, token: str | AddedToken) -> None:
     """Check that a new token is written with spaces, not with the mark by which a tokenizer's file writes a space.
 
-    Args:
-        old: The old tokenizer.
-        token: The new token; an `AddedToken` is not checked.
+    An `AddedToken` is not checked.
     """
     mark = {"byte-level": "Ġ", "sentencepiece": "▁"}.get(old.convention)
     if isinstance(token, str) and mark is not None and mark in token:
@@ -147,11 +141,8 @@ def _check_spelled_out(old: TokenBytes, token: str | AddedToken) -> None:
 def _rules(old: TokenBytes, token: str | AddedToken, *, word: bool, special: bool) -> AddedToken:
     """Return the `AddedToken` for a new token that does not become an entry of the model's vocabulary.
 
-    Args:
-        old: The old tokenizer.
-        token: The text; or an `AddedToken`, whose settings are kept.
-        word: Whether the text is one word. WordPiece and word tokenizers then do not find it inside longer words.
-        special: Whether the token is special.
+    If the text is one `word`, WordPiece and word tokenizers do not find it inside longer words. The settings of an
+    `AddedToken` are kept.
     """
     if isinstance(token, AddedToken):
         return AddedToken(**{**token.__getstate__(), "special": token.special or special})
@@ -184,10 +175,7 @@ def _entry(old: TokenBytes, text: str) -> str | None:
 def _by_name(tokens: AddedTokens, option: str, old: TokenBytes) -> dict[str, str | AddedToken | AddedMerge]:
     """Return a dictionary from the name of each new token to the token as it was passed.
 
-    Args:
-        tokens: The new tokens.
-        option: Name of the option that lists them, for the error.
-        old: The old tokenizer.
+    `option` is the name of the option that lists them, for the error.
     """
     named: dict[str, str | AddedToken | AddedMerge] = {}
     for token in tokens:
@@ -269,9 +257,7 @@ def check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None], me
 def _is_in_a_word(tokens: TokenBytes, name: str) -> bool:
     """Return whether a BPE token can be part of a pre-token, alone or with other text around it.
 
-    Args:
-        tokens: The tokenizer.
-        name: The token's entry. The result is true for a token that is not whole characters, which is not tried.
+    It is true for a token that is not whole characters, which is not tried.
     """
     try:
         text = tokens.readings(tokens.vocabulary[name])[0].decode()

@@ -302,12 +302,7 @@ def transplant(
 
 
 def _edited(tokenizer: Tokenizer, **options: Any) -> TokenMap:
-    """Edit a copy of a tokenizer, and return the old ID of each token after the edit, with both tokenizers.
-
-    Args:
-        tokenizer: The old tokenizer; it is not changed.
-        **options: The options of `edit_tokenizer`.
-    """
+    """Edit a copy of a tokenizer, and return the old ID of each token after the edit, with both tokenizers."""
     edit = edit_tokenizer(tokenizer, **options)
     sources = tuple(NEW if source is None else source for source in edit.sources)
     old_size = table_size(tokenizer)
@@ -324,14 +319,7 @@ def _required(tokenizer: Tokenizer | None) -> Tokenizer:
 def _edit(target: Target, token_map: Callable[[Tokenizer | None, int], TokenMap], options: EditOptions) -> Receipt:
     """Apply an edit to a live module in place, or write the edited copy of a folder to `options["out"]`.
 
-    Args:
-        target: The module or the folder.
-        token_map: Function that returns the old token of each new token. Its arguments are the old tokenizer, or
-            `None`, and the number of old rows.
-        options: See `EditOptions`.
-
-    Returns:
-        The receipt of the edit. A new folder also contains it as a file.
+    `token_map` returns the old token of each new token, from the old tokenizer, or `None`, and the number of old rows.
     """
     if (message := unknown_option(options, EditOptions, "An edit of the vocabulary")) is not None:
         raise SizeError(message)

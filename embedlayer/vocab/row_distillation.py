@@ -192,12 +192,8 @@ class _Pair:
 def _pair(own: Tokenizer, theirs: Tokenizer, text: str, new_ids: set[int], length: int) -> _Pair:
     """Encode a snippet with both tokenizers, and find the tokens that end at the same character.
 
-    Args:
-        own: The tokenizer after the edit.
-        theirs: The tokenizer before the edit.
-        text: The snippet.
-        new_ids: IDs of the new tokens; the places before the first of them are left out.
-        length: Most tokens of the student. The teacher reads the same text.
+    The places before the first of `new_ids` are left out. The student reads at most `length` tokens, the teacher the
+    same text.
     """
     student, teacher = (encode(one, text) for one in (own, theirs))
     ids = student.ids[:length]

@@ -254,16 +254,8 @@ class NewTokenIds:
     def _by_role(self, role: str, value: Any, key: str, where: str) -> Any:
         """Return the new value of a configuration's entry for a role, if another tokenizer replaces the old one.
 
-        Args:
-            role: The role of the entry, such as `eos_token`.
-            value: The old ID, a list of old IDs, or `None`, which stays `None`. In a list, the first ID becomes that of
-                the role. The others become the new IDs of the same tokens, and removed tokens are left out.
-            key: Name of the entry, such as `eos_token_id`, for the error.
-            where: Name of the configuration, for the error.
-
-        Returns:
-            The ID of the new tokenizer's token for the role, or a list that starts with it; `None` if it has no such
-            token.
+        `None` stays `None`. In a list, the first ID becomes that of the role; the others become the new IDs of the same
+        tokens, without removed ones. `key` and `where`, the configuration, are for the error.
         """
         if value is None:
             return None

@@ -316,14 +316,7 @@ def _counted(chunks: Iterable[str], tokenizer: Tokenizer) -> IdArray:
 
 
 def _size(chunks: Iterable[str], counts: IdArray, unknown: str | None, tokens: TokenBytes) -> EncodedSize:
-    """Return the size of a text from its token counts.
-
-    Args:
-        chunks: The text.
-        counts: How often each token ID occurs in it, `(V,)`.
-        unknown: Name of the unknown token, or `None`.
-        tokens: The tokenizer.
-    """
+    """Return the size of a text from its token counts."""
     num_unknown = 0 if unknown is None else int(counts[tokens.vocabulary[unknown]])
     return EncodedSize(sum(len(chunk.encode()) for chunk in chunks), int(counts.sum()), num_unknown)
 
@@ -359,12 +352,8 @@ def _merged_tokens(old: TokenBytes, data: JsonObject, chunks: Iterable[str], cou
 def _word_counts(old: TokenBytes, chunks: Iterable[str], apart: set[str]) -> Counter[tuple[str, ...]]:
     """Count the runs of two tokens or more inside which tokens may be merged.
 
-    They are the pre-tokens. If the tokenizer does not split words (LLaMA-2), they end before each word too.
-
-    Args:
-        old: The tokenizer.
-        chunks: The text.
-        apart: Names of the tokens that are never merged.
+    They are the pre-tokens. If the tokenizer does not split words (LLaMA-2), they end before each word too. The tokens
+    named in `apart` are never merged.
     """
     entries, runs = old.entries, Counter[tuple[int, ...]]()
     for ids, words, _, _ in _with_words(old, chunks):
@@ -421,12 +410,7 @@ def _whole_words(old: TokenBytes, data: JsonObject, chunks: Iterable[str], count
 
 
 def _subwords(old: TokenBytes, tokens: Sequence[str | AddedMerge]) -> list[tuple[str, ...]]:
-    """Return the texts of the old tokens that each new token replaces.
-
-    Args:
-        old: The old tokenizer.
-        tokens: The new tokens; a merge comes after those of its parts.
-    """
+    """Return the texts of the old tokens that each new token replaces. A merge comes after those of its parts."""
     built: dict[str, tuple[str, ...]] = {}
     subwords = []
     for token in tokens:

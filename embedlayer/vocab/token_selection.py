@@ -123,9 +123,7 @@ def select_tokens(
 def _listed(tokens: Iterable[Token], option: str) -> list[Token]:
     """Return tokens as a list; a single text is refused, because its letters would be read as tokens.
 
-    Args:
-        tokens: The tokens.
-        option: Name of the option that lists the tokens, for the error.
+    `option` is the name of the option that lists them, for the error.
     """
     if isinstance(tokens, str):
         raise VocabularyError(f"{option} must be a list of tokens, not the text {tokens!r}.")
@@ -135,10 +133,7 @@ def _listed(tokens: Iterable[Token], option: str) -> list[Token]:
 def _ids(old: TokenBytes | NumberedTokens, tokens: Iterable[Token], option: str) -> dict[int, Token]:
     """Return a dictionary from the ID of each token to the token as it was passed.
 
-    Args:
-        old: The old vocabulary.
-        tokens: The tokens.
-        option: Name of the option that lists the tokens, for the error.
+    `option` is the name of the option that lists them, for the error.
     """
     found: dict[int, Token] = {}
     for token in _listed(tokens, option):
@@ -166,10 +161,7 @@ def _merge_targets(
 ) -> dict[int, str]:
     """Return a dictionary from the old ID of each merged token to the name of the token that replaces it.
 
-    Args:
-        old: The old vocabulary.
-        merge: From each token to remove to the old or new token that replaces it.
-        new: Names of the new tokens.
+    It may be an old token, or a new one, of which `new` has the names.
     """
     merged: dict[int, str] = {}
     for token, target in merge.items():
@@ -181,12 +173,7 @@ def _merge_targets(
 
 
 def _ordered(names: Sequence[str], wanted: list[str]) -> list[str]:
-    """Check that `wanted`, the requested order, names each token of the result once, and return `wanted` unchanged.
-
-    Args:
-        names: Names of all tokens after the edit.
-        wanted: The same names in the requested order.
-    """
+    """Check that `wanted`, the requested order, names each token of the result once, and return `wanted` unchanged."""
     known = set(names)
     extra, missing = [name for name in wanted if name not in known], sorted(known - set(wanted), key=names.index)
     if extra or missing or len(wanted) != len(names):

@@ -227,12 +227,7 @@ def _unreachable_without(removed: set[int], old: TokenBytes, data: JsonObject) -
     """Return the IDs of the other BPE tokens that no text is encoded with after the tokens `removed` are removed.
 
     These are the tokens that merges can build only from a removed token. Added tokens are not in the result. For models
-    other than BPE the result is empty.
-
-    Args:
-        removed: IDs of the removed tokens.
-        old: The tokenizer before the removal.
-        data: The content of the same tokenizer's `tokenizer.json`.
+    other than BPE the result is empty. `old` is the tokenizer before the removal, and `data` its `tokenizer.json`.
     """
     if data["model"]["type"] != "BPE" or not removed:
         return set()
@@ -252,12 +247,8 @@ def _built(
 ) -> Tokenizer:
     """Build the tokenizer after an edit, in which the token of ID i is `names[i]`.
 
-    Args:
-        data: The content of the old `tokenizer.json`; it is changed in place.
-        names: Name of each token in the order of the new IDs.
-        new: The new tokens by name, as `new_entries` returns them.
-        old: The old tokenizer.
-        merges: The new merges of a BPE tokenizer, in their order.
+    `data`, the content of the old `tokenizer.json`, is changed in place. `new` is what `new_entries` returns; `merges`
+    are those of a BPE tokenizer, in their order.
     """
     model = data["model"]
     unigram = model["type"] == "Unigram"
@@ -304,11 +295,7 @@ def _built(
 def _score(entry: str, tokenizer: Tokenizer, scores: Mapping[str, float]) -> float:
     """Return a Unigram score for a new token, just above the sum of its subwords' scores, so that the model prefers it.
 
-    Args:
-        entry: The new token as an entry of the vocabulary.
-        tokenizer: The old tokenizer.
-        scores: From the name of each old token to its score (a log probability). A subword without a score makes the
-            result minus infinity.
+    Scores are log probabilities of the old tokens by name. A subword without one makes the result minus infinity.
     """
     subwords = [token.value for token in tokens_of_word(tokenizer, entry)]
     return round(sum(scores.get(subword, -math.inf) for subword in subwords) + _ABOVE_ITS_SUBWORDS, 10)
@@ -319,10 +306,6 @@ def _renumber_template(processor: JsonObject | None, new_id_of: Mapping[int, int
 
     A `TemplateProcessing` may list special tokens that it never puts around a text. Those of them that are removed from
     the vocabulary are deleted from the list.
-
-    Args:
-        processor: The `post_processor` of a `tokenizer.json`.
-        new_id_of: From the old ID of each kept token to its new ID.
     """
     if not processor:
         return
@@ -346,9 +329,6 @@ def _puts_space_before_each_part(normalizer: JsonObject | None) -> bool:
     """Return whether a normalizer has a `Prepend` step, which puts a space before a text, as in LLaMA-2.
 
     Such a normalizer also puts a space before each part of a text that follows an added token.
-
-    Args:
-        normalizer: The `normalizer` of a `tokenizer.json`, or `None`.
     """
     steps = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
     return any(step["type"] == "Prepend" for step in steps)
@@ -362,13 +342,8 @@ def _with_glue(decoder: JsonObject | None, new: Sequence[str], ids: Mapping[str,
     at the start of a text, a step inserts that space again before a listed token.
 
     If an earlier edit has put such steps into the decoder, they are replaced: the tokens that they list and that still
-    exist are listed again.
-
-    Args:
-        decoder: The `decoder` of the old `tokenizer.json`. It is returned unchanged if it is `None` or has no step
-            `Fuse`.
-        new: Texts of the new tokens to list.
-        ids: From the name of each token after the edit to its new ID.
+    exist are listed again. `ids` are the new ones of all tokens by name. A decoder that is `None` or has no step `Fuse`
+    is returned unchanged.
     """
     steps = list((decoder or {}).get("decoders", []))
     if decoder is None or not any(step["type"] == "Fuse" for step in steps):

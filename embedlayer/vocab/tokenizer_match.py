@@ -128,15 +128,8 @@ def _equal_names(old: TokenBytes, new: TokenBytes) -> dict[int, int]:
 def _equal_roles(old: TokenBytes, new: TokenBytes, taken: set[int]) -> dict[int, int]:
     """Match special tokens with the same role, such as the end of a text, whatever their names.
 
-    The role of a token follows from the usual names: `</s>` and `<|endoftext|>` both end a text.
-
-    Args:
-        old: The old tokenizer.
-        new: The new tokenizer.
-        taken: Old IDs that are matched already; they are not matched again.
-
-    Returns:
-        A dictionary from new ID to old ID.
+    The role of a token follows from the usual names: `</s>` and `<|endoftext|>` both end a text. Old IDs in `taken` are
+    not matched again.
     """
     found: dict[int, int] = {}
     for names in _NAMES_BY_ROLE:

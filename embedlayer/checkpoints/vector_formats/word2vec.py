@@ -108,11 +108,7 @@ def _check_text(path: Path, file: BufferedIOBase) -> int:
 def _collected(path: Path, blocks: Iterator[_Block], errors: DecodeErrors, place: str) -> VectorRows:
     """Collect the rows of a file, the first of each token. Memory grows with the bytes read, whatever a header states.
 
-    Args:
-        path: The file, for messages.
-        blocks: The rows in order, some at a time.
-        errors: Handling of tokens that are not UTF-8, as in `read_vectors`.
-        place: `"line"` or `"row"`: what the numbers in `blocks` count.
+    `place` is what the numbers in `blocks` count: `"line"` or `"row"`.
     """
     first: dict[str, None] = {}
     decoder = TokenDecoder(path, errors, place)

@@ -204,11 +204,8 @@ def _read_tensor(path: Path, name: str) -> Tensor:
 def _with_stored_names(edit: ModelEdit, opened: Opened) -> ModelEdit:
     """Return the undo of an edit of a live model with the names that its tensors have in the folder of that model.
 
-    transformers writes some tensors, as those of multimodal models, under other names than the live model has.
-
-    Args:
-        edit: The undo; an edit, and an undo with names of the folder, are returned unchanged.
-        opened: The checkpoint.
+    transformers writes some tensors, as those of multimodal models, under other names than the live model has. An edit,
+    and an undo with names of the folder, are returned unchanged.
     """
     if edit.after is None or edit.restored_rows is None or edit.after.keys() <= opened.tensors.keys():
         return edit
@@ -237,11 +234,8 @@ def _warn_of_unknown_defaults(checkpoint: Checkpoint, row_map: RowMap) -> None:
 def _check_padding(layer: EmbeddingLayer, row_map: RowMap, *, has_class: bool) -> None:
     """Check that the padding token keeps its ID, if positions are or may be counted from that ID.
 
-    Args:
-        layer: The layer before the edit; if only its table was read, the record does not say how positions are counted.
-        row_map: The old row of each new row.
-        has_class: Whether transformers has the class of the configuration; `check_readers` knows those of its classes
-            that count from the padding.
+    If only the table was read, the record does not say how positions are counted. If transformers has the class of the
+    configuration, `check_readers` knows whether it counts from the padding.
     """
     unknown = layer.load_record.table_only and not has_class
     if unknown or layer.numbering == "ids":
@@ -329,14 +323,9 @@ def _check_others(
     """Check that no other tensor of a checkpoint follows the vocabulary; warn of those of which that is not known.
 
     What the record of the family does not name is looked for in the class of transformers that `config.json` names,
-    which is built on the meta device. A known family is looked up there only if a tensor has a size of `num_rows`.
-
-    Args:
-        checkpoint: The checkpoint.
-        num_rows: Number of rows of the table.
-        edited: Names of the tensors that are edited; the table is the first.
-        read: Names of other tensors of the layer, such as positions, which have no rows of tokens.
-        is_unknown: Whether the family is unknown, so that only the table and its copies are edited; that is a warning.
+    which is built on the meta device. A known family is looked up there only if a tensor has a size of `num_rows`. The
+    table is the first of `edited`. `read` are other tensors of the layer, such as positions, which have no rows of
+    tokens. Of an unknown family only the table and its copies are edited, with a warning.
     """
     sized = [name for name in checkpoint.names if num_rows in checkpoint.info(name).shape]
     sized = [name for name in sized if name not in edited and name not in read]

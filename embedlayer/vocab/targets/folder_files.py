@@ -155,9 +155,7 @@ def _with_all_roles(content: JsonObject, ids: NewTokenIds) -> JsonObject:
     - `bos_token_id` and `eos_token_id`, as `None` if the new tokenizer has no such token;
     - `pad_token_id`, only if the new tokenizer has a padding token.
 
-    Args:
-        content: The content, in which the IDs that are present are new ones. IDs may be in its `text_config` instead.
-        ids: Has the IDs of the new tokenizer's special tokens.
+    The IDs that are present are new ones; they may be in the `text_config` of `content` instead.
     """
     content = {key: value for key, value in content.items() if key != "tokenizer_class"}
     if ids.role_ids is None:
@@ -179,12 +177,8 @@ def _roles_in(folder: Path, old: Tokenizer, new: Tokenizer) -> Mapping[str, str]
     These are the roles of the old tokenizer: those that its files state, and those of its class. A class that has no
     record is asked in transformers. Without transformers, the IDs in `config.json`, else in `generation_config.json`,
     are converted to texts by the old tokenizer; if no role is left, the roles follow from the usual names, such as
-    `</s>`, as in `special_tokens_of`. Roles whose text is not an added token of the new tokenizer are left out.
-
-    Args:
-        folder: The checkpoint before the edit.
-        old: The tokenizer before the edit, to which the IDs in the configurations belong.
-        new: The tokenizer after the edit.
+    `</s>`, as in `special_tokens_of`. Roles whose text is not an added token of the new tokenizer are left out. The IDs
+    in the configurations belong to `old`.
     """
     roles = roles_of_class(folder)
     if roles is not None:
@@ -202,12 +196,9 @@ def _roles_in(folder: Path, old: Tokenizer, new: Tokenizer) -> Mapping[str, str]
 def _templates_to_remove(folder: Path, lost: Sequence[str], contents: dict[str, JsonObject]) -> list[Path]:
     """Return the files of chat templates that contain a token of `lost`; warn of these tokens.
 
-    A template inside `tokenizer_config.json` that contains such a token is removed from that file's new content.
-
-    Args:
-        folder: The checkpoint before the edit.
-        lost: Texts of the added tokens that the new tokenizer lacks.
-        contents: From file name to the new content of each changed JSON file; changed in place.
+    A template inside `tokenizer_config.json` that contains such a token is removed from that file's new content. `lost`
+    are texts of the added tokens that the new tokenizer lacks; `contents` has the new content of each changed JSON file
+    by name, and is changed in place.
     """
     files = {file: read_bytes(file).decode(errors="replace") for glob in TEMPLATES for file in folder.glob(glob)}
     named = {file: names for file, text in files.items() if (names := names_in(text, lost))}
@@ -231,12 +222,6 @@ def _without_removed_names(content: JsonObject, tokens: TokenMap, new: Tokenizer
     """Return a copy of the content of a tokenizer's configuration file, changed to match the edited tokenizer.
 
     Removed tokens are left out of lists of special tokens, and `added_tokens_decoder` gets the new IDs.
-
-    Args:
-        content: The content of the file.
-        tokens: The old token of each new token, and both tokenizers.
-        new: The tokenizer after the edit.
-        file: Name of the file, for the error.
     """
     removed, content = set(tokens.dropped.values()), dict(content)
     for key in USUAL_NAMES:
@@ -260,11 +245,6 @@ def _added_tokens(content: JsonObject, tokens: TokenMap, new: Tokenizer) -> Json
     """Return the new content of `added_tokens.json`: a dictionary from the text of each added token to its new ID.
 
     The added tokens are those of the old file that are kept, and those that the edit adds.
-
-    Args:
-        content: The old content, in the same form.
-        tokens: The old token of each new token, and both tokenizers.
-        new: The tokenizer after the edit.
     """
     names = {*tokens.added.values(), *content}
     records = tokenizer_data(new)["added_tokens"]

@@ -152,11 +152,8 @@ def write_into_gguf(table: TokenTable, tokenizer: Tokenizer, original: Path, out
 def _quantised_rows(file: GGUFFile, name: str, rows: Any, sources: Tensor) -> tuple[NewTensor, int]:
     """Return a table in the type of a file, and the number of rows that keep the file's bytes.
 
-    Args:
-        file: The file.
-        name: The tensor that is replaced.
-        rows: Function that returns rows `start` to `stop - 1`.
-        sources: The row of the same token in the file for each new row, or -1.
+    `rows` returns rows `start` to `stop - 1`; `sources` has the row of the same token in the file for each new row, or
+    -1.
     """
     info, old = file.tensors[name], file.stored_rows(name)
     dtype, size = info.dtype, len(sources)
@@ -286,10 +283,7 @@ def _warn_of_type(file: GGUFFile, name: str, new: NewTensor) -> None:
 def _ids_by_map(values: Mapping[str, Any], ids: Any, tokens: TokenMap | None) -> dict[str, int]:
     """Return the new ID of each special token that the metadata names.
 
-    Args:
-        values: The metadata.
-        ids: New ID of each old ID, or -1 for a removed token.
-        tokens: The edit, which may replace the tokenizer; `None` if only `ids` counts.
+    The new ID of a removed token is -1. `tokens` may replace the tokenizer; if it is `None`, only `ids` counts.
     """
     roles: SpecialTokens | None = None if tokens is None else tokens.special_tokens
     new_tokenizer = None if tokens is None else tokens.tokenizer
@@ -341,11 +335,8 @@ def _with_extra_space(tokenizer: Tokenizer, written: Tokenizer) -> tuple[int, ..
     """Return, and warn of, added tokens around which only the tokenizer that metadata describe decodes an extra space.
 
     Where SentencePiece puts a space before each text, an edited tokenizer's decoder removes the one behind an added
-    token. GGUF metadata cannot state that; llama.cpp decodes as the tokenizer that is read back.
-
-    Args:
-        tokenizer: The new tokenizer.
-        written: The tokenizer that was read back from the metadata.
+    token. GGUF metadata cannot state that; llama.cpp decodes as the tokenizer that is read back. `written` was read
+    back from the metadata.
 
     Returns:
         The IDs of these tokens.

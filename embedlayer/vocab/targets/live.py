@@ -296,10 +296,7 @@ def _fsdp_parameters(module: nn.Module, modules: VocabularyModules) -> Mapping[i
 def _check_rows(rows: RowTensor, row_map: RowMap, fsdp: "FsdpParameter | None") -> None:
     """Check that a parameter can get the number of rows that an edit gives it; nothing is changed.
 
-    Args:
-        rows: The parameter.
-        row_map: The old row of each new row.
-        fsdp: What FSDP2 stores of the parameter, or `None` if it does not shard it.
+    `fsdp` is what FSDP2 stores of the parameter, or `None` if it does not shard it.
     """
     old, new = (partition.num_rows for partition in rows.partitions(row_map))
     if fsdp is not None:

@@ -204,12 +204,7 @@ def _configurations(
     """Yield all configurations and generation configurations of a live module, each object once.
 
     The token IDs in them are those of the edited vocabulary if a table or head is in the module that has the
-    configuration.
-
-    Args:
-        modules: All modules of the edited module by name.
-        vocabulary: Its tables and heads.
-        apart: The `id` of each module in an encoder with a vocabulary of its own.
+    configuration. `apart` has the `id` of each module in an encoder with a vocabulary of its own.
     """
     ours = {id(each) for each in (*vocabulary.tables.values(), *vocabulary.heads.values())}
     holders = [name for name, part in modules.items() if id(part) in ours]
@@ -312,9 +307,6 @@ def _per_layer_tables(modules: Mapping[str, nn.Module]) -> dict[str, tuple[Looku
     """Return the per-layer tables by name, each with the row that is looked up for tokens which it lacks, or `None`.
 
     These are the tables of `PerLayerInputs`, and those of patched models of transformers.
-
-    Args:
-        modules: All modules of the edited module by name.
     """
     tables: dict[str, tuple[LookupTable, int | None]] = {}
     for name, part in modules.items():
@@ -358,10 +350,7 @@ def check_movable(module: nn.Module) -> None:
 def _local_table(name: str, table: LookupTable, of_head: bool) -> tuple[str, LocalTable]:
     """Return the rows of a table that this process stores, after the dotted name of the module that stores them.
 
-    Args:
-        name: Dotted name of the table in the module.
-        table: The whole table; may be sharded.
-        of_head: Whether the table is the weight of a sharded untied head.
+    `name` is that of the table; with `of_head`, it is the weight of a sharded untied head.
     """
     if isinstance(table, TokenEmbedding | FactorizedEmbedding):
         return name, LocalTable(table, table)

@@ -197,9 +197,7 @@ def _setting_at(module: nn.Module, name: str) -> Setting | None:
 def _compressed_size(ngrams: NgramHash, added: int) -> int:
     """Return the number of compressed IDs of an n-gram hash after an edit.
 
-    Args:
-        ngrams: The hash before the edit.
-        added: Number of new tokens, each of which gets a compressed ID of its own.
+    Each of the `added` tokens gets a compressed ID of its own.
     """
     size = ngrams.next_id + added if added else ngrams.compressed_size
     try:
@@ -210,12 +208,7 @@ def _compressed_size(ngrams: NgramHash, added: int) -> int:
 
 
 def _moved_padding(padding: int | None, row_map: RowMap) -> int | None:
-    """Return the new ID of the padding token, or `None` if there is no padding token.
-
-    Args:
-        padding: The old ID of the padding token, or `None`.
-        row_map: The old row of each new row.
-    """
+    """Return the new ID of the padding token, or `None` if there is no padding token."""
     new = None if padding is None else int(row_map.new_ids[padding])
     if new is not None and new < 0:
         raise TokenIdError(f"Token {padding} is the padding token, which the table needs: keep it.")
