@@ -44,9 +44,6 @@ class Entry(NamedTuple):
 def with_defaults_of_class(content: JsonObject) -> Any:
     """Return a configuration with the entries that its file leaves to the defaults of its class.
 
-    Args:
-        content: Content of a `config.json`.
-
     Returns:
         The configuration as the class in transformers reads it. If transformers is not installed, does not know the
         model type or does not read the content: a copy of the content with the IDs of `DEFAULT_IDS`. It does not have
@@ -69,9 +66,6 @@ def _with_recorded_defaults(content: JsonObject) -> JsonObject:
 
 def unknown_defaults(content: JsonObject) -> list[str]:
     """Return the keys of token IDs that a file leaves to a class whose defaults are not known, such as `eos_token_id`.
-
-    Args:
-        content: Content of a `config.json`.
 
     Returns:
         Roles, or `image_token_id` of a multimodal model, that no part of the configuration has. It is empty if

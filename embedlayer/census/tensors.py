@@ -135,9 +135,6 @@ def axes_by_architecture(config: JsonObject, known: Collection[str]) -> Axes | N
 def class_named_in(config: JsonObject) -> tuple[Any, Any] | None:
     """Return the class of transformers that a `config.json` names, and its configuration.
 
-    Args:
-        config: Content of the file.
-
     Returns:
         The class and the configuration; `None` if transformers is not installed or does not have the class.
 
@@ -156,9 +153,6 @@ def class_named_in(config: JsonObject) -> tuple[Any, Any] | None:
 
 def configuration_of(content: JsonObject) -> Any:
     """Return a configuration as its class in transformers reads it; `None` if transformers does not have the class.
-
-    Args:
-        content: Content of a `config.json`.
 
     Raises:
         CheckpointError: The class does not read the content.
@@ -185,9 +179,6 @@ def _with_floats(value: Any) -> Any:
 @contextmanager
 def failures_named(name: str) -> Iterator[None]:
     """Raise the errors of transformers' code in the block as an error of ours.
-
-    Args:
-        name: Name of the model's class.
 
     Raises:
         CheckpointError: The block raised an error.

@@ -61,11 +61,7 @@ def naming_errors(what: str) -> Iterator[None]:
 
 
 def missing_tensors(loaded: Mapping[str, Any]) -> tuple[int, str]:
-    """Return how many tensors transformers has filled with random numbers, and the names of the first ones.
-
-    Args:
-        loaded: The loading information of `from_pretrained(..., output_loading_info=True)`.
-    """
+    """Return how many tensors transformers has filled with random numbers, and the names of the first ones."""
     missing = sorted({*loaded["missing_keys"], *(key for key, *_ in loaded["mismatched_keys"])})
     return len(missing), ", ".join([*missing[:NAMED], *["..."] * (len(missing) > NAMED)])
 

@@ -93,10 +93,7 @@ def _rope_parameters(source: str, stated: JsonObject, base: object) -> JsonObjec
     `stated` are the keys of the file `source`, and `base` the base of the frequencies.
     """
     yarn, queries = stated.get("yarn"), stated.get("llama_4_scaling")
-    for name, part, keys in (
-        ("yarn", yarn, (*YARN_PARAMS, "apply_scale")),
-        ("llama_4_scaling", queries, QUERY_PARAMS),
-    ):
+    for name, part, keys in (("yarn", yarn, (*YARN_PARAMS, "apply_scale")), ("llama_4_scaling", queries, QUERY_PARAMS)):
         if part is None:
             continue
         if not isinstance(part, dict) or not part.keys() >= {*keys}:

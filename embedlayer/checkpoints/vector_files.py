@@ -123,12 +123,7 @@ def _nonfinite_rows(path: Path, vectors: VectorRows) -> str:
     )
 
 
-def write_vectors(
-    path: Path | str,
-    tokens: Sequence[str],
-    rows: TableLike,
-    format: VectorFormat | None = None,
-) -> None:
+def write_vectors(path: Path | str, tokens: Sequence[str], rows: TableLike, format: VectorFormat | None = None) -> None:
     r"""Write a table and its tokens to a file of word vectors, in float32, atomically.
 
     Args:

@@ -12,13 +12,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from embedlayer.core.errors import EmbedLayerWarning, FileError, SizeError, TextError, TokenIdError
-from embedlayer.data.corpus_files import (
-    INDEX_FILE,
-    TOKENIZER,
-    concatenate_shards,
-    read_shards,
-    write_shard_tables,
-)
+from embedlayer.data.corpus_files import INDEX_FILE, TOKENIZER, concatenate_shards, read_shards, write_shard_tables
 from embedlayer.data.memmap import ConcatenatedArray, IdArray
 from embedlayer.data.text_chunks import encode_chunks, split_text
 from embedlayer.data.text_files import READ_BYTES, decoded, find_text_files, opened
@@ -55,12 +49,7 @@ class TokenCorpus:
 
     @classmethod
     def build(
-        cls,
-        sources: Sequence[str | Path],
-        tokenizer: object,
-        path: str | Path,
-        *,
-        on_progress: Progress | None = None,
+        cls, sources: Sequence[str | Path], tokenizer: object, path: str | Path, *, on_progress: Progress | None = None
     ) -> "TokenCorpus":
         """Encode text files into a corpus in the folder `path`, and open it.
 

@@ -85,10 +85,7 @@ class TokenMixture:
             TextError: A corpus is too small: it is a single text chunk.
         """
         first, last = zip(*(corpus.split(validation_fraction) for corpus in self.corpora), strict=True)
-        return (
-            TokenMixture(zip(first, self.weights, strict=True)),
-            TokenMixture(zip(last, self.weights, strict=True)),
-        )
+        return (TokenMixture(zip(first, self.weights, strict=True)), TokenMixture(zip(last, self.weights, strict=True)))
 
 
 class MixedSampler:
@@ -161,12 +158,6 @@ def training_sampler(
     corpus: TokenCorpus | TokenMixture, *, max_length: int, batch_size: int, seed: int
 ) -> WindowSampler | MixedSampler:
     """Return the sampler of training windows of a corpus, or of a mixture.
-
-    Args:
-        corpus: The corpus or the mixture.
-        max_length: Tokens in a window, T.
-        batch_size: Windows in a batch, B.
-        seed: Any integer.
 
     Raises:
         SizeError, TextError: As for `WindowSampler`.

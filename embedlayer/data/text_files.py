@@ -11,11 +11,7 @@ from pathlib import Path
 
 from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import EmbedLayerWarning, FileError, TextError
-from embedlayer.data.corpus_files import (
-    INDEX_FILE,
-    PLAN_FILE,
-    is_corpus,
-)
+from embedlayer.data.corpus_files import INDEX_FILE, PLAN_FILE, is_corpus
 from embedlayer.data.text_formats import DATASET, TextFormat, format_of_text, is_other, not_text, refuse_json_lines
 from embedlayer.io.files import file_errors, require_file
 

@@ -500,10 +500,6 @@ def require_file(path: Path | str, *, most: int | None = None) -> None:
 def read_bytes(path: Path | str, *, most: int = MOST_BYTES) -> bytes:
     """Return the content of a file.
 
-    Args:
-        path: The file.
-        most: Largest size in bytes.
-
     Raises:
         FileError: There is no such file, it cannot be read, is no regular file, or is larger than `most`.
     """

@@ -35,11 +35,6 @@ def bpe_rules(vocabulary: Mapping[str, int], file: Path, config: TokenizerConfig
     They are those of the class that the files beside it state, or of the model type. With nothing beside it, the rules
     are GPT-2's, if the entries show it.
 
-    Args:
-        vocabulary: ID of each entry.
-        file: File of the vocabulary.
-        config: What the files beside it state.
-
     Raises:
         TokenizerError: The rules are not known.
     """
@@ -68,13 +63,6 @@ def bpe_tokenizer(
     vocabulary: dict[str, int], merges: list[tuple[str, str]], rules: BpeRules, config: TokenizerConfig, file: Path
 ) -> Tokenizer:
     """Build a BPE tokenizer.
-
-    Args:
-        vocabulary: ID of each entry.
-        merges: Merges, the most frequent first.
-        rules: Rules of its class.
-        config: What the files beside it state.
-        file: File of the vocabulary, for messages.
 
     Raises:
         TokenizerError: A setting or an added token contradicts the vocabulary.

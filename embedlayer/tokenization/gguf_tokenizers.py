@@ -69,10 +69,6 @@ def read_gguf_tokenizer(path: Path) -> Tokenizer:
 def tokenizer_of(values: Values, path: Path) -> Tokenizer:
     """Return the tokenizer that the metadata of a GGUF file describes.
 
-    Args:
-        values: The metadata.
-        path: The file, for error messages.
-
     Raises:
         TokenizerError: There is no tokenizer, its kind or pre-tokenizer is unknown, or it is damaged.
     """
@@ -178,10 +174,7 @@ def _add(tokenizer: Tokenizer, names: list[str], kinds: list[int]) -> None:
 def _add_ends(tokenizer: Tokenizer, values: Values, entries: list[str], form: str) -> None:
     """Let a tokenizer put the begin-of-text and end-of-text token around a text, as the metadata says."""
     splits = PRE_TOKENIZERS.get(values.get(f"{PREFIX}pre", "")) if form == "byte-level" else None
-    defaults = {
-        "bos": form == "sentencepiece" or (splits is not None and splits.adds_bos),
-        "eos": form == "unigram",
-    }
+    defaults = {"bos": form == "sentencepiece" or (splits is not None and splits.adds_bos), "eos": form == "unigram"}
     known = {"sentencepiece": {"bos": 1, "eos": 2}, "unigram": {"eos": 1}}.get(form, {})
     ends = {}
     for end, default in defaults.items():
@@ -205,11 +198,6 @@ def _add_ends(tokenizer: Tokenizer, values: Values, entries: list[str], form: st
 
 def check_kind(tokenizer: Tokenizer, old: Values, path: Path) -> None:
     """Check that a GGUF file can describe the kind of a tokenizer: byte-level BPE, SentencePiece's BPE, and so on.
-
-    Args:
-        tokenizer: The tokenizer.
-        old: Metadata of the file.
-        path: The file, for the error message.
 
     Raises:
         TokenizerError: The file has a tokenizer of another kind.

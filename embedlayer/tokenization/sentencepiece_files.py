@@ -49,10 +49,6 @@ def read_sentencepiece(path: Path, config: TokenizerConfig) -> Tokenizer:
     The IDs are those of the class that the files beside the model state, or else the model's own. The subwords of some
     sample texts are compared with those by SentencePiece.
 
-    Args:
-        path: The file.
-        config: What the files beside it state.
-
     Raises:
         FileError: The file cannot be read.
         TokenizerError: The file is not a SentencePiece model, its class is not read, or the tokenizer would give other

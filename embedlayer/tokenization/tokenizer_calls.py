@@ -237,9 +237,6 @@ def require_bounded(content: Mapping[str, Any]) -> None:
     pattern; a template that repeats the text or adds special tokens more often; and strings of rules above 1,000
     characters.
 
-    Args:
-        content: The parsed file.
-
     Raises:
         TokenizerError: The rules make a text longer; the message names the rule.
     """

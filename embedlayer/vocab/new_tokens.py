@@ -53,11 +53,6 @@ AddedTokens = Iterable[str | AddedToken | AddedMerge]
 def new_entries(old: TokenBytes, add: AddedTokens, special: Iterable[str | AddedToken]) -> dict[str, AddedToken | None]:
     """Decide for each new token whether it becomes an entry of the model's vocabulary or an added token.
 
-    Args:
-        old: The old tokenizer.
-        add: New tokens.
-        special: New special tokens.
-
     Returns:
         A dictionary from the name of each new token, in the order of the new IDs, to its `AddedToken`, which says how
         it is found in a text; or to `None` if the token becomes an entry of the model's vocabulary.

@@ -223,12 +223,7 @@ def remove_tokens(target: Target, tokens: Iterable[Token], **options: Unpack[Edi
 
 @show_options(EditOptions)
 def trim_vocabulary(
-    target: Target,
-    corpus: Corpus,
-    *,
-    keep_special: bool = True,
-    min_count: int = 1,
-    **options: Unpack[EditOptions],
+    target: Target, corpus: Corpus, *, keep_special: bool = True, min_count: int = 1, **options: Unpack[EditOptions]
 ) -> Receipt:
     """Remove every token that a corpus does not need; the corpus is still encoded as the same tokens, with new IDs.
 
@@ -258,11 +253,7 @@ def trim_vocabulary(
 
 @show_options(EditOptions)
 def transplant(
-    target: Target,
-    new_tokenizer: object,
-    *,
-    special: Mapping[str, str] | None = None,
-    **options: Unpack[EditOptions],
+    target: Target, new_tokenizer: object, *, special: Mapping[str, str] | None = None, **options: Unpack[EditOptions]
 ) -> Receipt:
     """Change a model to another tokenizer: tokens of both keep their rows, and the other rows are initialised.
 

@@ -421,7 +421,7 @@ def last_receipt(folder: Path | str) -> Receipt:
 def _refuse_gguf(path: Path, receipt: Receipt | None = None) -> None:
     """Check that a path is no GGUF file.
 
-    The message says what the receipt does; `None` reads the one beside the file, if there is one.
+    The message says what the receipt shows of the edit; `None` reads the one beside the file, if there is one.
     """
     if path_kind(path) is not PathKind.GGUF:
         return

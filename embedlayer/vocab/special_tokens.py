@@ -123,9 +123,6 @@ def stated_roles(folder: Path) -> dict[str, str]:
 def roles_of_class(folder: Path) -> dict[str, str] | None:
     """Return the roles of a folder's tokenizer: those that its files state, and those of its class in transformers.
 
-    Args:
-        folder: The folder.
-
     Returns:
         From role to text. `None` if its class has no record, and transformers is not installed or does not open it.
     """

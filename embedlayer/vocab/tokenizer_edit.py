@@ -163,10 +163,6 @@ def required_tokens(data: JsonObject, old: TokenBytes) -> dict[int, str]:
     """Return a dictionary from the ID of each token that the tokenizer itself uses to the reason.
 
     These tokens cannot be removed. The reason is a clause for an error message, such as "the tokenizer pads with it".
-
-    Args:
-        data: The content of the tokenizer's `tokenizer.json`.
-        old: The same tokenizer.
     """
     reasons = dict.fromkeys(_template_ids(data.get("post_processor")), "the post-processor puts it around texts")
     if data.get("padding"):
@@ -376,11 +372,6 @@ def other_texts(old: Tokenizer, new: Tokenizer, terms: Iterable[str]) -> dict[st
     Each term is tried alone, between words and, if the tokenizer's tokens include spaces, between letters without
     spaces.
 
-    Args:
-        old: The tokenizer that may decode exactly.
-        new: The other one.
-        terms: Texts of the added tokens.
-
     Returns:
         From each term with such texts to them, each as `old` and as `new` decodes it.
     """
@@ -399,13 +390,7 @@ def other_texts(old: Tokenizer, new: Tokenizer, terms: Iterable[str]) -> dict[st
 
 
 def warn_of_other_texts(old: Tokenizer, new: Tokenizer, terms: Sequence[str]) -> None:
-    """Warn if a text with a new token is no longer decoded exactly, although the old tokenizer did so.
-
-    Args:
-        old: The tokenizer before the edit.
-        new: The tokenizer after the edit.
-        terms: Texts of the new tokens.
-    """
+    """Warn if a text with a new token is no longer decoded exactly, although the old tokenizer did so."""
     if changed := other_texts(old, new, terms):
         before, after = next(iter(changed.values()))[0]
         warnings.warn(
@@ -422,10 +407,6 @@ def tokens_with_extra_space(tokenizer: Tokenizer, ids: Iterable[int]) -> list[in
 
     The text behind an added token then starts with the space that the normalizer puts before a text. Special tokens are
     left out.
-
-    Args:
-        tokenizer: The tokenizer.
-        ids: IDs of the tokens to test.
 
     Example:
         >>> tokenizer = train_tokenizer("I love dogs, I love cats", vocab_size=270)

@@ -120,12 +120,7 @@ def text_config(config: JsonObject) -> JsonObject:
 
 
 def with_whole_model(family: Family, model_type: object) -> Family:
-    """Return the record of a language model as the multimodal model around it uses it.
-
-    Args:
-        family: Record of the language model.
-        model_type: `model_type` of the whole model.
-    """
+    """Return the record of a language model as the multimodal model around it uses it."""
     outer = MULTIMODAL.get(model_type) if isinstance(model_type, str) else None
     if outer is None or outer.scales_logits or family.head is None:
         return family
@@ -152,10 +147,6 @@ def is_tied(spec: HeadSpec, config: Mapping[str, Any]) -> bool:
     """Return whether the LM head is tied to the token table.
 
     `tie_word_embeddings` decides; without that key, or for `"always"` and `"never"`, `spec.tied` decides.
-
-    Args:
-        spec: The head of the family.
-        config: Result of `with_defaults`.
     """
     if spec.tied in ("always", "never"):
         return spec.tied == "always"
