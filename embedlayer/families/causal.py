@@ -205,9 +205,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     _llama("gpt_neox", table=("embed_in.weight",), head=HeadSpec(("embed_out.weight", "lm_head.weight"))),
     _llama("gpt_neox_japanese", table=("embed_in.weight",), head=HeadSpec(("embed_out.weight",), tied=True)),
     _llama(
-        "zamba2",
-        position=PositionChoice("use_mem_rope", ((True, "rotary"),), otherwise=None),
-        head=HeadSpec(tied=True),
+        "zamba2", position=PositionChoice("use_mem_rope", ((True, "rotary"),), otherwise=None), head=HeadSpec(tied=True)
     ),
     _llama("mllama", "mllama_text_model", rows=ExtraRows(8), head=HeadSpec(tied="never")),
     _llama(
@@ -235,13 +233,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     _llama("phi", head=HeadSpec(bias=("lm_head.bias",))),
     _llama("phimoe", head=HeadSpec(bias=("lm_head.bias",), has_bias=("lm_head_bias", False))),
     _llama("ernie4_5_moe", head=HeadSpec(bias=("lm_head.bias",), has_bias=("use_bias", False), tied=True)),
-    _gpt2(
-        "gptj",
-        *("gptj", "codegen"),
-        position="rotary",
-        recipe=("types",),
-        head=HeadSpec(bias=("lm_head.bias",)),
-    ),
+    _gpt2("gptj", *("gptj", "codegen"), position="rotary", recipe=("types",), head=HeadSpec(bias=("lm_head.bias",))),
     _llama(
         "zaya",
         recipe=("norm",),
@@ -285,8 +277,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     _granite("granite", *("granite", "granitemoe", "granitemoeshared", "granitemoe_swa", "granite4_vision_text")),
     _granite("granite_swa", head=HeadSpec(logit_scale=Factor(per="logits_scaling", default=1.0), tied=True)),
     _granite(
-        "granitemoehybrid",
-        position=PositionChoice("position_embedding_type", (("rope", "rotary"),), otherwise=None),
+        "granitemoehybrid", position=PositionChoice("position_embedding_type", (("rope", "rotary"),), otherwise=None)
     ),
     _llama(
         "granite_docling",
@@ -305,11 +296,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         defaults=(("scale_emb", 12), ("dim_model_base", 256)),
     ),
     _llama("afmoe", scale=Factor("sqrt_dim", only_if=("mup_enabled",))),
-    _llama(
-        "beam",
-        head=HeadSpec(softcap="final_logit_softcapping"),
-        defaults=(("final_logit_softcapping", 30.0),),
-    ),
+    _llama("beam", head=HeadSpec(softcap="final_logit_softcapping"), defaults=(("final_logit_softcapping", 30.0),)),
     # A norm or a shift of the rows.
     _llama(
         "nanochat",
@@ -321,9 +308,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     _muse("muse_glimmer", "muse_glimmer_text", 0.19611613513818404),
     _muse("muse_spark", "muse_spark_text", 0.1767766952966369),
     _inkling(
-        "inkling",
-        "inkling_text",
-        HeadSpec(logit_scale=Factor(per="logits_mup_width_multiplier", default=1 / 24)),
+        "inkling", "inkling_text", HeadSpec(logit_scale=Factor(per="logits_mup_width_multiplier", default=1 / 24))
     ),
     _inkling(
         "inkling2",
@@ -331,12 +316,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         HeadSpec(softcap="final_logit_softcapping"),
         defaults=(("final_logit_softcapping", 30.0),),
     ),
-    _llama(
-        "hrm_text",
-        scale=Factor("embedding_scale", default=50.0),
-        recipe=("norm",),
-        norm=ShiftSpec(("z_L_init",)),
-    ),
+    _llama("hrm_text", scale=Factor("embedding_scale", default=50.0), recipe=("norm",), norm=ShiftSpec(("z_L_init",))),
     Family(
         "modernbert-decoder",
         ("modernbert-decoder",),

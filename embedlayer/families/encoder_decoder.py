@@ -163,10 +163,7 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
             ),
         ),
     ),
-    _sinusoidal(
-        "marian",
-        decoder_input=DecoderSpec(vocab_size="decoder_vocab_size", position=_fixed("decoder")),
-    ),
+    _sinusoidal("marian", decoder_input=DecoderSpec(vocab_size="decoder_vocab_size", position=_fixed("decoder"))),
     Family(
         "trocr",
         ("trocr",),
