@@ -91,10 +91,6 @@ def with_moved_defaults(content: JsonObject, edited: JsonObject, ids: IdConversi
         edited: Content after it, as `edited_configuration` returns it; it is not changed.
         ids: Converts the IDs.
         where: Name of the file, for errors.
-
-    Raises:
-        VocabularyError: A default names a token that is removed, or the class reads another value than the one that is
-            written.
     """
     expected = list(_new_entries(content, ids, where))
     moved = copy.deepcopy(edited)

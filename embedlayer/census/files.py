@@ -99,9 +99,7 @@ def _fits(name: str, patterns: Iterable[str]) -> bool:
 def is_left_out(file: str, left_out: Iterable[str]) -> bool:
     """Return whether a file is one of `left_out`, or is in a folder of these.
 
-    Args:
-        file: Path of the file, relative to the folder of the model, with slashes.
-        left_out: Paths as `files_left_out` returns them.
+    `file` is relative to the folder of the model, with slashes; `left_out` is what `files_left_out` returns.
     """
     return any(file.startswith(path) if path.endswith("/") else file == path for path in left_out)
 

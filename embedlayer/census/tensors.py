@@ -81,11 +81,6 @@ def axes_by_build(model_class: Any, config: Any, known: Collection[str]) -> Axes
     one. A number is that of the vocabulary if the shape of a known table or head follows it. No memory is allocated for
     the weights; the time of one build is that of `from_pretrained` without reading the files (0.1 s for 1,000 tensors).
 
-    Args:
-        model_class: The class.
-        config: The configuration, which does not change.
-        known: Names of tables and heads in the model.
-
     Returns:
         The axes by name, for tied tensors under each of their names. It is empty if no number of tokens in the
         configuration determines the size of a known tensor.
@@ -115,10 +110,6 @@ def axes_by_build(model_class: Any, config: Any, known: Collection[str]) -> Axes
 
 def axes_by_architecture(config: JsonObject, known: Collection[str]) -> Axes | None:
     """Return the tensors that follow the vocabulary in the class of transformers that a `config.json` names.
-
-    Args:
-        config: Content of the file.
-        known: Names of tables and heads in the model.
 
     Returns:
         The axes of each tensor of the class by name, `()` for one that does not follow the vocabulary. `None` if

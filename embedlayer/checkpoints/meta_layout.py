@@ -135,14 +135,7 @@ def _parse(text: str) -> object:
 def require_value(source: str, config: Mapping[str, object], key: str, *allowed: object) -> None:
     """Check that the value of a configuration key is one that `DecoderLM` implements.
 
-    Args:
-        source: Name of the configuration, for the message.
-        config: The configuration.
-        key: The key to check; a missing key counts as `None`.
-        *allowed: Values that are implemented.
-
-    Raises:
-        CheckpointError: The value is none of `allowed`; the message names both.
+    `source` is the name of the configuration, for the message. A missing key counts as `None`.
     """
     if config.get(key) not in allowed:
         known = ", ".join(str(value) for value in allowed if value is not None)

@@ -57,10 +57,7 @@ class _Hub(CheckpointFolder):
 
     def __init__(self, repository: str, revision: str | None, folder: str = "", *, online: bool | None = None) -> None:
         self.name = f"{repository}/{folder}" if folder else repository
-        self.repository = repository
-        self.revision = revision
-        self.folder = folder
-        self.online = online
+        self.repository, self.revision, self.folder, self.online = repository, revision, folder, online
 
     def find(self, file: str) -> Path | None:
         """Return the local path of a file, downloaded unless the cache has it; `None` if there is no such file.

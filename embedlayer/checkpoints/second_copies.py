@@ -9,7 +9,6 @@ from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.checkpoints.reading.model import checkpoint_family, tensor_rules
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families import META_LLAMA, Family, family_of
-from embedlayer.families.records import End
 from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, Header, read_header
 
 Copies = dict[str, dict[str, str]]
@@ -62,7 +61,9 @@ def find_copies(folder: Path, checkpoint: Checkpoint, aliases: Mapping[str, str]
             if key is None and name not in checkpoint.names:
                 rule = tensor_rule(name, families, model_type)
                 alike = {each: ends[each] for each in keys if checkpoint.info(each).shape == info.shape}
-                key = _of_end(alike, None if rule is None else rule.end)
+                end = None if rule is None else rule.end
+                wanted = (end, "table") if end in ("table", "head") else (end,) if end else ()  # a head may be tied
+                key = next((name for one in wanted for name, own_end in alike.items() if own_end == one), None)
                 if key is None and num_rows in info.shape:
                     raise _unknown(file, name, info.shape)
             if key is not None:
@@ -83,9 +84,6 @@ def refuse_copies(
         names: Names of the tensors of the layer that have values of tokens.
         sizes: Numbers of their rows.
         call: Call that merges an adapter in this folder.
-
-    Raises:
-        CheckpointError: A file is an adapter of a table or a head, or has a tensor with one of the names or sizes.
     """
     for file in files:
         header = read_header(folder / file)
@@ -94,15 +92,6 @@ def refuse_copies(
         for name, info in header.tensors.items():
             if name in names or {*sizes} & {*info.shape}:
                 raise _unknown(file, name, info.shape)
-
-
-def _of_end(alike: Mapping[str, End | None], end: End | None) -> str | None:
-    """Return the name of the first tensor of an end; of a tied head, that of the table; `None` if there is none.
-
-    `alike` has the end of each tensor of the checkpoint that has the shape of the copy, by name.
-    """
-    wanted = (end, "table") if end in ("table", "head") else (end,) if end else ()
-    return next((name for each in wanted for name, own in alike.items() if own == each), None)
 
 
 def _unknown(file: str, name: str, shape: tuple[int, ...]) -> CheckpointError:

@@ -218,10 +218,7 @@ def _stream(
 def copy_bytes(old: BinaryIO, new: BinaryIO, info: TensorInfo) -> None:
     """Copy the bytes of one tensor to the present position of another file, in buffers.
 
-    Args:
-        old: File that contains the tensor.
-        new: File to write to.
-        info: Byte range of the tensor in `old`.
+    `info` has the byte range of the tensor in `old`.
 
     Raises:
         CheckpointError: The old file ends before the range does.

@@ -106,7 +106,9 @@ def compare_compression(
             )
         )
     if counts is not None:
-        rows.append(_trimmed(table, rows[0], int((counts > 0).sum()) if kept is None else kept))
+        left = round(size * (int((counts > 0).sum()) if kept is None else kept) / table.num_rows)
+        file_size = left + rows[0].file_bytes - size  # the rows that remain do not change, so their error is 0
+        rows.append(CompressionResult("trim", left, file_size, left / size, 0.0, None, None, None))
     return rows
 
 
@@ -205,13 +207,3 @@ def _file_bytes(table: TokenTable) -> int:
     tensors = sorted(table.state_dict().items(), key=lambda item: (-item[1].element_size(), item[0]))
     entries = {name: (tensor.dtype, tensor.shape, tensor.nbytes) for name, tensor in tensors}
     return len(encode_header(entries, {"format": "pt"})) + _bytes(table)
-
-
-def _trimmed(table: TokenTable, whole: CompressionResult, kept: int) -> CompressionResult:
-    """Estimate the result of a trim of a table to `kept` tokens.
-
-    The rows that remain do not change, so their error is 0.
-    """
-    header = whole.file_bytes - whole.bytes
-    bytes_left = round(whole.bytes * kept / table.num_rows)
-    return CompressionResult("trim", bytes_left, bytes_left + header, bytes_left / whole.bytes, 0.0, None, None, None)

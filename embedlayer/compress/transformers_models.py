@@ -303,7 +303,10 @@ def load_model(directory: Path | str, *, device: torch.device | str = "cpu") -> 
     table = layer if isinstance(layer, TokenTable) else getattr(layer, "table", None)
     if not isinstance(table, TokenTable):
         raise CheckpointError(f"{folder} holds a {type(layer).__name__}, which has no table of tokens.")
-    tensors = _other_tensors(layer)
+    tensors: dict[str, Tensor] = {}
+    if isinstance(layer, EmbeddingLayer):  # the others than those of its table, by their names in the checkpoint
+        state = layer.state_dict()
+        tensors = {name: state[key] for key, names in layer.tensor_names.items() if key in state for name in names}
     for file in files:
         stored, metadata = load_tensors(file)
         rows = torch.zeros(1, 1, dtype=table.rows(0, 1).dtype).expand(table.vocab_size, table.embed_dim)
@@ -323,11 +326,3 @@ def load_model(directory: Path | str, *, device: torch.device | str = "cpu") -> 
     if count:
         raise CheckpointError(f"{folder} lacks tensors of a {type(model).__name__}: {names}.")
     return cast(nn.Module, with_table(model, table).to(device).eval())
-
-
-def _other_tensors(layer: Pretrained) -> dict[str, Tensor]:
-    """Return the tensors of an embedding layer other than those of its table, by their names in the checkpoint."""
-    if not isinstance(layer, EmbeddingLayer):
-        return {}
-    state = layer.state_dict()
-    return {name: state[key] for key, names in layer.tensor_names.items() if key in state for name in names}

@@ -274,7 +274,11 @@ class CorpusWriter:
             self.num_bytes += len(chunk.encode())
             if len(ids):
                 if not started:
-                    self._start_document()
+                    if self.num_tokens and self.separator is not None:
+                        self.write(np.array([self.separator], dtype=self.dtype))
+                        self.num_tokens += 1
+                        self.token_ends[-1] += 1
+                    self.documents.append(self.num_tokens)
                     started = True
                 self.write(ids.astype(self.dtype))
                 self.num_tokens += len(ids)
@@ -284,14 +288,6 @@ class CorpusWriter:
                 self.byte_ends[-1] = self.num_bytes
             after_chunk()
         return started
-
-    def _start_document(self) -> None:
-        """Record that a document starts here. If there is an earlier document, write the separator first."""
-        if self.num_tokens and self.separator is not None:
-            self.write(np.array([self.separator], dtype=self.dtype))
-            self.num_tokens += 1
-            self.token_ends[-1] += 1
-        self.documents.append(self.num_tokens)
 
     def tables(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the arrays `documents` and `blocks` of a `TokenCorpus` for the documents so far.
@@ -320,12 +316,7 @@ def ignore_progress(read: int, total: int) -> None:
 def require_text(has_text: bool | int, sources: Sequence[str | Path]) -> None:
     """Raise an error if the sources of a corpus gave no token.
 
-    Args:
-        has_text: Whether there is any token, or the number of tokens.
-        sources: Names of the sources, for the error message.
-
-    Raises:
-        TextError: There is no token.
+    `has_text` is the number of tokens, or whether there are any.
     """
     if not has_text:
         raise TextError(f"There is no text in {', '.join(map(str, sources))}. Pass a file with at least one word.")
@@ -334,12 +325,6 @@ def require_text(has_text: bool | int, sources: Sequence[str | Path]) -> None:
 def warn_left_out(source: str | Path) -> None:
     """Warn that a source is left out of the corpus because it has no text."""
     warnings.warn(f"{source} is left out: it has no text.", EmbedLayerWarning, stacklevel=3)
-
-
-# Cutting
-
-
-# Reading
 
 
 def _check_replaceable(path: Path) -> None:

@@ -157,11 +157,7 @@ def corpora_of(text: TokenCorpus | TokenMixture) -> tuple[TokenCorpus, ...]:
 def training_sampler(
     corpus: TokenCorpus | TokenMixture, *, max_length: int, batch_size: int, seed: int
 ) -> WindowSampler | MixedSampler:
-    """Return the sampler of training windows of a corpus, or of a mixture.
-
-    Raises:
-        SizeError, TextError: As for `WindowSampler`.
-    """
+    """Return the sampler of training windows of a corpus, or of a mixture."""
     if isinstance(corpus, TokenCorpus):
         return WindowSampler(corpus, max_length=max_length, batch_size=batch_size, seed=seed)
     pairs = zip(corpus.corpora, corpus.weights, strict=True)

@@ -173,8 +173,7 @@ def _run_job(prepare: Callable[[str], Job], argument: str, place: int, number: i
         _progress[place] = value
 
     report(0)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", EmbedLayerWarning)
+    with warnings.catch_warnings(record=True, action="always", category=EmbedLayerWarning) as caught:
         _prepared(prepare, argument)(number, report)
     return [str(warning.message) for warning in caught if issubclass(warning.category, EmbedLayerWarning)]
 

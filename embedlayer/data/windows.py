@@ -228,11 +228,7 @@ class WindowSampler:
 
 
 def check_rank(rank: int, ranks: int) -> None:
-    """Check the number of a rank.
-
-    Raises:
-        SizeError: `rank` is not in `0..ranks - 1`.
-    """
+    """Check the number of a rank."""
     if not 0 <= rank < ranks:
         raise SizeError(f"Rank {rank} of {ranks} does not exist: ranks are counted from 0 to {ranks - 1}.")
 

@@ -157,9 +157,6 @@ def check_new_files(path: Path | str, *beside: Path | str) -> None:
     Args:
         path: The file. It may be a device or a pipe, if there are no more files.
         *beside: More files in the same folder.
-
-    Raises:
-        FileError: A file exists, or the name of one is too long; or `path` is a device and there are more files.
     """
     for each in (path, *beside):
         with file_errors(f"write {each}"):
@@ -285,11 +282,7 @@ def new_folder(path: Path | str) -> Iterator[Path]:
 
 
 def check_new_folder(path: Path | str) -> None:
-    """Check that a folder does not exist or is empty, before the work of which it is the result.
-
-    Raises:
-        FileError: A file or a folder with content is at `path`.
-    """
+    """Check that a folder does not exist or is empty, before the work of which it is the result."""
     target = _real_path(path)
     _require_folder(target)
     with file_errors(f"write the folder {path}"), suppress(FileNotFoundError, PermissionError):  # found when it is made
@@ -480,10 +473,6 @@ def require_file(path: Path | str, *, most: int | None = None) -> None:
     Args:
         path: The path; a symbolic link is followed.
         most: Largest size in bytes; `None` for no limit.
-
-    Raises:
-        FileError: There is nothing at the path, it is a folder, a named pipe, a socket or a device, or the file is
-            larger.
     """
     with file_errors(f"read {path}"):
         found = os.stat(path)

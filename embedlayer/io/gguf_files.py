@@ -11,7 +11,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -256,12 +256,7 @@ def read_gguf(path: Path | str) -> GGUFFile:
 
 
 class _Header:
-    """Reads the header of a GGUF file from its bytes.
-
-    Args:
-        path: The file, for error messages.
-        data: All bytes of the file.
-    """
+    """Reads the header of a GGUF file from its bytes; `path` is for error messages."""
 
     def __init__(self, path: Path, data: npt.NDArray[np.uint8]) -> None:
         self.path, self.data, self.at = path, data.data, 0
@@ -367,15 +362,10 @@ def write_gguf(source: GGUFFile, path: Path, *, metadata: Mapping[str, Any], ten
                 for chunk in tensors[name].data.flatten().split(CHUNK_BYTES):
                     file.write(chunk.numpy().data)
             else:
-                _copy(old, file, info)
+                old.seek(info.start)
+                for left in range(info.nbytes, 0, -CHUNK_BYTES):
+                    file.write(old.read(min(left, CHUNK_BYTES)))
         file.write(bytes(-file.tell() % source.alignment))
-
-
-def _copy(old: BinaryIO, new: BinaryIO, info: TensorInfo) -> None:
-    """Copy the bytes of a tensor from one file to the present position of another, in buffers."""
-    old.seek(info.start)
-    for left in range(info.nbytes, 0, -CHUNK_BYTES):
-        new.write(old.read(min(left, CHUNK_BYTES)))
 
 
 def _string(text: str) -> bytes:

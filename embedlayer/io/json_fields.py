@@ -97,9 +97,6 @@ def check_fields(value: object, kind: type, source: object) -> None:
         kind: The `TypedDict`.
         source: Path or name of the JSON, for error messages.
 
-    Raises:
-        CheckpointError: `value` is not an object, or a field is missing or has another type or range.
-
     Example:
         >>> class Sizes(typing.TypedDict):
         ...     rows: Count
@@ -118,9 +115,6 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, object], 
         function: A function, or a class with a constructor.
         values: Values by argument name. Names that the signature lacks are not checked.
         source: Path or name of the JSON from which the values come, for error messages.
-
-    Raises:
-        CheckpointError: A value has another type.
     """
     hints = typing.get_type_hints(function.__init__ if isinstance(function, type) else function)  # type: ignore[misc]
     for name, value in values.items():

@@ -85,9 +85,6 @@ class FileLock:
         """Raise an error if another process has the lock. Nothing is written, and this object does not acquire it.
 
         A reader calls it before and after it reads, to notice a process that was writing meanwhile.
-
-        Raises:
-            FileError: Another process has the lock.
         """
         key = _key(self.path)
         if fcntl is None or key in _locks:

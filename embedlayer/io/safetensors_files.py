@@ -248,11 +248,7 @@ def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: Mapp
 
 
 def require_whole(tensors: Mapping[str, Tensor]) -> None:
-    """Check that no tensor is sharded.
-
-    Raises:
-        CheckpointError: A tensor is a sharded `DTensor`.
-    """
+    """Check that no tensor is sharded."""
     if sharded := [name for name, tensor in tensors.items() if hasattr(tensor, "full_tensor")]:
         raise CheckpointError(
             f"{', '.join(sharded)}: sharded over several ranks, each of which has some rows. Save them with "

@@ -147,8 +147,7 @@ def byte_level_alphabet() -> dict[str, int]:
 def component_types(component: Any) -> set[str]:
     """Return the class names of a component of a tokenizer and of the components nested in it.
 
-    Args:
-        component: A decoder or pre-tokenizer, or `None`, which gives an empty set.
+    `None` has none.
     """
     if component is None:
         return set()

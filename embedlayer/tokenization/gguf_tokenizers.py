@@ -144,7 +144,10 @@ def _sentencepiece(
 
 def _wordpiece(values: Values, entries: list[str], kinds: list[int]) -> Tokenizer:
     """Return a WordPiece tokenizer, as in BERT."""
-    names = [_wordpiece_name(entry, kind) for entry, kind in zip(entries, kinds, strict=True)]
+    names = []
+    for entry, kind in zip(entries, kinds, strict=True):  # `▁` marks the start of a word, where `##` marks the rest
+        is_text = kind in (NORMAL, UNUSED)
+        names.append(entry if not is_text else entry[1:] if entry.startswith(SPACE) else f"##{entry}")
     vocabulary = {name: token for token, name in enumerate(names)}
     tokenizer = bert_tokenizer(vocabulary, lowercase=is_lowercased(names))
     _add(tokenizer, names, kinds)
@@ -153,13 +156,6 @@ def _wordpiece(values: Values, entries: list[str], kinds: list[int]) -> Tokenize
     if start is not None and end is not None:
         tokenizer.post_processor = processors.BertProcessing((names[end], end), (names[start], start))
     return tokenizer
-
-
-def _wordpiece_name(entry: str, kind: int) -> str:
-    """Return a token as WordPiece writes it: in GGUF files `▁` marks the start of a word, not `##` the rest of one."""
-    if kind not in (NORMAL, UNUSED):
-        return entry
-    return entry[1:] if entry.startswith(SPACE) else f"##{entry}"
 
 
 def _add(tokenizer: Tokenizer, names: list[str], kinds: list[int]) -> None:
@@ -197,11 +193,7 @@ def _add_ends(tokenizer: Tokenizer, values: Values, entries: list[str], form: st
 
 
 def check_kind(tokenizer: Tokenizer, old: Values, path: Path) -> None:
-    """Check that a GGUF file can describe the kind of a tokenizer: byte-level BPE, SentencePiece's BPE, and so on.
-
-    Raises:
-        TokenizerError: The file has a tokenizer of another kind.
-    """
+    """Check that a GGUF file can describe the kind of a tokenizer: byte-level BPE, SentencePiece's BPE, and so on."""
     model, kind = type(tokenizer.model).__name__, str(old[f"{PREFIX}model"])
     found = {"Unigram": "unigram", "WordPiece": "wordpiece"}.get(model, model)
     if model == "BPE":

@@ -101,7 +101,9 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     if pair is not None:
         return _load_bpe(*pair, config)
     if path.suffix == ".txt":
-        return _load_vocab_txt(path, config)
+        lines = _read_text(path).removesuffix("\n").split("\n")
+        vocabulary = {line.removesuffix("\r"): token_id for token_id, line in enumerate(lines)}
+        return _build_checked(path, lambda: wordpiece_tokenizer(vocabulary, config, path))
     raise TokenizerError(
         f"{path} has no known tokenizer format. Pass a tokenizer.json, encoder.json with vocab.bpe, vocab.json with "
         f"merges.txt, a BERT vocab.txt, a SentencePiece .model, llama2.c's tokenizer.bin, or a GGUF file."
@@ -145,11 +147,7 @@ def _visible(folder: Path, pattern: str) -> list[Path]:
 
 
 def unread_tokenizer(path: Path) -> UnreadTokenizer | None:
-    """Return which kind of tokenizer file that is not read a file is, by its name or first line; `None` for others.
-
-    Raises:
-        FileError: The file cannot be read.
-    """
+    """Return which kind of tokenizer file that is not read a file is, by its name or first line; `None` for others."""
     if path.suffix == ".model" and _TIKTOKEN_LINE.match(read_bytes(path)[:_LONGEST_LINE]):
         return TIKTOKEN
     return next((kind for kind in UNREAD_TOKENIZERS if path.match(kind.pattern)), None)
@@ -200,22 +198,13 @@ def _load_bpe(vocabulary: Path, merges: Path, config: TokenizerConfig) -> Tokeni
         raise TokenizerError(f"{vocabulary} is not a vocabulary: it should map each token to its ID.")
     lines = [line for line in _read_text(merges).split("\n") if line and not line.startswith("#version")]
     pairs = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
-
     for pair in pairs:
         if not all(subword in vocab for subword in (*pair, "".join(pair))):
             raise TokenizerError(
                 f"{merges} merges {pair}, which are not in {vocabulary}. Use two files of the same model."
             )
-
     rules = bpe_rules(vocab, vocabulary, config)
     return _build_checked(merges, lambda: bpe_tokenizer(vocab, pairs, rules, config, vocabulary))
-
-
-def _load_vocab_txt(path: Path, config: TokenizerConfig) -> Tokenizer:
-    """Read a WordPiece tokenizer from BERT's `vocab.txt`, which has one subword a line."""
-    entries = _read_text(path).removesuffix("\n").split("\n")
-    vocabulary = {entry.removesuffix("\r"): token_id for token_id, entry in enumerate(entries)}
-    return _build_checked(path, lambda: wordpiece_tokenizer(vocabulary, config, path))
 
 
 def _read_text(path: Path) -> str:

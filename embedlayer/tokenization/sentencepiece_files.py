@@ -80,19 +80,12 @@ def read_sentencepiece(path: Path, config: TokenizerConfig) -> Tokenizer:
 
 @dataclass(frozen=True)
 class _Vocabulary:
-    """The vocabulary of a SentencePiece model with the IDs of a tokenizer class.
+    """The vocabulary of a SentencePiece model with the IDs of a tokenizer class."""
 
-    Attributes:
-        subwords: Subword and score of each ID.
-        kinds: Kind of each subword.
-        unknown: ID of unknown text.
-        ids: ID of each of the model's own IDs.
-    """
-
-    subwords: list[tuple[str, float]]
+    subwords: list[tuple[str, float]]  # subword and score of each ID
     kinds: list[int]
-    unknown: int
-    ids: list[int]
+    unknown: int  # ID of unknown text
+    ids: list[int]  # ID of each of the model's own IDs
 
 
 def _rules(path: Path, config: TokenizerConfig) -> SentencePieceRules:
@@ -463,10 +456,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Decode the variable-length integer of a protocol buffer that starts at offset `at`.
-
-    Returns:
-        The integer, and the offset after it.
+    """Return the variable-length integer of a protocol buffer at offset `at`, and the offset after it.
 
     Raises:
         IndexError: The message ends inside the integer.

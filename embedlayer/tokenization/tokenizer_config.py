@@ -241,12 +241,7 @@ def class_name(name: str) -> str:
 
 
 def read_json_file(file: Path) -> dict[str, Any]:
-    """Read a JSON file of a tokenizer, and return the object in it.
-
-    Raises:
-        FileError: The file cannot be read.
-        TokenizerError: The file is not a JSON object.
-    """
+    """Read a JSON file of a tokenizer, and return the object in it."""
     try:
         return read_json(file)
     except CheckpointError as error:
@@ -276,14 +271,11 @@ def _added(folder: Path, decoder: object, specials: Container[str]) -> dict[int,
     if isinstance(decoder, dict):
         tokens = {}
         for token_id, value in decoder.items():
-            if (
-                not str(token_id).isdecimal()
-                or not isinstance(value, dict)
-                or not isinstance(value.get("content"), str)
-            ):
+            content = value.get("content") if isinstance(value, dict) else None
+            if not str(token_id).isdecimal() or not isinstance(content, str):
                 raise TokenizerError(f"{folder / 'tokenizer_config.json'} has an added token {token_id!r}: {value!r}.")
             flags = {flag: value[flag] for flag in _FLAGS if isinstance(value.get(flag), bool)}
-            tokens[int(token_id)] = AddedToken(value["content"], **flags)
+            tokens[int(token_id)] = AddedToken(content, **flags)
         return tokens
     file = folder / "added_tokens.json"
     content = _read(file)

@@ -89,7 +89,12 @@ def new_entries(old: TokenBytes, add: AddedTokens, special: Iterable[str | Added
                 raise VocabularyError(f"{text!r} is named twice among the new tokens. Name each once.")
             tokens[entry] = None
         else:
-            _check_spelled_out(old, token)
+            mark = {"byte-level": "Ġ", "sentencepiece": "▁"}.get(old.convention)  # of a space in a file
+            if isinstance(token, str) and mark is not None and mark in token:
+                raise VocabularyError(
+                    f"{token!r} cannot be added: no text has the {mark!r} with which this tokenizer's file writes a "
+                    f"space. Pass the text itself: {token.replace(mark, ' ')!r}."
+                )
             tokens[text] = _rules(old, token, word=entry == text, special=text in specials)
     return tokens
 
@@ -118,19 +123,6 @@ def _check_normalized(old: TokenBytes, texts: Sequence[str]) -> None:
                 f"{text!r} cannot be added: the tokenizer's normalizer makes it {same!r}, which is token {token_id} "
                 f"already. Leave it out, or pass an AddedToken with normalized=False to find it as it is written."
             )
-
-
-def _check_spelled_out(old: TokenBytes, token: str | AddedToken) -> None:
-    """Check that a new token is written with spaces, not with the mark by which a tokenizer's file writes a space.
-
-    An `AddedToken` is not checked.
-    """
-    mark = {"byte-level": "Ġ", "sentencepiece": "▁"}.get(old.convention)
-    if isinstance(token, str) and mark is not None and mark in token:
-        raise VocabularyError(
-            f"{token!r} cannot be added: no text has the {mark!r} with which this tokenizer's file writes a space. "
-            f"Pass the text itself: {token.replace(mark, ' ')!r}."
-        )
 
 
 def _rules(old: TokenBytes, token: str | AddedToken, *, word: bool, special: bool) -> AddedToken:
@@ -195,9 +187,6 @@ def check_merges(merges: Mapping[str, AddedMerge], names: Sequence[str], data: J
         merges: The new merges in their order, by the name of the token that each gives.
         names: Names of all tokens after the edit.
         data: The content of the old `tokenizer.json`.
-
-    Raises:
-        VocabularyError: The model is not BPE, or a part is no token, or is a token of a later merge.
     """
     kind = data["model"]["type"]
     if merges and kind != "BPE":
@@ -222,10 +211,6 @@ def check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None], me
         tokenizer: The edited tokenizer.
         new: The new tokens by name, as `new_entries` returns them. Those with `None` are checked for BPE only.
         merges: The merges of the edited tokenizer if it has new ones, else `None`.
-
-    Raises:
-        VocabularyError: Another token always matches a part of the new token's text first, other merges come first, or
-            the normalizer changes a space around the token that its text must have.
     """
     bare = pure_tokenizer(tokenizer)
     if merges is not None:

@@ -327,10 +327,8 @@ class Receipt:
         path = Path(path)
         if path.is_dir():
             path = path / next_receipt(path)
-        tensors = {
-            "sources": self.row_map.sources,
-            **{f"rows/{name}": rows for name, rows in self.dropped_rows.items()},
-        }
+        tensors = {"sources": self.row_map.sources}
+        tensors |= {f"rows/{name}": rows for name, rows in self.dropped_rows.items()}
         tensors |= {f"files/{name}": _packed(content) for name, content in self.files.items()}
         for name in TOKENIZERS:
             tokenizer = getattr(self, name)

@@ -225,10 +225,8 @@ class _RowChanges:
     def __init__(self, rows: nn.Parameter, occurs: Bool[Tensor, " k"]) -> None:
         self._rows, self._start = rows, rows.detach().clone().float()
         self._occurs = occurs.to(rows.device).unsqueeze(1)
-        self.shared, self.own = (
-            nn.Parameter(torch.zeros_like(self._start[0])),
-            nn.Parameter(torch.zeros_like(self._start)),
-        )
+        self.shared = nn.Parameter(torch.zeros_like(self._start[0]))
+        self.own = nn.Parameter(torch.zeros_like(self._start))
 
     def read_gradient(self, start_weight: float) -> None:
         """Set the gradients of `shared` and `own` from that of the rows, with the penalty on `own`."""

@@ -310,9 +310,7 @@ def tokenizer_config(old: JsonObject, roles: Mapping[str, str], model: JsonObjec
 def with_class(old: JsonObject, name: str) -> JsonObject:
     """Return the content of a `tokenizer_config.json` for `tokenizer.json` and a tokenizer class of transformers.
 
-    Args:
-        old: The old content, empty if there was no file; it is not changed.
-        name: Name of the class, which has rules of its own.
+    The class has rules of its own. `old` is the old content, empty if there was no file; it is not changed.
     """
     return {**{key: value for key, value in old.items() if key not in _OF_FILES}, "tokenizer_class": name}
 

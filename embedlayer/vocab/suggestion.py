@@ -254,10 +254,7 @@ def suggest_removals(
 
 
 class _Parts:
-    """Split the chunks of a text into a part to train on and a part that is held out.
-
-    Args:
-        share: Share of the bytes to hold out.
+    """Split the chunks of a text into a part to train on and a part that is held out, a share of the bytes.
 
     Attributes:
         held_out: The chunks that are held out.
@@ -377,12 +374,7 @@ def _word_counts(old: TokenBytes, chunks: Iterable[str], apart: set[str]) -> Cou
 def _with_words(
     old: TokenBytes, chunks: Iterable[str]
 ) -> Iterator[tuple[IdArray, IdArray, str, list[tuple[int, int]]]]:
-    """Encode chunks of text, and yield the pre-token of each token.
-
-    Yields:
-        The token IDs, `(N,)`; the number of the pre-token of each, `(N,)`; the chunk; and the start and end of each
-        token in it.
-    """
+    """Yield the token IDs of chunks of text, the number of each one's pre-token, the chunk, and the tokens' spans."""
     rest = iter(chunks)
     while block := list(itertools.islice(rest, _AT_ONCE)):
         for chunk, encoding in zip(block, encode_batch(old.tokenizer, block, offsets=True), strict=True):

@@ -36,11 +36,7 @@ class NumberedTokens:
 
 
 def require_ids(tokens: Iterable[object]) -> None:
-    """Check that all tokens are IDs, for a model without a tokenizer.
-
-    Raises:
-        VocabularyError: A token is a text, whose ID is not known without a tokenizer.
-    """
+    """Check that all tokens are IDs, for a model without a tokenizer."""
     text = next((token for token in tokens if not isinstance(token, int | np.integer)), None)
     if text is not None:
         raise VocabularyError(

@@ -274,7 +274,9 @@ def _built(
     records = [{**record, "id": ids[record["content"]]} for record in data["added_tokens"] if record["content"] in ids]
     records += [{"id": ids[text], **token.__getstate__()} for text, token in new.items() if token is not None]
     data["added_tokens"] = sorted(records, key=lambda record: record["id"])
-    if _puts_space_before_each_part(data.get("normalizer")):
+    normalizer = data.get("normalizer") or {}
+    steps = normalizer.get("normalizers", [normalizer])
+    if any(step.get("type") == "Prepend" for step in steps):  # a space before a text, as in LLaMA-2, and after a token
         glued = [text for text, token in new.items() if token is not None and not (token.special or token.rstrip)]
         data["decoder"] = _with_glue(data.get("decoder"), glued, ids)
     _renumber_template(data.get("post_processor"), new_id_of)
@@ -319,15 +321,6 @@ def _renumber_template(processor: JsonObject | None, new_id_of: Mapping[int, int
             for name, special in processor["special_tokens"].items()
             if name in used or all(token_id in new_id_of for token_id in special["ids"])
         }
-
-
-def _puts_space_before_each_part(normalizer: JsonObject | None) -> bool:
-    """Return whether a normalizer has a `Prepend` step, which puts a space before a text, as in LLaMA-2.
-
-    Such a normalizer also puts a space before each part of a text that follows an added token.
-    """
-    steps = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
-    return any(step["type"] == "Prepend" for step in steps)
 
 
 def _with_glue(decoder: JsonObject | None, new: Sequence[str], ids: Mapping[str, int]) -> JsonObject | None:
@@ -426,11 +419,7 @@ def tokens_with_extra_space(tokenizer: Tokenizer, ids: Iterable[int]) -> list[in
 
 
 def tokenizer_data(tokenizer: Tokenizer) -> JsonObject:
-    """Return the content of the `tokenizer.json` of a tokenizer, as a new dictionary, which the caller may change.
-
-    Raises:
-        TokenizerError: The tokenizer has parts written in Python, which cannot be stored in a file.
-    """
+    """Return the content of the `tokenizer.json` of a tokenizer, as a new dictionary, which the caller may change."""
     with tokenizer_errors("be written as a tokenizer.json, and so not be edited"):
         data: JsonObject = json.loads(tokenizer.to_str())
     return data

@@ -27,12 +27,7 @@ _HEADER = re.compile(
 
 
 def read_npy(path: Path) -> VectorRows:
-    """Read a NumPy array, and its tokens from the JSON file in the same folder if there is one.
-
-    Raises:
-        FileError: A file cannot be read.
-        CheckpointError: The file is not a two-dimensional array of floats, is truncated, or does not fit the tokens.
-    """
+    """Read a NumPy array, and its tokens from the JSON file in the same folder if there is one."""
     tokens_path = tokens_file(path)
     tokens = parse_json(read_bytes(tokens_path), tokens_path) if tokens_path.exists() else None
     if tokens is not None and not (isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)):
@@ -74,11 +69,7 @@ def read_npy(path: Path) -> VectorRows:
 
 
 def write_npy(path: Path, tokens: Sequence[str], blocks: Iterator[Row], width: int) -> None:
-    """Write an array and the JSON file of its tokens; neither file is replaced before both are complete.
-
-    Raises:
-        FileError: `path` is a device or a pipe, which has no file beside it, or a file cannot be written.
-    """
+    """Write an array and the JSON file of its tokens; neither file is replaced before both are complete."""
     if is_stream(path):
         raise FileError(f"{path} is a device or a pipe, and a .npy file has a file of tokens beside it: name a file.")
     with replace_file(tokens_file(path)) as partial, writing(path) as file:

@@ -35,12 +35,7 @@ _Block = tuple[Sequence[int], list[bytes], Row]
 
 
 def read_text(path: Path, errors: DecodeErrors, *, has_header: bool | None = None) -> VectorRows:
-    """Read a file with a token and its numbers a line, behind a header `V D` if it has one (`None`: if line 1 is one).
-
-    Raises:
-        FileError: The file cannot be read.
-        CheckpointError: It is damaged, or has other lines.
-    """
+    """Read a file with a token and its numbers a line, behind a header `V D` if it has one (`None`: if line 1 is)."""
     with streams.reading(path) as file:
         start = _check_text(path, file)
         file.seek(start)
@@ -51,12 +46,7 @@ def read_text(path: Path, errors: DecodeErrors, *, has_header: bool | None = Non
 
 
 def read_binary(path: Path, errors: DecodeErrors) -> VectorRows:
-    """Read a file in word2vec's binary format.
-
-    Raises:
-        FileError: The file cannot be read.
-        CheckpointError: It is damaged, or of another format.
-    """
+    """Read a file in word2vec's binary format."""
     with streams.reading(path) as file:
         return _collected(path, _binary_rows(path, file), errors, "row")
 
@@ -64,12 +54,7 @@ def read_binary(path: Path, errors: DecodeErrors) -> VectorRows:
 def write_words(
     path: Path, tokens: Sequence[str], blocks: Iterator[Row], width: int, *, has_header: bool, binary: bool
 ) -> None:
-    """Write a file as text or in binary, `blocks` of rows after another.
-
-    Raises:
-        FileError: The file cannot be written.
-        CheckpointError: A token is empty, duplicate, has white space, or cannot be encoded in UTF-8.
-    """
+    """Write a file as text or in binary, `blocks` of rows after another."""
     _check_tokens(tokens)
     words = iter(tokens)
     with streams.writing(path) as file:

@@ -67,13 +67,9 @@ class Opened(NamedTuple):
     aliases: dict[str, str]
 
     def tokenizer(self, folder: Path) -> Tokenizer | None:
-        """Return the tokenizer of the folder, or `None` if there is none; it may have IDs without a row.
-
-        Raises:
-            TokenizerError: It cannot be read.
-        """
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", EmbedLayerWarning)  # about these tokens, to which the edit gives rows
+        """Return the tokenizer of the folder, or `None` if there is none; it may have IDs without a row."""
+        # about these tokens, to which the edit gives rows
+        with warnings.catch_warnings(action="ignore", category=EmbedLayerWarning):
             if self.layer is not None:
                 tokenizer = self.layer.tokenizer
             else:
@@ -112,7 +108,7 @@ def apply_to_checkpoint(folder: Path, partial: Path, resolve: ResolveEdit) -> Ed
     for file, names in copies.items():
         for name, key in names.items():
             copy = _read_tensor(folder / file, name)
-            tensors[f"{file}/{name}"] = replace(tensors[key], tensor=copy, parameter=key, state_of=_same)
+            tensors[f"{file}/{name}"] = replace(tensors[key], tensor=copy, parameter=key, state_of=lambda rows: rows)
     tokenizer = opened.tokenizer(folder)
     edit = resolve([tokenizer], len(tensors[table].tensor), all_rows_have_ids=True)
     row_map = edit.row_map
@@ -157,14 +153,6 @@ def apply_to_checkpoint(folder: Path, partial: Path, resolve: ResolveEdit) -> Ed
 def checkpoint_census(folder: Path, left_out: Collection[str]) -> CensusReport:
     """Return what follows the vocabulary in a checkpoint folder, as `apply_to_checkpoint` moves it.
 
-    Args:
-        folder: The checkpoint.
-        left_out: Paths of the files that an edit leaves out.
-
-    Raises:
-        CheckpointError: `apply_to_checkpoint` would raise it.
-        TokenizerError, VocabularyError: The same; errors about single tokens are not among them.
-
     Warns:
         EmbedLayerWarning: `apply_to_checkpoint` would give it, or added tokens of the tokenizer have no row yet.
     """
@@ -187,11 +175,6 @@ def checkpoint_census(folder: Path, left_out: Collection[str]) -> CensusReport:
     forms = (TOKENIZER, CONFIG, GENERATION, PARAMS, TOKENIZER_CONFIG, SPECIALS, ADDED, *OTHER_FORMS)
     files = {file.name for form in forms for file in folder.glob(form)}
     return CensusReport({**shapes, **copied}, token_ids, tuple(sorted(files)))
-
-
-def _same(rows: Tensor) -> Tensor:
-    """Return new rows unchanged: those of a second copy are those of the checkpoint."""
-    return rows
 
 
 def _read_tensor(path: Path, name: str) -> Tensor:
@@ -265,8 +248,7 @@ def _opened_by_record(folder: Path, checkpoint: Checkpoint, *, is_unknown: bool)
 
     It warns of other tensors with the same number of rows: they are not known to belong to tokens and are not edited.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", EmbedLayerWarning)  # about tensors that are not read, and not needed here
+    with warnings.catch_warnings(action="ignore", category=EmbedLayerWarning):  # about tensors that are not needed here
         layer = load(folder, table_only=is_unknown)
     family, rules = checkpoint_family(checkpoint), tensor_rules(checkpoint)
     read = {name for tensor_names in layer.tensor_names.values() for name in tensor_names}
@@ -289,7 +271,10 @@ def _opened_by_record(folder: Path, checkpoint: Checkpoint, *, is_unknown: bool)
         )
     names = {key: layer.tensor_names[key] for key in ends if key in layer.tensor_names}
     aliases = {name: tensor_names[0] for tensor_names in names.values() for name in tensor_names}
-    tensors = {names[key][0]: _stored(checkpoint, names[key][0], ends[key]) for key in names}
+    tensors: dict[str, RowTensor] = {}
+    for key, (name, *_) in names.items():
+        stored = checkpoint.read(name)  # a bias may be stored as `(1, V)`
+        tensors[name] = replace(ends[key], tensor=stored, axis=stored.dim() - ends[key].tensor.dim())
     table, rows = next(iter(tensors.items()))
     num_rows = len(rows.tensor)
     for name, rule in ruled.items():
@@ -298,23 +283,13 @@ def _opened_by_record(folder: Path, checkpoint: Checkpoint, *, is_unknown: bool)
             axis = rule.axis % len(shape)
             tensors[name], aliases[name] = RowTensor(checkpoint.read(name), rule.end, axis=axis), name
     if is_unknown:
-        aliases |= dict.fromkeys(_copies_of(checkpoint, table), table)
+        info, content = checkpoint.info(table), checkpoint.read(table)
+        alike = [name for name in checkpoint.names if name != table and checkpoint.info(name).shape == info.shape]
+        alike = [name for name in alike if checkpoint.info(name).dtype == info.dtype]
+        aliases |= {name: table for name in alike if checkpoint.stores(name, content)}  # such as a tied head
     _check_others(checkpoint, num_rows, aliases, read - aliases.keys(), is_unknown=is_unknown)
     tensors = dict(sorted(tensors.items(), key=lambda named: named[1].local.dim() == 1))
     return Opened(checkpoint, layer, tensors, aliases)
-
-
-def _stored(checkpoint: Checkpoint, name: str, rows: RowTensor) -> RowTensor:
-    """Return the description of a tensor as it is stored; a bias may be stored as `(1, V)`."""
-    stored = checkpoint.read(name)
-    return replace(rows, tensor=stored, axis=stored.dim() - rows.tensor.dim())
-
-
-def _copies_of(checkpoint: Checkpoint, table: str) -> list[str]:
-    """Return the names of the other tensors that have the shape, dtype and bits of the table, such as a tied head."""
-    info, rows = checkpoint.info(table), checkpoint.read(table)
-    alike = [name for name in checkpoint.names if name != table and checkpoint.info(name).shape == info.shape]
-    return [name for name in alike if checkpoint.info(name).dtype == info.dtype and checkpoint.stores(name, rows)]
 
 
 def _check_others(

@@ -44,23 +44,6 @@ OTHER_FORMS = (
 """Files that state the vocabulary again; `tokenizer.json` replaces them."""
 
 
-def _warn_of_own_rules(folder: Path) -> None:
-    """Warn if transformers' `AutoTokenizer` would not use the new tokenizer as it is.
-
-    Such a model family has a tokenizer class with rules of its own, which returns other IDs whatever `tokenizer.json`
-    contains.
-    """
-    model_type = read_json(folder / CONFIG).get("model_type") if (folder / CONFIG).is_file() else None
-    if model_type in OWN_RULES:
-        warnings.warn(
-            f"transformers' AutoTokenizer opens checkpoints of {model_type} with that family's own rules, whatever "
-            f"tokenizer.json says, and returns other IDs than the new tokenizer. Open the new folder with "
-            f"transformers.PreTrainedTokenizerFast.from_pretrained.",
-            EmbedLayerWarning,
-            stacklevel=5,
-        )
-
-
 def edited_files(folder: Path, tokens: TokenMap, row_map: RowMap, *, per_layer: bool) -> dict[str, str | None]:
     """Return the new text of each file that an edit changes, other than the weights and `tokenizer.json`.
 
@@ -74,16 +57,15 @@ def edited_files(folder: Path, tokens: TokenMap, row_map: RowMap, *, per_layer: 
 
     Returns:
         A dictionary from file name, relative to `folder`, to the new text, or to `None` for a file to delete.
-
-    Raises:
-        VocabularyError: A configuration names a removed token.
     """
     ids, special, model = tokens.new_token_ids(row_map), tokens.special_tokens, read_json_if_there(folder / CONFIG)
 
     def edited_config(content: JsonObject) -> JsonObject:
         edited = edited_configuration(content, ids, CONFIG)
-        edited = _with_all_roles(_with_per_layer_rows(edited, row_map.size) if per_layer else edited, ids)
-        return with_moved_defaults(content, edited, ids, CONFIG)
+        if per_layer:
+            text, sizes = edited.get("text_config"), dict.fromkeys(PER_LAYER_ROWS, row_map.size)
+            edited = {**edited, **({"text_config": {**text, **sizes}} if isinstance(text, dict) else sizes)}
+        return with_moved_defaults(content, _with_all_roles(edited, ids), ids, CONFIG)
 
     def edited_params(content: JsonObject) -> JsonObject:
         size = {"vocab_size": row_map.size} if content.get("vocab_size") == row_map.old_size else {}
@@ -101,7 +83,14 @@ def edited_files(folder: Path, tokens: TokenMap, row_map: RowMap, *, per_layer: 
         if own_class is not None:
             warn_of_lost_settings(own_class)
         special.warn()
-        _warn_of_own_rules(folder)
+        if model.get("model_type") in OWN_RULES:
+            warnings.warn(
+                f"transformers' AutoTokenizer opens checkpoints of {model['model_type']} with that family's own rules, "
+                f"whatever tokenizer.json says, and returns other IDs than the new tokenizer. Open the new folder with "
+                f"transformers.PreTrainedTokenizerFast.from_pretrained.",
+                EmbedLayerWarning,
+                stacklevel=4,
+            )
         edits[TOKENIZER_CONFIG] = lambda content: tokenizer_config(content, special, model, replaced=True)
         edits[SPECIALS] = lambda _: dict(special)
         removed = list(folder.glob(ADDED))
@@ -132,13 +121,6 @@ def edited_files(folder: Path, tokens: TokenMap, row_map: RowMap, *, per_layer: 
         removed += _templates_to_remove(folder, sorted(added_texts(old_tokenizer) - added_texts(tokenizer)), contents)
     texts = {name: json.dumps(content, indent=2, ensure_ascii=False) + "\n" for name, content in contents.items()}
     return {**texts, **{file.relative_to(folder).as_posix(): None for file in removed}}
-
-
-def _with_per_layer_rows(content: JsonObject, size: int) -> JsonObject:
-    """Return a copy of the content of a `config.json` that states the number of rows of the per-layer table."""
-    text = content.get("text_config")
-    sizes = dict.fromkeys(PER_LAYER_ROWS, size)
-    return {**content, "text_config": {**text, **sizes}} if isinstance(text, dict) else {**content, **sizes}
 
 
 def read_json_if_there(file: Path) -> JsonObject:

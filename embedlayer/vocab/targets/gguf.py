@@ -46,11 +46,6 @@ ENDS = {GGUF_TABLE: "table", GGUF_HEAD: "head", GGUF_HEAD_BIAS: "head", GGUF_PER
 def apply_to_gguf(source: Path, out: Path, resolve: ResolveEdit) -> EditResult:
     """Write the edited copy of a GGUF file, atomically; `source` does not change.
 
-    Args:
-        source: The file before the edit.
-        out: The new file.
-        resolve: Function that returns the edit of each model.
-
     Returns:
         The result, how the rows of each edited tensor are stored, and the tokens with an extra space in decoded text.
 
@@ -233,17 +228,11 @@ def _check_other_tensors(file: GGUFFile, old: int) -> None:
 
 
 class _OldRows(NamedTuple):
-    """The old rows of a tensor in the type in which it is written.
-
-    Attributes:
-        dtype: Name of that type.
-        rows: The old rows.
-        changes: Largest absolute change of a finite number of each row, `(V,)`.
-    """
+    """The old rows of a tensor in the type in which it is written."""
 
     dtype: str
     rows: RowTensor
-    changes: Tensor
+    changes: Tensor  # largest absolute change of a finite number of each row, `(V,)`
 
 
 def _stored(file: GGUFFile, name: str, *, adds: bool) -> _OldRows:

@@ -73,11 +73,6 @@ def row_tensors(
         The tensors by name: tables, then heads and their biases, then the optimizer's state as
         `optimizer.PARAMETER.KEY`. By the same names, functions that put a new tensor in the place of the old one: a
         DTensor in the place of a DTensor.
-
-    Raises:
-        SizeError: The optimizer trains none of these tensors, or its state has a shape that does not show which
-            values belong to a row.
-        StaleRowsError: The optimizer's state is that before an earlier edit.
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     by_id: dict[int, tuple[str, RowTensor]] = {}

@@ -21,14 +21,6 @@ def state_with_rows(state: Mapping[str, Any], name: str, rows: RowTensor) -> Ite
 
     States that are not tensors, single numbers, and tensors without rows, such as Adafactor's column statistics, are
     left out.
-
-    Args:
-        state: The optimizer's state of the parameter, by key.
-        name: Name of the parameter, for the error.
-        rows: The parameter, with one row for each token.
-
-    Raises:
-        SizeError: The shape or dtype of a state does not show which values belong to a row.
     """
     parameter = rows.tensor
     for key, value in state.items():

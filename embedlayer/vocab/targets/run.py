@@ -109,14 +109,6 @@ def apply_to_run(folder: Path, partial: Path, resolve: ResolveEdit) -> EditResul
 def run_census(folder: Path, left_out: Collection[str]) -> CensusReport:
     """Return what follows the vocabulary in a folder of this library, as `apply_to_run` moves it.
 
-    Args:
-        folder: The folder, which has a saved layer.
-        left_out: Paths of the files that an edit leaves out.
-
-    Raises:
-        CheckpointError: `apply_to_run` would raise it; errors about single tokens are not among them.
-        SizeError, TokenizerError, VocabularyError: The same.
-
     Warns:
         EmbedLayerWarning: Added tokens of the tokenizer have no row yet.
     """
