@@ -44,9 +44,6 @@ class Entry(NamedTuple):
 def with_defaults_of_class(content: JsonObject) -> Any:
     """Return a configuration with the entries that its file leaves to the defaults of its class.
 
-    Args:
-        content: Content of a `config.json`.
-
     Returns:
         The configuration as the class in transformers reads it. If transformers is not installed, does not know the
         model type or does not read the content: a copy of the content with the IDs of `DEFAULT_IDS`. It does not have
@@ -69,9 +66,6 @@ def _with_recorded_defaults(content: JsonObject) -> JsonObject:
 
 def unknown_defaults(content: JsonObject) -> list[str]:
     """Return the keys of token IDs that a file leaves to a class whose defaults are not known, such as `eos_token_id`.
-
-    Args:
-        content: Content of a `config.json`.
 
     Returns:
         Roles, or `image_token_id` of a multimodal model, that no part of the configuration has. It is empty if
@@ -97,10 +91,6 @@ def with_moved_defaults(content: JsonObject, edited: JsonObject, ids: IdConversi
         edited: Content after it, as `edited_configuration` returns it; it is not changed.
         ids: Converts the IDs.
         where: Name of the file, for errors.
-
-    Raises:
-        VocabularyError: A default names a token that is removed, or the class reads another value than the one that is
-            written.
     """
     expected = list(_new_entries(content, ids, where))
     moved = copy.deepcopy(edited)
@@ -166,11 +156,7 @@ def _owner_in(content: JsonObject, path: tuple[str, ...]) -> JsonObject:
 def _is_stated(content: JsonObject, path: tuple[str, ...], key: str, names: Mapping[str, str]) -> bool:
     """Return whether a configuration file states an entry, under its name in the class or another one.
 
-    Args:
-        content: Content of the file.
-        path: Keys of the configuration that contains the entry.
-        key: Name of the entry in the class.
-        names: From another name to the name in the class.
+    `path` has the keys of the configuration that contains the entry; `names` the name in the class for another name.
     """
     inner = part_at(content, path)
     return isinstance(inner, dict) and any(

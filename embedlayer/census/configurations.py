@@ -105,11 +105,6 @@ def parts_of(config: Any, size: int, name: str = "") -> Iterator[Part]:
 
     A part has the token IDs of the edited vocabulary if it states the number of tokens of that vocabulary. If it states
     no number of tokens, it is as the configuration around it.
-
-    Args:
-        config: The configuration of a model with the edited vocabulary.
-        size: Number of tokens of that vocabulary, V.
-        name: Name of the configuration.
     """
     nested = [entry for entry in _nested(config, name) if entry[1] not in OTHER_PARTS]
     is_stated = any(size in _sizes(owner).values() for _, _, owner in nested)
@@ -127,12 +122,8 @@ def _nested(config: Any, name: str, key: str = "") -> Iterator[tuple[str, str, A
 def _parts(config: Any, name: str, key: str, of_tokens: bool, size: int | None) -> Iterator[Part]:
     """Yield a configuration and all configurations in it, as `parts_of`.
 
-    Args:
-        config: The configuration.
-        name: Its dotted name.
-        key: Its key in the configuration around it; "" for the outermost one.
-        of_tokens: Whether the configuration around it has the token IDs of the edited vocabulary.
-        size: Number of tokens of that vocabulary; `None` if no part states it, so that it tells nothing.
+    `key` is its key in the configuration around it, or "", and `of_tokens` says whether that one has the token IDs of
+    the edited vocabulary. `size` is `None` if no part states the number of tokens, so that it tells nothing.
     """
     sizes = _sizes(config)
     if sizes and key:
@@ -157,16 +148,7 @@ def text_part(config: Any) -> Any:
 
 
 def id_keys(owner: Any, size: int, where: str) -> list[str]:
-    """Return the keys of a configuration that name token IDs and are not null.
-
-    Args:
-        owner: The configuration; configurations in it are not searched.
-        size: Number of tokens, V.
-        where: Name of the configuration, for the error.
-
-    Raises:
-        VocabularyError: A key ends like those of token IDs, holds an ID, and is not known.
-    """
+    """Return the keys of a configuration that name token IDs and are not null."""
     entries = entries_of(owner)
     for key, value in entries.items():
         is_known = key in KNOWN_IDS or key in NO_IDS or key in FIRST_IDS or key.startswith(COUNTS)
@@ -204,9 +186,6 @@ def module_ids(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 
     Modules of torch and of this library are left out: the padding row of a table is no attribute of the model, and
     that of a table of positions is a position.
-
-    Args:
-        module: The module, all of which has one vocabulary.
     """
     for name, part in module.named_modules():
         package = type(part).__module__.partition(".")[0]
@@ -225,17 +204,13 @@ def new_value(key: str, value: Any, ids: IdConversion, beside: Mapping[str, Any]
         ids: Converts the IDs.
         beside: The configuration that contains the entry.
         where: Name of the configuration, for errors.
-
-    Raises:
-        VocabularyError: The entry needs a token that is removed, or an ID that the edit would change or give to a new
-            token.
     """
     if key in SUPPRESSED_IDS:
         return _without_removed(value, ids)
     if key in SEQUENCE_BIASES:
         return _moved_biases(value, ids)
     if key in PLACED_IDS and isinstance(value, list | tuple):
-        return type(value)(_placed(pair, key, ids, where) for pair in value)
+        return type(value)(type(pair)((pair[0], ids.of(key, pair[1], {}, where))) for pair in value)
     if key in NAMED_IDS and isinstance(value, Mapping):
         moved = {name: _id_or_none(one, ids) for name, one in value.items()}
         return {name: one for name, one in moved.items() if one is not None}
@@ -282,9 +257,6 @@ def _moved_biases(value: Any, ids: IdConversion) -> Any:
     """Return a `sequence_bias` with new IDs, in its form; sequences with removed tokens are left out.
 
     transformers writes the sequences of a dictionary into a file as texts, such as `"(351, 352)"`.
-
-    Raises:
-        VocabularyError: A sequence is another text.
     """
     pairs = value.items() if isinstance(value, Mapping) else value
     if not isinstance(value, list | tuple | Mapping):
@@ -311,11 +283,6 @@ def _written_sequence(text: str, ids: IdConversion) -> str | None:
     return None if moved is None else str(moved)
 
 
-def _placed(pair: Any, key: str, ids: IdConversion, where: str) -> Any:
-    """Return a pair (place, token ID) with the new ID."""
-    return type(pair)((pair[0], ids.of(key, pair[1], {}, where)))
-
-
 def check_sizes(owners: Sequence[Any], old: int, new: int) -> None:
     """Check that configurations that state a number of tokens state that of the table, if an edit changes it.
 
@@ -323,9 +290,6 @@ def check_sizes(owners: Sequence[Any], old: int, new: int) -> None:
         owners: All configurations of a model whose token IDs are those of the edited vocabulary.
         old: Number of rows of the table before the edit.
         new: Number of rows after it.
-
-    Raises:
-        VocabularyError: They state other numbers alone, as in a family whose table has rows that are no tokens.
     """
     sizes = [(key, value) for owner in owners for key, value in _sizes(owner).items()]
     if old != new and sizes and all(value != old for _, value in sizes):
@@ -337,17 +301,7 @@ def check_sizes(owners: Sequence[Any], old: int, new: int) -> None:
 
 
 def edited_configuration(content: JsonObject, ids: IdConversion, where: str) -> JsonObject:
-    """Return the content of a configuration file after an edit: new token IDs, and the new number of tokens.
-
-    Args:
-        content: The content before the edit; it is not changed.
-        ids: Converts the IDs.
-        where: Name of the file, for errors.
-
-    Raises:
-        VocabularyError: An entry needs a token that is removed, it is not known whether it names a token, or the
-            configuration states another number of tokens.
-    """
+    """Return the content of a configuration file after an edit: new token IDs, and the new number of tokens."""
     edited, old = copy.deepcopy(content), len(ids.new_ids)
     parts = [part for part in parts_of(edited, old) if part.of_tokens]
     check_sizes([part.owner for part in parts], old, ids.size)
@@ -376,9 +330,7 @@ def json_value(value: Any) -> Any:
 def value_of_json(stored: Any, like: Any) -> Any:
     """Return a value that `json_value` converted, in the form of the present value of the entry.
 
-    Args:
-        stored: The JSON.
-        like: The present value, which is a tuple, a list, a dictionary or a number as the result shall be.
+    The present value, `like`, is a tuple, a list, a dictionary or a number as the result shall be.
     """
     if isinstance(like, Mapping) and isinstance(stored, list):
         return {tuple(key) if isinstance(key, list) else key: one for key, one in stored}
@@ -398,10 +350,6 @@ def check_readers(configs: Sequence[Any], new_ids: Tensor, size: int) -> None:
         configs: All configurations of the model, those of other vocabularies included, and its modules.
         new_ids: New ID of each old ID, `(V,)` int64, or -1 for a removed token.
         size: Number of rows after the edit.
-
-    Raises:
-        VocabularyError: IDs of images or sounds, or of times, would change or follow others; the largest ID of a text
-            would be another token; or the model hashes IDs, or counts positions from the ID of the padding token.
     """
     entries = [entries_of(config) for config in configs]
     _check_first_ids(entries, new_ids, size)
@@ -426,13 +374,7 @@ def check_readers(configs: Sequence[Any], new_ids: Tensor, size: int) -> None:
 def check_padding(subject: str, padding: object, new_ids: Tensor) -> None:
     """Check that the padding token keeps its ID, in a family that counts positions from that ID.
 
-    Args:
-        subject: The family with the verb, such as "roberta counts", for the message.
-        padding: ID of the padding token; what is no old ID is not checked.
-        new_ids: New ID of each old ID, `(V,)` int64, or -1 for a removed token.
-
-    Raises:
-        VocabularyError: The padding token would get another ID.
+    `subject` is the family with the verb, such as "roberta counts", for the message. What is no old ID is not checked.
     """
     if type(padding) is int and 0 <= padding < len(new_ids) and int(new_ids[padding]) != padding:
         raise VocabularyError(

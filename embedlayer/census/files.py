@@ -40,11 +40,7 @@ LEFT_OUT = (
         "optimizer=optimizer), and save both.",
         ("latest",),
     ),
-    FileRule(
-        ("checkpoint-[0-9]*/",),
-        "earlier checkpoints with the old token IDs",
-        "Edit each of them by itself.",
-    ),
+    FileRule(("checkpoint-[0-9]*/",), "earlier checkpoints with the old token IDs", "Edit each of them by itself."),
     FileRule(
         ("adapter_model.bin", "adapter*.pt", "adapter*.pth"),
         "an adapter as a pickle, which is not loaded",
@@ -103,9 +99,7 @@ def _fits(name: str, patterns: Iterable[str]) -> bool:
 def is_left_out(file: str, left_out: Iterable[str]) -> bool:
     """Return whether a file is one of `left_out`, or is in a folder of these.
 
-    Args:
-        file: Path of the file, relative to the folder of the model, with slashes.
-        left_out: Paths as `files_left_out` returns them.
+    `file` is relative to the folder of the model, with slashes; `left_out` is what `files_left_out` returns.
     """
     return any(file.startswith(path) if path.endswith("/") else file == path for path in left_out)
 
@@ -123,11 +117,7 @@ def other_safetensors(folder: Path, left_out: Iterable[str]) -> Iterator[str]:
 
 
 def left_out_message(left_out: Mapping[str, FileRule]) -> str:
-    """Return what an edit leaves out and why, as the text of a warning.
-
-    Args:
-        left_out: What `files_left_out` returned; not empty.
-    """
+    """Return what an edit leaves out and why, as the text of a warning."""
     rules = list(dict.fromkeys(left_out.values()))
     parts = []
     for rule in rules:

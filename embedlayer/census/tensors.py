@@ -81,11 +81,6 @@ def axes_by_build(model_class: Any, config: Any, known: Collection[str]) -> Axes
     one. A number is that of the vocabulary if the shape of a known table or head follows it. No memory is allocated for
     the weights; the time of one build is that of `from_pretrained` without reading the files (0.1 s for 1,000 tensors).
 
-    Args:
-        model_class: The class.
-        config: The configuration, which does not change.
-        known: Names of tables and heads in the model.
-
     Returns:
         The axes by name, for tied tensors under each of their names. It is empty if no number of tokens in the
         configuration determines the size of a known tensor.
@@ -116,10 +111,6 @@ def axes_by_build(model_class: Any, config: Any, known: Collection[str]) -> Axes
 def axes_by_architecture(config: JsonObject, known: Collection[str]) -> Axes | None:
     """Return the tensors that follow the vocabulary in the class of transformers that a `config.json` names.
 
-    Args:
-        config: Content of the file.
-        known: Names of tables and heads in the model.
-
     Returns:
         The axes of each tensor of the class by name, `()` for one that does not follow the vocabulary. `None` if
         transformers is not installed, does not have the class, or cannot build it from this configuration.
@@ -134,9 +125,6 @@ def axes_by_architecture(config: JsonObject, known: Collection[str]) -> Axes | N
 
 def class_named_in(config: JsonObject) -> tuple[Any, Any] | None:
     """Return the class of transformers that a `config.json` names, and its configuration.
-
-    Args:
-        config: Content of the file.
 
     Returns:
         The class and the configuration; `None` if transformers is not installed or does not have the class.
@@ -156,9 +144,6 @@ def class_named_in(config: JsonObject) -> tuple[Any, Any] | None:
 
 def configuration_of(content: JsonObject) -> Any:
     """Return a configuration as its class in transformers reads it; `None` if transformers does not have the class.
-
-    Args:
-        content: Content of a `config.json`.
 
     Raises:
         CheckpointError: The class does not read the content.
@@ -185,9 +170,6 @@ def _with_floats(value: Any) -> Any:
 @contextmanager
 def failures_named(name: str) -> Iterator[None]:
     """Raise the errors of transformers' code in the block as an error of ours.
-
-    Args:
-        name: Name of the model's class.
 
     Raises:
         CheckpointError: The block raised an error.
@@ -244,11 +226,7 @@ def built_on_meta(model_class: Any, config: Any) -> Any:
 
 
 def _built_shapes(model_class: Any, config: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each parameter and buffer of a model that is built on the meta device.
-
-    Raises:
-        CheckpointError: The model cannot be built from this configuration.
-    """
+    """Return the shape of each parameter and buffer of a model that is built on the meta device."""
     return {name: tuple(tensor.shape) for name, tensor in named_tensors(built_on_meta(model_class, config))}
 
 

@@ -61,21 +61,13 @@ def naming_errors(what: str) -> Iterator[None]:
 
 
 def missing_tensors(loaded: Mapping[str, Any]) -> tuple[int, str]:
-    """Return how many tensors transformers has filled with random numbers, and the names of the first ones.
-
-    Args:
-        loaded: The loading information of `from_pretrained(..., output_loading_info=True)`.
-    """
+    """Return how many tensors transformers has filled with random numbers, and the names of the first ones."""
     missing = sorted({*loaded["missing_keys"], *(key for key, *_ in loaded["mismatched_keys"])})
     return len(missing), ", ".join([*missing[:NAMED], *["..."] * (len(missing) > NAMED)])
 
 
 def _require_causal(transformers: Any, folder: Path | str, config: Any) -> None:
-    """Refuse a folder of another class than the causal language model of its type; it may be a part of the folder's.
-
-    Raises:
-        CheckpointError: There is no causal language model of this type, or `config.json` names another class.
-    """
+    """Refuse a folder of another class than the causal language model of its type; it may be a part of the folder's."""
     causal = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     written = next(iter(config.architectures or ()), None)
     if causal is not None and (

@@ -144,21 +144,12 @@ class EmbeddingLayer(Pretrained):
             output.follow_references([ChildReference(self, "table")], ChildReference(parent, name))
         elif output is not None and decoder is not None and output.table is decoder.table is not None:
             output.follow_references([ChildReference(decoder, "table")], ChildReference(parent, name))
-        self.family = family
-        self.recipe = tuple(recipe)
-        self.numbering = numbering
-        self.padding_id = padding_id
-        self.first_position_id = first_position_id
+        self.family, self.recipe, self.numbering = family, tuple(recipe), numbering
+        self.padding_id, self.first_position_id = padding_id, first_position_id
         self.types = types if isinstance(types, nn.Module) else None
-        self.norm = norm
-        self.projection = projection
-        self.token_dropout = token_dropout
-        self.streams = streams
-        self.decoder = decoder
-        self.per_layer = per_layer
-        self.final_norm = final_norm
-        self.layer_types = tuple(layer_types)
-        self.window = window
+        self.norm, self.projection, self.token_dropout, self.streams = norm, projection, token_dropout, streams
+        self.decoder, self.per_layer, self.final_norm = decoder, per_layer, final_norm
+        self.layer_types, self.window = tuple(layer_types), window
         self.other_positions = nn.ModuleDict(dict(other_positions or {}))
         self.block_positions = tuple(block_positions)
         self.encoder_block_positions = tuple(encoder_block_positions)
@@ -166,8 +157,7 @@ class EmbeddingLayer(Pretrained):
         if unknown:
             raise SizeError(f"block_positions has {', '.join(sorted(unknown))}, which other_positions has not.")
         self.tensor_names = {key: tuple(names) for key, names in (tensor_names or {}).items()}
-        self.is_part = is_part
-        self.is_edited = is_edited
+        self.is_part, self.is_edited = is_part, is_edited
         self.load_record = LoadRecord()
         self._checkpoint: Checkpoint | None = None
         self._tokenizer: Tokenizer | None = None
@@ -351,8 +341,7 @@ class EmbeddingLayer(Pretrained):
             SizeError: Both kinds of positions are passed, or token types to a family without them.
             ShapeError: Positions or mask do not fit the IDs.
         """
-        steps, batch = self._steps(ids, attention_mask, position_ids, positions, token_type_ids)
-        return run_steps(steps, batch)
+        return run_steps(*self._steps(ids, attention_mask, position_ids, positions, token_type_ids))
 
     def decoder_input(
         self,
@@ -369,18 +358,9 @@ class EmbeddingLayer(Pretrained):
         Raises:
             SizeError: This is not the layer of an encoder-decoder model: a decoder alone is read by `input`.
         """
-        steps, batch = self._steps(ids, attention_mask, position_ids, positions, None, self._decoder())
-        return run_steps(steps, batch)
-
-    def _decoder(self) -> DecoderInput:
-        """Return the decoder's own parts.
-
-        Raises:
-            SizeError: This is not the layer of an encoder-decoder model.
-        """
         if self.decoder is None:
             raise SizeError(f"A layer of family {self.family} has no second input: its only stack is read by input.")
-        return self.decoder
+        return run_steps(*self._steps(ids, attention_mask, position_ids, positions, None, self.decoder))
 
     def trace(
         self,
@@ -683,15 +663,7 @@ def _read_saved_layer(
 ) -> EmbeddingLayer:
     """Read a folder that `EmbeddingLayer.save_pretrained` wrote.
 
-    Args:
-        checkpoint: The open folder.
-        dtype: Dtype of the layer; `None` for that of the file.
-        device: Device of the layer.
-        table_only: Whether to return a layer with the table alone; the folder is read in full.
-        per_layer: Whether the layer keeps its per-layer inputs.
-
-    Raises:
-        CheckpointError: The folder is damaged, or contains a layer of another class.
+    The arguments are those of `load`; with `table_only` the folder is read in full too.
     """
     config = checkpoint.file(CONFIG)
     assert config is not None

@@ -91,19 +91,10 @@ def _base(stated: JsonObject) -> object:
 def _rope_parameters(source: str, stated: JsonObject, base: object) -> JsonObject | None:
     """Return transformers' `rope_parameters` for Mistral's `yarn` and `llama_4_scaling`; `None` if there are neither.
 
-    Args:
-        source: Name of the file, for messages.
-        stated: Its keys.
-        base: Base of the frequencies.
-
-    Raises:
-        CheckpointError: A key is unknown or missing, or the two state different lengths.
+    `stated` are the keys of the file `source`, and `base` the base of the frequencies.
     """
     yarn, queries = stated.get("yarn"), stated.get("llama_4_scaling")
-    for name, part, keys in (
-        ("yarn", yarn, (*YARN_PARAMS, "apply_scale")),
-        ("llama_4_scaling", queries, QUERY_PARAMS),
-    ):
+    for name, part, keys in (("yarn", yarn, (*YARN_PARAMS, "apply_scale")), ("llama_4_scaling", queries, QUERY_PARAMS)):
         if part is None:
             continue
         if not isinstance(part, dict) or not part.keys() >= {*keys}:
@@ -128,11 +119,7 @@ def _rope_parameters(source: str, stated: JsonObject, base: object) -> JsonObjec
 
 
 def _require_known(source: str, stated: JsonObject, known: Iterable[str], prefix: str) -> None:
-    """Check that every key that has a value is known.
-
-    Raises:
-        CheckpointError: A key is not known, and its value is neither null nor false.
-    """
+    """Check that every key that has a value is known."""
     unknown = next((key for key, value in stated.items() if key not in known and value not in (None, False)), None)
     if unknown is not None:
         raise CheckpointError(f"{source}: the key {prefix}{unknown} is not known here, so it may change the model.")
@@ -149,14 +136,7 @@ def _parse(text: str) -> object:
 def require_value(source: str, config: Mapping[str, object], key: str, *allowed: object) -> None:
     """Check that the value of a configuration key is one that `DecoderLM` implements.
 
-    Args:
-        source: Name of the configuration, for the message.
-        config: The configuration.
-        key: The key to check; a missing key counts as `None`.
-        *allowed: Values that are implemented.
-
-    Raises:
-        CheckpointError: The value is none of `allowed`; the message names both.
+    `source` is the name of the configuration, for the message. A missing key counts as `None`.
     """
     if config.get(key) not in allowed:
         known = ", ".join(str(value) for value in allowed if value is not None)

@@ -137,11 +137,7 @@ def unpatch(model: Model) -> Model:
 
 
 def _refuse_other_tables(model: nn.Module) -> None:
-    """Check that a patched model has no table that `unpatch` cannot replace by a module of transformers.
-
-    Raises:
-        CheckpointError: There is a `DeltaEmbedding`, or a table that `replace_table` has put in.
-    """
+    """Check that a patched model has no table that `unpatch` cannot replace by a module of transformers."""
     if own_attribute(model, RESIZE) is None:
         return
     for name, module in model.named_modules():
@@ -165,9 +161,6 @@ def _look_ups(model: nn.Module) -> list[nn.Embedding]:
     These are the model's input embeddings, its output module if that is an embedding (FSMT), its per-layer table
     (Gemma 3n and 4), and all other embeddings that share a weight with one of them. Modules that are already patched
     are left out.
-
-    Raises:
-        CheckpointError: The model has no token embeddings, or its input embeddings are not an `nn.Embedding`.
     """
     inputs = _call_getters(model, "get_input_embeddings")
     if not hasattr(model, "get_input_embeddings") or not inputs:
@@ -190,12 +183,8 @@ def _look_ups(model: nn.Module) -> list[nn.Embedding]:
 def _call_getters(model: nn.Module, getter: str, *, inside: bool = True) -> list[nn.Module]:
     """Call a getter, such as `get_input_embeddings`, on a model and all its submodules; return the modules found.
 
-    A submodule without this getter is skipped. The result may contain a module several times.
-
-    Args:
-        model: The model.
-        getter: Name of the method.
-        inside: Whether to call it on submodules too.
+    A submodule without this getter is skipped. The result may contain a module several times. With `inside=False` it is
+    not called on submodules.
     """
     modules = []
     for part in model.modules() if inside else (model,):
@@ -217,13 +206,7 @@ def _heads(model: nn.Module) -> list[nn.Linear]:
 def _refuse_tied(tables: list[nn.Embedding], model: nn.Module) -> None:
     """Raise an error if row-sparse gradients are impossible: they need tables whose weight is only looked up.
 
-    Args:
-        tables: Token embeddings that will be replaced.
-        model: The model, of which every module is searched for a weight of these tables.
-
-    Raises:
-        CheckpointError: A module other than an embedding shares the weight of a table (the message names the module),
-            or `tables` is empty because the model is already patched.
+    Every module of the model is searched for a weight of `tables`, the token embeddings that will be replaced.
     """
     if not tables:
         raise CheckpointError("The model is patched already: unpatch it first, then patch it with row_sparse=True.")
@@ -237,15 +220,7 @@ def _refuse_tied(tables: list[nn.Embedding], model: nn.Module) -> None:
 
 
 def _table_like(old: nn.Embedding, *, row_sparse: bool) -> TokenEmbedding:
-    """Return a `TokenEmbedding` that shares the parameter, the scale and the padding ID of `old`.
-
-    Args:
-        old: The embedding of the model, which does not change.
-        row_sparse: Whether the gradient has only the looked-up rows.
-
-    Raises:
-        CheckpointError: The embedding has an option or a `forward` that `TokenEmbedding` does not have.
-    """
+    """Return a `TokenEmbedding` that shares the parameter, the scale and the padding ID of `old`."""
     if not _is_known(old):
         raise CheckpointError(
             f"What a {type(old).__name__} does beyond look-up and scale is unknown: it is not patched."
@@ -362,11 +337,6 @@ def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:
     """Resize the vocabulary of a patched model with transformers' own method, then patch the modules that it created.
 
     `patch` installs this function as the model's `resize_token_embeddings`. Pending lazy updates are applied first.
-
-    Args:
-        model: The patched model.
-        *arguments: Arguments of transformers' method.
-        **options: Keyword arguments of transformers' method.
 
     Returns:
         The input embeddings.

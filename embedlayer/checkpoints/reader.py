@@ -57,19 +57,12 @@ class _Hub(CheckpointFolder):
 
     def __init__(self, repository: str, revision: str | None, folder: str = "", *, online: bool | None = None) -> None:
         self.name = f"{repository}/{folder}" if folder else repository
-        self.repository = repository
-        self.revision = revision
-        self.folder = folder
-        self.online = online
+        self.repository, self.revision, self.folder, self.online = repository, revision, folder, online
 
     def find(self, file: str) -> Path | None:
         """Return the local path of a file, downloaded unless the cache has it; `None` if there is no such file.
 
         If the hub cannot be reached, the result is also `None` for a file that the cache does not have.
-
-        Raises:
-            FileError: The hub refuses the repository, or cannot be reached and the cache does not have the repository.
-            MissingExtraError: The `hf` extra is not installed.
         """
         try:
             hub = require("huggingface_hub", extra="hf")
@@ -99,9 +92,6 @@ class _Hub(CheckpointFolder):
 
         The result is `False` if `HF_HUB_OFFLINE` is set, or if the hub cannot be reached and the cache has the
         repository. Without this check, the hub's client would retry each file for half a minute.
-
-        Raises:
-            FileError: The hub cannot be reached, and the cache does not have the repository.
         """
         hub = require("huggingface_hub", extra="hf")
         errors = require("huggingface_hub.errors", extra="hf")
@@ -133,9 +123,7 @@ class _Hub(CheckpointFolder):
 def _hub_error(what: str, error: Exception) -> FileError:
     """Return, without raising it, the error of a failed access to the hub.
 
-    Args:
-        what: What failed, a sentence without its full stop.
-        error: Error of the hub's client; the first line of its message is added in parentheses.
+    `what` says what failed, without a full stop; the first line of the message of `error` follows in parentheses.
     """
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
     return FileError(f"{what} ({reason}). There is no folder or file of that name here either.")
@@ -143,9 +131,6 @@ def _hub_error(what: str, error: Exception) -> FileError:
 
 def _connect_to(url: str) -> None:
     """Test whether a host answers: open and close a connection to it, or to the proxy that is set for it.
-
-    Args:
-        url: Any URL on the host.
 
     Raises:
         OSError: The connection fails, or takes longer than `SECONDS_TO_CONNECT`.
@@ -301,10 +286,6 @@ def _first_module(place: CheckpointFolder) -> tuple[str, bool]:
 
     `folder` is the module's folder in the checkpoint, empty for the checkpoint itself. `is_static` says whether the
     module is a StaticEmbedding. A checkpoint without `modules.json` gives `("", False)`.
-
-    Raises:
-        FileError: `modules.json` cannot be read.
-        CheckpointError: `modules.json` is damaged, or names a folder outside the checkpoint.
     """
     path = place.find("modules.json")
     if path is None:

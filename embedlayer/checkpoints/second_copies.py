@@ -9,7 +9,6 @@ from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.checkpoints.reading.model import checkpoint_family, tensor_rules
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families import META_LLAMA, Family, family_of
-from embedlayer.families.records import End
 from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, Header, read_header
 
 Copies = dict[str, dict[str, str]]
@@ -63,7 +62,9 @@ def find_copies(folder: Path, checkpoint: Checkpoint, aliases: Mapping[str, str]
             if key is None and name not in checkpoint.names:
                 rule = tensor_rule(name, families, model_type)
                 alike = {each: ends[each] for each in keys if checkpoint.info(each).shape == info.shape}
-                key = _of_end(alike, None if rule is None else rule.end)
+                end = None if rule is None else rule.end
+                wanted = (end, "table") if end in ("table", "head") else (end,) if end else ()  # a head may be tied
+                key = next((name for one in wanted for name, own_end in alike.items() if own_end == one), None)
                 if key is None and num_rows in info.shape:
                     raise _unknown(file, name, info.shape)
             if key is not None:
@@ -98,17 +99,6 @@ def refuse_copies(
                 raise _unknown(file, name, info.shape)
 
 
-def _of_end(alike: Mapping[str, End | None], end: End | None) -> str | None:
-    """Return the name of the first tensor of an end; of a tied head, that of the table; `None` if there is none.
-
-    Args:
-        alike: The end of each tensor of the checkpoint that has the shape of the copy, by name.
-        end: The end of the copy, or `None` if it is not known.
-    """
-    wanted = (end, "table") if end in ("table", "head") else (end,) if end else ()
-    return next((name for each in wanted for name, own in alike.items() if own == each), None)
-
-
 def _unknown(file: str, name: str, shape: tuple[int, ...]) -> CheckpointError:
     """Create, but do not raise, the error for a file that is no known copy of the model in its folder."""
     return CheckpointError(
@@ -121,15 +111,8 @@ def _unknown(file: str, name: str, shape: tuple[int, ...]) -> CheckpointError:
 def _check_adapter(file: str, header: Header, names: Collection[str], families: list[Family], call: str) -> None:
     """Check that an adapter of PEFT changes no table and no head.
 
-    Args:
-        file: Path of the adapter, for the message.
-        header: Its header.
-        names: Names of the tensors by token in the model.
-        families: The records of the model.
-        call: Call that merges the adapter.
-
-    Raises:
-        CheckpointError: It does.
+    `file` and `call`, which merges the adapter, are for the message; `names` are those of the tensors by token in the
+    model.
     """
     modules = {name.rpartition(".")[0] for name in names}
     for name in header.tensors:

@@ -123,12 +123,7 @@ def _nonfinite_rows(path: Path, vectors: VectorRows) -> str:
     )
 
 
-def write_vectors(
-    path: Path | str,
-    tokens: Sequence[str],
-    rows: TableLike,
-    format: VectorFormat | None = None,
-) -> None:
+def write_vectors(path: Path | str, tokens: Sequence[str], rows: TableLike, format: VectorFormat | None = None) -> None:
     r"""Write a table and its tokens to a file of word vectors, in float32, atomically.
 
     Args:
@@ -167,9 +162,6 @@ def _blocks(rows: Tensor | LookupTable, count: int, width: int) -> Iterator[Row]
     """Yield the rows in order, in blocks: NumPy arrays of float32, `(N, D)`.
 
     A block has at most `NUMBERS_AT_ONCE` numbers, but at least one row.
-
-    Raises:
-        CheckpointError: A row contains NaN or infinity.
     """
     step = max(1, NUMBERS_AT_ONCE // width)
     for start in range(0, count, step):

@@ -180,12 +180,8 @@ def write_tensors(
 def _expected_shapes(checkpoint: Checkpoint, old_rows: int, rows: int) -> dict[str, tuple[int, ...]]:
     """Return the new shape of each tensor of a checkpoint that follows the vocabulary, by its family's record.
 
-    A per-layer table that lacks tokens is among them, with the rows that it would have.
-
-    Args:
-        checkpoint: The checkpoint; of an unknown family nothing is known, and the result is empty.
-        old_rows: Number of rows of its table.
-        rows: Number of rows of the new table.
+    A per-layer table that lacks tokens is among them, with the rows that it would have. Of an unknown family nothing is
+    known, and the result is empty.
     """
     found: dict[str, tuple[int, ...]] = {}
     for name, rule in tensor_rules(checkpoint).items():
@@ -203,15 +199,7 @@ def _stream(
 ) -> None:
     """Write a copy of one safetensors file in which some tensors are replaced; the order of the tensors stays.
 
-    Args:
-        source: The old file.
-        target: The file to write, which is created or overwritten.
-        header: Header of the old file.
-        changed: New tensors by name, which may have other shapes. Those that the old file lacks are ignored.
-        metadata: Metadata of the new file.
-
-    Raises:
-        CheckpointError: The old file is shorter than its header states.
+    `changed` has the new tensors by name, which may have other shapes. Those that the old file lacks are ignored.
     """
     entries = {name: (info.dtype, info.shape, info.nbytes) for name, info in header.tensors.items()}
     for name in entries.keys() & changed.keys():
@@ -230,10 +218,7 @@ def _stream(
 def copy_bytes(old: BinaryIO, new: BinaryIO, info: TensorInfo) -> None:
     """Copy the bytes of one tensor to the present position of another file, in buffers.
 
-    Args:
-        old: File that contains the tensor.
-        new: File to write to.
-        info: Byte range of the tensor in `old`.
+    `info` has the byte range of the tensor in `old`.
 
     Raises:
         CheckpointError: The old file ends before the range does.
@@ -250,14 +235,8 @@ def _rewrite_json(
 ) -> None:
     """Update the numbers of rows in `config.json` and `params.json`, and the sizes in the shard index.
 
-    A file that is missing stays missing, and a file that states no such sizes stays as it is.
-
-    Args:
-        folder: Folder of the new checkpoint.
-        checkpoint: The old checkpoint.
-        old_rows: Number of rows of the old table.
-        sizes: From each configuration key to the number of rows of the new table.
-        changed: New tensors by name.
+    A file that is missing stays missing, and a file that states no such sizes stays as it is. `sizes` has the number of
+    rows of the new table for each configuration key; `changed` the new tensors by name.
     """
     config = folder / CONFIG
     if config.is_file():

@@ -62,9 +62,6 @@ def check_kind(to: str) -> dict[str, int]:
         `{"rank": R}` for a factorised table, `{"blocks": B}` for GGUF's blocks of B bits. For another quantised one
         `{"bits": B}`, and the key `group` for groups of columns.
 
-    Raises:
-        SizeError: `compress_table` does not know the name.
-
     Example:
         >>> check_kind("int4-g32")
         {'bits': 4, 'group': 32}

@@ -16,7 +16,6 @@ from embedlayer.tables.table import TokenTable
 LARGEST = 2**31 - 2**20
 """Bytes of codes and scales that fit into one ONNX file: protobuf's limit, less the graph."""
 
-
 DOCUMENTATION = (
     "Rows of a token table for input_ids, and logits for hidden states. IDs must be from 0 to {V} - 1. They are not "
     "checked: the vector of an ID from {V} on is zero, and a negative ID counts from the last row."

@@ -106,7 +106,9 @@ def compare_compression(
             )
         )
     if counts is not None:
-        rows.append(_trimmed(table, rows[0], int((counts > 0).sum()) if kept is None else kept))
+        left = round(size * (int((counts > 0).sum()) if kept is None else kept) / table.num_rows)
+        file_size = left + rows[0].file_bytes - size  # the rows that remain do not change, so their error is 0
+        rows.append(CompressionResult("trim", left, file_size, left / size, 0.0, None, None, None))
     return rows
 
 
@@ -177,12 +179,8 @@ def loss_on_text(model: nn.Module, ids: Int[Tensor, " T"], *, length: int = 256)
 def _overlap(near: Tensor, found: Tensor) -> float | None:
     """Return the mean share of each token's neighbours in `near` that are also among its neighbours in `found`.
 
-    Args:
-        near: Token IDs of the neighbours of N tokens, `(N, K)`.
-        found: Token IDs of the neighbours of the same tokens in another table, `(N, K)`.
-
-    Returns:
-        A number from 0 to 1, or `None` if `near` is empty.
+    Both have the IDs of the neighbours of the same N tokens, `(N, K)`, in two tables. The result is from 0 to 1, or
+    `None` if `near` is empty.
     """
     return (near.unsqueeze(2) == found.unsqueeze(1)).any(2).float().mean().item() if near.numel() else None
 
@@ -210,18 +208,3 @@ def _file_bytes(table: TokenTable) -> int:
     tensors = sorted(table.state_dict().items(), key=lambda item: (-item[1].element_size(), item[0]))
     entries = {name: (tensor.dtype, tensor.shape, tensor.nbytes) for name, tensor in tensors}
     return len(encode_header(entries, {"format": "pt"})) + _bytes(table)
-
-
-def _trimmed(table: TokenTable, whole: CompressionResult, kept: int) -> CompressionResult:
-    """Estimate the result of a trim of a table to `kept` tokens.
-
-    The rows that remain do not change, so their error is 0.
-
-    Args:
-        table: The table.
-        whole: Result of the whole table.
-        kept: Number of tokens that remain.
-    """
-    header = whole.file_bytes - whole.bytes
-    bytes_left = round(whole.bytes * kept / table.num_rows)
-    return CompressionResult("trim", bytes_left, bytes_left + header, bytes_left / whole.bytes, 0.0, None, None, None)

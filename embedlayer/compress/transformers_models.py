@@ -96,11 +96,7 @@ def with_table(model: Model, table: TokenTable) -> Model:
 
 
 def _table_of(model: Any) -> TokenTable:
-    """Return the table of the input embeddings of a patched model of transformers.
-
-    Raises:
-        CheckpointError: The model is not patched, or is no model of transformers.
-    """
+    """Return the table of the input embeddings of a patched model of transformers."""
     root = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
     if not isinstance(root, TokenTable):
         raise CheckpointError(
@@ -137,9 +133,6 @@ def _for_look_up(look_up: TokenTable, table: TokenTable) -> TokenTable:
     """Return a table with the rows of `table` and the scale of a look-up, which it can replace.
 
     A dense table that has this scale is returned itself; any other result is a new table that shares the rows.
-
-    Raises:
-        SizeError: A table of this kind has no scale of its own.
     """
     factors = [1.0 if each.factor is None else float(each.factor) for each in (look_up, table)]
     if factors[0] == factors[1] and isinstance(table, TokenEmbedding):
@@ -184,13 +177,7 @@ def _tie(head: OutputHead, table: TokenTable) -> None:
 def _refuse_to_save(kind: str, *arguments: Any, **options: Any) -> NoReturn:
     """Raise the error of `save_pretrained` of a model whose table transformers cannot store.
 
-    Args:
-        kind: Name of the table's class.
-        *arguments: Arguments of `save_pretrained`, which are not used.
-        **options: Its keyword arguments, which are not used.
-
-    Raises:
-        CheckpointError: Always.
+    It takes the arguments of that method, and uses none.
     """
     raise CheckpointError(
         f"transformers cannot store a {kind}, and would load random rows in its place. Call "
@@ -321,7 +308,10 @@ def load_model(directory: Path | str, *, device: torch.device | str = "cpu") -> 
     table = layer if isinstance(layer, TokenTable) else getattr(layer, "table", None)
     if not isinstance(table, TokenTable):
         raise CheckpointError(f"{folder} holds a {type(layer).__name__}, which has no table of tokens.")
-    tensors = _other_tensors(layer)
+    tensors: dict[str, Tensor] = {}
+    if isinstance(layer, EmbeddingLayer):  # the others than those of its table, by their names in the checkpoint
+        state = layer.state_dict()
+        tensors = {name: state[key] for key, names in layer.tensor_names.items() if key in state for name in names}
     for file in files:
         stored, metadata = load_tensors(file)
         rows = torch.zeros(1, 1, dtype=table.rows(0, 1).dtype).expand(table.vocab_size, table.embed_dim)
@@ -341,11 +331,3 @@ def load_model(directory: Path | str, *, device: torch.device | str = "cpu") -> 
     if count:
         raise CheckpointError(f"{folder} lacks tensors of a {type(model).__name__}: {names}.")
     return cast(nn.Module, with_table(model, table).to(device).eval())
-
-
-def _other_tensors(layer: Pretrained) -> dict[str, Tensor]:
-    """Return the tensors of an embedding layer other than those of its table, by their names in the checkpoint."""
-    if not isinstance(layer, EmbeddingLayer):
-        return {}
-    state = layer.state_dict()
-    return {name: state[key] for key, names in layer.tensor_names.items() if key in state for name in names}

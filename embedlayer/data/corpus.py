@@ -12,13 +12,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from embedlayer.core.errors import EmbedLayerWarning, FileError, SizeError, TextError, TokenIdError
-from embedlayer.data.corpus_files import (
-    INDEX_FILE,
-    TOKENIZER,
-    concatenate_shards,
-    read_shards,
-    write_shard_tables,
-)
+from embedlayer.data.corpus_files import INDEX_FILE, TOKENIZER, concatenate_shards, read_shards, write_shard_tables
 from embedlayer.data.memmap import ConcatenatedArray, IdArray
 from embedlayer.data.text_chunks import encode_chunks, split_text
 from embedlayer.data.text_files import READ_BYTES, decoded, find_text_files, opened
@@ -55,12 +49,7 @@ class TokenCorpus:
 
     @classmethod
     def build(
-        cls,
-        sources: Sequence[str | Path],
-        tokenizer: object,
-        path: str | Path,
-        *,
-        on_progress: Progress | None = None,
+        cls, sources: Sequence[str | Path], tokenizer: object, path: str | Path, *, on_progress: Progress | None = None
     ) -> "TokenCorpus":
         """Encode text files into a corpus in the folder `path`, and open it.
 
@@ -287,7 +276,11 @@ class CorpusWriter:
             self.num_bytes += len(chunk.encode())
             if len(ids):
                 if not started:
-                    self._start_document()
+                    if self.num_tokens and self.separator is not None:
+                        self.write(np.array([self.separator], dtype=self.dtype))
+                        self.num_tokens += 1
+                        self.token_ends[-1] += 1
+                    self.documents.append(self.num_tokens)
                     started = True
                 self.write(ids.astype(self.dtype))
                 self.num_tokens += len(ids)
@@ -297,14 +290,6 @@ class CorpusWriter:
                 self.byte_ends[-1] = self.num_bytes
             after_chunk()
         return started
-
-    def _start_document(self) -> None:
-        """Record that a document starts here. If there is an earlier document, write the separator first."""
-        if self.num_tokens and self.separator is not None:
-            self.write(np.array([self.separator], dtype=self.dtype))
-            self.num_tokens += 1
-            self.token_ends[-1] += 1
-        self.documents.append(self.num_tokens)
 
     def tables(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the arrays `documents` and `blocks` of a `TokenCorpus` for the documents so far.
@@ -333,12 +318,7 @@ def ignore_progress(read: int, total: int) -> None:
 def require_text(has_text: bool | int, sources: Sequence[str | Path]) -> None:
     """Raise an error if the sources of a corpus gave no token.
 
-    Args:
-        has_text: Whether there is any token, or the number of tokens.
-        sources: Names of the sources, for the error message.
-
-    Raises:
-        TextError: There is no token.
+    `has_text` is the number of tokens, or whether there are any.
     """
     if not has_text:
         raise TextError(f"There is no text in {', '.join(map(str, sources))}. Pass a file with at least one word.")
@@ -349,18 +329,8 @@ def warn_left_out(source: str | Path) -> None:
     warnings.warn(f"{source} is left out: it has no text.", EmbedLayerWarning, stacklevel=3)
 
 
-# Cutting
-
-
-# Reading
-
-
 def _check_replaceable(path: Path) -> None:
-    """Raise an error unless a corpus may be written to `path`: nothing, an empty folder or a corpus is there.
-
-    Raises:
-        FileError: `path` is a file, or a folder with other files.
-    """
+    """Raise an error unless a corpus may be written to `path`: nothing, an empty folder or a corpus is there."""
     names = {file.name for file in path.iterdir()} if recover_folder(path).is_dir() else set()
     if names and not {INDEX_FILE, "ids.bin"} <= names:
         raise FileError(f"The folder {path} holds other files than a corpus. Choose a new folder for the corpus.")

@@ -113,11 +113,7 @@ def plan_digest(plan: JsonObject) -> str:
 def write_shard_tables(folder: Path, documents: Offsets, blocks: Offsets, index: JsonObject) -> None:
     """Write `documents.npy`, `blocks.npy` and `index.json` into the folder of a shard or corpus.
 
-    Args:
-        folder: Existing folder.
-        documents: Index of the first token of each document.
-        blocks: Number of tokens and of UTF-8 bytes up to the end of each text chunk, `(chunks, 2)`.
-        index: Fields of `index.json`; the format version is added.
+    They have the form that `CorpusShard` describes; the format version is added to `index`.
     """
     np.save(folder / "documents.npy", documents, allow_pickle=False)
     np.save(folder / "blocks.npy", blocks, allow_pickle=False)
@@ -192,33 +188,18 @@ def concatenate_shards(shards: Sequence[CorpusShard]) -> tuple[IdArray | Concate
 
 
 def missing_shards(path: Path) -> list[int]:
-    """Return the numbers of the shards of a corpus that are planned but have no folder yet.
-
-    Raises:
-        FileError: There is no plan in the folder `path`.
-        CheckpointError: The plan is damaged.
-    """
+    """Return the numbers of the shards of a corpus that are planned but have no folder yet."""
     shards = read_plan(path)["shards"]
     return [number for number in range(shards) if not shard_folder(path, number).exists()]
 
 
 def read_plan(path: Path) -> JsonObject:
-    """Read and check the plan of a corpus in shards, `corpus.json` in the folder `path`.
-
-    Raises:
-        FileError: There is no plan.
-        CheckpointError: The file is damaged or has another format version.
-    """
+    """Read and check the plan of a corpus in shards, `corpus.json` in the folder `path`."""
     return read_fields(path / PLAN_FILE, ShardPlan, version=PLAN_VERSION)
 
 
 def read_index(path: Path) -> JsonObject:
-    """Read and check `index.json` in the folder `path` of a shard, or of a corpus without shards.
-
-    Raises:
-        FileError: There is no such file.
-        CheckpointError: The file is damaged or has another format version.
-    """
+    """Read and check `index.json` in the folder `path` of a shard, or of a corpus without shards."""
     return read_fields(path / INDEX_FILE, ShardIndex, version=FORMAT_VERSION)
 
 
@@ -226,10 +207,6 @@ def _read_shard(path: Path) -> CorpusShard:
     """Read one shard in the folder `path`, or a corpus without shards, and check that its files fit each other.
 
     The token IDs are memory-mapped. In a corpus without a plan, each document counts as a source of its own.
-
-    Raises:
-        FileError: There is no `index.json`, or a file cannot be mapped.
-        CheckpointError: A file is missing, truncated, or does not fit the others.
     """
     index = read_index(path)
     is_planned = "plan" in index

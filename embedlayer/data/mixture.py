@@ -85,10 +85,7 @@ class TokenMixture:
             TextError: A corpus is too small: it is a single text chunk.
         """
         first, last = zip(*(corpus.split(validation_fraction) for corpus in self.corpora), strict=True)
-        return (
-            TokenMixture(zip(first, self.weights, strict=True)),
-            TokenMixture(zip(last, self.weights, strict=True)),
-        )
+        return (TokenMixture(zip(first, self.weights, strict=True)), TokenMixture(zip(last, self.weights, strict=True)))
 
 
 class MixedSampler:
@@ -203,12 +200,7 @@ def windows_of_an_epoch(weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def _split_pairs(weights: Weights[Ids]) -> tuple[tuple[Ids, ...], tuple[float, ...]]:
-    """Return the corpora and the weights of a mixture.
-
-    Raises:
-        SizeError: There are no pairs of a corpus and a weight.
-        TokenizerError: Two corpora have different tokenizers. Token IDs without a `TokenCorpus` have none to compare.
-    """
+    """Return the corpora and the weights of a mixture."""
     pairs = list(weights.items() if isinstance(weights, Mapping) else weights)
     if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
         raise SizeError("A mixture is a list of pairs (corpus, weight), such as [(books, 3), (code, 1)].")

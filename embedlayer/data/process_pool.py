@@ -135,10 +135,7 @@ def _start_worker(progress: Any, threads: int) -> None:
     """Initialise a worker process; it runs once in each, before the first job.
 
     The process ignores Ctrl-C, limits the threads of the `tokenizers` library, and exits when its parent has ended.
-
-    Args:
-        progress: Array in shared memory with one integer for each job: its progress, or -1 before it is started.
-        threads: Number of threads with which `tokenizers` encodes.
+    `progress` is an array in shared memory with one integer for each job: its progress, or -1 before it is started.
     """
     global _progress
     _progress = progress
@@ -163,11 +160,8 @@ def _exit_with_parent() -> None:
 def _run_job(prepare: Callable[[str], Job], argument: str, place: int, number: int) -> list[str]:
     """Do one job in a worker process, and return the messages of the embedlayer warnings in it.
 
-    Args:
-        prepare: Function that returns the function which does a job.
-        argument: Argument of `prepare`.
-        place: Index of the job in the shared array of `_start_worker`.
-        number: Number of the job.
+    `prepare(argument)` returns the function which does a job; `place` is the job's index in the shared array of
+    `_start_worker`.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -179,8 +173,7 @@ def _run_job(prepare: Callable[[str], Job], argument: str, place: int, number: i
         _progress[place] = value
 
     report(0)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", EmbedLayerWarning)
+    with warnings.catch_warnings(record=True, action="always", category=EmbedLayerWarning) as caught:
         _prepared(prepare, argument)(number, report)
     return [str(warning.message) for warning in caught if issubclass(warning.category, EmbedLayerWarning)]
 

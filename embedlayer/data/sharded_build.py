@@ -120,11 +120,7 @@ def build_in_shards(
 def _build_missing(folder: Path, shards: int, workers: int, on_progress: Progress) -> None:
     """Build the shards of a plan that are not built yet, in at most `workers` processes.
 
-    Args:
-        folder: Folder with the plan; the caller holds its lock.
-        shards: Number of all shards.
-        workers: Largest number of processes; with 1 this process builds the shards.
-        on_progress: Called with the number of bytes read so far and the total over all shards.
+    With one worker this process builds them. The caller holds the lock of the folder.
     """
     plan = read_plan(folder)
     total = sum(size for _, size, _ in plan["sources"])
@@ -209,12 +205,7 @@ def shard_builder(folder: str) -> Callable[[int, Report], None]:
         raise CheckpointError(f"{path / TOKENIZER} is not the tokenizer of {path / PLAN_FILE}. Build in a new folder.")
 
     def build(number: int, report: Report) -> None:
-        """Build shard `number` atomically, while holding its lock.
-
-        Args:
-            number: Number of the shard, from 0.
-            report: Called with the number of bytes read so far.
-        """
+        """Build shard `number` atomically, while holding its lock."""
         target = shard_folder(path, number)
         with _shard_lock(path, number):
             remove_partials(target)  # of a build that was killed
@@ -240,12 +231,7 @@ def _remove_partials_of(path: Path, number: int) -> None:
 
 
 def _write_shard(folder: Path, plan: JsonObject, number: int, tokenizer: Tokenizer, report: Report) -> None:
-    """Encode the byte ranges of the sources that belong to one shard, and write the files of the shard.
-
-    Raises:
-        FileError: A source cannot be read, or was changed since the plan was written.
-        TextError: A source is not UTF-8.
-    """
+    """Encode the byte ranges of the sources that belong to one shard, and write the files of the shard."""
     found: list[int] = []
     with (folder / "ids.bin").open("wb") as file:
         writer = CorpusWriter(tokenizer, lambda ids: file.write(ids.tobytes()))
@@ -317,11 +303,7 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
 
 
 def _check_same(path: Path, started: JsonObject, requested: JsonObject) -> None:
-    """Raise an error if the plan of a build in a folder differs from the plan for the arguments of this call.
-
-    Raises:
-        FileError: The plans differ; the message names the first difference.
-    """
+    """Raise an error if the plan of a build in a folder differs from the plan for the arguments of this call."""
     if started == requested:
         return
     for key in ("format_version", "shards", "tokenizer"):
@@ -345,9 +327,6 @@ def _size_and_digest(source: str) -> list[Any]:
     """Return `[size, digest]` of a file: its size in bytes, and 16 hexadecimal digits of a SHA-256 of its content.
 
     Of a file above 1 MiB, only 64 blocks of 16 KiB, evenly spread, are read.
-
-    Raises:
-        FileError: The file cannot be read.
     """
     digest = hashlib.sha256()
     require_file(source)
@@ -361,11 +340,7 @@ def _size_and_digest(source: str) -> list[Any]:
 
 
 def _check_unchanged(source: str, planned: list[Any], found: list[Any]) -> None:
-    """Raise an error if the size or the digest of a source differs from those in the plan.
-
-    Raises:
-        FileError: The size or the digest differs.
-    """
+    """Raise an error if the size or the digest of a source differs from those in the plan."""
     if found != planned:
         (had, _), (has, _) = planned, found
         how = f"it has {has} bytes and had {had}" if has != had else f"it has {has} bytes as before, but other ones"
@@ -385,10 +360,6 @@ def _source_ranges(plan: JsonObject, part: int, tokenizer: Tokenizer) -> Iterato
 
     A range starts and ends where cutting the text changes no ID. A gzipped source is not split: it belongs to the shard
     in which its first byte is.
-
-    Raises:
-        FileError: A source cannot be read, or was changed since the plan was written.
-        TextError: A source is not UTF-8.
     """
     total = sum(size for _, size, _ in plan["sources"])
     low, high = (total * number // plan["shards"] for number in (part, part + 1))
@@ -440,12 +411,7 @@ def first_cut(source: str, place: int, size: int, tokenizer: Tokenizer) -> int:
 
 
 def _text_before(source: str, place: int, count: int) -> str:
-    """Return the last `count` characters before byte `place` of a file, fewer near the start; no byte-order mark.
-
-    Raises:
-        FileError: The file cannot be read.
-        TextError: The bytes are not UTF-8.
-    """
+    """Return the last `count` characters before byte `place` of a file, fewer near the start; no byte-order mark."""
     begin = _next_character(source, max(0, place - _MAX_CHAR_BYTES * (count + 1)))
     raw = _bytes_of(source, begin, place)
     try:
@@ -462,10 +428,6 @@ def _next_character(source: str, place: int) -> int:
 
 
 def _bytes_of(source: str, begin: int, end: int) -> bytes:
-    """Read the bytes of a file from offset `begin` up to, but without, offset `end`.
-
-    Raises:
-        FileError: The file cannot be read.
-    """
+    """Read the bytes of a file from offset `begin` up to, but without, offset `end`."""
     with opened(source, begin, end) as (read, _):
         return checked(source, read, end - begin)

@@ -82,12 +82,8 @@ def _encode_ahead(
 ) -> Iterator[tuple[list[str], list[Encoding]]]:
     """Yield batches of chunks with the encodings of each chunk behind its anchor, followed by those of the anchors.
 
-    A thread encodes a batch while the caller uses the one before and the next one is cut.
-
-    Args:
-        chunks: Chunks of a text.
-        anchor: Anchor of the first chunk: the last characters before it.
-        tokenizer: The tokenizer.
+    A thread encodes a batch while the caller uses the one before and the next one is cut. The anchor of a chunk is the
+    last characters before it; `anchor` is that of the first chunk.
     """
     tokenizer = pure_tokenizer(tokenizer)
     size = max(_FEWEST_CHUNKS, _CHUNKS_PER_CORE * usable_cores())
@@ -142,11 +138,8 @@ def _find_cut(text: str, end: int, tokenizer: Tokenizer | None) -> int | None:
     """Return an index between `end / 2` and `end` at which a text can be cut safely; `None` if none is found.
 
     Cuts between two words are tried first, then those at white space and at punctuation; of each kind, the last ones.
-
-    Args:
-        text: The text, with at least 128 characters after `end`.
-        end: Largest index.
-        tokenizer: Tokenizer with which a cut is checked; `None`: the first one tried is returned.
+    `text` has at least 128 characters after `end`. Without a tokenizer, with which a cut is checked, the first one
+    tried is returned.
     """
     for pattern in _CUTS:
         for place in _last_places(pattern, text, end):

@@ -11,11 +11,7 @@ from pathlib import Path
 
 from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import EmbedLayerWarning, FileError, TextError
-from embedlayer.data.corpus_files import (
-    INDEX_FILE,
-    PLAN_FILE,
-    is_corpus,
-)
+from embedlayer.data.corpus_files import INDEX_FILE, PLAN_FILE, is_corpus
 from embedlayer.data.text_formats import DATASET, TextFormat, format_of_text, is_other, not_text, refuse_json_lines
 from embedlayer.io.files import file_errors, require_file
 
@@ -44,7 +40,8 @@ def find_text_files(paths: Sequence[str | Path]) -> list[str | Path]:
         elif path.is_dir():
             found += _texts_below(path)
         elif path.exists():
-            _check_start(path)
+            with suppress(FileError), opened(path) as (read, _):  # what reads the whole text raises it
+                next(decoded(path, read), "")  # refuses what is not plain text
             found.append(path)
         else:
             raise FileError(f"There is no file or folder {path}. Check the path, or pass - for standard input.")
@@ -55,10 +52,6 @@ def find_text_files(paths: Sequence[str | Path]) -> list[str | Path]:
 
 def _texts_below(folder: Path) -> list[Path]:
     """Return the text files in a folder and its subfolders, sorted; see `find_text_files` for what is left out.
-
-    Raises:
-        TextError: There is no text file, the folder is a corpus or a data set, or its files of the formats in
-            `embedlayer.data.text_formats` are larger than its text files.
 
     Warns:
         EmbedLayerWarning: Files of these formats are left out.
@@ -118,18 +111,6 @@ def _start_of(file: Path) -> bytes:
         return b""
 
 
-def _check_start(file: Path) -> None:
-    """Read the first 64 KiB of a file, decompressed if its name ends in `.gz`, and check that they are plain text.
-
-    A file that cannot be read is left to what reads all of its text.
-
-    Raises:
-        TextError: They are not plain text.
-    """
-    with suppress(FileError), opened(file) as (read, _):
-        next(decoded(file, read), "")
-
-
 def _sizes(files: Iterable[Path]) -> int:
     """Return the number of bytes of files."""
     return sum(file.stat().st_size for file in files)
@@ -172,10 +153,7 @@ def opened(source: str | Path, begin: int = 0, end: int | None = None) -> Iterat
 def checked(source: str | Path, read: _Read, size: int = READ_BYTES) -> bytes:
     """Return `read(size)`, and turn an error in it into a `FileError`.
 
-    Args:
-        source: Path of the text, for the error message.
-        read: Function of `opened` that returns at most `size` bytes; empty bytes mean the end of the text.
-        size: Largest number of bytes to read.
+    `read` is a function of `opened`, and `source` the path, for the error.
 
     Raises:
         FileError: The source cannot be read or decompressed.

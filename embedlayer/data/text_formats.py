@@ -121,9 +121,7 @@ DATASET = TextFormat(
 def format_of_text(source: str | Path, start: bytes) -> TextFormat | None:
     """Return which of `TEXT_FORMATS` a file has, or `JSON_LINES`; `None` for plain text and for any other file.
 
-    Args:
-        source: Path of the file, or `"-"`.
-        start: Its first bytes, decompressed if its name ends in `.gz`.
+    `start` are its first bytes, decompressed if its name ends in `.gz`.
     """
     if is_plain(start):
         return JSON_LINES if JSON_LINES.matches(Path(source), start) else None
@@ -149,9 +147,6 @@ def refuse_json_lines(source: str | Path, start: bytes) -> None:
     Args:
         source: Path of the file, or `"-"`.
         start: Its first bytes, decompressed if its name ends in `.gz`, without a byte-order mark.
-
-    Raises:
-        TextError: The file has JSON lines.
 
     Warns:
         EmbedLayerWarning: The file has JSON lines, and its name ends in `.txt`.

@@ -206,8 +206,7 @@ class WindowSampler:
     def _starts(self, numbers: Indices) -> Indices:
         """Return the index of the first token of each window.
 
-        Args:
-            numbers: Numbers of the windows in the order of training, counted from 0 over all epochs.
+        Windows have numbers in the order of training, counted from 0 over all epochs.
         """
         epochs, places = np.divmod(numbers, self.num_windows)
         starts = np.empty_like(numbers)
@@ -230,11 +229,7 @@ class WindowSampler:
 
 
 def check_rank(rank: int, ranks: int) -> None:
-    """Check the number of a rank.
-
-    Raises:
-        SizeError: `rank` is not in `0..ranks - 1`.
-    """
+    """Check the number of a rank."""
     if not 0 <= rank < ranks:
         raise SizeError(f"Rank {rank} of {ranks} does not exist: ranks are counted from 0 to {ranks - 1}.")
 
@@ -284,11 +279,6 @@ def _stack(windows: list[Window]) -> Batch:
 
 def _gather(ids: IdArray | ConcatenatedArray, starts: npt.NDArray[np.int64], length: int) -> Batch:
     """Copy windows of token IDs and return them as a batch, `(starts, length)` int64 each.
-
-    Args:
-        ids: Token IDs, `(N,)`.
-        starts: Index of the first token of each window.
-        length: Tokens in a window.
 
     Returns:
         Inputs, `ids[s : s + length]` for each start `s`, and targets, `ids[s + 1 : s + length + 1]`.
@@ -366,11 +356,7 @@ def _ids_of(text_or_corpus: str | Path | TokenIds, tokenizer: object) -> TokenId
 
 
 def _check_sizes(**sizes: int) -> None:
-    """Raise an error unless every size is an integer of at least 1; sizes are passed by name, for the message.
-
-    Raises:
-        SizeError: A size is not an integer or is below 1.
-    """
+    """Raise an error unless every size is an integer of at least 1; sizes are passed by name, for the message."""
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
             raise SizeError(f"{name} is {size!r}, {type(size).__name__}; it must be an integer, 1 or more.")
@@ -379,14 +365,7 @@ def _check_sizes(**sizes: int) -> None:
 def _check_windows(ids: IdArray | ConcatenatedArray, max_length: int, **sizes: int) -> None:
     """Raise an error unless windows of `max_length` tokens can be cut from token IDs.
 
-    Args:
-        ids: The token IDs.
-        max_length: Tokens in a window.
-        sizes: Further sizes by name, such as `stride`, that must be integers of at least 1.
-
-    Raises:
-        SizeError: A size is not an integer or is below 1, or the IDs have several dimensions.
-        TextError: The IDs are too few for one window and its target.
+    Further sizes, such as `stride`, must be integers of at least 1.
     """
     _check_sizes(max_length=max_length, **sizes)
     if ids.ndim != 1:

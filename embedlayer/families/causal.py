@@ -57,10 +57,8 @@ META_TENSORS: Mapping[str, str] = {
 def _llama(name: str, *model_types: str, **changes: Any) -> Family:
     """Return a family like LLaMA: unscaled rows, rotary positions, and a head without a bias.
 
-    Args:
-        name: Name of the family in reports.
-        *model_types: Values of `model_type` in its configurations; none if `name` is the only one.
-        **changes: Fields of `Family` in which the family differs from LLaMA.
+    `name` is that in reports, and the only model type if none follows; `changes` are the fields in which the family
+    differs from LLaMA. The functions below take the same arguments.
     """
     llama = Family(name, model_types or (name,), table=("embed_tokens.weight",), position="rotary")
     return replace(llama, **changes)
@@ -69,10 +67,7 @@ def _llama(name: str, *model_types: str, **changes: Any) -> Family:
 def _muse(name: str, model_type: str, factor: float) -> Family:
     """Return a family like Muse Glimmer, which normalises its rows and scales and caps its logits.
 
-    Args:
-        name: Name of the family in reports.
-        model_type: `model_type` in its configurations.
-        factor: Factor on the logits if a configuration states none.
+    `factor` is that on the logits if a configuration states none.
     """
     return _llama(
         name,
@@ -87,11 +82,7 @@ def _muse(name: str, model_type: str, factor: float) -> Family:
 def _gemma(name: str, *model_types: str, softcap: float | None = None, **changes: Any) -> Family:
     """Return a family like Gemma 2: rows times sqrt(D) rounded to their dtype, and a tied head with a cap.
 
-    Args:
-        name: Name of the family in reports.
-        *model_types: Values of `model_type` in its configurations; none if `name` is the only one.
-        softcap: transformers' default of `final_logit_softcapping`; `None` for no cap by default.
-        **changes: Fields of `Family` in which the family differs from Gemma 2.
+    `softcap` is transformers' default of `final_logit_softcapping`.
     """
     default = () if softcap is None else (("final_logit_softcapping", softcap),)
     head = HeadSpec(softcap="final_logit_softcapping", tied=True)
@@ -127,11 +118,7 @@ def _granite(name: str, *model_types: str, **changes: Any) -> Family:
 def _inkling(name: str, model_type: str, head: HeadSpec, **changes: Any) -> Family:
     """Return a family like Inkling, which normalises its rows and has positions that depend on hidden states.
 
-    Args:
-        name: Name of the family in reports.
-        model_type: `model_type` in its configurations.
-        head: Factor or cap on its logits.
-        **changes: Further fields of `Family` that are set.
+    `head` has the factor or the cap on its logits.
     """
     rows = CountedRows("unpadded_vocab_size")
     return _llama(
@@ -218,9 +205,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     _llama("gpt_neox", table=("embed_in.weight",), head=HeadSpec(("embed_out.weight", "lm_head.weight"))),
     _llama("gpt_neox_japanese", table=("embed_in.weight",), head=HeadSpec(("embed_out.weight",), tied=True)),
     _llama(
-        "zamba2",
-        position=PositionChoice("use_mem_rope", ((True, "rotary"),), otherwise=None),
-        head=HeadSpec(tied=True),
+        "zamba2", position=PositionChoice("use_mem_rope", ((True, "rotary"),), otherwise=None), head=HeadSpec(tied=True)
     ),
     _llama("mllama", "mllama_text_model", rows=ExtraRows(8), head=HeadSpec(tied="never")),
     _llama(
@@ -248,13 +233,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     _llama("phi", head=HeadSpec(bias=("lm_head.bias",))),
     _llama("phimoe", head=HeadSpec(bias=("lm_head.bias",), has_bias=("lm_head_bias", False))),
     _llama("ernie4_5_moe", head=HeadSpec(bias=("lm_head.bias",), has_bias=("use_bias", False), tied=True)),
-    _gpt2(
-        "gptj",
-        *("gptj", "codegen"),
-        position="rotary",
-        recipe=("types",),
-        head=HeadSpec(bias=("lm_head.bias",)),
-    ),
+    _gpt2("gptj", *("gptj", "codegen"), position="rotary", recipe=("types",), head=HeadSpec(bias=("lm_head.bias",))),
     _llama(
         "zaya",
         recipe=("norm",),
@@ -298,8 +277,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     _granite("granite", *("granite", "granitemoe", "granitemoeshared", "granitemoe_swa", "granite4_vision_text")),
     _granite("granite_swa", head=HeadSpec(logit_scale=Factor(per="logits_scaling", default=1.0), tied=True)),
     _granite(
-        "granitemoehybrid",
-        position=PositionChoice("position_embedding_type", (("rope", "rotary"),), otherwise=None),
+        "granitemoehybrid", position=PositionChoice("position_embedding_type", (("rope", "rotary"),), otherwise=None)
     ),
     _llama(
         "granite_docling",
@@ -318,11 +296,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         defaults=(("scale_emb", 12), ("dim_model_base", 256)),
     ),
     _llama("afmoe", scale=Factor("sqrt_dim", only_if=("mup_enabled",))),
-    _llama(
-        "beam",
-        head=HeadSpec(softcap="final_logit_softcapping"),
-        defaults=(("final_logit_softcapping", 30.0),),
-    ),
+    _llama("beam", head=HeadSpec(softcap="final_logit_softcapping"), defaults=(("final_logit_softcapping", 30.0),)),
     # A norm or a shift of the rows.
     _llama(
         "nanochat",
@@ -334,9 +308,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     _muse("muse_glimmer", "muse_glimmer_text", 0.19611613513818404),
     _muse("muse_spark", "muse_spark_text", 0.1767766952966369),
     _inkling(
-        "inkling",
-        "inkling_text",
-        HeadSpec(logit_scale=Factor(per="logits_mup_width_multiplier", default=1 / 24)),
+        "inkling", "inkling_text", HeadSpec(logit_scale=Factor(per="logits_mup_width_multiplier", default=1 / 24))
     ),
     _inkling(
         "inkling2",
@@ -344,12 +316,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         HeadSpec(softcap="final_logit_softcapping"),
         defaults=(("final_logit_softcapping", 30.0),),
     ),
-    _llama(
-        "hrm_text",
-        scale=Factor("embedding_scale", default=50.0),
-        recipe=("norm",),
-        norm=ShiftSpec(("z_L_init",)),
-    ),
+    _llama("hrm_text", scale=Factor("embedding_scale", default=50.0), recipe=("norm",), norm=ShiftSpec(("z_L_init",))),
     Family(
         "modernbert-decoder",
         ("modernbert-decoder",),

@@ -138,9 +138,7 @@ _DEFAULTS: Mapping[str, Mapping[int | tuple[int, ...], str]] = {
         199999: "phi4_multimodal",
     },
     "begin_suppress_tokens": {(220, 50256): "whisper"},
-    "cls_token_id": {
-        50281: "modernbert modernbert-decoder",
-    },
+    "cls_token_id": {50281: "modernbert modernbert-decoder"},
     "decoder_start_token_id": {
         0: "mt5 pegasus pegasus_x prophetnet umt5",
         1: "blenderbot blenderbot-small",
@@ -149,22 +147,14 @@ _DEFAULTS: Mapping[str, Mapping[int | tuple[int, ...], str]] = {
         50257: "whisper",
         58100: "marian",
     },
-    "eod_token_id": {
-        3: "hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl_text",
-    },
+    "eod_token_id": {3: "hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl_text"},
     "forced_eos_token_id": {
         0: "marian",
         1: "pegasus pegasus_x",
         2: "bart blenderbot blenderbot-small fsmt mbart plbart",
     },
-    "mask_index": {
-        5: "flaubert xlm",
-    },
-    "mask_token_id": {
-        0: "flaubert xlm",
-        32: "esmc",
-        128002: "eurobert",
-    },
+    "mask_index": {5: "flaubert xlm"},
+    "mask_token_id": {0: "flaubert xlm", 32: "esmc", 128002: "eurobert"},
     "sep_token_id": {
         2: "longformer",
         4: "hunyuan_v1_moe hunyuan_vl_text",
@@ -172,9 +162,7 @@ _DEFAULTS: Mapping[str, Mapping[int | tuple[int, ...], str]] = {
         102: "blip_text_model",
         50282: "modernbert modernbert-decoder",
     },
-    "unk_index": {
-        3: "flaubert xlm",
-    },
+    "unk_index": {3: "flaubert xlm"},
 }
 """Key of a token ID -> default -> the model types with a record in whose class it is the default."""
 

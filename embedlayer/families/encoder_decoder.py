@@ -29,33 +29,19 @@ _T5_LOGITS = Factor("1/sqrt_dim", only_if=("scale_decoder_outputs", "tie_word_em
 
 
 def _learned(stack: str, offset: int = 2) -> LearnedPositions:
-    """Return learned positions of a stack, with the rows before position 0 that fairseq leaves.
-
-    Args:
-        stack: `"encoder"` or `"decoder"`.
-        offset: Rows before position 0.
-    """
+    """Return learned positions of a stack, with the rows before position 0 that fairseq leaves."""
     return LearnedPositions((f"{stack}.embed_positions.weight",), offset=offset)
 
 
 def _fixed(stack: str, *, after_padding: bool = False) -> SinusoidalPositions:
-    """Return fixed positions of a stack, which a checkpoint may also store.
-
-    Args:
-        stack: `"encoder"` or `"decoder"`.
-        after_padding: As in `SinusoidalPositions`.
-    """
+    """Return fixed positions of a stack, which a checkpoint may also store."""
     return SinusoidalPositions(after_padding, stored=(f"{stack}.embed_positions.weight",))
 
 
 def _bart(name: str, *model_types: str, offset: int = 2, **changes: Any) -> Family:
     """Return a family like BART: learned positions and a LayerNorm after them in both stacks, and a head with a bias.
 
-    Args:
-        name: Name of the family in reports.
-        *model_types: Values of `model_type` in its configurations; none if `name` is the only one.
-        offset: Rows of the position tables before position 0.
-        **changes: Fields of `Family` in which the family differs from BART.
+    The arguments are those of `_llama` in `causal`; the position tables have `offset` rows before position 0.
     """
     bart = Family(
         name,
@@ -74,10 +60,7 @@ def _bart(name: str, *model_types: str, offset: int = 2, **changes: Any) -> Fami
 
 
 def _without_norm(name: str, *model_types: str, offset: int = 0, **changes: Any) -> Family:
-    """Return a family like Blenderbot, which is like BART without the LayerNorm.
-
-    Arguments are those of `_bart`.
-    """
+    """Return a family like Blenderbot, which is like BART without the LayerNorm. Arguments are those of `_bart`."""
     decoder = DecoderSpec(position=_learned("decoder", offset))
     return _bart(
         name,
@@ -180,10 +163,7 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
             ),
         ),
     ),
-    _sinusoidal(
-        "marian",
-        decoder_input=DecoderSpec(vocab_size="decoder_vocab_size", position=_fixed("decoder")),
-    ),
+    _sinusoidal("marian", decoder_input=DecoderSpec(vocab_size="decoder_vocab_size", position=_fixed("decoder"))),
     Family(
         "trocr",
         ("trocr",),

@@ -161,10 +161,7 @@ def _rope_scaling(
 ) -> dict[str, Any] | None:
     """Return the `rope_scaling` of transformers; `None` for unscaled frequencies.
 
-    Args:
-        own: Metadata of the architecture, without its name.
-        length: Number of positions.
-        factors: See `gguf_config`.
+    `own` is the metadata of the architecture, without its name; `factors` as in `gguf_config`.
     """
     kind, original = own.get("rope.scaling.type", "none"), own.get("rope.scaling.original_context_length")
     stated = {"factor": own.get("rope.scaling.factor"), "original_max_position_embeddings": original or length}

@@ -28,11 +28,8 @@ from embedlayer.families.records import (
 def _masked_head(name: str, dense: str, norm: str, activation: str = "hidden_act") -> HeadSpec:
     """Return the spec of a masked LM head (BERT), which is tied to the token table by default.
 
-    Args:
-        name: Module that stores the bias of the head, and in some checkpoints its rows.
-        dense: Name of the projection, which is followed by the activation.
-        norm: Name of the LayerNorm after the activation.
-        activation: Name of the activation, or `"hidden_act"` to read the name from that configuration key.
+    The module `name` stores the bias of the head, and in some checkpoints its rows; `dense` is the projection, and
+    `activation` is the name of one or `"hidden_act"`, the key that has the name.
     """
     return HeadSpec(
         weight=(f"{name}.decoder.weight",),
@@ -47,10 +44,7 @@ def _masked_head(name: str, dense: str, norm: str, activation: str = "hidden_act
 def _bert(name: str, model_types: Names, **changes: Any) -> Family:
     """Return a family like BERT, which adds up token, type and position embeddings and normalises the sum.
 
-    Args:
-        name: Name of the family in reports.
-        model_types: Values of `model_type` in its configurations.
-        **changes: Fields of `Family` in which the family differs from BERT.
+    `name` is that in reports; `changes` are the fields in which the family differs from BERT.
     """
     bert = Family(
         name,
@@ -92,12 +86,7 @@ def _roberta(name: str, model_types: Names, **changes: Any) -> Family:
 
 
 def _rotary_bert(name: str, **changes: Any) -> Family:
-    """Return a family like BERT with rotary positions and RoBERTa's head.
-
-    Args:
-        name: Name of the family, and the `model_type` in its configurations.
-        **changes: Fields of `Family` in which the family differs from that.
-    """
+    """Return a family like BERT with rotary positions and RoBERTa's head."""
     head = replace(_ROBERTA_HEAD, norm=NormSpec(("lm_head.layer_norm", "lm_head.norm")))
     norm = NormSpec(("embeddings.LayerNorm", "emb_ln"))
     own = {"position": "rotary", "recipe": ("types", "norm"), "norm": norm, "head": head}

@@ -47,17 +47,13 @@ _SPECS: tuple[tuple[MultimodalSpec, Names], ...] = (
     (MultimodalSpec(tied="text"), ("perception_lm",)),
     (
         MultimodalSpec(
-            tied=True,
-            table=("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+            tied=True, table=("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
         ),
         ("florence2",),
     ),
     (MultimodalSpec(tied_by="text", tied=True, scales_logits=True), ("kosmos-2.5",)),
     (MultimodalSpec(tied_by="either", tied=True, scales_logits=True), ("blip", "kosmos-2")),
-    (
-        MultimodalSpec(tied_by="none", scales_logits=True),
-        ("inkling2", "inkling_mm_model", "mllama", "step3p7"),
-    ),
+    (MultimodalSpec(tied_by="none", scales_logits=True), ("inkling2", "inkling_mm_model", "mllama", "step3p7")),
     (
         MultimodalSpec(tied_by="none"),
         ("audioflamingo3", "musicflamingo", "nemo_speechlm", "omniasr", "qwen2_audio", "vibevoice_asr", "voxtral"),

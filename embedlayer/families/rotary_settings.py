@@ -86,19 +86,13 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (RotaryPositions(without_positions="full_attention"), ("exaone4", "exaone_moe", "kolibri1")),
     (RotaryPositions(interleaved=True, without_positions="full_attention"), ("cohere2", "cohere2_moe")),
     (RotaryPositions(without_positions="listed"), ("smollm3",)),
-    (
-        RotaryPositions(interleaved=True, without_positions="listed", query_scaling="unrotated"),
-        ("llama4_text",),
-    ),
+    (RotaryPositions(interleaved=True, without_positions="listed", query_scaling="unrotated"), ("llama4_text",)),
     (RotaryPositions(query_scaling=PowerQueries(0.1, 2048)), ("beam",)),
     (
         RotaryPositions(without_positions="all"),
         ("glm5_next_text", "inkling_text", "inkling2_text", "jamba", "kimi_linear", "moshi_depth"),
     ),
-    (
-        RotaryPositions(without_positions="all", aliases=(("layers_block_type", "layer_types"),)),
-        ("nemotron_h",),
-    ),
+    (RotaryPositions(without_positions="all", aliases=(("layers_block_type", "layer_types"),)), ("nemotron_h",)),
     (
         RotaryPositions(only_if=("position_embedding_type", "rope"), rotated_types=("full_attention", "attention")),
         ("granitemoehybrid",),
@@ -188,10 +182,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         ),
     ),
     (
-        replace(
-            _AXIAL_HEADS,
-            aliases=(*_AXIAL_HEADS.aliases, ("hidden_size", None), ("embed_dim", "hidden_size")),
-        ),
+        replace(_AXIAL_HEADS, aliases=(*_AXIAL_HEADS.aliases, ("hidden_size", None), ("embed_dim", "hidden_size"))),
         ("qwen2_vl_vision",),
     ),
     (replace(_AXIAL, axes=GridAxes(options=("last_axis_first",))), ("step3p5_vision",)),

@@ -305,11 +305,7 @@ SENTENCEPIECE_CLASSES: Mapping[str, SentencePieceRules] = {
     "XLMRoberta": replace(_SHIFTED, starts=("<s>",), ends=("</s>",), between=("</s>", "</s>")),
     "MBart": _MBART,
     "MBart50": replace(
-        _MBART,
-        last=(*_MBART50_LANGUAGES, "<mask>"),
-        languages=_MBART50_LANGUAGES,
-        starts=("",),
-        ends=("</s>",),
+        _MBART, last=(*_MBART50_LANGUAGES, "<mask>"), languages=_MBART50_LANGUAGES, starts=("",), ends=("</s>",)
     ),
     "Nllb": replace(
         _SHIFTED,
@@ -382,9 +378,7 @@ SENTENCEPIECE_CLASSES: Mapping[str, SentencePieceRules] = {
         _AROUND, fixed={"split_by_punct": False}, steps=TextSteps(quotes=False), roles={"mask_token": "[MASK]"}
     ),
     "Albert": replace(
-        _AROUND,
-        fixed={"remove_space": True},
-        steps=TextSteps(keeps_accents=False, lower_case=True, splits_commas=True),
+        _AROUND, fixed={"remove_space": True}, steps=TextSteps(keeps_accents=False, lower_case=True, splits_commas=True)
     ),
     "RemBert": replace(_AROUND, fixed={"remove_space": True}, steps=TextSteps()),
     "XLNet": SentencePieceRules(

@@ -160,9 +160,6 @@ def check_new_files(path: Path | str, *beside: Path | str) -> None:
     Args:
         path: The file. It may be a device or a pipe, if there are no more files.
         *beside: More files in the same folder.
-
-    Raises:
-        FileError: A file exists, or the name of one is too long; or `path` is a device and there are more files.
     """
     for each in (path, *beside):
         with file_errors(f"write {each}"):
@@ -204,11 +201,7 @@ def is_stream(path: Path | str) -> bool:
 
 
 def _real_path(path: Path | str) -> Path:
-    """Return the path that a link at `path` names, or `path`; a link to a device or a pipe is not followed.
-
-    Raises:
-        FileError: `path` is a block device or a socket.
-    """
+    """Return the path that a link at `path` names, or `path`; a link to a device or a pipe is not followed."""
     return Path(path) if is_stream(path) else Path(os.path.realpath(path))
 
 
@@ -222,9 +215,7 @@ def _name(path: Path | str, target: Path) -> str:
 def _created(partial: Path, old_file: Path | None) -> Iterator[Path]:
     """Context manager: create a file and yield its path; at the end set its permissions and flush it to the disk.
 
-    Args:
-        partial: The file.
-        old_file: The file that it will replace, whose permissions it gets, if it exists.
+    The permissions are those of `old_file`, which it will replace, if that exists.
     """
     old = None if old_file is None or not old_file.exists() else stat.S_IMODE(old_file.stat().st_mode)
     os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if old is None else old | 0o600))
@@ -294,11 +285,7 @@ def new_folder(path: Path | str) -> Iterator[Path]:
 
 
 def check_new_folder(path: Path | str) -> None:
-    """Check that a folder does not exist or is empty, before the work of which it is the result.
-
-    Raises:
-        FileError: A file or a folder with content is at `path`.
-    """
+    """Check that a folder does not exist or is empty, before the work of which it is the result."""
     target = _real_path(path)
     _require_folder(target)
     with file_errors(f"write the folder {path}"), suppress(FileNotFoundError, PermissionError):  # found when it is made
@@ -307,22 +294,14 @@ def check_new_folder(path: Path | str) -> None:
 
 
 def _require_folder(path: Path) -> None:
-    """Raise an error if something else than a folder is at `path`.
-
-    Raises:
-        FileError: A file or a device is there.
-    """
+    """Raise an error if something else than a folder is at `path`."""
     if os.path.exists(path) and not os.path.isdir(path):
         what = "device or a pipe" if is_stream(path) else "file"
         raise FileError(f"{path} is a {what}, not a folder. Choose a folder that does not exist yet.")
 
 
 def _name_folder(partial: Path, target: Path) -> None:
-    """Give a new folder its name.
-
-    Raises:
-        FileError: A file or a folder with content has appeared there.
-    """
+    """Give a new folder its name."""
     try:
         name_new_folder(partial, target)
     except FileExistsError as error:
@@ -497,10 +476,6 @@ def require_file(path: Path | str, *, most: int | None = None) -> None:
     Args:
         path: The path; a symbolic link is followed.
         most: Largest size in bytes; `None` for no limit.
-
-    Raises:
-        FileError: There is nothing at the path, it is a folder, a named pipe, a socket or a device, or the file is
-            larger.
     """
     with file_errors(f"read {path}"):
         found = os.stat(path)
@@ -516,10 +491,6 @@ def require_file(path: Path | str, *, most: int | None = None) -> None:
 
 def read_bytes(path: Path | str, *, most: int = MOST_BYTES) -> bytes:
     """Return the content of a file.
-
-    Args:
-        path: The file.
-        most: Largest size in bytes.
 
     Raises:
         FileError: There is no such file, it cannot be read, is no regular file, or is larger than `most`.

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -256,12 +256,7 @@ def read_gguf(path: Path | str) -> GGUFFile:
 
 
 class _Header:
-    """Reads the header of a GGUF file from its bytes.
-
-    Args:
-        path: The file, for error messages.
-        data: All bytes of the file.
-    """
+    """Reads the header of a GGUF file from its bytes; `path` is for error messages."""
 
     def __init__(self, path: Path, data: npt.NDArray[np.uint8]) -> None:
         self.path, self.data, self.at = path, data.data, 0
@@ -271,11 +266,7 @@ class _Header:
         return CheckpointError(f"{self.path} is no whole GGUF file: {what}. It is damaged or cut short: copy it again.")
 
     def take(self, count: int) -> memoryview:
-        """Return the next `count` bytes.
-
-        Raises:
-            CheckpointError: The file ends before.
-        """
+        """Return the next `count` bytes."""
         if count > len(self.data) - self.at:
             raise self.damaged(f"it ends at byte {len(self.data):,}, inside its header")
         self.at += count
@@ -286,11 +277,7 @@ class _Header:
         return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))[0]
 
     def count(self, least: int) -> int:
-        """Return the next number of things, each of which takes at least `least` bytes.
-
-        Raises:
-            CheckpointError: The rest of the file is too short for them.
-        """
+        """Return the next number of things, each of which takes at least `least` bytes."""
         count: int = self.number("Q")
         if count * least > len(self.data) - self.at:
             raise self.damaged(f"it states {count:,} entries and has {len(self.data):,} bytes")
@@ -317,11 +304,7 @@ class _Header:
         return [self._single(kind) for _ in range(self.count(8))]
 
     def _single(self, kind: int) -> Any:
-        """Return the next value of the type `kind`.
-
-        Raises:
-            CheckpointError: The type is unknown, or a list inside a list.
-        """
+        """Return the next value of the type `kind`."""
         if kind == _STRING:
             return self.string()
         if kind not in _SCALARS:
@@ -379,15 +362,10 @@ def write_gguf(source: GGUFFile, path: Path, *, metadata: Mapping[str, Any], ten
                 for chunk in tensors[name].data.flatten().split(CHUNK_BYTES):
                     file.write(chunk.numpy().data)
             else:
-                _copy(old, file, info)
+                old.seek(info.start)
+                for left in range(info.nbytes, 0, -CHUNK_BYTES):
+                    file.write(old.read(min(left, CHUNK_BYTES)))
         file.write(bytes(-file.tell() % source.alignment))
-
-
-def _copy(old: BinaryIO, new: BinaryIO, info: TensorInfo) -> None:
-    """Copy the bytes of a tensor from one file to the present position of another, in buffers."""
-    old.seek(info.start)
-    for left in range(info.nbytes, 0, -CHUNK_BYTES):
-        new.write(old.read(min(left, CHUNK_BYTES)))
 
 
 def _string(text: str) -> bytes:

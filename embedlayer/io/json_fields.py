@@ -97,9 +97,6 @@ def check_fields(value: object, kind: type, source: object) -> None:
         kind: The `TypedDict`.
         source: Path or name of the JSON, for error messages.
 
-    Raises:
-        CheckpointError: `value` is not an object, or a field is missing or has another type or range.
-
     Example:
         >>> class Sizes(typing.TypedDict):
         ...     rows: Count
@@ -118,9 +115,6 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, object], 
         function: A function, or a class with a constructor.
         values: Values by argument name. Names that the signature lacks are not checked.
         source: Path or name of the JSON from which the values come, for error messages.
-
-    Raises:
-        CheckpointError: A value has another type.
     """
     hints = typing.get_type_hints(function.__init__ if isinstance(function, type) else function)  # type: ignore[misc]
     for name, value in values.items():
@@ -177,10 +171,8 @@ def as_whole_number(value: object, key: str, *, most: int = 2**31 - 1) -> int:
 def _faults(value: object, kind: Any, path: str) -> Iterator[str]:
     """Check a parsed JSON value against a type, and yield an error message for each difference.
 
-    Args:
-        value: The value; its elements and fields are checked too.
-        kind: The type: a class, a `TypedDict`, or an annotation such as `list[int]` or `Count`.
-        path: Where the value is in the JSON, such as `sources[2]`, for the messages; empty for the whole.
+    `kind` is a class, a `TypedDict`, or an annotation such as `list[int]` or `Count`. `path` is where the value is,
+    such as `sources[2]`; empty for the whole.
     """
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (NotRequired, Required):
@@ -216,13 +208,7 @@ def _faults(value: object, kind: Any, path: str) -> Iterator[str]:
 
 
 def _faults_of_object(value: object, kind: Any, path: str) -> Iterator[str]:
-    """Check that a parsed JSON value is an object with the fields of a `TypedDict`; yield a message for each fault.
-
-    Args:
-        value: The value.
-        kind: The `TypedDict`.
-        path: Where the value is in the JSON, for the messages; empty for the whole.
-    """
+    """Check that a parsed JSON value is an object with the fields of a `TypedDict`; yield a message for each fault."""
     if not isinstance(value, dict):
         yield f"{path or 'the whole'} is {printable(value)}, where an object is expected"
         return

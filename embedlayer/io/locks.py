@@ -85,9 +85,6 @@ class FileLock:
         """Raise an error if another process has the lock. Nothing is written, and this object does not acquire it.
 
         A reader calls it before and after it reads, to notice a process that was writing meanwhile.
-
-        Raises:
-            FileError: Another process has the lock.
         """
         key = _key(self.path)
         if fcntl is None or key in _locks:
@@ -128,8 +125,7 @@ _guard = threading.RLock()  # a garbage collection inside a block with this guar
 def _release_share(key: str) -> None:
     """Give up one object's share of a lock of this process; after the last share, unlock and remove the lock file.
 
-    Args:
-        key: Real path of the lock file. Nothing happens if this process has no lock there, as in a child by `fork`.
+    `key` is the real path of the lock file. Nothing happens if this process has no lock there, as in a child by `fork`.
     """
     with _guard:
         descriptor, users = _locks.pop(key, (-1, 0))  # a child by fork has none
@@ -159,16 +155,10 @@ call_in_forked_processes(_close_copies)
 def _lock_file(path: str, what: str, timeout_seconds: float) -> int:
     """Create a lock file unless it exists, lock it, and write the ID and host name of this process into it.
 
-    Args:
-        path: The lock file.
-        what: What the lock protects, for error messages.
-        timeout_seconds: How long to wait for another process to release the lock.
+    `what` is what the lock protects, for error messages.
 
     Returns:
         The open descriptor of the file; closing it releases the lock.
-
-    Raises:
-        FileError: Another process still has the lock after `timeout_seconds`, or the file cannot be written.
     """
     until = time.monotonic() + timeout_seconds
     while True:
@@ -199,11 +189,8 @@ def _key(path: Path) -> str:
 def _try_to_lock(descriptor: int, what: str) -> bool:
     """Try to lock an open file without waiting; return `False` if another process has locked it.
 
-    Where locks are not supported, warn that nothing is protected and return `True`.
-
-    Args:
-        descriptor: Descriptor of the lock file.
-        what: What the lock protects, for the warning.
+    Where locks are not supported, warn that nothing is protected and return `True`. `what` is what the lock protects,
+    for the warning.
     """
     try:
         return flock(descriptor)
@@ -246,9 +233,7 @@ def is_still_at(descriptor: int, path: str | Path) -> bool:
 def _in_use(what: str, descriptor: int) -> FileError:
     """Return the error which says that another process has a lock, with the name of that process.
 
-    Args:
-        what: What the lock protects.
-        descriptor: Descriptor of the lock file; the process that has the lock wrote its ID and host into it.
+    `what` is what the lock protects; that process wrote its ID and host into the lock file.
     """
     holder = os.pread(descriptor, 300, 0).decode(errors="replace").strip() or "another process"
     return FileError(

@@ -191,18 +191,15 @@ class MappedRows:
         """Return a copy of rows `start` to `stop - 1` as bytes, `(stop - start, row bytes)`."""
         out = self.words.new_empty((stop - start, self.words.shape[1]))
         step = max(self.limit.max_bytes or RESIDENT_BYTES, 1) // 4 // max(self.row_bytes, 1) + 1
+        address = self.words.data_ptr() - self.start % mmap.ALLOCATIONGRANULARITY  # of the mapped memory
         for low in range(start, stop, step):
             high = min(low + step, stop)
             if self._map is not None and hasattr(mmap, "MADV_WILLNEED"):
-                first = (self.words[low].data_ptr() - self._address()) // mmap.PAGESIZE * mmap.PAGESIZE
+                first = (self.words[low].data_ptr() - address) // mmap.PAGESIZE * mmap.PAGESIZE
                 self._map.madvise(mmap.MADV_WILLNEED, first, (high - low) * self.row_bytes)
             out[low - start : high - start] = self.words[low:high]
             self.limit.keep(high - low)
         return out.view(torch.uint8)
-
-    def _address(self) -> int:
-        """Return the address of the mapped memory."""
-        return self.words.data_ptr() - self.start % mmap.ALLOCATIONGRANULARITY
 
     def flush(self) -> None:
         """Write all changed pages to the disk, and wait for it.
@@ -218,11 +215,7 @@ class MappedRows:
 class _Memory:
     """Mapped memory as NumPy reads it. `np.frombuffer` would give a read-only array, about which torch warns.
 
-    Args:
-        mapped: The memory map, which is kept.
-        start: Offset of the first number in it, in bytes.
-        shape: Shape of the array.
-        word: Bytes of a number.
+    The first number, of `word` bytes, is at the offset `start` in the memory map, which is kept.
     """
 
     def __init__(self, mapped: mmap.mmap, start: int, shape: tuple[int, ...], word: int) -> None:
@@ -239,9 +232,6 @@ def default_resident_bytes(nbytes: int) -> int | None:
     """Return the limit of resident memory for a file that is only read: `None` for a small one, else `RESIDENT_BYTES`.
 
     Above the limit, pages that are in memory must be mapped again, which takes longer than reading rows from them.
-
-    Args:
-        nbytes: Bytes of the file that are read.
     """
     memory = machine_bytes()
     return None if memory is not None and UNLIMITED_PART * nbytes <= memory else RESIDENT_BYTES

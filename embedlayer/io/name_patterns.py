@@ -196,7 +196,7 @@ class NamePattern:
                 self._at += 2
                 test = partial(_is_between, letter, last)
             tests.append(test)
-        return partial(_is_one, tests, negated)
+        return lambda letter: any(holds(letter) for holds in tests) != negated
 
     def _next(self) -> str:
         """Read the next character.
@@ -241,8 +241,3 @@ def _is_no_line_break(letter: str) -> bool:
 def _is_between(first: str, last: str, letter: str) -> bool:
     """Return whether a character is in a range of code points, both ends included."""
     return first <= letter <= last
-
-
-def _is_one(tests: list[Callable[[str], bool]], negated: bool, letter: str) -> bool:
-    """Return whether one of the tests holds for a character, or none if `negated`."""
-    return any(holds(letter) for holds in tests) != negated

@@ -219,10 +219,7 @@ def exchange(one: Path, other: Path) -> bool:
 def _renamed(one: Path, other: Path, flags: tuple[int, int]) -> bool:
     """Rename with a flag that Python's standard library lacks; return `False` if the system does not know it.
 
-    Args:
-        one: The old name.
-        other: The new name.
-        flags: The flag of Linux, and that of macOS.
+    `flags` are that of Linux and that of macOS.
 
     Raises:
         OSError: The rename failed for another reason.

@@ -248,11 +248,7 @@ def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: Mapp
 
 
 def require_whole(tensors: Mapping[str, Tensor]) -> None:
-    """Check that no tensor is sharded.
-
-    Raises:
-        CheckpointError: A tensor is a sharded `DTensor`.
-    """
+    """Check that no tensor is sharded."""
     if sharded := [name for name, tensor in tensors.items() if hasattr(tensor, "full_tensor")]:
         raise CheckpointError(
             f"{', '.join(sharded)}: sharded over several ranks, each of which has some rows. Save them with "
@@ -262,10 +258,7 @@ def require_whole(tensors: Mapping[str, Tensor]) -> None:
 
 
 def encode_header(
-    tensors: Mapping[str, tuple[str | torch.dtype, Sequence[int], int]],
-    metadata: Mapping[str, str],
-    *,
-    align: int = 8,
+    tensors: Mapping[str, tuple[str | torch.dtype, Sequence[int], int]], metadata: Mapping[str, str], *, align: int = 8
 ) -> bytes:
     """Return the first bytes of a safetensors file: everything before the data of the tensors.
 
@@ -297,12 +290,6 @@ def create_tensor_file(path: Path | str, name: str, shape: Sequence[int], dtype:
 
     The disk space is allocated, so that later writes through a memory map cannot find the disk full. The rows start at
     a multiple of 4096 bytes.
-
-    Args:
-        path: The file, which must not exist.
-        name: Name of the tensor.
-        shape: Sizes of the tensor.
-        dtype: Data type of the tensor.
 
     Raises:
         FileError: The file exists, cannot be written, or does not fit on the disk. Then there is no new file.

@@ -154,11 +154,7 @@ class UndoLog:
             os.fsync(self._descriptor)
 
     def _append(self, views: list[memoryview]) -> None:
-        """Write the parts of a block at the end of the complete blocks; on any error the block is not in the log.
-
-        Raises:
-            FileError: The disk is full or reports an error.
-        """
+        """Write the parts of a block at the end of the complete blocks; on any error the block is not in the log."""
         if self._incomplete:
             self.cut(self.size)
         end, descriptor, self._incomplete = self.size, self._descriptor, True
@@ -239,15 +235,7 @@ def read_log(path: Path | str, *, size: int | None = None) -> LogContent:
 def check_rows(path: Path | str, blocks: Sequence[Block], num_rows: int, row_bytes: int) -> None:
     """Check that blocks are those of rows of arrays of these sizes.
 
-    Args:
-        path: The log.
-        blocks: Blocks of rows.
-        num_rows: Number of rows of the arrays, V.
-        row_bytes: Bytes of a row in all arrays together.
-
-    Raises:
-        FileError: The log cannot be read.
-        CheckpointError: A block has another size, or a row that is not there.
+    `num_rows` is that of the arrays, and `row_bytes` the bytes of a row in all of them together.
     """
     with file_errors(f"read {path}"), Path(path).open("rb") as file:
         for block in blocks:

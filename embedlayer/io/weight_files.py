@@ -55,11 +55,7 @@ class _LocalFolder(CheckpointFolder):
         self.name = str(folder)
 
     def find(self, file: str) -> Path | None:
-        """Return the path of a file in the folder; `None` if it does not exist, or is a folder.
-
-        Raises:
-            FileError: It is a named pipe, a socket or a device.
-        """
+        """Return the path of a file in the folder; `None` if it does not exist, or is a folder."""
         path = self.folder / file
         if not path.exists() or path.is_dir():
             return None
@@ -290,12 +286,7 @@ def is_plain_name(name: str) -> bool:
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:
-    """Read an index of shards (`model.safetensors.index.json`) and return the file name of each tensor by its name.
-
-    Raises:
-        FileError: The index cannot be read.
-        CheckpointError: The index is damaged, names a file outside its folder, or a file that is not safetensors.
-    """
+    """Read an index of shards (`model.safetensors.index.json`) and return the file name of each tensor by its name."""
     shards = read_json(index).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(file, str) for file in shards.values()):
         raise CheckpointError(

@@ -313,9 +313,7 @@ class OpenedModel:
         def ids(key: str, named: int | None) -> tuple[int, ...]:
             """Return the token IDs that the files state, as a tuple.
 
-            Args:
-                key: Name in the JSON files, such as `"eos_token_id"`.
-                named: ID to use if the files state none; `None` gives an empty tuple.
+            If they state none, it is `named`, or nothing for `None`.
             """
             values = stated.get(key, named)
             values = values if isinstance(values, list) else [values]

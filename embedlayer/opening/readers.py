@@ -153,11 +153,7 @@ def _open_saved(path: Path, parts: Parts, device: str) -> OpenedModel:
 def _saved_layer(
     path: Path, device: str
 ) -> "tuple[str, TokenTable, DecoderLM | EmbeddingLayer | TransformerEmbedding | None]":
-    """Read all of a saved layer; return the name of its class, its table, and itself unless it is only a table.
-
-    Raises:
-        CheckpointError: The layer has no token table.
-    """
+    """Read all of a saved layer; return the name of its class, its table, and itself unless it is only a table."""
     from embedlayer.saving import Pretrained
     from embedlayer.tables.table import TokenTable
 
@@ -288,9 +284,7 @@ def _open_layer(source: Path | str, parts: Parts, device: str) -> OpenedModel:
 def _tokenizer_of(opened: OpenedModel, layer: "EmbeddingLayer | None") -> "Tokenizer | None":
     """Read the tokenizer of a checkpoint, or return `None` and set the reason, `no_tokenizer` of `opened`.
 
-    Args:
-        opened: The opened checkpoint.
-        layer: The layer that knows the tokenizer of the same checkpoint; `None` to look in its folder alone.
+    `layer` knows the tokenizer of the same checkpoint; `None` looks in its folder alone.
 
     Warns:
         EmbedLayerWarning: The tokenizer has IDs outside the table, or there is a file of one that cannot be read.

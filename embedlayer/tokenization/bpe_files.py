@@ -35,11 +35,6 @@ def bpe_rules(vocabulary: Mapping[str, int], file: Path, config: TokenizerConfig
     They are those of the class that the files beside it state, or of the model type. With nothing beside it, the rules
     are GPT-2's, if the entries show it.
 
-    Args:
-        vocabulary: ID of each entry.
-        file: File of the vocabulary.
-        config: What the files beside it state.
-
     Raises:
         TokenizerError: The class or the model type is not known; or none is stated, and the vocabulary is not of
             GPT-2's kind.
@@ -69,13 +64,6 @@ def bpe_tokenizer(
     vocabulary: dict[str, int], merges: list[tuple[str, str]], rules: BpeRules, config: TokenizerConfig, file: Path
 ) -> Tokenizer:
     """Build a BPE tokenizer.
-
-    Args:
-        vocabulary: ID of each entry.
-        merges: Merges, the most frequent first.
-        rules: Rules of its class.
-        config: What the files beside it state.
-        file: File of the vocabulary, for messages.
 
     Raises:
         TokenizerError: A setting or an added token contradicts the vocabulary.
@@ -120,11 +108,7 @@ def _splitter(rules: BpeRules, *, adds_space: bool) -> pre_tokenizers.PreTokeniz
 def _around(
     tokenizer: Tokenizer, rules: BpeRules, config: TokenizerConfig, file: Path
 ) -> processors.PostProcessor | None:
-    """Return the processor that puts special tokens around a text.
-
-    Raises:
-        TokenizerError: The tokenizer lacks a token, or the files ask for Whisper's token of a language or task.
-    """
+    """Return the processor that puts special tokens around a text."""
     for name in ("language", "task"):
         if config.kind == "Whisper" and config.settings.get(name) is not None:
             raise TokenizerError(
@@ -164,8 +148,7 @@ def byte_level_alphabet() -> dict[str, int]:
 def component_types(component: Any) -> set[str]:
     """Return the class names of a component of a tokenizer and of the components nested in it.
 
-    Args:
-        component: A decoder or pre-tokenizer, or `None`, which gives an empty set.
+    `None` has none.
     """
     if component is None:
         return set()

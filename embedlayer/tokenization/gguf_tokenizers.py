@@ -70,10 +70,6 @@ def read_gguf_tokenizer(path: Path) -> Tokenizer:
 def tokenizer_of(values: Values, path: Path) -> Tokenizer:
     """Return the tokenizer that the metadata of a GGUF file describes.
 
-    Args:
-        values: The metadata.
-        path: The file, for error messages.
-
     Raises:
         TokenizerError: There is no tokenizer, its kind or pre-tokenizer is unknown, or it is damaged.
     """
@@ -108,11 +104,7 @@ def tokenizer_of(values: Values, path: Path) -> Tokenizer:
 
 
 def _byte_level(values: Values, entries: list[str], kinds: list[int], path: Path) -> Tokenizer:
-    """Return a byte-level BPE tokenizer, as in GPT-2.
-
-    Raises:
-        TokenizerError: Its pre-tokenizer is missing or unknown.
-    """
+    """Return a byte-level BPE tokenizer, as in GPT-2."""
     name = values.get(f"{PREFIX}pre")
     if name not in PRE_TOKENIZERS:
         stated = (
@@ -153,7 +145,10 @@ def _sentencepiece(
 
 def _wordpiece(values: Values, entries: list[str], kinds: list[int]) -> Tokenizer:
     """Return a WordPiece tokenizer, as in BERT."""
-    names = [_wordpiece_name(entry, kind) for entry, kind in zip(entries, kinds, strict=True)]
+    names = []
+    for entry, kind in zip(entries, kinds, strict=True):  # `▁` marks the start of a word, where `##` marks the rest
+        is_text = kind in (NORMAL, UNUSED)
+        names.append(entry if not is_text else entry[1:] if entry.startswith(SPACE) else f"##{entry}")
     vocabulary = {name: token for token, name in enumerate(names)}
     tokenizer = bert_tokenizer(vocabulary, lowercase=is_lowercased(names))
     _add(tokenizer, names, kinds)
@@ -162,13 +157,6 @@ def _wordpiece(values: Values, entries: list[str], kinds: list[int]) -> Tokenize
     if start is not None and end is not None:
         tokenizer.post_processor = processors.BertProcessing((names[end], end), (names[start], start))
     return tokenizer
-
-
-def _wordpiece_name(entry: str, kind: int) -> str:
-    """Return a token as WordPiece writes it: in GGUF files `▁` marks the start of a word, not `##` the rest of one."""
-    if kind not in (NORMAL, UNUSED):
-        return entry
-    return entry[1:] if entry.startswith(SPACE) else f"##{entry}"
 
 
 def _add(tokenizer: Tokenizer, names: list[str], kinds: list[int]) -> None:
@@ -181,16 +169,9 @@ def _add(tokenizer: Tokenizer, names: list[str], kinds: list[int]) -> None:
 
 
 def _add_ends(tokenizer: Tokenizer, values: Values, entries: list[str], form: str) -> None:
-    """Let a tokenizer put the begin-of-text and end-of-text token around a text, as the metadata says.
-
-    Raises:
-        TokenizerError: The metadata does not say which tokens these are.
-    """
+    """Let a tokenizer put the begin-of-text and end-of-text token around a text, as the metadata says."""
     splits = PRE_TOKENIZERS.get(values.get(f"{PREFIX}pre", "")) if form == "byte-level" else None
-    defaults = {
-        "bos": form == "sentencepiece" or (splits is not None and splits.adds_bos),
-        "eos": form == "unigram",
-    }
+    defaults = {"bos": form == "sentencepiece" or (splits is not None and splits.adds_bos), "eos": form == "unigram"}
     known = {"sentencepiece": {"bos": 1, "eos": 2}, "unigram": {"eos": 1}}.get(form, {})
     ends = {}
     for end, default in defaults.items():
@@ -213,16 +194,7 @@ def _add_ends(tokenizer: Tokenizer, values: Values, entries: list[str], form: st
 
 
 def check_kind(tokenizer: Tokenizer, old: Values, path: Path) -> None:
-    """Check that a GGUF file can describe the kind of a tokenizer: byte-level BPE, SentencePiece's BPE, and so on.
-
-    Args:
-        tokenizer: The tokenizer.
-        old: Metadata of the file.
-        path: The file, for the error message.
-
-    Raises:
-        TokenizerError: The file has a tokenizer of another kind.
-    """
+    """Check that a GGUF file can describe the kind of a tokenizer: byte-level BPE, SentencePiece's BPE, and so on."""
     model, kind = type(tokenizer.model).__name__, str(old[f"{PREFIX}model"])
     found = {"Unigram": "unigram", "WordPiece": "wordpiece"}.get(model, model)
     if model == "BPE":
@@ -309,10 +281,7 @@ def _merge_scores(
     -1, -2, ... in the order of the merges, and after them the subwords that no merge gives, in the order of the IDs,
     as SentencePiece's trainer numbers them.
 
-    Args:
-        merges: The merges of the new tokenizer, the first first.
-        entries: Subwords of the new tokenizer by ID, without special tokens and bytes.
-        old_scores: Score of each token of the file.
+    `merges` are those of the new tokenizer in order, `entries` its subwords by ID, without special tokens and bytes.
 
     Returns:
         From a subword to its score; without those whose score in the file is kept.
@@ -333,9 +302,6 @@ def _check_same_ids(tokenizer: Tokenizer, written: Tokenizer, path: Path) -> Non
     """Check that a tokenizer and the one that was written into metadata give some texts the same IDs.
 
     The texts are samples, `_PROBED` tokens of the vocabulary, and its last ones, which an edit added.
-
-    Raises:
-        TokenizerError: The IDs of a text differ.
     """
     size = tokenizer.get_vocab_size(with_added_tokens=True)
     probed = sorted({*range(0, size, max(1, size // _PROBED)), *range(max(0, size - 64), size)})

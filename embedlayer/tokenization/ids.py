@@ -97,9 +97,6 @@ def require_rows(tokenizer: Tokenizer, rows: int, where: object = None) -> None:
         rows: Number of rows of the table.
         where: Path or name of the tokenizer for the message, or `None`.
 
-    Raises:
-        TokenizerError: The tokenizer has an ID of `rows` or more.
-
     Example:
         >>> require_rows(train_tokenizer((), kind="byte"), 257, "run")
     """

@@ -43,11 +43,7 @@ def read_llama2c(path: Path) -> Tokenizer:
 
 
 def _entries(path: Path, raw: bytes) -> list[tuple[str, float]]:
-    """Parse the content of a `tokenizer.bin`, and return the token and the score of each ID, in order.
-
-    Raises:
-        TokenizerError: The file is damaged, or its special tokens or byte tokens are not those of llama2.c.
-    """
+    """Parse the content of a `tokenizer.bin`, and return the token and the score of each ID, in order."""
     entries: list[tuple[str, float]] = []
     at = 4
     try:

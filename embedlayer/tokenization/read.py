@@ -74,13 +74,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:
-    """Read a tokenizer from one file. Its name and content show which format of `load_tokenizer` it has.
-
-    Raises:
-        FileError: The file cannot be read.
-        TokenizerError: The format is unknown, or the file is damaged.
-        MissingExtraError: The file needs the `spm` extra.
-    """
+    """Read a tokenizer from one file. Its name and content show which format of `load_tokenizer` it has."""
     unread = unread_tokenizer(path)
     if unread is not None:
         raise unread_error(path, unread)
@@ -107,7 +101,9 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     if pair is not None:
         return _load_bpe(*pair, config)
     if path.suffix == ".txt":
-        return _load_vocab_txt(path, config)
+        lines = _read_text(path).removesuffix("\n").split("\n")
+        vocabulary = {line.removesuffix("\r"): token_id for token_id, line in enumerate(lines)}
+        return _build_checked(path, lambda: wordpiece_tokenizer(vocabulary, config, path))
     raise TokenizerError(
         f"{path} has no known tokenizer format. Pass a tokenizer.json, encoder.json with vocab.bpe, vocab.json with "
         f"merges.txt, a BERT vocab.txt, a SentencePiece .model, llama2.c's tokenizer.bin, or a GGUF file."
@@ -151,11 +147,7 @@ def _visible(folder: Path, pattern: str) -> list[Path]:
 
 
 def unread_tokenizer(path: Path) -> UnreadTokenizer | None:
-    """Return which kind of tokenizer file that is not read a file is, by its name or first line; `None` for others.
-
-    Raises:
-        FileError: The file cannot be read.
-    """
+    """Return which kind of tokenizer file that is not read a file is, by its name or first line; `None` for others."""
     if path.suffix == ".model" and _TIKTOKEN_LINE.match(read_bytes(path)[:_LONGEST_LINE]):
         return TIKTOKEN
     return next((kind for kind in UNREAD_TOKENIZERS if path.match(kind.pattern)), None)
@@ -185,11 +177,7 @@ def _bpe_pair(path: Path) -> tuple[Path, Path] | None:
 
 
 def _find_beside(path: Path, what: str, *patterns: str) -> Path:
-    """Return the path of the only file of some patterns in the folder of the vocabulary file `path`.
-
-    Raises:
-        TokenizerError: The folder has no such file, or several.
-    """
+    """Return the path of the only file of some patterns in the folder of the vocabulary file `path`."""
     found = [file for pattern in patterns for file in sorted(path.parent.glob(pattern))]
     if len(found) != 1:
         raise TokenizerError(
@@ -202,50 +190,25 @@ def _find_beside(path: Path, what: str, *patterns: str) -> Path:
 def _load_bpe(vocabulary: Path, merges: Path, config: TokenizerConfig) -> Tokenizer:
     """Read a BPE tokenizer from its two files, by the rules that the files beside them state.
 
-    Args:
-        vocabulary: JSON file with the ID of each subword.
-        merges: Text file with one merge, two subwords, in each line.
-        config: What the files beside them state.
-
-    Raises:
-        FileError: A file cannot be read.
-        TokenizerError: A file is damaged, a merge has a subword that the vocabulary lacks, or the rules are not known.
+    `vocabulary` is a JSON file with the ID of each subword; `merges` has one merge, two subwords, in each line;
+    `config` is what the files beside them state.
     """
     vocab = read_json_file(vocabulary)
     if not all(type(token_id) is int for token_id in vocab.values()):
         raise TokenizerError(f"{vocabulary} is not a vocabulary: it should map each token to its ID.")
     lines = [line for line in _read_text(merges).split("\n") if line and not line.startswith("#version")]
     pairs = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
-
     for pair in pairs:
         if not all(subword in vocab for subword in (*pair, "".join(pair))):
             raise TokenizerError(
                 f"{merges} merges {pair}, which are not in {vocabulary}. Use two files of the same model."
             )
-
     rules = bpe_rules(vocab, vocabulary, config)
     return _build_checked(merges, lambda: bpe_tokenizer(vocab, pairs, rules, config, vocabulary))
 
 
-def _load_vocab_txt(path: Path, config: TokenizerConfig) -> Tokenizer:
-    """Read a WordPiece tokenizer from BERT's `vocab.txt`, which has one subword a line.
-
-    Raises:
-        FileError: The file cannot be read.
-        TokenizerError: The file has no `[UNK]`, or is damaged, or the files beside it state other rules than BERT's.
-    """
-    entries = _read_text(path).removesuffix("\n").split("\n")
-    vocabulary = {entry.removesuffix("\r"): token_id for token_id, entry in enumerate(entries)}
-    return _build_checked(path, lambda: wordpiece_tokenizer(vocabulary, config, path))
-
-
 def _read_text(path: Path) -> str:
-    """Return the content of a UTF-8 text file.
-
-    Raises:
-        FileError: The file cannot be read.
-        TokenizerError: The file is not UTF-8.
-    """
+    """Return the content of a UTF-8 text file."""
     try:
         return read_bytes(path).decode()
     except UnicodeDecodeError as error:
@@ -253,18 +216,7 @@ def _read_text(path: Path) -> str:
 
 
 def _build_checked(path: Path, build: Callable[[], Tokenizer]) -> Tokenizer:
-    """Return `build()`, a tokenizer; replace nearly every exception by a `TokenizerError` that names the file.
-
-    Args:
-        path: File from which the tokenizer is built, for the error message.
-        build: Function without arguments that returns the tokenizer.
-
-    Raises:
-        TokenizerError: `build` raised this error, which is not changed; or any exception that is not named below, of
-            the `tokenizers` library for example, which is replaced: the file is damaged or incomplete.
-        FileError, ImportError: `build` raised this error (a `MissingExtraError` is an `ImportError`); it is not
-            changed.
-    """
+    """Return `build()`, a tokenizer; replace nearly every exception by a `TokenizerError` that names the file."""
     try:
         with tokenizer_errors("be built"):
             return build()

@@ -49,10 +49,6 @@ def read_sentencepiece(path: Path, config: TokenizerConfig) -> Tokenizer:
     The IDs are those of the class that the files beside the model state, or else the model's own. The subwords of some
     sample texts are compared with those by SentencePiece.
 
-    Args:
-        path: The file.
-        config: What the files beside it state.
-
     Raises:
         FileError: The file cannot be read.
         TokenizerError: The file is not a SentencePiece model, its class is not read, or the tokenizer would give other
@@ -84,28 +80,16 @@ def read_sentencepiece(path: Path, config: TokenizerConfig) -> Tokenizer:
 
 @dataclass(frozen=True)
 class _Vocabulary:
-    """The vocabulary of a SentencePiece model with the IDs of a tokenizer class.
+    """The vocabulary of a SentencePiece model with the IDs of a tokenizer class."""
 
-    Attributes:
-        subwords: Subword and score of each ID.
-        kinds: Kind of each subword.
-        unknown: ID of unknown text.
-        ids: ID of each of the model's own IDs.
-    """
-
-    subwords: list[tuple[str, float]]
+    subwords: list[tuple[str, float]]  # subword and score of each ID
     kinds: list[int]
-    unknown: int
-    ids: list[int]
+    unknown: int  # ID of unknown text
+    ids: list[int]  # ID of each of the model's own IDs
 
 
 def _rules(path: Path, config: TokenizerConfig) -> SentencePieceRules:
-    """Return which IDs and which tokens around a text the class of a SentencePiece model has.
-
-    Raises:
-        TokenizerError: The class changes texts or IDs in ways that are not known, or none is stated and the name of the
-            file belongs to classes with IDs of their own.
-    """
+    """Return which IDs and which tokens around a text the class of a SentencePiece model has."""
     known = ", ".join(SENTENCEPIECE_CLASSES)
     if config.kind is not None and config.kind not in (*SENTENCEPIECE_CLASSES, *GENERIC_CLASSES):
         raise config.refuse_class(path)
@@ -155,9 +139,7 @@ def _steps(steps: TextSteps | None) -> list[normalizers.Normalizer]:
 def _without_commas(processor: Any, kinds: Sequence[int]) -> list[int]:
     """Let a model split each comma from the digit before it, as ALBERT and XLNet do, and return the kinds of subwords.
 
-    Args:
-        processor: The loaded model, a `SentencePieceProcessor`; it is changed.
-        kinds: Kind of each subword.
+    `kinds` has the kind of each subword; `processor` is changed.
     """
     texts = [processor.id_to_piece(i) for i in range(len(kinds))]
     kinds = [
@@ -205,12 +187,7 @@ def _vocabulary(processor: Any, kinds: Sequence[int], rules: SentencePieceRules,
 def _vocabulary_of_file(
     own: Sequence[tuple[str, float]], kinds: Sequence[int], rules: SentencePieceRules, path: Path
 ) -> _Vocabulary:
-    """Give the subwords of a SentencePiece model the IDs of the `vocab.json` beside it.
-
-    Raises:
-        FileError: The file cannot be read.
-        TokenizerError: The file does not give each subword an ID, or its IDs are not 0, 1, 2, and so on.
-    """
+    """Give the subwords of a SentencePiece model the IDs of the `vocab.json` beside it."""
     file = path.with_name("vocab.json")
     entries: dict[str, int] = read_json_file(file)
     by_id = {token_id: text for text, token_id in entries.items()}
@@ -239,14 +216,7 @@ def _vocabulary_of_file(
 def _apply_settings(tokenizer: Tokenizer, rules: SentencePieceRules, config: TokenizerConfig, path: Path) -> None:
     """Let a tokenizer put a space before a text as the settings `legacy` and `add_prefix_space` say.
 
-    Args:
-        tokenizer: The tokenizer, which puts it where SentencePiece does.
-        rules: Rules of the class.
-        config: What the files beside the model state.
-        path: The model, for messages.
-
-    Raises:
-        TokenizerError: The class does not read the settings, or the model changes texts otherwise too.
+    `config` is what the files beside the model, `path`, state.
     """
     adds_space = config.setting("add_prefix_space", True)
     texts = ["a", *_NFKC_PROBE]
@@ -266,11 +236,7 @@ def _apply_settings(tokenizer: Tokenizer, rules: SentencePieceRules, config: Tok
 
 
 def _add_roles(tokenizer: Tokenizer, rules: SentencePieceRules, config: TokenizerConfig, path: Path) -> None:
-    """Add the special tokens that a class puts behind the model's subwords.
-
-    Raises:
-        TokenizerError: A file names a special token without an ID, and releases of transformers give it different ones.
-    """
+    """Add the special tokens that a class puts behind the model's subwords."""
     listed = {token.content for token in config.added.values()}
     known = tokenizer.get_vocab(with_added_tokens=True).keys() | listed
     fixed = [config.role(role, {}) for role in config.roles] if rules.first else []
@@ -294,11 +260,7 @@ def _decoder(*, adds_space: bool) -> decoders.Decoder:
 def _add_ends(
     tokenizer: Tokenizer, processor: Any, rules: SentencePieceRules, config: TokenizerConfig, path: Path
 ) -> None:
-    """Let a tokenizer put the tokens of its class around a text.
-
-    Raises:
-        TokenizerError: The tokenizer lacks a token, or `src_lang` is no language of the class.
-    """
+    """Let a tokenizer put the tokens of its class around a text."""
     language = config.settings.get("src_lang") or rules.language
     names = {"": language if language in rules.languages else rules.language_form.format(language)}
     starts, ends = rules.starts, rules.ends
@@ -322,14 +284,8 @@ def _add_ends(
 def _tokenizer(processor: Any, raw: bytes, vocabulary: _Vocabulary, rules: SentencePieceRules) -> Tokenizer:
     """Build the tokenizer for a SentencePiece model.
 
-    Args:
-        processor: The loaded model, a `SentencePieceProcessor`.
-        raw: Bytes of the model's file, for the fields that `processor` does not return.
-        vocabulary: Its vocabulary, with the IDs of a class.
-        rules: Rules of the class.
-
-    Raises:
-        TokenizerError: The model is neither BPE nor Unigram.
+    `raw` are the bytes of the model's file, for the fields that `processor` does not return; `vocabulary` has the IDs
+    of a class, whose rules are `rules`.
     """
     fields = dict(_fields(raw))
     trainer, normalizer = dict(_fields(fields.get(2, b""))), dict(_fields(fields.get(3, b"")))
@@ -468,16 +424,8 @@ def _check_same_ids(
 ) -> None:
     """Raise an error unless a converted tokenizer gives sample texts the same IDs as SentencePiece.
 
-    Args:
-        path: File of the model, for the error message.
-        tokenizer: The converted tokenizer.
-        processor: The loaded model, a `SentencePieceProcessor`.
-        ids: ID of the tokenizer for each ID of the model.
-        texts: Sample texts.
-        steps: What the class of the tokenizer changes in a text before SentencePiece reads it.
-
-    Raises:
-        TokenizerError: The IDs of a text differ.
+    `ids` has the ID of the tokenizer for each ID of the model. `steps` are what the class of the tokenizer changes in a
+    text before SentencePiece reads it.
     """
     for text in texts:
         ours = encode(tokenizer, text).ids
@@ -513,10 +461,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Decode the variable-length integer of a protocol buffer that starts at offset `at`.
-
-    Returns:
-        The integer, and the offset after it.
+    """Return the variable-length integer of a protocol buffer at offset `at`, and the offset after it.
 
     Raises:
         IndexError: The message ends inside the integer.

@@ -101,11 +101,7 @@ def tokenizer_errors(action: str) -> Iterator[None]:
 
 
 def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> Encoding:
-    """Encode a text whole, as `pure_tokenizer` does.
-
-    Raises:
-        TokenizerError: The tokenizers library cannot encode it.
-    """
+    """Encode a text whole, as `pure_tokenizer` does."""
     pure = pure_tokenizer(tokenizer)
     with tokenizer_errors(f"encode {_printed(text)!r}"):
         return pure.encode(text, add_special_tokens=add_special_tokens)
@@ -114,13 +110,7 @@ def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False)
 def encode_batch(tokenizer: Tokenizer, texts: Iterable[str], *, offsets: bool = False) -> list[Encoding]:
     """Encode texts whole and without special tokens, on all cores, as `pure_tokenizer` does.
 
-    Args:
-        tokenizer: The tokenizer.
-        texts: The texts.
-        offsets: Whether the encodings have offsets and words.
-
-    Raises:
-        TokenizerError: The tokenizers library cannot encode one of them.
+    With `offsets`, the encodings have offsets and words.
     """
     pure, texts = pure_tokenizer(tokenizer), list(texts)
     with tokenizer_errors(f"encode {len(texts)} texts, the first of which is {_printed((texts or [''])[0])!r}"):
@@ -129,31 +119,19 @@ def encode_batch(tokenizer: Tokenizer, texts: Iterable[str], *, offsets: bool = 
 
 
 def decode(tokenizer: Tokenizer, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-    """Return the text of token IDs.
-
-    Raises:
-        TokenizerError: The tokenizers library cannot decode them.
-    """
+    """Return the text of token IDs."""
     return decode_batch(tokenizer, [ids], skip_special_tokens=skip_special_tokens)[0]
 
 
 def decode_batch(tokenizer: Tokenizer, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
-    """Return the text of each sequence of token IDs.
-
-    Raises:
-        TokenizerError: The tokenizers library cannot decode one of them.
-    """
+    """Return the text of each sequence of token IDs."""
     with tokenizer_errors(f"decode {_printed(str(list(ids[0]) if ids else []))}"):
         texts: list[str] = tokenizer.decode_batch([list(each) for each in ids], skip_special_tokens=skip_special_tokens)
         return texts
 
 
 def normalized(tokenizer: Tokenizer, text: str) -> str:
-    """Return a text as the tokenizer's normalizer changes it; unchanged if the tokenizer has no normalizer.
-
-    Raises:
-        TokenizerError: The tokenizers library cannot normalise it.
-    """
+    """Return a text as the tokenizer's normalizer changes it; unchanged if the tokenizer has no normalizer."""
     if tokenizer.normalizer is None:
         return text
     with tokenizer_errors(f"normalise {_printed(text)!r}"):
@@ -162,11 +140,7 @@ def normalized(tokenizer: Tokenizer, text: str) -> str:
 
 
 def pre_tokens(tokenizer: Tokenizer, text: str) -> list[str]:
-    """Return the pre-tokens of a normalised text; the text alone if the tokenizer has no pre-tokenizer.
-
-    Raises:
-        TokenizerError: The tokenizers library cannot split it.
-    """
+    """Return the pre-tokens of a normalised text; the text alone if the tokenizer has no pre-tokenizer."""
     if tokenizer.pre_tokenizer is None:
         return [text]
     with tokenizer_errors(f"split {_printed(text)!r}"):
@@ -209,22 +183,14 @@ def _has_long_run(text: str) -> bool:
 
 
 def tokens_of_word(tokenizer: Tokenizer, word: str) -> list[Any]:
-    """Return the tokens (`id`, `value`) of a pre-token, by the model of the tokenizer alone.
-
-    Raises:
-        TokenizerError: The tokenizers library cannot split it.
-    """
+    """Return the tokens (`id`, `value`) of a pre-token, by the model of the tokenizer alone."""
     pure = pure_tokenizer(tokenizer)
     with tokenizer_errors(f"split {_printed(word)!r}"):
         return list(pure.model.tokenize(word))
 
 
 def build_tokenizer(content: Mapping[str, Any]) -> Tokenizer:
-    """Build a tokenizer from the content of a `tokenizer.json`.
-
-    Raises:
-        TokenizerError: The tokenizers library cannot read it, or its rules multiply text; see `require_bounded`.
-    """
+    """Build a tokenizer from the content of a `tokenizer.json`."""
     require_bounded(content)
     with tokenizer_errors("be built"):
         return Tokenizer.from_str(json.dumps(content))
@@ -236,12 +202,6 @@ def require_bounded(content: Mapping[str, Any]) -> None:
     Refused are a `Replace` whose content, changed by the rules after it, is longer than that for each character of its
     pattern; a template that repeats the text or adds special tokens more often; and strings of rules above 1,000
     characters.
-
-    Args:
-        content: The parsed file.
-
-    Raises:
-        TokenizerError: The rules make a text longer; the message names the rule.
     """
     for part in ("normalizer", "pre_tokenizer", "model", "decoder"):
         for rule in _rules(content.get(part)):
@@ -313,11 +273,7 @@ def _built(rule: Mapping[str, Any]) -> normalizers.Normalizer:
 
 
 def _check_templates(part: Any) -> None:
-    """Raise an error if the templates of a post-processor repeat a text or add tokens more than `MOST_GROWTH` times.
-
-    Raises:
-        TokenizerError: They do.
-    """
+    """Raise an error if the templates of a post-processor repeat a text or add tokens more than `MOST_GROWTH` times."""
     growth = 1
     for rule in _rules(part):
         if rule.get("type") != "TemplateProcessing":

@@ -241,12 +241,7 @@ def class_name(name: str) -> str:
 
 
 def read_json_file(file: Path) -> dict[str, Any]:
-    """Read a JSON file of a tokenizer, and return the object in it.
-
-    Raises:
-        FileError: The file cannot be read.
-        TokenizerError: The file is not a JSON object.
-    """
+    """Read a JSON file of a tokenizer, and return the object in it."""
     try:
         return read_json(file)
     except CheckpointError as error:
@@ -264,11 +259,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _token(value: object, folder: Path) -> AddedToken | str | None:
-    """Return a special token as a file writes it: its text, or with its rules as an `AddedToken`.
-
-    Raises:
-        TokenizerError: It is neither a text nor a token with `content`.
-    """
+    """Return a special token as a file writes it: its text, or with its rules as an `AddedToken`."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, dict) and isinstance(value.get("content"), str):
@@ -280,26 +271,16 @@ def _token(value: object, folder: Path) -> AddedToken | str | None:
 def _added(folder: Path, decoder: object, specials: Container[str]) -> dict[int, AddedToken]:
     """Return the added tokens by ID: those of `added_tokens_decoder`, or else of `added_tokens.json`.
 
-    Args:
-        folder: The folder.
-        decoder: Value of `added_tokens_decoder` in `tokenizer_config.json`.
-        specials: Texts of special tokens, for the second file, which has no rules of tokens.
-
-    Raises:
-        FileError: The file cannot be read.
-        TokenizerError: A file does not map tokens to IDs.
+    The second file has no rules of tokens; `specials` are the texts of those that are special.
     """
     if isinstance(decoder, dict):
         tokens = {}
         for token_id, value in decoder.items():
-            if (
-                not str(token_id).isdecimal()
-                or not isinstance(value, dict)
-                or not isinstance(value.get("content"), str)
-            ):
+            content = value.get("content") if isinstance(value, dict) else None
+            if not str(token_id).isdecimal() or not isinstance(content, str):
                 raise TokenizerError(f"{folder / 'tokenizer_config.json'} has an added token {token_id!r}: {value!r}.")
             flags = {flag: value[flag] for flag in _FLAGS if isinstance(value.get(flag), bool)}
-            tokens[int(token_id)] = AddedToken(value["content"], **flags)
+            tokens[int(token_id)] = AddedToken(content, **flags)
         return tokens
     file = folder / "added_tokens.json"
     content = _read(file)

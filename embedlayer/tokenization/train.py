@@ -128,11 +128,7 @@ def raise_if_path(text: str) -> None:
 def _checked_texts(texts: object) -> Iterator[str]:
     """Yield the strings of `texts`, the training text of `train_tokenizer`, and check each of them.
 
-    Args:
-        texts: A string, or an iterable of strings; anything else is an error.
-
-    Raises:
-        TextError: `texts` or an element has another type, or the first string is probably a path.
+    A single string counts as one text; other values are refused.
     """
     if isinstance(texts, str):
         texts = [texts]
@@ -153,11 +149,7 @@ def _checked_texts(texts: object) -> Iterator[str]:
 
 
 def _require_words(texts: Iterable[str]) -> Iterator[str]:
-    """Yield `texts` unchanged; raise an error after the last one if all of them are empty or white space.
-
-    Raises:
-        TextError: No text has a word.
-    """
+    """Yield `texts` unchanged; raise an error after the last one if all of them are empty or white space."""
     found = False
     for text in texts:
         found = found or not (text == "" or text.isspace())
@@ -169,9 +161,7 @@ def _require_words(texts: Iterable[str]) -> Iterator[str]:
 def _byte_level(model: models.BPE, *, use_regex: bool = True) -> Tokenizer:
     """Return a tokenizer around a BPE model of which the entries are written in `byte_level_alphabet`.
 
-    Args:
-        model: The model.
-        use_regex: Whether text is split into words as in GPT-2 before the model is applied.
+    With `use_regex`, text is split into words as in GPT-2 before the model is applied.
     """
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)

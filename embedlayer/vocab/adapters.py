@@ -151,11 +151,7 @@ def _changes(module: nn.Module, adapter: AdapterFolder) -> Changes:
 
 
 def _weight(part: nn.Module) -> Weight:
-    """Return what stores the rows of a table or a head: a dense table, or an untied head.
-
-    Raises:
-        SizeError: It is another table.
-    """
+    """Return what stores the rows of a table or a head: a dense table, or an untied head."""
     if isinstance(part, OutputHead) and part.own_table is not None:
         part = part.own_table
     if not isinstance(part, Weight):
@@ -167,12 +163,7 @@ def _weight(part: nn.Module) -> Weight:
 
 
 def _check_fit(changes: Changes, directory: Path | str) -> None:
-    """Check that each change can be merged into its weight.
-
-    Raises:
-        CheckpointError: A change is for a weight of other sizes.
-        TokenIdError: A token is outside a weight.
-    """
+    """Check that each change can be merged into its weight."""
     for name, (weight, change) in changes.items():
         vocab_size, embed_dim = weight.vocab_size, weight.embed_dim
         if change.sizes not in ((vocab_size, embed_dim), (None, embed_dim)):

@@ -93,7 +93,7 @@ class BPEMerges:
         lost: set[str] = set()
         while True:
             missing = removed | lost
-            texts = {self._without_marks(token) for token in missing}
+            texts = {token.removeprefix(self.prefix).removesuffix(self.suffix) or token for token in missing}
             for token in self.vocabulary - removed - parts.keys():
                 if not texts.isdisjoint(_substrings(token)):  # a part of a token is a substring of it
                     parts[token] = self.parts_of(token) or frozenset()
@@ -103,10 +103,6 @@ class BPEMerges:
             if not more:
                 return lost
             lost |= more
-
-    def _without_marks(self, token: str) -> str:
-        """Return a token without continuation prefix and end-of-word suffix, or `token` if nothing would be left."""
-        return token.removeprefix(self.prefix).removesuffix(self.suffix) or token
 
     def _letters(self, token: str) -> list[str]:
         """Split a token into the single-letter tokens that merging starts from, in the order of the text.

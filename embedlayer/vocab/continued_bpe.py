@@ -135,10 +135,7 @@ def cut_words(
 ) -> Iterable[Sequence[str]]:
     """Yield the parts of a sequence of tokens inside which tokens may be merged, without those of a single token.
 
-    Args:
-        word: The tokens of a pre-token.
-        apart: Tokens that are never merged.
-        starts: Whether a word starts between two neighbouring tokens.
+    Tokens in `apart` are never merged. `starts` says whether a word starts between two neighbouring tokens.
     """
     begin = 0
     for at in range(1, len(word) + 1):

@@ -88,11 +88,7 @@ class TokenMap:
         return RowMap(torch.cat([torch.tensor(self.sources, dtype=torch.int64), spare]), rows)
 
     def new_token_ids(self, row_map: RowMap) -> NewTokenIds:
-        """Return an object that converts the old token IDs in configurations to new IDs.
-
-        Args:
-            row_map: The old row of each new row, as `TokenMap.row_map` returned it.
-        """
+        """Return an object that converts the old token IDs in configurations to new IDs."""
         new_ids = row_map.token_ids(self.merged).tolist()
         return NewTokenIds(new_ids, self.dropped, self.tokenizer, self.special_tokens, size=row_map.size)
 
@@ -131,16 +127,7 @@ def _text(tokenizer: Tokenizer | None, token_id: int) -> str:
 
 
 def missing_rows(tokenizer: Tokenizer, rows: int, source: Path | None = None) -> str | None:
-    """Return a message if added tokens of a tokenizer have no row, which an edit gives them; `None` if all have one.
-
-    Args:
-        tokenizer: The tokenizer before an edit.
-        rows: Number of rows of the table.
-        source: The folder of both, for the message.
-
-    Raises:
-        VocabularyError: Tokens of the vocabulary itself have no row: the tokenizer is that of another table.
-    """
+    """Return a message if added tokens of a tokenizer have no row, which an edit gives them; `None` if all have one."""
     mismatch = missing_rows_message(tokenizer, rows, source)
     if mismatch is not None and not added_without_rows(tokenizer, rows):
         raise VocabularyError(mismatch)
@@ -308,11 +295,6 @@ class EditRequest:
           tokens.
         - A value of a bias is the mean of the bias values of the tokens from which the row was computed, or of all
           tokens. So the function must be called for tables and heads before their biases.
-
-        Args:
-            tokens: The old token of each new token.
-            row_map: The old row of each new row.
-            origins: From new ID to a description of how the row was computed; changed in place.
         """
         new_tokens, new_ids = tokens.new_tokens(), row_map.initialised.tolist()
         unused = [NewToken("")] * (len(new_ids) - len(new_tokens))
@@ -350,9 +332,8 @@ class EditRequest:
 def _bias(old: Tensor, sources: Sequence[Sequence[int]]) -> Tensor:
     """Return initial values of a bias for new tokens, `(k,)`, in the dtype of `old`.
 
-    Args:
-        old: The values of the old tokens, `(V,)`.
-        sources: For each new token, the old IDs whose values are averaged; an empty tuple averages all old tokens.
+    `old` has the values of the old tokens, `(V,)`; `sources` the old IDs whose values are averaged for each new token,
+    an empty tuple for all.
     """
     mean = old.double().mean()
     return torch.stack([old[list(ids)].double().mean() if ids else mean for ids in sources]).to(old.dtype)

@@ -50,11 +50,6 @@ def gives_ids(config: JsonObject, model: JsonObject, tokenizer: Tokenizer) -> bo
 
     It does if the class that `config` names is the one that is opened, and both tokenizers have the same vocabulary and
     encode the same text in the same way, with and without special tokens. False if transformers is not installed.
-
-    Args:
-        config: Content of `tokenizer_config.json`.
-        model: Content of `config.json`.
-        tokenizer: The tokenizer in `tokenizer.json`.
     """
     if importlib.util.find_spec("transformers") is None:
         return False
@@ -92,11 +87,7 @@ def _languages_follow(vocabulary: Mapping[str, int]) -> bool:
 
 
 def warn_of_lost_settings(name: str) -> None:
-    """Warn that an edited folder opens without the settings of its former tokenizer class.
-
-    Args:
-        name: Name of the class.
-    """
+    """Warn that an edited folder opens without the settings of its former tokenizer class."""
     settings = ", ".join(SETTINGS[name.removesuffix("Tokenizer")])
     warnings.warn(
         f"The tokenizer class of this folder, {name}, does not give the IDs of the edited tokenizer, so the new folder "

@@ -153,12 +153,7 @@ class RowMap:
 
 
 def local_rows(rows: Tensor, partition: RowPartition) -> Tensor:
-    """Return the position on this rank of each of `rows` that this rank stores; the others are left out.
-
-    Args:
-        rows: Row numbers in the whole tensor.
-        partition: The rows that this rank stores.
-    """
+    """Return the position on this rank of each of `rows` that this rank stores; the others are left out."""
     numbers, is_local = partition.local(rows)
     return numbers[is_local]
 

@@ -53,11 +53,6 @@ AddedTokens = Iterable[str | AddedToken | AddedMerge]
 def new_entries(old: TokenBytes, add: AddedTokens, special: Iterable[str | AddedToken]) -> dict[str, AddedToken | None]:
     """Decide for each new token whether it becomes an entry of the model's vocabulary or an added token.
 
-    Args:
-        old: The old tokenizer.
-        add: New tokens.
-        special: New special tokens.
-
     Returns:
         A dictionary from the name of each new token, in the order of the new IDs, to its `AddedToken`, which says how
         it is found in a text; or to `None` if the token becomes an entry of the model's vocabulary.
@@ -94,7 +89,12 @@ def new_entries(old: TokenBytes, add: AddedTokens, special: Iterable[str | Added
                 raise VocabularyError(f"{text!r} is named twice among the new tokens. Name each once.")
             tokens[entry] = None
         else:
-            _check_spelled_out(old, token)
+            mark = {"byte-level": "Ġ", "sentencepiece": "▁"}.get(old.convention)  # of a space in a file
+            if isinstance(token, str) and mark is not None and mark in token:
+                raise VocabularyError(
+                    f"{token!r} cannot be added: no text has the {mark!r} with which this tokenizer's file writes a "
+                    f"space. Pass the text itself: {token.replace(mark, ' ')!r}."
+                )
             tokens[text] = _rules(old, token, word=entry == text, special=text in specials)
     return tokens
 
@@ -133,32 +133,11 @@ def _check_normalized(old: TokenBytes, texts: Sequence[str]) -> None:
             )
 
 
-def _check_spelled_out(old: TokenBytes, token: str | AddedToken) -> None:
-    """Check that a new token is written with spaces, not with the mark by which a tokenizer's file writes a space.
-
-    Args:
-        old: The old tokenizer.
-        token: The new token; an `AddedToken` is not checked.
-
-    Raises:
-        VocabularyError: The token contains the mark ("Ġ" or "▁"), so no text would ever be encoded with it.
-    """
-    mark = {"byte-level": "Ġ", "sentencepiece": "▁"}.get(old.convention)
-    if isinstance(token, str) and mark is not None and mark in token:
-        raise VocabularyError(
-            f"{token!r} cannot be added: no text has the {mark!r} with which this tokenizer's file writes a space. "
-            f"Pass the text itself: {token.replace(mark, ' ')!r}."
-        )
-
-
 def _rules(old: TokenBytes, token: str | AddedToken, *, word: bool, special: bool) -> AddedToken:
     """Return the `AddedToken` for a new token that does not become an entry of the model's vocabulary.
 
-    Args:
-        old: The old tokenizer.
-        token: The text; or an `AddedToken`, whose settings are kept.
-        word: Whether the text is one word. WordPiece and word tokenizers then do not find it inside longer words.
-        special: Whether the token is special.
+    If the text is one `word`, WordPiece and word tokenizers do not find it inside longer words. The settings of an
+    `AddedToken` are kept.
     """
     if isinstance(token, AddedToken):
         return AddedToken(**{**token.__getstate__(), "special": token.special or special})
@@ -191,13 +170,7 @@ def _entry(old: TokenBytes, text: str) -> str | None:
 def _by_name(tokens: AddedTokens, option: str, old: TokenBytes) -> dict[str, str | AddedToken | AddedMerge]:
     """Return a dictionary from the name of each new token to the token as it was passed.
 
-    Args:
-        tokens: The new tokens.
-        option: Name of the option that lists them, for the error.
-        old: The old tokenizer.
-
-    Raises:
-        VocabularyError: `tokens` contains a name twice.
+    `option` is the name of the option that lists them, for the error.
     """
     named: dict[str, str | AddedToken | AddedMerge] = {}
     for token in tokens:
@@ -222,9 +195,6 @@ def check_merges(merges: Mapping[str, AddedMerge], names: Sequence[str], data: J
         merges: The new merges in their order, by the name of the token that each gives.
         names: Names of all tokens after the edit.
         data: The content of the old `tokenizer.json`.
-
-    Raises:
-        VocabularyError: The model is not BPE, or a part is no token, or is a token of a later merge.
     """
     kind = data["model"]["type"]
     if merges and kind != "BPE":
@@ -249,10 +219,6 @@ def check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None], me
         tokenizer: The edited tokenizer.
         new: The new tokens by name, as `new_entries` returns them. Those with `None` are checked for BPE only.
         merges: The merges of the edited tokenizer if it has new ones, else `None`.
-
-    Raises:
-        VocabularyError: Another token always matches a part of the new token's text first, other merges come first, or
-            the normalizer changes a space around the token that its text must have.
     """
     bare = pure_tokenizer(tokenizer)
     if merges is not None:
@@ -279,9 +245,7 @@ def check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None], me
 def _is_in_a_word(tokens: TokenBytes, name: str) -> bool:
     """Return whether a BPE token can be part of a pre-token, alone or with other text around it.
 
-    Args:
-        tokens: The tokenizer.
-        name: The token's entry. The result is true for a token that is not whole characters, which is not tried.
+    It is true for a token that is not whole characters, which is not tried.
     """
     try:
         text = tokens.readings(tokens.vocabulary[name])[0].decode()

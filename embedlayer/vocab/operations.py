@@ -223,12 +223,7 @@ def remove_tokens(target: Target, tokens: Iterable[Token], **options: Unpack[Edi
 
 @show_options(EditOptions)
 def trim_vocabulary(
-    target: Target,
-    corpus: Corpus,
-    *,
-    keep_special: bool = True,
-    min_count: int = 1,
-    **options: Unpack[EditOptions],
+    target: Target, corpus: Corpus, *, keep_special: bool = True, min_count: int = 1, **options: Unpack[EditOptions]
 ) -> Receipt:
     """Remove every token that a corpus does not need; the corpus is still encoded as the same tokens, with new IDs.
 
@@ -258,11 +253,7 @@ def trim_vocabulary(
 
 @show_options(EditOptions)
 def transplant(
-    target: Target,
-    new_tokenizer: object,
-    *,
-    special: Mapping[str, str] | None = None,
-    **options: Unpack[EditOptions],
+    target: Target, new_tokenizer: object, *, special: Mapping[str, str] | None = None, **options: Unpack[EditOptions]
 ) -> Receipt:
     """Change a model to another tokenizer: tokens of both keep their rows, and the other rows are initialised.
 
@@ -302,12 +293,7 @@ def transplant(
 
 
 def _edited(tokenizer: Tokenizer, **options: Any) -> TokenMap:
-    """Edit a copy of a tokenizer, and return the old ID of each token after the edit, with both tokenizers.
-
-    Args:
-        tokenizer: The old tokenizer; it is not changed.
-        **options: The options of `edit_tokenizer`.
-    """
+    """Edit a copy of a tokenizer, and return the old ID of each token after the edit, with both tokenizers."""
     edit = edit_tokenizer(tokenizer, **options)
     sources = tuple(NEW if source is None else source for source in edit.sources)
     old_size = table_size(tokenizer)
@@ -315,11 +301,7 @@ def _edited(tokenizer: Tokenizer, **options: Any) -> TokenMap:
 
 
 def _required(tokenizer: Tokenizer | None) -> Tokenizer:
-    """Return `tokenizer` unchanged, after a check that there is one.
-
-    Raises:
-        VocabularyError: `tokenizer` is `None`.
-    """
+    """Return `tokenizer` unchanged, after a check that there is one."""
     if tokenizer is None:
         raise VocabularyError("There is no tokenizer here, and without one tokens have no texts: pass tokenizer=...")
     return tokenizer
@@ -328,18 +310,7 @@ def _required(tokenizer: Tokenizer | None) -> Tokenizer:
 def _edit(target: Target, token_map: Callable[[Tokenizer | None, int], TokenMap], options: EditOptions) -> Receipt:
     """Apply an edit to a live module in place, or write the edited copy of a folder to `options["out"]`.
 
-    Args:
-        target: The module or the folder.
-        token_map: Function that returns the old token of each new token. Its arguments are the old tokenizer, or
-            `None`, and the number of old rows.
-        options: See `EditOptions`.
-
-    Returns:
-        The receipt of the edit. A new folder also contains it as a file.
-
-    Raises:
-        SizeError: An option is unknown, `pad_to_multiple_of` is below 1, `out` is passed for a module, or `optimizer`
-            for a folder. All other errors are those of `edit_vocabulary`.
+    `token_map` returns the old token of each new token, from the old tokenizer, or `None`, and the number of old rows.
     """
     if (message := unknown_option(options, EditOptions, "An edit of the vocabulary")) is not None:
         raise SizeError(message)

@@ -298,11 +298,7 @@ class Receipt:
     def _resolve_undo(
         self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, part: str = "", all_rows_have_ids: bool = False
     ) -> ModelEdit:
-        """Return the undo for one model; see `ResolveEdit`. Only `num_rows` and `part` are used.
-
-        Raises:
-            CheckpointError: The model does not have the number of rows that the receipt's edit left.
-        """
+        """Return the undo for one model; see `ResolveEdit`. Only `num_rows` and `part` are used."""
         if num_rows != self.row_map.size:
             raise CheckpointError(
                 f"This model is not what the receipt belongs to: its vocabulary has {num_rows:,} rows, the receipt's "
@@ -334,10 +330,8 @@ class Receipt:
         path = Path(path)
         if path.is_dir():
             path = path / next_receipt(path)
-        tensors = {
-            "sources": self.row_map.sources,
-            **{f"rows/{name}": rows for name, rows in self.dropped_rows.items()},
-        }
+        tensors = {"sources": self.row_map.sources}
+        tensors |= {f"rows/{name}": rows for name, rows in self.dropped_rows.items()}
         tensors |= {f"files/{name}": _packed(content) for name, content in self.files.items()}
         for name in TOKENIZERS:
             tokenizer = getattr(self, name)
@@ -429,12 +423,7 @@ def last_receipt(folder: Path | str) -> Receipt:
 def _refuse_gguf(path: Path, receipt: Receipt | None = None) -> None:
     """Check that a path is no GGUF file.
 
-    Args:
-        path: The path.
-        receipt: The receipt of the edit; `None` reads the one beside the file, if there is one.
-
-    Raises:
-        CheckpointError: It is one. The edit of such a file needs no undo. The message says if it requantised kept rows.
+    The message says what the receipt shows of the edit; `None` reads the one beside the file, if there is one.
     """
     if path_kind(path) is not PathKind.GGUF:
         return
@@ -459,11 +448,7 @@ def _packed(content: bytes) -> Tensor:
 
 
 def _unpacked(packed: Tensor) -> bytes:
-    """Return the bytes that `_packed` compressed into a tensor.
-
-    Raises:
-        CheckpointError: The tensor is cut short, or contains more than `MAX_UNPACKED_BYTES`.
-    """
+    """Return the bytes that `_packed` compressed into a tensor."""
     stream = zlib.decompressobj()
     content = stream.decompress(packed.numpy().tobytes(), MAX_UNPACKED_BYTES)
     if not stream.eof:

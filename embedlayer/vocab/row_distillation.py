@@ -195,12 +195,8 @@ class _Pair:
 def _pair(own: Tokenizer, theirs: Tokenizer, text: str, new_ids: set[int], length: int) -> _Pair:
     """Encode a snippet with both tokenizers, and find the tokens that end at the same character.
 
-    Args:
-        own: The tokenizer after the edit.
-        theirs: The tokenizer before the edit.
-        text: The snippet.
-        new_ids: IDs of the new tokens; the places before the first of them are left out.
-        length: Most tokens of the student. The teacher reads the same text.
+    The places before the first of `new_ids` are left out. The student reads at most `length` tokens, the teacher the
+    same text.
     """
     student, teacher = (encode(one, text) for one in (own, theirs))
     ids = student.ids[:length]
@@ -232,10 +228,8 @@ class _RowChanges:
     def __init__(self, rows: nn.Parameter, occurs: Bool[Tensor, " k"]) -> None:
         self._rows, self._start = rows, rows.detach().clone().float()
         self._occurs = occurs.to(rows.device).unsqueeze(1)
-        self.shared, self.own = (
-            nn.Parameter(torch.zeros_like(self._start[0])),
-            nn.Parameter(torch.zeros_like(self._start)),
-        )
+        self.shared = nn.Parameter(torch.zeros_like(self._start[0]))
+        self.own = nn.Parameter(torch.zeros_like(self._start))
 
     def read_gradient(self, start_weight: float) -> None:
         """Set the gradients of `shared` and `own` from that of the rows, with the penalty on `own`."""

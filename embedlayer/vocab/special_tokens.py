@@ -125,9 +125,6 @@ def stated_roles(folder: Path) -> dict[str, str]:
 def roles_of_class(folder: Path) -> dict[str, str] | None:
     """Return the roles of a folder's tokenizer: those that its files state, and those of its class in transformers.
 
-    Args:
-        folder: The folder.
-
     Returns:
         From role to text. `None` if its class has no record, and transformers is not installed or does not open it.
     """
@@ -256,19 +253,8 @@ class NewTokenIds:
     def _by_role(self, role: str, value: Any, key: str, where: str) -> Any:
         """Return the new value of a configuration's entry for a role, if another tokenizer replaces the old one.
 
-        Args:
-            role: The role of the entry, such as `eos_token`.
-            value: The old ID, a list of old IDs, or `None`, which stays `None`. In a list, the first ID becomes that of
-                the role. The others become the new IDs of the same tokens, and removed tokens are left out.
-            key: Name of the entry, such as `eos_token_id`, for the error.
-            where: Name of the configuration, for the error.
-
-        Returns:
-            The ID of the new tokenizer's token for the role, or a list that starts with it; `None` if it has no such
-            token.
-
-        Raises:
-            VocabularyError: The role is the padding token, and the new tokenizer has none.
+        `None` stays `None`. In a list, the first ID becomes that of the role; the others become the new IDs of the same
+        tokens, without removed ones. `key` and `where`, the configuration, are for the error.
         """
         if value is None:
             return None
@@ -326,9 +312,7 @@ def tokenizer_config(old: JsonObject, roles: Mapping[str, str], model: JsonObjec
 def with_class(old: JsonObject, name: str) -> JsonObject:
     """Return the content of a `tokenizer_config.json` for `tokenizer.json` and a tokenizer class of transformers.
 
-    Args:
-        old: The old content, empty if there was no file; it is not changed.
-        name: Name of the class, which has rules of its own.
+    The class has rules of its own. `old` is the old content, empty if there was no file; it is not changed.
     """
     return {**{key: value for key, value in old.items() if key not in _OF_FILES}, "tokenizer_class": name}
 

@@ -256,10 +256,7 @@ def suggest_removals(
 
 
 class _Parts:
-    """Split the chunks of a text into a part to train on and a part that is held out.
-
-    Args:
-        share: Share of the bytes to hold out.
+    """Split the chunks of a text into a part to train on and a part that is held out, a share of the bytes.
 
     Attributes:
         held_out: The chunks that are held out.
@@ -292,11 +289,7 @@ class _Parts:
                 self._share /= 2
 
     def require_held_out(self) -> list[str]:
-        """Return the chunks that are held out, after all chunks were read.
-
-        Raises:
-            TextError: There are none.
-        """
+        """Return the chunks that are held out, after all chunks were read."""
         if not self.held_out:
             raise TextError(
                 f"The text has {self.num_bytes:,} bytes, which is too little to hold out a tenth and measure what the "
@@ -327,14 +320,7 @@ def _counted(chunks: Iterable[str], tokenizer: Tokenizer) -> IdArray:
 
 
 def _size(chunks: Iterable[str], counts: IdArray, unknown: str | None, tokens: TokenBytes) -> EncodedSize:
-    """Return the size of a text from its token counts.
-
-    Args:
-        chunks: The text.
-        counts: How often each token ID occurs in it, `(V,)`.
-        unknown: Name of the unknown token, or `None`.
-        tokens: The tokenizer.
-    """
+    """Return the size of a text from its token counts."""
     num_unknown = 0 if unknown is None else int(counts[tokens.vocabulary[unknown]])
     return EncodedSize(sum(len(chunk.encode()) for chunk in chunks), int(counts.sum()), num_unknown)
 
@@ -349,14 +335,7 @@ def _unknown(old: TokenBytes, data: JsonObject) -> str | None:
 
 
 def _merged_tokens(old: TokenBytes, data: JsonObject, chunks: Iterable[str], count: int) -> Sequence[str | AddedMerge]:
-    """Return the suggested merges of a BPE tokenizer, or the suggested texts for a Unigram one.
-
-    Args:
-        old: The tokenizer.
-        data: The content of its `tokenizer.json`.
-        chunks: The text to train on.
-        count: Largest number of tokens.
-    """
+    """Return the suggested merges of a BPE tokenizer, or the suggested texts for a Unigram one."""
     apart = {old.entries[i] for i in old.added} | {name for name in (_unknown(old, data),) if name is not None}
     apart |= {entry for entry, i in old.vocabulary.items() if old.is_byte(i) or not _fits_a_line(entry)}
     words = _word_counts(old, chunks, apart)
@@ -377,12 +356,8 @@ def _merged_tokens(old: TokenBytes, data: JsonObject, chunks: Iterable[str], cou
 def _word_counts(old: TokenBytes, chunks: Iterable[str], apart: set[str]) -> Counter[tuple[str, ...]]:
     """Count the runs of two tokens or more inside which tokens may be merged.
 
-    They are the pre-tokens. If the tokenizer does not split words (LLaMA-2), they end before each word too.
-
-    Args:
-        old: The tokenizer.
-        chunks: The text.
-        apart: Names of the tokens that are never merged.
+    They are the pre-tokens. If the tokenizer does not split words (LLaMA-2), they end before each word too. The tokens
+    named in `apart` are never merged.
     """
     entries, runs = old.entries, Counter[tuple[int, ...]]()
     for ids, words, _, _ in _with_words(old, chunks):
@@ -406,12 +381,7 @@ def _word_counts(old: TokenBytes, chunks: Iterable[str], apart: set[str]) -> Cou
 def _with_words(
     old: TokenBytes, chunks: Iterable[str]
 ) -> Iterator[tuple[IdArray, IdArray, str, list[tuple[int, int]]]]:
-    """Encode chunks of text, and yield the pre-token of each token.
-
-    Yields:
-        The token IDs, `(N,)`; the number of the pre-token of each, `(N,)`; the chunk; and the start and end of each
-        token in it.
-    """
+    """Yield the token IDs of chunks of text, the number of each one's pre-token, the chunk, and the tokens' spans."""
     rest = iter(chunks)
     while block := list(itertools.islice(rest, _AT_ONCE)):
         for chunk, encoding in zip(block, encode_batch(old.tokenizer, block, offsets=True), strict=True):
@@ -420,14 +390,7 @@ def _with_words(
 
 
 def _whole_words(old: TokenBytes, data: JsonObject, chunks: Iterable[str], count: int) -> list[str]:
-    """Return the words of a text that would save the most tokens as single tokens of a WordPiece or word tokenizer.
-
-    Args:
-        old: The tokenizer.
-        data: The content of its `tokenizer.json`.
-        chunks: The text.
-        count: Largest number of words.
-    """
+    """Return the words of a text that would save the most tokens as single tokens of a WordPiece or word tokenizer."""
     unknown = unknown_id(old.tokenizer)
     counts, costs = Counter[str](), dict[str, int]()
     for ids, words, chunk, offsets in _with_words(old, chunks):
@@ -446,12 +409,7 @@ def _whole_words(old: TokenBytes, data: JsonObject, chunks: Iterable[str], count
 
 
 def _subwords(old: TokenBytes, tokens: Sequence[str | AddedMerge]) -> list[tuple[str, ...]]:
-    """Return the texts of the old tokens that each new token replaces.
-
-    Args:
-        old: The old tokenizer.
-        tokens: The new tokens; a merge comes after those of its parts.
-    """
+    """Return the texts of the old tokens that each new token replaces. A merge comes after those of its parts."""
     built: dict[str, tuple[str, ...]] = {}
     subwords = []
     for token in tokens:

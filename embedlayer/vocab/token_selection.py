@@ -36,11 +36,7 @@ class NumberedTokens:
 
 
 def require_ids(tokens: Iterable[object]) -> None:
-    """Check that all tokens are IDs, for a model without a tokenizer.
-
-    Raises:
-        VocabularyError: A token is a text, whose ID is not known without a tokenizer.
-    """
+    """Check that all tokens are IDs, for a model without a tokenizer."""
     text = next((token for token in tokens if not isinstance(token, int | np.integer)), None)
     if text is not None:
         raise VocabularyError(
@@ -123,12 +119,7 @@ def select_tokens(
 def _listed(tokens: Iterable[Token], option: str) -> list[Token]:
     """Return tokens as a list; a single text is refused, because its letters would be read as tokens.
 
-    Args:
-        tokens: The tokens.
-        option: Name of the option that lists the tokens, for the error.
-
-    Raises:
-        VocabularyError: `tokens` is one text instead of a list.
+    `option` is the name of the option that lists them, for the error.
     """
     if isinstance(tokens, str):
         raise VocabularyError(f"{option} must be a list of tokens, not the text {tokens!r}.")
@@ -138,13 +129,7 @@ def _listed(tokens: Iterable[Token], option: str) -> list[Token]:
 def _ids(old: TokenBytes | NumberedTokens, tokens: Iterable[Token], option: str) -> dict[int, Token]:
     """Return a dictionary from the ID of each token to the token as it was passed.
 
-    Args:
-        old: The old vocabulary.
-        tokens: The tokens.
-        option: Name of the option that lists the tokens, for the error.
-
-    Raises:
-        VocabularyError: A token is unknown or is named twice, or `tokens` is one text.
+    `option` is the name of the option that lists them, for the error.
     """
     found: dict[int, Token] = {}
     for token in _listed(tokens, option):
@@ -172,13 +157,7 @@ def _merge_targets(
 ) -> dict[int, str]:
     """Return a dictionary from the old ID of each merged token to the name of the token that replaces it.
 
-    Args:
-        old: The old vocabulary.
-        merge: From each token to remove to the old or new token that replaces it.
-        new: Names of the new tokens.
-
-    Raises:
-        VocabularyError: A token is unknown, is merged twice, or is merged into itself.
+    It may be an old token, or a new one, of which `new` has the names.
     """
     merged: dict[int, str] = {}
     for token, target in merge.items():
@@ -190,15 +169,7 @@ def _merge_targets(
 
 
 def _ordered(names: Sequence[str], wanted: list[str]) -> list[str]:
-    """Check that `wanted`, the requested order, names each token of the result once, and return `wanted` unchanged.
-
-    Args:
-        names: Names of all tokens after the edit.
-        wanted: The same names in the requested order.
-
-    Raises:
-        VocabularyError: `wanted` lacks one of `names`, repeats one, or contains another name.
-    """
+    """Check that `wanted`, the requested order, names each token of the result once, and return `wanted` unchanged."""
     known = set(names)
     extra, missing = [name for name in wanted if name not in known], sorted(known - set(wanted), key=names.index)
     if extra or missing or len(wanted) != len(names):

@@ -93,14 +93,7 @@ def with_required_tokens(tokenizer: object, ids: Iterable[int], *, keep_special:
 
 
 def _with_required(ids: set[int], old: TokenBytes, data: JsonObject, *, keep_special: bool) -> set[int]:
-    """Return `ids` and all token IDs that must be kept with them; see `with_required_tokens`.
-
-    Args:
-        ids: The IDs to keep.
-        old: The tokenizer.
-        data: The content of the same tokenizer's `tokenizer.json`.
-        keep_special: Keep all special and added tokens.
-    """
+    """Return `ids` and all token IDs that must be kept with them; see `with_required_tokens`."""
     needed = required_tokens(data, old).keys() | old.single_bytes | _letters(old, data)
     return with_parts(ids | needed | (old.added if keep_special else set()), old, data)
 
@@ -122,15 +115,9 @@ def _letters(old: TokenBytes, data: JsonObject) -> set[int]:
 def _counts_of_ids(corpus: TokenCorpus, tokenizer: Tokenizer, data: JsonObject, unknown: int | None) -> IdArray:
     """Return how often each token ID occurs in a corpus of token IDs, `(V,)`.
 
-    Args:
-        corpus: The corpus.
-        tokenizer: The tokenizer that the corpus must have been built with.
-        data: The content of the tokenizer's `tokenizer.json`.
-        unknown: ID of the unknown token, or `None`.
-
-    Raises:
-        VocabularyError: The corpus was built with another tokenizer, or contains words that WordPiece could not encode.
-            The subwords that WordPiece tried for such words must be kept, and only the text shows which these are.
+    The corpus must have been built with `tokenizer`, of which `data` is the `tokenizer.json` and `unknown` the ID of
+    the unknown token. It must not contain words that WordPiece could not encode: the subwords that it tried must be
+    kept, and only the text shows which these are.
     """
     if corpus.tokenizer_fingerprint != fingerprint(tokenizer):
         raise VocabularyError("The corpus was built with another tokenizer: build it again with this one.")
@@ -151,17 +138,7 @@ def _counts_of_texts(
     """Encode texts, and return how often each token ID occurs, `(V,)`, and the subwords that WordPiece tries in vain.
 
     The latter are the names of the subwords that match the start of a word which WordPiece then cannot encode. For
-    other models the set is empty.
-
-    Args:
-        texts: The texts, files and folders; see `Corpus`.
-        old: The tokenizer.
-        data: The content of the same tokenizer's `tokenizer.json`.
-        unknown: ID of the unknown token, or `None`.
-
-    Raises:
-        TextError: An item is neither a text nor a path, or the first text looks like the path of a file.
-        FileError: A file cannot be read.
+    other models the set is empty. `unknown` is the ID of the unknown token, or `None`.
     """
     tokenizer, tried = old.tokenizer, set[str]()
     counts = np.zeros(table_size(tokenizer), dtype=np.int64)
@@ -183,16 +160,7 @@ def _encoded(
 
     The caller must add the yielded IDs to `counts` before it asks for the next chunk. `counts` then shows which files
     have tokens. At the end this function adds one end-of-text token between each two of these files to `counts`, as in
-    a `TokenCorpus` built from them.
-
-    Args:
-        texts: The texts, files and folders; see `Corpus`.
-        tokenizer: The tokenizer, without truncation.
-        counts: How often each ID occurred so far, `(V,)`; changed in place.
-
-    Raises:
-        TextError: An item is neither a text nor a path, or the first text looks like the path of a file.
-        FileError: A file cannot be read.
+    a `TokenCorpus` built from them. The tokenizer must not truncate.
     """
     rest, files = _checked(texts), 0
     while block := list(islice(rest, _TEXTS_AT_ONCE)):
@@ -231,14 +199,7 @@ def text_chunks(texts: Path | str | Iterable[str | Path], tokenizer: Tokenizer) 
 
 
 def _checked(texts: Path | str | Iterable[str | Path]) -> Iterator[str | Path]:
-    """Yield texts and paths one by one, after a check of each.
-
-    Args:
-        texts: The texts, files and folders; see `Corpus`.
-
-    Raises:
-        TextError: An item is neither a text nor a path, or the first text looks like the path of a file.
-    """
+    """Yield texts and paths one by one, after a check of each."""
     given: Any = [texts] if isinstance(texts, str | Path | bytes) or not isinstance(texts, Iterable) else texts
     first = True
     for item in given:
@@ -253,9 +214,7 @@ def _checked(texts: Path | str | Iterable[str | Path]) -> Iterator[str | Path]:
 def _tried(word: str, model: JsonObject) -> list[str]:
     """Return the subwords that WordPiece finds from the start of a word before it fails to encode the rest.
 
-    Args:
-        word: The word, normalized. The result is empty if it is too long for WordPiece.
-        model: The `model` of the `tokenizer.json`.
+    The word is normalized; if it is too long for WordPiece, the result is empty.
     """
     prefix, subwords, start = model["continuing_subword_prefix"], [], 0
     if len(word) > model["max_input_chars_per_word"]:

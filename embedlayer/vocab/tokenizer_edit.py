@@ -163,10 +163,6 @@ def required_tokens(data: JsonObject, old: TokenBytes) -> dict[int, str]:
     """Return a dictionary from the ID of each token that the tokenizer itself uses to the reason.
 
     These tokens cannot be removed. The reason is a clause for an error message, such as "the tokenizer pads with it".
-
-    Args:
-        data: The content of the tokenizer's `tokenizer.json`.
-        old: The same tokenizer.
     """
     reasons = dict.fromkeys(_template_ids(data.get("post_processor")), "the post-processor puts it around texts")
     if data.get("padding"):
@@ -183,9 +179,6 @@ def _template_ids(processor: JsonObject | None) -> Iterator[int]:
     """Yield the IDs of the tokens that a post-processor puts around a text or a pair of texts.
 
     An ID may be yielded several times. `None`, which means no post-processor, yields nothing.
-
-    Args:
-        processor: The `post_processor` of a `tokenizer.json`.
     """
     kind = processor and processor["type"]
     if not processor:
@@ -230,12 +223,7 @@ def _unreachable_without(removed: set[int], old: TokenBytes, data: JsonObject) -
     """Return the IDs of the other BPE tokens that no text is encoded with after the tokens `removed` are removed.
 
     These are the tokens that merges can build only from a removed token. Added tokens are not in the result. For models
-    other than BPE the result is empty.
-
-    Args:
-        removed: IDs of the removed tokens.
-        old: The tokenizer before the removal.
-        data: The content of the same tokenizer's `tokenizer.json`.
+    other than BPE the result is empty. `old` is the tokenizer before the removal, and `data` its `tokenizer.json`.
     """
     if data["model"]["type"] != "BPE" or not removed:
         return set()
@@ -255,15 +243,8 @@ def _built(
 ) -> Tokenizer:
     """Build the tokenizer after an edit, in which the token of ID i is `names[i]`.
 
-    Args:
-        data: The content of the old `tokenizer.json`; it is changed in place.
-        names: Name of each token in the order of the new IDs.
-        new: The new tokens by name, as `new_entries` returns them.
-        old: The old tokenizer.
-        merges: The new merges of a BPE tokenizer, in their order.
-
-    Raises:
-        TokenizerError: The tokenizers library cannot read the result, or numbers its tokens in another order.
+    `data`, the content of the old `tokenizer.json`, is changed in place. `new` is what `new_entries` returns; `merges`
+    are those of a BPE tokenizer, in their order.
     """
     model = data["model"]
     unigram = model["type"] == "Unigram"
@@ -293,7 +274,9 @@ def _built(
     records = [{**record, "id": ids[record["content"]]} for record in data["added_tokens"] if record["content"] in ids]
     records += [{"id": ids[text], **token.__getstate__()} for text, token in new.items() if token is not None]
     data["added_tokens"] = sorted(records, key=lambda record: record["id"])
-    if _puts_space_before_each_part(data.get("normalizer")):
+    normalizer = data.get("normalizer") or {}
+    steps = normalizer.get("normalizers", [normalizer])
+    if any(step.get("type") == "Prepend" for step in steps):  # a space before a text, as in LLaMA-2, and after a token
         glued = [text for text, token in new.items() if token is not None and not (token.special or token.rstrip)]
         data["decoder"] = _with_glue(data.get("decoder"), glued, ids)
     _renumber_template(data.get("post_processor"), new_id_of)
@@ -310,11 +293,7 @@ def _built(
 def _score(entry: str, tokenizer: Tokenizer, scores: Mapping[str, float]) -> float:
     """Return a Unigram score for a new token, just above the sum of its subwords' scores, so that the model prefers it.
 
-    Args:
-        entry: The new token as an entry of the vocabulary.
-        tokenizer: The old tokenizer.
-        scores: From the name of each old token to its score (a log probability). A subword without a score makes the
-            result minus infinity.
+    Scores are log probabilities of the old tokens by name. A subword without one makes the result minus infinity.
     """
     subwords = [token.value for token in tokens_of_word(tokenizer, entry)]
     return round(sum(scores.get(subword, -math.inf) for subword in subwords) + _ABOVE_ITS_SUBWORDS, 10)
@@ -325,10 +304,6 @@ def _renumber_template(processor: JsonObject | None, new_id_of: Mapping[int, int
 
     A `TemplateProcessing` may list special tokens that it never puts around a text. Those of them that are removed from
     the vocabulary are deleted from the list.
-
-    Args:
-        processor: The `post_processor` of a `tokenizer.json`.
-        new_id_of: From the old ID of each kept token to its new ID.
     """
     if not processor:
         return
@@ -348,18 +323,6 @@ def _renumber_template(processor: JsonObject | None, new_id_of: Mapping[int, int
         }
 
 
-def _puts_space_before_each_part(normalizer: JsonObject | None) -> bool:
-    """Return whether a normalizer has a `Prepend` step, which puts a space before a text, as in LLaMA-2.
-
-    Such a normalizer also puts a space before each part of a text that follows an added token.
-
-    Args:
-        normalizer: The `normalizer` of a `tokenizer.json`, or `None`.
-    """
-    steps = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
-    return any(step["type"] == "Prepend" for step in steps)
-
-
 def _with_glue(decoder: JsonObject | None, new: Sequence[str], ids: Mapping[str, int]) -> JsonObject | None:
     """Return a copy of a decoder that removes the space which the normalizer puts after an added token.
 
@@ -368,13 +331,8 @@ def _with_glue(decoder: JsonObject | None, new: Sequence[str], ids: Mapping[str,
     at the start of a text, a step inserts that space again before a listed token.
 
     If an earlier edit has put such steps into the decoder, they are replaced: the tokens that they list and that still
-    exist are listed again.
-
-    Args:
-        decoder: The `decoder` of the old `tokenizer.json`. It is returned unchanged if it is `None` or has no step
-            `Fuse`.
-        new: Texts of the new tokens to list.
-        ids: From the name of each token after the edit to its new ID.
+    exist are listed again. `ids` are the new ones of all tokens by name. A decoder that is `None` or has no step `Fuse`
+    is returned unchanged.
     """
     steps = list((decoder or {}).get("decoders", []))
     if decoder is None or not any(step["type"] == "Fuse" for step in steps):
@@ -407,11 +365,6 @@ def other_texts(old: Tokenizer, new: Tokenizer, terms: Iterable[str]) -> dict[st
     Each term is tried alone, between words and, if the tokenizer's tokens include spaces, between letters without
     spaces.
 
-    Args:
-        old: The tokenizer that may decode exactly.
-        new: The other one.
-        terms: Texts of the added tokens.
-
     Returns:
         From each term with such texts to them, each as `old` and as `new` decodes it.
     """
@@ -430,13 +383,7 @@ def other_texts(old: Tokenizer, new: Tokenizer, terms: Iterable[str]) -> dict[st
 
 
 def warn_of_other_texts(old: Tokenizer, new: Tokenizer, terms: Sequence[str]) -> None:
-    """Warn if a text with a new token is no longer decoded exactly, although the old tokenizer did so.
-
-    Args:
-        old: The tokenizer before the edit.
-        new: The tokenizer after the edit.
-        terms: Texts of the new tokens.
-    """
+    """Warn if a text with a new token is no longer decoded exactly, although the old tokenizer did so."""
     if changed := other_texts(old, new, terms):
         before, after = next(iter(changed.values()))[0]
         warnings.warn(
@@ -453,10 +400,6 @@ def tokens_with_extra_space(tokenizer: Tokenizer, ids: Iterable[int]) -> list[in
 
     The text behind an added token then starts with the space that the normalizer puts before a text. Special tokens are
     left out.
-
-    Args:
-        tokenizer: The tokenizer.
-        ids: IDs of the tokens to test.
 
     Example:
         >>> tokenizer = train_tokenizer("I love dogs, I love cats", vocab_size=270)
@@ -476,11 +419,7 @@ def tokens_with_extra_space(tokenizer: Tokenizer, ids: Iterable[int]) -> list[in
 
 
 def tokenizer_data(tokenizer: Tokenizer) -> JsonObject:
-    """Return the content of the `tokenizer.json` of a tokenizer, as a new dictionary, which the caller may change.
-
-    Raises:
-        TokenizerError: The tokenizer has parts written in Python, which cannot be stored in a file.
-    """
+    """Return the content of the `tokenizer.json` of a tokenizer, as a new dictionary, which the caller may change."""
     with tokenizer_errors("be written as a tokenizer.json, and so not be edited"):
         data: JsonObject = json.loads(tokenizer.to_str())
     return data

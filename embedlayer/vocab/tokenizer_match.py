@@ -107,13 +107,10 @@ def spell_new_tokens(old: object, new: object, ids: Iterable[int]) -> list[NewTo
 
 
 def _equal_names(old: TokenBytes, new: TokenBytes) -> dict[int, int]:
-    """Match the tokens of two tokenizers by their names in the vocabulary.
+    """Return the old ID of each new ID whose token has the same name in the vocabulary.
 
     An added token matches only an added token. If the tokenizers write spaces in different ways
     (`TokenBytes.convention`), only added tokens are matched.
-
-    Returns:
-        A dictionary from new ID to old ID.
     """
     same = old.convention == new.convention or {old.convention, new.convention} == {"word", "wordpiece"}
     return {
@@ -126,17 +123,10 @@ def _equal_names(old: TokenBytes, new: TokenBytes) -> dict[int, int]:
 
 
 def _equal_roles(old: TokenBytes, new: TokenBytes, taken: set[int]) -> dict[int, int]:
-    """Match special tokens with the same role, such as the end of a text, whatever their names.
+    """Return the old ID of each new ID of a special token with the same role, such as the end of a text.
 
-    The role of a token follows from the usual names: `</s>` and `<|endoftext|>` both end a text.
-
-    Args:
-        old: The old tokenizer.
-        new: The new tokenizer.
-        taken: Old IDs that are matched already; they are not matched again.
-
-    Returns:
-        A dictionary from new ID to old ID.
+    The role of a token follows from the usual names: `</s>` and `<|endoftext|>` both end a text. Old IDs in `taken` are
+    not matched again.
     """
     found: dict[int, int] = {}
     for names in _NAMES_BY_ROLE:

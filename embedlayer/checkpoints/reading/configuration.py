@@ -39,11 +39,7 @@ class Configuration:
         return self.content.get(key, default)
 
     def number(self, key: str, default: float) -> float:
-        """Return a positive number, or `default` if the key is missing.
-
-        Raises:
-            CheckpointError: The value is not a positive number.
-        """
+        """Return a positive number, or `default` if the key is missing."""
         with self.naming_file():
             return as_number(self.content.get(key, default), key, above=0.0)
 
@@ -54,9 +50,6 @@ class Configuration:
             *keys: Names of its key; the first one that has a value is read.
             default: The number if none has a value.
             most: Largest number that is accepted.
-
-        Raises:
-            CheckpointError: The value is not such a number, or none of the keys has a value and there is no default.
         """
         key = self.first_key(keys) or keys[0]
         value = self.content.get(key)
@@ -124,12 +117,7 @@ def text_config(config: JsonObject) -> JsonObject:
 
 
 def with_whole_model(family: Family, model_type: object) -> Family:
-    """Return the record of a language model as the multimodal model around it uses it.
-
-    Args:
-        family: Record of the language model.
-        model_type: `model_type` of the whole model.
-    """
+    """Return the record of a language model as the multimodal model around it uses it."""
     outer = MULTIMODAL.get(model_type) if isinstance(model_type, str) else None
     if outer is None or outer.scales_logits or family.head is None:
         return family
@@ -137,12 +125,7 @@ def with_whole_model(family: Family, model_type: object) -> Family:
 
 
 def with_defaults(family: Family, config: JsonObject) -> JsonObject:
-    """Return a configuration with the keys that the family's published ones leave out, and with common names of keys.
-
-    Args:
-        family: Record of the family.
-        config: Configuration of the language model; see `text_config`.
-    """
+    """Return a configuration with the keys that published ones of the family leave out, and common names of keys."""
     has_rotary = "rope_parameters" in config
     defaults: JsonObject = {key: value for key, value in family.defaults if not (has_rotary and "rope" in key)}
     ids = DEFAULT_IDS.get(str(config.get("model_type")), {})
@@ -156,10 +139,6 @@ def is_tied(spec: HeadSpec, config: Mapping[str, Any]) -> bool:
     """Return whether the LM head is tied to the token table.
 
     `tie_word_embeddings` decides; without that key, or for `"always"` and `"never"`, `spec.tied` decides.
-
-    Args:
-        spec: The head of the family.
-        config: Result of `with_defaults`.
     """
     if spec.tied in ("always", "never"):
         return spec.tied == "always"
@@ -167,16 +146,7 @@ def is_tied(spec: HeadSpec, config: Mapping[str, Any]) -> bool:
 
 
 def logit_factors(spec: HeadSpec, config: Mapping[str, Any], width: int) -> LogitFactors:
-    """Return the factor and the cap on logits that a configuration states.
-
-    Args:
-        spec: The head of the family.
-        config: Result of `with_defaults`.
-        width: Width of a row of the token table, D.
-
-    Raises:
-        CheckpointError: A number is missing and has no default, or is not positive.
-    """
+    """Return the factor and the cap on logits that a configuration states."""
     scale = None if spec.logit_scale is None else factor_value(spec.logit_scale, config, width)
     cap = None if spec.softcap is None else config.get(spec.softcap)
     softcap = None if cap is None else as_number(cap, str(spec.softcap), above=0.0)
@@ -187,14 +157,6 @@ def factor_value(factor: Factor, config: Mapping[str, Any], width: int) -> float
     """Return a factor on rows or logits, `of / per`; `None` if the configuration switches it off.
 
     A factor that the family rounds to the dtype of the rows (Gemma) is not rounded here.
-
-    Args:
-        factor: Names of the numbers.
-        config: Result of `with_defaults`.
-        width: Width of a row of the token table, D.
-
-    Raises:
-        CheckpointError: A number is missing in the configuration and has no default, or is not positive.
     """
     switches = [config[key] for key in factor.only_if if config.get(key) is not None]
     if factor.only_if and not (switches[0] if switches else factor.otherwise):

@@ -9,7 +9,7 @@ from embedlayer.checkpoints.reading.model import CheckpointModel
 from embedlayer.checkpoints.reading.tensors import is_in_block
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families import HEAD_CLASSES
-from embedlayer.families.records import AddedColumns, CountedRows, HeadSpec, LinearSpec, Names, WideRows
+from embedlayer.families.records import AddedColumns, CountedRows, HeadSpec, LinearSpec, Names, Presence, WideRows
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.prediction import ACTIVATIONS, PredictionHead
 from embedlayer.tables.table import TokenTable
@@ -48,7 +48,8 @@ def _read_output(model: CheckpointModel, spec: HeadSpec, table: TokenTable, widt
     """Read the rows and the bias of the head; `None` for a base model, which has no head."""
     tensors, has_dense = model.tensors, key != "head"
     rows = _untied_rows(model, spec, f"{key}.weight")
-    has_bias = _has_bias(model, spec)
+    presence: Presence = tensors.has(spec.bias) if spec.has_bias == "stored" else spec.has_bias
+    has_bias = bool(spec.bias) and model.config.has(presence)
     is_absent = rows is None and not is_tied(spec, model.config.content)
     if is_absent or (rows is None and has_bias and not has_dense and not tensors.has(spec.bias)):
         _refuse_missing_head(model, spec.weight if is_absent else spec.bias)
@@ -76,13 +77,6 @@ def _has_transform(model: CheckpointModel, spec: HeadSpec, dense: LinearSpec | N
         return True
     _refuse_missing_head(model, weight_names(spec.dense))
     return False
-
-
-def _has_bias(model: CheckpointModel, spec: HeadSpec) -> bool:
-    """Return whether the head has a bias, as the record, the configuration or the checkpoint says."""
-    if spec.has_bias == "stored":
-        return model.tensors.has(spec.bias)
-    return bool(spec.bias) and model.config.has(spec.has_bias)
 
 
 def _read_bias(model: CheckpointModel, key: str, names: Names, vocab_size: int) -> None:
@@ -172,7 +166,10 @@ def _untied_rows(model: CheckpointModel, spec: HeadSpec, key: str) -> Tensor | N
             if not names and not tied:
                 return None
             rows = tensors.by_key[tied_to] if tied else tensors.read(key, names[0])
-            return _with_columns(model, key, rows, columns[0])
+            more = tensors.read(key, columns[0]).T  # `(columns, V)`
+            tensors.by_key[key] = torch.cat([rows, more.to(rows.dtype)], dim=1)
+            del tensors.names[key]
+            return tensors.by_key[key]
     if not names:
         return None
     if tied:
@@ -190,14 +187,6 @@ def _untied_rows(model: CheckpointModel, spec: HeadSpec, key: str) -> Tensor | N
         rows = _counted_rows(model, spec.rows, key, rows, tensors.by_key[tied_to].shape[0])
     tensors.count_nonfinite("head", rows)
     return rows
-
-
-def _with_columns(model: CheckpointModel, key: str, rows: Tensor, name: str) -> Tensor:
-    """Return the rows of a head with the further columns that the tensor `name`, `(columns, V)`, stores."""
-    tensors = model.tensors
-    tensors.by_key[key] = torch.cat([rows, tensors.read(key, name).T.to(rows.dtype)], dim=1)
-    del tensors.names[key]
-    return tensors.by_key[key]
 
 
 def _counted_rows(model: CheckpointModel, spec: CountedRows, key: str, rows: Tensor, table_rows: int) -> Tensor:

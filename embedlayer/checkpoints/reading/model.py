@@ -53,11 +53,7 @@ class CheckpointModel:
         return [step for step in recipe if step not in left_out]
 
     def of_decoder(self) -> "CheckpointModel":
-        """Return the same model with the decoder's configuration, in a family whose stacks have their own.
-
-        Raises:
-            CheckpointError: The configuration of the decoder is missing.
-        """
+        """Return the same model with the decoder's configuration, in a family whose stacks have their own."""
         if not self.family.sub_configs:
             return self
         content = _stack_config(self.family, self.whole_config, "decoder", self.tensors.checkpoint.name)

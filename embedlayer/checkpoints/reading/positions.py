@@ -173,10 +173,8 @@ def _relative(model: CheckpointModel, spec: RelativePositions, key: str, num_lay
     If every block has its own table (UMT5), the kinds are the numbers of the blocks, with `""` for the first one.
     """
     config = model.config
-    heads, buckets = (
-        config.whole(*CONFIG_KEYS["num_attention_heads"]),
-        config.whole("relative_attention_num_buckets", default=32),
-    )
+    heads = config.whole(*CONFIG_KEYS["num_attention_heads"])
+    buckets = config.whole("relative_attention_num_buckets", default=32)
     has_one_each = any("{}" in name for name in spec.names)
     count = num_layers or config.whole(config.first_key(CONFIG_KEYS["num_hidden_layers"]) or "num_layers")
     kinds = ("", *map(str, range(1, count))) if has_one_each else ("",)

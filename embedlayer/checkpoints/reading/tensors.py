@@ -56,11 +56,8 @@ class CheckpointTensors:
     def __init__(
         self, checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, family_name: str
     ) -> None:
-        self.checkpoint = checkpoint
-        self.dtype = dtype
-        self.is_dtype_requested = dtype is not None
-        self.device = device
-        self.family_name = family_name
+        self.checkpoint, self.device, self.family_name = checkpoint, device, family_name
+        self.dtype, self.is_dtype_requested = dtype, dtype is not None
         self.config_file = str(checkpoint.file(CONFIG) or checkpoint.name)
         self.by_key: dict[str, Tensor] = {}
         self.names: dict[str, tuple[str, ...]] = {}
@@ -116,10 +113,6 @@ class CheckpointTensors:
 
         Returns:
             The tensor; for a table that a GGUF file stores in blocks, an empty one on the meta device.
-
-        Raises:
-            CheckpointError: The tensor is quantised, or has a dtype other than floating point and no dtype was
-                requested.
         """
         info = self.checkpoint.info(name)
         self.refuse_quantised(key, (name,), name)
@@ -169,10 +162,6 @@ class CheckpointTensors:
             key: Key of the tensor in the `state_dict` of the layer.
             names: Names of the weights in the checkpoint.
             stored_name: Full name of the tensor that would be read; empty if no tensor has one of `names`.
-
-        Raises:
-            CheckpointError: The tensor has scales, or is stored in a dtype other than floating point. The second is
-                accepted if the caller requested a dtype and the configuration states no quantisation.
         """
         what = key.partition(".")[0]
         parts = quantised_parts(self.checkpoint, names)
@@ -194,10 +183,6 @@ class CheckpointTensors:
 
         If there are any, store their number in `nonfinite_rows[what]` and add a sentence to `notes`. Rows on the meta
         device are dequantised where they are looked up, so they are not counted.
-
-        Args:
-            what: `"table"` or `"head"`.
-            rows: Rows of the table or the head, `(V, D)`.
         """
         if rows.is_meta:
             return

@@ -17,12 +17,7 @@ _UNESCAPES = {escape: character for character, escape in _ESCAPES.items()}
 
 
 def read_projector(path: Path, errors: DecodeErrors) -> VectorRows:
-    """Read vectors and labels; `path` is the folder of the files, or a `.tsv` file in it.
-
-    Raises:
-        FileError: A file cannot be read.
-        CheckpointError: A line is damaged, or the numbers of labels and rows differ.
-    """
+    """Read vectors and labels; `path` is the folder of the files, or a `.tsv` file in it."""
     folder = folder_of(path)
     name = path.name if path.is_file() else TENSORS if (folder / TENSORS).exists() else "vectors.tsv"
     if name not in FILES and (folder / name).exists():
@@ -84,12 +79,7 @@ def _metadata(path: Path, count: int, errors: DecodeErrors) -> tuple[list[str], 
 
 
 def write_projector(path: Path, tokens: Sequence[str], blocks: Iterator[Row]) -> None:
-    """Write the three files into the folder of `path`; none is replaced before all are complete.
-
-    Raises:
-        FileError: A file cannot be written.
-        CheckpointError: A token cannot be encoded in UTF-8.
-    """
+    """Write the three files into the folder of `path`; none is replaced before all are complete."""
     labels = [re.sub(r"[\\\t\n\r]", lambda character: _ESCAPES[character[0]], token) for token in tokens]
     metadata = "".join(f"{streams.check_utf8(label, row)}\n" for row, label in enumerate(labels))
     fields = {"tensor_name": "table", "tensor_path": TENSORS, "metadata_path": METADATA}

@@ -56,11 +56,7 @@ class TokenDecoder:
         self.first = ""
 
     def decode(self, raw: bytes, number: int) -> str:
-        """Return the text of the token at a line or row.
-
-        Raises:
-            CheckpointError: The token is not UTF-8, and `errors` is `"strict"`.
-        """
+        """Return the text of the token at a line or row."""
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
@@ -112,9 +108,6 @@ def writing(path: Path) -> Iterator[BufferedIOBase]:
     """Open a file for writing in a `with` block; a file with the suffix `.gz` is compressed.
 
     The file is replaced atomically at the end of the block. If the block fails, the old file stays.
-
-    Raises:
-        FileError: The file cannot be written.
     """
     with replace_file(path) as partial, partial.open("wb") as file:
         if path.suffix != ".gz":
@@ -128,9 +121,6 @@ def lines(path: Path, file: BufferedIOBase, first: int) -> Iterator[tuple[int, b
     """Yield (line number, line) for the rest of a file, from line `first`, without the white space at each line's end.
 
     Empty lines at the end of the file are skipped.
-
-    Raises:
-        CheckpointError: A line is too long, or an empty line is followed by other lines.
     """
     empty = None
     number = first
@@ -181,11 +171,7 @@ def decimals(chunk: Row, separator: str) -> Iterator[str]:
 
 
 def check_utf8(token: str, row: int) -> str:
-    """Check that the token of a row can be encoded in UTF-8, and return it unchanged.
-
-    Raises:
-        CheckpointError: It has a lone surrogate.
-    """
+    """Check that the token of a row can be encoded in UTF-8, and return it unchanged."""
     try:
         token.encode()
     except UnicodeEncodeError as error:

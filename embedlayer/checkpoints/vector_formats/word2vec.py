@@ -35,12 +35,7 @@ _Block = tuple[Sequence[int], list[bytes], Row]
 
 
 def read_text(path: Path, errors: DecodeErrors, *, has_header: bool | None = None) -> VectorRows:
-    """Read a file with a token and its numbers a line, behind a header `V D` if it has one (`None`: if line 1 is one).
-
-    Raises:
-        FileError: The file cannot be read.
-        CheckpointError: It is damaged, or has other lines.
-    """
+    """Read a file with a token and its numbers a line, behind a header `V D` if it has one (`None`: if line 1 is)."""
     with streams.reading(path) as file:
         start = _check_text(path, file)
         file.seek(start)
@@ -51,12 +46,7 @@ def read_text(path: Path, errors: DecodeErrors, *, has_header: bool | None = Non
 
 
 def read_binary(path: Path, errors: DecodeErrors) -> VectorRows:
-    """Read a file in word2vec's binary format.
-
-    Raises:
-        FileError: The file cannot be read.
-        CheckpointError: It is damaged, or of another format.
-    """
+    """Read a file in word2vec's binary format."""
     with streams.reading(path) as file:
         return _collected(path, _binary_rows(path, file), errors, "row")
 
@@ -64,12 +54,7 @@ def read_binary(path: Path, errors: DecodeErrors) -> VectorRows:
 def write_words(
     path: Path, tokens: Sequence[str], blocks: Iterator[Row], width: int, *, has_header: bool, binary: bool
 ) -> None:
-    """Write a file as text or in binary, `blocks` of rows after another.
-
-    Raises:
-        FileError: The file cannot be written.
-        CheckpointError: A token is empty, duplicate, has white space, or cannot be encoded in UTF-8.
-    """
+    """Write a file as text or in binary, `blocks` of rows after another."""
     _check_tokens(tokens)
     words = iter(tokens)
     with streams.writing(path) as file:
@@ -92,11 +77,7 @@ def is_text(path: Path) -> bool:
 
 
 def _check_text(path: Path, file: BufferedIOBase) -> int:
-    """Check the first bytes of a file of text, and return its start: behind a byte-order mark if there is one.
-
-    Raises:
-        CheckpointError: Its first lines end in carriage returns alone, if need be behind a header, or it is a pickle.
-    """
+    """Check the first bytes of a file of text, and return its start: behind a byte-order mark if there is one."""
     start = file.read(FIRST_BYTES)
     if start.startswith(PICKLE):
         raise pickle_error(path)
@@ -112,14 +93,7 @@ def _check_text(path: Path, file: BufferedIOBase) -> int:
 def _collected(path: Path, blocks: Iterator[_Block], errors: DecodeErrors, place: str) -> VectorRows:
     """Collect the rows of a file, the first of each token. Memory grows with the bytes read, whatever a header states.
 
-    Args:
-        path: The file, for messages.
-        blocks: The rows in order, some at a time.
-        errors: Handling of tokens that are not UTF-8, as in `read_vectors`.
-        place: `"line"` or `"row"`: what the numbers in `blocks` count.
-
-    Raises:
-        CheckpointError: There are no rows, or a token is not UTF-8.
+    `place` is what the numbers in `blocks` count: `"line"` or `"row"`.
     """
     first: dict[str, None] = {}
     decoder = TokenDecoder(path, errors, place)
@@ -157,11 +131,7 @@ def _header(line: bytes) -> tuple[int, int] | None:
 
 
 def _checked_header(path: Path, line: bytes) -> tuple[int, int]:
-    """Return `(V, D)`, the numbers of rows and columns, from the first line of a file in a format with a header.
-
-    Raises:
-        CheckpointError: The line is no header, or D is 0 or above `MOST_COLUMNS`.
-    """
+    """Return `(V, D)`, the numbers of rows and columns, from the first line of a file in a format with a header."""
     sizes = _header(line)
     if sizes is None:
         raise CheckpointError(
@@ -206,9 +176,6 @@ def _width_of(path: Path, line: bytes) -> int:
     """Return the number of columns of a file without a header, from its first line.
 
     It is the number of fields at the end of the line that are numbers; the fields before them are the token.
-
-    Raises:
-        CheckpointError: The line is not a token and its numbers.
     """
     fields = line.split()
     width = 0
@@ -220,11 +187,7 @@ def _width_of(path: Path, line: bytes) -> int:
 
 
 def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[_Block]:
-    """Yield the rows of a file in word2vec's binary format, as many at a time as one read completes.
-
-    Raises:
-        CheckpointError: The header or a row is damaged, or the number of rows differs from the header.
-    """
+    """Yield the rows of a file in word2vec's binary format, as many at a time as one read completes."""
     header = file.readline(LONGEST_TOKEN)
     if header.startswith(FASTTEXT):
         raise CheckpointError(
@@ -271,11 +234,7 @@ def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[_Block]:
 
 
 def _check_tokens(tokens: Sequence[str]) -> None:
-    """Check that the formats of word2vec, GloVe and fastText can represent all tokens.
-
-    Raises:
-        CheckpointError: A token is empty, duplicate, has white space, or cannot be encoded in UTF-8.
-    """
+    """Check that the formats of word2vec, GloVe and fastText can represent all tokens."""
     seen: dict[str, int] = {}
     for row, token in enumerate(tokens):
         if not token or _SPACES.search(token):

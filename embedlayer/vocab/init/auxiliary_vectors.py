@@ -66,11 +66,7 @@ class AuxiliaryVectors:
 
     @classmethod
     def from_tensors(
-        cls,
-        old_ids: Sequence[int],
-        old: Float[Tensor, "n _"],
-        new_tokens: Sequence[str],
-        new: Float[Tensor, "k _"],
+        cls, old_ids: Sequence[int], old: Float[Tensor, "n _"], new_tokens: Sequence[str], new: Float[Tensor, "k _"]
     ) -> "AuxiliaryVectors":
         """Pair two tensors, such as aligned vectors of two languages, with tokens.
 

@@ -104,11 +104,7 @@ class LiveRows:
             self._is_dead[old.padding_idx] = True
 
     def _checked(self, ids: Sequence[int]) -> Tensor:
-        """Check that each ID is that of an old row, and return the IDs as an int64 tensor.
-
-        Raises:
-            VocabularyError: An ID is not that of an old row.
-        """
+        """Check that each ID is that of an old row, and return the IDs as an int64 tensor."""
         for token_id in ids:
             if not 0 <= token_id < self.old.vocab_size:
                 raise VocabularyError(f"There is no old row {token_id}: the IDs are 0..{self.old.vocab_size - 1}.")
@@ -157,11 +153,7 @@ class LiveRows:
 
     @cached_property
     def _count_and_mean(self) -> tuple[int, Tensor]:
-        """Return the number of live rows (`LiveRows`) and their mean row, `(D,)`, computed at the first use only.
-
-        Raises:
-            VocabularyError: No row is live.
-        """
+        """Return the number of live rows (`LiveRows`) and their mean row, `(D,)`, computed at the first use only."""
         count, total = 0, torch.zeros(self.old.embed_dim, dtype=torch.float64)
         for rows in self.chunks():
             count += len(rows)

@@ -138,15 +138,8 @@ def _fill(
 ) -> None:
     """Write initialised rows into `new` in place, with the values of rank 0; all ranks must call this.
 
-    Args:
-        new: The tensor to write to, or the rows of this rank. Each rank writes only the rows that it stores.
-        row_map: The row map, which says which rows are initialised.
-        partition: The rows that this rank stores after the edit.
-        chunks: The values of all initialised rows, in chunks of consecutive rows.
-        everyone: The ranks that receive the values of rank 0.
-
-    Raises:
-        ShapeError: `chunks` has too few or too many rows.
+    `new` is the tensor, or the rows of this rank, which `partition` names; each rank writes only these. `chunks` has
+    the values of all initialised rows of the map, in chunks of consecutive rows.
     """
     done = 0
     for values in chunks:
@@ -163,13 +156,8 @@ def _fill(
 def _check_restored_rows(tensors: Mapping[str, RowTensor], edit: ModelEdit, restored: Mapping[str, Tensor]) -> None:
     """Check for an undo that the receipt has the dropped rows of every tensor, in the right shape.
 
-    Args:
-        tensors: The tensors by name, before the undo.
-        edit: The undo, whose row map initialises the rows that the edit dropped.
-        restored: From each tensor's name to the dropped rows of the receipt.
-
-    Raises:
-        CheckpointError: Rows of a tensor are missing or have another shape.
+    The row map of `edit`, the undo, initialises the rows that the edit dropped, which `restored` has by the names of
+    tensors.
     """
     for name, rows in tensors.items():
         count = len(local_rows(edit.row_map.initialised, rows.partitions(edit.row_map)[1]))
@@ -182,15 +170,7 @@ def _check_restored_rows(tensors: Mapping[str, RowTensor], edit: ModelEdit, rest
 
 
 def _check_names(expected: Mapping[str, str] | None, tensors: Mapping[str, RowTensor]) -> None:
-    """Check for an undo that the tensors are those that the edit changed.
-
-    Args:
-        expected: The edited tensors, by name; `None` skips the check.
-        tensors: The tensors by name.
-
-    Raises:
-        CheckpointError: A tensor is missing or unexpected.
-    """
+    """Check for an undo that the tensors are those that the edit changed. `None` skips the check."""
     if expected is None:
         return
     missing = next((name for name in sorted(expected.keys() - tensors.keys()) if name.startswith("optimizer.")), None)
@@ -209,12 +189,7 @@ def _check_names(expected: Mapping[str, str] | None, tensors: Mapping[str, RowTe
 def _check_fingerprints(expected: Mapping[str, str] | None, fingerprints: Mapping[str, str]) -> None:
     """Check that tensors have the expected fingerprints, which are hashes by `row_fingerprint`.
 
-    Args:
-        expected: From each tensor's name to the expected fingerprint; `None` skips the check.
-        fingerprints: From each edited tensor's name to its fingerprint.
-
-    Raises:
-        CheckpointError: A tensor has other values.
+    They are by names of tensors; `None` skips the check.
     """
     different = [] if expected is None else sorted(name for name in expected if expected[name] != fingerprints[name])
     if different:

@@ -116,7 +116,7 @@ def apply_to_checkpoint(folder: Path, partial: Path, resolve: ResolveEdit) -> Ed
     for file, names in copies.items():
         for name, key in names.items():
             copy = _read_tensor(folder / file, name)
-            tensors[f"{file}/{name}"] = replace(tensors[key], tensor=copy, parameter=key, state_of=_same)
+            tensors[f"{file}/{name}"] = replace(tensors[key], tensor=copy, parameter=key, state_of=lambda rows: rows)
     tokenizer = opened.tokenizer(folder)
     edit = resolve([tokenizer], len(tensors[table].tensor), all_rows_have_ids=True)
     row_map = edit.row_map
@@ -194,11 +194,6 @@ def checkpoint_census(folder: Path, left_out: Collection[str]) -> CensusReport:
     return CensusReport({**shapes, **copied}, token_ids, tuple(sorted(files)))
 
 
-def _same(rows: Tensor) -> Tensor:
-    """Return new rows unchanged: those of a second copy are those of the checkpoint."""
-    return rows
-
-
 def _read_tensor(path: Path, name: str) -> Tensor:
     """Read one tensor of a safetensors file."""
     place = find_folder(path)
@@ -209,11 +204,8 @@ def _read_tensor(path: Path, name: str) -> Tensor:
 def _with_stored_names(edit: ModelEdit, opened: Opened) -> ModelEdit:
     """Return the undo of an edit of a live model with the names that its tensors have in the folder of that model.
 
-    transformers writes some tensors, as those of multimodal models, under other names than the live model has.
-
-    Args:
-        edit: The undo; an edit, and an undo with names of the folder, are returned unchanged.
-        opened: The checkpoint.
+    transformers writes some tensors, as those of multimodal models, under other names than the live model has. An edit,
+    and an undo with names of the folder, are returned unchanged.
     """
     if edit.after is None or edit.restored_rows is None or edit.after.keys() <= opened.tensors.keys():
         return edit
@@ -242,14 +234,8 @@ def _warn_of_unknown_defaults(checkpoint: Checkpoint, row_map: RowMap) -> None:
 def _check_padding(layer: EmbeddingLayer, row_map: RowMap, *, has_class: bool) -> None:
     """Check that the padding token keeps its ID, if positions are or may be counted from that ID.
 
-    Args:
-        layer: The layer before the edit; if only its table was read, the record does not say how positions are counted.
-        row_map: The old row of each new row.
-        has_class: Whether transformers has the class of the configuration; `check_readers` knows those of its classes
-            that count from the padding.
-
-    Raises:
-        VocabularyError: The padding token would get another ID.
+    If only the table was read, the record does not say how positions are counted. If transformers has the class of the
+    configuration, `check_readers` knows whether it counts from the padding.
     """
     unknown = layer.load_record.table_only and not has_class
     if unknown or layer.numbering == "ids":
@@ -258,12 +244,7 @@ def _check_padding(layer: EmbeddingLayer, row_map: RowMap, *, has_class: bool) -
 
 
 def _opened(folder: Path) -> Opened:
-    """Open a checkpoint for an edit of its rows, by the record of its family, else by its class of transformers.
-
-    Raises:
-        CheckpointError: Neither names all tensors with values for each token; see `_opened_by_record`.
-        VocabularyError: The model has hashed n-grams.
-    """
+    """Open a checkpoint for an edit of its rows, by the record of its family, else by its class of transformers."""
     checkpoint = Checkpoint.open(folder)
     refuse_hashed_ngrams(checkpoint.names, str(folder))
     is_unknown = is_unknown_family(checkpoint)
@@ -291,8 +272,7 @@ def _opened_by_record(folder: Path, checkpoint: Checkpoint, *, is_unknown: bool)
         FileError: A file cannot be read.
         VocabularyError: The module has hashed n-grams of another library.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", EmbedLayerWarning)  # about tensors that are not read, and not needed here
+    with warnings.catch_warnings(action="ignore", category=EmbedLayerWarning):  # about tensors that are not needed here
         layer = load(folder, table_only=is_unknown)
     family, rules = checkpoint_family(checkpoint), tensor_rules(checkpoint)
     read = {name for tensor_names in layer.tensor_names.values() for name in tensor_names}
@@ -315,7 +295,10 @@ def _opened_by_record(folder: Path, checkpoint: Checkpoint, *, is_unknown: bool)
         )
     names = {key: layer.tensor_names[key] for key in ends if key in layer.tensor_names}
     aliases = {name: tensor_names[0] for tensor_names in names.values() for name in tensor_names}
-    tensors = {names[key][0]: _stored(checkpoint, names[key][0], ends[key]) for key in names}
+    tensors: dict[str, RowTensor] = {}
+    for key, (name, *_) in names.items():
+        stored = checkpoint.read(name)  # a bias may be stored as `(1, V)`
+        tensors[name] = replace(ends[key], tensor=stored, axis=stored.dim() - ends[key].tensor.dim())
     table, rows = next(iter(tensors.items()))
     num_rows = len(rows.tensor)
     for name, rule in ruled.items():
@@ -324,23 +307,13 @@ def _opened_by_record(folder: Path, checkpoint: Checkpoint, *, is_unknown: bool)
             axis = rule.axis % len(shape)
             tensors[name], aliases[name] = RowTensor(checkpoint.read(name), rule.end, axis=axis), name
     if is_unknown:
-        aliases |= dict.fromkeys(_copies_of(checkpoint, table), table)
+        info, content = checkpoint.info(table), checkpoint.read(table)
+        alike = [name for name in checkpoint.names if name != table and checkpoint.info(name).shape == info.shape]
+        alike = [name for name in alike if checkpoint.info(name).dtype == info.dtype]
+        aliases |= {name: table for name in alike if checkpoint.stores(name, content)}  # such as a tied head
     _check_others(checkpoint, num_rows, aliases, read - aliases.keys(), is_unknown=is_unknown)
     tensors = dict(sorted(tensors.items(), key=lambda named: named[1].local.dim() == 1))
     return Opened(checkpoint, layer, tensors, aliases)
-
-
-def _stored(checkpoint: Checkpoint, name: str, rows: RowTensor) -> RowTensor:
-    """Return the description of a tensor as it is stored; a bias may be stored as `(1, V)`."""
-    stored = checkpoint.read(name)
-    return replace(rows, tensor=stored, axis=stored.dim() - rows.tensor.dim())
-
-
-def _copies_of(checkpoint: Checkpoint, table: str) -> list[str]:
-    """Return the names of the other tensors that have the shape, dtype and bits of the table, such as a tied head."""
-    info, rows = checkpoint.info(table), checkpoint.read(table)
-    alike = [name for name in checkpoint.names if name != table and checkpoint.info(name).shape == info.shape]
-    return [name for name in alike if checkpoint.info(name).dtype == info.dtype and checkpoint.stores(name, rows)]
 
 
 def _check_others(
@@ -349,18 +322,9 @@ def _check_others(
     """Check that no other tensor of a checkpoint follows the vocabulary; warn of those of which that is not known.
 
     What the record of the family does not name is looked for in the class of transformers that `config.json` names,
-    which is built on the meta device. A known family is looked up there only if a tensor has a size of `num_rows`.
-
-    Args:
-        checkpoint: The checkpoint.
-        num_rows: Number of rows of the table.
-        edited: Names of the tensors that are edited; the table is the first.
-        read: Names of other tensors of the layer, such as positions, which have no rows of tokens.
-        is_unknown: Whether the family is unknown, so that only the table and its copies are edited; that is a warning.
-
-    Raises:
-        CheckpointError: Another tensor follows the vocabulary; or, if the family is unknown, it may, because it has a
-            size of `num_rows`, such as an untied head.
+    which is built on the meta device. A known family is looked up there only if a tensor has a size of `num_rows`. The
+    table is the first of `edited`. `read` are other tensors of the layer, such as positions, which have no rows of
+    tokens. Of an unknown family only the table and its copies are edited, with a warning.
     """
     sized = [name for name in checkpoint.names if num_rows in checkpoint.info(name).shape]
     sized = [name for name in sized if name not in edited and name not in read]

@@ -21,9 +21,6 @@ from embedlayer.vocab.targets.module_parts import vocabulary_modules
 def rows_of_class(checkpoint: Checkpoint) -> tuple[dict[str, RowTensor], dict[str, str]] | None:
     """Return the tensors of a checkpoint with a row for each token, as the class that its `config.json` names has them.
 
-    Args:
-        checkpoint: The checkpoint.
-
     Returns:
         1. The tensors in their stored dtype, by the name under which each is read; the table is the first.
         2. From each name of such a tensor in the checkpoint to its key in 1.
@@ -65,9 +62,6 @@ def rows_of_class(checkpoint: Checkpoint) -> tuple[dict[str, RowTensor], dict[st
 def stored_names(config: JsonObject) -> dict[str, list[str]]:
     """Return the names that transformers writes for each tensor of the class that a `config.json` names.
 
-    Args:
-        config: Content of the file.
-
     Returns:
         From the name of each tensor in the live model to the written ones. It is empty if transformers is not installed
         or does not build the class.
@@ -82,11 +76,7 @@ def stored_names(config: JsonObject) -> dict[str, list[str]]:
 
 
 def _stored_names(model: Any, tensors: dict[str, Tensor]) -> list[str]:
-    """Return the names that transformers writes for tensors of a model.
-
-    Raises:
-        CheckpointError: It cannot name them one by one.
-    """
+    """Return the names that transformers writes for tensors of a model."""
     with failures_named(type(model).__name__):
         from transformers.core_model_loading import revert_weight_conversion
 

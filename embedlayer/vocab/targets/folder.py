@@ -29,10 +29,8 @@ METADATA, SHARDS = ".metadata", "shard-*-model-*.safetensors"
 def apply_to_files(source: Path, partial: Path, resolve: ResolveEdit) -> EditResult:
     """Write the edited copy of a folder or GGUF file to `partial`; `source` does not change.
 
-    Args:
-        source: A saved layer, a training run, a checkpoint of a known model family, or a GGUF file.
-        partial: The empty folder, or the file, to write to; see `edited_copy`.
-        resolve: Function that returns the edit of each model; for a folder also the undo of one.
+    `source` is a saved layer, a training run, a checkpoint of a known model family, or a GGUF file; `partial` as in
+    `edited_copy`. `resolve` returns the edit of each model, and for a folder also the undo of one.
     """
     kind = path_kind(source)
     if kind is PathKind.GGUF:
@@ -48,8 +46,7 @@ def folder_census(folder: Path) -> CensusReport:
     """
     left_out = files_left_out(folder)
     census = run_census if path_kind(folder) in OWN_FOLDERS else checkpoint_census
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", EmbedLayerWarning)
+    with warnings.catch_warnings(record=True, action="always", category=EmbedLayerWarning) as caught:
         try:
             check_folder(folder)
             report = census(folder, left_out)
@@ -63,11 +60,6 @@ def check_folder(folder: Path) -> None:
     """Check that a folder exists, and is neither a sharded checkpoint nor a model with a compressed table.
 
     If a process was killed while it replaced this folder, the old folder is restored first.
-
-    Raises:
-        FileError: There is no such folder.
-        CheckpointError: The folder is a sharded checkpoint of `torch.distributed.checkpoint`, whose tables may not fit
-            into one process; or `embedlayer compress` or `save_model` wrote it, with blocks of transformers.
     """
     if not recover_folder(folder).is_dir():
         raise FileError(f"There is no folder {folder}.")

@@ -44,23 +44,6 @@ OTHER_FORMS = (
 """Files that state the vocabulary again; `tokenizer.json` replaces them."""
 
 
-def _warn_of_own_rules(folder: Path) -> None:
-    """Warn if transformers' `AutoTokenizer` would not use the new tokenizer as it is.
-
-    Such a model family has a tokenizer class with rules of its own, which returns other IDs whatever `tokenizer.json`
-    contains.
-    """
-    model_type = read_json(folder / CONFIG).get("model_type") if (folder / CONFIG).is_file() else None
-    if model_type in OWN_RULES:
-        warnings.warn(
-            f"transformers' AutoTokenizer opens checkpoints of {model_type} with that family's own rules, whatever "
-            f"tokenizer.json says, and returns other IDs than the new tokenizer. Open the new folder with "
-            f"transformers.PreTrainedTokenizerFast.from_pretrained.",
-            EmbedLayerWarning,
-            stacklevel=5,
-        )
-
-
 def edited_files(folder: Path, tokens: TokenMap, row_map: RowMap, *, per_layer: bool) -> dict[str, str | None]:
     """Return the new text of each file that an edit changes, other than the weights and `tokenizer.json`.
 
@@ -74,16 +57,15 @@ def edited_files(folder: Path, tokens: TokenMap, row_map: RowMap, *, per_layer: 
 
     Returns:
         A dictionary from file name, relative to `folder`, to the new text, or to `None` for a file to delete.
-
-    Raises:
-        VocabularyError: A configuration names a removed token.
     """
     ids, special, model = tokens.new_token_ids(row_map), tokens.special_tokens, read_json_if_there(folder / CONFIG)
 
     def edited_config(content: JsonObject) -> JsonObject:
         edited = edited_configuration(content, ids, CONFIG)
-        edited = _with_all_roles(_with_per_layer_rows(edited, row_map.size) if per_layer else edited, ids)
-        return with_moved_defaults(content, edited, ids, CONFIG)
+        if per_layer:
+            text, sizes = edited.get("text_config"), dict.fromkeys(PER_LAYER_ROWS, row_map.size)
+            edited = {**edited, **({"text_config": {**text, **sizes}} if isinstance(text, dict) else sizes)}
+        return with_moved_defaults(content, _with_all_roles(edited, ids), ids, CONFIG)
 
     def edited_params(content: JsonObject) -> JsonObject:
         size = {"vocab_size": row_map.size} if content.get("vocab_size") == row_map.old_size else {}
@@ -101,7 +83,14 @@ def edited_files(folder: Path, tokens: TokenMap, row_map: RowMap, *, per_layer: 
         if own_class is not None:
             warn_of_lost_settings(own_class)
         special.warn()
-        _warn_of_own_rules(folder)
+        if model.get("model_type") in OWN_RULES:
+            warnings.warn(
+                f"transformers' AutoTokenizer opens checkpoints of {model['model_type']} with that family's own rules, "
+                f"whatever tokenizer.json says, and returns other IDs than the new tokenizer. Open the new folder with "
+                f"transformers.PreTrainedTokenizerFast.from_pretrained.",
+                EmbedLayerWarning,
+                stacklevel=4,
+            )
         edits[TOKENIZER_CONFIG] = lambda content: tokenizer_config(content, special, model, replaced=True)
         edits[SPECIALS] = lambda _: dict(special)
         removed = list(folder.glob(ADDED))
@@ -134,13 +123,6 @@ def edited_files(folder: Path, tokens: TokenMap, row_map: RowMap, *, per_layer: 
     return {**texts, **{file.relative_to(folder).as_posix(): None for file in removed}}
 
 
-def _with_per_layer_rows(content: JsonObject, size: int) -> JsonObject:
-    """Return a copy of the content of a `config.json` that states the number of rows of the per-layer table."""
-    text = content.get("text_config")
-    sizes = dict.fromkeys(PER_LAYER_ROWS, size)
-    return {**content, "text_config": {**text, **sizes}} if isinstance(text, dict) else {**content, **sizes}
-
-
 def read_json_if_there(file: Path) -> JsonObject:
     """Return the content of a JSON file, or an empty dictionary if there is no such file."""
     return read_json(file) if file.is_file() else {}
@@ -155,9 +137,7 @@ def _with_all_roles(content: JsonObject, ids: NewTokenIds) -> JsonObject:
     - `bos_token_id` and `eos_token_id`, as `None` if the new tokenizer has no such token;
     - `pad_token_id`, only if the new tokenizer has a padding token.
 
-    Args:
-        content: The content, in which the IDs that are present are new ones. IDs may be in its `text_config` instead.
-        ids: Has the IDs of the new tokenizer's special tokens.
+    The IDs that are present are new ones; they may be in the `text_config` of `content` instead.
     """
     content = {key: value for key, value in content.items() if key != "tokenizer_class"}
     if ids.role_ids is None:
@@ -179,12 +159,8 @@ def _roles_in(folder: Path, old: Tokenizer, new: Tokenizer) -> Mapping[str, str]
     These are the roles of the old tokenizer: those that its files state, and those of its class. A class that has no
     record is asked in transformers. Without transformers, the IDs in `config.json`, else in `generation_config.json`,
     are converted to texts by the old tokenizer; if no role is left, the roles follow from the usual names, such as
-    `</s>`, as in `special_tokens_of`. Roles whose text is not an added token of the new tokenizer are left out.
-
-    Args:
-        folder: The checkpoint before the edit.
-        old: The tokenizer before the edit, to which the IDs in the configurations belong.
-        new: The tokenizer after the edit.
+    `</s>`, as in `special_tokens_of`. Roles whose text is not an added token of the new tokenizer are left out. The IDs
+    in the configurations belong to `old`.
     """
     roles = roles_of_class(folder)
     if roles is not None:
@@ -202,12 +178,9 @@ def _roles_in(folder: Path, old: Tokenizer, new: Tokenizer) -> Mapping[str, str]
 def _templates_to_remove(folder: Path, lost: Sequence[str], contents: dict[str, JsonObject]) -> list[Path]:
     """Return the files of chat templates that contain a token of `lost`; warn of these tokens.
 
-    A template inside `tokenizer_config.json` that contains such a token is removed from that file's new content.
-
-    Args:
-        folder: The checkpoint before the edit.
-        lost: Texts of the added tokens that the new tokenizer lacks.
-        contents: From file name to the new content of each changed JSON file; changed in place.
+    A template inside `tokenizer_config.json` that contains such a token is removed from that file's new content. `lost`
+    are texts of the added tokens that the new tokenizer lacks; `contents` has the new content of each changed JSON file
+    by name, and is changed in place.
     """
     files = {file: read_bytes(file).decode(errors="replace") for glob in TEMPLATES for file in folder.glob(glob)}
     named = {file: names for file, text in files.items() if (names := names_in(text, lost))}
@@ -231,15 +204,6 @@ def _without_removed_names(content: JsonObject, tokens: TokenMap, new: Tokenizer
     """Return a copy of the content of a tokenizer's configuration file, changed to match the edited tokenizer.
 
     Removed tokens are left out of lists of special tokens, and `added_tokens_decoder` gets the new IDs.
-
-    Args:
-        content: The content of the file.
-        tokens: The old token of each new token, and both tokenizers.
-        new: The tokenizer after the edit.
-        file: Name of the file, for the error.
-
-    Raises:
-        VocabularyError: The file names a removed token in a role, such as `eos_token`.
     """
     removed, content = set(tokens.dropped.values()), dict(content)
     for key in USUAL_NAMES:
@@ -263,11 +227,6 @@ def _added_tokens(content: JsonObject, tokens: TokenMap, new: Tokenizer) -> Json
     """Return the new content of `added_tokens.json`: a dictionary from the text of each added token to its new ID.
 
     The added tokens are those of the old file that are kept, and those that the edit adds.
-
-    Args:
-        content: The old content, in the same form.
-        tokens: The old token of each new token, and both tokenizers.
-        new: The tokenizer after the edit.
     """
     names = {*tokens.added.values(), *content}
     records = tokenizer_data(new)["added_tokens"]

@@ -46,11 +46,6 @@ ENDS = {GGUF_TABLE: "table", GGUF_HEAD: "head", GGUF_HEAD_BIAS: "head", GGUF_PER
 def apply_to_gguf(source: Path, out: Path, resolve: ResolveEdit) -> EditResult:
     """Write the edited copy of a GGUF file, atomically; `source` does not change.
 
-    Args:
-        source: The file before the edit.
-        out: The new file.
-        resolve: Function that returns the edit of each model.
-
     Returns:
         The result, how the rows of each edited tensor are stored, and the tokens with an extra space in decoded text.
 
@@ -157,11 +152,8 @@ def write_into_gguf(table: TokenTable, tokenizer: Tokenizer, original: Path, out
 def _quantised_rows(file: GGUFFile, name: str, rows: Any, sources: Tensor) -> tuple[NewTensor, int]:
     """Return a table in the type of a file, and the number of rows that keep the file's bytes.
 
-    Args:
-        file: The file.
-        name: The tensor that is replaced.
-        rows: Function that returns rows `start` to `stop - 1`.
-        sources: The row of the same token in the file for each new row, or -1.
+    `rows` returns rows `start` to `stop - 1`; `sources` has the row of the same token in the file for each new row, or
+    -1.
     """
     info, old = file.tensors[name], file.stored_rows(name)
     dtype, size = info.dtype, len(sources)
@@ -202,11 +194,7 @@ def _bytes(rows: Tensor, *, dtype: str) -> Tensor:
 
 
 def _number_of_rows(file: GGUFFile) -> int:
-    """Return the number of rows of the token table.
-
-    Raises:
-        CheckpointError: There is no table, or the metadata or the head has another number of tokens.
-    """
+    """Return the number of rows of the token table."""
     if GGUF_TABLE not in file.tensors or len(file.tensors[GGUF_TABLE].shape) != 2:
         raise CheckpointError(
             f"{file.path} has no token table: no tensor with rows and columns is called {GGUF_TABLE}."
@@ -227,12 +215,7 @@ def _number_of_rows(file: GGUFFile) -> int:
 
 
 def _check_other_tensors(file: GGUFFile, old: int) -> None:
-    """Check by its name that no other tensor has, or may have, a row for each of the `old` tokens.
-
-    Raises:
-        CheckpointError: A tensor of llama.cpp has such rows and is not moved; or a tensor that is not known has as many
-            rows or columns as there are tokens.
-    """
+    """Check by its name that no other tensor has, or may have, a row for each of the `old` tokens."""
     ends = tuple(f".{name}.weight" for name in GGUF_OTHER_TABLES)
     if tables := [name for name in file.tensors if name.endswith(ends)]:
         raise CheckpointError(
@@ -250,27 +233,15 @@ def _check_other_tensors(file: GGUFFile, old: int) -> None:
 
 
 class _OldRows(NamedTuple):
-    """The old rows of a tensor in the type in which it is written.
-
-    Attributes:
-        dtype: Name of that type.
-        rows: The old rows.
-        changes: Largest absolute change of a finite number of each row, `(V,)`.
-    """
+    """The old rows of a tensor in the type in which it is written."""
 
     dtype: str
     rows: RowTensor
-    changes: Tensor
+    changes: Tensor  # largest absolute change of a finite number of each row, `(V,)`
 
 
 def _stored(file: GGUFFile, name: str, *, adds: bool) -> _OldRows:
-    """Return the old rows of a tensor, requantised if new ones cannot be written in their type.
-
-    Args:
-        file: The file.
-        name: Name of the tensor.
-        adds: Whether rows are added.
-    """
+    """Return the old rows of a tensor, requantised if new ones cannot be written in their type."""
     info, end = file.tensors[name], ENDS[name]
     changes = torch.zeros(info.shape[0])
     if info.dtype in DTYPES:
@@ -306,13 +277,7 @@ def _warn_of_type(file: GGUFFile, name: str, new: NewTensor) -> None:
 def _ids_by_map(values: Mapping[str, Any], ids: Any, tokens: TokenMap | None) -> dict[str, int]:
     """Return the new ID of each special token that the metadata names.
 
-    Args:
-        values: The metadata.
-        ids: New ID of each old ID, or -1 for a removed token.
-        tokens: The edit, which may replace the tokenizer; `None` if only `ids` counts.
-
-    Raises:
-        VocabularyError: A special token is removed, or the new tokenizer has none of that role.
+    The new ID of a removed token is -1. `tokens` may replace the tokenizer; if it is `None`, only `ids` counts.
     """
     roles: SpecialTokens | None = None if tokens is None else tokens.special_tokens
     new_tokenizer = None if tokens is None else tokens.tokenizer
@@ -368,11 +333,8 @@ def _with_extra_space(tokenizer: Tokenizer, written: Tokenizer) -> tuple[int, ..
     """Return, and warn of, added tokens around which only the tokenizer that metadata describe decodes an extra space.
 
     Where SentencePiece puts a space before each text, an edited tokenizer's decoder removes the one behind an added
-    token. GGUF metadata cannot state that; llama.cpp decodes as the tokenizer that is read back.
-
-    Args:
-        tokenizer: The new tokenizer.
-        written: The tokenizer that was read back from the metadata.
+    token. GGUF metadata cannot state that; llama.cpp decodes as the tokenizer that is read back. `written` was read
+    back from the metadata.
 
     Returns:
         The IDs of these tokens.

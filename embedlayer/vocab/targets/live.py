@@ -287,11 +287,7 @@ def apply_to_module(
 
 
 def _fsdp_parameters(module: nn.Module, modules: VocabularyModules) -> Mapping[int, "FsdpParameter"]:
-    """Reshard a module that FSDP2 shards, and return its sharded parameters by their `id`.
-
-    Raises:
-        SizeError: FSDP shards the tables or heads in a module that contains this one.
-    """
+    """Reshard a module that FSDP2 shards, and return its sharded parameters by their `id`."""
     if "torch.distributed.fsdp" not in sys.modules:  # nobody has sharded anything with it, and the import takes 0.7 s
         return {}
     from embedlayer.distributed.fsdp import fsdp_parameters
@@ -302,13 +298,7 @@ def _fsdp_parameters(module: nn.Module, modules: VocabularyModules) -> Mapping[i
 def _check_rows(rows: RowTensor, row_map: RowMap, fsdp: "FsdpParameter | None") -> None:
     """Check that a parameter can get the number of rows that an edit gives it; nothing is changed.
 
-    Args:
-        rows: The parameter.
-        row_map: The old row of each new row.
-        fsdp: What FSDP2 stores of the parameter, or `None` if it does not shard it.
-
-    Raises:
-        SizeError: A rank would store no row, or torch cannot change the size of the parameter now.
+    `fsdp` is what FSDP2 stores of the parameter, or `None` if it does not shard it.
     """
     old, new = (partition.num_rows for partition in rows.partitions(row_map))
     if fsdp is not None:

@@ -137,11 +137,6 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     """Return the tables, heads, layers and configurations of a live module; the table of a tied head is included.
 
     The rows of an `NgramEmbedding` belong to hashes, not to tokens, so its table is left out.
-
-    Raises:
-        SizeError: The module has no table and no head, the tables and heads have different numbers of tokens, or the
-            rows of a table cannot be moved.
-        VocabularyError: The module contains a `DraftHead`, or hashed n-grams of another library.
     """
     modules = dict(module.named_modules())
     if drafts := [name or "the module" for name, part in modules.items() if isinstance(part, DraftHead)]:
@@ -204,12 +199,7 @@ def _configurations(
     """Yield all configurations and generation configurations of a live module, each object once.
 
     The token IDs in them are those of the edited vocabulary if a table or head is in the module that has the
-    configuration.
-
-    Args:
-        modules: All modules of the edited module by name.
-        vocabulary: Its tables and heads.
-        apart: The `id` of each module in an encoder with a vocabulary of its own.
+    configuration. `apart` has the `id` of each module in an encoder with a vocabulary of its own.
     """
     ours = {id(each) for each in (*vocabulary.tables.values(), *vocabulary.heads.values())}
     holders = [name for name, part in modules.items() if id(part) in ours]
@@ -231,10 +221,6 @@ def _refuse_other_rows(module: nn.Module, vocabulary: VocabularyModules) -> None
     """Raise an error if a module that is no model of transformers has values for each token that an edit does not know.
 
     What a model of transformers has is known by `tensors_in`.
-
-    Raises:
-        VocabularyError: The module has integers for each token, or a table or head of a user's class has other tensors
-            of tokens.
     """
     known = {id(each) for part in vocabulary.hashes.values() for each in part.buffers()}
     known |= {id(each) for model in models_in(module).values() for _, each in named_tensors(model)}
@@ -257,9 +243,7 @@ def _refuse_other_rows(module: nn.Module, vocabulary: VocabularyModules) -> None
 def unknown_rows(name: str, use: str = "") -> VocabularyError:
     """Return the error for a tensor whose size follows the vocabulary, and whose values for new tokens are not known.
 
-    Args:
-        name: Name of the tensor.
-        use: What the model does with it, as a sentence without full stop; "" if that is not known.
+    `use` says what the model does with it, as a sentence without full stop, or is empty.
     """
     return VocabularyError(
         f"{name} has values for each token beside the rows of tables and heads{f' ({use})' if use else ''}, and what "
@@ -268,11 +252,7 @@ def unknown_rows(name: str, use: str = "") -> VocabularyError:
 
 
 def refuse_adapters(module: nn.Module, modules: VocabularyModules) -> None:
-    """Raise an error if PEFT has put an adapter on a table or head that has values for each token, or token IDs.
-
-    Raises:
-        VocabularyError: There is such an adapter: LoRA on a table or head, or trainable tokens.
-    """
+    """Raise an error if PEFT has put an adapter on a table or head that has values for each token, or token IDs."""
     heads = (model.get_output_embeddings() for model in models_in(module).values())  # also one that is not patched
     ends = {id(part) for part in (*modules.tables.values(), *modules.heads.values())}
     ends |= {id(without_adapters(head)) for head in heads if head is not None}
@@ -295,15 +275,7 @@ def refuse_adapters(module: nn.Module, modules: VocabularyModules) -> None:
 
 
 def refuse_hashed_ngrams(names: Iterable[str], what: str) -> None:
-    """Raise an error if tensors of a model are rows of hashed n-grams of another library, by their names.
-
-    Args:
-        names: Names of the model's tensors.
-        what: The model or folder, for the message.
-
-    Raises:
-        VocabularyError: There is such a tensor.
-    """
+    """Raise an error if tensors of a model are rows of hashed n-grams of another library, by their names."""
     if hashed := next((name for name in names if _HASHED_NGRAMS.search(name)), None):
         raise VocabularyError(
             f"{what} has hashed n-grams ({hashed}), whose rows are found by hashes of token IDs or of the tokenizer's "
@@ -316,9 +288,6 @@ def _per_layer_tables(modules: Mapping[str, nn.Module]) -> dict[str, tuple[Looku
     """Return the per-layer tables by name, each with the row that is looked up for tokens which it lacks, or `None`.
 
     These are the tables of `PerLayerInputs`, and those of patched models of transformers.
-
-    Args:
-        modules: All modules of the edited module by name.
     """
     tables: dict[str, tuple[LookupTable, int | None]] = {}
     for name, part in modules.items():
@@ -348,9 +317,6 @@ def check_movable(module: nn.Module) -> None:
     """Check that an edit can move each table that is only looked up, such as those of injections; of any size.
 
     An edit keeps the hashes of an `NgramEmbedding`, so its table may be of any kind.
-
-    Raises:
-        SizeError: The rows of a table cannot be moved.
     """
     modules = dict(module.named_modules())
     hashed = _hashed_tables(modules)
@@ -362,13 +328,7 @@ def check_movable(module: nn.Module) -> None:
 def _local_table(name: str, table: LookupTable, of_head: bool) -> tuple[str, LocalTable]:
     """Return the rows of a table that this process stores, after the dotted name of the module that stores them.
 
-    Args:
-        name: Dotted name of the table in the module.
-        table: The whole table; may be sharded.
-        of_head: Whether the table is the weight of a sharded untied head.
-
-    Raises:
-        SizeError: The rows of this kind of table cannot be moved.
+    `name` is that of the table; with `of_head`, it is the weight of a sharded untied head.
     """
     if isinstance(table, TokenEmbedding | FactorizedEmbedding):
         return name, LocalTable(table, table)

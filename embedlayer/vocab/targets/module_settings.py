@@ -25,7 +25,6 @@ from embedlayer.families import PER_LAYER_ROWS, VOCAB_SIZE_KEYS
 from embedlayer.injections.ngram import NgramHash
 from embedlayer.io.files import JsonObject
 from embedlayer.vocab.edit import ModelEdit, round_up
-from embedlayer.vocab.map import RowMap
 from embedlayer.vocab.targets.module_parts import LocalTable, VocabularyModules, dotted
 
 Assignment = tuple[Callable[[], object], Callable[[], object]]
@@ -116,11 +115,6 @@ def new_settings(modules: VocabularyModules, edit: ModelEdit) -> JsonObject:
     """Return the value after an edit of each setting that `settings_of` returns; nothing is changed.
 
     The keys are the same names.
-
-    Raises:
-        TokenIdError: The padding row would be dropped.
-        SizeError: A rank would store no row.
-        VocabularyError: A configuration names a token that is removed, or a new token has no compressed ID.
     """
     settings = settings_of(modules)
     assert edit.tokens is not None
@@ -140,7 +134,11 @@ def new_settings(modules: VocabularyModules, edit: ModelEdit) -> JsonObject:
         elif attribute in bounds:
             value = bounds[attribute]
         elif attribute in ("padding_idx", "padding_id"):
-            value = local.local_or_none(_moved_padding(value if part is None else part.padding_idx, row_map))
+            padding = value if part is None else part.padding_idx
+            new_padding = None if padding is None else int(row_map.new_ids[padding])
+            if new_padding is not None and new_padding < 0:
+                raise TokenIdError(f"Token {padding} is the padding token, which the table needs: keep it.")
+            value = local.local_or_none(new_padding)
         elif attribute == "is_edited":
             value = True
         elif attribute == "compressed_size":
@@ -169,9 +167,6 @@ def restored_settings(
         modules: Its tables and heads.
         settings: The settings of the receipt. A receipt may have fewer token IDs than the module: those that an earlier
             release did not change.
-
-    Raises:
-        CheckpointError: The receipt has other settings than the module.
     """
     present = settings_of(modules)
     changed = {name: present.get(name) or _setting_at(module, name) for name in settings}
@@ -197,12 +192,7 @@ def _setting_at(module: nn.Module, name: str) -> Setting | None:
 def _compressed_size(ngrams: NgramHash, added: int) -> int:
     """Return the number of compressed IDs of an n-gram hash after an edit.
 
-    Args:
-        ngrams: The hash before the edit.
-        added: Number of new tokens, each of which gets a compressed ID of its own.
-
-    Raises:
-        VocabularyError: The product of the largest new ID and the largest multiplier exceeds int64.
+    Each of the `added` tokens gets a compressed ID of its own.
     """
     size = ngrams.next_id + added if added else ngrams.compressed_size
     try:
@@ -210,22 +200,6 @@ def _compressed_size(ngrams: NgramHash, added: int) -> int:
     except SizeError as error:
         raise VocabularyError(f"The n-gram hash has no room for {added} new tokens. {error}") from error
     return size
-
-
-def _moved_padding(padding: int | None, row_map: RowMap) -> int | None:
-    """Return the new ID of the padding token, or `None` if there is no padding token.
-
-    Args:
-        padding: The old ID of the padding token, or `None`.
-        row_map: The old row of each new row.
-
-    Raises:
-        TokenIdError: The padding token is removed.
-    """
-    new = None if padding is None else int(row_map.new_ids[padding])
-    if new is not None and new < 0:
-        raise TokenIdError(f"Token {padding} is the padding token, which the table needs: keep it.")
-    return new
 
 
 def new_compressed_ids(ngrams: NgramHash, count: int) -> Tensor:

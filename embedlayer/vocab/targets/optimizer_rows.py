@@ -21,14 +21,6 @@ def state_with_rows(state: Mapping[str, Any], name: str, rows: RowTensor) -> Ite
 
     States that are not tensors, single numbers, and tensors without rows, such as Adafactor's column statistics, are
     left out.
-
-    Args:
-        state: The optimizer's state of the parameter, by key.
-        name: Name of the parameter, for the error.
-        rows: The parameter, with one row for each token.
-
-    Raises:
-        SizeError: The shape or dtype of a state does not show which values belong to a row.
     """
     parameter = rows.tensor
     for key, value in state.items():
@@ -81,11 +73,7 @@ class NewState:
         return None if isinstance(self.optimizer, RowOptimizer) else partial(self._rows, key)
 
     def _rows(self, key: str, rows: Tensor) -> Tensor:
-        """Return the state of new rows, `(k, ...)`.
-
-        Raises:
-            SizeError: A new optimizer does not show it.
-        """
+        """Return the state of new rows, `(k, ...)`."""
         if self.last is None or self.last[0] is not rows:
             self.last = rows, self._stepped(rows)
         value = self.last[1].get(key)

@@ -146,11 +146,7 @@ def run_census(folder: Path, left_out: Collection[str]) -> CensusReport:
 
 
 def _refuse_mapped(run: RunDirectory) -> None:
-    """Raise an error if a run has mapped tables.
-
-    Raises:
-        VocabularyError: It has.
-    """
+    """Raise an error if a run has mapped tables."""
     if run.tables.exists():
         raise VocabularyError(
             f"The run {run.path} has mapped tables in {run.tables}, whose rows cannot be moved. Save its model into "
@@ -208,15 +204,8 @@ def _write_run(
 ) -> None:
     """Write the files of an edited run: tokenizer, `run.json`, checkpoint, metrics, and the corpus with new token IDs.
 
-    The corpus must contain no removed token, which is not checked here: the caller uses `_keeps_corpus`.
-
-    Args:
-        old: The run before the edit; its metrics, if any, are copied, and its corpus is read.
-        new: The folder to write to; it must not contain a corpus.
-        trainer: The trainer with the edited model and optimizer.
-        description: The content of `run.json`, except for `model`.
-        new_ids: New ID of each old ID, `(V,)`; negative for a removed token.
-        tokenizer: The tokenizer after the edit.
+    The corpus must contain no removed token, which is not checked here: the caller uses `_keeps_corpus`. `description`
+    is the content of `run.json`, except for `model`. The new ID of a removed token is negative.
     """
     save_tokenizer(tokenizer, new.path / TOKENIZER)
     write_json(new.run, {**description, "model": describe(trainer.decoder)})
@@ -231,14 +220,7 @@ def _write_run(
 
 
 def _write_corpus(folder: Path, corpus: TokenCorpus, new_ids: IdArray, tokenizer: Tokenizer) -> None:
-    """Write the corpus with new token IDs.
-
-    Args:
-        folder: The empty folder to write to.
-        corpus: The corpus before the edit, which contains no removed token.
-        new_ids: New ID of each old ID, `(V,)`; negative for a removed token.
-        tokenizer: The tokenizer after the edit.
-    """
+    """Write the corpus with new token IDs. It contains no removed token; `folder` is empty."""
     with (folder / "ids.bin").open("wb") as file:
         writer = CorpusWriter(tokenizer, lambda ids: file.write(ids.tobytes()))
         for start in range(0, len(corpus), IDS_AT_ONCE):
@@ -251,11 +233,8 @@ def _write_corpus(folder: Path, corpus: TokenCorpus, new_ids: IdArray, tokenizer
 def _moved_notes(notes: Mapping[str, Any], new_ids: IdArray) -> JsonObject:
     """Return a copy of the `notes` of a run in which the tokens of the neighbour report have their new IDs.
 
-    Removed tokens are left out of that report, which lists the nearest neighbours before training.
-
-    Args:
-        notes: The notes of `run.json`.
-        new_ids: New ID of each old ID, `(V,)`; negative for a removed token.
+    Removed tokens are left out of that report, which lists the nearest neighbours before training. The new ID of a
+    removed token is negative.
     """
     rows = [{**row, "id": int(new_ids[row["id"]])} for row in notes.get("neighbors_before", [])]
     return {**notes, "neighbors_before": [row for row in rows if row["id"] >= 0]} if rows else dict(notes)

@@ -101,11 +101,7 @@ def watch_unmoved(
 
 
 def require_moved(optimizer: Optimizer, parameter: Tensor) -> None:
-    """Check that the state of a parameter has the rows that the parameter has now.
-
-    Raises:
-        StaleRowsError: The optimizer was not passed to an earlier edit.
-    """
+    """Check that the state of a parameter has the rows that the parameter has now."""
     unmoved: UnmovedState | None = vars(optimizer).get(UNMOVED, {}).get(id(parameter))
     if unmoved is not None and unmoved.is_current(optimizer):
         raise StaleRowsError(unmoved.message(optimizer))
