@@ -342,7 +342,7 @@ PositionSpec = (
     | RelativePositions
     | Literal["rotary"]
 )
-"""Position scheme of a family; `"rotary"` stands for the `RotaryPositions` of its model type in `families.rotary_settings`."""
+"""Position scheme of a family; `"rotary"` stands for its model type's `RotaryPositions` in `rotary_settings`."""
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ def test_options_of_single_tokens_fit_the_vocabulary(unchecked: None) -> None:
 
 
 def test_the_law_holds_for_every_public_function_with_these_options() -> None:
-    packages = (el, el.losses, el.layers, el.tables, el.models, el.distributed)
+    packages = (el, el.losses, el.heads, el.tables, el.models, el.distributed)
     public = {name: getattr(package, name) for package in packages for name in package.__all__}
     functions = {name for name, value in public.items() if inspect.isfunction(value) and kind_of(value) is not None}
     assert functions <= set(FUNCTIONS)
