@@ -120,12 +120,7 @@ def _peak_of_cells(density: Float[Tensor, "G G"]) -> Int[Tensor, " C"]:
 
 
 def _merged_peaks(density: Float[Tensor, "G G"], peak: Int[Tensor, " C"]) -> Int[Tensor, " C"]:
-    """Merge peaks that no valley separates, and return the peak of each cell after that.
-
-    Args:
-        density: Density of each cell.
-        peak: Peak of each cell.
-    """
+    """Merge peaks that no valley separates, and return the peak of each cell after that."""
     heights = density.flatten().tolist()
     merged: dict[int, int] = {}
 

@@ -223,11 +223,6 @@ def _isotropy(rows: RowReader, kept: Bool[Tensor, " V"], moments: _Moments) -> f
     """Return the isotropy of the kept rows: `min Z(c) / max Z(c)` with `Z(c)` the sum of `exp(c . row)` over the rows.
 
     `c` runs over the unit eigenvectors of `rows.T @ rows` and over their negatives.
-
-    Args:
-        rows: The table.
-        kept: Mask of the rows to measure.
-        moments: The `_moments` of these rows, from which the eigenvectors are computed.
     """
     second = moments.directions.T @ (moments.variances[:, None] * moments.directions)
     second += moments.mean[:, None] * moments.mean

@@ -191,9 +191,6 @@ def _untouched(rows: RowReader, before: RowReader) -> Tensor:
     """Return a mask `(V,)` of the rows that differ from the earlier table by a positive factor only.
 
     Weight decay causes such a factor in rows without gradients. Small differences by rounding are allowed.
-
-    Raises:
-        ShapeError: The two tables differ in size.
     """
     if (rows.vocab_size, rows.embed_dim) != (before.vocab_size, before.embed_dim):
         raise ShapeError(

@@ -151,13 +151,6 @@ def _move(
     """Move all rows once, in place: one round of the layout.
 
     The two ends of each edge are pulled together, and its head is pushed away from random rows.
-
-    Args:
-        places: Coordinates of all rows, which are changed.
-        heads: ID of the first row of each edge.
-        tails: ID of the second row of each edge.
-        rate: Factor on all movements.
-        random: Generator that draws the random rows.
     """
     apart = places.index_select(0, heads) - places.index_select(0, tails)
     squared = apart.square().sum(1, keepdim=True)

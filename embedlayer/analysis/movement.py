@@ -264,11 +264,6 @@ def paired(
 def _pair_chunks(
     tables: tuple[RowReader, RowReader], pairs: Int[Tensor, "N 2"]
 ) -> Iterator[tuple[Float[Tensor, "rows D"], Float[Tensor, "rows E"]]]:
-    """Yield the rows of both tables for consecutive pairs, in float64 on the CPU, a chunk of pairs at a time.
-
-    Args:
-        tables: The two tables.
-        pairs: ID in the first and ID in the second table, one line per pair.
-    """
+    """Yield the rows of both tables for consecutive pairs, in float64 on the CPU, a chunk of pairs at a time."""
     for part in pairs.split(PAIRS_AT_ONCE):
         yield tables[0].take(part[:, 0]).double(), tables[1].take(part[:, 1]).double()

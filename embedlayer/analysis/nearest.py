@@ -153,16 +153,7 @@ def nearest_rows(
 def _nearest_of_block(
     rows: RowReader, queries: Tensor, count: int, allowed: Tensor, exclude: Tensor | None, step: int
 ) -> Nearest:
-    """Return the nearest rows of a few queries: read the table in chunks and keep the best rows so far.
-
-    Args:
-        rows: The table.
-        queries: Vectors `(Q, D)`.
-        count: Neighbours per query, K.
-        allowed: Mask of the rows that may be neighbours.
-        exclude: IDs `(Q, X)` that are not neighbours of their query, or `None`.
-        step: Rows read at a time.
-    """
+    """Return the nearest rows of a few queries: read the table in chunks and keep the best rows so far."""
     best = torch.full((len(queries), count), -math.inf)
     ids = torch.full((len(queries), count), -1)
     for start, chunk in rows.chunks(step):

@@ -54,11 +54,7 @@ class TokenNames:
         return index
 
     def _of_text(self, text: str) -> int:
-        """Return the ID of the token with a text, by the rules of `id_of`.
-
-        Raises:
-            UnknownTokenError: The text is several tokens, no token, or not in the vocabulary; the message says which.
-        """
+        """Return the ID of the token with a text, by the rules of `id_of`."""
         encoding = encode(self.tokenizer if self._has_all_words(text) else self._encoder, text)
         if len(encoding.ids) == 1 and not self._is_unknown(encoding.ids[0], encoding.tokens[0]):
             return int(encoding.ids[0])
@@ -91,19 +87,14 @@ class TokenNames:
 
         The bytes are decoded as UTF-8, with `<0xE2>` for each byte that is not valid UTF-8. The text is looked up as in
         `id_of`.
-
-        Raises:
-            UnknownTokenError: There is no single token with this text.
         """
         return self._of_text(decode_readable(raw))
 
     def _is_unknown(self, token_id: int, text: str) -> bool:
         """Return whether a token of an encoded text replaces a word that is not in the vocabulary.
 
-        Args:
-            token_id: ID of the token in the encoding.
-            text: Text of the token in the encoding. A Unigram tokenizer writes the unknown word itself there, so the
-                text then differs from the vocabulary's entry for this ID.
+        A Unigram tokenizer writes the unknown word itself as the token's text, which then differs from its vocabulary's
+        entry.
         """
         entry = self.tokenizer.id_to_token(token_id)
         return entry != text or entry == getattr(self.tokenizer.model, "unk_token", None)

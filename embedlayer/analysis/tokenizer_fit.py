@@ -182,11 +182,7 @@ def _halves(low: float, high: float) -> tuple[tuple[float, float], tuple[float, 
 def _odd_rows(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor, sorts: _Sorts) -> tuple[int, ...]:
     """Return the IDs of tokens that are unlike all their variants although two of these are similar.
 
-    Args:
-        rows: The table.
-        pairs: All pairs of variants; a token and its plural are in the same family as the plural's variants.
-        mean: The row that is subtracted.
-        sorts: The range between both sorts of pairs: unlike rows are below it, similar ones in its upper half.
+    Unlike rows are below the range `sorts`, similar ones in its upper half.
     """
     family: dict[int, set[int]] = {}
     for one, other in pairs.tolist():

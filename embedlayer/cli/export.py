@@ -85,11 +85,7 @@ def export(
 
 
 def _write_onnx(opened: "OpenedModel", source: Path, output: Path) -> int:
-    """Write a compressed table as an ONNX graph; return its number of rows.
-
-    Raises:
-        SizeError: The table has another layout.
-    """
+    """Write a compressed table as an ONNX graph; return its number of rows."""
     from embedlayer.compress.onnx_export import export_onnx, has_onnx_layout
 
     if not has_onnx_layout(opened.table):

@@ -134,12 +134,7 @@ def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _sentences_learned(learned: dict[str, Any], loss: float) -> Iterator[str]:
-    """Yield what a table learned, and what not, in sentences.
-
-    Args:
-        learned: The result of `what_was_learned`.
-        loss: Loss on held-out text, in nats per token.
-    """
+    """Yield what a table learned, and what not, in sentences."""
     if not learned["is_sound"]:
         yield learned["verdict"]
     if not learned["is_little"]:

@@ -77,21 +77,7 @@ def prepare_corpus(
 def _build_corpus(
     sources: Sequence[str | Path], target: Path, options: TokenizerOptions, quiet: bool
 ) -> "tuple[TokenCorpus, Tokenizer]":
-    """Train or read a tokenizer, and build the corpus of token IDs.
-
-    Args:
-        sources: Text files, folders of them, or `-` for standard input.
-        target: Folder for the corpus.
-        options: Which tokenizer the corpus has.
-        quiet: Whether to print nothing.
-
-    Returns:
-        The corpus and the tokenizer.
-
-    Raises:
-        FileError: A text or the tokenizer cannot be read.
-        TextError: The texts are empty, or not UTF-8.
-    """
+    """Train or read a tokenizer, and build the corpus of token IDs."""
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.data.text_files import find_text_files
     from embedlayer.tokenization.read import load_tokenizer
@@ -115,21 +101,6 @@ def _build_mixture(
     """Build a corpus of each source in the folders `target/0`, `target/1`, ..., or link those that are built.
 
     The tokenizer is that of the built corpora. If there is none, one is trained on the texts, each with its share.
-
-    Args:
-        sources: Text files, folders of them, `-` for standard input, or corpora that `embedlayer corpus build` wrote.
-        weights: Weight of each source.
-        target: Folder for the corpora; a corpus in it is deleted.
-        options: Which tokenizer the corpus has.
-        quiet: Whether to print nothing.
-
-    Returns:
-        The mixture and the tokenizer.
-
-    Raises:
-        FileError: A text or the tokenizer cannot be read.
-        TextError: A source has no text, or is not UTF-8.
-        TokenizerError: A corpus was built with another tokenizer.
     """
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.data.corpus_files import is_corpus
@@ -205,17 +176,6 @@ def _link_corpus(ready: Path, target: Path, tokenizer_from: Path | None) -> "tup
     """Open the corpus in the folder `ready`, and let the run use it through a symbolic link.
 
     The link replaces a corpus that is in the folder of the run.
-
-    Args:
-        ready: Folder that `embedlayer corpus build` wrote.
-        target: Where the link is created.
-        tokenizer_from: The tokenizer that the user requested; it must be the corpus's own tokenizer, or `None`.
-
-    Returns:
-        The corpus and its tokenizer.
-
-    Raises:
-        TokenizerError: The requested tokenizer is not the one that the corpus was built with.
     """
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.tokenization.tokenizer_calls import fingerprint
@@ -231,11 +191,7 @@ def _link_corpus(ready: Path, target: Path, tokenizer_from: Path | None) -> "tup
 
 
 def _remove_corpus(folder: Path) -> None:
-    """Delete the corpus or the corpora of a mixture that an earlier run left in a folder.
-
-    Raises:
-        FileError: The folder holds other files.
-    """
+    """Delete the corpus or the corpora of a mixture that an earlier run left in a folder."""
     from embedlayer.data.corpus_files import is_corpus
 
     is_empty = not any(not path.name.startswith(".") for path in folder.iterdir())
@@ -245,11 +201,7 @@ def _remove_corpus(folder: Path) -> None:
 
 
 def _tokenizer_for(corpus: Path, tokenizer_from: Path | None) -> "Tokenizer":
-    """Read the tokenizer that the user requested, or the one in the folder of a corpus.
-
-    Raises:
-        TokenizerError: None was requested, and the folder has none.
-    """
+    """Read the tokenizer that the user requested, or the one in the folder of a corpus."""
     from embedlayer.data.corpus_files import TOKENIZER
     from embedlayer.tokenization.read import load_tokenizer
 
@@ -261,11 +213,7 @@ def _tokenizer_for(corpus: Path, tokenizer_from: Path | None) -> "Tokenizer":
 
 
 def _find_corpus(sources: Sequence[str | Path]) -> Path | None:
-    """Return the folder among `sources` that `embedlayer corpus build` wrote, or `None` if there is none.
-
-    Raises:
-        TextError: A corpus was passed together with other sources.
-    """
+    """Return the folder among `sources` that `embedlayer corpus build` wrote, or `None` if there is none."""
     from embedlayer.data.corpus_files import is_corpus
 
     found = [Path(source) for source in sources if is_corpus(Path(source))]
@@ -294,10 +242,6 @@ def _kept_standard_input(texts: Sequence[str | Path], folder: Path) -> Iterator[
     """Yield the texts as paths, with `-` replaced by a temporary file that contains the standard input.
 
     The texts are read twice, and standard input can be read only once. The file is deleted at the end of the block.
-
-    Args:
-        texts: Text files, or `-`.
-        folder: Folder for the temporary file.
     """
     if "-" not in map(str, texts):
         yield texts

@@ -143,11 +143,7 @@ def text_ids(vocabulary: Vocabulary, text: str, vocab_size: int, *, add_special_
 
 
 def _typed_ids(text: str, vocab_size: int) -> list[int]:
-    """Return the IDs in a text such as `#17 #42`.
-
-    Raises:
-        TokenIdError: An ID is outside the table.
-    """
+    """Return the IDs in a text such as `#17 #42`."""
     ids = [whole_number(digits) for digits in re.findall(r"\d+", text)]
     outside = next((number for number in ids if number >= vocab_size), None)
     if outside is not None:

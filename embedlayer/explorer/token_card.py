@@ -88,12 +88,7 @@ def baked(source: OpenedModel) -> list[Params]:
 
 
 def _token(source: OpenedModel, params: Params) -> int:
-    """Read one token ID from the parameter `id`.
-
-    Raises:
-        SizeError: It is not one ID.
-        TokenIdError: The ID is outside the table.
-    """
+    """Read one token ID from the parameter `id`."""
     ids = token_ids(params, "id", source.table.vocab_size)
     if len(ids) != 1:
         raise SizeError(f"id is the ID of one token; found {params.get('id')!r}.")

@@ -246,11 +246,7 @@ def token_ids(params: Params, name: str, vocab_size: int) -> list[int]:
 
 
 def _number(params: Params, name: str, default: int, *, most: int) -> int:
-    """Read a whole number from a parameter of a request; a missing parameter gives `default`.
-
-    Raises:
-        SizeError: The parameter is not a number from 1 to `most`.
-    """
+    """Read a whole number from a parameter of a request; a missing parameter gives `default`."""
     text = params.get(name, str(default))
     if not text.isdecimal() or not 1 <= whole_number(text) <= most:
         raise SizeError(f"{name} is a number from 1 to {most}; found {text!r}.")

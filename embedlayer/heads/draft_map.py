@@ -216,16 +216,7 @@ def load_draft_tokens(path: Path | str) -> tuple[int, ...]:
 
 
 def _tokens_of(d2t: Tensor, t2d: Tensor | None, *, source: str) -> tuple[int, ...]:
-    """Return the token IDs that EAGLE-3's tensors describe.
-
-    Args:
-        d2t: Offsets of the draft IDs.
-        t2d: Mask of the full vocabulary, or `None` if the file has none.
-        source: Name of the file, for the errors.
-
-    Raises:
-        CheckpointError: The tensors have other shapes or data types, or contradict each other.
-    """
+    """Return the token IDs that EAGLE-3's tensors describe."""
     if d2t.dim() != 1 or d2t.dtype not in (torch.int64, torch.int32):
         raise CheckpointError(
             f"{source}: {D2T} must be int64 or int32 of shape (N,), not {str(d2t.dtype).removeprefix('torch.')} of "
@@ -244,11 +235,7 @@ def _tokens_of(d2t: Tensor, t2d: Tensor | None, *, source: str) -> tuple[int, ..
 
 
 def _check_mask(t2d: Tensor, ids: Int[Tensor, " N"], *, source: str) -> None:
-    """Check that the mask of an EAGLE-3 file selects the tokens `ids`, in the same order.
-
-    Raises:
-        CheckpointError: It does not, or is no mask.
-    """
+    """Check that the mask of an EAGLE-3 file selects the tokens `ids`, in the same order."""
     if t2d.dim() != 1 or t2d.dtype != torch.bool:
         raise CheckpointError(
             f"{source}: {T2D} must be bool of shape (V,), not {str(t2d.dtype).removeprefix('torch.')} of shape "

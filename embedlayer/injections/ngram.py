@@ -366,11 +366,7 @@ class NgramHash(Pretrained, ComputedBuffers):
         )
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
-        """Load as torch does, after a check of the token map.
-
-        Raises:
-            CheckpointError: A compressed ID of the token map is outside those of this hash.
-        """
+        """Load as torch does, after a check of the token map."""
         if self.token_map is not None and (fault := self._fault_of(state_dict.get(f"{prefix}token_map"))) is not None:
             raise CheckpointError(
                 f"{prefix}{fault} The weights and the configuration of the n-gram hash do not belong together, or one "
@@ -526,11 +522,7 @@ class NgramEmbedding(Pretrained):
 
 
 def _check_orders(max_order: int, heads: int) -> None:
-    """Check the length of the longest n-gram and the number of heads.
-
-    Raises:
-        SizeError: One of them is too small.
-    """
+    """Check the length of the longest n-gram and the number of heads."""
     if max_order < 2:
         raise SizeError(f"An n-gram has at least 2 tokens; max_order is {max_order}. Ask for order 2 or more.")
     if heads < 1:

@@ -262,9 +262,7 @@ def _logsumexp_difference(totals: Totals) -> Tensor:
 def _merge(parts: Totals, weights: str) -> Totals:
     """Combine two softmaxes and a mean over blocks.
 
-    Args:
-        parts: Totals of the blocks.
-        weights: Suffix of the softmax whose probabilities weight the mean.
+    `weights` is the suffix of the softmax whose probabilities weight the mean.
     """
     only = only_part(parts)
     if only is not None:

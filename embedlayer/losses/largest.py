@@ -86,12 +86,7 @@ def _maxima(logits: Tensor) -> Tensor:
 
 
 def _members(groups: Tensor, size: int) -> Tensor:
-    """Return the indices of all logits in some groups, and of those in no whole group, in ascending order.
-
-    Args:
-        groups: Indices of the groups in ascending order, `(..., K)`.
-        size: Number of all logits, V.
-    """
+    """Return the indices of all logits in some groups, and of those in no whole group, in ascending order."""
     ids = (groups.unsqueeze(-1) * GROUP + torch.arange(GROUP, device=groups.device)).flatten(-2)
     rest = torch.arange(size // GROUP * GROUP, size, device=groups.device)
     return torch.cat([ids, rest.expand(*ids.shape[:-1], -1)], dim=-1)

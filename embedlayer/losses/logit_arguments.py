@@ -88,11 +88,7 @@ def tokens_and_weight(
 
 
 def _of_logits(logits: object) -> UncomputedLogits:
-    """Return logits of any form, real ones too, as an `UncomputedLogits`.
-
-    Raises:
-        ShapeError: They are no logits.
-    """
+    """Return logits of any form, real ones too, as an `UncomputedLogits`."""
     if isinstance(logits, UncomputedLogits):
         return logits
     uncomputed = logits.uncomputed() if isinstance(logits, MayBeUncomputed) else None
@@ -114,11 +110,7 @@ def _some_logits(logits: Tensor, start: int, stop: int) -> Tensor:
 
 
 def _require_temperature_alone(options: Mapping[str, object]) -> None:
-    """Check that no option but the temperature is passed for logits, which their model has finished.
-
-    Raises:
-        SizeError: Another one is passed.
-    """
+    """Check that no option but the temperature is passed for logits, which their model has finished."""
     others = [name for name in options if name != "temperature"]
     if others:
         raise SizeError(

@@ -76,15 +76,6 @@ def _dlogits(logits, lse, factors, targets, tokens, rows, numbers):
 
     Without a soft cap it is `(softmax - one_hot) * factor`. The logit scale is not included: the kernels multiply by
     it.
-
-    Args:
-        logits: Result of `_logits`.
-        lse: Pointer to the logsumexp of each token.
-        factors: Pointer to the gradient with respect to each token's loss.
-        targets: Pointer to the target token IDs.
-        tokens: Indices of the tokens of the block.
-        rows: Indices of the rows of the block.
-        numbers: Sizes and options.
     """
     num_tokens, num_rows, _width, _scale, softcap, masked = numbers
     inside = tokens < num_tokens

@@ -78,24 +78,13 @@ def _option(
 ) -> Any:
     """Return a dataclass field whose `metadata` has what the documentation, the checks and the command need.
 
-    Args:
-        default: Default value; `MISSING` for a required field.
-        help: One sentence about the option.
-        flag: Name of the command-line option; `""` if it is the name of the field.
-        least: Smallest allowed number, or `None` without a limit.
-        choices: Allowed values of a string, or `None` if the option is not a choice.
+    An empty `flag` stands for the name of the field, and `least` is the smallest allowed number.
     """
     return field(default=default, metadata={"help": help, "flag": flag, "least": least, "choices": choices})
 
 
 class _Planned(property, Generic[Value]):
-    """A property of a plan as a line of data: its meaning, its formula, and when it is not 0.
-
-    Args:
-        meaning: The docstring of the property.
-        formula: Function of the plan.
-        when: Condition of the plan; where it is false, the value is 0.
-    """
+    """A property of a plan as a line of data: its meaning, its formula, and when it is not 0."""
 
     def __init__(
         self,

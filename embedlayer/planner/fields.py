@@ -78,11 +78,7 @@ def fields_of_config(source: str | JsonObject) -> JsonObject:
 
 
 def _family(config: JsonObject, text: JsonObject) -> Family:
-    """Return the record of the language model.
-
-    Raises:
-        CheckpointError: It is unknown, or has a table or a head that no plan describes.
-    """
+    """Return the record of the language model."""
     model_type = text.get("model_type")
     if "kind" in config:
         raise CheckpointError("This config.json is of a layer that embedlayer saved: plan it with --checkpoint FOLDER.")
@@ -103,11 +99,7 @@ def _family(config: JsonObject, text: JsonObject) -> Family:
 
 
 def _whole(config: Mapping[str, Any], key: str) -> int:
-    """Return a size of the configuration.
-
-    Raises:
-        CheckpointError: It is missing, or no whole number from 1.
-    """
+    """Return a size of the configuration."""
     return as_whole_number(config.get(key), key)
 
 

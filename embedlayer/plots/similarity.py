@@ -219,12 +219,7 @@ def _square(axes: Axes, values: Float[Tensor, "N N"], *, limit: float) -> object
 def _labelled(axes: Axes, values: Float[Tensor, "N N"], labels: Sequence[str], *, limit: float, side: float) -> object:
     """Draw a square matrix as `_square` does, with labels and numbers where they can be read.
 
-    Args:
-        axes: Axes to draw on.
-        values: The matrix; up to `MOST_NUMBERS` rows have the value of each cell as text.
-        labels: Label of each row and column, or none; up to `MOST_LABELS` rows have theirs.
-        limit: End of the colour range; numbers are light on dark cells.
-        side: Side of the matrix in inches.
+    Up to `MOST_NUMBERS` rows have the value of each cell as text; up to `MOST_LABELS` have their labels.
     """
     image = _square(axes, values, limit=limit)
     if 0 < len(labels) <= MOST_LABELS:

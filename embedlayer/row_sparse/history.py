@@ -263,8 +263,7 @@ class StepHistory:
     def _add_term(self, last: int) -> None:
         """Add the effect of a step to the stored sums of every earlier step that it still concerns.
 
-        Args:
-            last: Column of `_lines` of the step. The sums include all steps before.
+        `last` is its column of `_lines`; the sums include all steps before.
         """
         low = max(0, last - self._reach)
         recent = slice(last - low - 1, None, -1)  # steps whose terms are not negligible, the earliest one first
@@ -337,10 +336,6 @@ class StepHistory:
 
         They have 4 to 16 nodes, or one node for each skipped step where these are not enough.
 
-        Args:
-            at: Distinct steps at which rows were last updated, `(G,)`.
-            tolerance: Largest relative error of the sum.
-
         Returns:
             Nodes and weights, `(G, Q)` each. Shorter quadratures are filled up with terms of weight 0.
         """
@@ -374,10 +369,6 @@ class StepHistory:
 
         The sum is `sum_j w_j / (sqrt(v) + e_j)` of the module's docstring, here with `decay = 1`. Terms that are
         negligible at this tolerance are left out.
-
-        Args:
-            at: Steps, `(G,)`.
-            tolerance: Relative error that is allowed.
 
         Returns:
             Nodes `e_j`, weights `w_j`, and the column of `_lines` of each term's step (step number - `start`), `(G, J)`

@@ -272,12 +272,8 @@ class PendingUpdates:
     ) -> bool:
         """Apply the pending updates of distinct rows by a kernel, and return `False` without effect if it fails.
 
-        Args:
-            weight: The weight that this object watches.
-            rows: Row numbers, `(U,)`.
-            moments: Whether to decay the moments of these rows up to the last step as well.
-            segments: Places of the rows in a look-up, or `None`.
-            vectors: Result of the look-up, `(N, D)`, which is overwritten; `None` without a look-up.
+        With `moments` those of these rows decay up to the last step as well. `vectors`, the result of a look-up, is
+        overwritten; `segments` are the places of the rows in it.
         """
         if not len(rows):
             return True
@@ -396,14 +392,7 @@ class PendingUpdates:
         return self._moment_decays(now - moment_steps)
 
     def _step_in_one_pass(self, weight: Tensor, rows: Tensor, gradients: Tensor, rates: tuple[float, ...]) -> bool:
-        """Make the step of `step_rows` by a kernel, and return `False` without effect if none applies.
-
-        Args:
-            weight: As in `step_rows`, and all further arguments.
-            rows: As there.
-            gradients: As there.
-            rates: `beta1`, `beta2`, and the numbers of `StepRates`.
-        """
+        """Make the step of `step_rows` by a kernel, and return `False` without effect if none applies."""
         tensors, now = self._tensors(weight), self.step + 1
         inside = not len(rows) or (int(rows[0]) >= 0 and int(rows[-1]) < len(self.value_steps))
         inside = inside and gradients.dtype == tensors.table.dtype
@@ -473,9 +462,6 @@ class PendingUpdates:
 
     def _moment_decays(self, steps: Tensor) -> list[Tensor]:
         """Return the factors by which each of the moments decays in steps without gradient.
-
-        Args:
-            steps: Number of steps for each of U rows, `(U,)`.
 
         Returns:
             `beta1 ** steps` for the first moments, unless there are none, and `beta2 ** steps` for the second moments,
@@ -592,12 +578,8 @@ class PendingUpdates:
     def _update_rows(self, weight: Tensor, rows: Tensor, *, cache: bool = False) -> list[Tensor]:
         """Apply the pending updates of distinct rows to the weight in place, and mark the rows as up to date.
 
-        The moments and `cached` are not changed.
-
-        Args:
-            weight: The weight that this object watches.
-            rows: Distinct row numbers, `(U,)`.
-            cache: Whether to return the values and moments of the rows, as `RowTensors.skip_steps` does.
+        The moments and `cached` are not changed. With `cache` the values and moments of the rows are returned, as
+        `RowTensors.skip_steps` does.
         """
         self.storage.before_write(rows)
         tensors = self._tensors(weight)
@@ -609,10 +591,6 @@ class PendingUpdates:
 
     def _terms_of_skipped_steps(self, table: Tensor, rows: Tensor) -> list[Tensor]:
         """Return the effect of the steps that rows skipped, as `apply_skipped_steps_` takes it, `(U, 1)` each.
-
-        Args:
-            table: Memory of the weight, `(V, D)`.
-            rows: Distinct row numbers, `(U,)`.
 
         Returns:
             The weight decay; and if there are first moments, all weights of a quadrature, then as many nodes.
@@ -646,16 +624,7 @@ class PendingUpdates:
 
 
 def _checked_steps(steps: Tensor, name: str, last: int) -> Tensor:
-    """Return the steps of rows from a file, after checking that each is from 0 to the last one.
-
-    Args:
-        steps: The steps, `(V,)`.
-        name: Their name, for the error.
-        last: The last step.
-
-    Raises:
-        CheckpointError: They are no integers, or one is out of range.
-    """
+    """Return the steps of rows from a file, after checking that each is from 0 to the last one."""
     whole = not (steps.is_floating_point() or steps.is_complex())
     if not whole or (steps.numel() and not 0 <= int(steps.min()) <= int(steps.max()) <= last):
         raise CheckpointError(

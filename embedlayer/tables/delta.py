@@ -370,17 +370,7 @@ def _identity(base: TokenTable) -> JsonObject:
 
 
 def _check_identity(expected: object, base: TokenTable, *, source: Path) -> None:
-    """Check that `base` is the table that an adapter was trained on.
-
-    Args:
-        expected: Result of `_identity` that the adapter's file contains.
-        base: Table onto which the adapter is loaded.
-        source: Folder of the adapter, for the message.
-
-    Raises:
-        CheckpointError: The base is another table, and the message names the first difference; or `expected` is
-            damaged.
-    """
+    """Check that `base` is the table that an adapter was trained on."""
     found = _identity(base)
     if not isinstance(expected, dict) or expected.keys() != found.keys():
         raise CheckpointError(f"{source / ADAPTER_WEIGHTS} does not say what table it is for: it is damaged.")

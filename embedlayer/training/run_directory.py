@@ -392,11 +392,7 @@ class RunDirectory:
         return trainer, description
 
     def _trainer_state(self, metadata: Mapping[str, str]) -> JsonObject:
-        """Return the JSON values of `Trainer.state` in the metadata of the checkpoint.
-
-        Raises:
-            CheckpointError: They are damaged.
-        """
+        """Return the JSON values of `Trainer.state` in the metadata of the checkpoint."""
         source = f"The state in {self.checkpoint}"
         state: JsonObject = parse_json(metadata.get("state", "{}"), source)
         check_fields(state, TrainerState, source)
@@ -407,9 +403,6 @@ class RunDirectory:
 
         Returns:
             The function, from the description of a table; `None` if the run has no mapped tables.
-
-        Raises:
-            CheckpointError: The checkpoint is missing or damaged.
         """
         if not self.tables.exists():
             return None
@@ -453,17 +446,7 @@ class RunDirectory:
         device: torch.device | str,
         make_table: Callable[[JsonObject], LookupTable] | None = None,
     ) -> DecoderLM:
-        """Seed torch's generator with the seed of the run, and build the model of the run with weights drawn from it.
-
-        Args:
-            description: Content of `run.json`.
-            parallel: The processes over which the model is sharded.
-            device: Device of the model of a single process.
-            make_table: Function that opens a mapped table from its description; `None` to draw its rows in memory.
-
-        Raises:
-            CheckpointError: The model is not a `DecoderLM`, or too large for this machine.
-        """
+        """Seed torch's generator with the seed of the run, and build its model with weights drawn from it."""
         kind = description["model"].get("kind")
         if kind != "decoder_lm":
             raise CheckpointError(f"{self.run} describes a {kind}, not a {DecoderLM.__name__}.")
@@ -473,15 +456,7 @@ class RunDirectory:
             return parallel.build(description["model"], device)
 
     def _check_size(self, description: JsonObject, *, with_files: bool) -> None:
-        """Raise an error if the parameters of the model need more bytes than this machine has memory; allocate nothing.
-
-        Args:
-            description: Content of `run.json`.
-            with_files: Whether mapped tables are counted, because their rows are drawn in memory.
-
-        Raises:
-            CheckpointError: The model is larger than the memory.
-        """
+        """Raise an error if the model's parameters need more bytes than this machine has memory; allocate nothing."""
         in_files: set[nn.Parameter] = set()
 
         def left_out(table: JsonObject) -> LookupTable:

@@ -204,11 +204,7 @@ def place_in_log(path: Path, content: LogContent, generation: int | None) -> int
 
 
 def _check_mark(path: Path) -> JsonObject:
-    """Return the content of `open.json`, of a folder whose process was killed.
-
-    Raises:
-        CheckpointError: The folder was open when it was copied, or when the machine stopped.
-    """
+    """Return the content of `open.json`, of a folder whose process was killed."""
     mark = read_fields(path / OPEN, OpenFields)
     copied = mark["inode"] != os.stat(path / WEIGHT).st_ino
     if not copied and mark["boot"] == boot_id():

@@ -435,12 +435,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
 
 
 def _find_tensor(path: Path, tensor: str | None) -> TensorInfo:
-    """Return where a tensor is in a safetensors file, or in those of a checkpoint folder.
-
-    Raises:
-        FileError: The path does not exist or cannot be read.
-        CheckpointError: A file is damaged, or no tensor or several fit the name.
-    """
+    """Return where a tensor is in a safetensors file, or in those of a checkpoint folder."""
     place = find_folder(path)
     if place is None:
         raise no_such_path(path)
