@@ -88,10 +88,7 @@ class TokenizerFit:
     def to_json(self, limit: int) -> JsonObject:
         """Return the result as a JSON object with at most `limit` of `odd_rows`, as `{"rows": ..., "ids": ...}`."""
         values = {name: None if value != value else value for name, value in asdict(self).items()}
-        return {
-            **values,
-            "odd_rows": {"rows": len(self.odd_rows), "ids": list(self.odd_rows[:limit])},
-        }
+        return {**values, "odd_rows": {"rows": len(self.odd_rows), "ids": list(self.odd_rows[:limit])}}
 
 
 @torch.no_grad()

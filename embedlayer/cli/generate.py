@@ -22,9 +22,7 @@ SEEDS = 1_000_000
 )
 @click.option("--top-k", type=int, help="Sample from the K most likely tokens.  [default: all]")
 @click.option(
-    "--top-p",
-    type=float,
-    help=f"Sample from the most likely tokens with this total probability.  [default: {TOP_P}]",
+    "--top-p", type=float, help=f"Sample from the most likely tokens with this total probability.  [default: {TOP_P}]"
 )
 @click.option(
     "--min-p",

@@ -106,10 +106,7 @@ def inspect(
 
 
 def measure(
-    opened: "OpenedModel",
-    word_pairs: Path | None = None,
-    analogies: Path | None = None,
-    texts: Sequence[Path] = (),
+    opened: "OpenedModel", word_pairs: Path | None = None, analogies: Path | None = None, texts: Sequence[Path] = ()
 ) -> Measurements:
     """Compute all measurements of a table.
 

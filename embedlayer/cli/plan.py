@@ -127,11 +127,7 @@ def plan(
 
 
 def planned(
-    table: "LookupTable",
-    head: "OutputHead | PredictionHead | None",
-    position: "Position | None",
-    *,
-    name: str,
+    table: "LookupTable", head: "OutputHead | PredictionHead | None", position: "Position | None", *, name: str
 ) -> EmbeddingPlan:
     """Return the plan of an existing table, head and position scheme.
 
@@ -255,12 +251,7 @@ def _parts(row: EmbeddingPlan, *, unknown_head: bool = False) -> Printed:
         ("table", format_parameters(row.table_parameters), row.table_bytes, True),
         ("head", head, row.head_bytes, not row.lookup_only),
         ("learned positions", format_parameters(row.position_parameters), row.position_bytes, True),
-        (
-            "per-layer inputs",
-            format_parameters(row.per_layer_parameters),
-            row.per_layer_bytes,
-            row.per_layer_dim,
-        ),
+        ("per-layer inputs", format_parameters(row.per_layer_parameters), row.per_layer_bytes, row.per_layer_dim),
         (f"{row.delta_rows:,} trained rows", format_parameters(row.delta_parameters), row.delta_bytes, row.delta_rows),
         ("weights", format_parameters(row.parameters), row.weight_bytes, True),
         ("gradient", format_parameters(row.trained_parameters), row.gradient_bytes, True),

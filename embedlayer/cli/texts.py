@@ -92,11 +92,7 @@ def _build_corpus(
 
 
 def _build_mixture(
-    sources: Sequence[str | Path],
-    weights: Sequence[float],
-    target: Path,
-    options: TokenizerOptions,
-    quiet: bool,
+    sources: Sequence[str | Path], weights: Sequence[float], target: Path, options: TokenizerOptions, quiet: bool
 ) -> "tuple[TokenMixture, Tokenizer]":
     """Build a corpus of each source in the folders `target/0`, `target/1`, ..., or link those that are built.
 
@@ -138,12 +134,7 @@ def _build_mixture(
 
 
 def learn_tokenizer(
-    texts: Sequence[Sequence[str | Path]],
-    kind: str,
-    vocab_size: int,
-    *,
-    weights: Sequence[float] = (1.0,),
-    quiet: bool,
+    texts: Sequence[Sequence[str | Path]], kind: str, vocab_size: int, *, weights: Sequence[float] = (1.0,), quiet: bool
 ) -> "Tokenizer":
     """Train a tokenizer on texts; of long texts, only about the first `TOKENIZER_BYTES` bytes are read.
 

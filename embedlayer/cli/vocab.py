@@ -489,10 +489,7 @@ def _train_new_rows(
     rows = decoder.table.rows(0, decoder.table.vocab_size)[ids].detach().clone()
     head = decoder.head
     head_rows = rows if head is None or head.tied else head.weight[ids].detach().clone()
-    occurrences = {
-        "new_tokens_in_text": int(counts.sum()),
-        "different_new_tokens_in_text": int((counts > 0).sum()),
-    }
+    occurrences = {"new_tokens_in_text": int(counts.sum()), "different_new_tokens_in_text": int((counts > 0).sum())}
     return {**losses, **occurrences, "steps": trainer.step}, rows, head_rows
 
 

@@ -271,12 +271,7 @@ class NgramHash(Pretrained, ComputedBuffers):
         compressed_size = vocab_size if token_map is None else int(token_map.max()) + 1
         multipliers = _splitmix_multipliers(seed, max_order, (LARGEST_INT64 // MAX_TOKEN_IDS + 1) // 2)
         return cls(
-            vocab_size,
-            multipliers,
-            sizes,
-            pad_id=compressed_size,
-            separator_id=separator_id,
-            token_map=token_map,
+            vocab_size, multipliers, sizes, pad_id=compressed_size, separator_id=separator_id, token_map=token_map
         )
 
     @property

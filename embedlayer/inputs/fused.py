@@ -98,10 +98,7 @@ def scale_add_drop(
 
 
 def gather_scale_add_drop(
-    stored: StoredRows,
-    scale: float | Tensor | None,
-    addend: Float[Tensor, "*rows T D"] | None,
-    dropout: float,
+    stored: StoredRows, scale: float | Tensor | None, addend: Float[Tensor, "*rows T D"] | None, dropout: float
 ) -> Float[Tensor, "*batch T D"]:
     """Compute `dropout(scale * weight[ids] + addend)` with the IDs and the weight of `stored`.
 

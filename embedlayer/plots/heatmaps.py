@@ -66,10 +66,7 @@ def position_heatmap(
 
 
 def compare_positions(
-    schemes: Mapping[str, Position | Float[Tensor, "_ _"]],
-    *,
-    length: int = 64,
-    title: str = "Schemes side by side",
+    schemes: Mapping[str, Position | Float[Tensor, "_ _"]], *, length: int = 64, title: str = "Schemes side by side"
 ) -> Figure:
     """Draw one heat map for each of several schemes, each with its own range of colours.
 

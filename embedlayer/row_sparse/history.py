@@ -136,11 +136,7 @@ class SkippedSteps(NamedTuple):
 
 
 def replay(
-    row: tuple[Tensor, Tensor, Tensor],
-    at: int,
-    rates: Sequence[float],
-    decays: Sequence[float],
-    betas: Betas,
+    row: tuple[Tensor, Tensor, Tensor], at: int, rates: Sequence[float], decays: Sequence[float], betas: Betas
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Apply AdamW's update with a zero gradient once for each skipped step of a row.
 

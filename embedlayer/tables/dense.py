@@ -444,10 +444,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
 
     @classmethod
     def from_embedding(
-        cls: type["TokenEmbedding"],
-        embedding: nn.Embedding,
-        *,
-        scale: float | Literal["sqrt_dim"] | None = None,
+        cls: type["TokenEmbedding"], embedding: nn.Embedding, *, scale: float | Literal["sqrt_dim"] | None = None
     ) -> "TokenEmbedding":
         """Build a table over the weight of an `nn.Embedding`. The parameter is shared, not copied.
 

@@ -491,9 +491,7 @@ class Trainer:
         used = self.parallel.collectives.broadcast_object(round(self._seconds_used(), 3))
         batches = sum(count for _, count in self._validation_windows()) / self.options.batch_size
         last = self.budget.last_step(
-            self.step,
-            used=used,
-            guess=COST_OF_AN_UPDATE * self.options.accumulate * self.budget.reserve / batches,
+            self.step, used=used, guess=COST_OF_AN_UPDATE * self.options.accumulate * self.budget.reserve / batches
         )
         self.steps = self.parallel.collectives.broadcast_object(last)
 
