@@ -23,13 +23,7 @@ LISTED = 8
 
 
 class TokenNames:
-    """The names of the rows of a table, see `TokenVectors.id_of`.
-
-    Args:
-        tokenizer: The tokenizer of the table, without truncation.
-        vocab_size: Number of rows, V.
-        count: Number of rows with a token.
-    """
+    """The names of the rows of a table, see `TokenVectors.id_of`."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, count: int) -> None:
         self.tokenizer = tokenizer
@@ -37,11 +31,7 @@ class TokenNames:
         self.count = count
 
     def id_of(self, token: Token) -> int:
-        """Return the ID of a token named by its text, its ID, or its bytes.
-
-        Raises:
-            UnknownTokenError: The ID is outside the table; or the text is several tokens, none, or unknown.
-        """
+        """Return the ID of a token named by its text, its ID, or its bytes."""
         if isinstance(token, str):
             return self._of_text(token)
         if isinstance(token, bytes):

@@ -514,11 +514,7 @@ def describe_options(table: Any) -> str:
 
 
 def tensor_of(rows: Tensor | npt.NDArray[Any]) -> Tensor:
-    """Return a tensor unchanged, and an array as a tensor over the same memory; a read-only array is copied.
-
-    Raises:
-        ShapeError: An array does not hold numbers.
-    """
+    """Return a tensor unchanged, and an array as a tensor over the same memory; a read-only array is copied."""
     if isinstance(rows, Tensor):
         return rows
     if rows.dtype.kind not in "fiub":
@@ -553,11 +549,7 @@ def _rows_of(source: object) -> Tensor:
 
 
 def resolve_scale(scale: float | str | None, embed_dim: int) -> float | None:
-    """Return a table's `scale` as a number: sqrt(D) for `"sqrt_dim"`, and `None` for `None`.
-
-    Raises:
-        SizeError: `scale` is another string.
-    """
+    """Return a table's `scale` as a number: sqrt(D) for `"sqrt_dim"`, and `None` for `None`."""
     if scale == "sqrt_dim":
         return math.sqrt(embed_dim)
     if isinstance(scale, str):
@@ -566,11 +558,7 @@ def resolve_scale(scale: float | str | None, embed_dim: int) -> float | None:
 
 
 def resolve_init_std(init_std: float | str, embed_dim: int) -> float:
-    """Return the standard deviation `init_std` of a table as a number: 1/sqrt(D) for `"1/sqrt_dim"`.
-
-    Raises:
-        SizeError: `init_std` is negative or another string.
-    """
+    """Return the standard deviation `init_std` of a table as a number: 1/sqrt(D) for `"1/sqrt_dim"`."""
     if init_std == "1/sqrt_dim":
         return 1 / math.sqrt(embed_dim)
     if isinstance(init_std, str) or init_std < 0:
