@@ -16,11 +16,8 @@ import torch
 
 from embedlayer.analysis.geometry import TableGeometry, table_geometry
 
-NUMBERS = 1 << 24
-"""A table of more numbers is represented by its number of rows that has so many."""
-
-STEPS = 20_000
-"""Points of the numerical integrals."""
+NUMBERS = 1 << 24  # a table of more numbers is represented by its number of rows that has so many
+STEPS = 20_000  # points of the numerical integrals
 
 
 @dataclass(frozen=True)

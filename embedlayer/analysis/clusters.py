@@ -18,11 +18,8 @@ from embedlayer.analysis.row_reader import RowReader
 from embedlayer.core.errors import SizeError
 from embedlayer.tables.conversions import TableLike
 
-GRID = 256
-"""Cells of the grid along each side."""
-
-SHALLOW = 0.8
-"""Peaks are merged if the density between them is at least this share of that of the lower peak."""
+GRID = 256  # cells of the grid along each side
+SHALLOW = 0.8  # peaks are merged if the density between them is at least this share of that of the lower peak
 
 NARROWEST, WIDEST, WIDER = 1.5, 64.0, 1.25  # standard deviation of the smoothing in cells, and the factor between tries
 

@@ -14,8 +14,7 @@ from embedlayer.analysis.row_reader import RowReader
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.tables.conversions import TableLike
 
-CHUNK_ROWS = 8192
-"""Rows widened to float64 at a time."""
+CHUNK_ROWS = 8192  # rows widened to float64 at a time
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,7 @@ from embedlayer.tokenization.tokenizer_calls import as_tokenizer
 
 SAMPLED = 512
 
-AT_THE_MEAN = 0.1
-"""Rows lie at the mean of the others if they differ from it by at most this share of its norm."""
+AT_THE_MEAN = 0.1  # rows lie at the mean of the others if they differ from it by at most this share of its norm
 
 COARSE_BLOCK, COARSE_LEVELS = 32, 16
 """Numbers are of 4 bits if no block of so many in a row has more than so many different ones."""

@@ -26,8 +26,7 @@ EXACT_ROWS = 8192
 NEIGHBORS = 15
 NEGATIVE_SAMPLES = 5
 
-SEARCHING, MOVING = "searching neighbours", "moving rows"
-"""Stages of the computation, as `on_progress` receives them."""
+SEARCHING, MOVING = "searching neighbours", "moving rows"  # stages of the computation, as `on_progress` receives them
 
 OnProgress = Callable[[str, float], None]
 """Function of a stage and the share of it that is done, from 0 to 1. It may raise an exception to end the work."""

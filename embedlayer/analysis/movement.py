@@ -16,8 +16,7 @@ from embedlayer.tables.conversions import TableLike
 from embedlayer.tokenization.words import word_tokenizer
 from embedlayer.vocab.tokenizer_match import common_tokens
 
-PAIRS_AT_ONCE = 8192
-"""Pairs of rows widened to float64 at a time."""
+PAIRS_AT_ONCE = 8192  # pairs of rows widened to float64 at a time
 
 TURNED, GREW = 2e-6, 5e-4
 """A row moved if 1 minus the cosine of its two rows, or the change of its norm beside the median, is larger than this.

@@ -15,11 +15,8 @@ from embedlayer.tokenization.bytes import decode_readable
 from embedlayer.tokenization.tokenizer_calls import encode
 from embedlayer.tokenization.words import unknown_word
 
-Token: TypeAlias = str | int | bytes | np.integer[Any]
-"""A token by its text, its ID, or its bytes."""
-
-LISTED = 8
-"""Most tokens that an error lists."""
+Token: TypeAlias = str | int | bytes | np.integer[Any]  # a token by its text, its ID, or its bytes
+LISTED = 8  # most tokens that an error lists
 
 
 class TokenNames:

@@ -29,21 +29,16 @@ from embedlayer.io.files import JsonObject
 FEWEST_PAIRS = 30
 MOST_PAIRS = 4096
 
-SHIFTS = 3
-"""Largest number of rows by which the tokens may be shifted to be found."""
-
-ERRORS = 5.0
-"""A difference of two mean cosines counts from so many standard errors on."""
+SHIFTS = 3  # largest number of rows by which the tokens may be shifted to be found
+ERRORS = 5.0  # a difference of two mean cosines counts from so many standard errors on
 
 
-MIXED, MOST_MIXED = 0.25, 0.95
-"""Pairs are of two sorts if `p` is between these, and above 0.1 by three standard errors."""
+MIXED, MOST_MIXED = 0.25, 0.95  # pairs are of two sorts if `p` is between these, and above 0.1 by three standard errors
 
 APART = 3.0
 """Cosines above the median of unrelated tokens by more standard deviations than this are no longer unrelated."""
 
-RISE = 2.0
-"""Standard errors by which more pairs must be in the upper half of the range between both sorts."""
+RISE = 2.0  # standard errors by which more pairs must be in the upper half of the range between both sorts
 
 
 @dataclass(frozen=True)

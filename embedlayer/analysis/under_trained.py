@@ -39,17 +39,10 @@ from embedlayer.tables.conversions import TableLike
 WIDEST = 45.0
 """Largest angle from the axis, in degrees, at which a cone may be densest: two rows there have a cosine of 0.5."""
 
-FALL = 10.0
-"""A cone ends at the angle where the density of rows is below its peak by this factor."""
-
-RISE = 3.0
-"""Beyond the edge the density must rise again by this factor over its minimum."""
-
-FEWEST = 16
-"""Least number of rows in a cone; fewer may be related tokens, such as the ten digits of a small vocabulary."""
-
-FEWEST_SAMPLED = 6
-"""Least number of a cone's rows in the sample of a large table."""
+FALL = 10.0  # a cone ends at the angle where the density of rows is below its peak by this factor
+RISE = 3.0  # beyond the edge the density must rise again by this factor over its minimum
+FEWEST = 16  # least number of rows in a cone; fewer may be related tokens, such as the ten digits of a small vocabulary
+FEWEST_SAMPLED = 6  # least number of a cone's rows in the sample of a large table
 
 CONTRAST = 1.4
 """Rows outside must be less similar to their neighbours than rows inside by this factor, see `Cone.contrast`."""
@@ -60,11 +53,8 @@ CLEAR_CONTRAST = 3.0
 CLUSTERED = 0.33
 """The other rows are clustered if the noise of the closest of them is below its value by chance by this factor."""
 
-FEW_CONES = 2
-"""More cones than this are clusters: unused rows form one, and rows that a resize added may form a second."""
-
-CROWDED = 0.05
-"""The rows outside are judged by so large a share of them: by those most similar to their neighbours."""
+FEW_CONES = 2  # more cones than this are clusters: unused rows form one, and rows that a resize added may form a second
+CROWDED = 0.05  # the rows outside are judged by so large a share of them: by those most similar to their neighbours
 
 PEER_SHARE = 0.25
 """A cone of similar tightness is a peer of another one if it has at least this share of the other's rows."""
@@ -73,8 +63,7 @@ NEAREST = 8
 JUDGED, JUDGED_INSIDE = 512, 64
 """The neighbours of so many rows of the table, and of so many of each cone, are searched."""
 
-LEAST_NOISE = 1e-3
-"""Smallest `noise` of a cone: float32 cosines near 1 do not resolve less."""
+LEAST_NOISE = 1e-3  # smallest `noise` of a cone: float32 cosines near 1 do not resolve less
 
 MOST_CONES = 8
 SAMPLE, SEEDS = 16384, 4096

@@ -35,8 +35,7 @@ from embedlayer.tokenization.ids import require_rows
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, pure_tokenizer
 from embedlayer.tokenization.words import word_tokenizer
 
-Vector: TypeAlias = Tensor | npt.NDArray[Any]
-"""A vector `(D,)`."""
+Vector: TypeAlias = Tensor | npt.NDArray[Any]  # a vector `(D,)`
 
 Query: TypeAlias = Token | Vector | tuple[Token | Vector, float]
 """A token or a vector to add or subtract, alone or in a pair with its weight."""

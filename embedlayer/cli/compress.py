@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from embedlayer.opening.opened_model import OpenedModel
     from embedlayer.tables.table import TokenTable
 
-WINDOW = 256
-"""Longest window in tokens on which the loss is measured."""
+WINDOW = 256  # longest window in tokens on which the loss is measured
 
 
 @click.command()

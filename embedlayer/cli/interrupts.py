@@ -14,11 +14,8 @@ from types import FrameType
 
 from embedlayer.core.forks import call_in_forked_processes
 
-SECONDS = 0.6
-"""Time in which Python's own handler may run."""
-
-INTERRUPTED = 130
-"""Exit code of a command that Ctrl-C ended."""
+SECONDS = 0.6  # time in which Python's own handler may run
+INTERRUPTED = 130  # exit code of a command that Ctrl-C ended
 
 _handled = threading.Event()
 

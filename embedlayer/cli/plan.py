@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from embedlayer.positions.position import Position
     from embedlayer.tables.lookup import LookupTable
 
-TOKENS = 4096
-"""Tokens of a step where `--tokens` is not given."""
+TOKENS = 4096  # tokens of a step where `--tokens` is not given
 
 Printed = tuple[str, list[str], list[list[str]], str]
 """A table to print: title, column headings, lines, and a note below."""

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from embedlayer.opening.opened_model import OpenedModel
     from embedlayer.training.run_directory import RunDirectory
 
-FREQUENT = 50
-"""Occurrences in the text from which on the neighbours of a token in the demo make sense."""
+FREQUENT = 50  # occurrences in the text from which on the neighbours of a token in the demo make sense
 
 
 def summarise(directory: "RunDirectory", model: "DecoderLM") -> dict[str, Any]:

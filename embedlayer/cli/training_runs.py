@@ -29,8 +29,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 NEIGHBORS = 6
 PROBES, SHORTEST_PROBE = 8, 4
-NGRAM_HEADS = 4
-"""Hash heads of each order of an n-gram table."""
+NGRAM_HEADS = 4  # hash heads of each order of an n-gram table
 
 
 TOKENIZER_KINDS = click.Choice(["bpe", "wordpiece", "unigram", "word", "byte"])

@@ -26,8 +26,7 @@ from embedlayer.opening.opened_model import OpenedModel
 
 LISTED = 200
 
-NAMED_ONLY = 8
-"""Tokens that are named of those that only one of the tables has."""
+NAMED_ONLY = 8  # tokens that are named of those that only one of the tables has
 
 
 @dataclass(frozen=True)

@@ -22,19 +22,13 @@ TEXTS = (
 )
 """Texts for every source; the last two show how a tokenizer splits rare words, accents, emoji and code."""
 
-OWN = 3
-"""Number of sentences from a run's own text."""
-
-EXAMPLE_NAMES = 4
-"""Number of names in the example of a table of which no other is known."""
-
-READ_IDS = 200_000
-"""Sentences are searched in so many tokens from the start of the text."""
+OWN = 3  # number of sentences from a run's own text
+EXAMPLE_NAMES = 4  # number of names in the example of a table of which no other is known
+READ_IDS = 200_000  # sentences are searched in so many tokens from the start of the text
 
 _SENTENCE = re.compile(r"(?<=[.!?] )[A-Z][^.!?:;()\[\]'\"“”]{15,60}[.!?](?= )")
 _WORD_OR_MARK = re.compile(r"\w+|[^\w\s]")
-SHORTEST_REPEATED = 4
-"""Letters of a word that counts as repeated."""
+SHORTEST_REPEATED = 4  # letters of a word that counts as repeated
 
 
 def example_texts(source: OpenedModel) -> list[str]:

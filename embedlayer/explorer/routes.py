@@ -30,8 +30,7 @@ from embedlayer.explorer.tiny_layer import tiny_layer
 from embedlayer.explorer.tokens import Params
 from embedlayer.opening.opened_model import OpenedModel
 
-Answer = Any
-"""Bytes, or a record of `explorer.answers` that JSON can represent."""
+Answer = Any  # bytes, or a record of `explorer.answers` that JSON can represent
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from embedlayer.tokenization.tokenizer_calls import encode, pure_tokenizer
 WORDS_OF_A_NAME = 6
 UNKNOWN_SHOWN = 5
 NAMES_SHOWN = 12
-LONGEST_NUMBER = 18
-"""Digits of the largest number that is read; tables have fewer rows."""
+LONGEST_NUMBER = 18  # digits of the largest number that is read; tables have fewer rows
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _IDS = re.compile(r"#\d+(?:[\s,]+#\d+)*")

@@ -26,8 +26,7 @@ from embedlayer.explorer.text_ids import text_ids, vocabulary_of
 from embedlayer.explorer.tokens import BAKED_ROWS, Params, token_ids
 from embedlayer.opening.opened_model import OpenedModel
 
-LISTED_EQUAL = 8
-"""Largest number of rows that are listed as equal to a row."""
+LISTED_EQUAL = 8  # largest number of rows that are listed as equal to a row
 
 TRIED_BEFORE = ("The ", "The", "", *CONTEXTS, *"abcdefghijklmnopqrstuvwxyz")
 """Texts that are tried before a token's own text, to find a text that contains the token."""

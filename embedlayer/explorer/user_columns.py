@@ -24,8 +24,7 @@ from embedlayer.explorer.tokens import Params, to_bytes
 from embedlayer.io.files import MOST_BYTES, require_file
 from embedlayer.opening.opened_model import OpenedModel
 
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
-"""The character between two values of a text file, by the file's suffix."""
+DELIMITERS = {".csv": ",", ".tsv": "\t"}  # the character between two values of a text file, by the file's suffix
 
 Cell = str | int | float | None
 """A value of a file: `None` where there is none."""

@@ -18,8 +18,7 @@ from embedlayer.io.files import replace_file
 from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.io.weight_files import WeightFiles, choose_weight_files, find_folder, no_such_path
 
-D2T, T2D = "d2t", "t2d"
-"""EAGLE-3's names of the two tensors that describe a draft vocabulary."""
+D2T, T2D = "d2t", "t2d"  # EAGLE-3's names of the two tensors that describe a draft vocabulary
 
 EAGLE_SUFFIX, FR_SPEC_SUFFIX = ".safetensors", ".pt"
 _PICKLE_SUFFIXES = (FR_SPEC_SUFFIX, ".pth")

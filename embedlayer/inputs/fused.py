@@ -32,15 +32,13 @@ from embedlayer.tables.lookup import LookupTable, StoredRows
 GATHER_SCALE_ADD_DROP = Kernel("input", "gather_scale_add_drop")
 SUM_MASKED_SEGMENTS = Kernel("input", "sum_masked_segments")
 
-CLAIMED_NUMEL = 1 << 15
-"""Elements that a thread of a kernel claims at once."""
+CLAIMED_NUMEL = 1 << 15  # elements that a thread of a kernel claims at once
 
 BLOCK_NUMEL = 1 << 20
 """Elements in a block of torch operators: few enough for the CPU cache, enough to keep all threads busy."""
 
 
-CACHE_LINE = 64
-"""Bytes."""
+CACHE_LINE = 64  # bytes
 
 SKIPPED_METHODS: tuple[tuple[type, dict[str, Callable[..., Any]]], ...] = (
     (nn.Dropout, {"__call__": nn.Module.__call__, "forward": nn.Dropout.forward}),

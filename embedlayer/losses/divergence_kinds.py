@@ -33,8 +33,7 @@ from embedlayer.losses.objective import (
     softmax_totals,
 )
 
-TEACHER = "_teacher"
-"""Suffix of the totals of the teacher's logits."""
+TEACHER = "_teacher"  # suffix of the totals of the teacher's logits
 
 
 class Divergence(Objective, TokenLoss):

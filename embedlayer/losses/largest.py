@@ -7,11 +7,8 @@ from torch import Tensor
 from embedlayer.core.errors import SizeError
 from embedlayer.core.torch_state import plain_operators_only
 
-GROUP = 16
-"""Number of neighbouring logits whose maximum is looked at first."""
-
-LEAST_GROUPED = 2048
-"""Of fewer logits `torch.topk` is faster without groups."""
+GROUP = 16  # number of neighbouring logits whose maximum is looked at first
+LEAST_GROUPED = 2048  # of fewer logits `torch.topk` is faster without groups
 
 
 def check_top_k(k: int, vocab_size: int) -> None:

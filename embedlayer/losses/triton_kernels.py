@@ -21,10 +21,8 @@ from embedlayer.core.index_checks import raise_if_outside
 from embedlayer.losses.finishing import BlockFinishing
 from embedlayer.losses.uncomputed_logits import LinearLogits
 
-BLOCK = tl.constexpr(64)
-"""Tokens, rows and columns of a block."""
-SHARES = 16
-"""Parts of the vocabulary in the forward pass."""
+BLOCK = tl.constexpr(64)  # tokens, rows and columns of a block
+SHARES = 16  # parts of the vocabulary in the forward pass
 
 
 @triton.jit

@@ -23,8 +23,7 @@ from embedlayer.positions.position import Position
 Layer = TransformerEmbedding | GPTEmbedding | DecoderLM | EmbeddingLayer
 MOST_TOKENS = 64
 
-MOST_CELLS = 400
-"""Largest number of rows or columns with at least a pixel for each cell."""
+MOST_CELLS = 400  # largest number of rows or columns with at least a pixel for each cell
 
 
 def position_heatmap(

@@ -25,8 +25,7 @@ from embedlayer.tables.lookup import LookupTable
 from embedlayer.tokenization.ids import require_rows
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer
 
-NAMED_ROWS = 2048
-"""Largest number of whole words among which hubs are searched."""
+NAMED_ROWS = 2048  # largest number of whole words among which hubs are searched
 
 _TITLES = ("The rows in a layout that keeps neighbours close", "The rows along their first two principal components")
 

@@ -19,20 +19,11 @@ from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.tables.conversions import TableLike
 from embedlayer.tokenization.bytes import token_text
 
-MOST_ROWS = 2048
-"""Largest number of rows in a matrix of all pairs; a figure has no pixels for more."""
-
-MOST_NUMBERS = 12
-"""Largest number of rows with a number in each cell."""
-
-MOST_LABELS = 128
-"""Largest number of rows with labels: the figure is as large as they need."""
-
-LABEL_HEIGHT, SMALL_LABEL_HEIGHT = 0.165, 0.125
-"""Inches that a label of 9.5 points and one of 7.5 points need."""
-
-TITLE_LENGTH = 48
-"""Characters of a panel's title that fit above it."""
+MOST_ROWS = 2048  # largest number of rows in a matrix of all pairs; a figure has no pixels for more
+MOST_NUMBERS = 12  # largest number of rows with a number in each cell
+MOST_LABELS = 128  # largest number of rows with labels: the figure is as large as they need
+LABEL_HEIGHT, SMALL_LABEL_HEIGHT = 0.165, 0.125  # inches that a label of 9.5 points and one of 7.5 points need
+TITLE_LENGTH = 48  # characters of a panel's title that fit above it
 
 
 def cosines(rows: Float[Tensor, "N D"]) -> Float[Tensor, "N N"]:

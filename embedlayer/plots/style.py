@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 Axes: TypeAlias = "matplotlib.axes.Axes"
-Figure: TypeAlias = "matplotlib.figure.Figure"
-"""Types of matplotlib, which is imported only when a figure is drawn."""
+Figure: TypeAlias = "matplotlib.figure.Figure"  # types of matplotlib, which is imported only when a figure is drawn
 
 INK, MUTED, GRID, PAPER = "#1f2a37", "#5f6b7a", "#e3e7ec", "#fefefe"
 BLUE, ORANGE, GREEN, PURPLE = "#2867b2", "#d9700f", "#304818", "#a878f0"

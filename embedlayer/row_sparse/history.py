@@ -54,8 +54,7 @@ NODES = (4, 8, 12, 16)
 SAMPLES = (0.0, 0.5, 3.0, 20.0, 200.0)
 """Values of `s / e_1` at which the quadrature is compared with the sum. For `s` to infinity it is exact."""
 
-NEGLIGIBLE = 1e-14
-"""Weight of a skipped step, relative to the first one, below which the step is left out."""
+NEGLIGIBLE = 1e-14  # weight of a skipped step, relative to the first one, below which the step is left out
 
 STRONG_DECAY = math.log1p(-0.02)
 """Logarithm of the weight-decay factor of a step below which no step is left out and no sums are stored."""
@@ -63,8 +62,7 @@ STRONG_DECAY = math.log1p(-0.02)
 STRONGEST_DECAY = -600.0
 """Logarithm of the weight decay of all steps together below which kernels apply no updates, because of overflow."""
 
-TINY = 1e-300
-"""Replacement for 0 in divisions."""
+TINY = 1e-300  # replacement for 0 in divisions
 
 
 class Betas(NamedTuple):
@@ -75,8 +73,7 @@ class Betas(NamedTuple):
     eps: float
 
 
-NO_FADING = (0.0, 1.0)
-"""`beta1` and `beta2` of Adagrad: no first moment, and a sum of squares that does not decay."""
+NO_FADING = (0.0, 1.0)  # `beta1` and `beta2` of Adagrad: no first moment, and a sum of squares that does not decay
 
 
 class StepRates(NamedTuple):

@@ -45,11 +45,8 @@ OPTIMIZER_STEP = {False: Kernel("rows", "adamw_step"), True: Kernel("rows", "row
 
 GATHER = Kernel("input", "gather_scale_add_drop")
 
-ROWS_IN_PASS = 1 << 18
-"""Rows of a table that a kernel updates at once when all pending updates are applied."""
-
-LEFT_OUT = 2
-"""Outcome of a row that `APPLY_PENDING` cannot update."""
+ROWS_IN_PASS = 1 << 18  # rows of a table that a kernel updates at once when all pending updates are applied
+LEFT_OUT = 2  # outcome of a row that `APPLY_PENDING` cannot update
 
 _handles = count()
 _by_handle: WeakValueDictionary[int, "PendingUpdates"] = WeakValueDictionary()  # operators take numbers and tensors

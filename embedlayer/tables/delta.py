@@ -26,8 +26,7 @@ from embedlayer.tables.conversions import as_table
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
 
-BASE = "embedlayer.base"
-"""Key of the metadata of an adapter's weights that describes the base."""
+BASE = "embedlayer.base"  # key of the metadata of an adapter's weights that describes the base
 
 Delta = TypeVar("Delta", bound="DeltaEmbedding")
 

@@ -30,8 +30,7 @@ from embedlayer.tables.table import TokenTable, check_width
 ROWS_OF_A_PRODUCT = 1024
 """Least rows in a block that is multiplied by a `(D, D)` matrix: with fewer, reading the matrix takes the time."""
 
-CLAIMED_NUMEL = 1 << 16
-"""Numbers that a thread of a compiled kernel claims at once."""
+CLAIMED_NUMEL = 1 << 16  # numbers that a thread of a compiled kernel claims at once
 
 
 class QuantizedEmbedding(PackedRows):

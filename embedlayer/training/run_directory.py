@@ -72,8 +72,7 @@ from embedlayer.training.parallel import ParallelContext
 
 FORMAT_VERSION = 1
 SAMPLES_OF_A_TEXT, IDS_PER_SAMPLE = 256, 4096
-MOST_METRICS = 1 << 32
-"""Most bytes of `metrics.jsonl`: some 20 million lines."""
+MOST_METRICS = 1 << 32  # most bytes of `metrics.jsonl`: some 20 million lines
 
 PATIENCE_SECONDS = 10.0
 """Time that rank 0 waits after a restart for the lock of the process before it, which may still be ending."""

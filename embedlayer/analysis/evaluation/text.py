@@ -34,8 +34,7 @@ from embedlayer.tokenization.train import raise_if_path
 WINDOW, UNKNOWN_WINDOW = 1024, 256
 """Longest default window, in tokens: of a model that states its longest sequence, and of one that does not."""
 
-TOKENS_AT_ONCE = 4096
-"""Tokens in a batch of windows; a model that computes its logits reads one window at a time."""
+TOKENS_AT_ONCE = 4096  # tokens in a batch of windows; a model that computes its logits reads one window at a time
 
 
 @dataclass(frozen=True)
