@@ -73,7 +73,9 @@ def plane_clusters(places: Float[Tensor, "N 2"], *, most: int, smallest: int = 8
     counts = torch.zeros(GRID * GRID).index_add_(0, cells, torch.ones(len(cells))).view(GRID, GRID)
     width = NARROWEST
     while True:
-        peaks, peak_of, sizes = _points_of_peaks(_smoothed(counts, width), cells)
+        density = _smoothed(counts, width)
+        peak_of_cells = _merged_peaks(density, _peak_of_cells(density))
+        peaks, peak_of, sizes = peak_of_cells[cells].unique(return_inverse=True, return_counts=True)
         if int((sizes >= smallest).sum()) <= most or width > WIDEST:
             break
         width *= WIDER
@@ -84,15 +86,6 @@ def plane_clusters(places: Float[Tensor, "N 2"], *, most: int, smallest: int = 8
     chosen = peaks[order]
     centres = torch.stack([chosen % GRID, chosen // GRID], 1) + 0.5
     return PlaneClusters(of, [int(sizes[peak]) for peak in order], low + centres * side)
-
-
-def _points_of_peaks(
-    density: Float[Tensor, "G G"], cells: Int[Tensor, " N"]
-) -> tuple[Int[Tensor, " P"], Int[Tensor, " N"], Int[Tensor, " P"]]:
-    """Return the peaks that have points, as cells; the number of each point's peak; the number of points of each."""
-    found = _merged_peaks(density, _peak_of_cells(density))[cells].unique(return_inverse=True, return_counts=True)
-    peaks, peak_of, sizes = found
-    return peaks, peak_of, sizes
 
 
 def _smoothed(counts: Float[Tensor, "G G"], width: float) -> Float[Tensor, "G G"]:
@@ -189,18 +182,13 @@ def typical_tokens(
         members = torch.nonzero(of == cluster)[:, 0]
         units = F.normalize(rows.take(members).float(), dim=1) - common
         typical = F.normalize(units, dim=1) @ F.normalize(units.mean(0), dim=0)
-        names = [_is_word(texts[member]) for member in members.tolist()]
+        names = [len(text) >= SHORTEST_WORD and text.isalpha() for text in (texts[i].strip() for i in members.tolist())]
         words = torch.tensor(names) if any(names) else torch.ones(len(members), dtype=torch.bool)
         kept = torch.nonzero(words)[:, 0]
         kept = kept[typical[kept].argsort(descending=True, stable=True)]
         kept = members[kept[: max(FEWEST_TYPICAL, int(TYPICAL * len(kept)))]]
         found.append(_distinct(kept[weight[kept].argsort(descending=True, stable=True)].tolist(), texts, count))
     return found
-
-
-def _is_word(text: str) -> bool:
-    """Return whether a token's text is a word of at least `SHORTEST_WORD` letters, and not a part of one."""
-    return len(text.strip()) >= SHORTEST_WORD and text.strip().isalpha()
 
 
 def _distinct(ids: Sequence[int], texts: Sequence[str], count: int) -> list[int]:

@@ -29,10 +29,8 @@ class TokenNames:
 
     def id_of(self, token: Token) -> int:
         """Return the ID of a token named by its text, its ID, or its bytes."""
-        if isinstance(token, str):
-            return self._of_text(token)
-        if isinstance(token, bytes):
-            return self._of_bytes(token)
+        if isinstance(token, str | bytes):
+            return self._of_text(token if isinstance(token, str) else decode_readable(token))
         index = operator.index(token)
         if not 0 <= index < self.vocab_size:
             raise UnknownTokenError(
@@ -42,7 +40,8 @@ class TokenNames:
 
     def _of_text(self, text: str) -> int:
         """Return the ID of the token with a text, by the rules of `id_of`."""
-        encoding = encode(self.tokenizer if self._has_all_words(text) else self._encoder, text)
+        has_all_words = self._is_of_words and unknown_word(self.tokenizer, text) is None
+        encoding = encode(self.tokenizer if has_all_words else self._encoder, text)
         if len(encoding.ids) == 1 and not self._is_unknown(encoding.ids[0], encoding.tokens[0]):
             return int(encoding.ids[0])
         literal = self.tokenizer.token_to_id(text)
@@ -69,14 +68,6 @@ class TokenNames:
             else f"{text!r} has no tokens to this tokenizer. Ask for a token by text or ID."
         )
 
-    def _of_bytes(self, raw: bytes) -> int:
-        """Return the ID of the token with these bytes.
-
-        The bytes are decoded as UTF-8, with `<0xE2>` for each byte that is not valid UTF-8. The text is looked up as in
-        `id_of`.
-        """
-        return self._of_text(decode_readable(raw))
-
     def _is_unknown(self, token_id: int, text: str) -> bool:
         """Return whether a token of an encoded text replaces a word that is not in the vocabulary.
 
@@ -91,10 +82,6 @@ class TokenNames:
         """Return whether the tokens are whole words as they are, such as those of a file of vectors."""
         is_plain = isinstance(self.tokenizer.model, models.WordLevel) and self.tokenizer.normalizer is None
         return is_plain and not self.tokenizer.get_added_tokens_decoder()
-
-    def _has_all_words(self, text: str) -> bool:
-        """Return whether a tokenizer of whole words has a token for each word of a text, so that it can encode it."""
-        return self._is_of_words and unknown_word(self.tokenizer, text) is None
 
     @cached_property
     def _encoder(self) -> Tokenizer:

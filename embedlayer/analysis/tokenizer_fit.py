@@ -159,16 +159,11 @@ def _sorts(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor) -> _Sorts:
     pair = pairs[below][0].tolist() if below.any() else None
     alike = (float(cosines.mean()) - unlike * median) / (1 - unlike) if unlike < 1 else math.nan
     low, high = median + APART * (most - least) / 2, float(cosines.quantile((1 + unlike) / 2))
-    lower, upper = (int(((cosines > start) & (cosines <= stop)).sum()) for start, stop in _halves(low, high))
+    halves = ((low, (low + high) / 2), ((low + high) / 2, high))
+    lower, upper = (int(((cosines > start) & (cosines <= stop)).sum()) for start, stop in halves)
     is_part = max(MIXED, 0.1 + 3 * error) <= unlike <= MOST_MIXED
     are_two = is_part and high > low and upper - lower > RISE * math.sqrt(upper + lower)
     return _Sorts(unlike, alike, are_two, low, high, None if pair is None else (pair[0], pair[1]))
-
-
-def _halves(low: float, high: float) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return both halves of a range."""
-    middle = (low + high) / 2
-    return (low, middle), (middle, high)
 
 
 def _odd_rows(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor, sorts: _Sorts) -> tuple[int, ...]:
