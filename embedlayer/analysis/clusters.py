@@ -54,6 +54,9 @@ def plane_clusters(places: Float[Tensor, "N 2"], *, most: int, smallest: int = 8
         most: Largest number of clusters.
         smallest: Fewest points of a cluster; the points of smaller ones are in no cluster.
 
+    Raises:
+        SizeError: `most` or `smallest` is below 1.
+
     Example:
         >>> near, far = torch.randn(50, 2) / 10, torch.randn(30, 2) / 10 + 5
         >>> plane_clusters(torch.cat([near, far]), most=2).sizes

@@ -125,6 +125,9 @@ def edge_weights(cosines: Float[Tensor, "V K"]) -> Float[Tensor, "V K"]:
 
     The edge to the nearest neighbour has probability 1. For further neighbours the probability falls with the distance,
     at a rate of each row such that its K probabilities sum to `log2 K`, as in UMAP.
+
+    Args:
+        cosines: Cosines of each row with its K nearest rows, nearest first.
     """
     distances = 1 - cosines
     beyond = distances - distances[:, :1]

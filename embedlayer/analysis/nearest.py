@@ -84,7 +84,14 @@ def cosines_with(rows: Float[Tensor, "rows D"], queries: Float[Tensor, "Q D"]) -
 def table_cosines(
     rows: RowReader, queries: Float[Tensor, "Q D"], start: int = 0, stop: int | None = None
 ) -> Float[Tensor, "Q N"]:
-    """Return the cosine of each query with each of the rows `start` to `stop - 1` of a table, on the CPU."""
+    """Return the cosine of each query with each of the rows `start` to `stop - 1` of a table, on the CPU.
+
+    Args:
+        rows: The table, which is read in chunks.
+        queries: Vectors of the table's width.
+        start: ID of the first row.
+        stop: ID after the last row; `None` for the end of the table.
+    """
     step = max(1, CHUNK_NUMBERS // max(1, rows.embed_dim))
     return torch.cat([cosines_with(chunk, queries).cpu() for _, chunk in rows.chunks(step, start, stop)], dim=1)
 

@@ -77,7 +77,12 @@ class RowReader:
     def wide_chunks(
         self, kept: Bool[Tensor, " V"], rows_at_once: int | None = None
     ) -> Iterator[Float[Tensor, "rows D"]]:
-        """Yield the rows whose entry in the mask `kept` is true, in order and in float64, a chunk at a time."""
+        """Yield the rows whose entry in the mask `kept` is true, in order and in float64, a chunk at a time.
+
+        Args:
+            kept: Mask of the rows, `(V,)`.
+            rows_at_once: Rows of which a chunk is taken, as in `chunks`.
+        """
         for start, chunk in self.chunks(rows_at_once):
             here = kept[start : start + len(chunk)]
             yield (chunk if here.all() else chunk[here.to(chunk.device)]).double()

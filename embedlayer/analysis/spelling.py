@@ -58,6 +58,11 @@ def spelling_key(text: str, markers: Sequence[str] = RAW_MARKERS, suffix: str = 
     """Return what spelling variants have in common: the text without its marker and suffix, in NFKC, its case folded.
 
     The result is `""` for a text that is all white space.
+
+    Args:
+        text: Readable text of a token.
+        markers: Markers of which one is removed at the start.
+        suffix: Suffix that is removed; `""` for none.
     """
     marker = ""
     if text.startswith(tuple(markers)):

@@ -20,7 +20,13 @@ LISTED = 8  # most tokens that an error lists
 
 
 class TokenNames:
-    """The names of the rows of a table, see `TokenVectors.id_of`."""
+    """The names of the rows of a table, see `TokenVectors.id_of`.
+
+    Args:
+        tokenizer: The tokenizer of the table, without truncation.
+        vocab_size: Number of rows, V.
+        count: Number of rows with a token.
+    """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, count: int) -> None:
         self.tokenizer = tokenizer
@@ -28,7 +34,11 @@ class TokenNames:
         self.count = count
 
     def id_of(self, token: Token) -> int:
-        """Return the ID of a token named by its text, its ID, or its bytes."""
+        """Return the ID of a token named by its text, its ID, or its bytes.
+
+        Raises:
+            UnknownTokenError: The ID is outside the table; or the text is several tokens, none, or unknown.
+        """
         if isinstance(token, str | bytes):
             return self._of_text(token if isinstance(token, str) else decode_readable(token))
         index = operator.index(token)

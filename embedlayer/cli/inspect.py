@@ -108,7 +108,18 @@ def inspect(
 def measure(
     opened: "OpenedModel", word_pairs: Path | None = None, analogies: Path | None = None, texts: Sequence[Path] = ()
 ) -> Measurements:
-    """Compute all measurements of a table."""
+    """Compute all measurements of a table.
+
+    Args:
+        opened: The model that contains the table.
+        word_pairs: File of word pairs with human scores, or `None`.
+        analogies: File of analogy questions, or `None`.
+        texts: Files of text in which tokens are counted.
+
+    Raises:
+        TokenIdError: The run's corpus contains IDs outside the table.
+        TokenizerError: Word pairs or analogies were requested and there is no tokenizer.
+    """
     from embedlayer.analysis.chance import chance_geometry
     from embedlayer.analysis.geometry import norms_by_frequency, table_geometry
     from embedlayer.analysis.health import model_health
@@ -354,7 +365,16 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
     """Print which tokens moved most and which moved least from one table to another.
 
     The two rows of each token are compared. If one of the models has no tokenizer, rows of the same ID are compared.
-    With `aligned`, one table is first rotated and scaled to fit the other; see `align_tables`.
+
+    Args:
+        before: The first model.
+        after: The second model.
+        topn: Number of tokens in each list.
+        aligned: Whether to rotate and scale one table to fit the other first; see `align_tables`.
+        as_json: Whether to print JSON.
+
+    Raises:
+        TokenizerError: The tokenizers have no token in common.
     """
     from embedlayer.analysis.movement import align_tables, row_movement
     from embedlayer.analysis.relation import common_rows, rows_left_out, table_relation

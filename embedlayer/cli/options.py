@@ -34,6 +34,14 @@ class InputPath(click.ParamType):  # type: ignore[type-arg]  # generic since cli
         """Return the value of a parameter as a path, after a check that the command takes this kind of path.
 
         A name on the hub and `-` are returned unchanged where they are allowed. click calls this method.
+
+        Args:
+            value: What the user passed.
+            param: The parameter, whose name is shown in the error; `None` if unknown.
+            ctx: click's context of the command; not used.
+
+        Raises:
+            FileError: The path does not exist, cannot be read, or is of another kind.
         """
         path = Path(value)
         if self.standard_input and str(value) == "-":
@@ -57,7 +65,13 @@ class NamedToken(click.ParamType):  # type: ignore[type-arg]
     name = "token"
 
     def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
-        """Return an ID as an integer, and a text unchanged. click calls this method."""
+        """Return an ID as an integer, and a text unchanged. click calls this method.
+
+        Args:
+            value: What the user passed.
+            param: The parameter; not used.
+            ctx: click's context of the command; not used.
+        """
         return int(value[1:]) if isinstance(value, str) and re.fullmatch("#[0-9]{1,18}", value) else value
 
 
@@ -73,7 +87,16 @@ class NewPath(click.Path):
         self.check = check
 
     def convert(self, value: str | Path, param: click.Parameter | None, ctx: click.Context | None) -> Path:  # type: ignore[override]
-        """Return the value of a parameter as a path, after the check, which the command repeats when it is done."""
+        """Return the value of a parameter as a path, after the check, which the command repeats when it is done.
+
+        Args:
+            value: What the user passed.
+            param: The parameter; not used.
+            ctx: click's context of the command; not used.
+
+        Raises:
+            FileError: Something is at the path.
+        """
         self.check(value)
         return Path(value)
 
@@ -128,7 +151,11 @@ new_model_option = click.option(
 
 
 def chosen_device(name: str) -> str:
-    """Return the device to use for a name: for `auto` it is `cuda` if available, else `cpu`."""
+    """Return the device to use for a name: for `auto` it is `cuda` if available, else `cpu`.
+
+    Raises:
+        SizeError: A CUDA device is requested and none is available.
+    """
     import torch
 
     if name == "auto":

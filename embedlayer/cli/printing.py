@@ -35,7 +35,10 @@ def make_console() -> "Console":
 def print_line(console: "Console", text: str, indent: int = 0) -> None:
     """Print a paragraph of text, wrapped at the console's width.
 
-    A line break in the text is kept. With an indent of 0 the text is bold, as a heading.
+    Args:
+        console: Where to print.
+        text: The paragraph; a line break in it is kept.
+        indent: Spaces before each line; with 0 the text is bold, as a heading.
     """
     from rich.padding import Padding
     from rich.text import Text
@@ -100,7 +103,12 @@ def print_table(
 
 
 def print_json(value: object, indent: int | None = None) -> None:
-    """Print a value as JSON; NaN and infinity, which JSON does not have, become `null`."""
+    """Print a value as JSON; NaN and infinity, which JSON does not have, become `null`.
+
+    Args:
+        value: Dictionaries, lists, tuples, strings and numbers.
+        indent: Spaces of each level; `None` for one line.
+    """
     click.echo(json.dumps(finite_json(value), indent=indent, allow_nan=False))
 
 

@@ -32,6 +32,10 @@ def make_report(run: "RunDirectory") -> dict[str, Any]:
     Returns:
         The figures of the run, as `summarise` returns them; also the result of `neighbor_rows` as `neighbors`, that of
         `what_was_learned` as `learned`, and the names of the run's files as `files`.
+
+    Raises:
+        FileError: The run is not finished.
+        TokenizerError: The tokenizer is missing.
     """
     from embedlayer.cli.run_summary import neighbor_rows, summarise, what_was_learned
     from embedlayer.explorer.export import write_page

@@ -138,7 +138,16 @@ def learn_tokenizer(
 ) -> "Tokenizer":
     """Train a tokenizer on texts; of long texts, only about the first `TOKENIZER_BYTES` bytes are read.
 
-    Each corpus has the share of the bytes that its weight says.
+    Args:
+        texts: Text files, in a list for each corpus.
+        kind: Kind of tokenizer, such as `"bpe"`; see `train_tokenizer`.
+        vocab_size: Number of tokens.
+        weights: Weight of each corpus, which has this share of the bytes.
+        quiet: Whether to print nothing.
+
+    Raises:
+        FileError: A text cannot be read.
+        TextError: The texts are empty, or not UTF-8.
     """
     from embedlayer.data.text_chunks import read_text_chunks
     from embedlayer.tokenization.train import train_tokenizer

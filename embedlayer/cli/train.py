@@ -244,7 +244,9 @@ def _as_text(weights: Sequence[float]) -> str:
 def was_started_by(launch: str, directory: "RunDirectory") -> bool:
     """Return whether an earlier attempt of the same torchrun launch began the run in the folder.
 
-    `launch` has IDs separated by spaces. One that the notes of the run have is enough; with `""` the result is `False`.
+    Args:
+        launch: IDs of the launch, separated by spaces. One common ID is enough; with `""` the result is `False`.
+        directory: The folder of the run, whose notes contain the IDs of the launch that began it.
     """
     from embedlayer.core.errors import CheckpointError
 

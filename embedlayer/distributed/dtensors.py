@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 
 
 def as_dtensor(part: Tensor, mesh: DeviceMesh, size: int, dim: int = 0) -> "DTensor":
-    """Return a DTensor that is sharded in one dimension, whose shard on this rank is `part`, without a copy."""
+    """Return a DTensor that is sharded in one dimension, whose shard on this rank is `part`, without a copy.
+
+    Args:
+        part: The shard.
+        mesh: The ranks.
+        size: Size of the sharded dimension over all ranks.
+        dim: The sharded dimension, 0 or 1.
+    """
     from torch.distributed.tensor import DTensor, Shard
 
     shape = torch.Size((*part.shape[:dim], size, *part.shape[dim + 1 :]))
@@ -84,7 +91,13 @@ def row_collectives(tensor: Tensor) -> Collectives:
 
 
 def dtensor_like(tensor: Tensor, local: Tensor, num_rows: int) -> "DTensor":
-    """Return a DTensor of `num_rows` rows with the mesh and placements of another, whose shard is `local`, no copy."""
+    """Return a DTensor with the mesh and placements of another and `num_rows` rows, whose shard is `local`, not copied.
+
+    Args:
+        tensor: The DTensor whose mesh, placements and other sizes the result has.
+        local: The rows of this rank.
+        num_rows: Number of rows over all ranks.
+    """
     from torch.distributed.tensor import DTensor
 
     like, shape = cast("DTensor", tensor), torch.Size((num_rows, *tensor.shape[1:]))

@@ -82,7 +82,11 @@ def launched_processes(device: str, timeout_seconds: float) -> Iterator[Launch]:
 
 
 def device_of_process(kind: str) -> torch.device:
-    """Return the device of this process: for `kind` `"cuda"`, the GPU with the number `LOCAL_RANK`."""
+    """Return the device of this process: for `kind` `"cuda"`, the GPU with the number `LOCAL_RANK`.
+
+    Raises:
+        SizeError: There are fewer GPUs than processes on this machine.
+    """
     if kind != "cuda":
         return torch.device(kind)
     number, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
@@ -100,6 +104,15 @@ def attempt_store(store: Store, rank: int, size: int, timeout: timedelta) -> Sto
     An attempt is one start of all ranks by torchrun. Rank 0 publishes the name of a new part. Every other rank reads
     the name and writes a request to that part. The name may be that of an earlier attempt, so the rank repeats both
     until rank 0 accepts its request.
+
+    Args:
+        store: The key-value store that torchrun's workers share, also after restarts.
+        rank: Number of this process.
+        size: Number of ranks.
+        timeout: Longest time to wait for rank 0.
+
+    Raises:
+        PeerError: Rank 0 does not answer within `timeout`.
     """
     own_id, deadline = uuid4().hex, time.monotonic() + timeout.total_seconds()
     if rank == 0:

@@ -371,7 +371,11 @@ def caller_among(functions: Collection[tuple[str, str]]) -> tuple[str, str] | No
 
 
 def collectives_of(mesh: DeviceMesh) -> ProcessGroup:
-    """Return the collective operations of the ranks of a one-dimensional device mesh."""
+    """Return the collective operations of the ranks of a one-dimensional device mesh.
+
+    Raises:
+        SizeError: The mesh has several dimensions.
+    """
     if mesh.ndim != 1:
         raise SizeError(f"A table is sharded along one dimension, and the mesh has {mesh.ndim}: pass mesh['name'].")
     return ProcessGroup(mesh.get_group(), mesh.device_type)

@@ -45,6 +45,10 @@ def save_sharded(
         sharded: By name, the tensors with sharded rows.
         collectives: All ranks. Rank 0 receives the rows from the ranks of the first replica of a table.
         metadata: Strings for the header of the file, besides `{"format": "pt"}`.
+
+    Raises:
+        FileError: The folder cannot be written, or the disk is full.
+        PeerError: Another rank has ended.
     """
     if not collectives.is_first:
         with collectives.peer_errors():
@@ -78,6 +82,10 @@ def load_sharded(
 
     Returns:
         The tensors by name, DTensors where rows are sharded, and the metadata of the file.
+
+    Raises:
+        FileError: There is no such file, or it cannot be read.
+        CheckpointError: The file is truncated or not a safetensors file.
     """
     with open_safetensors(path) as file:
         names = list(file.keys())

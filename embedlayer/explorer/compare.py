@@ -104,7 +104,10 @@ def places(source: OpenedModel, other: OpenedModel, params: Params) -> bytes:
 def other_neighbors(source: OpenedModel, other: OpenedModel, params: Params) -> list[tuple[str, float]]:
     """Return text and cosine of the tokens of the other table nearest to a query in that table, nearest first.
 
-    The parameters are those of `tokens.neighbors`, with IDs of the other table.
+    Args:
+        source: The first source, which is not used.
+        other: The source to search.
+        params: The parameters of `tokens.neighbors`, with IDs of the other table.
     """
     return [(other.token_texts[row], score) for row, score in tokens.neighbors(other, params)]
 

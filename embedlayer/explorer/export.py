@@ -32,7 +32,16 @@ OnProgress = Callable[[float, str], None]
 def write_page(
     path: Path | str, sources: list[OpenedModel], on_progress: OnProgress = lambda share, text: None
 ) -> None:
-    """Write the page about `sources` as one file, atomically: if it is interrupted, there is no file."""
+    """Write the page about `sources` as one file, atomically: if it is interrupted, there is no file.
+
+    Args:
+        path: File to write.
+        sources: What the page shows.
+        on_progress: Function that is called often.
+
+    Raises:
+        FileError: The file cannot be written.
+    """
     write_text(path, page_html(sources, on_progress))
 
 
@@ -54,6 +63,9 @@ def bake(sources: list[OpenedModel], on_progress: OnProgress = lambda share, tex
 
     An answer that the server would refuse is left out, and the page says so in its place. The key `"manifest"` has what
     the page reads first.
+
+    Raises:
+        TokenizerError: A tokenizer has IDs outside its table.
     """
     check_tokenizers(sources)
     content: dict[str, Any] = {}

@@ -44,8 +44,13 @@ class LogitLens(NamedTuple):
 def logit_lens(model: DecoderLM, ids: Int[Tensor, " T"], k: int = TOP_TOKENS) -> LogitLens:
     """Compute `softmax(head(norm(x)))` for the hidden state `x` after every block, with the model's own norm and head.
 
-    The head is used whole: with its scale, bias and soft cap. Logits exist for a few tokens at a time, `LOGITS_AT_ONCE`
-    numbers or those of one token. `k` tokens are listed, V if the vocabulary is smaller.
+    The head is used whole: with its scale, bias and soft cap. Logits exist for a few tokens at a time,
+    `LOGITS_AT_ONCE` numbers or those of one token.
+
+    Args:
+        model: The decoder, in evaluation mode.
+        ids: Token IDs of the text.
+        k: Number of tokens to list, K; V if the vocabulary is smaller.
 
     Reference: nostalgebraist, interpreting GPT: the logit lens, 2020.
 
@@ -86,6 +91,11 @@ def answer(source: OpenedModel, params: Mapping[str, str]) -> answers.LogitLens:
     The model is that of `pipeline.requested_model`.
     Tensors are packed; `top_probs` has layers and tokens in one dimension. `tokens` has the shown form of each listed
     token.
+
+    Raises:
+        CheckpointError: The source is no whole decoder.
+        SizeError: There are no IDs, or more than the page shows.
+        TokenIdError: An ID is outside the table.
     """
     model, vocabulary = pipeline.requested_model(source, params)
     if not isinstance(model, DecoderLM):

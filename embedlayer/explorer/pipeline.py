@@ -84,6 +84,12 @@ def answer(source: OpenedModel, params: Params) -> answers.Pipeline:
     The parameter `appended` has IDs of tokens that follow the text, such as `17,40`. Those that the tokenizer would
     find in a longer text become part of it. Of a decoder, the last step is the logit lens, whose numbers are the answer
     to another request, `logit_lens.answer`.
+
+    Raises:
+        CheckpointError: Only the table of a checkpoint could be read.
+        SizeError: The tiny layer has no such position scheme.
+        TokenizerError: The source has neither a tokenizer nor names, and the text is no list of IDs.
+        TextError: The text has no tokens.
     """
     model, vocabulary = requested_model(source, params)
     table, special = parts_of(model)[0], source.adds_special_tokens
@@ -101,6 +107,10 @@ def requested_model(source: OpenedModel, params: Mapping[str, str]) -> tuple[Mod
     """Return the model that a request asks for, and what converts texts to its IDs.
 
     The parameters `layer`, `position` and `tied` are those of `answer`.
+
+    Raises:
+        CheckpointError: Only the table of a checkpoint could be read.
+        SizeError: The tiny layer has no such position scheme.
     """
     if params.get("layer") == "tiny":
         return tiny_layer(params.get("position", "learned"), tied=params.get("tied", "1") == "1"), TINY_WORDS
@@ -155,6 +165,11 @@ def pipeline(
         add_special_tokens: Whether the tokenizer adds the tokens that start or end a text. Checkpoints expect them;
             models that were trained by embedlayer do not.
         most_tokens: The text is cut after this many tokens, and at the longest sequence of the positions.
+
+    Raises:
+        TokenizerError: There is neither a tokenizer nor names, and the text is no list of IDs.
+        TextError: The text has no tokens.
+        TokenIdError: The tokenizer gives IDs that the table does not have.
 
     Example:
         >>> [step.name for step in pipeline(model, tokenizer, "I love dogs").steps]

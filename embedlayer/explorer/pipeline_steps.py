@@ -132,7 +132,12 @@ def parts_of(model: Model) -> tuple[LookupTable, Position]:
 def queries_and_keys(
     model: DecoderLM, x: Float[Tensor, "T D"]
 ) -> tuple[Float[Tensor, "H T K"], Float[Tensor, "G T K"]]:
-    """Compute queries and keys of a decoder's first block, before rotary positions are applied."""
+    """Compute queries and keys of a decoder's first block, before rotary positions are applied.
+
+    Args:
+        model: The decoder, which must have a block.
+        x: Input of the first block.
+    """
     block = model.blocks[0]
     attention = cast(Attention, block.attention)
     normed = cast(nn.RMSNorm, block.attention_norm)(x)
@@ -182,7 +187,13 @@ def trace_text(model: Model, ids: Int[Tensor, " T"]) -> TracedText:
 
 
 def pipeline_steps(traced: TracedText, tokens: Sequence[ShownToken], vocabulary: Vocabulary) -> Iterator[PipelineStep]:
-    """Yield all steps of a text in order, from the one-hot vectors to the gradient of the loss."""
+    """Yield all steps of a text in order, from the one-hot vectors to the gradient of the loss.
+
+    Args:
+        traced: The input embedding of the text.
+        tokens: The tokens of the text, as the page shows them.
+        vocabulary: What gives the texts of other tokens: those near in the table, and the most likely next ones.
+    """
     table, position = parts_of(traced.model)
     yield PipelineStep("one_hot", f"for each of {len(traced.ids)} tokens, {table.vocab_size:,} entries")
     _, rows, note, _ = traced.steps[0]

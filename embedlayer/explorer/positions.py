@@ -39,6 +39,9 @@ def answer(source: OpenedModel, params: Mapping[str, str]) -> PositionsData:
     """Return the position schemes of a source and some example tokens; see `positions_data`.
 
     For a run, the trained length is the sequence length of its training.
+
+    Raises:
+        CheckpointError: Only the table of a checkpoint could be read, so its positions are not known.
     """
     model = source.require_input()
     run = source.run
@@ -86,7 +89,12 @@ def positions_data(
 
 
 def example_ids(vocab_size: int, tokenizer: Tokenizer | None) -> list[int]:
-    """Return the IDs of the example tokens: the first tokens of `TEXT`, or the first rows without a tokenizer."""
+    """Return the IDs of the example tokens: the first tokens of `TEXT`, or the first rows without a tokenizer.
+
+    Args:
+        vocab_size: Rows of the table.
+        tokenizer: Tokenizer of the table, or `None`.
+    """
     if tokenizer is None:
         return list(range(min(MOST_TOKENS, vocab_size)))
     return encode(tokenizer, TEXT).ids[:MOST_TOKENS]
@@ -94,6 +102,11 @@ def example_ids(vocab_size: int, tokenizer: Tokenizer | None) -> list[int]:
 
 def described(position: Position, layers: str = "", trained_length: int | None = None) -> DescribedScheme:
     """Describe a position scheme with all that the page needs to compute or draw it.
+
+    Args:
+        position: Any scheme.
+        layers: Type of the layers that use it, in a model with several schemes.
+        trained_length: Longest sequence of the training, for a scheme that has no limit itself.
 
     Example:
         >>> described(AlibiBias(8))["kind"]

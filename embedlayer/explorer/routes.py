@@ -120,6 +120,9 @@ def answer(sources: list[OpenedModel], name: str, params: Params) -> Answer:
         sources: The sources of the page.
         name: Name of the data, a key of `ROUTES` or `PAIRS`, or `"manifest"`.
         params: Parameters of the request; `source` is the number of a source, 0 by default.
+
+    Raises:
+        EmbedLayerError: There is no such data, or the parameters are not valid.
     """
     if name == "manifest":
         return manifest(sources)

@@ -51,6 +51,10 @@ def serve(sources: list[OpenedModel], *, port: int = 0, on_start: Callable[[str]
         sources: The sources to show.
         port: The port; 0 chooses a free one.
         on_start: Function that is called with the page's URL when the server listens.
+
+    Raises:
+        FileError: The port cannot be used.
+        TokenizerError: A tokenizer has IDs outside its table.
     """
     with make_server(sources, port=port) as server:
         on_start(address(server))
@@ -59,7 +63,16 @@ def serve(sources: list[OpenedModel], *, port: int = 0, on_start: Callable[[str]
 
 
 def make_server(sources: list[OpenedModel], *, port: int = 0) -> ThreadingHTTPServer:
-    """Return a server that listens on 127.0.0.1; it answers requests once `serve_forever` is called."""
+    """Return a server that listens on 127.0.0.1; it answers requests once `serve_forever` is called.
+
+    Args:
+        sources: The sources to show.
+        port: The port; 0 chooses a free one.
+
+    Raises:
+        FileError: The port cannot be used.
+        TokenizerError: A tokenizer has IDs outside its table.
+    """
     check_tokenizers(sources)
     try:
         return _Server(sources, (HOST, port), partial(_Handler, sources, served_files()))

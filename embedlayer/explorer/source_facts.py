@@ -10,7 +10,11 @@ from embedlayer.tokenization.ids import require_rows
 
 
 def check_tokenizers(sources: Sequence[OpenedModel]) -> None:
-    """Check that every tokenizer fits its table, so that the page can show a text for each token."""
+    """Check that every tokenizer fits its table, so that the page can show a text for each token.
+
+    Raises:
+        TokenizerError: A tokenizer has IDs outside its table.
+    """
     for opened in sources:
         if opened.text_tokenizer is not None:
             require_rows(opened.text_tokenizer, opened.table.vocab_size, opened.title)

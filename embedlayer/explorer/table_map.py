@@ -68,7 +68,11 @@ class _Cancelled(Exception):
 
 
 class MapJob:
-    """Computes the `TableMap` of a source in a thread of its own, once. In a forked process a running one is absent."""
+    """Computes the `TableMap` of a source in a thread of its own, once. In a forked process a running one is absent.
+
+    Args:
+        source: The source of the rows.
+    """
 
     def __init__(self, source: OpenedModel) -> None:
         self._source = source
@@ -135,6 +139,13 @@ class MapJob:
         """Start the computation if need be, wait for it, and return the map.
 
         If the waiting is interrupted, by Ctrl-C or by `on_progress`, the computation is cancelled.
+
+        Args:
+            on_progress: Function that is called with the stage and the share of the whole that is done.
+
+        Raises:
+            SizeError: It failed or was cancelled.
+            EmbedLayerError: As in `result`.
         """
         self.start()
         try:  # not `join` with a timeout: if Ctrl-C ends it, Python 3.11 takes the thread for ended
@@ -195,7 +206,12 @@ def folded_rows(source: OpenedModel) -> Bool[Tensor, " V"]:
 
 
 def compute_map(source: OpenedModel, on_progress: OnProgress) -> TableMap:
-    """Compute the map of a source, or read its layout from the cache."""
+    """Compute the map of a source, or read its layout from the cache.
+
+    Args:
+        source: The source of the rows.
+        on_progress: As in `compute_layout`.
+    """
     keep = ~folded_rows(source)
     on_progress(SEARCHING, 0.0)
     path = layout_path(source.rows, keep)
@@ -246,17 +262,29 @@ def layout(source: OpenedModel, params: Params) -> bytes:
 
 
 def layout_recall(source: OpenedModel, params: Params) -> LayoutRecall:
-    """Return the share of true nearest neighbours that the layout used; 1 if it was exact."""
+    """Return the share of true nearest neighbours that the layout used; 1 if it was exact.
+
+    Raises:
+        SizeError: The map is not ready.
+    """
     return {"recall": round(map_job(source).result().layout.recall, 4)}
 
 
 def clusters(source: OpenedModel, params: Params) -> Clusters:
-    """Return the clusters of the map, see `TableMap.to_json`."""
+    """Return the clusters of the map, see `TableMap.to_json`.
+
+    Raises:
+        SizeError: The map is not ready.
+    """
     return {"clusters": map_job(source).result().to_json()}
 
 
 def cluster_of(source: OpenedModel, params: Params) -> bytes:
-    """Return the cluster of each row at each level, as the bytes of int32 `(2, V)`; -1 for none."""
+    """Return the cluster of each row at each level, as the bytes of int32 `(2, V)`; -1 for none.
+
+    Raises:
+        SizeError: The map is not ready.
+    """
     return map_job(source).result().cluster_of.to(torch.int32).numpy().tobytes()
 
 
@@ -274,7 +302,12 @@ def baked(source: OpenedModel) -> list[Params]:
 
 
 def prepare(source: OpenedModel, on_progress: OnProgress = lambda stage, share: None) -> bool:
-    """Compute the map for an exported page; return whether it stores one, which it does not of a large table."""
+    """Compute the map for an exported page; return whether it stores one, which it does not of a large table.
+
+    Args:
+        source: The source of the rows.
+        on_progress: As in `MapJob.wait`.
+    """
     if source.table.vocab_size > BAKED_ROWS:
         return False
     map_job(source).wait(on_progress)

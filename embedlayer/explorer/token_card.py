@@ -33,7 +33,12 @@ TRIED_BEFORE = ("The ", "The", "", *CONTEXTS, *"abcdefghijklmnopqrstuvwxyz")
 
 
 def card(source: OpenedModel, params: Params) -> TokenFacts:
-    """Return the facts about the token with the ID in the parameter `id`."""
+    """Return the facts about the token with the ID in the parameter `id`.
+
+    Raises:
+        SizeError: `id` is not one ID.
+        TokenIdError: The ID is outside the table.
+    """
     token = _token(source, params)
     facts: dict[str, Any] = {"id": token}
     facts |= {name: _plain(column[token].item()) for name, column in _numbers(source).items()}
@@ -64,7 +69,12 @@ def cards(source: OpenedModel, params: Params) -> bytes:
 
 
 def places(source: OpenedModel, params: Params) -> TokenPlaces:
-    """Return where other views show the token with the ID in the parameter `id`."""
+    """Return where other views show the token with the ID in the parameter `id`.
+
+    Raises:
+        SizeError: `id` is not one ID.
+        TokenIdError: The ID is outside the table.
+    """
     token = _token(source, params)
     text, ids = next(((text, ids) for text, ids in _texts(source, token) if token in ids), (None, []))
     at = None if text is None else ids.index(token)

@@ -44,6 +44,9 @@ def coordinates(source: OpenedModel, params: Params) -> bytes:
     """Return the coordinates of all rows along the first principal components, as the bytes of float32 `(count, V)`.
 
     The parameter `count` is the number of components, `COMPONENTS` by default. A row with NaN has NaN coordinates.
+
+    Raises:
+        SizeError: `count` is not a number from 1 to `COMPONENTS`.
     """
     count = _number(params, "count", COMPONENTS, most=COMPONENTS)
     return to_bytes(principal(source).coordinates[:, :count].T)
@@ -69,6 +72,10 @@ def neighbors(source: OpenedModel, params: Params) -> list[Neighbor]:
     The query is the sum of the rows with the IDs in the parameter `plus`, minus the sum of those in `minus`. Each row
     is normalised to length 1 first. Tokens of the query and rows without a token are left out. The parameter `topn` is
     the number of results, 20 by default.
+
+    Raises:
+        SizeError: `plus` and `minus` are both empty, or a parameter is no valid number or list.
+        TokenIdError: An ID is outside the table.
     """
     plus, minus = (token_ids(params, name, source.table.vocab_size) for name in ("plus", "minus"))
     if not plus and not minus:
@@ -85,13 +92,21 @@ def along(source: OpenedModel, params: Params) -> bytes:
 
     The query is the sum of the rows with the IDs in the parameter `plus`, minus the sum of those in `minus`. Each row
     is normalised to length 1 first.
+
+    Raises:
+        SizeError: A parameter is no valid list.
+        TokenIdError: An ID is outside the table.
     """
     query = sum_of_rows(source, *(token_ids(params, name, source.table.vocab_size) for name in ("plus", "minus")))
     return to_bytes(table_cosines(RowReader(source.rows), query)[0])
 
 
 def encode(source: OpenedModel, params: Params) -> list[int]:
-    """Return the IDs of the tokens that the text in the parameter `text` is split into, without special tokens."""
+    """Return the IDs of the tokens that the text in the parameter `text` is split into, without special tokens.
+
+    Raises:
+        SizeError: There is no text, or it is longer than `MOST` characters.
+    """
     tokenizer = vocabulary_of(source)
     assert isinstance(tokenizer, Tokenizer)
     text = params.get("text", "")
@@ -170,13 +185,24 @@ def nameless(source: OpenedModel) -> Bool[Tensor, " V"]:
 
 @torch.no_grad()
 def sum_of_rows(source: OpenedModel, plus: list[int], minus: list[int]) -> Float[Tensor, "1 D"]:
-    """Return the sum of some rows minus the sum of others, each normalised to length 1 first, in float64."""
+    """Return the sum of some rows minus the sum of others, each normalised to length 1 first, in float64.
+
+    Args:
+        source: The source of the rows.
+        plus: IDs of the rows to add.
+        minus: IDs of the rows to subtract.
+    """
     units = F.normalize(source.rows[[*plus, *minus]].double(), dim=1)
     return units[: len(plus)].sum(0, keepdim=True) - units[len(plus) :].sum(0, keepdim=True)
 
 
 def nearest_of_all(source: OpenedModel, on_progress: Callable[[float], None] = lambda share: None) -> bytes:
-    """Return the bytes that `nearest` returns; the first call computes them and stores them in the source."""
+    """Return the bytes that `nearest` returns; the first call computes them and stores them in the source.
+
+    Args:
+        source: The source of the rows.
+        on_progress: Function that is called with the share of the rows that are done, from 0 to 1.
+    """
 
     def compute() -> bytes:
         V, candidates, parts = source.table.vocab_size, ~nameless(source), []
@@ -192,7 +218,17 @@ def nearest_of_all(source: OpenedModel, on_progress: Callable[[float], None] = l
 
 
 def token_ids(params: Params, name: str, vocab_size: int) -> list[int]:
-    """Read token IDs such as `17,4` from a parameter of a request; a missing parameter gives an empty list."""
+    """Read token IDs such as `17,4` from a parameter of a request; a missing parameter gives an empty list.
+
+    Args:
+        params: Parameters of the request.
+        name: Name of the parameter.
+        vocab_size: Rows of the table, V.
+
+    Raises:
+        SizeError: The parameter is not a list of at most 100 IDs.
+        TokenIdError: An ID is outside the table.
+    """
     parts = [part for part in params.get(name, "").split(",") if part]
     if len(parts) > 100 or not all(part.isdecimal() for part in parts):
         raise SizeError(f"{name} is a list of at most 100 token IDs, 17,4; found {params.get(name)!r}.")

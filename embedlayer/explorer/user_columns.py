@@ -114,7 +114,11 @@ def columns(source: OpenedModel, params: Params) -> list[OwnColumn]:
 
 
 def column(source: OpenedModel, params: Params) -> bytes:
-    """Return the values of the column with the name in the parameter `name`, as the bytes of float32 `(V,)`."""
+    """Return the values of the column with the name in the parameter `name`, as the bytes of float32 `(V,)`.
+
+    Raises:
+        SizeError: There is no such column.
+    """
     name = params.get("name", "")
     for each in _columns_of(source):
         if each.name == name:

@@ -212,8 +212,13 @@ class DeferredLogits(Deferred):
         """Return deferred logits that follow from these, in the autograd graph behind them.
 
         The result is `None`, so that the caller reads the real logits, unless `like` has the dtype of these logits,
-        float32, bfloat16 or float16. `select` selects or arranges the hidden states as `step` does the rows of logits,
-        and `change` turns the options of these logits into those of the new ones.
+        float32, bfloat16 or float16.
+
+        Args:
+            step: Function that computes the new logits from the real ones.
+            like: See the attributes of this class.
+            select: Function that selects or arranges the hidden states as `step` does the rows of logits.
+            change: Function from the options of these logits to those of the new ones.
         """
         if like.dtype not in (self.dtype, torch.float32, *HALF):
             return None
@@ -576,6 +581,12 @@ def defer_logits(head: nn.Module, hidden: Tensor, tensors: HeadTensors, report: 
 
     That is the case for a single position, as in generation; under `torch.func`, tracing and CUDA graph capture; and
     for tensor subclasses, such as a `DTensor` or a quantised weight.
+
+    Args:
+        head: The head; if FSDP has sharded it, it gathers its weights.
+        hidden: Hidden states, `(..., D)`.
+        tensors: Tensors of the head.
+        report: Where to log that logits are read.
     """
     parts = (hidden, *tensors.flat())
     is_batch = hidden.dim() > 1 and hidden.shape[-2] > 1 and hidden.numel() > 0

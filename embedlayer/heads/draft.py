@@ -468,6 +468,14 @@ def require_draft_tokens(drafts: Tensor, targets: Tensor, missing: Tensor) -> Te
 
     It is a custom operator, so that `torch.compile` keeps it as one node. The values are read, so on an accelerator it
     waits for the device.
+
+    Args:
+        drafts: Draft IDs of the targets, `(...)`.
+        targets: Token IDs of the full vocabulary, or an ignored value, `(...)`.
+        missing: Mask of the targets outside the draft vocabulary, `(...)`.
+
+    Raises:
+        TokenIdError: A target is outside; the message names its row, column and token.
     """
     places = missing.flatten().nonzero().flatten()
     if len(places):

@@ -73,7 +73,11 @@ class ModelLogitOptions:
     is_partial: bool = False
 
     def logit_options(self) -> LogitOptions:
-        """Return the options of the model's logits."""
+        """Return the options of the model's logits.
+
+        Raises:
+            CheckpointError: They are not known.
+        """
         if self.unknown:
             raise CheckpointError(
                 f"{self.unknown}, so this head does not know the model's distribution. Pass the model's own logits: "
@@ -252,7 +256,13 @@ class LogitSource:
     def gradients_of(
         self, output: Tensor, grad_output: Tensor, inputs: Sequence[Tensor] | None = None
     ) -> list[Tensor | None]:
-        """Return the gradients of hidden states and tensors of the head; `None` for those that need none."""
+        """Return the gradients of hidden states and tensors of the head; `None` for those that need none.
+
+        Args:
+            output: Tensor that was computed from `inputs`.
+            grad_output: Its gradient.
+            inputs: The leaves, or the tensors of the model, whose gradients can be differentiated again.
+        """
         create_graph = inputs is not None
         inputs = self.leaves if inputs is None else inputs
         wanted = [each for each in inputs if each.requires_grad]

@@ -69,7 +69,15 @@ def weight_of(found: AdaptedTable) -> Tensor | None:
 
 
 def resolve_table(module: nn.Module, name: str) -> AdaptedTable:
-    """Return the table inside a module that looks up rows, and the active adapters that PEFT has put on it."""
+    """Return the table inside a module that looks up rows, and the active adapters that PEFT has put on it.
+
+    Args:
+        module: A table, or the module by which PEFT replaced it.
+        name: Name of the module in its parent, for the error.
+
+    Raises:
+        CheckpointError: The module is of an unknown class, or an adapter is of an unknown kind.
+    """
     here: Any = module
     if isinstance(module, TokenTable | nn.Embedding | nn.Linear):
         return AdaptedTable(module)
@@ -120,7 +128,11 @@ def without_adapters(wrapper: nn.Module) -> nn.Module:
 
 
 def require_same_adapters(tables: list[AdaptedTable]) -> AdaptedTable:
-    """Check that all `tables`, which share one weight, have the same adapters, and return the first of them."""
+    """Check that all `tables`, which share one weight, have the same adapters, and return the first of them.
+
+    Raises:
+        CheckpointError: The adapters differ.
+    """
     tensors = ([each for adapter in table.adapters for each in adapter if isinstance(each, Tensor)] for table in tables)
     addresses = [[each.data_ptr() for each in found] for found in tensors]  # Dynamo of torch 2.11 hashes none
     if any(found != addresses[0] for found in addresses[1:]):
@@ -136,6 +148,14 @@ def head_applies_adapters(head: nn.Linear, reference: ChildReference, adapters: 
     """Return whether PEFT wraps a tied head and already adds the table's adapters to its logits.
 
     PEFT does so with `ensure_weight_tying=True`. The head must then not add them a second time.
+
+    Args:
+        head: The tied head.
+        reference: Parent and name of the head, by which PEFT's wrapper is found.
+        adapters: The active adapters of the table.
+
+    Raises:
+        CheckpointError: PEFT has put other adapters on the head. Merging them would change the table too.
     """
     wrapper: Any = reference.module
     if wrapper is head or not hasattr(wrapper, "base_layer") or wrapper.disable_adapters or wrapper.merged:
@@ -152,7 +172,15 @@ def head_applies_adapters(head: nn.Linear, reference: ChildReference, adapters: 
 
 
 def require_unwrapped(head: nn.Linear, reference: ChildReference | None) -> None:
-    """Check that no active module of PEFT wraps an untied head, so that its rows are those of its logits."""
+    """Check that no active module of PEFT wraps an untied head, so that its rows are those of its logits.
+
+    Args:
+        head: The untied head.
+        reference: Parent and name of the head, or `None` if they are not known; then nothing is checked.
+
+    Raises:
+        CheckpointError: PEFT has put an adapter or a trained copy on the head.
+    """
     wrapper: Any = None if reference is None else reference.module
     if wrapper is None or wrapper is head or not hasattr(wrapper, "active_adapters"):
         return

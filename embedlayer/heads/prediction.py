@@ -158,6 +158,9 @@ def describe_head(head: OutputHead | PredictionHead) -> JsonObject:
 
     That of a tied head lacks the table and its sizes. That of a `PredictionHead` is that of its product, with its own
     arguments `dense`, `activation` and `norm`.
+
+    Raises:
+        CheckpointError: The head cannot be saved; see `describe`.
     """
     if isinstance(head, PredictionHead):
         own = {"dense": part_config(head.dense), "activation": head.activation, "norm": part_config(head.norm)}
@@ -168,7 +171,12 @@ def describe_head(head: OutputHead | PredictionHead) -> JsonObject:
 def build_head(config: JsonObject, table: TokenTable) -> OutputHead | PredictionHead:
     """Build a head from a description, with fresh weights.
 
-    Without a kind, as in files of earlier versions, the description is that of an `OutputHead`.
+    Args:
+        config: Result of `describe_head`. Without a kind, as files of earlier versions, it is that of an `OutputHead`.
+        table: Table that the new head is tied to if `config["tied"]` is true.
+
+    Raises:
+        CheckpointError: A field is missing or has another type, or the class is unknown or does not fit its arguments.
     """
     options = dict(config)
     tied, dense = options.pop("tied"), build_part(nn.Linear, options.pop("dense", None))

@@ -12,7 +12,15 @@ DecodingState = dict[str, Tensor]
 
 
 def documents_of(documents: AttentionMask | None, shape: torch.Size) -> Int64[Tensor, "*batch T"] | None:
-    """Return a mask of padding and packed documents as int64; `None` for `None`."""
+    """Return a mask of padding and packed documents as int64; `None` for `None`.
+
+    Args:
+        documents: 0 for padding, else the number of the token's document, as in `positions_of`.
+        shape: Shape of the tokens, `(..., T)`.
+
+    Raises:
+        ShapeError: See `check_mask`; padding inside of a document, `[1, 0, 1]`, is refused too.
+    """
     if documents is None:
         return None
     check_mask(documents, shape, "documents", gaps=False)

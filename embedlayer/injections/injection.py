@@ -145,12 +145,21 @@ VectorSource = LookupTable | NgramEmbedding
 
 
 def as_source(table: VectorSource | nn.Embedding) -> VectorSource:
-    """Return a source of vectors unchanged, and a plain `nn.Embedding` as a `TokenEmbedding` over the same weight."""
+    """Return a source of vectors unchanged, and a plain `nn.Embedding` as a `TokenEmbedding` over the same weight.
+
+    Raises:
+        SizeError: `table` is none of these kinds.
+    """
     return table if isinstance(table, NgramEmbedding) else as_lookup_table(table)
 
 
 def vectors_of(table: VectorSource, context: InjectionContext) -> Float[Tensor, "B T E"]:
-    """Return the vectors of a table for the tokens of a batch."""
+    """Return the vectors of a table for the tokens of a batch.
+
+    Raises:
+        TokenIdError: An ID is outside the table.
+        ShapeError: The table is one of n-grams, and the documents have gaps.
+    """
     if isinstance(table, NgramEmbedding):
         vectors: Tensor = table(context.ids, context.documents, context.state)
     else:
@@ -212,7 +221,18 @@ def look_up_injections(
     documents: AttentionMask | None = None,
     states: Sequence[DecodingState] | None = None,
 ) -> tuple[Injected, ...]:
-    """Look up the vectors of all injections of a decoder for one batch."""
+    """Look up the vectors of all injections of a decoder for one batch.
+
+    Args:
+        injections: The injections of the decoder.
+        x: Token vectors, `(..., T, D)`.
+        ids: Token IDs, `(..., T)`.
+        documents: As in `InjectionContext`.
+        states: What each injection keeps in cached decoding, which is changed in place; `None` without a cache.
+
+    Raises:
+        TokenIdError: An ID is outside a table.
+    """
     injected = []
     for number, injection in enumerate(injections):
         context = InjectionContext(ids, documents, None if states is None else states[number])
@@ -239,7 +259,14 @@ def add_to_stream(
 def add_to_values(
     values: Float[Tensor, "*batch G T K"], x: Float[Tensor, "*batch T D"], injected: tuple[Injected, ...], block: int
 ) -> Float[Tensor, "*batch G T K"]:
-    """Return the values of the attention of block `block` with those of all injections, in order."""
+    """Return the values of the attention of block `block` with those of all injections, in order.
+
+    Args:
+        values: Values of all G key/value heads.
+        x: Normalised input of the attention.
+        injected: The injections with their vectors.
+        block: Number of the block, from 0.
+    """
     for injection, _, vectors in injected:
         values = injection.add_to_values(values, x, vectors, block)
     return values
@@ -269,7 +296,15 @@ class InputInjections:
 
 
 def check_blocks(blocks: Iterable[int], num_layers: int | None = None) -> tuple[int, ...]:
-    """Return block numbers as a tuple, after a check."""
+    """Return block numbers as a tuple, after a check.
+
+    Args:
+        blocks: Block numbers from 0.
+        num_layers: Number of blocks of the decoder; `None` if unknown.
+
+    Raises:
+        SizeError: There is no number, a number occurs twice, or there is no such block.
+    """
     found = tuple(blocks)
     if not found or len(set(found)) < len(found) or min(found) < 0:
         raise SizeError(f"blocks must be distinct block numbers from 0, at least one, not {found}.")

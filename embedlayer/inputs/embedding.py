@@ -349,7 +349,20 @@ def trace_embed(
     injections: Iterable[EmbeddingInjection] = (),
     **options: Unpack[InputOptions],
 ) -> Iterator[TracedStep]:
-    """Run the steps of `embed` one after another, and yield a `TracedStep` with the vectors after each."""
+    """Run the steps of `embed` one after another, and yield a `TracedStep` with the vectors after each.
+
+    Args:
+        ids: Token IDs, or `None` with `inputs_embeds`.
+        table: A `LookupTable`, or a module that wraps one.
+        position: Position scheme.
+        dropout: Module that is called last; `None` for no dropout.
+        injections: Additional tables of a decoder. Those that enter at its input are a step before dropout.
+        **options: `inputs_embeds`, `positions` and `attention_mask`, as in `embed`.
+
+    Raises:
+        SizeError: Both or neither of `ids` and `inputs_embeds` are passed.
+        ShapeError: `ids` are a single number, or `inputs_embeds` have another width than the table.
+    """
     inputs_embeds, positions = options.get("inputs_embeds"), options.get("positions")
     at_input = injections_at_input(injections)
     ids = sequence_of(ids, None if at_input else inputs_embeds, table)
@@ -362,7 +375,11 @@ def trace_embed(
 def checked_positions(
     ids: Int[Tensor, "*batch T"], position: Position, positions: Positions | None, attention_mask: AttentionMask | None
 ) -> Positions:
-    """Return the positions of tokens, or those that their mask gives them, after a check of both."""
+    """Return the positions of tokens, or those that their mask gives them, after a check of both.
+
+    Raises:
+        ShapeError: Positions or mask do not fit the tokens; see `check_positions` and `check_mask`.
+    """
     if positions is None:
         return positions_of(ids, attention_mask)
     position.check_positions(positions, ids.shape)
@@ -376,7 +393,13 @@ def sequence_of(
 ) -> Int[Tensor, "*batch T"]:
     """Return the token IDs as a tensor, or zeros in their place if `inputs_embeds` are passed.
 
-    IDs are not checked against the size of the table; lists become a tensor on its device.
+    Args:
+        ids: Token IDs, or `None`. They are not checked against the size of the table.
+        inputs_embeds: Vectors `(..., T, D)`, or `None`.
+        table: Table for the IDs; lists are converted to a tensor on its device.
+
+    Returns:
+        A tensor `(..., T)`.
 
     Raises:
         SizeError: Both or neither of `ids` and `inputs_embeds` are passed.

@@ -204,6 +204,11 @@ def dropout_in_graph(x: Tensor, seed: Tensor, probability: float) -> Tensor:
     """Set elements of `x` to 0 by the mask of a seed, and multiply the others by `1 / (1 - probability)`.
 
     This is one node of a compiled graph. The seed is an argument, so the node may be computed again.
+
+    Args:
+        x: Vectors, `(..., D)`.
+        seed: Seed of the mask, an int64 scalar.
+        probability: Probability of a 0.
     """
     x = x.contiguous()
     out = torch.empty_like(x)

@@ -57,7 +57,11 @@ class TypeTables(Pretrained):
         return [table for table in self.tables if isinstance(table, TokenEmbedding)]
 
     def forward(self, ids: Ids) -> Float[Tensor, "*batch T D"]:
-        """Return the sum of one row of each table for each token: row 0 of all tables but the first."""
+        """Return the sum of one row of each table for each token: row 0 of all tables but the first.
+
+        Args:
+            ids: Types of the first table, `(..., T)`.
+        """
         first, *others = self._tables()
         rows: Tensor = first(ids)
         for table in others:

@@ -46,7 +46,12 @@ class _Requests(NamedTuple):
 
 
 def statistics_of_blocks(ids: Tensor | None, names: list[str]) -> BlockTerms:
-    """Return a kernel that computes statistics of the blocks of a chunk; see `LogitStatistics.terms`."""
+    """Return a kernel that computes statistics of the blocks of a chunk; see `LogitStatistics.terms`.
+
+    Args:
+        ids: Requested IDs, `(K, C)`, or `None`.
+        names: Which of `sum`, `mean` and `log_squares` to compute.
+    """
     requests = _Requests.of([] if ids is None else [ids])
 
     def terms(block: LogitBlock) -> Totals | None:
@@ -64,7 +69,12 @@ def statistics_of_blocks(ids: Tensor | None, names: list[str]) -> BlockTerms:
 
 
 def with_largest(terms: BlockTerms, k: int) -> BlockTerms:
-    """Return a kernel that also looks for the K largest logits; the totals of the last block contain them."""
+    """Return a kernel that also looks for the K largest logits; the totals of the last block contain them.
+
+    Args:
+        terms: Kernel that computes the other totals of blocks.
+        k: Number of logits.
+    """
     state: list[Tensor] = []
     seen = 0
 
@@ -87,7 +97,13 @@ def with_largest(terms: BlockTerms, k: int) -> BlockTerms:
 
 
 def gradient_of_statistics(requested: list[tuple[Tensor, Tensor]], totals: Totals, grads: Totals) -> BlockGradient:
-    """Return a kernel that computes the gradient by the logits of each block; see `LogitStatistics.dlogits_`."""
+    """Return a kernel that computes the gradient by the logits of each block; see `LogitStatistics.dlogits_`.
+
+    Args:
+        requested: Token IDs `(K, C)`, with the gradient by the logit of each.
+        totals: Totals over the whole vocabulary.
+        grads: Gradients of the other totals that have one.
+    """
     requests = _Requests.of([ids for ids, _ in requested])
     by_request = torch.cat([totals["top"].new_empty(0), *(grad.flatten() for _, grad in requested)])[requests.places]
     zeros = torch.zeros_like(totals["top"])
@@ -135,7 +151,12 @@ def divergence_of_blocks(kind: DivergenceKind) -> BlockTerms:
 
 
 def mixture_divergences_of_blocks(previous: Totals, beta: float) -> BlockTerms:
-    """Return a kernel that computes the second sweep of `JensenShannon` over the blocks of a chunk."""
+    """Return a kernel that computes the second sweep of `JensenShannon` over the blocks of a chunk.
+
+    Args:
+        previous: Totals of the first sweep.
+        beta: Weight of the teacher in the mixture.
+    """
     names = ("top", "log_sum", "top_teacher", "log_sum_teacher")
     levels = torch.stack([finite_top(previous[name]) if name[0] == "t" else previous[name] for name in names])
 

@@ -89,7 +89,13 @@ def loss_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def reduce_losses(losses: Tensor, kept: Tensor, loss: LossSettings) -> Tensor:
-    """Reduce the losses of tokens to a mean or a sum, or return them unchanged, as `loss.reduction` says."""
+    """Reduce the losses of tokens to a mean or a sum, or return them unchanged, as `loss.reduction` says.
+
+    Args:
+        losses: One loss per token, 0 for ignored targets.
+        kept: Mask of the tokens with a target that is not ignored; the mean is over these, and 0 if there are none.
+        loss: Options of the loss.
+    """
     if loss.token_weights is not None:
         losses = losses * loss.token_weights
     if loss.reduction == "none":
@@ -100,7 +106,10 @@ def reduce_losses(losses: Tensor, kept: Tensor, loss: LossSettings) -> Tensor:
 def reduction_factors(kept: Tensor, loss: LossSettings, dtype: torch.dtype) -> Tensor:
     """Return the factor of each token's loss with which `reduce_losses` sums them; 0 for tokens that do not count.
 
-    `"none"` has the factors of `"sum"`.
+    Args:
+        kept: Mask of the tokens that count.
+        loss: Options of the loss; `"none"` has the factors of `"sum"`.
+        dtype: Dtype of the losses.
     """
     factors = kept.to(dtype)
     if loss.token_weights is not None:

@@ -27,8 +27,15 @@ from embedlayer.losses.vocabulary_pass import VocabularyPass
 def compute_totals(student: UncomputedLogits, request: Request) -> Totals:
     """Compute totals per token, differentiable by everything that the student's logits depend on.
 
+    Args:
+        student: The head and its hidden states, N in all.
+        request: What to compute.
+
     Returns:
         Tensors `(N,)` or `(K, N)` by name; 0 for tokens that are not kept.
+
+    Raises:
+        SizeError: The rows are sharded, and a `torch.func` transform is active or second derivatives are requested.
     """
     return plain_totals(student, request) if is_plain(student) else chunked_totals(student, request)
 
@@ -72,8 +79,18 @@ def compute_loss(
 ) -> tuple[Tensor, Tensor]:
     """Compute a loss in chunks; with a reduction, the pass over stored rows computes its gradients too.
 
+    Args:
+        student: The head and its hidden states, N in all.
+        request: What to compute per token.
+        objective: Loss of a token as a function of its totals.
+        kept: Mask of the tokens that count, `(...)`.
+        loss: Reduction and weights of the tokens.
+
     Returns:
         The reduced loss, and the losses of all tokens without gradient, `(...)`, 0 for those that do not count.
+
+    Raises:
+        SizeError: Second derivatives of the loss of sharded rows are requested.
     """
     if isinstance(student, LinearLogits) and loss.reduction != "none":
         factors = reduction_factors(kept, loss, loss_dtype(student.dtype)).flatten()

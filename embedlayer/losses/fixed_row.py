@@ -15,6 +15,10 @@ def with_fixed_row(weight: Float[Tensor, "V D"], row: int | None) -> Float[Tenso
     """Return a weight, as another tensor of the same memory, through which one row gets no gradient.
 
     In compiled graphs and under `torch.func` transforms it is the weight: use `linear_with_fixed_row` there.
+
+    Args:
+        weight: Rows of a table or head, `(V, D)`.
+        row: Number of the row; `None` for no such row.
     """
     if row is None or not (weight.requires_grad and torch.is_grad_enabled() and fusible(weight)):
         return weight
@@ -28,7 +32,17 @@ def linear_with_fixed_row(
     row: int | None,
     bias: Float[Tensor, " V"] | None = None,
 ) -> Float[Tensor, "*batch V"]:
-    """Compute `hidden @ weight.T + bias`, of which one row of the weight gets no gradient."""
+    """Compute `hidden @ weight.T + bias`, of which one row of the weight gets no gradient.
+
+    Args:
+        hidden: Hidden states, `(..., D)`.
+        weight: Rows of a table or head, `(V, D)`.
+        row: Number of the row; `None` for no such row.
+        bias: Bias of the rows, or `None`.
+
+    Raises:
+        ShapeError: The weight is a DTensor, and the hidden states are not.
+    """
     check_rows_are_whole(hidden, weight)
     if row is None or is_exporting() or fusible(weight):
         return F.linear(hidden, with_fixed_row(weight, row), bias)
@@ -37,7 +51,11 @@ def linear_with_fixed_row(
 
 
 def check_rows_are_whole(hidden: Tensor, weight: Tensor) -> None:
-    """Check that a weight is no DTensor, or the hidden states are one too, as under `ColwiseParallel`."""
+    """Check that a weight is no DTensor, or the hidden states are one too, as under `ColwiseParallel`.
+
+    Raises:
+        ShapeError: The weight is a DTensor, and the hidden states are not.
+    """
     if hasattr(weight, "to_local") and not hasattr(hidden, "to_local"):
         raise ShapeError(
             f"The weight {tuple(weight.shape)} is a DTensor and the hidden states {tuple(hidden.shape)} are not: for "
@@ -50,7 +68,14 @@ def check_rows_are_whole(hidden: Tensor, weight: Tensor) -> None:
 def with_fixed_product(
     products: Float[Tensor, "*batch V"], hidden: Float[Tensor, "*batch D"], vector: Float[Tensor, "1 D"], row: int
 ) -> Float[Tensor, "*batch V"]:
-    """Return a copy of the products of hidden states and rows, in which one row counts as a constant."""
+    """Return a copy of the products of hidden states and rows, in which one row counts as a constant.
+
+    Args:
+        products: `hidden @ rows.T`, `(..., V)`.
+        hidden: Hidden states, `(..., D)`.
+        vector: The row, `(1, D)`.
+        row: Its number.
+    """
     own = F.linear(hidden, vector.detach()).to(products.dtype)
     return products.index_copy(-1, torch.tensor([row], device=products.device), own)
 

@@ -12,7 +12,11 @@ LEAST_GROUPED = 2048  # of fewer logits `torch.topk` is faster without groups
 
 
 def check_top_k(k: int, vocab_size: int) -> None:
-    """Check that K is a number of tokens that a vocabulary has."""
+    """Check that K is a number of tokens that a vocabulary has.
+
+    Raises:
+        SizeError: K is below 1 or above V.
+    """
     if not 1 <= k <= vocab_size:
         raise SizeError(f"top_k must be from 1 to the {vocab_size} tokens of the vocabulary, not {k}.")
 
@@ -88,7 +92,13 @@ def _members(groups: Tensor, size: int) -> Tensor:
 def ordered_top_k(
     values: Shaped[Tensor, "*batch N"], ids: Int[Tensor, "*batch N"], k: int
 ) -> tuple[Shaped[Tensor, "*batch K"], Int[Tensor, "*batch K"]]:
-    """Return the K largest of some logits with given token IDs; of equal logits the lowest ID comes first."""
+    """Return the K largest of some logits with given token IDs; of equal logits the lowest ID comes first.
+
+    Args:
+        values: Logits, `(..., N)`.
+        ids: Their token IDs, `(..., N)`, all different.
+        k: How many, at most N.
+    """
     ids, order = ids.sort(dim=-1)
     values, order = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)
     return _first(values, ids.gather(-1, order), k)

@@ -121,8 +121,19 @@ def cross_entropy_of(
 ) -> Float[Tensor, "*result"]:
     """Compute the cross entropy of the targets under the softmax of logits that are not computed yet, in nats.
 
+    Args:
+        logits: The head and its hidden states.
+        targets: Token IDs `(...)`, or `ignore_index`.
+        loss: Options of the loss.
+
     Returns:
         A scalar, or `(...)` with `reduction="none"`.
+
+    Raises:
+        TokenIdError: A target is neither a token nor `ignore_index`.
+        ShapeError: Targets and hidden states do not fit each other.
+        SizeError: Two options exclude each other. Of sharded rows, a `torch.func` transform is active.
+        MissingExtraError: `impl="triton"` without Triton or without a CUDA device.
     """
     return reduced_and_token_losses(logits, targets, loss)[0]
 
@@ -160,6 +171,14 @@ def choose_impl(logits: UncomputedLogits, loss: LossSettings) -> Impl:
     `"auto"` becomes `"plain"` for few logits, then `"triton"` on CUDA, else `"chunked"`. `"triton"`
     becomes `"chunked"` for float64, in compiled graphs, and with options that the kernels do not have. Under
     `torch.func` transforms and in exports it is `"plain"`. Rows that are computed or sharded have `"chunked"` only.
+
+    Args:
+        logits: The head and its hidden states.
+        loss: Options of the loss.
+
+    Raises:
+        MissingExtraError: `impl="triton"` without Triton or without a CUDA device.
+        SizeError: The rows are sharded, and a `torch.func` transform is active.
     """
     device = logits.hidden.device
     if isinstance(logits, LinearLogits) and logits.impl == "triton" and not triton_runs(device):

@@ -77,7 +77,12 @@ def resolve_logits(
 def tokens_and_weight(
     weight: Tensor | HasLogits | None, tokens: Tensor | None
 ) -> tuple[Tensor | HasLogits | None, Tensor | None]:
-    """Return `(weight, tokens)` of the arguments behind logits, `(logits, tokens)`, or behind hidden states."""
+    """Return `(weight, tokens)` of the arguments behind logits, `(logits, tokens)`, or behind hidden states.
+
+    Args:
+        weight: Second argument: what hidden states are multiplied with, or token IDs.
+        tokens: Third argument: token IDs, or `None`.
+    """
     is_ids = isinstance(weight, Tensor) and not weight.is_floating_point()
     return (None, weight) if is_ids and tokens is None else (weight, tokens)  # type: ignore[return-value]
 

@@ -174,7 +174,11 @@ class CrossEntropy(TokenLoss):
 
 
 def target_request(logits: UncomputedLogits, targets: Tensor, loss: LossSettings) -> Request:
-    """Check the targets, and return the request for the totals that their losses need."""
+    """Check the targets, and return the request for the totals that their losses need.
+
+    Raises:
+        TokenIdError: A target is neither a token nor `ignore_index`.
+    """
     is_linear, kept = isinstance(logits, LinearLogits), targets != loss.ignore_index
     targets = checked_targets(targets, logits.vocab_size, loss.ignore_index, everywhere=is_linear)
     ids = targets.long().masked_fill(~kept, 0).flatten().unsqueeze(1)

@@ -68,7 +68,16 @@ def multi_token_inputs(
 
 
 def multi_token_loss_of(logits: UncomputedLogits, inputs: MultiTokenInputs, loss: LossSettings) -> MultiTokenLoss:
-    """Compute the loss of `multi_token_loss`."""
+    """Compute the loss of `multi_token_loss`.
+
+    Args:
+        logits: Logits of the hidden states of `inputs`.
+        inputs: Targets and weights.
+        loss: Options of the loss of each depth.
+
+    Raises:
+        TokenIdError: A label is neither a token nor `ignore_index`.
+    """
     targets, lengths = torch.cat([each.flatten() for each in inputs.targets]), [each.numel() for each in inputs.targets]
     if loss.reduction == "none":
         parts = cross_entropy_of(logits, targets, loss).split(lengths)

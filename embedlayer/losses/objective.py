@@ -228,6 +228,10 @@ class Exponentials(NamedTuple):
         """Return the mean of values `(R, C)` under the softmax, `(C,)`.
 
         Where a logit may be -inf, a probability of 0 counts as 0 also if its value is infinite.
+
+        Args:
+            values: One for each logit; overwritten if the block has a workspace.
+            block: The block.
         """
         if block.may_be_infinite:
             values = values.masked_fill(self.powers == 0, 0.0)
@@ -237,11 +241,15 @@ class Exponentials(NamedTuple):
 def softmax_totals(block: LogitBlock, logits: Tensor, suffix: str = "") -> tuple[Totals, Exponentials]:
     """Return the totals of a softmax over the rows, and the exponentials that it was computed from.
 
-    `top` is the maximum, `sums` the sum of `exp(logits - top)`, and `log_sum` its logarithm, so that logsumexp is `top
-    + log_sum`. Only `log_sum` has a gradient, that of logsumexp. A softmax, and a difference from a logit, are more
-    accurate from these than from their sum. For logits of -inf only, `top` and `log_sum` are -inf, and `sums` 0.
-    `suffix` ends the names of the totals, and is empty for the student, whose exponentials use the first slot of the
-    workspace; those of the teacher use the second.
+    `top` is the maximum, `sums` the sum of `exp(logits - top)`, and `log_sum` its logarithm, so that logsumexp is
+    `top + log_sum`. Only `log_sum` has a gradient, that of logsumexp. A softmax, and a difference from a logit, are
+    more accurate from these than from their sum. For logits of -inf only, `top` and `log_sum` are -inf, and `sums` 0.
+
+    Args:
+        block: The block, for its workspace. The exponentials of the student use its first slot, those of the teacher
+            the second.
+        logits: Logits of student or teacher, `(R, C)`.
+        suffix: End of the names of the totals; empty for the student.
     """
     top = finite_top(logits.detach().amax(0))
     powers = block.work.subtract(logits, top, slot=1 if suffix else 0).exp_()
@@ -272,7 +280,12 @@ def only_part(parts: Totals) -> Totals | None:
 
 
 def merge_softmax(parts: Totals, suffix: str = "") -> tuple[Totals, Tensor]:
-    """Combine the totals of a softmax over P blocks, and return the share of each one's probabilities, `(P, C)`."""
+    """Combine the totals of a softmax over P blocks, and return the share of each one's probabilities, `(P, C)`.
+
+    Args:
+        parts: Totals of the blocks.
+        suffix: End of the names of the totals.
+    """
     tops = parts[f"top{suffix}"]
     top = tops.amax(0)
     shifts = tops - finite_top(top)
@@ -294,7 +307,14 @@ def log_probs(totals: Totals, selected: Tensor) -> Tensor:
 
 
 def softmax_(logits: Tensor, totals: Totals, suffix: str = "", factor: Tensor | None = None) -> Tensor:
-    """Replace logits in place by their softmax over the whole vocabulary, times a factor per token."""
+    """Replace logits in place by their softmax over the whole vocabulary, times a factor per token.
+
+    Args:
+        logits: Logits of a block, `(R, C)`.
+        totals: Totals over the whole vocabulary.
+        suffix: End of the names of the totals.
+        factor: Factor of each token, `(C,)`, or `None` for 1.
+    """
     sums = totals[f"sums{suffix}"]
     scale = (1.0 if factor is None else factor) / sums.masked_fill(sums == 0, 1.0)
     return logits.sub_(finite_top(totals[f"top{suffix}"])).exp_().mul_(scale)

@@ -45,7 +45,13 @@ class OperatorArguments(NamedTuple):
 
 
 def cross_entropy_operator(logits: LinearLogits, targets: Tensor, loss: LossSettings) -> Tensor:
-    """Compute `cross_entropy_of` by the operator, in a compiled graph; it has no weights of tokens."""
+    """Compute `cross_entropy_of` by the operator, in a compiled graph; it has no weights of tokens.
+
+    Args:
+        logits: The head and its hidden states.
+        targets: Token IDs `(...)`, or `ignore_index`.
+        loss: Options of the loss.
+    """
     requested = RequestedGradients.of(logits.hidden, logits.weight, logits.bias)
     arguments = OperatorArguments(logits.vocab_size, logits.dtype, logits.options, loss, requested)
     result: Tensor = _operator(logits.hidden, logits.weight, logits.bias, targets, None, *arguments.flat())[0]

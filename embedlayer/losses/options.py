@@ -181,7 +181,16 @@ def check_options(options: Mapping[str, object], kind: type, call: str, **argume
 
 
 def check_token_options(options: LogitSettings, vocab_size: int) -> None:
-    """Check the options of single tokens against the number of tokens."""
+    """Check the options of single tokens against the number of tokens.
+
+    Args:
+        options: Options of logits.
+        vocab_size: Number of tokens, V.
+
+    Raises:
+        ShapeError: The bias has another number of entries.
+        SizeError: The padding token is not among them.
+    """
     bias, padding_idx = options.bias, options.padding_idx
     if bias is not None and bias.shape[0] != vocab_size:
         raise ShapeError(f"bias {tuple(bias.shape)} must have one number for each of the {vocab_size} tokens.")

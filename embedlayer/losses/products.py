@@ -37,7 +37,12 @@ class RequestedGradients(NamedTuple):
 
 
 def product_dtype(dtype: torch.dtype, device: str) -> torch.dtype:
-    """Return the dtype of the products of matrices on a device: their own, or float32."""
+    """Return the dtype of the products of matrices on a device: their own, or float32.
+
+    Args:
+        dtype: Dtype of the matrices.
+        device: Type of the device, `"cpu"`.
+    """
     is_slow = dtype == torch.bfloat16 and device == "cpu" and not _cpu_multiplies_bfloat16()
     return torch.float32 if is_slow or dtype == torch.float16 else dtype
 
@@ -185,7 +190,13 @@ class GradientSums:
         return {self.rows_VD.dtype, product_dtype(self.rows_VD.dtype, self.rows_VD.device.type)} == {dtype}
 
     def add_to_rows(self, dlogits_RC: Tensor, x_CD: Tensor, start: int) -> None:
-        """Add the gradients of a block to those of its rows."""
+        """Add the gradients of a block to those of its rows.
+
+        Args:
+            dlogits_RC: Gradient of the loss by the products of rows and hidden states.
+            x_CD: Hidden states of the chunk.
+            start: First row of the block.
+        """
         if self.weight is None:
             return
         here = slice(start, start + len(dlogits_RC))
@@ -212,7 +223,11 @@ class GradientSums:
         self._chunk += 1
 
     def finished(self, tokens: TokenChunks) -> Gradients:
-        """Return the gradients of hidden states, rows and bias, in the shapes of the inputs."""
+        """Return the gradients of hidden states, rows and bias, in the shapes of the inputs.
+
+        Args:
+            tokens: The tokens of the hidden states; those that are not computed have the gradient 0.
+        """
         head, finishing, hidden = self.head, self.head.finishing, self.hidden
         if hidden is not None:
             hidden = hidden.mul_(head.hidden_scale) if head.hidden_scale != 1 else hidden

@@ -48,6 +48,10 @@ class Chunk(NamedTuple):
 
         Each rank merges the totals of its own tokens, and sends the result to the others. This is as much as an
         all-reduce sends.
+
+        Args:
+            totals: Totals of the chunk over this rank's rows.
+            merge: Function that combines the totals of several ranks, as `Objective.merge`.
         """
         size, mine = self.ranks.size, self.sizes[self.ranks.rank]
         if size == 1:
@@ -82,7 +86,13 @@ class TokenChunks:
             self.counts = ranks.all_gather(torch.tensor([count], device=ranks.device), [1] * ranks.size).tolist()
 
     def chunks(self, step: int, hidden: list[Tensor], ids: Tensor | None) -> Iterator[Chunk]:
-        """Yield the chunks, with at most `step` tokens of each rank."""
+        """Yield the chunks, with at most `step` tokens of each rank.
+
+        Args:
+            step: See above.
+            hidden: Hidden states of this rank's N tokens for each head, `(N, D)`.
+            ids: Requested token IDs of these, `(N, K)`, or `None`.
+        """
         for start in range(0, max(self.counts), step):
             sizes = [min(max(count - start, 0), step) for count in self.counts]
             chunk = Chunk(slice(start, start + step), sizes, self.ranks, [], None)

@@ -165,8 +165,16 @@ def triton_cross_entropy(logits: LinearLogits, targets: Tensor, ignore_index: in
     It is differentiable once in hidden states, rows and bias. A temperature is folded into scale and bias, so it must
     be 1 with a soft cap.
 
+    Args:
+        logits: The head and its hidden states.
+        targets: Token IDs `(...)`, or `ignore_index`.
+        ignore_index: Target value whose loss is 0.
+
     Returns:
         Losses in nats, `(...)`.
+
+    Raises:
+        TokenIdError: A target is neither a token nor `ignore_index`.
     """
     raise_if_outside(targets, logits.vocab_size, "token id", ignore=ignore_index)
     finishing, bias = BlockFinishing(logits.options), logits.bias

@@ -349,7 +349,16 @@ def check_fit(hidden: Tensor, weight: Tensor) -> None:
 
 
 def check_ids(hidden: Tensor, ids: Tensor, name: str) -> None:
-    """Check that there is one int32 or int64 token ID for each hidden state."""
+    """Check that there is one int32 or int64 token ID for each hidden state.
+
+    Args:
+        hidden: Hidden states, `(..., D)`.
+        ids: Token IDs, which must be `(...)`.
+        name: Name of the argument, for the message.
+
+    Raises:
+        ShapeError: The shape or dtype is another.
+    """
     if ids.shape != hidden.shape[:-1] or ids.dtype not in (torch.int64, torch.int32):
         raise ShapeError(
             f"{name} must be int64 or int32 of shape {tuple(hidden.shape[:-1])}, one for each hidden state, "

@@ -87,7 +87,13 @@ class VocabularyPass:
         return self.objective.in_sweeps(partial(self.objective.terms, block))
 
     def gradients(self, totals: Totals, grads: Totals, requested: RequestedGradients) -> Gradients:
-        """Return the gradients of the student's hidden states, rows and bias; all logits are computed again."""
+        """Return the gradients of the student's hidden states, rows and bias; each block of logits is computed again.
+
+        Args:
+            totals: Result of `totals`.
+            grads: Gradients of those totals that have one.
+            requested: Which gradients to compute.
+        """
         step = self._chunk_tokens(MAX_CHUNK_TOKENS[self.device] // len(self.tokens.counts))
         sums, buffers = self._sums(requested, step), self._allocate(step, kept=False)
         totals, grads = ({name: self.tokens.compact(x) for name, x in each.items()} for each in (totals, grads))
@@ -101,6 +107,11 @@ class VocabularyPass:
         self, loss: TokenLoss, factors: Tensor | None, requested: RequestedGradients
     ) -> tuple[Tensor, Gradients]:
         """Return the loss of each of this rank's tokens, and the gradients of `sum(factors * losses)`, from one pass.
+
+        Args:
+            loss: Loss of a token as a function of its totals.
+            factors: Factor of each token's loss, `(N,)`; `None` to compute no gradients.
+            requested: Which gradients to compute.
 
         Returns:
             Losses `(N,)`, 0 for tokens that are not kept, and the gradients.

@@ -45,7 +45,13 @@ class Side(NamedTuple):
     along: int
 
     def box(self, point: tuple[float, float], size: tuple[float, float], gap: float) -> Box:
-        """Return the rectangle that a label covers on this side of a point."""
+        """Return the rectangle that a label covers on this side of a point.
+
+        Args:
+            point: Coordinates of the point.
+            size: Width and height of the label.
+            gap: Distance between the point and the label.
+        """
         left = point[0] + self.across * gap + (self.across - 1) / 2 * size[0]
         bottom = point[1] + self.along * gap + (self.along - 1) / 2 * size[1]
         return Box(left, bottom, left + size[0], bottom + size[1])

@@ -27,7 +27,11 @@ TITLE_LENGTH = 48  # characters of a panel's title that fit above it
 
 
 def cosines(rows: Float[Tensor, "N D"]) -> Float[Tensor, "N N"]:
-    """Compute `cos(row i, row j)` in float64; 0 if one of the rows is zero, NaN if one is not finite."""
+    """Compute `cos(row i, row j)` in float64; 0 if one of the rows is zero, NaN if one is not finite.
+
+    Raises:
+        SizeError: There are more than 2,048 rows.
+    """
     if len(rows) > MOST_ROWS:
         raise SizeError(f"{len(rows):,} rows have {len(rows) ** 2:,} pairs; choose at most {MOST_ROWS:,} rows.")
     wide = rows.detach().cpu().double()

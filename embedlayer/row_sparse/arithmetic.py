@@ -34,7 +34,10 @@ def tolerance_of(table: Tensor) -> float:
 def empty_rows(table: Tensor, rows: int, *, width: int | None = None) -> Tensor:
     """Allocate an uninitialised buffer `(rows, width)`, in the dtype in which updates of `table` are computed.
 
-    `width` is D by default.
+    Args:
+        table: Table, `(V, D)`.
+        rows: Number of rows of the buffer.
+        width: Number of columns; `None` for D.
     """
     return table.new_empty((rows, table.shape[1] if width is None else width), dtype=compute_dtype(table))
 
@@ -89,7 +92,13 @@ def apply_skipped_steps_(
 
 
 def add_squares_(v: Tensor, g: Tensor, factor: float) -> None:
-    """Add to second moments, in place: `v += factor * g^2`, or the mean of `g^2` over a row where v has one number."""
+    """Add to second moments, in place: `v += factor * g^2`, or the mean of `g^2` over a row where v has one number.
+
+    Args:
+        v: Second moments of U rows, `(U, D)` or `(U, 1)`.
+        g: Gradients, `(U, D)`.
+        factor: Factor of the squares.
+    """
     if v.shape == g.shape:
         v.addcmul_(g, g, value=factor)
     else:

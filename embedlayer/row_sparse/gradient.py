@@ -104,6 +104,11 @@ def row_gradient(parameter: Tensor, grad: Tensor, *, drop: int | None = None) ->
     """Return a weight's gradient as stored in `parameter.grad`: sparse, each row once, in ascending order.
 
     The result is `coalesced(grad)` as a `RowSparseGradient`.
+
+    Args:
+        parameter: Weight of a table. It is not changed.
+        grad: Its gradient, `(V, D)`, sparse or dense.
+        drop: Row to leave out, such as the padding row, or `None`.
     """
     gradient = with_torch_functions(coalesced(grad, drop=drop), parameter)
     assert isinstance(gradient, RowSparseGradient)
@@ -134,6 +139,10 @@ def segments_of_equal_ids(ids: Tensor, *, drop: int | None = None) -> Segments:
 
     A backward pass of its own sums gradients of equal rows with it: `sum_segments(grad, segments_of_equal_ids(ids))`.
 
+    Args:
+        ids: IDs, `(N,)`, at least 0 and in any order.
+        drop: ID to leave out, such as that of the padding row, or `None`.
+
     Returns:
         Int64 tensors. `drop` and its places are left out.
 
@@ -160,6 +169,10 @@ def sum_segments(values: Tensor, segments: Segments) -> Tensor:
     """Return the sum of the vectors of each segment, `(U, D)`, in new memory.
 
     Vectors are added in the order of the batch, so the result does not depend on threads.
+
+    Args:
+        values: Vectors, `(N, D)`.
+        segments: Places in `values` that belong together.
     """
     rows, order, offsets = segments
     if SUM_SEGMENTS.applies(values, order) and values.is_floating_point() and values.dim() == 2:
@@ -189,8 +202,11 @@ def finished_gradient(rows: Tensor, values: Tensor, shape: tuple[int, ...]) -> T
 def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:
     """Return a gradient as a coalesced sparse COO tensor: each row once, in ascending order.
 
-    Values of equal rows are summed in the order of the batch, so the result does not depend on threads. Of a dense
-    gradient the nonzero rows are kept. The row `drop`, such as the padding row, is left out.
+    Values of equal rows are summed in the order of the batch, so the result does not depend on threads.
+
+    Args:
+        grad: Gradient, `(V, D)`: sparse COO with rows in any order, or dense, whose nonzero rows are kept.
+        drop: Row to leave out, such as the padding row, or `None`.
     """
     if grad.layout is not torch.sparse_coo:
         rows = (grad != 0).any(1).nonzero().squeeze(1)
@@ -234,7 +250,11 @@ def rows_and_values(grad: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def require_row_sparse(grad: Tensor) -> Tensor:
-    """Return the gradient of a row-sparse table unchanged, after checking that it is sparse."""
+    """Return the gradient of a row-sparse table unchanged, after checking that it is sparse.
+
+    Raises:
+        ShapeError: `grad` is dense, because all rows were read with gradients on.
+    """
     if grad.layout is not torch.sparse_coo:
         raise ShapeError(
             f"A dense gradient {tuple(grad.shape)} arrived at a row-sparse table: something read all rows with "
@@ -257,6 +277,9 @@ def vector_norm(grad: Tensor, ord: float = 2, *dims: Any, **options: Any) -> Ten
 
     Returns:
         The norm, a scalar.
+
+    Raises:
+        ShapeError: It is a copy of a gradient of one rank's rows, whose ranks are not known.
     """
     values = grad
     is_whole = not dims and not options.keys() - {"dtype"}
@@ -283,6 +306,11 @@ def unscale_(grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> N
     """Multiply gradients in place, and set `found_inf` to 1 if a number is not finite, as `GradScaler` asks torch to.
 
     Of a sharded table a number on any rank counts, so that all ranks skip the same steps.
+
+    Args:
+        grads: Gradients.
+        found_inf: Scalar, 0 or 1.
+        inv_scale: Factor, a scalar.
     """
     unscale_all_(list(grads), found_inf, inv_scale)
     group = next((each.shard_group for each in grads if isinstance(each, TableGradient) and each.is_sharded), None)
@@ -301,7 +329,12 @@ def values_of_rows(grad: Tensor) -> Tensor:
 
 
 def foreach_mul_(grads: Sequence[Tensor], factors: Number | Sequence[Number]) -> None:
-    """Multiply each gradient in place, as `torch._foreach_mul_` does; torch has none for sparse tensors."""
+    """Multiply each gradient in place, as `torch._foreach_mul_` does; torch has none for sparse tensors.
+
+    Args:
+        grads: Gradients, sparse or dense.
+        factors: One factor for all gradients, or one for each.
+    """
     each = factors if isinstance(factors, Sequence) else [factors] * len(grads)
     for grad, factor in zip(grads, each, strict=True):
         grad.mul_(factor)

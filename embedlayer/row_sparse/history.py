@@ -102,6 +102,9 @@ def step_rates(betas: Betas, step: int, lr: float, weight_decay: float) -> StepR
     """Return the numbers of step `step` of AdamW, or of Adagrad for the betas `NO_FADING`.
 
     AdamW's bias corrections are part of `addend` and `rate`. Adagrad has none, and adds g^2 itself.
+
+    Raises:
+        SizeError: `lr` is negative, or `lr * weight_decay` is not below 1.
     """
     check_rates(lr, weight_decay)
     beta1, beta2, eps = betas
@@ -207,7 +210,15 @@ class StepHistory:
             self._masses = self._lines[0] * np.exp(-self._lines[2])
 
     def record(self, lr: float, weight_decay: float) -> int:
-        """Record the next optimizer step, and return its number; the first one is `start + 1`."""
+        """Record the next optimizer step, and return its number; the first one is `start + 1`.
+
+        Args:
+            lr: Learning rate of the step.
+            weight_decay: Weight decay of the step.
+
+        Raises:
+            SizeError: `lr` is negative, or `lr * weight_decay` is not below 1.
+        """
         check_rates(lr, weight_decay)
         if self.size + 1 == self._lines.shape[1]:
             self._lines = np.concatenate([self._lines, np.zeros_like(self._lines)], axis=1)
@@ -258,6 +269,9 @@ class StepHistory:
     def kernel_arguments(self, tolerance: float) -> tuple[KernelArgument, ...]:
         """Return what the kernel `embedlayer.kernels.cpu.rows.apply_pending` needs from the record.
 
+        Args:
+            tolerance: Largest relative error of the sum in `SkippedSteps`, for any second moments.
+
         Returns:
             Its arguments from `lines` to `rates`.
         """
@@ -274,6 +288,9 @@ class StepHistory:
         """Return for each step in `at` the product of the weight-decay factors of all later steps, `(G,)`.
 
         The factor of a step is `1 - lr * weight_decay`.
+
+        Args:
+            at: Step numbers from `start` to `step`, `(G,)`.
         """
         logs = self._lines[2]
         left: Float[np.ndarray, " G"] = np.exp(logs[self.size] - logs[at - self.start])
@@ -372,6 +389,11 @@ def sums_of(
     A term is `weight / (s + node)`, as a function of s, the root of the second moment. The first four sums are moments
     of `u = first / (node + first)` around 1/2, its value at the first term. The others are the values of the term at `s
     = SAMPLES * first`.
+
+    Args:
+        first: First node `e_1` of the sum to which a term belongs.
+        nodes: Nodes of the terms.
+        weights: Weights of the terms.
     """
     off = first / (nodes + first) - 0.5
     sums = np.empty((SUMS, *nodes.shape))
@@ -389,6 +411,10 @@ def two_nodes(
     """Compute for G sums the Gauss rule of two nodes, in closed form from mean, variance and skewness of the terms.
 
     The rule `sum_q weights[q] / (s + nodes[q])` is close to the whole sum for every `s >= 0`.
+
+    Args:
+        first: First node `e_1` of each sum, `(G,)`.
+        sums: Sums over the terms of what `sums_of` returns, `(S, G)`.
 
     Returns:
         Nodes and weights, `(2, G)` each.

@@ -56,7 +56,11 @@ def watch(weight: nn.Parameter, pending: PendingUpdates) -> None:
     requires_grad = weight.requires_grad
 
     def coalesce(grad: Tensor) -> Tensor:
-        """Gradient hook: return the gradient with equal rows summed and without the padding row, in new memory."""
+        """Gradient hook: return the gradient with equal rows summed and without the padding row, in new memory.
+
+        Raises:
+            ShapeError: The gradient is dense.
+        """
         if isinstance(grad, RowSparseGradient) and grad.finished:
             return grad
         result = coalesced(require_row_sparse(grad), drop=pending.padding_idx)
@@ -149,6 +153,10 @@ def look_up_rows(ids: Tensor, weight: Tensor) -> Tensor:
 
     Pending updates of the rows are applied first. Torch's operator waits for all of its threads, which takes long on a
     busy machine.
+
+    Args:
+        ids: Row numbers of any shape, `(...)`. On a CPU they have been checked.
+        weight: Weight of the table, `(V, D)`.
     """
     pending = pending_updates_of(weight)
     numbers = ids.numel() * weight.shape[1]
@@ -241,7 +249,11 @@ def _copies_rows(func: Callable[..., Any], weight: nn.Parameter) -> bool:
 
 
 def weights_among(values: Any) -> Iterator[RowSparseParameter]:
-    """Yield the weights of row-sparse tables among the arguments of a torch function, also in nested containers."""
+    """Yield the weights of row-sparse tables among the arguments of a torch function, also in nested containers.
+
+    Args:
+        values: A value of any type, such as `(args, kwargs)`.
+    """
     if isinstance(values, RowSparseParameter):
         if hasattr(values, "pending_updates"):  # a copy without its table has none
             yield values
@@ -255,6 +267,10 @@ def applied_rows(weight: Tensor, ids: Tensor) -> Iterator[Tensor]:
     """Context manager: yield the memory of a weight to read some rows, which no other thread writes in the block.
 
     Pending updates of these rows (row-sparse tables) are applied first.
+
+    Args:
+        weight: Weight of any table.
+        ids: Row numbers that were checked.
     """
     pending = pending_updates_of(weight)
     with nullcontext() if pending is None else pending.lock:
@@ -304,6 +320,9 @@ def without_applying_updates(model: nn.Module) -> Iterator[None]:
 
     A checkpoint uses it to save the raw rows beside `PendingUpdates.state()`. Look-ups still apply updates, and so do
     other threads.
+
+    Args:
+        model: A module with row-sparse tables at any depth.
     """
     handles = [pending.handle for each in model.parameters() if (pending := pending_updates_of(each)) is not None]
     before = _raw_reads.handles

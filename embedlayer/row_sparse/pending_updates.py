@@ -187,6 +187,10 @@ class PendingUpdates:
                 second moments.
             betas: Its `beta1`, `beta2` and `eps`.
             rounding_seed: Seed of stochastic rounding, or `None` to round to nearest.
+
+        Raises:
+            ShapeError: The moments have another size than the table.
+            StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
         """
         check_state_size(weight, moments)
         self.check_for_writes(weight)
@@ -216,6 +220,15 @@ class PendingUpdates:
         """Apply the pending updates of the rows that a look-up is about to read, to the weight in place.
 
         If the weight is trained, values and moments of these rows are kept for the next optimizer step (`CachedRows`).
+
+        Args:
+            weight: The weight that this object watches.
+            ids: Token IDs of any shape, which may repeat.
+
+        Raises:
+            ShapeError: The table has another size than the optimizer's moments.
+            StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
+            FileError: This process was forked from one that trains the files of the table.
         """
         self.check_process()
         if self.history is None:
@@ -288,7 +301,18 @@ class PendingUpdates:
 
     @exclusive
     def look_up(self, weight: Tensor, ids: Tensor, segments: Segments) -> Tensor:
-        """Apply the pending updates of the rows of a look-up to the weight in place, and return the rows, `(N, D)`."""
+        """Apply the pending updates of the rows of a look-up to the weight in place, and return the rows, `(N, D)`.
+
+        Args:
+            weight: The weight that this object watches, contiguous.
+            ids: Row numbers that were checked, `(N,)`, contiguous.
+            segments: Their `segments_of_equal_ids`.
+
+        Raises:
+            ShapeError: The table has another size than the optimizer's moments.
+            StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
+            FileError: This process was forked from one that trains the files of the table.
+        """
         table = raw_weight(weight)
         vectors = table.new_empty((len(ids), table.shape[1]))
         if self.history is not None:
@@ -314,7 +338,9 @@ class PendingUpdates:
     def prepare_step(self, rows: Tensor, *, then_all: bool = False) -> None:
         """Prepare the storage for an optimizer's step on rows. The step itself can then not fail for a full disk.
 
-        With `then_all` the pending updates of all rows are applied after the step.
+        Args:
+            rows: Rows with a gradient, distinct, `(U,)`.
+            then_all: Whether the pending updates of all rows are applied after the step.
         """
         self.storage.before_write(rows)
         num_rows = len(self.value_steps) if then_all else 0
@@ -326,6 +352,17 @@ class PendingUpdates:
         """Make an optimizer's step on rows with a gradient; for the other rows it stays pending.
 
         Pending updates of the rows are applied first. Call `prepare_step` before.
+
+        Args:
+            weight: The weight that this object watches.
+            rows: Rows with a gradient, distinct and in ascending order, `(U,)`.
+            gradients: Their gradients, `(U, D)`.
+            lr: Learning rate of the step.
+            weight_decay: Weight decay of the step.
+
+        Raises:
+            SizeError: `lr` is negative, or `lr * weight_decay` is not below 1.
+            StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
         """
         assert self.history is not None
         self.check_for_writes(weight)
@@ -379,6 +416,12 @@ class PendingUpdates:
 
         The written values would belong to an earlier step. After the error they stay and the pending updates are
         dropped, so the table can be used.
+
+        Args:
+            weight: The weight that this object watches.
+
+        Raises:
+            StaleRowsError: Updates were pending when `weight` was written.
         """
         if self.history is None:
             return
@@ -400,7 +443,12 @@ class PendingUpdates:
         )
 
     def check_process(self) -> None:
-        """Raise an error in a forked process that cannot know which updates the rows lack."""
+        """Raise an error in a forked process that cannot know which updates the rows lack.
+
+        Raises:
+            StaleRowsError: At the fork, updates were pending in shared memory.
+            FileError: The rows are in files that the forking process trains.
+        """
         self.storage.check_process()
         if self.incomplete:
             raise StaleRowsError(
@@ -424,8 +472,18 @@ class PendingUpdates:
     def apply_all(self, weight: Tensor, start: int = 0, stop: int | None = None, *, moments: bool = False) -> None:
         """Apply the pending updates of rows `start` to `stop - 1` to the weight in place, in chunks.
 
-        Rows without pending updates are not written. With `moments` those of these rows decay up to the last step as
-        well.
+        Rows without pending updates are not written.
+
+        Args:
+            weight: The weight that this object watches.
+            start: First row.
+            stop: Last row + 1; `None` for all rows.
+            moments: Whether to decay the optimizer's moments of these rows up to the last step as well.
+
+        Raises:
+            ShapeError: The table has another size than the optimizer's moments.
+            StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
+            FileError: This process was forked from one that trains the files of the table.
         """
         self.check_process()
         if self.history is None:
@@ -495,6 +553,11 @@ class PendingUpdates:
             moments: The optimizer's state tensors, as for `attach`.
             tensors: First result of `state()`. Without the steps of the rows, those that their storage has are used.
             rest: Second result of `state()`.
+
+        Raises:
+            KeyError: An entry is missing.
+            ShapeError: The moments have another size than the table.
+            CheckpointError: A row's step is below 0, or after the last step.
         """
         check_state_size(weight, moments)
         self.detach()

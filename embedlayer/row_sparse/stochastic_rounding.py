@@ -54,6 +54,12 @@ def round_rows(values: Float[Tensor, "U D"], rows: Int[Tensor, " U"], *, seed: i
     """Return rows rounded to bfloat16 by `StochasticRounding`. NaN stays NaN.
 
     The kernels in `embedlayer.kernels.cpu.rows` compute the same bits.
+
+    Args:
+        values: float32 values of U rows.
+        rows: Their row numbers.
+        seed: `StochasticRounding.seed`.
+        step: Number of the optimizer step that the values include.
     """
     key = row_keys(rows, seed=seed, step=step).unsqueeze(1)
     columns = torch.arange(values.shape[1], device=values.device)

@@ -130,6 +130,9 @@ class AdapterFolder:
             embed_dim: Width of a row, D.
             module: Name of the module, or its last parts, such as `"embed_tokens"`. `None` if only one module has these
                 sizes, or if all that have them are changed in the same way, as the two ends of a tied table are.
+
+        Raises:
+            CheckpointError: The adapter has no such module, or several.
         """
         named = {
             name: change

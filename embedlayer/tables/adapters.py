@@ -41,7 +41,14 @@ Adapter = LoraAdapter | TrainableTokens
 
 
 def adapt_rows(adapter: Adapter, rows: Tensor, start: int, stop: int) -> Tensor:
-    """Return rows of a table with an adapter applied, as a new tensor."""
+    """Return rows of a table with an adapter applied, as a new tensor.
+
+    Args:
+        adapter: LoRA or trained tokens of the whole table.
+        rows: Rows `start` to `stop - 1` of the table, `(stop - start, D)`.
+        start: First row.
+        stop: Last row + 1.
+    """
     if isinstance(adapter, LoraAdapter):
         return rows + (adapter.a[:, start:stop].T @ adapter.b.T * adapter.scaling).to(rows.device, rows.dtype)
     index, values = _trained_between(adapter, start, stop)
@@ -49,7 +56,13 @@ def adapt_rows(adapter: Adapter, rows: Tensor, start: int, stop: int) -> Tensor:
 
 
 def adapt_vectors(adapter: Adapter, vectors: Tensor, ids: Tensor) -> Tensor:
-    """Return looked-up rows with an adapter applied, as a new tensor."""
+    """Return looked-up rows with an adapter applied, as a new tensor.
+
+    Args:
+        adapter: LoRA or trained tokens of the whole table.
+        vectors: Rows of the unadapted table, `(..., D)`.
+        ids: Their token IDs, `(...)`.
+    """
     if isinstance(adapter, LoraAdapter):
         return vectors + (F.embedding(ids, adapter.a.T) @ adapter.b.T * adapter.scaling).to(vectors.dtype)
     tokens, order = torch.tensor(adapter.token_ids, dtype=torch.long, device=ids.device).sort()
@@ -62,6 +75,13 @@ def adapt_products(adapter: Adapter, products: Tensor, hidden: Tensor, start: in
     """Return `hidden @ adapted_rows.T`, computed from the products with the unadapted rows, as a new tensor.
 
     For LoRA two products with the narrow matrices are added. For trained tokens their columns are replaced.
+
+    Args:
+        adapter: LoRA or trained tokens of the whole table.
+        products: `hidden @ rows.T` for the unadapted rows `start` to `stop - 1`.
+        hidden: Hidden states, `(..., D)`.
+        start: First row.
+        stop: Last row + 1.
     """
     if isinstance(adapter, LoraAdapter):
         narrow = hidden.to(adapter.b.dtype) @ adapter.b * adapter.scaling

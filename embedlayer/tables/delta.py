@@ -325,7 +325,12 @@ def fingerprint(table: TokenTable) -> str:
 
 
 def check_token_ids(token_ids: list[int], base: TokenTable) -> None:
-    """Check that the rows of `token_ids` in `base` can be trained."""
+    """Check that the rows of `token_ids` in `base` can be trained.
+
+    Raises:
+        SizeError: The list is empty, or contains a token twice or the padding token.
+        TokenIdError: A token is outside the table.
+    """
     if not token_ids:
         raise SizeError("token_ids is empty: name at least one token whose row is to be trained.")
     seen: set[int] = set()

@@ -514,7 +514,11 @@ def describe_options(table: Any) -> str:
 
 
 def tensor_of(rows: Tensor | npt.NDArray[Any]) -> Tensor:
-    """Return a tensor unchanged, and an array as a tensor over the same memory; a read-only array is copied."""
+    """Return a tensor unchanged, and an array as a tensor over the same memory; a read-only array is copied.
+
+    Raises:
+        ShapeError: An array does not hold numbers.
+    """
     if isinstance(rows, Tensor):
         return rows
     if rows.dtype.kind not in "fiub":
@@ -549,7 +553,11 @@ def _rows_of(source: object) -> Tensor:
 
 
 def resolve_scale(scale: float | str | None, embed_dim: int) -> float | None:
-    """Return a table's `scale` as a number: sqrt(D) for `"sqrt_dim"`, and `None` for `None`."""
+    """Return a table's `scale` as a number: sqrt(D) for `"sqrt_dim"`, and `None` for `None`.
+
+    Raises:
+        SizeError: `scale` is another string.
+    """
     if scale == "sqrt_dim":
         return math.sqrt(embed_dim)
     if isinstance(scale, str):
@@ -558,7 +566,11 @@ def resolve_scale(scale: float | str | None, embed_dim: int) -> float | None:
 
 
 def resolve_init_std(init_std: float | str, embed_dim: int) -> float:
-    """Return the standard deviation `init_std` of a table as a number: 1/sqrt(D) for `"1/sqrt_dim"`."""
+    """Return the standard deviation `init_std` of a table as a number: 1/sqrt(D) for `"1/sqrt_dim"`.
+
+    Raises:
+        SizeError: `init_std` is negative or another string.
+    """
     if init_std == "1/sqrt_dim":
         return 1 / math.sqrt(embed_dim)
     if isinstance(init_std, str) or init_std < 0:

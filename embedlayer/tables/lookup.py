@@ -164,7 +164,11 @@ def _with_checked_ids(look_up: LookUp) -> LookUp:
 
 
 def check_positive(name: str, size: int) -> int:
-    """Return `size` unchanged, after a check that it is at least 1."""
+    """Return `size` unchanged, after a check that it is at least 1.
+
+    Raises:
+        SizeError: It is below 1.
+    """
     if size < 1:
         raise SizeError(f"{name} must be at least 1, not {size}.")
     return size
@@ -177,6 +181,9 @@ def check_sizes(*, padding_idx: int | None, vocab_size: int, **sizes: int) -> in
         padding_idx: Padding token. As in torch, -1 is the last token. `None` for none.
         vocab_size: Number of tokens, V.
         **sizes: Other sizes by the name that the error message uses, such as `embed_dim=768`.
+
+    Returns:
+        `padding_idx` from 0 to V - 1; `None` for `None`.
 
     Raises:
         SizeError: A size is below 1, or `padding_idx` is not a token.

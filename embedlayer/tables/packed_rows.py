@@ -107,7 +107,11 @@ class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
         return self.dequantised(torch.arange(start, max(start, stop), device=self.packed.device))
 
     def requires_grad_(self, requires_grad: bool = True) -> "PackedRows":
-        """Return the table unchanged for `requires_grad=False`, and refuse `True`: stored bytes have no gradient."""
+        """Return the table unchanged for `requires_grad=False`, and refuse `True`: stored bytes have no gradient.
+
+        Raises:
+            SizeError: `requires_grad` is true.
+        """
         if requires_grad:
             raise SizeError(
                 f"A {type(self).__name__} is frozen: its codes are integers and have no gradient.\n"

@@ -293,6 +293,11 @@ def dequantise(
     """Dequantise N stored rows to float32: `row_scale * (step * code + offset)` for each number, `(N, D)`.
 
     This is the definition in plain PyTorch; the kernels must return the same numbers.
+
+    Args:
+        packed: Stored rows, uint8, `(N, row_format.row_bytes)`.
+        row_scale: Scale of each row, `(N,)`; `None` for 1.
+        row_format: Layout of a stored row.
     """
     codes, step, offset = row_format.decode(packed)
     numbers: Tensor = (step * codes + offset).view(packed.shape[0], row_format.groups * row_format.group_size)
@@ -388,6 +393,16 @@ def dequantised_rows(
     """Dequantise the stored rows of the given IDs: in one pass on the CPU, and with `dequantise` elsewhere.
 
     On the CPU this is a compiled kernel, or PyTorch's own kernels where that cannot run.
+
+    Args:
+        ids: IDs that were checked, `(N,)`.
+        packed: All stored rows, uint8, `(V, row_format.row_bytes)`.
+        row_scale: Scale of each of the V rows, or `None`.
+        row_format: Layout of a stored row.
+        dtype: Data type of the result.
+
+    Returns:
+        Vectors, `(N, D)`.
     """
     if packed.device.type != "cpu" or plain_operators_only():
         chosen = None if row_scale is None else row_scale.index_select(0, ids)

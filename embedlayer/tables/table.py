@@ -135,6 +135,9 @@ class UnstoredWeight:
     """Answer what code of transformers asks of a weight that a table does not store: shape, dtype, device, single rows.
 
     It is no tensor, so any computation with it is a TypeError or an AttributeError.
+
+    Args:
+        table: The table.
     """
 
     def __init__(self, table: TokenTable) -> None:
@@ -179,7 +182,11 @@ def logits_of_function(
 
 
 def check_width(hidden: Tensor, embed_dim: int) -> None:
-    """Check that the last dimension of `hidden` is `embed_dim`."""
+    """Check that the last dimension of `hidden` is `embed_dim`.
+
+    Raises:
+        ShapeError: The last dimension has another size, or `hidden` is a scalar.
+    """
     if hidden.dim() == 0 or hidden.shape[-1] != embed_dim:
         raise ShapeError(
             f"hidden {tuple(hidden.shape)} does not fit a table of width {embed_dim}: pass (..., {embed_dim})."

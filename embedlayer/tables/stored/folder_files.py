@@ -93,7 +93,11 @@ def _key(path: Path) -> tuple[int, int]:
 
 
 def lock_folder(path: Path) -> FileLock:
-    """Acquire the lock of a folder and return it."""
+    """Acquire the lock of a folder and return it.
+
+    Raises:
+        FileError: This or another process trains the table already, or the folder cannot be written.
+    """
     if _key(path) in _open_folders:
         raise FileError(
             f"The mapped table {path} is open in this process already: two tables would change the same rows. Use that "
@@ -114,7 +118,12 @@ def unlock_folder(lock: FileLock) -> None:
 
 
 def read_table_fields(path: Path) -> TableFields:
-    """Read and check the `table.json` of a folder."""
+    """Read and check the `table.json` of a folder.
+
+    Raises:
+        FileError: The folder holds no complete table.
+        CheckpointError: The file is damaged.
+    """
     if not (path / TABLE).exists():
         found = " Its creation did not end: delete the folder." if (path / WEIGHT).exists() else ""
         raise FileError(f"{path} holds no mapped table: create one with MappedEmbedding.create.{found}")
@@ -125,7 +134,12 @@ def read_table_fields(path: Path) -> TableFields:
 
 
 def check_at_rest(path: Path) -> None:
-    """Raise an error if the rows in a folder are not those of a checkpoint, and so are not for reading."""
+    """Raise an error if the rows in a folder are not those of a checkpoint, and so are not for reading.
+
+    Raises:
+        FileError: A process is training them.
+        CheckpointError: Rows lack optimizer steps, or were changed after the last checkpoint.
+    """
     if _key(path) in _open_folders:
         raise FileError(f"The mapped table {path} is trained in this process: close it first, or look rows up in it.")
     FileLock(path / LOCK, f"The mapped table {path}").check_unlocked()
@@ -167,7 +181,16 @@ def read_content(path: Path) -> tuple[LogContent, int]:
 
 
 def place_in_log(path: Path, content: LogContent, generation: int | None) -> int:
-    """Return the place in a log of a checkpoint that it can restore."""
+    """Return the place in a log of a checkpoint that it can restore.
+
+    Args:
+        path: The folder.
+        content: What its log says.
+        generation: Number of the checkpoint; `None` for the last that was completed.
+
+    Raises:
+        CheckpointError: The log has no such checkpoint.
+    """
     generations = [state["generation"] for state, _, _ in content.checkpoints]
     if generation is None:
         return 0

@@ -265,7 +265,11 @@ class RowFolder(RowStorage):
     # RowStorage
 
     def new_state(self, weight: Tensor, name: str, width: int | None, dtype: torch.dtype) -> Tensor:
-        """Return a state tensor over a mapped file: zeros in a new file, or after `resume` the stored entries, once."""
+        """Return a state tensor over a mapped file: zeros in a new file, or after `resume` the stored entries, once.
+
+        Raises:
+            FileError: The file does not fit on the disk, or the folder is closed.
+        """
         self.check_open()
         array = self._arrays.get(name)
         if name in self._restored and array is not None:
@@ -293,7 +297,13 @@ class RowFolder(RowStorage):
         return state
 
     def before_write(self, rows: Tensor) -> None:
-        """Append the old contents of those rows to the log that are not in it yet."""
+        """Append the old contents of those rows to the log that are not in it yet.
+
+        Raises:
+            FileError: The disk is full, the folder is closed, this is a process that was forked after opening it, or
+                the rows are in shared memory in place of their file.
+            StaleRowsError: A checkpoint is being saved.
+        """
         if not len(rows):
             return
         self.check_open()
@@ -333,6 +343,11 @@ class RowFolder(RowStorage):
         Args:
             updates: Function that returns the numbers and the small tensors of the pending updates; the numbers are
                 empty before the first step.
+
+        Raises:
+            FileError: The disk is full, or the folder is closed. The last checkpoint can be resumed, and after the
+                block this one too.
+            StaleRowsError: Checkpoints are nested.
         """
         with self.lock:  # not while the caller saves: rows cannot change meanwhile
             state = self._append_checkpoint(updates)
@@ -365,7 +380,11 @@ class RowFolder(RowStorage):
         return state
 
     def close(self) -> None:
-        """Write everything to the disk, and release the folder's lock. The tensors can be read. May be repeated."""
+        """Write everything to the disk, and release the folder's lock. The tensors can still be read. May be repeated.
+
+        Raises:
+            FileError: The disk reports an error.
+        """
         if os.getpid() != self._process:
             return
         with self.lock:
@@ -385,7 +404,11 @@ class RowFolder(RowStorage):
             unlock_folder(self._lock)
 
     def restored(self, name: str) -> Tensor:
-        """Return the stored entries of a state after `resume`, as the next `new_state` will return them."""
+        """Return the stored entries of a state after `resume`, as the next `new_state` will return them.
+
+        Raises:
+            CheckpointError: There are none.
+        """
         if name not in self._restored:
             raise CheckpointError(f"{self.path / LOG} is damaged: it has no state {name}.")
         return self._arrays[name][2]
@@ -404,7 +427,11 @@ class RowFolder(RowStorage):
             self.before_write(torch.arange(chunk.start, chunk.stop))
 
     def fill(self, new_rows: Callable[[slice], Tensor]) -> None:
-        """Write all rows in chunks, each logged before it changes."""
+        """Write all rows in chunks, each logged before it changes.
+
+        Args:
+            new_rows: Function that returns the new contents of a slice of rows.
+        """
         for chunk in self._chunks(self.weight):
             with self.lock:
                 self.before_write(torch.arange(chunk.start, chunk.stop))
@@ -418,13 +445,21 @@ class RowFolder(RowStorage):
             self.limit.keep(rows)
 
     def check_open(self) -> None:
-        """Raise an error unless this process may write to the files."""
+        """Raise an error unless this process may write to the files.
+
+        Raises:
+            FileError: The folder is closed, or was opened by another process before a fork.
+        """
         if self._log is None:
             raise FileError(f"The mapped table {self.path} is closed: open it again with MappedEmbedding.resume.")
         self.check_process()
 
     def check_process(self) -> None:
-        """Raise an error in a process that was forked from one with the open folder: rows change without its record."""
+        """Raise an error in a process that was forked after it opened the folder: the rows change without its record.
+
+        Raises:
+            FileError: This is such a process, and the folder was open at the fork.
+        """
         if self._log is not None and os.getpid() != self._process:
             raise FileError(
                 f"The mapped table {self.path} belongs to process {self._process}, from which this one was forked. "
@@ -440,7 +475,11 @@ class RowFolder(RowStorage):
         return ""
 
     def refuse_copy(self) -> None:
-        """Raise the error for a copy of this object."""
+        """Raise the error for a copy of this object.
+
+        Raises:
+            SizeError: Always.
+        """
         raise SizeError(
             f"The mapped table {self.path} cannot be copied or pickled: a copy would write to the same files. For a "
             f"copy in memory call TokenEmbedding.from_pretrained(table.rows(0, table.vocab_size).clone())."

@@ -57,7 +57,14 @@ class RowsInFiles(ABC):
 
     @abstractmethod
     def folder(self, verb: str) -> RowFolder:
-        """Return the folder of a trained table."""
+        """Return the folder of a trained table.
+
+        Args:
+            verb: What the caller does with it, for the error message.
+
+        Raises:
+            SizeError: The rows are read-only.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -100,7 +107,11 @@ class FileRows(RowsInFiles):
 
     @property
     def mapped(self) -> MappedRows:
-        """Return the mapped rows."""
+        """Return the mapped rows.
+
+        Raises:
+            FileError: The table is closed.
+        """
         if self._mapped is None:
             raise FileError(f"The mapped table {self.info.file} is closed: open it again with MappedEmbedding.open.")
         return self._mapped
@@ -132,7 +143,11 @@ class FileRows(RowsInFiles):
         self._prefetched.append((ids, self._thread.submit(partial(self._gather, ids))))
 
     def folder(self, verb: str) -> RowFolder:
-        """Raise an error: the rows are read-only."""
+        """Raise an error: the rows are read-only.
+
+        Raises:
+            SizeError: Always.
+        """
         raise SizeError(
             f"Cannot {verb} a table that only reads {self.info.file}. To train rows, create a table with "
             f"MappedEmbedding.create and load these into it."
@@ -146,7 +161,11 @@ class FileRows(RowsInFiles):
 
 
 class FolderRows(RowsInFiles):
-    """Rows in a `RowFolder`, which are trained as a row-sparse `TokenEmbedding` over the mapped memory."""
+    """Rows in a `RowFolder`, which are trained as a row-sparse `TokenEmbedding` over the mapped memory.
+
+    Args:
+        folder: The open folder.
+    """
 
     def __init__(self, folder: RowFolder) -> None:
         self._folder, fields = folder, folder.fields
@@ -173,7 +192,11 @@ class FolderRows(RowsInFiles):
         folder.forget_restored()
 
     def state(self) -> tuple[JsonObject, dict[str, Tensor]]:
-        """Return the numbers and small tensors of the pending updates, for the state of a checkpoint."""
+        """Return the numbers and small tensors of the pending updates, for the state of a checkpoint.
+
+        Raises:
+            SizeError: The optimizer's state is not in the folder, or was replaced without the number of its step.
+        """
         updates, folder = self.updates, self._folder
         tensors, numbers = updates.state()
         if updates.forgotten:
@@ -239,7 +262,14 @@ def gather_by_kernel(mapped: MappedRows, ids: Int[Tensor, " N"], vectors: Float[
 
 @torch.library.custom_op("embedlayer::mapped_rows", mutates_args=())
 def mapped_rows(ids: Tensor, handle: int, width: int, dtype: torch.dtype) -> Tensor:
-    """Look up rows of a read-only mapped table as one node of a compiled or exported graph."""
+    """Look up rows of a read-only mapped table as one node of a compiled or exported graph.
+
+    Args:
+        ids: IDs that were checked.
+        handle: `FileRows.handle` of the table.
+        width: Width of a row, D.
+        dtype: Data type of the rows.
+    """
     rows: Tensor = _by_handle[handle].look_up(ids.cpu()).to(ids.device)
     return rows
 
