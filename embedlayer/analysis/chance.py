@@ -16,11 +16,8 @@ import torch
 
 from embedlayer.analysis.geometry import TableGeometry, table_geometry
 
-NUMBERS = 1 << 24
-"""A table of more numbers is represented by its number of rows that has so many."""
-
-STEPS = 20_000
-"""Points of the numerical integrals."""
+NUMBERS = 1 << 24  # a table of more numbers is represented by its number of rows that has so many
+STEPS = 20_000  # points of the numerical integrals
 
 
 @dataclass(frozen=True)
@@ -86,11 +83,6 @@ def chance_effective_rank(rows: int, embed_dim: int) -> float:
     return count * math.exp(-float((weight * torch.xlogy(share, share)).sum()))
 
 
-def chance_mean_cosine_deviation(rows: int, embed_dim: int) -> float:
-    """Return the standard deviation of the mean cosine of all pairs of `rows` random directions."""
-    return math.sqrt(2 / (max(1, rows) * max(1, rows - 1) * embed_dim))
-
-
 def chance_geometry(measured: TableGeometry) -> ChanceGeometry:
     """Return what the measures of a table would be by chance; see this module's docstring.
 
@@ -108,6 +100,6 @@ def chance_geometry(measured: TableGeometry) -> ChanceGeometry:
         isotropy=table_geometry(drawn).isotropy if scale else 1.0,
         isotropy_rows=kept,
         mean_cosine=0.0,
-        mean_cosine_deviation=chance_mean_cosine_deviation(rows, width),
+        mean_cosine_deviation=math.sqrt(2 / (max(1, rows) * max(1, rows - 1) * width)),
         nearest_cosine=chance_nearest_cosine(rows, width),
     )

@@ -18,11 +18,8 @@ from embedlayer.analysis.row_reader import RowReader
 from embedlayer.core.errors import SizeError
 from embedlayer.tables.conversions import TableLike
 
-GRID = 256
-"""Cells of the grid along each side."""
-
-SHALLOW = 0.8
-"""Peaks are merged if the density between them is at least this share of that of the lower peak."""
+GRID = 256  # cells of the grid along each side
+SHALLOW = 0.8  # peaks are merged if the density between them is at least this share of that of the lower peak
 
 NARROWEST, WIDEST, WIDER = 1.5, 64.0, 1.25  # standard deviation of the smoothing in cells, and the factor between tries
 
@@ -79,7 +76,9 @@ def plane_clusters(places: Float[Tensor, "N 2"], *, most: int, smallest: int = 8
     counts = torch.zeros(GRID * GRID).index_add_(0, cells, torch.ones(len(cells))).view(GRID, GRID)
     width = NARROWEST
     while True:
-        peaks, peak_of, sizes = _points_of_peaks(_smoothed(counts, width), cells)
+        density = _smoothed(counts, width)
+        peak_of_cells = _merged_peaks(density, _peak_of_cells(density))
+        peaks, peak_of, sizes = peak_of_cells[cells].unique(return_inverse=True, return_counts=True)
         if int((sizes >= smallest).sum()) <= most or width > WIDEST:
             break
         width *= WIDER
@@ -90,15 +89,6 @@ def plane_clusters(places: Float[Tensor, "N 2"], *, most: int, smallest: int = 8
     chosen = peaks[order]
     centres = torch.stack([chosen % GRID, chosen // GRID], 1) + 0.5
     return PlaneClusters(of, [int(sizes[peak]) for peak in order], low + centres * side)
-
-
-def _points_of_peaks(
-    density: Float[Tensor, "G G"], cells: Int[Tensor, " N"]
-) -> tuple[Int[Tensor, " P"], Int[Tensor, " N"], Int[Tensor, " P"]]:
-    """Return the peaks that have points, as cells; the number of each point's peak; the number of points of each."""
-    found = _merged_peaks(density, _peak_of_cells(density))[cells].unique(return_inverse=True, return_counts=True)
-    peaks, peak_of, sizes = found
-    return peaks, peak_of, sizes
 
 
 def _smoothed(counts: Float[Tensor, "G G"], width: float) -> Float[Tensor, "G G"]:
@@ -120,12 +110,7 @@ def _peak_of_cells(density: Float[Tensor, "G G"]) -> Int[Tensor, " C"]:
 
 
 def _merged_peaks(density: Float[Tensor, "G G"], peak: Int[Tensor, " C"]) -> Int[Tensor, " C"]:
-    """Merge peaks that no valley separates, and return the peak of each cell after that.
-
-    Args:
-        density: Density of each cell.
-        peak: Peak of each cell.
-    """
+    """Merge peaks that no valley separates, and return the peak of each cell after that."""
     heights = density.flatten().tolist()
     merged: dict[int, int] = {}
 
@@ -200,18 +185,13 @@ def typical_tokens(
         members = torch.nonzero(of == cluster)[:, 0]
         units = F.normalize(rows.take(members).float(), dim=1) - common
         typical = F.normalize(units, dim=1) @ F.normalize(units.mean(0), dim=0)
-        names = [_is_word(texts[member]) for member in members.tolist()]
+        names = [len(text) >= SHORTEST_WORD and text.isalpha() for text in (texts[i].strip() for i in members.tolist())]
         words = torch.tensor(names) if any(names) else torch.ones(len(members), dtype=torch.bool)
         kept = torch.nonzero(words)[:, 0]
         kept = kept[typical[kept].argsort(descending=True, stable=True)]
         kept = members[kept[: max(FEWEST_TYPICAL, int(TYPICAL * len(kept)))]]
         found.append(_distinct(kept[weight[kept].argsort(descending=True, stable=True)].tolist(), texts, count))
     return found
-
-
-def _is_word(text: str) -> bool:
-    """Return whether a token's text is a word of at least `SHORTEST_WORD` letters, and not a part of one."""
-    return len(text.strip()) >= SHORTEST_WORD and text.strip().isalpha()
 
 
 def _distinct(ids: Sequence[int], texts: Sequence[str], count: int) -> list[int]:

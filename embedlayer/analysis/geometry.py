@@ -14,8 +14,7 @@ from embedlayer.analysis.row_reader import RowReader
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.tables.conversions import TableLike
 
-CHUNK_ROWS = 8192
-"""Rows widened to float64 at a time."""
+CHUNK_ROWS = 8192  # rows widened to float64 at a time
 
 
 @dataclass(frozen=True)
@@ -226,11 +225,6 @@ def _isotropy(rows: RowReader, kept: Bool[Tensor, " V"], moments: _Moments) -> f
     """Return the isotropy of the kept rows: `min Z(c) / max Z(c)` with `Z(c)` the sum of `exp(c . row)` over the rows.
 
     `c` runs over the unit eigenvectors of `rows.T @ rows` and over their negatives.
-
-    Args:
-        rows: The table.
-        kept: Mask of the rows to measure.
-        moments: The `_moments` of these rows, from which the eigenvectors are computed.
     """
     second = moments.directions.T @ (moments.variances[:, None] * moments.directions)
     second += moments.mean[:, None] * moments.mean

@@ -36,8 +36,7 @@ from embedlayer.tokenization.tokenizer_calls import as_tokenizer
 
 SAMPLED = 512
 
-AT_THE_MEAN = 0.1
-"""Rows lie at the mean of the others if they differ from it by at most this share of its norm."""
+AT_THE_MEAN = 0.1  # rows lie at the mean of the others if they differ from it by at most this share of its norm
 
 COARSE_BLOCK, COARSE_LEVELS = 32, 16
 """Numbers are of 4 bits if no block of so many in a row has more than so many different ones."""
@@ -192,9 +191,6 @@ def _untouched(rows: RowReader, before: RowReader) -> Tensor:
     """Return a mask `(V,)` of the rows that differ from the earlier table by a positive factor only.
 
     Weight decay causes such a factor in rows without gradients. Small differences by rounding are allowed.
-
-    Raises:
-        ShapeError: The two tables differ in size.
     """
     if (rows.vocab_size, rows.embed_dim) != (before.vocab_size, before.embed_dim):
         raise ShapeError(

@@ -20,8 +20,7 @@ from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import finite_json
 from embedlayer.tokenization.bytes import BYTE_ENTRY, token_text
 
-NAMED = 3
-"""Tokens that a sentence of the summary names."""
+NAMED = 3  # tokens that a sentence of the summary names
 
 NOT_WRITTEN = ("special", "unreachable", "no token")
 """Kinds of rows that no text looks up; equal or zero rows of these kinds are usual."""
@@ -36,8 +35,7 @@ LEAST_GAIN = 0.2
 MOST_UNLIKE = 0.5
 """A table is barely trained if a larger share of the spelling variants is as unlike as unrelated tokens."""
 
-MOST_UNLEARNED = 0.1
-"""Words that never learned are a fault of a table if they are a larger share of its words."""
+MOST_UNLEARNED = 0.1  # words that never learned are a fault of a table if they are a larger share of its words
 
 MOST_ABSENT = 0.25
 """Words that never occur in the training text are a fault of a run if they are a larger share of its words."""

@@ -26,8 +26,7 @@ EXACT_ROWS = 8192
 NEIGHBORS = 15
 NEGATIVE_SAMPLES = 5
 
-SEARCHING, MOVING = "searching neighbours", "moving rows"
-"""Stages of the computation, as `on_progress` receives them."""
+SEARCHING, MOVING = "searching neighbours", "moving rows"  # stages of the computation, as `on_progress` receives them
 
 OnProgress = Callable[[str, float], None]
 """Function of a stage and the share of it that is done, from 0 to 1. It may raise an exception to end the work."""
@@ -154,13 +153,6 @@ def _move(
     """Move all rows once, in place: one round of the layout.
 
     The two ends of each edge are pulled together, and its head is pushed away from random rows.
-
-    Args:
-        places: Coordinates of all rows, which are changed.
-        heads: ID of the first row of each edge.
-        tails: ID of the second row of each edge.
-        rate: Factor on all movements.
-        random: Generator that draws the random rows.
     """
     apart = places.index_select(0, heads) - places.index_select(0, tails)
     squared = apart.square().sum(1, keepdim=True)

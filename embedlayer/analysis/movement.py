@@ -16,8 +16,7 @@ from embedlayer.tables.conversions import TableLike
 from embedlayer.tokenization.words import word_tokenizer
 from embedlayer.vocab.tokenizer_match import common_tokens
 
-PAIRS_AT_ONCE = 8192
-"""Pairs of rows widened to float64 at a time."""
+PAIRS_AT_ONCE = 8192  # pairs of rows widened to float64 at a time
 
 TURNED, GREW = 2e-6, 5e-4
 """A row moved if 1 minus the cosine of its two rows, or the change of its norm beside the median, is larger than this.
@@ -264,11 +263,6 @@ def paired(
 def _pair_chunks(
     tables: tuple[RowReader, RowReader], pairs: Int[Tensor, "N 2"]
 ) -> Iterator[tuple[Float[Tensor, "rows D"], Float[Tensor, "rows E"]]]:
-    """Yield the rows of both tables for consecutive pairs, in float64 on the CPU, a chunk of pairs at a time.
-
-    Args:
-        tables: The two tables.
-        pairs: ID in the first and ID in the second table, one line per pair.
-    """
+    """Yield the rows of both tables for consecutive pairs, in float64 on the CPU, a chunk of pairs at a time."""
     for part in pairs.split(PAIRS_AT_ONCE):
         yield tables[0].take(part[:, 0]).double(), tables[1].take(part[:, 1]).double()

@@ -6,8 +6,7 @@ from torch import Tensor
 
 from embedlayer.analysis.row_reader import RowReader
 
-NEAR = 0.01
-"""Rows are nearly equal if the norm of their difference is at most this share of the larger norm."""
+NEAR = 0.01  # rows are nearly equal if the norm of their difference is at most this share of the larger norm
 
 CELL, PROJECTIONS, TRIES = 0.2, 8, 4
 """A row is projected on `PROJECTIONS` random directions and each result is rounded to a multiple of `CELL`."""

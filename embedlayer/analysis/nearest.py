@@ -17,24 +17,16 @@ from embedlayer.analysis.row_reader import RowReader
 from embedlayer.losses.largest import top_k
 from embedlayer.tables.conversions import TableLike
 
-CHUNK_NUMBERS = 1 << 19
-"""Numbers of the table read at a time, 2 MB in float32: small enough to stay in a core's cache."""
-
-SCORES_AT_ONCE = 1 << 22
-"""Cosines held at a time."""
-
-EXACT_TIES = 4
-"""For at most so many queries a cosine is a sum per row: equal rows get equal cosines."""
-
-CELLS_SEARCHED = 24
-"""Cells in which the neighbours of a row are searched, at least."""
+CHUNK_NUMBERS = 1 << 19  # numbers of the table read at a time, 2 MB in float32: small enough to stay in a core's cache
+SCORES_AT_ONCE = 1 << 22  # cosines held at a time
+EXACT_TIES = 4  # for at most so many queries a cosine is a sum per row: equal rows get equal cosines
+CELLS_SEARCHED = 24  # cells in which the neighbours of a row are searched, at least
 
 ROWS_TIMES_CELLS = 1 << 21
 """A table of V rows is searched in `ROWS_TIMES_CELLS / V` cells if these are more: a small table can afford them."""
 
 CLUSTERING_ROUNDS = 4
-CLUSTERING_SHARE = 0.25
-"""Share of the time of a neighbour graph that the clustering takes, about."""
+CLUSTERING_SHARE = 0.25  # share of the time of a neighbour graph that the clustering takes, about
 
 RECALL_SAMPLE = 256
 
@@ -156,16 +148,7 @@ def nearest_rows(
 def _nearest_of_block(
     rows: RowReader, queries: Tensor, count: int, allowed: Tensor, exclude: Tensor | None, step: int
 ) -> Nearest:
-    """Return the nearest rows of a few queries: read the table in chunks and keep the best rows so far.
-
-    Args:
-        rows: The table.
-        queries: Vectors `(Q, D)`.
-        count: Neighbours per query, K.
-        allowed: Mask of the rows that may be neighbours.
-        exclude: IDs `(Q, X)` that are not neighbours of their query, or `None`.
-        step: Rows read at a time.
-    """
+    """Return the nearest rows of a few queries: read the table in chunks and keep the best rows so far."""
     best = torch.full((len(queries), count), -math.inf)
     ids = torch.full((len(queries), count), -1)
     for start, chunk in rows.chunks(step):

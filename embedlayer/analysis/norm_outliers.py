@@ -22,14 +22,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-FACTOR = 2.0
-"""Smallest ratio of the norms at both ends of a gap."""
-
-CHANCE = 1e-6
-"""Largest probability of such a gap by chance; about `MOST` of the rows are tested."""
-
-MOST = 0.1
-"""Largest share of the rows beyond a gap."""
+FACTOR = 2.0  # smallest ratio of the norms at both ends of a gap
+CHANCE = 1e-6  # largest probability of such a gap by chance; about `MOST` of the rows are tested
+MOST = 0.1  # largest share of the rows beyond a gap
 
 TAIL = 100
 FEWEST = 64

@@ -30,17 +30,13 @@ from embedlayer.tables.conversions import TableLike
 MARGIN = 0.05
 """Tables are related if `(c - s) / (1 - s)` exceeds this, for mean cosines `c` of tokens, `s` of shuffled tokens."""
 
-ERRORS = 5.0
-"""The difference must also exceed its standard error by this factor."""
+ERRORS = 5.0  # the difference must also exceed its standard error by this factor
 
 ROTATED = 0.999
 """Tables are a rotation of each other if the mean cosine of the rows that it was not fitted on is at least this."""
 
-SHIFTED = 0.9
-"""Rows are shifted if more than this share of the exchanged ones moved by the same number of places."""
-
-FEWEST_SHIFTED = 5
-"""Of fewer exchanged rows no shift is told."""
+SHIFTED = 0.9  # rows are shifted if more than this share of the exchanged ones moved by the same number of places
+FEWEST_SHIFTED = 5  # of fewer exchanged rows no shift is told
 
 FEWEST_TOKENS = 20
 MOST_TOKENS = 20_000

@@ -10,8 +10,7 @@ from torch import Tensor
 from embedlayer.core.errors import ShapeError
 from embedlayer.tables.conversions import TableLike, as_rows
 
-NUMBERS_AT_ONCE = 1 << 21
-"""Numbers widened at a time, 8 MB in float32."""
+NUMBERS_AT_ONCE = 1 << 21  # numbers widened at a time, 8 MB in float32
 
 
 class RowReader:

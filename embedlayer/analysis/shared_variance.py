@@ -17,23 +17,15 @@ from embedlayer.analysis.row_reader import RowReader
 from embedlayer.io.files import JsonObject
 from embedlayer.tables.conversions import TableLike
 
-MOST_OFFSET = 0.9
-"""Share of the squared length of all rows from which on the mean row dominates."""
-
-MOST_VARIANCE = 0.5
-"""Share of the variance from which on one dimension, or one direction, dominates."""
-
-LEAST_SCALE, MOST_SCALE = 1e-6, 1e4
-"""Range of the root mean square of the numbers of a usable table."""
-
-CONSTANT = 1e-12
-"""A column is constant if its variance is at most this share of its mean square."""
+MOST_OFFSET = 0.9  # share of the squared length of all rows from which on the mean row dominates
+MOST_VARIANCE = 0.5  # share of the variance from which on one dimension, or one direction, dominates
+LEAST_SCALE, MOST_SCALE = 1e-6, 1e4  # range of the root mean square of the numbers of a usable table
+CONSTANT = 1e-12  # a column is constant if its variance is at most this share of its mean square
 
 NO_VARIANCE = 1e-10
 """A direction holds no variance if it has at most this share of the largest one: rounding to float32 causes less."""
 
-LEAST_RANK = 0.5
-"""A table has few directions if its rank is below this share of the largest possible one."""
+LEAST_RANK = 0.5  # a table has few directions if its rank is below this share of the largest possible one
 
 SAMPLED, FEWEST = 1024, 32
 

@@ -15,11 +15,8 @@ from embedlayer.tokenization.bytes import decode_readable
 from embedlayer.tokenization.tokenizer_calls import encode
 from embedlayer.tokenization.words import unknown_word
 
-Token: TypeAlias = str | int | bytes | np.integer[Any]
-"""A token by its text, its ID, or its bytes."""
-
-LISTED = 8
-"""Most tokens that an error lists."""
+Token: TypeAlias = str | int | bytes | np.integer[Any]  # a token by its text, its ID, or its bytes
+LISTED = 8  # most tokens that an error lists
 
 
 class TokenNames:
@@ -42,10 +39,8 @@ class TokenNames:
         Raises:
             UnknownTokenError: The ID is outside the table; or the text is several tokens, none, or unknown.
         """
-        if isinstance(token, str):
-            return self._of_text(token)
-        if isinstance(token, bytes):
-            return self._of_bytes(token)
+        if isinstance(token, str | bytes):
+            return self._of_text(token if isinstance(token, str) else decode_readable(token))
         index = operator.index(token)
         if not 0 <= index < self.vocab_size:
             raise UnknownTokenError(
@@ -54,12 +49,9 @@ class TokenNames:
         return index
 
     def _of_text(self, text: str) -> int:
-        """Return the ID of the token with a text, by the rules of `id_of`.
-
-        Raises:
-            UnknownTokenError: The text is several tokens, no token, or not in the vocabulary; the message says which.
-        """
-        encoding = encode(self.tokenizer if self._has_all_words(text) else self._encoder, text)
+        """Return the ID of the token with a text, by the rules of `id_of`."""
+        has_all_words = self._is_of_words and unknown_word(self.tokenizer, text) is None
+        encoding = encode(self.tokenizer if has_all_words else self._encoder, text)
         if len(encoding.ids) == 1 and not self._is_unknown(encoding.ids[0], encoding.tokens[0]):
             return int(encoding.ids[0])
         literal = self.tokenizer.token_to_id(text)
@@ -86,24 +78,11 @@ class TokenNames:
             else f"{text!r} has no tokens to this tokenizer. Ask for a token by text or ID."
         )
 
-    def _of_bytes(self, raw: bytes) -> int:
-        """Return the ID of the token with these bytes.
-
-        The bytes are decoded as UTF-8, with `<0xE2>` for each byte that is not valid UTF-8. The text is looked up as in
-        `id_of`.
-
-        Raises:
-            UnknownTokenError: There is no single token with this text.
-        """
-        return self._of_text(decode_readable(raw))
-
     def _is_unknown(self, token_id: int, text: str) -> bool:
         """Return whether a token of an encoded text replaces a word that is not in the vocabulary.
 
-        Args:
-            token_id: ID of the token in the encoding.
-            text: Text of the token in the encoding. A Unigram tokenizer writes the unknown word itself there, so the
-                text then differs from the vocabulary's entry for this ID.
+        A Unigram tokenizer writes the unknown word itself as the token's text, which then differs from its vocabulary's
+        entry.
         """
         entry = self.tokenizer.id_to_token(token_id)
         return entry != text or entry == getattr(self.tokenizer.model, "unk_token", None)
@@ -113,10 +92,6 @@ class TokenNames:
         """Return whether the tokens are whole words as they are, such as those of a file of vectors."""
         is_plain = isinstance(self.tokenizer.model, models.WordLevel) and self.tokenizer.normalizer is None
         return is_plain and not self.tokenizer.get_added_tokens_decoder()
-
-    def _has_all_words(self, text: str) -> bool:
-        """Return whether a tokenizer of whole words has a token for each word of a text, so that it can encode it."""
-        return self._is_of_words and unknown_word(self.tokenizer, text) is None
 
     @cached_property
     def _encoder(self) -> Tokenizer:

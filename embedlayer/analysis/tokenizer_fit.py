@@ -29,21 +29,16 @@ from embedlayer.io.files import JsonObject
 FEWEST_PAIRS = 30
 MOST_PAIRS = 4096
 
-SHIFTS = 3
-"""Largest number of rows by which the tokens may be shifted to be found."""
-
-ERRORS = 5.0
-"""A difference of two mean cosines counts from so many standard errors on."""
+SHIFTS = 3  # largest number of rows by which the tokens may be shifted to be found
+ERRORS = 5.0  # a difference of two mean cosines counts from so many standard errors on
 
 
-MIXED, MOST_MIXED = 0.25, 0.95
-"""Pairs are of two sorts if `p` is between these, and above 0.1 by three standard errors."""
+MIXED, MOST_MIXED = 0.25, 0.95  # pairs are of two sorts if `p` is between these, and above 0.1 by three standard errors
 
 APART = 3.0
 """Cosines above the median of unrelated tokens by more standard deviations than this are no longer unrelated."""
 
-RISE = 2.0
-"""Standard errors by which more pairs must be in the upper half of the range between both sorts."""
+RISE = 2.0  # standard errors by which more pairs must be in the upper half of the range between both sorts
 
 
 @dataclass(frozen=True)
@@ -88,10 +83,7 @@ class TokenizerFit:
     def to_json(self, limit: int) -> JsonObject:
         """Return the result as a JSON object with at most `limit` of `odd_rows`, as `{"rows": ..., "ids": ...}`."""
         values = {name: None if value != value else value for name, value in asdict(self).items()}
-        return {
-            **values,
-            "odd_rows": {"rows": len(self.odd_rows), "ids": list(self.odd_rows[:limit])},
-        }
+        return {**values, "odd_rows": {"rows": len(self.odd_rows), "ids": list(self.odd_rows[:limit])}}
 
 
 @torch.no_grad()
@@ -176,26 +168,17 @@ def _sorts(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor) -> _Sorts:
     pair = pairs[below][0].tolist() if below.any() else None
     alike = (float(cosines.mean()) - unlike * median) / (1 - unlike) if unlike < 1 else math.nan
     low, high = median + APART * (most - least) / 2, float(cosines.quantile((1 + unlike) / 2))
-    lower, upper = (int(((cosines > start) & (cosines <= stop)).sum()) for start, stop in _halves(low, high))
+    halves = ((low, (low + high) / 2), ((low + high) / 2, high))
+    lower, upper = (int(((cosines > start) & (cosines <= stop)).sum()) for start, stop in halves)
     is_part = max(MIXED, 0.1 + 3 * error) <= unlike <= MOST_MIXED
     are_two = is_part and high > low and upper - lower > RISE * math.sqrt(upper + lower)
     return _Sorts(unlike, alike, are_two, low, high, None if pair is None else (pair[0], pair[1]))
 
 
-def _halves(low: float, high: float) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return both halves of a range."""
-    middle = (low + high) / 2
-    return (low, middle), (middle, high)
-
-
 def _odd_rows(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor, sorts: _Sorts) -> tuple[int, ...]:
     """Return the IDs of tokens that are unlike all their variants although two of these are similar.
 
-    Args:
-        rows: The table.
-        pairs: All pairs of variants; a token and its plural are in the same family as the plural's variants.
-        mean: The row that is subtracted.
-        sorts: The range between both sorts of pairs: unlike rows are below it, similar ones in its upper half.
+    Unlike rows are below the range `sorts`, similar ones in its upper half.
     """
     family: dict[int, set[int]] = {}
     for one, other in pairs.tolist():

@@ -39,17 +39,10 @@ from embedlayer.tables.conversions import TableLike
 WIDEST = 45.0
 """Largest angle from the axis, in degrees, at which a cone may be densest: two rows there have a cosine of 0.5."""
 
-FALL = 10.0
-"""A cone ends at the angle where the density of rows is below its peak by this factor."""
-
-RISE = 3.0
-"""Beyond the edge the density must rise again by this factor over its minimum."""
-
-FEWEST = 16
-"""Least number of rows in a cone; fewer may be related tokens, such as the ten digits of a small vocabulary."""
-
-FEWEST_SAMPLED = 6
-"""Least number of a cone's rows in the sample of a large table."""
+FALL = 10.0  # a cone ends at the angle where the density of rows is below its peak by this factor
+RISE = 3.0  # beyond the edge the density must rise again by this factor over its minimum
+FEWEST = 16  # least number of rows in a cone; fewer may be related tokens, such as the ten digits of a small vocabulary
+FEWEST_SAMPLED = 6  # least number of a cone's rows in the sample of a large table
 
 CONTRAST = 1.4
 """Rows outside must be less similar to their neighbours than rows inside by this factor, see `Cone.contrast`."""
@@ -60,11 +53,8 @@ CLEAR_CONTRAST = 3.0
 CLUSTERED = 0.33
 """The other rows are clustered if the noise of the closest of them is below its value by chance by this factor."""
 
-FEW_CONES = 2
-"""More cones than this are clusters: unused rows form one, and rows that a resize added may form a second."""
-
-CROWDED = 0.05
-"""The rows outside are judged by so large a share of them: by those most similar to their neighbours."""
+FEW_CONES = 2  # more cones than this are clusters: unused rows form one, and rows that a resize added may form a second
+CROWDED = 0.05  # the rows outside are judged by so large a share of them: by those most similar to their neighbours
 
 PEER_SHARE = 0.25
 """A cone of similar tightness is a peer of another one if it has at least this share of the other's rows."""
@@ -73,8 +63,7 @@ NEAREST = 8
 JUDGED, JUDGED_INSIDE = 512, 64
 """The neighbours of so many rows of the table, and of so many of each cone, are searched."""
 
-LEAST_NOISE = 1e-3
-"""Smallest `noise` of a cone: float32 cosines near 1 do not resolve less."""
+LEAST_NOISE = 1e-3  # smallest `noise` of a cone: float32 cosines near 1 do not resolve less
 
 MOST_CONES = 8
 SAMPLE, SEEDS = 16384, 4096
@@ -224,10 +213,6 @@ def _find_cones(
 ) -> tuple[list[tuple[Cone, Bool[Tensor, " V"]]], Float[Tensor, " D"] | None]:
     """Find narrow cones of rows with a gap around them, clusters of trained rows included.
 
-    Args:
-        rows: The table.
-        usable: Mask of the rows that are neither zero nor hold NaN.
-
     Returns:
         Each cone with the mask of its rows, and the direction with the highest density of rows; `None` if no direction
         is dense.
@@ -265,14 +250,7 @@ def _judged(
     found: list[tuple[Cone, Bool[Tensor, " V"]]],
     counts: Int[Tensor, " V"] | None,
 ) -> tuple[list[Cone], list[Cone]]:
-    """Return the cones of unused rows, and the cones that may be clusters of trained rows, with the reason.
-
-    Args:
-        rows: The table.
-        usable: Mask of the rows that are neither zero nor hold NaN.
-        found: Cones and the masks of their rows.
-        counts: Number of occurrences of each token, or `None`.
-    """
+    """Return the cones of unused rows, and the cones that may be clusters of trained rows, with the reason."""
     if not found:
         return [], []
     generator = torch.Generator().manual_seed(0)
@@ -310,14 +288,7 @@ def _judged(
 
 
 def _doubt(cone: Cone, peers: int, share: float, *, is_clustered: bool) -> str:
-    """Return why a cone may be a cluster of trained rows, as a sentence; `""` if its rows are unused.
-
-    Args:
-        cone: The cone, with its `contrast` and `never_occur`.
-        peers: Number of its peers, see `_are_peers`.
-        share: Share of the table's rows that it holds.
-        is_clustered: Whether the rows outside form clusters, too.
-    """
+    """Return why a cone may be a cluster of trained rows, as a sentence; `""` if its rows are unused."""
     if cone.never_occur is not None and (cone.never_occur < 0.5 or _is_confirmed(cone)):
         return "" if _is_confirmed(cone) else "Most of its tokens occur in the training text."
     if peers:
@@ -366,10 +337,6 @@ def _sample(rows: RowReader, usable: Bool[Tensor, " V"]) -> Float[Tensor, "M D"]
     """Return at most `SAMPLE` usable rows of a table, each normalised to length 1, as float32 on the CPU.
 
     The rows and their random order are the same in every call.
-
-    Args:
-        rows: The table.
-        usable: Mask of the rows to sample from.
     """
     ids = torch.nonzero(usable)[:, 0]
     order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))[:SAMPLE]
@@ -378,9 +345,6 @@ def _sample(rows: RowReader, usable: Bool[Tensor, " V"]) -> Float[Tensor, "M D"]
 
 def _densities(sample: Float[Tensor, "M D"]) -> Float[Tensor, "S K"]:
     """Measure how dense the sample is around each of its first `SEEDS` rows.
-
-    Args:
-        sample: Unit rows `(M, D)`.
 
     Returns:
         One line per seed row: its cosines with its 8th and with its 64th nearest row, `(S, 2)`. A larger cosine means
@@ -400,10 +364,6 @@ def _candidates(sample: Float[Tensor, "M D"], densities: Float[Tensor, "S K"]) -
 
     A candidate starts at the seed row with the highest density. It is then moved to the mean of its nearest rows, three
     times. Seeds near a candidate give no further ones.
-
-    Args:
-        sample: Unit rows `(M, D)`.
-        densities: Densities around the first S rows of the sample, from `_densities`.
     """
     seeds = sample[: len(densities)]
     for column in range(densities.shape[1]):
@@ -426,12 +386,6 @@ def _refined_axis(
     """Return the axis of the cone around a direction, or `None` if the sample shows no cone there.
 
     The axis is moved to the mean direction of the cone's inner half until it settles, at most eight times.
-
-    Args:
-        sample: Unit rows `(M, D)`; rows of earlier cones are zero.
-        present: Mask of the sample's rows that are not in an earlier cone.
-        axis: First direction `(D,)`.
-        fewest: Least number of rows in a cone.
     """
     for _ in range(8):
         cosines = sample @ axis
@@ -452,10 +406,7 @@ def _measure_cone(
 ) -> tuple[Cone, Bool[Tensor, " V"]] | None:
     """Measure the cone around an axis over all rows of the table.
 
-    Args:
-        rows: The table.
-        axis: Estimate of the axis, `(D,)`. The returned cone has a new axis: the mean direction of its inner half.
-        free: Mask of the usable rows that are not in an earlier cone.
+    `axis` is an estimate: the axis of the returned cone is the mean direction of its inner half.
 
     Returns:
         The cone and the mask of its rows, or `None` if the rows form no cone.
@@ -481,13 +432,7 @@ def _cosines_and_gap(
 ) -> tuple[Float[Tensor, " V"], "_Gap | None"]:
     """Return the cosines of rows with an axis, and the gap at which the cone around the axis ends.
 
-    Args:
-        rows: The table.
-        axis: Direction `(D,)`.
-        free: Mask of the usable rows that are not in an earlier cone; the cosine of all other rows is -2.
-
-    Returns:
-        The cosines `(V,)`, and the gap or `None` without a cone.
+    Rows outside `free` have the cosine -2.
     """
     cosines = _cosines(rows, axis).where(free, -2.0)
     return cosines, _gap(cosines[free], FEWEST)
@@ -512,10 +457,6 @@ def _gap(cosines: Float[Tensor, " N"], fewest: int) -> _Gap | None:
     Rows are counted for each degree of their angle to the axis. The cone ends where this count falls to a tenth of its
     peak. There is no cone if the peak is at `WIDEST` degrees or more, or if the count does not rise again beyond the
     end.
-
-    Args:
-        cosines: Cosine of each row with the axis.
-        fewest: Least number of rows in a cone.
     """
     degrees = torch.rad2deg(cosines.double().clamp(-1.0, 1.0).arccos()).long().clamp_max(179)
     counts = torch.bincount(degrees, minlength=180).double()
@@ -548,11 +489,7 @@ def _scores(rows: RowReader, edges: list[tuple[Tensor, float]]) -> Float[Tensor,
 
     Let `edge` be the cosine of the cone's edge angle, and `cos` the row's cosine with the cone's axis. The score is
     `(cos - edge) / (1 - edge)` inside the cone and `(cos - edge) / (1 + edge)` outside. Zero rows and rows with NaN
-    score -1.
-
-    Args:
-        rows: The table.
-        edges: Axis and `edge` of each cone. An `edge` of 1 is a cone without width: no score is above 0.
+    score -1. An `edge` of 1 is a cone without width: no score is above 0.
     """
     scores = torch.full((len(rows),), -1.0, dtype=torch.float64)
     for axis, edge in edges:

@@ -35,8 +35,7 @@ from embedlayer.tokenization.ids import require_rows
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, pure_tokenizer
 from embedlayer.tokenization.words import word_tokenizer
 
-Vector: TypeAlias = Tensor | npt.NDArray[Any]
-"""A vector `(D,)`."""
+Vector: TypeAlias = Tensor | npt.NDArray[Any]  # a vector `(D,)`
 
 Query: TypeAlias = Token | Vector | tuple[Token | Vector, float]
 """A token or a vector to add or subtract, alone or in a pair with its weight."""
@@ -447,11 +446,6 @@ class TokenVectors:
 
         The vector of a token is its row at length 1. A vector is yielded as it was passed, with the ID `None`. All
         vectors are float64 on the CPU. The weight is the argument `weight` unless the item is a pair `(token, weight)`.
-
-        Raises:
-            UnknownTokenError: An item is not a token of the table, see `id_of`.
-            ShapeError: A vector does not have the shape `(D,)`.
-            CheckpointError: A row or vector holds NaN or infinity.
         """
         for item in _as_list(queries):
             token, its_weight = item if isinstance(item, tuple | list) else (item, weight)
@@ -471,9 +465,6 @@ class TokenVectors:
 
         A `restrict_vocab` other than `None` overrides both clips: the range is then `0 .. restrict_vocab - 1`. Clips
         have the meaning of a Python slice. Bounds beyond the end of the table are reduced to it.
-
-        Raises:
-            SizeError: `restrict_vocab` is below 1, or no ID is in the range.
         """
         if restrict_vocab is not None:
             if restrict_vocab < 1:
@@ -497,11 +488,7 @@ class TokenVectors:
         return self._rows.read(index, index + 1)[0].clone()
 
     def _checked(self, vector: Vector) -> Float[Tensor, " D"]:
-        """Return a vector as a float64 tensor on the CPU, after a check of its shape.
-
-        Raises:
-            ShapeError: The vector does not have the shape `(D,)`.
-        """
+        """Return a vector as a float64 tensor on the CPU, after a check of its shape."""
         if tuple(vector.shape) != (self.embed_dim,):
             raise ShapeError(f"A vector for this table is ({self.embed_dim},); found {tuple(vector.shape)}.")
         return torch.as_tensor(np.array(vector) if isinstance(vector, np.ndarray) else vector.detach()).to(

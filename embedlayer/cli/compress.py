@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from embedlayer.opening.opened_model import OpenedModel
     from embedlayer.tables.table import TokenTable
 
-WINDOW = 256
-"""Longest window in tokens on which the loss is measured."""
+WINDOW = 256  # longest window in tokens on which the loss is measured
 
 
 @click.command()
@@ -144,9 +143,7 @@ def measure_use(opened: "OpenedModel", text: Path) -> dict[str, Any]:
 def _choices(width: int, to: str | None) -> list[str]:
     """Return the kinds of compressed tables to compare, as `compress_table` names them.
 
-    Args:
-        width: Width of the table, D. Kinds that do not suit it are left out.
-        to: A kind that is included in any case, or `None`.
+    Kinds that do not suit the width D are left out; `to` is included in any case.
     """
     from embedlayer.compress.report import CHOICES
 
@@ -159,11 +156,6 @@ def _choices(width: int, to: str | None) -> list[str]:
 
 def _write(opened: "OpenedModel", table: "TokenTable", output: Path) -> str:
     """Write the model with a compressed table to the folder `output`, which appears complete or not at all.
-
-    Args:
-        opened: The model; it does not change.
-        table: The compressed table.
-        output: The new folder; folders above it are created.
 
     Returns:
         A sentence on what else can open the result, or what is not in it; `""` if there is nothing to say.

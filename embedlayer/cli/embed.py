@@ -60,10 +60,6 @@ def _show(step: "PipelineStep", names: list[str]) -> None:
     - Vectors: the first numbers of each.
     - Step `head`: the most likely next tokens after each token.
     - Step `gradient`: the norm of the gradient of each row.
-
-    Args:
-        step: The step.
-        names: Texts of the tokens, one for each vector.
     """
     if step.name == "head":
         for name, top_tokens in zip(names, step.facts["top_tokens"], strict=True):

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 VIEWS = sorted(file.stem for file in (Path(embedlayer.explorer.__file__).parent / "page" / "views").glob("*.js"))
 """Names of the page's views: each is a module of the page."""
 
-NAMED = 5
-"""Unknown tokens that are named."""
+NAMED = 5  # unknown tokens that are named
 
 
 @click.command()

@@ -9,8 +9,7 @@ from embedlayer.cli.printing import print_json
 
 TOKENS = 256
 TEMPERATURE, TOP_P = 0.8, 0.95
-SEEDS = 1_000_000
-"""A seed that the command chooses is below this, so that it is short enough to type."""
+SEEDS = 1_000_000  # a seed that the command chooses is below this, so that it is short enough to type
 
 
 @click.command()
@@ -22,9 +21,7 @@ SEEDS = 1_000_000
 )
 @click.option("--top-k", type=int, help="Sample from the K most likely tokens.  [default: all]")
 @click.option(
-    "--top-p",
-    type=float,
-    help=f"Sample from the most likely tokens with this total probability.  [default: {TOP_P}]",
+    "--top-p", type=float, help=f"Sample from the most likely tokens with this total probability.  [default: {TOP_P}]"
 )
 @click.option(
     "--min-p",

@@ -106,10 +106,7 @@ def inspect(
 
 
 def measure(
-    opened: "OpenedModel",
-    word_pairs: Path | None = None,
-    analogies: Path | None = None,
-    texts: Sequence[Path] = (),
+    opened: "OpenedModel", word_pairs: Path | None = None, analogies: Path | None = None, texts: Sequence[Path] = ()
 ) -> Measurements:
     """Compute all measurements of a table.
 
@@ -306,14 +303,7 @@ def _health_lines(
 
 
 def _show_under_trained(console: "Console", found: "TableHealth", topn: int, *, by_head: bool) -> None:
-    """Print the under-trained tokens: counts per kind of token, and the `topn` tokens with the highest scores.
-
-    Args:
-        console: Where to print.
-        found: The result of `table_health`.
-        topn: Number of tokens in the list; 0 prints no list.
-        by_head: Whether the scores are those of an untied head.
-    """
+    """Print the under-trained tokens: counts per kind of token, and the `topn` tokens with the highest scores."""
     print_line(console, f"\nUnder-trained tokens{', by the rows of the untied head' * by_head}")
     print_line(console, found.under_trained.explain(), indent=2)
     if not found.never_learned:
@@ -514,9 +504,6 @@ def _bars(shares: Sequence[float]) -> str:
 
     Each bar shows the mean of a group of consecutive values. The scale is logarithmic, from the largest mean down to
     1/1000 of it.
-
-    Args:
-        shares: Share of variance of each principal component, largest first.
     """
     import numpy as np
 

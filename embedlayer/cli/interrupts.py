@@ -14,11 +14,8 @@ from types import FrameType
 
 from embedlayer.core.forks import call_in_forked_processes
 
-SECONDS = 0.6
-"""Time in which Python's own handler may run."""
-
-INTERRUPTED = 130
-"""Exit code of a command that Ctrl-C ended."""
+SECONDS = 0.6  # time in which Python's own handler may run
+INTERRUPTED = 130  # exit code of a command that Ctrl-C ended
 
 _handled = threading.Event()
 
@@ -65,8 +62,7 @@ def ending_on_interrupt() -> Iterator[None]:
 def _watch(reading: int) -> None:
     """Wait for signals of this process, and end it if no handler of Ctrl-C runs for `SECONDS`.
 
-    Args:
-        reading: Descriptor to which Python's wakeup writes the number of each signal; it is closed at the end.
+    `reading` is the descriptor to which Python's wakeup writes the number of each signal; it is closed at the end.
     """
     while signals := os.read(reading, 64):
         if signal.SIGINT in signals:

@@ -159,12 +159,6 @@ def _show_warning(shown: set[str], message: Warning | str, category: type[Warnin
     """Print a warning in yellow on standard error, without file name and line number; a second equal one is left out.
 
     It replaces `warnings.showwarning`, which passes the warning, its class and its place in the code.
-
-    Args:
-        shown: The warnings that were printed; the new one is added.
-        message: The warning.
-        category: Its class; not used.
-        *place: Its place in the code; not used.
     """
     if str(message) not in shown:
         shown.add(str(message))

@@ -102,11 +102,7 @@ class NewPath(click.Path):
 
 
 def _check_new_model(path: str | Path) -> None:
-    """Check the path of an edited model: a folder or, of a GGUF file, a file.
-
-    Raises:
-        FileError: A file, a device, or a folder that is not empty is there.
-    """
+    """Check the path of an edited model: a folder or, of a GGUF file, a file."""
     if is_stream(path):
         raise FileError(f"{path} is a device or a pipe. Choose a new folder or, for a GGUF file, a new file.")
     check_new_folder(path) if os.path.isdir(path) else check_new_files(path)

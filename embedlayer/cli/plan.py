@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from embedlayer.positions.position import Position
     from embedlayer.tables.lookup import LookupTable
 
-TOKENS = 4096
-"""Tokens of a step where `--tokens` is not given."""
+TOKENS = 4096  # tokens of a step where `--tokens` is not given
 
 Printed = tuple[str, list[str], list[list[str]], str]
 """A table to print: title, column headings, lines, and a note below."""
@@ -127,11 +126,7 @@ def plan(
 
 
 def planned(
-    table: "LookupTable",
-    head: "OutputHead | PredictionHead | None",
-    position: "Position | None",
-    *,
-    name: str,
+    table: "LookupTable", head: "OutputHead | PredictionHead | None", position: "Position | None", *, name: str
 ) -> EmbeddingPlan:
     """Return the plan of an existing table, head and position scheme.
 
@@ -256,12 +251,7 @@ def _parts(row: EmbeddingPlan, *, unknown_head: bool = False) -> Printed:
         ("table", format_parameters(row.table_parameters), row.table_bytes, True),
         ("head", head, row.head_bytes, not row.lookup_only),
         ("learned positions", format_parameters(row.position_parameters), row.position_bytes, True),
-        (
-            "per-layer inputs",
-            format_parameters(row.per_layer_parameters),
-            row.per_layer_bytes,
-            row.per_layer_dim,
-        ),
+        ("per-layer inputs", format_parameters(row.per_layer_parameters), row.per_layer_bytes, row.per_layer_dim),
         (f"{row.delta_rows:,} trained rows", format_parameters(row.delta_parameters), row.delta_bytes, row.delta_rows),
         ("weights", format_parameters(row.parameters), row.weight_bytes, True),
         ("gradient", format_parameters(row.trained_parameters), row.gradient_bytes, True),

@@ -11,8 +11,7 @@ from embedlayer.io.json_fields import finite_json
 if TYPE_CHECKING:
     from rich.console import Console
 
-WIDTH_IN_FILES = 120
-"""Columns of a line where output goes to a file or pipe."""
+WIDTH_IN_FILES = 120  # columns of a line where output goes to a file or pipe
 
 LONGEST_TOKEN = 30
 

@@ -54,11 +54,8 @@ def stopping_gently(trainer: "Trainer") -> Iterator[None]:
 def _progress(*columns: str, quiet: bool) -> Iterator[Show]:
     """Yield a function `show(done, total, text)` that shows the progress of a command.
 
-    In a terminal it moves a bar, elsewhere it prints lines, and with `quiet` it does nothing.
-
-    Args:
-        columns: What follows the bar, as names of classes in `rich.progress`; if there are none, `text` follows it.
-        quiet: Whether to show nothing.
+    In a terminal it moves a bar, elsewhere it prints lines, and with `quiet` it does nothing. The bar is followed by
+    `columns`, names of classes in `rich.progress`; if there are none, by `text`.
     """
     if quiet:
         yield lambda done, total, text: None

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from embedlayer.opening.opened_model import OpenedModel
     from embedlayer.training.run_directory import RunDirectory
 
-FREQUENT = 50
-"""Occurrences in the text from which on the neighbours of a token in the demo make sense."""
+FREQUENT = 50  # occurrences in the text from which on the neighbours of a token in the demo make sense
 
 
 def summarise(directory: "RunDirectory", model: "DecoderLM") -> dict[str, Any]:
@@ -135,12 +134,7 @@ def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _sentences_learned(learned: dict[str, Any], loss: float) -> Iterator[str]:
-    """Yield what a table learned, and what not, in sentences.
-
-    Args:
-        learned: The result of `what_was_learned`.
-        loss: Loss on held-out text, in nats per token.
-    """
+    """Yield what a table learned, and what not, in sentences."""
     if not learned["is_sound"]:
         yield learned["verdict"]
     if not learned["is_little"]:

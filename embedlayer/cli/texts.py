@@ -111,11 +111,7 @@ def _build_corpus(
 
 
 def _build_mixture(
-    sources: Sequence[str | Path],
-    weights: Sequence[float],
-    target: Path,
-    options: TokenizerOptions,
-    quiet: bool,
+    sources: Sequence[str | Path], weights: Sequence[float], target: Path, options: TokenizerOptions, quiet: bool
 ) -> "tuple[TokenMixture, Tokenizer]":
     """Build a corpus of each source in the folders `target/0`, `target/1`, ..., or link those that are built.
 
@@ -174,12 +170,7 @@ def _build_mixture(
 
 
 def learn_tokenizer(
-    texts: Sequence[Sequence[str | Path]],
-    kind: str,
-    vocab_size: int,
-    *,
-    weights: Sequence[float] = (1.0,),
-    quiet: bool,
+    texts: Sequence[Sequence[str | Path]], kind: str, vocab_size: int, *, weights: Sequence[float] = (1.0,), quiet: bool
 ) -> "Tokenizer":
     """Train a tokenizer on texts; of long texts, only about the first `TOKENIZER_BYTES` bytes are read.
 
@@ -241,11 +232,7 @@ def _link_corpus(ready: Path, target: Path, tokenizer_from: Path | None) -> "tup
 
 
 def _remove_corpus(folder: Path) -> None:
-    """Delete the corpus or the corpora of a mixture that an earlier run left in a folder.
-
-    Raises:
-        FileError: The folder holds other files.
-    """
+    """Delete the corpus or the corpora of a mixture that an earlier run left in a folder."""
     from embedlayer.data.corpus_files import is_corpus
 
     is_empty = not any(not path.name.startswith(".") for path in folder.iterdir())
@@ -273,11 +260,7 @@ def _tokenizer_for(corpus: Path, tokenizer_from: Path | None) -> "Tokenizer":
 
 
 def _find_corpus(sources: Sequence[str | Path]) -> Path | None:
-    """Return the folder among `sources` that `embedlayer corpus build` wrote, or `None` if there is none.
-
-    Raises:
-        TextError: A corpus was passed together with other sources.
-    """
+    """Return the folder among `sources` that `embedlayer corpus build` wrote, or `None` if there is none."""
     from embedlayer.data.corpus_files import is_corpus
 
     found = [Path(source) for source in sources if is_corpus(Path(source))]
@@ -306,10 +289,6 @@ def _kept_standard_input(texts: Sequence[str | Path], folder: Path) -> Iterator[
     """Yield the texts as paths, with `-` replaced by a temporary file that contains the standard input.
 
     The texts are read twice, and standard input can be read only once. The file is deleted at the end of the block.
-
-    Args:
-        texts: Text files, or `-`.
-        folder: Folder for the temporary file.
     """
     if "-" not in map(str, texts):
         yield texts

@@ -37,16 +37,7 @@ class _Weights(click.ParamType):  # type: ignore[type-arg]  # generic since clic
     def convert(
         self, value: str | tuple[float, ...], param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[float, ...]:
-        """Return the weights that a text such as `3,1` states. click calls this method.
-
-        Args:
-            value: What the user passed.
-            param: The parameter; not used.
-            ctx: click's context of the command; not used.
-
-        Raises:
-            SizeError: A part of the text is no number.
-        """
+        """Return the weights that a text such as `3,1` states. click calls this method."""
         if not isinstance(value, str):
             return value
         try:
@@ -232,11 +223,7 @@ def _named(options: dict[str, Any], kind: type[Options]) -> Options:
 
 
 def _require_no_options_of_a_new_run() -> None:
-    """Raise an error if the command line has options that a run which continues has chosen already.
-
-    Raises:
-        SizeError: It has such options.
-    """
+    """Raise an error if the command line has options that a run which continues has chosen already."""
     context = click.get_current_context()
     given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     names = {each.name: each.opts[0] for each in context.command.params}
@@ -245,11 +232,7 @@ def _require_no_options_of_a_new_run() -> None:
 
 
 def _require_weights(files: tuple[Path, ...], weights: tuple[float, ...]) -> None:
-    """Raise an error unless `--weights` has a weight for each of several files.
-
-    Raises:
-        SizeError: There is a single file, another number of weights than files, or a weight that is not above 0.
-    """
+    """Raise an error unless `--weights` has a weight for each of several files."""
     from embedlayer.data.mixture import windows_of_an_epoch
 
     if len(files) == 1:
@@ -260,11 +243,7 @@ def _require_weights(files: tuple[Path, ...], weights: tuple[float, ...]) -> Non
 
 
 def _require_same_weights(directory: "RunDirectory", weights: tuple[float, ...]) -> None:
-    """Raise an error unless the run in a folder has these weights.
-
-    Raises:
-        SizeError: It has other weights, or none.
-    """
+    """Raise an error unless the run in a folder has these weights."""
     recorded = directory.read().get("weights")
     if recorded != list(weights):
         what = "one text, without weights" if recorded is None else f"the weights {_as_text(recorded)}"

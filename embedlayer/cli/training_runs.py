@@ -29,8 +29,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 NEIGHBORS = 6
 PROBES, SHORTEST_PROBE = 8, 4
-NGRAM_HEADS = 4
-"""Hash heads of each order of an n-gram table."""
+NGRAM_HEADS = 4  # hash heads of each order of an n-gram table
 
 
 TOKENIZER_KINDS = click.Choice(["bpe", "wordpiece", "unigram", "word", "byte"])
@@ -38,13 +37,7 @@ POSITIONS = click.Choice(["rotary", "learned", "sinusoidal", "scaled-sinusoidal"
 
 
 def _option(default: Any, help: str, **settings: Any) -> Any:
-    """Return a dataclass field that `layer_options` turns into an option of the command `train`.
-
-    Args:
-        default: Default value.
-        help: Help text of the option.
-        **settings: Further arguments of `click.option`.
-    """
+    """Return a dataclass field that `layer_options` turns into an option of the command `train`."""
     return field(default=default, metadata={"help": help, **settings})
 
 
@@ -358,11 +351,7 @@ def neighbors_of(tokens: Sequence[int], model: "DecoderLM", tokenizer: "Tokenize
 
 
 def _single_token(tokenizer: "Tokenizer", text: str) -> int:
-    """Return the ID of the one token that the text of a `--probe` option is.
-
-    Raises:
-        SizeError: The text is not exactly one token.
-    """
+    """Return the ID of the one token that the text of a `--probe` option is."""
     from embedlayer.tokenization.tokenizer_calls import encode
 
     ids = encode(tokenizer, text).ids

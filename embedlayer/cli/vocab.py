@@ -62,11 +62,9 @@ def vocab() -> None:
 def _edit_command(edit: "Callable[..., tuple[Receipt, dict[str, Any]]]") -> click.Command:
     """Turn a function that edits a model's folder into a subcommand of `vocab`, which prints the receipt.
 
-    The subcommand adds the argument `directory` and the options `--output`, `--pad-to-multiple-of` and `--json`.
-
-    Args:
-        edit: Function with the arguments `directory`, its own options, `out` and `pad_to_multiple_of`. It returns the
-            receipt, and a dictionary of training figures that is empty if nothing was trained.
+    The subcommand adds the argument `directory` and the options `--output`, `--pad-to-multiple-of` and `--json`. `edit`
+    has the arguments `directory`, its own options, `out` and `pad_to_multiple_of`. It returns the receipt, and a
+    dictionary of training figures that is empty if nothing was trained.
     """
 
     @vocab.command()
@@ -343,13 +341,8 @@ def _lines(file: Path | None) -> list[str]:
 def _without_known(directory: Path, terms: "Sequence[str | AddedMerge]", *, spaced: bool) -> "list[str | AddedMerge]":
     """Return the terms that are not yet tokens, each once, in the form in which they occur in running text.
 
-    A warning names the terms that are tokens already.
-
-    Args:
-        directory: The model's folder or GGUF file.
-        terms: The terms, which may be repeated. A merge is not changed, and is left out if its token exists.
-        spaced: Whether to write each term with one space before it, and none after it. Ignored for tokenizers that do
-            not mark spaces.
+    A warning names the terms that are tokens already. A merge is not changed, and is left out if its token exists.
+    `spaced` has no effect on tokenizers that do not mark spaces.
     """
     import warnings
 
@@ -463,15 +456,8 @@ def _train_new_rows(
 
     It must run inside a click command with the parameter `as_json`: progress is shown unless that is set. The first
     Ctrl-C stops the training after its current step. The last tenth of the text, about, is held out.
-
-    Args:
-        directory: The model's folder or GGUF file.
-        terms: The new tokens.
-        special: The new special tokens.
-        texts: Text files and folders to train on.
-        init: Initialisation of the new rows before training.
-        training: Options of the training. `max_length` is replaced: by that of the folder's run, or 128 without a run,
-            and by the longest text that the positions cover if that is shorter.
+    `training.max_length` is replaced: by that of the folder's run, or 128 without a run, and by the longest text that
+    the positions cover if that is shorter.
 
     Returns:
         A dictionary of losses in nats per byte of held-out text (with the old tokens, before and after training), with
@@ -531,10 +517,7 @@ def _train_new_rows(
     rows = decoder.table.rows(0, decoder.table.vocab_size)[ids].detach().clone()
     head = decoder.head
     head_rows = rows if head is None or head.tied else head.weight[ids].detach().clone()
-    occurrences = {
-        "new_tokens_in_text": int(counts.sum()),
-        "different_new_tokens_in_text": int((counts > 0).sum()),
-    }
+    occurrences = {"new_tokens_in_text": int(counts.sum()), "different_new_tokens_in_text": int((counts > 0).sum())}
     return {**losses, **occurrences, "steps": trainer.step}, rows, head_rows
 
 
@@ -542,15 +525,7 @@ def _train_new_rows(
 
 
 def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, **trained: Any) -> None:
-    """Print what an edit changed, as lines of text or, with `as_json`, as one JSON object.
-
-    Args:
-        receipt: The receipt of the edit.
-        directory: The folder before the edit, read for the size of its weights.
-        output: The folder after the edit.
-        as_json: Whether to print JSON.
-        **trained: Losses and counts of the training of the new rows; none if there was no training.
-    """
+    """Print what an edit changed, as lines of text or, with `as_json`, as one JSON object."""
     from embedlayer.vocab.receipt import EXTRA_SPACE, UNREACHABLE
     from embedlayer.vocab.targets.folder import receipt_beside
 
@@ -620,15 +595,7 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
 def _show_suggestion(
     suggestion: "TokenSuggestion", directory: Path, file: Path | None, *, prune: bool, as_json: bool
 ) -> None:
-    """Print suggested tokens and the size of held-out text, as lines of text or, with `as_json`, as one JSON object.
-
-    Args:
-        suggestion: The suggestion.
-        directory: The folder or tokenizer that the tokens are suggested for.
-        file: The file of the list, or `None`.
-        prune: Whether the tokens are to be removed.
-        as_json: Whether to print JSON.
-    """
+    """Print suggested tokens and the size of held-out text, as lines of text or, with `as_json`, as one JSON object."""
     from embedlayer.core import visible_text
 
     before, after, scores = suggestion.before, suggestion.after, suggestion.scores
@@ -666,10 +633,6 @@ def _list(title: str, rows: Sequence[tuple[int, str, str]]) -> None:
     """Print a title with the number of rows, and one line for each of the first `SHOWN` rows.
 
     Nothing is printed if there are no rows.
-
-    Args:
-        title: The title.
-        rows: `(token ID, text, origin)` of each token; the origin may be `""`.
     """
     if not rows:
         return

@@ -185,11 +185,7 @@ class ShardedTable(TokenTable, checks_ids=True):
         return children
 
     def _refuse_callers(self) -> None:
-        """Raise an error in functions of torch that would take the rows of one rank for the same on all ranks.
-
-        Raises:
-            SizeError: One of `REFUSED` is among the callers.
-        """
+        """Raise an error in functions of torch that would take the rows of one rank for the same on all ranks."""
         caller = caller_among(REFUSED)
         if caller is not None and (self.refuses_ddp or REFUSED[caller] is not DDP):
             raise SizeError(REFUSED[caller])
@@ -213,11 +209,7 @@ class ShardedTable(TokenTable, checks_ids=True):
             parameter.shard_group = self.collectives.group  # type: ignore[attr-defined]
 
     def _check_rows(self) -> None:
-        """Check that the parameters with this rank's rows are still those that `_mark_rows` prepared.
-
-        Raises:
-            ShapeError: Another parameter has replaced one of them.
-        """
+        """Check that the parameters with this rank's rows are still those that `_mark_rows` prepared."""
         for name, parameter in self.sharded_parameters():
             if not hasattr(parameter, "shard_group"):
                 raise ShapeError(
@@ -356,10 +348,7 @@ class ShardedTable(TokenTable, checks_ids=True):
     def _local_logits(self, hidden: Tensor, counts: list[int] | None, options: LogitOptions) -> Tensor:
         """Return the logits of the hidden states of all ranks over this rank's rows, `(tokens of all ranks, rows)`.
 
-        Args:
-            hidden: Hidden states of this rank, `(..., D)`.
-            counts: Number of hidden states of each rank; `None` to gather these numbers first.
-            options: Options of the logits, for the tokens of all ranks.
+        Without `counts`, the number of hidden states of each rank is gathered first.
         """
         self._check_rows()
         options.setdefault("padding_idx", self.padding_idx)
@@ -475,16 +464,7 @@ def shard_of(table: TokenTable, partition: RowPartition) -> TokenTable:
 
 
 def _rows_as_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, _: dict[str, Any]) -> None:
-    """State dict hook: rename the entries of `table` to those of an unsharded table, and convert its rows to DTensors.
-
-    Args:
-        table: The table that is saved.
-        state: State dict, changed in place.
-        prefix: Start of the names of the table's entries.
-
-    Raises:
-        SizeError: One of `REFUSED_SAVES` is the caller. PEFT is not, unless it trains a copy of the table.
-    """
+    """State dict hook: name the entries of `table` as those of an unsharded table, and convert its rows to DTensors."""
     caller = caller_among(REFUSED_SAVES)
     if caller is not None and (caller != PEFT_SAVE or "modules_to_save" in prefix.split(".")):
         raise SizeError(REFUSED_SAVES[caller])
@@ -498,14 +478,6 @@ def _rows_from_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str,
     """Load hook: replace the entries of an unsharded table in `state` by those of `table`, with this rank's rows.
 
     An entry may be a DTensor, as `ShardedTable.state_dict()` returns it, or the whole tensor of an unsharded table.
-
-    Args:
-        table: The table that is loaded.
-        state: State dict, changed in place.
-        prefix: Start of the names of the table's entries.
-
-    Raises:
-        CheckpointError: The rows are those of another rank, whose state dict `torch.save` wrote.
     """
     for name in table.local.state_dict():
         value = state.pop(prefix + name, None)

@@ -105,12 +105,6 @@ def _write_rows(file: BinaryIO, own: Tensor, rows: ShardedRows, collectives: Col
 
     Spare rows are zeros. In an int32 tensor, which contains step numbers of pending updates, they are the largest
     number in `own`.
-
-    Args:
-        file: The file, open for writing.
-        own: The rows of rank 0.
-        rows: The sharded table, and the number of rows to write.
-        collectives: All ranks.
     """
     _write(file, own)
     table = rows.table

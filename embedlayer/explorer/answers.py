@@ -6,11 +6,8 @@ the page against them.
 
 from typing import Literal, NotRequired, TypedDict
 
-TokenKind = Literal["text", "byte", "special"]
-"""How the page marks a token; `"byte"` is one byte of a character."""
-
-Neighbor = tuple[int, float]
-"""ID of a row, and its cosine with the query."""
+TokenKind = Literal["text", "byte", "special"]  # how the page marks a token; `"byte"` is one byte of a character
+Neighbor = tuple[int, float]  # ID of a row, and its cosine with the query
 
 
 class PackedTensor(TypedDict):
@@ -90,8 +87,7 @@ class AxisShares(TypedDict):
     explained: list[float]
 
 
-LayoutState = Literal["absent", "running", "ready", "failed", "cancelled"]
-"""The state of the computation of the map."""
+LayoutState = Literal["absent", "running", "ready", "failed", "cancelled"]  # the state of the computation of the map
 
 
 class LayoutProgress(TypedDict):

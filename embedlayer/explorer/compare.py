@@ -26,8 +26,7 @@ from embedlayer.opening.opened_model import OpenedModel
 
 LISTED = 200
 
-NAMED_ONLY = 8
-"""Tokens that are named of those that only one of the tables has."""
+NAMED_ONLY = 8  # tokens that are named of those that only one of the tables has
 
 
 @dataclass(frozen=True)
@@ -124,9 +123,6 @@ def _compare(source: OpenedModel, other: OpenedModel) -> TableComparison:
 
     If both tables have the same directions, as `source` before training has, there is no rotation. The second table is
     then scaled by the median ratio of the norms, so that weight decay alone moves no row.
-
-    Raises:
-        SizeError: The sources have fewer than two tokens in common.
     """
     pairs = common_rows(source, other)
     if pairs is None:  # a table without a tokenizer names its rows "#7"

@@ -1,7 +1,6 @@
 """Example texts of the view Pipeline: sentences of a run's own text whose words are tokens, then fixed texts."""
 
 import re
-from collections.abc import Iterator
 from itertools import islice
 
 from tokenizers import Tokenizer
@@ -22,19 +21,13 @@ TEXTS = (
 )
 """Texts for every source; the last two show how a tokenizer splits rare words, accents, emoji and code."""
 
-OWN = 3
-"""Number of sentences from a run's own text."""
-
-EXAMPLE_NAMES = 4
-"""Number of names in the example of a table of which no other is known."""
-
-READ_IDS = 200_000
-"""Sentences are searched in so many tokens from the start of the text."""
+OWN = 3  # number of sentences from a run's own text
+EXAMPLE_NAMES = 4  # number of names in the example of a table of which no other is known
+READ_IDS = 200_000  # sentences are searched in so many tokens from the start of the text
 
 _SENTENCE = re.compile(r"(?<=[.!?] )[A-Z][^.!?:;()\[\]'\"“”]{15,60}[.!?](?= )")
 _WORD_OR_MARK = re.compile(r"\w+|[^\w\s]")
-SHORTEST_REPEATED = 4
-"""Letters of a word that counts as repeated."""
+SHORTEST_REPEATED = 4  # letters of a word that counts as repeated
 
 
 def example_texts(source: OpenedModel) -> list[str]:
@@ -68,16 +61,12 @@ def _own_sentences(source: OpenedModel, tokenizer: Tokenizer) -> list[str]:
         return []
     ids = corpora_of(source.run.open_corpus())[0].ids[:READ_IDS]
     text = " ".join(decode(tokenizer, ids.tolist()).split())
-    found = list(dict.fromkeys(_whole_sentences(text, tokenizer)))
-    return sorted(found, key=lambda sentence: not _repeats_a_word(sentence))[:OWN]
-
-
-def _whole_sentences(text: str, tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield the short sentences of a text of which each word and punctuation mark is one token, in order."""
-    for match in _SENTENCE.finditer(text):
-        sentence = match.group()
-        if len(encode(tokenizer, sentence).ids) == len(_WORD_OR_MARK.findall(sentence)):
-            yield sentence
+    sentences = [
+        sentence
+        for sentence in dict.fromkeys(_SENTENCE.findall(text))
+        if len(encode(tokenizer, sentence).ids) == len(_WORD_OR_MARK.findall(sentence))
+    ]
+    return sorted(sentences, key=lambda sentence: not _repeats_a_word(sentence))[:OWN]
 
 
 def _repeats_a_word(sentence: str) -> bool:

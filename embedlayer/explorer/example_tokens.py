@@ -42,8 +42,7 @@ MOST_WORDS, MOST_SUMS = 10, 3
 MARGIN = 0.02
 """An exported page, whose rows have 8 bits, computes cosines within about 0.01: its nearest row must be the same."""
 
-FEWEST_EVERYDAY = 8
-"""A table with fewer of `EVERYDAY_WORDS` is about something else, such as code."""
+FEWEST_EVERYDAY = 8  # a table with fewer of `EVERYDAY_WORDS` is about something else, such as code
 
 
 def examples(source: OpenedModel, params: Params) -> Examples:

@@ -23,8 +23,7 @@ from embedlayer.explorer.tokens import Params
 from embedlayer.io.files import write_text
 from embedlayer.opening.opened_model import OpenedModel
 
-MAP_SHARE, NEAREST_SHARE = 0.5, 0.4
-"""Shares of the time that the map of a table and its nearest rows take, about."""
+MAP_SHARE, NEAREST_SHARE = 0.5, 0.4  # shares of the time that the map of a table and its nearest rows take, about
 
 OnProgress = Callable[[float, str], None]
 """Function of the share of the work that is done, from 0 to 1, and what is computed. It may raise an exception."""

@@ -20,8 +20,7 @@ from embedlayer.io.files import create_folder
 from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.vocab.map import row_fingerprint
 
-VERSION = "1"
-"""Changes when the same rows get other coordinates."""
+VERSION = "1"  # changes when the same rows get other coordinates
 
 MOST_FILES = 64
 

@@ -74,13 +74,7 @@ def logit_lens(model: DecoderLM, ids: Int[Tensor, " T"], k: int = TOP_TOKENS) ->
 def _read(
     logits: Float[Tensor, "C V"], following: Int[Tensor, " C"], k: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the attributes of `LogitLens` for one layer and a few tokens, from their logits.
-
-    Args:
-        logits: Logits of C tokens.
-        following: The token that follows each.
-        k: Number of tokens to list.
-    """
+    """Return the attributes of `LogitLens` for one layer and a few tokens, from their logits."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     probs, column = logits.softmax(-1), following.unsqueeze(-1)
     ids = top_k(logits, min(k, logits.shape[-1]))[1]

@@ -225,11 +225,6 @@ def _near_rows(
     rows on either side. Where there are more than `NEAR_COLUMNS` dimensions, each column shows the number of largest
     absolute value in its share of them.
 
-    Args:
-        table: The table.
-        token_ids: Token IDs of the text.
-        vocabulary: What gives the texts of the rows.
-
     Returns:
         The numbers of the N parts, and for JSON `parts`, the `first` row and the `names` of each, `part_of`, the index
         of each token's part, and `whole`, whether the part is the whole table.
@@ -279,11 +274,6 @@ def _position_steps(traced: TracedStep, before: Tensor, position: Position) -> I
     """Yield one step with the position vectors and one with the sum of both.
 
     A scheme that adds nothing to the input yields a single step that says so.
-
-    Args:
-        traced: The position step as the model traced it.
-        before: Vectors before this step.
-        position: The position scheme.
     """
     x, note = traced.vectors, traced.description
     facts = {"kind": _POSITION_KINDS[position.hook], "scheme": type(position).__name__}
@@ -300,10 +290,6 @@ def _dropout(layer: nn.Module | None, x: Float[Tensor, "T D"]) -> PipelineStep:
     """Return the dropout step: the vectors before and after an example mask, which is the same in every call.
 
     The probability is the model's, or `SHOWN_DROPOUT` if the model has none or 0.
-
-    Args:
-        layer: The dropout of the model, or `None`.
-        x: Vectors before this step.
     """
     p = layer.p if isinstance(layer, nn.Dropout) else None
     shown = p or SHOWN_DROPOUT
@@ -343,12 +329,6 @@ def _head_steps(
     """Yield the step with the most likely next tokens after each token, and the step with the gradient of the loss.
 
     The loss predicts each token from those before it, so a text of one token has no gradient step.
-
-    Args:
-        head: Output head of the model.
-        traced: The input embedding of the text.
-        tokens: The tokens of the text, as the page shows them.
-        vocabulary: What gives the texts of the most likely tokens.
     """
     model, ids, hidden = traced.model, traced.ids, traced.vectors
     if isinstance(model, DecoderLM):
@@ -395,14 +375,6 @@ def _gradient(
     """Return the step that shows the norm of the loss's gradient for each row of the table.
 
     The gradient flows through the look-up and, with a tied head, also through the scores.
-
-    Args:
-        loss: The mean loss in nats per token.
-        traced: The input embedding of the text.
-        hidden: Input of the head.
-        raw_logits: `hidden` times the rows, from which the loss follows.
-        head: The head, tied or not.
-        tokens: The tokens of the text, as the page shows them.
     """
     ids, table, tied, hidden = traced.ids, parts_of(traced.model)[0], head.tied, hidden.detach()
     of_rows, of_logits = torch.autograd.grad(loss, [traced.steps[0].vectors, raw_logits])

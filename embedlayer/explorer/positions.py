@@ -30,8 +30,7 @@ MOST_NUMBERS = 1_200_000
 MOST_TOKENS = 12
 DISTANCES = 512
 
-ROTATED = 1024
-"""Number of positions whose rotations are sent: as many as the page shows at most."""
+ROTATED = 1024  # number of positions whose rotations are sent: as many as the page shows at most
 
 TEXT = "The cat sat on the mat and the dog sat on the cat."
 

@@ -9,11 +9,8 @@ from torch import Tensor
 from embedlayer.positions.position import Position
 from embedlayer.positions.rotary.embedding import RotaryEmbedding
 
-HEAD_DIM = 64
-"""Width of a head for a scheme that has none of its own."""
-
-PROBED = 4
-"""Positions at which the pairs of an unknown scheme are searched."""
+HEAD_DIM = 64  # width of a head for a scheme that has none of its own
+PROBED = 4  # positions at which the pairs of an unknown scheme are searched
 
 TOLERANCE = 1e-4
 

@@ -30,8 +30,7 @@ from embedlayer.explorer.tiny_layer import tiny_layer
 from embedlayer.explorer.tokens import Params
 from embedlayer.opening.opened_model import OpenedModel
 
-Answer = Any
-"""Bytes, or a record of `explorer.answers` that JSON can represent."""
+Answer = Any  # bytes, or a record of `explorer.answers` that JSON can represent
 
 
 @dataclass(frozen=True)
@@ -153,11 +152,7 @@ def _of_tiny_layer(route: Route, params: tuple[tuple[str, str], ...]) -> Answer:
 
 
 def _source(sources: list[OpenedModel], number: str) -> OpenedModel:
-    """Return the source with the index `number`, a string of digits from a request.
-
-    Raises:
-        SizeError: There is no such source.
-    """
+    """Return the source with the index `number`, a string of digits from a request."""
     if not number.isdecimal() or whole_number(number) >= len(sources):
         raise SizeError(f"There is no source {number!r}; there are {len(sources)} sources, numbered from 0.")
     return sources[whole_number(number)]

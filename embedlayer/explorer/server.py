@@ -150,11 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer("POST")
 
     def _answer(self, method: str) -> None:
-        """Answer a request, or say why it is refused.
-
-        Args:
-            method: The HTTP method of the request.
-        """
+        """Answer a request, or say why it is refused."""
         port = self.server.server_address[1]  # type: ignore[index]
         hosts = {f"{HOST}:{port}", f"localhost:{port}"}
         if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:
@@ -187,10 +183,6 @@ class _Handler(BaseHTTPRequestHandler):
 
         An error of the request is sent as JSON, with status 400. Any other exception is sent with status 500 and raised
         again.
-
-        Args:
-            name: Name of the data, see `routes.answer`.
-            params: Parameters of the request.
         """
         try:
             found = answer(self.sources, name, params)
@@ -210,14 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, status: HTTPStatus, kind: str, content: bytes, **headers: str) -> None:
         """Send a response with the common headers.
 
-        Args:
-            status: HTTP status.
-            kind: Media type of the content.
-            content: Body of the response.
-            **headers: More headers.
-
-        Raises:
-            ConnectionError: The browser has closed the connection; `_Server.handle_error` prints nothing.
+        If the browser has closed the connection, `_Server.handle_error` prints nothing.
         """
         self.send_response(status)
         if self.close_connection:

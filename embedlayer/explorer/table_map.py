@@ -25,8 +25,7 @@ from embedlayer.opening.opened_model import OpenedModel
 CLUSTERS = (20, 150)
 """Largest number of clusters at each level: those that are named at first sight, and those named after zooming in."""
 
-LARGEST_FOLDED = 0.5
-"""If a larger share of the rows seems to be under-trained, none is left out of the map."""
+LARGEST_FOLDED = 0.5  # if a larger share of the rows seems to be under-trained, none is left out of the map
 
 SECONDS_BETWEEN_REPORTS = 0.2
 

@@ -17,8 +17,7 @@ from embedlayer.tokenization.tokenizer_calls import encode, pure_tokenizer
 WORDS_OF_A_NAME = 6
 UNKNOWN_SHOWN = 5
 NAMES_SHOWN = 12
-LONGEST_NUMBER = 18
-"""Digits of the largest number that is read; tables have fewer rows."""
+LONGEST_NUMBER = 18  # digits of the largest number that is read; tables have fewer rows
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _IDS = re.compile(r"#\d+(?:[\s,]+#\d+)*")
@@ -143,11 +142,7 @@ def text_ids(vocabulary: Vocabulary, text: str, vocab_size: int, *, add_special_
 
 
 def _typed_ids(text: str, vocab_size: int) -> list[int]:
-    """Return the IDs in a text such as `#17 #42`.
-
-    Raises:
-        TokenIdError: An ID is outside the table.
-    """
+    """Return the IDs in a text such as `#17 #42`."""
     ids = [whole_number(digits) for digits in re.findall(r"\d+", text)]
     outside = next((number for number in ids if number >= vocab_size), None)
     if outside is not None:

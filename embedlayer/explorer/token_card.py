@@ -26,8 +26,7 @@ from embedlayer.explorer.text_ids import text_ids, vocabulary_of
 from embedlayer.explorer.tokens import BAKED_ROWS, Params, token_ids
 from embedlayer.opening.opened_model import OpenedModel
 
-LISTED_EQUAL = 8
-"""Largest number of rows that are listed as equal to a row."""
+LISTED_EQUAL = 8  # largest number of rows that are listed as equal to a row
 
 TRIED_BEFORE = ("The ", "The", "", *CONTEXTS, *"abcdefghijklmnopqrstuvwxyz")
 """Texts that are tried before a token's own text, to find a text that contains the token."""
@@ -88,12 +87,7 @@ def baked(source: OpenedModel) -> list[Params]:
 
 
 def _token(source: OpenedModel, params: Params) -> int:
-    """Read one token ID from the parameter `id`.
-
-    Raises:
-        SizeError: It is not one ID.
-        TokenIdError: The ID is outside the table.
-    """
+    """Read one token ID from the parameter `id`."""
     ids = token_ids(params, "id", source.table.vocab_size)
     if len(ids) != 1:
         raise SizeError(f"id is the ID of one token; found {params.get('id')!r}.")

@@ -17,16 +17,10 @@ from embedlayer.explorer.text_ids import vocabulary_of, whole_number
 from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.tokenization.tokenizer_calls import encode as encode_text
 
-Params = Mapping[str, str]
-"""Parameters of a request, by name."""
-
-COMPONENTS = 6
-"""Number of principal components that can be axes of the map."""
-
-BAKED_COMPONENTS = 3
-"""Number of principal components of which an exported page stores the coordinates."""
-BAKED_NUMBERS = 6_000_000
-"""An exported page holds all vectors, as int8, of a table with at most so many numbers."""
+Params = Mapping[str, str]  # parameters of a request, by name
+COMPONENTS = 6  # number of principal components that can be axes of the map
+BAKED_COMPONENTS = 3  # number of principal components of which an exported page stores the coordinates
+BAKED_NUMBERS = 6_000_000  # an exported page holds all vectors, as int8, of a table with at most so many numbers
 
 BAKED_ROWS = 50_000
 """Of a larger table with at most so many rows, an exported page holds the nearest neighbours of each token."""
@@ -247,11 +241,7 @@ def token_ids(params: Params, name: str, vocab_size: int) -> list[int]:
 
 
 def _number(params: Params, name: str, default: int, *, most: int) -> int:
-    """Read a whole number from a parameter of a request; a missing parameter gives `default`.
-
-    Raises:
-        SizeError: The parameter is not a number from 1 to `most`.
-    """
+    """Read a whole number from a parameter of a request; a missing parameter gives `default`."""
     text = params.get(name, str(default))
     if not text.isdecimal() or not 1 <= whole_number(text) <= most:
         raise SizeError(f"{name} is a number from 1 to {most}; found {text!r}.")

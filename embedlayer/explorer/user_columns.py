@@ -24,8 +24,7 @@ from embedlayer.explorer.tokens import Params, to_bytes
 from embedlayer.io.files import MOST_BYTES, require_file
 from embedlayer.opening.opened_model import OpenedModel
 
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
-"""The character between two values of a text file, by the file's suffix."""
+DELIMITERS = {".csv": ",", ".tsv": "\t"}  # the character between two values of a text file, by the file's suffix
 
 Cell = str | int | float | None
 """A value of a file: `None` where there is none."""
@@ -138,11 +137,7 @@ def _columns_of(source: OpenedModel) -> tuple[UserColumn, ...]:
 
 
 def _read_text(path: Path) -> tuple[list[str], list[list[Cell]]]:
-    """Read names and columns of a text file; a column has numbers if every value is one, and `None` for an empty one.
-
-    Raises:
-        FileError: The file cannot be read, or a line has another number of values than the header.
-    """
+    """Read names and columns of a text file; a column has numbers if every value is one, and `None` for no value."""
     if path.suffix not in DELIMITERS:
         raise FileError(f"{path}: columns are read from a {', '.join(DELIMITERS)} or .parquet file.")
     require_file(path, most=MOST_BYTES)
@@ -181,12 +176,7 @@ def _number(text: str) -> float:
 
 
 def _read_parquet(path: Path) -> tuple[list[str], list[list[Any]]]:
-    """Read names and columns of a parquet file.
-
-    Raises:
-        FileError: The file cannot be read.
-        MissingExtraError: pyarrow is missing.
-    """
+    """Read names and columns of a parquet file."""
     require_file(path)
     parquet, arrow = require("pyarrow.parquet", extra="parquet"), require("pyarrow", extra="parquet")
     try:
@@ -200,12 +190,7 @@ def _read_parquet(path: Path) -> tuple[list[str], list[list[Any]]]:
 
 
 def _rows_of(keys: Mapping[str, list[Any]], source: OpenedModel, path: Path) -> list[int | None]:
-    """Return the row of the table for each line of a file; `None` for a line about a token that the table lacks.
-
-    Raises:
-        SizeError: An ID or all tokens are unknown, or a key stands for several rows or occurs twice; or `id` and
-            `token` disagree.
-    """
+    """Return the row of the table for each line of a file; `None` for a line about a token that the table lacks."""
     rows: list[int | None]
     if "id" in keys:
         rows = [_checked_id(key, source.table.vocab_size, path) for key in keys["id"]]
@@ -219,11 +204,7 @@ def _rows_of(keys: Mapping[str, list[Any]], source: OpenedModel, path: Path) -> 
 
 
 def _checked_id(key: Any, vocab_size: int, path: Path) -> int:
-    """Return a value of the column `id` as a row number.
-
-    Raises:
-        SizeError: The value is no whole number, or outside the table.
-    """
+    """Return a value of the column `id` as a row number."""
     if not isinstance(key, int | float) or not 0 <= key < vocab_size or int(key) != key:
         raise SizeError(f"{path}: id is a row of the table, 0..{vocab_size - 1}; found {key!r}.")
     return int(key)
@@ -246,11 +227,7 @@ def _readable(source: OpenedModel) -> dict[str, list[int]]:
 
 
 def _check_texts(rows: list[int], texts: list[Any], source: OpenedModel, path: Path) -> None:
-    """Check that the column `token` of a file agrees with its column `id`.
-
-    Raises:
-        SizeError: A text is not that of its row.
-    """
+    """Check that the column `token` of a file agrees with its column `id`."""
     entries, readable = _entries(source), _readable(source)
     for row, text in zip(rows, texts, strict=False):
         if text and row not in entries.get(text, []) + readable.get(text, []):
@@ -264,9 +241,6 @@ def _rows_of_texts(texts: list[str], source: OpenedModel, path: Path) -> list[in
     """Return the rows that the column `token` stands for; `None` for a text that no token has.
 
     The texts are entries of the vocabulary or readable texts, whichever more of them are.
-
-    Raises:
-        SizeError: No token has one of these texts, or several have the same.
     """
     entries, by_text = _entries(source), _readable(source)
     if sum(text in entries for text in texts) >= sum(text in by_text for text in texts):
@@ -284,14 +258,7 @@ def _rows_of_texts(texts: list[str], source: OpenedModel, path: Path) -> list[in
 
 
 def _column(name: str, cells: Sequence[Cell], rows: Iterable[int], vocab_size: int) -> UserColumn:
-    """Return a column with one value per row of the table.
-
-    Args:
-        name: Name of the column.
-        cells: Values of the lines.
-        rows: Row of the table for each line.
-        vocab_size: Number of rows, V.
-    """
+    """Return a column with one value per row of the table."""
     values = torch.full((vocab_size,), math.nan)
     places = torch.tensor(list(rows), dtype=torch.long)
     if not any(isinstance(each, str) for each in cells):

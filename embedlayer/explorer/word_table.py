@@ -5,8 +5,7 @@ from pathlib import Path
 from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.opening.readers import open_model
 
-WORD_TABLE = Path(__file__).with_name("words")
-"""Folder of the saved table; its README.md says where the rows come from."""
+WORD_TABLE = Path(__file__).with_name("words")  # folder of the saved table; its README.md says where the rows come from
 
 TITLE = "4,000 words of MiniLM"
 

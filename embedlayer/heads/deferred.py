@@ -571,8 +571,7 @@ RULES[F.cross_entropy] = lambda func, logits, args, kwargs: _cross_entropy(*args
 """Functions that need no values of deferred logits, as methods and as functions of torch, and their rules."""
 
 COMMUTATIVE = (_multiplied, _shifted)
-AUTOGRAD = {torch.autograd.grad, torch.autograd.backward}
-"""Functions that take tensors of the autograd graph."""
+AUTOGRAD = {torch.autograd.grad, torch.autograd.backward}  # functions that take tensors of the autograd graph
 
 _ATTRIBUTES = ["shape", "dtype", "device", "layout", "ndim", "itemsize", "nbytes", "names", "requires_grad", "is_leaf"]
 _ATTRIBUTES += ["is_cuda", "is_cpu", "is_meta", "is_sparse", "is_sparse_csr", "is_quantized", "is_nested", "is_mkldnn"]

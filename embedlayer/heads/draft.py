@@ -351,9 +351,7 @@ class DraftHead(ComputedBuffers):
     def _draft_targets(self, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
         """Return the draft ID of each target, or -100 where there is none, and a mask of targets outside the draft.
 
-        Args:
-            targets: Token IDs, or `ignore_index`, `(...)`.
-            ignore_index: Value of targets that are ignored; they are not in the mask.
+        Ignored targets are not in the mask.
         """
         ignored = targets == ignore_index
         drafts = self.to_draft(targets.masked_fill(ignored, 0))
@@ -367,11 +365,6 @@ class DraftHead(ComputedBuffers):
 
         Returns:
             The tensors; `None` if the head or the table computes its logits in a way that rows do not tell.
-
-        Raises:
-            ShapeError: `hidden` has another width than the head expects.
-            SizeError: The head has another number of tokens than at construction.
-            CheckpointError: PEFT has put a module on the head that a draft head cannot read.
         """
         self._check_vocab_size()
         table = self._table()
@@ -388,12 +381,7 @@ class DraftHead(ComputedBuffers):
         return states, self._rows(table, hidden.device)
 
     def _rows(self, table: TokenTable | None, device: torch.device) -> Tensor:
-        """Return the rows of the draft vocabulary, `(N, D)`, as a new tensor.
-
-        Args:
-            table: Result of `_table`.
-            device: Device of the rows.
-        """
+        """Return the rows of the draft vocabulary, `(N, D)`, as a new tensor."""
         ids = self.token_tensor.to(device)
         if table is not None:
             return table.look_up(ids)
@@ -401,19 +389,11 @@ class DraftHead(ComputedBuffers):
         return rows
 
     def _table(self) -> TokenTable | None:
-        """Return the table whose rows are read, with PEFT's adapters; `None` for an untied head.
-
-        Raises:
-            CheckpointError: PEFT has put a module on the head that a draft head cannot read.
-        """
+        """Return the table whose rows are read, with PEFT's adapters; `None` for an untied head."""
         return self.head if isinstance(self.head, TokenTable) else _output(self.head).adapted_table
 
     def _is_product(self, table: TokenTable | None) -> bool:
-        """Return whether the logits are products with the rows: no method that computes them was overridden.
-
-        Args:
-            table: Result of `_table`.
-        """
+        """Return whether the logits are products with the rows: no method that computes them was overridden."""
         head = self.head
         if isinstance(head, PredictionHead) and not is_unchanged(head, **_PREDICTION_FORWARD):
             return False
@@ -422,11 +402,7 @@ class DraftHead(ComputedBuffers):
         return table is None or _computes_logits_by(table, "look_up")
 
     def _check_vocab_size(self) -> None:
-        """Check that the head has as many tokens as when this head was built, since an edit may have renumbered them.
-
-        Raises:
-            SizeError: It has another number of tokens.
-        """
+        """Check that the head has as many tokens as when this head was built; an edit may have renumbered them."""
         size = self._current_vocab_size()
         if size != self.vocab_size:
             raise SizeError(
@@ -437,9 +413,7 @@ class DraftHead(ComputedBuffers):
     def _selected_logits(self, options: LogitOptions, hidden: Tensor) -> Tensor:
         """Return the draft logits, selected from all logits of the head or table.
 
-        Args:
-            options: Further options, in terms of the full vocabulary.
-            hidden: Hidden states, `(..., D)`.
+        `options` are in terms of the full vocabulary.
         """
         ids = self.token_tensor.to(hidden.device)
         if isinstance(self.head, TokenTable):

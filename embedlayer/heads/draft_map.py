@@ -18,8 +18,7 @@ from embedlayer.io.files import replace_file
 from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.io.weight_files import WeightFiles, choose_weight_files, find_folder, no_such_path
 
-D2T, T2D = "d2t", "t2d"
-"""EAGLE-3's names of the two tensors that describe a draft vocabulary."""
+D2T, T2D = "d2t", "t2d"  # EAGLE-3's names of the two tensors that describe a draft vocabulary
 
 EAGLE_SUFFIX, FR_SPEC_SUFFIX = ".safetensors", ".pt"
 _PICKLE_SUFFIXES = (FR_SPEC_SUFFIX, ".pth")
@@ -245,11 +244,7 @@ def _tokens_of(d2t: Tensor, t2d: Tensor | None, *, source: str) -> tuple[int, ..
 
 
 def _check_mask(t2d: Tensor, ids: Int[Tensor, " N"], *, source: str) -> None:
-    """Check that the mask of an EAGLE-3 file selects the tokens `ids`, in the same order.
-
-    Raises:
-        CheckpointError: It does not, or is no mask.
-    """
+    """Check that the mask of an EAGLE-3 file selects the tokens `ids`, in the same order."""
     if t2d.dim() != 1 or t2d.dtype != torch.bool:
         raise CheckpointError(
             f"{source}: {T2D} must be bool of shape (V,), not {str(t2d.dtype).removeprefix('torch.')} of shape "

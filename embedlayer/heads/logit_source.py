@@ -20,8 +20,7 @@ from embedlayer.tables.adapters import Adapter, LoraAdapter, adapt_products
 
 logger = logging.getLogger(__name__)
 
-SAMPLES = 64
-"""Number of rows and of columns of a weight that are compared to notice a write that torch does not count."""
+SAMPLES = 64  # number of rows and of columns of a weight that are compared to notice a write that torch does not count
 
 
 class LogitsReport:

@@ -244,11 +244,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         return table
 
     def _adapted_table(self) -> AdaptedTable:
-        """Return the table that the references of `follow` find now, with the PEFT adapters on it.
-
-        Raises:
-            CheckpointError: There are several tables, and their adapters differ.
-        """
+        """Return the table that the references of `follow` find now, with the PEFT adapters on it."""
         return require_same_adapters(self._resolved())
 
     def _resolved(self) -> list[AdaptedTable]:
@@ -416,13 +412,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         return finish_logits(linear_with_fixed_row(hidden, self.weight, self.padding_idx, self.bias), **options)
 
     def _deferred(self, hidden: Tensor, table: TokenTable | None, report: LogitsReport) -> Tensor | None:
-        """Return deferred logits, or `None` if they must be computed now.
-
-        Args:
-            hidden: Hidden states, `(..., D)`.
-            table: The table that the head reads now, or `None` for its own weight.
-            report: Where to log that logits are read.
-        """
+        """Return deferred logits, or `None` if they must be computed now."""
         rows = self._dense_rows(table)
         if rows is None:
             return None
@@ -431,11 +421,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         return defer_logits(self, hidden, tensors, report)
 
     def _dense_rows(self, table: TokenTable | None) -> AdaptedTable | None:
-        """Return what has the weight of a head without options and its adapters; `None` for other heads.
-
-        Args:
-            table: The table that the head reads now, or `None` for its own weight.
-        """
+        """Return what has the weight of a head without options and its adapters; `None` for other heads."""
         rows = table.adapted_table() if isinstance(table, AdaptedRows) else AdaptedTable(self)
         is_dense = table is None or (isinstance(table, AdaptedRows) and type(rows.table) is TokenEmbedding)
         return rows if is_dense and (self.logit_scale, self.softcap, self.padding_idx) == (1.0, None, None) else None
@@ -490,11 +476,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         return LinearLogits(hidden, self.weight, impl=impl, **options)
 
     def _check_width(self, hidden: Tensor) -> None:
-        """Check the width of hidden states.
-
-        Raises:
-            ShapeError: It is another one. If it is the number of tokens, the two sizes of the head were exchanged.
-        """
+        """Check the width of hidden states."""
         width, tokens = self.in_features, self.out_features
         if hidden.dim() > 0 and width != hidden.shape[-1] == tokens and not self.tied:
             raise ShapeError(
@@ -531,16 +513,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
 
 
 def _one_of(value: int | None, other: int | None, name: str) -> int | None:
-    """Return the size that was passed under one of two names, as `value` or as `other`; `None` if neither was.
-
-    Args:
-        value: Size under one name, or `None`.
-        other: Size under the other name, or `None`.
-        name: Names for the error message.
-
-    Raises:
-        SizeError: The size was passed under both names.
-    """
+    """Return the size that was passed under one of two names, as `value` or as `other`; `None` if neither was."""
     if value is not None and other is not None:
         raise SizeError(f"{name} was passed twice: {value} and {other}.")
     return other if value is None else value

@@ -99,15 +99,7 @@ def resolve_table(module: nn.Module, name: str) -> AdaptedTable:
 
 
 def _active_adapters(wrapper: Any, name: str) -> Iterator[Adapter]:
-    """Yield the active adapters of one PEFT module that wraps a table.
-
-    Args:
-        wrapper: The module of PEFT.
-        name: Name of the table in its parent, for the error.
-
-    Raises:
-        CheckpointError: An adapter is neither LoRA nor trainable tokens, or is a variant of LoRA (DoRA).
-    """
+    """Yield the active adapters of one PEFT module that wraps a table."""
     low_rank, replaced = (hasattr(wrapper, kind) for kind in ("lora_embedding_A", "trainable_tokens_delta"))
     if not low_rank and not replaced:
         raise CheckpointError(

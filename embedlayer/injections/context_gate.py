@@ -14,8 +14,7 @@ from embedlayer.injections.history import DecodingState, documents_of, prepend_h
 from embedlayer.io.files import JsonObject
 from embedlayer.saving import Pretrained, describe
 
-SMALLEST_SCORE = 1e-6
-"""Smallest magnitude of a gate's score before the square root, whose gradient at 0 is infinite."""
+SMALLEST_SCORE = 1e-6  # smallest magnitude of a gate's score before the square root, whose gradient at 0 is infinite
 
 
 class ShortConvolution(Pretrained):

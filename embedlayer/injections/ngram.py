@@ -272,12 +272,7 @@ class NgramHash(Pretrained, ComputedBuffers):
         compressed_size = vocab_size if token_map is None else int(token_map.max()) + 1
         multipliers = _splitmix_multipliers(seed, max_order, (LARGEST_INT64 // MAX_TOKEN_IDS + 1) // 2)
         return cls(
-            vocab_size,
-            multipliers,
-            sizes,
-            pad_id=compressed_size,
-            separator_id=separator_id,
-            token_map=token_map,
+            vocab_size, multipliers, sizes, pad_id=compressed_size, separator_id=separator_id, token_map=token_map
         )
 
     @property
@@ -371,11 +366,7 @@ class NgramHash(Pretrained, ComputedBuffers):
         )
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
-        """Load as torch does, after a check of the token map.
-
-        Raises:
-            CheckpointError: A compressed ID of the token map is outside those of this hash.
-        """
+        """Load as torch does, after a check of the token map."""
         if self.token_map is not None and (fault := self._fault_of(state_dict.get(f"{prefix}token_map"))) is not None:
             raise CheckpointError(
                 f"{prefix}{fault} The weights and the configuration of the n-gram hash do not belong together, or one "

@@ -431,12 +431,7 @@ def _embed_fused(
 ) -> Float[Tensor, "*batch T D"]:
     """Compute `dropout(position.add(table(ids), positions))` in one pass over the looked-up vectors.
 
-    Args:
-        ids: Token IDs.
-        table: Table whose call may be skipped.
-        position: Position scheme whose call may be skipped.
-        positions: Position of each token; `None` for `0 .. T - 1`.
-        dropout: Dropout, which is called after the pass if its call may not be skipped; `None` for no dropout.
+    The calls of `table` and `position` are skipped; `dropout` is called after the pass if its call may not be.
     """
     addend = None
     if isinstance(position, AdditivePosition):

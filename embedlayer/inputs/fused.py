@@ -32,15 +32,13 @@ from embedlayer.tables.lookup import LookupTable, StoredRows
 GATHER_SCALE_ADD_DROP = Kernel("input", "gather_scale_add_drop")
 SUM_MASKED_SEGMENTS = Kernel("input", "sum_masked_segments")
 
-CLAIMED_NUMEL = 1 << 15
-"""Elements that a thread of a kernel claims at once."""
+CLAIMED_NUMEL = 1 << 15  # elements that a thread of a kernel claims at once
 
 BLOCK_NUMEL = 1 << 20
 """Elements in a block of torch operators: few enough for the CPU cache, enough to keep all threads busy."""
 
 
-CACHE_LINE = 64
-"""Bytes."""
+CACHE_LINE = 64  # bytes
 
 SKIPPED_METHODS: tuple[tuple[type, dict[str, Callable[..., Any]]], ...] = (
     (nn.Dropout, {"__call__": nn.Module.__call__, "forward": nn.Dropout.forward}),
@@ -98,10 +96,7 @@ def scale_add_drop(
 
 
 def gather_scale_add_drop(
-    stored: StoredRows,
-    scale: float | Tensor | None,
-    addend: Float[Tensor, "*rows T D"] | None,
-    dropout: float,
+    stored: StoredRows, scale: float | Tensor | None, addend: Float[Tensor, "*rows T D"] | None, dropout: float
 ) -> Float[Tensor, "*batch T D"]:
     """Compute `dropout(scale * weight[ids] + addend)` with the IDs and the weight of `stored`.
 
@@ -169,12 +164,7 @@ class _Dropout(NamedTuple):
 
     @classmethod
     def drawn(cls, probability: float, seed: int | None = None) -> "_Dropout":
-        """Return dropout with a seed, by default one from torch's default generator; none is drawn for probability 0.
-
-        Args:
-            probability: Probability of setting an element to 0.
-            seed: Seed of the mask, or `None` to draw one.
-        """
+        """Return dropout with a seed, by default from torch's default generator; none is drawn for probability 0."""
         threshold = round(probability * (1 << 16))
         if not threshold:
             return cls(0, 0, 1.0)
@@ -187,11 +177,6 @@ class _Dropout(NamedTuple):
         """Compute zeros and ones for the tokens from `first` on, `(tokens, D)`, in the dtype of `like`.
 
         Each token begins with a new word of four elements.
-
-        Args:
-            first: First token.
-            tokens: How many tokens.
-            like: Vectors of width D that are masked.
         """
         width = like.shape[-1]
         words = -(-width // 4)
@@ -343,14 +328,7 @@ def _compute(
 ) -> None:
     """Write `dropout(scale * rows[ids] + addend)` to `out`.
 
-    Args:
-        rows: Rows to gather, `(N, D)`.
-        ids: Row of each token, `(B, T)` or `(T,)`; `None` for the rows in order, `rows` then has the shape of `out`.
-        out: Contiguous result, `(B, T, D)` or `(T, D)`, which may be `rows`.
-        scale: Factor on rows.
-        addend: Vectors of the same dtype to add; `_fits` returns `True` for it.
-        dropout: Dropout of this pass.
-        by_kernel: Whether the kernel applies to the tensors.
+    Without `ids`, `rows` has the shape of `out`, and may be `out`.
     """
     width = out.shape[-1]
     if by_kernel and out.is_contiguous():
@@ -396,11 +374,6 @@ def _table_gradient(ctx: Any, ids: Tensor, grad: Tensor) -> Tensor | None:
     """Return the gradient of the weight, each row once; `None` if the kernel cannot run.
 
     Memory of a dense gradient that no row is written to stays untouched, so it costs no time.
-
-    Args:
-        ctx: Context of `_GatherScaleAddDrop`.
-        ids: Token IDs.
-        grad: Gradient of the result, contiguous.
     """
     segments = segments_of_equal_ids(ids.view(-1), drop=ctx.padding_idx)
     rows = len(segments.rows)
@@ -414,12 +387,7 @@ def _table_gradient(ctx: Any, ids: Tensor, grad: Tensor) -> Tensor | None:
 
 
 def _addend_gradient(ctx: Any, grad: Tensor) -> Tensor | None:
-    """Return the gradient of the addend, the sum over all sequences; `None` if the kernel cannot run.
-
-    Args:
-        ctx: Context of `_GatherScaleAddDrop`.
-        grad: Gradient of the result, contiguous.
-    """
+    """Return the gradient of the addend, the sum over all sequences; `None` if the kernel cannot run."""
     out = grad.new_empty(ctx.addend_shape)
     tokens = grad.shape[:-1].numel()
     vectors = out.view(-1, grad.shape[-1])
@@ -433,16 +401,7 @@ def _addend_gradient(ctx: Any, grad: Tensor) -> Tensor | None:
 def _sum_masked(ctx: Any, grad: Tensor, segments: Segments, places: Tensor, scale: float, out: Tensor) -> bool:
     """Write the sum of the masked gradients of each segment times `scale` to `out[places]`, in one pass over `grad`.
 
-    Args:
-        ctx: Context of `_GatherScaleAddDrop`.
-        grad: Gradient of the result, contiguous.
-        segments: Tokens that belong together.
-        places: Row of `out` for each segment.
-        scale: Factor.
-        out: Sums, `(U, D)`; other rows stay unchanged.
-
-    Returns:
-        Whether the kernel could be compiled.
+    The result is whether the kernel could be compiled.
     """
     _, order, offsets = segments
     return SUM_MASKED_SEGMENTS.run(
@@ -470,12 +429,9 @@ def _blocks(x: Tensor, *others: Tensor | None) -> Iterator[tuple[int, list[Any]]
 
     A block of `x` has at most `BLOCK_NUMEL` elements, but at least one token, and never spans two sequences.
 
-    The views are those in `x` and in the other tensors. Tokens are counted over all sequences.
-
-    Args:
-        x: Vectors, `(B, T, D)` or `(T, D)`.
-        others: Tensors with the same tokens, `(B, T, ...)`. `(T, ...)` or `(1, T, ...)` is for tokens that are the same
-            in all sequences. `None` is yielded as `None`.
+    The views are those in `x` and in the other tensors. Tokens are counted over all sequences. Other tensors have the
+    same tokens, `(B, T, ...)`, or `(T, ...)` and `(1, T, ...)` for tokens that are the same in all sequences; `None` is
+    yielded as `None`.
     """
     *batch, length, width = x.shape
     tokens = max(1, BLOCK_NUMEL // max(width, 1))

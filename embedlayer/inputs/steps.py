@@ -135,13 +135,7 @@ def trace_steps(
 
 
 def _run(step: EmbeddingStep, x: Tensor | None, batch: TokenBatch) -> Tensor:
-    """Return the vectors after one step.
-
-    Args:
-        step: The step.
-        x: Vectors after the step before; `None` before the look-up.
-        batch: Inputs of the steps.
-    """
+    """Return the vectors after one step."""
     name, module = step
     if x is None:
         x = module(batch.ids)
@@ -182,13 +176,7 @@ def _trace_look_up(table: Callable[..., Any], ids: Ids) -> Iterator[TracedStep]:
 
 
 def _trace(step: EmbeddingStep, x: Tensor, batch: TokenBatch) -> Iterator[TracedStep]:
-    """Run one step after the look-up, and yield its vectors with a description; nothing for the look-up itself.
-
-    Args:
-        step: The step.
-        x: Vectors after the step before.
-        batch: Inputs of the steps.
-    """
+    """Run one step after the look-up, and yield its vectors with a description; nothing for the look-up itself."""
     name, module = step
     if name == "look_up":
         return
@@ -220,12 +208,6 @@ def _added_positions(position: Position, x: Tensor, result: Tensor, positions: P
     """Return a description of what `position.add` did, and the vectors that it added.
 
     The vectors are `None` for a scheme that is applied in attention.
-
-    Args:
-        position: The position scheme.
-        x: Vectors before the step.
-        result: Vectors after the step.
-        positions: Position of each token.
     """
     kind = type(position).__name__
     if position.hook != "add":

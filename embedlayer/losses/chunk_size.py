@@ -7,8 +7,7 @@ import math
 
 BUFFER_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
 MAX_CHUNK_TOKENS = {"cpu": 512, "cuda": 8192}
-MULTIPLE = 16
-"""Matrix products are fastest for a multiple of this number of tokens."""
+MULTIPLE = 16  # matrix products are fastest for a multiple of this number of tokens
 ROWS_OF_A_BLOCK = {"cpu": 2048, "cuda": 4096}
 """Rows whose logits are computed and reduced before the next: on a CPU a block stays in the cache."""
 

@@ -22,17 +22,10 @@ JENSEN_SHANNON = Kernel("softmax", "jensen_shannon")
 DIVERGENCE_GRADIENT = Kernel("softmax", "divergence_gradient")
 ADD_BFLOAT16 = Kernel("softmax", "add_bfloat16")
 
-PART = 256
-"""Rows whose totals are summed on their own: rounding errors grow with the number of terms of a sum."""
-
-LANES = 64
-"""Tokens whose largest logits a thread looks for at a time."""
-
-NO_ID = 2**52
-"""Larger than every token ID; a float64 can hold it."""
-
-BLOCK_NUMEL = 1 << 17
-"""Logits that a thread claims at once."""
+PART = 256  # rows whose totals are summed on their own: rounding errors grow with the number of terms of a sum
+LANES = 64  # tokens whose largest logits a thread looks for at a time
+NO_ID = 2**52  # larger than every token ID; a float64 can hold it
+BLOCK_NUMEL = 1 << 17  # logits that a thread claims at once
 
 
 class _Requests(NamedTuple):

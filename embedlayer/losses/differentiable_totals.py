@@ -103,12 +103,7 @@ def compute_loss(
 
 
 class _Job:
-    """Hold a request for a head whose rows are a matrix, without the tensors that autograd saves.
-
-    Args:
-        student: The head and its hidden states.
-        request: What to compute.
-    """
+    """Hold a request for a head whose rows are a matrix, without the tensors that autograd saves."""
 
     def __init__(self, student: LinearLogits, request: Request) -> None:
         self.student = student
@@ -133,16 +128,7 @@ class _Job:
         return self.student.with_tensors(hidden, weight, bias), tuple(others)
 
     def differentiable(self, student: LinearLogits, value: Callable[[Totals], list[Tensor]], grads: Any) -> Gradients:
-        """Compute gradients by the plain definition, so that they can be differentiated again or batched.
-
-        Args:
-            student: The head with its saved tensors.
-            value: Function from totals to the outputs that have gradients.
-            grads: These gradients.
-
-        Raises:
-            SizeError: The rows are sharded.
-        """
+        """Compute gradients by the plain definition, so that they can be differentiated again or batched."""
         if student.is_sharded:
             raise SizeError("The loss of a sharded table has no second derivatives: leave out create_graph=True.")
         create_graph = torch.is_grad_enabled()
@@ -267,14 +253,7 @@ def _block_totals(student: BlockLogits, request: Request) -> Totals:
 def _sweep(
     student: BlockLogits, request: Request, chunk: tuple[Tensor, Tensor | None, Tensor | None], previous: Totals
 ) -> Totals:
-    """Compute the totals of one sweep over all blocks of rows for a chunk of tokens.
-
-    Args:
-        student: Computes logits of any hidden states.
-        request: What to compute.
-        chunk: Hidden states of the student and of the teacher, and requested IDs `(K, C)`.
-        previous: Totals of the earlier sweeps.
-    """
+    """Compute the totals of one sweep over all blocks of rows for a chunk of tokens."""
     hidden, teacher_hidden, ids = chunk
 
     def terms(hidden: Tensor, start: int, stop: int) -> Totals:

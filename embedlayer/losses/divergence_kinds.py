@@ -33,8 +33,7 @@ from embedlayer.losses.objective import (
     softmax_totals,
 )
 
-TEACHER = "_teacher"
-"""Suffix of the totals of the teacher's logits."""
+TEACHER = "_teacher"  # suffix of the totals of the teacher's logits
 
 
 class Divergence(Objective, TokenLoss):
@@ -262,9 +261,7 @@ def _logsumexp_difference(totals: Totals) -> Tensor:
 def _merge(parts: Totals, weights: str) -> Totals:
     """Combine two softmaxes and a mean over blocks.
 
-    Args:
-        parts: Totals of the blocks.
-        weights: Suffix of the softmax whose probabilities weight the mean.
+    `weights` is the suffix of the softmax whose probabilities weight the mean.
     """
     only = only_part(parts)
     if only is not None:

@@ -97,12 +97,7 @@ def divergence(
 
 
 def _check_pair(student: UncomputedLogits, teacher: UncomputedLogits) -> None:
-    """Check that two heads have the same vocabulary and tokens, and rows on the same ranks.
-
-    Raises:
-        ShapeError: The vocabularies or the batches have different sizes.
-        SizeError: The teacher's rows are sharded and the student's are not, or in another way.
-    """
+    """Check that two heads have the same vocabulary and tokens, and rows on the same ranks."""
     if student.vocab_size != teacher.vocab_size:
         raise ShapeError(
             f"The student has {student.vocab_size} tokens and the teacher {teacher.vocab_size}: a divergence needs one "
@@ -123,13 +118,7 @@ def _check_pair(student: UncomputedLogits, teacher: UncomputedLogits) -> None:
 
 
 def _checked_ids(student: UncomputedLogits, teacher: TopKTargets, kept: Tensor) -> Tensor:
-    """Check a teacher's tokens, and return their IDs as `(N, K)`; positions that do not count have ID 0.
-
-    Raises:
-        ShapeError: IDs and log-probabilities are not `(..., K)` for the student's hidden states `(..., D)`.
-        SizeError: K is 0 or above V.
-        TokenIdError: An ID is outside the vocabulary.
-    """
+    """Check a teacher's tokens, and return their IDs as `(N, K)`; positions that do not count have ID 0."""
     ids, shape = teacher.ids, student.hidden.shape[:-1]
     if ids.shape != teacher.log_probs.shape or ids.shape[:-1] != shape or ids.dim() != len(shape) + 1:
         raise ShapeError(

@@ -7,11 +7,8 @@ from torch import Tensor
 from embedlayer.core.errors import SizeError
 from embedlayer.core.torch_state import plain_operators_only
 
-GROUP = 16
-"""Number of neighbouring logits whose maximum is looked at first."""
-
-LEAST_GROUPED = 2048
-"""Of fewer logits `torch.topk` is faster without groups."""
+GROUP = 16  # number of neighbouring logits whose maximum is looked at first
+LEAST_GROUPED = 2048  # of fewer logits `torch.topk` is faster without groups
 
 
 def check_top_k(k: int, vocab_size: int) -> None:
@@ -86,12 +83,7 @@ def _maxima(logits: Tensor) -> Tensor:
 
 
 def _members(groups: Tensor, size: int) -> Tensor:
-    """Return the indices of all logits in some groups, and of those in no whole group, in ascending order.
-
-    Args:
-        groups: Indices of the groups in ascending order, `(..., K)`.
-        size: Number of all logits, V.
-    """
+    """Return the indices of all logits in some groups, and of those in no whole group, in ascending order."""
     ids = (groups.unsqueeze(-1) * GROUP + torch.arange(GROUP, device=groups.device)).flatten(-2)
     rest = torch.arange(size // GROUP * GROUP, size, device=groups.device)
     return torch.cat([ids, rest.expand(*ids.shape[:-1], -1)], dim=-1)

@@ -117,11 +117,7 @@ def _some_logits(logits: Tensor, start: int, stop: int) -> Tensor:
 
 
 def _require_temperature_alone(options: Mapping[str, object]) -> None:
-    """Check that no option but the temperature is passed for logits, which their model has finished.
-
-    Raises:
-        SizeError: Another one is passed.
-    """
+    """Check that no option but the temperature is passed for logits, which their model has finished."""
     others = [name for name in options if name != "temperature"]
     if others:
         raise SizeError(

@@ -74,14 +74,6 @@ def _operator(
 ) -> tuple[Tensor, ...]:
     """Compute the loss and its gradients in one pass.
 
-    Args:
-        hidden: Hidden states, `(..., D)`.
-        weight: Rows of the head, `(V, D)`.
-        bias: Bias of the rows, or `None`.
-        targets: Target token IDs, `(...)`.
-        grad_output: Gradient of the final scalar with respect to the loss; `None` for 1.
-        rest: `OperatorArguments.flat()`.
-
     Returns:
         The loss, and the gradients of `hidden`, `weight` and `bias`. A gradient that is not requested is an empty
         tensor, as are all with `reduction="none"` and without `grad_output`.

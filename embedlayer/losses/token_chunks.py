@@ -124,9 +124,6 @@ class _Packed:
     """Totals of a chunk as one tensor for each dtype, `(C, S)`, to send them to other ranks.
 
     `log_sum` is left out, as it follows from `sums`.
-
-    Args:
-        totals: Totals, `(C,)` or `(K, C)`.
     """
 
     def __init__(self, totals: Totals) -> None:

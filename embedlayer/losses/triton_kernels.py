@@ -21,10 +21,8 @@ from embedlayer.core.index_checks import raise_if_outside
 from embedlayer.losses.finishing import BlockFinishing
 from embedlayer.losses.uncomputed_logits import LinearLogits
 
-BLOCK = tl.constexpr(64)
-"""Tokens, rows and columns of a block."""
-SHARES = 16
-"""Parts of the vocabulary in the forward pass."""
+BLOCK = tl.constexpr(64)  # tokens, rows and columns of a block
+SHARES = 16  # parts of the vocabulary in the forward pass
 
 
 @triton.jit
@@ -76,15 +74,6 @@ def _dlogits(logits, lse, factors, targets, tokens, rows, numbers):
 
     Without a soft cap it is `(softmax - one_hot) * factor`. The logit scale is not included: the kernels multiply by
     it.
-
-    Args:
-        logits: Result of `_logits`.
-        lse: Pointer to the logsumexp of each token.
-        factors: Pointer to the gradient with respect to each token's loss.
-        targets: Pointer to the target token IDs.
-        tokens: Indices of the tokens of the block.
-        rows: Indices of the rows of the block.
-        numbers: Sizes and options.
     """
     num_tokens, num_rows, _width, _scale, softcap, masked = numbers
     inside = tokens < num_tokens

@@ -167,12 +167,7 @@ class LinearLogits(UncomputedLogits):
 
     @classmethod
     def sharded(
-        cls,
-        hidden: Tensor,
-        weight: Tensor,
-        options: LogitSettings,
-        collectives: Collectives,
-        partition: RowPartition,
+        cls, hidden: Tensor, weight: Tensor, options: LogitSettings, collectives: Collectives, partition: RowPartition
     ) -> "LinearLogits":
         """Describe the logits of this rank's hidden states over the rows of all ranks.
 

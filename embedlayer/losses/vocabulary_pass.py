@@ -151,9 +151,7 @@ class VocabularyPass:
     def _allocate(self, step: int, *, kept: bool) -> list[Tensor]:
         """Allocate the workspace for blocks of chunks, and return memory for the logits of each head.
 
-        Args:
-            step: Largest number of tokens of each rank in a chunk.
-            kept: Whether all blocks of a chunk are in memory at once.
+        With `kept` all blocks of a chunk are in memory at once.
         """
         tokens = step * len(self.tokens.counts)
         numbers = min(ROWS_OF_A_BLOCK[self.device], self.rows) * tokens
@@ -165,10 +163,7 @@ class VocabularyPass:
     def _blocks(self, chunk: Chunk, buffers: list[Tensor], *, kept: bool) -> list[LogitBlock]:
         """Return the blocks of a chunk over this rank's rows; their logits are not computed.
 
-        Args:
-            chunk: The tokens.
-            buffers: Memory for each head: of all rows, or of one block, which all blocks share.
-            kept: Whether it is of all rows.
+        With `kept` the memory in `buffers` is of all rows, else of one block, which all blocks share.
         """
         tokens, size, blocks = sum(chunk.sizes), ROWS_OF_A_BLOCK[self.device], []
         for start in range(0, self.rows, size):
@@ -191,11 +186,7 @@ class VocabularyPass:
     def _sweep(self, chunk: Chunk, blocks: list[LogitBlock], kept: bool, earlier: Totals) -> Totals:
         """Return the totals of one sweep over this rank's blocks, merged with those of all ranks.
 
-        Args:
-            chunk: The tokens.
-            blocks: The blocks.
-            kept: Whether each block has memory of its own: then only the first sweep computes the logits.
-            earlier: Totals of the earlier sweeps.
+        With `kept` each block has memory of its own: then only the first sweep computes the logits.
         """
         compiled = self.objective.compiled_terms(chunk.ids, earlier) if self.compiled else None
         parts = []
@@ -220,13 +211,7 @@ class VocabularyPass:
     ) -> None:
         """Add the gradients of a chunk to `sums`; its logits are overwritten.
 
-        Args:
-            sums: Gradients of all chunks.
-            chunk: The tokens.
-            blocks: The blocks.
-            totals: Totals of the chunk over the whole vocabulary.
-            grads: Their gradients.
-            kept: Memory of the logits of all blocks; `None` if these share memory and are computed again.
+        `kept` is the memory of the logits of all blocks; `None` if these share memory and are computed again.
         """
         x_CD = chunk.hidden[0]
         compiled = self.objective.compiled_dlogits(chunk.ids, totals, grads) if self.compiled else None

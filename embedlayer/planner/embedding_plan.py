@@ -41,8 +41,7 @@ from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS, ROWS_OF_A_BLOCK, toke
 
 Value = TypeVar("Value")
 
-PARTS = ("table", "head", "position", "per_layer", "delta")
-"""Parts of the weights, each with its parameters and bytes."""
+PARTS = ("table", "head", "position", "per_layer", "delta")  # parts of the weights, each with its parameters and bytes
 
 DTYPE_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4, "q8_0": 8, "q4_0": 4}
 """Bits of one stored number, by the name of its type."""
@@ -55,8 +54,7 @@ OPTIMIZER_MOMENTS = {"adamw": 2, "adagrad": 1, "sgd": 0, "none": 0}
 ROW_STATES = {"adamw": 0, "rowwise_fp32": 32, "rowwise_bf16": 16, "rowwise": 0}
 """Bits of the first moment of a number of a row-sparse table, for rules with one second moment a row."""
 
-STEP_BYTES = 2 * 4
-"""Bytes of the two step numbers of a row of a row-sparse table."""
+STEP_BYTES = 2 * 4  # bytes of the two step numbers of a row of a row-sparse table
 
 SCALE_BYTES = {"int8": 8, "int4": 4, "q8_0": 2, "q4_0": 2}
 """Bytes of the step and the offset of a quantised row, or of a group of its numbers: in fp32, in fp16; GGUF's blocks
@@ -65,12 +63,10 @@ have a step in fp16 alone."""
 GGUF_BLOCK = {"q8_0": 32, "q4_0": 32}
 """Numbers in a group of GGUF's types. The last block of a row is filled up."""
 
-ROW_SCALE_BYTES = {"int8": 0, "int4": 4, "q8_0": 0, "q4_0": 0}
-"""Bytes of the fp32 scale of a quantised row."""
+ROW_SCALE_BYTES = {"int8": 0, "int4": 4, "q8_0": 0, "q4_0": 0}  # bytes of the fp32 scale of a quantised row
 
 ID_BYTES = 8
-ROWS_AT_ONCE = 8192
-"""Rows in a block of logits where no single matrix holds the rows of a tied head."""
+ROWS_AT_ONCE = 8192  # rows in a block of logits where no single matrix holds the rows of a tied head
 
 
 def _option(
@@ -78,24 +74,13 @@ def _option(
 ) -> Any:
     """Return a dataclass field whose `metadata` has what the documentation, the checks and the command need.
 
-    Args:
-        default: Default value; `MISSING` for a required field.
-        help: One sentence about the option.
-        flag: Name of the command-line option; `""` if it is the name of the field.
-        least: Smallest allowed number, or `None` without a limit.
-        choices: Allowed values of a string, or `None` if the option is not a choice.
+    An empty `flag` stands for the name of the field, and `least` is the smallest allowed number.
     """
     return field(default=default, metadata={"help": help, "flag": flag, "least": least, "choices": choices})
 
 
 class _Planned(property, Generic[Value]):
-    """A property of a plan as a line of data: its meaning, its formula, and when it is not 0.
-
-    Args:
-        meaning: The docstring of the property.
-        formula: Function of the plan.
-        when: Condition of the plan; where it is false, the value is 0.
-    """
+    """A property of a plan as a line of data: its meaning, its formula, and when it is not 0."""
 
     def __init__(
         self,

@@ -104,11 +104,7 @@ def _family(config: JsonObject, text: JsonObject) -> Family:
 
 
 def _whole(config: Mapping[str, Any], key: str) -> int:
-    """Return a size of the configuration.
-
-    Raises:
-        CheckpointError: It is missing, or no whole number from 1.
-    """
+    """Return a size of the configuration."""
     return as_whole_number(config.get(key), key)
 
 

@@ -23,8 +23,7 @@ from embedlayer.positions.position import Position
 Layer = TransformerEmbedding | GPTEmbedding | DecoderLM | EmbeddingLayer
 MOST_TOKENS = 64
 
-MOST_CELLS = 400
-"""Largest number of rows or columns with at least a pixel for each cell."""
+MOST_CELLS = 400  # largest number of rows or columns with at least a pixel for each cell
 
 
 def position_heatmap(
@@ -66,10 +65,7 @@ def position_heatmap(
 
 
 def compare_positions(
-    schemes: Mapping[str, Position | Float[Tensor, "_ _"]],
-    *,
-    length: int = 64,
-    title: str = "Schemes side by side",
+    schemes: Mapping[str, Position | Float[Tensor, "_ _"]], *, length: int = 64, title: str = "Schemes side by side"
 ) -> Figure:
     """Draw one heat map for each of several schemes, each with its own range of colours.
 

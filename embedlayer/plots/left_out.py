@@ -6,8 +6,7 @@ import numpy as np
 
 from embedlayer.plots.style import MUTED, Figure
 
-FENCE = 10.0
-"""A value is an outlier if it is more than this many interquartile ranges outside the quartiles."""
+FENCE = 10.0  # a value is an outlier if it is more than this many interquartile ranges outside the quartiles
 
 LEAST_SPREAD = 1e-3
 """Least interquartile range, as a share of the larger quartile: numbers that differ by rounding have no outliers."""

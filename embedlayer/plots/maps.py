@@ -25,8 +25,7 @@ from embedlayer.tables.lookup import LookupTable
 from embedlayer.tokenization.ids import require_rows
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer
 
-NAMED_ROWS = 2048
-"""Largest number of whole words among which hubs are searched."""
+NAMED_ROWS = 2048  # largest number of whole words among which hubs are searched
 
 _TITLES = ("The rows in a layout that keeps neighbours close", "The rows along their first two principal components")
 
@@ -136,9 +135,7 @@ def table_map(
 def _colours(values: Float[Tensor, " N"] | None, rows: Any) -> dict[str, Any]:
     """Return options of `axes.scatter` that colour some rows by their values: blue without values.
 
-    Args:
-        values: One number for each row of the table, or `None`. Their range without outliers has all the colours.
-        rows: Indices of the rows, a NumPy array.
+    The range of the values without outliers has all the colours.
     """
     if values is None:
         return {"color": BLUE}
@@ -186,8 +183,7 @@ def _words(table: LookupTable, tokenizer: Tokenizer) -> dict[int, str]:
 def _height_for(points: Any) -> float:
     """Return the height of a figure in inches, from 3.8 to 6.2, for points that have the same scale on both axes.
 
-    Args:
-        points: Coordinates `(N, 2)`; rows that are not finite are ignored.
+    Rows that are not finite are ignored.
     """
     points = points[np.isfinite(points).all(1)]
     if not len(points):

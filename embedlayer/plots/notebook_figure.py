@@ -4,8 +4,7 @@ import io
 
 from matplotlib.figure import Figure
 
-PIXEL_RATIO = 2
-"""Pixels of the PNG file per pixel on the page, so that the figure is sharp on screens of high density."""
+PIXEL_RATIO = 2  # pixels of the PNG file per pixel on the page, so that the figure is sharp on screens of high density
 
 
 class NotebookFigure(Figure):

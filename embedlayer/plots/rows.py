@@ -22,11 +22,8 @@ from embedlayer.tables.lookup import LookupTable
 from embedlayer.tokenization.bytes import token_text
 from embedlayer.tokenization.ids import table_size
 
-ROUNDING = 1e-6
-"""Tolerance for rounding in sums of shares."""
-
-FEW_COMPONENTS = 16
-"""Largest number of components that are drawn as points on their line."""
+ROUNDING = 1e-6  # tolerance for rounding in sums of shares
+FEW_COMPONENTS = 16  # largest number of components that are drawn as points on their line
 
 
 @torch.no_grad()

@@ -19,20 +19,11 @@ from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.tables.conversions import TableLike
 from embedlayer.tokenization.bytes import token_text
 
-MOST_ROWS = 2048
-"""Largest number of rows in a matrix of all pairs; a figure has no pixels for more."""
-
-MOST_NUMBERS = 12
-"""Largest number of rows with a number in each cell."""
-
-MOST_LABELS = 128
-"""Largest number of rows with labels: the figure is as large as they need."""
-
-LABEL_HEIGHT, SMALL_LABEL_HEIGHT = 0.165, 0.125
-"""Inches that a label of 9.5 points and one of 7.5 points need."""
-
-TITLE_LENGTH = 48
-"""Characters of a panel's title that fit above it."""
+MOST_ROWS = 2048  # largest number of rows in a matrix of all pairs; a figure has no pixels for more
+MOST_NUMBERS = 12  # largest number of rows with a number in each cell
+MOST_LABELS = 128  # largest number of rows with labels: the figure is as large as they need
+LABEL_HEIGHT, SMALL_LABEL_HEIGHT = 0.165, 0.125  # inches that a label of 9.5 points and one of 7.5 points need
+TITLE_LENGTH = 48  # characters of a panel's title that fit above it
 
 
 def cosines(rows: Float[Tensor, "N D"]) -> Float[Tensor, "N N"]:
@@ -220,12 +211,7 @@ def _square(axes: Axes, values: Float[Tensor, "N N"], *, limit: float) -> object
 def _labelled(axes: Axes, values: Float[Tensor, "N N"], labels: Sequence[str], *, limit: float, side: float) -> object:
     """Draw a square matrix as `_square` does, with labels and numbers where they can be read.
 
-    Args:
-        axes: Axes to draw on.
-        values: The matrix; up to `MOST_NUMBERS` rows have the value of each cell as text.
-        labels: Label of each row and column, or none; up to `MOST_LABELS` rows have theirs.
-        limit: End of the colour range; numbers are light on dark cells.
-        side: Side of the matrix in inches.
+    Up to `MOST_NUMBERS` rows have the value of each cell as text; up to `MOST_LABELS` have their labels.
     """
     image = _square(axes, values, limit=limit)
     if 0 < len(labels) <= MOST_LABELS:

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 Axes: TypeAlias = "matplotlib.axes.Axes"
-Figure: TypeAlias = "matplotlib.figure.Figure"
-"""Types of matplotlib, which is imported only when a figure is drawn."""
+Figure: TypeAlias = "matplotlib.figure.Figure"  # types of matplotlib, which is imported only when a figure is drawn
 
 INK, MUTED, GRID, PAPER = "#1f2a37", "#5f6b7a", "#e3e7ec", "#fefefe"
 BLUE, ORANGE, GREEN, PURPLE = "#2867b2", "#d9700f", "#304818", "#a878f0"
@@ -171,10 +170,7 @@ def svg(figure: Figure, *, prefix: str) -> str:
     out = io.StringIO()
     with matplotlib.rc_context(STYLE):
         figure.savefig(
-            out,
-            format="svg",
-            transparent=True,
-            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+            out, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
         )
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", out.getvalue(), flags=re.DOTALL)
     root, rest = re.fullmatch(r".*?(<svg\b[^>]*>)(.*)", text.strip(), flags=re.DOTALL).groups()  # type: ignore[union-attr]

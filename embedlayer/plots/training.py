@@ -102,12 +102,6 @@ def _draw(axes: Axes, metrics: Metrics, key: str, **style: Any) -> None:
 
     A value with only one point is drawn as a dot. Nothing is drawn if there is no value. The label says how many are
     not finite.
-
-    Args:
-        axes: Axes to draw on.
-        metrics: Lines of the run.
-        key: Name of the value in each line, such as `"loss"`.
-        **style: Options of `axes.plot`.
     """
     values = [(line["step"], line[key]) for line in metrics if line.get(key) is not None]
     found = [(step, value) for step, value in values if math.isfinite(value)]
@@ -119,13 +113,7 @@ def _draw(axes: Axes, metrics: Metrics, key: str, **style: Any) -> None:
 
 
 def _finish(axes: Axes, loss: str, baseline: float | None) -> None:
-    """Add axis labels, an optional line for the baseline, and a legend to a figure of losses.
-
-    Args:
-        axes: Axes with the curves.
-        loss: Label of the vertical axis.
-        baseline: Loss of the line that is labelled as uniform; `None` for no line.
-    """
+    """Add axis labels, an optional line for the baseline, and a legend to a figure of losses."""
     axes.set(xlabel="step", ylabel=loss)
     axes.grid(visible=False, axis="x")
     axes.margins(x=0.02, y=0.08)

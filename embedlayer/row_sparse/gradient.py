@@ -30,8 +30,7 @@ from embedlayer.kernels.kernel import Kernel
 SEGMENTS_OF_EQUAL_IDS = Kernel("rows", "segments_of_equal_ids")
 SUM_SEGMENTS = Kernel("rows", "sum_segments")
 
-NUMBERS_IN_BLOCK = 1 << 16
-"""Numbers in the rows that a thread of a kernel claims at once."""
+NUMBERS_IN_BLOCK = 1 << 16  # numbers in the rows that a thread of a kernel claims at once
 
 Number = float | Tensor
 

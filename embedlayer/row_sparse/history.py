@@ -54,8 +54,7 @@ NODES = (4, 8, 12, 16)
 SAMPLES = (0.0, 0.5, 3.0, 20.0, 200.0)
 """Values of `s / e_1` at which the quadrature is compared with the sum. For `s` to infinity it is exact."""
 
-NEGLIGIBLE = 1e-14
-"""Weight of a skipped step, relative to the first one, below which the step is left out."""
+NEGLIGIBLE = 1e-14  # weight of a skipped step, relative to the first one, below which the step is left out
 
 STRONG_DECAY = math.log1p(-0.02)
 """Logarithm of the weight-decay factor of a step below which no step is left out and no sums are stored."""
@@ -63,8 +62,7 @@ STRONG_DECAY = math.log1p(-0.02)
 STRONGEST_DECAY = -600.0
 """Logarithm of the weight decay of all steps together below which kernels apply no updates, because of overflow."""
 
-TINY = 1e-300
-"""Replacement for 0 in divisions."""
+TINY = 1e-300  # replacement for 0 in divisions
 
 
 class Betas(NamedTuple):
@@ -75,8 +73,7 @@ class Betas(NamedTuple):
     eps: float
 
 
-NO_FADING = (0.0, 1.0)
-"""`beta1` and `beta2` of Adagrad: no first moment, and a sum of squares that does not decay."""
+NO_FADING = (0.0, 1.0)  # `beta1` and `beta2` of Adagrad: no first moment, and a sum of squares that does not decay
 
 
 class StepRates(NamedTuple):
@@ -136,11 +133,7 @@ class SkippedSteps(NamedTuple):
 
 
 def replay(
-    row: tuple[Tensor, Tensor, Tensor],
-    at: int,
-    rates: Sequence[float],
-    decays: Sequence[float],
-    betas: Betas,
+    row: tuple[Tensor, Tensor, Tensor], at: int, rates: Sequence[float], decays: Sequence[float], betas: Betas
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Apply AdamW's update with a zero gradient once for each skipped step of a row.
 
@@ -263,8 +256,7 @@ class StepHistory:
     def _add_term(self, last: int) -> None:
         """Add the effect of a step to the stored sums of every earlier step that it still concerns.
 
-        Args:
-            last: Column of `_lines` of the step. The sums include all steps before.
+        `last` is its column of `_lines`; the sums include all steps before.
         """
         low = max(0, last - self._reach)
         recent = slice(last - low - 1, None, -1)  # steps whose terms are not negligible, the earliest one first
@@ -337,10 +329,6 @@ class StepHistory:
 
         They have 4 to 16 nodes, or one node for each skipped step where these are not enough.
 
-        Args:
-            at: Distinct steps at which rows were last updated, `(G,)`.
-            tolerance: Largest relative error of the sum.
-
         Returns:
             Nodes and weights, `(G, Q)` each. Shorter quadratures are filled up with terms of weight 0.
         """
@@ -374,10 +362,6 @@ class StepHistory:
 
         The sum is `sum_j w_j / (sqrt(v) + e_j)` of the module's docstring, here with `decay = 1`. Terms that are
         negligible at this tolerance are left out.
-
-        Args:
-            at: Steps, `(G,)`.
-            tolerance: Relative error that is allowed.
 
         Returns:
             Nodes `e_j`, weights `w_j`, and the column of `_lines` of each term's step (step number - `start`), `(G, J)`

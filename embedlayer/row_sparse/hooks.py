@@ -32,8 +32,7 @@ from embedlayer.row_sparse.gradient import (
 from embedlayer.row_sparse.pending_updates import GATHER, PendingUpdates, pending_updates_of, pending_updates_with
 from embedlayer.row_sparse.storage import raw_weight
 
-SMALL_NUMEL = 1 << 17
-"""Numbers of a look-up below which torch's operator is faster than a kernel."""
+SMALL_NUMEL = 1 << 17  # numbers of a look-up below which torch's operator is faster than a kernel
 
 
 class _RawReads(threading.local):

@@ -45,11 +45,8 @@ OPTIMIZER_STEP = {False: Kernel("rows", "adamw_step"), True: Kernel("rows", "row
 
 GATHER = Kernel("input", "gather_scale_add_drop")
 
-ROWS_IN_PASS = 1 << 18
-"""Rows of a table that a kernel updates at once when all pending updates are applied."""
-
-LEFT_OUT = 2
-"""Outcome of a row that `APPLY_PENDING` cannot update."""
+ROWS_IN_PASS = 1 << 18  # rows of a table that a kernel updates at once when all pending updates are applied
+LEFT_OUT = 2  # outcome of a row that `APPLY_PENDING` cannot update
 
 _handles = count()
 _by_handle: WeakValueDictionary[int, "PendingUpdates"] = WeakValueDictionary()  # operators take numbers and tensors
@@ -273,12 +270,8 @@ class PendingUpdates:
     ) -> bool:
         """Apply the pending updates of distinct rows by a kernel, and return `False` without effect if it fails.
 
-        Args:
-            weight: The weight that this object watches.
-            rows: Row numbers, `(U,)`.
-            moments: Whether to decay the moments of these rows up to the last step as well.
-            segments: Places of the rows in a look-up, or `None`.
-            vectors: Result of the look-up, `(N, D)`, which is overwritten; `None` without a look-up.
+        With `moments` those of these rows decay up to the last step as well. `vectors`, the result of a look-up, is
+        overwritten; `segments` are the places of the rows in it.
         """
         if not len(rows):
             return True
@@ -475,9 +468,6 @@ class PendingUpdates:
     def _moment_decays(self, steps: Tensor) -> list[Tensor]:
         """Return the factors by which each of the moments decays in steps without gradient.
 
-        Args:
-            steps: Number of steps for each of U rows, `(U,)`.
-
         Returns:
             `beta1 ** steps` for the first moments, unless there are none, and `beta2 ** steps` for the second moments,
             `(U, 1)` each, in the dtype in which updates are computed.
@@ -595,12 +585,8 @@ class PendingUpdates:
     def _update_rows(self, weight: Tensor, rows: Tensor, *, cache: bool = False) -> list[Tensor]:
         """Apply the pending updates of distinct rows to the weight in place, and mark the rows as up to date.
 
-        The moments and `cached` are not changed.
-
-        Args:
-            weight: The weight that this object watches.
-            rows: Distinct row numbers, `(U,)`.
-            cache: Whether to return the values and moments of the rows, as `RowTensors.skip_steps` does.
+        The moments and `cached` are not changed. With `cache` the values and moments of the rows are returned, as
+        `RowTensors.skip_steps` does.
         """
         self.storage.before_write(rows)
         tensors = self._tensors(weight)
@@ -612,10 +598,6 @@ class PendingUpdates:
 
     def _terms_of_skipped_steps(self, table: Tensor, rows: Tensor) -> list[Tensor]:
         """Return the effect of the steps that rows skipped, as `apply_skipped_steps_` takes it, `(U, 1)` each.
-
-        Args:
-            table: Memory of the weight, `(V, D)`.
-            rows: Distinct row numbers, `(U,)`.
 
         Returns:
             The weight decay; and if there are first moments, all weights of a quadrature, then as many nodes.
@@ -649,16 +631,7 @@ class PendingUpdates:
 
 
 def _checked_steps(steps: Tensor, name: str, last: int) -> Tensor:
-    """Return the steps of rows from a file, after checking that each is from 0 to the last one.
-
-    Args:
-        steps: The steps, `(V,)`.
-        name: Their name, for the error.
-        last: The last step.
-
-    Raises:
-        CheckpointError: They are no integers, or one is out of range.
-    """
+    """Return the steps of rows from a file, after checking that each is from 0 to the last one."""
     whole = not (steps.is_floating_point() or steps.is_complex())
     if not whole or (steps.numel() and not 0 <= int(steps.min()) <= int(steps.max()) <= last):
         raise CheckpointError(

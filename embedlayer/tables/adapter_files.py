@@ -219,11 +219,7 @@ def write_token_rows(
 
 
 def _check_kind(config: JsonObject, directory: Path) -> None:
-    """Check that the changes of an adapter are known here, judged by its configuration.
-
-    Raises:
-        CheckpointError: It is another kind of adapter, or it has an option that changes what LoRA computes.
-    """
+    """Check that the changes of an adapter are known here, judged by its configuration."""
     kind, path = config.get("peft_type"), directory / ADAPTER_CONFIG
     if kind not in (TRAINABLE_TOKENS, "LORA"):
         raise CheckpointError(f"{path} is of peft_type {printable(kind)}; TRAINABLE_TOKENS and LORA can be read.")
@@ -239,11 +235,7 @@ def _check_kind(config: JsonObject, directory: Path) -> None:
 
 
 def _split(name: str, directory: Path) -> tuple[str, str]:
-    """Return `(module, what)` of the name of a tensor: `("lm_head", "lora_A.weight")`, for example.
-
-    Raises:
-        CheckpointError: The name does not start as all names of PEFT do.
-    """
+    """Return `(module, what)` of the name of a tensor: `("lm_head", "lora_A.weight")`, for example."""
     if not name.startswith(_PREFIX):
         raise CheckpointError(
             f"{directory / ADAPTER_WEIGHTS} has a tensor {name!r}; the names of PEFT start with {_PREFIX!r}."
@@ -316,11 +308,7 @@ def _module_adapter(module: str, tensors: Mapping[str, Tensor], config: JsonObje
 
 
 def _token_ids(config: JsonObject, module: str, directory: Path) -> list[int]:
-    """Return the token IDs that a configuration states for a module.
-
-    Raises:
-        CheckpointError: A token is stated twice, so that it would have two rows.
-    """
+    """Return the token IDs that a configuration states for a module."""
     ids = config.get("token_indices") or config.get("trainable_token_indices") or []
     if isinstance(ids, dict):
         ids = next((ids[key] for key in ids if module == key or module.endswith(f".{key}")), [])
@@ -334,18 +322,7 @@ def _token_ids(config: JsonObject, module: str, directory: Path) -> list[int]:
 
 
 def _of_module(config: JsonObject, patterns: str, module: str, directory: Path, default: float) -> float:
-    """Return the number of a module: that of the first pattern that its name or the end of its name matches.
-
-    Args:
-        config: The configuration.
-        patterns: Key of the numbers by pattern.
-        module: Name of the module.
-        directory: Folder of the adapter, for messages.
-        default: Number of modules that no pattern matches.
-
-    Raises:
-        CheckpointError: A pattern is none that `NamePattern` reads.
-    """
+    """Return the number of a module: that of the first pattern that its name or the end of its name matches."""
     source = f"{directory / ADAPTER_CONFIG}, {patterns}"
     numbers: dict[str, float] = config.get(patterns) or {}
     return next((number for text, number in numbers.items() if _pattern(text, source).matches(module)), default)

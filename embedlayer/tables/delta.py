@@ -26,8 +26,7 @@ from embedlayer.tables.conversions import as_table
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
 
-BASE = "embedlayer.base"
-"""Key of the metadata of an adapter's weights that describes the base."""
+BASE = "embedlayer.base"  # key of the metadata of an adapter's weights that describes the base
 
 Delta = TypeVar("Delta", bound="DeltaEmbedding")
 
@@ -371,17 +370,7 @@ def _identity(base: TokenTable) -> JsonObject:
 
 
 def _check_identity(expected: object, base: TokenTable, *, source: Path) -> None:
-    """Check that `base` is the table that an adapter was trained on.
-
-    Args:
-        expected: Result of `_identity` that the adapter's file contains.
-        base: Table onto which the adapter is loaded.
-        source: Folder of the adapter, for the message.
-
-    Raises:
-        CheckpointError: The base is another table, and the message names the first difference; or `expected` is
-            damaged.
-    """
+    """Check that `base` is the table that an adapter was trained on."""
     found = _identity(base)
     if not isinstance(expected, dict) or expected.keys() != found.keys():
         raise CheckpointError(f"{source / ADAPTER_WEIGHTS} does not say what table it is for: it is damaged.")

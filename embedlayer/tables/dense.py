@@ -363,10 +363,8 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         """Attach `PendingUpdates` to a new weight of a row-sparse table. Without effect for other tables.
 
         If `weight` has a `PendingUpdates` already, as a weight shared with another table has, that one is used. The one
-        of the former weight gets `replaced = True`, so that an optimizer of that weight raises an error.
-
-        Args:
-            weight: The weight, which need not be registered yet; anything but a parameter is ignored.
+        of the former weight gets `replaced = True`, so that an optimizer of that weight raises an error. Anything but a
+        parameter is ignored.
         """
         if not self.row_sparse or not isinstance(weight, nn.Parameter):
             return
@@ -458,10 +456,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
 
     @classmethod
     def from_embedding(
-        cls: type["TokenEmbedding"],
-        embedding: nn.Embedding,
-        *,
-        scale: float | Literal["sqrt_dim"] | None = None,
+        cls: type["TokenEmbedding"], embedding: nn.Embedding, *, scale: float | Literal["sqrt_dim"] | None = None
     ) -> "TokenEmbedding":
         """Build a table over the weight of an `nn.Embedding`. The parameter is shared, not copied.
 
@@ -548,10 +543,6 @@ def _rows_of(source: object) -> Tensor:
     """Return the `(V, D)` tensor or array `source` as a tensor of floats in the same memory, detached from autograd.
 
     A read-only array is copied.
-
-    Raises:
-        SizeError: `source` is an `nn.Embedding`.
-        ShapeError: `source` is neither a tensor nor an array, is not `(V, D)`, or does not hold floats.
     """
     if isinstance(source, nn.Embedding):
         raise SizeError(

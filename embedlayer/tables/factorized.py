@@ -215,12 +215,7 @@ class FactorizedEmbedding(TokenTable, checks_ids=True):
 
 
 def _weights(counts: Tensor | None, vocab_size: int) -> Tensor | None:
-    """Return `counts` divided by their sum, in float64, as weights of the tokens; `None` for `None`.
-
-    Raises:
-        ShapeError: `counts` is not `(V,)`.
-        SizeError: A count is negative or not finite, or all are 0.
-    """
+    """Return `counts` divided by their sum, in float64, as weights of the tokens; `None` for `None`."""
     if counts is None:
         return None
     if counts.shape != (vocab_size,):

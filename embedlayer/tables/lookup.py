@@ -19,8 +19,7 @@ from embedlayer.core.index_checks import IndexCheck, as_ids, rows_without_record
 from embedlayer.core.shapes import Ids, IdsLike, Vectors
 from embedlayer.saving import Pretrained
 
-LookUp: TypeAlias = Callable[[Any, Tensor], Tensor]
-"""A method `look_up` of a table."""
+LookUp: TypeAlias = Callable[[Any, Tensor], Tensor]  # a method `look_up` of a table
 
 
 class StoredRows(NamedTuple):

@@ -125,9 +125,6 @@ def _dtype_of(dtype: torch.dtype | str | None) -> torch.dtype:
     """Return the dtype of vectors that the constructor's argument `dtype` means.
 
     A name such as `"bfloat16"` gives that dtype, and `None` gives torch's default.
-
-    Raises:
-        SizeError: `dtype` is not one of `DTYPES`, the floating-point types that vectors may have.
     """
     found = torch.get_default_dtype() if dtype is None else DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if found not in DTYPES.values():

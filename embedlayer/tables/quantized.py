@@ -30,8 +30,7 @@ from embedlayer.tables.table import TokenTable, check_width
 ROWS_OF_A_PRODUCT = 1024
 """Least rows in a block that is multiplied by a `(D, D)` matrix: with fewer, reading the matrix takes the time."""
 
-CLAIMED_NUMEL = 1 << 16
-"""Numbers that a thread of a compiled kernel claims at once."""
+CLAIMED_NUMEL = 1 << 16  # numbers that a thread of a compiled kernel claims at once
 
 
 class QuantizedEmbedding(PackedRows):
@@ -544,16 +543,7 @@ def _blocks(count: int, width: int, device: torch.device, *, at_least: int = 1) 
 
 
 def _refuse_unsound(rows: Tensor, start: int, largest: float) -> None:
-    """Check that no row holds NaN, infinity or a number above `largest`.
-
-    Args:
-        rows: A block of rows, `(N, D)`.
-        start: Number of the first row in the whole table, for the message.
-        largest: Largest absolute value that the layout represents.
-
-    Raises:
-        ShapeError: A row holds such a number; the message names the first one.
-    """
+    """Check that no row holds NaN, infinity or a number above `largest`."""
     sound = (rows.abs() <= largest).all(dim=1)
     if not sound.all():
         unsound = (~sound).nonzero()

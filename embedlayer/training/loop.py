@@ -227,11 +227,7 @@ class Trainer:
             self._running_since = None
 
     def _lines(self, on_step: Callable[[int], None] | None) -> Iterator[dict[str, Any]]:
-        """Run the remaining steps and yield the lines of metrics; `run` calls it and measures the time.
-
-        Args:
-            on_step: Function that is called with the number of each finished step, or `None`.
-        """
+        """Run the remaining steps and yield the lines of metrics; `run` calls it and measures the time."""
         if self.step == 0:
             line = self._first_line()
             self._measure_speed()
@@ -402,9 +398,6 @@ class Trainer:
     def _first_line(self) -> dict[str, Any]:
         """Measure the losses before any update, on the validation part and on the first batch.
 
-        Returns:
-            The line of metrics of step 0, as `run` yields it.
-
         Warns:
             EmbedLayerWarning: The loss is far from `ln V`, that of a uniform distribution over the vocabulary.
         """
@@ -429,11 +422,6 @@ class Trainer:
         """Run `accumulate` forward and backward passes, on one batch each, and update the weights.
 
         The device is not waited for. All ranks must call it.
-
-        Args:
-            optimizer: The optimizer of the model.
-            step: Number of the update, from 0.
-            learning_rate: Learning rate of this update.
 
         Returns:
             `[loss, count]` on the device: this rank's term of the mean loss, and 1 on rank 0 or 0 elsewhere. Summed
@@ -460,11 +448,7 @@ class Trainer:
         return result
 
     def _rows_touched(self, step: int) -> int:
-        """Count the distinct token IDs in the inputs of an update, on rank 0. Other ranks return 0.
-
-        Args:
-            step: Number of the update, from 0.
-        """
+        """Count the distinct token IDs in the inputs of an update, on rank 0. Other ranks return 0."""
         if not self.parallel.is_first:
             return 0
         parts = range(step * self.options.accumulate, (step + 1) * self.options.accumulate)
@@ -472,9 +456,6 @@ class Trainer:
 
     def _batch(self, index: int) -> tuple[Tensor, Tensor, float]:
         """Return this rank's windows of a batch.
-
-        Args:
-            index: Number of the batch, from 0; an update has `accumulate` batches.
 
         Returns:
             Inputs and targets on the device, `(windows, T)` each, and this rank's windows as a fraction of the batch. A
@@ -511,9 +492,7 @@ class Trainer:
         used = self.parallel.collectives.broadcast_object(round(self._seconds_used(), 3))
         batches = sum(count for _, count in self._validation_windows()) / self.options.batch_size
         last = self.budget.last_step(
-            self.step,
-            used=used,
-            guess=COST_OF_AN_UPDATE * self.options.accumulate * self.budget.reserve / batches,
+            self.step, used=used, guess=COST_OF_AN_UPDATE * self.options.accumulate * self.budget.reserve / batches
         )
         self.steps = self.parallel.collectives.broadcast_object(last)
 
@@ -554,10 +533,6 @@ def _select(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def _as_saved(tensors: Mapping[str, Tensor], table: ShardedTable | None) -> dict[str, Tensor]:
     """Wrap this rank's rows of each tensor as a DTensor of the rows of all ranks, as a checkpoint stores them.
-
-    Args:
-        tensors: Moments or pending updates of one parameter, by name.
-        table: The sharded table of the parameter; `None` if its rows are not sharded, and nothing is wrapped.
 
     Returns:
         The tensors by the same names. `step` and `history`, which are not per row, are unchanged.

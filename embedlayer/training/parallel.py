@@ -193,12 +193,7 @@ class ParallelContext:
         return self._shard_table(table)
 
     def _draw_head(self, description: JsonObject, table: TokenTable) -> OutputHead:
-        """Build an output head for `build`; of an untied one each rank draws its own rows.
-
-        Args:
-            description: Result of `describe_head`.
-            table: Table to which a tied head is tied.
-        """
+        """Build an output head for `build`; of an untied one each rank draws its own rows."""
         if description["tied"]:
             return cast(OutputHead, build_head(description, table))
         with torch.device("meta"):
@@ -214,11 +209,6 @@ class ParallelContext:
         """Return an untied head with sharded rows. A `ShardedTable` in its submodule `rows` owns this rank's rows.
 
         In its state dict the rows are named `weight`, as in a head without shards.
-
-        Args:
-            head: Untied head whose sizes and padding are taken over.
-            weight: All rows of the head, or a meta tensor to draw them.
-            options: Constructor arguments of the new head, from `_head_options`.
         """
         options_of_rows: JsonObject = {"padding_idx": head.padding_idx, "init_std": head.init_std}
         rows = TokenEmbedding(head.out_features, head.in_features, **options_of_rows, device="meta")
@@ -353,11 +343,7 @@ class _LossModule(nn.Module):
 
 
 def _plain_head(head: OutputHead) -> OutputHead:
-    """Return a head whose rows can be sharded.
-
-    Raises:
-        SizeError: The head is of a subclass, which a head over sharded rows would replace.
-    """
+    """Return a head whose rows can be sharded."""
     if type(head) is not OutputHead:
         raise SizeError(
             f"A {type(head).__name__} is not sharded over ranks: only OutputHead is. Train it with one process, or "
@@ -378,11 +364,6 @@ def _rename_rows_to_weight(head: nn.Module, state: dict[str, Any], prefix: str, 
     """Rename `rows.weight` to `weight` in the state dict of a sharded untied head, in place.
 
     A head without shards has the same name. This is a post-hook of `state_dict()`.
-
-    Args:
-        head: The head; not used.
-        state: The state dict of the whole model.
-        prefix: Prefix of the head's names in it, such as `head.`.
     """
     for key in [key for key in state if key.startswith(f"{prefix}rows.")]:
         state[prefix + key.removeprefix(f"{prefix}rows.")] = state.pop(key)
@@ -392,11 +373,6 @@ def _rename_weight_to_rows(head: nn.Module, state: dict[str, Any], prefix: str, 
     """Rename `weight` to `rows.weight` in a state dict that a sharded untied head is about to load, in place.
 
     It is a pre-hook of `load_state_dict()`, and undoes `_rename_rows_to_weight`.
-
-    Args:
-        head: The head; not used.
-        state: The state dict of the whole model.
-        prefix: Prefix of the head's names in it, such as `head.`.
     """
     if f"{prefix}weight" in state:
         state[f"{prefix}rows.weight"] = state.pop(f"{prefix}weight")

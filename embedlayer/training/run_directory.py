@@ -72,8 +72,7 @@ from embedlayer.training.parallel import ParallelContext
 
 FORMAT_VERSION = 1
 SAMPLES_OF_A_TEXT, IDS_PER_SAMPLE = 256, 4096
-MOST_METRICS = 1 << 32
-"""Most bytes of `metrics.jsonl`: some 20 million lines."""
+MOST_METRICS = 1 << 32  # most bytes of `metrics.jsonl`: some 20 million lines
 
 PATIENCE_SECONDS = 10.0
 """Time that rank 0 waits after a restart for the lock of the process before it, which may still be ending."""
@@ -394,11 +393,7 @@ class RunDirectory:
         return trainer, description
 
     def _trainer_state(self, metadata: Mapping[str, str]) -> JsonObject:
-        """Return the JSON values of `Trainer.state` in the metadata of the checkpoint.
-
-        Raises:
-            CheckpointError: They are damaged.
-        """
+        """Return the JSON values of `Trainer.state` in the metadata of the checkpoint."""
         source = f"The state in {self.checkpoint}"
         state: JsonObject = parse_json(metadata.get("state", "{}"), source)
         check_fields(state, TrainerState, source)
@@ -477,15 +472,7 @@ class RunDirectory:
             return parallel.build(description["model"], device)
 
     def _check_size(self, description: JsonObject, *, with_files: bool) -> None:
-        """Raise an error if the parameters of the model need more bytes than this machine has memory; allocate nothing.
-
-        Args:
-            description: Content of `run.json`.
-            with_files: Whether mapped tables are counted, because their rows are drawn in memory.
-
-        Raises:
-            CheckpointError: The model is larger than the memory.
-        """
+        """Raise an error if the model's parameters need more bytes than this machine has memory; allocate nothing."""
         in_files: set[nn.Parameter] = set()
 
         def left_out(table: JsonObject) -> LookupTable:

@@ -200,10 +200,6 @@ def _questions(file: Path | str) -> list[tuple[str, list[str]]]:
     """Return the questions of an analogy file as `(heading, four words)`, in order and in lower case.
 
     The heading is `"questions"` for questions above the first heading.
-
-    Raises:
-        FileError: The file cannot be read.
-        TextError: A line is neither four words nor a heading.
     """
     heading, questions = "questions", []
     for number, line in _lines(file):
@@ -220,12 +216,7 @@ def _questions(file: Path | str) -> list[tuple[str, list[str]]]:
 
 
 def _lines(file: Path | str) -> list[tuple[int, str]]:
-    """Return the non-empty lines of a text file as `(line number from 1, line)`.
-
-    Raises:
-        FileError: The file cannot be read.
-        TextError: The file is not UTF-8.
-    """
+    """Return the non-empty lines of a text file as `(line number from 1, line)`."""
     try:
         require_file(file, most=MOST_BYTES)
         with file_errors(f"read {file}"):

@@ -34,8 +34,7 @@ from embedlayer.tokenization.train import raise_if_path
 WINDOW, UNKNOWN_WINDOW = 1024, 256
 """Longest default window, in tokens: of a model that states its longest sequence, and of one that does not."""
 
-TOKENS_AT_ONCE = 4096
-"""Tokens in a batch of windows; a model that computes its logits reads one window at a time."""
+TOKENS_AT_ONCE = 4096  # tokens in a batch of windows; a model that computes its logits reads one window at a time
 
 
 @dataclass(frozen=True)
@@ -296,11 +295,7 @@ def evaluate_text(
 
 
 def _checked_sizes(models: Sequence[CausalModel], window: int | None, stride: int | None) -> tuple[int, int]:
-    """Return window and stride, by default those of `evaluate_text`.
-
-    Raises:
-        SizeError: The window is longer than the longest sequence of a model, or the stride is outside of 1 to `window`.
-    """
+    """Return window and stride, by default those of `evaluate_text`."""
     if window is None:
         lengths = [one.trained_length or one.max_seq_len or UNKNOWN_WINDOW for one in models]
         window = min(WINDOW, *lengths)
@@ -336,12 +331,7 @@ class _EncodedText(NamedTuple):
 
 
 def _encoded(model: CausalModel, text: str | Path) -> _EncodedText:
-    """Read and encode a text.
-
-    Raises:
-        TextError: The text is empty, not UTF-8, or a string that is probably a path.
-        FileError: The file cannot be read.
-    """
+    """Read and encode a text."""
     tokenizer = pure_tokenizer(as_tokenizer(model.tokenizer))
     if isinstance(text, str):
         raise_if_path(text)
@@ -396,16 +386,7 @@ class _Sums(NamedTuple):
 def _measure(
     models: Sequence[CausalModel], text: _EncodedText, size: int, window: int, stride: int, at_once: int
 ) -> _Sums:
-    """Run models that have the same tokens over a text, and sum what they predict by token ID.
-
-    Args:
-        models: One model, or two.
-        text: The text as they read it.
-        size: Number of logits, V.
-        window: Tokens that a model reads at once.
-        stride: Tokens from one window to the next.
-        at_once: Tokens in a batch of windows.
-    """
+    """Run models that have the same tokens over a text, and sum what they predict by token ID."""
     starts = models[0].start_id
     by_token, by_model = torch.zeros(size, dtype=torch.float64), torch.zeros(len(models), size, dtype=torch.float64)
     sums = _Sums(
@@ -464,8 +445,7 @@ def _batches(
 def _scores(model: CausalModel, text: _EncodedText, sums: _Sums, place: int) -> ModelScores:
     """Return the scores of the model at index `place` of the sums.
 
-    Raises:
-        CheckpointError: The loss is not finite.
+    An `edge` of 1 is a cone without width: no score is above 0.
     """
     tokenizer, count = as_tokenizer(model.tokenizer), int(sums.counts.sum())
     ids = sums.counts.nonzero()[:, 0]

@@ -19,8 +19,7 @@ from embedlayer.io.undo_log import LogContent, read_log
 FORMAT_VERSION = 1
 TABLE, WEIGHT, LOG, STATE = "table.json", "weight.safetensors", "undo.log", "state"
 OPEN, CLOSED = "open.json", "closed.json"
-RESIDENT_BYTES = 1 << 30
-"""Default of the resident memory of a trainable table: 1 GiB."""
+RESIDENT_BYTES = 1 << 30  # default of the resident memory of a trainable table: 1 GiB
 
 
 class TableFields(TypedDict):

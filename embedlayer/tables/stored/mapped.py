@@ -88,11 +88,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
     example: Tensor
 
     def __init__(
-        self,
-        source: RowsInFiles,
-        *,
-        padding_idx: int | None = None,
-        scale: float | Literal["sqrt_dim"] | None = None,
+        self, source: RowsInFiles, *, padding_idx: int | None = None, scale: float | Literal["sqrt_dim"] | None = None
     ) -> None:
         super().__init__()
         self.source = source
@@ -210,11 +206,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
 
     @classmethod
     def resume(
-        cls,
-        folder: Path | str,
-        generation: int | None = None,
-        *,
-        max_resident_bytes: int | None = RESIDENT_BYTES,
+        cls, folder: Path | str, generation: int | None = None, *, max_resident_bytes: int | None = RESIDENT_BYTES
     ) -> "MappedEmbedding":
         """Open a table that `create` made, as it was at a checkpoint: rows, optimizer state and pending updates.
 
@@ -436,12 +428,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
 
 
 def _find_tensor(path: Path, tensor: str | None) -> TensorInfo:
-    """Return where a tensor is in a safetensors file, or in those of a checkpoint folder.
-
-    Raises:
-        FileError: The path does not exist or cannot be read.
-        CheckpointError: A file is damaged, or no tensor or several fit the name.
-    """
+    """Return where a tensor is in a safetensors file, or in those of a checkpoint folder."""
     place = find_folder(path)
     if place is None:
         raise no_such_path(path)

@@ -189,12 +189,7 @@ class RowFolder(RowStorage):
         return (rows,) if width is None else (rows, width)
 
     def _open_arrays(self, arrays: JsonObject) -> None:
-        """Map the arrays of a checkpoint's state, which the next `new_state` of each name returns.
-
-        Raises:
-            FileError: A file is missing or read-only.
-            CheckpointError: A file has another size, shape or data type.
-        """
+        """Map the arrays of a checkpoint's state, which the next `new_state` of each name returns."""
         for name, fields in arrays.items():
             if not is_plain_name(fields["file"]):
                 raise CheckpointError(f"{self.path / LOG} names the file {fields['file']!r}, which is not beside it.")
@@ -214,15 +209,8 @@ class RowFolder(RowStorage):
         """Roll the files back to a checkpoint in their log, from the last one to this, and mark the folder as open.
 
         A checkpoint that was passed is removed from the log before rows of an earlier one are written back. So the
-        process may be killed in between, and the log still says what the rows are.
-
-        Args:
-            content: What the log says.
-            place: Place of the checkpoint in `content.checkpoints`.
-
-        Raises:
-            FileError: A file cannot be read or written.
-            CheckpointError: The log is of arrays of other sizes. Then nothing is changed.
+        process may be killed in between, and the log still says what the rows are. If the log is of arrays of other
+        sizes, nothing is changed.
         """
         path, passed = self.path / LOG, content.checkpoints[place:]
         arrays = [self._arrays_after(state) for state, _, _ in passed]
@@ -239,8 +227,7 @@ class RowFolder(RowStorage):
     def _arrays_after(self, state: JsonObject) -> list[tuple[Tensor | None, int]]:
         """Return the arrays of which rows were logged after a checkpoint, as `roll_back` takes them.
 
-        Args:
-            state: State of the checkpoint. Its arrays are `None` where this folder has no such file open.
+        The arrays of `state` are `None` where this folder has no such file open.
         """
         arrays: list[tuple[Tensor | None, int]] = [(self._weight.words, self._weight.row_bytes)]
         for name, fields in state["arrays"].items():
@@ -252,8 +239,7 @@ class RowFolder(RowStorage):
     def _begin(self, state: JsonObject) -> None:
         """Complete a checkpoint: an empty log with its state replaces the old one. Files without use are deleted.
 
-        Raises:
-            FileError: The log cannot be written. Then the old log stays in use.
+        If the log cannot be written, the old log stays in use.
         """
         log = UndoLog.create(self.path / LOG, {**state, "last_number": self._last_number})
         if self._log is not None:
@@ -376,12 +362,7 @@ class RowFolder(RowStorage):
             self._begin(state)
 
     def _append_checkpoint(self, updates: Callable[[], tuple[JsonObject, dict[str, Tensor]]]) -> JsonObject:
-        """Append the next checkpoint to the log and return its state; see `checkpoint`.
-
-        Raises:
-            FileError: The disk is full, or the folder is closed.
-            StaleRowsError: Checkpoints are nested.
-        """
+        """Append the next checkpoint to the log and return its state; see `checkpoint`."""
         self.check_open()
         if self._saving:
             raise StaleRowsError(f"A checkpoint of {self.path} is being saved already.")
