@@ -58,9 +58,10 @@ def test_every_scheme_and_table_is_in_the_three_lists(base, package, kinds, plac
     tested, missing = {*TESTED_ELSEWHERE, *(type(build()) for build in kinds.values())}, []
     for cls in savable_classes():
         if issubclass(cls, base):
-            module, name = cls.__module__.rpartition(".")[2], cls.__name__
+            path, name = cls.__module__.removeprefix(f"embedlayer.{package}."), cls.__name__
+            module = path.rpartition(".")[2]
             if cls not in public_classes():
-                missing.append(f"from .{module} import {name} as {name}  # embedlayer/{package}/__init__.pyi")
+                missing.append(f"from .{path} import {name} as {name}  # embedlayer/{package}/__init__.pyi")
             if f"{cls.__module__}:{name}" not in KINDS.values():
                 missing.append(
                     f'"{module}": "{cls.__module__}:{name}",  # KINDS in embedlayer/core/class_identifiers.py'
