@@ -443,10 +443,7 @@ def _batches(
 
 
 def _scores(model: CausalModel, text: _EncodedText, sums: _Sums, place: int) -> ModelScores:
-    """Return the scores of the model at index `place` of the sums.
-
-    An `edge` of 1 is a cone without width: no score is above 0.
-    """
+    """Return the scores of the model at index `place` of the sums."""
     tokenizer, count = as_tokenizer(model.tokenizer), int(sums.counts.sum())
     ids = sums.counts.nonzero()[:, 0]
     counts, losses, entropies = sums.counts[ids], sums.losses[place, ids], sums.entropies[place, ids]
