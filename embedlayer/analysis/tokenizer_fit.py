@@ -55,8 +55,9 @@ class TokenizerFit:
             in rows `ID + shift`; else 0.
         shifted_cosine: Mean cosine of the rows `ID + shift` of a pair.
         example: Texts of one pair.
-        unlike: Share of the pairs that are as unlike as unrelated tokens, `p` in this module's docstring; by chance 1.
-        alike_cosine: Mean cosine of the other pairs; NaN if all are unlike.
+        unlike: Share of the pairs of trained rows that are as unlike as unrelated tokens, `p` in this module's
+            docstring; by chance 1; 0 if there are too few such pairs to tell.
+        alike_cosine: Mean cosine of the other pairs; NaN if all are unlike, or there are too few.
         is_mixed: Whether part of the pairs are clearly similar, and part as unlike as unrelated tokens.
         unlike_example: Texts of one pair that is as unlike as unrelated tokens, or `example` without one.
         odd_rows: IDs of tokens that are unlike all their variants although these, two or more, are similar; only

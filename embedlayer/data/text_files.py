@@ -153,7 +153,7 @@ def opened(source: str | Path, begin: int = 0, end: int | None = None) -> Iterat
 def checked(source: str | Path, read: _Read, size: int = READ_BYTES) -> bytes:
     """Return `read(size)`, and turn an error in it into a `FileError`.
 
-    `read` is a function of `opened`, and `source` the path, for the error.
+    `read` is the function that `opened` yields, and `source` the path, for the error.
 
     Raises:
         FileError: The source cannot be read or decompressed.

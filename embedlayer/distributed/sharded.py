@@ -364,7 +364,10 @@ def _take_gradient(parameter: Tensor) -> None:
 
 
 def caller_among(functions: Collection[tuple[str, str]]) -> tuple[str, str] | None:
-    """Return the innermost caller that is one of `functions`, each the name of a module and of a function in it."""
+    """Return the innermost caller that is one of `functions`, each the name of a module and of a function in it.
+
+    `None` if there is none, and under `torch.compile`, where the stack is not read.
+    """
     frame = None if torch.compiler.is_compiling() else sys._getframe(1)
     while frame is not None:
         name = (frame.f_globals.get("__name__", ""), frame.f_code.co_name)

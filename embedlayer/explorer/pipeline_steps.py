@@ -175,7 +175,7 @@ class TracedText(NamedTuple):
 
 
 def trace_text(model: Model, ids: Int[Tensor, " T"]) -> TracedText:
-    """Compute the input embedding of a text, with gradients on."""
+    """Compute the input embedding of a text as steps, without dropout; the looked-up vectors require a gradient."""
     positions = model.default_positions(ids) if isinstance(model, EmbeddingLayer) else positions_of(ids)
     if isinstance(model, TokenTable):
         trace = trace_steps(input_steps(model, Position()), TokenBatch(ids, positions))
@@ -372,9 +372,10 @@ def _gradient(
     head: OutputHead,
     tokens: Sequence[ShownToken],
 ) -> PipelineStep:
-    """Return the step that shows the norm of the loss's gradient for each row of the table.
+    """Return the step with the norms of the loss's gradient: of each looked-up row, and of the whole table by rows.
 
-    The gradient flows through the look-up and, with a tied head, also through the scores.
+    Of more than `BINS` rows it has the largest norm in each of at most `BINS` bins of rows. The gradient flows
+    through the look-up and, with a tied head, also through the scores.
     """
     ids, table, tied, hidden = traced.ids, parts_of(traced.model)[0], head.tied, hidden.detach()
     of_rows, of_logits = torch.autograd.grad(loss, [traced.steps[0].vectors, raw_logits])

@@ -100,7 +100,7 @@ def _numbers(source: OpenedModel) -> dict[str, Tensor]:
 
 
 def _compute_numbers(source: OpenedModel) -> dict[str, Tensor]:
-    """Compute what `_numbers` returns."""
+    """Compute `norm`, `norm_share` and `score` of every row, and of a run `count`, `norm_before` and the like."""
     report, before = table_report(source), source.before()
     found = {"norm": report.norms, "norm_share": _shares_below(report.norms), "score": report.under_trained.scores}
     if source.counts is not None:
@@ -208,7 +208,7 @@ def _texts(source: OpenedModel, token: int) -> Iterator[tuple[str, list[int]]]:
 
 
 def _example_ids(source: OpenedModel) -> list[tuple[str, list[int]]]:
-    """Return the example texts of the view Pipeline, each with its token IDs; they are encoded once."""
+    """Return the example texts of the view Pipeline, with its IDs; those that cannot be encoded are left out."""
     return source.once(
         "example texts", lambda: list(_encoded(source, [] if source.table_only else example_texts(source)))
     )

@@ -24,7 +24,7 @@ class BpeRules:
         normalizer: What changes a text first: nothing; NFC; CLIP's NFC, single spaces and lower case; BERT's with lower
             case, or BERT's without.
         patterns: Regular expressions that split a text one after the other. Empty: BERT's rules split it.
-        drops_rest: Whether text that no pattern matches is left out, and GPT-2's pattern splits the rest, as in CLIP.
+        drops_rest: Whether text that no pattern matches is left out; GPT-2's pattern then splits the matches (CLIP).
         is_byte_level: Whether entries are written in GPT-2's alphabet of bytes.
         end_of_word: What entries have at the end of a word.
         unknown: Whether the role `unk_token` replaces what the vocabulary lacks.

@@ -116,7 +116,7 @@ class RelativePositionBias(Position, ComputedBuffers):
         It is `weight[bucket(key position - query position), h]`.
 
         Raises:
-            ShapeError: Positions are no integers of shape `(T,)` or `(B, T)`.
+            ShapeError: Positions are not int32 or int64 of shape `(T,)` or `(B, T)`.
         """
         self.check_positions(query_positions)
         self.check_positions(key_positions)

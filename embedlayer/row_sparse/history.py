@@ -281,7 +281,7 @@ class StepHistory:
         return *arrays, sizes, (*map(float, self.betas[:2]), tolerance)
 
     def _terms(self, tolerance: float) -> int:
-        """Return the number of terms of a sum that are not negligible at this tolerance, with weak decay."""
+        """Return how many terms the sum of `SkippedSteps` needs for this relative error, where weight decay is weak."""
         return math.ceil(self._reach * math.log(tolerance / 100) / math.log(NEGLIGIBLE))
 
     def decay(self, at: Int[np.ndarray, " G"]) -> Float[np.ndarray, " G"]:

@@ -191,7 +191,7 @@ class RotaryEmbedding(Position, ComputedBuffers):
         interleaved: bool | None = None,
         default_base: float | None = None,
     ) -> Position:
-        """Build the position scheme that a transformers configuration describes; unknown keys are errors.
+        """Build the position scheme that a transformers configuration describes; unknown rotary keys are errors.
 
         Args:
             config: The dictionary of a `config.json`: `rope_parameters`, flat or one for each layer type, or the older
@@ -210,6 +210,7 @@ class RotaryEmbedding(Position, ComputedBuffers):
         Raises:
             CheckpointError: A key is unknown, missing, of the wrong type, or contradicts another; or the family is
                 unknown and `interleaved` is not stated.
+            SizeError: A number is outside of its range, such as a negative `factor` or an odd `head_dim`.
 
         Example:
             >>> config = {"head_dim": 64, "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}

@@ -66,6 +66,9 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
         padding_idx: Padding token, whose row gets no gradient, or `None`.
         scale: Factor on every looked-up row: a number, `"sqrt_dim"` for sqrt(D), or `None` for 1.
 
+    Raises:
+        SizeError: `padding_idx` is not a token, or `scale` is another string.
+
     Example:
         >>> table = MappedEmbedding.create("rows", 1000, 8, init_std=0.02)
         >>> optimizer = RowAdamW(table.parameters(), lr=1e-3)
@@ -129,6 +132,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
             FileError: The file is missing or cannot be read.
             CheckpointError: The file is damaged, has no such tensor or several, the tensor is not `(V, D)` floats, or
                 rows of a trained folder lack optimizer steps, or were changed after its last checkpoint.
+            SizeError: `padding_idx` is not a token, or `scale` is another string.
 
         Example:
             >>> from embedlayer.io.safetensors_files import save_tensors
@@ -316,14 +320,19 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
 
         Raises:
             FileError: The file is missing.
-            CheckpointError: The file has a table of other sizes, or an argument is unknown or missing.
+            CheckpointError: The file is damaged or has a table of other sizes, or an argument is unknown or has another
+                type.
+            SizeError: `padding_idx` is not a token.
         """
         if "source" not in config:
             return TokenEmbedding.from_config(config)
         sizes = {name: config.get(name) for name in ("vocab_size", "embed_dim")}
         arguments = {name: value for name, value in config.items() if name not in sizes}
         check_saved(cls.open, arguments)
-        table = cls.open(**arguments)
+        try:
+            table = cls.open(**arguments)
+        except TypeError as error:
+            raise CheckpointError(f"The saved configuration does not fit {cls.__name__}: {error}.") from error
         if sizes != {"vocab_size": table.vocab_size, "embed_dim": table.embed_dim}:
             raise CheckpointError(
                 f"{config['source']} has a table of {table.vocab_size:,} x {table.embed_dim:,} where the saved "

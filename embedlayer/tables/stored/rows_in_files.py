@@ -231,7 +231,7 @@ class FolderRows(RowsInFiles):
         return self.table.rows(start, stop)
 
     def prefetch(self, ids: Int[Tensor, "*ids"]) -> None:
-        """Bring the pages of the rows into memory in another thread. Their numbers may change until the look-up."""
+        """Bring the pages of the rows into memory in another thread. No values stay: the look-up reads them again."""
         self._folder.prefetch(ids.flatten().long().clone())
 
     def folder(self, verb: str) -> RowFolder:

@@ -129,6 +129,8 @@ def test_a_saved_layer_refers_to_the_file_of_a_read_only_table(tmp_path, file, r
     saved = el.TransformerEmbedding.from_pretrained(tmp_path / "saved")
     assert isinstance(saved.table, MappedEmbedding)
     assert torch.equal(saved([[1, 2]]), layer([[1, 2]]))
+    with pytest.raises(CheckpointError, match="configuration does not fit MappedEmbedding.*foo"):
+        MappedEmbedding.from_config({**saved.table.config, "foo": 1})
     save_file({"wte.weight": rows[:40]}, file)
     with pytest.raises(CheckpointError, match="another file is at this path"):
         el.TransformerEmbedding.from_pretrained(tmp_path / "saved")
