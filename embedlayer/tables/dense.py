@@ -82,7 +82,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
     """Number of the first row in the whole table, for a shard."""
 
     whole_rows: int | None = None
-    """Number of rows of the whole table, for a shard: `reset_parameters` draws them all and keeps its own."""
+    """Number of rows of the whole table, for a shard. `reset_parameters` draws them all and keeps its own."""
 
     embed_scale: float | Tensor | None
     """Factor on looked-up rows, under the name that PEFT reads."""
