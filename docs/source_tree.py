@@ -32,8 +32,9 @@ GROUPS = {
 """The packages of `embedlayer/` from the bottom up."""
 
 
-def table(folder: Path, files: list[Path]) -> str:
+def table(folder: Path) -> str:
     """Return the heading of a folder and the table of its modules."""
+    files = sorted(folder.glob("[!_]*.py"))
     rows = [f"| `{file.name}` | {first_line(file).replace('|', chr(92) + '|')} |\n" for file in files]
     lines = ["| module | what it does |\n|---|---|\n", *rows, "\n"] if rows else []
     return f"### {folder.relative_to(ROOT)}/\n\n{first_line(folder / '__init__.py')}\n\n" + "".join(lines)
@@ -58,7 +59,7 @@ def tree() -> str:
                 parts.append(f"### embedlayer/{name}.py\n\n{first_line(package / f'{name}.py')}\n\n")
                 continue
             folders = [package / name, *sorted(file.parent for file in (package / name).glob("*/__init__.py"))]
-            parts += [table(each, sorted(each.glob("[!_]*.py"))) for each in folders]
+            parts += map(table, folders)
     return "".join(parts)
 
 
