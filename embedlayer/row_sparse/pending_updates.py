@@ -239,7 +239,7 @@ class PendingUpdates:
         if not self.has_pending:
             return
         ids = ids.flatten()
-        if self._tensors(weight).kernels_apply(self.value_steps, ids):
+        if self._tensors(weight).kernel_applies(APPLY_PENDING, self.value_steps, ids):
             rows = segments_of_equal_ids(ids).rows
             inside = not len(rows) or (int(rows[0]) >= 0 and int(rows[-1]) < len(self.value_steps))
             if inside and self._apply_in_one_pass(weight, rows):
@@ -319,7 +319,7 @@ class PendingUpdates:
         if self.history is not None:
             check_state_size(weight, self.moments)
             self.check_for_writes(weight)
-            fits = self.has_pending and self._tensors(weight).kernels_apply(self.value_steps)
+            fits = self.has_pending and self._tensors(weight).kernel_applies(APPLY_PENDING, self.value_steps)
             if fits and self._apply_in_one_pass(weight, segments.rows, segments=segments, vectors=vectors):
                 return vectors
         self.apply_to_ids(weight, ids)
@@ -401,7 +401,7 @@ class PendingUpdates:
         tensors, now = self._tensors(weight), self.step + 1
         inside = not len(rows) or (int(rows[0]) >= 0 and int(rows[-1]) < len(self.value_steps))
         inside = inside and gradients.dtype == tensors.table.dtype
-        if not inside or not tensors.kernels_apply(self.value_steps, rows, gradients):
+        if not inside or not tensors.kernel_applies(OPTIMIZER_STEP, self.value_steps, rows, gradients):
             return False
         kernel, tables = OPTIMIZER_STEP[tensors.rowwise], tensors.kernel_arguments()
         steps, missed = (self.value_steps, self.moment_steps), np.zeros(len(rows), np.uint8)
@@ -501,7 +501,8 @@ class PendingUpdates:
             return
         check_state_size(weight, self.moments)
         stop = len(weight) if stop is None else min(stop, len(weight))
-        fits, size = self._tensors(weight).kernels_apply(self.value_steps), block_size(PENDING_ROWS, weight.device.type)
+        fits = self._tensors(weight).kernel_applies(APPLY_PENDING, self.value_steps)
+        size = block_size(PENDING_ROWS, weight.device.type)
         for first in range(start, stop, ROWS_IN_PASS):
             last = min(first + ROWS_IN_PASS, stop)
             if fits and self._apply_in_one_pass(weight, self._pending_rows(first, last, moments), moments=moments):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.core.errors import ShapeError
+from embedlayer.kernels.kernel import Kernel
 from embedlayer.row_sparse.arithmetic import (
     add_squares_,
     apply_skipped_steps_,
@@ -17,7 +18,7 @@ from embedlayer.row_sparse.arithmetic import (
     rows_at_once,
     square_root,
 )
-from embedlayer.row_sparse.gradient import SUM_SEGMENTS, call_plain
+from embedlayer.row_sparse.gradient import call_plain
 from embedlayer.row_sparse.history import StepRates
 from embedlayer.row_sparse.stochastic_rounding import round_rows
 
@@ -109,10 +110,10 @@ class RowTensors(NamedTuple):
         """Return whether there is one second moment a row."""
         return self.moments[-1].shape[1] == 1
 
-    def kernels_apply(self, *others: Tensor) -> bool:
-        """Return whether kernels may compute with these tensors and `others`, which have an entry for each row."""
+    def kernel_applies(self, kernels: dict[bool, Kernel], *others: Tensor) -> bool:
+        """Return whether the one of `kernels` for these moments, by `rowwise`, may compute with them and `others`."""
         tensors = (self.table, *self.moments)
-        return all(each.is_contiguous() for each in tensors) and SUM_SEGMENTS.applies(*tensors, *others)
+        return all(each.is_contiguous() for each in tensors) and kernels[self.rowwise].applies(*tensors, *others)
 
     def kernel_arguments(self) -> tuple[Tensor, Tensor, Tensor, int]:
         """Return table, first moments, second moments and rounding seed as kernels take them.
