@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.torch_state import plain_operators_only
 
@@ -59,7 +60,7 @@ def _first_wrong_row(mask: Tensor, gaps: bool) -> int | None:
 
     The result is `None` if there is no such row, and where values are not read.
     """
-    is_read = mask.device.type == "cpu" and not torch.compiler.is_compiling() and not plain_operators_only()
+    is_read = device_kind(mask) == "cpu" and not torch.compiler.is_compiling() and not plain_operators_only()
     if not is_read or mask.numel() == 0:
         return None
     mask = mask.long()

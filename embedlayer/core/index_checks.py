@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlayer.core.computed_buffers import apply_or_allocate
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import EmbedLayerError, PositionError, ShapeError, TokenIdError
 from embedlayer.core.shapes import Encoded, IdsLike
 from embedlayer.core.torch_state import plain_operators_only
@@ -162,11 +163,11 @@ def rows_without_record(indices: Tensor, size: int, kind: Kind, *, offset: int =
     if indices.dtype not in INTEGERS:
         raise _not_integers(str(indices.dtype).removeprefix("torch."), "ids.long()")
     rows = indices + offset if offset else indices
-    if rows.is_meta:
+    if device_kind(rows) == "meta":
         return rows
     if plain_operators_only():
         return rows.clamp(0, size + offset - 1)
-    if rows.device.type != "cpu":
+    if device_kind(rows) != "cpu":
         return None
     if torch.compiler.is_compiling():
         copy: Tensor = checked_copy(rows, size, kind, offset)
@@ -245,7 +246,7 @@ def require_counted(positions: Tensor) -> None:
     Raises:
         PositionError: One is below 0; the message names the first one.
     """
-    is_read = positions.device.type == "cpu" and not torch.compiler.is_compiling() and not plain_operators_only()
+    is_read = device_kind(positions) == "cpu" and not torch.compiler.is_compiling() and not plain_operators_only()
     if is_read and positions.numel() and bool(positions.amin() < 0):
         raise_if_outside(positions.clamp(max=0), 1, "position")
 

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import enable_reentrant_dispatch, resolve_name
 
+from embedlayer.core.devices import device_kind
 from embedlayer.core.torch_state import DisableTorchFunctionSubclass, is_transformed, make_wrapper_subclass, tree_map
 from embedlayer.heads.logit_source import HeadTensors, LogitSource, LogitsReport
 from embedlayer.losses.definition import loss_dtype
@@ -420,7 +421,7 @@ def _cross_entropy(
     is_known = is_known and (weight, size_average, reduce) == (None, None, None)
     if not is_known or reduction not in ("mean", "sum", "none") or not 0.0 <= label_smoothing <= 1.0:
         return None
-    dtype, device = logits.dtype, logits.device.type
+    dtype, device = logits.dtype, device_kind(logits)
     if torch.is_autocast_enabled(device) and dtype in HALF:
         dtype = torch.float32
     if logits.source.logits_dtype == torch.float64:
@@ -493,7 +494,7 @@ def _cast(
 def _number(value: Any) -> float | None:
     """Return a factor as a number, or `None`: a tensor counts if it has one number on the CPU and no gradient."""
     if isinstance(value, Tensor):
-        is_known = type(value) in PLAIN_TYPES and value.dim() == 0 and value.device.type == "cpu"
+        is_known = type(value) in PLAIN_TYPES and value.dim() == 0 and device_kind(value) == "cpu"
         value = value.item() if is_known and not value.requires_grad and value.is_floating_point() else None
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
@@ -603,12 +604,12 @@ def defer_logits(head: nn.Module, hidden: Tensor, tensors: HeadTensors, report: 
     parts = (hidden, *tensors.flat())
     is_batch = hidden.dim() > 1 and hidden.shape[-2] > 1 and hidden.numel() > 0
     is_plain = all(type(each) in PLAIN_TYPES and each.device == hidden.device for each in parts)
-    if not is_batch or not is_plain or hidden.is_meta or not hidden.is_floating_point():
+    if not is_batch or not is_plain or device_kind(hidden) == "meta" or not hidden.is_floating_point():
         return None
     is_recorded = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     if is_recorded or is_transformed(*parts) or (hidden.is_cuda and torch.cuda.is_current_stream_capturing()):
         return None
-    fits = hidden.dtype == tensors.weight.dtype or torch.is_autocast_enabled(hidden.device.type)
+    fits = hidden.dtype == tensors.weight.dtype or torch.is_autocast_enabled(device_kind(hidden))
     if not fits or (hidden.dtype == torch.float64) != (tensors.weight.dtype == torch.float64):
         return None
     source = LogitSource(head, hidden, tensors, report)

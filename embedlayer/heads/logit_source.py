@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from embedlayer.core.block_sizes import TABLE_ROWS, block_size
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import CheckpointError, StaleRowsError
 from embedlayer.heads.peft import ChildReference
 from embedlayer.losses.options import LogitOptions, LogitSettings
@@ -147,7 +148,7 @@ class HeadTensors(NamedTuple):
         options = cast(LogitOptions, settings._asdict())
         if not self.adapters:
             return LinearLogits(hidden, self.weight, **options)
-        rows_at_once = min(block_size(TABLE_ROWS, hidden.device.type), math.ceil(len(self.weight) / 2))
+        rows_at_once = min(block_size(TABLE_ROWS, device_kind(hidden)), math.ceil(len(self.weight) / 2))
         return BlockLogits(hidden, self.raw_logits, len(self.weight), rows_at_once, **options)
 
 
@@ -176,7 +177,7 @@ class LogitSource:
         self.requires_grad = any(each.requires_grad for each in self.leaves)
         self.hidden = self.leaves[0]
         self.tensors = tensors.replaced(self.leaves[1:])
-        device = hidden.device.type
+        device = device_kind(hidden)
         self.autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
         self.versions = [_version(each) for each in self.originals]
         self.samples = [_sample(each) for each in self.originals[1:]]

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from embedlayer.core.devices import device_kind
 from embedlayer.core.numbers import random_words
 from embedlayer.core.torch_state import fusible, has_hooks, is_unchanged
 from embedlayer.kernels.kernel import Kernel
@@ -86,7 +87,7 @@ def scale_add_drop(
         A tensor of the shape of `x`. Without dropout it differs from `plain_scale_add_drop` by one rounding at most,
         because multiplication and addition are one operation.
     """
-    if x.device.type != "cpu" or isinstance(scale, Tensor) or not _fits(x.shape, addend) or not fusible(x, addend):
+    if device_kind(x) != "cpu" or isinstance(scale, Tensor) or not _fits(x.shape, addend) or not fusible(x, addend):
         return plain_scale_add_drop(x, scale, addend, dropout)
     if scale is None and addend is None and dropout == 0:
         return x

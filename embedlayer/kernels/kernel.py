@@ -29,6 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from embedlayer.core.devices import device_kind
 from embedlayer.core.forks import call_in_forked_processes, lock_held_at_forks
 from embedlayer.core.torch_state import fusible, is_dispatch_mode_active, plain_operators_only
 
@@ -160,7 +161,7 @@ class Kernel:
             and not plain_operators_only()
             and NUMBA_IS_INSTALLED
             and _failure.reason is None
-            and x.device.type == "cpu"
+            and device_kind(x) == "cpu"
             and x.dtype in FLOATS
         )
 
@@ -225,7 +226,7 @@ def _is_ordinary(x: Tensor | None) -> bool:
     """Return whether `x` is `None` or a tensor whose numbers NumPy can read: of no subclass, on the CPU, strided."""
     if x is None:
         return True
-    plain = type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" and x.layout is torch.strided
+    plain = type(x) in (Tensor, nn.Parameter) and device_kind(x) == "cpu" and x.layout is torch.strided
     return plain and (x.dtype in FLOATS or not (x.dtype.is_floating_point or x.dtype.is_complex))
 
 

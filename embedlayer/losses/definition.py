@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from embedlayer.core.devices import device_kind
 from embedlayer.core.index_checks import checked_copy, raise_if_outside
 from embedlayer.core.torch_state import fusible, is_dispatch_mode_active, plain_operators_only
 from embedlayer.losses.options import LossSettings
@@ -29,7 +30,7 @@ def counted_states(hidden: Float[Tensor, "*batch D"], kept: Bool[Tensor, "*batch
     """
     if kept is None:
         return hidden
-    is_read_at_once = kept.device.type == "cpu" and fusible(hidden, kept) and not is_dispatch_mode_active()
+    is_read_at_once = device_kind(kept) == "cpu" and fusible(hidden, kept) and not is_dispatch_mode_active()
     if is_read_at_once and bool(kept.all()):
         return hidden
     return torch.where(kept.unsqueeze(-1), hidden, 0.0)
@@ -128,7 +129,7 @@ def checked_targets(targets: Tensor, vocab_size: int, ignore_index: int, *, ever
     """
     if plain_operators_only():
         return torch.where(targets == ignore_index, targets, targets.clamp(0, vocab_size - 1))
-    if targets.device.type != "cpu" and not everywhere:
+    if device_kind(targets) != "cpu" and not everywhere:
         return targets
     if torch.compiler.is_compiling():
         kept = targets != ignore_index

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError
 from embedlayer.core.torch_state import is_transformed
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
@@ -156,7 +157,7 @@ class _LinearTotals(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, job: _Job, names: list[str]
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        with torch.autocast(hidden.device.type, enabled=False):
+        with torch.autocast(device_kind(hidden), enabled=False):
             totals = VocabularyPass(job.student, job.request).totals()
         names.extend(totals)
         ctx.names = list(totals)
@@ -177,7 +178,7 @@ class _LinearTotals(torch.autograd.Function):
         if torch.is_grad_enabled() or is_transformed(*grads.values()):
             found = job.differentiable(student, lambda all_of: [all_of[name] for name in grads], list(grads.values()))
         else:
-            with torch.autocast(student.hidden.device.type, enabled=False):
+            with torch.autocast(device_kind(student.hidden), enabled=False):
                 found = VocabularyPass(student, job.request).gradients(totals, grads, job.requested)
             found = job.like_inputs(found, student)
         return (*found, None, None)
@@ -193,7 +194,7 @@ class _LinearLoss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, factors: Tensor, job: _Job, loss: TokenLoss
     ) -> tuple[Tensor, Tensor]:
-        with torch.autocast(hidden.device.type, enabled=False):
+        with torch.autocast(device_kind(hidden), enabled=False):
             losses, gradients = VocabularyPass(job.student, job.request).losses_and_gradients(
                 loss, factors if any(job.requested) or job.student.is_sharded else None, job.requested
             )
@@ -209,13 +210,13 @@ class _LinearLoss(torch.autograd.Function):
         if torch.is_grad_enabled() or is_transformed(grad_output):
             found = job.differentiable(student, lambda totals: [(ctx.loss.of(totals) * factors).sum()], [grad_output])
         elif ctx.gradients is None or not student.collectives.all_equal(grad_output):
-            with torch.autocast(student.hidden.device.type, enabled=False):
+            with torch.autocast(device_kind(student.hidden), enabled=False):
                 again = VocabularyPass(student, job.request)
                 _, found = again.losses_and_gradients(ctx.loss, factors * grad_output, job.requested)
             found = job.like_inputs(found, student)
         else:
             found, ctx.gradients = ctx.gradients, None
-            if grad_output.device.type != "cpu" or grad_output.item() != 1:
+            if device_kind(grad_output) != "cpu" or grad_output.item() != 1:
                 found = tuple(None if grad is None else grad.mul_(grad_output) for grad in found)  # type: ignore[assignment]
             found = job.like_inputs(found, student)
         return (*found, None, None, None)
@@ -234,7 +235,7 @@ def _block_totals(student: BlockLogits, request: Request) -> Totals:
     elif is_static:
         hidden = counted_states(hidden, request.kept)
         teacher = None if teacher is None else counted_states(teacher, request.kept)
-    step = MAX_CHUNK_TOKENS["cuda" if hidden.device.type == "cuda" else "cpu"]
+    step = MAX_CHUNK_TOKENS["cuda" if device_kind(hidden) == "cuda" else "cpu"]
     found = []
     for start in range(0, max(len(hidden), 1), step):
         here = slice(start, start + step)

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import MissingExtraError, SizeError
 from embedlayer.core.option_docs import show_options
 from embedlayer.losses.definition import cross_entropy, reduce_losses
@@ -199,10 +200,10 @@ def choose_impl(logits: UncomputedLogits, loss: LossSettings) -> Impl:
     has_kernels = has_kernels and (options.softcap is None or options.temperature == 1.0)
     if torch.compiler.is_compiling() or not has_kernels:  # a graph can contain the chunked loss
         return "chunked"
-    return "triton" if logits.impl == "triton" or (device.type == "cuda" and triton_runs(device)) else "chunked"
+    return "triton" if logits.impl == "triton" or (device_kind(device) == "cuda" and triton_runs(device)) else "chunked"
 
 
 def triton_runs(device: torch.device) -> bool:
     """Return whether Triton is installed, and `device` is CUDA or `TRITON_INTERPRET=1` is set."""
-    on_device = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+    on_device = device_kind(device) == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
     return on_device and find_spec("triton") is not None

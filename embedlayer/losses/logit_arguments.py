@@ -6,6 +6,7 @@ from typing import Any, Protocol, TypeAlias, Unpack, runtime_checkable
 from torch import Tensor
 
 from embedlayer.core.block_sizes import TABLE_ROWS, block_size
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.losses.options import Impl, LogitOptions, LossSettings
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
@@ -108,7 +109,7 @@ def _of_logits(logits: object) -> UncomputedLogits:
             f"weight or a head; found {found}."
         )
     vocab_size = logits.shape[-1]
-    return BlockLogits(logits, _some_logits, vocab_size, min(vocab_size, block_size(TABLE_ROWS, logits.device.type)))
+    return BlockLogits(logits, _some_logits, vocab_size, min(vocab_size, block_size(TABLE_ROWS, device_kind(logits))))
 
 
 def _some_logits(logits: Tensor, start: int, stop: int) -> Tensor:

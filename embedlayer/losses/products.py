@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.core.collectives import RowPartition
+from embedlayer.core.devices import device_kind
 from embedlayer.losses.compiled_blocks import add_bfloat16_
 from embedlayer.losses.definition import loss_dtype
 from embedlayer.losses.finishing import BlockFinishing
@@ -52,15 +53,20 @@ def matrix_product(a: Tensor, b: Tensor) -> Tensor:
 
     On CUDA float16 matrices are multiplied as they are and summed in float32; `a` is rounded to float16 first.
     """
-    dtype = product_dtype(b.dtype, b.device.type)
-    if b.dtype == torch.float16 and b.is_cuda:
+    dtype = product_dtype(b.dtype, device_kind(b))
+    if _sums_halves_in_float32(b):
         return torch.mm(a.half(), b, out_dtype=dtype)
     return a.to(dtype) @ b.to(dtype)
 
 
+def _sums_halves_in_float32(b: Tensor) -> bool:
+    """Return whether the device multiplies float16 matrices as they are and has float32 results."""
+    return b.dtype == torch.float16 and device_kind(b) == "cuda"
+
+
 def write_product(out: Tensor, a: Tensor, b: Tensor, *, add: bool = False) -> None:
     """Compute `out = a @ b`, or `out += a @ b`, as `matrix_product` does; `a` and `out` may have another dtype."""
-    if out.dtype == product_dtype(b.dtype, b.device.type) and not (b.dtype == torch.float16 and b.is_cuda):
+    if out.dtype == product_dtype(b.dtype, device_kind(b)) and not _sums_halves_in_float32(b):
         out.addmm_(a.to(out.dtype), b.to(out.dtype), beta=1 if add else 0)
     elif add:
         out.add_(matrix_product(a, b))
@@ -187,7 +193,7 @@ class GradientSums:
 
     def multiplies(self, dtype: torch.dtype) -> bool:
         """Return whether products of the rows with dlogits of this dtype convert neither of them."""
-        return {self.rows_VD.dtype, product_dtype(self.rows_VD.dtype, self.rows_VD.device.type)} == {dtype}
+        return {self.rows_VD.dtype, product_dtype(self.rows_VD.dtype, device_kind(self.rows_VD))} == {dtype}
 
     def add_to_rows(self, dlogits_RC: Tensor, x_CD: Tensor, start: int) -> None:
         """Add the gradients of a block to those of its rows.

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, RowPartition
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.torch_state import is_transformed, plain_operators_only
@@ -56,7 +57,7 @@ class UncomputedLogits(ABC):
         self.hidden = hidden
         self.vocab_size = vocab_size
         self.options = options
-        device = hidden.device.type
+        device = device_kind(hidden)
         self.autocast_dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
     @abstractmethod
@@ -111,7 +112,7 @@ class UncomputedLogits(ABC):
 
         Without it, and where autocast is off now too, nothing is changed.
         """
-        device, dtype = self.hidden.device.type, self.autocast_dtype
+        device, dtype = device_kind(self.hidden), self.autocast_dtype
         if dtype is None and not torch.is_autocast_enabled(device):
             return nullcontext()
         return torch.autocast(device, dtype, enabled=dtype is not None)
@@ -248,7 +249,7 @@ class LinearLogits(UncomputedLogits):
             raise SizeError("The logits of a sharded table are computed by all ranks together: call table.logits.")
         fixed, rows = row_within(self.options.padding_idx, start, stop), self.weight[start:stop]
         if self.dtype == torch.float16:
-            with torch.autocast(hidden.device.type, enabled=False):
+            with torch.autocast(device_kind(hidden), enabled=False):
                 products = linear_with_fixed_row(hidden.half().float(), rows.half().float(), fixed)
                 return self._finished(products, start, stop)
         with self._autocast():
@@ -343,7 +344,7 @@ def check_fit(hidden: Tensor, weight: Tensor) -> None:
             f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} do not fit: "
             f"they must be (..., D) and (V, D) of one width D."
         )
-    if hidden.dtype != weight.dtype and not torch.is_autocast_enabled(hidden.device.type):
+    if hidden.dtype != weight.dtype and not torch.is_autocast_enabled(device_kind(hidden)):
         raise ShapeError(
             f"hidden is {hidden.dtype} and weight {weight.dtype}: convert one of them, or use torch.autocast."
         )

@@ -20,6 +20,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from embedlayer.core.devices import device_kind
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS, ROWS_OF_A_BLOCK, tokens_per_chunk
 from embedlayer.losses.compiled_blocks import STATISTICS
 from embedlayer.losses.definition import loss_dtype
@@ -64,7 +65,7 @@ class VocabularyPass:
         self.heads = [HeadBlocks(each, *parts, compiled=self.compiled) for each in both]
         self.hidden = [head.hidden_ND for head in self.heads]
         self.like = student.hidden.new_empty(0, dtype=self.dtype)
-        self.device = "cuda" if self.like.device.type == "cuda" else "cpu"  # the key of the tables of block sizes
+        self.device = "cuda" if device_kind(self.like) == "cuda" else "cpu"  # the key of the tables of block sizes
         self.work, self.softcap_buffer = Workspace(), self.like
 
     def totals(self) -> Totals:

@@ -4,11 +4,12 @@ import torch
 from torch import Tensor
 
 from embedlayer.core.block_sizes import NUMBERS, block_size
+from embedlayer.core.devices import device_kind
 
 
 def rows_at_once(table: Tensor) -> int:
     """Return how many rows of `table` to process at once so that a chunk fits the CPU cache; at least 1."""
-    return max(1, block_size(NUMBERS, table.device.type) // table.shape[1])
+    return max(1, block_size(NUMBERS, device_kind(table)) // table.shape[1])
 
 
 def chunk_slices(rows: Tensor, size: int) -> list[slice]:

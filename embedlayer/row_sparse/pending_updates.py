@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from embedlayer.core.block_sizes import PENDING_ROWS, block_size
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import CheckpointError, StaleRowsError
 from embedlayer.core.forks import call_in_forked_processes, lock_held_at_forks
 from embedlayer.io.files import JsonObject
@@ -292,7 +293,7 @@ class PendingUpdates:
             self.version = weight._version
         if most == LEFT_OUT:
             left = rows[torch.from_numpy(outcome == LEFT_OUT)]
-            for chunk in chunk_slices(left, block_size(PENDING_ROWS, weight.device.type)):
+            for chunk in chunk_slices(left, block_size(PENDING_ROWS, device_kind(weight))):
                 self._update_rows(weight, left[chunk])
             if moments:
                 self._decay_moments(weight, left)
@@ -502,7 +503,7 @@ class PendingUpdates:
         check_state_size(weight, self.moments)
         stop = len(weight) if stop is None else min(stop, len(weight))
         fits = self._tensors(weight).kernel_applies(APPLY_PENDING, self.value_steps)
-        size = block_size(PENDING_ROWS, weight.device.type)
+        size = block_size(PENDING_ROWS, device_kind(weight))
         for first in range(start, stop, ROWS_IN_PASS):
             last = min(first + ROWS_IN_PASS, stop)
             if fits and self._apply_in_one_pass(weight, self._pending_rows(first, last, moments), moments=moments):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError
 from embedlayer.kernels.kernel import Kernel
 from embedlayer.row_sparse.arithmetic import (
@@ -236,4 +237,4 @@ def raw_weight(weight: Tensor) -> Tensor:
 def is_in_shared_memory(tensor: Tensor) -> bool:
     """Return whether a tensor is in CPU memory that other processes can write, as after `share_memory_()`."""
     plain = raw_weight(tensor)
-    return plain.device.type == "cpu" and plain.untyped_storage().is_shared()
+    return device_kind(plain) == "cpu" and plain.untyped_storage().is_shared()

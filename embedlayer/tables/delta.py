@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from embedlayer.core.class_identifiers import kind_of
 from embedlayer.core.computed_buffers import ComputedBuffers
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError, TokenIdError
 from embedlayer.core.initialization import init_normal_
 from embedlayer.core.shapes import Ids, Vectors
@@ -155,7 +156,7 @@ class DeltaEmbedding(TokenTable, ComputedBuffers, checks_ids=True):
         vectors = self.base.look_up(ids)
         places = self._places(ids.long().contiguous()).clamp(max=len(self.token_ids) - 1)
         ours = F.embedding(places, self.token_tensor.unsqueeze(-1)).squeeze(-1) == ids
-        if ids.dim() and vectors.device.type == "cpu" and fusible(vectors, self.delta):
+        if ids.dim() and device_kind(vectors) == "cpu" and fusible(vectors, self.delta):
             where = ours.nonzero(as_tuple=True)
             return vectors.index_put_(where, F.embedding(places[where], self.delta).to(vectors.dtype))
         return torch.where(ours.unsqueeze(-1), F.embedding(places, self.delta).to(vectors.dtype), vectors)

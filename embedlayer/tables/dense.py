@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from embedlayer.core.computed_buffers import ComputedBuffers
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.held_parameters import former_parameter, watch_replacement
 from embedlayer.core.index_checks import IndexCheck
@@ -256,7 +257,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             TokenIdError: As in `look_up`.
             ShapeError: As in `look_up`.
         """
-        if ids.device.type != "cpu":
+        if device_kind(ids) != "cpu":
             return None
         ids, _ = self._current_check()(ids)
         if self.row_sparse:

@@ -9,6 +9,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from embedlayer.core.block_sizes import TABLE_ROWS, block_size
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.initialization import NormalLinear
 from embedlayer.core.shapes import Ids, Vectors
@@ -146,7 +147,7 @@ class FactorizedEmbedding(TokenTable, checks_ids=True):
         scale = None if source.factor is None else float(source.factor)
 
         kind = source.rows(0, 1)
-        size = block_size(TABLE_ROWS, kind.device.type)
+        size = block_size(TABLE_ROWS, device_kind(kind))
 
         def block(start: int) -> Tensor:
             """Return a block of rows from row `start` on, in float64."""

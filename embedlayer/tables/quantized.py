@@ -13,6 +13,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from embedlayer.core.block_sizes import NUMBERS, block_size
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.torch_state import is_transformed, plain_operators_only
 from embedlayer.formats.layouts import GGUFBlocks, RowFormat, RowLayout, row_format_of
@@ -248,7 +249,7 @@ class QuantizedEmbedding(PackedRows):
         Raises:
             ShapeError: `hidden` has another width or, outside autocast, another dtype than the vectors.
         """
-        device = hidden.device.type
+        device = device_kind(hidden)
         if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
             hidden = hidden.to(torch.get_autocast_dtype(device))
         elif hidden.dtype != self.dtype:
@@ -266,7 +267,7 @@ class QuantizedEmbedding(PackedRows):
 
     def dequantised(self, ids: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
         """Return the vectors of IDs that were checked, without `scale`: those of `dequantise`, by the fastest way."""
-        if torch.compiler.is_compiling() and not plain_operators_only() and ids.device.type == "cpu":
+        if torch.compiler.is_compiling() and not plain_operators_only() and device_kind(ids) == "cpu":
             vectors: Tensor = rows_of(ids, self.packed, self.row_scale, self.row_format, self.dtype)
             return vectors
         return dequantised_rows(ids, self.packed, self.row_scale, self.row_format, self.dtype)
@@ -404,7 +405,7 @@ def dequantised_rows(
     Returns:
         Vectors, `(N, D)`.
     """
-    if packed.device.type != "cpu" or plain_operators_only():
+    if device_kind(packed) != "cpu" or plain_operators_only():
         chosen = None if row_scale is None else row_scale.index_select(0, ids)
         return dequantise(packed.index_select(0, ids), chosen, row_format).to(dtype)
     if ids.numel() == 0:
@@ -538,7 +539,7 @@ def _blocks(count: int, width: int, device: torch.device, *, at_least: int = 1) 
     A block has about as many numbers as `NUMBERS` states for the device, and at least `at_least` rows; the last
     one may be smaller.
     """
-    step = max(1, at_least, block_size(NUMBERS, device.type) // width)
+    step = max(1, at_least, block_size(NUMBERS, device_kind(device)) // width)
     return ((start, min(start + step, count)) for start in range(0, count, step))
 
 

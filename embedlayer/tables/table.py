@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.core.block_sizes import TABLE_ROWS, block_size
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.torch_state import is_current
@@ -67,7 +68,7 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
         linear = self._linear(hidden)
         if linear is not None:
             return linear_with_fixed_row(linear[0], linear[1][start:stop], row_within(self.padding_idx, start, stop))
-        parts, size = [], block_size(TABLE_ROWS, hidden.device.type)
+        parts, size = [], block_size(TABLE_ROWS, device_kind(hidden))
         for first in range(start, stop, size):
             last = min(first + size, stop)
             fixed = row_within(self.padding_idx, first, last)
@@ -120,7 +121,7 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
         linear = self._linear(hidden) if is_current(type(self), "as_linear", "raw_logits") else None
         if linear is not None:
             return LinearLogits(*linear, vocab_size=self.vocab_size, impl=impl, **options)
-        rows_at_once = block_size(TABLE_ROWS, hidden.device.type)
+        rows_at_once = block_size(TABLE_ROWS, device_kind(hidden))
         return BlockLogits(hidden, self.raw_logits, self.vocab_size, rows_at_once, **options)
 
     def _linear(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from embedlayer.core.block_sizes import TABLE_ROWS, block_size
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import CheckpointError, SizeError, TokenIdError
 from embedlayer.heads.output import OutputHead
 from embedlayer.tables.adapter_files import AdapterFolder, ModuleAdapter, read_adapter, write_token_rows
@@ -184,7 +185,7 @@ def _merge(owner: Weight, change: ModuleAdapter) -> None:
     """Write a change into a weight, a block of rows at a time."""
     if isinstance(owner, TokenEmbedding):
         owner.apply_pending_updates()
-    weight, size = owner.weight, block_size(TABLE_ROWS, owner.weight.device.type)
+    weight, size = owner.weight, block_size(TABLE_ROWS, device_kind(owner.weight))
     for start in range(0, owner.vocab_size, size):
         stop = min(start + size, owner.vocab_size)
         rows = weight[start:stop] if change.weight is None else change.weight[start:stop].to(weight)

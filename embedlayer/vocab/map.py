@@ -23,6 +23,7 @@ from torch import Tensor
 
 from embedlayer.core.block_sizes import TABLE_ROWS, block_size
 from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, RowPartition
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError, TokenIdError
 from embedlayer.distributed.dtensors import dtensor_like, is_dtensor, to_local
 from embedlayer.families.records import End
@@ -125,7 +126,7 @@ class RowMap:
         tensor, device = to_local(tensor.detach()), tensor.device
         moved = tensor.new_empty((len(new), *tensor.shape[1:]))
         # all ranks may request rows of one rank
-        rows_at_once = max(block_size(TABLE_ROWS, device.type) // collectives.size, 1)
+        rows_at_once = max(block_size(TABLE_ROWS, device_kind(device)) // collectives.size, 1)
         for first in range(0, new.rows_per_rank, rows_at_once):
             wanted = [sources[new.slice_of(rank)][first:][:rows_at_once] for rank in range(collectives.size)]
             requested = [ids[(ids >= old.start) & (ids < old.stop)] - old.start for ids in wanted]

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.core.computed_buffers import ComputedBuffers
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.core.shapes import Positions
 from embedlayer.core.torch_state import is_unchanged
@@ -62,7 +63,7 @@ def rotary_angles(
     half_rotation = UNITS_PER_ROTATION // 2  # angles around 0, where float32 has the finest steps
     own = positions.long().unsqueeze(-1) if axis is None else positions.long().movedim(0, -1).index_select(-1, axis)
     phase = ((own * phase_increments + half_rotation) & (UNITS_PER_ROTATION - 1)) - half_rotation
-    wide = torch.float32 if phase.device.type == "mps" else torch.float64  # float64 leaves a single rounding
+    wide = torch.float32 if device_kind(phase) == "mps" else torch.float64  # float64 leaves a single rounding
     return (phase.to(wide) * (2 * math.pi / UNITS_PER_ROTATION)).to(dtype)
 
 

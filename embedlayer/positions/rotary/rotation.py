@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from embedlayer.core.devices import device_kind
 from embedlayer.core.torch_state import fusible, has_more_than
 from embedlayer.kernels.kernel import Kernel
 
@@ -154,7 +155,7 @@ def _pair_angles(cos: Tensor, sin: Tensor, *, interleaved: bool) -> tuple[Tensor
 def _are_complex_numbers(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
     """Return whether interleaved pairs of `x` can be multiplied as complex numbers, on a CPU in eager mode."""
     has_complex = x.dtype == cos.dtype and x.dtype in (torch.float32, torch.float64)
-    return has_complex and x.device.type == "cpu" and fusible(x, cos, sin)
+    return has_complex and device_kind(x) == "cpu" and fusible(x, cos, sin)
 
 
 def _rotate_complex(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
