@@ -70,7 +70,17 @@ def test_what_is_no_tensor_of_whole_numbers_is_refused(name, unchecked) -> None:
         for wrong in (at / 4, at.double(), at > 2, at.short(), at.tolist(), at.numpy()):
             with pytest.raises(el.ShapeError, match="^Positions are int64 or int32 tensors, such as"):
                 call(wrong)
-                pytest.fail(f"{entry} took {wrong!r}: call self.check_positions(positions) first")
+                check = "check_integer_positions" if entry == "vectors" else "self.check_positions"
+                pytest.fail(f"{entry} took {wrong!r}: call {check}(positions) first")
+
+
+@pytest.mark.parametrize("name", [name for name, make in POSITIONS.items() if hasattr(make(), "head_dim")])
+def test_heads_of_another_width_than_that_of_the_scheme_are_refused(name, unchecked) -> None:
+    right, wrong = heads(), torch.randn(B, NUM_HEADS, T, 2 * WIDTH)
+    for q, k in ((wrong, right), (right, wrong), (wrong, wrong)):
+        with pytest.raises(el.ShapeError):
+            POSITIONS[name]().rotate(q, k, torch.arange(T))
+            pytest.fail("compare the last dimension of q and k with self.head_dim in rotate")
 
 
 @every_scheme
