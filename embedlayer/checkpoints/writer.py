@@ -6,10 +6,9 @@ tensor are copied whole. The new folder appears complete or not at all.
 
 import shutil
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from torch import Tensor
 
@@ -22,13 +21,13 @@ from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, FileError
 from embedlayer.io.files import check_new_folder, new_folder, read_json, write_json
 from embedlayer.io.partials import PARTIAL
 from embedlayer.io.safetensors_files import (
-    CHUNK_BYTES,
     INDEX,
     Header,
     TensorInfo,
-    byte_chunks,
+    copy_bytes,
     encode_header,
     read_header,
+    write_tensor,
 )
 
 
@@ -51,6 +50,29 @@ class WriteReceipt:
     copied: tuple[str, ...]
     vocab_size: int
     left_out: tuple[str, ...] = ()
+
+
+def tensors_of_layer(
+    state: Mapping[str, Tensor], names: Mapping[str, Sequence[str]], *, is_part: bool, is_edited: bool
+) -> dict[str, Tensor]:
+    """Return the tensors of an `EmbeddingLayer` by their names in the checkpoint, for `write_tensors`.
+
+    The arguments are attributes of the layer, and its `state_dict()`. Layers that `EmbeddingLayer.write_into` refuses
+    are a `CheckpointError`.
+    """
+    if is_part and is_edited:
+        raise CheckpointError(
+            "The vocabulary of this layer was edited, and the checkpoint may have more tensors with a row for each "
+            "token than were read (table_only=True, per_layer=False, or a table that load does not read): they "
+            "would stay in the old order. Edit the checkpoint's folder with edit_vocabulary, or load the whole "
+            "layer before the edit."
+        )
+    if unmatched := sorted(state.keys() ^ names.keys()):
+        raise CheckpointError(
+            f"{', '.join(unmatched)} of this layer and the checkpoint's tensors are not one to one, so they cannot "
+            f"be put back. Save the layer by itself with save_pretrained."
+        )
+    return {name: state[key] for key, of_key in names.items() for name in of_key}
 
 
 def write_tensors(
@@ -209,25 +231,9 @@ def _stream(
         new.write(encode_header(entries, metadata))
         for name, info in header.tensors.items():
             if name in changed:
-                for buffer in byte_chunks(changed[name], info.torch_dtype):
-                    new.write(buffer.numpy().data)
+                write_tensor(new, changed[name], info.torch_dtype)
             else:
                 copy_bytes(old, new, info)
-
-
-def copy_bytes(old: BinaryIO, new: BinaryIO, info: TensorInfo) -> None:
-    """Copy the bytes of one tensor to the present position of another file, in buffers.
-
-    `info` has the byte range of the tensor in `old`.
-
-    Raises:
-        CheckpointError: The old file ends before the range does.
-    """
-    old.seek(info.start)
-    for left in range(info.nbytes, 0, -CHUNK_BYTES):
-        new.write(old.read(min(left, CHUNK_BYTES)))
-    if old.tell() != info.stop:
-        raise CheckpointError(f"{info.file} ends inside {info.name}: it was cut short while it was copied.")
 
 
 def _rewrite_json(

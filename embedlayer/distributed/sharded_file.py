@@ -15,7 +15,7 @@ from embedlayer.core.collectives import Collectives, RowPartition
 from embedlayer.distributed.dtensors import to_local
 from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.io.files import replace_file
-from embedlayer.io.safetensors_files import byte_chunks, encode_header, open_safetensors, rows_per_chunk
+from embedlayer.io.safetensors_files import byte_chunks, encode_header, open_safetensors, rows_per_chunk, write_tensor
 
 
 class ShardedRows(NamedTuple):
@@ -67,7 +67,7 @@ def save_sharded(
             if name in sharded:
                 _write_rows(file, to_local(tensor), sharded[name], collectives)
             else:
-                _write(file, tensor)
+                write_tensor(file, tensor)
 
 
 def load_sharded(
@@ -106,7 +106,7 @@ def _write_rows(file: BinaryIO, own: Tensor, rows: ShardedRows, collectives: Col
     Spare rows are zeros. In an int32 tensor, which contains step numbers of pending updates, they are the largest
     number in `own`.
     """
-    _write(file, own)
+    write_tensor(file, own)
     table = rows.table
     buffer = own.new_empty((rows_per_chunk(own), *own.shape[1:]), device="cpu")
     for rank in range(1, table.mesh.size()):
@@ -119,10 +119,4 @@ def _write_rows(file: BinaryIO, own: Tensor, rows: ShardedRows, collectives: Col
     spare = own.new_zeros((rows.stored - table.vocab_size, *own.shape[1:]), device="cpu")
     if own.dtype == torch.int32 and len(spare):  # step numbers of pending updates: spare rows are always up to date
         spare.fill_(int(own.max()))
-    _write(file, spare)
-
-
-def _write(file: BinaryIO, tensor: Tensor) -> None:
-    """Append the bytes of a tensor to `file`, a block of rows at a time."""
-    for block in byte_chunks(tensor):
-        file.write(block.numpy().data)
+    write_tensor(file, spare)

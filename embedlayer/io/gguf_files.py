@@ -21,7 +21,7 @@ from torch import Tensor
 
 from embedlayer.core.errors import CheckpointError, FileError, require
 from embedlayer.io.files import GGUF, file_errors, replace_file, require_file
-from embedlayer.io.safetensors_files import CHUNK_BYTES, DTYPES, TensorInfo
+from embedlayer.io.safetensors_files import DTYPES, TensorInfo, copy_bytes, write_tensor
 
 FALLBACK_TYPE = "Q8_0"
 """Type in which rows are written where `gguf` cannot quantise to the type of the file."""
@@ -83,8 +83,7 @@ class GGUFFile:
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a value of the metadata, or `default` if there is no such key."""
-        found = self.metadata.get(key)
-        return default if found is None else found.value
+        return self.metadata[key].value if key in self.metadata else default
 
     def stored_rows(self, name: str) -> UInt8[Tensor, "N row_bytes"]:
         """Return the bytes of the rows of a tensor, mapped to the file: writing to them does not change the file.
@@ -160,10 +159,10 @@ def dequantise(stored: UInt8[Tensor, "N row_bytes"], dtype: str) -> Float[Tensor
     gguf = require("gguf", extra="gguf")
     try:
         with np.errstate(all="ignore"):  # scales of a damaged file may be infinite
-            found = gguf.quants.dequantize(stored.cpu().numpy(), gguf.GGMLQuantizationType[dtype])
+            rows = gguf.quants.dequantize(stored.cpu().numpy(), gguf.GGMLQuantizationType[dtype])
     except NotImplementedError as error:
         raise CheckpointError(f"The package gguf cannot dequantise {dtype} ({error}): pip install -U gguf.") from error
-    return torch.from_numpy(np.ascontiguousarray(found, dtype=np.float32))
+    return torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32))
 
 
 def quantise(rows: Float[Tensor, "N D"], dtype: str) -> UInt8[Tensor, "N row_bytes"] | None:
@@ -336,6 +335,7 @@ def write_gguf(source: GGUFFile, path: Path, *, metadata: Mapping[str, Any], ten
 
     Raises:
         FileError: A file cannot be read or written, or `path` is the file to copy.
+        CheckpointError: The file to copy is shorter than its header says.
     """
     if path.exists() and path.samefile(source.path):
         raise FileError(f"{path} is the file that is copied: name another one.")
@@ -359,12 +359,9 @@ def write_gguf(source: GGUFFile, path: Path, *, metadata: Mapping[str, Any], ten
         for name, info in source.tensors.items():
             file.write(bytes(-file.tell() % source.alignment))
             if name in tensors:
-                for chunk in tensors[name].data.flatten().split(CHUNK_BYTES):
-                    file.write(chunk.numpy().data)
+                write_tensor(file, tensors[name].data)
             else:
-                old.seek(info.start)
-                for left in range(info.nbytes, 0, -CHUNK_BYTES):
-                    file.write(old.read(min(left, CHUNK_BYTES)))
+                copy_bytes(old, file, info)
         file.write(bytes(-file.tell() % source.alignment))
 
 

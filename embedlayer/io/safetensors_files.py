@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from jaxtyping import Int, Shaped
@@ -329,13 +329,27 @@ def byte_chunks(tensor: Tensor, dtype: torch.dtype | None = None) -> Iterator[Sh
             yield chunk.to("cpu", dtype).contiguous().flatten().view(torch.uint8)
 
 
-def rows_per_chunk(rows: Tensor, dtype: torch.dtype | None = None) -> int:
-    """Return how many rows of a tensor fit into one chunk of `byte_chunks`; at least 1.
+def write_tensor(file: BinaryIO, tensor: Tensor, dtype: torch.dtype | None = None) -> None:
+    """Write the bytes of a tensor to an open file, in the chunks of `byte_chunks`."""
+    for chunk in byte_chunks(tensor, dtype):
+        file.write(chunk.numpy().data)
 
-    Args:
-        rows: The tensor, with at least one dimension.
-        dtype: Data type of the chunk; by default the tensor's own.
+
+def copy_bytes(old: BinaryIO, new: BinaryIO, info: TensorInfo) -> None:
+    """Copy the bytes of a tensor of the file `old` to the present position of another file, in chunks.
+
+    Raises:
+        CheckpointError: The old file ends inside the tensor.
     """
+    old.seek(info.start)
+    for left in range(info.nbytes, 0, -CHUNK_BYTES):
+        new.write(old.read(min(left, CHUNK_BYTES)))
+    if old.tell() != info.stop:
+        raise CheckpointError(f"{info.file} ends inside {info.name}: it was cut short while it was copied.")
+
+
+def rows_per_chunk(rows: Tensor, dtype: torch.dtype | None = None) -> int:
+    """Return how many rows of a tensor, as `dtype`, fit into one chunk of `byte_chunks`; at least 1."""
     return max(CHUNK_BYTES // max(rows[:1].numel() * (dtype or rows.dtype).itemsize, 1), 1)
 
 
