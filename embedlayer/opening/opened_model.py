@@ -296,7 +296,8 @@ class OpenedModel:
         """
         from embedlayer.tokenization.ids import end_of_text_id
 
-        tokenizer, end = self.require_tokenizer(), end_of_text_id(self.require_tokenizer())
+        tokenizer = self.require_tokenizer()
+        end = end_of_text_id(tokenizer)
         if not self.adds_special_tokens:
             ends = () if end is None else (end,)
             return ends, ends
