@@ -29,7 +29,7 @@ def has_meta_layout(checkpoint: Checkpoint) -> bool:
 
 
 def meta_config(checkpoint: Checkpoint) -> JsonObject:
-    """Return a configuration for the model of a checkpoint in Meta's layout, in the form that `Loader` reads.
+    """Return a configuration for the model of a checkpoint in Meta's layout, with the keys of transformers.
 
     The sizes come from the metadata of the weight files, or else from `params.json`. Mistral's `yarn` and
     `llama_4_scaling` there become `rope_parameters`, as in transformers.

@@ -37,10 +37,6 @@ def unknown_family_error(checkpoint: Checkpoint, model_type: object) -> Checkpoi
     """Return, without raising it, the error for a checkpoint whose configuration names no family that is read.
 
     It names the known model types that are spelt most similarly, or why a known one is not read, and what to do.
-
-    Args:
-        checkpoint: The checkpoint.
-        model_type: The `model_type` in its configuration, or `None` if there is none.
     """
     file = checkpoint.file(CONFIG)
     if checkpoint.gguf is not None:
@@ -96,9 +92,7 @@ def table_names(checkpoint: Checkpoint) -> list[str]:
 def table_advice(checkpoint: Checkpoint, *, is_found: bool) -> str:
     """Return how to read a table of a refused checkpoint alone, as a sentence; `""` if it has none.
 
-    Args:
-        checkpoint: The checkpoint.
-        is_found: Whether `load` finds the token table with `table_only=True`.
+    `is_found` says whether `load` finds the token table with `table_only=True`.
     """
     if is_found:
         return "To read the table alone: load(..., table_only=True)."
@@ -111,17 +105,11 @@ def table_advice(checkpoint: Checkpoint, *, is_found: bool) -> str:
 
 
 def quantised_parts(checkpoint: Checkpoint, names: Iterable[str]) -> list[str]:
-    """Return the names of the tensors that store some weights in quantised form.
+    """Return the names of the tensors that store weights in quantised form; none for weights in full precision.
 
     Quantisers store scales, zero points and packed numbers as further tensors of the same module, such as
     `lm_head.qweight` or `lm_head.weight_scale`. Every quantiser of transformers names them with a word of its own.
-
-    Args:
-        checkpoint: The checkpoint.
-        names: Full names or ends of names of weights, such as `"lm_head.weight"`.
-
-    Returns:
-        The names, without those of the weights themselves. For a weight in full precision, the list is empty.
+    `names` are full names of the weights, or ends of names.
 
     Reference: transformers/quantizers and transformers/integrations; MLX's `nn.quantize`.
     """
@@ -141,11 +129,8 @@ def quantised_parts(checkpoint: Checkpoint, names: Iterable[str]) -> list[str]:
 def quantised_error(checkpoint: Checkpoint, what: str, name: str, parts: Iterable[str]) -> CheckpointError:
     """Return, without raising it, the error for a weight that is stored in quantised form.
 
-    Args:
-        checkpoint: The checkpoint.
-        what: Description of the weight, such as `"table"`.
-        name: Name of the weight, or of the first of `parts` if the weight itself is not stored.
-        parts: Names of the scales and packed numbers that belong to it; may be empty.
+    `what` describes the weight, such as `"table"`. `name` is its name, or the first of `parts` if the weight itself is
+    not stored; `parts` are the names of the scales and packed numbers that belong to it.
     """
     info = checkpoint.info(name)
     beside = [part for part in parts if part != name]
