@@ -102,11 +102,7 @@ class GGUFFile:
         return torch.from_numpy(stored)
 
     def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a tensor; one of a type of blocks is dequantised, a few rows at a time.
-
-        Args:
-            name: Name of the tensor.
-            dtype: Data type of the result; `None` for that of the file, and float32 for a type of blocks.
+        """Return a tensor; quantised blocks are dequantised, a few rows at a time, by default to float32.
 
         Raises:
             CheckpointError: `gguf` cannot dequantise the type.
@@ -128,11 +124,7 @@ class GGUFFile:
 
 
 def row_bytes(dtype: str, width: int) -> int:
-    """Return the number of bytes of a row of `width` numbers.
-
-    Args:
-        dtype: Name of the type, such as `"Q4_K"`.
-        width: Numbers in a row.
+    """Return the number of bytes of a row of `width` numbers in a type such as `"Q4_K"`.
 
     Raises:
         CheckpointError: The type is unknown, or a row is no whole number of blocks.
@@ -147,14 +139,9 @@ def row_bytes(dtype: str, width: int) -> int:
 
 
 def dequantise(stored: UInt8[Tensor, "N row_bytes"], dtype: str) -> Float[Tensor, "N D"]:
-    """Return the float32 numbers of rows that are stored in blocks.
+    """Return the float32 numbers of rows that are stored in blocks of a type such as `"Q4_K"`.
 
-    Args:
-        stored: Bytes of the rows.
-        dtype: Name of their type, such as `"Q4_K"`.
-
-    Raises:
-        CheckpointError: `gguf` cannot dequantise the type.
+    A `CheckpointError` says that `gguf` cannot dequantise the type.
     """
     gguf = require("gguf", extra="gguf")
     try:
@@ -166,12 +153,7 @@ def dequantise(stored: UInt8[Tensor, "N row_bytes"], dtype: str) -> Float[Tensor
 
 
 def quantise(rows: Float[Tensor, "N D"], dtype: str) -> UInt8[Tensor, "N row_bytes"] | None:
-    """Return the bytes of rows in a type of GGUF files; `None` if `gguf` cannot quantise to that type.
-
-    Args:
-        rows: The rows.
-        dtype: Name of the type, such as `"Q8_0"` or `"F16"`.
-    """
+    """Return the bytes of rows in a type such as `"Q8_0"` or `"F16"`; `None` if `gguf` cannot quantise to that type."""
     if dtype in DTYPES:
         return rows.to(DTYPES[dtype]).contiguous().view(torch.uint8)
     gguf = require("gguf", extra="gguf")
@@ -276,7 +258,7 @@ class _Header:
         return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))[0]
 
     def count(self, least: int) -> int:
-        """Return the next number of things, each of which takes at least `least` bytes."""
+        """Return the next number, which counts entries of at least `least` bytes each."""
         count: int = self.number("Q")
         if count * least > len(self.data) - self.at:
             raise self.damaged(f"it states {count:,} entries and has {len(self.data):,} bytes")

@@ -78,12 +78,12 @@ class TensorInfo:
 
     @property
     def nbytes(self) -> int:
-        """Size of the tensor in the file, in bytes."""
+        """Return the size of the tensor in the file, in bytes."""
         return self.stop - self.start
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Data type of the tensor as a `torch.dtype`.
+        """Return the data type of the tensor as a `torch.dtype`.
 
         Raises:
             CheckpointError: The data type is not in `DTYPES`.
@@ -125,9 +125,7 @@ class TensorInfo:
     def map_rows(self, *, writable: bool = False, limit: ResidentLimit | None = None) -> MappedRows:
         """Map the rows of the tensor into memory, one for each index of the first dimension. Nothing is read.
 
-        Args:
-            writable: Whether writing to the memory changes the file.
-            limit: Limit of resident memory that several files share.
+        If the map is `writable`, writing to the memory changes the file.
 
         Raises:
             FileError: The file cannot be mapped into memory.
@@ -156,13 +154,8 @@ class Header:
 def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt") -> Iterator[Any]:
     """Context manager: yield `safetensors.safe_open(path)`, and replace errors of safetensors by those of embedlayer.
 
-    This applies to errors inside the block too.
-
-    Args:
-        path: The file.
-        device: Device of the tensors that `get_tensor` returns.
-        framework: `"pt"` maps the file copy-on-write, which fails for files larger than memory. `"np"` maps the file
-            read-only.
+    This applies to errors inside the block too. The framework `"pt"` maps the file copy-on-write, which fails for files
+    larger than memory; `"np"` maps it read-only.
 
     Raises:
         FileError: The file is missing or cannot be read.
@@ -316,11 +309,8 @@ def create_tensor_file(path: Path | str, name: str, shape: Sequence[int], dtype:
 def byte_chunks(tensor: Tensor, dtype: torch.dtype | None = None) -> Iterator[Shaped[Tensor, " N"]]:
     """Yield the bytes of a tensor as uint8 tensors on the CPU, some rows at a time, for writing or sending them.
 
-    A chunk has at most `CHUNK_BYTES` (16 MiB), or one row if a row is larger. An empty tensor has no chunks.
-
-    Args:
-        tensor: A tensor of any shape, on any device.
-        dtype: Data type to which each chunk is converted first; by default the tensor's own.
+    A chunk has at most `CHUNK_BYTES` (16 MiB), or one row if a row is larger. Each is converted to `dtype` first, by
+    default the tensor's own. An empty tensor has no chunks.
     """
     dtype = dtype or tensor.dtype
     rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
@@ -359,8 +349,8 @@ def pickle_error(path: Path) -> CheckpointError:
     Its message has a command that converts the file to safetensors, or vectors that gensim saved to word2vec's text.
     """
     with path.open("rb") as file:
-        found = _GENSIM_CLASS.search(file.read(_FIRST_BYTES))
-    module, name = ("", "") if found is None else (part.decode() for part in found.groups())
+        gensim_class = _GENSIM_CLASS.search(file.read(_FIRST_BYTES))
+    module, name = ("", "") if gensim_class is None else (part.decode() for part in gensim_class.groups())
     if name.endswith("KeyedVectors") or name in ("Word2Vec", "FastText", "Doc2Vec"):
         vectors = "K.load(sys.argv[1])" + ".wv" * (not name.endswith("KeyedVectors"))
         return CheckpointError(
