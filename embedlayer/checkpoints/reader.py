@@ -78,7 +78,7 @@ class _Hub(CheckpointFolder):
         if self.online is None:
             self.online = self._is_online()
         try:
-            found = hub.hf_hub_download(
+            path = hub.hf_hub_download(
                 self.repository,
                 file,
                 subfolder=self.folder or None,
@@ -89,7 +89,7 @@ class _Hub(CheckpointFolder):
             return None
         except (OSError, ValueError) as error:
             raise _hub_error(f"Cannot get {file} of {self.name!r} from the hub", error) from error
-        return Path(found)
+        return Path(path)
 
     def _is_online(self) -> bool:
         """Return whether files are requested from the hub; if not, only its cache on this machine is read.
@@ -200,14 +200,14 @@ class Checkpoint(WeightFiles):
             >>> Checkpoint.open("model.safetensors").info("wte.weight").shape
             (10, 4)
         """
-        found = find_folder(Path(source))
-        if found is not None and found[1] is not None:
-            return cls(*found)
-        if found is None and (isinstance(source, Path) or not is_hub_name(source)):
+        local = find_folder(Path(source))
+        if local is not None and local[1] is not None:
+            return cls(*local)
+        if local is None and (isinstance(source, Path) or not is_hub_name(source)):
             if re.fullmatch(r"[\w.-]+", str(source)):
                 raise FileError(f"{no_such_path(source)} A model on the hub is named with its owner: owner/{source}.")
             raise no_such_path(source)
-        place = _Hub(str(source), revision) if found is None else found[0]
+        place = _Hub(str(source), revision) if local is None else local[0]
         folder, is_static = _first_module(place)
         return cls(place.subfolder(folder) if folder else place, is_static_embedding=is_static)
 

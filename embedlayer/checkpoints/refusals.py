@@ -113,7 +113,7 @@ def quantised_parts(checkpoint: Checkpoint, names: Iterable[str]) -> list[str]:
 
     Reference: transformers/quantizers and transformers/integrations; MLX's `nn.quantize`.
     """
-    found: dict[str, None] = {}
+    parts: dict[str, None] = {}
     for name in names:
         module, own_name = f".{name.rpartition('.')[0]}.", name.rpartition(".")[2]
         for other in checkpoint.names if module != ".." else ():
@@ -122,8 +122,8 @@ def quantised_parts(checkpoint: Checkpoint, names: Iterable[str]) -> list[str]:
             if rest == own_name or (own_name != "weight" and not rest.startswith(own_name)):
                 continue  # the weight itself, or a part of another parameter of the module
             if is_inside and "." not in own.removeprefix("quant_state.") and _QUANTISED & {*re.split(r"[._]", own)}:
-                found[other] = None
-    return list(found)
+                parts[other] = None
+    return list(parts)
 
 
 def quantised_error(checkpoint: Checkpoint, what: str, name: str, parts: Iterable[str]) -> CheckpointError:
@@ -151,9 +151,9 @@ def states_quantisation(config: JsonObject) -> JsonObject | None:
 
 def _scheme(config: JsonObject) -> str:
     """Return method and bits of the quantisation that a configuration states, in parentheses; `""` for none."""
-    stated = states_quantisation(config)
-    if stated is None:
+    scheme = states_quantisation(config)
+    if scheme is None:
         return ""
-    bits = 8 if stated.get("load_in_8bit") else 4 if stated.get("load_in_4bit") else stated.get("bits")
-    method = stated.get("quant_method", "no quant_method")
+    bits = 8 if scheme.get("load_in_8bit") else 4 if scheme.get("load_in_4bit") else scheme.get("bits")
+    method = scheme.get("quant_method", "no quant_method")
     return f" ({method}, {bits} bits)" if isinstance(bits, int) else f" ({method})"

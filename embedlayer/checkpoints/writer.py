@@ -136,8 +136,8 @@ def write_tensors(
     per_layer = [] if spec is None else checkpoint.find(spec.table)
     moved = _expected_shapes(checkpoint, old_rows, rows)
     for name, axis in (axes or {}).items():
-        stored = checkpoint.info(name).shape
-        moved[name] = (*stored[:axis], rows, *stored[axis + 1 :])
+        old_shape = checkpoint.info(name).shape
+        moved[name] = (*old_shape[:axis], rows, *old_shape[axis + 1 :])
     if rows != old_rows and (unmoved := sorted(moved.keys() - tensors.keys())):
         load_all = (
             ": load the layer with its per-layer inputs, load(..., per_layer=True), before the edit of its vocabulary"
@@ -154,21 +154,21 @@ def write_tensors(
     }
     of_tokens = [table]
     for name, tensor in tensors.items():
-        stored = checkpoint.info(name).shape
-        is_copy = family is None and stored == checkpoint.info(table).shape
+        old_shape = checkpoint.info(name).shape
+        is_copy = family is None and old_shape == checkpoint.info(table).shape
         of_tokens += [name] if is_copy or name in moved else []
-        expected = (rows, *stored[1:]) if name == table or is_copy else moved.get(name, stored)
+        expected = (rows, *old_shape[1:]) if name == table or is_copy else moved.get(name, old_shape)
         if name in per_layer and len(tensor) <= rows:  # it may lack the last tokens (Gemma 3n)
-            expected = (len(tensor), *stored[1:])
+            expected = (len(tensor), *old_shape[1:])
         if tuple(tensor.shape) != expected:
             raise CheckpointError(
-                f"{name} has shape {list(stored)} in {checkpoint.name}, so that with a table of {rows:,} rows "
+                f"{name} has shape {list(old_shape)} in {checkpoint.name}, so that with a table of {rows:,} rows "
                 f"{list(expected)} is expected, but the new tensor has {list(tensor.shape)}."
             )
     if copies is None and (is_edited or rows != old_rows):
         stale = files_left_out(source)
-        found = find_copies(source, checkpoint, {name: name for name in of_tokens}, stale)
-        copies = {file: {name: tensors[key] for name, key in keys.items()} for file, keys in found.items()}
+        keys_by_file = find_copies(source, checkpoint, {name: name for name in of_tokens}, stale)
+        copies = {file: {name: tensors[key] for name, key in keys.items()} for file, keys in keys_by_file.items()}
         left_out = tuple(stale)
         if stale:
             warnings.warn(left_out_message(stale), EmbedLayerWarning, stacklevel=3)
@@ -205,15 +205,15 @@ def _expected_shapes(checkpoint: Checkpoint, old_rows: int, rows: int) -> dict[s
     A per-layer table that lacks tokens is among them, with the rows that it would have. Of an unknown family nothing is
     known, and the result is empty.
     """
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for name, rule in tensor_rules(checkpoint).items():
         shape = [*checkpoint.info(name).shape]
         if rule is not None and rule.end is not None and shape and shape[rule.axis] == old_rows:
             shape[rule.axis] = rows
-            found[name] = tuple(shape)
+            shapes[name] = tuple(shape)
         elif rule is not None and rule.end == "per_layer":
-            found[name] = (rows, *shape[1:])
-    return found
+            shapes[name] = (rows, *shape[1:])
+    return shapes
 
 
 def _stream(

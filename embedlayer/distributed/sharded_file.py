@@ -39,12 +39,8 @@ def save_sharded(
 ) -> None:
     """Write one safetensors file with whole tensors on rank 0, atomically. Every rank must call it.
 
-    Args:
-        path: The file.
-        tensors: Tensors under the same names, in the same order, on every rank; DTensors where rows are sharded.
-        sharded: By name, the tensors with sharded rows.
-        collectives: All ranks. Rank 0 receives the rows from the ranks of the first replica of a table.
-        metadata: Strings for the header of the file, besides `{"format": "pt"}`.
+    The tensors have the same names, in the same order, on every rank; they are DTensors where rows are `sharded`. Of
+    the ranks in `collectives`, rank 0 receives the rows from those of the first replica of a table.
 
     Raises:
         FileError: The folder cannot be written, or the disk is full.
@@ -73,15 +69,10 @@ def save_sharded(
 def load_sharded(
     path: Path, sharded_among: Callable[[Iterable[str]], Mapping[str, ShardedRows]]
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read a safetensors file; of tensors with sharded rows, read only this rank's rows.
+    """Read a safetensors file; of tensors with sharded rows, read only this rank's rows, as DTensors.
 
-    Args:
-        path: The file.
-        sharded_among: Function that gets the names in the file, and returns those of tensors with sharded rows, each
-            with its `ShardedRows`.
-
-    Returns:
-        The tensors by name, DTensors where rows are sharded, and the metadata of the file.
+    `sharded_among` gets the names in the file, and returns those of tensors with sharded rows, each with its
+    `ShardedRows`. The result is the tensors by name, and the metadata of the file.
 
     Raises:
         FileError: There is no such file, or it cannot be read.

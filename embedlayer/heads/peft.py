@@ -42,8 +42,8 @@ class ChildReference:
     @property
     def tensor(self) -> Tensor | None:
         """Return the parameter or buffer that has this name now; `None` if there is no parent or no such tensor."""
-        found = None if self.parent is None else getattr(self.parent, self.name, None)
-        return found if isinstance(found, Tensor) else None
+        value = None if self.parent is None else getattr(self.parent, self.name, None)
+        return value if isinstance(value, Tensor) else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ChildReference":
         return ChildReference(memo.get(id(self.parent)), self.name)

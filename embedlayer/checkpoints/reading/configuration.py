@@ -98,10 +98,10 @@ def text_config(config: JsonObject) -> JsonObject:
     own = text.get("tie_word_embeddings")
     if own is None:
         own = family is not None and family.head is not None and family.head.tied is True
-    stated = config.get("tie_word_embeddings")
-    if stated is None:
-        stated = own if spec.tied == "text" else spec.tied
-    tied = spec.tied_by != "none" and bool(stated)
+    whole = config.get("tie_word_embeddings")
+    if whole is None:
+        whole = own if spec.tied == "text" else spec.tied
+    tied = spec.tied_by != "none" and bool(whole)
     tied = tied or (spec.tied_by == "either" and bool(own))
     return {**text, "tie_word_embeddings": tied}
 

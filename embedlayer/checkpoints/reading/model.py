@@ -193,7 +193,7 @@ def checkpoint_family(checkpoint: Checkpoint) -> Family | None:
 def tensor_rules(checkpoint: Checkpoint) -> dict[str, TensorRule | None]:
     """Return how an edit of the vocabulary moves each tensor of a checkpoint, by its family's record.
 
-    `None` is a tensor that the record does not name as one of tokens.
+    A tensor that the record does not name as one of tokens has `None`.
     """
     family, model_type = checkpoint_family(checkpoint), checkpoint.config.get("model_type")
     families = [] if family is None else [family]
