@@ -137,11 +137,11 @@ class EmbeddingLayer(Pretrained):
         self.position = Position() if position is None else position
         self.head = head
         output = head.output if isinstance(head, PredictionHead) else head
-        place = ChildReference(head, "output") if isinstance(head, PredictionHead) else ChildReference(self, "head")
+        parent, name = (head, "output") if isinstance(head, PredictionHead) else (self, "head")
         if output is not None and output.table is table:
-            output.follow_references([ChildReference(self, "table")], place)
+            output.follow_references([ChildReference(self, "table")], ChildReference(parent, name))
         elif output is not None and decoder is not None and output.table is decoder.table is not None:
-            output.follow_references([ChildReference(decoder, "table")], place)
+            output.follow_references([ChildReference(decoder, "table")], ChildReference(parent, name))
         self.family, self.recipe, self.numbering = family, tuple(recipe), numbering
         self.padding_id, self.first_position_id = padding_id, first_position_id
         self.types = types if isinstance(types, nn.Module) else None
