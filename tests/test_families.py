@@ -17,8 +17,8 @@ from transformers_probe import ends
 import embedlayer as el
 from embedlayer import families
 from embedlayer.families import FAMILIES, REFUSED, family_of, rotary_facts
-from embedlayer.families.records import NormSpec, RotaryPositions
-from embedlayer.families.rotary_settings import ROTARY
+from embedlayer.families.records import NormSpec
+from embedlayer.families.rotary_settings import ROTARY, RotaryPositions
 from embedlayer.io.files import read_json, write_json
 from embedlayer.io.safetensors_files import save_tensors
 

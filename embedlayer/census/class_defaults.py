@@ -42,12 +42,11 @@ class Entry(NamedTuple):
 
 
 def with_defaults_of_class(content: JsonObject) -> Any:
-    """Return a configuration with the entries that its file leaves to the defaults of its class.
+    """Return a configuration as its class in transformers reads it, with what its file leaves to the class.
 
-    Returns:
-        The configuration as the class in transformers reads it. If transformers is not installed, does not know the
-        model type or does not read the content: a copy of the content with the IDs of `DEFAULT_IDS`. It does not have
-        those of model types without a record, of which `unknown_defaults` tells.
+    If transformers is not installed, does not know the model type or does not read the content, the result is a copy of
+    the content with the IDs of `DEFAULT_IDS`. It lacks those of model types without a record, of which
+    `unknown_defaults` tells.
     """
     config = None
     with suppress(CheckpointError):  # transformers cannot open such a folder, before an edit or after it
@@ -67,9 +66,8 @@ def _with_recorded_defaults(content: JsonObject) -> JsonObject:
 def unknown_defaults(content: JsonObject) -> list[str]:
     """Return the keys of token IDs that a file leaves to a class whose defaults are not known, such as `eos_token_id`.
 
-    Returns:
-        Roles, or `image_token_id` of a multimodal model, that no part of the configuration has. It is empty if
-        transformers or a record knows the class, and if the content names no class.
+    They are roles, or `image_token_id` of a multimodal model, that no part of the configuration has. There are none if
+    transformers or a record knows the class, or if the content names no class.
     """
     if not isinstance(content.get("model_type"), str) or not isinstance(with_defaults_of_class(content), dict):
         return []
@@ -84,13 +82,8 @@ def unknown_defaults(content: JsonObject) -> list[str]:
 def with_moved_defaults(content: JsonObject, edited: JsonObject, ids: IdConversion, where: str) -> JsonObject:
     """Return an edited configuration with the new values of IDs and sizes that it leaves to the defaults of its class.
 
-    An entry is written only where the class would read another value. What is stated is not changed.
-
-    Args:
-        content: Content of the file before the edit.
-        edited: Content after it, as `edited_configuration` returns it; it is not changed.
-        ids: Converts the IDs.
-        where: Name of the file, for errors.
+    `edited` is what `edited_configuration` returned for `content`; neither is changed. An entry is written only where
+    the class would read another value. What is stated is not changed.
     """
     expected = list(_new_entries(content, ids, where))
     moved = copy.deepcopy(edited)
@@ -105,11 +98,7 @@ def with_moved_defaults(content: JsonObject, edited: JsonObject, ids: IdConversi
 
 
 def _new_entries(content: JsonObject, ids: IdConversion, where: str) -> Iterator[Entry]:
-    """Yield the IDs and sizes that a configuration file leaves to its class, with their values after an edit.
-
-    Raises:
-        VocabularyError: An ID of a default is removed by the edit.
-    """
+    """Yield the IDs and sizes that a configuration file leaves to its class, with their values after an edit."""
     old = len(ids.new_ids)
     for name, owner, of_tokens in parts_of(with_defaults_of_class(content), old):
         path, beside = tuple(name.split(".") if name else ()), entries_of(owner)
@@ -156,7 +145,8 @@ def _owner_in(content: JsonObject, path: tuple[str, ...]) -> JsonObject:
 def _is_stated(content: JsonObject, path: tuple[str, ...], key: str, names: Mapping[str, str]) -> bool:
     """Return whether a configuration file states an entry, under its name in the class or another one.
 
-    `path` has the keys of the configuration that contains the entry; `names` the name in the class for another name.
+    `path` has the keys of the configuration that contains the entry. `names` maps other names of entries to those in
+    the class.
     """
     inner = part_at(content, path)
     return isinstance(inner, dict) and any(

@@ -1,7 +1,7 @@
 """Token IDs in configurations of any depth and in attributes of modules, and their values after an edit.
 
 A configuration is the content of a JSON file, a live configuration of transformers, or a generation configuration. All
-functions take each of them; `families.token_ids` says which keys name token IDs.
+functions take each of them; `families.token_ids` says which keys name token IDs. A `VocabularyError` refuses an edit.
 """
 
 import copy
@@ -198,12 +198,8 @@ def module_ids(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 def new_value(key: str, value: Any, ids: IdConversion, beside: Mapping[str, Any], where: str) -> Any:
     """Return the value after an edit of an entry that names token IDs; nothing is changed.
 
-    Args:
-        key: Key of the entry, one of `KNOWN_IDS`.
-        value: The old value. What is no old ID in it is returned unchanged.
-        ids: Converts the IDs.
-        beside: The configuration that contains the entry.
-        where: Name of the configuration, for errors.
+    `key` is one of `KNOWN_IDS`. What is no old ID in the value is returned unchanged. `beside` is the configuration
+    that contains the entry, and `where` its name for errors.
     """
     if key in SUPPRESSED_IDS:
         return _without_removed(value, ids)
@@ -270,11 +266,7 @@ def _moved_biases(value: Any, ids: IdConversion) -> Any:
 
 
 def _written_sequence(text: str, ids: IdConversion) -> str | None:
-    """Return the text of a tuple of token IDs with the new IDs; `None` if one of them is removed.
-
-    Raises:
-        VocabularyError: The text is no tuple of token IDs.
-    """
+    """Return the text of a tuple of token IDs with the new IDs; `None` if one of them is removed."""
     if not re.fullmatch(r"\((\d+, )*\d+,?\)", text):
         raise VocabularyError(
             f"The key {text!r} of a sequence_bias is no tuple of token IDs. Change it before the edit."
@@ -284,12 +276,9 @@ def _written_sequence(text: str, ids: IdConversion) -> str | None:
 
 
 def check_sizes(owners: Sequence[Any], old: int, new: int) -> None:
-    """Check that configurations that state a number of tokens state that of the table, if an edit changes it.
+    """Check that the configurations that state a number of tokens state that of the table, if an edit changes it.
 
-    Args:
-        owners: All configurations of a model whose token IDs are those of the edited vocabulary.
-        old: Number of rows of the table before the edit.
-        new: Number of rows after it.
+    `owners` are all configurations of a model whose token IDs are those of the edited vocabulary.
     """
     sizes = [(key, value) for owner in owners for key, value in _sizes(owner).items()]
     if old != new and sizes and all(value != old for _, value in sizes):
@@ -314,7 +303,7 @@ def edited_configuration(content: JsonObject, ids: IdConversion, where: str) -> 
 
 
 def size_keys(owner: Any, size: int) -> list[str]:
-    """Return the keys of a configuration that state the number of tokens V."""
+    """Return the keys of a configuration that state the number of tokens, `size`."""
     return [key for key, value in _sizes(owner).items() if value == size]
 
 
@@ -346,15 +335,13 @@ def value_of_json(stored: Any, like: Any) -> Any:
 def check_readers(configs: Sequence[Any], new_ids: Tensor, size: int) -> None:
     """Check that an edit leaves as it is what a model reads from the order or the size of token IDs.
 
-    Args:
-        configs: All configurations of the model, those of other vocabularies included, and its modules.
-        new_ids: New ID of each old ID, `(V,)` int64, or -1 for a removed token.
-        size: Number of rows after the edit.
+    `configs` are all configurations of the model, those of other vocabularies included, and its modules. `new_ids` has
+    the new ID of each old ID, `(V,)` int64, or -1 for a removed token; `size` is the number of rows after the edit.
     """
     entries = [entries_of(config) for config in configs]
     _check_first_ids(entries, new_ids, size)
-    kept = new_ids[new_ids >= 0]
-    is_ordered = len(kept) == size and bool((kept[1:] > kept[:-1]).all())
+    kept_ids = new_ids[new_ids >= 0]
+    is_ordered = len(kept_ids) == size and bool((kept_ids[1:] > kept_ids[:-1]).all())
     is_identity = bool((new_ids == new_ids.new_tensor(range(len(new_ids)))).all())
     for owner, config in zip(configs, entries, strict=True):
         for key in IDS_BEFORE_RANGE:
@@ -384,11 +371,7 @@ def check_padding(subject: str, padding: object, new_ids: Tensor) -> None:
 
 
 def _check_first_ids(entries: Sequence[Mapping[str, Any]], new_ids: Tensor, size: int) -> None:
-    """Check that an edit leaves the IDs at which a multimodal model looks up images or sounds as they are.
-
-    Raises:
-        VocabularyError: The edit changes one of these IDs, or adds tokens.
-    """
+    """Check that an edit leaves the IDs at which a multimodal model looks up images or sounds as they are."""
     known = [(config[key], key) for key in FIRST_IDS for config in entries if type(config.get(key)) is int]
     first, _ = min(known, default=(size, ""))
     ids = new_ids.new_tensor(range(first, len(new_ids)))
@@ -402,11 +385,7 @@ def _check_first_ids(entries: Sequence[Mapping[str, Any]], new_ids: Tensor, size
 
 
 def _check_range(last: object, key: str, new_ids: Tensor, size: int) -> None:
-    """Check that all IDs above `last`, which are numbers, stay in their order above it, and no other ID is there.
-
-    Raises:
-        VocabularyError: They do not stay there, or another ID is among them.
-    """
+    """Check that all IDs above `last`, which are numbers, stay in their order above it, and no other ID is there."""
     if type(last) is not int or not 0 <= last < len(new_ids):
         return
     above, start = new_ids[last:], int(new_ids[last])
@@ -420,11 +399,7 @@ def _check_range(last: object, key: str, new_ids: Tensor, size: int) -> None:
 
 
 def _check_largest(name: str, end: object, new_ids: Tensor, *, is_ordered: bool) -> None:
-    """Check that an edit keeps the place of the largest ID of a text, for a model that takes it as the text's end.
-
-    Raises:
-        VocabularyError: The edit may give another token the largest ID.
-    """
+    """Check that an edit keeps the place of the largest ID of a text, for a model that takes it as the text's end."""
     switch = LARGEST_ID[name]
     new = int(new_ids[end]) if type(end) is int and 0 <= end < len(new_ids) else end
     if switch in (None, end) and not is_ordered:

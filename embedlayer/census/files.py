@@ -69,12 +69,10 @@ WITHOUT_ROWS = (
 
 
 def files_left_out(folder: Path) -> dict[str, FileRule]:
-    """Return the files of a folder that an edit of its vocabulary leaves out, each with its rule.
+    """Return the files of a folder that an edit of its vocabulary leaves out: relative paths, sorted, with their rules.
 
-    A folder inside with a `config.json` of its own is another model or module: nothing in it is left out.
-
-    Returns:
-        From the path relative to `folder`, sorted, to the rule. The path of a folder ends in a slash.
+    The path of a folder ends in a slash. A folder inside with a `config.json` of its own is another model or module:
+    nothing in it is left out.
     """
     return dict(sorted(_left_out_in(folder, "")))
 

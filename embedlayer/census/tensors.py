@@ -54,10 +54,7 @@ def families_in(config: JsonObject) -> list[Family]:
 def tensor_rule(name: str, families: Iterable[Family], model_type: object = None) -> TensorRule | None:
     """Return how records say that a tensor is moved, by the end of its name; `None` if they do not name it.
 
-    Args:
-        name: Name of the tensor in a checkpoint or in a model of transformers.
-        families: The records of the model.
-        model_type: `model_type` of the whole model, which may be multimodal.
+    `families` are the records of the model, whose `model_type` may be multimodal.
     """
     tables = MULTIMODAL[model_type].table if isinstance(model_type, str) and model_type in MULTIMODAL else ()
     rules = [(tables, TensorRule(0, "table"))]
@@ -81,16 +78,15 @@ def axes_by_build(model_class: Any, config: Any, known: Collection[str]) -> Axes
     one. A number is that of the vocabulary if the shape of a known table or head follows it. No memory is allocated for
     the weights; the time of one build is that of `from_pretrained` without reading the files (0.1 s for 1,000 tensors).
 
-    Returns:
-        The axes by name, for tied tensors under each of their names. It is empty if no number of tokens in the
-        configuration determines the size of a known tensor.
+    The axes of tied tensors are under each of their names. There are none if no number of tokens in the configuration
+    determines the size of a known tensor.
 
     Raises:
         CheckpointError: The model cannot be built from this configuration.
     """
     sizes = list(_sizes_in(config))
     before = _built_shapes(model_class, config) if sizes else {}
-    found: Axes = {}
+    axes: Axes = {}
     for path, key, size in sizes:
         other = copy.deepcopy(config)
         owner = other
@@ -104,16 +100,15 @@ def axes_by_build(model_class: Any, config: Any, known: Collection[str]) -> Axes
             if after.get(name, shape) != shape
         }
         if follows.keys() & known:
-            found |= follows
-    return found
+            axes |= follows
+    return axes
 
 
 def axes_by_architecture(config: JsonObject, known: Collection[str]) -> Axes | None:
     """Return the tensors that follow the vocabulary in the class of transformers that a `config.json` names.
 
-    Returns:
-        The axes of each tensor of the class by name, `()` for one that does not follow the vocabulary. `None` if
-        transformers is not installed, does not have the class, or cannot build it from this configuration.
+    The result has the axes of each tensor of the class, `()` for one that does not follow the vocabulary. It is `None`
+    if transformers is not installed, does not have the class, or cannot build it from this configuration.
     """
     try:
         found = class_named_in(config)
@@ -126,8 +121,7 @@ def axes_by_architecture(config: JsonObject, known: Collection[str]) -> Axes | N
 def class_named_in(config: JsonObject) -> tuple[Any, Any] | None:
     """Return the class of transformers that a `config.json` names, and its configuration.
 
-    Returns:
-        The class and the configuration; `None` if transformers is not installed or does not have the class.
+    The result is `None` if transformers is not installed or does not have the class.
 
     Raises:
         CheckpointError: The class of the configuration does not read the content.
@@ -169,11 +163,7 @@ def _with_floats(value: Any) -> Any:
 
 @contextmanager
 def failures_named(name: str) -> Iterator[None]:
-    """Raise the errors of transformers' code in the block as an error of ours.
-
-    Raises:
-        CheckpointError: The block raised an error.
-    """
+    """Context manager: raise an error of transformers' code in the block as a `CheckpointError`."""
     from huggingface_hub.errors import StrictDataclassError  # a value in a configuration has another type
 
     try:
@@ -239,20 +229,18 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def models_in(module: nn.Module) -> dict[str, Any]:
     """Return the models of transformers in a module by name, without those that are a part of another one."""
     transformers = sys.modules.get("transformers")
-    found: dict[str, Any] = {}
+    models: dict[str, Any] = {}
     for name, part in module.named_modules() if transformers is not None else ():
-        inside = any(name.startswith(f"{outer}." if outer else "") for outer in found)
+        inside = any(name.startswith(f"{outer}." if outer else "") for outer in models)
         if not inside and isinstance(part, transformers.PreTrainedModel):  # type: ignore[union-attr]
-            found[name] = part
-    return found
+            models[name] = part
+    return models
 
 
 def tensors_in(module: nn.Module, tables: Collection[int]) -> Iterator[tuple[str, Tensor, tuple[int, ...], TensorRule]]:
     """Yield the tensors of the models of transformers in a live module that follow the vocabulary of its tables.
 
-    Args:
-        module: The live module.
-        tables: The `id` of each weight of a table or head.
+    `tables` has the `id` of each weight of a table or head.
 
     Yields:
         Name, tensor, axes, and how an edit moves it: by the record of its family, or unknown. The name is the first one

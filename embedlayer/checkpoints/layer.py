@@ -3,9 +3,9 @@
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from tokenizers import Tokenizer
@@ -24,7 +24,7 @@ from embedlayer.checkpoints.reading.layer import (
 from embedlayer.checkpoints.reading.model import checkpoint_model
 from embedlayer.checkpoints.reading.tensors import LoadedTensor
 from embedlayer.checkpoints.refusals import table_advice
-from embedlayer.checkpoints.writer import WriteReceipt, write_tensors
+from embedlayer.checkpoints.writer import WriteReceipt, tensors_of_layer, write_tensors
 from embedlayer.core.documents import AttentionMask, check_mask
 from embedlayer.core.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, SizeError, TokenizerError
 from embedlayer.core.index_checks import check_integer_positions
@@ -44,8 +44,7 @@ from embedlayer.saving import FLOATS, Pretrained, build, describe, is_descriptio
 from embedlayer.tables.conversions import as_table
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
-from embedlayer.tokenization.ids import missing_rows_message, table_size
-from embedlayer.tokenization.read import load_tokenizer
+from embedlayer.tokenization.ids import table_size
 
 
 class EmbeddingLayer(Pretrained):
@@ -137,9 +136,8 @@ class EmbeddingLayer(Pretrained):
         self.table = as_table(table)
         self.position = Position() if position is None else position
         self.head = head
-        output, parent, name = (
-            (head.output, head, "output") if isinstance(head, PredictionHead) else (head, self, "head")
-        )
+        output = head.output if isinstance(head, PredictionHead) else head
+        parent, name = (head, "output") if isinstance(head, PredictionHead) else (self, "head")
         if output is not None and output.table is table:
             output.follow_references([ChildReference(self, "table")], ChildReference(parent, name))
         elif output is not None and decoder is not None and output.table is decoder.table is not None:
@@ -151,10 +149,8 @@ class EmbeddingLayer(Pretrained):
         self.decoder, self.per_layer, self.final_norm = decoder, per_layer, final_norm
         self.layer_types, self.window = tuple(layer_types), window
         self.other_positions = nn.ModuleDict(dict(other_positions or {}))
-        self.block_positions = tuple(block_positions)
-        self.encoder_block_positions = tuple(encoder_block_positions)
-        unknown = {*self.block_positions, *self.encoder_block_positions} - {"", *self.other_positions}
-        if unknown:
+        self.block_positions, self.encoder_block_positions = tuple(block_positions), tuple(encoder_block_positions)
+        if unknown := {*self.block_positions, *self.encoder_block_positions} - {"", *self.other_positions}:
             raise SizeError(f"block_positions has {', '.join(sorted(unknown))}, which other_positions has not.")
         self.tensor_names = {key: tuple(names) for key, names in (tensor_names or {}).items()}
         self.is_part, self.is_edited = is_part, is_edited
@@ -170,32 +166,13 @@ class EmbeddingLayer(Pretrained):
     @property
     def config(self) -> JsonObject:
         """Return the constructor's arguments as JSON, which `from_config` reads."""
-        return {
-            "table": describe(self.table),
-            "position": describe(self.position),
-            "head": None if self.head is None else describe_head(self.head),
-            "family": self.family,
-            "recipe": list(self.recipe),
-            "numbering": self.numbering,
-            "padding_id": self.padding_id,
-            "first_position_id": self.first_position_id,
-            "types": describe(self.types) if self.types is not None else "table" if "types" in self.recipe else None,
-            "norm": part_config(self.norm),
-            "projection": part_config(self.projection),
-            "token_dropout": part_config(self.token_dropout),
-            "streams": part_config(self.streams),
-            "decoder": None if self.decoder is None else describe(self.decoder),
-            "per_layer": None if self.per_layer is None else describe(self.per_layer),
-            "final_norm": part_config(self.final_norm),
-            "layer_types": list(self.layer_types),
-            "window": self.window,
-            "other_positions": {kind: describe(self.position_of(kind)) for kind in self.other_positions},
-            "block_positions": list(self.block_positions),
-            "encoder_block_positions": list(self.encoder_block_positions),
-            "tensor_names": {key: list(names) for key, names in self.tensor_names.items()},
-            "is_part": self.is_part,
-            "is_edited": self.is_edited,
-        }
+        values = {name: getattr(self, name) for name in signature(EmbeddingLayer).parameters}
+        values["head"] = None if self.head is None else describe_head(self.head)
+        values["types"] = "table" if self.types is None and "types" in self.recipe else self.types
+        values["other_positions"] = {kind: describe(self.position_of(kind)) for kind in self.other_positions}
+        values["tensor_names"] = {key: list(names) for key, names in self.tensor_names.items()}
+        values |= {name: list(value) for name, value in values.items() if isinstance(value, tuple)}
+        return {name: part_config(value) if isinstance(value, nn.Module) else value for name, value in values.items()}
 
     @classmethod
     def from_config(cls: type["EmbeddingLayer"], config: JsonObject) -> "EmbeddingLayer":
@@ -207,16 +184,14 @@ class EmbeddingLayer(Pretrained):
         parts = dict(config)
         try:
             parts["table"], parts["position"] = build(parts["table"]), build(parts["position"])
-            parts["decoder"] = None if parts.get("decoder") is None else build(parts["decoder"])
-            parts["per_layer"] = None if parts.get("per_layer") is None else build(parts["per_layer"])
+            for name in ("decoder", "per_layer", "token_dropout", "streams"):
+                parts[name] = None if parts.get(name) is None else build(parts[name])
             own = None if parts["decoder"] is None else parts["decoder"].table
             parts["head"] = None if parts["head"] is None else build_head(parts["head"], own or parts["table"])
             parts["types"] = build(parts["types"]) if isinstance(parts["types"], dict) else parts["types"]
-            parts["norm"] = build_part(nn.LayerNorm, parts["norm"])
             parts["projection"] = build_part(nn.Linear, parts["projection"])
-            parts["final_norm"] = build_part(nn.LayerNorm, parts.get("final_norm"))
-            parts["token_dropout"] = build_part(TokenDropout, parts.get("token_dropout"))
-            parts["streams"] = build_part(PredictionStreams, parts.get("streams"))
+            for name in ("norm", "final_norm"):
+                parts[name] = build_part(nn.LayerNorm, parts.get(name))
             parts["other_positions"] = {kind: build(value) for kind, value in parts["other_positions"].items()}
             return cls.construct(**parts)
         except (KeyError, TypeError, AttributeError) as error:
@@ -274,23 +249,9 @@ class EmbeddingLayer(Pretrained):
                 another safetensors file has values of tokens that cannot be moved, such as an adapter.
             FileError: `out_dir` is not empty, or cannot be written.
         """
-        if self.is_part and self.is_edited:
-            raise CheckpointError(
-                "The vocabulary of this layer was edited, and the checkpoint may have more tensors with a row for each "
-                "token than were read (table_only=True, per_layer=False, or a table that load does not read): they "
-                "would stay in the old order. Edit the checkpoint's folder with edit_vocabulary, or load the whole "
-                "layer before the edit."
-            )
-        state = self.state_dict()
-        unmatched = sorted(state.keys() ^ self.tensor_names.keys())
-        if unmatched:
-            raise CheckpointError(
-                f"{', '.join(unmatched)} of this layer and the checkpoint's tensors are not one to one, so they cannot "
-                f"be put back. Save the layer by itself with save_pretrained."
-            )
-        tensors = {name: state[key] for key, names in self.tensor_names.items() for name in names}
-        table = self.tensor_names["table.weight"][0]
-        return write_tensors(tensors, checkpoint_dir, out_dir, table=table, is_edited=self.is_edited)
+        names, is_edited = self.tensor_names, self.is_edited
+        tensors = tensors_of_layer(self.state_dict(), names, is_part=self.is_part, is_edited=is_edited)
+        return write_tensors(tensors, checkpoint_dir, out_dir, table=names["table.weight"][0], is_edited=is_edited)
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -305,12 +266,7 @@ class EmbeddingLayer(Pretrained):
             EmbedLayerWarning: The tokenizer has IDs without a row in the table.
         """
         if self._tokenizer is None and self._checkpoint is not None:
-            path = self._checkpoint.tokenizer_file()
-            if path is not None:
-                self._tokenizer = load_tokenizer(path)
-                mismatch = missing_rows_message(self._tokenizer, self.table.vocab_size, path.parent)
-                if mismatch is not None:
-                    warnings.warn(mismatch, EmbedLayerWarning, stacklevel=2)
+            self._tokenizer = self._checkpoint.read_tokenizer(self.table.vocab_size)
         return self._tokenizer
 
     def input(
@@ -392,14 +348,7 @@ class EmbeddingLayer(Pretrained):
     ) -> tuple[list[EmbeddingStep], TokenBatch]:
         """Check the arguments of `input`, and return the two arguments of `run_steps`.
 
-        The arguments are those of `input`; with `decoder`, the steps are those of `decoder_input`.
-
-        Returns:
-            The steps of this layer in order, look-up first, and their inputs.
-
-        Raises:
-            SizeError: Both kinds of positions are passed, or token types to a family without them.
-            ShapeError: The mask or the positions have another shape than the tokens, or a wrong dtype.
+        With `decoder`, they are those of `decoder_input`.
         """
         if position_ids is not None and positions is not None:
             raise SizeError("Pass position_ids (as transformers counts) or positions (from 0), not both.")
@@ -417,16 +366,9 @@ class EmbeddingLayer(Pretrained):
         ids = sequence_of(ids, None, table)
         if token_type_ids is None and self.types is not None:
             token_type_ids = torch.zeros_like(ids)
-        modules: dict[Step, Any] = {  # those of the recipe are not None: the constructor checks it
-            "types": table if self.types is None else self.types,
-            "position": position,
-            "norm": norm,
-            "project": self.projection,
-            "mask": self,
-            "length_mask": self,
-            "token_dropout": self.token_dropout,
-            "streams": self.streams,
-        }
+        types = table if self.types is None else self.types  # those of the recipe exist: the constructor checks it
+        modules: dict[Step, Any] = {"types": types, "position": position, "norm": norm, "project": self.projection}
+        modules |= {"mask": self, "length_mask": self, "token_dropout": self.token_dropout, "streams": self.streams}
         look_up = table if decoder is None or decoder.is_scaled else UnscaledLookup(table)
         steps = [EmbeddingStep("look_up", look_up), *(EmbeddingStep(step, modules[step]) for step in recipe)]
         if attention_mask is not None:
@@ -467,9 +409,7 @@ class EmbeddingLayer(Pretrained):
         if kind not in self.other_positions:
             known = ", ".join(self.other_positions) or "none"
             raise SizeError(f"No layers of kind {kind!r} have positions of their own; other kinds here: {known}.")
-        position = self.other_positions[kind]
-        assert isinstance(position, Position)
-        return position
+        return cast(Position, self.other_positions[kind])
 
     def position_of_block(self, block: int, *, encoder: bool = False) -> Position:
         """Return the position scheme of a block; a neutral `Position` for a block without positions (NoPE).
@@ -519,9 +459,13 @@ class EmbeddingLayer(Pretrained):
 
     def report(self) -> LayerReport:
         """Return a report of this layer and of the tensors that `load` read for it; also reads the tokenizer file."""
+        try:
+            tokenizer: int | str | None = None if self.tokenizer is None else table_size(self.tokenizer)
+        except EmbedLayerError as error:
+            tokenizer = str(error)
         output = self.head.output if isinstance(self.head, PredictionHead) else self.head
         extra = self.per_layer
-        first = next(chain(self.table.parameters(), self.table.buffers()))
+        first = next(iter((*self.table.parameters(), *self.table.buffers())))
         embed_scale = getattr(self.table, "embed_scale", None)
         return LayerReport(
             **vars(self.load_record),
@@ -535,29 +479,17 @@ class EmbeddingLayer(Pretrained):
             embed_scale=float(embed_scale) if isinstance(embed_scale, Tensor) else None,
             padding_idx=self.table.padding_idx,
             recipe=self.recipe,
-            positions={kind: _shown(self.position_of(kind or None)) for kind in ("", *self.other_positions)},
+            positions={
+                kind: "none" if type(scheme) is Position else f"{type(scheme).__name__}({scheme.extra_repr()})"
+                for kind, scheme in {"": self.position, **self.other_positions}.items()
+            },
             head=None if self.head is None else "tied" if self.head.tied else "untied",
             logit_scale=None if output is None else output.logit_scale,
             softcap=None if output is None else output.softcap,
-            tokenizer=self._tokenizer_rows(),
+            tokenizer=tokenizer,
             per_layer=None if extra is None else (extra.table.vocab_size, extra.num_layers, extra.layer_width),
             parameters=sum(parameter.numel() for parameter in self.parameters()),
         )
-
-    def _tokenizer_rows(self) -> int | str | None:
-        """Return the number of rows that the tokenizer's IDs need, for the report.
-
-        The result is the message of the error if the tokenizer cannot be read, and `None` without a tokenizer.
-        """
-        try:
-            return None if self.tokenizer is None else table_size(self.tokenizer)
-        except EmbedLayerError as error:
-            return str(error)
-
-
-def _shown(position: Position) -> str:
-    """Return one line for the report: class and sizes of a position scheme, or `"none"` for no positions."""
-    return "none" if type(position) is Position else f"{type(position).__name__}({position.extra_repr()})"
 
 
 def load(
@@ -628,27 +560,14 @@ def load(
 
 
 def _read_layer(
-    checkpoint: Checkpoint,
-    dtype: torch.dtype | None,
-    device: torch.device | str,
-    table_only: bool | str,
-    *,
-    per_layer: bool,
-    final_norm: bool,
+    checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, table_only: bool | str, **parts: bool
 ) -> EmbeddingLayer:
-    """Read a checkpoint that this library did not write; the arguments are those of `load`.
-
-    Raises:
-        CheckpointError: As for `load`.
-        FileError: A file cannot be read.
-    """
+    """Read a checkpoint that this library did not write; arguments and errors are those of `load`."""
     try:
         if "model_type" not in checkpoint.config and not table_only and has_meta_layout(checkpoint):
             checkpoint.config = meta_config(checkpoint)
         model = checkpoint_model(checkpoint, dtype, device, table_only=table_only)
-        layer = build_with_tensors(
-            model, lambda: EmbeddingLayer(**read_layer_arguments(model, per_layer=per_layer, final_norm=final_norm))
-        )
+        layer = build_with_tensors(model, lambda: EmbeddingLayer(**read_layer_arguments(model, **parts)))
     except CheckpointError as error:
         if isinstance(table_only, str):
             raise
@@ -661,38 +580,21 @@ def _read_layer(
 def _read_saved_layer(
     checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, *, table_only: bool, per_layer: bool
 ) -> EmbeddingLayer:
-    """Read a folder that `EmbeddingLayer.save_pretrained` wrote.
-
-    The arguments are those of `load`; with `table_only` the folder is read in full too.
-    """
+    """Read a folder that `EmbeddingLayer.save_pretrained` wrote, by arguments of `load`; always in full."""
     config = checkpoint.file(CONFIG)
     assert config is not None
     layer = super(EmbeddingLayer, EmbeddingLayer).from_pretrained(config.parent, device=device).to(dtype=dtype)
     if not per_layer and layer.per_layer is not None:
         layer.per_layer, layer.is_part = None, True
         layer.tensor_names = {key: names for key, names in layer.tensor_names.items() if "per_layer." not in key}
-    stored = {key: checkpoint.info(key) for key in layer.state_dict()}
-    tensors = tuple(LoadedTensor(key, key, info.shape, info.dtype, info.nbytes) for key, info in stored.items())
-    layer.load_record = LoadRecord(
-        source=checkpoint.name, tensors=tensors, bytes_read=sum(tensor.nbytes for tensor in tensors)
-    )
-    return _with_table_only(layer) if table_only else layer
-
-
-def _with_table_only(layer: EmbeddingLayer) -> EmbeddingLayer:
-    """Return a new layer that has the table of `layer`, its padding token and its tensor names, and no other module.
-
-    If the vocabulary of `layer` was edited, the new layer records that too.
-    """
-    names = {key: names for key, names in layer.tensor_names.items() if key.startswith("table.")}
-    alone = EmbeddingLayer(
-        layer.table,
-        family=layer.family,
-        padding_id=layer.padding_id,
-        tensor_names=names,
-        is_part=True,
-        is_edited=layer.is_edited,
-    )
-    note = "Only the table was kept: positions, norms and head were left out."
-    alone.load_record = replace(layer.load_record, notes=(note,), table_only=True)
-    return alone
+    infos = {key: checkpoint.info(key) for key in layer.state_dict()}
+    tensors = tuple(LoadedTensor(key, key, info.shape, info.dtype, info.nbytes) for key, info in infos.items())
+    record = LoadRecord(source=checkpoint.name, tensors=tensors, bytes_read=sum(tensor.nbytes for tensor in tensors))
+    if table_only:
+        names = {key: names for key, names in layer.tensor_names.items() if key.startswith("table.")}
+        options: dict[str, Any] = {"family": layer.family, "padding_id": layer.padding_id, "is_edited": layer.is_edited}
+        layer = EmbeddingLayer(layer.table, tensor_names=names, is_part=True, **options)
+        note = "Only the table was kept: positions, norms and head were left out."
+        record = replace(record, notes=(note,), table_only=True)
+    layer.load_record = record
+    return layer

@@ -29,7 +29,7 @@ def has_meta_layout(checkpoint: Checkpoint) -> bool:
 
 
 def meta_config(checkpoint: Checkpoint) -> JsonObject:
-    """Return a configuration for the model of a checkpoint in Meta's layout, in the form that `Loader` reads.
+    """Return a configuration for the model of a checkpoint in Meta's layout, with the keys of transformers.
 
     The sizes come from the metadata of the weight files, or else from `params.json`. Mistral's `yarn` and
     `llama_4_scaling` there become `rope_parameters`, as in transformers.
@@ -41,59 +41,59 @@ def meta_config(checkpoint: Checkpoint) -> JsonObject:
     Reference: transformers/models/ministral3/convert_ministral3_weights_to_hf.py; mistral-inference, transformer.py.
     """
     source = checkpoint.name
-    stated = {key: _parse(text) for header in checkpoint.headers.values() for key, text in header.metadata.items()}
-    if "n_heads" not in stated:
+    params = {key: _parse(text) for header in checkpoint.headers.values() for key, text in header.metadata.items()}
+    if "n_heads" not in params:
         file = checkpoint.file(PARAMS)
         if file is None:
             raise CheckpointError(
                 f"{source} does not state its sizes: its metadata has no n_heads, and no {PARAMS} is beside it. Copy "
                 f"the model's {PARAMS} there."
             )
-        stated, source = read_json(file), str(file)
-        _require_known(source, stated, (*META_PARAMS, *BLOCK_PARAMS, *FIXED_PARAMS), "")
+        params, source = read_json(file), str(file)
+        _require_known(source, params, (*META_PARAMS, *BLOCK_PARAMS, *FIXED_PARAMS), "")
     for key, allowed in FIXED_PARAMS.items():
-        if stated.get(key) not in (*allowed, None):
+        if params.get(key) not in (*allowed, None):
             known = " or ".join(map(json.dumps, allowed))
-            raise CheckpointError(f"{source}: {key} {stated[key]!r} is not read, only {known}.")
+            raise CheckpointError(f"{source}: {key} {params[key]!r} is not read, only {known}.")
     family = family_of(META_LLAMA)
     assert family is not None
     query_rows = sum(checkpoint.info(META_TENSORS[QUERY].format(0)).shape[:1])
-    kept = ("quantization", "moe")
-    base = _base(stated)
+    refused_keys = ("quantization", "moe")
+    base = _base(params)
     return {
         "model_type": META_LLAMA,
-        **{own: stated[own] for own, _ in family.aliases if stated.get(own) is not None},
-        **{key: stated[key] for key in kept if stated.get(key) is not None},
-        "vocab_size": None if stated.get("vocab_size") == -1 else stated.get("vocab_size"),  # -1: see the tokenizer
-        "head_dim": query_rows // as_whole_number(stated.get("n_heads"), "n_heads"),
-        "sliding_window": stated.get("sliding_window"),
+        **{own: params[own] for own, _ in family.aliases if params.get(own) is not None},
+        **{key: params[key] for key in refused_keys if params.get(key) is not None},
+        "vocab_size": None if params.get("vocab_size") == -1 else params.get("vocab_size"),  # -1: see the tokenizer
+        "head_dim": query_rows // as_whole_number(params.get("n_heads"), "n_heads"),
+        "sliding_window": params.get("sliding_window"),
         "rope_theta": base,
-        "rope_parameters": _rope_parameters(source, stated, base),
-        "tie_word_embeddings": stated.get("tied_embeddings", META_TENSORS["head.weight"] not in checkpoint.names),
+        "rope_parameters": _rope_parameters(source, params, base),
+        "tie_word_embeddings": params.get("tied_embeddings", META_TENSORS["head.weight"] not in checkpoint.names),
     }
 
 
-def _base(stated: JsonObject) -> object:
+def _base(params: JsonObject) -> object:
     """Return the base of the rotary frequencies that `params.json` or metadata state, or the default of Mistral's code.
 
     The result is `None` for the default of Meta's code.
     """
-    if stated.get("rope_theta") is not None:
-        return stated["rope_theta"]
-    theta = re.search(r"theta ([\d.]+)", str(stated.get("rope", "")))  # llama2.c's export
+    if params.get("rope_theta") is not None:
+        return params["rope_theta"]
+    theta = re.search(r"theta ([\d.]+)", str(params.get("rope", "")))  # llama2.c's export
     if theta is not None:
         return _parse(theta[1])
-    if "head_dim" not in stated:
+    if "head_dim" not in params:
         return None
-    return MISTRAL_BASES["without a window" if stated.get("sliding_window") is None else "with a window"]
+    return MISTRAL_BASES["without a window" if params.get("sliding_window") is None else "with a window"]
 
 
-def _rope_parameters(source: str, stated: JsonObject, base: object) -> JsonObject | None:
+def _rope_parameters(source: str, params: JsonObject, base: object) -> JsonObject | None:
     """Return transformers' `rope_parameters` for Mistral's `yarn` and `llama_4_scaling`; `None` if there are neither.
 
-    `stated` are the keys of the file `source`, and `base` the base of the frequencies.
+    `params` are the keys of the file `source`, and `base` the base of the frequencies.
     """
-    yarn, queries = stated.get("yarn"), stated.get("llama_4_scaling")
+    yarn, queries = params.get("yarn"), params.get("llama_4_scaling")
     for name, part, keys in (("yarn", yarn, (*YARN_PARAMS, "apply_scale")), ("llama_4_scaling", queries, QUERY_PARAMS)):
         if part is None:
             continue
@@ -118,9 +118,9 @@ def _rope_parameters(source: str, stated: JsonObject, base: object) -> JsonObjec
     }
 
 
-def _require_known(source: str, stated: JsonObject, known: Iterable[str], prefix: str) -> None:
+def _require_known(source: str, params: JsonObject, known: Iterable[str], prefix: str) -> None:
     """Check that every key that has a value is known."""
-    unknown = next((key for key, value in stated.items() if key not in known and value not in (None, False)), None)
+    unknown = next((key for key, value in params.items() if key not in known and value not in (None, False)), None)
     if unknown is not None:
         raise CheckpointError(f"{source}: the key {prefix}{unknown} is not known here, so it may change the model.")
 

@@ -336,10 +336,8 @@ def _tensor_of(model: nn.Module, names: tuple[str, ...]) -> ChildReference | Non
 def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:
     """Resize the vocabulary of a patched model with transformers' own method, then patch the modules that it created.
 
-    `patch` installs this function as the model's `resize_token_embeddings`. Pending lazy updates are applied first.
-
-    Returns:
-        The input embeddings.
+    `patch` installs this function as the model's `resize_token_embeddings`; it returns the input embeddings. Pending
+    lazy updates are applied first.
     """
     for module in model.modules():
         if isinstance(module, TokenEmbedding) and module.pending_updates is not None:

@@ -6,14 +6,16 @@ name on the hub. From the hub, only the shards that contain a requested tensor a
 
 import re
 import socket
+import warnings
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.core.errors import CheckpointError, FileError, MissingExtraError, require
+from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, FileError, MissingExtraError, require
 from embedlayer.families import GGUF_HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, gguf_config
 from embedlayer.io.files import JsonObject, is_gguf, read_bytes, read_json
 from embedlayer.io.gguf_files import GGUFFile, read_gguf
@@ -27,6 +29,8 @@ from embedlayer.io.weight_files import (
     is_plain_name,
     no_such_path,
 )
+from embedlayer.tokenization.ids import missing_rows_message
+from embedlayer.tokenization.read import load_tokenizer
 
 CONFIG = "config.json"
 TOKENIZERS = (
@@ -74,7 +78,7 @@ class _Hub(CheckpointFolder):
         if self.online is None:
             self.online = self._is_online()
         try:
-            found = hub.hf_hub_download(
+            path = hub.hf_hub_download(
                 self.repository,
                 file,
                 subfolder=self.folder or None,
@@ -85,7 +89,7 @@ class _Hub(CheckpointFolder):
             return None
         except (OSError, ValueError) as error:
             raise _hub_error(f"Cannot get {file} of {self.name!r} from the hub", error) from error
-        return Path(found)
+        return Path(path)
 
     def _is_online(self) -> bool:
         """Return whether files are requested from the hub; if not, only its cache on this machine is read.
@@ -130,10 +134,9 @@ def _hub_error(what: str, error: Exception) -> FileError:
 
 
 def _connect_to(url: str) -> None:
-    """Test whether a host answers: open and close a connection to it, or to the proxy that is set for it.
+    """Open and close a connection to a host, or to the proxy that is set for it, to test whether it answers.
 
-    Raises:
-        OSError: The connection fails, or takes longer than `SECONDS_TO_CONNECT`.
+    An `OSError` says that the connection failed, or took longer than `SECONDS_TO_CONNECT`.
     """
     target = urlsplit(url)
     proxies = {} if proxy_bypass(target.hostname or "") else getproxies()
@@ -197,14 +200,14 @@ class Checkpoint(WeightFiles):
             >>> Checkpoint.open("model.safetensors").info("wte.weight").shape
             (10, 4)
         """
-        found = find_folder(Path(source))
-        if found is not None and found[1] is not None:
-            return cls(*found)
-        if found is None and (isinstance(source, Path) or not is_hub_name(source)):
+        local = find_folder(Path(source))
+        if local is not None and local[1] is not None:
+            return cls(*local)
+        if local is None and (isinstance(source, Path) or not is_hub_name(source)):
             if re.fullmatch(r"[\w.-]+", str(source)):
                 raise FileError(f"{no_such_path(source)} A model on the hub is named with its owner: owner/{source}.")
             raise no_such_path(source)
-        place = _Hub(str(source), revision) if found is None else found[0]
+        place = _Hub(str(source), revision) if local is None else local[0]
         folder, is_static = _first_module(place)
         return cls(place.subfolder(folder) if folder else place, is_static_embedding=is_static)
 
@@ -225,16 +228,24 @@ class Checkpoint(WeightFiles):
                 return paths[0]
         return None
 
+    def read_tokenizer(self, rows: int) -> Tokenizer | None:
+        """Read the tokenizer of the checkpoint, and warn if it has IDs without a row in a table of `rows` rows.
+
+        The result is `None` if there is no tokenizer file.
+        """
+        path = self.tokenizer_file()
+        if path is None:
+            return None
+        tokenizer = load_tokenizer(path)
+        if (mismatch := missing_rows_message(tokenizer, rows, path.parent)) is not None:
+            warnings.warn(mismatch, EmbedLayerWarning, stacklevel=3)
+        return tokenizer
+
     def read(self, name: str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Tensor:
-        """Read one tensor and return it, as `WeightFiles.read` does; a quantised tensor of a GGUF file is dequantised.
+        """Read one tensor and return it, as `WeightFiles.read` does.
 
-        Args:
-            name: Name of the tensor.
-            dtype: Data type of the result; by default that of the file, and float32 for a quantised tensor.
-            device: Device of the result.
-
-        Raises:
-            CheckpointError: There is no such tensor, or it is damaged or of a type that cannot be read.
+        A quantised tensor of a GGUF file is dequantised, by default to float32. A `CheckpointError` says that there is
+        no such tensor, or that it is damaged or of a type that cannot be read.
         """
         if self.gguf is None:
             return super().read(name, dtype=dtype, device=device)

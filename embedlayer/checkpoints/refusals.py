@@ -37,10 +37,6 @@ def unknown_family_error(checkpoint: Checkpoint, model_type: object) -> Checkpoi
     """Return, without raising it, the error for a checkpoint whose configuration names no family that is read.
 
     It names the known model types that are spelt most similarly, or why a known one is not read, and what to do.
-
-    Args:
-        checkpoint: The checkpoint.
-        model_type: The `model_type` in its configuration, or `None` if there is none.
     """
     file = checkpoint.file(CONFIG)
     if checkpoint.gguf is not None:
@@ -96,9 +92,7 @@ def table_names(checkpoint: Checkpoint) -> list[str]:
 def table_advice(checkpoint: Checkpoint, *, is_found: bool) -> str:
     """Return how to read a table of a refused checkpoint alone, as a sentence; `""` if it has none.
 
-    Args:
-        checkpoint: The checkpoint.
-        is_found: Whether `load` finds the token table with `table_only=True`.
+    `is_found` says whether `load` finds the token table with `table_only=True`.
     """
     if is_found:
         return "To read the table alone: load(..., table_only=True)."
@@ -111,21 +105,15 @@ def table_advice(checkpoint: Checkpoint, *, is_found: bool) -> str:
 
 
 def quantised_parts(checkpoint: Checkpoint, names: Iterable[str]) -> list[str]:
-    """Return the names of the tensors that store some weights in quantised form.
+    """Return the names of the tensors that store weights in quantised form; none for weights in full precision.
 
     Quantisers store scales, zero points and packed numbers as further tensors of the same module, such as
     `lm_head.qweight` or `lm_head.weight_scale`. Every quantiser of transformers names them with a word of its own.
-
-    Args:
-        checkpoint: The checkpoint.
-        names: Full names or ends of names of weights, such as `"lm_head.weight"`.
-
-    Returns:
-        The names, without those of the weights themselves. For a weight in full precision, the list is empty.
+    `names` are full names of the weights, or ends of names.
 
     Reference: transformers/quantizers and transformers/integrations; MLX's `nn.quantize`.
     """
-    found: dict[str, None] = {}
+    parts: dict[str, None] = {}
     for name in names:
         module, own_name = f".{name.rpartition('.')[0]}.", name.rpartition(".")[2]
         for other in checkpoint.names if module != ".." else ():
@@ -134,18 +122,15 @@ def quantised_parts(checkpoint: Checkpoint, names: Iterable[str]) -> list[str]:
             if rest == own_name or (own_name != "weight" and not rest.startswith(own_name)):
                 continue  # the weight itself, or a part of another parameter of the module
             if is_inside and "." not in own.removeprefix("quant_state.") and _QUANTISED & {*re.split(r"[._]", own)}:
-                found[other] = None
-    return list(found)
+                parts[other] = None
+    return list(parts)
 
 
 def quantised_error(checkpoint: Checkpoint, what: str, name: str, parts: Iterable[str]) -> CheckpointError:
     """Return, without raising it, the error for a weight that is stored in quantised form.
 
-    Args:
-        checkpoint: The checkpoint.
-        what: Description of the weight, such as `"table"`.
-        name: Name of the weight, or of the first of `parts` if the weight itself is not stored.
-        parts: Names of the scales and packed numbers that belong to it; may be empty.
+    `what` describes the weight, such as `"table"`. `name` is its name, or the first of `parts` if the weight itself is
+    not stored; `parts` are the names of the scales and packed numbers that belong to it.
     """
     info = checkpoint.info(name)
     beside = [part for part in parts if part != name]
@@ -166,9 +151,9 @@ def states_quantisation(config: JsonObject) -> JsonObject | None:
 
 def _scheme(config: JsonObject) -> str:
     """Return method and bits of the quantisation that a configuration states, in parentheses; `""` for none."""
-    stated = states_quantisation(config)
-    if stated is None:
+    scheme = states_quantisation(config)
+    if scheme is None:
         return ""
-    bits = 8 if stated.get("load_in_8bit") else 4 if stated.get("load_in_4bit") else stated.get("bits")
-    method = stated.get("quant_method", "no quant_method")
+    bits = 8 if scheme.get("load_in_8bit") else 4 if scheme.get("load_in_4bit") else scheme.get("bits")
+    method = scheme.get("quant_method", "no quant_method")
     return f" ({method}, {bits} bits)" if isinstance(bits, int) else f" ({method})"

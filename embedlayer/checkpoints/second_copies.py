@@ -27,13 +27,8 @@ def find_copies(folder: Path, checkpoint: Checkpoint, aliases: Mapping[str, str]
     """Find the tensors by token in the safetensors files of a folder that are not those of its checkpoint.
 
     Such files are copies in another dtype (`model.fp16.safetensors`) or layout (`consolidated.safetensors`). Their rows
-    are those of the checkpoint in the dtype of the copy.
-
-    Args:
-        folder: The folder.
-        checkpoint: Its checkpoint.
-        aliases: From each name of a tensor by token in the checkpoint to one name of it; that of the table is first.
-        left_out: Paths of files that an edit leaves out.
+    are those of the checkpoint in the dtype of the copy. `aliases` has, for each name of a tensor by token in the
+    checkpoint, one name of it; that of the table is first. Files that an edit leaves out are not read.
 
     Raises:
         CheckpointError: An adapter has values of tokens. Or another file has a tensor with as many rows or columns as
@@ -79,12 +74,8 @@ def refuse_copies(
 ) -> None:
     """Refuse safetensors files beside a layer or a run of this library that may have values of tokens.
 
-    Args:
-        folder: The folder.
-        files: Paths of the files, relative to it.
-        names: Names of the tensors of the layer that have values of tokens.
-        sizes: Numbers of their rows.
-        call: Call that merges an adapter in this folder.
+    `names` and `sizes` are those of the tensors of the layer that have values of tokens. `call` merges an adapter in
+    this folder.
 
     Raises:
         CheckpointError: A file is an adapter of a table or a head, or has a tensor with one of the names or sizes.

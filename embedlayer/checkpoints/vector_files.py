@@ -177,12 +177,9 @@ def _blocks(rows: Tensor | LookupTable, count: int, width: int) -> Iterator[Row]
 
 
 def format_of(path: Path, format: str | None = None) -> VectorFormat:
-    """Return the format of a file: `format` if it is passed, else the one that the suffix of `path` implies.
+    """Return `format` if it is passed, else the one that the suffix of `path` implies; `"projector"` for a folder.
 
-    For an existing folder this is `"projector"`.
-
-    Raises:
-        SizeError: `format` is unknown, or it is `None` and the suffix implies no format.
+    A `SizeError` says that the format is unknown, or that the suffix implies none.
     """
     names = get_args(VectorFormat)
     if format is not None and format not in names:

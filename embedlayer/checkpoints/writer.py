@@ -6,10 +6,9 @@ tensor are copied whole. The new folder appears complete or not at all.
 
 import shutil
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from torch import Tensor
 
@@ -22,13 +21,13 @@ from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, FileError
 from embedlayer.io.files import check_new_folder, new_folder, read_json, write_json
 from embedlayer.io.partials import PARTIAL
 from embedlayer.io.safetensors_files import (
-    CHUNK_BYTES,
     INDEX,
     Header,
     TensorInfo,
-    byte_chunks,
+    copy_bytes,
     encode_header,
     read_header,
+    write_tensor,
 )
 
 
@@ -51,6 +50,29 @@ class WriteReceipt:
     copied: tuple[str, ...]
     vocab_size: int
     left_out: tuple[str, ...] = ()
+
+
+def tensors_of_layer(
+    state: Mapping[str, Tensor], names: Mapping[str, Sequence[str]], *, is_part: bool, is_edited: bool
+) -> dict[str, Tensor]:
+    """Return the tensors of an `EmbeddingLayer` by their names in the checkpoint, for `write_tensors`.
+
+    The arguments are attributes of the layer, and its `state_dict()`. Layers that `EmbeddingLayer.write_into` refuses
+    are a `CheckpointError`.
+    """
+    if is_part and is_edited:
+        raise CheckpointError(
+            "The vocabulary of this layer was edited, and the checkpoint may have more tensors with a row for each "
+            "token than were read (table_only=True, per_layer=False, or a table that load does not read): they "
+            "would stay in the old order. Edit the checkpoint's folder with edit_vocabulary, or load the whole "
+            "layer before the edit."
+        )
+    if unmatched := sorted(state.keys() ^ names.keys()):
+        raise CheckpointError(
+            f"{', '.join(unmatched)} of this layer and the checkpoint's tensors are not one to one, so they cannot "
+            f"be put back. Save the layer by itself with save_pretrained."
+        )
+    return {name: state[key] for key, of_key in names.items() for name in of_key}
 
 
 def write_tensors(
@@ -114,8 +136,8 @@ def write_tensors(
     per_layer = [] if spec is None else checkpoint.find(spec.table)
     moved = _expected_shapes(checkpoint, old_rows, rows)
     for name, axis in (axes or {}).items():
-        stored = checkpoint.info(name).shape
-        moved[name] = (*stored[:axis], rows, *stored[axis + 1 :])
+        old_shape = checkpoint.info(name).shape
+        moved[name] = (*old_shape[:axis], rows, *old_shape[axis + 1 :])
     if rows != old_rows and (unmoved := sorted(moved.keys() - tensors.keys())):
         load_all = (
             ": load the layer with its per-layer inputs, load(..., per_layer=True), before the edit of its vocabulary"
@@ -132,21 +154,21 @@ def write_tensors(
     }
     of_tokens = [table]
     for name, tensor in tensors.items():
-        stored = checkpoint.info(name).shape
-        is_copy = family is None and stored == checkpoint.info(table).shape
+        old_shape = checkpoint.info(name).shape
+        is_copy = family is None and old_shape == checkpoint.info(table).shape
         of_tokens += [name] if is_copy or name in moved else []
-        expected = (rows, *stored[1:]) if name == table or is_copy else moved.get(name, stored)
+        expected = (rows, *old_shape[1:]) if name == table or is_copy else moved.get(name, old_shape)
         if name in per_layer and len(tensor) <= rows:  # it may lack the last tokens (Gemma 3n)
-            expected = (len(tensor), *stored[1:])
+            expected = (len(tensor), *old_shape[1:])
         if tuple(tensor.shape) != expected:
             raise CheckpointError(
-                f"{name} has shape {list(stored)} in {checkpoint.name}, so that with a table of {rows:,} rows "
+                f"{name} has shape {list(old_shape)} in {checkpoint.name}, so that with a table of {rows:,} rows "
                 f"{list(expected)} is expected, but the new tensor has {list(tensor.shape)}."
             )
     if copies is None and (is_edited or rows != old_rows):
         stale = files_left_out(source)
-        found = find_copies(source, checkpoint, {name: name for name in of_tokens}, stale)
-        copies = {file: {name: tensors[key] for name, key in keys.items()} for file, keys in found.items()}
+        keys_by_file = find_copies(source, checkpoint, {name: name for name in of_tokens}, stale)
+        copies = {file: {name: tensors[key] for name, key in keys.items()} for file, keys in keys_by_file.items()}
         left_out = tuple(stale)
         if stale:
             warnings.warn(left_out_message(stale), EmbedLayerWarning, stacklevel=3)
@@ -183,15 +205,15 @@ def _expected_shapes(checkpoint: Checkpoint, old_rows: int, rows: int) -> dict[s
     A per-layer table that lacks tokens is among them, with the rows that it would have. Of an unknown family nothing is
     known, and the result is empty.
     """
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for name, rule in tensor_rules(checkpoint).items():
         shape = [*checkpoint.info(name).shape]
         if rule is not None and rule.end is not None and shape and shape[rule.axis] == old_rows:
             shape[rule.axis] = rows
-            found[name] = tuple(shape)
+            shapes[name] = tuple(shape)
         elif rule is not None and rule.end == "per_layer":
-            found[name] = (rows, *shape[1:])
-    return found
+            shapes[name] = (rows, *shape[1:])
+    return shapes
 
 
 def _stream(
@@ -209,25 +231,9 @@ def _stream(
         new.write(encode_header(entries, metadata))
         for name, info in header.tensors.items():
             if name in changed:
-                for buffer in byte_chunks(changed[name], info.torch_dtype):
-                    new.write(buffer.numpy().data)
+                write_tensor(new, changed[name], info.torch_dtype)
             else:
                 copy_bytes(old, new, info)
-
-
-def copy_bytes(old: BinaryIO, new: BinaryIO, info: TensorInfo) -> None:
-    """Copy the bytes of one tensor to the present position of another file, in buffers.
-
-    `info` has the byte range of the tensor in `old`.
-
-    Raises:
-        CheckpointError: The old file ends before the range does.
-    """
-    old.seek(info.start)
-    for left in range(info.nbytes, 0, -CHUNK_BYTES):
-        new.write(old.read(min(left, CHUNK_BYTES)))
-    if old.tell() != info.stop:
-        raise CheckpointError(f"{info.file} ends inside {info.name}: it was cut short while it was copied.")
 
 
 def _rewrite_json(

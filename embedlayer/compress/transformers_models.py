@@ -20,7 +20,6 @@ from embedlayer.checkpoints.causal_models import missing_tensors, naming_errors
 from embedlayer.checkpoints.layer import EmbeddingLayer
 from embedlayer.checkpoints.patching import patch
 from embedlayer.checkpoints.reader import Checkpoint
-from embedlayer.checkpoints.writer import copy_bytes
 from embedlayer.core.computed_buffers import recompute_all_buffers
 from embedlayer.core.errors import CheckpointError, SizeError, require
 from embedlayer.core.own_attributes import REPLACED, remove_own_attribute, set_own_attribute
@@ -28,7 +27,7 @@ from embedlayer.heads.output import OutputHead
 from embedlayer.heads.peft import ChildReference
 from embedlayer.io.files import check_new_folder, create_folder, new_folder, recover_folder
 from embedlayer.io.json_fields import parse_json
-from embedlayer.io.safetensors_files import encode_header, load_tensors, save_tensors
+from embedlayer.io.safetensors_files import copy_bytes, encode_header, load_tensors, save_tensors
 from embedlayer.opening.path_kinds import BLOCKS
 from embedlayer.saving import Pretrained, build, describe, hide_weights
 from embedlayer.tables.dense import TokenEmbedding

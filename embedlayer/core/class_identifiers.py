@@ -115,17 +115,17 @@ def class_of(kind: str) -> type:
             f"{module} first if you trust it; loading a file never imports a module that the file names. A command "
             f"runs with it as python -c 'import {module}; from embedlayer.cli.main import main; main()' inspect ..."
         )
-    found = sys.modules.get(module)
+    value = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if not isinstance(found, type) and module == "__main__":
+        value = getattr(value, part, None)
+    if not isinstance(value, type) and module == "__main__":
         raise CheckpointError(
             f"The saved configuration names the class {name} of the script or notebook that saved it. Define it here "
             f"too; or define it in a module, which every program can import, and save again."
         )
-    if not isinstance(found, type):
+    if not isinstance(value, type):
         raise CheckpointError(
             f"The kind {kind!r} is not known to this version of embedlayer. Known kinds: {', '.join(KINDS)}; a class "
             f"of your own is named 'module:Class'."
         )
-    return found
+    return value

@@ -84,8 +84,7 @@ class RowPartition:
     def local(self, rows: Int[Tensor, "*batch"]) -> tuple[Int[Tensor, "*batch"], Bool[Tensor, "*batch"]]:
         """Convert row indices that count over all ranks to indices into the rows of this rank.
 
-        Returns:
-            The indices on this rank, 0 for rows of other ranks, and a boolean mask of the rows that this rank stores.
+        The result is the indices, 0 for rows of other ranks, and a boolean mask of the rows that this rank stores.
         """
         is_local = (rows >= self.start) & (rows < self.stop)
         return torch.where(is_local, rows - self.start, 0), is_local
@@ -187,11 +186,7 @@ class Collectives(ABC):
         return self.all_gather_object(value if self.rank == src else None)[src]
 
     def exchange_counts(self, send_counts: Sequence[int]) -> list[int]:
-        """Tell each rank how many rows this rank will send to it, and return how many each rank will send to this one.
-
-        Args:
-            send_counts: Number of rows for each rank.
-        """
+        """Tell each rank how many rows this rank will send to it, and return how many each will send to this one."""
         counts = torch.tensor(list(send_counts), dtype=torch.int64, device=self.device)
         numbers: list[int] = self.all_to_all(counts, [1] * self.size, [1] * self.size).tolist()
         return numbers
@@ -216,26 +211,19 @@ class Collectives(ABC):
         return bool(ends[0] == -ends[1])
 
     def partition(self, num_rows: int) -> RowPartition:
-        """Return the `RowPartition` of `num_rows` over these ranks.
-
-        Raises:
-            SizeError: A rank would store no row.
-        """
+        """Return the `RowPartition` of `num_rows` over these ranks; raise a `SizeError` if a rank gets no row."""
         return RowPartition(num_rows, self.rank, self.size)
 
     def require_equal(self, facts: Mapping[str, Any]) -> None:
-        """Check that all ranks pass equal values.
-
-        Args:
-            facts: The values to compare, by a name for the message. They are sent as JSON.
+        """Check that all ranks pass equal values, which are named for the message and sent as JSON.
 
         Raises:
             PeerError: The values of a rank differ. Every rank raises it, and it names each rank that differs from the
                 first, with both values.
         """
-        found = differences(dict(zip(self.global_ranks, self.all_gather_object(dict(facts)), strict=True)))
-        if found:
-            raise PeerError(found)
+        message = differences(dict(zip(self.global_ranks, self.all_gather_object(dict(facts)), strict=True)))
+        if message:
+            raise PeerError(message)
 
     @contextmanager
     def all_or_none(self) -> Iterator[dict[str, Any]]:
@@ -388,12 +376,7 @@ def peer_errors(rank: int, size: int, timeout_seconds: float | None = None) -> I
     """Convert an error of torch.distributed that the block raises to a `PeerError`, whose message says what to do.
 
     gloo raises plain `RuntimeError`s. So every plain `RuntimeError` is converted, and the block must contain nothing
-    else that raises one.
-
-    Args:
-        rank: Number of this process, for the message.
-        size: Number of ranks, for the message.
-        timeout_seconds: Time-out of the group, for the message; `None` if it is not known.
+    else that raises one. The arguments are for the message.
     """
     try:
         yield
@@ -411,16 +394,13 @@ def peer_errors(rank: int, size: int, timeout_seconds: float | None = None) -> I
 def differences(facts_by_rank: Mapping[int, Mapping[str, Any]]) -> str:
     """Describe in words how the values of the ranks differ from those of the first rank; return "" if all are equal.
 
-    Args:
-        facts_by_rank: For each rank, its values by name.
-
     Example:
         >>> differences({0: {"--dim": 64}, 1: {"--dim": 64}, 2: {"--dim": 32}})
         'Rank 2 differs from rank 0 in --dim: 32 there, 64 on rank 0. Give all the same.'
     """
     first, *others = facts_by_rank
     expected = facts_by_rank[first]
-    found = []
+    sentences = []
     for rank in others:
         facts = facts_by_rank[rank]
         names = [name for name in {**expected, **facts} if expected.get(name) != facts.get(name)]
@@ -428,8 +408,8 @@ def differences(facts_by_rank: Mapping[int, Mapping[str, Any]]) -> str:
             f"{name}: {_shortened(facts.get(name))} there, {_shortened(expected.get(name))} on rank {first}"
             for name in names
         ]
-        found += [f"Rank {rank} differs from rank {first} in {'; '.join(parts)}."] if parts else []
-    return " ".join([*found, "Give all the same."]) if found else ""
+        sentences += [f"Rank {rank} differs from rank {first} in {'; '.join(parts)}."] if parts else []
+    return " ".join([*sentences, "Give all the same."]) if sentences else ""
 
 
 def _shortened(value: Any) -> str:

@@ -21,10 +21,9 @@ def command_name() -> str:
 
 
 def command_line(*words: object) -> str:
-    """Return a command of `embedlayer` as a line to type, quoted for a shell.
+    """Return a command of `embedlayer`, from its subcommand and arguments, as a line to type, quoted for a shell.
 
-    Args:
-        *words: Subcommand and arguments. `...` stands for what the reader fills in, and is not quoted.
+    `...` stands for what the reader fills in, and is not quoted.
     """
     return " ".join([command_name(), *(word if word == "..." else shlex.quote(word) for word in map(str, words))])
 
@@ -37,8 +36,8 @@ def _typed(program: Path, *names: str) -> str:
     """
     folder = Path(os.path.abspath(program)).parent
     for name in names:
-        found = shutil.which(name)
-        if found is not None and Path(os.path.abspath(found)).parent == folder:
+        command = shutil.which(name)
+        if command is not None and Path(os.path.abspath(command)).parent == folder:
             return name
     path = folder / program.name
     return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))

@@ -29,10 +29,7 @@ class ComputedBuffers(nn.Module, ABC):
     def recompute_buffers(self, device: torch.device | str | None = None) -> None:
         """Compute the buffers with `buffer_values`, and register them as non-persistent buffers on `device`.
 
-        A subclass calls this at the end of `__init__`.
-
-        Args:
-            device: Device of the buffers; torch's default device if `None`.
+        A subclass calls this at the end of `__init__`. `None` is torch's default device.
         """
         with torch.device("cpu"):
             tensors = self.buffer_values()
@@ -41,12 +38,7 @@ class ComputedBuffers(nn.Module, ABC):
             self.register_buffer(name, tensor.to(device), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ComputedBuffers":
-        """Cast or move the module as torch does, then compute its buffers again on their new device.
-
-        Args:
-            fn: Function that torch applies to each parameter and buffer.
-            recurse: Whether to include submodules.
-        """
+        """Cast or move the module by `fn` as torch does, then compute its buffers again on their new device."""
         names = self._non_persistent_buffers_set
         unknown = [buffer for name, buffer in self._buffers.items() if name in names and buffer is not None]
         unknown = [buffer for buffer in unknown if buffer.is_meta]
@@ -65,12 +57,8 @@ class ComputedBuffers(nn.Module, ABC):
 def apply_or_allocate(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
     """Return `fn(tensor)`, or a tensor with arbitrary values if `fn` cannot copy a tensor on the meta device.
 
-    The result then is `fn` of an uninitialised CPU tensor of the same shape and dtype. The caller must overwrite the
-    values.
-
-    Args:
-        fn: Function that torch's `Module._apply` was called with, such as a move to a device.
-        tensor: A tensor that is computed again afterwards.
+    `fn` is the function that torch's `Module._apply` was called with, such as a move to a device. Arbitrary values are
+    those of an uninitialised CPU tensor of the same shape and dtype; the caller must overwrite them.
     """
     try:
         return fn(tensor)

@@ -120,15 +120,7 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def check_release(name: str, version: str) -> None:
-    """Check that the installed release of a package is supported.
-
-    Args:
-        name: A key of `SUPPORTED`.
-        version: The installed version.
-
-    Raises:
-        VersionError: It is older than the oldest supported release, or not older than the first that is not supported.
-    """
+    """Raise a `VersionError` unless the installed release of a package in `SUPPORTED` is supported."""
     oldest, end = SUPPORTED[name]
     if release(version) < release(oldest) or (end is not None and release(version) >= release(end)):
         supported = f"{name}>={oldest}" + ("" if end is None else f",<{end}")
@@ -139,11 +131,9 @@ def check_release(name: str, version: str) -> None:
 
 
 def require(module: str, *, extra: str) -> ModuleType:
-    """Import an optional dependency and return the module.
+    """Import an optional dependency, such as `"matplotlib.pyplot"`, and return the module.
 
-    Args:
-        module: Import name, such as `"matplotlib.pyplot"`.
-        extra: The extra of embedlayer that installs the dependency, such as `"plots"`.
+    `extra` is the extra of embedlayer that installs it, such as `"plots"`.
 
     Raises:
         MissingExtraError: The module cannot be imported. The message has the command that installs it.

@@ -61,8 +61,7 @@ class HeldLocks:
 def call_in_forked_processes(callback: Callable[[], None]) -> None:
     """Let every forked process call `callback()` before anything else runs there. All locks above are free then.
 
-    Args:
-        callback: A function, or a method of an object, which is not kept alive.
+    A method does not keep its object alive.
     """
     number = next(_numbers)
     if isinstance(callback, MethodType):

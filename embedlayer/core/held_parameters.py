@@ -21,10 +21,7 @@ def held_parameters(
 ) -> set[int]:
     """Return the `id` of each parameter of a module that something else refers to too, as another optimizer does.
 
-    Args:
-        module: The module.
-        optimizer: An optimizer whose references do not count, or `None`.
-        others: Modules outside of `module` whose references do not count.
+    References of `optimizer`, and of the modules `others` outside of `module`, do not count.
     """
     owners = [*module.modules(), *others]
     uses = Counter(id(parameter) for owner in owners for parameter in owner._parameters.values())
@@ -38,10 +35,7 @@ def held_parameters(
 def is_held(parameters: Mapping[str, Tensor | None], name: str, uses: int) -> bool:
     """Return whether there are more references to a parameter than those of modules, so that it may have an optimizer.
 
-    Args:
-        parameters: The parameters of a module, by name.
-        name: Name of the parameter.
-        uses: Number of modules that have it.
+    `parameters` are those of a module, by name; `uses` is the number of modules that have this one.
     """
     other = {name: nn.Parameter(requires_grad=False)}  # which only this dictionary refers to
     return _references(parameters, name) - _references(other, name) > uses - 1
@@ -95,10 +89,7 @@ def trained_by(optimizer: Optimizer, parameter_id: int) -> Tensor | None:
 def watch_replacement(module: nn.Module, name: str, former: Tensor | None) -> None:
     """Let the optimizers that train the former parameter of a module refuse a step that leaves its new one untrained.
 
-    Args:
-        module: The module.
-        name: Name of the parameter.
-        former: Result of `former_parameter`, before another parameter was registered.
+    `former` is the result of `former_parameter`, before another parameter was registered.
     """
     parameter = module._parameters.get(name)
     if former is None or former is parameter or type(parameter) is not nn.Parameter or not parameter.requires_grad:

@@ -20,14 +20,10 @@ def init_normal_(weight: Tensor, *, std: float) -> None:
 
 @torch.no_grad()
 def zero_rows_(weight: Tensor, rows: Sequence[int]) -> None:
-    """Set rows of a weight to zero in place; without effect on the meta device.
+    """Set rows of a weight `(V, D)` to zero in place; without effect on the meta device.
 
     The weight may be a `DTensor`: then each rank clears those rows that it stores. On a `DTensor`,
-    `weight[row].fill_(0)` would change a gathered copy only.
-
-    Args:
-        weight: The weight, `(V, D)`.
-        rows: Row numbers in the whole weight; may be empty.
+    `weight[row].fill_(0)` would change a gathered copy only. Row numbers are those of the whole weight.
     """
     if not rows or weight.is_meta:
         return
@@ -79,16 +75,10 @@ class NormalLinear(nn.Linear):
 
 
 def init_normal_rows_(part: Tensor, *, start: int, num_rows: int, std: float) -> None:
-    """Fill `part` in place with consecutive rows of the table that `normal_(std=std)` would draw.
+    """Fill `part` `(N, D)` in place with rows `start` to `start + N - 1` of a table that `normal_(std=std)` would draw.
 
-    The numbers of the other rows are drawn too, a block at a time, and dropped, so the generator ends in the same
-    state. On the CPU, in float32 and float64, the rows are the same bit for bit.
-
-    Args:
-        part: Tensor to fill, `(N, D)`: rows `start` to `start + N - 1` of the table.
-        start: Number of the first row.
-        num_rows: Rows of the whole table.
-        std: Standard deviation.
+    The numbers of the other rows of the `num_rows` are drawn too, a block at a time, and dropped, so the generator ends
+    in the same state. On the CPU, in float32 and float64, the rows are the same bit for bit.
     """
     width = part.shape[1]
     each = max(NUMBERS_AT_ONCE // width // 16, 1) * 16  # torch makes 16 normal numbers at a time

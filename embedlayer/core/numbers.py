@@ -26,7 +26,7 @@ GOLDEN, FIRST, SECOND = map(signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x9
 
 
 def mix_(words: Words) -> Words:
-    """Hash int64 numbers by the finaliser of SplitMix64, in place. Products are meant to overflow."""
+    """Hash int64 numbers by the finaliser of SplitMix64, in place. Products overflow on purpose."""
     for shift, factor in ((30, FIRST), (27, SECOND), (31, 1)):
         high = words >> shift
         high &= (1 << (64 - shift)) - 1  # a shift keeps the sign
@@ -38,14 +38,5 @@ def mix_(words: Words) -> Words:
 
 
 def random_words(seed: int, start: int, count: int) -> Int64[Tensor, " N"]:
-    """Return the random numbers `start` to `start + count - 1` of the SplitMix64 generator with a seed.
-
-    Args:
-        seed: A signed 64-bit number.
-        start: First number.
-        count: How many numbers, N.
-
-    Returns:
-        64 random bits each.
-    """
+    """Return the 64-bit random numbers `start` to `start + count - 1` of the SplitMix64 generator with a seed."""
     return mix_(torch.arange(start, start + count, device="cpu").mul_(GOLDEN).add_(seed))

@@ -11,10 +11,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def unknown_option(options: Mapping[str, object], kind: type, call: str) -> str | None:
     """Return the sentence that refuses the first option that a class of options does not declare, or `None`.
 
-    Args:
-        options: The options that a caller passed.
-        kind: The `TypedDict` class that declares the options of the function.
-        call: The public function or method that was called, for the message.
+    `kind` is the `TypedDict` class that declares the options of `call`, a public function or method.
     """
     name = next((name for name in options if name not in kind.__annotations__), None)
     return None if name is None else f"{call} has no option {name}. Its options: {', '.join(kind.__annotations__)}."
@@ -24,9 +21,6 @@ def show_options(*kinds: type) -> Callable[[Function], Function]:
     """Decorator: insert the attributes of `TypedDict` classes behind the entry of a function's `**options`.
 
     So `help` and the API reference list the options, which are stated once. The function itself is returned.
-
-    Args:
-        *kinds: The classes, in the order in which their options are listed.
 
     Example:
         >>> from typing import TypedDict

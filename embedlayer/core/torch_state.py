@@ -51,9 +51,6 @@ def is_transformed(*tensors: Tensor | None) -> bool:
 
     These forms are tensors with a tangent (`torch.autograd.forward_ad`), and batched gradients
     (`torch.autograd.grad(..., is_grads_batched=True)`). Under `torch.compile` only `torch.func` is checked.
-
-    Args:
-        *tensors: Tensors to check; `None` is skipped.
     """
     if transforms_active() or torch.compiler.is_compiling():
         return transforms_active()
@@ -67,9 +64,6 @@ def is_transformed(*tensors: Tensor | None) -> bool:
 
 def fusible(*tensors: Tensor | None) -> bool:
     """Return whether a fused function may compute with `tensors`: in eager mode and without transforms.
-
-    Args:
-        *tensors: Inputs of the function; `None` is skipped.
 
     Example:
         >>> fusible(torch.ones(3))
@@ -148,10 +142,6 @@ def is_unchanged(module: object, **methods: Callable[..., Any]) -> bool:
     For example, `is_unchanged(head, forward=OutputHead.forward)` is `False` if a subclass overrides `forward`, or if
     another function was assigned to it in the class or the instance (accelerate does so). It is also `False` if `head`
     has no such method.
-
-    Args:
-        module: The module or other object.
-        **methods: The expected function of each method, by the method's name.
     """
     kind, own = type(module), vars(module)
     for name, method in methods.items():  # noqa: SIM110 - a generator takes twice as long, in each small call
@@ -161,14 +151,9 @@ def is_unchanged(module: object, **methods: Callable[..., Any]) -> bool:
 
 
 def is_current(kind: type, shortcut: str, definition: str) -> bool:
-    """Return whether a fast method of a class still computes what the plain method computes.
+    """Return whether a fast method of a class still computes what the plain method, its `definition`, computes.
 
-    This is `False` for a subclass that overrides the plain method and inherits the fast one.
-
-    Args:
-        kind: The class.
-        shortcut: Name of the fast method.
-        definition: Name of the plain method, which defines the result.
+    This is `False` for a subclass that overrides the plain method and inherits the fast one, the `shortcut`.
 
     Example:
         >>> class Doubled(TokenEmbedding):

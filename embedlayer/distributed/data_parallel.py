@@ -24,15 +24,9 @@ DATA_PARALLEL, VOCAB_PARALLEL = "data_parallel", "vocab_parallel"
 def data_parallel_mesh(device: str, ranks: int, vocab_parallel_size: int | None) -> DeviceMesh:
     """Create the device mesh with the dimensions `data_parallel` and `vocab_parallel`, over all processes.
 
-    Every rank must call it. With S = `vocab_parallel_size`, rank r stores shard `r % S` of replica `r // S`.
-
-    Args:
-        device: `"cpu"` or `"cuda"`.
-        ranks: Number of processes, N.
-        vocab_parallel_size: Number of processes that share one table, S; `None` for N.
-
-    Raises:
-        SizeError: N is not a multiple of S, or S is below 1.
+    Every rank must call it. With S = `vocab_parallel_size`, the number of processes that share one table (by default
+    all), rank r stores shard `r % S` of replica `r // S`. A `SizeError` says that S does not divide the number of
+    ranks.
     """
     size = ranks if vocab_parallel_size is None else vocab_parallel_size
     if size < 1 or ranks % size:
@@ -45,12 +39,9 @@ def data_parallel_mesh(device: str, ranks: int, vocab_parallel_size: int | None)
 def average_over_replicas(parameter: nn.Parameter, mesh: DeviceMesh) -> None:
     """Replace the gradient of this rank's rows by its mean over all replicas of the same rows.
 
-    Every rank must call it, for the same parameters in the same order. Of a row-sparse gradient only the looked-up rows
-    and their IDs are sent. Nothing happens if there is one replica, or if the parameter has no gradient.
-
-    Args:
-        parameter: Rows of a sharded table; its `grad` is changed in place, or replaced if it is sparse.
-        mesh: The result of `data_parallel_mesh`.
+    Every rank must call it, for the same parameters in the same order, with the result of `data_parallel_mesh`. Of a
+    row-sparse gradient only the looked-up rows and their IDs are sent. Nothing happens if there is one replica, or if
+    the parameter has no gradient.
     """
     replicas, grad = ProcessGroup(mesh.get_group(DATA_PARALLEL), mesh.device_type), parameter.grad
     if replicas.size == 1 or grad is None:

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 def as_dtensor(part: Tensor, mesh: DeviceMesh, size: int, dim: int = 0) -> "DTensor":
     """Return a DTensor that is sharded in one dimension, whose shard on this rank is `part`, without a copy.
 
-    Args:
-        part: The shard.
-        mesh: The ranks.
-        size: Size of the sharded dimension over all ranks.
-        dim: The sharded dimension, 0 or 1.
+    `size` is that of the sharded dimension, 0 or 1, over all ranks.
     """
     from torch.distributed.tensor import DTensor, Shard
 
@@ -93,10 +89,7 @@ def row_collectives(tensor: Tensor) -> Collectives:
 def dtensor_like(tensor: Tensor, local: Tensor, num_rows: int) -> "DTensor":
     """Return a DTensor with the mesh and placements of another and `num_rows` rows, whose shard is `local`, not copied.
 
-    Args:
-        tensor: The DTensor whose mesh, placements and other sizes the result has.
-        local: The rows of this rank.
-        num_rows: Number of rows over all ranks.
+    `num_rows` counts over all ranks.
     """
     from torch.distributed.tensor import DTensor
 
@@ -107,11 +100,7 @@ def dtensor_like(tensor: Tensor, local: Tensor, num_rows: int) -> "DTensor":
 
 
 def check_replaceable(parameter: Tensor) -> None:
-    """Check that `replace_dtensor` can give a parameter another number of rows.
-
-    Raises:
-        SizeError: Hooks are registered on the parameter, or a loss that still exists refers to it.
-    """
+    """Raise a `SizeError` if hooks or a loss refer to a parameter, so that its number of rows cannot change."""
     if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
         raise SizeError("A sharded parameter has gradient hooks, which an edit would lose: remove them before it.")
     other = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)

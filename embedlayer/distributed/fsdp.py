@@ -166,17 +166,14 @@ def fsdp_parameters(module: nn.Module, parts: Iterable[nn.Module] = ()) -> dict[
     """Reshard a module, and return the parameters that FSDP2 shards in it, by the `id` of the parameter.
 
     After `fully_shard` a module has sharded or gathered parameters, depending on its last call. Afterwards all are the
-    sharded ones, which have the optimizer's state. The values of no parameter change.
-
-    Args:
-        module: The module. If `fully_shard` was called on none of its submodules, the result is empty.
-        parts: Submodules whose parameters must be in the result, if FSDP shards them.
+    sharded ones, which have the optimizer's state. The values of no parameter change. The result has the parameters of
+    the submodules `parts`, if FSDP shards them; it is empty if it shards none.
 
     Raises:
         SizeError: FSDP shards a parameter of `parts` in a module that contains `module`, or the FSDP of this torch has
             no groups of parameters where this function looks for them.
     """
-    found: dict[int, FsdpParameter] = {}
+    sharded: dict[int, FsdpParameter] = {}
     for wrapped in module.modules():
         if not isinstance(wrapped, FSDPModule):
             continue
@@ -192,12 +189,12 @@ def fsdp_parameters(module: nn.Module, parts: Iterable[nn.Module] = ()) -> dict[
             )
         for group in groups:
             for record in group.fsdp_params:
-                found[id(record.sharded_param)] = FsdpParameter(record.sharded_param, group)
+                sharded[id(record.sharded_param)] = FsdpParameter(record.sharded_param, group)
     for part in parts if not isinstance(module, FSDPModule) else ():
         own = [parameter for parameter in part.parameters(recurse=False) if not hasattr(parameter, "shard_group")]
-        if getattr(part, "_is_fsdp_managed_module", False) and any(id(parameter) not in found for parameter in own):
+        if getattr(part, "_is_fsdp_managed_module", False) and any(id(parameter) not in sharded for parameter in own):
             raise SizeError(
                 f"fully_shard was called on a module that contains this {type(module).__name__}, and FSDP gathers its "
                 f"rows there: pass that module."
             )
-    return found
+    return sharded

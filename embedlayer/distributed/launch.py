@@ -45,11 +45,8 @@ class Launch(NamedTuple):
 def launched_processes(device: str, timeout_seconds: float) -> Iterator[Launch]:
     """Initialise the default process group from torchrun's environment variables, and destroy it after the block.
 
-    Without torchrun, the block gets the single process, and nothing is initialised.
-
-    Args:
-        device: `"cpu"`, or `"cuda"` for the GPU with the local rank of the process.
-        timeout_seconds: Longest time that the ranks wait for each other in a collective operation.
+    Without torchrun, the block gets the single process, and nothing is initialised. `device` is `"cpu"`, or `"cuda"`
+    for the GPU with the local rank of the process. The time-out is that of collective operations.
 
     Raises:
         PeerError: Another process hangs or has ended.
@@ -84,8 +81,7 @@ def launched_processes(device: str, timeout_seconds: float) -> Iterator[Launch]:
 def device_of_process(kind: str) -> torch.device:
     """Return the device of this process: for `kind` `"cuda"`, the GPU with the number `LOCAL_RANK`.
 
-    Raises:
-        SizeError: There are fewer GPUs than processes on this machine.
+    Fewer GPUs than processes on this machine are a `SizeError`.
     """
     if kind != "cuda":
         return torch.device(kind)
@@ -101,15 +97,9 @@ def device_of_process(kind: str) -> torch.device:
 def attempt_store(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
     """Return a part of `store` that only the ranks of this attempt use, whatever earlier attempts left in `store`.
 
-    An attempt is one start of all ranks by torchrun. Rank 0 publishes the name of a new part. Every other rank reads
-    the name and writes a request to that part. The name may be that of an earlier attempt, so the rank repeats both
-    until rank 0 accepts its request.
-
-    Args:
-        store: The key-value store that torchrun's workers share, also after restarts.
-        rank: Number of this process.
-        size: Number of ranks.
-        timeout: Longest time to wait for rank 0.
+    torchrun's workers share the store, also after restarts. An attempt is one start of all ranks by torchrun. Rank 0
+    publishes the name of a new part. Every other rank reads the name and writes a request to that part. The name may be
+    that of an earlier attempt, so the rank repeats both until rank 0 accepts its request.
 
     Raises:
         PeerError: Rank 0 does not answer within `timeout`.

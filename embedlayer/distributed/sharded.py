@@ -251,9 +251,9 @@ class ShardedTable(TokenTable, checks_ids=True):
         requested = group.all_to_all(unique_ids, send_counts, receive_counts) - self.partition.start
         unused = requested.new_zeros(0 if len(requested) else 1)  # every rank must take part in the backward pass
         factors = self.local if isinstance(self.local, FactorizedEmbedding) else None
-        stored = self.local if factors is None else factors.inner
-        found = stored.look_up(torch.cat([requested, unused]))[: len(requested)]
-        rows = group.all_to_all(found, receive_counts, send_counts)
+        own_rows = self.local if factors is None else factors.inner
+        requested_rows = own_rows.look_up(torch.cat([requested, unused]))[: len(requested)]
+        rows = group.all_to_all(requested_rows, receive_counts, send_counts)
         vectors = F.embedding(inverse, rows if factors is None else factors.projection(rows))
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
 
@@ -378,11 +378,7 @@ def caller_among(functions: Collection[tuple[str, str]]) -> tuple[str, str] | No
 
 
 def collectives_of(mesh: DeviceMesh) -> ProcessGroup:
-    """Return the collective operations of the ranks of a one-dimensional device mesh.
-
-    Raises:
-        SizeError: The mesh has several dimensions.
-    """
+    """Return the collective operations of the ranks of a device mesh, which must have one dimension."""
     if mesh.ndim != 1:
         raise SizeError(f"A table is sharded along one dimension, and the mesh has {mesh.ndim}: pass mesh['name'].")
     return ProcessGroup(mesh.get_group(), mesh.device_type)

@@ -15,7 +15,7 @@ from embedlayer.core.collectives import Collectives, RowPartition
 from embedlayer.distributed.dtensors import to_local
 from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.io.files import replace_file
-from embedlayer.io.safetensors_files import byte_chunks, encode_header, open_safetensors, rows_per_chunk
+from embedlayer.io.safetensors_files import byte_chunks, encode_header, open_safetensors, rows_per_chunk, write_tensor
 
 
 class ShardedRows(NamedTuple):
@@ -39,12 +39,8 @@ def save_sharded(
 ) -> None:
     """Write one safetensors file with whole tensors on rank 0, atomically. Every rank must call it.
 
-    Args:
-        path: The file.
-        tensors: Tensors under the same names, in the same order, on every rank; DTensors where rows are sharded.
-        sharded: By name, the tensors with sharded rows.
-        collectives: All ranks. Rank 0 receives the rows from the ranks of the first replica of a table.
-        metadata: Strings for the header of the file, besides `{"format": "pt"}`.
+    The tensors have the same names, in the same order, on every rank; they are DTensors where rows are `sharded`. Of
+    the ranks in `collectives`, rank 0 receives the rows from those of the first replica of a table.
 
     Raises:
         FileError: The folder cannot be written, or the disk is full.
@@ -67,21 +63,16 @@ def save_sharded(
             if name in sharded:
                 _write_rows(file, to_local(tensor), sharded[name], collectives)
             else:
-                _write(file, tensor)
+                write_tensor(file, tensor)
 
 
 def load_sharded(
     path: Path, sharded_among: Callable[[Iterable[str]], Mapping[str, ShardedRows]]
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read a safetensors file; of tensors with sharded rows, read only this rank's rows.
+    """Read a safetensors file; of tensors with sharded rows, read only this rank's rows, as DTensors.
 
-    Args:
-        path: The file.
-        sharded_among: Function that gets the names in the file, and returns those of tensors with sharded rows, each
-            with its `ShardedRows`.
-
-    Returns:
-        The tensors by name, DTensors where rows are sharded, and the metadata of the file.
+    `sharded_among` gets the names in the file, and returns those of tensors with sharded rows, each with its
+    `ShardedRows`. The result is the tensors by name, and the metadata of the file.
 
     Raises:
         FileError: There is no such file, or it cannot be read.
@@ -106,7 +97,7 @@ def _write_rows(file: BinaryIO, own: Tensor, rows: ShardedRows, collectives: Col
     Spare rows are zeros. In an int32 tensor, which contains step numbers of pending updates, they are the largest
     number in `own`.
     """
-    _write(file, own)
+    write_tensor(file, own)
     table = rows.table
     buffer = own.new_empty((rows_per_chunk(own), *own.shape[1:]), device="cpu")
     for rank in range(1, table.mesh.size()):
@@ -119,10 +110,4 @@ def _write_rows(file: BinaryIO, own: Tensor, rows: ShardedRows, collectives: Col
     spare = own.new_zeros((rows.stored - table.vocab_size, *own.shape[1:]), device="cpu")
     if own.dtype == torch.int32 and len(spare):  # step numbers of pending updates: spare rows are always up to date
         spare.fill_(int(own.max()))
-    _write(file, spare)
-
-
-def _write(file: BinaryIO, tensor: Tensor) -> None:
-    """Append the bytes of a tensor to `file`, a block of rows at a time."""
-    for block in byte_chunks(tensor):
-        file.write(block.numpy().data)
+    write_tensor(file, spare)

@@ -2,8 +2,8 @@
 
 This package is data: `embedlayer.checkpoints.reading` and `embedlayer.positions.rotary.config` build modules from it.
 No other module of `embedlayer` names a `model_type`. `records` defines the fields; `causal`, `masked` and
-`encoder_decoder` have the records. `multimodal` says how multimodal models use a language model's head, and `rotary`
-has the rotary settings of each model type. `token_ids` says which entries of configurations name token IDs.
+`encoder_decoder` have the records. `multimodal` says how multimodal models use a language model's head.
+`rotary_settings` has the rotary settings of each model type; `token_ids` says which entries name token IDs.
 """
 
 from collections.abc import Mapping
@@ -39,9 +39,8 @@ from embedlayer.families.records import (
     FoldedRows,
     HeadSpec,
     Names,
-    RotaryPositions,
 )
-from embedlayer.families.rotary_settings import REFUSED_ROTARY, ROTARY
+from embedlayer.families.rotary_settings import REFUSED_ROTARY, ROTARY, RotaryPositions
 
 __all__ = [
     "CONFIG_KEYS",

@@ -36,10 +36,7 @@ _BLOCK = re.compile(r"(?:enc\.|dec\.)?blk\.\d+\.")
 
 
 def has_no_token_rows(name: str) -> bool:
-    """Return whether a name is that of a tensor of llama.cpp that has no row for each token.
-
-    Args:
-        name: Name of the tensor in a GGUF file.
+    """Return whether a tensor of a GGUF file, by its name in llama.cpp, has no row for each token.
 
     Example:
         >>> [has_no_token_rows(name) for name in ("blk.0.ffn_up.weight", "token_embd.weight", "blk.0.map.weight")]
@@ -131,12 +128,9 @@ def gguf_family(family: Family) -> Family:
 def gguf_config(values: Mapping[str, Any], *, is_tied: bool, factors: Mapping[str, list[float]]) -> dict[str, Any]:
     """Return the configuration that transformers would have for the model of a GGUF file.
 
-    It has no `model_type` if the architecture is none of `GGUF_ARCHITECTURES`.
-
-    Args:
-        values: Metadata of the file.
-        is_tied: Whether the file has no rows of a head.
-        factors: Numbers of the tensors `ROPE_FACTORS`, `LONG_FACTORS` and `SHORT_FACTORS` that the file has.
+    It has no `model_type` if the architecture is none of `GGUF_ARCHITECTURES`. `values` are the metadata of the file,
+    which has no rows of a head if `is_tied`. `factors` are the numbers of the tensors `ROPE_FACTORS`, `LONG_FACTORS`
+    and `SHORT_FACTORS` that the file has.
     """
     name = values.get("general.architecture")
     own = {key.removeprefix(f"{name}."): value for key, value in values.items() if key.startswith(f"{name}.")}
@@ -147,8 +141,8 @@ def gguf_config(values: Mapping[str, Any], *, is_tied: bool, factors: Mapping[st
     config |= {theirs: values[key] for key, theirs in _TOKENS.items() if key in values}
     if "tokenizer.ggml.tokens" in values:
         config["vocab_size"] = len(values["tokenizer.ggml.tokens"])
-    stated = (config.get("hidden_size"), config.get("num_attention_heads"), own.get("rope.dimension_count"))
-    width, heads, rotated = (size if type(size) is int else 0 for size in stated)
+    sizes = (config.get("hidden_size"), config.get("num_attention_heads"), own.get("rope.dimension_count"))
+    width, heads, rotated = (size if type(size) is int else 0 for size in sizes)
     if 0 < heads <= width and rotated:
         config.setdefault("head_dim", width // heads)
         config["rotary_dim"] = rotated  # llama.cpp rotates so many channels in every architecture
@@ -164,13 +158,13 @@ def _rope_scaling(
     `own` is the metadata of the architecture, without its name; `factors` as in `gguf_config`.
     """
     kind, original = own.get("rope.scaling.type", "none"), own.get("rope.scaling.original_context_length")
-    stated = {"factor": own.get("rope.scaling.factor"), "original_max_position_embeddings": original or length}
+    lengths = {"factor": own.get("rope.scaling.factor"), "original_max_position_embeddings": original or length}
     if ROPE_FACTORS in factors or LONG_FACTORS in factors:  # LLaMA 3.1 in this form; Phi-3
         both = factors.get(ROPE_FACTORS)
         long, short = factors.get(LONG_FACTORS, both), factors.get(SHORT_FACTORS, both)
         scale = {"attention_factor": own.get("rope.scaling.attn_factor", 1.0)}
-        return {"rope_type": "longrope", "long_factor": long, "short_factor": short, **stated, "factor": 1.0, **scale}
-    return None if kind == "none" else {"rope_type": kind, **stated}
+        return {"rope_type": "longrope", "long_factor": long, "short_factor": short, **lengths, "factor": 1.0, **scale}
+    return None if kind == "none" else {"rope_type": kind, **lengths}
 
 
 # Tokenizers

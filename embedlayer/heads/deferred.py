@@ -38,6 +38,9 @@ ALIASES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default, torch.op
 """Operators with which autograd itself makes another tensor object, to save a tensor or to run hooks."""
 
 Step = Callable[[Tensor], Tensor]
+Function = Callable[..., Any]
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
 
 
 class Deferred(Tensor):
@@ -51,27 +54,23 @@ class Deferred(Tensor):
     source: LogitSource
     computed: Tensor | None
 
-    def looked(self) -> Tensor:
-        """Return the real tensor; it is the same object each time."""
+    def materialize(self) -> Tensor:
+        """Return the real tensor, which is computed at the first call and is the same object each time."""
         raise NotImplementedError
 
     def values(self) -> Tensor:
         """Return the real tensor without a place in the autograd graph, for an operator called below autograd."""
         raise NotImplementedError
 
-    def kept(self, func: object, args: tuple[Any, ...]) -> "Deferred | None":
-        """Return the result of an operator on this tensor as a deferred one; `None` if the operator needs the values.
+    def deferred_result(self, func: object, args: Args) -> "Deferred | None":
+        """Return the result of an operator of ATen as a deferred tensor; `None` if the operator needs the values.
 
-        Args:
-            func: The operator of ATen.
-            args: All its arguments; this tensor is one of them.
+        `args` are all arguments of the operator; this tensor is one of them.
         """
         raise NotImplementedError
 
     @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(cls, func: Function, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         kwargs = kwargs or {}
         if func in WITHOUT_VALUES:
             return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
@@ -94,17 +93,17 @@ class Deferred(Tensor):
             if not isinstance(each, Deferred):
                 return each
             each.source.report.read_by(resolve_name(func) or repr(func))
-            return each.looked()
+            return each.materialize()
 
         args, kwargs = tree_map(real, (args, kwargs))
         return func(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        cls, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         first = next((each for each in args if isinstance(each, Deferred)), None)
-        result = None if first is None else first.kept(func, args)
+        result = None if first is None else first.deferred_result(func, args)
         if result is not None:
             return result
 
@@ -145,12 +144,12 @@ class DeferredLogits(Deferred):
         parent: "DeferredLogits | None" = None,
         step: Step = lambda real: real,
     ) -> "DeferredLogits":
-        made: DeferredLogits = make_wrapper_subclass(
+        logits: DeferredLogits = make_wrapper_subclass(
             cls, like.shape, strides=like.stride(), dtype=like.dtype, device=described.hidden.device
         )
-        made.source, made.like, made.described, made.parent, made.step = source, like, described, parent, step
-        made.node = made.computed = None
-        return made
+        logits.source, logits.like, logits.described, logits.parent, logits.step = source, like, described, parent, step
+        logits.node = logits.computed = None
+        return logits
 
     @property
     def is_unread(self) -> bool:
@@ -172,13 +171,13 @@ class DeferredLogits(Deferred):
         with source.restored():
             return source.with_originals(self.described) if source.requires_grad else self.described
 
-    def looked(self) -> Tensor:
+    def materialize(self) -> Tensor:
         """Return the real logits, a plain tensor at the same place of the autograd graph; it is the same each time."""
         if self.computed is None:
             parent, is_own = self.parent, self.grad_fn is None or self.grad_fn is self.node
             with torch.set_grad_enabled(self.requires_grad):
                 if parent is not None and is_own and self.like.untyped_storage() is parent.like.untyped_storage():
-                    self.computed = self.step(parent.looked())  # a view, so writes in place reach the parent
+                    self.computed = self.step(parent.materialize())  # a view, so writes in place reach the parent
                 else:
                     self.computed = _Read.apply(self)  # type: ignore[no-untyped-call]
         return self.computed
@@ -186,11 +185,9 @@ class DeferredLogits(Deferred):
     def values(self) -> Tensor:
         """Return the real logits, detached; logits that were unread stay unread.
 
-        Logits that `looked` has returned contain all writes in place since then; others come from `original`.
+        Logits that `materialize` has returned contain all writes in place since then; others come from `original`.
         """
-        if self.computed is not None:
-            return self.computed.detach()
-        return self.original()
+        return self.original() if self.computed is None else self.computed.detach()
 
     def original(self) -> Tensor:
         """Return the real logits, detached, as they were before any write in place."""
@@ -199,7 +196,7 @@ class DeferredLogits(Deferred):
         with torch.no_grad():
             return self.step(self.parent.original())
 
-    def kept(self, func: object, args: tuple[Any, ...]) -> "DeferredLogits | None":
+    def deferred_result(self, func: object, args: Args) -> "DeferredLogits | None":
         """Return the result of an operator as unread logits if it only makes an alias of these; else `None`.
 
         The result is also `None` if these logits, or those from which they follow, were read.
@@ -217,14 +214,11 @@ class DeferredLogits(Deferred):
     ) -> "DeferredLogits | None":
         """Return deferred logits that follow from these, in the autograd graph behind them.
 
+        `step` computes the new logits from the real ones; `like` is an attribute of the class. `select` does with the
+        hidden states what `step` does with the rows of logits, and `change` returns the options of the new logits.
+
         The result is `None`, so that the caller reads the real logits, unless `like` has the dtype of these logits,
         float32, bfloat16 or float16.
-
-        Args:
-            step: Function that computes the new logits from the real ones.
-            like: See the attributes of this class.
-            select: Function that selects or arranges the hidden states as `step` does the rows of logits.
-            change: Function from the options of these logits to those of the new ones.
         """
         if like.dtype not in (self.dtype, torch.float32, *HALF):
             return None
@@ -248,11 +242,11 @@ class DeferredGradient(Deferred):
     def __new__(  # noqa: D102
         cls, like: Deferred, leaf_gradients: Callable[[], list[Tensor | None]], compute: Callable[[], Tensor]
     ) -> "DeferredGradient":
-        made: DeferredGradient = make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)
-        made.source, made.leaf_gradients, made.compute, made.computed = like.source, leaf_gradients, compute, None
-        return made
+        grad: DeferredGradient = make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)
+        grad.source, grad.leaf_gradients, grad.compute, grad.computed = like.source, leaf_gradients, compute, None
+        return grad
 
-    def looked(self) -> Tensor:
+    def materialize(self) -> Tensor:
         """Return the real gradient, computed once."""
         if self.computed is None:
             with torch.no_grad():
@@ -261,16 +255,16 @@ class DeferredGradient(Deferred):
 
     def values(self) -> Tensor:
         """Return the real gradient."""
-        return self.looked()
+        return self.materialize()
 
-    def kept(self, func: object, args: tuple[Any, ...]) -> "DeferredGradient | None":
+    def deferred_result(self, func: object, args: Args) -> "DeferredGradient | None":
         """Return the result of an operator as a deferred gradient if it is an alias, a clone or a sum; else `None`.
 
         Autograd makes aliases and clones of a gradient, and adds the gradients of logits that are used several times. A
         sum stays deferred if both gradients are deferred and have the same dtype.
         """
         if func is torch.ops.aten.clone.default or _is_alias(func, args):
-            return DeferredGradient(self, self.leaf_gradients, self.looked)
+            return DeferredGradient(self, self.leaf_gradients, self.materialize)
         other = args[1] if func is torch.ops.aten.add.Tensor else None
         if not isinstance(other, DeferredGradient) or args[0] is not self or other.dtype != self.dtype:
             return None
@@ -280,11 +274,11 @@ class DeferredGradient(Deferred):
                 two if one is None else one if two is None else one + two
                 for one, two in zip(self.leaf_gradients(), other.leaf_gradients(), strict=True)
             ],
-            lambda: self.looked() + other.looked(),
+            lambda: self.materialize() + other.materialize(),
         )
 
 
-def _is_alias(func: object, args: tuple[Any, ...]) -> bool:
+def _is_alias(func: object, args: Args) -> bool:
     """Return whether an operator returns its first argument as it is, as another tensor object."""
     return func in ALIASES and (func is not torch.ops.aten.view.default or tuple(args[1]) == tuple(args[0].shape))
 
@@ -303,9 +297,9 @@ class _Head(torch.autograd.Function):
         described = source.described()
         shape = (*source.hidden.shape[:-1], described.vocab_size)
         like = torch.empty(shape, dtype=source.logits_dtype, device="meta")
-        made = DeferredLogits(source, like, described)
-        made.node = ctx
-        return made
+        logits = DeferredLogits(source, like, described)
+        logits.node = ctx
+        return logits
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -327,16 +321,17 @@ class _Derived(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parent: DeferredLogits, link: tuple[Any, ...]) -> DeferredLogits:
         ctx.set_materialize_grads(False)
-        made = DeferredLogits(*link)
-        made.node = ctx
-        ctx.parent, ctx.step = parent, made.step
-        return made
+        logits = DeferredLogits(*link)
+        logits.node = ctx
+        ctx.parent, ctx.step = parent, logits.step
+        return logits
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:
         parent, step = ctx.parent, ctx.step
         if isinstance(grad, DeferredGradient):
-            return DeferredGradient(parent, grad.leaf_gradients, lambda: _gradient(step, parent, grad.looked())), None
+            own = DeferredGradient(parent, grad.leaf_gradients, lambda: _gradient(step, parent, grad.materialize()))
+            return own, None
         return None if grad is None else _gradient(step, parent, grad), None
 
 
@@ -381,8 +376,8 @@ class _Loss(torch.autograd.Function):
 
         if torch.is_grad_enabled() or is_transformed(grad):
             return gradient(), None, None, None
-        found = DeferredGradient(logits, lambda: logits.source.gradients_of(loss, grad.to(loss.dtype)), gradient)
-        return found, None, None, None
+        deferred = DeferredGradient(logits, lambda: logits.source.gradients_of(loss, grad.to(loss.dtype)), gradient)
+        return deferred, None, None, None
 
 
 def _gradient(step: Step, logits: DeferredLogits, grad: Tensor) -> Tensor:
@@ -392,10 +387,9 @@ def _gradient(step: Step, logits: DeferredLogits, grad: Tensor) -> Tensor:
     """
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        real = logits.looked() if create_graph else logits.original().detach().requires_grad_()
+        real = logits.materialize() if create_graph else logits.original().detach().requires_grad_()
         result = step(real)
-    (found,) = torch.autograd.grad(result, real, grad.to(result.dtype), create_graph=create_graph)
-    return found
+    return torch.autograd.grad(result, real, grad.to(result.dtype), create_graph=create_graph)[0]
 
 
 # Rules for functions that need no values. Each takes the function, unread logits, and all arguments of the function. It
@@ -431,9 +425,7 @@ def _cross_entropy(
     return result
 
 
-def _rearranged(
-    func: Callable[..., Any], logits: DeferredLogits, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> DeferredLogits | None:
+def _rearranged(func: Function, logits: DeferredLogits, args: Args, kwargs: Kwargs) -> DeferredLogits | None:
     """Return the result of a function that keeps the order of all numbers, if the vocabulary stays the last dimension.
 
     The function is called on the meta device, so shape, strides and errors are those of torch.
@@ -448,9 +440,7 @@ def _rearranged(
     return logits.followed(lambda real: func(real, *others, **kwargs), like, lambda rows: rows.reshape(shape))
 
 
-def _indexed(
-    func: Callable[..., Any], logits: DeferredLogits, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> DeferredLogits | None:
+def _indexed(func: Function, logits: DeferredLogits, args: Args, kwargs: Kwargs) -> DeferredLogits | None:
     """Return logits indexed in their leading dimensions, by integers, slices, masks or tensors of indices.
 
     The last key may be `:` for the vocabulary. The result is `None` if another key reaches the vocabulary, or may reach
@@ -471,9 +461,7 @@ def _indexed(
     return None
 
 
-def _cast(
-    func: Callable[..., Any], logits: DeferredLogits, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> DeferredLogits | None:
+def _cast(func: Function, logits: DeferredLogits, args: Args, kwargs: Kwargs) -> DeferredLogits | None:
     """Return logits of another dtype, or the logits themselves; `None` for another device.
 
     The function is called on an empty tensor.
@@ -501,9 +489,7 @@ def _number(value: Any) -> float | None:
     return float(value)
 
 
-def _multiplied(
-    func: Callable[..., Any], logits: DeferredLogits, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> DeferredLogits | None:
+def _multiplied(func: Function, logits: DeferredLogits, args: Args, kwargs: Kwargs) -> DeferredLogits | None:
     """Return logits times a number; `None` if `_number` does not know the factor, or for a bound of 0."""
     factor = None if kwargs else _number(args[1] if args[0] is logits else args[0])
     if factor is None or (factor == 0 and logits.described.options.softcap is not None):
@@ -512,9 +498,7 @@ def _multiplied(
     return logits.followed(lambda real: real * factor, like, change=lambda options: options.scaled(factor))
 
 
-def _divided(
-    func: Callable[..., Any], logits: DeferredLogits, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> DeferredLogits | None:
+def _divided(func: Function, logits: DeferredLogits, args: Args, kwargs: Kwargs) -> DeferredLogits | None:
     """Return logits divided by a number; `None` if `_number` does not know the divisor, or if it is 0."""
     divisor = None if kwargs else _number(args[1])
     if not divisor:
@@ -523,18 +507,14 @@ def _divided(
     return logits.followed(lambda real: real / divisor, like, change=lambda options: options.scaled(1.0, divisor))
 
 
-def _bounded(
-    func: Callable[..., Any], logits: DeferredLogits, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> DeferredLogits | None:
+def _bounded(func: Function, logits: DeferredLogits, args: Args, kwargs: Kwargs) -> DeferredLogits | None:
     """Return the tanh of logits, the first half of a soft cap; `None` for logits that have a soft cap already."""
     if logits.described.options.softcap is not None or kwargs:
         return None
     return logits.followed(torch.tanh, torch.empty_like(logits.like), change=LogitSettings.bounded)
 
 
-def _shifted(
-    func: Callable[..., Any], logits: DeferredLogits, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> DeferredLogits | None:
+def _shifted(func: Function, logits: DeferredLogits, args: Args, kwargs: Kwargs) -> DeferredLogits | None:
     """Return logits plus a tensor without gradient that has one number for each token; `None` for another addend."""
     if kwargs:
         return None
@@ -550,7 +530,7 @@ def _shifted(
     return logits.followed(lambda real: real + added, like, change=lambda options: options.shifted(wide))
 
 
-Rule = Callable[[Callable[..., Any], DeferredLogits, tuple[Any, ...], dict[str, Any]], Tensor | None]
+Rule = Callable[[Function, DeferredLogits, Args, Kwargs], Tensor | None]
 _REARRANGED = ["view", "reshape", "view_as", "reshape_as", "flatten", "squeeze", "unsqueeze", "contiguous", "clone"]
 _BY_NAME: dict[Rule, list[str]] = {
     _rearranged: _REARRANGED,
@@ -561,7 +541,7 @@ _BY_NAME: dict[Rule, list[str]] = {
     _bounded: ["tanh"],
     _shifted: ["add", "__add__", "__radd__"],
 }
-RULES: dict[Callable[..., Any], Rule] = {
+RULES: dict[Function, Rule] = {
     getattr(place, name): rule
     for rule, names in _BY_NAME.items()
     for name in names
@@ -595,11 +575,7 @@ def defer_logits(head: nn.Module, hidden: Tensor, tensors: HeadTensors, report: 
     graph capture; where hidden states and weight differ in device or, without autocast, in dtype; and for tensor
     subclasses, such as a `DTensor` or a quantised weight.
 
-    Args:
-        head: The head; if FSDP has sharded it, it gathers its weights.
-        hidden: Hidden states, `(..., D)`.
-        tensors: Tensors of the head.
-        report: Where to log that logits are read.
+    `head` gathers its weights if FSDP has sharded it, and `report` logs that logits are read.
     """
     parts = (hidden, *tensors.flat())
     is_batch = hidden.dim() > 1 and hidden.shape[-2] > 1 and hidden.numel() > 0

@@ -124,8 +124,8 @@ class DraftHead(ComputedBuffers):
             ShapeError: `token_ids` are not integers.
         """
         token_ids, bad = self.token_check(token_ids)
-        found = self.draft_tensor.to(token_ids.device)[token_ids.long()]
-        return found if bad is None else found.masked_fill(bad, -1)
+        draft_ids: Tensor = self.draft_tensor.to(token_ids.device)[token_ids.long()]
+        return draft_ids if bad is None else draft_ids.masked_fill(bad, -1)
 
     def count_outside(self, targets: Int[Tensor, "*batch"], *, ignore_index: int = _IGNORED) -> Int[Tensor, ""]:
         """Return how many targets are not in the draft vocabulary, as a scalar tensor, to log the coverage.
@@ -150,11 +150,11 @@ class DraftHead(ComputedBuffers):
             SizeError: The other head has another number of tokens than when this head was built.
             CheckpointError: PEFT has replaced a module of the head by one that a draft head cannot read.
         """
-        found = self._operands(hidden)
-        if found is None:
+        operands = self._operands(hidden)
+        if operands is None:
             return self._selected_logits({}, hidden)
         options = self._draft_options(self._logit_options())
-        return finish_logits(linear_with_fixed_row(*found, options.get("padding_idx")), **options)
+        return finish_logits(linear_with_fixed_row(*operands, options.get("padding_idx")), **options)
 
     @show_options(LogitOptions, ScoreOptions, LossOptions)
     def loss(
@@ -299,10 +299,10 @@ class DraftHead(ComputedBuffers):
         check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
         of_model = self._model_options()
         options = {**({} if of_model is None else of_model.logit_options()), **options}
-        found = self._operands(hidden)
-        if found is None:
+        operands = self._operands(hidden)
+        if operands is None:
             return logits_of_function(partial(self._selected_logits, options), hidden, self.draft_vocab_size)
-        return LinearLogits(*found, impl=impl, **self._draft_options({**self._logit_options(), **options}))
+        return LinearLogits(*operands, impl=impl, **self._draft_options({**self._logit_options(), **options}))
 
     def untied(self) -> OutputHead:
         """Return an untied `OutputHead` over the draft IDs, with a copy of the N rows and of the bias.
@@ -361,19 +361,17 @@ class DraftHead(ComputedBuffers):
     def _operands(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return two tensors whose product is the raw draft logits: `(..., K)`, and rows `(N, K)`.
 
-        K is the width of the stored rows, as in `TokenTable.as_linear`.
-
-        Returns:
-            The tensors; `None` if the head or the table computes its logits in a way that rows do not tell.
+        K is the width of the stored rows, as in `TokenTable.as_linear`. The result is `None` if the head or the table
+        computes its logits in a way that rows do not tell.
         """
         self._check_vocab_size()
         table = self._table()
         if not self._is_product(table):
             return None
-        states = hidden
-        if isinstance(self.head, PredictionHead):
-            states = transformed_states(self.head.transform, hidden)
-        check_width(states, self._embed_dim())
+        states = transformed_states(self.head.transform, hidden) if isinstance(self.head, PredictionHead) else hidden
+        check_width(
+            states, self.head.embed_dim if isinstance(self.head, TokenTable) else _output(self.head).in_features
+        )
         if table is not None and not table.row_sparse and _computes_logits_by(table, "as_linear"):
             linear = table.as_linear(states)
             if linear is not None:
@@ -411,10 +409,7 @@ class DraftHead(ComputedBuffers):
             )
 
     def _selected_logits(self, options: LogitOptions, hidden: Tensor) -> Tensor:
-        """Return the draft logits, selected from all logits of the head or table.
-
-        `options` are in terms of the full vocabulary.
-        """
+        """Return the draft logits, selected from all logits; `options` are in terms of the full vocabulary."""
         ids = self.token_tensor.to(hidden.device)
         if isinstance(self.head, TokenTable):
             return self.head.logits(hidden, **options).index_select(-1, ids)
@@ -449,10 +444,6 @@ class DraftHead(ComputedBuffers):
         """Return the number of tokens that the head or table has now, V."""
         return self.head.vocab_size if isinstance(self.head, TokenTable) else _output(self.head).out_features
 
-    def _embed_dim(self) -> int:
-        """Return the width of the rows, D."""
-        return self.head.embed_dim if isinstance(self.head, TokenTable) else _output(self.head).in_features
-
     def _device(self) -> torch.device:
         """Return the device of the head's rows."""
         table = self._table()
@@ -479,10 +470,8 @@ def require_draft_tokens(drafts: Tensor, targets: Tensor, missing: Tensor) -> Te
     It is a custom operator, so that `torch.compile` keeps it as one node. The values are read, so on an accelerator it
     waits for the device.
 
-    Args:
-        drafts: Draft IDs of the targets, `(...)`.
-        targets: Token IDs of the full vocabulary, or an ignored value, `(...)`.
-        missing: Mask of the targets outside the draft vocabulary, `(...)`.
+    All have one shape, `(...)`: `targets` are token IDs of the full vocabulary or an ignored value, `drafts` their
+    draft IDs, and `missing` is the mask of those outside the draft vocabulary.
 
     Raises:
         TokenIdError: A target is outside; the message names its row, column and token.

@@ -44,7 +44,7 @@ def check_draft_tokens(token_ids: Iterable[int] | Int[Tensor, " N"], vocab_size:
         if token_ids.ndim != 1:
             raise ShapeError(f"token_ids must be (N,), not {tuple(token_ids.shape)}.")
         token_ids = token_ids.tolist()
-    found: dict[int, int] = {}
+    places: dict[int, int] = {}
     for place, entry in enumerate(token_ids):
         if isinstance(entry, bool) or not hasattr(entry, "__index__"):
             raise ShapeError(
@@ -57,14 +57,14 @@ def check_draft_tokens(token_ids: Iterable[int] | Int[Tensor, " N"], vocab_size:
                 f"token id {token} at place {place} of token_ids is outside the full vocabulary of {vocab_size} tokens "
                 f"(0..{vocab_size - 1}). Check that the draft vocabulary belongs to this table."
             )
-        if token in found:
+        if token in places:
             raise SizeError(
-                f"Token {token} is at places {found[token]} and {place} of token_ids: name each token once."
+                f"Token {token} is at places {places[token]} and {place} of token_ids: name each token once."
             )
-        found[token] = place
-    if not found:
+        places[token] = place
+    if not places:
         raise SizeError("token_ids is empty: a draft vocabulary has at least one token.")
-    return tuple(found)
+    return tuple(places)
 
 
 def frequent_tokens(
@@ -90,21 +90,23 @@ def frequent_tokens(
         >>> frequent_tokens([5, 0, 9, 7, 1], 3, include=[4])
         (2, 3, 4)
     """
-    found = torch.as_tensor(counts.counts(counts.vocab_size) if isinstance(counts, TokenCorpus) else counts)
-    if found.dim() != 1 or found.is_complex() or found.dtype == torch.bool:
-        raise ShapeError(f"counts must be a number for each token, (V,), not {found.dtype} of {tuple(found.shape)}.")
-    always = {operator.index(token) for token in include}
-    if outside := sorted(token for token in always if not 0 <= token < len(found)):
-        raise TokenIdError(
-            f"token id {outside[0]} of include is outside the {len(found)} tokens that were counted "
-            f"(0..{len(found) - 1})."
+    numbers = torch.as_tensor(counts.counts(counts.vocab_size) if isinstance(counts, TokenCorpus) else counts)
+    if numbers.dim() != 1 or numbers.is_complex() or numbers.dtype == torch.bool:
+        raise ShapeError(
+            f"counts must be a number for each token, (V,), not {numbers.dtype} of {tuple(numbers.shape)}."
         )
-    if not max(1, len(always)) <= number <= len(found):
+    size = len(numbers)
+    always = {operator.index(token) for token in include}
+    if outside := sorted(token for token in always if not 0 <= token < size):
+        raise TokenIdError(
+            f"token id {outside[0]} of include is outside the {size} tokens that were counted (0..{size - 1})."
+        )
+    if not max(1, len(always)) <= number <= size:
         raise SizeError(
             f"number is {number}: it must be at least 1 and at least the {len(always)} tokens of include, and at most "
-            f"the {len(found)} tokens of the vocabulary."
+            f"the {size} tokens of the vocabulary."
         )
-    order = found.sort(descending=True, stable=True).indices
+    order = numbers.sort(descending=True, stable=True).indices
     others = (token for token in order.tolist() if token not in always)
     return tuple(sorted(always | {token for token, _ in zip(others, range(number - len(always)), strict=False)}))
 
@@ -195,10 +197,10 @@ def load_draft_tokens(path: Path | str) -> tuple[int, ...]:
             weights_only=True)`, and pass the result to `DraftHead`.
     """
     path = Path(path)
-    found = find_folder(path)
-    if found is None:
+    place = find_folder(path)
+    if place is None:
         raise no_such_path(path)
-    folder, file = found
+    folder, file = place
     if path.suffix in _PICKLE_SUFFIXES and file is not None:
         raise CheckpointError(
             f"{path} is a pickle, which can run any code when it is loaded: embedlayer reads safetensors only. If it "
@@ -215,16 +217,9 @@ def load_draft_tokens(path: Path | str) -> tuple[int, ...]:
 
 
 def _tokens_of(d2t: Tensor, t2d: Tensor | None, *, source: str) -> tuple[int, ...]:
-    """Return the token IDs that EAGLE-3's tensors describe.
+    """Return the token IDs that EAGLE-3's offsets and mask describe; `t2d` is `None` if the file `source` has no mask.
 
-    Args:
-        d2t: Offsets of the draft IDs.
-        t2d: Mask of the full vocabulary, or `None` if the file has none.
-        source: Name of the file, for the errors.
-
-    Raises:
-        CheckpointError: The tensors have other shapes or data types, or contradict each other.
-        ShapeError: The entries are not integers.
+    A `CheckpointError` says what is wrong with shapes, data types or values.
     """
     if d2t.dim() != 1 or d2t.dtype not in (torch.int64, torch.int32):
         raise CheckpointError(

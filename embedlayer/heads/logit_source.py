@@ -74,11 +74,7 @@ class ModelLogitOptions:
     is_partial: bool = False
 
     def logit_options(self) -> LogitOptions:
-        """Return the options of the model's logits.
-
-        Raises:
-            CheckpointError: They are not known, or the model with the bias no longer exists.
-        """
+        """Return the options of the model's logits; raise a `CheckpointError` if they are not known."""
         if self.unknown:
             raise CheckpointError(
                 f"{self.unknown}, so this head does not know the model's distribution. Pass the model's own logits: "
@@ -112,10 +108,8 @@ class HeadTensors(NamedTuple):
 
     def flat(self) -> list[Tensor]:
         """Return all tensors as a list."""
-        found = [self.weight] if self.bias is None else [self.weight, self.bias]
-        for adapter in self.adapters:
-            found += [each for each in adapter if isinstance(each, Tensor)]
-        return found
+        tensors = [self.weight] if self.bias is None else [self.weight, self.bias]
+        return tensors + [each for adapter in self.adapters for each in adapter if isinstance(each, Tensor)]
 
     def replaced(self, tensors: Sequence[Tensor]) -> "HeadTensors":
         """Return a copy with other tensors, in the order of `flat`."""
@@ -259,17 +253,15 @@ class LogitSource:
     ) -> list[Tensor | None]:
         """Return the gradients of hidden states and tensors of the head; `None` for those that need none.
 
-        Args:
-            output: Tensor that was computed from `inputs`.
-            grad_output: Its gradient.
-            inputs: The leaves, or the tensors of the model, whose gradients can be differentiated again.
+        `output` was computed from `inputs`, and `grad_output` is its gradient. `inputs` are the leaves; or the tensors
+        of the model, and then the gradients can be differentiated again.
         """
         create_graph = inputs is not None
         inputs = self.leaves if inputs is None else inputs
         wanted = [each for each in inputs if each.requires_grad]
         options = {"retain_graph": True, "create_graph": create_graph, "allow_unused": True}
-        found = iter(torch.autograd.grad(output, wanted, grad_output, **options))
-        return [next(found) if each.requires_grad else None for each in inputs]
+        grads = iter(torch.autograd.grad(output, wanted, grad_output, **options))
+        return [next(grads) if each.requires_grad else None for each in inputs]
 
 
 class _Linked(torch.autograd.Function):

@@ -421,7 +421,10 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         return defer_logits(self, hidden, tensors, report)
 
     def _dense_rows(self, table: TokenTable | None) -> AdaptedTable | None:
-        """Return what has the weight of a head without options and its adapters; `None` for other heads."""
+        """Return the module that has the dense weight of the head, with PEFT's adapters of its rows.
+
+        The result is `None` for a head with a scale, a soft cap or a padding token, and for other kinds of rows.
+        """
         rows = table.adapted_table() if isinstance(table, AdaptedRows) else AdaptedTable(self)
         is_dense = table is None or (isinstance(table, AdaptedRows) and type(rows.table) is TokenEmbedding)
         return rows if is_dense and (self.logit_scale, self.softcap, self.padding_idx) == (1.0, None, None) else None

@@ -42,8 +42,8 @@ class ChildReference:
     @property
     def tensor(self) -> Tensor | None:
         """Return the parameter or buffer that has this name now; `None` if there is no parent or no such tensor."""
-        found = None if self.parent is None else getattr(self.parent, self.name, None)
-        return found if isinstance(found, Tensor) else None
+        value = None if self.parent is None else getattr(self.parent, self.name, None)
+        return value if isinstance(value, Tensor) else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ChildReference":
         return ChildReference(memo.get(id(self.parent)), self.name)
@@ -71,9 +71,7 @@ def weight_of(found: AdaptedTable) -> Tensor | None:
 def resolve_table(module: nn.Module, name: str) -> AdaptedTable:
     """Return the table inside a module that looks up rows, and the active adapters that PEFT has put on it.
 
-    Args:
-        module: A table, or the module by which PEFT replaced it.
-        name: Name of the module in its parent, for the error.
+    `name` is that of the module in its parent, for the error.
 
     Raises:
         CheckpointError: The module is of an unknown class, or an adapter is of an unknown kind.
@@ -128,11 +126,7 @@ def without_adapters(wrapper: nn.Module) -> nn.Module:
 
 
 def require_same_adapters(tables: list[AdaptedTable]) -> AdaptedTable:
-    """Check that all `tables`, which share one weight, have the same adapters, and return the first of them.
-
-    Raises:
-        CheckpointError: The adapters differ.
-    """
+    """Return the first of `tables`, which share one weight; raise a `CheckpointError` if their adapters differ."""
     tensors = ([each for adapter in table.adapters for each in adapter if isinstance(each, Tensor)] for table in tables)
     addresses = [[each.data_ptr() for each in found] for found in tensors]  # Dynamo of torch 2.11 hashes none
     if any(found != addresses[0] for found in addresses[1:]):
@@ -149,10 +143,7 @@ def head_applies_adapters(head: nn.Linear, reference: ChildReference, adapters: 
 
     PEFT does so with `ensure_weight_tying=True`. The head must then not add them a second time.
 
-    Args:
-        head: The tied head.
-        reference: Parent and name of the head, by which PEFT's wrapper is found.
-        adapters: The active adapters of the table.
+    `reference` has the parent and the name of the head, and `adapters` are the active ones of the table.
 
     Raises:
         CheckpointError: PEFT has put other adapters on the head. Merging them would change the table too.
@@ -172,14 +163,9 @@ def head_applies_adapters(head: nn.Linear, reference: ChildReference, adapters: 
 
 
 def require_unwrapped(head: nn.Linear, reference: ChildReference | None) -> None:
-    """Check that no active module of PEFT wraps an untied head, so that its rows are those of its logits.
+    """Raise a `CheckpointError` if PEFT wraps an untied head by an active module, so that its rows are not its logits.
 
-    Args:
-        head: The untied head.
-        reference: Parent and name of the head, or `None` if they are not known; then nothing is checked.
-
-    Raises:
-        CheckpointError: PEFT has put an adapter or a trained copy on the head.
+    `reference` has the parent and the name of the head; without it, nothing is checked.
     """
     wrapper: Any = None if reference is None else reference.module
     if wrapper is None or wrapper is head or not hasattr(wrapper, "active_adapters"):

@@ -1,7 +1,7 @@
 """An LM head with a transform before the output product, as BERT, ALBERT and OPT have it."""
 
 from collections.abc import Callable
-from typing import TypeVar, Unpack
+from typing import TypeVar, Unpack, cast
 
 import torch
 import torch.nn.functional as F
@@ -110,33 +110,28 @@ class PredictionHead(HeadOutputs, nn.Module):
 
 
 def part_config(part: nn.Module | None) -> JsonObject | None:
-    """Return the constructor's arguments of a projection or a norm as JSON; `None` for `None`.
+    """Return the constructor's arguments of a projection or a norm of torch as JSON; `None` for `None`.
 
-    A part of this library is returned as its description, with a kind identifier.
+    Any other module is returned as its description, with a kind identifier; see `describe`.
     """
     if part is None:
         return None
-    if isinstance(part, Described):
-        return describe(part)
+    if isinstance(part, Described) or not isinstance(part, nn.Linear | nn.RMSNorm | nn.LayerNorm):
+        return describe(cast(Described, part))
     if isinstance(part, nn.Linear):
         return {"in_features": part.in_features, "out_features": part.out_features, "bias": part.bias is not None}
+    config: JsonObject = {"normalized_shape": part.normalized_shape[0], "eps": part.eps}
     if isinstance(part, nn.RMSNorm):
-        has_weight = part.weight is not None
-        return {"normalized_shape": part.normalized_shape[0], "eps": part.eps, "elementwise_affine": has_weight}
-    assert isinstance(part, nn.LayerNorm)
-    bias: JsonObject = {} if part.bias is not None else {"bias": False}
-    if part.weight is None:
-        bias["elementwise_affine"] = False
-    return {"normalized_shape": part.normalized_shape[0], "eps": part.eps, **bias}
+        return {**config, "elementwise_affine": part.weight is not None}
+    config |= {} if part.bias is not None else {"bias": False}
+    return config | ({} if part.weight is not None else {"elementwise_affine": False})
 
 
 def build_part(kind: type[Part], config: JsonObject | None) -> Part | None:
-    """Build a projection or a norm from a result of `part_config`, with fresh weights.
+    """Build a projection or a norm from a result of `part_config`, with fresh weights; `None` for `None`.
 
-    Args:
-        kind: `nn.Linear` or `nn.LayerNorm`, for a result without a kind identifier. An `nn.RMSNorm` is recognised by
-            its argument `elementwise_affine` without `bias`.
-        config: The constructor's arguments; `None` returns `None`.
+    `kind` is `nn.Linear` or `nn.LayerNorm`, for a result without a kind identifier. An `nn.RMSNorm` is recognised by
+    its argument `elementwise_affine` without `bias`.
 
     Raises:
         CheckpointError: An argument has another type.

@@ -12,11 +12,7 @@ DecodingState = dict[str, Tensor]
 
 
 def documents_of(documents: AttentionMask | None, shape: torch.Size) -> Int64[Tensor, "*batch T"] | None:
-    """Return a mask of padding and packed documents as int64; `None` for `None`.
-
-    Args:
-        documents: 0 for padding, else the number of the token's document, as in `positions_of`.
-        shape: Shape of the tokens, `(..., T)`.
+    """Return a mask of padding and packed documents of tokens of a shape `(..., T)` as int64; `None` for `None`.
 
     Raises:
         ShapeError: See `check_mask`; padding inside of a document, `[1, 0, 1]`, is refused too.
@@ -77,7 +73,7 @@ def prepend_history(
         documents = numbers[:, -1:].clamp(min=1).expand(batch, tokens)
     documents = torch.cat([numbers, documents], dim=1)
     if state is not None:
-        kept = (documents != 0).to(torch.uint8).sort(dim=1, stable=True).indices[:, -length:]  # padding comes first
-        state[f"{name}_documents"] = documents.gather(1, kept)
-        state[name] = x.gather(1, kept.reshape(batch, length, *[1] * len(rest)).expand(batch, length, *rest))
+        last = (documents != 0).to(torch.uint8).sort(dim=1, stable=True).indices[:, -length:]  # padding comes first
+        state[f"{name}_documents"] = documents.gather(1, last)
+        state[name] = x.gather(1, last.reshape(batch, length, *[1] * len(rest)).expand(batch, length, *rest))
     return x, documents

@@ -148,8 +148,7 @@ VectorSource = LookupTable | NgramEmbedding
 def as_source(table: VectorSource | nn.Embedding) -> VectorSource:
     """Return a source of vectors unchanged, and a plain `nn.Embedding` as a `TokenEmbedding` over the same weight.
 
-    Raises:
-        SizeError: `table` is none of these kinds.
+    Any other object is a `SizeError`.
     """
     return table if isinstance(table, NgramEmbedding) else as_lookup_table(table)
 
@@ -227,14 +226,9 @@ def look_up_injections(
     documents: AttentionMask | None = None,
     states: Sequence[DecodingState] | None = None,
 ) -> tuple[Injected, ...]:
-    """Look up the vectors of all injections of a decoder for one batch.
+    """Look up the vectors of all injections of a decoder for one batch of token vectors `(..., T, D)`.
 
-    Args:
-        injections: The injections of the decoder.
-        x: Token vectors, `(..., T, D)`.
-        ids: Token IDs, `(..., T)`.
-        documents: As in `InjectionContext`.
-        states: What each injection keeps in cached decoding, which is changed in place; `None` without a cache.
+    `states` has what each injection keeps in cached decoding, which is changed in place; `None` without a cache.
 
     Raises:
         TokenIdError: An ID is outside a table.
@@ -267,11 +261,7 @@ def add_to_values(
 ) -> Float[Tensor, "*batch G T K"]:
     """Return the values of the attention of block `block` with those of all injections, in order.
 
-    Args:
-        values: Values of all G key/value heads.
-        x: Normalised input of the attention.
-        injected: The injections with their vectors.
-        block: Number of the block, from 0.
+    `x` is the normalised input of the attention.
     """
     for injection, _, vectors in injected:
         values = injection.add_to_values(values, x, vectors, block)
@@ -280,8 +270,8 @@ def add_to_values(
 
 def injections_at_input(injections: Iterable[EmbeddingInjection]) -> "InputInjections | None":
     """Return the step of an input embedding that adds vectors of injections; `None` if none enters at the input."""
-    found = [each for each in injections if not is_unchanged(each, add_to_input=EmbeddingInjection.add_to_input)]
-    return InputInjections(found) if found else None
+    at_input = [each for each in injections if not is_unchanged(each, add_to_input=EmbeddingInjection.add_to_input)]
+    return InputInjections(at_input) if at_input else None
 
 
 class InputInjections:
@@ -304,16 +294,12 @@ class InputInjections:
 def check_blocks(blocks: Iterable[int], num_layers: int | None = None) -> tuple[int, ...]:
     """Return block numbers as a tuple, after a check.
 
-    Args:
-        blocks: Block numbers from 0.
-        num_layers: Number of blocks of the decoder; `None` if unknown.
-
-    Raises:
-        SizeError: There is no number, a number occurs twice, or there is no such block.
+    A `SizeError` says that there is none, that one occurs twice, or that there is no such block. `num_layers` is the
+    number of blocks of the decoder, `None` if unknown.
     """
-    found = tuple(blocks)
-    if not found or len(set(found)) < len(found) or min(found) < 0:
-        raise SizeError(f"blocks must be distinct block numbers from 0, at least one, not {found}.")
-    if num_layers is not None and max(found) >= num_layers:
-        raise SizeError(f"There is no block {max(found)}: the decoder has {num_layers} blocks (0..{num_layers - 1}).")
-    return found
+    numbers = tuple(blocks)
+    if not numbers or len(set(numbers)) < len(numbers) or min(numbers) < 0:
+        raise SizeError(f"blocks must be distinct block numbers from 0, at least one, not {numbers}.")
+    if num_layers is not None and max(numbers) >= num_layers:
+        raise SizeError(f"There is no block {max(numbers)}: the decoder has {num_layers} blocks (0..{num_layers - 1}).")
+    return numbers

@@ -522,11 +522,7 @@ class NgramEmbedding(Pretrained):
 
 
 def _check_orders(max_order: int, heads: int) -> None:
-    """Check the length of the longest n-gram and the number of heads.
-
-    Raises:
-        SizeError: `max_order` is below 2, or `heads` below 1.
-    """
+    """Raise a `SizeError` if the longest n-gram has fewer than two tokens, or there is no head."""
     if max_order < 2:
         raise SizeError(f"An n-gram has at least 2 tokens; max_order is {max_order}. Ask for order 2 or more.")
     if heads < 1:

@@ -42,14 +42,9 @@ def as_position(
 ) -> Position:
     """Return a position scheme: `position` itself if it is an object, or a new scheme of that name.
 
-    `"relative"` is T5's bias for decoders. `"scaled-sinusoidal"` has one learned factor, which starts at `1/sqrt(D)`.
-
-    Args:
-        position: A position scheme, which is checked against the sizes below, or the name of one.
-        max_seq_len: Longest sequence.
-        embed_dim: Width of the vectors that positions are added to, D.
-        num_heads: Query heads; required for `"rotary"`, `"alibi"` and `"relative"`.
-        head_dim: Width of one head; `None` for `embed_dim / num_heads`.
+    An object is checked against the sizes: `embed_dim` is the width of the vectors that positions are added to, and
+    `head_dim` is `embed_dim / num_heads` by default. `"relative"` is T5's bias for decoders. `"scaled-sinusoidal"` has
+    one learned factor, which starts at `1/sqrt(D)`.
 
     Raises:
         SizeError: The name is unknown, the scheme was built for other sizes, the object is no `Position`, or the scheme
@@ -351,13 +346,8 @@ def trace_embed(
 ) -> Iterator[TracedStep]:
     """Run the steps of `embed` one after another, and yield a `TracedStep` with the vectors after each.
 
-    Args:
-        ids: Token IDs, or `None` with `inputs_embeds`.
-        table: A `LookupTable`, or a module that wraps one.
-        position: Position scheme.
-        dropout: Module that is called last; `None` for no dropout.
-        injections: Additional tables of a decoder. Those that enter at its input are a step before dropout.
-        **options: `inputs_embeds`, `positions` and `attention_mask`, as in `embed`.
+    The arguments are those of `embed`. Of `injections`, the additional tables of a decoder, those that enter at its
+    input are a step before dropout.
 
     Raises:
         SizeError: Both or neither of `ids` and `inputs_embeds` are passed.
@@ -375,11 +365,7 @@ def trace_embed(
 def checked_positions(
     ids: Int[Tensor, "*batch T"], position: Position, positions: Positions | None, attention_mask: AttentionMask | None
 ) -> Positions:
-    """Return the positions of tokens, or those that their mask gives them, after a check of both.
-
-    Raises:
-        ShapeError: Positions or mask do not fit the tokens; see `check_positions` and `check_mask`.
-    """
+    """Return the positions of tokens, or those that their mask gives them, after `check_positions` and `check_mask`."""
     if positions is None:
         return positions_of(ids, attention_mask)
     position.check_positions(positions, ids.shape)
@@ -391,15 +377,9 @@ def checked_positions(
 def sequence_of(
     ids: IdsLike | None, inputs_embeds: Float[Tensor, "*batch T D"] | None, table: nn.Module
 ) -> Int[Tensor, "*batch T"]:
-    """Return the token IDs as a tensor, or zeros in their place if `inputs_embeds` are passed.
+    """Return the token IDs as a tensor `(..., T)`, or zeros in their place if `inputs_embeds` `(..., T, D)` are passed.
 
-    Args:
-        ids: Token IDs, or `None`. They are not checked against the size of the table.
-        inputs_embeds: Vectors `(..., T, D)`, or `None`.
-        table: Table for the IDs; lists are converted to a tensor on its device.
-
-    Returns:
-        A tensor `(..., T)`.
+    Lists are converted to a tensor on the device of the table. IDs are not checked against its size.
 
     Raises:
         SizeError: Both or neither of `ids` and `inputs_embeds` are passed.
@@ -416,10 +396,10 @@ def sequence_of(
             )
         return torch.zeros(inputs_embeds.shape[:-1], dtype=torch.int64, device=inputs_embeds.device)
     assert ids is not None
-    found = as_ids(ids, beside=table)
-    if found.dim() == 0:
+    sequence = as_ids(ids, beside=table)
+    if sequence.dim() == 0:
         raise ShapeError("IDs must have shape (..., T), not (): a single one is written torch.tensor([7]).")
-    return found
+    return sequence
 
 
 def _embed_fused(

@@ -73,19 +73,11 @@ def scale_add_drop(
     addend: Float[Tensor, "*rows T D"] | None,
     dropout: float,
 ) -> Float[Tensor, "*batch T D"]:
-    """Compute `dropout(scale * x + addend)`; may overwrite `x`.
+    """Compute `dropout(scale * x + addend)` of freshly looked-up vectors that no other code reads; may overwrite `x`.
 
-    On a CPU in eager mode this is one pass over `x` in place. Elsewhere `plain_scale_add_drop` computes it.
-
-    Args:
-        x: Freshly looked-up vectors `(T, D)` or `(B, T, D)` that no other code reads.
-        scale: Factor, or `None` for 1.
-        addend: One vector for each position, or `None`.
-        dropout: Probability of setting an element to 0; other elements are multiplied by `1 / (1 - dropout)`.
-
-    Returns:
-        A tensor of the shape of `x`. Without dropout it differs from `plain_scale_add_drop` by one rounding at most,
-        because multiplication and addition are one operation.
+    `x` is `(T, D)` or `(B, T, D)`, and `dropout` the probability of a 0. On a CPU in eager mode this is one pass over
+    `x` in place. Elsewhere `plain_scale_add_drop` computes it. Without dropout both differ by one rounding at most,
+    because multiplication and addition are one operation here.
     """
     if device_kind(x) != "cpu" or isinstance(scale, Tensor) or not _fits(x.shape, addend) or not fusible(x, addend):
         return plain_scale_add_drop(x, scale, addend, dropout)
@@ -99,19 +91,11 @@ def scale_add_drop(
 def gather_scale_add_drop(
     stored: StoredRows, scale: float | Tensor | None, addend: Float[Tensor, "*rows T D"] | None, dropout: float
 ) -> Float[Tensor, "*batch T D"]:
-    """Compute `dropout(scale * weight[ids] + addend)` with the IDs and the weight of `stored`.
+    """Compute `dropout(scale * weight[ids] + addend)` with the checked IDs and the weight of `stored`.
 
-    On a CPU in eager mode this is one pass over the result. Elsewhere `plain_scale_add_drop` computes it.
-
-    Args:
-        stored: Checked token IDs `(T,)` or `(B, T)`, and the weight.
-        scale: Factor, or `None` for 1.
-        addend: One vector for each position, or `None`.
-        dropout: As in `scale_add_drop`.
-
-    Returns:
-        A new tensor, `(..., T, D)`. The gradient of the weight is sparse if `stored.sparse`; its rows are then distinct
-        and in ascending order.
+    The IDs are `(T,)` or `(B, T)`. On a CPU in eager mode this is one pass over the result. Elsewhere
+    `plain_scale_add_drop` computes it. The gradient of the weight is sparse if `stored.sparse`; its rows are then
+    distinct and in ascending order.
     """
     ids, weight, padding_idx, sparse = stored
     rows = raw_weight(weight)
@@ -169,10 +153,10 @@ class _Dropout(NamedTuple):
         threshold = round(probability * (1 << 16))
         if not threshold:
             return cls(0, 0, 1.0)
-        kept = (1 << 16) - threshold
+        kept_share = (1 << 16) - threshold
         if seed is None:
             seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(-(1 << 63), None))
-        return cls(seed, threshold, (1 << 16) / kept if kept else 0.0)
+        return cls(seed, threshold, (1 << 16) / kept_share if kept_share else 0.0)
 
     def mask(self, first: int, tokens: int, like: Tensor) -> Tensor:
         """Compute zeros and ones for the tokens from `first` on, `(tokens, D)`, in the dtype of `like`.
@@ -204,12 +188,7 @@ def dropout_step(module: Callable[..., Any], x: Float[Tensor, "*batch D"]) -> Fl
 def dropout_in_graph(x: Tensor, seed: Tensor, probability: float) -> Tensor:
     """Set elements of `x` to 0 by the mask of a seed, and multiply the others by `1 / (1 - probability)`.
 
-    This is one node of a compiled graph. The seed is an argument, so the node may be computed again.
-
-    Args:
-        x: Vectors, `(..., D)`.
-        seed: Seed of the mask, an int64 scalar.
-        probability: Probability of a 0.
+    This is one node of a compiled graph. The seed, an int64 scalar, is an argument, so the node may be computed again.
     """
     x = x.contiguous()
     out = torch.empty_like(x)

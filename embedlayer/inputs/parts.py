@@ -57,11 +57,7 @@ class TypeTables(Pretrained):
         return [table for table in self.tables if isinstance(table, TokenEmbedding)]
 
     def forward(self, ids: Ids) -> Float[Tensor, "*batch T D"]:
-        """Return the sum of one row of each table for each token: row 0 of all tables but the first.
-
-        Args:
-            ids: Types of the first table, `(..., T)`.
-        """
+        """Return the sum of one row of each table for each token: that of `ids` of the first, row 0 of the others."""
         first, *others = self._tables()
         rows: Tensor = first(ids)
         for table in others:
@@ -275,9 +271,9 @@ class TokenDropout(Pretrained):
         is_mask = ids == self.mask_token_id
         length = torch.full(ids.shape[:-1], ids.shape[-1], device=ids.device)
         length = length if attention_mask is None else (attention_mask != 0).sum(-1)
-        found = is_mask.sum(-1).to(x.dtype) / length
+        share = is_mask.sum(-1).to(x.dtype) / length
         x = x.masked_fill(is_mask.unsqueeze(-1), 0.0)
-        return (x * (1 - self.expected) / (1 - found)[..., None, None]).to(x.dtype)
+        return (x * (1 - self.expected) / (1 - share)[..., None, None]).to(x.dtype)
 
 
 class PredictionStreams(Pretrained):

@@ -55,16 +55,10 @@ GGUF = b"GGUF"
 
 @contextmanager
 def file_errors(action: str, advice: str = "") -> Iterator[None]:
-    """Context manager: turn an `OSError` in the block into a `FileError` with the reason.
+    """Context manager: turn an `OSError` in the block into the `FileError` "Cannot ACTION: REASON.ADVICE".
 
-    A `FileError` in the block is not changed: its message is more precise.
-
-    Args:
-        action: What the block does, after "Cannot" in the message, such as `"read config.json"`.
-        advice: End of the message, after the reason; it starts with white space.
-
-    Raises:
-        FileError: "Cannot ACTION: REASON.ADVICE"
+    `action` is what the block does, such as `"read config.json"`, and `advice` starts with white space. A `FileError`
+    in the block is not changed: its message is more precise.
     """
     try:
         yield
@@ -157,9 +151,7 @@ def new_files(path: Path | str, *beside: Path | str) -> Iterator[Sequence[Path]]
 def check_new_files(path: Path | str, *beside: Path | str) -> None:
     """Check that files do not exist and can have their names, before the work of which they are the result.
 
-    Args:
-        path: The file. It may be a device or a pipe, if there are no more files.
-        *beside: More files in the same folder.
+    A single file may be a device or a pipe.
     """
     for each in (path, *beside):
         with file_errors(f"write {each}"):
@@ -206,7 +198,7 @@ def _real_path(path: Path | str) -> Path:
 
 
 def _name(path: Path | str, target: Path) -> str:
-    """Return the name of what is written to `path`, which says its format; if a link is written, that of the link."""
+    """Return the file name with which `path` is written: that of a link, not of its target, as it says the format."""
     name = Path(path).name
     return target.name if name in ("", "..") else name
 
@@ -325,12 +317,8 @@ def _changed(path: Path) -> FileError:
 
 
 def _listing(folder: Path) -> dict[str, tuple[int, int, int]] | None:
-    """Return inode, size and time of each file and folder in a folder, by relative path; `None` if there is no folder.
-
-    Raises:
-        OSError: A file is there, or the folder cannot be read.
-    """
-    found: dict[str, tuple[int, int, int]] = {}
+    """Return inode, size and time of each file and folder in a folder, by relative path; `None` for no folder."""
+    listing: dict[str, tuple[int, int, int]] = {}
     try:
         for place, folders, files in os.walk(folder, onerror=_raise):
             for name in (*folders, *files):
@@ -338,10 +326,10 @@ def _listing(folder: Path) -> dict[str, tuple[int, int, int]] | None:
                 facts = os.lstat(path)
                 is_folder = stat.S_ISDIR(facts.st_mode)
                 times = (0, 0) if is_folder else (facts.st_size, facts.st_mtime_ns)
-                found[os.path.relpath(path, folder)] = facts.st_ino, *times
+                listing[os.path.relpath(path, folder)] = facts.st_ino, *times
     except FileNotFoundError:
         return None
-    return found
+    return listing
 
 
 def _raise(error: OSError) -> None:
@@ -473,18 +461,16 @@ def write_json(path: Path | str, value: JsonObject) -> None:
 def require_file(path: Path | str, *, most: int | None = None) -> None:
     """Check that a path leads to a regular file, before anything opens it: a pipe would wait, and a device never end.
 
-    Args:
-        path: The path; a symbolic link is followed.
-        most: Largest size in bytes; `None` for no limit.
+    Symbolic links are followed. `most` is the largest size in bytes.
     """
     with file_errors(f"read {path}"):
-        found = os.stat(path)
-    if not stat.S_ISREG(found.st_mode):
-        kind = next((noun for test, noun in _KINDS_OF_PATH.items() if test(found.st_mode)), "of another kind")
+        facts = os.stat(path)
+    if not stat.S_ISREG(facts.st_mode):
+        kind = next((noun for test, noun in _KINDS_OF_PATH.items() if test(facts.st_mode)), "of another kind")
         raise FileError(f"Cannot read {path}: it is {kind}, and a file is expected. Copy its content into a file.")
-    if most is not None and found.st_size > most:
+    if most is not None and facts.st_size > most:
         raise FileError(
-            f"Cannot read {path}: it has {found.st_size:,} bytes, and at most {most:,} are read at once: it is damaged "
+            f"Cannot read {path}: it has {facts.st_size:,} bytes, and at most {most:,} are read at once: it is damaged "
             f"or another kind of file."
         )
 
@@ -527,10 +513,8 @@ def read_json(path: Path | str) -> JsonObject:
 def read_fields(path: Path | str, kind: type, *, version: int | None = None) -> JsonObject:
     """Read a JSON file, check the object in it against a `TypedDict`, and return the object as a dictionary.
 
-    Args:
-        path: The file.
-        kind: The `TypedDict`. Fields that it does not name are allowed, and are returned too.
-        version: Number that the field `format_version` must have; `None` if the file has no such field.
+    Fields that `kind` does not name are allowed, and are returned too. `version` is the number that the field
+    `format_version` must have; `None` if the file has no such field.
 
     Raises:
         FileError: There is no such file, or it cannot be read.
@@ -557,9 +541,6 @@ def _flush_to_disk(path: Path) -> None:
     """Call `fsync` on a file or a folder, so that its content survives a power failure.
 
     The content of a folder is its list of names; its files are not flushed.
-
-    Raises:
-        OSError: It cannot be opened or flushed.
     """
     handle = os.open(path, os.O_RDONLY)
     try:

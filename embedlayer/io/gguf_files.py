@@ -21,7 +21,7 @@ from torch import Tensor
 
 from embedlayer.core.errors import CheckpointError, FileError, require
 from embedlayer.io.files import GGUF, file_errors, replace_file, require_file
-from embedlayer.io.safetensors_files import CHUNK_BYTES, DTYPES, TensorInfo
+from embedlayer.io.safetensors_files import DTYPES, TensorInfo, copy_bytes, write_tensor
 
 FALLBACK_TYPE = "Q8_0"
 """Type in which rows are written where `gguf` cannot quantise to the type of the file."""
@@ -83,8 +83,7 @@ class GGUFFile:
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a value of the metadata, or `default` if there is no such key."""
-        found = self.metadata.get(key)
-        return default if found is None else found.value
+        return self.metadata[key].value if key in self.metadata else default
 
     def stored_rows(self, name: str) -> UInt8[Tensor, "N row_bytes"]:
         """Return the bytes of the rows of a tensor, mapped to the file: writing to them does not change the file.
@@ -103,11 +102,7 @@ class GGUFFile:
         return torch.from_numpy(stored)
 
     def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a tensor; one of a type of blocks is dequantised, a few rows at a time.
-
-        Args:
-            name: Name of the tensor.
-            dtype: Data type of the result; `None` for that of the file, and float32 for a type of blocks.
+        """Return a tensor; quantised blocks are dequantised, a few rows at a time, by default to float32.
 
         Raises:
             CheckpointError: `gguf` cannot dequantise the type.
@@ -129,11 +124,7 @@ class GGUFFile:
 
 
 def row_bytes(dtype: str, width: int) -> int:
-    """Return the number of bytes of a row of `width` numbers.
-
-    Args:
-        dtype: Name of the type, such as `"Q4_K"`.
-        width: Numbers in a row.
+    """Return the number of bytes of a row of `width` numbers in a type such as `"Q4_K"`.
 
     Raises:
         CheckpointError: The type is unknown, or a row is no whole number of blocks.
@@ -148,31 +139,21 @@ def row_bytes(dtype: str, width: int) -> int:
 
 
 def dequantise(stored: UInt8[Tensor, "N row_bytes"], dtype: str) -> Float[Tensor, "N D"]:
-    """Return the float32 numbers of rows that are stored in blocks.
+    """Return the float32 numbers of rows that are stored in blocks of a type such as `"Q4_K"`.
 
-    Args:
-        stored: Bytes of the rows.
-        dtype: Name of their type, such as `"Q4_K"`.
-
-    Raises:
-        CheckpointError: `gguf` cannot dequantise the type.
+    A `CheckpointError` says that `gguf` cannot dequantise the type.
     """
     gguf = require("gguf", extra="gguf")
     try:
         with np.errstate(all="ignore"):  # scales of a damaged file may be infinite
-            found = gguf.quants.dequantize(stored.cpu().numpy(), gguf.GGMLQuantizationType[dtype])
+            rows = gguf.quants.dequantize(stored.cpu().numpy(), gguf.GGMLQuantizationType[dtype])
     except NotImplementedError as error:
         raise CheckpointError(f"The package gguf cannot dequantise {dtype} ({error}): pip install -U gguf.") from error
-    return torch.from_numpy(np.ascontiguousarray(found, dtype=np.float32))
+    return torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32))
 
 
 def quantise(rows: Float[Tensor, "N D"], dtype: str) -> UInt8[Tensor, "N row_bytes"] | None:
-    """Return the bytes of rows in a type of GGUF files; `None` if `gguf` cannot quantise to that type.
-
-    Args:
-        rows: The rows.
-        dtype: Name of the type, such as `"Q8_0"` or `"F16"`.
-    """
+    """Return the bytes of rows in a type such as `"Q8_0"` or `"F16"`; `None` if `gguf` cannot quantise to that type."""
     if dtype in DTYPES:
         return rows.to(DTYPES[dtype]).contiguous().view(torch.uint8)
     gguf = require("gguf", extra="gguf")
@@ -277,7 +258,7 @@ class _Header:
         return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))[0]
 
     def count(self, least: int) -> int:
-        """Return the next number of things, each of which takes at least `least` bytes."""
+        """Return the next number, which counts entries of at least `least` bytes each."""
         count: int = self.number("Q")
         if count * least > len(self.data) - self.at:
             raise self.damaged(f"it states {count:,} entries and has {len(self.data):,} bytes")
@@ -336,6 +317,7 @@ def write_gguf(source: GGUFFile, path: Path, *, metadata: Mapping[str, Any], ten
 
     Raises:
         FileError: A file cannot be read or written, or `path` is the file to copy.
+        CheckpointError: The file to copy is shorter than its header says.
     """
     if path.exists() and path.samefile(source.path):
         raise FileError(f"{path} is the file that is copied: name another one.")
@@ -359,12 +341,9 @@ def write_gguf(source: GGUFFile, path: Path, *, metadata: Mapping[str, Any], ten
         for name, info in source.tensors.items():
             file.write(bytes(-file.tell() % source.alignment))
             if name in tensors:
-                for chunk in tensors[name].data.flatten().split(CHUNK_BYTES):
-                    file.write(chunk.numpy().data)
+                write_tensor(file, tensors[name].data)
             else:
-                old.seek(info.start)
-                for left in range(info.nbytes, 0, -CHUNK_BYTES):
-                    file.write(old.read(min(left, CHUNK_BYTES)))
+                copy_bytes(old, file, info)
         file.write(bytes(-file.tell() % source.alignment))
 
 

@@ -48,9 +48,7 @@ Measurement = Annotated[float, _MEASURED]
 def parse_json(text: str | bytes, source: object) -> Any:
     """Parse JSON text and return the value: a dictionary, a list, a string, a number, a boolean or `None`.
 
-    Args:
-        text: The JSON; bytes are decoded as UTF-8.
-        source: Path or name of the JSON, for error messages.
+    Bytes are decoded as UTF-8. `source` is the path or name of the JSON, for error messages.
 
     Raises:
         CheckpointError: `text` is not JSON or not UTF-8, or a string has a lone surrogate, which UTF-8 cannot encode.
@@ -92,11 +90,6 @@ def check_fields(value: object, kind: type, source: object) -> None:
     A field of type `float` takes finite numbers, and a `Measurement` any. Fields that the `TypedDict` does not name
     are allowed. The error names the first faulty field.
 
-    Args:
-        value: Parsed JSON.
-        kind: The `TypedDict`.
-        source: Path or name of the JSON, for error messages.
-
     Example:
         >>> class Sizes(typing.TypedDict):
         ...     rows: Count
@@ -109,12 +102,8 @@ def check_fields(value: object, kind: type, source: object) -> None:
 def check_arguments(function: Callable[..., Any], values: Mapping[str, object], source: object) -> None:
     """Raise an error unless each value has the type that a function's signature states for the argument of that name.
 
-    The function is not called. Missing arguments are no error.
-
-    Args:
-        function: A function, or a class with a constructor.
-        values: Values by argument name. Names that the signature lacks are not checked.
-        source: Path or name of the JSON from which the values come, for error messages.
+    The function, or the class with a constructor, is not called. Missing arguments are no error, and names that the
+    signature lacks are not checked.
     """
     hints = typing.get_type_hints(function.__init__ if isinstance(function, type) else function)  # type: ignore[misc]
     for name, value in values.items():
@@ -124,11 +113,6 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, object], 
 
 def as_number(value: object, key: str, *, above: float = -math.inf) -> float:
     """Check that the value of a configuration key is a finite number greater than `above`, and return it as a `float`.
-
-    Args:
-        value: The value as it was parsed from `config.json`.
-        key: Name of the key, for the error message.
-        above: Bound that the number must exceed.
 
     Raises:
         CheckpointError: The value is a boolean, not a number, not finite, or at most `above`.
@@ -147,11 +131,6 @@ def as_whole_number(value: object, key: str, *, most: int = 2**31 - 1) -> int:
     """Check that the value of a configuration key is a whole number from 1 to `most`, and return it as an `int`.
 
     A float without a fraction, such as `4.0`, is accepted.
-
-    Args:
-        value: The value as it was parsed from `config.json`.
-        key: Name of the key, for the error message.
-        most: Largest number that is accepted.
 
     Raises:
         CheckpointError: The value is not a whole number, or is outside 1 to `most`.

@@ -103,11 +103,7 @@ class FileLock:
             os.close(descriptor)
 
     def __enter__(self) -> "FileLock":
-        """Acquire the lock and return this object.
-
-        Raises:
-            FileError: Another process has the lock; this call does not wait for it. See `acquire`.
-        """
+        """Acquire the lock and return this object; raise a `FileError` at once if another process has the lock."""
         self.acquire()
         return self
 
@@ -155,10 +151,8 @@ call_in_forked_processes(_close_copies)
 def _lock_file(path: str, what: str, timeout_seconds: float) -> int:
     """Create a lock file unless it exists, lock it, and write the ID and host name of this process into it.
 
-    `what` is what the lock protects, for error messages.
-
-    Returns:
-        The open descriptor of the file; closing it releases the lock.
+    The result is the open descriptor of the file; closing it releases the lock. `what` is what the lock protects, for
+    error messages.
     """
     until = time.monotonic() + timeout_seconds
     while True:
@@ -207,8 +201,7 @@ def _try_to_lock(descriptor: int, what: str) -> bool:
 def flock(descriptor: int) -> bool:
     """Lock an open file for this process without waiting; return `False` if another process has locked it.
 
-    Raises:
-        OSError: The system or the file system has no locks.
+    An `OSError` says that the system or the file system has no locks.
     """
     if fcntl is None:
         raise OSError(errno.ENOSYS, "this system has no flock")

@@ -51,9 +51,6 @@ class ResidentLimit:
         """Yield slices that cover `items` rows in turn. After each, which the caller reads, the limit is kept.
 
         The slices are longer where reading added little resident memory before.
-
-        Args:
-            items: Number of rows, which are read in the order of the slices.
         """
         start = 0
         while start < items:
@@ -65,8 +62,7 @@ class ResidentLimit:
     def keep(self, items: int) -> None:
         """Release the pages of all files of this limit if the resident memory has grown by more than `max_bytes`.
 
-        Args:
-            items: Number of rows that were read or written since the last call.
+        `items` is the number of rows that were read or written since the last call.
         """
         if self.max_bytes is None:
             return
@@ -164,21 +160,15 @@ class MappedRows:
         return self.words.data_ptr() == self._start
 
     def view(self, dtype: torch.dtype, *shape: int) -> Tensor:
-        """Return a tensor of this dtype and shape over the mapped memory.
-
-        Raises:
-            CheckpointError: The rows are not aligned for this dtype.
-        """
+        """Return a tensor over the mapped memory; raise a `CheckpointError` if the rows are not aligned for it."""
         if self.start % dtype.itemsize:
             raise CheckpointError(f"The rows of {self.path} start at byte {self.start}, not aligned for {dtype}.")
         return self.words.view(dtype).view(shape)
 
     def read(self, rows: Int[Tensor, " N"], out: UInt8[Tensor, "N B"] | None = None) -> UInt8[Tensor, "N B"]:
-        """Return copies of rows as bytes, `(N, row bytes)`. They are read in the order of the file.
+        """Return copies of rows as bytes, `(N, row bytes)`, in `out` or in new memory.
 
-        Args:
-            rows: Row numbers, each from 0 to `num_rows - 1`; they may repeat.
-            out: Memory of the result; by default new memory.
+        They are read in the order of the file. Row numbers may repeat.
         """
         rows, order = torch.sort(rows)
         size = (len(rows), self.words.shape[1])
@@ -202,11 +192,7 @@ class MappedRows:
         return out.view(torch.uint8)
 
     def flush(self) -> None:
-        """Write all changed pages to the disk, and wait for it.
-
-        Raises:
-            FileError: The disk reports an error.
-        """
+        """Write all changed pages to the disk, and wait for it; a `FileError` says that the disk reports an error."""
         with file_errors(f"write {self.path} to the disk"):
             if self._map is not None:
                 self._map.flush()

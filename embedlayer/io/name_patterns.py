@@ -121,11 +121,7 @@ class NamePattern:
         return program
 
     def _sequence(self, depth: int) -> _Program:
-        """Read elements one after another, up to `|`, `)` or the end.
-
-        Raises:
-            CheckpointError: A sign of repetition has nothing to repeat, or is none of `*`, `+` and `?`.
-        """
+        """Read elements one after another, up to `|`, `)` or the end."""
         program: _Program = []
         while self._at < len(self._pattern) and self._pattern[self._at] not in "|)":
             element = self._element(depth)
@@ -140,11 +136,7 @@ class NamePattern:
         return program
 
     def _element(self, depth: int) -> _Program:
-        """Read one element without its repetition.
-
-        Raises:
-            CheckpointError: The element is not one that is read, or a group is not closed.
-        """
+        """Read one element without its repetition."""
         letter = self._next()
         if letter == "(":
             if self._take("?") and not self._take(":"):
@@ -164,11 +156,7 @@ class NamePattern:
         return [_Letter(self._escaped() if letter == "\\" else letter.__eq__)]
 
     def _escaped(self) -> Callable[[str], bool]:
-        r"""Read what follows a backslash, such as the `d` of `\d` or punctuation; return a test of a character.
-
-        Raises:
-            CheckpointError: The letter is none of these.
-        """
+        r"""Read what follows a backslash, such as the `d` of `\d` or punctuation; return a test of a character."""
         letter = self._next()
         if letter in _CLASSES:
             return _CLASSES[letter]
@@ -177,11 +165,7 @@ class NamePattern:
         raise self._refusal(f"\\{letter} at character {self._at - 1} is not read")
 
     def _class(self) -> Callable[[str], bool]:
-        """Read a character class up to its `]`, and return a test of a character.
-
-        Raises:
-            CheckpointError: The pattern ends first, or has a nested class or a range that is not read.
-        """
+        """Read a character class up to its `]`, and return a test of a character."""
         negated = self._take("^")
         tests: list[Callable[[str], bool]] = []
         while (letter := self._next()) != "]" or not tests:
@@ -199,11 +183,7 @@ class NamePattern:
         return lambda letter: any(holds(letter) for holds in tests) != negated
 
     def _next(self) -> str:
-        """Read the next character.
-
-        Raises:
-            CheckpointError: The pattern is at its end.
-        """
+        """Read the next character."""
         if self._at == len(self._pattern):
             raise self._refusal("it ends too early")
         self._at += 1
@@ -211,9 +191,9 @@ class NamePattern:
 
     def _take(self, letter: str) -> bool:
         """Read the next character if it is this one; return whether it is."""
-        found = self._pattern[self._at : self._at + 1] == letter
-        self._at += found
-        return found
+        is_next = self._pattern[self._at : self._at + 1] == letter
+        self._at += is_next
+        return is_next
 
     def _refusal(self, why: str) -> CheckpointError:
         """Return the error for a pattern that is not read."""

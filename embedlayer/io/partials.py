@@ -41,12 +41,7 @@ def partial_folder(target: Path) -> Iterator[Path]:
     """Context manager: yield a new, locked folder beside `target`, and remove it with its content in the end.
 
     Those that killed processes left for this target are removed first. Where the file system has no locks, they stay.
-
-    Args:
-        target: The file or folder that will be written. No link: the folder is in the same file system.
-
-    Raises:
-        OSError: The folder cannot be created.
+    The target is no link: the folder is in the same file system.
     """
     remove_free_partials(target)
     folder, descriptor = _new_folder(target)
@@ -124,22 +119,17 @@ def temporary_path(target: Path, suffix: str) -> Path:
 
 
 def temporary_paths(target: Path, suffix: str) -> list[Path]:
-    """List the temporary folders of `target` on disk, with paths as from `temporary_path`, sorted.
+    """List the temporary folders of `target` on disk, whose names end in `suffix` (`PARTIAL` or `OLD`), sorted.
 
-    Args:
-        target: The file or folder that the temporary ones were to replace.
-        suffix: Ending of the temporary names: `PARTIAL` or `OLD`.
-
-    Returns:
-        The paths; none if the folder of `target` does not exist or cannot be listed.
+    There are none if the folder of `target` does not exist or cannot be listed.
     """
     names = re.compile(rf"\.{re.escape(_stem(target.name))}\.[0-9a-f]{{8}}{re.escape(suffix)}")
     try:
         with os.scandir(target.parent) as entries:
-            found = [entry.name for entry in entries if names.fullmatch(entry.name) and entry.is_dir()]
+            entries_of_target = [entry.name for entry in entries if names.fullmatch(entry.name) and entry.is_dir()]
     except OSError:  # there is no such folder, or it cannot be listed: writing in it raises the error
         return []
-    return [target.parent / name for name in sorted(found)]
+    return [target.parent / name for name in sorted(entries_of_target)]
 
 
 def _stem(name: str) -> str:
@@ -207,11 +197,7 @@ def name_new_folder(partial: Path, path: Path) -> None:
 def exchange(one: Path, other: Path) -> bool:
     """Exchange two existing files or folders atomically, so that each has the other's name afterwards.
 
-    Returns:
-        Whether they were exchanged. `False`: nothing changed, as the system or the file system cannot exchange names.
-
-    Raises:
-        OSError: The exchange failed for another reason.
+    The result is `False`, and nothing changed, if the system or the file system cannot exchange names.
     """
     return _renamed(one, other, _EXCHANGE)
 
@@ -220,9 +206,6 @@ def _renamed(one: Path, other: Path, flags: tuple[int, int]) -> bool:
     """Rename with a flag that Python's standard library lacks; return `False` if the system does not know it.
 
     `flags` are that of Linux and that of macOS.
-
-    Raises:
-        OSError: The rename failed for another reason.
     """
     if sys.platform not in ("linux", "darwin"):
         return False

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from jaxtyping import Int, Shaped
@@ -78,12 +78,12 @@ class TensorInfo:
 
     @property
     def nbytes(self) -> int:
-        """Size of the tensor in the file, in bytes."""
+        """Return the size of the tensor in the file, in bytes."""
         return self.stop - self.start
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Data type of the tensor as a `torch.dtype`.
+        """Return the data type of the tensor as a `torch.dtype`.
 
         Raises:
             CheckpointError: The data type is not in `DTYPES`.
@@ -125,9 +125,7 @@ class TensorInfo:
     def map_rows(self, *, writable: bool = False, limit: ResidentLimit | None = None) -> MappedRows:
         """Map the rows of the tensor into memory, one for each index of the first dimension. Nothing is read.
 
-        Args:
-            writable: Whether writing to the memory changes the file.
-            limit: Limit of resident memory that several files share.
+        If the map is `writable`, writing to the memory changes the file.
 
         Raises:
             FileError: The file cannot be mapped into memory.
@@ -156,13 +154,8 @@ class Header:
 def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt") -> Iterator[Any]:
     """Context manager: yield `safetensors.safe_open(path)`, and replace errors of safetensors by those of embedlayer.
 
-    This applies to errors inside the block too.
-
-    Args:
-        path: The file.
-        device: Device of the tensors that `get_tensor` returns.
-        framework: `"pt"` maps the file copy-on-write, which fails for files larger than memory. `"np"` maps the file
-            read-only.
+    This applies to errors inside the block too. The framework `"pt"` maps the file copy-on-write, which fails for files
+    larger than memory; `"np"` maps it read-only.
 
     Raises:
         FileError: The file is missing or cannot be read.
@@ -316,11 +309,8 @@ def create_tensor_file(path: Path | str, name: str, shape: Sequence[int], dtype:
 def byte_chunks(tensor: Tensor, dtype: torch.dtype | None = None) -> Iterator[Shaped[Tensor, " N"]]:
     """Yield the bytes of a tensor as uint8 tensors on the CPU, some rows at a time, for writing or sending them.
 
-    A chunk has at most `CHUNK_BYTES` (16 MiB), or one row if a row is larger. An empty tensor has no chunks.
-
-    Args:
-        tensor: A tensor of any shape, on any device.
-        dtype: Data type to which each chunk is converted first; by default the tensor's own.
+    A chunk has at most `CHUNK_BYTES` (16 MiB), or one row if a row is larger. Each is converted to `dtype` first, by
+    default the tensor's own. An empty tensor has no chunks.
     """
     dtype = dtype or tensor.dtype
     rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
@@ -329,13 +319,27 @@ def byte_chunks(tensor: Tensor, dtype: torch.dtype | None = None) -> Iterator[Sh
             yield chunk.to("cpu", dtype).contiguous().flatten().view(torch.uint8)
 
 
-def rows_per_chunk(rows: Tensor, dtype: torch.dtype | None = None) -> int:
-    """Return how many rows of a tensor fit into one chunk of `byte_chunks`; at least 1.
+def write_tensor(file: BinaryIO, tensor: Tensor, dtype: torch.dtype | None = None) -> None:
+    """Write the bytes of a tensor to an open file, in the chunks of `byte_chunks`."""
+    for chunk in byte_chunks(tensor, dtype):
+        file.write(chunk.numpy().data)
 
-    Args:
-        rows: The tensor, with at least one dimension.
-        dtype: Data type of the chunk; by default the tensor's own.
+
+def copy_bytes(old: BinaryIO, new: BinaryIO, info: TensorInfo) -> None:
+    """Copy the bytes of a tensor of the file `old` to the present position of another file, in chunks.
+
+    Raises:
+        CheckpointError: The old file ends inside the tensor.
     """
+    old.seek(info.start)
+    for left in range(info.nbytes, 0, -CHUNK_BYTES):
+        new.write(old.read(min(left, CHUNK_BYTES)))
+    if old.tell() != info.stop:
+        raise CheckpointError(f"{info.file} ends inside {info.name}: it was cut short while it was copied.")
+
+
+def rows_per_chunk(rows: Tensor, dtype: torch.dtype | None = None) -> int:
+    """Return how many rows of a tensor, as `dtype`, fit into one chunk of `byte_chunks`; at least 1."""
     return max(CHUNK_BYTES // max(rows[:1].numel() * (dtype or rows.dtype).itemsize, 1), 1)
 
 
@@ -345,8 +349,8 @@ def pickle_error(path: Path) -> CheckpointError:
     Its message has a command that converts the file to safetensors, or vectors that gensim saved to word2vec's text.
     """
     with path.open("rb") as file:
-        found = _GENSIM_CLASS.search(file.read(_FIRST_BYTES))
-    module, name = ("", "") if found is None else (part.decode() for part in found.groups())
+        gensim_class = _GENSIM_CLASS.search(file.read(_FIRST_BYTES))
+    module, name = ("", "") if gensim_class is None else (part.decode() for part in gensim_class.groups())
     if name.endswith("KeyedVectors") or name in ("Word2Vec", "FastText", "Doc2Vec"):
         vectors = "K.load(sys.argv[1])" + ".wv" * (not name.endswith("KeyedVectors"))
         return CheckpointError(

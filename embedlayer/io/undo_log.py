@@ -128,27 +128,18 @@ class UndoLog:
     def append_next(self, state: JsonObject) -> None:
         """Append the state at a checkpoint of which the rest is about to be saved elsewhere.
 
-        Raises:
-            FileError: The disk is full or reports an error. Then nothing was appended.
+        A `FileError` says that the disk is full or reports an error. Then nothing was appended.
         """
         self._append([memoryview(_json_block(NEXT, state))])
 
     def cut(self, size: int) -> None:
-        """Remove everything after the first `size` bytes.
-
-        Raises:
-            FileError: The disk reports an error.
-        """
+        """Remove everything after the first `size` bytes."""
         with file_errors(f"write {self.path}"):
             os.ftruncate(self._descriptor, size)
         self.size = size
 
     def flush(self) -> None:
-        """Write the complete blocks to the disk, and wait for it. What follows them is removed.
-
-        Raises:
-            FileError: The disk reports an error.
-        """
+        """Write the complete blocks to the disk, and wait for it. What follows them is removed."""
         self.cut(self.size)
         with file_errors(f"write {self.path} to the disk"):
             os.fsync(self._descriptor)

@@ -92,20 +92,12 @@ class WeightFiles:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all tensors.
-
-        Raises:
-            FileError, CheckpointError: The only file cannot be read or is damaged.
-        """
+        """Return the names of all tensors."""
         return tuple(self._header(self._files).tensors if isinstance(self._files, str) else self._files)
 
     @property
     def headers(self) -> dict[str, Header]:
-        """Headers of all files, by file name. Headers that were not read before are read now.
-
-        Raises:
-            FileError, CheckpointError: A file is missing, cannot be read or is damaged.
-        """
+        """Return the headers of all files, by file name. Headers that were not read before are read now."""
         files = [self._files] if isinstance(self._files, str) else dict.fromkeys(self._files.values())
         return {file: self._header(file) for file in files}
 
@@ -137,15 +129,10 @@ class WeightFiles:
         return tensor
 
     def read(self, name: str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Tensor:
-        """Read one tensor and return it.
+        """Read one tensor and return it, in the data type `dtype` or in that of the file.
 
         On the CPU and in the data type of the file, the result is memory-mapped, not copied: writing to it does not
         change the file. If the file is larger than memory, the tensor is copied.
-
-        Args:
-            name: Name of the tensor.
-            dtype: Data type of the result; by default that of the file.
-            device: Device of the result.
 
         Raises:
             CheckpointError: There is no such tensor, its file is missing or damaged, or its data type is not in
@@ -165,12 +152,7 @@ class WeightFiles:
         return tensor.to(device=device, dtype=dtype or stored)
 
     def _header(self, file: str) -> Header:
-        """Return the header of a file of this checkpoint; it is read at the first call and kept.
-
-        Raises:
-            CheckpointError: The file is missing or damaged.
-            FileError: The file cannot be read.
-        """
+        """Return the header of a file of this checkpoint; it is read and checked at the first call."""
         if file not in self._headers:
             path = self._folder.find(file)
             if path is None:
@@ -189,10 +171,9 @@ class WeightFiles:
 
 
 def find_folder(path: Path) -> tuple[CheckpointFolder, str | None] | None:
-    """Find the checkpoint folder that a local path names.
+    """Find the checkpoint folder that a local path names; `None` if nothing exists at `path`.
 
-    Returns:
-        For a folder, this folder and `None`; for a file, its folder and its name; `None` if nothing exists at `path`.
+    The result is the folder and `None`, or for a file its folder and its name.
 
     Raises:
         FileError: The path cannot be read, or is not a valid file name.
@@ -252,14 +233,14 @@ def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> st
             f"{folder.name!r} has no {WEIGHTS} on the hub or, offline, in its cache; "
             f"there is no folder or file of that name here either."
         )
-    found = [path for path in files if path.suffix == ".safetensors"]
-    if len(found) == 1:
-        if found[0].name == ADAPTER_WEIGHTS:
-            raise _adapter_error(found[0])
-        return found[0].name
-    if found:
+    safetensors = [path for path in files if path.suffix == ".safetensors"]
+    if len(safetensors) == 1:
+        if safetensors[0].name == ADAPTER_WEIGHTS:
+            raise _adapter_error(safetensors[0])
+        return safetensors[0].name
+    if safetensors:
         raise CheckpointError(
-            f"{folder.name} holds {len(found)} safetensors files and no {INDEX}: name the file with the table, "
+            f"{folder.name} holds {len(safetensors)} safetensors files and no {INDEX}: name the file with the table, "
             f"or add the index."
         )
     pickles = [path for path in files if path.suffix in PICKLE_SUFFIXES]

@@ -72,10 +72,10 @@ def causal_outputs(
         return CausalOutputs(hidden, partial(head.loss, hidden, **_applied(head)))
 
     def loss(targets: Tensor, *, ignore_index: int = IGNORED, reduction: Reduction = "mean") -> Tensor:
-        found = F.cross_entropy(
+        losses = F.cross_entropy(
             logits.flatten(0, -2), targets.flatten(), ignore_index=ignore_index, reduction=reduction
         )
-        return found.view(targets.shape) if reduction == "none" else found
+        return losses.view(targets.shape) if reduction == "none" else losses
 
     return CausalOutputs(hidden, loss)
 
@@ -83,13 +83,7 @@ def causal_outputs(
 def causal_logits(model: nn.Module, ids: Int[Tensor, "B T"]) -> UncomputedLogits:
     """Describe the logits of a causal language model after each token; they are computed where `causal_outputs` does.
 
-    Args:
-        model: A `DecoderLM`, or a causal language model of transformers.
-        ids: Token IDs, `(B, T)`.
-
-    Raises:
-        CheckpointError: The model has no LM head that reads a hidden state for each token. All other errors are those
-            of the model.
+    Model, IDs and errors are those of `causal_outputs`.
     """
     if isinstance(model, DecoderLM):
         return model.head.uncomputed_logits(model.hidden(ids))
@@ -105,23 +99,14 @@ def _applied(head: OutputHead) -> LogitOptions:
 
 
 class _HeadReached(Exception):
-    """End the run of a model before its LM head computes logits."""
+    """Raised by a hook to end the run of a model before its LM head computes logits."""
 
 
 def _run(model: nn.Module, ids: Tensor, attention_mask: Tensor | None) -> tuple[Any, Tensor, Tensor | None]:
     """Run a model of transformers, to its LM head if that computes all logits and says what the model does to them.
 
-    Args:
-        model: The model.
-        ids: Token IDs, `(B, T)`.
-        attention_mask: As in `causal_outputs`.
-
-    Returns:
-        The LM head, the hidden states that it reads, `(B, T, D)`, and the logits of the model; `None` for logits that
-        are those of the head for these hidden states.
-
-    Raises:
-        CheckpointError: The model has no LM head that reads a hidden state for each token.
+    The result is the LM head, the hidden states that it reads, `(B, T, D)`, and the logits of the model; `None` for
+    logits that are those of the head for these hidden states. Errors are those of `causal_outputs`.
     """
     getter = getattr(model, "get_output_embeddings", None)
     head = None if getter is None else getter()
@@ -178,11 +163,8 @@ def check_causal(model: nn.Module, ids: Int[Tensor, " T"]) -> None:
     """Check that a language model predicts each token from those before it.
 
     Both the encoder-decoders of transformers and models whose hidden states depend on later tokens are refused. For the
-    latter the model is run on two short texts that differ in their last token.
-
-    Args:
-        model: The model.
-        ids: Token IDs of any text, `(T,)`, of which the first `PROBED` are read.
+    latter the model is run on two short texts that differ in their last token: the first `PROBED` tokens of `ids`, any
+    text.
 
     Raises:
         CheckpointError: The model is no causal language model.

@@ -386,23 +386,17 @@ class DecoderLM(Pretrained):
     def _sequence_of(self, ids: IdsLike | None, inputs_embeds: Tensor | None) -> Int[Tensor, "*batch T"]:
         """Return the token IDs as a tensor, or zeros in their place if a model without injections gets vectors.
 
-        Args:
-            ids: Token IDs, or `None`.
-            inputs_embeds: Vectors `(..., T, D)` in place of `table(ids)`, or `None`.
-
-        Raises:
-            SizeError: See `hidden`.
-            ShapeError: IDs and vectors belong to different numbers of tokens.
+        IDs and vectors, `(..., T, D)`, must belong to the same number of tokens; other errors are those of `hidden`.
         """
         if inputs_embeds is None or not len(self.injections):
             return sequence_of(ids, inputs_embeds, self.table)
         if ids is None:
             kinds = ", ".join(type(each).__name__ for each in self.injections)
             raise SizeError(f"This model looks token IDs up in {kinds}: pass ids too, not inputs_embeds alone.")
-        found = sequence_of(ids, None, self.table)
-        if found.shape != sequence_of(None, inputs_embeds, self.table).shape:
-            raise ShapeError(f"ids {tuple(found.shape)} and inputs_embeds {tuple(inputs_embeds.shape)} do not fit.")
-        return found
+        ids = sequence_of(ids, None, self.table)
+        if ids.shape != sequence_of(None, inputs_embeds, self.table).shape:
+            raise ShapeError(f"ids {tuple(ids.shape)} and inputs_embeds {tuple(inputs_embeds.shape)} do not fit.")
+        return ids
 
     def trace(self, ids: IdsLike | None = None, **options: Unpack[InputOptions]) -> Iterator[TracedStep]:
         """Yield the vectors after each step of the input embedding, as `TransformerEmbedding.trace` does.
@@ -423,11 +417,7 @@ class DecoderLM(Pretrained):
 
 
 def require_separate(model: DecoderLM) -> None:
-    """Check that no parameter of an injection is also another part of the model: a saved model could not say so.
-
-    Raises:
-        SizeError: A parameter is shared.
-    """
+    """Raise a `SizeError` if a parameter of an injection is also another part of the model: a file could not say so."""
     names: dict[nn.Parameter, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         other = names.setdefault(parameter, name)
@@ -555,11 +545,7 @@ def outer_linear(in_features: int, out_features: int, depth: int) -> NormalLinea
     """Return a projection without bias whose output is added to the residual stream.
 
     Its weights are from N(0, 1 / (2 * depth * in_features)), so that the sum over all blocks stays small (GPT-2).
-
-    Args:
-        in_features: Width of the input.
-        out_features: Width of the output.
-        depth: Number of blocks; each adds two such outputs.
+    `depth` is the number of blocks; each adds two such outputs.
     """
     return NormalLinear(in_features, out_features, init_std=(2 * depth * in_features) ** -0.5)
 
@@ -574,16 +560,9 @@ def attention_scores_bias(
 ) -> Float[Tensor, "*rows T S"] | None:
     """Return the sum of the position's bias and `causal_mask`, which is -inf for each key that is not attended to.
 
-    Args:
-        bias: Attention bias of the position scheme, or `None`.
-        documents: For each key 0 for padding, else the number of its document; `None` for one document.
-        queries: Number of new tokens, T; these are the last keys.
-        keys: Number of all tokens, S.
-        device: Device of the result.
-
-    Returns:
-        A tensor that broadcasts to `(B, H, T, S)`. `None` if a causal mask is enough: no bias, one document, and either
-        no earlier keys or a single query.
+    The result broadcasts to `(B, H, T, S)`, for `queries` T new tokens, which are the last of all `keys` S. `documents`
+    has for each key 0 for padding, else the number of its document; `None` for one document. The result is `None` if a
+    causal mask is enough: no bias, one document, and either no earlier keys or a single query.
     """
     if bias is None and documents is None and queries in (keys, 1):
         return None

@@ -98,15 +98,7 @@ def _decode(
 ) -> Iterator[Int[Tensor, " B"]]:
     """Yield the next token of each text, `(B,)`, until all texts have ended or there are `max_new_tokens` new ones.
 
-    A text that has ended repeats its last token.
-
-    Args:
-        model: The model that computes the logits.
-        ids: First tokens of the texts, at least one each.
-        attention_mask: As in `generate`.
-        max_new_tokens: Largest number of new tokens.
-        sampler: Chooses the tokens.
-        stops: IDs of the tokens that end a text; empty for none.
+    A text that has ended repeats its last token. `stops` are the IDs of the tokens that end a text.
     """
     cache = KeyValueCache()
     unread = ids
@@ -138,14 +130,9 @@ def _logits_after(
 ) -> Float[Tensor, "B V"]:
     """Return the logits of the token that follows each text, computed in evaluation mode without gradients.
 
-    The model is back in its mode afterwards. `cache` gains the keys and values of `ids`.
-
-    Args:
-        model: The model.
-        ids: New tokens of the texts.
-        last: Place in `ids` of the last token of each text.
-        attention_mask: Mask of `ids`; `None` without padding, and for tokens that continue a cached text.
-        cache: The tokens before `ids`.
+    The model is back in its mode afterwards. `last` is the place in `ids`, the new tokens, of the last one of each
+    text. `cache` has the tokens before, and gains the keys and values of `ids`. Tokens that continue a cached text have
+    no mask.
     """
     training = model.training
     model.eval()

@@ -92,11 +92,6 @@ def _build(model: CheckpointModel) -> DecoderLM:
     """Build the decoder, and read all its tensors into `model.tensors`; the caller assigns them to the decoder.
 
     `build_with_tensors` calls it with the meta device as torch's default, so that it takes no memory for weights.
-
-    Raises:
-        CheckpointError: A tensor or key is missing, or the configuration and the tensors differ in the number of
-            blocks.
-        SizeError: The sizes in the configuration do not fit together.
     """
     tensors, config, names = model.tensors, model.config.content, model.family.decoder
     checkpoint, weights = tensors.checkpoint, tensors.by_key
@@ -136,8 +131,7 @@ def _build(model: CheckpointModel) -> DecoderLM:
 def _check_gguf(checkpoint: Checkpoint) -> None:
     """Check that `DecoderLM` implements the model of a GGUF file, and that its blocks are not quantised.
 
-    Raises:
-        CheckpointError: Another architecture, a sliding window, or quantised tensors, which would be dequantised whole.
+    Quantised blocks would be dequantised whole.
     """
     if checkpoint.config.get("model_type") != META_LLAMA:
         assert checkpoint.gguf is not None
@@ -156,11 +150,7 @@ def _check_gguf(checkpoint: Checkpoint) -> None:
 
 
 def _check_implemented(checkpoint: Checkpoint) -> None:
-    """Check that `DecoderLM` implements the model that the checkpoint's `config.json` of transformers describes.
-
-    Raises:
-        CheckpointError: A key of the configuration has a value that is not implemented; the message names the key.
-    """
+    """Check that `DecoderLM` implements the model that the checkpoint's `config.json` of transformers describes."""
     config, source = checkpoint.config, f"{checkpoint.name}/config.json"
     decoders = [family for family in FAMILIES if family.decoder is HUGGING_FACE_TENSORS]
     require_value(source, config, "model_type", *(name for family in decoders for name in family.model_types))
@@ -172,9 +162,7 @@ def _check_implemented(checkpoint: Checkpoint) -> None:
 def _decoder_name(name: str, ours: Mapping[str, str]) -> str:
     """Return the name that a tensor of the checkpoint has in `DecoderLM`; an unknown name is returned unchanged.
 
-    Args:
-        name: Name in the checkpoint, such as `"model.layers.3.mlp.up_proj.weight"`.
-        ours: Name in the checkpoint -> name in `DecoderLM`, with `{}` for the number of the block in both.
+    `ours` has the name in `DecoderLM` for each name in the checkpoint, with `{}` for the number of the block in both.
     """
     block = re.fullmatch(r"(.*?\.?layers|blk)\.(0|[1-9]\d{0,5})\.(.*)", name)
     pattern = ours.get(name if block is None else f"{block[1]}.{{}}.{block[3]}", name)

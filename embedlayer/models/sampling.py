@@ -73,9 +73,7 @@ class Sampler:
     def of(cls, options: SamplingOptions, call: str) -> "Sampler":
         """Return the sampler with the options that were passed to `call`, a public function.
 
-        Raises:
-            TypeError: An option is unknown.
-            SizeError: An option is out of its range.
+        An unknown option is a `TypeError`, and one out of its range a `SizeError`.
         """
         if (message := unknown_option(options, SamplingOptions, call)) is not None:
             raise TypeError(message)
@@ -84,9 +82,7 @@ class Sampler:
     def next_tokens(self, logits: Float[Tensor, "B V"], ids: Int[Tensor, "B T"]) -> Int[Tensor, " B"]:
         """Return one token ID per row: the largest of `processed_logits` at temperature 0, else a random sample.
 
-        Args:
-            logits: Logits of the next token of each text.
-            ids: All tokens of each text so far.
+        `ids` are all tokens of each text so far.
         """
         processed = self.processed_logits(logits, ids)
         if self.temperature == 0:

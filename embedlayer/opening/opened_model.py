@@ -245,8 +245,8 @@ class OpenedModel:
         from embedlayer.tokenization.ids import require_rows
 
         if self.tokenizer is None:
-            found = self.no_tokenizer or f"{self.source or self.title} has no tokenizer."
-            raise TokenizerError(f"{found} Name one with --tokenizer.")
+            reason = self.no_tokenizer or f"{self.source or self.title} has no tokenizer."
+            raise TokenizerError(f"{reason} Name one with --tokenizer.")
         if self.tokens is None:  # else the tokens are as many as the rows
             require_rows(self.tokenizer, self.table.vocab_size, self.source or self.title)
         return self.tokenizer
@@ -296,26 +296,27 @@ class OpenedModel:
         """
         from embedlayer.tokenization.ids import end_of_text_id
 
-        tokenizer, end = self.require_tokenizer(), end_of_text_id(self.require_tokenizer())
+        tokenizer = self.require_tokenizer()
+        end = end_of_text_id(tokenizer)
         if not self.adds_special_tokens:
             ends = () if end is None else (end,)
             return ends, ends
-        stated: dict[str, Any] = {}
+        config: dict[str, Any] = {}
         if path_kind(Path(self.source)) is PathKind.GGUF:
             from embedlayer.checkpoints.reader import Checkpoint
 
-            stated |= Checkpoint.open(Path(self.source)).config
-        for name in (CONFIG, GENERATION) if not stated else ():
+            config |= Checkpoint.open(Path(self.source)).config
+        for name in (CONFIG, GENERATION) if not config else ():
             file = folder_of(Path(self.source)) / name
             if file.exists():
-                stated |= {key: value for key, value in read_json(file).items() if value is not None}
+                config |= {key: value for key, value in read_json(file).items() if value is not None}
 
         def ids(key: str, named: int | None) -> tuple[int, ...]:
             """Return the token IDs that the files state, as a tuple.
 
             If they state none, it is `named`, or nothing for `None`.
             """
-            values = stated.get(key, named)
+            values = config.get(key, named)
             values = values if isinstance(values, list) else [values]
             return tuple(value for value in values if isinstance(value, int))
 
@@ -338,7 +339,8 @@ class OpenedModel:
     def require_causal(self) -> "nn.Module":
         """Return a whole causal language model: a `DecoderLM`, or transformers' model of a checkpoint, patched.
 
-        `model` if it is a `DecoderLM`. Else transformers loads the folder of the checkpoint; this is done once.
+        The result is `model` if that is a `DecoderLM`. Else transformers loads the folder of the checkpoint; this is
+        done once.
 
         Raises:
             CheckpointError: There are no transformer blocks, or the model is no causal one, such as a masked one.

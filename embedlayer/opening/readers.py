@@ -103,12 +103,7 @@ def open_model(
 
 
 def _open_vectors(path: Path) -> OpenedModel:
-    """Open a file of word vectors as a table on the CPU, with one token for each row.
-
-    Raises:
-        CheckpointError: The file is damaged.
-        FileError: The file cannot be read.
-    """
+    """Open a file of word vectors as a table on the CPU, with one token for each row."""
     from embedlayer.checkpoints.vector_files import read_vectors
     from embedlayer.tables.dense import TokenEmbedding
 
@@ -118,12 +113,7 @@ def _open_vectors(path: Path) -> OpenedModel:
 
 
 def _open_saved(path: Path, parts: Parts, device: str) -> OpenedModel:
-    """Open a folder that this library wrote: a training run, or a folder of `save_pretrained`.
-
-    Raises:
-        FileError: The run is not finished, so there is no trained layer.
-        CheckpointError: The saved module has no token table, or a file is damaged.
-    """
+    """Open a folder that this library wrote: a training run, or a folder of `save_pretrained`."""
     if not (path / CONFIG).exists():
         raise FileError(
             f"{path} holds no trained layer yet, because its run is not finished: continue it with "
@@ -173,12 +163,7 @@ def _saved_layer(
 
 
 def _saved_table(path: Path, device: str) -> "TokenTable":
-    """Read the table of a saved layer, and nothing else of the layer.
-
-    Raises:
-        CheckpointError: The table is damaged, or no table of tokens.
-        FileError: A file of the layer is missing.
-    """
+    """Read the table of a saved layer, and nothing else of the layer."""
     from embedlayer.saving import part_from_pretrained
     from embedlayer.tables.table import TokenTable
 
@@ -189,12 +174,7 @@ def _saved_table(path: Path, device: str) -> "TokenTable":
 
 
 def _saved_tokenizer(path: Path, table: "TokenTable") -> "Tokenizer | None":
-    """Read the tokenizer of a saved layer; return `None` if there is none.
-
-    Raises:
-        TokenizerError: The tokenizer is damaged, or has IDs outside the table.
-        FileError: The tokenizer cannot be read.
-    """
+    """Read the tokenizer of a saved layer, whose IDs must be rows of the table; return `None` if there is none."""
     from embedlayer.tokenization.ids import require_rows
     from embedlayer.tokenization.read import load_tokenizer
 
@@ -216,11 +196,6 @@ def _open_checkpoint(path: Path, device: str) -> OpenedModel:
     """Open a local checkpoint: as a whole decoder if `load_llama` can read it, else its embedding layer alone.
 
     In the second case, `no_decoder` of the result is the message of the error of `load_llama`.
-
-    Raises:
-        CheckpointError: The embedding layer cannot be read either.
-        FileError: A file is missing or cannot be read.
-        MissingExtraError: A GGUF file needs the extra `gguf`.
     """
     from embedlayer.models.llama import load_llama
 
@@ -243,11 +218,6 @@ def _open_layer(source: Path | str, parts: Parts, device: str) -> OpenedModel:
     """Open the embedding layer of a checkpoint, and no transformer blocks, from a local path or from the hub.
 
     If it cannot be read but its table can, the result has the table alone, and a warning says why.
-
-    Raises:
-        FileError: The source does not exist, or cannot be read.
-        CheckpointError: The source is damaged, and its table cannot be read either.
-        MissingExtraError: The hub needs the extra `hf`, and a GGUF file the extra `gguf`.
     """
     from embedlayer.checkpoints.layer import load
 

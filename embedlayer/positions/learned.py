@@ -113,7 +113,7 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):  # type: ignor
         if method == "interpolate":
             size, wide = (new_len, self.embedding_dim), rows.to(torch.promote_types(rows.dtype, torch.float32))
             rows = F.interpolate(wide[None, None], size, mode="bilinear", align_corners=True)[0, 0].to(rows.dtype)
-        kept = torch.cat([front, rows[:new_len]])
-        resized.weight[: len(kept)] = kept
+        old_rows = torch.cat([front, rows[:new_len]])
+        resized.weight[: len(old_rows)] = old_rows
         resized.weight.requires_grad_(self.weight.requires_grad)
         return resized

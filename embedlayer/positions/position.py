@@ -101,16 +101,16 @@ class Position(Pretrained):
         """
         check_integer_positions(positions)
         assert isinstance(positions, Tensor)
-        found = tuple(positions.shape)
-        on_axes = self.num_axes > 1 and len(found) == 3
-        rows = found[1:] if on_axes else found
+        sizes = tuple(positions.shape)
+        on_axes = self.num_axes > 1 and len(sizes) == 3
+        rows = sizes[1:] if on_axes else sizes
         tokens = (1, *shape) if on_axes and shape is not None and len(shape) == 1 else shape
         fits = 1 <= len(rows) <= 2 if tokens is None else broadcasts(rows, tokens)
-        if fits and (not on_axes or found[0] == self.num_axes):
+        if fits and (not on_axes or sizes[0] == self.num_axes):
             return
         several = f", or ({self.num_axes}, B, T) with a position on each of the {self.num_axes} axes"
         raise ShapeError(
-            f"positions of shape {found} do not fit "
+            f"positions of shape {sizes} do not fit "
             f"{type(self).__name__ if shape is None else f'tokens of shape {tuple(shape)}'}: pass (T,) or (1, T) for "
             f"all sequences alike, or (B, T){several if self.num_axes > 1 else ''}."
         )

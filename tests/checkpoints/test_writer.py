@@ -13,6 +13,7 @@ from transformers_probe import ends
 
 import embedlayer as el
 from embedlayer.checkpoints import writer
+from embedlayer.io import safetensors_files
 
 
 def save_model(name: str, folder: Path, **options: object) -> torch.nn.Module:
@@ -165,7 +166,7 @@ def test_a_layer_that_was_saved_alone_still_finds_its_place(tmp_path) -> None:
 
 
 def test_the_other_tensors_are_never_in_memory(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(writer, "CHUNK_BYTES", 1 << 16)
+    monkeypatch.setattr(safetensors_files, "CHUNK_BYTES", 1 << 16)
     old = small(tmp_path / "old", h=torch.zeros(100 << 20, dtype=torch.uint8))
     layer = el.load(old)
     with torch.no_grad():

@@ -12,6 +12,7 @@ from pathlib import Path
 from embedlayer.cli.main import main
 from embedlayer.distributed import sharded_file
 from embedlayer.io.files import write_json
+from embedlayer.io.safetensors_files import write_tensor
 from embedlayer.training.loop import Trainer
 from embedlayer.training.run_directory import RunDirectory
 
@@ -41,7 +42,7 @@ def unlucky_update(trainer, optimizer, step, learning_rate):
 
 
 def unlucky_write(file, own, *_):
-    sharded_file._write(file, own)
+    write_tensor(file, own)
     die()
 
 

@@ -228,7 +228,7 @@ def test_it_looks_like_a_tensor_of_logits() -> None:
     assert (deferred == plain).all()
     assert np.array_equal(deferred.detach().numpy(), plain.detach().numpy())
     assert torch.equal(torch.stack(list(deferred)), plain)
-    assert deferred.looked() is deferred.looked()
+    assert deferred.materialize() is deferred.materialize()
     with torch.no_grad():
         assert torch.equal(deferred + 1, plain + 1)
 

@@ -1,5 +1,6 @@
 """GGUF files: headers read as by the package gguf, copies written byte for byte, and damage refused."""
 
+import os
 import struct
 
 import gguf
@@ -44,6 +45,10 @@ def test_a_header_is_read_as_by_the_package_gguf_and_a_copy_has_the_same_bytes(t
     assert (tmp_path / "b.gguf").read_bytes() == path.read_bytes()
     with pytest.raises(FileError, match="the file that is copied"):
         write_gguf(file, path, metadata={}, tensors={})
+    os.truncate(path, path.stat().st_size - 64)
+    with pytest.raises(CheckpointError, match="it was cut short while it was copied"):
+        write_gguf(file, tmp_path / "c.gguf", metadata={}, tensors={})
+    assert not (tmp_path / "c.gguf").exists()
 
 
 def test_replaced_tensors_and_values_are_read_back_and_the_rest_stays(tmp_path) -> None:

@@ -44,13 +44,7 @@ class Configuration:
             return as_number(self.content.get(key, default), key, above=0.0)
 
     def whole(self, *keys: str, default: int | None = None, most: int = MOST_SIZE) -> int:
-        """Return a whole number from 1 to `most`.
-
-        Args:
-            *keys: Names of its key; the first one that has a value is read.
-            default: The number if none has a value.
-            most: Largest number that is accepted.
-        """
+        """Return a whole number from 1 to `most`: the value of the first of `keys` that has one, else `default`."""
         key = self.first_key(keys) or keys[0]
         value = self.content.get(key)
         with self.naming_file():
@@ -66,11 +60,7 @@ class Configuration:
 
     @contextmanager
     def naming_file(self) -> Iterator[None]:
-        """Context manager: put the name of the file in front of the errors of its values.
-
-        Raises:
-            CheckpointError: The block raises a `CheckpointError` or a `SizeError`.
-        """
+        """Context manager: raise each `CheckpointError` or `SizeError` again with the file's name in front."""
         try:
             yield
         except (CheckpointError, SizeError) as error:
@@ -108,10 +98,10 @@ def text_config(config: JsonObject) -> JsonObject:
     own = text.get("tie_word_embeddings")
     if own is None:
         own = family is not None and family.head is not None and family.head.tied is True
-    stated = config.get("tie_word_embeddings")
-    if stated is None:
-        stated = own if spec.tied == "text" else spec.tied
-    tied = spec.tied_by != "none" and bool(stated)
+    whole = config.get("tie_word_embeddings")
+    if whole is None:
+        whole = own if spec.tied == "text" else spec.tied
+    tied = spec.tied_by != "none" and bool(whole)
     tied = tied or (spec.tied_by == "either" and bool(own))
     return {**text, "tie_word_embeddings": tied}
 

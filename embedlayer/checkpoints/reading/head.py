@@ -101,11 +101,7 @@ def _have_head(classes: list[str]) -> bool:
 
 
 def _refuse_missing_head(model: CheckpointModel, names: Names) -> None:
-    """Raise an error if the configuration names a model with an LM head, whose tensors `names` the checkpoint lacks.
-
-    Raises:
-        CheckpointError: It does.
-    """
+    """Raise a `CheckpointError` if the configuration names a model with an LM head, whose tensors are missing."""
     classes, tensors = _model_classes(model), model.tensors
     if _have_head(classes):
         raise CheckpointError(
@@ -122,9 +118,6 @@ def _check_shape(
 
     The width of a head behind a projection is checked when the projection is read. Rows that were computed from several
     tensors, or cut to those that count, are not checked.
-
-    Raises:
-        CheckpointError: The rows have another shape.
     """
     tensors, config = model.tensors, model.config
     if key not in tensors.names:

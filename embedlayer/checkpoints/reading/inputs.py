@@ -137,11 +137,7 @@ def read_final_norm(model: CheckpointModel, width: int) -> nn.Module | None:
 
 
 def attention_windows(model: CheckpointModel) -> dict[str, Any]:
-    """Return the arguments `layer_types` and `window` of `EmbeddingLayer`, as far as the configuration has them.
-
-    Raises:
-        CheckpointError: The types of the layers or the window are damaged.
-    """
+    """Return the arguments `layer_types` and `window` of `EmbeddingLayer`, as far as the configuration has them."""
     config = model.config
     if model.family.decoder_input is not None or stated_size(config.content, "num_hidden_layers") is None:
         return {}

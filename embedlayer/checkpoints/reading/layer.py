@@ -87,11 +87,6 @@ def read_layer_arguments(model: CheckpointModel, *, per_layer: bool = True, fina
     The arguments contain new modules with initial weights, on torch's default device. The caller builds the layer from
     them and then assigns the tensors to it.
 
-    Args:
-        model: The model.
-        per_layer: Whether to read per-layer inputs, if the family has them.
-        final_norm: Whether to read the norm between the last block and the head.
-
     Raises:
         CheckpointError: A part of the layer is missing, is damaged, or is not implemented.
     """
@@ -162,9 +157,7 @@ def _table_alone(model: CheckpointModel, rows: torch.Tensor) -> dict[str, Any]:
 def build_with_tensors(model: CheckpointModel, make: Callable[[], Model]) -> Model:
     """Build a layer or a decoder on the meta device, without memory for weights, and assign the tensors to it.
 
-    Args:
-        model: The model in the checkpoint.
-        make: Function that reads the tensors, by `read_layer_arguments` for example, and returns the module.
+    `make` reads the tensors, by `read_layer_arguments` for example, and returns the module.
 
     Raises:
         CheckpointError: The sizes do not fit together, or a tensor does not fit the module.

@@ -65,12 +65,8 @@ def checkpoint_model(
 ) -> CheckpointModel:
     """Find the record of a checkpoint's family, and check the numbers of its configuration.
 
-    Args:
-        checkpoint: The open checkpoint.
-        dtype: Dtype to which all tensors are converted; `None` for that of the token table.
-        device: Device of the tensors.
-        table_only: Whether to read the token table alone. A checkpoint of an unknown family is then accepted, and the
-            table is found by its name. A string is the full name of the tensor to read as the table.
+    `dtype` and `table_only` are those of `load`: with `table_only`, an unknown family is accepted, and the table is
+    found by its name, or is the tensor of this name.
 
     Raises:
         CheckpointError: A size in the configuration is not a whole number in its range; the family computes something
@@ -99,11 +95,7 @@ def checkpoint_model(
 
 
 def _check_values(family: Family, config: Configuration, family_name: str) -> None:
-    """Check the sizes of a configuration, and that the family computes nothing else for one of its values.
-
-    Raises:
-        CheckpointError: A size is no whole number, or a value is not supported.
-    """
+    """Check the sizes of a configuration, and that the family computes nothing else for one of its values."""
     for key in (*SIZE_KEYS, *(() if family.position is None else HEAD_WIDTH_KEYS)):
         if config.get(key) is not None:
             config.whole(key)
@@ -181,11 +173,7 @@ def _with_stored_stacks(family: Family, stacks: set[str]) -> Family:
 
 
 def _stack_config(family: Family, whole: JsonObject, stack: Literal["encoder", "decoder"], name: str) -> JsonObject:
-    """Return the configuration of one stack, in a family whose configuration `whole` has one for each.
-
-    Raises:
-        CheckpointError: `whole` has no configuration of the stack.
-    """
+    """Return the configuration of one stack, in a family whose configuration `whole` has one for each."""
     key = family.sub_configs[0 if stack == "encoder" else 1]
     own = whole.get(key)
     if not isinstance(own, dict):
@@ -205,7 +193,7 @@ def checkpoint_family(checkpoint: Checkpoint) -> Family | None:
 def tensor_rules(checkpoint: Checkpoint) -> dict[str, TensorRule | None]:
     """Return how an edit of the vocabulary moves each tensor of a checkpoint, by its family's record.
 
-    `None` is a tensor that the record does not name as one of tokens.
+    A tensor that the record does not name as one of tokens has `None`.
     """
     family, model_type = checkpoint_family(checkpoint), checkpoint.config.get("model_type")
     families = [] if family is None else [family]

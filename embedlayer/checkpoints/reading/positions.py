@@ -54,12 +54,9 @@ def read_positions(
 ) -> StackPositions:
     """Read the position schemes of one stack of the model.
 
-    Args:
-        model: The model.
-        spec: Scheme of the stack; `None` for no positions.
-        width: Width of the vectors that positions are added to; that of the model for other schemes.
-        key: Name of the scheme of the first block in the layer, the prefix of its tensors' keys.
-        num_layers: Number of blocks of the stack; `None` for the configuration's `num_hidden_layers`.
+    `width` is that of the vectors that positions are added to, or that of the model for other schemes. `key` is the
+    name of the scheme of the first block in the layer, the prefix of its tensors' keys. `num_layers` is the number of
+    blocks, by default the configuration's `num_hidden_layers`.
 
     Raises:
         CheckpointError: A tensor or a key of the positions is missing, is damaged, or is not implemented.
@@ -84,11 +81,7 @@ def read_positions(
 
 
 def _chosen(model: CheckpointModel, spec: PositionSpec | None) -> PositionSpec | None:
-    """Return the scheme that the configuration and the tensors of a checkpoint select among those of a record.
-
-    Raises:
-        CheckpointError: The configuration selects a scheme that is not known.
-    """
+    """Return the scheme that the configuration and the tensors of a checkpoint select among those of a record."""
     tensors = model.tensors
     if isinstance(spec, PositionChoice):
         value = model.config.get(spec.key, spec.choices[0][0] if spec.otherwise == "refused" else None)
@@ -194,10 +187,8 @@ def _relative(model: CheckpointModel, spec: RelativePositions, key: str, num_lay
 def _first_position(model: CheckpointModel) -> int:
     """Return `padding_id + 1`, the position ID of the first token in families that count from behind the padding ID.
 
-    It is also the number of rows of their position table before the row of the first token.
-
-    Raises:
-        CheckpointError: The configuration has no padding ID.
+    It is also the number of rows of their position table before the row of the first token. A configuration without a
+    padding ID is refused.
     """
     if model.padding_id is None:
         raise CheckpointError(
@@ -208,11 +199,7 @@ def _first_position(model: CheckpointModel) -> int:
 
 
 def first_position_id(model: CheckpointModel) -> int:
-    """Return the position ID that transformers gives the first token.
-
-    Raises:
-        CheckpointError: The configuration has no padding ID.
-    """
+    """Return the position ID that transformers gives the first token."""
     family, spec = model.family, model.family.position
     learned = spec if isinstance(spec, LearnedPositions) else None
     if family.numbering != "ids" and (learned is None or not learned.ids_include_offset):

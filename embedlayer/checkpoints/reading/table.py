@@ -65,9 +65,6 @@ def read_second_table(model: CheckpointModel, names: Names, key: str) -> TokenTa
     """Read the token table of the decoder of an encoder-decoder model; `None` if the encoder's is read at both inputs.
 
     `key` is the configuration key of its number of rows.
-
-    Raises:
-        CheckpointError: The table has other sizes than the configuration states.
     """
     tensors = model.tensors
     name = next((each for each in tensors.matrices(names) if each not in tensors.names["table.weight"]), None)
@@ -106,11 +103,7 @@ def find_table(model: CheckpointModel) -> list[str]:
 
 
 def _candidates(model: CheckpointModel) -> list[str]:
-    """Return the names of the matrices that may be the token table, the preferred one first.
-
-    Raises:
-        CheckpointError: There is none, or it is stored in quantised form.
-    """
+    """Return the names of the matrices that may be the token table, the preferred one first; none is an error."""
     family, config, tensors = model.family, model.config, model.tensors
     checkpoint, vocab_size = tensors.checkpoint, model.config.get("vocab_size")
     candidates = tensors.matrices(family.table)
@@ -132,13 +125,10 @@ def _candidates(model: CheckpointModel) -> list[str]:
 
 
 def _only_table(model: CheckpointModel, candidates: list[str]) -> list[str]:
-    """Return the names of the token table: the preferred one and its equal copies.
+    """Return the names of the token table: the preferred one and its equal copies. Several tables are refused.
 
     Candidates with fewer rows than the configuration's `vocab_size` are no token tables, nor are those of a numbered
     block if there are others.
-
-    Raises:
-        CheckpointError: Several different matrices have the name of the token table.
     """
     family, tensors, checkpoint = model.family, model.tensors, model.tensors.checkpoint
     needed = model.config.get("vocab_size") or 0
@@ -202,9 +192,6 @@ def _check_sizes(
 
     A size that is not stated is not checked, nor is a `vocab_size` of `None`, for rows that `_fold` computed. `key` is
     the configuration key of the number of rows.
-
-    Raises:
-        CheckpointError: A size differs.
     """
     config, extra, source = model.config, model.family.extra_rows, model.tensors.checkpoint.name
     rows = config.get(key)
@@ -227,9 +214,6 @@ def check_rows(model: CheckpointModel, key: str, config_keys: Names, *, more: in
 
     One of the `config_keys` of the number must fit, if the configuration has one of them; the table may have `more`
     rows than that.
-
-    Raises:
-        CheckpointError: The number of rows differs.
     """
     counts = {each: model.config.get(each) for each in config_keys if type(model.config.get(each)) is int}
     rows = model.tensors.by_key[key].shape[0]
@@ -278,11 +262,7 @@ def unread_copies(model: CheckpointModel) -> Iterator[str]:
 
 
 def refuse_other_input(model: CheckpointModel) -> None:
-    """Raise an error if the checkpoint has a table whose rows are a part of the input of the first block.
-
-    Raises:
-        CheckpointError: It has one.
-    """
+    """Raise a `CheckpointError` if the checkpoint has a table whose rows are a part of the input of the first block."""
     tensors = model.tensors
     for table in model.family.other_tables:
         for name in tensors.checkpoint.find(table.name) if table.is_input else ():

@@ -104,15 +104,10 @@ class CheckpointTensors:
         return " x ".join(f"{size:,}" for size in self.checkpoint.info(name).shape)
 
     def read(self, key: str, name: str, *, aliases: Names = ()) -> Tensor:
-        """Read a tensor of the checkpoint, and store it in `by_key` and a line about it in `read_tensors`.
+        """Read a tensor by its full name, and store it in `by_key` and a line about it in `read_tensors`.
 
-        Args:
-            key: Key of the tensor in the `state_dict` of the layer, under which `by_key` and `names` store it.
-            name: Full name in the checkpoint.
-            aliases: Names of equal copies in the checkpoint; `names[key]` becomes `(name, *aliases)`.
-
-        Returns:
-            The tensor; for a table that a GGUF file stores in blocks, an empty one on the meta device.
+        `names[key]` becomes `(name, *aliases)`; the aliases are equal copies in the checkpoint. For a table that a GGUF
+        file stores in blocks, the result is an empty tensor on the meta device.
         """
         info = self.checkpoint.info(name)
         self.refuse_quantised(key, (name,), name)
@@ -126,13 +121,9 @@ class CheckpointTensors:
         return tensor
 
     def require(self, key: str, names: Names, what: str, shape: tuple[int | None, ...]) -> Tensor:
-        """Read a tensor of the checkpoint into `by_key`, and check its shape.
+        """Read the first tensor that the checkpoint has of some ends of names into `by_key[key]`, and check its shape.
 
-        Args:
-            key: Key of the tensor in the `state_dict` of the layer.
-            names: Suffixes of its name in the checkpoint; the first one that the checkpoint has is read.
-            what: Description of the tensor for error messages.
-            shape: Expected shape; `None` in it allows any size.
+        `what` describes the tensor for error messages. `None` in `shape` allows any size.
 
         Raises:
             CheckpointError: The tensor is missing, is stored in quantised form, or has another shape.
@@ -158,10 +149,8 @@ class CheckpointTensors:
     def refuse_quantised(self, key: str, names: Names, stored_name: str = "") -> None:
         """Raise an error if some weights are stored in quantised form; numbers without their scales are no weights.
 
-        Args:
-            key: Key of the tensor in the `state_dict` of the layer.
-            names: Names of the weights in the checkpoint.
-            stored_name: Full name of the tensor that would be read; empty if no tensor has one of `names`.
+        `key` is that of the tensor in the `state_dict` of the layer. `stored_name` is the full name of the tensor that
+        would be read; empty if no tensor has one of `names`.
         """
         what = key.partition(".")[0]
         parts = quantised_parts(self.checkpoint, names)

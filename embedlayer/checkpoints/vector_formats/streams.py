@@ -149,11 +149,7 @@ def is_number(field: bytes) -> bool:
 
 
 def numbers(path: Path, line: int, fields: Sequence[bytes]) -> Row:
-    """Convert the fields of a line to float32; numbers too large for float32 become infinity.
-
-    Raises:
-        CheckpointError: A field is not a number.
-    """
+    """Convert the fields of a line to float32; numbers too large for float32 become infinity."""
     try:
         with np.errstate(over="ignore"):
             row = np.fromiter(map(float, fields), np.float64, len(fields)).astype(np.float32)

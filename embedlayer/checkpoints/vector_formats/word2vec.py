@@ -35,7 +35,10 @@ _Block = tuple[Sequence[int], list[bytes], Row]
 
 
 def read_text(path: Path, errors: DecodeErrors, *, has_header: bool | None = None) -> VectorRows:
-    """Read a file with a token and its numbers a line, behind a header `V D` if it has one (`None`: if line 1 is)."""
+    """Read a file with a token and its numbers in each line.
+
+    `has_header` says whether line 1 is a header `V D`; with `None`, line 1 decides.
+    """
     with streams.reading(path) as file:
         start = _check_text(path, file)
         file.seek(start)
@@ -46,7 +49,7 @@ def read_text(path: Path, errors: DecodeErrors, *, has_header: bool | None = Non
 
 
 def read_binary(path: Path, errors: DecodeErrors) -> VectorRows:
-    """Read a file in word2vec's binary format."""
+    """Read a file in word2vec's binary format: a header, and a token and its float32 numbers for each row."""
     with streams.reading(path) as file:
         return _collected(path, _binary_rows(path, file), errors, "row")
 
@@ -126,8 +129,8 @@ def _collected(path: Path, blocks: Iterator[_Block], errors: DecodeErrors, place
 
 def _header(line: bytes) -> tuple[int, int] | None:
     """Return `(V, D)` if a line consists of two whole numbers, as word2vec's header does; else `None`."""
-    found = re.fullmatch(rb"\s*(\d{1,15})[ \t]+(\d{1,15})\s*", line)
-    return (int(found[1]), int(found[2])) if found else None
+    sizes = re.fullmatch(rb"\s*(\d{1,15})[ \t]+(\d{1,15})\s*", line)
+    return (int(sizes[1]), int(sizes[2])) if sizes else None
 
 
 def _checked_header(path: Path, line: bytes) -> tuple[int, int]:

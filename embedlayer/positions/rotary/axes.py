@@ -99,14 +99,7 @@ class SectionedAxes(RotaryAxes, ABC):
         return rotary_frequencies(rotary_dim, base)
 
     def _require(self, rotary_dim: int) -> int:
-        """Return the number of pairs; raise an error unless the sections add up to it.
-
-        Args:
-            rotary_dim: Number of rotated channels of a head.
-
-        Raises:
-            SizeError: They do not.
-        """
+        """Return the number of pairs; raise a `SizeError` unless the sections add up to it."""
         if sum(self.sections) != rotary_dim // 2:
             raise SizeError(
                 f"{type(self).__name__}: sections {self.sections} add up to {sum(self.sections)}, but rotary_dim "
@@ -265,14 +258,7 @@ class AxialAxes(RotaryAxes):
         return (order.T if self.alternating else order).flatten()
 
     def _pairs(self, rotary_dim: int) -> int:
-        """Return the number of pairs of one axis.
-
-        Args:
-            rotary_dim: Number of rotated channels of a head.
-
-        Raises:
-            SizeError: The pairs of a head do not divide evenly.
-        """
+        """Return the number of pairs of one axis; raise a `SizeError` if those of a head do not divide evenly."""
         if rotary_dim % (2 * self.num_axes):
             raise SizeError(
                 f"AxialAxes: rotary_dim {rotary_dim} has {rotary_dim // 2} pairs, which {self.num_axes} axes cannot "

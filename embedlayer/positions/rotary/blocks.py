@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families import RotaryPositions, rotary_facts, stated_size
-from embedlayer.families.records import PowerQueries
+from embedlayer.families.rotary_settings import PowerQueries
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import as_number, as_whole_number
 from embedlayer.positions.rotary.config import (
@@ -54,12 +54,8 @@ def read_blocks(
 ) -> RotaryBlocks:
     """Return the positions of every block that a configuration describes.
 
-    Args:
-        config: A configuration of transformers as a dictionary.
-        interleaved: As in `read_rotary`.
-        rotated: Whether blocks are rotated: one value for all blocks, or one for each. `None` for what the family and
-            the configuration say.
-        default_base: As in `read_rotary`.
+    `rotated` says which blocks are rotated: one value for all blocks, or one for each; `None` for what the family and
+    the configuration say. The other arguments are those of `read_rotary`.
 
     Raises:
         CheckpointError: The configuration is not understood; see `read_rotary` and `rotated_layers`. For an unknown
@@ -108,11 +104,7 @@ def read_blocks(
 
 
 def layer_types(config: JsonObject) -> list[str | None]:
-    """Return the attention type of each layer; `None` for each layer if the configuration has no types.
-
-    Raises:
-        CheckpointError: The number of layers is missing, or differs from the list of types.
-    """
+    """Return the attention type of each layer; `None` for each layer if the configuration has no types."""
     types, count = config.get("layer_types"), stated_size(config, "num_hidden_layers")
     if count is None and isinstance(types, list | tuple):
         count = len(types)
@@ -143,8 +135,7 @@ def rotated_layers(config: JsonObject) -> list[bool]:
     `no_rope_layer_interval`, or by a `None` in `rope_parameters`. The code of Cohere 2 and EXAONE 4 leaves out the
     layers of full attention.
 
-    Raises:
-        CheckpointError: The family has layers without positions, and its configuration does not state which.
+    A configuration that must state it and does not is refused.
     """
     facts = rotary_facts(config.get("model_type")) or RotaryPositions()
     config = common_keys(config, facts)
@@ -183,11 +174,7 @@ def rotated_layers(config: JsonObject) -> list[bool]:
 
 
 def _unrotated_queries(config: JsonObject, facts: RotaryPositions) -> QueryScaling | None:
-    """Return the factor on queries by position in blocks without a rotation; `None` for no factor.
-
-    Raises:
-        CheckpointError: A number of the factor is missing.
-    """
+    """Return the factor on queries by position in blocks without a rotation; `None` for no factor."""
     if isinstance(facts.query_scaling, PowerQueries):
         return PowerQueryScaling(facts.query_scaling.exponent, facts.query_scaling.length)
     if facts.query_scaling != "unrotated" or not config.get("attn_temperature_tuning", True):
@@ -200,16 +187,7 @@ def _unrotated_queries(config: JsonObject, facts: RotaryPositions) -> QueryScali
 
 
 def _list_of(count: int, values: object, name: str) -> list[Any]:
-    """Check that a value of the configuration is a list with one entry for each layer, and return it as a list.
-
-    Args:
-        count: Number of layers.
-        values: The value.
-        name: Its key, for the error.
-
-    Raises:
-        CheckpointError: `values` is not a list, or its length is not `count`.
-    """
+    """Return a value of the configuration as a list; raise a `CheckpointError` unless each layer has one entry."""
     if not isinstance(values, list | tuple) or len(values) != count:
         raise CheckpointError(f"{name} must have one entry for each of {count} layers, not {values!r}.")
     return list(values)

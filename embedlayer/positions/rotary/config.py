@@ -7,7 +7,8 @@ transformers warns about unknown keys and fills in missing ones; here both are e
 states are in `embedlayer.families`.
 
 In the functions, `config` is a configuration with the common names of keys, `facts` are the settings of its family, and
-`parameters` the rotary parameters of one type of layers.
+`parameters` the rotary parameters of one type of layers. A `CheckpointError` names the key that is unknown, missing, of
+the wrong type, or contradicts another.
 """
 
 import warnings
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.families import REFUSED_ROTARY, ROTARY, RotaryPositions, rotary_facts, stated_size
-from embedlayer.families.records import GridAxes, SectionAxes
+from embedlayer.families.rotary_settings import GridAxes, SectionAxes
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import as_number, as_whole_number, printable
 from embedlayer.positions.rotary.axes import (
@@ -140,17 +141,9 @@ def read_layer_type(
 ) -> dict[str, Any] | None:
     """Return the arguments of `RotaryEmbedding` for the layers of a type; `None` for layers without positions.
 
-    Args:
-        config: The configuration, from `common_keys`.
-        facts: Settings of its family.
-        layer_type: As in `read_rotary`.
-        interleaved: As in `read_rotary`.
-        default_base: As in `read_rotary`.
-        base: Base of these layers that the configuration states by layer; `None` to read the other keys.
-        scaled: Whether these layers have the scaling that the configuration describes.
-
-    Raises:
-        CheckpointError: As for `read_rotary`.
+    `base` is the base of these layers that the configuration states by layer; `None` to read the other keys. `scaled`
+    says whether these layers have the scaling that the configuration describes. The other arguments are those of
+    `read_rotary`, for a configuration from `common_keys`.
     """
     _check_keys(config, facts)
     if facts.without_positions == "all" or (facts.only_if and config.get(facts.only_if[0]) != facts.only_if[1]):
@@ -185,17 +178,10 @@ def read_layer_type(
     }
     if facts.rotation == "reversed":
         arguments["reversed"] = True
-    if (
-        facts.rotation == "trailing"
-    ):  # the whole head: its first channels are not rotated, but its query is scaled (Mistral 4)
+    elif facts.rotation == "trailing":  # the whole head: all of its query is scaled (Mistral 4)
         arguments |= {"trailing": True, "head_dim": _whole_head(config, width)}
-    axes = _axes(facts.axes, parameters, rotary_dim // 2)
-    query_scaling = _query_scaling(parameters)
-    return (
-        arguments
-        | ({} if axes is None else {"axes": axes})
-        | ({} if query_scaling is None else {"query_scaling": query_scaling})
-    )
+    optional = {"axes": _axes(facts.axes, parameters, rotary_dim // 2), "query_scaling": _query_scaling(parameters)}
+    return arguments | {name: value for name, value in optional.items() if value is not None}
 
 
 def _whole_head(config: JsonObject, width: int) -> int:
@@ -207,15 +193,10 @@ def _whole_head(config: JsonObject, width: int) -> int:
 
 
 def family_facts(config: JsonObject, *, is_stated: bool) -> RotaryPositions:
-    """Return the settings of the family of a configuration.
+    """Return the settings of the family of a configuration; empty ones for an unknown family that the caller describes.
 
-    Args:
-        config: The configuration.
-        is_stated: Whether the caller stated what the settings of an unknown family would say.
-
-    Raises:
-        CheckpointError: The `model_type` is missing or unknown and the caller stated nothing, or the rotary positions
-            of the family are not read, or the configuration holds several models.
+    A configuration without a known family is refused, unless the caller stated what its settings would say
+    (`is_stated`); so are families whose rotary positions are not read, and a configuration of several models.
     """
     name = config.get("model_type")
     facts = rotary_facts(name)
@@ -245,11 +226,7 @@ def _inner_models(config: JsonObject) -> list[str]:
 
 
 def common_keys(config: JsonObject, facts: RotaryPositions) -> JsonObject:
-    """Return a configuration with the common names of keys, and with the defaults of its family.
-
-    Raises:
-        CheckpointError: Two names of the same key have different values, or a key is missing that must be stated.
-    """
+    """Return a configuration with the common names of keys, and with the defaults of its family."""
     renamed = dict(config)
     for key, common in facts.aliases:
         value = renamed.pop(key, None)
@@ -267,11 +244,7 @@ def common_keys(config: JsonObject, facts: RotaryPositions) -> JsonObject:
 
 
 def _rope_type(parameters: Mapping[str, Any], facts: RotaryPositions) -> str:
-    """Return the rope type of rotary parameters, a key of `ROPE_TYPES`.
-
-    Raises:
-        CheckpointError: The type is unknown or no string, or two types are stated.
-    """
+    """Return the rope type of rotary parameters, a key of `ROPE_TYPES`."""
     kind = _only_value({"rope_type": parameters.get("rope_type"), "type": parameters.get("type")})
     has_grid = isinstance(facts.axes, GridAxes)
     kind = ("axial" if has_grid else "default") if kind is None else kind
@@ -289,11 +262,7 @@ def _rope_type(parameters: Mapping[str, Any], facts: RotaryPositions) -> str:
 
 
 def _layout(config: JsonObject, facts: RotaryPositions) -> bool:
-    """Return whether pairs are interleaved, by the family and by `rope_interleave` of the configuration.
-
-    Raises:
-        CheckpointError: `rope_interleave` contradicts a family whose code does not read it.
-    """
+    """Return whether pairs are interleaved, by the family and by `rope_interleave` of the configuration."""
     layout = config.get("rope_interleave")
     if layout is None or bool(layout) == facts.interleaved or facts.reads_layout:
         return facts.interleaved if layout is None else bool(layout)
@@ -307,9 +276,6 @@ def _axes(spec: SectionAxes | GridAxes | None, parameters: Mapping[str, Any], pa
     """Return how rotated `pairs` of channels are divided over several position axes; `None` for a single axis.
 
     With interleaved sections axis 0 has all pairs that the other sections leave, as in transformers.
-
-    Raises:
-        CheckpointError: The sections are no list of whole numbers, or contradict the family.
     """
     if spec is None:
         return None
@@ -331,26 +297,18 @@ def _axes(spec: SectionAxes | GridAxes | None, parameters: Mapping[str, Any], pa
 
 
 def _query_scaling(parameters: Mapping[str, Any]) -> LogQueryScaling | None:
-    """Return the factor on rotated queries by position (Ministral 3); `None` for no factor.
-
-    Raises:
-        CheckpointError: The factor's length is missing.
-    """
+    """Return the factor on rotated queries by position (Ministral 3); `None` for no factor."""
     beta = parameters.get(QUERY_BETA)
     if beta is None:
         return None
-    return LogQueryScaling(
-        as_number(beta, QUERY_BETA), as_whole_number(parameters.get(ORIGINAL_LENGTH), ORIGINAL_LENGTH)
-    )
+    length = as_whole_number(parameters.get(ORIGINAL_LENGTH), ORIGINAL_LENGTH)
+    return LogQueryScaling(as_number(beta, QUERY_BETA), length)
 
 
 def head_width(config: JsonObject, layer_type: str | None = None) -> int:
     """Return the number of channels of a head that can be rotated.
 
     In Gemma 4, layers of full attention have wider heads than the others.
-
-    Raises:
-        CheckpointError: The configuration does not state the width, or layers of one type differ.
     """
     overrides = config.get("per_layer_config") or {}
     types = config.get("layer_types") or ()
@@ -382,11 +340,7 @@ def has_layer_types(config: JsonObject) -> bool:
 
 
 def _check_keys(config: JsonObject, facts: RotaryPositions) -> None:
-    """Check that a configuration has no unknown rotary key, no ALiBi, and no nested configuration of a text model.
-
-    Raises:
-        CheckpointError: The configuration has one of these; the message says which.
-    """
+    """Check that a configuration has no unknown rotary key, no ALiBi, and no nested configuration of a text model."""
     known = ROTARY_KEYS | ({facts.only_if[0]} if facts.only_if else set())
     for key in config:
         if ("rope" in key or "rotary" in key) and key not in known and config[key] is not False:
@@ -410,10 +364,6 @@ def _parameters(config: JsonObject, facts: RotaryPositions, layer_type: str | No
 
     They are in `rope_parameters` of the configuration, or in the older `rope_scaling`; an empty dictionary if both are
     missing.
-
-    Raises:
-        CheckpointError: The layer type is unknown, or is `None` where types have different parameters; or the
-            parameters are no dictionary, or differ between both keys.
     """
     values = {key: config.get(key) for key in ("rope_parameters", "rope_scaling")}
     parameters = _only_value({key: None if value == {} else value for key, value in values.items()})
@@ -449,12 +399,7 @@ def _base(
     layer_type: str | None,
     default_base: float | None,
 ) -> float:
-    """Return the base of the rotary frequencies of one type of layers.
-
-    Raises:
-        CheckpointError: The configuration states two different bases, or a base that is no number; or none, and there
-            is no default.
-    """
+    """Return the base of the rotary frequencies of one type of layers; a missing one is an error without a default."""
     bases: dict[str, Any] = {"rope_theta of the parameters": parameters.get("rope_theta")}
     if not is_nested(config.get("rope_parameters")):
         bases |= {key: config.get(key) for key in _base_keys(config, layer_type)}
@@ -478,11 +423,7 @@ def _base_keys(config: JsonObject, layer_type: str | None) -> tuple[str, ...]:
     result is one key: that one for layers of sliding attention, the key of full attention for all others. Without it,
     the keys are different names of the same number, in no order of precedence; most are missing in a configuration.
 
-    Call it only if `rope_parameters` are missing, or the same for all layers.
-
-    Args:
-        config: The configuration.
-        layer_type: Type of the layers, such as `"sliding_attention"`; `None` is treated as full attention.
+    Call it only if `rope_parameters` are missing, or the same for all layers. `None` is treated as full attention.
     """
     for local, full in (("rope_local_base_freq", "rope_theta"), ("local_rope_theta", "global_rope_theta")):
         if local in config:
@@ -496,14 +437,9 @@ def _rotated_share(
     """Return the share of a head's `width` channels that is rotated, from 0 to 1.
 
     If the configuration states the width of a rotated part (`qk_rope_head_dim`), all channels of that part are rotated.
-    A share that the family's code does not read changes nothing there with the `rope_type` `"default"`.
-
-    Raises:
-        CheckpointError: The configuration states two different shares, or none although the family's default is not 1;
-            or a share with which the family's code fails.
-
-    Warns:
-        EmbedLayerWarning: The family's code does not read the share.
+    A share that the family's code does not read changes nothing there with the `rope_type` `"default"`, which is a
+    warning; with another type that code fails, so it is an error. So is a missing share, if the family's default is not
+    1.
     """
     share = _only_value(
         {
@@ -524,10 +460,8 @@ def _rotated_share(
         return 1.0
     if share is not None and config.get("qk_rope_head_dim"):
         whole = config.get("head_dim") or width
-        if share != 1 and int(as_number(share, "partial_rotary_factor") * whole) not in (
-            width,
-            config["qk_rope_head_dim"],
-        ):
+        widths = (width, config["qk_rope_head_dim"])
+        if share != 1 and int(as_number(share, "partial_rotary_factor") * whole) not in widths:
             raise CheckpointError(
                 f"partial_rotary_factor {share} of {whole} channels contradicts qk_rope_head_dim {width}."
             )
@@ -548,11 +482,7 @@ def _rotated_share(
 def _scaling(
     kind: str, config: JsonObject, facts: RotaryPositions, parameters: Mapping[str, Any], share: float
 ) -> RotaryScaling | None:
-    """Build the scaling of the frequencies of a `rope_type`; `None` for the default type.
-
-    Raises:
-        CheckpointError: A required value is missing or has another type, or two keys state different lengths.
-    """
+    """Build the scaling of the frequencies of a `rope_type`; `None` for the default type."""
     scaling, required, _ = ROPE_TYPES[kind]
     if scaling is None:
         return None
@@ -568,12 +498,8 @@ def _scaling(
     if kind == "dynamic":
         arguments["original_max_seq_len"] = as_whole_number(longest, "max_position_embeddings")
     if ORIGINAL_LENGTH in required:
-        length = _only_value(
-            {
-                f"{ORIGINAL_LENGTH} of the parameters": parameters.get(ORIGINAL_LENGTH),
-                ORIGINAL_LENGTH: config.get(ORIGINAL_LENGTH),
-            }
-        )
+        values = {f"{ORIGINAL_LENGTH} of the parameters": parameters.get(ORIGINAL_LENGTH)}
+        length = _only_value(values | {ORIGINAL_LENGTH: config.get(ORIGINAL_LENGTH)})
         if length is None:
             raise CheckpointError(
                 f"Rotary positions of type {kind!r} lack {ORIGINAL_LENGTH!r}. transformers would take "
@@ -593,9 +519,6 @@ def _argument(value: object, key: str) -> Any:
 
     `truncate` must be a bool, `short_factor` and `long_factor` lists of numbers, which become tuples, and every other
     key a number.
-
-    Raises:
-        CheckpointError: The value has another type.
     """
     if key == "truncate":
         if not isinstance(value, bool):
@@ -607,11 +530,7 @@ def _argument(value: object, key: str) -> Any:
 
 
 def _only_value(values: Mapping[str, Any]) -> Any:
-    """Return the value of several configuration keys that mean the same; `None` if all of them are missing.
-
-    Raises:
-        CheckpointError: Two keys have different values.
-    """
+    """Return the one value of several configuration keys that mean the same; `None` if all are missing."""
     present = {name: value for name, value in values.items() if value is not None}
     first = next(iter(present.values()), None)
     if any(value != first for value in present.values()):

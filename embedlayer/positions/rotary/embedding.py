@@ -49,16 +49,10 @@ def rotary_angles(
     *,
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "... angles"]:
-    """Return the rotation angle of each pair at each position, in radians from -pi to pi.
+    """Return the rotation angle of each pair at each position, in radians from -pi to pi: `(..., T, angles)`.
 
-    Args:
-        positions: Position of each token, `(..., T)`; with `axis`, `(A, ..., T)`.
-        phase_increments: Frequency of each pair in units of 2^-53 rotations per position, see `to_phase_increments`.
-        axis: Axis of each pair, from 0 to A - 1; `None` for positions on a single axis.
-        dtype: Dtype of the angles.
-
-    Returns:
-        `(..., T, angles)`.
+    `phase_increments` are the frequencies of the pairs, see `to_phase_increments`. With `axis`, the axis of each pair
+    from 0 to A - 1, positions are `(A, ..., T)`.
     """
     half_rotation = UNITS_PER_ROTATION // 2  # angles around 0, where float32 has the finest steps
     own = positions.long().unsqueeze(-1) if axis is None else positions.long().movedim(0, -1).index_select(-1, axis)
@@ -166,11 +160,7 @@ class RotaryEmbedding(Position, ComputedBuffers):
         self.recompute_buffers()
 
     def _check_axes(self) -> None:
-        """Check that the axes fit the other arguments.
-
-        Raises:
-            SizeError: They do not; the message says what contradicts what.
-        """
+        """Raise a `SizeError` if the axes contradict the other arguments."""
         if self.axes is None:
             return
         if self.query_scaling is not None:
@@ -302,10 +292,7 @@ class RotaryEmbedding(Position, ComputedBuffers):
     ) -> Float[Tensor, "*rows T angles"]:
         """Return the angle of each pair, or of each channel, at each position, in radians.
 
-        Args:
-            positions: As in `cos_sin`.
-            phase_increments: Frequency of each pair in units of 2^-53 rotations per position.
-            dtype: As in `cos_sin`.
+        `phase_increments` are frequencies in units of 2^-53 rotations per position.
         """
         if self.axes is None or positions.dim() < 3:
             return rotary_angles(positions, phase_increments, dtype=dtype)
@@ -315,8 +302,7 @@ class RotaryEmbedding(Position, ComputedBuffers):
     def _length(self, positions: Int[Tensor, "*shape"]) -> Length:
         """Return the sequence length that selects the frequencies of a call with these positions.
 
-        It is the fixed `length` of the scaling, else the longest position plus one; 0 if frequencies do not depend on
-        it.
+        It is the fixed `length` of the scaling, else the longest position plus one; 0 for frequencies of one set.
         """
         if self.scaling is None or self.scaling.limit is None:
             return 0
@@ -360,9 +346,7 @@ class RotaryEmbedding(Position, ComputedBuffers):
     ) -> tuple[Float[Tensor, "*rows T channels"], Float[Tensor, "*rows T channels"]]:
         """Return cosines and sines of all rotated channels in the layout of this scheme; see `channel_tables`.
 
-        Args:
-            cos: Cosine of each pair's angle, or with `ChannelAxes` of each channel's.
-            sin: Sine of the same angles.
+        The arguments have an angle for each pair, or with `ChannelAxes` for each channel.
         """
         if cos.shape[-1] == self.rotary_dim:
             first, second = sin.chunk(2, dim=-1)
@@ -424,28 +408,17 @@ class RotaryEmbedding(Position, ComputedBuffers):
         cos: Float[Tensor, "*rows T channels"],
         sin: Float[Tensor, "*rows T channels"],
     ) -> Float[Tensor, "*batch T K"]:
-        """Rotate the channels of queries or keys that this scheme rotates; the others stay as they are.
+        """Rotate the channels of queries or keys that this scheme rotates, by the result of `_channel_tables`.
 
-        Args:
-            x: Queries or keys.
-            cos: Cosine of each rotated channel's angle.
-            sin: Sine of the same angles, negated for the first channel of each pair.
+        The other channels stay as they are.
         """
         others = self.head_dim - self.rotary_dim if self.trailing else 0
-        if others:
-            return torch.cat([x[..., :others], self._rotated_first(x[..., others:], cos, sin)], dim=-1)
-        return self._rotated_first(x, cos, sin)
-
-    def _rotated_first(
-        self,
-        x: Float[Tensor, "*batch T channels"],
-        cos: Float[Tensor, "*rows T rotated"],
-        sin: Float[Tensor, "*rows T rotated"],
-    ) -> Float[Tensor, "*batch T channels"]:
-        """Rotate the first channels of `x`; the arguments are those of `_rotated`."""
+        rotated = x[..., others:] if others else x
         if self._shares > 1 or (self.axes is not None and self.axes.divides_channels):
-            return rotate_channels(x, cos, sin, shares=self._shares)
-        return rotate_pairs(x, cos, sin, interleaved=self.interleaved)
+            rotated = rotate_channels(rotated, cos, sin, shares=self._shares)
+        else:
+            rotated = rotate_pairs(rotated, cos, sin, interleaved=self.interleaved)
+        return torch.cat([x[..., :others], rotated], dim=-1) if others else rotated
 
     def rerotate(
         self, cached_keys: Float[Tensor, "*batch G T K"], positions: Positions, *, from_length: int, to_length: int

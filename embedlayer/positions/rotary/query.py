@@ -184,15 +184,6 @@ def scale_queries(
 
 
 def _require(length: int, offset: int, name: str) -> None:
-    """Check the length and the offset of a scaling.
-
-    Args:
-        length: Positions in one step.
-        offset: Number added to each position.
-        name: Name of the class, for the error.
-
-    Raises:
-        SizeError: `length` is below 1, or `offset` is negative.
-    """
+    """Raise a `SizeError` if the length of a scaling is below 1 or its offset negative; `name` is that of its class."""
     if length < 1 or offset < 0:
         raise SizeError(f"{name}: length must be at least 1 and offset at least 0, not {length} and {offset}.")

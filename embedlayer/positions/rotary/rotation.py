@@ -62,13 +62,8 @@ def channel_tables(
 ) -> tuple[Float[Tensor, "*rows T channels"], Float[Tensor, "*rows T channels"]]:
     """Repeat the cosine and the sine of each pair for both channels; the sine of the first channel is negated.
 
-    `rotate_channels` then needs one product and one sum for all channels.
-
-    Args:
-        cos: Cosine of each pair's angle.
-        sin: Sine of the same angles.
-        interleaved: As in `apply_rotary`.
-        shares: Number of equal shares of the channels, each with half-split pairs of its own.
+    `rotate_channels` then needs one product and one sum for all channels. `shares` is the number of equal shares of the
+    channels, each with half-split pairs of its own.
     """
     if interleaved:
         return cos.repeat_interleave(2, dim=-1), torch.stack([-sin, sin], dim=-1).flatten(-2)
@@ -89,17 +84,8 @@ def rotate_channels(
     """Compute `x * cos + partner(x) * sin`, where `partner` exchanges the two channels of each pair.
 
     With the tables of `channel_tables` this is `apply_rotary`. It also takes an angle for each channel, which is a
-    rotation only where both channels of a pair have the same one.
-
-    Args:
-        x: Queries or keys.
-        cos: Cosine of each channel's angle.
-        sin: Sine of each channel's angle, negated for the first channel of each pair.
-        interleaved: As in `apply_rotary`.
-        shares: As in `channel_tables`.
-
-    Returns:
-        `(..., T, K)`; channels beyond those of the tables are those of `x`.
+    rotation only where both channels of a pair have the same one. Channels beyond those of the tables stay those of
+    `x`.
     """
     rotary_dim = cos.shape[-1]
     if rotary_dim < x.shape[-1]:
@@ -234,12 +220,8 @@ class _ApplyRotary(torch.autograd.Function):
 def _rotate_in_one_pass(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, *, interleaved: bool) -> bool:
     """Write `x` with rotated pairs to `out` by a compiled kernel, and return whether it could be compiled.
 
-    Args:
-        x: Queries or keys, `(B, H, T, K)` or `(H, T, K)`.
-        cos: Cosines, `(T, half)`, or with dimensions of size 1 or B and 1 before it.
-        sin: Sines, likewise.
-        out: Tensor of the shape of `x` without gaps in its memory; it is overwritten.
-        interleaved: As in `apply_rotary`.
+    `x` is `(B, H, T, K)` or `(H, T, K)`, and `out` has its shape without gaps in its memory. `cos` and `sin` are `(T,
+    half)`, or have dimensions of size 1 or B and 1 before it.
     """
     if out.stride(-1) != 1:
         return False

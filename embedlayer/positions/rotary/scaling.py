@@ -440,15 +440,9 @@ class ProportionalScaling(RotaryScaling):
 
 
 def _require(scaling: RotaryScaling, *names: str, least: int = 0) -> None:
-    """Check that the named attributes of a scaling are finite numbers of the required size; `None` is accepted.
+    """Raise a `SizeError` unless the named attributes of a scaling are finite numbers of at least `least`, or `None`.
 
-    Args:
-        scaling: The scaling.
-        names: Names of the attributes.
-        least: Smallest value; with 0 any positive number is accepted, but not 0.
-
-    Raises:
-        SizeError: A number is not positive, below `least`, or not finite.
+    With 0, any positive number is accepted, but not 0.
     """
     for name in names:
         value = getattr(scaling, name)
