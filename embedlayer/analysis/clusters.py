@@ -47,12 +47,8 @@ class PlaneClusters:
 def plane_clusters(places: Float[Tensor, "N 2"], *, most: int, smallest: int = 8) -> PlaneClusters:
     """Cluster points in the plane by density: the narrowest smoothing that gives at most `most` clusters.
 
-    The same points always get the same clusters.
-
-    Args:
-        places: Coordinates; points with NaN are in no cluster.
-        most: Largest number of clusters.
-        smallest: Fewest points of a cluster; the points of smaller ones are in no cluster.
+    The same points always get the same clusters. Points with NaN are in no cluster, nor are those of clusters of fewer
+    than `smallest` points.
 
     Raises:
         SizeError: `most` or `smallest` is below 1.
@@ -162,19 +158,10 @@ def typical_tokens(
 ) -> list[list[int]]:
     """Return the IDs of the tokens that name each cluster, most typical first.
 
-    Of the words of a cluster, those nearest to its mean direction are candidates; the most frequent of them are
-    chosen. The mean direction of the whole table is subtracted first. Two names differ in more than case, a leading
-    space, or a final "s". A cluster without words is named by other tokens.
-
-    Args:
-        table: A table, or a plain tensor `(V, D)`.
-        of: Cluster of each row, `(V,)`, numbered from 0; -1 for none.
-        texts: Readable text of each token.
-        count: Largest number of names for a cluster.
-        frequency: How often each token occurs, `(V,)`; `None`: lower IDs are taken to be more frequent.
-
-    Returns:
-        A list of IDs for each cluster.
+    Of the words of a cluster, those nearest to its mean direction are candidates; the most frequent of them are chosen.
+    The mean direction of the whole table is subtracted first. Two names differ in more than case, a leading space, or a
+    final "s". A cluster without words is named by other tokens. `of` is the cluster of each row, numbered from 0; -1
+    for none. Without `frequency`, the occurrences of each token, lower IDs are taken to be more frequent.
     """
     rows, clusters = RowReader(table), int(of.max()) + 1 if len(of) else 0
     weight = -torch.arange(len(of), dtype=torch.float64) if frequency is None else frequency.double()

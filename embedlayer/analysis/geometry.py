@@ -121,9 +121,6 @@ def variance_shares(table: TableLike) -> Float[Tensor, " D"]:
 
     Rows are read in chunks; rows that are not finite are left out. All shares are 0 if the rows are equal.
 
-    Args:
-        table: A `LookupTable`, or a plain tensor `(V, D)`.
-
     Raises:
         ShapeError: A plain tensor is not `(V, D)`.
     """

@@ -127,10 +127,7 @@ def edge_weights(cosines: Float[Tensor, "V K"]) -> Float[Tensor, "V K"]:
     """Return the probability that an edge of the neighbour graph pulls its two rows together in a round, `(V, K)`.
 
     The edge to the nearest neighbour has probability 1. For further neighbours the probability falls with the distance,
-    at a rate of each row such that its K probabilities sum to `log2 K`, as in UMAP.
-
-    Args:
-        cosines: Cosines of each row with its K nearest rows, nearest first.
+    at a rate of each row such that its K probabilities sum to `log2 K`, as in UMAP. `cosines` are nearest first.
     """
     distances = 1 - cosines
     beyond = distances - distances[:, :1]

@@ -18,11 +18,7 @@ def near_duplicates(rows: RowReader, norms: Float[Tensor, " V"]) -> tuple[tuple[
 
     Locality-sensitive hashing finds the candidates, whose distances are then measured: rows of length 1 with equal
     rounded projections. That misses two rows at the largest distance with a probability of about 1 %, and closer ones
-    more rarely.
-
-    Args:
-        rows: The table.
-        norms: Norm of each row; only rows with a positive norm are compared.
+    more rarely. Only rows with a positive norm are compared.
     """
     generator = torch.Generator().manual_seed(0)
     ids = torch.nonzero(norms > 0)[:, 0]

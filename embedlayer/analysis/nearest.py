@@ -63,10 +63,6 @@ def cosines_with(rows: Float[Tensor, "rows D"], queries: Float[Tensor, "Q D"]) -
 
     For at most `EXACT_TIES` queries each cosine is a sum of its own, so equal rows get equal cosines. For more queries
     a matrix product is used, which may round equal rows differently.
-
-    Args:
-        rows: Rows of a table.
-        queries: Vectors of the same width.
     """
     dtype = torch.promote_types(rows.dtype, torch.float32)
     rows = rows.to(dtype)
@@ -84,14 +80,7 @@ def cosines_with(rows: Float[Tensor, "rows D"], queries: Float[Tensor, "Q D"]) -
 def table_cosines(
     rows: RowReader, queries: Float[Tensor, "Q D"], start: int = 0, stop: int | None = None
 ) -> Float[Tensor, "Q N"]:
-    """Return the cosine of each query with each of the rows `start` to `stop - 1` of a table, on the CPU.
-
-    Args:
-        rows: The table, which is read in chunks.
-        queries: Vectors of the table's width.
-        start: ID of the first row.
-        stop: ID after the last row; `None` for the end of the table.
-    """
+    """Return the cosine of each query with rows `start` to `stop - 1` of a table, by default all, on the CPU."""
     step = max(1, CHUNK_NUMBERS // max(1, rows.embed_dim))
     return torch.cat([cosines_with(chunk, queries).cpu() for _, chunk in rows.chunks(step, start, stop)], dim=1)
 

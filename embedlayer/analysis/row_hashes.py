@@ -26,9 +26,7 @@ def row_hashes(rows: RowReader) -> Int[Tensor, " V"]:
 def equal_rows(rows: RowReader, norms: Float[Tensor, " V"]) -> tuple[tuple[int, ...], ...]:
     """Return groups of IDs whose rows are equal (their hashes are), ordered by the first ID.
 
-    Args:
-        rows: The table.
-        norms: Norm of each row; only rows with a positive norm are compared.
+    Only rows with a positive norm are compared.
     """
     ids = torch.nonzero(norms > 0)[:, 0]
     if not len(ids):

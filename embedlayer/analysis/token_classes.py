@@ -99,11 +99,6 @@ def reachable(tokenizer: Tokenizer, tokens: Sequence[int], texts: Sequence[str])
     """Return the IDs that the tokenizer produces when it encodes the tokens' own texts.
 
     Each text is encoded in about twenty contexts: after each of `CONTEXTS`, and after one or two letters.
-
-    Args:
-        tokenizer: The tokenizer.
-        tokens: IDs to test.
-        texts: Text of each of these tokens.
     """
     left = list(zip(tokens, texts, strict=True))
     found: set[int] = set()

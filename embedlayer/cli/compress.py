@@ -99,10 +99,6 @@ def measure_use(opened: "OpenedModel", text: Path) -> dict[str, Any]:
     text with this table. It reads windows of at most `WINDOW` tokens, which are no longer than the model's longest
     sequence. For other models a warning says why there is no loss.
 
-    Args:
-        opened: The model.
-        text: The text file.
-
     Raises:
         FileError: The text cannot be read.
         TextError: The text has fewer than two tokens.

@@ -110,12 +110,6 @@ def measure(
 ) -> Measurements:
     """Compute all measurements of a table.
 
-    Args:
-        opened: The model that contains the table.
-        word_pairs: File of word pairs with human scores, or `None`.
-        analogies: File of analogy questions, or `None`.
-        texts: Files of text in which tokens are counted.
-
     Raises:
         TokenIdError: The run's corpus contains IDs outside the table.
         TokenizerError: Word pairs or analogies were requested and there is no tokenizer.
@@ -368,13 +362,7 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
     """Print which tokens moved most and which moved least from one table to another.
 
     The two rows of each token are compared. If one of the models has no tokenizer, rows of the same ID are compared.
-
-    Args:
-        before: The first model.
-        after: The second model.
-        topn: Number of tokens in each list.
-        aligned: Whether to rotate and scale one table to fit the other first; see `align_tables`.
-        as_json: Whether to print JSON.
+    With `aligned`, one table is first rotated and scaled to fit the other; see `align_tables`.
 
     Raises:
         TokenizerError: The tokenizers have no token in common.

@@ -88,9 +88,6 @@ def main(arguments: list[str] | None = None) -> None:
     be read or written, 2 for input that cannot be used, 130 for Ctrl-C. Warnings of this library are printed in yellow,
     errors in red without a traceback.
 
-    Args:
-        arguments: Command line without the program's name, or `None` for that of the process.
-
     Raises:
         SystemExit: Always, except in a worker of torchrun; see `_exit`.
     """

@@ -130,11 +130,7 @@ def planned(
 ) -> EmbeddingPlan:
     """Return the plan of an existing table, head and position scheme.
 
-    Args:
-        table: The table.
-        head: The output head; `None` plans a table that is only looked up.
-        position: The position scheme, or `None`; only learned positions add parameters.
-        name: Name of the plan.
+    Without a head, the table is only looked up. Of the position schemes, only learned positions add parameters.
 
     Raises:
         CheckpointError: `plan` does not support the data type of the table.
@@ -176,9 +172,7 @@ def planned(
 def planned_injections(injections: "Iterable[nn.Module]", options: Mapping[str, Any]) -> list[EmbeddingPlan]:
     """Return the plan of each additional table of a decoder, named after its injection.
 
-    Args:
-        injections: The injections of the decoder.
-        options: Fields of `EmbeddingPlan` for all tables. Those that need a head or a frozen table are left out.
+    `options` are fields of `EmbeddingPlan` for all tables. Those that need a head or a frozen table are left out.
     """
     from embedlayer.injections.ngram import NgramEmbedding
     from embedlayer.tables.lookup import LookupTable

@@ -25,10 +25,6 @@ FREQUENT = 50  # occurrences in the text from which on the neighbours of a token
 def summarise(directory: "RunDirectory", model: "DecoderLM") -> dict[str, Any]:
     """Return the figures of a finished run: losses in nats per token, sizes, and tokens per second.
 
-    Args:
-        directory: The folder of the run, whose metrics are read.
-        model: The trained decoder.
-
     Raises:
         FileError: The metrics are not those of a finished run.
         CheckpointError: A line of metrics is damaged.
@@ -91,12 +87,7 @@ def what_was_learned(opened: "OpenedModel") -> dict[str, Any] | None:
 
 
 def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
-    """Print the figures of a run as a readable report, or as one line of JSON.
-
-    Args:
-        summary: The result of `make_report`.
-        as_json: Whether to print JSON.
-    """
+    """Print the figures of a run as a readable report, or as one line of JSON."""
     if as_json:
         print_json(summary)
         return

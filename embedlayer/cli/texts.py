@@ -54,9 +54,6 @@ def prepare_corpus(
         options: Which tokenizer the corpus has.
         quiet: Whether to print nothing.
 
-    Returns:
-        The corpus or the mixture, and the tokenizer.
-
     Raises:
         FileError: A text or the tokenizer cannot be read.
         TextError: The sources have no text, are not UTF-8, or are a corpus and others without weights.
@@ -79,24 +76,7 @@ def prepare_corpus(
 def _build_corpus(
     sources: Sequence[str | Path], target: Path, options: TokenizerOptions, quiet: bool
 ) -> "tuple[TokenCorpus, Tokenizer]":
-    """Train or read a tokenizer, and build the corpus of token IDs.
-
-    Args:
-        sources: Text files, folders of them, or `-` for standard input.
-        target: Folder for the corpus.
-        options: Which tokenizer the corpus has.
-        quiet: Whether to print nothing.
-
-    Returns:
-        The corpus and the tokenizer.
-
-    Raises:
-        FileError: A text or the tokenizer cannot be read.
-        TextError: The texts are empty, or not UTF-8.
-        TokenizerError: The tokenizer file is damaged.
-        MissingExtraError: A `.model` tokenizer needs the extra `spm`.
-        SizeError: The vocabulary is too small for the kind of tokenizer.
-    """
+    """Train or read a tokenizer, and build the corpus of token IDs."""
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.data.text_files import find_text_files
     from embedlayer.tokenization.read import load_tokenizer
@@ -116,23 +96,6 @@ def _build_mixture(
     """Build a corpus of each source in the folders `target/0`, `target/1`, ..., or link those that are built.
 
     The tokenizer is that of the built corpora. If there is none, one is trained on the texts, each with its share.
-
-    Args:
-        sources: Text files, folders of them, `-` for standard input, or corpora that `embedlayer corpus build` wrote.
-        weights: Weight of each source.
-        target: Folder for the corpora; a corpus in it is deleted.
-        options: Which tokenizer the corpus has.
-        quiet: Whether to print nothing.
-
-    Returns:
-        The mixture and the tokenizer.
-
-    Raises:
-        FileError: A text or the tokenizer cannot be read.
-        TextError: A source has no text, or is not UTF-8.
-        TokenizerError: A corpus was built with another tokenizer.
-        SizeError: A weight is not above 0.
-        MissingExtraError: A `.model` tokenizer needs the extra `spm`.
     """
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.data.corpus_files import is_corpus
@@ -174,12 +137,7 @@ def learn_tokenizer(
 ) -> "Tokenizer":
     """Train a tokenizer on texts; of long texts, only about the first `TOKENIZER_BYTES` bytes are read.
 
-    Args:
-        texts: Text files, in a list for each corpus.
-        kind: Kind of tokenizer, such as `"bpe"`; see `train_tokenizer`.
-        vocab_size: Number of tokens.
-        weights: Weight of each corpus, which has this share of the bytes.
-        quiet: Whether to print nothing.
+    `texts` has a list of files for each corpus, which gets a share of these bytes by its weight.
 
     Raises:
         FileError: A text cannot be read.
@@ -204,15 +162,8 @@ def learn_tokenizer(
 def _link_corpus(ready: Path, target: Path, tokenizer_from: Path | None) -> "tuple[TokenCorpus, Tokenizer]":
     """Open the corpus in the folder `ready`, and let the run use it through a symbolic link.
 
-    The link replaces a corpus that is in the folder of the run.
-
-    Args:
-        ready: Folder that `embedlayer corpus build` wrote.
-        target: Where the link is created.
-        tokenizer_from: The tokenizer that the user requested; it must be the corpus's own tokenizer, or `None`.
-
-    Returns:
-        The corpus and its tokenizer.
+    The link replaces a corpus that is in the folder of the run. `tokenizer_from`, the tokenizer that the user
+    requested, must be the corpus's own, or `None`.
 
     Raises:
         TokenizerError: The requested tokenizer is not the one that the corpus was built with.

@@ -118,14 +118,8 @@ def _train(
     """Start or resume the run in `directory`, train to the last step, and print the summary on rank 0.
 
     A run that the same torchrun launch began is resumed without `--resume`. All ranks must call this, with equal files
-    and options. The caller holds the lock of the folder.
-
-    Args:
-        directory: The folder of the run.
-        files: Texts or a corpus to train on; empty with `--resume`.
-        options: All options of the command by parameter name. Defaults that depend on others are filled in, in place.
-        device: Where to train.
-        parallel: The processes that train together.
+    and options. The caller holds the lock of the folder. `options` has all options of the command by parameter name.
+    Defaults that depend on others are filled in, in place. With `--resume` there are no files.
 
     Returns:
         Exit code of the command: 0, or 130 after Ctrl-C.
@@ -261,9 +255,8 @@ def _as_text(weights: Sequence[float]) -> str:
 def was_started_by(launch: str, directory: "RunDirectory") -> bool:
     """Return whether an earlier attempt of the same torchrun launch began the run in the folder.
 
-    Args:
-        launch: IDs of the launch, separated by spaces. One common ID is enough; with `""` the result is `False`.
-        directory: The folder of the run, whose notes contain the IDs of the launch that began it.
+    `launch` has the IDs of the launch, separated by spaces. One ID that is in the notes of the run is enough; with `""`
+    the result is `False`.
     """
     from embedlayer.core.errors import CheckpointError
 

@@ -380,15 +380,9 @@ def _row_init(
 ) -> "RowInit":
     """Return the initialisation of new rows that the options choose, and seed torch's default generator.
 
-    Random rows are drawn from this generator later.
-
-    Args:
-        start: The options.
-        directory: The model's folder or GGUF file.
-        edited: Function that returns the tokenizer after the edit for the one before it; called only if auxiliary
-            vectors are needed.
-        train_on: Text of `--train-on`. Its first nine tenths replace `--auxiliary-text` if that is not passed; the
-            rest may be held out to measure on.
+    Random rows are drawn from this generator later. `edited` returns the tokenizer after the edit for the one before
+    it; it is called only if auxiliary vectors are needed. The first nine tenths of `train_on` replace
+    `--auxiliary-text` if that is not passed; the rest may be held out to measure on.
 
     Raises:
         VocabularyError: An option that `--init` needs is missing, another one is passed that it does not take, or no

@@ -213,7 +213,6 @@ class CorpusWriter:
     Recorded are the start of each document and the numbers of tokens and bytes; see `tables` and `index`.
 
     Args:
-        tokenizer: The tokenizer.
         write: Called with the IDs of each text chunk, and with the ID that separates two documents. The arrays are
             uint16 or uint32.
     """
@@ -238,12 +237,8 @@ class CorpusWriter:
     ) -> bool:
         """Read a text file, or the rest of a text file, encode it as a document, and pass its IDs to `write`.
 
-        Args:
-            source: A file, or `"-"` for standard input.
-            report: Called after each encoded text chunk with the number of bytes read so far, earlier sources included.
-            begin: Offset of the first byte to read.
-            end: Offset of the byte before which reading stops; `None` for the end of the file.
-            before: The last characters before `begin`.
+        The bytes from offset `begin` up to `end` are read, and `before` are the last characters before them. After each
+        encoded text chunk, `report` is called with the number of bytes read so far, earlier sources included.
 
         Returns:
             Whether the text has any token. A document without tokens is not recorded.
@@ -263,10 +258,8 @@ class CorpusWriter:
     ) -> bool:
         """Encode a document, or the rest of a document, and pass its IDs to `write`.
 
-        Args:
-            texts: The text, in strings of any length.
-            after_chunk: Called without arguments after each encoded text chunk, to report progress.
-            before: The last characters before `texts` if they are the rest of a document.
+        `after_chunk` is called after each encoded text chunk, to report progress. `before` are the last characters
+        before `texts` if they are the rest of a document.
 
         Returns:
             Whether the text has any token. A document without tokens is not recorded.

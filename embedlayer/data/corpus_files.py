@@ -160,9 +160,6 @@ def concatenate_shards(shards: Sequence[CorpusShard]) -> tuple[IdArray | Concate
 
     Args:
         shards: All shards of the corpus, in order; at least one has a document.
-
-    Returns:
-        `ids`, `documents` and `blocks` of the `TokenCorpus`.
     """
     ids: list[IdArray] = []
     documents: list[Offsets] = []

@@ -19,7 +19,6 @@ class RandomPermutation:
     different results. A result of `count` or more is permuted again until it is smaller.
 
     Args:
-        count: Length of the permutation.
         generator: Source of the random keys. How many numbers are drawn does not depend on `count`.
 
     Example:

@@ -253,15 +253,6 @@ def _write_shard(folder: Path, plan: JsonObject, number: int, tokenizer: Tokeniz
 def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shards: int) -> Path:
     """Create the corpus folder with the plan and tokenizer of a build, or check that the plan there is the same one.
 
-    Args:
-        sources: Files and folders with the texts.
-        tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
-        path: The corpus folder.
-        shards: Number of shards.
-
-    Returns:
-        The folder, `path`.
-
     Raises:
         SizeError: `shards` is below 1.
         FileError: The folder has other files or another plan, or a source is no regular file (standard input).
@@ -380,13 +371,8 @@ def first_cut(source: str, place: int, size: int, tokenizer: Tokenizer) -> int:
     """Return the offset of the first byte at or after `place` where cutting a file's text changes no ID.
 
     Two shards that share a boundary find the same offset, since it depends only on the characters around it. For a
-    larger `place` the result is the same or larger.
-
-    Args:
-        source: The file, UTF-8 and not compressed.
-        place: Offset of the first byte to consider. 0 and `size` are returned unchanged.
-        size: Size of the file, which is the result if no cut is safe.
-        tokenizer: Tokenizer with which cuts are checked.
+    larger `place` the result is the same or larger. The file is UTF-8 and not compressed. A `place` of 0, or of `size`,
+    the size of the file, is returned unchanged. `size` is also the result if no cut is safe.
     """
     if place in (0, size):
         return place

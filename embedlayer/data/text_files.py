@@ -122,13 +122,9 @@ def opened(source: str | Path, begin: int = 0, end: int | None = None) -> Iterat
 
     `read(size)` returns at most `size` bytes of the text, decompressed if the name ends in `.gz`; empty bytes mean the
     end. `position()` returns how many bytes of the file were read, compressed ones for a `.gz`; 0 for standard input.
-    It is counted from `begin` if `end` applies, else from the start of the file.
-
-    Args:
-        source: A file, or `"-"` for standard input.
-        begin: Offset of the first byte to read. It must be 0 for a `.gz`, and is ignored for standard input.
-        end: Offset of the byte before which reading stops; `None` for the end of the file. It is ignored for a `.gz`
-            and for standard input, which are read to their end.
+    It is counted from `begin` if `end` applies, else from the start of the file. The bytes from offset `begin` up to
+    `end` are read, by default to the end of the file. Standard input and a `.gz` are read whole: `begin` must be 0 for
+    a `.gz`.
 
     Raises:
         FileError: The file cannot be opened.
@@ -169,10 +165,8 @@ def checked(source: str | Path, read: _Read, size: int = READ_BYTES) -> bytes:
 def decoded(source: str | Path, read: _Read, *, offset: int = 0) -> Iterator[str]:
     """Read UTF-8 text block by block and yield it as strings. Line ends are kept; a byte-order mark is left out.
 
-    Args:
-        source: Path, for error messages.
-        read: Function of `opened` that returns at most as many bytes as its argument says.
-        offset: Offset of the first byte in the file. At 0 the text may start with a byte-order mark.
+    `read` is a function of `opened`, and `offset` that of its first byte in the file; at 0 the text may start with a
+    byte-order mark.
 
     Raises:
         FileError: The source cannot be read or decompressed.

@@ -17,13 +17,6 @@ def longer_text(
     field is. So a special token stays appended, as do a part of a character, a token that would be merged with the one
     before, and a line break with all that follows it.
 
-    Args:
-        vocabulary: What converts texts to IDs.
-        text: The text.
-        appended: IDs of the tokens that follow it.
-        vocab_size: Rows of the table, V.
-        add_special_tokens: Whether the tokenizer adds the tokens that start or end a text.
-
     Example:
         >>> tokenizer = train_tokenizer("dogs love cats", kind="word")
         >>> longer_text(tokenizer, "dogs", [tokenizer.token_to_id("love")], vocab_size=9)

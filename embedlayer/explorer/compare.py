@@ -104,10 +104,7 @@ def places(source: OpenedModel, other: OpenedModel, params: Params) -> bytes:
 def other_neighbors(source: OpenedModel, other: OpenedModel, params: Params) -> list[tuple[str, float]]:
     """Return text and cosine of the tokens of the other table nearest to a query in that table, nearest first.
 
-    Args:
-        source: The first source, which is not used.
-        other: The source to search.
-        params: The parameters of `tokens.neighbors`, with IDs of the other table.
+    `params` are those of `tokens.neighbors`, with IDs of the other table. `source` is not used.
     """
     return [(other.token_texts[row], score) for row, score in tokens.neighbors(other, params)]
 

@@ -34,11 +34,6 @@ def write_page(
 ) -> None:
     """Write the page about `sources` as one file, atomically: if it is interrupted, there is no file.
 
-    Args:
-        path: File to write.
-        sources: What the page shows.
-        on_progress: Function that is called often.
-
     Raises:
         FileError: The file cannot be written.
     """

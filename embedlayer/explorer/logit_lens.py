@@ -44,13 +44,8 @@ class LogitLens(NamedTuple):
 def logit_lens(model: DecoderLM, ids: Int[Tensor, " T"], k: int = TOP_TOKENS) -> LogitLens:
     """Compute `softmax(head(norm(x)))` for the hidden state `x` after every block, with the model's own norm and head.
 
-    The head is used whole: with its scale, bias and soft cap. Logits exist for a few tokens at a time,
-    `LOGITS_AT_ONCE` numbers or those of one token.
-
-    Args:
-        model: The decoder, in evaluation mode.
-        ids: Token IDs of the text.
-        k: Number of tokens to list, K; V if the vocabulary is smaller.
+    The head is used whole: with its scale, bias and soft cap. Logits exist for a few tokens at a time, `LOGITS_AT_ONCE`
+    numbers or those of one token. The model must be in evaluation mode. K is `k`, or V if the vocabulary is smaller.
 
     Reference: nostalgebraist, interpreting GPT: the logit lens, 2020.
 

@@ -48,10 +48,6 @@ def one_script(modules: dict[str, str], entry: str) -> str:
     A module may contain `import { a, b as c } from "./x.js";` and `export function|const|let|class name`, each at the
     start of a line.
 
-    Args:
-        modules: Text of each module by its path, such as `views/map.js`.
-        entry: Path of the module to run, such as `app.js`.
-
     Raises:
         KeyError: A module imports one that is missing.
 

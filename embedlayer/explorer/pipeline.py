@@ -37,7 +37,6 @@ class Pipeline:
     """A text and all steps from its tokens to the gradient of its loss.
 
     Attributes:
-        text: The text.
         how: How the text was split, as sentences for readers; `""` for a tokenizer.
         tokens: The first T tokens of the text.
         left_out: Number of later tokens, which are not shown.
@@ -76,10 +75,8 @@ class Pipeline:
 def answer(source: OpenedModel, params: Params) -> answers.Pipeline:
     """Answer a request of the page: the pipeline of the parameter `text`.
 
-    Args:
-        source: The source.
-        params: `text`; with `layer` = `"tiny"`, the text is computed in the tiny layer, with the position scheme
-            `position` and a head that is tied if `tied` is `"1"`.
+    With `layer` = `"tiny"`, the text is computed in the tiny layer, with the position scheme `position` and a head that
+    is tied if `tied` is `"1"`.
 
     The parameter `appended` has IDs of tokens that follow the text, such as `17,40`. Those that the tokenizer would
     find in a longer text become part of it. Of a decoder, the last step is the logit lens, whose numbers are the answer

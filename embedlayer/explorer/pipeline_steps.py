@@ -132,12 +132,7 @@ def parts_of(model: Model) -> tuple[LookupTable, Position]:
 def queries_and_keys(
     model: DecoderLM, x: Float[Tensor, "T D"]
 ) -> tuple[Float[Tensor, "H T K"], Float[Tensor, "G T K"]]:
-    """Compute queries and keys of a decoder's first block, before rotary positions are applied.
-
-    Args:
-        model: The decoder, which must have a block.
-        x: Input of the first block.
-    """
+    """Compute queries and keys of a decoder's first block, before rotary positions are applied."""
     block = model.blocks[0]
     attention = cast(Attention, block.attention)
     normed = cast(nn.RMSNorm, block.attention_norm)(x)
@@ -152,9 +147,6 @@ class TracedText(NamedTuple):
     """The input embedding of one text in a model, computed in one autograd graph with all that follows.
 
     Attributes:
-        model: Model, layer or table.
-        ids: Token IDs, `(T,)`.
-        positions: Position of each token.
         steps: The steps without dropout. The first is the look-up, whose vectors require a gradient.
     """
 
@@ -189,10 +181,7 @@ def trace_text(model: Model, ids: Int[Tensor, " T"]) -> TracedText:
 def pipeline_steps(traced: TracedText, tokens: Sequence[ShownToken], vocabulary: Vocabulary) -> Iterator[PipelineStep]:
     """Yield all steps of a text in order, from the one-hot vectors to the gradient of the loss.
 
-    Args:
-        traced: The input embedding of the text.
-        tokens: The tokens of the text, as the page shows them.
-        vocabulary: What gives the texts of other tokens: those near in the table, and the most likely next ones.
+    `vocabulary` gives the texts of other tokens: those near in the table, and the most likely next ones.
     """
     table, position = parts_of(traced.model)
     yield PipelineStep("one_hot", f"for each of {len(traced.ids)} tokens, {table.vocab_size:,} entries")

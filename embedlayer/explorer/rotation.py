@@ -45,10 +45,6 @@ def pair_rotation(position: Position, positions: Int[Tensor, " T"]) -> PairRotat
 
     A scheme is asked for the rotation of one vector with a 1 in the first channel of each pair. Random queries and keys
     show whether it does nothing else.
-
-    Args:
-        position: A scheme that overrides `rotate`.
-        positions: The positions.
     """
     width = width_of(position)
     pairs = position.pair_channels() if isinstance(position, RotaryEmbedding) else _pairs(position, width)

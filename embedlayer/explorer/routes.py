@@ -116,10 +116,8 @@ def others(sources: list[OpenedModel], source: OpenedModel) -> list[str]:
 def answer(sources: list[OpenedModel], name: str, params: Params) -> Answer:
     """Return the data of the request `/data/NAME?params`: bytes, or a value for JSON.
 
-    Args:
-        sources: The sources of the page.
-        name: Name of the data, a key of `ROUTES` or `PAIRS`, or `"manifest"`.
-        params: Parameters of the request; `source` is the number of a source, 0 by default.
+    `name` is a key of `ROUTES` or `PAIRS`, or `"manifest"`. The parameter `source` is the number of a source, 0 by
+    default.
 
     Raises:
         EmbedLayerError: There is no such data, or the parameters are not valid.

@@ -47,10 +47,7 @@ HEADERS = {
 def serve(sources: list[OpenedModel], *, port: int = 0, on_start: Callable[[str], None]) -> None:
     """Serve the page on 127.0.0.1 until Ctrl-C, and then return.
 
-    Args:
-        sources: The sources to show.
-        port: The port; 0 chooses a free one.
-        on_start: Function that is called with the page's URL when the server listens.
+    Port 0 chooses a free one. `on_start` is called with the page's URL when the server listens.
 
     Raises:
         FileError: The port cannot be used.
@@ -65,9 +62,7 @@ def serve(sources: list[OpenedModel], *, port: int = 0, on_start: Callable[[str]
 def make_server(sources: list[OpenedModel], *, port: int = 0) -> ThreadingHTTPServer:
     """Return a server that listens on 127.0.0.1; it answers requests once `serve_forever` is called.
 
-    Args:
-        sources: The sources to show.
-        port: The port; 0 chooses a free one.
+    Port 0 chooses a free one.
 
     Raises:
         FileError: The port cannot be used.

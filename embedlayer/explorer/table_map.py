@@ -68,11 +68,7 @@ class _Cancelled(Exception):
 
 
 class MapJob:
-    """Computes the `TableMap` of a source in a thread of its own, once. In a forked process a running one is absent.
-
-    Args:
-        source: The source of the rows.
-    """
+    """Computes the `TableMap` of a source in a thread of its own, once. In a forked process a running one is absent."""
 
     def __init__(self, source: OpenedModel) -> None:
         self._source = source
@@ -140,9 +136,6 @@ class MapJob:
 
         If the waiting is interrupted, by Ctrl-C or by `on_progress`, the computation is cancelled.
 
-        Args:
-            on_progress: Function that is called with the stage and the share of the whole that is done.
-
         Raises:
             SizeError: It failed or was cancelled.
             EmbedLayerError: As in `result`.
@@ -206,12 +199,7 @@ def folded_rows(source: OpenedModel) -> Bool[Tensor, " V"]:
 
 
 def compute_map(source: OpenedModel, on_progress: OnProgress) -> TableMap:
-    """Compute the map of a source, or read its layout from the cache.
-
-    Args:
-        source: The source of the rows.
-        on_progress: As in `compute_layout`.
-    """
+    """Compute the map of a source, or read its layout from the cache."""
     keep = ~folded_rows(source)
     on_progress(SEARCHING, 0.0)
     path = layout_path(source.rows, keep)
@@ -302,12 +290,7 @@ def baked(source: OpenedModel) -> list[Params]:
 
 
 def prepare(source: OpenedModel, on_progress: OnProgress = lambda stage, share: None) -> bool:
-    """Compute the map for an exported page; return whether it stores one, which it does not of a large table.
-
-    Args:
-        source: The source of the rows.
-        on_progress: As in `MapJob.wait`.
-    """
+    """Compute the map for an exported page; return whether it stores one, which it does not of a large table."""
     if source.table.vocab_size > BAKED_ROWS:
         return False
     map_job(source).wait(on_progress)

@@ -105,11 +105,8 @@ class TextIds:
 def text_ids(vocabulary: Vocabulary, text: str, vocab_size: int, *, add_special_tokens: bool = False) -> TextIds:
     """Return the token IDs of a text, and how it was split.
 
-    Args:
-        vocabulary: Tokenizer, names of the rows, or `None`. Without a tokenizer, a text such as `#17 #42` lists IDs.
-        text: Any text.
-        vocab_size: Rows of the table, V, which limit the IDs that are typed.
-        add_special_tokens: Whether the tokenizer adds the tokens that start or end a text.
+    Without a tokenizer, a text such as `#17 #42` lists IDs below `vocab_size`. A tokenizer adds the tokens that start
+    or end a text if `add_special_tokens` is set.
 
     Raises:
         TextError: The tokenizer cannot encode the text; or the text has no tokens, or no word that names a row.
@@ -168,7 +165,6 @@ class ShownToken:
     """A token as the page shows it.
 
     Attributes:
-        id: Token ID.
         decoded: Readable text of the token; empty if the tokenizer does not know the ID.
         text: The readable text with spaces and invisible characters in visible form, or `row ID`.
         kind: `"special"`, `"byte"` for one byte of a character, or `"text"`.

@@ -186,24 +186,13 @@ def nameless(source: OpenedModel) -> Bool[Tensor, " V"]:
 
 @torch.no_grad()
 def sum_of_rows(source: OpenedModel, plus: list[int], minus: list[int]) -> Float[Tensor, "1 D"]:
-    """Return the sum of some rows minus the sum of others, each normalised to length 1 first, in float64.
-
-    Args:
-        source: The source of the rows.
-        plus: IDs of the rows to add.
-        minus: IDs of the rows to subtract.
-    """
+    """Return the sum of some rows minus the sum of others, each normalised to length 1 first, in float64."""
     units = F.normalize(source.rows[[*plus, *minus]].double(), dim=1)
     return units[: len(plus)].sum(0, keepdim=True) - units[len(plus) :].sum(0, keepdim=True)
 
 
 def nearest_of_all(source: OpenedModel, on_progress: Callable[[float], None] = lambda share: None) -> bytes:
-    """Return the bytes that `nearest` returns; the first call computes them and stores them in the source.
-
-    Args:
-        source: The source of the rows.
-        on_progress: Function that is called with the share of the rows that are done, from 0 to 1.
-    """
+    """Return the bytes that `nearest` returns; the first call computes them and stores them in the source."""
 
     def compute() -> bytes:
         V, candidates, parts = source.table.vocab_size, ~nameless(source), []
@@ -220,11 +209,6 @@ def nearest_of_all(source: OpenedModel, on_progress: Callable[[float], None] = l
 
 def token_ids(params: Params, name: str, vocab_size: int) -> list[int]:
     """Read token IDs such as `17,4` from a parameter of a request; a missing parameter gives an empty list.
-
-    Args:
-        params: Parameters of the request.
-        name: Name of the parameter.
-        vocab_size: Rows of the table, V.
 
     Raises:
         SizeError: The parameter is not a list of at most 100 IDs.

@@ -66,11 +66,7 @@ def read_user_columns(path: Path | str, source: OpenedModel) -> UserColumns:
     """Read columns for the rows of a source's table from a file.
 
     A column holds numbers if every value in it is one, and texts otherwise. A file may have both key columns; they must
-    then agree.
-
-    Args:
-        path: A `.csv`, `.tsv` or `.parquet` file.
-        source: The source whose table has the rows.
+    then agree. The file ends in `.csv`, `.tsv` or `.parquet`.
 
     Raises:
         FileError: The file cannot be read, has no key column or no other column, or a line has another number of

@@ -574,12 +574,6 @@ def _first_loss(token_ids: Integer[np.ndarray, "T"], vocab_size: int, embed_dim:
 
     The table is drawn from N(0, std^2). The hidden state of each token is its own row, divided by `std`. The first
     token is the target of the last one.
-
-    Args:
-        token_ids: Token IDs of one sequence.
-        vocab_size: Rows of the table, V.
-        embed_dim: Width of a row, D.
-        std: Standard deviation of the table.
     """
     table = ScratchEmbedding(vocab_size, embed_dim, W=np.random.standard_normal((vocab_size, embed_dim)) * std)
     return ScratchTiedHead(table).loss(table(token_ids) / std, np.roll(token_ids, -1))
@@ -590,10 +584,8 @@ def _table_gradient(
 ) -> Float[np.ndarray, "V D"]:
     """Return the gradient of a table, `one_hot^T @ grad_output`, summed over all tokens.
 
-    Args:
-        one_hot: One-hot rows of the last look-up, or `None` if there was none. If `grad_output` has further batch
-            dimensions in front, the same one-hot rows apply to each element of the batch.
-        grad_output: Gradient of the rows that were looked up.
+    `one_hot` are the one-hot rows of the last look-up, or `None` if there was none. If `grad_output` has further batch
+    dimensions in front, the same one-hot rows apply to each element of the batch.
 
     Raises:
         ShapeError: There was no look-up, or `grad_output` has another shape than its result.
@@ -615,10 +607,7 @@ def _table_gradient(
 def _weights(given: Float[np.ndarray, "..."] | None, std: float, **sizes: int) -> Float[np.ndarray, "..."]:
     """Return a copy of the given weights, or new weights drawn from N(0, std^2).
 
-    Args:
-        given: The weights, or `None` to draw them.
-        std: Standard deviation of new weights.
-        **sizes: Name and length of each dimension, in order.
+    `sizes` are the name and the length of each dimension, in order.
 
     Raises:
         SizeError: A size is below 1, or `given` has another shape.

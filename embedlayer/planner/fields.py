@@ -34,9 +34,6 @@ def fields_of_config(source: str | JsonObject) -> JsonObject:
 
     Learned positions of encoder and decoder are counted together. Token types, norms and biases are not counted.
 
-    Args:
-        source: Path of a `config.json`, or its content.
-
     Raises:
         FileError: The file is missing or cannot be read.
         CheckpointError: The model type is unknown or not read by `embedlayer.load`, a size is missing, or the model has

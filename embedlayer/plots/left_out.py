@@ -25,13 +25,7 @@ def caption(figure: Figure, *sentences: str) -> None:
 
 
 def left_out(count: int, what: str, why: str) -> str:
-    """Return "3 rows left out: NaN or infinity."; `""` for a count of 0.
-
-    Args:
-        count: Number of things that are left out.
-        what: Their name in the singular.
-        why: The reason.
-    """
+    """Return "3 rows left out: NaN or infinity."; `""` for a count of 0."""
     return f"{count:,} {what}{'s' * (count != 1)} left out: {why}." if count else ""
 
 

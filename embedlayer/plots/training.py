@@ -77,10 +77,7 @@ DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.4)), (0, (6, 1.5, 1, 1.5)))
 
 
 def read_metrics(run: Metrics | Path | str) -> Metrics:
-    """Return the lines of a run's `metrics.jsonl`.
-
-    Args:
-        run: The lines themselves, which are returned unchanged; the path of the file; or the folder of the run.
+    """Return the lines of a run's `metrics.jsonl`, from its path or that of the folder; lines are returned unchanged.
 
     Raises:
         FileError: The file or folder does not exist.

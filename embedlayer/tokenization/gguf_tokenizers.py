@@ -212,16 +212,8 @@ def tokenizer_metadata(tokenizer: Tokenizer, old: Values, rows: int, path: Path)
     """Return the metadata of a GGUF file for an edited tokenizer: tokens, their kinds and scores, and merges.
 
     Tokens that the old tokenizer has keep kind and score; the scores of SentencePiece's BPE are new if the merges of
-    the new tokenizer have another order (`_merge_scores`). Rows without a token become unused tokens.
-
-    Args:
-        tokenizer: The new tokenizer.
-        old: Metadata of the file.
-        rows: Number of rows of the new table.
-        path: The file, for error messages.
-
-    Returns:
-        New values of keys that the file has.
+    the new tokenizer have another order (`_merge_scores`). Rows without a token become unused tokens. All keys are keys
+    of `old`, the metadata of the file.
 
     Raises:
         TokenizerError: The metadata cannot describe the tokenizer, because it gives other IDs.

@@ -42,7 +42,6 @@ class TokenizerConfig:
     """What the files of a folder state about its tokenizer.
 
     Attributes:
-        folder: The folder.
         kind: Name of the tokenizer class without `Tokenizer` and `Fast`; `None` if no file names one, and the model
             type has none.
         names_class: Whether a file names the class, not the model type alone.

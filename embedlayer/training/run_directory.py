@@ -453,11 +453,7 @@ class RunDirectory:
     ) -> DecoderLM:
         """Seed torch's generator with the seed of the run, and build the model of the run with weights drawn from it.
 
-        Args:
-            description: Content of `run.json`.
-            parallel: The processes over which the model is sharded.
-            device: Device of the model of a single process.
-            make_table: Function that opens a mapped table from its description; `None` to draw its rows in memory.
+        `make_table` opens a mapped table from its description; with `None` its rows are drawn in memory.
 
         Raises:
             CheckpointError: The model is not a `DecoderLM`, or too large for this machine.
@@ -623,14 +619,6 @@ def consistency_facts(description: JsonObject, text: TokenCorpus | TokenMixture,
 
     The text is compared by its length and by a hash over up to 256 samples of 4096 IDs each, spread over the
     text; of a mixture, over each text.
-
-    Args:
-        description: Content of `run.json`; its notes are left out.
-        text: Token IDs of the run.
-        tokenizer: Tokenizer of the run.
-
-    Returns:
-        JSON values by name, for `Collectives.require_equal`.
     """
     samples = hashlib.sha256()
     for corpus in corpora_of(text):

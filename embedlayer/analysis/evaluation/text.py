@@ -153,9 +153,6 @@ class TokenChange:
     """How two models differ in one token, averaged over its places in the text.
 
     Attributes:
-        token: Its text.
-        id: Its ID.
-        count: How often it is predicted.
         loss: Mean loss of the first model, in nats.
         other_loss: Mean loss of the other model, in nats.
         kl: Mean divergence KL(first || other) of the distributions at its places, in nats.
