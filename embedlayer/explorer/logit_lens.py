@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.core.errors import SizeError
-from embedlayer.explorer import answers, pipeline
+from embedlayer.explorer import pipeline, text_answers
 from embedlayer.explorer.pipeline_steps import longest, packed
 from embedlayer.explorer.text_ids import shown_tokens, text_ids
 from embedlayer.explorer.tokens import token_ids
@@ -80,7 +80,7 @@ def _read(
     return ids, probs.gather(-1, ids), entropy, probs.gather(-1, column).squeeze(-1), ranks
 
 
-def answer(source: OpenedModel, params: Mapping[str, str]) -> answers.LogitLens:
+def answer(source: OpenedModel, params: Mapping[str, str]) -> text_answers.LogitLens:
     """Answer a request of the page: the logit lens of the token IDs in the parameter `ids`, such as `17,40`.
 
     The model is that of `pipeline.requested_model`.
@@ -100,24 +100,23 @@ def answer(source: OpenedModel, params: Mapping[str, str]) -> answers.LogitLens:
     if not 1 <= len(ids) <= most:
         raise SizeError(f"The logit lens reads from 1 to {most} tokens, not {len(ids)}.")
     lens = logit_lens(model, torch.tensor(ids, device=model.table.device))
+    listed = shown_tokens(vocabulary, lens.top_ids.unique().tolist())
     return {
         "top_ids": lens.top_ids.tolist(),
         "top_probs": packed(lens.top_probs.flatten(0, 1)),
         "entropy": packed(lens.entropy),
         "next_probs": packed(lens.next_probs),
         "next_ranks": lens.next_ranks.tolist(),
-        "tokens": [
-            cast(answers.ShownToken, vars(token)) for token in shown_tokens(vocabulary, lens.top_ids.unique().tolist())
-        ],
+        "tokens": [cast(text_answers.ShownToken, vars(token)) for token in listed],
     }
 
 
-def baked(source: OpenedModel) -> list[dict[str, str]]:
+def exported_requests(source: OpenedModel) -> list[dict[str, str]]:
     """Return the parameters of those logit-lens requests whose answers an exported page stores.
 
-    They are the requests of `pipeline.baked` with the token IDs in place of the text.
+    They are the requests of `pipeline.exported_requests` with the token IDs in place of the text.
     """
-    return [asked for params in pipeline.baked(source) for asked in _ids_instead(source, params)]
+    return [asked for params in pipeline.exported_requests(source) for asked in _ids_instead(source, params)]
 
 
 def _ids_instead(source: OpenedModel, params: Mapping[str, str]) -> list[dict[str, str]]:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.explorer import answers
+from embedlayer.explorer import text_answers
 from embedlayer.explorer.appended import longer_text
 from embedlayer.explorer.example_texts import example_texts
 from embedlayer.explorer.pipeline_steps import (
@@ -61,7 +61,7 @@ class Pipeline:
         """Return the step with a name; `None` if this model does not have it."""
         return next((step for step in self.steps if step.name == name), None)
 
-    def to_json(self) -> answers.Pipeline:
+    def to_json(self) -> text_answers.Pipeline:
         """Return the pipeline as a JSON object of its attributes, with packed tensors; see `packed`.
 
         `vectors` are left out. NaN and infinity outside of tensors become `None`.
@@ -69,10 +69,10 @@ class Pipeline:
         tokens, steps = [vars(token) for token in self.tokens], [step.to_json() for step in self.steps]
         content = {**vars(self), "tokens": tokens, "steps": steps}
         del content["vectors"]
-        return cast(answers.Pipeline, finite_json(content))
+        return cast(text_answers.Pipeline, finite_json(content))
 
 
-def answer(source: OpenedModel, params: Params) -> answers.Pipeline:
+def answer(source: OpenedModel, params: Params) -> text_answers.Pipeline:
     """Answer a request of the page: the pipeline of the parameter `text`.
 
     With `layer` = `"tiny"`, the text is computed in the tiny layer, with the position scheme `position` and a head that
@@ -115,11 +115,11 @@ def requested_model(source: OpenedModel, params: Mapping[str, str]) -> tuple[Mod
     return source.require_input(), vocabulary_of(source)
 
 
-def choices(source: OpenedModel, params: Params) -> answers.PipelineChoices:
+def choices(source: OpenedModel, params: Params) -> text_answers.PipelineChoices:
     """Return the example texts, and the texts, words and position schemes of the tiny layer, that the page offers."""
     vocabulary = vocabulary_of(source)
     refused = f"Only the table of this source can be read. {source.table_only}" if source.table_only else ""
-    tiny: answers.TinyChoices = {
+    tiny: text_answers.TinyChoices = {
         "texts": list(TINY_TEXTS),
         "words": list(TINY_WORDS.names),
         "positions": list(get_args(TinyPosition)),
@@ -133,7 +133,7 @@ def choices(source: OpenedModel, params: Params) -> answers.PipelineChoices:
     }
 
 
-def baked(source: OpenedModel) -> list[dict[str, str]]:
+def exported_requests(source: OpenedModel) -> list[dict[str, str]]:
     """Return the parameters of the requests whose answers an exported page stores.
 
     These are the example texts, in the model and in every tiny layer.

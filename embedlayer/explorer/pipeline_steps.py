@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.layer import EmbeddingLayer
-from embedlayer.explorer import answers
+from embedlayer.explorer import text_answers
 from embedlayer.explorer.rotation import PairRotation, pair_rotation, width_of
 from embedlayer.explorer.step_texts import SENTENCES, TITLES
 from embedlayer.explorer.text_ids import ShownToken, Vocabulary, shown_tokens
@@ -108,7 +108,7 @@ class PipelineStep:
         }
 
 
-def packed(values: Tensor) -> answers.PackedTensor:
+def packed(values: Tensor) -> text_answers.PackedTensor:
     """Return a tensor as JSON: its shape, and its float32 numbers, little-endian, in base64.
 
     Example:
@@ -344,7 +344,7 @@ def _head_steps(
         last = logits[-1:].detach()
         likely = top_k(last[0], min(CANDIDATES, last.shape[-1]))[1].tolist()
         facts["candidates"] = [vars(token) for token in shown_tokens(vocabulary, likely)]
-        facts["room"] = longest(position) - len(ids)
+        facts["tokens_left"] = longest(position) - len(ids)
         yield PipelineStep("head", note, {"hidden": hidden, "logits": last}, facts)
     else:
         yield PipelineStep("head", f"{note}. {_WHOLE_MODELS}", {"hidden": hidden}, facts, sentence="head only")

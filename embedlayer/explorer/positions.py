@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.checkpoints.layer import EmbeddingLayer
-from embedlayer.explorer.answers import DescribedScheme, PlacedToken, PositionsData
 from embedlayer.explorer.pipeline_steps import Model, packed, parts_of, queries_and_keys
 from embedlayer.explorer.rotation import pair_rotation, width_of
+from embedlayer.explorer.text_answers import DescribedScheme, PlacedToken, PositionsData
 from embedlayer.explorer.text_ids import shown_tokens
 from embedlayer.io.files import JsonObject
 from embedlayer.models.decoder import DecoderLM

@@ -40,14 +40,14 @@ class Route:
     Attributes:
         answer: Function from a source and the request's parameters to the data: bytes, or a value for JSON. It raises
             an `EmbedLayerError` if there is no answer.
-        baked: Function from a source to the list of parameters for which an exported page stores the answer. By default
-            it is stored once, for no parameters.
+        exported: Function from a source to the parameters of the requests whose answers an exported page stores; by
+            default one request without parameters.
         needs: What the source must have, strings in `page_facts(source)["has"]`.
         acts: Whether the request starts or ends something: it is a POST of the page itself, not a GET.
     """
 
     answer: Callable[[OpenedModel, Params], Answer]
-    baked: Callable[[OpenedModel], Iterable[Params]] = lambda source: ({},)
+    exported: Callable[[OpenedModel], Iterable[Params]] = lambda source: ({},)
     needs: tuple[str, ...] = ("vectors",)
     acts: bool = False
 
@@ -55,14 +55,14 @@ class Route:
 ROUTES: dict[str, Route] = {
     "tokens": Route(tokens.texts),
     "axes": Route(tokens.axes),
-    "coordinates": Route(tokens.coordinates, lambda source: ({"count": str(tokens.BAKED_COMPONENTS)},)),
+    "coordinates": Route(tokens.coordinates, lambda source: ({"count": str(tokens.EXPORTED_COMPONENTS)},)),
     "layout-start": Route(table_map.start, lambda source: (), acts=True),
     "layout-cancel": Route(table_map.cancel, lambda source: (), acts=True),
-    "layout-progress": Route(table_map.progress, table_map.baked),
-    "layout": Route(table_map.layout, table_map.baked),
-    "layout-recall": Route(table_map.layout_recall, table_map.baked),
-    "clusters": Route(table_map.clusters, table_map.baked),
-    "cluster-of": Route(table_map.cluster_of, table_map.baked),
+    "layout-progress": Route(table_map.progress, table_map.exported_requests),
+    "layout": Route(table_map.layout, table_map.exported_requests),
+    "layout-recall": Route(table_map.layout_recall, table_map.exported_requests),
+    "clusters": Route(table_map.clusters, table_map.exported_requests),
+    "cluster-of": Route(table_map.cluster_of, table_map.exported_requests),
     "folded": Route(table_map.folded),
     "norms": Route(tokens.norms),
     "examples": Route(example_tokens.examples),
@@ -70,16 +70,16 @@ ROUTES: dict[str, Route] = {
     "neighbors": Route(tokens.neighbors, lambda source: ()),
     "along": Route(tokens.along, lambda source: ()),
     "columns": Route(user_columns.columns),
-    "column": Route(user_columns.column, user_columns.baked_columns),
+    "column": Route(user_columns.column, user_columns.exported_columns),
     "encode": Route(tokens.encode, lambda source: (), needs=("tokenizer",)),
-    "vectors": Route(tokens.vectors, tokens.baked_vectors),
-    "nearest": Route(tokens.nearest, tokens.baked_nearest),
+    "vectors": Route(tokens.vectors, tokens.exported_vectors),
+    "nearest": Route(tokens.nearest, tokens.exported_nearest),
     "card": Route(token_card.card, lambda source: ()),
     "card-places": Route(token_card.places, lambda source: ()),
-    "cards": Route(token_card.cards, token_card.baked),
+    "cards": Route(token_card.cards, token_card.exported_requests),
     "pipeline-choices": Route(pipeline.choices),
-    "pipeline": Route(pipeline.answer, pipeline.baked),
-    "logit-lens": Route(logit_lens.answer, logit_lens.baked),
+    "pipeline": Route(pipeline.answer, pipeline.exported_requests),
+    "logit-lens": Route(logit_lens.answer, logit_lens.exported_requests),
     "positions": Route(positions.answer, needs=("input",)),
     "health": Route(health.found),
     "scores": Route(health.scores),
@@ -96,7 +96,7 @@ PAIRS: dict[str, Callable[[OpenedModel, OpenedModel, Params], Answer]] = {
 }
 """Data about two sources. The parameter `other` is the number of the second, or `before` for before training."""
 
-BAKED_PAIRS = ("compare", "compare-places")
+EXPORTED_PAIRS = ("compare", "compare-places")
 
 
 def method_of(name: str) -> str:

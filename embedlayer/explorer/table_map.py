@@ -19,7 +19,7 @@ from embedlayer.core.forks import call_in_forked_processes
 from embedlayer.explorer.answers import Cluster, Clusters, LayoutProgress, LayoutRecall, LayoutState
 from embedlayer.explorer.health import table_report
 from embedlayer.explorer.layout_cache import layout_path, load_layout, store_layout
-from embedlayer.explorer.tokens import BAKED_ROWS, Params, principal, to_bytes
+from embedlayer.explorer.tokens import EXPORTED_ROWS, Params, principal, to_bytes
 from embedlayer.opening.opened_model import OpenedModel
 
 CLUSTERS = (20, 150)
@@ -281,7 +281,7 @@ def folded(source: OpenedModel, params: Params) -> bytes:
     return folded_rows(source).to(torch.uint8).numpy().tobytes()
 
 
-def baked(source: OpenedModel) -> list[Params]:
+def exported_requests(source: OpenedModel) -> list[Params]:
     """Return the requests for the map that an exported page stores: one, or none for a large table.
 
     The map is computed first.
@@ -291,7 +291,7 @@ def baked(source: OpenedModel) -> list[Params]:
 
 def prepare(source: OpenedModel, on_progress: OnProgress = lambda stage, share: None) -> bool:
     """Compute the map for an exported page; return whether it stores one, which it does not of a large table."""
-    if source.table.vocab_size > BAKED_ROWS:
+    if source.table.vocab_size > EXPORTED_ROWS:
         return False
     map_job(source).wait(on_progress)
     return True

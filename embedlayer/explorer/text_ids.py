@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from embedlayer.core import visible_text
 from embedlayer.core.errors import TextError, TokenIdError, TokenizerError
-from embedlayer.explorer import answers
+from embedlayer.explorer.text_answers import TokenKind
 from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.tokenization.bytes import token_text
 from embedlayer.tokenization.tokenizer_calls import encode, pure_tokenizer
@@ -173,7 +173,7 @@ class ShownToken:
     id: int
     decoded: str
     text: str
-    kind: answers.TokenKind
+    kind: TokenKind
 
 
 def shown_tokens(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[ShownToken, ...]:
@@ -194,7 +194,7 @@ def shown_tokens(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[ShownToken
             return ShownToken(number, "", f"row {number}", "special")
         text = token_text(vocabulary, number)
         is_byte = text.startswith("<0x") and text.endswith(">")
-        kind: answers.TokenKind = "special" if number in specials else "byte" if is_byte else "text"
+        kind: TokenKind = "special" if number in specials else "byte" if is_byte else "text"
         return ShownToken(number, text, visible_text(text), kind)
 
     return tuple(shown(number) for number in ids)

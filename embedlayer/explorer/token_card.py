@@ -23,7 +23,7 @@ from embedlayer.explorer.example_texts import example_texts
 from embedlayer.explorer.health import table_report
 from embedlayer.explorer.positions import example_ids
 from embedlayer.explorer.text_ids import text_ids, vocabulary_of
-from embedlayer.explorer.tokens import BAKED_ROWS, Params, token_ids
+from embedlayer.explorer.tokens import EXPORTED_ROWS, Params, token_ids
 from embedlayer.opening.opened_model import OpenedModel
 
 LISTED_EQUAL = 8  # largest number of rows that are listed as equal to a row
@@ -81,9 +81,9 @@ def places(source: OpenedModel, params: Params) -> TokenPlaces:
     return {"text": text, "at": at, "position": _first_places(_position_ids(source)).get(token)}
 
 
-def baked(source: OpenedModel) -> list[Params]:
+def exported_requests(source: OpenedModel) -> list[Params]:
     """Return the requests to `cards` that an exported page stores: one, or none for a large table."""
-    return [{}] if source.table.vocab_size <= BAKED_ROWS else []
+    return [{}] if source.table.vocab_size <= EXPORTED_ROWS else []
 
 
 def _token(source: OpenedModel, params: Params) -> int:

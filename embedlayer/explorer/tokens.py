@@ -19,10 +19,10 @@ from embedlayer.tokenization.tokenizer_calls import encode as encode_text
 
 Params = Mapping[str, str]  # parameters of a request, by name
 COMPONENTS = 6  # number of principal components that can be axes of the map
-BAKED_COMPONENTS = 3  # number of principal components of which an exported page stores the coordinates
-BAKED_NUMBERS = 6_000_000  # an exported page holds all vectors, as int8, of a table with at most so many numbers
+EXPORTED_COMPONENTS = 3  # number of principal components of which an exported page stores the coordinates
+EXPORTED_NUMBERS = 6_000_000  # an exported page holds all vectors, as int8, of a table with at most so many numbers
 
-BAKED_ROWS = 50_000
+EXPORTED_ROWS = 50_000
 """Of a larger table with at most so many rows, an exported page holds the nearest neighbours of each token."""
 
 NEAREST = 10
@@ -130,10 +130,10 @@ def vectors(source: OpenedModel, params: Params) -> bytes:
     return to_bytes(torch.cat(largest)) + torch.cat(parts).numpy().tobytes()
 
 
-def baked_vectors(source: OpenedModel) -> list[Params]:
+def exported_vectors(source: OpenedModel) -> list[Params]:
     """Return the parameters of those requests to `vectors` whose answers are stored in an exported page.
 
-    This is one request without parameters, `[{}]`; or `[]` for a table with more than `BAKED_NUMBERS` numbers.
+    This is one request without parameters, `[{}]`; or `[]` for a table with more than `EXPORTED_NUMBERS` numbers.
     """
     return [{}] if _is_small(source) else []
 
@@ -147,27 +147,27 @@ def nearest(source: OpenedModel, params: Params) -> bytes:
     return nearest_of_all(source)
 
 
-def baked_nearest(source: OpenedModel) -> list[Params]:
+def exported_nearest(source: OpenedModel) -> list[Params]:
     """Return the requests for lists of nearest rows that an exported page stores: one or none.
 
     They are stored for tables of medium size only. From the vectors of a small table the page computes its neighbours
     itself, and the lists of a large table are too long.
     """
-    return [{}] if not _is_small(source) and source.table.vocab_size <= BAKED_ROWS else []
+    return [{}] if not _is_small(source) and source.table.vocab_size <= EXPORTED_ROWS else []
 
 
 def left_out(source: OpenedModel) -> list[str]:
     """Return a list with the sentence that says what an exported page of this source lacks."""
     if _is_small(source):
         return ["Neighbours are computed from vectors rounded to 8 bits: cosines are exact to about 0.01."]
-    if source.table.vocab_size <= BAKED_ROWS:
+    if source.table.vocab_size <= EXPORTED_ROWS:
         return [f"Sums of tokens are not in this file: it contains the {NEAREST} nearest neighbours of each token."]
     return ["This file contains neither vectors nor neighbours: the table is too large for one file."]
 
 
 def _is_small(source: OpenedModel) -> bool:
     """Return whether the table is so small that an exported page stores all its vectors."""
-    return source.table.vocab_size * source.table.embed_dim <= BAKED_NUMBERS
+    return source.table.vocab_size * source.table.embed_dim <= EXPORTED_NUMBERS
 
 
 def principal(source: OpenedModel) -> PrincipalComponents:

@@ -122,7 +122,7 @@ def column(source: OpenedModel, params: Params) -> bytes:
     raise SizeError(f"{source.title} has no column {name!r}: pass a file with it, embedlayer explore --columns FILE.")
 
 
-def baked_columns(source: OpenedModel) -> list[Params]:
+def exported_columns(source: OpenedModel) -> list[Params]:
     """Return the requests for values of columns that an exported page stores: all of them."""
     return [{"name": each.name} for each in _columns_of(source)]
 

@@ -7,6 +7,7 @@ from typing import Any
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families import REFUSED, family_of, nearest_model_types, stated_size
 from embedlayer.families.records import (
+    POSITION_KEYS,
     BiasedPositions,
     Family,
     FoldedRows,
@@ -22,9 +23,6 @@ from embedlayer.io.json_fields import as_whole_number
 
 DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 """Names of data types in a configuration, and in a plan."""
-
-LENGTHS = ("max_position_embeddings", "n_positions")
-"""Configuration keys of the number of positions, the preferred one first."""
 
 INSTEAD = "Give its sizes: --vocab and --dim, in Python vocab_size and embed_dim."
 
@@ -118,7 +116,7 @@ def _position_rows(family: Family, config: Mapping[str, Any]) -> list[int]:
         if isinstance(spec, PositionChoice):
             spec = dict(spec.choices).get(str(config.get(spec.key, spec.choices[0][0])))
         if isinstance(spec, LearnedPositions) and "position" not in left_out:
-            key = next((key for key in LENGTHS if config.get(key) is not None), LENGTHS[0])
+            key = next((key for key in POSITION_KEYS if config.get(key) is not None), POSITION_KEYS[0])
             found.append(_whole(config, key) + (0 if spec.offset == "padding" else spec.offset))
     return found
 

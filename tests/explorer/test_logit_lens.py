@@ -21,7 +21,7 @@ from embedlayer.core.errors import CheckpointError
 from embedlayer.explorer import logit_lens as module
 from embedlayer.explorer import pipeline
 from embedlayer.explorer.export import write_page
-from embedlayer.explorer.logit_lens import LogitLens, answer, baked, logit_lens
+from embedlayer.explorer.logit_lens import LogitLens, answer, exported_requests, logit_lens
 from embedlayer.explorer.pipeline_steps import MOST_TOKENS, packed
 from embedlayer.explorer.text_ids import shown_tokens
 from embedlayer.models.sampling import Sampler
@@ -126,8 +126,8 @@ def test_the_page_gets_the_lens_of_the_tokens_that_it_shows(words):
     assert found["next_ranks"] == lens.next_ranks.tolist()
     assert found["top_probs"] == packed(lens.top_probs.view(-1, 8))
     assert {token["id"] for token in found["tokens"]} == set(lens.top_ids.flatten().tolist())
-    asked = baked(source)
-    for params, request in zip(asked, pipeline.baked(source), strict=True):
+    asked = exported_requests(source)
+    for params, request in zip(asked, pipeline.exported_requests(source), strict=True):
         shown = pipeline.answer(source, request)["tokens"]
         assert params["ids"] == ",".join(str(token["id"]) for token in shown)
         assert len(answer(source, params)["top_ids"][0]) == len(shown)
@@ -197,7 +197,7 @@ def test_the_step_has_all_logits_of_the_next_token(words):
     torch.testing.assert_close(step.values["logits"][0], model(ids)[-1])
     best = model(ids)[-1].topk(12).indices.tolist()
     assert [token["id"] for token in step.facts["candidates"]] == best
-    assert step.facts["room"] == MOST_TOKENS - len(ids)
+    assert step.facts["tokens_left"] == MOST_TOKENS - len(ids)
 
 
 # The page

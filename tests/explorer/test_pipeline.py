@@ -28,7 +28,7 @@ from embedlayer import (
 )
 from embedlayer.explorer import pipeline_steps as module
 from embedlayer.explorer.export import write_page
-from embedlayer.explorer.pipeline import answer, baked, choices, pipeline
+from embedlayer.explorer.pipeline import answer, choices, exported_requests, pipeline
 from embedlayer.explorer.pipeline_steps import packed
 from embedlayer.explorer.positions import described
 from embedlayer.explorer.text_ids import NamedRows, shown_tokens
@@ -244,10 +244,10 @@ def test_walks_at_the_same_time_do_not_meet(words):
     assert all(next_ == expected[text] for text, next_ in found)
 
 
-def test_what_is_baked_can_be_answered(words):
+def test_what_is_exported_can_be_answered(words):
     model = small()
     source = OpenedModel("words", model.table, tokenizer=words, model=model)
-    asked, offered = baked(source), choices(source, {})
+    asked, offered = exported_requests(source), choices(source, {})
     assert [params["text"] for params in asked if "layer" not in params] == offered["texts"]
     tiny = [params for params in asked if params.get("layer") == "tiny"]
     assert {params["text"] for params in tiny} == set(offered["tiny"]["texts"])
@@ -290,7 +290,7 @@ def test_every_source_offers_texts_that_it_can_read(words):
         assert all(answer(source, {"text": text})["tokens"] for text in offered["texts"])
     source = OpenedModel("part", table, table_only="Its family is unknown.")
     assert choices(source, {})["refused"].endswith("Its family is unknown.")
-    assert all("layer" in params for params in baked(source))
+    assert all("layer" in params for params in exported_requests(source))
 
 
 # The tiny layer

@@ -335,7 +335,7 @@ def test_an_exported_page_has_the_card_or_says_what_it_lacks(of_run, tmp_path, o
     assert [int(each) for each in shown] == [each for each, _ in facts["variants"]]
     body.get_by_role("link", name="Pipeline").click()
     page.locator(f".pipe-chips [data-token='{token}'][aria-pressed='true']").wait_for()
-    monkeypatch.setattr(token_card, "BAKED_ROWS", 100)
+    monkeypatch.setattr(token_card, "EXPORTED_ROWS", 100)
     write_page(tmp_path / "large.html", [of_run])
     page = open_page((tmp_path / "large.html").as_uri() + f"#health?id={token}&card=open")
     page.locator("#card").get_by_text("This file does not contain these numbers").wait_for()

@@ -15,10 +15,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.reader import Checkpoint
-from embedlayer.checkpoints.reading.configuration import POSITION_KEYS
 from embedlayer.core.errors import CheckpointError, SizeError, TextError
 from embedlayer.core.short_repr import short_repr
 from embedlayer.data.text_chunks import encode_chunks, read_text_chunks, split_text
+from embedlayer.families.records import POSITION_KEYS
 from embedlayer.losses.divergences import divergence
 from embedlayer.losses.statistics import token_statistics_of
 from embedlayer.losses.uncomputed_logits import LinearLogits

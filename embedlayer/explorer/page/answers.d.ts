@@ -1,27 +1,11 @@
-/** Answers of the server, by `python tools/page_types.py --write`: edit explorer/answers.py. */
+/** Answers of the server, by `python tools/page_types.py --write`: edit answers.py or text_answers.py. */
 
-export type TokenKind = "text" | "byte" | "special";
 export type Neighbor = [number, number];
 export type LayoutState = "absent" | "running" | "ready" | "failed" | "cancelled";
 export type TableState = "sound" | "faulty" | "undecided";
-export type DescribedScheme = NoScheme | UndrawnScheme | AdditiveScheme | SinusoidalScheme | RotationScheme | AlibiScheme | BiasScheme;
 export type MovedRow = [number, number, number, number];
-
-/** A float32 tensor in base64, little-endian; see `unpack` of the page. */
-export interface PackedTensor {
-  shape: number[];
-  float32: string;
-}
-
-/** A token as the page shows it. */
-export interface ShownToken {
-  id: number;
-  /** Readable text of the token; empty if the tokenizer does not know the ID. */
-  decoded: string;
-  /** The readable text with spaces and invisible characters in visible form, or `row ID`. */
-  text: string;
-  kind: TokenKind;
-}
+export type TokenKind = "text" | "byte" | "special";
+export type DescribedScheme = NoScheme | UndrawnScheme | AdditiveScheme | SinusoidalScheme | RotationScheme | AlibiScheme | BiasScheme;
 
 /** A source of the page. */
 export interface SourceManifest {
@@ -164,297 +148,6 @@ export interface TokenPlaces {
   at: number | null;
   /** Index among the tokens of the view Positions. */
   position: number | null;
-}
-
-/** What can be chosen for the tiny layer. */
-export interface TinyChoices {
-  texts: string[];
-  words: string[];
-  positions: string[];
-  embed_dim: number;
-}
-
-/** What the view Pipeline lets the user choose. */
-export interface PipelineChoices {
-  /** Example texts of the model. */
-  texts: string[];
-  /** How the model reads texts. */
-  reads: "tokenizer" | "names" | "ids";
-  /** Why only the tiny layer can be shown; "" if the model can. */
-  refused: string;
-  tiny: TinyChoices;
-}
-
-/** Consecutive rows of a table: the ID of the first, and the text of each. */
-export interface TablePart {
-  first: number;
-  names: string[];
-}
-
-/** The rows around the looked-up ones. */
-export interface RowsFacts {
-  parts: TablePart[];
-  /** Index of each token's part. */
-  part_of: number[];
-  /** Whether the part is the whole table. */
-  whole: boolean;
-}
-
-/** The factor on the rows; 1 if the model does not scale. */
-export interface ScaleFacts {
-  factor: number;
-  scaled: boolean;
-}
-
-/** Where the position scheme is applied, and its class. */
-export interface PositionsFacts {
-  kind: "added" | "rotation" | "bias" | "none";
-  scheme: string;
-}
-
-/** The probability of dropout; `shown_p` is that of the example. */
-export interface DropoutFacts {
-  p: number | null;
-  shown_p: number;
-}
-
-/** The two channels of each pair, and the width of a head. */
-export interface RotationFacts {
-  channels: ([number, number])[];
-  head_dim: number;
-}
-
-/** The number of heads with a bias, and whether it is for keys before the query only. */
-export interface BiasFacts {
-  causal: boolean;
-  heads: number;
-}
-
-/** A token with its probability. */
-export interface LikelyToken {
-  id: number;
-  decoded: string;
-  text: string;
-  kind: TokenKind;
-  chance: number | null;
-}
-
-/** The most likely next tokens. */
-export interface HeadFacts {
-  /** The most likely tokens after each token of the text. */
-  top_tokens: LikelyToken[][];
-  /** Probability of the token that follows each token of the text. */
-  next: (number | null)[];
-  tied: boolean;
-  /** The tokens that can be appended, of a whole decoder. */
-  candidates?: ShownToken[];
-  /** Number of tokens by which the text can be longer, of a whole decoder. */
-  room?: number;
-}
-
-/** The norm of the gradient of one looked-up row, in all and through the look-up and the head. */
-export interface RowGradient {
-  id: number;
-  decoded: string;
-  text: string;
-  kind: TokenKind;
-  norm: number | null;
-  through_rows: number | null;
-  through_head: number | null;
-  times: number;
-}
-
-/** The gradient of the loss for the rows of the table. */
-export interface GradientFacts {
-  /** Nats per token. */
-  loss: number | null;
-  /** Number of rows with a gradient. */
-  touched: number;
-  /** Number of rows that were looked up. */
-  used: number;
-  touched_by_look_up: number;
-  touched_by_head: number;
-  tied: boolean;
-  /** The looked-up rows, largest gradient first. */
-  rows: RowGradient[];
-  /** Number of rows in one bin of the picture of all rows. */
-  rows_a_bin: number;
-}
-
-/** Nothing beside the values. */
-export interface NoFacts {
-}
-
-/** The facts of each step that has some, by the name of the step. */
-export interface StepFacts {
-  look_up: RowsFacts;
-  scale: ScaleFacts;
-  position: PositionsFacts;
-  dropout: DropoutFacts;
-  rotation: RotationFacts;
-  bias: BiasFacts;
-  head: HeadFacts;
-  gradient: GradientFacts;
-}
-
-/** One step from text to gradient. */
-export interface PipelineStep {
-  name: string;
-  title: string;
-  formula: string;
-  sentence: string;
-  note: string;
-  /** Whether the step changes nothing in this model. */
-  idle: boolean;
-  values: Record<string, PackedTensor>;
-  /** The entry of `StepFacts` with the name of the step. */
-  facts: RowsFacts | ScaleFacts | PositionsFacts | DropoutFacts | RotationFacts | BiasFacts | HeadFacts | GradientFacts | NoFacts;
-}
-
-/** A text and all steps from its tokens to the gradient of its loss. */
-export interface Pipeline {
-  text: string;
-  /** How the text was split, as sentences; "" for a tokenizer. */
-  how: string;
-  tokens: ShownToken[];
-  /** Number of later tokens, which are not shown. */
-  left_out: number;
-  vocab_size: number;
-  embed_dim: number;
-  steps: PipelineStep[];
-  /** IDs of tokens that follow those of the text. */
-  appended: number[];
-}
-
-/** The most likely next tokens after each block, see `explorer.logit_lens.LogitLens`. */
-export interface LogitLens {
-  /** IDs by layer, position and rank. */
-  top_ids: number[][][];
-  /** Their probabilities, with layers and positions in one dimension. */
-  top_probs: PackedTensor;
-  /** Entropy of the probabilities by layer and position, in nats. */
-  entropy: PackedTensor;
-  /** Probability of the following token. */
-  next_probs: PackedTensor;
-  /** Rank of the following token, from 1 on. */
-  next_ranks: number[][];
-  /** Every listed token. */
-  tokens: ShownToken[];
-}
-
-/** What the page shows of every position scheme. */
-export interface SchemeFacts {
-  /** Class and arguments. */
-  name: string;
-  /** Type of the layers that use it, in a model with several schemes; else "". */
-  layers: string;
-  /** Number of positions that it has rows for or was trained on; null if unknown. */
-  trained_length: number | null;
-}
-
-/** No position scheme. */
-export interface NoScheme {
-  name: string;
-  layers: string;
-  trained_length: number | null;
-  kind: "none";
-}
-
-/** A rotation that mixes more than two channels, which the page does not draw. */
-export interface UndrawnScheme {
-  name: string;
-  layers: string;
-  trained_length: number | null;
-  kind: "undrawn";
-}
-
-/** The vectors that are added at the first positions. */
-export interface AdditiveScheme {
-  name: string;
-  layers: string;
-  trained_length: number | null;
-  kind: "learned";
-  embed_dim: number;
-  rows: PackedTensor;
-  /** Number of position vectors. */
-  checked: number;
-  /** Number of different ones. */
-  distinct: number;
-}
-
-/** The arguments of `SinusoidalPositionalEmbedding`; `checked` and `distinct` as in `AdditiveScheme`. */
-export interface SinusoidalScheme {
-  name: string;
-  layers: string;
-  trained_length: number | null;
-  kind: "sinusoidal";
-  embed_dim: number;
-  base: number;
-  layout: "interleaved" | "concatenated";
-  endpoint: boolean;
-  offset: number;
-  padding_idx: number | null;
-  scale: number;
-  checked: number;
-  distinct: number;
-}
-
-/** Rotations of pairs of channels, `(a, b) -> (a cos - b sin, a sin + b cos)`, see `explorer.rotation`. */
-export interface RotationScheme {
-  name: string;
-  layers: string;
-  trained_length: number | null;
-  kind: "rotation";
-  /** Width of a head. */
-  head_dim: number;
-  /** The two channels of each pair. */
-  channels: ([number, number])[];
-  /** For each position the cosine and the sine of each pair, and the factor of all other channels. */
-  queries: PackedTensor;
-  /** The same of keys; null if it is equal. */
-  keys: PackedTensor | null;
-  /** What the numbers are for, if they depend on the length of the text. */
-  note: string;
-}
-
-/** The slope of each head. */
-export interface AlibiScheme {
-  name: string;
-  layers: string;
-  trained_length: number | null;
-  kind: "alibi";
-  num_heads: number;
-  slopes: number[];
-}
-
-/** The bias of each head by distance; the middle column is distance 0, later ones are keys after the query. */
-export interface BiasScheme {
-  name: string;
-  layers: string;
-  trained_length: number | null;
-  kind: "relative";
-  biases: PackedTensor;
-  causal: boolean;
-}
-
-/** A token that the view Positions places at two positions. */
-export interface PlacedToken {
-  id: number;
-  text: string;
-  kind: TokenKind;
-}
-
-/** The position schemes of a model, that of the first block first, and N example tokens. */
-export interface PositionsData {
-  schemes: DescribedScheme[];
-  embed_dim: number;
-  tokens: PlacedToken[];
-  /** Rows of the tokens with the scale applied, `(N, D)`. */
-  vectors: PackedTensor;
-  /** Queries of the first block before positions are applied, `(H, N, K)`; of a decoder with a scheme inside attention. */
-  queries?: PackedTensor;
-  /** Keys of the same block, `(G, N, K)`. */
-  keys?: PackedTensor;
 }
 
 /** Groups of equal rows, with the IDs of the first. */
@@ -690,6 +383,313 @@ export interface Comparison {
   moved_least: MovedRow[];
   /** Tokens that never occur in the training text; null if the occurrences are unknown. */
   moved_never: MovedRow[] | null;
+}
+
+/** A float32 tensor in base64, little-endian; see `unpack` of the page. */
+export interface PackedTensor {
+  shape: number[];
+  float32: string;
+}
+
+/** A token as the page shows it. */
+export interface ShownToken {
+  id: number;
+  /** Readable text of the token; empty if the tokenizer does not know the ID. */
+  decoded: string;
+  /** The readable text with spaces and invisible characters in visible form, or `row ID`. */
+  text: string;
+  kind: TokenKind;
+}
+
+/** What can be chosen for the tiny layer. */
+export interface TinyChoices {
+  texts: string[];
+  words: string[];
+  positions: string[];
+  embed_dim: number;
+}
+
+/** What the view Pipeline lets the user choose. */
+export interface PipelineChoices {
+  /** Example texts of the model. */
+  texts: string[];
+  /** How the model reads texts. */
+  reads: "tokenizer" | "names" | "ids";
+  /** Why only the tiny layer can be shown; "" if the model can. */
+  refused: string;
+  tiny: TinyChoices;
+}
+
+/** Consecutive rows of a table: the ID of the first, and the text of each. */
+export interface TablePart {
+  first: number;
+  names: string[];
+}
+
+/** The rows around the looked-up ones. */
+export interface RowsFacts {
+  parts: TablePart[];
+  /** Index of each token's part. */
+  part_of: number[];
+  /** Whether the part is the whole table. */
+  whole: boolean;
+}
+
+/** The factor on the rows; 1 if the model does not scale. */
+export interface ScaleFacts {
+  factor: number;
+  scaled: boolean;
+}
+
+/** Where the position scheme is applied, and its class. */
+export interface PositionsFacts {
+  kind: "added" | "rotation" | "bias" | "none";
+  scheme: string;
+}
+
+/** The probability of dropout; `shown_p` is that of the example. */
+export interface DropoutFacts {
+  p: number | null;
+  shown_p: number;
+}
+
+/** The two channels of each pair, and the width of a head. */
+export interface RotationFacts {
+  channels: ([number, number])[];
+  head_dim: number;
+}
+
+/** The number of heads with a bias, and whether it is for keys before the query only. */
+export interface BiasFacts {
+  causal: boolean;
+  heads: number;
+}
+
+/** A token with its probability. */
+export interface LikelyToken {
+  id: number;
+  decoded: string;
+  text: string;
+  kind: TokenKind;
+  chance: number | null;
+}
+
+/** The most likely next tokens. */
+export interface HeadFacts {
+  /** The most likely tokens after each token of the text. */
+  top_tokens: LikelyToken[][];
+  /** Probability of the token that follows each token of the text. */
+  next: (number | null)[];
+  tied: boolean;
+  /** The tokens that can be appended, of a whole decoder. */
+  candidates?: ShownToken[];
+  /** Number of tokens by which the text can be longer, of a whole decoder. */
+  tokens_left?: number;
+}
+
+/** The norm of the gradient of one looked-up row, in all and through the look-up and the head. */
+export interface RowGradient {
+  id: number;
+  decoded: string;
+  text: string;
+  kind: TokenKind;
+  norm: number | null;
+  through_rows: number | null;
+  through_head: number | null;
+  times: number;
+}
+
+/** The gradient of the loss for the rows of the table. */
+export interface GradientFacts {
+  /** Nats per token. */
+  loss: number | null;
+  /** Number of rows with a gradient. */
+  touched: number;
+  /** Number of rows that were looked up. */
+  used: number;
+  touched_by_look_up: number;
+  touched_by_head: number;
+  tied: boolean;
+  /** The looked-up rows, largest gradient first. */
+  rows: RowGradient[];
+  /** Number of rows in one bin of the picture of all rows. */
+  rows_a_bin: number;
+}
+
+/** Nothing beside the values. */
+export interface NoFacts {
+}
+
+/** The facts of each step that has some, by the name of the step. */
+export interface StepFacts {
+  look_up: RowsFacts;
+  scale: ScaleFacts;
+  position: PositionsFacts;
+  dropout: DropoutFacts;
+  rotation: RotationFacts;
+  bias: BiasFacts;
+  head: HeadFacts;
+  gradient: GradientFacts;
+}
+
+/** One step from text to gradient. */
+export interface PipelineStep {
+  name: string;
+  title: string;
+  formula: string;
+  sentence: string;
+  note: string;
+  /** Whether the step changes nothing in this model. */
+  idle: boolean;
+  values: Record<string, PackedTensor>;
+  /** The entry of `StepFacts` with the name of the step. */
+  facts: RowsFacts | ScaleFacts | PositionsFacts | DropoutFacts | RotationFacts | BiasFacts | HeadFacts | GradientFacts | NoFacts;
+}
+
+/** A text and all steps from its tokens to the gradient of its loss. */
+export interface Pipeline {
+  text: string;
+  /** How the text was split, as sentences; "" for a tokenizer. */
+  how: string;
+  tokens: ShownToken[];
+  /** Number of later tokens, which are not shown. */
+  left_out: number;
+  vocab_size: number;
+  embed_dim: number;
+  steps: PipelineStep[];
+  /** IDs of tokens that follow those of the text. */
+  appended: number[];
+}
+
+/** The most likely next tokens after each block, see `explorer.logit_lens.LogitLens`. */
+export interface LogitLens {
+  /** IDs by layer, position and rank. */
+  top_ids: number[][][];
+  /** Their probabilities, with layers and positions in one dimension. */
+  top_probs: PackedTensor;
+  /** Entropy of the probabilities by layer and position, in nats. */
+  entropy: PackedTensor;
+  /** Probability of the following token. */
+  next_probs: PackedTensor;
+  /** Rank of the following token, from 1 on. */
+  next_ranks: number[][];
+  /** Every listed token. */
+  tokens: ShownToken[];
+}
+
+/** What the page shows of every position scheme. */
+export interface SchemeFacts {
+  /** Class and arguments. */
+  name: string;
+  /** Type of the layers that use it, in a model with several schemes; else "". */
+  layers: string;
+  /** Number of positions that it has rows for or was trained on; null if unknown. */
+  trained_length: number | null;
+}
+
+/** No position scheme. */
+export interface NoScheme {
+  name: string;
+  layers: string;
+  trained_length: number | null;
+  kind: "none";
+}
+
+/** A rotation that mixes more than two channels, which the page does not draw. */
+export interface UndrawnScheme {
+  name: string;
+  layers: string;
+  trained_length: number | null;
+  kind: "undrawn";
+}
+
+/** The vectors that are added at the first positions. */
+export interface AdditiveScheme {
+  name: string;
+  layers: string;
+  trained_length: number | null;
+  kind: "learned";
+  embed_dim: number;
+  rows: PackedTensor;
+  /** Number of position vectors. */
+  checked: number;
+  /** Number of different ones. */
+  distinct: number;
+}
+
+/** The arguments of `SinusoidalPositionalEmbedding`; `checked` and `distinct` as in `AdditiveScheme`. */
+export interface SinusoidalScheme {
+  name: string;
+  layers: string;
+  trained_length: number | null;
+  kind: "sinusoidal";
+  embed_dim: number;
+  base: number;
+  layout: "interleaved" | "concatenated";
+  endpoint: boolean;
+  offset: number;
+  padding_idx: number | null;
+  scale: number;
+  checked: number;
+  distinct: number;
+}
+
+/** Rotations of pairs of channels, `(a, b) -> (a cos - b sin, a sin + b cos)`, see `explorer.rotation`. */
+export interface RotationScheme {
+  name: string;
+  layers: string;
+  trained_length: number | null;
+  kind: "rotation";
+  /** Width of a head. */
+  head_dim: number;
+  /** The two channels of each pair. */
+  channels: ([number, number])[];
+  /** For each position the cosine and the sine of each pair, and the factor of all other channels. */
+  queries: PackedTensor;
+  /** The same of keys; null if it is equal. */
+  keys: PackedTensor | null;
+  /** What the numbers are for, if they depend on the length of the text. */
+  note: string;
+}
+
+/** The slope of each head. */
+export interface AlibiScheme {
+  name: string;
+  layers: string;
+  trained_length: number | null;
+  kind: "alibi";
+  num_heads: number;
+  slopes: number[];
+}
+
+/** The bias of each head by distance; the middle column is distance 0, later ones are keys after the query. */
+export interface BiasScheme {
+  name: string;
+  layers: string;
+  trained_length: number | null;
+  kind: "relative";
+  biases: PackedTensor;
+  causal: boolean;
+}
+
+/** A token that the view Positions places at two positions. */
+export interface PlacedToken {
+  id: number;
+  text: string;
+  kind: TokenKind;
+}
+
+/** The position schemes of a model, that of the first block first, and N example tokens. */
+export interface PositionsData {
+  schemes: DescribedScheme[];
+  embed_dim: number;
+  tokens: PlacedToken[];
+  /** Rows of the tokens with the scale applied, `(N, D)`. */
+  vectors: PackedTensor;
+  /** Queries of the first block before positions are applied, `(H, N, K)`; of a decoder with a scheme inside attention. */
+  queries?: PackedTensor;
+  /** Keys of the same block, `(G, N, K)`. */
+  keys?: PackedTensor;
 }
 
 /** The answer to the request of each name. */
