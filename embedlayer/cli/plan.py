@@ -10,16 +10,10 @@ import click
 from embedlayer.cli.options import SOURCE, TEXTS, tokenizer_option
 from embedlayer.cli.printing import print_json
 from embedlayer.core.formatting import format_bytes, format_parameters
-from embedlayer.planner.embedding_plan import (
-    GGUF_BLOCK,
-    OPTIONS,
-    PRESETS,
-    EmbeddingPlan,
-    PlanAlternative,
-    command_flag,
-    plan_alternatives,
-)
-from embedlayer.planner.embedding_plan import plan as plan_sizes
+from embedlayer.planner.alternatives import PlanAlternative, plan_alternatives
+from embedlayer.planner.embedding_plan import GGUF_BLOCK, OPTIONS, EmbeddingPlan, command_flag
+from embedlayer.planner.presets import PRESETS
+from embedlayer.planner.presets import plan as plan_sizes
 
 if TYPE_CHECKING:
     from torch import nn

@@ -24,11 +24,11 @@ from embedlayer.lessons.scratch import (
     ScratchPositionEmbedding,
     ScratchTiedHead,
     cosine_similarity,
-    demonstrate_embeddings,
     log_softmax,
     one_hot,
     scratch_sinusoidal,
 )
+from embedlayer.lessons.tour import demonstrate_embeddings
 
 IDS = np.array([[3, 7, 1], [5, 3, 9]])
 
