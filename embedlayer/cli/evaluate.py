@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from embedlayer.cli.options import SOURCE, TEXT, json_option, tokenizer_option
+from embedlayer.cli.options import SOURCE, TEXT, chosen_device, json_option, tokenizer_option
 from embedlayer.cli.printing import make_console, print_json, print_line, print_table
+from embedlayer.core.invisible_characters import visible_text
+from embedlayer.opening.path_kinds import BLOCKS, CONFIG
 
 if TYPE_CHECKING:
     from embedlayer.analysis.evaluation.text import CausalModel, TextEvaluation
@@ -63,7 +65,6 @@ def evaluate(
     embedlayer evaluate run smaller --text book.txt --json
     """  # noqa: D301 (click needs the backspace)
     from embedlayer.analysis.evaluation.text import evaluate_text
-    from embedlayer.cli.options import chosen_device
     from embedlayer.opening.readers import open_model
 
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it reports missing tensors, which are an error here
@@ -91,7 +92,6 @@ def _causal(opened: "OpenedModel", device: str) -> "CausalModel":
     from embedlayer.analysis.evaluation.text import CausalModel
     from embedlayer.compress.transformers_models import load_model
     from embedlayer.models.decoder import DecoderLM
-    from embedlayer.opening.path_kinds import BLOCKS, CONFIG
 
     if isinstance(opened.model, DecoderLM) or not (Path(opened.source) / BLOCKS / CONFIG).exists():
         return CausalModel.of(opened)
@@ -100,8 +100,6 @@ def _causal(opened: "OpenedModel", device: str) -> "CausalModel":
 
 def _show(found: "TextEvaluation", text: Path, topn: int) -> None:
     """Print the scores, how the models differ, and the tokens that matter most."""
-    from embedlayer.core.invisible_characters import visible_text
-
     console = make_console()
     models = [found.model] if found.other is None else [found.model, found.other]
     titles = [each.title for each in models]

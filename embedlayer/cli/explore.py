@@ -1,5 +1,6 @@
 """`embedlayer explore`: look at tables, positions and runs in the browser."""
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,8 +50,6 @@ def explore(
     SOURCE is a run, a saved layer, a checkpoint (a folder, a file, or owner/name on the hub), or a file of vectors.
     Without SOURCE, the page shows 4,000 words of MiniLM, which come with this package. Nothing leaves this machine.
     """
-    import signal
-
     from embedlayer.explorer.server import serve
     from embedlayer.explorer.word_table import open_word_table
     from embedlayer.opening.readers import open_model

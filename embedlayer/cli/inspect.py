@@ -9,6 +9,7 @@ import click
 
 from embedlayer.cli.options import SOURCE, TEXT, json_option, tokenizer_option
 from embedlayer.cli.printing import LONGEST_TOKEN, make_console, print_facts, print_json, print_line, print_table
+from embedlayer.core.errors import TokenizerError
 from embedlayer.core.invisible_characters import visible_text
 
 if TYPE_CHECKING:
@@ -371,7 +372,6 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
     """
     from embedlayer.analysis.movement import align_tables, row_movement
     from embedlayer.analysis.relation import common_rows, rows_left_out, table_relation
-    from embedlayer.core.errors import TokenizerError
 
     one, other, pairs = before.table, after.table, common_rows(before, after)
     if pairs is not None and not len(pairs):

@@ -6,6 +6,7 @@ import click
 
 from embedlayer.cli.options import SOURCE, TOKEN, json_option, tokenizer_option
 from embedlayer.cli.printing import print_json
+from embedlayer.core import visible_text
 
 
 @click.command()
@@ -40,7 +41,6 @@ def neighbors(
     embedlayer neighbors DIR "#304"
     """  # noqa: D301 (click needs the backspace)
     from embedlayer.analysis.vectors import TokenVectors
-    from embedlayer.core import visible_text
     from embedlayer.opening.readers import open_model
 
     opened = open_model(source, tokenizer_from, parts="table")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embedlayer.cli.options import SOURCE, TEXTS, tokenizer_option
-from embedlayer.cli.printing import print_json
+from embedlayer.cli.printing import make_console, print_json, print_table
+from embedlayer.core.errors import CheckpointError
 from embedlayer.core.formatting import format_bytes, format_parameters
 from embedlayer.planner.alternatives import PlanAlternative, plan_alternatives
 from embedlayer.planner.embedding_plan import GGUF_BLOCK, OPTIONS, EmbeddingPlan, command_flag
@@ -130,7 +131,6 @@ def planned(
         CheckpointError: `plan` does not support the data type of the table.
         SizeError: Options exclude each other, or a number is out of range; see `EmbeddingPlan`.
     """
-    from embedlayer.core.errors import CheckpointError
     from embedlayer.positions.learned import LearnedPositionalEmbedding
     from embedlayer.tables.delta import DeltaEmbedding
     from embedlayer.tables.factorized import FactorizedEmbedding
@@ -321,8 +321,6 @@ def _size(row: EmbeddingPlan) -> str:
 
 def _show(title: str, columns: list[str], lines: list[list[str]], note: str) -> None:
     """Print a title, a table, and below it the note, if that is not empty."""
-    from embedlayer.cli.printing import make_console, print_table
-
     click.echo(title)
     left = [place for place, column in enumerate(columns) if place == 0 or column == "trade-off"]
     print_table(make_console(), columns, lines, left=left, indent=0, widest=120)

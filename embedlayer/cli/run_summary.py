@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedlayer.cli.printing import print_json
+from embedlayer.cli.printing import make_console, print_facts, print_json, print_line
 from embedlayer.cli.training_runs import neighbors_of
 from embedlayer.core.errors import FileError
+from embedlayer.core.invisible_characters import visible_text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -91,9 +92,6 @@ def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(summary)
         return
-    from embedlayer.cli.printing import make_console, print_facts, print_line
-    from embedlayer.core.invisible_characters import visible_text
-
     console, loss = make_console(), "{:.3f} nats per token".format
     speed, guess = f"{summary['tokens_per_second']:,} tokens/s", f"{summary['ln_vocab_size']:.2f}"
     whole, part = (f"{summary[name] / 1e6:.2f} M" for name in ("parameters", "table_parameters"))

@@ -1,5 +1,6 @@
 """The texts that a user names, as the corpus of a run: built, linked, or mixed; and tokenizers trained on them."""
 
+import io
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -244,7 +245,6 @@ def _kept_standard_input(texts: Sequence[str | Path], folder: Path) -> Iterator[
     if "-" not in map(str, texts):
         yield texts
         return
-    import io
     import tempfile
 
     from embedlayer.data.text_files import decoded

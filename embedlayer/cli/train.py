@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from embedlayer.cli.options import TEXTS_OR_CORPUS, json_option
+from embedlayer.cli.options import TEXTS_OR_CORPUS, chosen_device, json_option
 from embedlayer.cli.training_runs import LayerOptions, layer_options
 from embedlayer.core.command_name import command_line
-from embedlayer.core.errors import FileError, SizeError
+from embedlayer.core.errors import CheckpointError, FileError, SizeError
+from embedlayer.opening.path_kinds import CONFIG
 
 if TYPE_CHECKING:
     from embedlayer.training.parallel import ParallelContext
@@ -96,7 +97,6 @@ def train(files: tuple[Path, ...], **options: Any) -> int:
 
     With several processes, or machines that share a file system: torchrun --nproc-per-node N -m embedlayer train ...
     """
-    from embedlayer.cli.options import chosen_device
     from embedlayer.training.parallel import parallel_context
     from embedlayer.training.run_directory import RunDirectory
 
@@ -135,7 +135,6 @@ def _train(
     from embedlayer.cli.report import make_report
     from embedlayer.cli.run_summary import show_summary
     from embedlayer.cli.training_runs import start_run, train_to_the_end
-    from embedlayer.opening.path_kinds import CONFIG
     from embedlayer.training.loop import TrainingOptions
 
     quiet = options["as_json"] or not parallel.is_first
@@ -258,8 +257,6 @@ def was_started_by(launch: str, directory: "RunDirectory") -> bool:
     `launch` has the IDs of the launch, separated by spaces. One ID that is in the notes of the run is enough; with `""`
     the result is `False`.
     """
-    from embedlayer.core.errors import CheckpointError
-
     if not launch or not directory.contains_run:
         return False
     try:

@@ -15,6 +15,7 @@ from embedlayer.cli.options import TOKENIZER
 from embedlayer.cli.printing import say
 from embedlayer.cli.texts import TokenizerOptions, prepare_corpus
 from embedlayer.core.errors import SizeError
+from embedlayer.io.files import create_folder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -140,7 +141,6 @@ def start_run(
     """
     import torch
 
-    from embedlayer.io.files import create_folder
     from embedlayer.tokenization.ids import table_size
     from embedlayer.training.loop import Trainer
     from embedlayer.training.run_directory import saved_buffers

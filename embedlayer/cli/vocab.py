@@ -1,7 +1,9 @@
 """`embedlayer vocab`: add, remove, trim or replace the tokens of a run, a saved layer, a checkpoint or a GGUF file."""
 
+import math
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,10 @@ from embedlayer.cli.options import (
 from embedlayer.cli.printing import print_json
 from embedlayer.cli.vocab_results import SHOWN, show_receipt, show_suggestion
 from embedlayer.core.command_name import command_line
-from embedlayer.core.errors import VocabularyError
+from embedlayer.core.errors import EmbedLayerWarning, TokenizerError, VocabularyError
+from embedlayer.io.files import new_file
+from embedlayer.io.partials import temporary_folder
+from embedlayer.opening.path_kinds import PathKind, path_kind
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -291,7 +296,6 @@ def suggest(
     before and after are measured on it. For BPE the tokens are the next merges of its training, continued on TEXT. No
     file but the list is written.
     """
-    from embedlayer.io.files import new_file
     from embedlayer.tokenization.read import load_tokenizer
     from embedlayer.vocab.suggestion import suggest_removals, suggest_tokens
 
@@ -308,9 +312,6 @@ def suggest(
 
 def _lacks_rows(directory: Path) -> bool:
     """Return whether the tokenizer in a model's folder or file was extended and its table was not."""
-    import warnings
-
-    from embedlayer.core.errors import EmbedLayerWarning, TokenizerError
     from embedlayer.opening.readers import open_model
     from embedlayer.tokenization.ids import added_without_rows
 
@@ -343,10 +344,6 @@ def _without_known(directory: Path, terms: "Sequence[str | AddedMerge]", *, spac
     A warning names the terms that are tokens already. A merge is not changed, and is left out if its token exists.
     `spaced` has no effect on tokenizers that do not mark spaces.
     """
-    import warnings
-
-    from embedlayer.core.errors import EmbedLayerWarning
-    from embedlayer.opening.path_kinds import PathKind, path_kind
     from embedlayer.tokenization.bytes import TokenBytes
     from embedlayer.tokenization.read import load_tokenizer
     from embedlayer.vocab.new_tokens import AddedMerge
@@ -465,14 +462,8 @@ def _train_new_rows(
         VocabularyError: The text contains none of the new tokens.
         FileError: The folder or a text cannot be read.
     """
-    import math
-    import warnings
-    from dataclasses import replace
-
     from embedlayer.cli.progress import display, stopping_gently
-    from embedlayer.core.errors import EmbedLayerWarning
     from embedlayer.data.corpus import TokenCorpus
-    from embedlayer.io.partials import temporary_folder
     from embedlayer.models.causal import PatchedDecoder, longest_sequence
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.opening.readers import open_model

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embedlayer.cli.printing import print_json
+from embedlayer.core import visible_text
 from embedlayer.core.command_name import command_line
+from embedlayer.opening.path_kinds import PathKind, path_kind
 
 if TYPE_CHECKING:
     from embedlayer.vocab.receipt import Receipt
@@ -89,8 +91,6 @@ def show_suggestion(
     suggestion: "TokenSuggestion", directory: Path, file: Path | None, *, prune: bool, as_json: bool
 ) -> None:
     """Print suggested tokens and the size of held-out text, as lines of text or, with `as_json`, as one JSON object."""
-    from embedlayer.core import visible_text
-
     before, after, scores = suggestion.before, suggestion.after, suggestion.scores
     lines = suggestion.lines()
     if as_json:
@@ -129,8 +129,6 @@ def _list(title: str, rows: Sequence[tuple[int, str, str]]) -> None:
     """
     if not rows:
         return
-    from embedlayer.core import visible_text
-
     click.echo(f"{title:<9}{len(rows):,}")
     for token, text, origin in rows[:SHOWN]:
         click.echo(f"  {token:>9,}  {visible_text(text):<24}  {origin}".rstrip())
@@ -146,7 +144,6 @@ def _weight_bytes(folder: Path) -> int:
     """
     from embedlayer.checkpoints.reader import Checkpoint
     from embedlayer.checkpoints.second_copies import own_files
-    from embedlayer.opening.path_kinds import PathKind, path_kind
 
     if folder.is_file():
         return folder.stat().st_size
