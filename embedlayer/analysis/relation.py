@@ -23,6 +23,7 @@ from torch import Tensor
 from embedlayer.analysis.movement import align_tables, paired, row_movement, shared_tokens
 from embedlayer.analysis.row_hashes import row_hashes
 from embedlayer.analysis.row_reader import RowReader
+from embedlayer.core.formatting import count_of
 from embedlayer.io.files import JsonObject
 from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.tables.conversions import TableLike
@@ -121,7 +122,7 @@ class TableRelation:
                 have = "row has" if len(rows) == 1 else "rows have"
                 found.append(f"{len(rows):,} {have} no direction in {name}: {named} (zero or NaN).")
         only = [
-            f"{count:,} {'row' if count == 1 else 'rows'} only in {name}"
+            f"{count_of(count, 'row')} only in {name}"
             for count, name in ((self.only_before, before), (self.only_after, after))
             if count
         ]

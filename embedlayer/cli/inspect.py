@@ -10,6 +10,7 @@ import click
 from embedlayer.cli.options import SOURCE, TEXT, json_option, tokenizer_option
 from embedlayer.cli.printing import LONGEST_TOKEN, make_console, print_facts, print_json, print_line, print_table
 from embedlayer.core.errors import TokenizerError
+from embedlayer.core.formatting import count_of
 from embedlayer.core.invisible_characters import visible_text
 
 if TYPE_CHECKING:
@@ -426,7 +427,7 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
     moved = int(_has_moved(movement).sum())
     unmoved = int((~movement.cosines.isnan()).sum()) - moved
     if unmoved and not lists["least"]:
-        which = f"{unmoved:,} {'row' if unmoved == 1 else 'rows'} did not move" if moved else "No row moved"
+        which = f"{count_of(unmoved, 'row')} did not move" if moved else "No row moved"
         print_line(console, f"\n{which} by more than rounding.")
     for name, rows in lists.items():
         if not rows:

@@ -61,22 +61,8 @@ def cli() -> None:
     """
 
 
-COMMANDS = [
-    train,
-    corpus,
-    embed,
-    neighbors,
-    inspect,
-    evaluate,
-    explore,
-    generate,
-    export,
-    report,
-    plan,
-    vocab,
-    compress,
-]
-COMMANDS += [demo]
+COMMANDS = [train, corpus, embed, neighbors, inspect, evaluate, explore]
+COMMANDS += [generate, export, report, plan, vocab, compress, demo]
 for _command in COMMANDS:
     cli.add_command(_command)
 

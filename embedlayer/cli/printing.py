@@ -98,16 +98,6 @@ def print_json(value: object, indent: int | None = None) -> None:
     click.echo(json.dumps(finite_json(value), indent=indent, allow_nan=False))
 
 
-def count_of(number: int, noun: str) -> str:
-    """Return a number and a noun, which gets an "s" unless the number is 1.
-
-    Example:
-        >>> count_of(1, "shard"), count_of(1200, "document")
-        ('1 shard', '1,200 documents')
-    """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def say(text: str, quiet: bool) -> None:
     """Print `text` as a line, unless `quiet`."""
     if not quiet:

@@ -96,7 +96,7 @@ def _prepare(source: OpenedModel, report: OnProgress) -> None:
     with suppress(EmbedLayerError):  # left out, as other answers are
         table_map.prepare(source, lambda stage, share: report(MAP_SHARE * share, f"map, {stage}"))
     if tokens.exported_nearest(source):
-        tokens.nearest_of_all(source, lambda share: report(MAP_SHARE + NEAREST_SHARE * share, "nearest rows"))
+        tokens.nearest(source, {}, lambda share: report(MAP_SHARE + NEAREST_SHARE * share, "nearest rows"))
 
 
 def _key(name: str, params: Params) -> str:

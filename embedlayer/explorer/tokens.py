@@ -138,13 +138,24 @@ def exported_vectors(source: OpenedModel) -> list[Params]:
     return [{}] if _is_small(source) else []
 
 
-def nearest(source: OpenedModel, params: Params) -> bytes:
+def nearest(source: OpenedModel, params: Params, on_progress: Callable[[float], None] = lambda share: None) -> bytes:
     """Return the `NEAREST` nearest rows of every row, as bytes: IDs, int32 `(V, NEAREST)`, then cosines, float32.
 
     The first call computes them and stores them in the source. Rows without a token are no neighbours. A missing
     neighbour has ID 0 and cosine -2.
     """
-    return nearest_of_all(source)
+
+    def compute() -> bytes:
+        V, candidates, parts = source.table.vocab_size, ~nameless(source), []
+        for ids in torch.arange(V).split(QUERIES_AT_ONCE):
+            on_progress(int(ids[0]) / V)
+            parts.append(nearest_rows(source.rows, ids, NEAREST, candidates=candidates))
+        ids, cosines = (torch.cat(each) for each in zip(*parts, strict=True))
+        missing = (0, NEAREST - ids.shape[1])
+        padded = F.pad(ids.clamp_min(0).int(), missing).numpy().tobytes()
+        return padded + to_bytes(F.pad(cosines.clamp_min(-2.0), missing, value=-2.0))
+
+    return source.once("nearest", compute)
 
 
 def exported_nearest(source: OpenedModel) -> list[Params]:
@@ -189,22 +200,6 @@ def sum_of_rows(source: OpenedModel, plus: list[int], minus: list[int]) -> Float
     """Return the sum of some rows minus the sum of others, each normalised to length 1 first, in float64."""
     units = F.normalize(source.rows[[*plus, *minus]].double(), dim=1)
     return units[: len(plus)].sum(0, keepdim=True) - units[len(plus) :].sum(0, keepdim=True)
-
-
-def nearest_of_all(source: OpenedModel, on_progress: Callable[[float], None] = lambda share: None) -> bytes:
-    """Return the bytes that `nearest` returns; the first call computes them and stores them in the source."""
-
-    def compute() -> bytes:
-        V, candidates, parts = source.table.vocab_size, ~nameless(source), []
-        for ids in torch.arange(V).split(QUERIES_AT_ONCE):
-            on_progress(int(ids[0]) / V)
-            parts.append(nearest_rows(source.rows, ids, NEAREST, candidates=candidates))
-        ids, cosines = (torch.cat(each) for each in zip(*parts, strict=True))
-        missing = (0, NEAREST - ids.shape[1])
-        padded = F.pad(ids.clamp_min(0).int(), missing).numpy().tobytes()
-        return padded + to_bytes(F.pad(cosines.clamp_min(-2.0), missing, value=-2.0))
-
-    return source.once("nearest", compute)
 
 
 def token_ids(params: Params, name: str, vocab_size: int) -> list[int]:

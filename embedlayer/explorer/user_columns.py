@@ -153,22 +153,12 @@ def _read_text(path: Path) -> tuple[list[str], list[list[Cell]]]:
 
 def _parsed(texts: list[str]) -> list[Cell]:
     """Return the values of a column of a text file: numbers if every one is a number, `None` for an empty text."""
-    present: list[Cell] = [text if text != "" else None for text in texts]
     try:
-        return [None if text is None else _number(str(text)) for text in present]
+        if not any("_" in text for text in texts):  # `1_000` is a number to Python alone
+            return [float(text) if text else None for text in texts]
     except ValueError:
-        return present
-
-
-def _number(text: str) -> float:
-    """Return the number that a text writes.
-
-    Raises:
-        ValueError: The text writes no number; Python's `1_000` is not one either.
-    """
-    if "_" in text:
-        raise ValueError(text)
-    return float(text)
+        pass
+    return [text or None for text in texts]
 
 
 def _read_parquet(path: Path) -> tuple[list[str], list[list[Any]]]:

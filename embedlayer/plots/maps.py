@@ -15,6 +15,7 @@ from embedlayer.analysis.layout import NeighborLayout
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.analysis.token_classes import token_texts
 from embedlayer.core.errors import ShapeError
+from embedlayer.core.formatting import count_of
 from embedlayer.core.invisible_characters import visible_text
 from embedlayer.plots.heatmaps import with_hole
 from embedlayer.plots.labels import hubs, write_labels
@@ -124,7 +125,8 @@ def table_map(
                 axis.set_label_text(name if share is None else f"{name} ({100 * share:.3g} % of the variance)")
         if values is not None:
             colorbar(figure, dots, axes, label=with_hole(value_label, values), shrink=0.6)
-        notes = [left_out(int((~has_place).sum()), "row", "NaN or infinity"), _at_the_edge(len(outside_rows))]
+        edge = f"{count_of(len(outside_rows), 'row')} far outside drawn at the edge (diamonds)."
+        notes = [left_out(int((~has_place).sum()), "row", "NaN or infinity"), edge if len(outside_rows) else ""]
         caption(figure, *notes, " " if passed_labels else "")  # space for a line that is known after the labels
         texts = {index: visible_text(text) for index, text in (labels or {}).items()}
         written = write_labels(figure, axes, points, texts, most=max_labels, mark=True)
@@ -146,11 +148,6 @@ def _colours(values: Float[Tensor, " N"] | None, rows: Any) -> dict[str, Any]:
     if is_below or is_above:
         colours.colorbar_extend = "both" if is_below and is_above else "min" if is_below else "max"
     return {"c": every[rows], "cmap": colours, "vmin": low, "vmax": high, "plotnonfinite": True}
-
-
-def _at_the_edge(count: int) -> str:
-    """Say how many outliers are drawn at the edge; `""` for none."""
-    return f"{count:,} {'row' if count == 1 else 'rows'} far outside drawn at the edge (diamonds)." if count else ""
 
 
 def _components(rows: Float[Tensor, "V D"]) -> tuple[Float[Tensor, "V 2"], Float[Tensor, " C"]]:
