@@ -167,18 +167,18 @@ def typical_tokens(
     weight = -torch.arange(len(of), dtype=torch.float64) if frequency is None else frequency.double()
     every = torch.cat([F.normalize(chunk.float().cpu(), dim=1).sum(0, keepdim=True) for _, chunk in rows.chunks()])
     common = every.nan_to_num(posinf=0.0, neginf=0.0).sum(0) / max(1, len(of))
-    found = []
+    named = []
     for cluster in range(clusters):
         members = torch.nonzero(of == cluster)[:, 0]
         units = F.normalize(rows.take(members).float(), dim=1) - common
         typical = F.normalize(units, dim=1) @ F.normalize(units.mean(0), dim=0)
         names = [len(text) >= SHORTEST_WORD and text.isalpha() for text in (texts[i].strip() for i in members.tolist())]
         words = torch.tensor(names) if any(names) else torch.ones(len(members), dtype=torch.bool)
-        kept = torch.nonzero(words)[:, 0]
-        kept = kept[typical[kept].argsort(descending=True, stable=True)]
-        kept = members[kept[: max(FEWEST_TYPICAL, int(TYPICAL * len(kept)))]]
-        found.append(_distinct(kept[weight[kept].argsort(descending=True, stable=True)].tolist(), texts, count))
-    return found
+        chosen = torch.nonzero(words)[:, 0]
+        chosen = chosen[typical[chosen].argsort(descending=True, stable=True)]
+        chosen = members[chosen[: max(FEWEST_TYPICAL, int(TYPICAL * len(chosen)))]]
+        named.append(_distinct(chosen[weight[chosen].argsort(descending=True, stable=True)].tolist(), texts, count))
+    return named
 
 
 def _distinct(ids: Sequence[int], texts: Sequence[str], count: int) -> list[int]:

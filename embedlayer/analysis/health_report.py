@@ -447,7 +447,7 @@ class TableHealth:
                 "cones": [_cone_json(cone) for cone in self.under_trained.cones],
                 "undecided": [_cone_json(cone) for cone in self.under_trained.undecided],
                 "by_kind": [asdict(count) for count in self.by_kind],
-                "tokens": [asdict(found) for found in self.findings(limit)],
+                "tokens": [asdict(row) for row in self.findings(limit)],
             },
         }
 

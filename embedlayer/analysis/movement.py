@@ -61,8 +61,8 @@ def align_tables(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N 2
 
     Example:
         >>> rows, rotation = torch.randn(50, 4), torch.linalg.qr(torch.randn(4, 4)).Q
-        >>> found = align_tables(rows, 3 * rows @ rotation)
-        >>> torch.allclose(found.rotation.float(), rotation, atol=1e-5), round(found.scale, 4), round(found.residual, 4)
+        >>> fit = align_tables(rows, 3 * rows @ rotation)
+        >>> torch.allclose(fit.rotation.float(), rotation, atol=1e-5), round(fit.scale, 4), round(fit.residual, 4)
         (True, 3.0, 0.0)
     """
     tables, pairs = paired(before, after, pairs)

@@ -71,9 +71,9 @@ def _near_pairs(
     rows: RowReader, norms: Float[Tensor, " V"], firsts: Int[Tensor, " P"], members: Int[Tensor, " P"]
 ) -> list[tuple[int, int, float]]:
     """Return those pairs whose rows are nearly equal: both IDs and the norm of the difference."""
-    found = []
+    pairs = []
     for one, other in zip(firsts.split(8192), members.split(8192), strict=True):
         distances = torch.linalg.vector_norm(rows.take(one).double() - rows.take(other).double(), dim=1)
         near = distances <= NEAR * torch.maximum(norms[one], norms[other])
-        found += list(zip(one[near].tolist(), other[near].tolist(), distances[near].tolist(), strict=True))
-    return found
+        pairs += list(zip(one[near].tolist(), other[near].tolist(), distances[near].tolist(), strict=True))
+    return pairs

@@ -55,10 +55,10 @@ class RowReader:
     def take(self, ids: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
         """Return the rows of the IDs on the CPU, in float32 or wider."""
         if isinstance(self.table, Tensor):
-            found = self.table.detach().index_select(0, ids.to(self.table.device))
+            rows = self.table.detach().index_select(0, ids.to(self.table.device))
         else:
-            found = self.table.look_up(ids.to(self.table.device))
-        return found.detach().to("cpu", torch.promote_types(found.dtype, torch.float32))
+            rows = self.table.look_up(ids.to(self.table.device))
+        return rows.detach().to("cpu", torch.promote_types(rows.dtype, torch.float32))
 
     def chunks(
         self, rows_at_once: int | None = None, start: int = 0, stop: int | None = None
@@ -84,5 +84,5 @@ class RowReader:
     def norms(self) -> Float[Tensor, " V"]:
         """Return the Euclidean norm of each row in float64, on the CPU; NaN for a row with NaN or infinity."""
         parts = [torch.linalg.vector_norm(chunk, dim=1, dtype=torch.float64).cpu() for _, chunk in self.chunks()]
-        found = torch.cat([torch.empty(0, dtype=torch.float64), *parts])
-        return found.where(found.isfinite(), math.nan)
+        norms = torch.cat([torch.empty(0, dtype=torch.float64), *parts])
+        return norms.where(norms.isfinite(), math.nan)

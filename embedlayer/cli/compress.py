@@ -117,9 +117,9 @@ def measure_use(opened: "OpenedModel", text: Path) -> dict[str, Any]:
     from embedlayer.data.text_chunks import read_text_chunks
     from embedlayer.vocab.token_usage import used_tokens
 
-    found = opened.encode("".join(read_text_chunks(text)))
+    encoded = opened.encode("".join(read_text_chunks(text)))
     starts = opened.text_limits[0][:1] if opened.adds_special_tokens else ()
-    ids = torch.tensor(found if tuple(found[:1]) == starts else [*starts, *found])
+    ids = torch.tensor(encoded if tuple(encoded[:1]) == starts else [*starts, *encoded])
     if len(ids) < 2:
         raise TextError(f"{text} is {len(ids)} tokens long: too short to measure on.")
     use = {

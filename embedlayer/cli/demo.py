@@ -32,12 +32,12 @@ def _standard_docstrings() -> str:
     import ast
     import sysconfig
 
-    found = []
+    docstrings = []
     for file in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         tree = ast.parse(file.read_text(encoding="utf-8", errors="replace"))
         documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        found += [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented)]
-    return "\n\n".join(text for text in found if text)
+        docstrings += [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented)]
+    return "\n\n".join(text for text in docstrings if text)
 
 
 @click.command()

@@ -75,11 +75,11 @@ def evaluate(
         second = open_model(second.source, tokenizer_from, device=device)
     models = [None if one is None else _causal(one, device) for one in (first, second)]
     assert models[0] is not None
-    found = evaluate_text(models[0], text, models[1], window=window, stride=stride)
+    evaluation = evaluate_text(models[0], text, models[1], window=window, stride=stride)
     if as_json:
-        print_json({"text": str(text), "context": found.context, **asdict(found)})
+        print_json({"text": str(text), "context": evaluation.context, **asdict(evaluation)})
     else:
-        _show(found, text, topn)
+        _show(evaluation, text, topn)
 
 
 def _causal(opened: "OpenedModel", device: str) -> "CausalModel":
@@ -98,13 +98,13 @@ def _causal(opened: "OpenedModel", device: str) -> "CausalModel":
     return CausalModel.of(opened, load_model(opened.source, device=device))
 
 
-def _show(found: "TextEvaluation", text: Path, topn: int) -> None:
+def _show(evaluation: "TextEvaluation", text: Path, topn: int) -> None:
     """Print the scores, how the models differ, and the tokens that matter most."""
     console = make_console()
-    models = [found.model] if found.other is None else [found.model, found.other]
+    models = [evaluation.model] if evaluation.other is None else [evaluation.model, evaluation.other]
     titles = [each.title for each in models]
-    print_line(console, f"{text}: {found.model.bytes:,} bytes")
-    print_line(console, found.context, indent=2)
+    print_line(console, f"{text}: {evaluation.model.bytes:,} bytes")
+    print_line(console, evaluation.context, indent=2)
     print_table(
         console,
         ["", *titles],
@@ -114,8 +114,8 @@ def _show(found: "TextEvaluation", text: Path, topn: int) -> None:
         if each.unknown:
             note = f"{each.title}: {each.unknown:,} tokens are the unknown token, so its bits per byte are too low."
             print_line(console, note, indent=2)
-    if found.difference is not None:
-        difference = found.difference
+    if evaluation.difference is not None:
+        difference = evaluation.difference
         named = f"KL({titles[0]} || {titles[1]})"
         print_line(console, f"{named}: {difference.kl:.4f} nats per token", indent=2)
         print_line(console, f"The same most likely token at {difference.agreement:.1%} of the places", indent=2)
@@ -126,8 +126,8 @@ def _show(found: "TextEvaluation", text: Path, topn: int) -> None:
         ]
         print_table(console, ["token", "count", "loss", "loss of other", "KL"], lines)
         return
-    if found.no_difference:
-        print_line(console, found.no_difference, indent=2)
+    if evaluation.no_difference:
+        print_line(console, evaluation.no_difference, indent=2)
     for each in models:
         print_line(console, f"\nTokens that raise the loss of {each.title} most")
         lines = [

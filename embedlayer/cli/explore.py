@@ -95,16 +95,16 @@ def _add_columns(path: Path, source: "OpenedModel") -> None:
     """Read the user's columns of a source, and say which they are."""
     from embedlayer.explorer.user_columns import add_user_columns, read_user_columns
 
-    found = read_user_columns(path, source)
-    add_user_columns(source, found)
+    columns = read_user_columns(path, source)
+    add_user_columns(source, columns)
     names = [
         f"{each.name} ({'numbers' if each.groups is None else f'{len(each.groups):,} values'})"
-        for each in found.columns
+        for each in columns.columns
     ]
-    click.echo(f"Columns for {found.rows:,} of {source.table.vocab_size:,} rows: {', '.join(names) or 'none'}.")
-    if found.unknown:
-        named = ", ".join(map(repr, found.unknown[:NAMED])) + ", ..." * (len(found.unknown) > NAMED)
-        lines = "1 line is" if len(found.unknown) == 1 else f"{len(found.unknown):,} lines are"
+    click.echo(f"Columns for {columns.rows:,} of {source.table.vocab_size:,} rows: {', '.join(names) or 'none'}.")
+    if columns.unknown:
+        named = ", ".join(map(repr, columns.unknown[:NAMED])) + ", ..." * (len(columns.unknown) > NAMED)
+        lines = "1 line is" if len(columns.unknown) == 1 else f"{len(columns.unknown):,} lines are"
         click.echo(f"{lines} skipped, since no token has the text: {named}.")
-    if found.left_out:
-        click.echo(f"Left out, since they hold neither numbers nor texts: {', '.join(found.left_out)}.")
+    if columns.left_out:
+        click.echo(f"Left out, since they hold neither numbers nor texts: {', '.join(columns.left_out)}.")

@@ -119,6 +119,6 @@ def _write_vectors(opened: "OpenedModel", output: Path, format: "VectorFormat") 
     if format not in ("npy", "projector"):
         tokens = [token.replace(" ", "▁") for token in tokens]
     with torch.no_grad():
-        kept = opened.table if len(ids) == len(rows) else rows.take(torch.tensor(ids))
-        write_vectors(output, tokens, kept, format)
+        rows_with_token = opened.table if len(ids) == len(rows) else rows.take(torch.tensor(ids))
+        write_vectors(output, tokens, rows_with_token, format)
     return len(ids)

@@ -47,12 +47,12 @@ def neighbors(
     if all(isinstance(token, int) for token in (*tokens, *minus)):
         opened = opened.tokens_by_row()
     vectors = TokenVectors(opened.table, opened.require_tokenizer())
-    found = vectors.most_similar([*tokens], [*minus], topn=topn)
+    nearest = vectors.most_similar([*tokens], [*minus], topn=topn)
     if as_json:
-        rows = [{"token": text, "cosine": score} for text, score in found]
+        rows = [{"token": text, "cosine": score} for text, score in nearest]
         plus_ids, minus_ids = ([*map(vectors.id_of, each)] for each in (tokens, minus))
         content = {"tokens": tokens, "ids": plus_ids, "minus": minus, "minus_ids": minus_ids, "neighbors": rows}
         print_json(content)
         return
-    for text, score in found:
+    for text, score in nearest:
         click.echo(f"{score:7.4f}  {visible_text(text)}")

@@ -41,14 +41,14 @@ class InputPath(click.ParamType):  # type: ignore[type-arg]  # generic since cli
         path = Path(value)
         if self.standard_input and str(value) == "-":
             return path
-        found = path_kind(path)
-        if found is PathKind.MISSING and self.hub and str(value).count("/") == 1:  # the whole rule imports torch
+        kind = path_kind(path)
+        if kind is PathKind.MISSING and self.hub and str(value).count("/") == 1:  # the whole rule imports torch
             from embedlayer.checkpoints.reader import is_hub_name
 
             if is_hub_name(str(value)):
                 return path
-        if found not in self.kinds:
-            what = "does not exist" if found is PathKind.MISSING else f"is {found}"
+        if kind not in self.kinds:
+            what = "does not exist" if kind is PathKind.MISSING else f"is {kind}"
             option = f" {param.opts[-1]}" if isinstance(param, click.Option) else ""
             raise FileError(f"{path} {what}; {click.get_current_context().command_path}{option} takes {self.takes}.")
         return path

@@ -106,7 +106,7 @@ def _build_mixture(
 
     with _kept_standard_input(sources, target.parent) as readable:
         texts = [[] if is_corpus(Path(source)) else find_text_files([source]) for source in readable]
-        ready = [Path(source) for source, found in zip(readable, texts, strict=True) if not found]
+        ready = [Path(source) for source, files in zip(readable, texts, strict=True) if not files]
         for folder in ready[1:]:
             if TokenCorpus.open(folder).tokenizer_fingerprint != TokenCorpus.open(ready[0]).tokenizer_fingerprint:
                 raise TokenizerError(
@@ -124,10 +124,10 @@ def _build_mixture(
             _remove_corpus(target)
         target.mkdir()
         corpora = []
-        for number, (source, found) in enumerate(zip(readable, texts, strict=True)):
+        for number, (source, files) in enumerate(zip(readable, texts, strict=True)):
             folder = target / str(number)
-            if found:
-                corpora.append(TokenCorpus.build(found, tokenizer, folder))
+            if files:
+                corpora.append(TokenCorpus.build(files, tokenizer, folder))
             else:
                 corpora.append(_link_corpus(Path(source), folder, options.path)[0])
     return TokenMixture(zip(corpora, weights, strict=True)), tokenizer
@@ -215,13 +215,13 @@ def _find_corpus(sources: Sequence[str | Path]) -> Path | None:
     """Return the folder among `sources` that `embedlayer corpus build` wrote, or `None` if there is none."""
     from embedlayer.data.corpus_files import is_corpus
 
-    found = [Path(source) for source in sources if is_corpus(Path(source))]
-    if found and len(sources) > 1:
+    corpora = [Path(source) for source in sources if is_corpus(Path(source))]
+    if corpora and len(sources) > 1:
         raise TextError(
-            f"{found[0]} is a corpus, and a run reads one alone: build one corpus of all the texts, or mix them in "
+            f"{corpora[0]} is a corpus, and a run reads one alone: build one corpus of all the texts, or mix them in "
             f"shares with --weights."
         )
-    return found[0] if found else None
+    return corpora[0] if corpora else None
 
 
 def _at_most(size: int, chunks: Iterator[str]) -> Iterator[str]:
@@ -249,10 +249,10 @@ def _kept_standard_input(texts: Sequence[str | Path], folder: Path) -> Iterator[
 
     from embedlayer.data.text_files import decoded
 
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".standard-input.") as kept:
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".standard-input.") as copy:
         start = sys.stdin.buffer.read(FIRST_BYTES)
         next(decoded("-", io.BytesIO(start).read), "")  # an error in it names standard input, not this file
-        kept.write(start)
-        shutil.copyfileobj(sys.stdin.buffer, kept)
-        kept.flush()
-        yield [Path(kept.name) if str(text) == "-" else text for text in texts]
+        copy.write(start)
+        shutil.copyfileobj(sys.stdin.buffer, copy)
+        copy.flush()
+        yield [Path(copy.name) if str(text) == "-" else text for text in texts]

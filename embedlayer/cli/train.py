@@ -138,8 +138,8 @@ def _train(
     from embedlayer.training.loop import TrainingOptions
 
     quiet = options["as_json"] or not parallel.is_first
-    stated = {f"--{name.replace('_', '-')}": value for name, value in options.items()}
-    parallel.collectives.require_equal({"FILE...": [str(file) for file in files], **stated})
+    passed = {f"--{name.replace('_', '-')}": value for name, value in options.items()}
+    parallel.collectives.require_equal({"FILE...": [str(file) for file in files], **passed})
     if options["resume"] or parallel.collectives.any(
         parallel.is_first and was_started_by(parallel.launch_id, directory)
     ):
@@ -218,9 +218,9 @@ def _named(options: dict[str, Any], kind: type[Options]) -> Options:
 def _require_no_options_of_a_new_run() -> None:
     """Raise an error if the command line has options that a run which continues has chosen already."""
     context = click.get_current_context()
-    given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    passed = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     names = {each.name: each.opts[0] for each in context.command.params}
-    if fixed := [names[name] for name in given if name not in OF_A_RESUMED_RUN]:
+    if fixed := [names[name] for name in passed if name not in OF_A_RESUMED_RUN]:
         raise SizeError(f"--resume continues with the options of the run: leave {', '.join(fixed)} out.")
 
 

@@ -32,22 +32,22 @@ def find_text_files(paths: Sequence[str | Path]) -> list[str | Path]:
         TextError: A file is not plain text, a folder holds no text file or mostly files of other formats, or `paths` is
             empty.
     """
-    found: list[str | Path] = []
-    for given in paths:
-        path = Path(given)
-        if str(given) == "-":
-            found.append("-")
+    files: list[str | Path] = []
+    for name in paths:
+        path = Path(name)
+        if str(name) == "-":
+            files.append("-")
         elif path.is_dir():
-            found += _texts_below(path)
+            files += _texts_below(path)
         elif path.exists():
             with suppress(FileError), opened(path) as (read, _):  # what reads the whole text raises it
                 next(decoded(path, read), "")  # refuses what is not plain text
-            found.append(path)
+            files.append(path)
         else:
             raise FileError(f"There is no file or folder {path}. Check the path, or pass - for standard input.")
-    if not found:
+    if not files:
         raise TextError("No text was passed. Name files or folders, or - for standard input.")
-    return found
+    return files
 
 
 def _texts_below(folder: Path) -> list[Path]:
@@ -74,21 +74,21 @@ def _texts_below(folder: Path) -> list[Path]:
     others: dict[Path, TextFormat] = {}
     for file in visible:
         start = _start_of(file)
-        found = format_of_text(file, start)
-        if found is not None:
-            others[file] = found
+        other = format_of_text(file, start)
+        if other is not None:
+            others[file] = other
         elif b"\0" not in start:
             texts.append(file)
     if others and _sizes(others) >= _sizes(texts):
-        first, found = next(iter(others.items()))
+        first, other = next(iter(others.items()))
         raise TextError(
             f"The folder {folder} holds {len(others)} files that are not plain text, with more bytes than its "
-            f"{len(texts)} files of text. Convert them, or name the files of text alone. {is_other(first, found)}"
+            f"{len(texts)} files of text. Convert them, or name the files of text alone. {is_other(first, other)}"
         )
     if others:
-        first, found = next(iter(others.items()))
+        first, other = next(iter(others.items()))
         warnings.warn(
-            f"{len(others)} files in {folder} are left out, which are not plain text: {first} is {found.name}"
+            f"{len(others)} files in {folder} are left out, which are not plain text: {first} is {other.name}"
             f"{', ...' if len(others) > 1 else ''}. Passed by its name, a file is refused with a command that converts "
             f"it.",
             EmbedLayerWarning,

@@ -178,9 +178,9 @@ def not_text(source: str | Path, start: bytes, offset: int, byte: int) -> str:
     The byte at `offset` is 0, or not UTF-8. `start` are the first bytes of the file, or those that were read from
     elsewhere in it.
     """
-    found = format_of_text(source, start)
-    if found is not None:
-        return is_other(source, found)
+    other = format_of_text(source, start)
+    if other is not None:
+        return is_other(source, other)
     encoding = _wide_encoding(start)
     if encoding is None and byte and not _CONTROL.search(start):
         encoding = "ISO-8859-1"
@@ -195,11 +195,11 @@ def not_text(source: str | Path, start: bytes, offset: int, byte: int) -> str:
     return f"{said}. It is a binary file of a format that is not known: pass files of text."
 
 
-def is_other(source: str | Path, found: TextFormat) -> str:
-    """Return the error message for a file or folder with the format `found`."""
+def is_other(source: str | Path, other: TextFormat) -> str:
+    """Return the error message for a file or folder with the format `other`."""
     return (
-        f"{_named(source)} is {found.name}, and not plain text. {found.condition}:\n"
-        f"{command_for(found.command, source)}"
+        f"{_named(source)} is {other.name}, and not plain text. {other.condition}:\n"
+        f"{command_for(other.command, source)}"
     )
 
 

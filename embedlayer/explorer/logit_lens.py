@@ -116,7 +116,7 @@ def exported_requests(source: OpenedModel) -> list[dict[str, str]]:
 
     They are the requests of `pipeline.exported_requests` with the token IDs in place of the text.
     """
-    return [asked for params in pipeline.exported_requests(source) for asked in _ids_instead(source, params)]
+    return [request for params in pipeline.exported_requests(source) for request in _ids_instead(source, params)]
 
 
 def _ids_instead(source: OpenedModel, params: Mapping[str, str]) -> list[dict[str, str]]:

@@ -93,12 +93,12 @@ def answer(source: OpenedModel, params: Params) -> text_answers.Pipeline:
     table, special = parts_of(model)[0], source.adds_special_tokens
     text, appended = params.get("text", ""), token_ids(params, "appended", table.vocab_size)
     text, rest = longer_text(vocabulary, text, appended, table.vocab_size, add_special_tokens=special)
-    walked = pipeline(model, vocabulary, text, appended=rest, add_special_tokens=special)
+    result = pipeline(model, vocabulary, text, appended=rest, add_special_tokens=special)
     if isinstance(model, DecoderLM):
         last = len(model.blocks)
         note = f"row 0 is the input of the first block, row {last} the output of the last (nostalgebraist, 2020)"
-        walked = replace(walked, steps=(*walked.steps, PipelineStep("lens", note)))
-    return walked.to_json()
+        result = replace(result, steps=(*result.steps, PipelineStep("lens", note)))
+    return result.to_json()
 
 
 def requested_model(source: OpenedModel, params: Mapping[str, str]) -> tuple[Model, Vocabulary]:

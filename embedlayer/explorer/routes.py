@@ -81,7 +81,7 @@ ROUTES: dict[str, Route] = {
     "pipeline": Route(pipeline.answer, pipeline.exported_requests),
     "logit-lens": Route(logit_lens.answer, logit_lens.exported_requests),
     "positions": Route(positions.answer, needs=("input",)),
-    "health": Route(health.found),
+    "health": Route(health.report),
     "scores": Route(health.scores),
     "spectrum": Route(health.shares),
     "metrics": Route(training.metrics, needs=("metrics",)),
@@ -127,8 +127,8 @@ def answer(sources: list[OpenedModel], name: str, params: Params) -> Answer:
     source = _source(sources, params.get("source", "0"))
     rest = {key: value for key, value in params.items() if key not in ("source", "other")}
     if name in PAIRS:
-        asked = params.get("other", "")
-        other = source.before() if asked == "before" else _source(sources, asked)
+        number = params.get("other", "")
+        other = source.before() if number == "before" else _source(sources, number)
         if other is None:
             raise SizeError(f"{source.title} is not a run, so its table before training is unknown.")
         return PAIRS[name](source, other, rest)

@@ -180,15 +180,15 @@ class _Handler(BaseHTTPRequestHandler):
         again.
         """
         try:
-            found = answer(self.sources, name, params)
+            content = answer(self.sources, name, params)
         except EmbedLayerError as error:
             return self._say(HTTPStatus.BAD_REQUEST, str(error))
         except Exception:
             self._say(HTTPStatus.INTERNAL_SERVER_ERROR, "The server failed; its terminal shows the error.")
             raise
-        if isinstance(found, bytes):
-            return self._send(HTTPStatus.OK, "application/octet-stream", found)
-        return self._send(HTTPStatus.OK, "application/json", to_json(found))
+        if isinstance(content, bytes):
+            return self._send(HTTPStatus.OK, "application/octet-stream", content)
+        return self._send(HTTPStatus.OK, "application/json", to_json(content))
 
     def _say(self, status: HTTPStatus, sentence: str, **headers: str) -> None:
         """Send an error to the page, as the JSON object `{"error": sentence}`."""

@@ -160,10 +160,10 @@ class MapJob:
                 self._stage, self._share = stage, begin + part * share
 
         state: LayoutState = "failed"
-        error, found = "The computation ended with an error; the terminal shows it.", None
+        error, result = "The computation ended with an error; the terminal shows it.", None
         refusal: EmbedLayerError | None = None
         try:
-            found = compute_map(self._source, report)
+            result = compute_map(self._source, report)
             state, error = "ready", ""
         except _Cancelled:
             state, error = "cancelled", ""
@@ -174,7 +174,7 @@ class MapJob:
         finally:
             with self._lock:
                 self._refusal = refusal
-                self._state, self._stage, self._error, self._map = state, "", error, found
+                self._state, self._stage, self._error, self._map = state, "", error, result
                 self._share = 1.0 if state == "ready" else self._share
             ended.set()
 

@@ -80,9 +80,9 @@ def neighbors(source: OpenedModel, params: Params) -> list[Neighbor]:
     plus, minus = (token_ids(params, name, source.table.vocab_size) for name in ("plus", "minus"))
     if not plus and not minus:
         raise SizeError("neighbors needs at least one token ID in plus or minus; found none.")
-    found = _number(params, "topn", 20, most=MOST)
+    count = _number(params, "topn", 20, most=MOST)
     own = torch.tensor([[*plus, *minus]])
-    near = nearest_rows(source.rows, sum_of_rows(source, plus, minus), found, candidates=~nameless(source), exclude=own)
+    near = nearest_rows(source.rows, sum_of_rows(source, plus, minus), count, candidates=~nameless(source), exclude=own)
     pairs = zip(near.ids[0].tolist(), near.cosines[0].tolist(), strict=True)
     return [(token, round(score, 5)) for token, score in pairs if token >= 0]
 

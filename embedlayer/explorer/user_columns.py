@@ -85,20 +85,20 @@ def read_user_columns(path: Path | str, source: OpenedModel) -> UserColumns:
         raise FileError(f"{path} needs a column named id or token; found {', '.join(map(repr, names)) or 'none'}.")
     if not cells:
         raise FileError(f"{path} has no column beside {' and '.join(keys)}, so there is nothing to show.")
-    found = _rows_of(keys, source, path)
-    rows = [row for row in found if row is not None]
+    rows_of_lines = _rows_of(keys, source, path)
+    rows = [row for row in rows_of_lines if row is not None]
     plain = {name: column for name, column in cells.items() if all(isinstance(each, Cell) for each in column)}
-    known = [row is not None for row in found]
+    known = [row is not None for row in rows_of_lines]
     made = tuple(
         _column(name, list(compress(column, known)), rows, source.table.vocab_size) for name, column in plain.items()
     )
-    unknown = tuple(str(text) for text, row in zip(keys.get("token", []), found, strict=False) if row is None)
+    unknown = tuple(str(text) for text, row in zip(keys.get("token", []), rows_of_lines, strict=False) if row is None)
     return UserColumns(made, len(rows), tuple(name for name in cells if name not in plain), unknown)
 
 
-def add_user_columns(source: OpenedModel, found: UserColumns) -> None:
+def add_user_columns(source: OpenedModel, columns: UserColumns) -> None:
     """Give a source its user's columns, before it is served or exported."""
-    source.once("user_columns", lambda: found)
+    source.once("user_columns", lambda: columns)
 
 
 def columns(source: OpenedModel, params: Params) -> list[OwnColumn]:
@@ -205,11 +205,11 @@ def _entries(source: OpenedModel) -> dict[str, list[int]]:
 
 def _readable(source: OpenedModel) -> dict[str, list[int]]:
     """Return the rows of each readable text."""
-    found: dict[str, list[int]] = {}
+    rows: dict[str, list[int]] = {}
     for row, text in enumerate(source.token_texts):
         if text:
-            found.setdefault(text, []).append(row)
-    return found
+            rows.setdefault(text, []).append(row)
+    return rows
 
 
 def _check_texts(rows: list[int], texts: list[Any], source: OpenedModel, path: Path) -> None:

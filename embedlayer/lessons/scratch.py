@@ -485,21 +485,21 @@ def _table_gradient(
     return grad_W
 
 
-def _weights(given: Float[np.ndarray, "..."] | None, std: float, **sizes: int) -> Float[np.ndarray, "..."]:
-    """Return a copy of the given weights, or new weights drawn from N(0, std^2).
+def _weights(weights: Float[np.ndarray, "..."] | None, std: float, **sizes: int) -> Float[np.ndarray, "..."]:
+    """Return a copy of `weights`, or new weights drawn from N(0, std^2).
 
     `sizes` are the name and the length of each dimension, in order.
 
     Raises:
-        SizeError: A size is below 1, or `given` has another shape.
+        SizeError: A size is below 1, or `weights` has another shape.
     """
     check_at_least_one(**sizes)
     shape = tuple(sizes.values())
-    if given is None:
+    if weights is None:
         return np.random.standard_normal(shape) * std
-    if given.shape != shape:
-        raise SizeError(f"weights of shape {given.shape} were passed where ({', '.join(sizes)}) = {shape} is needed.")
-    return given.copy()
+    if weights.shape != shape:
+        raise SizeError(f"weights of shape {weights.shape} were passed where ({', '.join(sizes)}) = {shape} is needed.")
+    return weights.copy()
 
 
 def check_at_least_one(**sizes: int) -> None:

@@ -48,8 +48,8 @@ def plan_alternatives(now: EmbeddingPlan, *, used: int | None = None, delta_rows
     can_be_sparse = trained and dense and not ((has_head and now.tied) or now.row_sparse or now.delta_rows)
     can_freeze_rows = trained and not now.delta_rows and fewer < now.vocab_size and now.processes == 1
     can_factorise = dense and not now.quantised and now.embed_dim > quarter
-    kept = used or 0
-    trimmed = {"vocab_size": kept, "delta_rows": min(now.delta_rows, kept)}
+    used_tokens = used or 0
+    trimmed = {"vocab_size": used_tokens, "delta_rows": min(now.delta_rows, used_tokens)}
     only_rows, factors = {"delta_rows": fewer, **all_rows}, {"rank": quarter, **all_rows}
     options: list[tuple[bool, str, dict[str, Any], str]] = [
         (has_head and trained and now.plain_loss, "chunked loss", {"plain_loss": False}, "none: same results"),
@@ -61,11 +61,11 @@ def plan_alternatives(now: EmbeddingPlan, *, used: int | None = None, delta_rows
         (now.dtype == "fp32", "weights in bf16", {"dtype": "bf16"}, "weights of three digits"),
         (not now.quantised, "int8, nothing trained", {**frozen, "dtype": "int8"}, "rows about 1 % off"),
         (not now.quantised, "int4, nothing trained", {**frozen, "dtype": "int4"}, "rows about 10 % off"),
-        (0 < kept < now.vocab_size, f"trim to {kept:,} tokens", trimmed, "other text: more tokens"),
+        (0 < used_tokens < now.vocab_size, f"trim to {used_tokens:,} tokens", trimmed, "other text: more tokens"),
     ]
-    found = []
+    alternatives = []
     for applies, change, values, tradeoff in options:
         if applies:
             after = replace(now, **values, name=change)
-            found.append(PlanAlternative(change, after, now.peak_bytes - after.peak_bytes, tradeoff))
-    return sorted(found, key=lambda alternative: -alternative.saved_bytes)
+            alternatives.append(PlanAlternative(change, after, now.peak_bytes - after.peak_bytes, tradeoff))
+    return sorted(alternatives, key=lambda alternative: -alternative.saved_bytes)

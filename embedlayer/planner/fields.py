@@ -109,7 +109,7 @@ def _position_rows(family: Family, config: Mapping[str, Any]) -> list[int]:
     specs: list[PositionSpec | None] = [family.position]
     if family.decoder_input is not None:  # a decoder alone has the positions of a decoder
         specs = [*specs, family.decoder_input.position][config.get("is_encoder_decoder") is False :]
-    found = []
+    sizes = []
     for spec in specs:
         if isinstance(spec, BiasedPositions | StreamPositions):
             spec = spec.added
@@ -117,8 +117,8 @@ def _position_rows(family: Family, config: Mapping[str, Any]) -> list[int]:
             spec = dict(spec.choices).get(str(config.get(spec.key, spec.choices[0][0])))
         if isinstance(spec, LearnedPositions) and "position" not in left_out:
             key = next((key for key in POSITION_KEYS if config.get(key) is not None), POSITION_KEYS[0])
-            found.append(_whole(config, key) + (0 if spec.offset == "padding" else spec.offset))
-    return found
+            sizes.append(_whole(config, key) + (0 if spec.offset == "padding" else spec.offset))
+    return sizes
 
 
 def _per_layer(family: Family, config: Mapping[str, Any]) -> dict[str, int]:

@@ -157,9 +157,9 @@ def _components(rows: Float[Tensor, "V D"]) -> tuple[Float[Tensor, "V 2"], Float
     """
     if not rows.isfinite().all(1).any():
         return torch.full((len(rows), 2), torch.nan, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
-    found = principal_components(rows, min(2, rows.shape[1]), skip_nonfinite=True)
-    coordinates = torch.nn.functional.pad(found.coordinates, (0, 2 - found.coordinates.shape[1]))
-    return coordinates.cpu(), found.explained_variance_ratio.cpu()
+    components = principal_components(rows, min(2, rows.shape[1]), skip_nonfinite=True)
+    coordinates = torch.nn.functional.pad(components.coordinates, (0, 2 - components.coordinates.shape[1]))
+    return coordinates.cpu(), components.explained_variance_ratio.cpu()
 
 
 def _words(table: LookupTable, tokenizer: Tokenizer) -> dict[int, str]:

@@ -118,7 +118,7 @@ def unknown_id(tokenizer: Tokenizer) -> int | None:
     """
     model: Any = tokenizer.model
     if isinstance(model, models.Unigram):  # it has the ID alone, and no attribute for it
-        found: int | None = json.loads(tokenizer.to_str())["model"]["unk_id"]
-        return found
+        token_id: int | None = json.loads(tokenizer.to_str())["model"]["unk_id"]
+        return token_id
     name = getattr(model, "unk_token", None)
     return None if name is None else tokenizer.token_to_id(name)

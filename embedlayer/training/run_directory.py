@@ -139,8 +139,8 @@ class RunDirectory:
 
         Hidden files are left out.
         """
-        found = (file for file in self.path.iterdir() if not file.name.startswith("."))
-        return sorted(file.name + "/" * file.is_dir() for file in found)
+        visible = (file for file in self.path.iterdir() if not file.name.startswith("."))
+        return sorted(file.name + "/" * file.is_dir() for file in visible)
 
     def start(
         self, trainer: Trainer, tokenizer: Tokenizer, *, validation_fraction: float, notes: JsonObject | None = None

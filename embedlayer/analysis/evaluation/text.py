@@ -401,13 +401,13 @@ def _measure(
         logits, best = [], []
         for place, one in enumerate(models):
             logits.append(causal_logits(one.model, inputs.to(one.device)))
-            found = token_statistics_of(logits[-1], targets.to(one.device), top_k=1)
-            assert found.log_probs is not None
-            assert found.entropy is not None
-            assert found.top_ids is not None
-            sums.losses[place].index_add_(0, tokens, -found.log_probs.cpu()[counted].double())
-            sums.entropies[place].index_add_(0, tokens, found.entropy.cpu()[counted].double())
-            best.append(found.top_ids.cpu()[..., 0][counted])
+            statistics = token_statistics_of(logits[-1], targets.to(one.device), top_k=1)
+            assert statistics.log_probs is not None
+            assert statistics.entropy is not None
+            assert statistics.top_ids is not None
+            sums.losses[place].index_add_(0, tokens, -statistics.log_probs.cpu()[counted].double())
+            sums.entropies[place].index_add_(0, tokens, statistics.entropy.cpu()[counted].double())
+            best.append(statistics.top_ids.cpu()[..., 0][counted])
             sums.correct[place] += (best[-1] == tokens).sum()
         if len(models) == 2:
             labels = targets.to(models[1].device)
