@@ -182,7 +182,7 @@ def typical_tokens(
 
 
 def _distinct(ids: Sequence[int], texts: Sequence[str], count: int) -> list[int]:
-    """Return the first `count` IDs whose texts differ in more than case, white space and a final "s"."""
+    """Return the first `count` IDs of which no two texts are equal but for case, white space or a final "s"."""
     seen: dict[str, int] = {}
     for each in ids:
         bare = texts[each].strip().casefold()

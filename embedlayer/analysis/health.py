@@ -18,10 +18,9 @@ from torch import Tensor
 
 from embedlayer.analysis.chance import chance_nearest_cosine
 from embedlayer.analysis.health_report import FEWEST_SAMPLED, LossOfRun, NearestCosine, TableHealth, row_ids
-from embedlayer.analysis.near_duplicates import near_duplicates
+from embedlayer.analysis.near_duplicates import equal_rows, near_duplicates
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.norm_outliers import norm_outliers
-from embedlayer.analysis.row_hashes import equal_rows
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.analysis.shared_variance import shared_variance, without_shared_part
 from embedlayer.analysis.token_classes import token_kinds

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embedlayer.analysis.movement import align_tables, paired, row_movement, shared_tokens
-from embedlayer.analysis.row_hashes import row_hashes
+from embedlayer.analysis.near_duplicates import row_hashes
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.core.formatting import count_of
 from embedlayer.io.files import JsonObject

@@ -273,7 +273,7 @@ class SpellingFit(TypedDict):
 
 
 class NormOutliers(RowList):
-    """Rows whose norms differ from those of all others."""
+    """A group of rows whose norms are beyond a gap, see `NormOutliers` of the analysis."""
 
     low: float
     high: float

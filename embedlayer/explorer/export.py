@@ -16,9 +16,8 @@ from urllib.parse import quote, urlencode
 from embedlayer.core.errors import EmbedLayerError
 from embedlayer.explorer import table_map, tokens
 from embedlayer.explorer.page_files import page_files, page_in_parts
-from embedlayer.explorer.routes import EXPORTED_PAIRS, ROUTES, answer, manifest, others
+from embedlayer.explorer.routes import EXPORTED_PAIRS, ROUTES, answer, check_tokenizers, manifest, others, page_facts
 from embedlayer.explorer.server import to_json
-from embedlayer.explorer.source_facts import check_tokenizers, page_facts
 from embedlayer.explorer.tokens import Params
 from embedlayer.io.files import write_text
 from embedlayer.opening.opened_model import OpenedModel

@@ -11,7 +11,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.explorer import text_answers
-from embedlayer.explorer.appended import longer_text
 from embedlayer.explorer.example_texts import example_texts
 from embedlayer.explorer.pipeline_steps import (
     MOST_TOKENS,
@@ -22,7 +21,7 @@ from embedlayer.explorer.pipeline_steps import (
     pipeline_steps,
     trace_text,
 )
-from embedlayer.explorer.text_ids import ShownToken, Vocabulary, shown_tokens, text_ids, vocabulary_of
+from embedlayer.explorer.text_ids import ShownToken, Vocabulary, longer_text, shown_tokens, text_ids, vocabulary_of
 from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
 from embedlayer.explorer.tiny_layer import WORDS as TINY_WORDS
 from embedlayer.explorer.tiny_layer import TinyPosition, tiny_layer

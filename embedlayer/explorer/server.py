@@ -22,8 +22,7 @@ from weakref import WeakSet
 
 from embedlayer.core.errors import EmbedLayerError, FileError
 from embedlayer.explorer.page_files import TYPES, served_files
-from embedlayer.explorer.routes import answer, method_of
-from embedlayer.explorer.source_facts import check_tokenizers
+from embedlayer.explorer.routes import answer, check_tokenizers, method_of
 from embedlayer.explorer.table_map import map_job
 from embedlayer.opening.opened_model import OpenedModel
 

@@ -68,7 +68,7 @@ class _Cancelled(Exception):
 
 
 class MapJob:
-    """Computes the `TableMap` of a source in a thread of its own, once. In a forked process a running one is absent."""
+    """Compute the `TableMap` of a source once, in a thread of its own. A forked process has no running computation."""
 
     def __init__(self, source: OpenedModel) -> None:
         self._source = source

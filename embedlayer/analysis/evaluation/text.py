@@ -328,7 +328,7 @@ class _EncodedText(NamedTuple):
 
 
 def _encoded(model: CausalModel, text: str | Path) -> _EncodedText:
-    """Read and encode a text."""
+    """Read and encode a text, the start token of the model in front, and count the bytes that its tokens encode."""
     tokenizer = pure_tokenizer(as_tokenizer(model.tokenizer))
     if isinstance(text, str):
         raise_if_path(text)
