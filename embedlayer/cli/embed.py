@@ -45,13 +45,13 @@ def embed(source: Path, text: str, tokenizer_from: Path | None, as_json: bool) -
     if as_json:
         print_json(_as_json(result))
         return
-    click.echo(f"1 tokens     {' | '.join(token.text for token in result.tokens)}")
-    click.echo(f"2 ids        {[token.id for token in result.tokens]}")
+    click.echo(f"1 tokens     {' | '.join(token['text'] for token in result.tokens)}")
+    click.echo(f"2 ids        {[token['id'] for token in result.tokens]}")
     if result.left_out:
         click.echo(f"             {result.left_out:,} more tokens are left out")
     for number, step in enumerate(result.steps[1:], start=3):
         click.echo(f"{number} {step.title.lower():<10} {step.note}")
-        _show(step, [token.text for token in result.tokens])
+        _show(step, [token["text"] for token in result.tokens])
 
 
 def _show(step: "PipelineStep", names: list[str]) -> None:
@@ -82,8 +82,8 @@ def _as_json(result: "Pipeline") -> dict[str, Any]:
     vectors = result.vectors.unsqueeze(0)
     return {
         "text": result.text,
-        "tokens": [token.decoded for token in result.tokens],
-        "ids": [token.id for token in result.tokens],
+        "tokens": [token["decoded"] for token in result.tokens],
+        "ids": [token["id"] for token in result.tokens],
         "table": [result.vocab_size, result.embed_dim],
         "rows": _numbers(steps["look_up"].vectors),
         "scale": facts["scale"]["factor"] if facts["scale"]["scaled"] else None,

@@ -1,7 +1,7 @@
 """The logit lens: what a decoder would predict if its blocks ended after the first, the second, and so on."""
 
 from collections.abc import Mapping
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -100,14 +100,13 @@ def answer(source: OpenedModel, params: Mapping[str, str]) -> text_answers.Logit
     if not 1 <= len(ids) <= most:
         raise SizeError(f"The logit lens reads from 1 to {most} tokens, not {len(ids)}.")
     lens = logit_lens(model, torch.tensor(ids, device=model.table.device))
-    listed = shown_tokens(vocabulary, lens.top_ids.unique().tolist())
     return {
         "top_ids": lens.top_ids.tolist(),
         "top_probs": packed(lens.top_probs.flatten(0, 1)),
         "entropy": packed(lens.entropy),
         "next_probs": packed(lens.next_probs),
         "next_ranks": lens.next_ranks.tolist(),
-        "tokens": [cast(text_answers.ShownToken, vars(token)) for token in listed],
+        "tokens": list(shown_tokens(vocabulary, lens.top_ids.unique().tolist())),
     }
 
 

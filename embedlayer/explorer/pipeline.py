@@ -21,7 +21,7 @@ from embedlayer.explorer.pipeline_steps import (
     pipeline_steps,
     trace_text,
 )
-from embedlayer.explorer.text_ids import ShownToken, Vocabulary, longer_text, shown_tokens, text_ids, vocabulary_of
+from embedlayer.explorer.text_ids import Vocabulary, longer_text, shown_tokens, text_ids, vocabulary_of
 from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
 from embedlayer.explorer.tiny_layer import WORDS as TINY_WORDS
 from embedlayer.explorer.tiny_layer import TinyPosition, tiny_layer
@@ -48,7 +48,7 @@ class Pipeline:
 
     text: str
     how: str
-    tokens: tuple[ShownToken, ...]
+    tokens: tuple[text_answers.ShownToken, ...]
     left_out: int
     vocab_size: int
     embed_dim: int
@@ -65,8 +65,7 @@ class Pipeline:
 
         `vectors` are left out. NaN and infinity outside of tensors become `None`.
         """
-        tokens, steps = [vars(token) for token in self.tokens], [step.to_json() for step in self.steps]
-        content = {**vars(self), "tokens": tokens, "steps": steps}
+        content = {**vars(self), "tokens": list(self.tokens), "steps": [step.to_json() for step in self.steps]}
         del content["vectors"]
         return cast(text_answers.Pipeline, finite_json(content))
 

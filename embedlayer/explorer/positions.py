@@ -71,7 +71,7 @@ def positions_data(
             for number, name in zip(ids, names or map("#{}".format, ids), strict=False)
         ]
     else:
-        tokens = [{"id": token.id, "text": token.text, "kind": token.kind} for token in shown_tokens(tokenizer, ids)]
+        tokens = [PlacedToken(id=t["id"], text=t["text"], kind=t["kind"]) for t in shown_tokens(tokenizer, ids)]
     vectors = table(torch.tensor(ids, device=table.device))
     content: PositionsData = {
         "schemes": schemes,

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from embedlayer.core import visible_text
 from embedlayer.core.errors import TextError, TokenIdError, TokenizerError
-from embedlayer.explorer.text_answers import TokenKind
+from embedlayer.explorer.text_answers import ShownToken, TokenKind
 from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.tokenization.bytes import token_text
 from embedlayer.tokenization.tokenizer_calls import decode, encode, pure_tokenizer
@@ -196,22 +196,6 @@ def _text_after(vocabulary: Vocabulary, start: Sequence[int], ids: Sequence[int]
     return "".join(f" #{number}" if vocabulary is None else f" {vocabulary.names[number]}" for number in ids)
 
 
-@dataclass(frozen=True)
-class ShownToken:
-    """A token as the page shows it.
-
-    Attributes:
-        decoded: Readable text of the token; empty if the tokenizer does not know the ID.
-        text: The readable text with spaces and invisible characters in visible form, or `row ID`.
-        kind: `"special"`, `"byte"` for one byte of a character, or `"text"`.
-    """
-
-    id: int
-    decoded: str
-    text: str
-    kind: TokenKind
-
-
 def shown_tokens(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[ShownToken, ...]:
     """Return tokens in the form that the page shows, one for each ID.
 
@@ -219,18 +203,20 @@ def shown_tokens(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[ShownToken
     """
     if not isinstance(vocabulary, Tokenizer):
         names = ["" if vocabulary is None else vocabulary.names[number] for number in ids]
-        named = zip(ids, names, strict=True)
-        return tuple(ShownToken(number, name, visible_text(name) or f"#{number}", "text") for number, name in named)
+        return tuple(
+            ShownToken(id=number, decoded=name, text=visible_text(name) or f"#{number}", kind="text")
+            for number, name in zip(ids, names, strict=True)
+        )
     specials = {number for number, token in vocabulary.get_added_tokens_decoder().items() if token.special}
 
     @cache
     def shown(number: int) -> ShownToken:
         """Return one token in the form that the page shows."""
         if vocabulary.id_to_token(number) is None:
-            return ShownToken(number, "", f"row {number}", "special")
+            return ShownToken(id=number, decoded="", text=f"row {number}", kind="special")
         text = token_text(vocabulary, number)
         is_byte = text.startswith("<0x") and text.endswith(">")
         kind: TokenKind = "special" if number in specials else "byte" if is_byte else "text"
-        return ShownToken(number, text, visible_text(text), kind)
+        return ShownToken(id=number, decoded=text, text=visible_text(text), kind=kind)
 
     return tuple(shown(number) for number in ids)

@@ -193,7 +193,7 @@ def test_the_step_has_all_logits_of_the_next_token(words):
     model = small("alibi", head=HEADS["untied"]())
     walked = pipeline.pipeline(model, words, TEXT)
     step = walked.step("head")
-    ids = torch.tensor([token.id for token in walked.tokens])
+    ids = torch.tensor([token["id"] for token in walked.tokens])
     torch.testing.assert_close(step.values["logits"][0], model(ids)[-1])
     best = model(ids)[-1].topk(12).indices.tolist()
     assert [token["id"] for token in step.facts["candidates"]] == best
@@ -291,7 +291,7 @@ def test_the_grid_is_the_lens_and_a_cell_lists_its_tokens(source, serve, open_pa
     page.locator(".lens-grid").wait_for()
     ids = source.encode(TEXT)
     lens = logit_lens(source.model, torch.tensor(ids))
-    names = [[token.text for token in shown_tokens(source.tokenizer, row)] for row in lens.top_ids[..., 0].tolist()]
+    names = [[token["text"] for token in shown_tokens(source.tokenizer, row)] for row in lens.top_ids[..., 0].tolist()]
     assert cells(page) == names
     right = lens.top_ids[:, :-1, 0].eq(torch.tensor(ids[1:])).sum()
     assert page.locator(".lens-grid .lens-right").count() == right

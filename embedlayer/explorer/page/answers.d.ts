@@ -209,7 +209,7 @@ export interface SpellingFit {
   odd_rows: RowList;
 }
 
-/** Rows whose norms differ from those of all others. */
+/** A group of rows whose norms are beyond a gap, see `NormOutliers` of the analysis. */
 export interface NormOutliers {
   rows: number;
   ids: number[];
