@@ -95,7 +95,7 @@ def test_the_text_for_the_pipeline_contains_the_token(kind):
         found[token] = text
         if text is not None:
             assert at is not None
-            assert pipeline(source.table, tokenizer, text).tokens[at].id == token
+            assert pipeline(source.table, tokenizer, text).tokens[at]["id"] == token
     missing = [token_text(tokenizer, token) for token, text in found.items() if text is None]
     assert len(missing) < size / 2 if kind == "bpe" else len(missing) < size / 10, missing
 
