@@ -31,7 +31,7 @@ from embedlayer.cli.main import cli
 from embedlayer.core.class_identifiers import KINDS, class_of
 from embedlayer.core.errors import EmbedLayerError
 from embedlayer.data.sharded_build import build_in_shards
-from embedlayer.explorer.source_facts import page_facts
+from embedlayer.explorer.routes import page_facts
 from embedlayer.explorer.training import metrics
 from embedlayer.io.files import read_json
 from embedlayer.io.safetensors_files import save_tensors

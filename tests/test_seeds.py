@@ -164,7 +164,7 @@ def test_the_lesson_on_embeddings_runs(seeds, pictures, monkeypatch, unchecked, 
         "TransformerEmbedding",
         "demonstrate_embeddings",
     ):
-        setattr(module, name, getattr(el.lessons.scratch if name == "demonstrate_embeddings" else el, name))
+        setattr(module, name, getattr(el.lessons if name == "demonstrate_embeddings" else el, name))
     monkeypatch.setitem(sys.modules, "embeddings", module)
     names: dict[str, Any] = {"el": el, "__name__": "lesson"}
     for (first, _), code in zip(BLOCKS[LESSON], blocks_of(seeds, LESSON), strict=True):

@@ -1,4 +1,4 @@
-"""TypeScript declarations of the server's answers, from the records of `embedlayer.explorer.answers`.
+"""TypeScript declarations of the server's answers, from the records of `explorer.answers` and `explorer.text_answers`.
 
 `python tools/page_types.py` prints them; `--write` writes `embedlayer/explorer/page/answers.d.ts`.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from embedlayer.explorer import answers, routes
+from embedlayer.explorer import answers, routes, text_answers
 
 FILE = Path(__file__).parent.parent / "embedlayer/explorer/page/answers.d.ts"
 PLAIN: dict[object, str] = {
@@ -21,15 +21,15 @@ PLAIN: dict[object, str] = {
     NoneType: "null",
     object: "unknown",
 }
-HEAD = """/** Answers of the server, by `python tools/page_types.py --write`: edit explorer/answers.py. */
+HEAD = """/** Answers of the server, by `python tools/page_types.py --write`: edit answers.py or text_answers.py. */
 
 """
 
-
+TYPES = [*vars(answers).items(), *vars(text_answers).items()]
 ALIASES: dict[object, str] = {
-    value: name for name, value in vars(answers).items() if get_origin(value) in (Literal, tuple, Union, UnionType)
+    value: name for name, value in TYPES if get_origin(value) in (Literal, tuple, Union, UnionType)
 }
-"""The types with a name in `explorer/answers.py`."""
+"""The types with a name of their own."""
 
 
 def typescript(kind: Any) -> str:
@@ -87,7 +87,7 @@ def interface(record: type) -> str:
 
 def declarations() -> str:
     """Return the whole file: every type and record, and `Answers`, the answer of each route."""
-    records = [value for value in vars(answers).values() if is_typeddict(value)]
+    records = [value for _, value in TYPES if is_typeddict(value)]
     functions = {"manifest": routes.manifest, **{name: route.answer for name, route in routes.ROUTES.items()}}
     functions |= routes.PAIRS
     entries = [f'  "{name}": {typescript(get_type_hints(made)["return"])};' for name, made in functions.items()]

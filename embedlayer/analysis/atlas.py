@@ -61,23 +61,23 @@ def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num
             f"A map needs rows of width 2 or more and 0 or more neighbours; found width {rows.embed_dim} and "
             f"num_neighbors={num_neighbors}."
         )
-    found = table_health(table, tokenizer)
-    if found.nonfinite_rows:
+    health = table_health(table, tokenizer)
+    if health.nonfinite_rows:
         raise CheckpointError(
-            f"{len(found.nonfinite_rows)} rows hold NaN or infinity, the first is row {found.nonfinite_rows[0]}: "
+            f"{len(health.nonfinite_rows)} rows hold NaN or infinity, the first is row {health.nonfinite_rows[0]}: "
             f"repair them first."
         )
-    assert found.kinds is not None
+    assert health.kinds is not None
     places = principal_components(table).coordinates[ids].cpu().float()
     has_token = torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, ids, True)
-    found_rows = nearest_rows(table, ids, min(num_neighbors, len(ids) - 1), candidates=has_token)
-    nearest, distances = torch.searchsorted(ids, found_rows.ids), (1 - found_rows.cosines).clamp_min(0.0)
+    near = nearest_rows(table, ids, min(num_neighbors, len(ids) - 1), candidates=has_token)
+    nearest, distances = torch.searchsorted(ids, near.ids), (1 - near.cosines).clamp_min(0.0)
     columns: dict[str, Any] = {
         "id": ids.numpy(),
-        "token": [found.text_of(row).encode(errors="backslashreplace").decode() for row in ids.tolist()],
-        "kind": [found.kinds[row] for row in ids.tolist()],
-        "norm": found.norms[ids].numpy(),
-        "under_trained": found.under_trained.scores[ids].numpy(),
+        "token": [health.text_of(row).encode(errors="backslashreplace").decode() for row in ids.tolist()],
+        "kind": [health.kinds[row] for row in ids.tolist()],
+        "norm": health.norms[ids].numpy(),
+        "under_trained": health.under_trained.scores[ids].numpy(),
         "x": places[:, 0].numpy(),
         "y": places[:, 1].numpy(),
     }

@@ -87,18 +87,18 @@ def chance_geometry(measured: TableGeometry) -> ChanceGeometry:
     """Return what the measures of a table would be by chance; see this module's docstring.
 
     Example:
-        >>> found = chance_geometry(table_geometry(torch.randn(2000, 32)))
-        >>> found.mean_cosine, round(found.effective_rank)
+        >>> chance = chance_geometry(table_geometry(torch.randn(2000, 32)))
+        >>> chance.mean_cosine, round(chance.effective_rank)
         (0.0, 32)
     """
     rows, width = measured.rows, measured.embed_dim
-    kept = max(1, min(rows, NUMBERS // width))
+    drawn_rows = max(1, min(rows, NUMBERS // width))
     scale = float(measured.spectrum.mean().sqrt())
-    drawn = scale * torch.randn(kept, width, generator=torch.Generator().manual_seed(0))
+    drawn = scale * torch.randn(drawn_rows, width, generator=torch.Generator().manual_seed(0))
     return ChanceGeometry(
         effective_rank=chance_effective_rank(rows, width),
         isotropy=table_geometry(drawn).isotropy if scale else 1.0,
-        isotropy_rows=kept,
+        isotropy_rows=drawn_rows,
         mean_cosine=0.0,
         mean_cosine_deviation=math.sqrt(2 / (max(1, rows) * max(1, rows - 1) * width)),
         nearest_cosine=chance_nearest_cosine(rows, width),

@@ -47,12 +47,8 @@ class PlaneClusters:
 def plane_clusters(places: Float[Tensor, "N 2"], *, most: int, smallest: int = 8) -> PlaneClusters:
     """Cluster points in the plane by density: the narrowest smoothing that gives at most `most` clusters.
 
-    The same points always get the same clusters.
-
-    Args:
-        places: Coordinates; points with NaN are in no cluster.
-        most: Largest number of clusters.
-        smallest: Fewest points of a cluster; the points of smaller ones are in no cluster.
+    The same points always get the same clusters. Points with NaN are in no cluster, nor are those of clusters of fewer
+    than `smallest` points.
 
     Raises:
         SizeError: `most` or `smallest` is below 1.
@@ -162,40 +158,31 @@ def typical_tokens(
 ) -> list[list[int]]:
     """Return the IDs of the tokens that name each cluster, most typical first.
 
-    Of the words of a cluster, those nearest to its mean direction are candidates; the most frequent of them are
-    chosen. The mean direction of the whole table is subtracted first. Two names differ in more than case, a leading
-    space, or a final "s". A cluster without words is named by other tokens.
-
-    Args:
-        table: A table, or a plain tensor `(V, D)`.
-        of: Cluster of each row, `(V,)`, numbered from 0; -1 for none.
-        texts: Readable text of each token.
-        count: Largest number of names for a cluster.
-        frequency: How often each token occurs, `(V,)`; `None`: lower IDs are taken to be more frequent.
-
-    Returns:
-        A list of IDs for each cluster.
+    Of the words of a cluster, those nearest to its mean direction are candidates; the most frequent of them are chosen.
+    The mean direction of the whole table is subtracted first. Two names differ in more than case, a leading space, or a
+    final "s". A cluster without words is named by other tokens. `of` is the cluster of each row, numbered from 0; -1
+    for none. Without `frequency`, the occurrences of each token, lower IDs are taken to be more frequent.
     """
     rows, clusters = RowReader(table), int(of.max()) + 1 if len(of) else 0
     weight = -torch.arange(len(of), dtype=torch.float64) if frequency is None else frequency.double()
     every = torch.cat([F.normalize(chunk.float().cpu(), dim=1).sum(0, keepdim=True) for _, chunk in rows.chunks()])
     common = every.nan_to_num(posinf=0.0, neginf=0.0).sum(0) / max(1, len(of))
-    found = []
+    named = []
     for cluster in range(clusters):
         members = torch.nonzero(of == cluster)[:, 0]
         units = F.normalize(rows.take(members).float(), dim=1) - common
         typical = F.normalize(units, dim=1) @ F.normalize(units.mean(0), dim=0)
         names = [len(text) >= SHORTEST_WORD and text.isalpha() for text in (texts[i].strip() for i in members.tolist())]
         words = torch.tensor(names) if any(names) else torch.ones(len(members), dtype=torch.bool)
-        kept = torch.nonzero(words)[:, 0]
-        kept = kept[typical[kept].argsort(descending=True, stable=True)]
-        kept = members[kept[: max(FEWEST_TYPICAL, int(TYPICAL * len(kept)))]]
-        found.append(_distinct(kept[weight[kept].argsort(descending=True, stable=True)].tolist(), texts, count))
-    return found
+        chosen = torch.nonzero(words)[:, 0]
+        chosen = chosen[typical[chosen].argsort(descending=True, stable=True)]
+        chosen = members[chosen[: max(FEWEST_TYPICAL, int(TYPICAL * len(chosen)))]]
+        named.append(_distinct(chosen[weight[chosen].argsort(descending=True, stable=True)].tolist(), texts, count))
+    return named
 
 
 def _distinct(ids: Sequence[int], texts: Sequence[str], count: int) -> list[int]:
-    """Return the first `count` IDs whose texts differ in more than case, white space and a final "s"."""
+    """Return the first `count` IDs of which no two texts are equal but for case, white space or a final "s"."""
     seen: dict[str, int] = {}
     for each in ids:
         bare = texts[each].strip().casefold()

@@ -92,20 +92,20 @@ class _Moments(NamedTuple):
     directions: Tensor
 
 
-def _moments(rows: RowReader, kept: Bool[Tensor, " V"]) -> _Moments:
+def _moments(rows: RowReader, mask: Bool[Tensor, " V"]) -> _Moments:
     """Compute the mean of the kept rows and their variance along each principal direction, in float64.
 
     The table is read twice: once for the mean, then for the scatter about it. Variances that rounding alone explains
     are 0.
     """
-    count, largest, total = int(kept.sum()), 0.0, torch.zeros(rows.embed_dim, dtype=torch.float64)
-    for chunk in rows.wide_chunks(kept, CHUNK_ROWS):
+    count, largest, total = int(mask.sum()), 0.0, torch.zeros(rows.embed_dim, dtype=torch.float64)
+    for chunk in rows.wide_chunks(mask, CHUNK_ROWS):
         total = total.to(chunk) + chunk.sum(0)
         largest = max(largest, float(chunk.abs().max())) if len(chunk) else largest
     mean = total / max(1, count)
     width = mean.shape[-1]
     scatter = mean.new_zeros(width, width)
-    for chunk in rows.wide_chunks(kept, CHUNK_ROWS):
+    for chunk in rows.wide_chunks(mask, CHUNK_ROWS):
         centred = chunk - mean
         scatter += centred.T @ centred
     variances, directions = torch.linalg.eigh(scatter)
@@ -120,9 +120,6 @@ def variance_shares(table: TableLike) -> Float[Tensor, " D"]:
     """Compute the share of the variance along each principal component, in descending order, in float64 on the CPU.
 
     Rows are read in chunks; rows that are not finite are left out. All shares are 0 if the rows are equal.
-
-    Args:
-        table: A `LookupTable`, or a plain tensor `(V, D)`.
 
     Raises:
         ShapeError: A plain tensor is not `(V, D)`.
@@ -200,28 +197,28 @@ def table_geometry(table: TableLike) -> TableGeometry:
     """
     rows = RowReader(table)
     norms = rows.norms()
-    kept = norms > 0
-    if not kept.any():
+    usable = norms > 0
+    if not usable.any():
         raise SizeError(f"All {len(rows)} rows of this table are zero or hold NaN, so it has no geometry.")
-    moments = _moments(rows, kept)
+    moments = _moments(rows, usable)
     shares = _shares(moments.variances.sqrt())
     units = torch.zeros_like(moments.mean)
-    for chunk in rows.wide_chunks(kept, CHUNK_ROWS):
+    for chunk in rows.wide_chunks(usable, CHUNK_ROWS):
         units += F.normalize(chunk, dim=1, eps=0.0).sum(0)
-    count = int(kept.sum())
+    count = int(usable.sum())
     pairs = max(1, count * (count - 1))
     return TableGeometry(
         rows=count,
         embed_dim=rows.embed_dim,
         spectrum=moments.variances,
         effective_rank=float(torch.special.entr(shares).sum().exp()),
-        isotropy=_isotropy(rows, kept, moments),
+        isotropy=_isotropy(rows, usable, moments),
         mean_cosine=(float(units @ units) - count) / pairs,
-        mean_norm=float(torch.linalg.vector_norm(moments.mean) / norms[kept].mean()),
+        mean_norm=float(torch.linalg.vector_norm(moments.mean) / norms[usable].mean()),
     )
 
 
-def _isotropy(rows: RowReader, kept: Bool[Tensor, " V"], moments: _Moments) -> float:
+def _isotropy(rows: RowReader, mask: Bool[Tensor, " V"], moments: _Moments) -> float:
     """Return the isotropy of the kept rows: `min Z(c) / max Z(c)` with `Z(c)` the sum of `exp(c . row)` over the rows.
 
     `c` runs over the unit eigenvectors of `rows.T @ rows` and over their negatives.
@@ -230,7 +227,7 @@ def _isotropy(rows: RowReader, kept: Bool[Tensor, " V"], moments: _Moments) -> f
     second += moments.mean[:, None] * moments.mean
     directions = torch.linalg.eigh(second).eigenvectors
     logs = torch.full((2, len(directions)), -math.inf, dtype=torch.float64, device=directions.device)
-    for chunk in rows.wide_chunks(kept, CHUNK_ROWS):
+    for chunk in rows.wide_chunks(mask, CHUNK_ROWS):
         if len(chunk):
             products = chunk @ directions
             both = torch.stack([products.logsumexp(0), (-products).logsumexp(0)])
@@ -289,6 +286,6 @@ def norms_by_frequency(table: TableLike, counts: Int[Tensor, " V"]) -> list[Freq
         inside = (counts >= low) & (counts < high) & norms.isfinite()
         if inside.any():
             tenth, median, ninetieth = norms[inside].quantile(torch.tensor([0.1, 0.5, 0.9]).double()).tolist()
-            found = counts[inside]
-            bands.append(FrequencyBand(int(found.min()), int(found.max()), len(found), tenth, median, ninetieth))
+            times = counts[inside]
+            bands.append(FrequencyBand(int(times.min()), int(times.max()), len(times), tenth, median, ninetieth))
     return bands

@@ -18,10 +18,9 @@ from torch import Tensor
 
 from embedlayer.analysis.chance import chance_nearest_cosine
 from embedlayer.analysis.health_report import FEWEST_SAMPLED, LossOfRun, NearestCosine, TableHealth, row_ids
-from embedlayer.analysis.near_duplicates import near_duplicates
+from embedlayer.analysis.near_duplicates import equal_rows, near_duplicates
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.norm_outliers import norm_outliers
-from embedlayer.analysis.row_hashes import equal_rows
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.analysis.shared_variance import shared_variance, without_shared_part
 from embedlayer.analysis.token_classes import token_kinds
@@ -70,8 +69,8 @@ def table_health(
         TokenizerError: `tokenizer` is no tokenizer.
 
     Example:
-        >>> found = table_health(torch.tensor([[0.0, 0.0], [1.0, 2.0], [1.0, 2.0], [3.0, torch.nan]]))
-        >>> found.zero_rows, found.duplicates, found.nonfinite_rows
+        >>> health = table_health(torch.tensor([[0.0, 0.0], [1.0, 2.0], [1.0, 2.0], [3.0, torch.nan]]))
+        >>> health.zero_rows, health.duplicates, health.nonfinite_rows
         ((0,), ((1, 2),), (3,))
     """
     tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
@@ -165,11 +164,11 @@ def _nearest_cosine(rows: RowReader, norms: Float[Tensor, " V"]) -> NearestCosin
     ids = ids[order]
     if len(ids) < 2:
         return NearestCosine(len(ids), math.nan, math.nan, math.nan)
-    found = nearest_rows(rows.table, ids, 1, candidates=usable)
+    nearest = nearest_rows(rows.table, ids, 1, candidates=usable)
     units = F.normalize(rows.take(ids).double(), dim=1)
     pairs = (float(units.sum(0).square().sum()) - len(ids)) / (len(ids) * (len(ids) - 1))
     chance = chance_nearest_cosine(int(usable.sum()), rows.embed_dim)
-    return NearestCosine(len(ids), float(found.cosines.median()), chance, pairs)
+    return NearestCosine(len(ids), float(nearest.cosines.median()), chance, pairs)
 
 
 def _at_mean(rows: RowReader, norms: Float[Tensor, " V"], group: tuple[int, ...]) -> tuple[int, ...]:
@@ -197,12 +196,12 @@ def _untouched(rows: RowReader, before: RowReader) -> Tensor:
             f"The table is {rows.vocab_size} x {rows.embed_dim} and the one before training is "
             f"{before.vocab_size} x {before.embed_dim}: pass the same table at two times."
         )
-    found: list[Tensor] = []
+    masks: list[Tensor] = []
     for start, chunk in rows.chunks():
         now, old = chunk.double(), before.read(start, start + len(chunk)).to(chunk.device, torch.float64)
         factor = (now * old).sum(1) / old.square().sum(1).clamp_min(1e-300)
         miss = torch.linalg.vector_norm(now - factor[:, None] * old, dim=1)
         slack = 1e-3 if chunk.dtype in (torch.float32, torch.float64) else 2e-2
         norm = torch.linalg.vector_norm(now, dim=1)
-        found.append(((factor > 0) & (norm > 0) & (miss <= slack * norm)).cpu())
-    return torch.cat(found) if found else torch.empty(0, dtype=torch.bool)
+        masks.append(((factor > 0) & (norm > 0) & (miss <= slack * norm)).cpu())
+    return torch.cat(masks) if masks else torch.empty(0, dtype=torch.bool)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Literal
 
 import torch
@@ -15,6 +16,7 @@ from embedlayer.analysis.shared_variance import SharedVariance
 from embedlayer.analysis.token_classes import KINDS
 from embedlayer.analysis.tokenizer_fit import ERRORS, FEWEST_PAIRS, TokenizerFit
 from embedlayer.analysis.under_trained import Cone, UnderTrained
+from embedlayer.core.formatting import count_of
 from embedlayer.core.short_repr import short_repr
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import finite_json
@@ -41,6 +43,8 @@ MOST_ABSENT = 0.25
 """Words that never occur in the training text are a fault of a run if they are a larger share of its words."""
 
 State = Literal["sound", "faulty", "undecided"]
+
+_rows = partial(count_of, noun="row")
 
 
 @dataclass(frozen=True)
@@ -443,7 +447,7 @@ class TableHealth:
                 "cones": [_cone_json(cone) for cone in self.under_trained.cones],
                 "undecided": [_cone_json(cone) for cone in self.under_trained.undecided],
                 "by_kind": [asdict(count) for count in self.by_kind],
-                "tokens": [asdict(found) for found in self.findings(limit)],
+                "tokens": [asdict(row) for row in self.findings(limit)],
             },
         }
 
@@ -465,11 +469,6 @@ def _norms_sentence(group: NormOutliers) -> str:
         f"{{is}} {what} than all others by a gap: norms of {group.low:.3g} to {group.high:.3g}, the others {most} "
         f"{group.nearest:.3g}, {group.median:.3g} in the median"
     )
-
-
-def _rows(count: int) -> str:
-    """Return "1 row" or "1,547 rows"."""
-    return f"{count:,} {'row' if count == 1 else 'rows'}"
 
 
 def _verb(singular: str, count: int) -> str:

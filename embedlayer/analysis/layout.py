@@ -71,8 +71,8 @@ def neighbor_layout(
     start = torch.zeros(len(rows), 2)
     finite = rows.isfinite().all(1)
     if finite.any():
-        found = principal_components(rows, min(2, rows.shape[1]), skip_nonfinite=True).coordinates
-        start[:, : found.shape[1]] = found.float()
+        coordinates = principal_components(rows, min(2, rows.shape[1]), skip_nonfinite=True).coordinates
+        start[:, : coordinates.shape[1]] = coordinates.float()
     return compute_layout(rows, start, keep=finite if keep is None else keep & finite, rounds=rounds)
 
 
@@ -97,10 +97,10 @@ def compute_layout(
         on_progress: Function that is called often with the stage and its share that is done.
     """
     if keep is not None and not keep.all():
-        found = compute_layout(rows[keep], start[keep], rounds=rounds, on_progress=on_progress)
+        part = compute_layout(rows[keep], start[keep], rounds=rounds, on_progress=on_progress)
         places = torch.full((len(rows), 2), math.nan)
-        places[keep] = found.places
-        return NeighborLayout(places, found.recall)
+        places[keep] = part.places
+        return NeighborLayout(places, part.recall)
     start = start.float().nan_to_num()
     start = start / start.abs().max().clamp_min(1e-30) * 10 if len(start) else start
     if len(rows) < 4:
@@ -127,10 +127,7 @@ def edge_weights(cosines: Float[Tensor, "V K"]) -> Float[Tensor, "V K"]:
     """Return the probability that an edge of the neighbour graph pulls its two rows together in a round, `(V, K)`.
 
     The edge to the nearest neighbour has probability 1. For further neighbours the probability falls with the distance,
-    at a rate of each row such that its K probabilities sum to `log2 K`, as in UMAP.
-
-    Args:
-        cosines: Cosines of each row with its K nearest rows, nearest first.
+    at a rate of each row such that its K probabilities sum to `log2 K`, as in UMAP. `cosines` are nearest first.
     """
     distances = 1 - cosines
     beyond = distances - distances[:, :1]

@@ -61,8 +61,8 @@ def align_tables(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N 2
 
     Example:
         >>> rows, rotation = torch.randn(50, 4), torch.linalg.qr(torch.randn(4, 4)).Q
-        >>> found = align_tables(rows, 3 * rows @ rotation)
-        >>> torch.allclose(found.rotation.float(), rotation, atol=1e-5), round(found.scale, 4), round(found.residual, 4)
+        >>> fit = align_tables(rows, 3 * rows @ rotation)
+        >>> torch.allclose(fit.rotation.float(), rotation, atol=1e-5), round(fit.scale, 4), round(fit.residual, 4)
         (True, 3.0, 0.0)
     """
     tables, pairs = paired(before, after, pairs)
@@ -236,12 +236,7 @@ def shared_tokens(before: Tokenizer | Sequence[str], after: Tokenizer | Sequence
 def paired(
     before: TableLike, after: TableLike, pairs: Int[Tensor, "N 2"] | None
 ) -> tuple[tuple[RowReader, RowReader], Int[Tensor, "N 2"]]:
-    """Return readers of both tables, and the pairs of row IDs to compare, `(N, 2)`.
-
-    Args:
-        before: The first table.
-        after: The second table.
-        pairs: ID in the first and ID in the second table of each pair; `None` pairs equal IDs.
+    """Return readers of both tables, and the pairs of row IDs to compare, `(N, 2)`; equal IDs if `pairs` is `None`.
 
     Raises:
         ShapeError: The tables differ in length and `pairs` is `None`, or an ID in `pairs` is outside its table.

@@ -1,4 +1,7 @@
-"""Find rows that are nearly equal, such as those that a resize adds at the mean of the other rows."""
+"""Find rows that are equal, or nearly equal as those that a resize adds at the mean of the other rows.
+
+Rows are hashed, so that not all pairs are compared.
+"""
 
 import torch
 from jaxtyping import Float, Int
@@ -13,16 +16,44 @@ CELL, PROJECTIONS, TRIES = 0.2, 8, 4
 
 
 @torch.no_grad()
+def row_hashes(rows: RowReader) -> Int[Tensor, " V"]:
+    """Return a random linear 64-bit hash of the bits of each row in float32 or float64; -0.0 counts as 0.0.
+
+    The hash is the same in every call, so rows of two tables of the same width and dtype can be compared.
+    """
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randint(-(1 << 62), 1 << 62, (2 * rows.embed_dim,), generator=generator) * 2 + 1
+    hashes = [torch.empty(0, dtype=torch.int64)]
+    for _, chunk in rows.chunks():
+        wide = chunk.to("cpu", torch.promote_types(chunk.dtype, torch.float32)) + 0.0
+        bits = wide.contiguous().view(torch.int32).long()
+        hashes.append((bits * weights[: bits.shape[1]]).sum(1))
+    return torch.cat(hashes)
+
+
+def equal_rows(rows: RowReader, norms: Float[Tensor, " V"]) -> tuple[tuple[int, ...], ...]:
+    """Return groups of IDs whose rows are equal (their hashes are), ordered by the first ID.
+
+    Only rows with a positive norm are compared.
+    """
+    ids = torch.nonzero(norms > 0)[:, 0]
+    if not len(ids):
+        return ()
+    _, group, sizes = row_hashes(rows)[ids].unique(return_inverse=True, return_counts=True)
+    repeated = sizes[group] > 1
+    groups: dict[int, list[int]] = {}
+    for row, number in zip(ids[repeated].tolist(), group[repeated].tolist(), strict=True):
+        groups.setdefault(number, []).append(row)
+    return tuple(map(tuple, groups.values()))
+
+
+@torch.no_grad()
 def near_duplicates(rows: RowReader, norms: Float[Tensor, " V"]) -> tuple[tuple[int, ...], ...]:
     """Return groups of IDs whose rows are nearly equal (see `NEAR`) but not all equal, ordered by their first ID.
 
     Locality-sensitive hashing finds the candidates, whose distances are then measured: rows of length 1 with equal
     rounded projections. That misses two rows at the largest distance with a probability of about 1 %, and closer ones
-    more rarely.
-
-    Args:
-        rows: The table.
-        norms: Norm of each row; only rows with a positive norm are compared.
+    more rarely. Only rows with a positive norm are compared.
     """
     generator = torch.Generator().manual_seed(0)
     ids = torch.nonzero(norms > 0)[:, 0]
@@ -75,9 +106,9 @@ def _near_pairs(
     rows: RowReader, norms: Float[Tensor, " V"], firsts: Int[Tensor, " P"], members: Int[Tensor, " P"]
 ) -> list[tuple[int, int, float]]:
     """Return those pairs whose rows are nearly equal: both IDs and the norm of the difference."""
-    found = []
+    pairs = []
     for one, other in zip(firsts.split(8192), members.split(8192), strict=True):
         distances = torch.linalg.vector_norm(rows.take(one).double() - rows.take(other).double(), dim=1)
         near = distances <= NEAR * torch.maximum(norms[one], norms[other])
-        found += list(zip(one[near].tolist(), other[near].tolist(), distances[near].tolist(), strict=True))
-    return found
+        pairs += list(zip(one[near].tolist(), other[near].tolist(), distances[near].tolist(), strict=True))
+    return pairs

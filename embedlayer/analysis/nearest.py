@@ -63,10 +63,6 @@ def cosines_with(rows: Float[Tensor, "rows D"], queries: Float[Tensor, "Q D"]) -
 
     For at most `EXACT_TIES` queries each cosine is a sum of its own, so equal rows get equal cosines. For more queries
     a matrix product is used, which may round equal rows differently.
-
-    Args:
-        rows: Rows of a table.
-        queries: Vectors of the same width.
     """
     dtype = torch.promote_types(rows.dtype, torch.float32)
     rows = rows.to(dtype)
@@ -84,14 +80,7 @@ def cosines_with(rows: Float[Tensor, "rows D"], queries: Float[Tensor, "Q D"]) -
 def table_cosines(
     rows: RowReader, queries: Float[Tensor, "Q D"], start: int = 0, stop: int | None = None
 ) -> Float[Tensor, "Q N"]:
-    """Return the cosine of each query with each of the rows `start` to `stop - 1` of a table, on the CPU.
-
-    Args:
-        rows: The table, which is read in chunks.
-        queries: Vectors of the table's width.
-        start: ID of the first row.
-        stop: ID after the last row; `None` for the end of the table.
-    """
+    """Return the cosine of each query with rows `start` to `stop - 1` of a table, by default all, on the CPU."""
     step = max(1, CHUNK_NUMBERS // max(1, rows.embed_dim))
     return torch.cat([cosines_with(chunk, queries).cpu() for _, chunk in rows.chunks(step, start, stop)], dim=1)
 
@@ -137,12 +126,12 @@ def nearest_rows(
         own = queries.cpu()[:, None]
         exclude = own if exclude is None else torch.cat([own, exclude], dim=1)
     step = max(1, CHUNK_NUMBERS // max(1, rows.embed_dim))
-    found = []
+    blocks = []
     for places in torch.arange(len(queries)).split(max(1, SCORES_AT_ONCE // (step + count))):
         vectors = rows.take(queries[places]) if by_id else queries[places]
         without = None if exclude is None else exclude[places]
-        found.append(_nearest_of_block(rows, vectors, count, allowed, without, step))
-    return Nearest(torch.cat([each.ids for each in found]), torch.cat([each.cosines for each in found]))
+        blocks.append(_nearest_of_block(rows, vectors, count, allowed, without, step))
+    return Nearest(torch.cat([each.ids for each in blocks]), torch.cat([each.cosines for each in blocks]))
 
 
 def _nearest_of_block(
@@ -192,9 +181,9 @@ def neighbor_graph(
     for members, nearby in _blocks(units, generator, on_progress):
         products = units[members] @ units[nearby].T
         products[members[:, None] == nearby] = -2.0
-        found = products.topk(min(count, len(nearby)))
-        ids[members, : found.indices.shape[1]] = nearby[found.indices]
-        cosines[members, : found.indices.shape[1]] = found.values
+        best = products.topk(min(count, len(nearby)))
+        ids[members, : best.indices.shape[1]] = nearby[best.indices]
+        cosines[members, : best.indices.shape[1]] = best.values
         done += len(members)
         on_progress(CLUSTERING_SHARE + (1 - CLUSTERING_SHARE) * done / len(units))
     sample = torch.randperm(len(units), generator=generator)[:RECALL_SAMPLE]
@@ -226,9 +215,9 @@ def _blocks(
     cells = order.split(torch.bincount(cell, minlength=len(centres)).tolist())
     searched = max(CELLS_SEARCHED, ROWS_TIMES_CELLS // len(units))
     near = (centres @ centres.T).topk(min(searched, len(centres))).indices
-    found = []
+    pairs = []
     for own, members in zip(near.tolist(), cells, strict=True):
         nearby = torch.cat([cells[other] for other in own])
         blocks = members.split(max(1, SCORES_AT_ONCE // max(1, len(nearby))))
-        found += [(block, nearby) for block in blocks if len(block)]
-    return found
+        pairs += [(block, nearby) for block in blocks if len(block)]
+    return pairs

@@ -67,7 +67,7 @@ def norm_outliers(norms: Float[Tensor, " V"], usable: Bool[Tensor, " V"] | None 
     Example:
         >>> norms = torch.rand(500) + 1
         >>> norms[[7, 9]] *= 8
-        >>> [found.ids for found in norm_outliers(norms)]
+        >>> [group.ids for group in norm_outliers(norms)]
         [(7, 9)]
     """
     chosen = norms > 0 if usable is None else usable & (norms > 0)
@@ -76,7 +76,7 @@ def norm_outliers(norms: Float[Tensor, " V"], usable: Bool[Tensor, " V"] | None 
         return ()
     logs = norms[ids].double().log()
     groups = (_beyond_gap(sign * logs) for sign in (1.0, -1.0))
-    return tuple(_described(norms.double(), ids, *found) for found in groups if found is not None)
+    return tuple(_described(norms.double(), ids, *group) for group in groups if group is not None)
 
 
 def _beyond_gap(logs: Float[Tensor, " N"]) -> tuple[Int[Tensor, " K"], Int[Tensor, " M"], float] | None:
@@ -92,10 +92,10 @@ def _beyond_gap(logs: Float[Tensor, " N"]) -> tuple[Int[Tensor, " K"], Int[Tenso
     scale = (sums[last] - sums[counts]) / (last - counts) - values[last]
     gaps = values[counts - 1] - values[counts]
     chance = -counts * gaps / scale.clamp_min(1e-12)
-    found = torch.nonzero((gaps >= math.log(FACTOR)) & (chance <= math.log(CHANCE)))[:, 0]
-    if not len(found):
+    wide = torch.nonzero((gaps >= math.log(FACTOR)) & (chance <= math.log(CHANCE)))[:, 0]
+    if not len(wide):
         return None
-    place = int(found[-1])
+    place = int(wide[-1])
     return order[: place + 1], order[place + 1 :], float(chance[place]) / math.log(10)
 
 

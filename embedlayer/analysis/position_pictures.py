@@ -16,10 +16,6 @@ class PositionPicture(NamedTuple):
 
     Attributes:
         values: One row per position or distance, one column per dimension, channel pair or head, `(T, C)`.
-        title: Title of the picture.
-        row_label: Label of the rows.
-        column_label: Label of the columns.
-        value_label: Label of the values.
     """
 
     values: Float[Tensor, "T C"]

@@ -21,8 +21,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embedlayer.analysis.movement import align_tables, paired, row_movement, shared_tokens
-from embedlayer.analysis.row_hashes import row_hashes
+from embedlayer.analysis.near_duplicates import row_hashes
 from embedlayer.analysis.row_reader import RowReader
+from embedlayer.core.formatting import count_of
 from embedlayer.io.files import JsonObject
 from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.tables.conversions import TableLike
@@ -114,18 +115,18 @@ class TableRelation:
             >>> table_relation(torch.randn(2000, 32), torch.randn(2000, 32)).sentence()
             'Unrelated: after a rotation that was fitted on half of the 2,000 common tokens, ...'
         """
-        found = [self._related(before, after)]
+        sentences = [self._related(before, after)]
         for name, rows in ((before, self.no_direction_before), (after, self.no_direction_after)):
             if rows:
                 named = ", ".join(map(str, rows[:NAMED_ONLY])) + ", ..." * (len(rows) > NAMED_ONLY)
                 have = "row has" if len(rows) == 1 else "rows have"
-                found.append(f"{len(rows):,} {have} no direction in {name}: {named} (zero or NaN).")
+                sentences.append(f"{len(rows):,} {have} no direction in {name}: {named} (zero or NaN).")
         only = [
-            f"{count:,} {'row' if count == 1 else 'rows'} only in {name}"
+            f"{count_of(count, 'row')} only in {name}"
             for count, name in ((self.only_before, before), (self.only_after, after))
             if count
         ]
-        return " ".join([*found, f"{', '.join(only)}."] if only else found)
+        return " ".join([*sentences, f"{', '.join(only)}."] if only else sentences)
 
     def to_json(self, limit: int = 100) -> JsonObject:
         """Return the result as a JSON object; rows without a direction are `{"rows": number, "ids": first IDs}`.
@@ -147,17 +148,17 @@ class TableRelation:
             )
         if self.held_out is None:
             return f"Cannot tell whether they are related: {self.tokens:,} common tokens are too few."
-        found = (
+        clause = (
             f"after a rotation that was fitted on half of the {self.tokens:,} common tokens, the rows of the other "
             f"half have a mean cosine of {self.held_out:.3f}, and of {self.shuffled:z.3f} with shuffled tokens."
         )
         if self.verdict == "unknown":
             return f"Cannot tell whether they are related: {self.tokens:,} tokens are too few for {self.width:,} " + (
-                f"dimensions. {found[0].upper()}{found[1:]}"
+                f"dimensions. {clause[0].upper()}{clause[1:]}"
             )
         if self.verdict == "related" and self.held_out >= ROTATED:
-            return f"Rotated: {found}"
-        return f"{self.verdict.capitalize()}: {found}"
+            return f"Rotated: {clause}"
+        return f"{self.verdict.capitalize()}: {clause}"
 
     def _counted(self, before: str, after: str) -> str:
         """Return how many rows are equal, and what is known of the others."""
@@ -168,15 +169,15 @@ class TableRelation:
                 if self.verdict == "same"
                 else f"All {self.shared:,} common rows are equal."
             )
-        found = [
+        clauses = [
             f"{self.equal:,} of {self.shared:,} common rows are equal",
             f"{differ:,} {'differ' if differ > 1 else 'differs'}",
         ]
         if self.differing_cosine is not None and self.as_stored_shuffled is not None:
             have = "has" if self.differing == 1 else "have"
             if self.differing < differ:
-                found[1] += f"; {self.differing:,} {have} a direction in both tables"
-            found[1] += (
+                clauses[1] += f"; {self.differing:,} {have} a direction in both tables"
+            clauses[1] += (
                 f", with {'a mean' if self.differing > 1 else 'a'} cosine of {self.differing_cosine:.3f} (shuffled "
                 f"tokens: {self.as_stored_shuffled:z.3f}) and norms × {self.differing_scale:.3g} in the median"
             )
@@ -184,13 +185,13 @@ class TableRelation:
             several = self.exchanged > 1
             places = f"{abs(self.shift)} {'place' if abs(self.shift) == 1 else 'places'}"
             side = "later" if self.shift > 0 else "earlier"
-            found[1] += (
+            clauses[1] += (
                 f"; {self.exchanged:,} {'rows' if several else 'row'} of {after} {'are' if several else 'is'} equal to "
                 f"the row of another token in {before}"
                 + f", in nearly all cases {places} {side} than there"
                 * bool(self.shift)
             )
-        return f"{'Changed in part' if self.equal else 'Rows exchanged'}: {'. '.join(found)}."
+        return f"{'Changed in part' if self.equal else 'Rows exchanged'}: {'. '.join(clauses)}."
 
 
 def common_rows(before: OpenedModel, after: OpenedModel) -> Int[Tensor, "N 2"] | None:
@@ -272,12 +273,12 @@ def table_relation(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N
     if len(pairs) < FEWEST_TOKENS:
         few: Verdict = "same" if all_equal else "unknown"
         return TableRelation(few, len(pairs), None, None, None, None, min(widths), **counted)
-    stored = None
+    as_stored = None
     if _same_width(readers):
-        stored = [row_movement(before, after, pairs=each).cosines for each in (pairs, shuffled)]
+        as_stored = [row_movement(before, after, pairs=each).cosines for each in (pairs, shuffled)]
     held_out = [_held_out(before, after, each) for each in (pairs, shuffled)]
     verdict: Verdict = "unrelated"
-    if stored is not None and (is_same or _exceeds(*stored)):
+    if as_stored is not None and (is_same or _exceeds(*as_stored)):
         verdict = "same" if all_equal else "changed"
     elif _exceeds(*held_out):
         verdict = "related"
@@ -287,8 +288,8 @@ def table_relation(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N
     return TableRelation(
         verdict,
         len(pairs),
-        None if stored is None else float(stored[0].mean()),
-        None if stored is None else float(stored[1].mean()),
+        None if as_stored is None else float(as_stored[0].mean()),
+        None if as_stored is None else float(as_stored[1].mean()),
         float(held_out[0].mean()),
         float(held_out[1].mean()),
         min(widths),
@@ -326,11 +327,11 @@ def _equal(
 def _held_out(before: TableLike, after: TableLike, pairs: Int[Tensor, "N 2"]) -> Float[Tensor, " N"]:
     """Return the cosines of all pairs, each after the rotation that was fitted on the half that it is not in."""
     halves = pairs.tensor_split(2)
-    found = []
+    cosines = []
     for fitted, tested in (halves, halves[::-1]):
         alignment = align_tables(before, after, pairs=fitted)
-        found.append(row_movement(before, after, alignment=alignment, pairs=tested).cosines)
-    return torch.cat(found)
+        cosines.append(row_movement(before, after, alignment=alignment, pairs=tested).cosines)
+    return torch.cat(cosines)
 
 
 def _exceeds(cosines: Float[Tensor, " N"], shuffled: Float[Tensor, " N"]) -> bool:

@@ -55,20 +55,17 @@ class RowReader:
     def take(self, ids: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
         """Return the rows of the IDs on the CPU, in float32 or wider."""
         if isinstance(self.table, Tensor):
-            found = self.table.detach().index_select(0, ids.to(self.table.device))
+            rows = self.table.detach().index_select(0, ids.to(self.table.device))
         else:
-            found = self.table.look_up(ids.to(self.table.device))
-        return found.detach().to("cpu", torch.promote_types(found.dtype, torch.float32))
+            rows = self.table.look_up(ids.to(self.table.device))
+        return rows.detach().to("cpu", torch.promote_types(rows.dtype, torch.float32))
 
     def chunks(
         self, rows_at_once: int | None = None, start: int = 0, stop: int | None = None
     ) -> Iterator[tuple[int, Float[Tensor, "rows D"]]]:
         """Yield rows `start` to `stop - 1` in order, a chunk at a time: the first ID of the chunk, and its rows.
 
-        Args:
-            rows_at_once: Rows of a chunk; `None` for about `NUMBERS_AT_ONCE` numbers.
-            start: First row.
-            stop: Row after the last one; `None` for the end of the table.
+        By default a chunk has about `NUMBERS_AT_ONCE` numbers, and `stop` is the end of the table.
         """
         stop = self.vocab_size if stop is None else stop
         step = rows_at_once or max(1, NUMBERS_AT_ONCE // max(1, self.embed_dim))
@@ -76,21 +73,16 @@ class RowReader:
             yield place, self.read(place, min(place + step, stop))
 
     def wide_chunks(
-        self, kept: Bool[Tensor, " V"], rows_at_once: int | None = None
+        self, mask: Bool[Tensor, " V"], rows_at_once: int | None = None
     ) -> Iterator[Float[Tensor, "rows D"]]:
-        """Yield the rows whose entry in the mask `kept` is true, in order and in float64, a chunk at a time.
-
-        Args:
-            kept: Mask of the rows, `(V,)`.
-            rows_at_once: Rows of which a chunk is taken, as in `chunks`.
-        """
+        """Yield the rows whose entry in `mask` is true, in order and in float64, a chunk at a time."""
         for start, chunk in self.chunks(rows_at_once):
-            here = kept[start : start + len(chunk)]
+            here = mask[start : start + len(chunk)]
             yield (chunk if here.all() else chunk[here.to(chunk.device)]).double()
 
     @torch.no_grad()
     def norms(self) -> Float[Tensor, " V"]:
         """Return the Euclidean norm of each row in float64, on the CPU; NaN for a row with NaN or infinity."""
         parts = [torch.linalg.vector_norm(chunk, dim=1, dtype=torch.float64).cpu() for _, chunk in self.chunks()]
-        found = torch.cat([torch.empty(0, dtype=torch.float64), *parts])
-        return found.where(found.isfinite(), math.nan)
+        norms = torch.cat([torch.empty(0, dtype=torch.float64), *parts])
+        return norms.where(norms.isfinite(), math.nan)

@@ -117,9 +117,7 @@ class SharedVariance:
 def shared_variance(rows: RowReader, usable: Bool[Tensor, " V"]) -> SharedVariance:
     """Measure what the usable rows of a table share, in two passes over the table.
 
-    Args:
-        rows: The table.
-        usable: Mask of the rows that are neither zero nor hold NaN or infinity.
+    `usable` is a mask of the rows that are neither zero nor hold NaN or infinity.
     """
     count, width = int(usable.sum()), rows.embed_dim
     if not count:
@@ -162,10 +160,6 @@ def without_shared_part(table: TableLike, shared: SharedVariance) -> TableLike:
     Of a table with a dominant offset or constant columns, the mean row (of these columns) is subtracted. With a
     dominant dimension, each dimension is divided by its standard deviation, and else, if the scale is out of range, by
     the scale. Zero rows stay zero.
-
-    Args:
-        table: The table.
-        shared: What `shared_variance` found.
     """
     changes = (shared.has_dominant_offset, shared.has_dominant_dimension, shared.is_out_of_range, shared.constant)
     if not shared.is_measured or not any(changes):

@@ -29,12 +29,8 @@ def spelling_variants(
     2. the suffix of the tokenizer that ends a word, such as `</w>`, is removed;
     3. compatibility characters are replaced (Unicode's NFKC: full-width letters, ligatures), and case is folded.
 
-    Texts that are empty or all white space, and special tokens, have no variants.
-
-    Args:
-        texts: The readable text of each row, as `OpenedModel.token_texts` has them; `""` for a row without a token.
-        tokenizer: The tokenizer that has these tokens, or `None`.
-        special: IDs of special tokens.
+    Texts that are empty or all white space, and special tokens, have no variants. `texts` are the readable texts of the
+    rows, as `OpenedModel.token_texts` has them; `""` for a row without a token.
 
     Example:
         >>> spelling_variants(["class", " class", "Class", "glass", " Class"])
@@ -58,11 +54,6 @@ def spelling_key(text: str, markers: Sequence[str] = RAW_MARKERS, suffix: str = 
     """Return what spelling variants have in common: the text without its marker and suffix, in NFKC, its case folded.
 
     The result is `""` for a text that is all white space.
-
-    Args:
-        text: Readable text of a token.
-        markers: Markers of which one is removed at the start.
-        suffix: Suffix that is removed; `""` for none.
     """
     marker = ""
     if text.startswith(tuple(markers)):

@@ -99,14 +99,9 @@ def reachable(tokenizer: Tokenizer, tokens: Sequence[int], texts: Sequence[str])
     """Return the IDs that the tokenizer produces when it encodes the tokens' own texts.
 
     Each text is encoded in about twenty contexts: after each of `CONTEXTS`, and after one or two letters.
-
-    Args:
-        tokenizer: The tokenizer.
-        tokens: IDs to test.
-        texts: Text of each of these tokens.
     """
     left = list(zip(tokens, texts, strict=True))
-    found: set[int] = set()
+    produced: set[int] = set()
     letters = sorted({text for text in texts if len(text) == 1 and text.isalnum() and text.isascii()}, reverse=True)
     letters = letters[:: max(1, len(letters) // LETTERS)][:LETTERS]
     pairs = [first + second for first, second in pairwise(letters)]
@@ -114,9 +109,9 @@ def reachable(tokenizer: Tokenizer, tokens: Sequence[int], texts: Sequence[str])
         for start in range(0, len(left), ENCODED_AT_ONCE):
             part = left[start : start + ENCODED_AT_ONCE]
             encodings = encode_batch(tokenizer, [context + text for _, text in part])
-            found |= {token for (token, _), encoding in zip(part, encodings, strict=True) if token in encoding.ids}
-        left = [(token, text) for token, text in left if token not in found]
-    return found
+            produced |= {token for (token, _), encoding in zip(part, encodings, strict=True) if token in encoding.ids}
+        left = [(token, text) for token, text in left if token not in produced]
+    return produced
 
 
 def _kind(entry: str, text: str, *, is_part: bool) -> str:

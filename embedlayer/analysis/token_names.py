@@ -24,7 +24,6 @@ class TokenNames:
 
     Args:
         tokenizer: The tokenizer of the table, without truncation.
-        vocab_size: Number of rows, V.
         count: Number of rows with a token.
     """
 

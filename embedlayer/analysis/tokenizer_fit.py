@@ -107,11 +107,11 @@ def tokenizer_fit(
     pairs = pairs[order]
     sample = rows.take(pairs.flatten()).double()
     mean = sample[sample.isfinite().all(1)].mean(0)
-    found = {shift: _similarity(rows, pairs + shift, mean) for shift in range(-SHIFTS, SHIFTS + 1)}
-    own, error = found[0]
-    best = max(found, key=lambda shift: found[shift][0])
-    gain, noise = found[best][0] - own, math.hypot(error, found[best][1])
-    is_shifted = gain > ERRORS * noise and own < found[best][0] / 2
+    fits = {shift: _similarity(rows, pairs + shift, mean) for shift in range(-SHIFTS, SHIFTS + 1)}
+    own, error = fits[0]
+    best = max(fits, key=lambda shift: fits[shift][0])
+    gain, noise = fits[best][0] - own, math.hypot(error, fits[best][1])
+    is_shifted = gain > ERRORS * noise and own < fits[best][0] / 2
     shift = best if is_shifted else 0
     one, other = pairs[0].tolist()
     example = (texts[one], texts[other])
@@ -125,7 +125,7 @@ def tokenizer_fit(
         cosine=own,
         error=error,
         shift=shift,
-        shifted_cosine=found[shift][0],
+        shifted_cosine=fits[shift][0],
         example=example,
         unlike=sorts.unlike,
         alike_cosine=sorts.alike_cosine,

@@ -187,21 +187,21 @@ def under_trained_scores(table: TableLike, counts: Int[Tensor, " V"] | None = No
     Example:
         >>> words = torch.randn(400, 32)
         >>> unused = torch.randn(32) + 0.1 * torch.randn(100, 32)
-        >>> found = under_trained_scores(torch.cat([words, unused]))
-        >>> int(found.flagged[:400].sum()), int(found.flagged[400:].sum())
+        >>> scored = under_trained_scores(torch.cat([words, unused]))
+        >>> int(scored.flagged[:400].sum()), int(scored.flagged[400:].sum())
         (0, 100)
     """
     rows = RowReader(table)
     if counts is not None and len(counts) != len(rows):
         raise ShapeError(f"{len(rows)} rows need as many counts; found {len(counts)}.")
     usable = rows.norms() > 0
-    found, best = _find_cones(rows, usable)
-    accepted, undecided = _judged(rows, usable, found, counts)
+    cones, best = _find_cones(rows, usable)
+    accepted, undecided = _judged(rows, usable, cones, counts)
     edges = [(cone.axis, _cosine(cone.edge_angle)) for cone in accepted]
     if best is not None and not accepted:
         edges = [(best, 1.0)]
     scores = _scores(rows, edges)
-    for cone, inside in found:  # a row of a doubtful cone that is also near the edge of an accepted one
+    for cone, inside in cones:  # a row of a doubtful cone that is also near the edge of an accepted one
         if not any(cone.axis is other.axis for other in accepted):
             scores[inside] = scores[inside].clamp_max(0.0)
     order = (tuple(sorted(each, key=lambda cone: -cone.rows)) for each in (accepted, undecided))
@@ -224,19 +224,19 @@ def _find_cones(
     densities = _densities(sample)
     best: Tensor | None = None
     while len(cones) < MOST_CONES:
-        found = None
+        measured = None
         present = sample.any(dim=1)
         for candidate in _candidates(sample, densities):
             best = candidate if best is None else best
             axis = _refined_axis(sample, present, candidate, fewest)
-            found = None if axis is None else _measure_cone(rows, axis, free)
-            if found is not None and not any(_overlap(found[0], cone) for cone, _ in cones):
+            measured = None if axis is None else _measure_cone(rows, axis, free)
+            if measured is not None and not any(_overlap(measured[0], cone) for cone, _ in cones):
                 break
-            found = None
-        if found is None:
+            measured = None
+        if measured is None:
             break
-        cone, inside = found
-        cones.append(found)
+        cone, inside = measured
+        cones.append(measured)
         free &= ~inside
         inside_cone = sample @ cone.axis > _cosine(cone.edge_angle)
         densities[inside_cone[: len(densities)]] = -torch.inf
@@ -247,18 +247,18 @@ def _find_cones(
 def _judged(
     rows: RowReader,
     usable: Bool[Tensor, " V"],
-    found: list[tuple[Cone, Bool[Tensor, " V"]]],
+    cones: list[tuple[Cone, Bool[Tensor, " V"]]],
     counts: Int[Tensor, " V"] | None,
 ) -> tuple[list[Cone], list[Cone]]:
     """Return the cones of unused rows, and the cones that may be clusters of trained rows, with the reason."""
-    if not found:
+    if not cones:
         return [], []
     generator = torch.Generator().manual_seed(0)
     places = _drawn(usable, JUDGED, generator)
     noises = _noises(rows, places)
     total = _sum_of_units(rows, usable)
     measured = []
-    for cone, inside in found:
+    for cone, inside in cones:
         own, others = _sum_of_units(rows, inside), int(usable.sum()) - cone.rows
         noise = float(_noises(rows, _drawn(inside, JUDGED_INSIDE, generator)).median())
         outside_cosine = float(own @ (total - own)) / (cone.rows * others) if others else math.nan

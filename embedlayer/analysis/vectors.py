@@ -116,11 +116,11 @@ class TokenVectors:
     @cached_property
     def key_to_index(self) -> dict[str, int]:
         """Return the lowest ID of each readable text."""
-        found: dict[str, int] = {}
+        ids: dict[str, int] = {}
         for index, text in enumerate(self.index_to_key):
             if text is not None:
-                found.setdefault(text, index)
-        return found
+                ids.setdefault(text, index)
+        return ids
 
     def __len__(self) -> int:
         return int(self._has_token.sum())

@@ -10,7 +10,10 @@ import click
 
 from embedlayer.cli.options import NEW_FOLDER, SOURCE, TEXT, json_option, tokenizer_option
 from embedlayer.cli.printing import make_console, print_json, print_line, print_table
-from embedlayer.core.errors import EmbedLayerWarning
+from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, MissingExtraError, TextError
+from embedlayer.core.formatting import format_bytes
+from embedlayer.io.files import new_folder, write_json
+from embedlayer.opening.path_kinds import GENERATION
 
 if TYPE_CHECKING:
     from embedlayer.compress.report import CompressionResult
@@ -99,10 +102,6 @@ def measure_use(opened: "OpenedModel", text: Path) -> dict[str, Any]:
     text with this table. It reads windows of at most `WINDOW` tokens, which are no longer than the model's longest
     sequence. For other models a warning says why there is no loss.
 
-    Args:
-        opened: The model.
-        text: The text file.
-
     Raises:
         FileError: The text cannot be read.
         TextError: The text has fewer than two tokens.
@@ -112,18 +111,15 @@ def measure_use(opened: "OpenedModel", text: Path) -> dict[str, Any]:
     Warns:
         EmbedLayerWarning: The loss cannot be measured.
     """
-    import warnings
-
     import torch
 
     from embedlayer.compress.report import loss_on_text
-    from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, MissingExtraError, TextError
     from embedlayer.data.text_chunks import read_text_chunks
     from embedlayer.vocab.token_usage import used_tokens
 
-    found = opened.encode("".join(read_text_chunks(text)))
+    encoded = opened.encode("".join(read_text_chunks(text)))
     starts = opened.text_limits[0][:1] if opened.adds_special_tokens else ()
-    ids = torch.tensor(found if tuple(found[:1]) == starts else [*starts, *found])
+    ids = torch.tensor(encoded if tuple(encoded[:1]) == starts else [*starts, *encoded])
     if len(ids) < 2:
         raise TextError(f"{text} is {len(ids)} tokens long: too short to measure on.")
     use = {
@@ -163,9 +159,7 @@ def _write(opened: "OpenedModel", table: "TokenTable", output: Path) -> str:
     from embedlayer.checkpoints.layer import EmbeddingLayer
     from embedlayer.compress.convert import replace_table
     from embedlayer.compress.transformers_models import copy_blocks
-    from embedlayer.io.files import new_folder, write_json
     from embedlayer.models.decoder import DecoderLM
-    from embedlayer.opening.path_kinds import GENERATION
     from embedlayer.saving import Pretrained, hide_weights
 
     layer: Pretrained = table
@@ -195,8 +189,6 @@ def _write(opened: "OpenedModel", table: "TokenTable", output: Path) -> str:
 
 def _show(opened: "OpenedModel", rows: "Sequence[CompressionResult]") -> None:
     """Print a table with one line for each result, and below it notes on trimming and on an untied head."""
-    from embedlayer.core.formatting import format_bytes
-
     console, table = make_console(), opened.table
     print_line(console, f"Table of {table.vocab_size:,} x {table.embed_dim}")
     headings = ["kind", "bytes", "of it", "row error", "nearest 10 kept"]

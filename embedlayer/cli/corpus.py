@@ -6,9 +6,10 @@ from typing import Any
 import click
 
 from embedlayer.cli.options import TEXTS, TOKENIZER, json_option
-from embedlayer.cli.printing import count_of, print_json
+from embedlayer.cli.printing import print_json
 from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import SizeError
+from embedlayer.core.formatting import count_of
 
 VOCAB_SIZE = 4096
 

@@ -7,6 +7,7 @@ import click
 from embedlayer.cli.options import json_option
 from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import FileError
+from embedlayer.io.files import create_folder, write_text
 
 PROBES = (" must", " returns", " called", " string", " method", " argument", " if", " function")
 """Tokens whose neighbours are shown; each occurs more than 50 times in the text."""
@@ -31,12 +32,12 @@ def _standard_docstrings() -> str:
     import ast
     import sysconfig
 
-    found = []
+    docstrings = []
     for file in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         tree = ast.parse(file.read_text(encoding="utf-8", errors="replace"))
         documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        found += [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented)]
-    return "\n\n".join(text for text in found if text)
+        docstrings += [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented)]
+    return "\n\n".join(text for text in docstrings if text)
 
 
 @click.command()
@@ -53,7 +54,6 @@ def demo(context: click.Context, output: Path, minutes: float, min_steps: int, s
     table learned.
     """
     from embedlayer.cli.train import train
-    from embedlayer.io.files import create_folder, write_text
     from embedlayer.training.run_directory import RunDirectory
 
     if not as_json:

@@ -35,7 +35,7 @@ def embed(source: Path, text: str, tokenizer_from: Path | None, as_json: bool) -
 
     opened = open_model(source, tokenizer_from)
     opened.encode(text)  # an error of ours where the text cannot be encoded
-    walked = pipeline(
+    result = pipeline(
         opened.require_input(),
         opened.tokenizer,
         text,
@@ -43,15 +43,15 @@ def embed(source: Path, text: str, tokenizer_from: Path | None, as_json: bool) -
         most_tokens=MOST_TOKENS,
     )
     if as_json:
-        print_json(_as_json(walked))
+        print_json(_as_json(result))
         return
-    click.echo(f"1 tokens     {' | '.join(token.text for token in walked.tokens)}")
-    click.echo(f"2 ids        {[token.id for token in walked.tokens]}")
-    if walked.left_out:
-        click.echo(f"             {walked.left_out:,} more tokens are left out")
-    for number, step in enumerate(walked.steps[1:], start=3):
+    click.echo(f"1 tokens     {' | '.join(token['text'] for token in result.tokens)}")
+    click.echo(f"2 ids        {[token['id'] for token in result.tokens]}")
+    if result.left_out:
+        click.echo(f"             {result.left_out:,} more tokens are left out")
+    for number, step in enumerate(result.steps[1:], start=3):
         click.echo(f"{number} {step.title.lower():<10} {step.note}")
-        _show(step, [token.text for token in walked.tokens])
+        _show(step, [token["text"] for token in result.tokens])
 
 
 def _show(step: "PipelineStep", names: list[str]) -> None:
@@ -75,16 +75,16 @@ def _show(step: "PipelineStep", names: list[str]) -> None:
             click.echo(f"    {name:<{width}} {numbers}{' ...' if len(row) > SHOWN_NUMBERS else ''}")
 
 
-def _as_json(walked: "Pipeline") -> dict[str, Any]:
+def _as_json(result: "Pipeline") -> dict[str, Any]:
     """Return all results of the pipeline as a dictionary for JSON."""
-    steps = {step.name: step for step in walked.steps}
+    steps = {step.name: step for step in result.steps}
     facts = {name: step.facts for name, step in steps.items()}
-    vectors = walked.vectors.unsqueeze(0)
+    vectors = result.vectors.unsqueeze(0)
     return {
-        "text": walked.text,
-        "tokens": [token.decoded for token in walked.tokens],
-        "ids": [token.id for token in walked.tokens],
-        "table": [walked.vocab_size, walked.embed_dim],
+        "text": result.text,
+        "tokens": [token["decoded"] for token in result.tokens],
+        "ids": [token["id"] for token in result.tokens],
+        "table": [result.vocab_size, result.embed_dim],
         "rows": _numbers(steps["look_up"].vectors),
         "scale": facts["scale"]["factor"] if facts["scale"]["scaled"] else None,
         "position": facts["position"]["scheme"],

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from embedlayer.cli.options import SOURCE, TEXT, json_option, tokenizer_option
+from embedlayer.cli.options import SOURCE, TEXT, chosen_device, json_option, tokenizer_option
 from embedlayer.cli.printing import make_console, print_json, print_line, print_table
+from embedlayer.core.invisible_characters import visible_text
+from embedlayer.opening.path_kinds import BLOCKS, CONFIG
 
 if TYPE_CHECKING:
     from embedlayer.analysis.evaluation.text import CausalModel, TextEvaluation
@@ -63,7 +65,6 @@ def evaluate(
     embedlayer evaluate run smaller --text book.txt --json
     """  # noqa: D301 (click needs the backspace)
     from embedlayer.analysis.evaluation.text import evaluate_text
-    from embedlayer.cli.options import chosen_device
     from embedlayer.opening.readers import open_model
 
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it reports missing tensors, which are an error here
@@ -74,11 +75,11 @@ def evaluate(
         second = open_model(second.source, tokenizer_from, device=device)
     models = [None if one is None else _causal(one, device) for one in (first, second)]
     assert models[0] is not None
-    found = evaluate_text(models[0], text, models[1], window=window, stride=stride)
+    evaluation = evaluate_text(models[0], text, models[1], window=window, stride=stride)
     if as_json:
-        print_json({"text": str(text), "context": found.context, **asdict(found)})
+        print_json({"text": str(text), "context": evaluation.context, **asdict(evaluation)})
     else:
-        _show(found, text, topn)
+        _show(evaluation, text, topn)
 
 
 def _causal(opened: "OpenedModel", device: str) -> "CausalModel":
@@ -91,22 +92,19 @@ def _causal(opened: "OpenedModel", device: str) -> "CausalModel":
     from embedlayer.analysis.evaluation.text import CausalModel
     from embedlayer.compress.transformers_models import load_model
     from embedlayer.models.decoder import DecoderLM
-    from embedlayer.opening.path_kinds import BLOCKS, CONFIG
 
     if isinstance(opened.model, DecoderLM) or not (Path(opened.source) / BLOCKS / CONFIG).exists():
         return CausalModel.of(opened)
     return CausalModel.of(opened, load_model(opened.source, device=device))
 
 
-def _show(found: "TextEvaluation", text: Path, topn: int) -> None:
+def _show(evaluation: "TextEvaluation", text: Path, topn: int) -> None:
     """Print the scores, how the models differ, and the tokens that matter most."""
-    from embedlayer.core.invisible_characters import visible_text
-
     console = make_console()
-    models = [found.model] if found.other is None else [found.model, found.other]
+    models = [evaluation.model] if evaluation.other is None else [evaluation.model, evaluation.other]
     titles = [each.title for each in models]
-    print_line(console, f"{text}: {found.model.bytes:,} bytes")
-    print_line(console, found.context, indent=2)
+    print_line(console, f"{text}: {evaluation.model.bytes:,} bytes")
+    print_line(console, evaluation.context, indent=2)
     print_table(
         console,
         ["", *titles],
@@ -116,8 +114,8 @@ def _show(found: "TextEvaluation", text: Path, topn: int) -> None:
         if each.unknown:
             note = f"{each.title}: {each.unknown:,} tokens are the unknown token, so its bits per byte are too low."
             print_line(console, note, indent=2)
-    if found.difference is not None:
-        difference = found.difference
+    if evaluation.difference is not None:
+        difference = evaluation.difference
         named = f"KL({titles[0]} || {titles[1]})"
         print_line(console, f"{named}: {difference.kl:.4f} nats per token", indent=2)
         print_line(console, f"The same most likely token at {difference.agreement:.1%} of the places", indent=2)
@@ -128,8 +126,8 @@ def _show(found: "TextEvaluation", text: Path, topn: int) -> None:
         ]
         print_table(console, ["token", "count", "loss", "loss of other", "KL"], lines)
         return
-    if found.no_difference:
-        print_line(console, found.no_difference, indent=2)
+    if evaluation.no_difference:
+        print_line(console, evaluation.no_difference, indent=2)
     for each in models:
         print_line(console, f"\nTokens that raise the loss of {each.title} most")
         lines = [

@@ -1,5 +1,6 @@
 """`embedlayer explore`: look at tables, positions and runs in the browser."""
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,8 +50,6 @@ def explore(
     SOURCE is a run, a saved layer, a checkpoint (a folder, a file, or owner/name on the hub), or a file of vectors.
     Without SOURCE, the page shows 4,000 words of MiniLM, which come with this package. Nothing leaves this machine.
     """
-    import signal
-
     from embedlayer.explorer.server import serve
     from embedlayer.explorer.word_table import open_word_table
     from embedlayer.opening.readers import open_model
@@ -96,16 +95,16 @@ def _add_columns(path: Path, source: "OpenedModel") -> None:
     """Read the user's columns of a source, and say which they are."""
     from embedlayer.explorer.user_columns import add_user_columns, read_user_columns
 
-    found = read_user_columns(path, source)
-    add_user_columns(source, found)
+    columns = read_user_columns(path, source)
+    add_user_columns(source, columns)
     names = [
         f"{each.name} ({'numbers' if each.groups is None else f'{len(each.groups):,} values'})"
-        for each in found.columns
+        for each in columns.columns
     ]
-    click.echo(f"Columns for {found.rows:,} of {source.table.vocab_size:,} rows: {', '.join(names) or 'none'}.")
-    if found.unknown:
-        named = ", ".join(map(repr, found.unknown[:NAMED])) + ", ..." * (len(found.unknown) > NAMED)
-        lines = "1 line is" if len(found.unknown) == 1 else f"{len(found.unknown):,} lines are"
+    click.echo(f"Columns for {columns.rows:,} of {source.table.vocab_size:,} rows: {', '.join(names) or 'none'}.")
+    if columns.unknown:
+        named = ", ".join(map(repr, columns.unknown[:NAMED])) + ", ..." * (len(columns.unknown) > NAMED)
+        lines = "1 line is" if len(columns.unknown) == 1 else f"{len(columns.unknown):,} lines are"
         click.echo(f"{lines} skipped, since no token has the text: {named}.")
-    if found.left_out:
-        click.echo(f"Left out, since they hold neither numbers nor texts: {', '.join(found.left_out)}.")
+    if columns.left_out:
+        click.echo(f"Left out, since they hold neither numbers nor texts: {', '.join(columns.left_out)}.")

@@ -9,6 +9,7 @@ from embedlayer.cli.options import GGUF_FILE, SOURCE, json_option, tokenizer_opt
 from embedlayer.cli.printing import print_json
 from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import FileError, SizeError
+from embedlayer.io.files import check_new_files, is_stream, new_files
 
 if TYPE_CHECKING:
     from embedlayer.checkpoints.vector_files import VectorFormat
@@ -55,7 +56,6 @@ def export(
     other tensors are copied byte for byte, and rows that did not change keep their bytes.
     """
     from embedlayer.checkpoints.vector_files import files_of, format_of
-    from embedlayer.io.files import check_new_files, is_stream, new_files
     from embedlayer.opening.readers import open_model
 
     chosen = format or (output.suffix[1:] if output.suffix in (".parquet", ".onnx", ".gguf") else format_of(output))
@@ -119,6 +119,6 @@ def _write_vectors(opened: "OpenedModel", output: Path, format: "VectorFormat") 
     if format not in ("npy", "projector"):
         tokens = [token.replace(" ", "▁") for token in tokens]
     with torch.no_grad():
-        kept = opened.table if len(ids) == len(rows) else rows.take(torch.tensor(ids))
-        write_vectors(output, tokens, kept, format)
+        rows_with_token = opened.table if len(ids) == len(rows) else rows.take(torch.tensor(ids))
+        write_vectors(output, tokens, rows_with_token, format)
     return len(ids)

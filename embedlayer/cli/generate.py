@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from embedlayer.cli.options import SOURCE, json_option, tokenizer_option
+from embedlayer.cli.options import SOURCE, chosen_device, json_option, tokenizer_option
 from embedlayer.cli.printing import print_json
 
 TOKENS = 256
@@ -62,7 +62,6 @@ def generate(
     """
     import torch
 
-    from embedlayer.cli.options import chosen_device
     from embedlayer.models.generation import next_tokens
     from embedlayer.models.sampling import SamplingOptions
     from embedlayer.opening.readers import open_model

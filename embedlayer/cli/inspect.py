@@ -9,6 +9,8 @@ import click
 
 from embedlayer.cli.options import SOURCE, TEXT, json_option, tokenizer_option
 from embedlayer.cli.printing import LONGEST_TOKEN, make_console, print_facts, print_json, print_line, print_table
+from embedlayer.core.errors import TokenizerError
+from embedlayer.core.formatting import count_of
 from embedlayer.core.invisible_characters import visible_text
 
 if TYPE_CHECKING:
@@ -95,11 +97,11 @@ def inspect(
     if other is not None:
         compare(opened, open_model(other, parts="layer"), topn=topn, aligned=not no_align, as_json=as_json)
         return
-    found = measure(opened, word_pairs, analogies, texts)
+    measurements = measure(opened, word_pairs, analogies, texts)
     if as_json:
-        print_json(as_json_object(opened, found, topn))
+        print_json(as_json_object(opened, measurements, topn))
     else:
-        show(opened, found, topn)
+        show(opened, measurements, topn)
 
 
 # One table
@@ -109,12 +111,6 @@ def measure(
     opened: "OpenedModel", word_pairs: Path | None = None, analogies: Path | None = None, texts: Sequence[Path] = ()
 ) -> Measurements:
     """Compute all measurements of a table.
-
-    Args:
-        opened: The model that contains the table.
-        word_pairs: File of word pairs with human scores, or `None`.
-        analogies: File of analogy questions, or `None`.
-        texts: Files of text in which tokens are counted.
 
     Raises:
         TokenIdError: The run's corpus contains IDs outside the table.
@@ -128,8 +124,8 @@ def measure(
     from embedlayer.analysis.health import model_health
     from embedlayer.analysis.vectors import TokenVectors
 
-    found = model_health(opened)
-    is_broken = len(found.zero_rows) + len(found.nonfinite_rows) == found.vocab_size
+    health = model_health(opened)
+    is_broken = len(health.zero_rows) + len(health.nonfinite_rows) == health.vocab_size
     scores: dict[str, Any] = {"word_pairs": None, "analogies": None}
     if word_pairs is not None or analogies is not None:
         vectors = TokenVectors(opened.table, opened.require_tokenizer())
@@ -137,7 +133,7 @@ def measure(
         scores["analogies"] = None if analogies is None else vectors.evaluate_word_analogies(analogies)
     geometry = None if is_broken else table_geometry(opened.table)
     return Measurements(
-        health=found,
+        health=health,
         geometry=geometry,
         chance=None if geometry is None else chance_geometry(geometry),
         bands=None if opened.counts is None else norms_by_frequency(opened.table, opened.counts),
@@ -152,20 +148,20 @@ def _absent(opened: "OpenedModel", texts: Sequence[Path]) -> list[int]:
     from embedlayer.data.text_files import find_text_files
 
     tokenizer = opened.require_tokenizer()
-    found: set[int] = set()
+    present: set[int] = set()
     for file in find_text_files(texts):
         for _, ids in encode_chunks(read_text_chunks(file, tokenizer=tokenizer), tokenizer):
-            found.update(ids.tolist())
-    return sorted(set(tokenizer.get_vocab(with_added_tokens=True).values()) - found)
+            present.update(ids.tolist())
+    return sorted(set(tokenizer.get_vocab(with_added_tokens=True).values()) - present)
 
 
 def as_json_object(opened: "OpenedModel", content: Measurements, topn: int) -> dict[str, Any]:
     """Return what `--json` prints for one table, as a dictionary; lists of tokens have at most `topn` entries."""
     health, geometry, scores = content.health.to_json(limit=topn), content.geometry, content.analogies
-    found: dict[str, Any] = {"geometry": None, "analogies": None}
+    more: dict[str, Any] = {"geometry": None, "analogies": None}
     if geometry is not None:
         names = ("rows", "effective_rank", "isotropy", "mean_cosine", "mean_norm")
-        found["geometry"] = {name: getattr(geometry, name) for name in names} | {
+        more["geometry"] = {name: getattr(geometry, name) for name in names} | {
             "directions_for_half": geometry.directions_for(0.5),
             "directions_for_nine_tenths": geometry.directions_for(0.9),
             "explained_variance_ratio": geometry.explained_variance_ratio.tolist(),
@@ -173,7 +169,7 @@ def as_json_object(opened: "OpenedModel", content: Measurements, topn: int) -> d
         }
     if scores is not None:
         sums = {name: getattr(scores, name) for name in ("accuracy", "correct", "used", "total")}
-        found["analogies"] = {**sums, **asdict(scores)}
+        more["analogies"] = {**sums, **asdict(scores)}
     return {
         "source": str(opened.source),
         "kind": opened.kind,
@@ -190,21 +186,21 @@ def as_json_object(opened: "OpenedModel", content: Measurements, topn: int) -> d
         else {"rows": len(content.absent), "ids": content.absent[:topn]},
         "health": health,
         "word_pairs": None if content.word_pairs is None else asdict(content.word_pairs),
-        **found,
+        **more,
     }
 
 
 def show(opened: "OpenedModel", content: Measurements, topn: int) -> None:
     """Print the measurements of one table as a readable report; `topn` limits the list of under-trained tokens."""
-    console, found = make_console(), content.health
+    console, health = make_console(), content.health
     print_line(console, _heading(opened))
-    print_line(console, found.summary(), indent=2)
+    print_line(console, health.summary(), indent=2)
     print_line(console, "")
-    print_facts(console, _geometry_lines(content, found))
+    print_facts(console, _geometry_lines(content, health))
     _show_bands(console, content.bands)
     print_line(console, "\nRows")
-    print_facts(console, _health_lines(opened, found, content.absent))
-    _show_under_trained(console, found, topn, by_head=opened.untied_head is not None)
+    print_facts(console, _health_lines(opened, health, content.absent))
+    _show_under_trained(console, health, topn, by_head=opened.untied_head is not None)
     _show_scores(console, content)
 
 
@@ -224,7 +220,7 @@ def _per_layer(opened: "OpenedModel") -> dict[str, int] | None:
     return each and {"rows": each.table.vocab_size, "layers": each.num_layers, "width": each.layer_width}
 
 
-def _geometry_lines(content: Measurements, found: "TableHealth") -> Iterator[tuple[str, str, str]]:
+def _geometry_lines(content: Measurements, health: "TableHealth") -> Iterator[tuple[str, str, str]]:
     """Yield `(name, value, meaning)` for each geometric measurement, for `print_facts`.
 
     The meaning ends with the value by chance, and names the rows where some lines leave out those that never learned.
@@ -236,11 +232,11 @@ def _geometry_lines(content: Measurements, found: "TableHealth") -> Iterator[tup
     if geometry is None or chance is None:
         yield "geometry", "none", "all rows are zero, NaN or infinite"
         return
-    norms = found.norms[found.norms.isfinite() & (found.norms > 0)]
+    norms = health.norms[health.norms.isfinite() & (health.norms > 0)]
     low, middle, high = norms.sort().values[[len(norms) * tenths // 10 for tenths in (1, 5, 9)]].tolist()
     half, most = geometry.directions_for(0.5), geometry.directions_for(0.9)
     shares, width = geometry.explained_variance_ratio, geometry.embed_dim
-    of_learned = found.is_shared_of_learned
+    of_learned = health.is_shared_of_learned
     of_all = f" of all {geometry.rows:,} rows" * of_learned
     yield "norms", f"{low:.3g}  {middle:.3g}  {high:.3g}", "10th, 50th and 90th percentile"
     components = f"variance{of_all} by principal component; the first has {float(shares[0]):.1%}"
@@ -250,13 +246,13 @@ def _geometry_lines(content: Measurements, found: "TableHealth") -> Iterator[tup
     yield "effective rank", f"{geometry.effective_rank:.1f} of {width:,}", rank
     error = f"random directions: 0 ± {chance.mean_cosine_deviation:.2g}"
     yield "mean cosine", f"{geometry.mean_cosine:.3f}", f"of two different rows; {error}"
-    nearest = f"of a row with its nearest row, median; random directions: {found.nearest.by_chance:.3f}"
-    yield "nearest row", f"{found.nearest.median:.3f}", nearest
-    if found.spelling is not None:
-        pairs = f"mean cosine of {found.spelling.pairs:,} pairs, such as dog and dogs; unrelated pairs: 0.000"
-        yield "spelling", f"{found.spelling.cosine:.3f}", f"{pairs} ± {found.spelling.error:.2g}"
+    nearest = f"of a row with its nearest row, median; random directions: {health.nearest.by_chance:.3f}"
+    yield "nearest row", f"{health.nearest.median:.3f}", nearest
+    if health.spelling is not None:
+        pairs = f"mean cosine of {health.spelling.pairs:,} pairs, such as dog and dogs; unrelated pairs: 0.000"
+        yield "spelling", f"{health.spelling.cosine:.3f}", f"{pairs} ± {health.spelling.error:.2g}"
     mean = f"norm of the mean row{of_all} over the mean norm; random numbers: {geometry.rows**-0.5:.3f}"
-    shared = found.shared
+    shared = health.shared
     if shared.is_measured:
         rows = f"the {shared.rows:,} learned rows" if of_learned else "the rows"
         varies = f"of the variance{f' of {rows}' * of_learned} is"
@@ -273,44 +269,45 @@ def _geometry_lines(content: Measurements, found: "TableHealth") -> Iterator[tup
 
 
 def _health_lines(
-    opened: "OpenedModel", found: "TableHealth", absent_in_text: list[int] | None
+    opened: "OpenedModel", health: "TableHealth", absent_in_text: list[int] | None
 ) -> Iterator[tuple[str, str, str]]:
     """Yield `(kind, number of rows, examples)` for each kind of bad row, for `print_facts`.
 
     The kinds are broken, equal to another row, never touched in training, not in the text, and under-trained.
     """
-    yield "zero", f"{len(found.zero_rows):,}", _named(found, found.zero_rows)
-    yield "NaN or infinity", f"{len(found.nonfinite_rows):,}", _named(found, found.nonfinite_rows)
-    equal = sum(map(len, found.duplicates))
-    groups = ";  ".join(_named(found, group, 4) for group in found.duplicates[:6])
-    yield "equal to another", f"{equal:,}", f"in {len(found.duplicates):,} groups: {groups}" if equal else ""
-    near = sum(map(len, found.near_duplicates))
-    groups = ";  ".join(_named(found, group, 4) for group in found.near_duplicates[:6])
-    yield "nearly equal", f"{near:,}", f"within 1 %, in {len(found.near_duplicates):,} groups: {groups}" if near else ""
-    if found.never_touched is None:
+    yield "zero", f"{len(health.zero_rows):,}", _named(health, health.zero_rows)
+    yield "NaN or infinity", f"{len(health.nonfinite_rows):,}", _named(health, health.nonfinite_rows)
+    equal = sum(map(len, health.duplicates))
+    groups = ";  ".join(_named(health, group, 4) for group in health.duplicates[:6])
+    yield "equal to another", f"{equal:,}", f"in {len(health.duplicates):,} groups: {groups}" if equal else ""
+    near = sum(map(len, health.near_duplicates))
+    groups = ";  ".join(_named(health, group, 4) for group in health.near_duplicates[:6])
+    groups = f"within 1 %, in {len(health.near_duplicates):,} groups: {groups}" if near else ""
+    yield "nearly equal", f"{near:,}", groups
+    if health.never_touched is None:
         yield "never touched", "?", "known for runs only: they keep the seed of the initial table"
     else:
-        yield "never touched", f"{len(found.never_touched):,}", _named(found, found.never_touched)
+        yield "never touched", f"{len(health.never_touched):,}", _named(health, health.never_touched)
     if opened.counts is not None:
         absent = (opened.counts == 0).nonzero()[:, 0].tolist()
-        both = len({*absent} & {*found.never_learned})
+        both = len({*absent} & {*health.never_learned})
         yield "not in the text", f"{len(absent):,}", f"{both:,} of them are among the under-trained"
     if absent_in_text is not None:
-        words = sum(found.kinds[row] == "word" for row in absent_in_text) if found.kinds is not None else 0
-        yield "not in --text", f"{len(absent_in_text):,}", f"{words:,} words:  {_named(found, absent_in_text)}"
-    flagged = len(found.never_learned)
-    yield "under-trained", f"{flagged:,}", f"{flagged / found.vocab_size:.1%} of the rows" if flagged else ""
+        words = sum(health.kinds[row] == "word" for row in absent_in_text) if health.kinds is not None else 0
+        yield "not in --text", f"{len(absent_in_text):,}", f"{words:,} words:  {_named(health, absent_in_text)}"
+    flagged = len(health.never_learned)
+    yield "under-trained", f"{flagged:,}", f"{flagged / health.vocab_size:.1%} of the rows" if flagged else ""
 
 
-def _show_under_trained(console: "Console", found: "TableHealth", topn: int, *, by_head: bool) -> None:
+def _show_under_trained(console: "Console", health: "TableHealth", topn: int, *, by_head: bool) -> None:
     """Print the under-trained tokens: counts per kind of token, and the `topn` tokens with the highest scores."""
     print_line(console, f"\nUnder-trained tokens{', by the rows of the untied head' * by_head}")
-    print_line(console, found.under_trained.explain(), indent=2)
-    if not found.never_learned:
+    print_line(console, health.under_trained.explain(), indent=2)
+    if not health.never_learned:
         return
     lines = []
-    for count in found.by_kind or ():
-        tokens = [visible_text(finding.text)[:LONGEST_TOKEN] for finding in found.findings(EXAMPLES, kind=count.kind)]
+    for count in health.by_kind or ():
+        tokens = [visible_text(finding.text)[:LONGEST_TOKEN] for finding in health.findings(EXAMPLES, kind=count.kind)]
         share = f"{count.under_trained / count.rows:.0%}" if count.under_trained else ""
         lines.append([count.kind, f"{count.rows:,}", f"{count.under_trained:,}", share, " ".join(tokens)])
     if lines:
@@ -319,7 +316,7 @@ def _show_under_trained(console: "Console", found: "TableHealth", topn: int, *, 
     if topn:
         lines = [
             [str(row.id), visible_text(row.text), row.kind or "", f"{row.score:.3f}", f"{row.norm:.4g}"]
-            for row in found.findings(topn)
+            for row in health.findings(topn)
         ]
         print_line(console, "")
         print_table(console, ["id", "token", "kind", "score", "norm"], lines, left=(1, 2))
@@ -346,9 +343,9 @@ def _show_scores(console: "Console", content: Measurements) -> None:
         print_line(console, "\nAgreement with human judgements")
     if pairs is not None:
         used = f"{pairs.used:,} of {pairs.total:,} pairs are two tokens"
-        found = "no correlation" if pairs.spearman is None else f"Spearman {pairs.spearman:.3f}"
+        correlation = "no correlation" if pairs.spearman is None else f"Spearman {pairs.spearman:.3f}"
         used += f"; fewer than {FEWEST_PAIRS} give no correlation" if pairs.spearman is None else ""
-        print_facts(console, [("word pairs", found, used)])
+        print_facts(console, [("word pairs", correlation, used)])
     if analogies is not None:
         used = (
             f"{analogies.used:,} of {analogies.total:,} questions are four tokens; {analogies.candidates:,} candidates"
@@ -368,13 +365,7 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
     """Print which tokens moved most and which moved least from one table to another.
 
     The two rows of each token are compared. If one of the models has no tokenizer, rows of the same ID are compared.
-
-    Args:
-        before: The first model.
-        after: The second model.
-        topn: Number of tokens in each list.
-        aligned: Whether to rotate and scale one table to fit the other first; see `align_tables`.
-        as_json: Whether to print JSON.
+    With `aligned`, one table is first rotated and scaled to fit the other; see `align_tables`.
 
     Raises:
         TokenizerError: The tokenizers have no token in common.
@@ -383,7 +374,6 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
     """
     from embedlayer.analysis.movement import align_tables, row_movement
     from embedlayer.analysis.relation import common_rows, rows_left_out, table_relation
-    from embedlayer.core.errors import TokenizerError
 
     one, other, pairs = before.table, after.table, common_rows(before, after)
     if pairs is not None and not len(pairs):
@@ -438,7 +428,7 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
     moved = int(_has_moved(movement).sum())
     unmoved = int((~movement.cosines.isnan()).sum()) - moved
     if unmoved and not lists["least"]:
-        which = f"{unmoved:,} {'row' if unmoved == 1 else 'rows'} did not move" if moved else "No row moved"
+        which = f"{count_of(unmoved, 'row')} did not move" if moved else "No row moved"
         print_line(console, f"\n{which} by more than rounding.")
     for name, rows in lists.items():
         if not rows:
@@ -493,9 +483,9 @@ def _median(movement: "RowMovement") -> float | None:
     return float(cosines.median()) if len(cosines) else None
 
 
-def _named(found: "TableHealth", rows: Sequence[int], limit: int = 12) -> str:
+def _named(health: "TableHealth", rows: Sequence[int], limit: int = 12) -> str:
     """Return the token texts of the first `limit` rows in one line, with "..." at the end if there are more rows."""
-    named = "  ".join(visible_text(found.text_of(row))[:LONGEST_TOKEN] for row in rows[:limit])
+    named = "  ".join(visible_text(health.text_of(row))[:LONGEST_TOKEN] for row in rows[:limit])
     return named + "  ..." * (len(rows) > limit)
 
 

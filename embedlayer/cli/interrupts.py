@@ -83,7 +83,7 @@ def _end_at_once() -> None:
 
 
 def _forget() -> None:
-    """Handle the signals of a forked process there: the pipe is that of the process from which it was forked."""
+    """Detach a forked process from the pipe of its parent, so that it handles its own signals."""
     global _handled
     _handled = threading.Event()
     with suppress(ValueError):  # not the main thread

@@ -61,22 +61,8 @@ def cli() -> None:
     """
 
 
-COMMANDS = [
-    train,
-    corpus,
-    embed,
-    neighbors,
-    inspect,
-    evaluate,
-    explore,
-    generate,
-    export,
-    report,
-    plan,
-    vocab,
-    compress,
-]
-COMMANDS += [demo]
+COMMANDS = [train, corpus, embed, neighbors, inspect, evaluate, explore]
+COMMANDS += [generate, export, report, plan, vocab, compress, demo]
 for _command in COMMANDS:
     cli.add_command(_command)
 
@@ -87,9 +73,6 @@ def main(arguments: list[str] | None = None) -> None:
     Exit codes: 0 for success, or for a reader of the output that ends first, such as `head`; 1 for a file that cannot
     be read or written, 2 for input that cannot be used, 130 for Ctrl-C. Warnings of this library are printed in yellow,
     errors in red without a traceback.
-
-    Args:
-        arguments: Command line without the program's name, or `None` for that of the process.
 
     Raises:
         SystemExit: Always, except in a worker of torchrun; see `_exit`.

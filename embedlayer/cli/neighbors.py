@@ -6,6 +6,7 @@ import click
 
 from embedlayer.cli.options import SOURCE, TOKEN, json_option, tokenizer_option
 from embedlayer.cli.printing import print_json
+from embedlayer.core import visible_text
 
 
 @click.command()
@@ -40,19 +41,18 @@ def neighbors(
     embedlayer neighbors DIR "#304"
     """  # noqa: D301 (click needs the backspace)
     from embedlayer.analysis.vectors import TokenVectors
-    from embedlayer.core import visible_text
     from embedlayer.opening.readers import open_model
 
     opened = open_model(source, tokenizer_from, parts="table")
     if all(isinstance(token, int) for token in (*tokens, *minus)):
         opened = opened.tokens_by_row()
     vectors = TokenVectors(opened.table, opened.require_tokenizer())
-    found = vectors.most_similar([*tokens], [*minus], topn=topn)
+    nearest = vectors.most_similar([*tokens], [*minus], topn=topn)
     if as_json:
-        rows = [{"token": text, "cosine": score} for text, score in found]
+        rows = [{"token": text, "cosine": score} for text, score in nearest]
         plus_ids, minus_ids = ([*map(vectors.id_of, each)] for each in (tokens, minus))
         content = {"tokens": tokens, "ids": plus_ids, "minus": minus, "minus_ids": minus_ids, "neighbors": rows}
         print_json(content)
         return
-    for text, score in found:
+    for text, score in nearest:
         click.echo(f"{score:7.4f}  {visible_text(text)}")

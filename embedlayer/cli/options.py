@@ -35,25 +35,20 @@ class InputPath(click.ParamType):  # type: ignore[type-arg]  # generic since cli
 
         A name on the hub and `-` are returned unchanged where they are allowed. click calls this method.
 
-        Args:
-            value: What the user passed.
-            param: The parameter, whose name is shown in the error; `None` if unknown.
-            ctx: click's context of the command; not used.
-
         Raises:
             FileError: The path does not exist, cannot be read, or is of another kind.
         """
         path = Path(value)
         if self.standard_input and str(value) == "-":
             return path
-        found = path_kind(path)
-        if found is PathKind.MISSING and self.hub and str(value).count("/") == 1:  # the whole rule imports torch
+        kind = path_kind(path)
+        if kind is PathKind.MISSING and self.hub and str(value).count("/") == 1:  # the whole rule imports torch
             from embedlayer.checkpoints.reader import is_hub_name
 
             if is_hub_name(str(value)):
                 return path
-        if found not in self.kinds:
-            what = "does not exist" if found is PathKind.MISSING else f"is {found}"
+        if kind not in self.kinds:
+            what = "does not exist" if kind is PathKind.MISSING else f"is {kind}"
             option = f" {param.opts[-1]}" if isinstance(param, click.Option) else ""
             raise FileError(f"{path} {what}; {click.get_current_context().command_path}{option} takes {self.takes}.")
         return path
@@ -65,13 +60,7 @@ class NamedToken(click.ParamType):  # type: ignore[type-arg]
     name = "token"
 
     def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
-        """Return an ID as an integer, and a text unchanged. click calls this method.
-
-        Args:
-            value: What the user passed.
-            param: The parameter; not used.
-            ctx: click's context of the command; not used.
-        """
+        """Return an ID as an integer, and a text unchanged. click calls this method."""
         return int(value[1:]) if isinstance(value, str) and re.fullmatch("#[0-9]{1,18}", value) else value
 
 
@@ -88,11 +77,6 @@ class NewPath(click.Path):
 
     def convert(self, value: str | Path, param: click.Parameter | None, ctx: click.Context | None) -> Path:  # type: ignore[override]
         """Return the value of a parameter as a path, after the check, which the command repeats when it is done.
-
-        Args:
-            value: What the user passed.
-            param: The parameter; not used.
-            ctx: click's context of the command; not used.
 
         Raises:
             FileError: Something is at the path.

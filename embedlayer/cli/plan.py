@@ -8,18 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embedlayer.cli.options import SOURCE, TEXTS, tokenizer_option
-from embedlayer.cli.printing import print_json
+from embedlayer.cli.printing import make_console, print_json, print_table
+from embedlayer.core.errors import CheckpointError
 from embedlayer.core.formatting import format_bytes, format_parameters
-from embedlayer.planner.embedding_plan import (
-    GGUF_BLOCK,
-    OPTIONS,
-    PRESETS,
-    EmbeddingPlan,
-    PlanAlternative,
-    command_flag,
-    plan_alternatives,
-)
-from embedlayer.planner.embedding_plan import plan as plan_sizes
+from embedlayer.planner.alternatives import PlanAlternative, plan_alternatives
+from embedlayer.planner.embedding_plan import GGUF_BLOCK, OPTIONS, EmbeddingPlan, command_flag
+from embedlayer.planner.presets import PRESETS
+from embedlayer.planner.presets import plan as plan_sizes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,6 +26,7 @@ if TYPE_CHECKING:
     from embedlayer.tables.lookup import LookupTable
 
 TOKENS = 4096  # tokens of a step where `--tokens` is not given
+SIZES = {"vocab_size", "embed_dim", "tied", "rank", "positions", "per_layer_dim", "dtype"}  # that a checkpoint has
 
 Printed = tuple[str, list[str], list[list[str]], str]
 """A table to print: title, column headings, lines, and a note below."""
@@ -91,13 +87,13 @@ def plan(
     embedlayer plan --vocab 32000 --dim 4096 --untied --tokens 8192
     embedlayer plan --checkpoint DIR --text corpus.txt
     """  # noqa: D301 (click needs the backspace)
-    given = {name: value for name, value in options.items() if value is not None}
-    sized = "vocab_size" in given or "embed_dim" in given
-    given.setdefault("tokens", TOKENS)
+    passed = {name: value for name, value in options.items() if value is not None}
+    sized = "vocab_size" in passed or "embed_dim" in passed
+    passed.setdefault("tokens", TOKENS)
     if (texts or tokenizer_from is not None) and checkpoint is None:
         raise click.UsageError("--text is read with the tokenizer of a checkpoint: give --checkpoint.")
     if checkpoint is not None:
-        if presets or given.keys() & {"vocab_size", "embed_dim", "tied", "rank", "positions", "per_layer_dim", "dtype"}:
+        if presets or passed.keys() & SIZES:
             raise click.UsageError("--checkpoint has its own sizes: leave out models and sizes.")
         from embedlayer.opening.readers import open_model
         from embedlayer.vocab.targets.folder import folder_census
@@ -106,16 +102,16 @@ def plan(
         opened = open_model(checkpoint, tokenizer_from, parts="layer")
         now = planned(opened.table, opened.head, opened.position, name=checkpoint.name)
         inputs = getattr(opened.model, "per_layer", None)
-        now = replace(now, per_layer_dim=0 if inputs is None else inputs.table.embed_dim, **given)
-        injected = planned_injections(getattr(opened.model, "injections", ()), given)
+        now = replace(now, per_layer_dim=0 if inputs is None else inputs.table.embed_dim, **passed)
+        injected = planned_injections(getattr(opened.model, "injections", ()), passed)
         used = len(used_tokens(opened.require_tokenizer(), texts)) if texts else None
         census = folder_census(checkpoint) if checkpoint.is_dir() else None
         unknown_head = opened.table_only != ""
-        found = plan_alternatives(now, used=used)
-        _show_alternatives(now, injected, found, census, unknown_head=unknown_head, as_json=as_json)
+        alternatives = plan_alternatives(now, used=used)
+        _show_alternatives(now, injected, alternatives, census, unknown_head=unknown_head, as_json=as_json)
         return
     names: Sequence[str | None] = presets or ([None] if sized else list(PRESETS))
-    plans = [plan_sizes(name, **given) for name in names]
+    plans = [plan_sizes(name, **passed) for name in names]
     if as_json:
         print_json([row.as_dict() for row in plans], indent=2)
     else:
@@ -130,17 +126,12 @@ def planned(
 ) -> EmbeddingPlan:
     """Return the plan of an existing table, head and position scheme.
 
-    Args:
-        table: The table.
-        head: The output head; `None` plans a table that is only looked up.
-        position: The position scheme, or `None`; only learned positions add parameters.
-        name: Name of the plan.
+    Without a head, the table is only looked up. Of the position schemes, only learned positions add parameters.
 
     Raises:
         CheckpointError: `plan` does not support the data type of the table.
         SizeError: Options exclude each other, or a number is out of range; see `EmbeddingPlan`.
     """
-    from embedlayer.core.errors import CheckpointError
     from embedlayer.positions.learned import LearnedPositionalEmbedding
     from embedlayer.tables.delta import DeltaEmbedding
     from embedlayer.tables.factorized import FactorizedEmbedding
@@ -150,14 +141,14 @@ def planned(
 
     base = table.base if isinstance(table, DeltaEmbedding) else table
     rows = base.source if isinstance(base, MappedEmbedding) else next(iter(base.state_dict().values()))
-    stored = str(rows.dtype).removeprefix("torch.")
-    dtype = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}.get(stored)
+    stored_type = str(rows.dtype).removeprefix("torch.")
+    dtype = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}.get(stored_type)
     if isinstance(base, GGUFEmbedding):
-        stored = f"{base.stored_type} blocks"
+        stored_type = f"{base.stored_type} blocks"
     if isinstance(base, QuantizedEmbedding):
         dtype = base.row_format.layout.type_name(base.row_format.bits)
     if dtype is None:
-        raise CheckpointError(f"A table of {stored} cannot be planned: give its sizes and --dtype.")
+        raise CheckpointError(f"A table of {stored_type} cannot be planned: give its sizes and --dtype.")
     return EmbeddingPlan(
         base.num_rows,
         base.embed_dim,
@@ -176,16 +167,14 @@ def planned(
 def planned_injections(injections: "Iterable[nn.Module]", options: Mapping[str, Any]) -> list[EmbeddingPlan]:
     """Return the plan of each additional table of a decoder, named after its injection.
 
-    Args:
-        injections: The injections of the decoder.
-        options: Fields of `EmbeddingPlan` for all tables. Those that need a head or a frozen table are left out.
+    `options` are fields of `EmbeddingPlan` for all tables. Those that need a head or a frozen table are left out.
     """
     from embedlayer.injections.ngram import NgramEmbedding
     from embedlayer.tables.lookup import LookupTable
 
     left_out = ("plain_loss", "delta_rows", "lookup_only", "tokens")
     applied = {name: value for name, value in options.items() if name not in left_out}
-    found = []
+    plans = []
     for number, injection in enumerate(injections):
         rows = 1  # that a token looks up
         for module in injection.modules():
@@ -195,14 +184,14 @@ def planned_injections(injections: "Iterable[nn.Module]", options: Mapping[str, 
                 name = f"{number}: {type(injection).__name__}"
                 tokens = rows * options.get("tokens", 0)
                 table = planned(module, None, None, name=name)
-                found.append(replace(table, tokens=tokens, **applied))
-    return found
+                plans.append(replace(table, tokens=tokens, **applied))
+    return plans
 
 
 def _show_alternatives(
     now: EmbeddingPlan,
     injected: list[EmbeddingPlan],
-    found: list[PlanAlternative],
+    changes: list[PlanAlternative],
     census: "CensusReport | None",
     *,
     unknown_head: bool,
@@ -214,7 +203,7 @@ def _show_alternatives(
     `unknown_head`, say that the table alone is planned because its head is not known.
     """
     if as_json:
-        after = [{**each.plan.as_dict(), "saved_bytes": each.saved_bytes, "tradeoff": each.tradeoff} for each in found]
+        after = [{**one.plan.as_dict(), "saved_bytes": one.saved_bytes, "tradeoff": one.tradeoff} for one in changes]
         vocabulary = None if census is None else census.as_dict()
         first = {**now.as_dict(), "unknown_head": unknown_head, "vocabulary": vocabulary}
         print_json([first, *after, *(each.as_dict() for each in injected)], indent=2)
@@ -227,7 +216,7 @@ def _show_alternatives(
         _show(*_additional(injected))
         click.echo()
     lines = [["as it is", format_bytes(now.peak_bytes), "", "", ""]]
-    for each in found:
+    for each in changes:
         saved = ("-" if each.saved_bytes < 0 else "") + format_bytes(abs(each.saved_bytes))
         share = f"{100 * each.saved_bytes / now.peak_bytes:.0f} %"
         lines.append([each.change, format_bytes(each.plan.peak_bytes), saved, share, each.tradeoff])
@@ -316,10 +305,10 @@ def _note(plans: list[EmbeddingPlan]) -> str:
     """Return the note to print below the table of one or several plans, or `""` if there is none."""
     if plans[0].quantised:
         scales = f", {format_bytes(plans[0].scale_bytes)}" if len(plans) == 1 else ""
-        kind, stored = "group" if plans[0].group_size else "row", "a step and an offset"
+        kind, numbers = "group" if plans[0].group_size else "row", "a step and an offset"
         if plans[0].dtype in GGUF_BLOCK:
-            kind, stored = "block of 32 numbers", "a scale"
-        return f"{plans[0].dtype} rows are not trained; each {kind} has {stored}{scales}."
+            kind, numbers = "block of 32 numbers", "a scale"
+        return f"{plans[0].dtype} rows are not trained; each {kind} has {numbers}{scales}."
     if len(plans) == 1 and plans[0].trained and plans[0].tokens and not plans[0].lookup_only:
         twice = "\n(a tied table has two)" if plans[0].tied and not plans[0].delta_rows else ""
         return f"The peak: weights, optimizer, activations, and the larger of loss and gradients{twice}."
@@ -333,8 +322,6 @@ def _size(row: EmbeddingPlan) -> str:
 
 def _show(title: str, columns: list[str], lines: list[list[str]], note: str) -> None:
     """Print a title, a table, and below it the note, if that is not empty."""
-    from embedlayer.cli.printing import make_console, print_table
-
     click.echo(title)
     left = [place for place, column in enumerate(columns) if place == 0 or column == "trade-off"]
     print_table(make_console(), columns, lines, left=left, indent=0, widest=120)

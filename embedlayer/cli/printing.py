@@ -35,10 +35,7 @@ def make_console() -> "Console":
 def print_line(console: "Console", text: str, indent: int = 0) -> None:
     """Print a paragraph of text, wrapped at the console's width.
 
-    Args:
-        console: Where to print.
-        text: The paragraph; a line break in it is kept.
-        indent: Spaces before each line; with 0 the text is bold, as a heading.
+    A line break in the text is kept. Without an indent the text is bold, as a heading.
     """
     from rich.padding import Padding
     from rich.text import Text
@@ -73,14 +70,8 @@ def print_table(
 ) -> None:
     """Print a table with a line of headings and without rules between its cells.
 
-    Args:
-        console: Where to print.
-        columns: Headings.
-        lines: Cells of each line, as many as there are columns.
-        left: Indices of the columns that are aligned at the left; other columns are aligned at the right.
-        long: Heading of the last column if that may take the rest of the console's width; longer cells are cut.
-        indent: Spaces before each line.
-        widest: Largest width of every other column, in characters; longer cells are cut.
+    The columns with the indices `left` are aligned at the left, all others at the right. Cells of more than `widest`
+    characters are cut. A last column with the heading `long` may take the rest of the console's width.
     """
     from rich.cells import cell_len
     from rich.padding import Padding
@@ -103,23 +94,8 @@ def print_table(
 
 
 def print_json(value: object, indent: int | None = None) -> None:
-    """Print a value as JSON; NaN and infinity, which JSON does not have, become `null`.
-
-    Args:
-        value: Dictionaries, lists, tuples, strings and numbers.
-        indent: Spaces of each level; `None` for one line.
-    """
+    """Print a value as JSON; NaN and infinity, which JSON does not have, become `null`."""
     click.echo(json.dumps(finite_json(value), indent=indent, allow_nan=False))
-
-
-def count_of(number: int, noun: str) -> str:
-    """Return a number and a noun, which gets an "s" unless the number is 1.
-
-    Example:
-        >>> count_of(1, "shard"), count_of(1200, "document")
-        ('1 shard', '1,200 documents')
-    """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def say(text: str, quiet: bool) -> None:

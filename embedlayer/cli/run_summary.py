@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedlayer.cli.printing import print_json
+from embedlayer.cli.printing import make_console, print_facts, print_json, print_line
 from embedlayer.cli.training_runs import neighbors_of
 from embedlayer.core.errors import FileError
+from embedlayer.core.invisible_characters import visible_text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -24,10 +25,6 @@ FREQUENT = 50  # occurrences in the text from which on the neighbours of a token
 
 def summarise(directory: "RunDirectory", model: "DecoderLM") -> dict[str, Any]:
     """Return the figures of a finished run: losses in nats per token, sizes, and tokens per second.
-
-    Args:
-        directory: The folder of the run, whose metrics are read.
-        model: The trained decoder.
 
     Raises:
         FileError: The metrics are not those of a finished run.
@@ -91,18 +88,10 @@ def what_was_learned(opened: "OpenedModel") -> dict[str, Any] | None:
 
 
 def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
-    """Print the figures of a run as a readable report, or as one line of JSON.
-
-    Args:
-        summary: The result of `make_report`.
-        as_json: Whether to print JSON.
-    """
+    """Print the figures of a run as a readable report, or as one line of JSON."""
     if as_json:
         print_json(summary)
         return
-    from embedlayer.cli.printing import make_console, print_facts, print_line
-    from embedlayer.core.invisible_characters import visible_text
-
     console, loss = make_console(), "{:.3f} nats per token".format
     speed, guess = f"{summary['tokens_per_second']:,} tokens/s", f"{summary['ln_vocab_size']:.2f}"
     whole, part = (f"{summary[name] / 1e6:.2f} M" for name in ("parameters", "table_parameters"))

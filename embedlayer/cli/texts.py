@@ -1,5 +1,6 @@
 """The texts that a user names, as the corpus of a run: built, linked, or mixed; and tokenizers trained on them."""
 
+import io
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -54,9 +55,6 @@ def prepare_corpus(
         options: Which tokenizer the corpus has.
         quiet: Whether to print nothing.
 
-    Returns:
-        The corpus or the mixture, and the tokenizer.
-
     Raises:
         FileError: A text or the tokenizer cannot be read.
         TextError: The sources have no text, are not UTF-8, or are a corpus and others without weights.
@@ -79,24 +77,7 @@ def prepare_corpus(
 def _build_corpus(
     sources: Sequence[str | Path], target: Path, options: TokenizerOptions, quiet: bool
 ) -> "tuple[TokenCorpus, Tokenizer]":
-    """Train or read a tokenizer, and build the corpus of token IDs.
-
-    Args:
-        sources: Text files, folders of them, or `-` for standard input.
-        target: Folder for the corpus.
-        options: Which tokenizer the corpus has.
-        quiet: Whether to print nothing.
-
-    Returns:
-        The corpus and the tokenizer.
-
-    Raises:
-        FileError: A text or the tokenizer cannot be read.
-        TextError: The texts are empty, or not UTF-8.
-        TokenizerError: The tokenizer file is damaged.
-        MissingExtraError: A `.model` tokenizer needs the extra `spm`.
-        SizeError: The vocabulary is too small for the kind of tokenizer.
-    """
+    """Train or read a tokenizer, and build the corpus of token IDs."""
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.data.text_files import find_text_files
     from embedlayer.tokenization.read import load_tokenizer
@@ -116,23 +97,6 @@ def _build_mixture(
     """Build a corpus of each source in the folders `target/0`, `target/1`, ..., or link those that are built.
 
     The tokenizer is that of the built corpora. If there is none, one is trained on the texts, each with its share.
-
-    Args:
-        sources: Text files, folders of them, `-` for standard input, or corpora that `embedlayer corpus build` wrote.
-        weights: Weight of each source.
-        target: Folder for the corpora; a corpus in it is deleted.
-        options: Which tokenizer the corpus has.
-        quiet: Whether to print nothing.
-
-    Returns:
-        The mixture and the tokenizer.
-
-    Raises:
-        FileError: A text or the tokenizer cannot be read.
-        TextError: A source has no text, or is not UTF-8.
-        TokenizerError: A corpus was built with another tokenizer.
-        SizeError: A weight is not above 0.
-        MissingExtraError: A `.model` tokenizer needs the extra `spm`.
     """
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.data.corpus_files import is_corpus
@@ -142,7 +106,7 @@ def _build_mixture(
 
     with _kept_standard_input(sources, target.parent) as readable:
         texts = [[] if is_corpus(Path(source)) else find_text_files([source]) for source in readable]
-        ready = [Path(source) for source, found in zip(readable, texts, strict=True) if not found]
+        ready = [Path(source) for source, files in zip(readable, texts, strict=True) if not files]
         for folder in ready[1:]:
             if TokenCorpus.open(folder).tokenizer_fingerprint != TokenCorpus.open(ready[0]).tokenizer_fingerprint:
                 raise TokenizerError(
@@ -160,10 +124,10 @@ def _build_mixture(
             _remove_corpus(target)
         target.mkdir()
         corpora = []
-        for number, (source, found) in enumerate(zip(readable, texts, strict=True)):
+        for number, (source, files) in enumerate(zip(readable, texts, strict=True)):
             folder = target / str(number)
-            if found:
-                corpora.append(TokenCorpus.build(found, tokenizer, folder))
+            if files:
+                corpora.append(TokenCorpus.build(files, tokenizer, folder))
             else:
                 corpora.append(_link_corpus(Path(source), folder, options.path)[0])
     return TokenMixture(zip(corpora, weights, strict=True)), tokenizer
@@ -174,12 +138,7 @@ def learn_tokenizer(
 ) -> "Tokenizer":
     """Train a tokenizer on texts; of long texts, only about the first `TOKENIZER_BYTES` bytes are read.
 
-    Args:
-        texts: Text files, in a list for each corpus.
-        kind: Kind of tokenizer, such as `"bpe"`; see `train_tokenizer`.
-        vocab_size: Number of tokens.
-        weights: Weight of each corpus, which has this share of the bytes.
-        quiet: Whether to print nothing.
+    `texts` has a list of files for each corpus, which gets a share of these bytes by its weight.
 
     Raises:
         FileError: A text cannot be read.
@@ -204,15 +163,8 @@ def learn_tokenizer(
 def _link_corpus(ready: Path, target: Path, tokenizer_from: Path | None) -> "tuple[TokenCorpus, Tokenizer]":
     """Open the corpus in the folder `ready`, and let the run use it through a symbolic link.
 
-    The link replaces a corpus that is in the folder of the run.
-
-    Args:
-        ready: Folder that `embedlayer corpus build` wrote.
-        target: Where the link is created.
-        tokenizer_from: The tokenizer that the user requested; it must be the corpus's own tokenizer, or `None`.
-
-    Returns:
-        The corpus and its tokenizer.
+    The link replaces a corpus that is in the folder of the run. `tokenizer_from`, the tokenizer that the user
+    requested, must be the corpus's own, or `None`.
 
     Raises:
         TokenizerError: The requested tokenizer is not the one that the corpus was built with.
@@ -263,13 +215,13 @@ def _find_corpus(sources: Sequence[str | Path]) -> Path | None:
     """Return the folder among `sources` that `embedlayer corpus build` wrote, or `None` if there is none."""
     from embedlayer.data.corpus_files import is_corpus
 
-    found = [Path(source) for source in sources if is_corpus(Path(source))]
-    if found and len(sources) > 1:
+    corpora = [Path(source) for source in sources if is_corpus(Path(source))]
+    if corpora and len(sources) > 1:
         raise TextError(
-            f"{found[0]} is a corpus, and a run reads one alone: build one corpus of all the texts, or mix them in "
+            f"{corpora[0]} is a corpus, and a run reads one alone: build one corpus of all the texts, or mix them in "
             f"shares with --weights."
         )
-    return found[0] if found else None
+    return corpora[0] if corpora else None
 
 
 def _at_most(size: int, chunks: Iterator[str]) -> Iterator[str]:
@@ -293,15 +245,14 @@ def _kept_standard_input(texts: Sequence[str | Path], folder: Path) -> Iterator[
     if "-" not in map(str, texts):
         yield texts
         return
-    import io
     import tempfile
 
     from embedlayer.data.text_files import decoded
 
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".standard-input.") as kept:
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".standard-input.") as copy:
         start = sys.stdin.buffer.read(FIRST_BYTES)
         next(decoded("-", io.BytesIO(start).read), "")  # an error in it names standard input, not this file
-        kept.write(start)
-        shutil.copyfileobj(sys.stdin.buffer, kept)
-        kept.flush()
-        yield [Path(kept.name) if str(text) == "-" else text for text in texts]
+        copy.write(start)
+        shutil.copyfileobj(sys.stdin.buffer, copy)
+        copy.flush()
+        yield [Path(copy.name) if str(text) == "-" else text for text in texts]

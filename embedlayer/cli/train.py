@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from embedlayer.cli.options import TEXTS_OR_CORPUS, json_option
+from embedlayer.cli.options import TEXTS_OR_CORPUS, chosen_device, json_option
 from embedlayer.cli.training_runs import LayerOptions, layer_options
 from embedlayer.core.command_name import command_line
-from embedlayer.core.errors import FileError, SizeError
+from embedlayer.core.errors import CheckpointError, FileError, SizeError
+from embedlayer.opening.path_kinds import CONFIG
 
 if TYPE_CHECKING:
     from embedlayer.training.parallel import ParallelContext
@@ -96,7 +97,6 @@ def train(files: tuple[Path, ...], **options: Any) -> int:
 
     With several processes, or machines that share a file system: torchrun --nproc-per-node N -m embedlayer train ...
     """
-    from embedlayer.cli.options import chosen_device
     from embedlayer.training.parallel import parallel_context
     from embedlayer.training.run_directory import RunDirectory
 
@@ -118,14 +118,8 @@ def _train(
     """Start or resume the run in `directory`, train to the last step, and print the summary on rank 0.
 
     A run that the same torchrun launch began is resumed without `--resume`. All ranks must call this, with equal files
-    and options. The caller holds the lock of the folder.
-
-    Args:
-        directory: The folder of the run.
-        files: Texts or a corpus to train on; empty with `--resume`.
-        options: All options of the command by parameter name. Defaults that depend on others are filled in, in place.
-        device: Where to train.
-        parallel: The processes that train together.
+    and options. The caller holds the lock of the folder. `options` has all options of the command by parameter name.
+    Defaults that depend on others are filled in, in place. With `--resume` there are no files.
 
     Returns:
         Exit code of the command: 0, or 130 after Ctrl-C.
@@ -141,12 +135,11 @@ def _train(
     from embedlayer.cli.report import make_report
     from embedlayer.cli.run_summary import show_summary
     from embedlayer.cli.training_runs import start_run, train_to_the_end
-    from embedlayer.opening.path_kinds import CONFIG
     from embedlayer.training.loop import TrainingOptions
 
     quiet = options["as_json"] or not parallel.is_first
-    stated = {f"--{name.replace('_', '-')}": value for name, value in options.items()}
-    parallel.collectives.require_equal({"FILE...": [str(file) for file in files], **stated})
+    passed = {f"--{name.replace('_', '-')}": value for name, value in options.items()}
+    parallel.collectives.require_equal({"FILE...": [str(file) for file in files], **passed})
     if options["resume"] or parallel.collectives.any(
         parallel.is_first and was_started_by(parallel.launch_id, directory)
     ):
@@ -225,9 +218,9 @@ def _named(options: dict[str, Any], kind: type[Options]) -> Options:
 def _require_no_options_of_a_new_run() -> None:
     """Raise an error if the command line has options that a run which continues has chosen already."""
     context = click.get_current_context()
-    given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    passed = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     names = {each.name: each.opts[0] for each in context.command.params}
-    if fixed := [names[name] for name in given if name not in OF_A_RESUMED_RUN]:
+    if fixed := [names[name] for name in passed if name not in OF_A_RESUMED_RUN]:
         raise SizeError(f"--resume continues with the options of the run: leave {', '.join(fixed)} out.")
 
 
@@ -261,12 +254,9 @@ def _as_text(weights: Sequence[float]) -> str:
 def was_started_by(launch: str, directory: "RunDirectory") -> bool:
     """Return whether an earlier attempt of the same torchrun launch began the run in the folder.
 
-    Args:
-        launch: IDs of the launch, separated by spaces. One common ID is enough; with `""` the result is `False`.
-        directory: The folder of the run, whose notes contain the IDs of the launch that began it.
+    `launch` has the IDs of the launch, separated by spaces. One ID that is in the notes of the run is enough; with `""`
+    the result is `False`.
     """
-    from embedlayer.core.errors import CheckpointError
-
     if not launch or not directory.contains_run:
         return False
     try:

@@ -15,6 +15,7 @@ from embedlayer.cli.options import TOKENIZER
 from embedlayer.cli.printing import say
 from embedlayer.cli.texts import TokenizerOptions, prepare_corpus
 from embedlayer.core.errors import SizeError
+from embedlayer.io.files import create_folder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -132,9 +133,6 @@ def start_run(
         weights: Train on a mixture with this weight of each source, which is a text, a folder of them, or a corpus;
             `None`: the sources are one text, or one corpus.
 
-    Returns:
-        The trainer at step 0, and the tokenizer.
-
     Raises:
         FileError: A text cannot be read, or the folder cannot be written.
         SizeError: A probe is not one token, or sizes do not fit together.
@@ -143,7 +141,6 @@ def start_run(
     """
     import torch
 
-    from embedlayer.io.files import create_folder
     from embedlayer.tokenization.ids import table_size
     from embedlayer.training.loop import Trainer
     from embedlayer.training.run_directory import saved_buffers
@@ -177,11 +174,8 @@ def build_model(
 ) -> "DecoderLM":
     """Return a decoder of the sizes in the options, with freshly initialised weights, on the CPU.
 
-    Args:
-        layer: Options of the decoder.
-        tokenizer: The tokenizer, whose tokens are those of the tables.
-        max_length: Longest sequence that the position scheme must cover, in tokens.
-        tables: Folder for the files of additional tables; `None` to keep their rows in memory.
+    `max_length` is the longest sequence that the position scheme must cover, in tokens. `tables` is as in
+    `build_injections`.
     """
     from embedlayer.heads.output import OutputHead
     from embedlayer.inputs.embedding import as_position
@@ -217,12 +211,8 @@ def build_injections(
 ) -> "Iterator[EmbeddingInjection]":
     """Yield the additional tables that the options ask for, freshly initialised, on the CPU.
 
-    Their tables are row-sparse, because they are only looked up.
-
-    Args:
-        layer: Options of the decoder.
-        tokenizer: The tokenizer, from which an n-gram table has its compressed vocabulary.
-        tables: Folder for the files of the tables, in folders 0, 1, ...; `None` to keep their rows in memory.
+    Their tables are row-sparse, because they are only looked up. `tables` is the folder of their files, in folders 0,
+    1, ...; with `None` their rows are in memory. An n-gram table has its compressed vocabulary from the tokenizer.
 
     Raises:
         SizeError: A size does not fit the decoder.
@@ -274,13 +264,6 @@ def train_to_the_end(
     current step and writes a checkpoint, but no result. All ranks must call this; rank 0 writes and prints. Mapped
     tables of the model are closed at the end.
 
-    Args:
-        directory: The folder of the run.
-        trainer: The trainer, at any step.
-        tokenizer: The tokenizer, which the result contains.
-        quiet: Whether to print nothing.
-        save_seconds: Seconds between two checkpoints.
-
     Returns:
         Whether the last step was reached.
     """
@@ -311,11 +294,8 @@ def frequent_words(counts: Any, tokenizer: "Tokenizer") -> list[int]:
     """Return the IDs of up to `PROBES` frequent words, the most frequent first, to show their nearest neighbours.
 
     They are evenly spaced in a list of whole words, sorted by frequency, from the 1000 most frequent tokens. If no
-    token is a whole word, tokens of any text are listed. A token must occur at least five times.
-
-    Args:
-        counts: Occurrences of each token in the corpus, a NumPy array `(V,)`.
-        tokenizer: The tokenizer.
+    token is a whole word, tokens of any text are listed. A token must occur at least five times. `counts` are the
+    occurrences of each token in the corpus, a NumPy array `(V,)`.
     """
     import numpy as np
 
@@ -331,11 +311,6 @@ def frequent_words(counts: Any, tokenizer: "Tokenizer") -> list[int]:
 
 def neighbors_of(tokens: Sequence[int], model: "DecoderLM", tokenizer: "Tokenizer") -> list[dict[str, Any]]:
     """Return the nearest neighbours of some tokens in the model's table, by cosine similarity.
-
-    Args:
-        tokens: Token IDs.
-        model: The model.
-        tokenizer: The tokenizer.
 
     Returns:
         A dictionary for each token: `id`, `token` (its text) and `near`, a list of `(text, cosine)`, nearest first.

@@ -1,7 +1,9 @@
 """`embedlayer vocab`: add, remove, trim or replace the tokens of a run, a saved layer, a checkpoint or a GGUF file."""
 
+import math
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +23,12 @@ from embedlayer.cli.options import (
     new_model_option,
 )
 from embedlayer.cli.printing import print_json
+from embedlayer.cli.vocab_results import SHOWN, show_receipt, show_suggestion
 from embedlayer.core.command_name import command_line
-from embedlayer.core.errors import VocabularyError
+from embedlayer.core.errors import EmbedLayerWarning, TokenizerError, VocabularyError
+from embedlayer.io.files import new_file
+from embedlayer.io.partials import temporary_folder
+from embedlayer.opening.path_kinds import PathKind, path_kind
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -32,7 +38,6 @@ if TYPE_CHECKING:
     from embedlayer.vocab.init.row_init import RowInit
     from embedlayer.vocab.new_tokens import AddedMerge
     from embedlayer.vocab.receipt import Receipt
-    from embedlayer.vocab.suggestion import TokenSuggestion
 
 STARTS = {
     "subword-mean": "SubwordMeanInit",
@@ -45,7 +50,6 @@ STARTS = {
 }
 """Values of `--init`, each with its class in `vocab.init`: the last three in `auxiliary_init`, others in `row_init`."""
 
-SHOWN = 12
 VALIDATION_TOKENS = 8192
 
 
@@ -75,7 +79,7 @@ def _edit_command(edit: "Callable[..., tuple[Receipt, dict[str, Any]]]") -> clic
     @wraps(edit)
     def command(directory: Path, output: Path, as_json: bool, **options: Any) -> None:
         receipt, trained = edit(directory, out=output, **options)
-        _show(receipt, directory, output, as_json=as_json, **trained)
+        show_receipt(receipt, directory, output, as_json=as_json, **trained)
 
     return command
 
@@ -292,7 +296,6 @@ def suggest(
     before and after are measured on it. For BPE the tokens are the next merges of its training, continued on TEXT. No
     file but the list is written.
     """
-    from embedlayer.io.files import new_file
     from embedlayer.tokenization.read import load_tokenizer
     from embedlayer.vocab.suggestion import suggest_removals, suggest_tokens
 
@@ -301,7 +304,7 @@ def suggest(
     if output is not None:
         with new_file(output) as list_file:
             list_file.write_text("".join(f"{line}\n" for line in suggestion.lines()), encoding="utf-8")
-    _show_suggestion(suggestion, directory, output, prune=prune, as_json=as_json)
+    show_suggestion(suggestion, directory, output, prune=prune, as_json=as_json)
 
 
 # Terms
@@ -309,9 +312,6 @@ def suggest(
 
 def _lacks_rows(directory: Path) -> bool:
     """Return whether the tokenizer in a model's folder or file was extended and its table was not."""
-    import warnings
-
-    from embedlayer.core.errors import EmbedLayerWarning, TokenizerError
     from embedlayer.opening.readers import open_model
     from embedlayer.tokenization.ids import added_without_rows
 
@@ -344,10 +344,6 @@ def _without_known(directory: Path, terms: "Sequence[str | AddedMerge]", *, spac
     A warning names the terms that are tokens already. A merge is not changed, and is left out if its token exists.
     `spaced` has no effect on tokenizers that do not mark spaces.
     """
-    import warnings
-
-    from embedlayer.core.errors import EmbedLayerWarning
-    from embedlayer.opening.path_kinds import PathKind, path_kind
     from embedlayer.tokenization.bytes import TokenBytes
     from embedlayer.tokenization.read import load_tokenizer
     from embedlayer.vocab.new_tokens import AddedMerge
@@ -380,15 +376,9 @@ def _row_init(
 ) -> "RowInit":
     """Return the initialisation of new rows that the options choose, and seed torch's default generator.
 
-    Random rows are drawn from this generator later.
-
-    Args:
-        start: The options.
-        directory: The model's folder or GGUF file.
-        edited: Function that returns the tokenizer after the edit for the one before it; called only if auxiliary
-            vectors are needed.
-        train_on: Text of `--train-on`. Its first nine tenths replace `--auxiliary-text` if that is not passed; the
-            rest may be held out to measure on.
+    Random rows are drawn from this generator later. `edited` returns the tokenizer after the edit for the one before
+    it; it is called only if auxiliary vectors are needed. The first nine tenths of `train_on` replace
+    `--auxiliary-text` if that is not passed; the rest may be held out to measure on.
 
     Raises:
         VocabularyError: An option that `--init` needs is missing, another one is passed that it does not take, or no
@@ -472,14 +462,8 @@ def _train_new_rows(
         VocabularyError: The text contains none of the new tokens.
         FileError: The folder or a text cannot be read.
     """
-    import math
-    import warnings
-    from dataclasses import replace
-
     from embedlayer.cli.progress import display, stopping_gently
-    from embedlayer.core.errors import EmbedLayerWarning
     from embedlayer.data.corpus import TokenCorpus
-    from embedlayer.io.partials import temporary_folder
     from embedlayer.models.causal import PatchedDecoder, longest_sequence
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.opening.readers import open_model
@@ -519,145 +503,3 @@ def _train_new_rows(
     head_rows = rows if head is None or head.tied else head.weight[ids].detach().clone()
     occurrences = {"new_tokens_in_text": int(counts.sum()), "different_new_tokens_in_text": int((counts > 0).sum())}
     return {**losses, **occurrences, "steps": trainer.step}, rows, head_rows
-
-
-# Results
-
-
-def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, **trained: Any) -> None:
-    """Print what an edit changed, as lines of text or, with `as_json`, as one JSON object."""
-    from embedlayer.vocab.receipt import EXTRA_SPACE, UNREACHABLE
-    from embedlayer.vocab.targets.folder import receipt_beside
-
-    extra = receipt.extra_space
-    old, new = (_weight_bytes(folder) for folder in (directory, output))
-    if as_json:
-        summary = {
-            "directory": str(output),
-            "tokens": list(receipt.num_tokens),
-            "rows": [receipt.row_map.old_size, receipt.row_map.size],
-            "kept": receipt.kept,
-            "kept_rows_unchanged": not receipt.requantised,
-            "stored": {name: rows._asdict() for name, rows in receipt.stored.items()},
-            "added": {str(token): [text, receipt.origins.get(token)] for token, text in receipt.added.items()},
-            "extra_space": extra,
-            "extra_space_decoded": list(receipt.extra_space_decoded),
-            "dropped": {str(token): text for token, text in receipt.dropped.items()},
-            "unreachable": list(receipt.unreachable),
-            "merged": {str(token): into for token, into in receipt.merged.items()},
-            "new_rows": receipt.new_rows,
-            "left_out": list(receipt.left_out),
-            "weight_bytes": [old, new],
-            **trained,
-        }
-        print_json(summary)
-        return
-    before, after = receipt.num_tokens
-    click.echo(f"Tokens   {before:,} -> {after:,}")
-    click.echo(f"Rows     {receipt.row_map.old_size:,} -> {receipt.row_map.size:,}")
-    if receipt.requantised:
-        click.echo(f"Kept     {receipt.kept:,}, not bit for bit:")
-        for name, rows in receipt.stored.items():
-            click.echo(f"           {name}: {rows}")
-    else:
-        click.echo(f"Kept     {receipt.kept:,}, unchanged bit for bit")
-    _list("New", [(token, text, receipt.origins.get(token, "")) for token, text in receipt.added.items()])
-    if extra:
-        click.echo(f"Spaces   {EXTRA_SPACE.format(len(extra))}; merges from `vocab suggest` do not")
-    if receipt.new_rows:
-        click.echo(f"Init     {receipt.new_rows}")
-    along = {*receipt.unreachable}
-    _list("Dropped", [(token, text, UNREACHABLE * (token in along)) for token, text in receipt.dropped.items()])
-    if along:
-        click.echo(f"Of these {len(along):,} {UNREACHABLE}")
-    _list("Merged", [(token, f"-> {into}", "") for token, into in receipt.merged.items()])
-    if receipt.left_out:
-        click.echo(f"Left out {', '.join(receipt.left_out)}")
-    change = "the same" if new == old else f"{abs(new - old):,} {'fewer' if new < old else 'more'}"
-    click.echo(f"Bytes    {old:,} -> {new:,} of weights ({change})")
-    if trained:
-        click.echo(
-            f"\nTrained  {trained['steps']:,} steps, the new rows only; {trained['different_new_tokens_in_text']:,} of "
-            f"them occur in the text, {trained['new_tokens_in_text']:,} times\n"
-            f"Loss     on held-out text, nats per byte:\n"
-            f"         {trained['loss_with_old_tokens']:.4f} with the old tokens\n"
-            f"         {trained['loss_before_training']:.4f} with the new ones before training\n"
-            f"         {trained['loss_after_training']:.4f} after it"
-        )
-    undo = (
-        f"the receipt is {receipt_beside(output).name}"
-        if output.is_file()
-        else f"undo with: {command_line('vocab', 'undo', output, '-o', '...')}"
-    )
-    click.echo(f"\nWritten to {output}; {undo}")
-
-
-def _show_suggestion(
-    suggestion: "TokenSuggestion", directory: Path, file: Path | None, *, prune: bool, as_json: bool
-) -> None:
-    """Print suggested tokens and the size of held-out text, as lines of text or, with `as_json`, as one JSON object."""
-    from embedlayer.core import visible_text
-
-    before, after, scores = suggestion.before, suggestion.after, suggestion.scores
-    lines = suggestion.lines()
-    if as_json:
-        tokens = [{**asdict(score), "saved": score.saved} for score in scores]
-        sizes = {
-            when: {**asdict(size), "bytes_per_token": size.bytes_per_token}
-            for when, size in (("before", before), ("after", after))
-        }
-        print_json({"requested": suggestion.requested, "lines": lines, "tokens": tokens, **sizes})
-        return
-    change = 100 * (after.num_tokens / before.num_tokens - 1)
-    click.echo(f"Text     {before.num_bytes:,} bytes held out")
-    click.echo(f"Tokens   {before.num_tokens:,} -> {after.num_tokens:,} for it ({change:+.1f} %)")
-    click.echo(f"Bytes    {before.bytes_per_token:.3f} -> {after.bytes_per_token:.3f} per token")
-    if before.num_unknown or after.num_unknown:
-        click.echo(f"Unknown  {before.num_unknown:,} -> {after.num_unknown:,} tokens")
-    fewer = "" if len(scores) == suggestion.requested else f" of {suggestion.requested:,}: the text yields no more"
-    click.echo(f"\n{'Remove' if prune else 'Add':<9}{len(scores):,}{fewer}")
-    for score in sorted(scores, key=lambda score: -abs(score.saved))[:SHOWN]:
-        subwords = " ".join(visible_text(each) for each in score.subwords)
-        click.echo(f"  {visible_text(score.text):<24}  {score.count:>6,} times, {'as' if prune else 'for'} {subwords}")
-    if len(scores) > SHOWN:
-        click.echo(f"  ... and {len(scores) - SHOWN:,} more")
-    if file is None:
-        click.echo("\n-o FILE writes the list")
-        return
-    texts = () if prune or lines[0].startswith("#version") else ("--as-is",)
-    edit = ("remove", directory, "--tokens", file) if prune else ("add", directory, "--terms", file, *texts)
-    click.echo(f"\nWritten to {file}; next: {command_line('vocab', *edit, '-o', '...')}")
-
-
-def _list(title: str, rows: Sequence[tuple[int, str, str]]) -> None:
-    """Print a title with the number of rows, and one line for each of the first `SHOWN` rows.
-
-    Nothing is printed if there are no rows.
-    """
-    if not rows:
-        return
-    from embedlayer.core import visible_text
-
-    click.echo(f"{title:<9}{len(rows):,}")
-    for token, text, origin in rows[:SHOWN]:
-        click.echo(f"  {token:>9,}  {visible_text(text):<24}  {origin}".rstrip())
-    if len(rows) > SHOWN:
-        click.echo(f"             ... and {len(rows) - SHOWN:,} more")
-
-
-def _weight_bytes(folder: Path) -> int:
-    """Return the bytes of a model's weights on disk, or the size of a GGUF file.
-
-    Of a checkpoint these are the files that it is read from, without second copies. In other folders they are all
-    safetensors files directly in it except `checkpoint.safetensors`, which is training state.
-    """
-    from embedlayer.checkpoints.reader import Checkpoint
-    from embedlayer.checkpoints.second_copies import own_files
-    from embedlayer.opening.path_kinds import PathKind, path_kind
-
-    if folder.is_file():
-        return folder.stat().st_size
-    if path_kind(folder) is PathKind.CHECKPOINT:
-        return sum(file.stat().st_size for file in own_files(Checkpoint.open(folder)))
-    files = (file for file in folder.glob("*.safetensors") if file.name != "checkpoint.safetensors")
-    return sum(file.stat().st_size for file in files)

@@ -1,4 +1,4 @@
-"""Counts of parameters and bytes as short text, for tables that people read."""
+"""Counts of parameters, bytes and things as short text, for people."""
 
 
 def format_parameters(count: int) -> str:
@@ -27,3 +27,13 @@ def format_bytes(count: int) -> str:
         if count * 1024 >= size * 1000:
             return f"{count / size:.1f} {unit}"
     return f"{count} B"
+
+
+def count_of(number: int, noun: str) -> str:
+    """Return a number and a noun, which gets an "s" unless the number is 1.
+
+    Example:
+        >>> count_of(1, "shard"), count_of(1200, "document")
+        ('1 shard', '1,200 documents')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

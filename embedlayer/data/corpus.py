@@ -67,15 +67,15 @@ class TokenCorpus:
             TokenizerError: `tokenizer` is no tokenizer.
         """
         tokenizer, path = as_tokenizer(tokenizer), Path(path)
-        found = find_text_files(sources)
+        files = find_text_files(sources)
         create_folder(path.parent)
         with replace_folder(path) as folder:
             _check_replaceable(path)  # after what is there is noted, which is what will be replaced
             with (folder / "ids.bin").open("wb") as file:
                 writer = CorpusWriter(tokenizer, lambda ids: file.write(ids.tobytes()))
-                total = 0 if "-" in found else sum(Path(source).stat().st_size for source in found)
+                total = 0 if "-" in files else sum(Path(source).stat().st_size for source in files)
                 report = on_progress or ignore_progress
-                for source in found:
+                for source in files:
                     if not writer.add_source(source, lambda read: report(read, total)):
                         warn_left_out(source)
             require_text(writer.num_tokens, sources)
@@ -104,12 +104,12 @@ class TokenCorpus:
                 f"The text cannot be encoded: character {error.object[error.start]!r} is half of a surrogate pair. "
                 f"Decode the bytes it came from with errors='strict' or 'replace'."
             ) from error
-        kept: list[IdArray] = []
-        writer = CorpusWriter(as_tokenizer(tokenizer), kept.append)
+        parts: list[IdArray] = []
+        writer = CorpusWriter(as_tokenizer(tokenizer), parts.append)
         slices = (text[at : at + READ_BYTES] for at in range(0, len(text), READ_BYTES))
         require_text(writer.add_document(slices), ["the text"])
         digest = fingerprint(writer.tokenizer)
-        return cls(np.concatenate(kept), *writer.tables(), vocab_size=writer.vocab_size, tokenizer_fingerprint=digest)
+        return cls(np.concatenate(parts), *writer.tables(), vocab_size=writer.vocab_size, tokenizer_fingerprint=digest)
 
     @classmethod
     def open(cls, path: str | Path) -> "TokenCorpus":
@@ -213,7 +213,6 @@ class CorpusWriter:
     Recorded are the start of each document and the numbers of tokens and bytes; see `tables` and `index`.
 
     Args:
-        tokenizer: The tokenizer.
         write: Called with the IDs of each text chunk, and with the ID that separates two documents. The arrays are
             uint16 or uint32.
     """
@@ -238,12 +237,8 @@ class CorpusWriter:
     ) -> bool:
         """Read a text file, or the rest of a text file, encode it as a document, and pass its IDs to `write`.
 
-        Args:
-            source: A file, or `"-"` for standard input.
-            report: Called after each encoded text chunk with the number of bytes read so far, earlier sources included.
-            begin: Offset of the first byte to read.
-            end: Offset of the byte before which reading stops; `None` for the end of the file.
-            before: The last characters before `begin`.
+        The bytes from offset `begin` up to `end` are read, and `before` are the last characters before them. After each
+        encoded text chunk, `report` is called with the number of bytes read so far, earlier sources included.
 
         Returns:
             Whether the text has any token. A document without tokens is not recorded.
@@ -263,10 +258,8 @@ class CorpusWriter:
     ) -> bool:
         """Encode a document, or the rest of a document, and pass its IDs to `write`.
 
-        Args:
-            texts: The text, in strings of any length.
-            after_chunk: Called without arguments after each encoded text chunk, to report progress.
-            before: The last characters before `texts` if they are the rest of a document.
+        `after_chunk` is called after each encoded text chunk, to report progress. `before` are the last characters
+        before `texts` if they are the rest of a document.
 
         Returns:
             Whether the text has any token. A document without tokens is not recorded.

@@ -160,9 +160,6 @@ def concatenate_shards(shards: Sequence[CorpusShard]) -> tuple[IdArray | Concate
 
     Args:
         shards: All shards of the corpus, in order; at least one has a document.
-
-    Returns:
-        `ids`, `documents` and `blocks` of the `TokenCorpus`.
     """
     ids: list[IdArray] = []
     documents: list[Offsets] = []
@@ -259,11 +256,11 @@ def read_offsets(path: Path) -> Offsets:
     path.stat()  # raises FileNotFoundError
     require_file(path)
     content = bytearray(path.read_bytes())
-    found = _NPY_HEADER.match(content)
-    shape = tuple(int(size) for size in (found[1], found[2]) if size) if found else (-1,)
-    if not found or len(content) - found.end() != 8 * math.prod(shape):
+    header = _NPY_HEADER.match(content)
+    shape = tuple(int(size) for size in (header[1], header[2]) if size) if header else (-1,)
+    if not header or len(content) - header.end() != 8 * math.prod(shape):
         raise CheckpointError(f"{path} is not a complete array of int64. Build the corpus again.")
-    return np.frombuffer(content, "<i8", offset=found.end()).reshape(shape)
+    return np.frombuffer(content, "<i8", offset=header.end()).reshape(shape)
 
 
 def _increases(numbers: npt.NDArray[Any]) -> bool:

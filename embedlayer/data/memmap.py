@@ -135,12 +135,7 @@ class ConcatenatedArray:
     def windows(self, starts: npt.NDArray[np.int64], length: int) -> IdArray:
         """Return copies of windows, `self[s : s + length]` for each start `s`; a window may span several arrays.
 
-        Args:
-            starts: Index of the first element of each window. Every window must end within the concatenation.
-            length: Number of elements in a window.
-
-        Returns:
-            The windows, `(len(starts), length)`.
+        Every window must end within the concatenation.
         """
         rows = np.empty((len(starts), length), self.dtype)
         first = np.searchsorted(self._ends, starts, side="right")

@@ -159,12 +159,6 @@ def training_sampler(
 ) -> WindowSampler | MixedSampler:
     """Return the sampler of training windows of a corpus, or of a mixture.
 
-    Args:
-        corpus: The corpus or the mixture.
-        max_length: Tokens in a window, T.
-        batch_size: Windows in a batch, B.
-        seed: Any integer.
-
     Raises:
         SizeError: `max_length` or `batch_size` is not an integer or is below 1.
         ShapeError: The IDs are not integers.

@@ -19,7 +19,6 @@ class RandomPermutation:
     different results. A result of `count` or more is permuted again until it is smaller.
 
     Args:
-        count: Length of the permutation.
         generator: Source of the random keys. How many numbers are drawn does not depend on `count`.
 
     Example:
@@ -39,10 +38,10 @@ class RandomPermutation:
 
     def __call__(self, indices: Indices) -> Indices:
         """Return the elements of the permutation at `indices`, as an int64 array of the shape of `indices`."""
-        found = self._permute_once(indices)
-        while (beyond := found >= self.count).any():
-            found[beyond] = self._permute_once(found[beyond])
-        return found
+        elements = self._permute_once(indices)
+        while (beyond := elements >= self.count).any():
+            elements[beyond] = self._permute_once(elements[beyond])
+        return elements
 
     def _permute_once(self, indices: Indices) -> Indices:
         """Apply all rounds of the Feistel network once to each index.

@@ -110,9 +110,9 @@ def build_in_shards(
     with FileLock(folder / LOCK, f"The corpus folder {folder}"):
         _build_missing(folder, shards, workers, on_progress or ignore_progress)
     names = [name for name, _, _ in read_plan(folder)["sources"]]
-    found = np.concatenate([read_offsets(shard_folder(folder, number) / "sources.npy") for number in range(shards)])
-    require_text(len(found), sources)
-    for number in np.setdiff1d(np.arange(len(names)), found):
+    numbers = np.concatenate([read_offsets(shard_folder(folder, number) / "sources.npy") for number in range(shards)])
+    require_text(len(numbers), sources)
+    for number in np.setdiff1d(np.arange(len(names)), numbers):
         warn_left_out(names[number])
     return TokenCorpus.open(folder)
 
@@ -232,7 +232,7 @@ def _remove_partials_of(path: Path, number: int) -> None:
 
 def _write_shard(folder: Path, plan: JsonObject, number: int, tokenizer: Tokenizer, report: Report) -> None:
     """Encode the byte ranges of the sources that belong to one shard, and write the files of the shard."""
-    found: list[int] = []
+    places: list[int] = []
     with (folder / "ids.bin").open("wb") as file:
         writer = CorpusWriter(tokenizer, lambda ids: file.write(ids.tobytes()))
         separators = [] if writer.separator is None else [writer.separator]
@@ -240,9 +240,9 @@ def _write_shard(folder: Path, plan: JsonObject, number: int, tokenizer: Tokeniz
         for place, source, begin, end in _source_ranges(plan, number, tokenizer):
             before = _text_before(source, begin, ANCHOR_CHARS)
             if writer.add_source(source, report, begin=begin, end=end, before=before):
-                found.append(place)
+                places.append(place)
     more = {"separators": len(separators), "bytes_read": writer.bytes_read, "plan": plan_digest(plan)}
-    np.save(folder / "sources.npy", np.array(found, dtype=np.int64), allow_pickle=False)
+    np.save(folder / "sources.npy", np.array(places, dtype=np.int64), allow_pickle=False)
     write_shard_tables(folder, *writer.tables(), {**writer.index(), **more})
     report(writer.bytes_read)
 
@@ -252,15 +252,6 @@ def _write_shard(folder: Path, plan: JsonObject, number: int, tokenizer: Tokeniz
 
 def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shards: int) -> Path:
     """Create the corpus folder with the plan and tokenizer of a build, or check that the plan there is the same one.
-
-    Args:
-        sources: Files and folders with the texts.
-        tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
-        path: The corpus folder.
-        shards: Number of shards.
-
-    Returns:
-        The folder, `path`.
 
     Raises:
         SizeError: `shards` is below 1.
@@ -272,8 +263,8 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
     if shards < 1:
         raise SizeError(f"shards is {shards}; it must be 1 or more.")
     tokenizer = as_tokenizer(tokenizer)
-    found = [source for source in find_text_files(sources) if path.resolve() not in Path(source).resolve().parents]
-    for source in found:
+    files = [source for source in find_text_files(sources) if path.resolve() not in Path(source).resolve().parents]
+    for source in files:
         if not Path(source).is_file():
             name = "Standard input" if str(source) == "-" else str(source)
             raise FileError(f"{name} can be read only once, from its start. Save it to a file to build it in shards.")
@@ -283,7 +274,7 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
         "format_version": PLAN_VERSION,
         "shards": shards,
         "tokenizer": fingerprint(tokenizer),
-        "sources": [[str(source), *_size_and_digest(str(source))] for source in found],
+        "sources": [[str(source), *_size_and_digest(str(source))] for source in files],
     }
     create_folder(path)
     others = [file.name for file in path.iterdir() if not file.name.startswith(".")]  # hidden: what a host is writing
@@ -339,10 +330,10 @@ def _size_and_digest(source: str) -> list[Any]:
     return [size, digest.hexdigest()[:16]]
 
 
-def _check_unchanged(source: str, planned: list[Any], found: list[Any]) -> None:
+def _check_unchanged(source: str, planned: list[Any], current: list[Any]) -> None:
     """Raise an error if the size or the digest of a source differs from those in the plan."""
-    if found != planned:
-        (had, _), (has, _) = planned, found
+    if current != planned:
+        (had, _), (has, _) = planned, current
         how = f"it has {has} bytes and had {had}" if has != had else f"it has {has} bytes as before, but other ones"
         raise FileError(
             f"{source} was changed since this corpus was started: {how}. Restore it, or build in a new folder."
@@ -380,13 +371,8 @@ def first_cut(source: str, place: int, size: int, tokenizer: Tokenizer) -> int:
     """Return the offset of the first byte at or after `place` where cutting a file's text changes no ID.
 
     Two shards that share a boundary find the same offset, since it depends only on the characters around it. For a
-    larger `place` the result is the same or larger.
-
-    Args:
-        source: The file, UTF-8 and not compressed.
-        place: Offset of the first byte to consider. 0 and `size` are returned unchanged.
-        size: Size of the file, which is the result if no cut is safe.
-        tokenizer: Tokenizer with which cuts are checked.
+    larger `place` the result is the same or larger. The file is UTF-8 and not compressed. A `place` of 0, or of `size`,
+    the size of the file, is returned unchanged. `size` is also the result if no cut is safe.
     """
     if place in (0, size):
         return place

@@ -105,11 +105,8 @@ def split_text(texts: Iterable[str], tokenizer: Tokenizer | None) -> Iterator[st
     """Split a text into chunks, such that the IDs of the chunks, concatenated, are the IDs of the whole text.
 
     The first chunks have up to 512 characters, later ones up to 16384, so that a short text has several chunks too.
-    Where no cut is safe within a million characters, the text is cut anyway, with a warning.
-
-    Args:
-        texts: The text, in strings of any length.
-        tokenizer: Tokenizer with which each cut is checked. `None`: cuts are not checked, and IDs may change.
+    Where no cut is safe within a million characters, the text is cut anyway, with a warning. Without a tokenizer cuts
+    are not checked, and IDs may change.
     """
     rest, done, wanted = "", 0, _FEWEST_CHARS
     for text in texts:
@@ -162,12 +159,8 @@ def _last_places(pattern: re.Pattern[str], text: str, end: int) -> list[int]:
 def is_safe_cut(text: str, place: int, tokenizer: Tokenizer) -> bool:
     """Return whether the IDs of a text stay the same if it is cut in two at `place`.
 
-    Only the 128 characters on either side of the cut are encoded and compared.
-
-    Args:
-        text: The text.
-        place: Index of the first character after the cut.
-        tokenizer: The tokenizer.
+    Only the 128 characters on either side of the cut are encoded and compared. `place` is the index of the first
+    character after the cut.
     """
 
     def ids_of(part: str) -> list[int]:

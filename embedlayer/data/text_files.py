@@ -32,22 +32,22 @@ def find_text_files(paths: Sequence[str | Path]) -> list[str | Path]:
         TextError: A file is not plain text, a folder holds no text file or mostly files of other formats, or `paths` is
             empty.
     """
-    found: list[str | Path] = []
-    for given in paths:
-        path = Path(given)
-        if str(given) == "-":
-            found.append("-")
+    files: list[str | Path] = []
+    for name in paths:
+        path = Path(name)
+        if str(name) == "-":
+            files.append("-")
         elif path.is_dir():
-            found += _texts_below(path)
+            files += _texts_below(path)
         elif path.exists():
             with suppress(FileError), opened(path) as (read, _):  # what reads the whole text raises it
                 next(decoded(path, read), "")  # refuses what is not plain text
-            found.append(path)
+            files.append(path)
         else:
             raise FileError(f"There is no file or folder {path}. Check the path, or pass - for standard input.")
-    if not found:
+    if not files:
         raise TextError("No text was passed. Name files or folders, or - for standard input.")
-    return found
+    return files
 
 
 def _texts_below(folder: Path) -> list[Path]:
@@ -74,21 +74,21 @@ def _texts_below(folder: Path) -> list[Path]:
     others: dict[Path, TextFormat] = {}
     for file in visible:
         start = _start_of(file)
-        found = format_of_text(file, start)
-        if found is not None:
-            others[file] = found
+        other = format_of_text(file, start)
+        if other is not None:
+            others[file] = other
         elif b"\0" not in start:
             texts.append(file)
     if others and _sizes(others) >= _sizes(texts):
-        first, found = next(iter(others.items()))
+        first, other = next(iter(others.items()))
         raise TextError(
             f"The folder {folder} holds {len(others)} files that are not plain text, with more bytes than its "
-            f"{len(texts)} files of text. Convert them, or name the files of text alone. {is_other(first, found)}"
+            f"{len(texts)} files of text. Convert them, or name the files of text alone. {is_other(first, other)}"
         )
     if others:
-        first, found = next(iter(others.items()))
+        first, other = next(iter(others.items()))
         warnings.warn(
-            f"{len(others)} files in {folder} are left out, which are not plain text: {first} is {found.name}"
+            f"{len(others)} files in {folder} are left out, which are not plain text: {first} is {other.name}"
             f"{', ...' if len(others) > 1 else ''}. Passed by its name, a file is refused with a command that converts "
             f"it.",
             EmbedLayerWarning,
@@ -122,13 +122,9 @@ def opened(source: str | Path, begin: int = 0, end: int | None = None) -> Iterat
 
     `read(size)` returns at most `size` bytes of the text, decompressed if the name ends in `.gz`; empty bytes mean the
     end. `position()` returns how many bytes of the file were read, compressed ones for a `.gz`; 0 for standard input.
-    It is counted from `begin` if `end` applies, else from the start of the file.
-
-    Args:
-        source: A file, or `"-"` for standard input.
-        begin: Offset of the first byte to read. It must be 0 for a `.gz`, and is ignored for standard input.
-        end: Offset of the byte before which reading stops; `None` for the end of the file. It is ignored for a `.gz`
-            and for standard input, which are read to their end.
+    It is counted from `begin` if `end` applies, else from the start of the file. The bytes from offset `begin` up to
+    `end` are read, by default to the end of the file. Standard input and a `.gz` are read whole: `begin` must be 0 for
+    a `.gz`.
 
     Raises:
         FileError: The file cannot be opened.
@@ -169,10 +165,8 @@ def checked(source: str | Path, read: _Read, size: int = READ_BYTES) -> bytes:
 def decoded(source: str | Path, read: _Read, *, offset: int = 0) -> Iterator[str]:
     """Read UTF-8 text block by block and yield it as strings. Line ends are kept; a byte-order mark is left out.
 
-    Args:
-        source: Path, for error messages.
-        read: Function of `opened` that returns at most as many bytes as its argument says.
-        offset: Offset of the first byte in the file. At 0 the text may start with a byte-order mark.
+    `read` is a function of `opened`, and `offset` that of its first byte in the file; at 0 the text may start with a
+    byte-order mark.
 
     Raises:
         FileError: The source cannot be read or decompressed.

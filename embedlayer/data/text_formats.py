@@ -142,11 +142,8 @@ def refuse_json_lines(source: str | Path, start: bytes) -> None:
 
     The evidence is that each line of `start` is a JSON object, and there are two. One line is enough if the name ends
     in `.jsonl` or `.ndjson`, and its end may be missing. A name that ends in `.txt` says that it is text: it is read,
-    with a warning.
-
-    Args:
-        source: Path of the file, or `"-"`.
-        start: Its first bytes, decompressed if its name ends in `.gz`, without a byte-order mark.
+    with a warning. `start` are the first bytes of the file, decompressed if its name ends in `.gz`, without a
+    byte-order mark.
 
     Warns:
         EmbedLayerWarning: The file has JSON lines, and its name ends in `.txt`.
@@ -178,15 +175,12 @@ def refuse_json_lines(source: str | Path, start: bytes) -> None:
 def not_text(source: str | Path, start: bytes, offset: int, byte: int) -> str:
     """Return the error message for a byte that plain text does not have, with a command that converts the file.
 
-    Args:
-        source: Path of the file, or `"-"`.
-        start: The first bytes of the file, or those that were read from elsewhere in it.
-        offset: Offset of the byte in the file.
-        byte: The byte: 0, or one that is not UTF-8.
+    The byte at `offset` is 0, or not UTF-8. `start` are the first bytes of the file, or those that were read from
+    elsewhere in it.
     """
-    found = format_of_text(source, start)
-    if found is not None:
-        return is_other(source, found)
+    other = format_of_text(source, start)
+    if other is not None:
+        return is_other(source, other)
     encoding = _wide_encoding(start)
     if encoding is None and byte and not _CONTROL.search(start):
         encoding = "ISO-8859-1"
@@ -201,11 +195,11 @@ def not_text(source: str | Path, start: bytes, offset: int, byte: int) -> str:
     return f"{said}. It is a binary file of a format that is not known: pass files of text."
 
 
-def is_other(source: str | Path, found: TextFormat) -> str:
-    """Return the error message for a file or folder with the format `found`."""
+def is_other(source: str | Path, other: TextFormat) -> str:
+    """Return the error message for a file or folder with the format `other`."""
     return (
-        f"{_named(source)} is {found.name}, and not plain text. {found.condition}:\n"
-        f"{command_for(found.command, source)}"
+        f"{_named(source)} is {other.name}, and not plain text. {other.condition}:\n"
+        f"{command_for(other.command, source)}"
     )
 
 

@@ -319,9 +319,9 @@ def _as_array(ids: TokenIds) -> IdArray | ConcatenatedArray:
             f"Windows are cut from token IDs, but this is {type(ids).__name__} with text. Encode it first, "
             f"TokenCorpus.from_text(text, tokenizer), or call create_dataloader(text, tokenizer)."
         )
-    given = ids.ids if isinstance(ids, Encoding) else ids
+    values = ids.ids if isinstance(ids, Encoding) else ids
     try:
-        array = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+        array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     except (TypeError, ValueError) as error:
         raise ShapeError(f"{type(ids).__name__} has no token IDs in one dimension ({error}).") from error
     if array.size and not np.issubdtype(array.dtype, np.integer):

@@ -60,11 +60,12 @@ def summary(source: OpenedModel, other: OpenedModel, params: Params) -> Comparis
     unrelated tables. If the number of occurrences is known, they have the tokens of the training text, and
     `moved_never` has those that moved most among tokens that never occur.
     """
-    found = _compared(source, other)
-    moved, scale, counts = found.moved, found.moved.scale, source.counts
+    comparison = _compared(source, other)
+    moved, scale, counts = comparison.moved, comparison.moved.scale, source.counts
     occurs = torch.ones(len(moved.pairs), dtype=torch.bool) if counts is None else counts[moved.pairs[:, 1]] > 0
-    relation = {**found.relation.to_json(LISTED), "sentence": found.relation.sentence(other.title, source.title)}
-    listed = 0 if found.relation.verdict == "unrelated" else LISTED
+    related = comparison.relation
+    relation = {**related.to_json(LISTED), "sentence": related.sentence(other.title, source.title)}
+    listed = 0 if related.verdict == "unrelated" else LISTED
 
     def cells(rows: list[MovedRow]) -> list[MovedCells]:
         return [
@@ -76,12 +77,12 @@ def summary(source: OpenedModel, other: OpenedModel, params: Params) -> Comparis
         "title": other.title,
         "shared": len(moved.pairs),
         "mean_cosine": float(moved.cosines.mean()),
-        "residual": found.residual,
+        "residual": comparison.residual,
         "scale": scale,
         "relation": cast(Relation, relation),
         "only": [
             {"title": each.title, "rows": len(rows), "tokens": [each.token_texts[row] for row in rows[:NAMED_ONLY]]}
-            for each, rows in ((source, found.only), (other, found.only_other))
+            for each, rows in ((source, comparison.only), (other, comparison.only_other))
         ],
         "moved_most": cells(moved.among(occurs & moved.has_moved).most(listed)),
         "moved_least": cells(moved.among(occurs).least(listed)),
@@ -95,19 +96,16 @@ def places(source: OpenedModel, other: OpenedModel, params: Params) -> bytes:
     There are first five columns of float32 `(N,)`: x and y of the first table's rows, x and y of the second's, and the
     cosine of both rows. Two columns of int32 `(N,)` follow: ID in the first table, ID in the second.
     """
-    found = _compared(source, other)
-    columns = torch.stack([*found.places.T, *found.other_places.T, found.moved.cosines]).float()
-    ids = found.moved.pairs.flip(1).T.contiguous().to(torch.int32)
+    comparison = _compared(source, other)
+    columns = torch.stack([*comparison.places.T, *comparison.other_places.T, comparison.moved.cosines]).float()
+    ids = comparison.moved.pairs.flip(1).T.contiguous().to(torch.int32)
     return columns.numpy().tobytes() + ids.numpy().tobytes()
 
 
 def other_neighbors(source: OpenedModel, other: OpenedModel, params: Params) -> list[tuple[str, float]]:
     """Return text and cosine of the tokens of the other table nearest to a query in that table, nearest first.
 
-    Args:
-        source: The first source, which is not used.
-        other: The source to search.
-        params: The parameters of `tokens.neighbors`, with IDs of the other table.
+    `params` are those of `tokens.neighbors`, with IDs of the other table. `source` is not used.
     """
     return [(other.token_texts[row], score) for row, score in tokens.neighbors(other, params)]
 
@@ -137,18 +135,18 @@ def _compare(source: OpenedModel, other: OpenedModel) -> TableComparison:
     if other is not source.before() and not relation.is_as_stored:
         alignment = align_tables(other.table, source.table, pairs=pairs.flip(1))
     moved = row_movement(other.table, source.table, alignment=alignment, pairs=pairs.flip(1))
-    found = tokens.principal(source)
+    components = tokens.principal(source)
     if alignment is None:
         turn = moved.scale * torch.eye(source.table.embed_dim, dtype=torch.float64)
     else:
         turn = alignment.scale * alignment.rotation
-    onto = turn @ found.components[:2].T
-    centre = found.mean @ found.components[:2].T
+    onto = turn @ components.components[:2].T
+    centre = components.mean @ components.components[:2].T
     places = [other.rows[rows].double() @ onto - centre for rows in pairs[:, 1].split(CHUNK_ROWS)]
     known = ~moved.cosines.isnan()
     return TableComparison(
         moved=moved.among(known),
-        places=found.coordinates[pairs[known, 0], :2],
+        places=components.coordinates[pairs[known, 0], :2],
         other_places=torch.cat(places)[known],
         residual=None if alignment is None else alignment.residual,
         relation=relation,

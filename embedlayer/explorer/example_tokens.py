@@ -71,12 +71,12 @@ def _ids_by_word(source: OpenedModel) -> dict[str, int]:
     starts = " " if any(text[:1] == " " and text[1:].isalpha() for text in texts) else ""
     sums = [word for terms in EVERYDAY_SUMS + CODE_SUMS for word in terms]
     wanted = {starts + word: word for word in (*EVERYDAY_WORDS, *CODE_WORDS, *sums)}
-    found: dict[str, int] = {}
+    rows: dict[str, int] = {}
     for row, text in enumerate(texts):
         if text in wanted:
-            found.setdefault(wanted[text], row)
-    norms = source.rows[list(found.values())].float().norm(dim=1).tolist()
-    return {word: row for (word, row), norm in zip(found.items(), norms, strict=True) if 0 < norm < float("inf")}
+            rows.setdefault(wanted[text], row)
+    norms = source.rows[list(rows.values())].float().norm(dim=1).tolist()
+    return {word: row for (word, row), norm in zip(rows.items(), norms, strict=True) if 0 < norm < float("inf")}
 
 
 def _answered(source: OpenedModel, ids: dict[str, int], sums: list[tuple[str, str, str, str]]) -> list[AnsweredSum]:

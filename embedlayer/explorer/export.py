@@ -16,9 +16,8 @@ from urllib.parse import quote, urlencode
 from embedlayer.core.errors import EmbedLayerError
 from embedlayer.explorer import table_map, tokens
 from embedlayer.explorer.page_files import page_files, page_in_parts
-from embedlayer.explorer.routes import BAKED_PAIRS, ROUTES, answer, manifest, others
+from embedlayer.explorer.routes import EXPORTED_PAIRS, ROUTES, answer, check_tokenizers, manifest, others, page_facts
 from embedlayer.explorer.server import to_json
-from embedlayer.explorer.source_facts import check_tokenizers, page_facts
 from embedlayer.explorer.tokens import Params
 from embedlayer.io.files import write_text
 from embedlayer.opening.opened_model import OpenedModel
@@ -34,11 +33,6 @@ def write_page(
 ) -> None:
     """Write the page about `sources` as one file, atomically: if it is interrupted, there is no file.
 
-    Args:
-        path: File to write.
-        sources: What the page shows.
-        on_progress: Function that is called often.
-
     Raises:
         FileError: The file cannot be written.
     """
@@ -48,17 +42,17 @@ def write_page(
 def page_html(sources: list[OpenedModel], on_progress: OnProgress = lambda share, text: None) -> str:
     """Return the HTML text of the exported page: one document with its styles, its script and its data."""
     page, style, script = page_in_parts(page_files())
-    baked = to_json(bake(sources, on_progress)).decode().replace("<", "\\u003c")
+    answers = to_json(exported_answers(sources, on_progress)).decode().replace("<", "\\u003c")
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style}</style>\n</head>'
-    tail = f'<script type="application/json" id="baked">{baked}</script>\n<script>{script}</script>\n</body>'
+    tail = f'<script type="application/json" id="answers">{answers}</script>\n<script>{script}</script>\n</body>'
     return page.replace("</head>", head).replace("</body>", tail)
 
 
-def bake(sources: list[OpenedModel], on_progress: OnProgress = lambda share, text: None) -> dict[str, Any]:
+def exported_answers(sources: list[OpenedModel], on_progress: OnProgress = lambda share, text: None) -> dict[str, Any]:
     """Return the answers to all requests that an exported page can make: key from `_key` -> answer from `_packed`.
 
     An answer that the server would refuse is left out, and the page says so in its place. The key `"manifest"` has what
@@ -85,10 +79,10 @@ def bake(sources: list[OpenedModel], on_progress: OnProgress = lambda share, tex
             report(MAP_SHARE + NEAREST_SHARE + (1 - MAP_SHARE - NEAREST_SHARE) * place / len(ROUTES), name)
             if not {*route.needs} <= {*has}:
                 continue
-            for params in route.baked(source):
+            for params in route.exported(source):
                 add(name, {**params, "source": str(number)})
         for other in others(sources, source):
-            for name in BAKED_PAIRS:
+            for name in EXPORTED_PAIRS:
                 add(name, {"source": str(number), "other": other})
     notes = [sentence for source in sources for sentence in tokens.left_out(source)]
     facts = {"command": "embedlayer", "exported": True, "left_out": list(dict.fromkeys(notes))}
@@ -100,8 +94,8 @@ def _prepare(source: OpenedModel, report: OnProgress) -> None:
     """Compute what takes long, so that the progress can be shown: the map, and the nearest rows of all rows."""
     with suppress(EmbedLayerError):  # left out, as other answers are
         table_map.prepare(source, lambda stage, share: report(MAP_SHARE * share, f"map, {stage}"))
-    if tokens.baked_nearest(source):
-        tokens.nearest_of_all(source, lambda share: report(MAP_SHARE + NEAREST_SHARE * share, "nearest rows"))
+    if tokens.exported_nearest(source):
+        tokens.nearest(source, {}, lambda share: report(MAP_SHARE + NEAREST_SHARE * share, "nearest rows"))
 
 
 def _key(name: str, params: Params) -> str:

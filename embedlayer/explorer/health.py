@@ -17,7 +17,7 @@ DIRECTIONS = 1024
 LISTED_TEXTS = 100
 
 
-def found(source: OpenedModel, params: Params) -> Health:
+def report(source: OpenedModel, params: Params) -> Health:
     """Return the report of `table_health`: zero, NaN, duplicate, unchanged and under-trained rows.
 
     Each list has at most `LISTED` entries.
@@ -50,13 +50,13 @@ def scores(source: OpenedModel, params: Params) -> bytes:
 
 def shares(source: OpenedModel, params: Params) -> Spectrum:
     """Return measures of the table's geometry, with the shares of at most `DIRECTIONS` principal directions."""
-    found = source.once("geometry", lambda: table_geometry(source.table))
-    chance = source.once("chance", lambda: chance_geometry(found))
+    geometry = source.once("geometry", lambda: table_geometry(source.table))
+    chance = source.once("chance", lambda: chance_geometry(geometry))
     return {
-        "explained": [float(f"{share:.6g}") for share in found.explained_variance_ratio[:DIRECTIONS].tolist()],
-        "effective_rank": found.effective_rank,
-        "isotropy": found.isotropy,
-        "mean_cosine": found.mean_cosine,
+        "explained": [float(f"{share:.6g}") for share in geometry.explained_variance_ratio[:DIRECTIONS].tolist()],
+        "effective_rank": geometry.effective_rank,
+        "isotropy": geometry.isotropy,
+        "mean_cosine": geometry.mean_cosine,
         "chance": cast(ChanceMeasures, asdict(chance)),
     }
 

@@ -1,14 +1,14 @@
 """The logit lens: what a decoder would predict if its blocks ended after the first, the second, and so on."""
 
 from collections.abc import Mapping
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.core.errors import SizeError
-from embedlayer.explorer import answers, pipeline
+from embedlayer.explorer import pipeline, text_answers
 from embedlayer.explorer.pipeline_steps import longest, packed
 from embedlayer.explorer.text_ids import shown_tokens, text_ids
 from embedlayer.explorer.tokens import token_ids
@@ -44,13 +44,8 @@ class LogitLens(NamedTuple):
 def logit_lens(model: DecoderLM, ids: Int[Tensor, " T"], k: int = TOP_TOKENS) -> LogitLens:
     """Compute `softmax(head(norm(x)))` for the hidden state `x` after every block, with the model's own norm and head.
 
-    The head is used whole: with its scale, bias and soft cap. Logits exist for a few tokens at a time,
-    `LOGITS_AT_ONCE` numbers or those of one token.
-
-    Args:
-        model: The decoder, in evaluation mode.
-        ids: Token IDs of the text.
-        k: Number of tokens to list, K; V if the vocabulary is smaller.
+    The head is used whole: with its scale, bias and soft cap. Logits exist for a few tokens at a time, `LOGITS_AT_ONCE`
+    numbers or those of one token. The model must be in evaluation mode. K is `k`, or V if the vocabulary is smaller.
 
     Reference: nostalgebraist, interpreting GPT: the logit lens, 2020.
 
@@ -85,7 +80,7 @@ def _read(
     return ids, probs.gather(-1, ids), entropy, probs.gather(-1, column).squeeze(-1), ranks
 
 
-def answer(source: OpenedModel, params: Mapping[str, str]) -> answers.LogitLens:
+def answer(source: OpenedModel, params: Mapping[str, str]) -> text_answers.LogitLens:
     """Answer a request of the page: the logit lens of the token IDs in the parameter `ids`, such as `17,40`.
 
     The model is that of `pipeline.requested_model`.
@@ -111,18 +106,16 @@ def answer(source: OpenedModel, params: Mapping[str, str]) -> answers.LogitLens:
         "entropy": packed(lens.entropy),
         "next_probs": packed(lens.next_probs),
         "next_ranks": lens.next_ranks.tolist(),
-        "tokens": [
-            cast(answers.ShownToken, vars(token)) for token in shown_tokens(vocabulary, lens.top_ids.unique().tolist())
-        ],
+        "tokens": list(shown_tokens(vocabulary, lens.top_ids.unique().tolist())),
     }
 
 
-def baked(source: OpenedModel) -> list[dict[str, str]]:
+def exported_requests(source: OpenedModel) -> list[dict[str, str]]:
     """Return the parameters of those logit-lens requests whose answers an exported page stores.
 
-    They are the requests of `pipeline.baked` with the token IDs in place of the text.
+    They are the requests of `pipeline.exported_requests` with the token IDs in place of the text.
     """
-    return [asked for params in pipeline.baked(source) for asked in _ids_instead(source, params)]
+    return [request for params in pipeline.exported_requests(source) for request in _ids_instead(source, params)]
 
 
 def _ids_instead(source: OpenedModel, params: Mapping[str, str]) -> list[dict[str, str]]:

@@ -48,10 +48,6 @@ def one_script(modules: dict[str, str], entry: str) -> str:
     A module may contain `import { a, b as c } from "./x.js";` and `export function|const|let|class name`, each at the
     start of a line.
 
-    Args:
-        modules: Text of each module by its path, such as `views/map.js`.
-        entry: Path of the module to run, such as `app.js`.
-
     Raises:
         KeyError: A module imports one that is missing.
 
@@ -76,9 +72,9 @@ def one_script(modules: dict[str, str], entry: str) -> str:
         if name in numbers:
             return numbers[name]
 
-        def bind(found: re.Match[str]) -> str:
-            target = posixpath.normpath(posixpath.join(posixpath.dirname(name), found[2]))
-            names = re.sub(r"(\w+) as (\w+)", r"\1: \2", found[1]).strip().rstrip(",")
+        def bind(match: re.Match[str]) -> str:
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(name), match[2]))
+            names = re.sub(r"(\w+) as (\w+)", r"\1: \2", match[1]).strip().rstrip(",")
             return f"const {{ {' '.join(names.split())} }} = ${add(target)};\n"
 
         text = _IMPORT.sub(bind, modules[name])

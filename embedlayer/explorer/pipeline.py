@@ -10,8 +10,7 @@ from jaxtyping import Float
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.explorer import answers
-from embedlayer.explorer.appended import longer_text
+from embedlayer.explorer import text_answers
 from embedlayer.explorer.example_texts import example_texts
 from embedlayer.explorer.pipeline_steps import (
     MOST_TOKENS,
@@ -22,7 +21,7 @@ from embedlayer.explorer.pipeline_steps import (
     pipeline_steps,
     trace_text,
 )
-from embedlayer.explorer.text_ids import ShownToken, Vocabulary, shown_tokens, text_ids, vocabulary_of
+from embedlayer.explorer.text_ids import Vocabulary, longer_text, shown_tokens, text_ids, vocabulary_of
 from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
 from embedlayer.explorer.tiny_layer import WORDS as TINY_WORDS
 from embedlayer.explorer.tiny_layer import TinyPosition, tiny_layer
@@ -37,7 +36,6 @@ class Pipeline:
     """A text and all steps from its tokens to the gradient of its loss.
 
     Attributes:
-        text: The text.
         how: How the text was split, as sentences for readers; `""` for a tokenizer.
         tokens: The first T tokens of the text.
         left_out: Number of later tokens, which are not shown.
@@ -50,7 +48,7 @@ class Pipeline:
 
     text: str
     how: str
-    tokens: tuple[ShownToken, ...]
+    tokens: tuple[text_answers.ShownToken, ...]
     left_out: int
     vocab_size: int
     embed_dim: int
@@ -62,24 +60,21 @@ class Pipeline:
         """Return the step with a name; `None` if this model does not have it."""
         return next((step for step in self.steps if step.name == name), None)
 
-    def to_json(self) -> answers.Pipeline:
+    def to_json(self) -> text_answers.Pipeline:
         """Return the pipeline as a JSON object of its attributes, with packed tensors; see `packed`.
 
         `vectors` are left out. NaN and infinity outside of tensors become `None`.
         """
-        tokens, steps = [vars(token) for token in self.tokens], [step.to_json() for step in self.steps]
-        content = {**vars(self), "tokens": tokens, "steps": steps}
+        content = {**vars(self), "tokens": list(self.tokens), "steps": [step.to_json() for step in self.steps]}
         del content["vectors"]
-        return cast(answers.Pipeline, finite_json(content))
+        return cast(text_answers.Pipeline, finite_json(content))
 
 
-def answer(source: OpenedModel, params: Params) -> answers.Pipeline:
+def answer(source: OpenedModel, params: Params) -> text_answers.Pipeline:
     """Answer a request of the page: the pipeline of the parameter `text`.
 
-    Args:
-        source: The source.
-        params: `text`; with `layer` = `"tiny"`, the text is computed in the tiny layer, with the position scheme
-            `position` and a head that is tied if `tied` is `"1"`.
+    With `layer` = `"tiny"`, the text is computed in the tiny layer, with the position scheme `position` and a head that
+    is tied if `tied` is `"1"`.
 
     The parameter `appended` has IDs of tokens that follow the text, such as `17,40`. Those that the tokenizer would
     find in a longer text become part of it. Of a decoder, the last step is the logit lens, whose numbers are the answer
@@ -96,12 +91,12 @@ def answer(source: OpenedModel, params: Params) -> answers.Pipeline:
     table, special = parts_of(model)[0], source.adds_special_tokens
     text, appended = params.get("text", ""), token_ids(params, "appended", table.vocab_size)
     text, rest = longer_text(vocabulary, text, appended, table.vocab_size, add_special_tokens=special)
-    walked = pipeline(model, vocabulary, text, appended=rest, add_special_tokens=special)
+    result = pipeline(model, vocabulary, text, appended=rest, add_special_tokens=special)
     if isinstance(model, DecoderLM):
         last = len(model.blocks)
         note = f"row 0 is the input of the first block, row {last} the output of the last (nostalgebraist, 2020)"
-        walked = replace(walked, steps=(*walked.steps, PipelineStep("lens", note)))
-    return walked.to_json()
+        result = replace(result, steps=(*result.steps, PipelineStep("lens", note)))
+    return result.to_json()
 
 
 def requested_model(source: OpenedModel, params: Mapping[str, str]) -> tuple[Model, Vocabulary]:
@@ -118,11 +113,11 @@ def requested_model(source: OpenedModel, params: Mapping[str, str]) -> tuple[Mod
     return source.require_input(), vocabulary_of(source)
 
 
-def choices(source: OpenedModel, params: Params) -> answers.PipelineChoices:
+def choices(source: OpenedModel, params: Params) -> text_answers.PipelineChoices:
     """Return the example texts, and the texts, words and position schemes of the tiny layer, that the page offers."""
     vocabulary = vocabulary_of(source)
     refused = f"Only the table of this source can be read. {source.table_only}" if source.table_only else ""
-    tiny: answers.TinyChoices = {
+    tiny: text_answers.TinyChoices = {
         "texts": list(TINY_TEXTS),
         "words": list(TINY_WORDS.names),
         "positions": list(get_args(TinyPosition)),
@@ -136,7 +131,7 @@ def choices(source: OpenedModel, params: Params) -> answers.PipelineChoices:
     }
 
 
-def baked(source: OpenedModel) -> list[dict[str, str]]:
+def exported_requests(source: OpenedModel) -> list[dict[str, str]]:
     """Return the parameters of the requests whose answers an exported page stores.
 
     These are the example texts, in the model and in every tiny layer.

@@ -15,10 +15,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.layer import EmbeddingLayer
-from embedlayer.explorer import answers
 from embedlayer.explorer.rotation import PairRotation, pair_rotation, width_of
 from embedlayer.explorer.step_texts import SENTENCES, TITLES
-from embedlayer.explorer.text_ids import ShownToken, Vocabulary, shown_tokens
+from embedlayer.explorer.text_answers import PackedTensor, ShownToken
+from embedlayer.explorer.text_ids import Vocabulary, shown_tokens
 from embedlayer.families import FAMILIES, HUGGING_FACE_TENSORS
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.prediction import PredictionHead
@@ -108,7 +108,7 @@ class PipelineStep:
         }
 
 
-def packed(values: Tensor) -> answers.PackedTensor:
+def packed(values: Tensor) -> PackedTensor:
     """Return a tensor as JSON: its shape, and its float32 numbers, little-endian, in base64.
 
     Example:
@@ -132,12 +132,7 @@ def parts_of(model: Model) -> tuple[LookupTable, Position]:
 def queries_and_keys(
     model: DecoderLM, x: Float[Tensor, "T D"]
 ) -> tuple[Float[Tensor, "H T K"], Float[Tensor, "G T K"]]:
-    """Compute queries and keys of a decoder's first block, before rotary positions are applied.
-
-    Args:
-        model: The decoder, which must have a block.
-        x: Input of the first block.
-    """
+    """Compute queries and keys of a decoder's first block, before rotary positions are applied."""
     block = model.blocks[0]
     attention = cast(Attention, block.attention)
     normed = cast(nn.RMSNorm, block.attention_norm)(x)
@@ -152,9 +147,6 @@ class TracedText(NamedTuple):
     """The input embedding of one text in a model, computed in one autograd graph with all that follows.
 
     Attributes:
-        model: Model, layer or table.
-        ids: Token IDs, `(T,)`.
-        positions: Position of each token.
         steps: The steps without dropout. The first is the look-up, whose vectors require a gradient.
     """
 
@@ -189,10 +181,7 @@ def trace_text(model: Model, ids: Int[Tensor, " T"]) -> TracedText:
 def pipeline_steps(traced: TracedText, tokens: Sequence[ShownToken], vocabulary: Vocabulary) -> Iterator[PipelineStep]:
     """Yield all steps of a text in order, from the one-hot vectors to the gradient of the loss.
 
-    Args:
-        traced: The input embedding of the text.
-        tokens: The tokens of the text, as the page shows them.
-        vocabulary: What gives the texts of other tokens: those near in the table, and the most likely next ones.
+    `vocabulary` gives the texts of other tokens: those near in the table, and the most likely next ones.
     """
     table, position = parts_of(traced.model)
     yield PipelineStep("one_hot", f"for each of {len(traced.ids)} tokens, {table.vocab_size:,} entries")
@@ -237,7 +226,7 @@ def _near_rows(
     columns = -(-rows.shape[-1] // NEAR_COLUMNS)
     runs = F.pad(rows, (0, -rows.shape[-1] % columns)).unflatten(-1, (-1, columns))
     largest = runs.gather(-1, runs.abs().argmax(-1, keepdim=True)).squeeze(-1)
-    names = [[token.text for token in shown_tokens(vocabulary, part)] for part in ids.tolist()]
+    names = [[token["text"] for token in shown_tokens(vocabulary, part)] for part in ids.tolist()]
     parts = [{"first": first, "names": of} for first, of in zip(firsts.tolist(), names, strict=True)]
     return largest, {"parts": parts, "part_of": part_of.tolist(), "whole": wide == size}
 
@@ -345,7 +334,7 @@ def _head_steps(
     following = ids[1:]
     rows = "tied: the rows are the table's" if output.tied else "an untied head with its own rows"
     facts = {
-        "top_tokens": [[{**vars(next(names)), "chance": chance} for chance in row] for row in best.values.tolist()],
+        "top_tokens": [[{**next(names), "chance": chance} for chance in row] for row in best.values.tolist()],
         "next": chances[:-1].gather(-1, following.unsqueeze(-1)).squeeze(-1).tolist(),
         "tied": output.tied,
     }
@@ -354,8 +343,8 @@ def _head_steps(
     if isinstance(model, DecoderLM):
         last = logits[-1:].detach()
         likely = top_k(last[0], min(CANDIDATES, last.shape[-1]))[1].tolist()
-        facts["candidates"] = [vars(token) for token in shown_tokens(vocabulary, likely)]
-        facts["room"] = longest(position) - len(ids)
+        facts["candidates"] = list(shown_tokens(vocabulary, likely))
+        facts["tokens_left"] = longest(position) - len(ids)
         yield PipelineStep("head", note, {"hidden": hidden, "logits": last}, facts)
     else:
         yield PipelineStep("head", f"{note}. {_WHOLE_MODELS}", {"hidden": hidden}, facts, sentence="head only")
@@ -393,7 +382,7 @@ def _gradient(
     total = through_head.clone() if tied else torch.zeros_like(through_rows)
     total[used] = _norms(by_head + by_rows)
     touched = int(total.count_nonzero())
-    by_id = {token.id: vars(token) for token in tokens}
+    by_id = {token["id"]: token for token in tokens}
     columns = (used, total[used], _norms(by_rows), _norms(by_head), times)
     rows = [
         {**by_id[number], "norm": norm, "through_rows": through, "through_head": from_head, "times": count}

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.checkpoints.layer import EmbeddingLayer
-from embedlayer.explorer.answers import DescribedScheme, PlacedToken, PositionsData
 from embedlayer.explorer.pipeline_steps import Model, packed, parts_of, queries_and_keys
 from embedlayer.explorer.rotation import pair_rotation, width_of
+from embedlayer.explorer.text_answers import DescribedScheme, PlacedToken, PositionsData
 from embedlayer.explorer.text_ids import shown_tokens
 from embedlayer.io.files import JsonObject
 from embedlayer.models.decoder import DecoderLM
@@ -57,11 +57,8 @@ def positions_data(
 ) -> PositionsData:
     """Describe the position schemes of a model, with some tokens that the page places at two positions.
 
-    Args:
-        model: Model, layer or table.
-        tokenizer: Tokenizer of the example text; `None` uses the first rows of the table as tokens.
-        trained_length: Longest sequence of the training, for schemes that have no limit themselves.
-        names: Texts of the first rows; only read without a tokenizer, and `#0`, `#1`, ... by default.
+    Without a tokenizer the tokens are the first rows of the table, and `names` are their texts, by default `#0`, `#1`,
+    ... `trained_length` is as in `described`.
     """
     table, position = parts_of(model)
     schemes = [described(position, "", trained_length)]
@@ -74,7 +71,7 @@ def positions_data(
             for number, name in zip(ids, names or map("#{}".format, ids), strict=False)
         ]
     else:
-        tokens = [{"id": token.id, "text": token.text, "kind": token.kind} for token in shown_tokens(tokenizer, ids)]
+        tokens = [PlacedToken(id=t["id"], text=t["text"], kind=t["kind"]) for t in shown_tokens(tokenizer, ids)]
     vectors = table(torch.tensor(ids, device=table.device))
     content: PositionsData = {
         "schemes": schemes,
@@ -89,12 +86,7 @@ def positions_data(
 
 
 def example_ids(vocab_size: int, tokenizer: Tokenizer | None) -> list[int]:
-    """Return the IDs of the example tokens: the first tokens of `TEXT`, or the first rows without a tokenizer.
-
-    Args:
-        vocab_size: Rows of the table.
-        tokenizer: Tokenizer of the table, or `None`.
-    """
+    """Return the IDs of the example tokens: the first tokens of `TEXT`, or the first rows without a tokenizer."""
     if tokenizer is None:
         return list(range(min(MOST_TOKENS, vocab_size)))
     return encode(tokenizer, TEXT).ids[:MOST_TOKENS]
@@ -103,10 +95,8 @@ def example_ids(vocab_size: int, tokenizer: Tokenizer | None) -> list[int]:
 def described(position: Position, layers: str = "", trained_length: int | None = None) -> DescribedScheme:
     """Describe a position scheme with all that the page needs to compute or draw it.
 
-    Args:
-        position: Any scheme.
-        layers: Type of the layers that use it, in a model with several schemes.
-        trained_length: Longest sequence of the training, for a scheme that has no limit itself.
+    `layers` is the type of the layers that use it, in a model with several schemes. `trained_length` is the longest
+    sequence of the training, for a scheme that has no limit itself.
 
     Example:
         >>> described(AlibiBias(8))["kind"]

@@ -45,10 +45,6 @@ def pair_rotation(position: Position, positions: Int[Tensor, " T"]) -> PairRotat
 
     A scheme is asked for the rotation of one vector with a 1 in the first channel of each pair. Random queries and keys
     show whether it does nothing else.
-
-    Args:
-        position: A scheme that overrides `rotate`.
-        positions: The positions.
     """
     width = width_of(position)
     pairs = position.pair_channels() if isinstance(position, RotaryEmbedding) else _pairs(position, width)
@@ -57,16 +53,16 @@ def pair_rotation(position: Position, positions: Int[Tensor, " T"]) -> PairRotat
     pairs = pairs.to(positions.device)
     others = torch.ones(width, dtype=torch.bool, device=positions.device).index_fill_(0, pairs.flatten(), False)
     probe = others.float().index_fill_(0, pairs[:, 0], 1.0)
-    found = PairRotation(
+    rotation = PairRotation(
         pairs, *(_columns(rotated, pairs, others) for rotated in _rotated(position, probe[None], positions))
     )
     generator = torch.Generator().manual_seed(0)
     trial = torch.randn(1, width, generator=generator).to(positions.device)
     results = _rotated(position, trial, positions)
-    for result, columns in zip(results, (found.queries, found.keys), strict=True):
+    for result, columns in zip(results, (rotation.queries, rotation.keys), strict=True):
         if not torch.allclose(result[0], _applied(trial[0], pairs, columns), rtol=TOLERANCE, atol=TOLERANCE):
             return None
-    return found
+    return rotation
 
 
 def _rotated(

@@ -3,7 +3,7 @@
 The page requests `GET /data/NAME?params`, or `POST` for what acts. An exported page holds the same answers in the file.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -23,12 +23,14 @@ from embedlayer.explorer import (
     training,
     user_columns,
 )
-from embedlayer.explorer.answers import Manifest
-from embedlayer.explorer.source_facts import page_facts
+from embedlayer.explorer.answers import Manifest, SourceManifest
 from embedlayer.explorer.text_ids import whole_number
 from embedlayer.explorer.tiny_layer import tiny_layer
 from embedlayer.explorer.tokens import Params
+from embedlayer.io.files import JsonObject
 from embedlayer.opening.opened_model import OpenedModel
+from embedlayer.positions.position import Position
+from embedlayer.tokenization.ids import require_rows
 
 Answer = Any  # bytes, or a record of `explorer.answers` that JSON can represent
 
@@ -40,14 +42,14 @@ class Route:
     Attributes:
         answer: Function from a source and the request's parameters to the data: bytes, or a value for JSON. It raises
             an `EmbedLayerError` if there is no answer.
-        baked: Function from a source to the list of parameters for which an exported page stores the answer. By default
-            it is stored once, for no parameters.
+        exported: Function from a source to the parameters of the requests whose answers an exported page stores; by
+            default one request without parameters.
         needs: What the source must have, strings in `page_facts(source)["has"]`.
         acts: Whether the request starts or ends something: it is a POST of the page itself, not a GET.
     """
 
     answer: Callable[[OpenedModel, Params], Answer]
-    baked: Callable[[OpenedModel], Iterable[Params]] = lambda source: ({},)
+    exported: Callable[[OpenedModel], Iterable[Params]] = lambda source: ({},)
     needs: tuple[str, ...] = ("vectors",)
     acts: bool = False
 
@@ -55,14 +57,14 @@ class Route:
 ROUTES: dict[str, Route] = {
     "tokens": Route(tokens.texts),
     "axes": Route(tokens.axes),
-    "coordinates": Route(tokens.coordinates, lambda source: ({"count": str(tokens.BAKED_COMPONENTS)},)),
+    "coordinates": Route(tokens.coordinates, lambda source: ({"count": str(tokens.EXPORTED_COMPONENTS)},)),
     "layout-start": Route(table_map.start, lambda source: (), acts=True),
     "layout-cancel": Route(table_map.cancel, lambda source: (), acts=True),
-    "layout-progress": Route(table_map.progress, table_map.baked),
-    "layout": Route(table_map.layout, table_map.baked),
-    "layout-recall": Route(table_map.layout_recall, table_map.baked),
-    "clusters": Route(table_map.clusters, table_map.baked),
-    "cluster-of": Route(table_map.cluster_of, table_map.baked),
+    "layout-progress": Route(table_map.progress, table_map.exported_requests),
+    "layout": Route(table_map.layout, table_map.exported_requests),
+    "layout-recall": Route(table_map.layout_recall, table_map.exported_requests),
+    "clusters": Route(table_map.clusters, table_map.exported_requests),
+    "cluster-of": Route(table_map.cluster_of, table_map.exported_requests),
     "folded": Route(table_map.folded),
     "norms": Route(tokens.norms),
     "examples": Route(example_tokens.examples),
@@ -70,18 +72,18 @@ ROUTES: dict[str, Route] = {
     "neighbors": Route(tokens.neighbors, lambda source: ()),
     "along": Route(tokens.along, lambda source: ()),
     "columns": Route(user_columns.columns),
-    "column": Route(user_columns.column, user_columns.baked_columns),
+    "column": Route(user_columns.column, user_columns.exported_columns),
     "encode": Route(tokens.encode, lambda source: (), needs=("tokenizer",)),
-    "vectors": Route(tokens.vectors, tokens.baked_vectors),
-    "nearest": Route(tokens.nearest, tokens.baked_nearest),
+    "vectors": Route(tokens.vectors, tokens.exported_vectors),
+    "nearest": Route(tokens.nearest, tokens.exported_nearest),
     "card": Route(token_card.card, lambda source: ()),
     "card-places": Route(token_card.places, lambda source: ()),
-    "cards": Route(token_card.cards, token_card.baked),
+    "cards": Route(token_card.cards, token_card.exported_requests),
     "pipeline-choices": Route(pipeline.choices),
-    "pipeline": Route(pipeline.answer, pipeline.baked),
-    "logit-lens": Route(logit_lens.answer, logit_lens.baked),
+    "pipeline": Route(pipeline.answer, pipeline.exported_requests),
+    "logit-lens": Route(logit_lens.answer, logit_lens.exported_requests),
     "positions": Route(positions.answer, needs=("input",)),
-    "health": Route(health.found),
+    "health": Route(health.report),
     "scores": Route(health.scores),
     "spectrum": Route(health.shares),
     "metrics": Route(training.metrics, needs=("metrics",)),
@@ -96,7 +98,54 @@ PAIRS: dict[str, Callable[[OpenedModel, OpenedModel, Params], Answer]] = {
 }
 """Data about two sources. The parameter `other` is the number of the second, or `before` for before training."""
 
-BAKED_PAIRS = ("compare", "compare-places")
+EXPORTED_PAIRS = ("compare", "compare-places")
+
+
+def check_tokenizers(sources: Sequence[OpenedModel]) -> None:
+    """Check that every tokenizer fits its table, so that the page can show a text for each token.
+
+    Raises:
+        TokenizerError: A tokenizer has IDs outside its table.
+    """
+    for opened in sources:
+        if opened.text_tokenizer is not None:
+            require_rows(opened.text_tokenizer, opened.table.vocab_size, opened.title)
+
+
+def page_facts(opened: OpenedModel) -> SourceManifest:
+    """Return the description of a source for the page: title, sizes and kind.
+
+    Its key `"has"` lists the available data: some of `vectors`, `tokens`, `tokenizer`, `input` (scale and positions are
+    known), `position`, `head`, `metrics`, `before` (the table before training) and `frequency`.
+    """
+    position, run = opened.position, opened.run
+    there = {
+        "vectors": True,
+        "tokens": opened.tokens is not None or opened.text_tokenizer is not None,
+        "tokenizer": opened.text_tokenizer is not None,
+        "input": not opened.table_only,
+        "position": position is not None and type(position) is not Position,
+        "head": opened.head is not None,
+        "metrics": run is not None and run.metrics.exists(),
+        "before": run is not None and run.contains_run,
+        "frequency": run is not None and run.corpus.exists(),
+    }
+    return {
+        "title": opened.title,
+        "path": "" if isinstance(opened.source, str) else str(opened.source),
+        "vocab_size": opened.table.vocab_size,
+        "embed_dim": opened.table.embed_dim,
+        "has": [name for name, has in there.items() if has],
+        "position": None if position is None else {"kind": type(position).__name__, **_json_values(position.config)},
+        "scale": None if opened.table.factor is None else float(opened.table.factor),
+        "tied": bool(opened.head is not None and opened.head.tied),
+        "kind": type(opened.table).__name__,
+    }
+
+
+def _json_values(config: JsonObject) -> JsonObject:
+    """Return those entries of a configuration whose values are numbers, strings, bools, lists or `None`."""
+    return {key: value for key, value in config.items() if isinstance(value, str | int | float | bool | None | list)}
 
 
 def method_of(name: str) -> str:
@@ -116,10 +165,8 @@ def others(sources: list[OpenedModel], source: OpenedModel) -> list[str]:
 def answer(sources: list[OpenedModel], name: str, params: Params) -> Answer:
     """Return the data of the request `/data/NAME?params`: bytes, or a value for JSON.
 
-    Args:
-        sources: The sources of the page.
-        name: Name of the data, a key of `ROUTES` or `PAIRS`, or `"manifest"`.
-        params: Parameters of the request; `source` is the number of a source, 0 by default.
+    `name` is a key of `ROUTES` or `PAIRS`, or `"manifest"`. The parameter `source` is the number of a source, 0 by
+    default.
 
     Raises:
         EmbedLayerError: There is no such data, or the parameters are not valid.
@@ -129,8 +176,8 @@ def answer(sources: list[OpenedModel], name: str, params: Params) -> Answer:
     source = _source(sources, params.get("source", "0"))
     rest = {key: value for key, value in params.items() if key not in ("source", "other")}
     if name in PAIRS:
-        asked = params.get("other", "")
-        other = source.before() if asked == "before" else _source(sources, asked)
+        number = params.get("other", "")
+        other = source.before() if number == "before" else _source(sources, number)
         if other is None:
             raise SizeError(f"{source.title} is not a run, so its table before training is unknown.")
         return PAIRS[name](source, other, rest)

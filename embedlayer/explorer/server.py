@@ -22,8 +22,7 @@ from weakref import WeakSet
 
 from embedlayer.core.errors import EmbedLayerError, FileError
 from embedlayer.explorer.page_files import TYPES, served_files
-from embedlayer.explorer.routes import answer, method_of
-from embedlayer.explorer.source_facts import check_tokenizers
+from embedlayer.explorer.routes import answer, check_tokenizers, method_of
 from embedlayer.explorer.table_map import map_job
 from embedlayer.opening.opened_model import OpenedModel
 
@@ -47,10 +46,7 @@ HEADERS = {
 def serve(sources: list[OpenedModel], *, port: int = 0, on_start: Callable[[str], None]) -> None:
     """Serve the page on 127.0.0.1 until Ctrl-C, and then return.
 
-    Args:
-        sources: The sources to show.
-        port: The port; 0 chooses a free one.
-        on_start: Function that is called with the page's URL when the server listens.
+    Port 0 chooses a free one. `on_start` is called with the page's URL when the server listens.
 
     Raises:
         FileError: The port cannot be used.
@@ -65,9 +61,7 @@ def serve(sources: list[OpenedModel], *, port: int = 0, on_start: Callable[[str]
 def make_server(sources: list[OpenedModel], *, port: int = 0) -> ThreadingHTTPServer:
     """Return a server that listens on 127.0.0.1; it answers requests once `serve_forever` is called.
 
-    Args:
-        sources: The sources to show.
-        port: The port; 0 chooses a free one.
+    Port 0 chooses a free one.
 
     Raises:
         FileError: The port cannot be used.
@@ -185,15 +179,15 @@ class _Handler(BaseHTTPRequestHandler):
         again.
         """
         try:
-            found = answer(self.sources, name, params)
+            content = answer(self.sources, name, params)
         except EmbedLayerError as error:
             return self._say(HTTPStatus.BAD_REQUEST, str(error))
         except Exception:
             self._say(HTTPStatus.INTERNAL_SERVER_ERROR, "The server failed; its terminal shows the error.")
             raise
-        if isinstance(found, bytes):
-            return self._send(HTTPStatus.OK, "application/octet-stream", found)
-        return self._send(HTTPStatus.OK, "application/json", to_json(found))
+        if isinstance(content, bytes):
+            return self._send(HTTPStatus.OK, "application/octet-stream", content)
+        return self._send(HTTPStatus.OK, "application/json", to_json(content))
 
     def _say(self, status: HTTPStatus, sentence: str, **headers: str) -> None:
         """Send an error to the page, as the JSON object `{"error": sentence}`."""

@@ -19,7 +19,7 @@ from embedlayer.core.forks import call_in_forked_processes
 from embedlayer.explorer.answers import Cluster, Clusters, LayoutProgress, LayoutRecall, LayoutState
 from embedlayer.explorer.health import table_report
 from embedlayer.explorer.layout_cache import layout_path, load_layout, store_layout
-from embedlayer.explorer.tokens import BAKED_ROWS, Params, principal, to_bytes
+from embedlayer.explorer.tokens import EXPORTED_ROWS, Params, principal, to_bytes
 from embedlayer.opening.opened_model import OpenedModel
 
 CLUSTERS = (20, 150)
@@ -68,11 +68,7 @@ class _Cancelled(Exception):
 
 
 class MapJob:
-    """Computes the `TableMap` of a source in a thread of its own, once. In a forked process a running one is absent.
-
-    Args:
-        source: The source of the rows.
-    """
+    """Compute the `TableMap` of a source once, in a thread of its own. A forked process has no running computation."""
 
     def __init__(self, source: OpenedModel) -> None:
         self._source = source
@@ -140,9 +136,6 @@ class MapJob:
 
         If the waiting is interrupted, by Ctrl-C or by `on_progress`, the computation is cancelled.
 
-        Args:
-            on_progress: Function that is called with the stage and the share of the whole that is done.
-
         Raises:
             SizeError: It failed or was cancelled.
             EmbedLayerError: As in `result`.
@@ -167,10 +160,10 @@ class MapJob:
                 self._stage, self._share = stage, begin + part * share
 
         state: LayoutState = "failed"
-        error, found = "The computation ended with an error; the terminal shows it.", None
+        error, result = "The computation ended with an error; the terminal shows it.", None
         refusal: EmbedLayerError | None = None
         try:
-            found = compute_map(self._source, report)
+            result = compute_map(self._source, report)
             state, error = "ready", ""
         except _Cancelled:
             state, error = "cancelled", ""
@@ -181,7 +174,7 @@ class MapJob:
         finally:
             with self._lock:
                 self._refusal = refusal
-                self._state, self._stage, self._error, self._map = state, "", error, found
+                self._state, self._stage, self._error, self._map = state, "", error, result
                 self._share = 1.0 if state == "ready" else self._share
             ended.set()
 
@@ -206,12 +199,7 @@ def folded_rows(source: OpenedModel) -> Bool[Tensor, " V"]:
 
 
 def compute_map(source: OpenedModel, on_progress: OnProgress) -> TableMap:
-    """Compute the map of a source, or read its layout from the cache.
-
-    Args:
-        source: The source of the rows.
-        on_progress: As in `compute_layout`.
-    """
+    """Compute the map of a source, or read its layout from the cache."""
     keep = ~folded_rows(source)
     on_progress(SEARCHING, 0.0)
     path = layout_path(source.rows, keep)
@@ -293,7 +281,7 @@ def folded(source: OpenedModel, params: Params) -> bytes:
     return folded_rows(source).to(torch.uint8).numpy().tobytes()
 
 
-def baked(source: OpenedModel) -> list[Params]:
+def exported_requests(source: OpenedModel) -> list[Params]:
     """Return the requests for the map that an exported page stores: one, or none for a large table.
 
     The map is computed first.
@@ -302,13 +290,8 @@ def baked(source: OpenedModel) -> list[Params]:
 
 
 def prepare(source: OpenedModel, on_progress: OnProgress = lambda stage, share: None) -> bool:
-    """Compute the map for an exported page; return whether it stores one, which it does not of a large table.
-
-    Args:
-        source: The source of the rows.
-        on_progress: As in `MapJob.wait`.
-    """
-    if source.table.vocab_size > BAKED_ROWS:
+    """Compute the map for an exported page; return whether it stores one, which it does not of a large table."""
+    if source.table.vocab_size > EXPORTED_ROWS:
         return False
     map_job(source).wait(on_progress)
     return True

@@ -9,10 +9,10 @@ from tokenizers import Tokenizer
 
 from embedlayer.core import visible_text
 from embedlayer.core.errors import TextError, TokenIdError, TokenizerError
-from embedlayer.explorer import answers
+from embedlayer.explorer.text_answers import ShownToken, TokenKind
 from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.tokenization.bytes import token_text
-from embedlayer.tokenization.tokenizer_calls import encode, pure_tokenizer
+from embedlayer.tokenization.tokenizer_calls import decode, encode, pure_tokenizer
 
 WORDS_OF_A_NAME = 6
 UNKNOWN_SHOWN = 5
@@ -105,11 +105,8 @@ class TextIds:
 def text_ids(vocabulary: Vocabulary, text: str, vocab_size: int, *, add_special_tokens: bool = False) -> TextIds:
     """Return the token IDs of a text, and how it was split.
 
-    Args:
-        vocabulary: Tokenizer, names of the rows, or `None`. Without a tokenizer, a text such as `#17 #42` lists IDs.
-        text: Any text.
-        vocab_size: Rows of the table, V, which limit the IDs that are typed.
-        add_special_tokens: Whether the tokenizer adds the tokens that start or end a text.
+    Without a tokenizer, a text such as `#17 #42` lists IDs below `vocab_size`. A tokenizer adds the tokens that start
+    or end a text if `add_special_tokens` is set.
 
     Raises:
         TextError: The tokenizer cannot encode the text; or the text has no tokens, or no word that names a row.
@@ -163,21 +160,40 @@ def _quoted(words: Sequence[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-@dataclass(frozen=True)
-class ShownToken:
-    """A token as the page shows it.
+def longer_text(
+    vocabulary: Vocabulary, text: str, appended: Sequence[int], vocab_size: int, *, add_special_tokens: bool = False
+) -> tuple[str, tuple[int, ...]]:
+    """Return the text with as many of the appended tokens as possible, and the IDs of the others.
 
-    Attributes:
-        id: Token ID.
-        decoded: Readable text of the token; empty if the tokenizer does not know the ID.
-        text: The readable text with spaces and invisible characters in visible form, or `row ID`.
-        kind: `"special"`, `"byte"` for one byte of a character, or `"text"`.
+    Tokens become text only if the longer text is split into the same tokens, and if it is one line, as the page's text
+    field is. So a special token stays appended, as do a part of a character, a token that would be merged with the one
+    before, and a line break with all that follows it.
+
+    Example:
+        >>> tokenizer = train_tokenizer("dogs love cats", kind="word")
+        >>> longer_text(tokenizer, "dogs", [tokenizer.token_to_id("love")], vocab_size=9)
+        ('dogs love', ())
     """
+    if not appended:
+        return text, ()
 
-    id: int
-    decoded: str
-    text: str
-    kind: answers.TokenKind
+    def ids_of(some: str) -> list[int]:
+        """Return the IDs of a text."""
+        return text_ids(vocabulary, some, vocab_size, add_special_tokens=add_special_tokens).ids
+
+    start = ids_of(text)
+    for count in range(len(appended), 0, -1):
+        longer = text + _text_after(vocabulary, start, appended[:count])
+        if longer.isprintable() and ids_of(longer) == [*start, *appended[:count]]:
+            return longer, tuple(appended[count:])
+    return text, tuple(appended)
+
+
+def _text_after(vocabulary: Vocabulary, start: Sequence[int], ids: Sequence[int]) -> str:
+    """Return the text of `ids` where it follows that of `start`."""
+    if isinstance(vocabulary, Tokenizer):
+        return decode(vocabulary, [*start, *ids]).removeprefix(decode(vocabulary, start))
+    return "".join(f" #{number}" if vocabulary is None else f" {vocabulary.names[number]}" for number in ids)
 
 
 def shown_tokens(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[ShownToken, ...]:
@@ -187,18 +203,20 @@ def shown_tokens(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[ShownToken
     """
     if not isinstance(vocabulary, Tokenizer):
         names = ["" if vocabulary is None else vocabulary.names[number] for number in ids]
-        named = zip(ids, names, strict=True)
-        return tuple(ShownToken(number, name, visible_text(name) or f"#{number}", "text") for number, name in named)
+        return tuple(
+            ShownToken(id=number, decoded=name, text=visible_text(name) or f"#{number}", kind="text")
+            for number, name in zip(ids, names, strict=True)
+        )
     specials = {number for number, token in vocabulary.get_added_tokens_decoder().items() if token.special}
 
     @cache
     def shown(number: int) -> ShownToken:
         """Return one token in the form that the page shows."""
         if vocabulary.id_to_token(number) is None:
-            return ShownToken(number, "", f"row {number}", "special")
+            return ShownToken(id=number, decoded="", text=f"row {number}", kind="special")
         text = token_text(vocabulary, number)
         is_byte = text.startswith("<0x") and text.endswith(">")
-        kind: answers.TokenKind = "special" if number in specials else "byte" if is_byte else "text"
-        return ShownToken(number, text, visible_text(text), kind)
+        kind: TokenKind = "special" if number in specials else "byte" if is_byte else "text"
+        return ShownToken(id=number, decoded=text, text=visible_text(text), kind=kind)
 
     return tuple(shown(number) for number in ids)

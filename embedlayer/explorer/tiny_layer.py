@@ -29,10 +29,6 @@ def tiny_layer(position: str, *, tied: bool) -> DecoderLM:
     Parameters are drawn from N(0, 0.5²) with fixed seeds and rounded to two digits, so that the page shows them
     exactly. All choices share one table. Norms keep their initial weights.
 
-    Args:
-        position: A name in `TinyPosition`.
-        tied: Whether the head uses the rows of the table.
-
     Raises:
         SizeError: The name is unknown.
 

@@ -23,7 +23,7 @@ from embedlayer.explorer.example_texts import example_texts
 from embedlayer.explorer.health import table_report
 from embedlayer.explorer.positions import example_ids
 from embedlayer.explorer.text_ids import text_ids, vocabulary_of
-from embedlayer.explorer.tokens import BAKED_ROWS, Params, token_ids
+from embedlayer.explorer.tokens import EXPORTED_ROWS, Params, token_ids
 from embedlayer.opening.opened_model import OpenedModel
 
 LISTED_EQUAL = 8  # largest number of rows that are listed as equal to a row
@@ -42,26 +42,26 @@ def card(source: OpenedModel, params: Params) -> TokenFacts:
     token = _token(source, params)
     facts: dict[str, Any] = {"id": token}
     facts |= {name: _plain(column[token].item()) for name, column in _numbers(source).items()}
-    found = {name: column.get(token) for name, column in _some(source).items()}
+    some = {name: column.get(token) for name, column in _some(source).items()}
     pairs = torch.tensor([[token, other] for other in _variants(source).get(token, [])], dtype=torch.int64)
     variants = _with_cosines(source, pairs.view(-1, 2)).get(token)
-    return cast(TokenFacts, facts | found | {"variants": variants} | _of_table(source))
+    return cast(TokenFacts, facts | some | {"variants": variants} | _of_table(source))
 
 
 def cards(source: OpenedModel, params: Params) -> bytes:
     """Return the facts about all tokens, as the bytes of a JSON object, for an exported page.
 
     Its key `numbers` has the columns of `card` with a value for each token, `some` those with a value for some tokens:
-    ID -> value, and `all` what is the same for all tokens. `some` also has `text`, `at` and `position` of `places`, of
+    ID -> value, and `all` what is the same for all tokens. `some` also has `text`, `at` and `position` of `placed`, of
     texts that the exported page contains.
     """
     every = [[token, other] for token, others in _variants(source).items() for other in others]
     some = {**_some(source), "variants": _with_cosines(source, torch.tensor(every, dtype=torch.int64).view(-1, 2))}
     some["position"] = _first_places(_position_ids(source))
     examples = reversed(_example_ids(source))
-    found = {token: (text, at) for text, ids in examples for token, at in _first_places(ids).items()}
-    some["text"] = {token: text for token, (text, _) in found.items()}
-    some["at"] = {token: at for token, (_, at) in found.items()}
+    placed = {token: (text, at) for text, ids in examples for token, at in _first_places(ids).items()}
+    some["text"] = {token: text for token, (text, _) in placed.items()}
+    some["at"] = {token: at for token, (_, at) in placed.items()}
     numbers = {name: [_plain(value) for value in column.tolist()] for name, column in _numbers(source).items()}
     return json.dumps(
         {"numbers": numbers, "some": some, "all": _of_table(source)}, separators=(",", ":"), allow_nan=False
@@ -81,9 +81,9 @@ def places(source: OpenedModel, params: Params) -> TokenPlaces:
     return {"text": text, "at": at, "position": _first_places(_position_ids(source)).get(token)}
 
 
-def baked(source: OpenedModel) -> list[Params]:
+def exported_requests(source: OpenedModel) -> list[Params]:
     """Return the requests to `cards` that an exported page stores: one, or none for a large table."""
-    return [{}] if source.table.vocab_size <= BAKED_ROWS else []
+    return [{}] if source.table.vocab_size <= EXPORTED_ROWS else []
 
 
 def _token(source: OpenedModel, params: Params) -> int:
@@ -102,15 +102,15 @@ def _numbers(source: OpenedModel) -> dict[str, Tensor]:
 def _compute_numbers(source: OpenedModel) -> dict[str, Tensor]:
     """Compute `norm`, `norm_share` and `score` of every row, and of a run `count`, `norm_before` and the like."""
     report, before = table_report(source), source.before()
-    found = {"norm": report.norms, "norm_share": _shares_below(report.norms), "score": report.under_trained.scores}
+    columns = {"norm": report.norms, "norm_share": _shares_below(report.norms), "score": report.under_trained.scores}
     if source.counts is not None:
         counts = source.counts.long()
         smaller = torch.searchsorted(counts.sort().values, counts, right=True)
-        found |= {"count": counts, "count_rank": len(counts) - smaller + 1}
+        columns |= {"count": counts, "count_rank": len(counts) - smaller + 1}
     if before is not None:
         moved = row_movement(before.table, source.table)
-        found |= {"cosine_before": moved.cosines, "norm_before": moved.norms[:, 0]}
-    return found
+        columns |= {"cosine_before": moved.cosines, "norm_before": moved.norms[:, 0]}
+    return columns
 
 
 def _shares_below(norms: Float[Tensor, " V"]) -> Float[Tensor, " V"]:
@@ -179,12 +179,12 @@ def _with_cosines(source: OpenedModel, pairs: Int[Tensor, "N 2"]) -> dict[int, l
     The cosine with a zero row, or a row with NaN, is `None`.
     """
     cosines = row_movement(source.table, source.table, pairs=pairs).cosines.tolist()
-    found: dict[int, list[list[Any]]] = {}
+    by_token: dict[int, list[list[Any]]] = {}
     for (token, other), cosine in zip(pairs.tolist(), cosines, strict=True):
-        found.setdefault(token, []).append([other, _plain(cosine)])
-    for listed in found.values():
+        by_token.setdefault(token, []).append([other, _plain(cosine)])
+    for listed in by_token.values():
         listed.sort(key=lambda each: -2.0 if each[1] is None else each[1], reverse=True)
-    return found
+    return by_token
 
 
 def _texts(source: OpenedModel, token: int) -> Iterator[tuple[str, list[int]]]:

@@ -19,10 +19,10 @@ from embedlayer.tokenization.tokenizer_calls import encode as encode_text
 
 Params = Mapping[str, str]  # parameters of a request, by name
 COMPONENTS = 6  # number of principal components that can be axes of the map
-BAKED_COMPONENTS = 3  # number of principal components of which an exported page stores the coordinates
-BAKED_NUMBERS = 6_000_000  # an exported page holds all vectors, as int8, of a table with at most so many numbers
+EXPORTED_COMPONENTS = 3  # number of principal components of which an exported page stores the coordinates
+EXPORTED_NUMBERS = 6_000_000  # an exported page holds all vectors, as int8, of a table with at most so many numbers
 
-BAKED_ROWS = 50_000
+EXPORTED_ROWS = 50_000
 """Of a larger table with at most so many rows, an exported page holds the nearest neighbours of each token."""
 
 NEAREST = 10
@@ -80,9 +80,9 @@ def neighbors(source: OpenedModel, params: Params) -> list[Neighbor]:
     plus, minus = (token_ids(params, name, source.table.vocab_size) for name in ("plus", "minus"))
     if not plus and not minus:
         raise SizeError("neighbors needs at least one token ID in plus or minus; found none.")
-    found = _number(params, "topn", 20, most=MOST)
+    count = _number(params, "topn", 20, most=MOST)
     own = torch.tensor([[*plus, *minus]])
-    near = nearest_rows(source.rows, sum_of_rows(source, plus, minus), found, candidates=~nameless(source), exclude=own)
+    near = nearest_rows(source.rows, sum_of_rows(source, plus, minus), count, candidates=~nameless(source), exclude=own)
     pairs = zip(near.ids[0].tolist(), near.cosines[0].tolist(), strict=True)
     return [(token, round(score, 5)) for token, score in pairs if token >= 0]
 
@@ -130,44 +130,55 @@ def vectors(source: OpenedModel, params: Params) -> bytes:
     return to_bytes(torch.cat(largest)) + torch.cat(parts).numpy().tobytes()
 
 
-def baked_vectors(source: OpenedModel) -> list[Params]:
+def exported_vectors(source: OpenedModel) -> list[Params]:
     """Return the parameters of those requests to `vectors` whose answers are stored in an exported page.
 
-    This is one request without parameters, `[{}]`; or `[]` for a table with more than `BAKED_NUMBERS` numbers.
+    This is one request without parameters, `[{}]`; or `[]` for a table with more than `EXPORTED_NUMBERS` numbers.
     """
     return [{}] if _is_small(source) else []
 
 
-def nearest(source: OpenedModel, params: Params) -> bytes:
+def nearest(source: OpenedModel, params: Params, on_progress: Callable[[float], None] = lambda share: None) -> bytes:
     """Return the `NEAREST` nearest rows of every row, as bytes: IDs, int32 `(V, NEAREST)`, then cosines, float32.
 
     The first call computes them and stores them in the source. Rows without a token are no neighbours. A missing
     neighbour has ID 0 and cosine -2.
     """
-    return nearest_of_all(source)
+
+    def compute() -> bytes:
+        V, candidates, parts = source.table.vocab_size, ~nameless(source), []
+        for ids in torch.arange(V).split(QUERIES_AT_ONCE):
+            on_progress(int(ids[0]) / V)
+            parts.append(nearest_rows(source.rows, ids, NEAREST, candidates=candidates))
+        ids, cosines = (torch.cat(each) for each in zip(*parts, strict=True))
+        missing = (0, NEAREST - ids.shape[1])
+        padded = F.pad(ids.clamp_min(0).int(), missing).numpy().tobytes()
+        return padded + to_bytes(F.pad(cosines.clamp_min(-2.0), missing, value=-2.0))
+
+    return source.once("nearest", compute)
 
 
-def baked_nearest(source: OpenedModel) -> list[Params]:
+def exported_nearest(source: OpenedModel) -> list[Params]:
     """Return the requests for lists of nearest rows that an exported page stores: one or none.
 
     They are stored for tables of medium size only. From the vectors of a small table the page computes its neighbours
     itself, and the lists of a large table are too long.
     """
-    return [{}] if not _is_small(source) and source.table.vocab_size <= BAKED_ROWS else []
+    return [{}] if not _is_small(source) and source.table.vocab_size <= EXPORTED_ROWS else []
 
 
 def left_out(source: OpenedModel) -> list[str]:
     """Return a list with the sentence that says what an exported page of this source lacks."""
     if _is_small(source):
         return ["Neighbours are computed from vectors rounded to 8 bits: cosines are exact to about 0.01."]
-    if source.table.vocab_size <= BAKED_ROWS:
+    if source.table.vocab_size <= EXPORTED_ROWS:
         return [f"Sums of tokens are not in this file: it contains the {NEAREST} nearest neighbours of each token."]
     return ["This file contains neither vectors nor neighbours: the table is too large for one file."]
 
 
 def _is_small(source: OpenedModel) -> bool:
     """Return whether the table is so small that an exported page stores all its vectors."""
-    return source.table.vocab_size * source.table.embed_dim <= BAKED_NUMBERS
+    return source.table.vocab_size * source.table.embed_dim <= EXPORTED_NUMBERS
 
 
 def principal(source: OpenedModel) -> PrincipalComponents:
@@ -186,45 +197,13 @@ def nameless(source: OpenedModel) -> Bool[Tensor, " V"]:
 
 @torch.no_grad()
 def sum_of_rows(source: OpenedModel, plus: list[int], minus: list[int]) -> Float[Tensor, "1 D"]:
-    """Return the sum of some rows minus the sum of others, each normalised to length 1 first, in float64.
-
-    Args:
-        source: The source of the rows.
-        plus: IDs of the rows to add.
-        minus: IDs of the rows to subtract.
-    """
+    """Return the sum of some rows minus the sum of others, each normalised to length 1 first, in float64."""
     units = F.normalize(source.rows[[*plus, *minus]].double(), dim=1)
     return units[: len(plus)].sum(0, keepdim=True) - units[len(plus) :].sum(0, keepdim=True)
 
 
-def nearest_of_all(source: OpenedModel, on_progress: Callable[[float], None] = lambda share: None) -> bytes:
-    """Return the bytes that `nearest` returns; the first call computes them and stores them in the source.
-
-    Args:
-        source: The source of the rows.
-        on_progress: Function that is called with the share of the rows that are done, from 0 to 1.
-    """
-
-    def compute() -> bytes:
-        V, candidates, parts = source.table.vocab_size, ~nameless(source), []
-        for ids in torch.arange(V).split(QUERIES_AT_ONCE):
-            on_progress(int(ids[0]) / V)
-            parts.append(nearest_rows(source.rows, ids, NEAREST, candidates=candidates))
-        ids, cosines = (torch.cat(each) for each in zip(*parts, strict=True))
-        missing = (0, NEAREST - ids.shape[1])
-        padded = F.pad(ids.clamp_min(0).int(), missing).numpy().tobytes()
-        return padded + to_bytes(F.pad(cosines.clamp_min(-2.0), missing, value=-2.0))
-
-    return source.once("nearest", compute)
-
-
 def token_ids(params: Params, name: str, vocab_size: int) -> list[int]:
     """Read token IDs such as `17,4` from a parameter of a request; a missing parameter gives an empty list.
-
-    Args:
-        params: Parameters of the request.
-        name: Name of the parameter.
-        vocab_size: Rows of the table, V.
 
     Raises:
         SizeError: The parameter is not a list of at most 100 IDs.

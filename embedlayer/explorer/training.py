@@ -16,12 +16,12 @@ def metrics(source: OpenedModel, params: Params) -> Metrics:
     """Return the training progress of a run, at most `LINES` lines of it, and its options; the source must be a run."""
     assert source.run is not None
     lines = source.run.read_metrics()
-    kept = lines[:: -math.ceil(len(lines) / LINES)][::-1] if lines else []
+    listed = lines[:: -math.ceil(len(lines) / LINES)][::-1] if lines else []
     described = source.run.read() if source.run.contains_run else {}
     model = described.get("model", {})
     options = {**described.get("options", {}), "validation_fraction": described.get("validation_fraction")}
     return {
-        "lines": cast(list[MetricsLine], [_present(finite_json(line)) for line in kept]),
+        "lines": cast(list[MetricsLine], [_present(finite_json(line)) for line in listed]),
         "uniform_loss": math.log(source.table.vocab_size),
         "options": _present(options),
         "made_of": {

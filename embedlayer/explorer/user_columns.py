@@ -66,11 +66,7 @@ def read_user_columns(path: Path | str, source: OpenedModel) -> UserColumns:
     """Read columns for the rows of a source's table from a file.
 
     A column holds numbers if every value in it is one, and texts otherwise. A file may have both key columns; they must
-    then agree.
-
-    Args:
-        path: A `.csv`, `.tsv` or `.parquet` file.
-        source: The source whose table has the rows.
+    then agree. The file ends in `.csv`, `.tsv` or `.parquet`.
 
     Raises:
         FileError: The file cannot be read, has no key column or no other column, or a line has another number of
@@ -89,20 +85,20 @@ def read_user_columns(path: Path | str, source: OpenedModel) -> UserColumns:
         raise FileError(f"{path} needs a column named id or token; found {', '.join(map(repr, names)) or 'none'}.")
     if not cells:
         raise FileError(f"{path} has no column beside {' and '.join(keys)}, so there is nothing to show.")
-    found = _rows_of(keys, source, path)
-    rows = [row for row in found if row is not None]
+    rows_of_lines = _rows_of(keys, source, path)
+    rows = [row for row in rows_of_lines if row is not None]
     plain = {name: column for name, column in cells.items() if all(isinstance(each, Cell) for each in column)}
-    known = [row is not None for row in found]
+    known = [row is not None for row in rows_of_lines]
     made = tuple(
         _column(name, list(compress(column, known)), rows, source.table.vocab_size) for name, column in plain.items()
     )
-    unknown = tuple(str(text) for text, row in zip(keys.get("token", []), found, strict=False) if row is None)
+    unknown = tuple(str(text) for text, row in zip(keys.get("token", []), rows_of_lines, strict=False) if row is None)
     return UserColumns(made, len(rows), tuple(name for name in cells if name not in plain), unknown)
 
 
-def add_user_columns(source: OpenedModel, found: UserColumns) -> None:
+def add_user_columns(source: OpenedModel, columns: UserColumns) -> None:
     """Give a source its user's columns, before it is served or exported."""
-    source.once("user_columns", lambda: found)
+    source.once("user_columns", lambda: columns)
 
 
 def columns(source: OpenedModel, params: Params) -> list[OwnColumn]:
@@ -126,7 +122,7 @@ def column(source: OpenedModel, params: Params) -> bytes:
     raise SizeError(f"{source.title} has no column {name!r}: pass a file with it, embedlayer explore --columns FILE.")
 
 
-def baked_columns(source: OpenedModel) -> list[Params]:
+def exported_columns(source: OpenedModel) -> list[Params]:
     """Return the requests for values of columns that an exported page stores: all of them."""
     return [{"name": each.name} for each in _columns_of(source)]
 
@@ -157,22 +153,12 @@ def _read_text(path: Path) -> tuple[list[str], list[list[Cell]]]:
 
 def _parsed(texts: list[str]) -> list[Cell]:
     """Return the values of a column of a text file: numbers if every one is a number, `None` for an empty text."""
-    present: list[Cell] = [text if text != "" else None for text in texts]
     try:
-        return [None if text is None else _number(str(text)) for text in present]
+        if not any("_" in text for text in texts):  # `1_000` is a number to Python alone
+            return [float(text) if text else None for text in texts]
     except ValueError:
-        return present
-
-
-def _number(text: str) -> float:
-    """Return the number that a text writes.
-
-    Raises:
-        ValueError: The text writes no number; Python's `1_000` is not one either.
-    """
-    if "_" in text:
-        raise ValueError(text)
-    return float(text)
+        pass
+    return [text or None for text in texts]
 
 
 def _read_parquet(path: Path) -> tuple[list[str], list[list[Any]]]:
@@ -219,11 +205,11 @@ def _entries(source: OpenedModel) -> dict[str, list[int]]:
 
 def _readable(source: OpenedModel) -> dict[str, list[int]]:
     """Return the rows of each readable text."""
-    found: dict[str, list[int]] = {}
+    rows: dict[str, list[int]] = {}
     for row, text in enumerate(source.token_texts):
         if text:
-            found.setdefault(text, []).append(row)
-    return found
+            rows.setdefault(text, []).append(row)
+    return rows
 
 
 def _check_texts(rows: list[int], texts: list[Any], source: OpenedModel, path: Path) -> None:

@@ -63,6 +63,9 @@ CONFIG_KEYS: Mapping[str, Names] = {
 }
 """Names under which the configurations of all families store a size, most common name first."""
 
+POSITION_KEYS: Names = ("max_position_embeddings", "n_positions")
+"""Configuration keys of the number of positions, the preferred one first."""
+
 SCALE_ATTRIBUTES: Names = ("scalar_embed_scale", "embed_scale")
 """Attributes of transformers' scaled embeddings: the unrounded factor of Gemma, and the factor of all families."""
 

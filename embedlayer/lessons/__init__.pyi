@@ -1,7 +1,6 @@
 from .book import GPT_CONFIG_124M as GPT_CONFIG_124M
 from .book import GPTEmbedding as GPTEmbedding
 from .book import create_dataloader_v1 as create_dataloader_v1
-from .scratch import EmbeddingTour as EmbeddingTour
 from .scratch import ScratchCombinedEmbedding as ScratchCombinedEmbedding
 from .scratch import ScratchEmbedding as ScratchEmbedding
 from .scratch import ScratchEmbeddingWithGrad as ScratchEmbeddingWithGrad
@@ -9,7 +8,8 @@ from .scratch import ScratchFactorizedEmbedding as ScratchFactorizedEmbedding
 from .scratch import ScratchPositionEmbedding as ScratchPositionEmbedding
 from .scratch import ScratchTiedHead as ScratchTiedHead
 from .scratch import cosine_similarity as cosine_similarity
-from .scratch import demonstrate_embeddings as demonstrate_embeddings
 from .scratch import log_softmax as log_softmax
 from .scratch import one_hot as one_hot
 from .scratch import scratch_sinusoidal as scratch_sinusoidal
+from .tour import EmbeddingTour as EmbeddingTour
+from .tour import demonstrate_embeddings as demonstrate_embeddings

@@ -139,16 +139,16 @@ def _gpt2_tokenizer() -> Tokenizer:
         TokenizerError: It is in neither place, or the file there belongs to another tokenizer.
         FileError: The file cannot be read.
     """
-    found = next((path for path in sorted(Path().glob("*encoder.json")) if path.is_file()), None) or _cached_gpt2()
-    if found is None:
+    file = next((path for path in sorted(Path().glob("*encoder.json")) if path.is_file()), None) or _cached_gpt2()
+    if file is None:
         raise TokenizerError(
             f"GPT-2's tokenizer was not found: there is no encoder.json with vocab.bpe in {Path().absolute()}, and no "
             f"openai-community/gpt2 in Hugging Face's cache.\nPass its files, "
             f"create_dataloader_v1(txt, tokenizer='path/to/encoder.json'), or another tokenizer."
         )
-    tokenizer = load_tokenizer(found)
+    tokenizer = load_tokenizer(file)
     if table_size(tokenizer) != GPT2_SIZE or tokenizer.encode(" tokenizer").ids != GPT2_IDS:
-        raise TokenizerError(f"{found} is not GPT-2's tokenizer: pass the one to use, tokenizer='{found}'.")
+        raise TokenizerError(f"{file} is not GPT-2's tokenizer: pass the one to use, tokenizer='{file}'.")
     return tokenizer
 
 
@@ -158,5 +158,5 @@ def _cached_gpt2() -> Path | None:
         return None
     from huggingface_hub import try_to_load_from_cache
 
-    found = (try_to_load_from_cache(name, "tokenizer.json") for name in ("openai-community/gpt2", "gpt2"))
-    return next((Path(path) for path in found if isinstance(path, str)), None)
+    paths = (try_to_load_from_cache(name, "tokenizer.json") for name in ("openai-community/gpt2", "gpt2"))
+    return next((Path(path) for path in paths if isinstance(path, str)), None)

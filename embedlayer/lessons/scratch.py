@@ -16,14 +16,12 @@ float dtype of the weights. New weights come from NumPy's global generator, so `
 """
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float, Integer
+from jaxtyping import Float, Integer
 
 from embedlayer.core.errors import PositionError, ShapeError, SizeError, TokenIdError
-from embedlayer.core.formatting import format_bytes
 
 IGNORED_TARGET = -100
 """Value of targets that are left out of the loss, as in torch."""
@@ -438,7 +436,7 @@ def scratch_sinusoidal(max_seq_len: int, embed_dim: int, *, base: float = 10000.
     Reference:
         Vaswani et al. 2017, section 3.5.
     """
-    _at_least_one(max_seq_len=max_seq_len, embed_dim=embed_dim)
+    check_at_least_one(max_seq_len=max_seq_len, embed_dim=embed_dim)
     columns = np.arange(embed_dim)
     angles = np.arange(max_seq_len)[:, None] / base ** (columns // 2 * 2 / embed_dim)
     return np.where(columns % 2 == 0, np.sin(angles), np.cos(angles))
@@ -462,138 +460,13 @@ def cosine_similarity(rows: Float[np.ndarray, "N D"]) -> Float[np.ndarray, "N N"
     return cosines
 
 
-@dataclass(frozen=True, eq=False)
-class EmbeddingTour:
-    """The results of `demonstrate_embeddings`, for T tokens.
-
-    Args:
-        token_ids: Token IDs, `(T,)`; the last one equals the first.
-        looked_up: The rows of these tokens, read by index.
-        product: The same rows, computed as `one_hot @ W`.
-        grad_rows: Whether each row of the table got a gradient, `(V,)`.
-        repeated: Vectors of one token at T positions, with learned positions added; they all differ.
-        similarity: Cosine similarity of every two sinusoidal positions.
-        order: A new order of the tokens: element i is the old place of the token that is now at place i.
-        scores: Attention scores of every two tokens, without positions.
-        reordered_scores: Scores of the tokens in the new order: the same numbers, permuted.
-        uniform_loss: Loss of a uniform prediction, ln V, in nats.
-        first_loss: Loss of an untrained tied head with rows from N(0, 0.02^2): near ln V.
-        wide_first_loss: The same loss with rows from N(0, 1), the initialisation of `nn.Embedding`. It is far larger,
-            because the head predicts that each token repeats itself.
-        tied_parameters: Number of parameters of a table with a tied head.
-        untied_parameters: Number of parameters of a table with an untied head, twice as many.
-        table_bytes: Bytes of one table in fp32.
-    """
-
-    token_ids: Integer[np.ndarray, "T"]
-    looked_up: Float[np.ndarray, "T D"]
-    product: Float[np.ndarray, "T D"]
-    grad_rows: Bool[np.ndarray, "V"]
-    repeated: Float[np.ndarray, "T D"]
-    similarity: Float[np.ndarray, "T T"]
-    order: Integer[np.ndarray, "T"]
-    scores: Float[np.ndarray, "T T"]
-    reordered_scores: Float[np.ndarray, "T T"]
-    uniform_loss: float
-    first_loss: float
-    wide_first_loss: float
-    tied_parameters: int
-    untied_parameters: int
-    table_bytes: int
-
-    def __str__(self) -> str:
-        used = np.flatnonzero(self.grad_rows)
-        permuted = np.allclose(self.reordered_scores, self.scores[np.ix_(self.order, self.order)])
-        distinct = len(np.unique(self.repeated, axis=0))
-        waves = " ".join(f"{cosine:.2f}" for cosine in self.similarity[0, :5])
-        stops = {
-            "A look-up is a product": f"one_hot @ W == W[ids]: {np.array_equal(self.looked_up, self.product)}",
-            "Only rows in use learn": f"{len(used)} of {len(self.grad_rows)} got a gradient: {_few(used)}",
-            "Same token, new place": f"token {self.token_ids[0]}, {len(self.repeated)} times: {distinct} vectors",
-            "Sinusoids fade": f"cosine of 0 to 0, 1, ...: {waves}",
-            "No positions, no order": f"scores of order {_few(self.order)} only permuted: {permuted}",
-            "A tied head starts": f"at {self.first_loss:.2f} (ln V = {self.uniform_loss:.2f}); "
-            f"from N(0, 1) at {self.wide_first_loss:.2f}",
-            "Tying halves both ends": f"{self.untied_parameters:,} -> {self.tied_parameters:,} parameters; "
-            f"one table is {format_bytes(self.table_bytes)}",
-        }
-        return "\n".join(f"{number}. {stop:23} {shown}" for number, (stop, shown) in enumerate(stops.items(), 1))
-
-
-def demonstrate_embeddings(
-    vocab_size: int = 100, embed_dim: int = 32, seq_len: int = 8, verbose: bool = True
-) -> EmbeddingTour:
-    """Demonstrate the layer on random tokens: look-up, gradient, positions, order, and the tied head.
-
-    Args:
-        vocab_size: Rows of the table, V.
-        embed_dim: Width of a row, D.
-        seq_len: Number of tokens, T.
-        verbose: Whether to print the results, one line each.
-
-    Returns:
-        All results, as arrays and numbers.
-
-    Raises:
-        SizeError: A size is below 1.
-    """
-    _at_least_one(vocab_size=vocab_size, embed_dim=embed_dim, seq_len=seq_len)
-    combined = ScratchCombinedEmbedding(vocab_size, embed_dim, seq_len)
-    table = combined.token_emb
-    token_ids = np.random.randint(vocab_size, size=seq_len)
-    token_ids[-1] = token_ids[0]
-
-    product = table.forward(token_ids)
-    grad_W = table.backward(np.ones_like(product))
-    order = np.roll(np.arange(seq_len), 1)
-    reordered = table(token_ids[order])
-    tour = EmbeddingTour(
-        token_ids=token_ids,
-        looked_up=table.W[token_ids],
-        product=product,
-        grad_rows=np.count_nonzero(grad_W, axis=1) > 0,
-        repeated=combined(np.full(seq_len, token_ids[0])),
-        similarity=cosine_similarity(scratch_sinusoidal(seq_len, embed_dim)),
-        order=order,
-        scores=product @ product.T,
-        reordered_scores=reordered @ reordered.T,
-        uniform_loss=math.log(vocab_size),
-        first_loss=_first_loss(token_ids, vocab_size, embed_dim, 0.02),
-        wide_first_loss=_first_loss(token_ids, vocab_size, embed_dim, 1.0),
-        tied_parameters=vocab_size * embed_dim,
-        untied_parameters=2 * vocab_size * embed_dim,
-        table_bytes=4 * vocab_size * embed_dim,
-    )
-    if verbose:
-        print(tour)  # noqa: T201
-    return tour
-
-
-def _first_loss(token_ids: Integer[np.ndarray, "T"], vocab_size: int, embed_dim: int, std: float) -> float:
-    """Return the loss in nats of an untrained tied head that predicts the next token.
-
-    The table is drawn from N(0, std^2). The hidden state of each token is its own row, divided by `std`. The first
-    token is the target of the last one.
-
-    Args:
-        token_ids: Token IDs of one sequence.
-        vocab_size: Rows of the table, V.
-        embed_dim: Width of a row, D.
-        std: Standard deviation of the table.
-    """
-    table = ScratchEmbedding(vocab_size, embed_dim, W=np.random.standard_normal((vocab_size, embed_dim)) * std)
-    return ScratchTiedHead(table).loss(table(token_ids) / std, np.roll(token_ids, -1))
-
-
 def _table_gradient(
     one_hot: Float[np.ndarray, "*rows T V"] | None, grad_output: Float[np.ndarray, "*batch T D"]
 ) -> Float[np.ndarray, "V D"]:
     """Return the gradient of a table, `one_hot^T @ grad_output`, summed over all tokens.
 
-    Args:
-        one_hot: One-hot rows of the last look-up, or `None` if there was none. If `grad_output` has further batch
-            dimensions in front, the same one-hot rows apply to each element of the batch.
-        grad_output: Gradient of the rows that were looked up.
+    `one_hot` are the one-hot rows of the last look-up, or `None` if there was none. If `grad_output` has further batch
+    dimensions in front, the same one-hot rows apply to each element of the batch.
 
     Raises:
         ShapeError: There was no look-up, or `grad_output` has another shape than its result.
@@ -612,27 +485,24 @@ def _table_gradient(
     return grad_W
 
 
-def _weights(given: Float[np.ndarray, "..."] | None, std: float, **sizes: int) -> Float[np.ndarray, "..."]:
-    """Return a copy of the given weights, or new weights drawn from N(0, std^2).
+def _weights(weights: Float[np.ndarray, "..."] | None, std: float, **sizes: int) -> Float[np.ndarray, "..."]:
+    """Return a copy of `weights`, or new weights drawn from N(0, std^2).
 
-    Args:
-        given: The weights, or `None` to draw them.
-        std: Standard deviation of new weights.
-        **sizes: Name and length of each dimension, in order.
+    `sizes` are the name and the length of each dimension, in order.
 
     Raises:
-        SizeError: A size is below 1, or `given` has another shape.
+        SizeError: A size is below 1, or `weights` has another shape.
     """
-    _at_least_one(**sizes)
+    check_at_least_one(**sizes)
     shape = tuple(sizes.values())
-    if given is None:
+    if weights is None:
         return np.random.standard_normal(shape) * std
-    if given.shape != shape:
-        raise SizeError(f"weights of shape {given.shape} were passed where ({', '.join(sizes)}) = {shape} is needed.")
-    return given.copy()
+    if weights.shape != shape:
+        raise SizeError(f"weights of shape {weights.shape} were passed where ({', '.join(sizes)}) = {shape} is needed.")
+    return weights.copy()
 
 
-def _at_least_one(**sizes: int) -> None:
+def check_at_least_one(**sizes: int) -> None:
     """Raise `SizeError` if a size is below 1."""
     for name, size in sizes.items():
         if size < 1:
@@ -682,8 +552,3 @@ def _checked(ids: Integer[np.ndarray, "*batch T"], vocab_size: int) -> Integer[n
             f"(0..{vocab_size - 1}).\nCheck that the tokenizer and the table belong together."
         )
     return ids
-
-
-def _few(numbers: Integer[np.ndarray, "N"]) -> str:
-    """Return the first four numbers as text, separated by spaces, with "..." if there are more."""
-    return " ".join(map(str, numbers[:4])) + (" ..." if len(numbers) > 4 else "")

@@ -29,23 +29,18 @@ The options are the fields of `EmbeddingPlan`. Its documentation, the signature 
 `embedlayer plan` and the table in the documentation are generated from them. This module does not import torch.
 """
 
-import inspect
 from collections.abc import Callable
-from dataclasses import KW_ONLY, MISSING, asdict, dataclass, field, fields, replace
-from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from dataclasses import KW_ONLY, MISSING, asdict, dataclass, field, fields
+from math import prod
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from embedlayer.core.errors import SizeError
-from embedlayer.io.files import JsonObject
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS, ROWS_OF_A_BLOCK, tokens_per_chunk
 
 Value = TypeVar("Value")
-
 PARTS = ("table", "head", "position", "per_layer", "delta")  # parts of the weights, each with its parameters and bytes
 
-DTYPE_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4, "q8_0": 8, "q4_0": 4}
-"""Bits of one stored number, by the name of its type."""
-
+DTYPE_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4, "q8_0": 8, "q4_0": 4}  # of one stored number
 FLOAT_DTYPES = ("fp32", "fp16", "bf16")
 
 OPTIMIZER_MOMENTS = {"adamw": 2, "adagrad": 1, "sgd": 0, "none": 0}
@@ -54,18 +49,13 @@ OPTIMIZER_MOMENTS = {"adamw": 2, "adagrad": 1, "sgd": 0, "none": 0}
 ROW_STATES = {"adamw": 0, "rowwise_fp32": 32, "rowwise_bf16": 16, "rowwise": 0}
 """Bits of the first moment of a number of a row-sparse table, for rules with one second moment a row."""
 
-STEP_BYTES = 2 * 4  # bytes of the two step numbers of a row of a row-sparse table
-
 SCALE_BYTES = {"int8": 8, "int4": 4, "q8_0": 2, "q4_0": 2}
 """Bytes of the step and the offset of a quantised row, or of a group of its numbers: in fp32, in fp16; GGUF's blocks
 have a step in fp16 alone."""
 
-GGUF_BLOCK = {"q8_0": 32, "q4_0": 32}
-"""Numbers in a group of GGUF's types. The last block of a row is filled up."""
-
 ROW_SCALE_BYTES = {"int8": 0, "int4": 4, "q8_0": 0, "q4_0": 0}  # bytes of the fp32 scale of a quantised row
-
-ID_BYTES = 8
+GGUF_BLOCK = {"q8_0": 32, "q4_0": 32}  # numbers in a group of GGUF's types; the last block of a row is filled up
+STEP_BYTES, ID_BYTES = 2 * 4, 8  # bytes of the two step numbers of a row of a row-sparse table, and of a token ID
 ROWS_AT_ONCE = 8192  # rows in a block of logits where no single matrix holds the rows of a tied head
 
 
@@ -94,11 +84,6 @@ class _Planned(property, Generic[Value]):
     if TYPE_CHECKING:  # a property has no type of its value
 
         def __get__(self, plan: object, owner: type | None = None) -> Value: ...  # type: ignore[override]
-
-
-def _size(shape: tuple[int, int]) -> int:
-    """Return the numbers in a matrix of this shape."""
-    return shape[0] * shape[1]
 
 
 def _all_reduced(processes: int, numbers: int, number_bytes: int) -> int:
@@ -240,9 +225,13 @@ class EmbeddingPlan:
         "Width of the vectors that the head multiplies with rows: R for a tied factorised table, else D.",
         lambda p: p.rank if p.rank is not None and p.tied else p.embed_dim,
     )
+    _chunk_length = _Planned(
+        "Tokens in one chunk of the loss, if the ranks that share the table were one process.",
+        lambda p: tokens_per_chunk(p.tokens * p.vocab_parallel_size, p._rows, p._head_width, p.device, 4),
+    )
     _chunk_tokens = _Planned(
         "Tokens in one chunk of the loss, counted over the ranks that share the table.",
-        lambda p: p.vocab_parallel_size * min(-(-p._chunk_length() // p.vocab_parallel_size), p.tokens),
+        lambda p: p.vocab_parallel_size * min(-(-p._chunk_length // p.vocab_parallel_size), p.tokens),
     )
     # Weights on one rank
 
@@ -278,7 +267,7 @@ class EmbeddingPlan:
     _head_gradient = _Planned(
         "Numbers in the gradient that the loss computes for the head; 0 if the head is frozen. For a head tied to a "
         "table, these are the rows of the table: `(V, D)`, `(V, R)`, or the delta rows.",
-        lambda p: p.delta_parameters or (_size(p._factors[0]) if p.tied else p.head_parameters),
+        lambda p: p.delta_parameters or (prod(p._factors[0]) if p.tied else p.head_parameters),
         when=lambda p: p.trained and not p.lookup_only and (p.tied or not p.delta_rows),
     )
     table_bytes = _Planned(
@@ -432,7 +421,7 @@ class EmbeddingPlan:
         "all-reduced. Of a row-sparse table, a rank sends the IDs and gradients of its looked-up rows to each other "
         "replica; their number is an average over the ranks.",
         lambda p: (
-            _all_reduced(p.replicas, (not p.row_sparse) * _size(p._factors[0]) + p.head_parameters, p._number_bytes)
+            _all_reduced(p.replicas, (not p.row_sparse) * prod(p._factors[0]) + p.head_parameters, p._number_bytes)
             + (p.replicas - 1) * p.row_sparse * p._row_gradient_bytes(p._distinct)
         ),
         when=lambda p: p.trained,
@@ -443,7 +432,7 @@ class EmbeddingPlan:
         "gradients over all processes.",
         lambda p: _all_reduced(
             p.processes,
-            p.position_parameters + p.per_layer_parameters + sum(_size(shape) for shape in p._factors[1:]),
+            p.position_parameters + p.per_layer_parameters + sum(prod(shape) for shape in p._factors[1:]),
             p._number_bytes,
         ),
         when=lambda p: p.trained,
@@ -528,11 +517,6 @@ class EmbeddingPlan:
             row = self.embed_dim * ROW_STATES[self.row_state] // 8 + 4
         return (self.trained_parameters - self.table_parameters) * number + self._rows * (row + STEP_BYTES)
 
-    def _chunk_length(self) -> int:
-        """Return the tokens in one chunk of the loss, if the ranks that share the table were one process."""
-        tokens = self.tokens * self.vocab_parallel_size
-        return tokens_per_chunk(tokens, self._rows, self._head_width, self.device, 4)
-
     def _loss_bytes(self) -> int:
         """Return `loss_bytes` for a plan with a head."""
         if not self.trained and self.vocab_parallel_size == 1:
@@ -563,7 +547,7 @@ class EmbeddingPlan:
         """
         sharded = self.vocab_parallel_size > 1 and self.trained and not self.row_sparse
         twice = self.tokens and ((self.tied and self._head_gradient) or sharded) and not self.loss_by_blocks
-        return self.gradient_bytes + (_size(self._factors[0]) * self._number_bytes if twice else 0)
+        return self.gradient_bytes + (prod(self._factors[0]) * self._number_bytes if twice else 0)
 
     def _groups(self, columns: int) -> tuple[int, int]:
         """Return how many groups a quantised row of `columns` numbers has, and the numbers in one."""
@@ -604,10 +588,7 @@ def command_flag(name: str) -> str:
 
 
 def options_table() -> str:
-    """Return a Markdown table of all options of a plan: command-line option, field, default and meaning.
-
-    The documentation contains this table.
-    """
+    """Return a Markdown table of all options of a plan for the documentation: option, field, default and meaning."""
     lines = ["| command | Python | default | meaning |", "|---|---|---|---|"]
     for name, option in OPTIONS.items():
         default = "required" if option.default is MISSING else f"`{option.default}`"
@@ -615,180 +596,3 @@ def options_table() -> str:
         flag = command_flag(name).replace("/", "`, `")
         lines.append(f"| `{flag}` | `{name}` | {default} | {option.metadata['help']}{choices} |")
     return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class PlanAlternative:
-    """One change to a plan, with the bytes that it saves.
-
-    Args:
-        change: Name of the change.
-        plan: The plan after the change.
-        saved_bytes: Bytes by which `peak_bytes` falls; negative if it grows.
-        tradeoff: What else the change costs, in words.
-    """
-
-    change: str
-    plan: EmbeddingPlan
-    saved_bytes: int
-    tradeoff: str
-
-
-def plan_alternatives(now: EmbeddingPlan, *, used: int | None = None, delta_rows: int = 256) -> list[PlanAlternative]:
-    """Plan every change that applies to a table and head, and sort the changes by the bytes that they save in a step.
-
-    Args:
-        now: The plan to start from.
-        used: Number of tokens that would be kept in a trimmed vocabulary; `None` leaves trimming out.
-        delta_rows: Number of trained rows in the alternative that trains only some rows.
-
-    Returns:
-        The alternatives, the one that saves most first.
-
-    Example:
-        >>> now = plan("gpt2", tokens=4096)
-        >>> [alternative.change for alternative in plan_alternatives(now)][:3]
-        ['train 256 rows only', 'factorise, rank 192', 'weights in bf16']
-    """
-    all_rows = {"row_sparse": False, "row_state": "adamw"}
-    frozen = {"optimizer": "none", **all_rows, "delta_rows": 0, "group_size": None}
-    fewer = min(delta_rows, now.vocab_size)
-    quarter = max(1, now.embed_dim // 4)
-    trained, dense = now.trained, now.rank is None
-    has_head = not now.lookup_only
-    can_be_sparse = trained and dense and not ((has_head and now.tied) or now.row_sparse or now.delta_rows)
-    can_freeze_rows = trained and not now.delta_rows and fewer < now.vocab_size and now.processes == 1
-    can_factorise = dense and not now.quantised and now.embed_dim > quarter
-    kept = used or 0
-    trimmed = {"vocab_size": kept, "delta_rows": min(now.delta_rows, kept)}
-    only_rows, factors = {"delta_rows": fewer, **all_rows}, {"rank": quarter, **all_rows}
-    options: list[tuple[bool, str, dict[str, Any], str]] = [
-        (has_head and trained and now.plain_loss, "chunked loss", {"plain_loss": False}, "none: same results"),
-        (has_head and not now.tied, "tie the head", {"tied": True, **all_rows}, "another model: train again"),
-        (has_head and now.tied and dense, "untie the head", {"tied": False}, "same model at the start"),
-        (can_be_sparse, "row-sparse table", {"row_sparse": True}, "none: same results"),
-        (can_freeze_rows, f"train {fewer:,} rows only", only_rows, "all other rows stay"),
-        (can_factorise, f"factorise, rank {quarter:,}", factors, "approximate: train again"),
-        (now.dtype == "fp32", "weights in bf16", {"dtype": "bf16"}, "weights of three digits"),
-        (not now.quantised, "int8, nothing trained", {**frozen, "dtype": "int8"}, "rows about 1 % off"),
-        (not now.quantised, "int4, nothing trained", {**frozen, "dtype": "int4"}, "rows about 10 % off"),
-        (0 < kept < now.vocab_size, f"trim to {kept:,} tokens", trimmed, "other text: more tokens"),
-    ]
-    found = []
-    for applies, change, values, tradeoff in options:
-        if applies:
-            after = replace(now, **values, name=change)
-            found.append(PlanAlternative(change, after, now.peak_bytes - after.peak_bytes, tradeoff))
-    return sorted(found, key=lambda alternative: -alternative.saved_bytes)
-
-
-_PUBLISHED: list[tuple[str, int, int, bool, dict[str, Any]]] = [
-    ("gpt2", 50257, 768, True, {"positions": 1024}),
-    ("gpt2-medium", 50257, 1024, True, {"positions": 1024}),
-    ("gpt2-large", 50257, 1280, True, {"positions": 1024}),
-    ("gpt2-xl", 50257, 1600, True, {"positions": 1024}),
-    ("bert-base", 30522, 768, True, {"positions": 512}),
-    ("bert-large", 30522, 1024, True, {"positions": 512}),
-    # RoBERTa and OPT start counting positions at 2.
-    ("roberta-base", 50265, 768, True, {"positions": 514}),
-    ("opt-125m", 50272, 768, True, {"positions": 2050}),
-    # ALBERT's 512 positions are as narrow as its rank; not counted, as ours are added at full width.
-    ("albert-base", 30000, 768, True, {"rank": 128}),
-    ("t5-small", 32128, 512, True, {}),
-    ("t5-base", 32128, 768, True, {}),
-    ("bloom-560m", 250880, 1024, True, {}),
-    ("pythia-70m", 50304, 512, False, {}),
-    ("phi-2", 51200, 2560, False, {}),
-    ("phi-3-mini", 32064, 3072, False, {}),
-    ("llama-7b", 32000, 4096, False, {}),
-    ("llama-13b", 32000, 5120, False, {}),
-    ("llama-65b", 32000, 8192, False, {}),
-    ("llama-2-7b", 32000, 4096, False, {}),
-    ("llama-2-13b", 32000, 5120, False, {}),
-    ("llama-2-70b", 32000, 8192, False, {}),
-    ("llama-3-8b", 128256, 4096, False, {}),
-    ("llama-3-70b", 128256, 8192, False, {}),
-    ("llama-3.2-1b", 128256, 2048, True, {}),
-    ("llama-3.2-3b", 128256, 3072, True, {}),
-    ("mistral-7b", 32000, 4096, False, {}),
-    ("gemma-2b", 256000, 2048, True, {}),
-    ("gemma-7b", 256000, 3072, True, {}),
-    ("gemma-2-2b", 256000, 2304, True, {}),
-    ("gemma-2-9b", 256000, 3584, True, {}),
-    ("gemma-2-27b", 256000, 4608, True, {}),
-    ("gemma-3-270m", 262144, 640, True, {}),
-    ("gemma-3-1b", 262144, 1152, True, {}),
-    # The larger models read images too, and their tables have 64 rows more.
-    ("gemma-3-4b", 262208, 2560, True, {}),
-    ("gemma-3-12b", 262208, 3840, True, {}),
-    ("gemma-3-27b", 262208, 5376, True, {}),
-    ("qwen2-0.5b", 151936, 896, True, {}),
-    ("qwen2-1.5b", 151936, 1536, True, {}),
-    ("qwen2-7b", 152064, 3584, False, {}),
-    ("qwen3-0.6b", 151936, 1024, True, {}),
-    ("qwen3-1.7b", 151936, 2048, True, {}),
-    ("qwen3-4b", 151936, 2560, True, {}),
-    ("qwen3-8b", 151936, 4096, False, {}),
-    ("qwen3-14b", 151936, 5120, False, {}),
-    ("qwen3-32b", 151936, 5120, False, {}),
-    ("smollm2-135m", 49152, 576, True, {}),
-]
-PRESETS = {name: EmbeddingPlan(*size, tied=tied, name=name, **rest) for name, *size, tied, rest in _PUBLISHED}
-"""Tables and heads of published models by name. V is that of the checkpoint, padding to a round number included."""
-
-
-Model: TypeAlias = str | JsonObject | None
-"""Name of a preset, path of a `config.json` of transformers, its content, or `None` for given sizes."""
-
-
-def plan(preset: Model = None, **options: Any) -> EmbeddingPlan:
-    """Plan the table and head of a published model, or of given sizes.
-
-    Args:
-        preset: A name in `PRESETS`; or the path of a `config.json` of transformers, or its content; `None` if
-            `vocab_size` and `embed_dim` are passed.
-        **options: Fields of `EmbeddingPlan`. Beside a preset they replace its own; `None` keeps the preset's.
-
-    Raises:
-        FileError: The `config.json` cannot be read.
-        CheckpointError: The `config.json` is of a model that is not planned: its type is unknown or not read by
-            `embedlayer.load`, a size is missing, or it has a table or a head that no plan describes.
-        SizeError: The preset is unknown, a size is missing, or `EmbeddingPlan` refuses the options.
-
-    Example:
-        >>> plan("gpt2").parameters - plan("gpt2").position_parameters
-        38597376
-        >>> plan(vocab_size=32000, embed_dim=4096).table_bytes
-        524288000
-    """
-    values = {name: value for name, value in options.items() if value is not None}
-    if isinstance(preset, dict) or (preset is not None and preset.endswith(".json")):
-        from embedlayer.planner.fields import fields_of_config
-
-        return EmbeddingPlan(**{**fields_of_config(preset), **values})
-    if preset in PRESETS:
-        return replace(PRESETS[preset], **values)
-    if preset is not None:
-        close = get_close_matches(preset.lower(), PRESETS, n=3, cutoff=0.5)
-        hint = f"Did you mean {' or '.join(close)}?" if close else f"Known: {', '.join(PRESETS)}."
-        raise SizeError(f"there is no preset {preset!r}.\n{hint} Other models: give vocab_size and embed_dim.")
-    if missing := {"vocab_size", "embed_dim"} - values.keys():
-        raise SizeError(
-            f"a plan without a preset needs vocab_size and embed_dim; {' and '.join(sorted(missing))} missing.\n"
-            "Give both, or the name of a model: plan('gpt2')."
-        )
-    return EmbeddingPlan(**values)
-
-
-plan.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [
-        inspect.Parameter(
-            "preset", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=str | JsonObject | None
-        ),
-        *(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option.type)
-            for name, option in OPTIONS.items()
-        ),
-    ],
-    return_annotation=EmbeddingPlan,
-)

@@ -7,6 +7,7 @@ from typing import Any
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families import REFUSED, family_of, nearest_model_types, stated_size
 from embedlayer.families.records import (
+    POSITION_KEYS,
     BiasedPositions,
     Family,
     FoldedRows,
@@ -23,9 +24,6 @@ from embedlayer.io.json_fields import as_whole_number
 DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 """Names of data types in a configuration, and in a plan."""
 
-LENGTHS = ("max_position_embeddings", "n_positions")
-"""Configuration keys of the number of positions, the preferred one first."""
-
 INSTEAD = "Give its sizes: --vocab and --dim, in Python vocab_size and embed_dim."
 
 
@@ -33,9 +31,6 @@ def fields_of_config(source: str | JsonObject) -> JsonObject:
     """Return the fields of an `EmbeddingPlan` for the model that a configuration of transformers describes.
 
     Learned positions of encoder and decoder are counted together. Token types, norms and biases are not counted.
-
-    Args:
-        source: Path of a `config.json`, or its content.
 
     Raises:
         FileError: The file is missing or cannot be read.
@@ -114,16 +109,16 @@ def _position_rows(family: Family, config: Mapping[str, Any]) -> list[int]:
     specs: list[PositionSpec | None] = [family.position]
     if family.decoder_input is not None:  # a decoder alone has the positions of a decoder
         specs = [*specs, family.decoder_input.position][config.get("is_encoder_decoder") is False :]
-    found = []
+    sizes = []
     for spec in specs:
         if isinstance(spec, BiasedPositions | StreamPositions):
             spec = spec.added
         if isinstance(spec, PositionChoice):
             spec = dict(spec.choices).get(str(config.get(spec.key, spec.choices[0][0])))
         if isinstance(spec, LearnedPositions) and "position" not in left_out:
-            key = next((key for key in LENGTHS if config.get(key) is not None), LENGTHS[0])
-            found.append(_whole(config, key) + (0 if spec.offset == "padding" else spec.offset))
-    return found
+            key = next((key for key in POSITION_KEYS if config.get(key) is not None), POSITION_KEYS[0])
+            sizes.append(_whole(config, key) + (0 if spec.offset == "padding" else spec.offset))
+    return sizes
 
 
 def _per_layer(family: Family, config: Mapping[str, Any]) -> dict[str, int]:

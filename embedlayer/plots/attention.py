@@ -162,15 +162,10 @@ def rotary_angles(
             axes.set(xlim=limits, ylim=limits, xticks=[], yticks=[], aspect="equal")
             axes.set_title(f"pair {pair}", fontweight="normal", fontsize=10, loc="center", pad=2)
             period = 2 * math.pi / abs(float(frequencies[pair])) if frequencies[pair] else math.inf
-            axes.set_xlabel(f"one rotation in\n{_count(period)} positions", fontsize=8.5)
+            cycle = f"{period:.1f}" if period < 100 else f"{float(f'{period:.3g}'):,.0f}"
+            cycle = "infinitely many" if math.isinf(period) else cycle
+            axes.set_xlabel(f"one rotation in\n{cycle} positions", fontsize=8.5)
             axes.spines[:].set_visible(False)
         bar = colorbar(figure, dots, list(clocks), label="position")
         bar.set_yticks(range(0, length, math.ceil(length / 5)))
     return figure
-
-
-def _count(value: float) -> str:
-    """Return a number of positions as text, such as "12.6", "4,710" or, for infinity, "infinitely many"."""
-    return (
-        "infinitely many" if math.isinf(value) else f"{value:.1f}" if value < 100 else f"{float(f'{value:.3g}'):,.0f}"
-    )

@@ -191,10 +191,6 @@ STEP_LABELS = {"types": "+ type", "position": "+ position", "project": "projecte
 def picture_of(positions: Position | Float[Tensor, "T C"], length: int) -> PositionPicture:
     """Return the matrix to draw for a scheme, with its labels; a tensor is returned as it is, with general labels.
 
-    Args:
-        positions: A scheme, or a matrix.
-        length: Number of positions of a scheme; it does not cut a tensor.
-
     Raises:
         SizeError: The scheme has no effect (NoPE).
     """

@@ -45,13 +45,7 @@ class Side(NamedTuple):
     along: int
 
     def box(self, point: tuple[float, float], size: tuple[float, float], gap: float) -> Box:
-        """Return the rectangle that a label covers on this side of a point.
-
-        Args:
-            point: Coordinates of the point.
-            size: Width and height of the label.
-            gap: Distance between the point and the label.
-        """
+        """Return the rectangle that a label covers on this side of a point."""
         left = point[0] + self.across * gap + (self.across - 1) / 2 * size[0]
         bottom = point[1] + self.along * gap + (self.along - 1) / 2 * size[1]
         return Box(left, bottom, left + size[0], bottom + size[1])
@@ -70,11 +64,7 @@ def place_labels(
 ) -> Iterator[tuple[int, Side]]:
     """Choose for each label the first side of its point where it overlaps no other label and no labelled point.
 
-    Args:
-        wanted: Point and size `(width, height)` of each label, in order of priority.
-        area: Area that labels must be inside, in the same unit.
-        gap: Distance between a point and its label.
-        sides: Sides to try, in order.
+    `wanted` has the point and the size `(width, height)` of each label, in order of priority, in the unit of `area`.
 
     Yields:
         Index and side of each label that fits; labels that fit nowhere are left out.

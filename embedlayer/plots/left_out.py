@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from embedlayer.core.formatting import count_of
 from embedlayer.plots.style import MUTED, Figure
 
 FENCE = 10.0  # a value is an outlier if it is more than this many interquartile ranges outside the quartiles
@@ -25,14 +26,8 @@ def caption(figure: Figure, *sentences: str) -> None:
 
 
 def left_out(count: int, what: str, why: str) -> str:
-    """Return "3 rows left out: NaN or infinity."; `""` for a count of 0.
-
-    Args:
-        count: Number of things that are left out.
-        what: Their name in the singular.
-        why: The reason.
-    """
-    return f"{count:,} {what}{'s' * (count != 1)} left out: {why}." if count else ""
+    """Return "3 rows left out: NaN or infinity."; `""` for a count of 0."""
+    return f"{count_of(count, what)} left out: {why}." if count else ""
 
 
 def with_missing(label: str, count: int) -> str:

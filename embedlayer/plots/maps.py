@@ -15,6 +15,7 @@ from embedlayer.analysis.layout import NeighborLayout
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.analysis.token_classes import token_texts
 from embedlayer.core.errors import ShapeError
+from embedlayer.core.formatting import count_of
 from embedlayer.core.invisible_characters import visible_text
 from embedlayer.plots.heatmaps import with_hole
 from embedlayer.plots.labels import hubs, write_labels
@@ -124,7 +125,8 @@ def table_map(
                 axis.set_label_text(name if share is None else f"{name} ({100 * share:.3g} % of the variance)")
         if values is not None:
             colorbar(figure, dots, axes, label=with_hole(value_label, values), shrink=0.6)
-        notes = [left_out(int((~has_place).sum()), "row", "NaN or infinity"), _at_the_edge(len(outside_rows))]
+        edge = f"{count_of(len(outside_rows), 'row')} far outside drawn at the edge (diamonds)."
+        notes = [left_out(int((~has_place).sum()), "row", "NaN or infinity"), edge if len(outside_rows) else ""]
         caption(figure, *notes, " " if passed_labels else "")  # space for a line that is known after the labels
         texts = {index: visible_text(text) for index, text in (labels or {}).items()}
         written = write_labels(figure, axes, points, texts, most=max_labels, mark=True)
@@ -148,11 +150,6 @@ def _colours(values: Float[Tensor, " N"] | None, rows: Any) -> dict[str, Any]:
     return {"c": every[rows], "cmap": colours, "vmin": low, "vmax": high, "plotnonfinite": True}
 
 
-def _at_the_edge(count: int) -> str:
-    """Say how many outliers are drawn at the edge; `""` for none."""
-    return f"{count:,} {'row' if count == 1 else 'rows'} far outside drawn at the edge (diamonds)." if count else ""
-
-
 def _components(rows: Float[Tensor, "V D"]) -> tuple[Float[Tensor, "V 2"], Float[Tensor, " C"]]:
     """Return the coordinates of rows along their first two principal components, and the shares of the variance.
 
@@ -160,9 +157,9 @@ def _components(rows: Float[Tensor, "V D"]) -> tuple[Float[Tensor, "V 2"], Float
     """
     if not rows.isfinite().all(1).any():
         return torch.full((len(rows), 2), torch.nan, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
-    found = principal_components(rows, min(2, rows.shape[1]), skip_nonfinite=True)
-    coordinates = torch.nn.functional.pad(found.coordinates, (0, 2 - found.coordinates.shape[1]))
-    return coordinates.cpu(), found.explained_variance_ratio.cpu()
+    components = principal_components(rows, min(2, rows.shape[1]), skip_nonfinite=True)
+    coordinates = torch.nn.functional.pad(components.coordinates, (0, 2 - components.coordinates.shape[1]))
+    return coordinates.cpu(), components.explained_variance_ratio.cpu()
 
 
 def _words(table: LookupTable, tokenizer: Tokenizer) -> dict[int, str]:

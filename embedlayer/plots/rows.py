@@ -13,6 +13,7 @@ from embedlayer.analysis.geometry import variance_shares
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.core.block_sizes import TABLE_ROWS
 from embedlayer.core.errors import ShapeError, SizeError
+from embedlayer.core.formatting import count_of
 from embedlayer.core.invisible_characters import visible_text
 from embedlayer.plots.left_out import caption, left_out, usual_range
 from embedlayer.plots.style import BLUE, LINES, MUTED, ORANGE, PAPER, Figure, backing, new_figure, numbers
@@ -85,7 +86,7 @@ def _in_the_end_bar(outliers: Any, which: str) -> str:
     norms = f"a norm of {outliers[0]:.3g}"
     if outliers.size > 1:
         norms = f"norms of {outliers.min():.3g} to {outliers.max():.3g}"
-    return f"{outliers.size:,} {'row' if outliers.size == 1 else 'rows'} with {norms} counted in the {which} bar."
+    return f"{count_of(outliers.size, 'row')} with {norms} counted in the {which} bar."
 
 
 @torch.no_grad()

@@ -131,12 +131,7 @@ def point_colours() -> Any:
 def colorbar(figure: Figure, artist: Any, axes: Any, *, label: str, shrink: float = 1.0) -> Axes:
     """Add a colour bar with a label to a figure, and return the axes of the bar.
 
-    Args:
-        figure: The figure.
-        artist: Image or points whose colours the bar explains.
-        axes: Axes, or a list of axes, beside which the bar is placed.
-        label: Label of the bar.
-        shrink: Length of the bar as a share of the axes' height.
+    It stands beside `axes`. `shrink` is its length as a share of their height.
     """
     bar = figure.colorbar(artist, ax=axes, shrink=shrink, aspect=28, pad=0.02, label=label)
     bar.ax.yaxis.labelpad = 8

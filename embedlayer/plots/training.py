@@ -77,10 +77,7 @@ DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.4)), (0, (6, 1.5, 1, 1.5)))
 
 
 def read_metrics(run: Metrics | Path | str) -> Metrics:
-    """Return the lines of a run's `metrics.jsonl`.
-
-    Args:
-        run: The lines themselves, which are returned unchanged; the path of the file; or the folder of the run.
+    """Return the lines of a run's `metrics.jsonl`, from its path or that of the folder; lines are returned unchanged.
 
     Raises:
         FileError: The file or folder does not exist.
@@ -104,12 +101,12 @@ def _draw(axes: Axes, metrics: Metrics, key: str, **style: Any) -> None:
     not finite.
     """
     values = [(line["step"], line[key]) for line in metrics if line.get(key) is not None]
-    found = [(step, value) for step, value in values if math.isfinite(value)]
-    if len(found) == 1:
+    finite = [(step, value) for step, value in values if math.isfinite(value)]
+    if len(finite) == 1:
         style |= {"marker": "o", "markersize": 5}
-    style["label"] = with_missing(style["label"], len(values) - len(found))
+    style["label"] = with_missing(style["label"], len(values) - len(finite))
     if values:
-        axes.plot([step for step, _ in found], [loss for _, loss in found], **style)
+        axes.plot([step for step, _ in finite], [loss for _, loss in finite], **style)
 
 
 def _finish(axes: Axes, loss: str, baseline: float | None) -> None:

@@ -21,12 +21,8 @@ def bert_tokenizer(
 ) -> Tokenizer:
     """Return a WordPiece tokenizer that normalises and splits text as BERT does, without special tokens.
 
-    Args:
-        vocabulary: ID of each entry, `unknown` among them.
-        lowercase: Whether text is lower-cased.
-        unknown: Entry of text that the vocabulary lacks.
-        strip_accents: Whether accents are removed; `None` if they are where text is lower-cased.
-        splits_chinese: Whether each Chinese character is a word.
+    `unknown` is the entry of text that the vocabulary lacks. With `splits_chinese` each Chinese character is a word.
+    With `strip_accents=None` accents are removed where text is lower-cased.
     """
     tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token=unknown, max_input_chars_per_word=100))
     tokenizer.normalizer = normalizers.BertNormalizer(
@@ -42,11 +38,6 @@ def wordpiece_tokenizer(vocabulary: dict[str, int], config: TokenizerConfig, fil
 
     Without `do_lower_case`, text is lower-cased if a file names a class of BERT's kind, which does so by default; if no
     file names a class, it is lower-cased if no entry except the bracketed ones has an upper-case letter.
-
-    Args:
-        vocabulary: ID of each entry.
-        config: What the files beside the vocabulary state.
-        file: File of the vocabulary, for messages.
 
     Raises:
         TokenizerError: The class is not of BERT's kind, or the vocabulary lacks a token.

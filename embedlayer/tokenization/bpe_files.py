@@ -122,8 +122,8 @@ def _around(
 
     def texts(names: Iterable[str]) -> list[str]:
         """Return the tokens of roles; a name that is no role is a token itself."""
-        found = [config.role(name, rules.roles) if name in ROLES else name for name in names]
-        return [token for token in found if token is not None]
+        tokens = [config.role(name, rules.roles) if name in ROLES else name for name in names]
+        return [token for token in tokens if token is not None]
 
     steps: list[processors.PostProcessor] = [processors.ByteLevel(trim_offsets=False)] if rules.is_byte_level else []
     if starts or ends:

@@ -142,16 +142,16 @@ class TokenBytes:
 
         Within a kind it is the token with the lowest ID. Special tokens are not in the dictionary.
         """
-        found: dict[bytes, int] = {}
+        ids_by_bytes: dict[bytes, int] = {}
         ids = sorted(self.entries.keys() - self.added)
         readings = {token_id: self.readings(token_id) for token_id in ids if not self.is_byte(token_id)}
         for token_id, likely in readings.items():
-            found.setdefault(likely[0], token_id)
+            ids_by_bytes.setdefault(likely[0], token_id)
         for token_id in [*(i for i in ids if self.is_byte(i)), *sorted(self.added - self.special)]:
-            found.setdefault(self.readings(token_id)[0], token_id)
+            ids_by_bytes.setdefault(self.readings(token_id)[0], token_id)
         for token_id, likely in readings.items():
-            found.setdefault(likely[-1], token_id)
-        return found
+            ids_by_bytes.setdefault(likely[-1], token_id)
+        return ids_by_bytes
 
     def is_byte(self, token_id: int) -> bool:
         """Return whether a token ID is that of a SentencePiece token for a single byte, such as `<0x0A>`."""
@@ -207,8 +207,8 @@ class TokenBytes:
         try:
             text = content.decode()
         except UnicodeDecodeError:
-            found = (self.by_bytes.get(bytes([byte])) for byte in content)
-            return tuple(token_id for token_id in found if token_id is not None)
+            single = (self.by_bytes.get(bytes([byte])) for byte in content)
+            return tuple(token_id for token_id in single if token_id is not None)
         if self.convention == "sentencepiece":
             # the model alone: the steps before it would put a space in front
             space = self.by_bytes.get(b" ")

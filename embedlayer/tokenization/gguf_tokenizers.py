@@ -107,10 +107,8 @@ def _byte_level(values: Values, entries: list[str], kinds: list[int], path: Path
     """Return a byte-level BPE tokenizer, as in GPT-2."""
     name = values.get(f"{PREFIX}pre")
     if name not in PRE_TOKENIZERS:
-        stated = (
-            "names no pre-tokenizer" if name is None else f"has the pre-tokenizer {name!r}, which is not known here"
-        )
-        raise TokenizerError(f"{path} {stated} (known: {', '.join(PRE_TOKENIZERS)}).")
+        fault = "names no pre-tokenizer" if name is None else f"has the pre-tokenizer {name!r}, which is not known here"
+        raise TokenizerError(f"{path} {fault} (known: {', '.join(PRE_TOKENIZERS)}).")
     splits, merges = PRE_TOKENIZERS[str(name)], values.get(f"{PREFIX}merges", [])
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
     vocabulary = {entry: token for token, entry in enumerate(entries)}
@@ -196,12 +194,12 @@ def _add_ends(tokenizer: Tokenizer, values: Values, entries: list[str], form: st
 def check_kind(tokenizer: Tokenizer, old: Values, path: Path) -> None:
     """Check that a GGUF file can describe the kind of a tokenizer: byte-level BPE, SentencePiece's BPE, and so on."""
     model, kind = type(tokenizer.model).__name__, str(old[f"{PREFIX}model"])
-    found = {"Unigram": "unigram", "WordPiece": "wordpiece"}.get(model, model)
+    own_form = {"Unigram": "unigram", "WordPiece": "wordpiece"}.get(model, model)
     if model == "BPE":
         steps = component_types(tokenizer.decoder) | component_types(tokenizer.pre_tokenizer)
-        found = "byte-level" if "ByteLevel" in steps else "sentencepiece"
-    if found != (wanted := GGUF_TOKENIZERS[kind]):
-        names = [_FORMS.get(form, form.replace("wordpiece", "WordPiece")) for form in (wanted, found)]
+        own_form = "byte-level" if "ByteLevel" in steps else "sentencepiece"
+    if own_form != (wanted := GGUF_TOKENIZERS[kind]):
+        names = [_FORMS.get(form, form.replace("wordpiece", "WordPiece")) for form in (wanted, own_form)]
         raise TokenizerError(
             f"{path} has a tokenizer of kind {kind!r} ({names[0]}), which cannot describe a {names[1]} model. Edit the "
             f"checkpoint that the file was converted from, and convert the result."
@@ -212,16 +210,8 @@ def tokenizer_metadata(tokenizer: Tokenizer, old: Values, rows: int, path: Path)
     """Return the metadata of a GGUF file for an edited tokenizer: tokens, their kinds and scores, and merges.
 
     Tokens that the old tokenizer has keep kind and score; the scores of SentencePiece's BPE are new if the merges of
-    the new tokenizer have another order (`_merge_scores`). Rows without a token become unused tokens.
-
-    Args:
-        tokenizer: The new tokenizer.
-        old: Metadata of the file.
-        rows: Number of rows of the new table.
-        path: The file, for error messages.
-
-    Returns:
-        New values of keys that the file has.
+    the new tokenizer have another order (`_merge_scores`). Rows without a token become unused tokens. All keys are keys
+    of `old`, the metadata of the file.
 
     Raises:
         TokenizerError: The metadata cannot describe the tokenizer, because it gives other IDs.
@@ -307,8 +297,8 @@ def _check_same_ids(tokenizer: Tokenizer, written: Tokenizer, path: Path) -> Non
     probed = sorted({*range(0, size, max(1, size // _PROBED)), *range(max(0, size - 64), size)})
     tokens = decode_batch(tokenizer, [[token] for token in probed], skip_special_tokens=False)
     texts = [*_PROBE, *(f"a{token} b{token}" for token in tokens)]
-    found = [[each.ids for each in encode_batch(one, texts)] for one in (tokenizer, written)]
-    for text, ours, theirs in zip(texts, *found, strict=True):
+    ids = [[each.ids for each in encode_batch(one, texts)] for one in (tokenizer, written)]
+    for text, ours, theirs in zip(texts, *ids, strict=True):
         if ours != theirs:
             raise TokenizerError(
                 f"The metadata of {path} cannot describe this tokenizer: {text!r} becomes {ours}, and with the rules "

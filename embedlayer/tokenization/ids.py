@@ -43,10 +43,7 @@ def table_size(tokenizer: Tokenizer) -> int:
 def missing_rows_message(tokenizer: Tokenizer, rows: int, where: object = None) -> str | None:
     """Return an error message if the IDs of a tokenizer exceed the rows of a table, else `None`. Nothing is raised.
 
-    Args:
-        tokenizer: The tokenizer; it may have fewer IDs than the table has rows.
-        rows: Number of rows of the table.
-        where: Path or name of the tokenizer for the message, or `None`. The advice names the path of a folder.
+    The tokenizer may have fewer IDs than the table has rows. `where` is its path or name.
 
     Example:
         >>> print(missing_rows_message(train_tokenizer((), kind="byte"), 200, "run"))
@@ -92,11 +89,6 @@ def added_without_rows(tokenizer: Tokenizer, rows: int) -> list[int]:
 def require_rows(tokenizer: Tokenizer, rows: int, where: object = None) -> None:
     """Raise an error if the IDs of a tokenizer exceed the rows of a table.
 
-    Args:
-        tokenizer: The tokenizer; it may have fewer IDs than the table has rows.
-        rows: Number of rows of the table.
-        where: Path or name of the tokenizer for the message, or `None`.
-
     Example:
         >>> require_rows(train_tokenizer((), kind="byte"), 257, "run")
     """
@@ -126,7 +118,7 @@ def unknown_id(tokenizer: Tokenizer) -> int | None:
     """
     model: Any = tokenizer.model
     if isinstance(model, models.Unigram):  # it has the ID alone, and no attribute for it
-        found: int | None = json.loads(tokenizer.to_str())["model"]["unk_id"]
-        return found
+        token_id: int | None = json.loads(tokenizer.to_str())["model"]["unk_id"]
+        return token_id
     name = getattr(model, "unk_token", None)
     return None if name is None else tokenizer.token_to_id(name)

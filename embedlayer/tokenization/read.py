@@ -54,17 +54,17 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """
     path = Path(path)
     if path.is_dir():
-        found = tokenizer_file(path)
-        if found is None or unread_tokenizer(found) is not None:
+        file = tokenizer_file(path)
+        if file is None or unread_tokenizer(file) is not None:
             config = read_tokenizer_config(path)
             if config.kind in REFUSED_CLASSES:
                 raise config.refuse_class(path)
-        if found is None:
+        if file is None:
             raise TokenizerError(
                 f"{path} has no tokenizer: none of tokenizer.json, vocab.json with merges.txt, encoder.json with "
                 f"vocab.bpe, a SentencePiece .model, vocab.txt, llama2.c's tokenizer.bin, or a GGUF file."
             )
-        path = found
+        path = file
     tokenizer = _read_tokenizer(path)
     try:
         table_size(tokenizer)
@@ -132,12 +132,12 @@ def tokenizer_file(folder: Path) -> Path | None:
         if names is not _FILES[0] and (folder / MARIAN.pattern).exists():
             return folder / MARIAN.pattern  # beside a vocab.json
         for pattern in (*names, *(f"*{name.lstrip('*')}" for name in names)):
-            found = _visible(folder, pattern)
-            if len(found) > 1:
-                listed = ", ".join(file.name for file in found)
+            files = _visible(folder, pattern)
+            if len(files) > 1:
+                listed = ", ".join(file.name for file in files)
                 raise TokenizerError(f"{folder} has several tokenizers ({listed}). Pass the path of one file.")
-            if found:
-                return found[0]
+            if files:
+                return files[0]
     return next((file for kind in UNREAD_TOKENIZERS for file in _visible(folder, kind.pattern)), None)
 
 
@@ -178,13 +178,13 @@ def _bpe_pair(path: Path) -> tuple[Path, Path] | None:
 
 def _find_beside(path: Path, what: str, *patterns: str) -> Path:
     """Return the path of the only file of some patterns in the folder of the vocabulary file `path`."""
-    found = [file for pattern in patterns for file in sorted(path.parent.glob(pattern))]
-    if len(found) != 1:
+    files = [file for pattern in patterns for file in sorted(path.parent.glob(pattern))]
+    if len(files) != 1:
         raise TokenizerError(
-            f"{path} is a vocabulary without its {what}: {len(found)} files of its folder are named "
+            f"{path} is a vocabulary without its {what}: {len(files)} files of its folder are named "
             f"{' or '.join(patterns)}. Copy the files of the model into one folder, with their names."
         )
-    return found[0]
+    return files[0]
 
 
 def _load_bpe(vocabulary: Path, merges: Path, config: TokenizerConfig) -> Tokenizer:

@@ -128,12 +128,12 @@ def _steps(steps: TextSteps | None) -> list[normalizers.Normalizer]:
     """Return what a class changes in a text before SentencePiece reads it."""
     if steps is None:
         return []
-    found: list[normalizers.Normalizer] = []
+    changes: list[normalizers.Normalizer] = []
     if steps.quotes:
-        found += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+        changes += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     if not steps.keeps_accents:
-        found += [normalizers.NFKD(), normalizers.StripAccents()]
-    return [*found, normalizers.Lowercase()] if steps.lower_case else found
+        changes += [normalizers.NFKD(), normalizers.StripAccents()]
+    return [*changes, normalizers.Lowercase()] if steps.lower_case else changes
 
 
 def _without_commas(processor: Any, kinds: Sequence[int]) -> list[int]:

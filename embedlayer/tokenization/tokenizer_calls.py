@@ -48,11 +48,7 @@ def as_tokenizer(tokenizer: object) -> Tokenizer:
 
 
 def pure_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a tokenizer that neither truncates nor pads nor leaves out merges at random (`dropout` of BPE).
-
-    Returns:
-        The tokenizer itself if it does none of these, else a changed copy.
-    """
+    """Return a tokenizer or a copy that neither truncates nor pads nor leaves out merges (`dropout` of BPE)."""
     if tokenizer.truncation is None and tokenizer.padding is None and not getattr(tokenizer.model, "dropout", None):
         return tokenizer
     copy = Tokenizer.from_str(tokenizer.to_str())
@@ -151,11 +147,8 @@ def cut_pre_tokens(texts: Iterable[str], steps: PreTokenizer) -> Iterator[str]:
     """Yield texts to train a tokenizer on, cut inside of pre-tokens that have more than `LONGEST_TRAINED` characters.
 
     Trainers of subwords take the square of the length of a pre-token, which in DNA or a minified file is the whole
-    text. Each of its parts becomes a pre-token. Other texts are not changed.
-
-    Args:
-        texts: The texts.
-        steps: The pre-tokenizer; not to be read from a tokenizer that is being trained, which is locked.
+    text. Each of its parts becomes a pre-token. Other texts are not changed. `steps` is the pre-tokenizer; not to be
+    read from a tokenizer that is being trained, which is locked.
 
     Raises:
         TokenizerError: The tokenizers library cannot split a text.

@@ -42,7 +42,6 @@ class TokenizerConfig:
     """What the files of a folder state about its tokenizer.
 
     Attributes:
-        folder: The folder.
         kind: Name of the tokenizer class without `Tokenizer` and `Fast`; `None` if no file names one, and the model
             type has none.
         names_class: Whether a file names the class, not the model type alone.
@@ -178,11 +177,11 @@ def add_configured_tokens(
     for token_id, token in sorted(config.added.items()):
         token = token if normalizes else _on_raw_text(token)
         (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
-        found = tokenizer.token_to_id(token.content)
-        if found != token_id:
+        own_id = tokenizer.token_to_id(token.content)
+        if own_id != token_id:
             raise TokenizerError(
                 f"{config.folder} gives {token.content!r} the ID {token_id}, but after the tokens of {file.name} its "
-                f"ID is {found}. Use the tokenizer.json of the model."
+                f"ID is {own_id}. Use the tokenizer.json of the model."
             )
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     present = {token.content for token in config.added.values()}

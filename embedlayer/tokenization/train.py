@@ -150,11 +150,11 @@ def _checked_texts(texts: object) -> Iterator[str]:
 
 def _require_words(texts: Iterable[str]) -> Iterator[str]:
     """Yield `texts` unchanged; raise an error after the last one if all of them are empty or white space."""
-    found = False
+    has_words = False
     for text in texts:
-        found = found or not (text == "" or text.isspace())
+        has_words = has_words or not (text == "" or text.isspace())
         yield text
-    if not found:
+    if not has_words:
         raise TextError("There is no text to train a tokenizer on: all of it is empty. Pass at least a few words.")
 
 

@@ -80,9 +80,7 @@ def train_subwords(words: Mapping[str, int], size: int) -> list[tuple[str, float
 def _candidates(words: Mapping[str, int], size: int) -> list[tuple[str, int]]:
     """Return the candidates among which SentencePiece chooses subwords: all characters and frequent substrings.
 
-    Args:
-        words: Number of occurrences of each word.
-        size: Number of subwords to train; at most 20 times as many substrings are returned.
+    At most `20 * size` substrings are returned, for `size` subwords to train.
 
     Returns:
         Pairs of a candidate and its number of occurrences: first the characters, then the substrings, sorted by the

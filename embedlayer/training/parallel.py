@@ -297,7 +297,7 @@ class ParallelContext:
         Returns:
             By selected name, the table that says which rows this rank stores, and the number of rows in the file.
         """
-        found: dict[str, ShardedRows] = {}
+        sharded: dict[str, ShardedRows] = {}
         for name in names:
             parent, _, key = name.rpartition(".")
             weight = name.removeprefix("model.")
@@ -305,8 +305,8 @@ class ParallelContext:
             if of_state != parent and key not in NOT_BY_ROWS:
                 weight = of_state
             if weight in self._sharded:
-                found[name] = self._sharded[weight]
-        return found
+                sharded[name] = self._sharded[weight]
+        return sharded
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ from embedlayer.io.files import (
     write_json,
     write_text,
 )
-from embedlayer.io.json_fields import Count, Measurement, Range, Step, check_arguments, check_fields, parse_json
+from embedlayer.io.json_fields import check_arguments, check_fields, parse_json
 from embedlayer.io.locks import LOCK, FileLock
 from embedlayer.io.mapped_rows import machine_bytes
 from embedlayer.io.safetensors_files import open_safetensors, read_header
@@ -62,13 +62,13 @@ from embedlayer.saving import (
     write_config,
 )
 from embedlayer.tables.lookup import LookupTable
-from embedlayer.tables.stored.folder_files import PendingUpdatesFields
 from embedlayer.tables.stored.mapped import MappedEmbedding
 from embedlayer.tokenization.ids import require_rows, table_size
 from embedlayer.tokenization.read import load_tokenizer, save_tokenizer
 from embedlayer.tokenization.tokenizer_calls import fingerprint
 from embedlayer.training.loop import Trainer, TrainingOptions, trained_files
 from embedlayer.training.parallel import ParallelContext
+from embedlayer.training.run_records import BestFacts, MetricsLine, RunDescription, TrainerState
 
 FORMAT_VERSION = 1
 SAMPLES_OF_A_TEXT, IDS_PER_SAMPLE = 256, 4096
@@ -76,83 +76,6 @@ MOST_METRICS = 1 << 32  # most bytes of `metrics.jsonl`: some 20 million lines
 
 PATIENCE_SECONDS = 10.0
 """Time that rank 0 waits after a restart for the lock of the process before it, which may still be ending."""
-
-
-class NeighborsBefore(TypedDict):
-    """Nearest neighbours of a token before training, as a note in `run.json`.
-
-    `near` has pairs of a token's text and its cosine similarity, the nearest first.
-    """
-
-    id: Count
-    token: str
-    near: list[tuple[str, Measurement]]
-
-
-class Notes(TypedDict):
-    """Type of `notes` in `run.json`, which the command `train` writes; other programs may add keys.
-
-    `launch` is the `launch_id` of the torchrun launch that started the run. `sources` names the corpora of a mixture.
-    """
-
-    neighbors_before: NotRequired[list[NeighborsBefore]]
-    launch: NotRequired[str]
-    sources: NotRequired[list[str]]
-
-
-class ModelDescription(TypedDict):
-    """Type of those fields of a model's description, `describe(model)`, that are read without building the model."""
-
-    kind: str
-    position: NotRequired[JsonObject]
-    head: NotRequired[JsonObject]
-
-
-class RunDescription(TypedDict):
-    """Type of the content of `run.json`: training options, model, validation fraction and notes of a run.
-
-    `weights` has the weight of each corpus if the run trains on a mixture.
-    """
-
-    options: JsonObject
-    model: ModelDescription
-    validation_fraction: Annotated[float, Range(0, 1)]
-    weights: NotRequired[list[float]]
-    notes: Notes
-
-
-class MetricsLine(TypedDict):
-    """Type of a line of `metrics.jsonl`, which `Trainer.run` yields. Losses are in nats per token."""
-
-    step: Step
-    loss: NotRequired[Measurement]
-    lr: NotRequired[Measurement]
-    tokens_per_second: NotRequired[Measurement]
-    rows_touched: NotRequired[Measurement]
-    validation_loss: NotRequired[Measurement]
-    validation_bits_per_byte: NotRequired[Measurement]
-    validation_losses: NotRequired[list[Measurement]]
-
-
-class BestFacts(TypedDict):
-    """Type of the content of `best.json`: number of the step and validation results of the saved weights."""
-
-    step: Step
-    validation_loss: float
-    validation_bits_per_byte: float
-    validation_losses: NotRequired[list[float]]
-
-
-class TrainerState(TypedDict):
-    """Type of the JSON values that every `checkpoint.safetensors` has in its metadata.
-
-    `Trainer.state` returns them and others.
-    """
-
-    step: Step
-    steps: Step | None
-    pending_updates: dict[str, PendingUpdatesFields]
-    generations: NotRequired[list[Count]]
 
 
 class RunDirectory:
@@ -216,8 +139,8 @@ class RunDirectory:
 
         Hidden files are left out.
         """
-        found = (file for file in self.path.iterdir() if not file.name.startswith("."))
-        return sorted(file.name + "/" * file.is_dir() for file in found)
+        visible = (file for file in self.path.iterdir() if not file.name.startswith("."))
+        return sorted(file.name + "/" * file.is_dir() for file in visible)
 
     def start(
         self, trainer: Trainer, tokenizer: Tokenizer, *, validation_fraction: float, notes: JsonObject | None = None
@@ -453,11 +376,7 @@ class RunDirectory:
     ) -> DecoderLM:
         """Seed torch's generator with the seed of the run, and build the model of the run with weights drawn from it.
 
-        Args:
-            description: Content of `run.json`.
-            parallel: The processes over which the model is sharded.
-            device: Device of the model of a single process.
-            make_table: Function that opens a mapped table from its description; `None` to draw its rows in memory.
+        `make_table` opens a mapped table from its description; with `None` its rows are drawn in memory.
 
         Raises:
             CheckpointError: The model is not a `DecoderLM`, or too large for this machine.
@@ -623,14 +542,6 @@ def consistency_facts(description: JsonObject, text: TokenCorpus | TokenMixture,
 
     The text is compared by its length and by a hash over up to 256 samples of 4096 IDs each, spread over the
     text; of a mixture, over each text.
-
-    Args:
-        description: Content of `run.json`; its notes are left out.
-        text: Token IDs of the run.
-        tokenizer: Tokenizer of the run.
-
-    Returns:
-        JSON values by name, for `Collectives.require_equal`.
     """
     samples = hashlib.sha256()
     for corpus in corpora_of(text):

@@ -39,22 +39,15 @@ class TimeBudget:
     def last_step(self, step: int, *, used: float, guess: float = 1.0) -> int:
         """Add a measurement to `readings`, and return the number of the step at which the time will be used up.
 
-        Args:
-            step: Number of steps finished so far.
-            used: Seconds that they took.
-            guess: Seconds per step to assume as long as there is only one measurement.
+        So far `step` steps are finished, which took `used` seconds. `guess` is the seconds of a step to assume as long
+        as there is only one measurement.
         """
         self.readings = [*self.readings, [step, used]][-READINGS:]
         fitting = int((self.seconds - self.reserve - used) / max(self._seconds_per_step(guess), 1e-9))
         return max(self.min_steps, step + max(0, fitting))
 
     def progress(self, step: int, *, last_step: int) -> float:
-        """Estimate which fraction of `expected_seconds` will be used when step `step` ends, from 0 to 1.
-
-        Args:
-            step: Number of the step, at or after the last measurement.
-            last_step: Number of the last step, for which the result is 1.
-        """
+        """Estimate which fraction of `expected_seconds` will be used when step `step` ends, from 0 to 1."""
         read, used = self.readings[-1] if self.readings else (0, 0.0)
         share = used / self.expected_seconds
         return share + (1 - share) * (step - read) / max(1, last_step - read)

@@ -11,7 +11,8 @@ from embedlayer.cli.plan import plan as command
 from embedlayer.cli.plan import planned_injections
 from embedlayer.core.errors import FileError, SizeError, TokenizerError
 from embedlayer.core.formatting import format_bytes
-from embedlayer.planner.embedding_plan import OPTIONS, PRESETS, command_flag, plan
+from embedlayer.planner.embedding_plan import OPTIONS, command_flag
+from embedlayer.planner.presets import PRESETS, plan
 
 
 def run(*args: str) -> Result:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from embedlayer.cli.printing import count_of, make_console, print_facts, print_line, print_table
+from embedlayer.cli.printing import make_console, print_facts, print_line, print_table
+from embedlayer.core.formatting import count_of
 
 
 @pytest.mark.parametrize("width", [40, 120])

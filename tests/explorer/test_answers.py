@@ -13,9 +13,10 @@ from kinds import POSITIONS
 from page_types import FILE, declarations, spelled_out
 
 from embedlayer.explorer import pipeline, positions
-from embedlayer.explorer.answers import Cluster, ShownToken, StepFacts
+from embedlayer.explorer.answers import Cluster
 from embedlayer.explorer.routes import PAIRS, ROUTES, answer, manifest
 from embedlayer.explorer.server import to_json
+from embedlayer.explorer.text_answers import ShownToken, StepFacts
 from embedlayer.explorer.user_columns import UserColumn, UserColumns, add_user_columns
 from embedlayer.opening.opened_model import OpenedModel
 
@@ -51,7 +52,7 @@ def test_every_answer_is_what_its_function_says_for_a_source_that_has_all(of_run
     of_run = replace(of_run)
     add_user_columns(of_run, UserColumns((UserColumn("own", torch.zeros(of_run.table.vocab_size)),)))
     for name, route in ROUTES.items():
-        asked = [dict(params) for params in route.baked(of_run)] or [{"plus": "40", "id": "40", "text": "the"}]
+        asked = [dict(params) for params in route.exported(of_run)] or [{"plus": "40", "id": "40", "text": "the"}]
         for params in asked[:2]:
             check(answer([of_run], name, params), route.answer)
     for name, function in PAIRS.items():

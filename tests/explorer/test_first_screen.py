@@ -271,8 +271,8 @@ def test_a_layout_that_fails_leaves_the_components_with_their_names(serve, open_
 
 
 def test_a_file_without_a_layout_names_the_components(tmp_path, monkeypatch, open_page):
-    monkeypatch.setattr(table_map, "BAKED_ROWS", 10)
-    monkeypatch.setattr(tokens, "BAKED_ROWS", 10)
+    monkeypatch.setattr(table_map, "EXPORTED_ROWS", 10)
+    monkeypatch.setattr(tokens, "EXPORTED_ROWS", 10)
     write_page(tmp_path / "page.html", [table()])
     page = open_page((tmp_path / "page.html").as_uri())
     page.evaluate(PAINTED)

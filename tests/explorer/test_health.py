@@ -25,7 +25,7 @@ from embedlayer.tables.dense import TokenEmbedding
 def test_findings_are_the_analysis_own_with_the_texts_of_the_page(of_run):
     before, loss = of_run.before().table, of_run.run.read_metrics()[-1]["validation_loss"]
     expected = examine(of_run.table, of_run.tokenizer, before=before, counts=of_run.counts, validation_loss=loss)
-    found = health.found(of_run, {})
+    found = health.report(of_run, {})
     assert found["summary"] == expected.summary()
     assert found["under_trained"]["rows"] == int(expected.under_trained.flagged.sum())
     assert found["never_touched"]["rows"] == len(expected.never_touched)
@@ -39,7 +39,7 @@ def test_rows_with_other_norms_are_listed_with_their_texts_and_the_card_names_th
     rows = torch.randn(300, 24)
     rows[40:50] *= 20
     opened = OpenedModel("planted", TokenEmbedding.from_pretrained(rows), tokens=[f"t{row}" for row in range(300)])
-    found = health.found(opened, {})
+    found = health.report(opened, {})
     (group,) = found["norm_outliers"]
     assert (group["rows"], group["ids"]) == (10, list(range(40, 50)))
     assert found["texts"]["41"] == "t41"
@@ -54,7 +54,7 @@ def test_rows_with_other_norms_are_listed_with_their_texts_and_the_card_names_th
 
 def test_a_run_that_learned_little_is_called_sound_nowhere_on_its_page(of_run, browser, tmp_path) -> None:
     write_page(tmp_path / "report.html", [of_run])
-    assert health.found(of_run, {})["is_sound"] is False
+    assert health.report(of_run, {})["is_sound"] is False
     with browser.new_context() as context:
         page = context.new_page()
         page.goto(f"{(tmp_path / 'report.html').as_uri()}#health")
@@ -90,7 +90,7 @@ STATES: dict[str, tuple[Callable[[torch.Tensor], Any], str, str | None]] = {
 def test_the_tile_of_a_fault_is_marked_and_no_card_says_sound_of_a_row_in_such_a_table(name, open_page, serve) -> None:
     change, summary, tile = STATES[name]
     opened = table_of(change)
-    report = health.found(opened, {})
+    report = health.report(opened, {})
     page = open_page(f"{serve(opened)}#health?id=700")
     verdict = page.locator("p.verdict")
     assert verdict.inner_text() == report["summary"]
@@ -115,7 +115,7 @@ def test_the_tile_of_a_fault_is_marked_and_no_card_says_sound_of_a_row_in_such_a
 
 
 def test_tokens_that_never_occur_and_the_loss_of_a_run_have_tiles(open_page, serve, of_run) -> None:
-    report = health.found(of_run, {})
+    report = health.report(of_run, {})
     page = open_page(f"{serve(of_run)}#health")
     tiles = page.locator(".tiles > div")
     never = tiles.filter(has_text="Never occurring").inner_text()

@@ -21,7 +21,7 @@ from embedlayer.core.errors import CheckpointError
 from embedlayer.explorer import logit_lens as module
 from embedlayer.explorer import pipeline
 from embedlayer.explorer.export import write_page
-from embedlayer.explorer.logit_lens import LogitLens, answer, baked, logit_lens
+from embedlayer.explorer.logit_lens import LogitLens, answer, exported_requests, logit_lens
 from embedlayer.explorer.pipeline_steps import MOST_TOKENS, packed
 from embedlayer.explorer.text_ids import shown_tokens
 from embedlayer.models.sampling import Sampler
@@ -126,8 +126,8 @@ def test_the_page_gets_the_lens_of_the_tokens_that_it_shows(words):
     assert found["next_ranks"] == lens.next_ranks.tolist()
     assert found["top_probs"] == packed(lens.top_probs.view(-1, 8))
     assert {token["id"] for token in found["tokens"]} == set(lens.top_ids.flatten().tolist())
-    asked = baked(source)
-    for params, request in zip(asked, pipeline.baked(source), strict=True):
+    asked = exported_requests(source)
+    for params, request in zip(asked, pipeline.exported_requests(source), strict=True):
         shown = pipeline.answer(source, request)["tokens"]
         assert params["ids"] == ",".join(str(token["id"]) for token in shown)
         assert len(answer(source, params)["top_ids"][0]) == len(shown)
@@ -193,11 +193,11 @@ def test_the_step_has_all_logits_of_the_next_token(words):
     model = small("alibi", head=HEADS["untied"]())
     walked = pipeline.pipeline(model, words, TEXT)
     step = walked.step("head")
-    ids = torch.tensor([token.id for token in walked.tokens])
+    ids = torch.tensor([token["id"] for token in walked.tokens])
     torch.testing.assert_close(step.values["logits"][0], model(ids)[-1])
     best = model(ids)[-1].topk(12).indices.tolist()
     assert [token["id"] for token in step.facts["candidates"]] == best
-    assert step.facts["room"] == MOST_TOKENS - len(ids)
+    assert step.facts["tokens_left"] == MOST_TOKENS - len(ids)
 
 
 # The page
@@ -291,7 +291,7 @@ def test_the_grid_is_the_lens_and_a_cell_lists_its_tokens(source, serve, open_pa
     page.locator(".lens-grid").wait_for()
     ids = source.encode(TEXT)
     lens = logit_lens(source.model, torch.tensor(ids))
-    names = [[token.text for token in shown_tokens(source.tokenizer, row)] for row in lens.top_ids[..., 0].tolist()]
+    names = [[token["text"] for token in shown_tokens(source.tokenizer, row)] for row in lens.top_ids[..., 0].tolist()]
     assert cells(page) == names
     right = lens.top_ids[:, :-1, 0].eq(torch.tensor(ids[1:])).sum()
     assert page.locator(".lens-grid .lens-right").count() == right

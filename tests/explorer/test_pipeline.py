@@ -28,7 +28,7 @@ from embedlayer import (
 )
 from embedlayer.explorer import pipeline_steps as module
 from embedlayer.explorer.export import write_page
-from embedlayer.explorer.pipeline import answer, baked, choices, pipeline
+from embedlayer.explorer.pipeline import answer, choices, exported_requests, pipeline
 from embedlayer.explorer.pipeline_steps import packed
 from embedlayer.explorer.positions import described
 from embedlayer.explorer.text_ids import NamedRows, shown_tokens
@@ -51,7 +51,7 @@ def model(request):
 
 
 def ids_of(walked):
-    return torch.tensor([token.id for token in walked.tokens])
+    return torch.tensor([token["id"] for token in walked.tokens])
 
 
 def test_the_last_vectors_are_those_of_the_models_input_embedding(model, words):
@@ -203,7 +203,7 @@ def test_what_cannot_be_shown_says_why(words):
 def test_tokens_are_readable_and_special_ones_marked():
     tokenizer = train_tokenizer("naïve café", vocab_size=258)
     ids = tokenizer.encode("a é<|endoftext|>", add_special_tokens=False).ids
-    kinds = [(token.text, token.kind) for token in shown_tokens(tokenizer, ids)]
+    kinds = [(token["text"], token["kind"]) for token in shown_tokens(tokenizer, ids)]
     assert kinds[0] == ("a", "text")
     assert ("·", "text") in kinds
     assert kinds[-1] == ("<|endoftext|>", "special")
@@ -244,10 +244,10 @@ def test_walks_at_the_same_time_do_not_meet(words):
     assert all(next_ == expected[text] for text, next_ in found)
 
 
-def test_what_is_baked_can_be_answered(words):
+def test_what_is_exported_can_be_answered(words):
     model = small()
     source = OpenedModel("words", model.table, tokenizer=words, model=model)
-    asked, offered = baked(source), choices(source, {})
+    asked, offered = exported_requests(source), choices(source, {})
     assert [params["text"] for params in asked if "layer" not in params] == offered["texts"]
     tiny = [params for params in asked if params.get("layer") == "tiny"]
     assert {params["text"] for params in tiny} == set(offered["tiny"]["texts"])
@@ -259,7 +259,7 @@ def test_a_real_model_goes_on_as_it_was_trained(shared_data):
     model = load_llama(shared_data / "models" / "stories260K.safetensors")
     tokenizer = load_tokenizer(shared_data / "models" / "tok512.bin")
     walked = pipeline(model, tokenizer, "Once upon a time", add_special_tokens=True)
-    assert [token.kind for token in walked.tokens] == ["special", "text", "text", "text", "text"]
+    assert [token["kind"] for token in walked.tokens] == ["special", "text", "text", "text", "text"]
     top_tokens = walked.step("head").facts["top_tokens"]
     assert [row[0]["decoded"] for row in top_tokens[:-1]] == [" Once", " upon", " a", " time"]
     assert top_tokens[-1][0]["decoded"] == ","
@@ -271,7 +271,7 @@ def test_a_real_model_goes_on_as_it_was_trained(shared_data):
 @pytest.mark.parametrize("vocabulary", [None, NamedRows(["a", "b", "c"])])
 def test_a_table_without_a_tokenizer_shows_its_rows(vocabulary):
     walked = pipeline(TokenEmbedding(3, 4), vocabulary, "#2 #0 #2")
-    assert [token.text for token in walked.tokens] == (["#2", "#0", "#2"] if vocabulary is None else ["c", "a", "c"])
+    assert [token["text"] for token in walked.tokens] == (["#2", "#0", "#2"] if vocabulary is None else ["c", "a", "c"])
     assert [step.name for step in walked.steps if not step.idle] == ["one_hot", "look_up"]
 
 
@@ -290,7 +290,7 @@ def test_every_source_offers_texts_that_it_can_read(words):
         assert all(answer(source, {"text": text})["tokens"] for text in offered["texts"])
     source = OpenedModel("part", table, table_only="Its family is unknown.")
     assert choices(source, {})["refused"].endswith("Its family is unknown.")
-    assert all("layer" in params for params in baked(source))
+    assert all("layer" in params for params in exported_requests(source))
 
 
 # The tiny layer
@@ -334,9 +334,9 @@ def test_the_rows_near_a_token_are_those_of_the_table(words):
     near, facts = walked.step("look_up").values["near"], walked.step("look_up").facts
     for token, part in zip(walked.tokens, facts["part_of"], strict=True):
         first, names = facts["parts"][part]["first"], facts["parts"][part]["names"]
-        assert first <= token.id < first + len(names) == first + 7
+        assert first <= token["id"] < first + len(names) == first + 7
         assert near[part].equal(weight[first : first + 7])
-        assert names[token.id - first] == token.text
+        assert names[token["id"] - first] == token["text"]
     wide = TokenEmbedding(50, 200)
     shown = pipeline(wide, words, "dogs").step("look_up")
     row = wide.weight[shown.facts["parts"][0]["first"]]
@@ -407,14 +407,14 @@ def test_the_number_under_the_pointer_and_the_keys_is_the_tables(source, serve, 
         page.mouse.move(box["x"] + (d + 0.5) / 24 * box["width"], box["y"] + (t + 0.5) / 7 * box["height"])
         number, rest = readout(page).replace("−", "-").split(maxsplit=1)
         assert float(number) == pytest.approx(float(rows[t, d]), abs=6e-5)
-        assert rest == f"{walked.tokens[t].text} · dimension {d}"
+        assert rest == f"{walked.tokens[t]['text']} · dimension {d}"
     page.mouse.move(0, 0)
     canvas.focus()
     for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
         page.keyboard.press(key)
     number, rest = readout(page).replace("−", "-").split(maxsplit=1)
     assert float(number) == pytest.approx(float(rows[1, 2]), abs=6e-5)
-    assert rest == f"{walked.tokens[1].text} · dimension 2"
+    assert rest == f"{walked.tokens[1]['text']} · dimension 2"
     assert "step=look_up" in page.url  # the arrows moved in the picture, not along the steps
 
 

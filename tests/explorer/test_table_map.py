@@ -111,7 +111,7 @@ def test_tiny_and_empty_tables_have_a_map(rows) -> None:
 
 def test_large_tables_are_not_computed_for_an_export(monkeypatch) -> None:
     source = opened(grouped(100, 0))
-    monkeypatch.setattr(table_map, "BAKED_ROWS", 100)
-    assert table_map.baked(source) == []
-    monkeypatch.setattr(table_map, "BAKED_ROWS", 101)
-    assert table_map.baked(source) == [{}]
+    monkeypatch.setattr(table_map, "EXPORTED_ROWS", 100)
+    assert table_map.exported_requests(source) == []
+    monkeypatch.setattr(table_map, "EXPORTED_ROWS", 101)
+    assert table_map.exported_requests(source) == [{}]

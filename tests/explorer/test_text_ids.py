@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from embedlayer import TextError, TokenIdError, TokenizerError, train_tokenizer
-from embedlayer.explorer.text_ids import NamedRows, text_ids
+from embedlayer.explorer.text_ids import NamedRows, longer_text, text_ids
 
 
 def test_a_text_is_split_at_the_longest_names_of_rows():
@@ -36,3 +36,27 @@ def test_a_tokenizer_reads_the_text_and_says_what_it_cannot_read():
         text_ids(strict, "b", 1)
     with pytest.raises(TokenizerError, match="no tokenizer and no names"):
         text_ids(None, "dogs", 10)
+
+
+def test_an_appended_token_becomes_text_where_the_tokenizer_agrees():
+    tokenizer = train_tokenizer("the cat ate the cake and the cat sat " * 9, vocab_size=300)
+    ids = {text: tokenizer.encode(text, add_special_tokens=False).ids for text in (" cat", "é", "the cat")}
+    assert longer_text(tokenizer, "the", ids[" cat"], 300) == ("the cat", ())
+    first, second = ids["é"]  # two bytes of one character
+    assert longer_text(tokenizer, "the", [first], 300) == ("the", (first,))
+    assert longer_text(tokenizer, "the", [first, second], 300) == ("theé", ())
+    assert longer_text(tokenizer, "the", [*ids[" cat"], first], 300) == ("the cat", (first,))
+    line = tokenizer.encode("\n", add_special_tokens=False).ids
+    assert longer_text(tokenizer, "the", [*ids[" cat"], *line, *ids["the cat"]], 300) == (
+        "the cat",
+        (*line, *ids["the cat"]),
+    )
+    end = tokenizer.token_to_id("<|endoftext|>")
+    assert end is not None
+    assert longer_text(tokenizer, "the", [end], 300) == ("the", (end,))
+    c, a = (tokenizer.encode(letter, add_special_tokens=False).ids[0] for letter in "ca")
+    assert longer_text(tokenizer, "the ", [c, a], 300) == ("the ", (c, a))  # the tokenizer would merge them
+
+
+def test_without_a_tokenizer_they_are_written_as_ids():
+    assert longer_text(None, "#3", [4, 1], 9) == ("#3 #4 #1", ())

@@ -95,7 +95,7 @@ def test_the_text_for_the_pipeline_contains_the_token(kind):
         found[token] = text
         if text is not None:
             assert at is not None
-            assert pipeline(source.table, tokenizer, text).tokens[at].id == token
+            assert pipeline(source.table, tokenizer, text).tokens[at]["id"] == token
     missing = [token_text(tokenizer, token) for token, text in found.items() if text is None]
     assert len(missing) < size / 2 if kind == "bpe" else len(missing) < size / 10, missing
 
@@ -335,7 +335,7 @@ def test_an_exported_page_has_the_card_or_says_what_it_lacks(of_run, tmp_path, o
     assert [int(each) for each in shown] == [each for each, _ in facts["variants"]]
     body.get_by_role("link", name="Pipeline").click()
     page.locator(f".pipe-chips [data-token='{token}'][aria-pressed='true']").wait_for()
-    monkeypatch.setattr(token_card, "BAKED_ROWS", 100)
+    monkeypatch.setattr(token_card, "EXPORTED_ROWS", 100)
     write_page(tmp_path / "large.html", [of_run])
     page = open_page((tmp_path / "large.html").as_uri() + f"#health?id={token}&card=open")
     page.locator("#card").get_by_text("This file does not contain these numbers").wait_for()

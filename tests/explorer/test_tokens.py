@@ -53,7 +53,7 @@ def test_the_nearest_of_all_are_those_of_each(of_run):
         assert set(ids[token].tolist()) == {other for other, _ in expected}
 
 
-def test_baked_vectors_are_the_rows_to_a_127th_of_their_largest_number(of_run):
+def test_exported_vectors_are_the_rows_to_a_127th_of_their_largest_number(of_run):
     size, width = of_run.rows.shape
     content = tokens.vectors(of_run, {})
     largest = floats(content[: 4 * size], size)
@@ -95,13 +95,13 @@ def test_what_cannot_be_asked_is_refused(of_run):
             tokens.neighbors(of_run, params)
 
 
-def test_how_much_of_a_table_is_baked_follows_from_its_size(of_run, monkeypatch):
-    assert tokens.baked_vectors(of_run) == [{}]
-    assert tokens.baked_nearest(of_run) == []
-    monkeypatch.setattr(tokens, "BAKED_NUMBERS", 100)
-    assert tokens.baked_vectors(of_run) == []
-    assert tokens.baked_nearest(of_run) == [{}]
+def test_how_much_of_a_table_is_exported_follows_from_its_size(of_run, monkeypatch):
+    assert tokens.exported_vectors(of_run) == [{}]
+    assert tokens.exported_nearest(of_run) == []
+    monkeypatch.setattr(tokens, "EXPORTED_NUMBERS", 100)
+    assert tokens.exported_vectors(of_run) == []
+    assert tokens.exported_nearest(of_run) == [{}]
     assert "Sums of tokens are not" in tokens.left_out(of_run)[0]
-    monkeypatch.setattr(tokens, "BAKED_ROWS", 100)
-    assert tokens.baked_nearest(of_run) == []
+    monkeypatch.setattr(tokens, "EXPORTED_ROWS", 100)
+    assert tokens.exported_nearest(of_run) == []
     assert "too large" in tokens.left_out(of_run)[0]

@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.flop_counter import FlopCounterMode
 
-import embedlayer.planner.embedding_plan
+import embedlayer.planner
 from embedlayer import (
     DeltaEmbedding,
     FactorizedEmbedding,
@@ -39,14 +39,9 @@ from embedlayer.formats import GGUFBlocks
 from embedlayer.inputs.embedding import embed
 from embedlayer.losses import products
 from embedlayer.optim import RowwiseSecondMoment
-from embedlayer.planner.embedding_plan import (
-    DTYPE_BITS,
-    OPTIMIZER_MOMENTS,
-    PRESETS,
-    EmbeddingPlan,
-    plan,
-    plan_alternatives,
-)
+from embedlayer.planner import alternatives, embedding_plan, presets
+from embedlayer.planner.embedding_plan import DTYPE_BITS, EmbeddingPlan
+from embedlayer.planner.presets import PRESETS, plan
 
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -525,46 +520,20 @@ def test_what_cannot_be_planned_says_why(options, words):
         plan(**options)
 
 
-@given(
-    tied=st.booleans(),
-    rank=st.none() | st.just(16),
-    dtype=st.sampled_from(["fp32", "bf16", "int8"]),
-    optimizer=st.sampled_from(list(OPTIMIZER_MOMENTS)),
-    plain_loss=st.booleans(),
-    delta_rows=st.sampled_from([0, 7]),
-    used=st.none() | st.just(50),
-)
-@settings(max_examples=60)
-def test_every_change_can_be_planned_and_the_best_comes_first(used, **options):
-    now = EmbeddingPlan(1000, 64, tokens=256, **options)
-    found = plan_alternatives(now, used=used)
-    assert [change.saved_bytes for change in found] == sorted((change.saved_bytes for change in found), reverse=True)
-    assert all(change.plan != now and change.plan.name == change.change for change in found)
-    assert any(change.change.startswith("trim") for change in found) == (used is not None)
-
-
-@pytest.mark.parametrize(
-    "processes", [{"vocab_parallel_size": 4}, {"replicas": 2}, {"vocab_parallel_size": 2, "replicas": 2}]
-)
-def test_every_change_to_a_sharded_table_can_be_planned(processes):
-    found = plan_alternatives(EmbeddingPlan(1000, 64, tied=False, tokens=256, **processes), used=50)
-    assert not any(change.plan.delta_rows for change in found)
-    assert {"row-sparse table", "trim to 50 tokens"} <= {change.change for change in found}
-
-
 def test_the_examples_in_the_docstrings_run():
-    results = doctest.testmod(embedlayer.planner.embedding_plan)
-    assert results.failed == 0
-    assert results.attempted >= 5
+    results = [doctest.testmod(each, extraglobs={"plan": plan}) for each in (embedding_plan, alternatives, presets)]
+    assert sum(each.failed for each in results) == 0
+    assert sum(each.attempted for each in results) >= 5
 
 
 def test_torch_is_not_needed():
-    code = "import embedlayer.planner.embedding_plan, sys; assert not {'torch', 'numpy'} & sys.modules.keys()"
+    imports = "import sys, embedlayer.planner.alternatives, embedlayer.planner.presets"
+    code = f"{imports}; assert not {{'torch', 'numpy'}} & sys.modules.keys()"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
 def test_each_option_is_stated_once_and_is_in_the_signature_and_the_documentation():
-    options = set(embedlayer.planner.embedding_plan.OPTIONS)
+    options = set(embedding_plan.OPTIONS)
     assert set(inspect.signature(plan).parameters) == options | {"preset"}
     assert all(f"        {name}: " in EmbeddingPlan.__doc__ for name in [*options, "name"])
     assert embedlayer.planner.options_table() in Path(__file__).parents[2].joinpath("docs", "planning.md").read_text()

@@ -105,12 +105,12 @@ def whole_words(tokenizer: Tokenizer, vocab_size: int) -> dict[str, int]:
     Words are in lower case and without the leading space. They are the tokens that `token_kinds` calls `"word"`:
     letters at the start of a word. If several tokens give the same word, the lowest ID counts.
     """
-    found: dict[str, int] = {}
+    rows: dict[str, int] = {}
     kinds, texts = token_kinds(tokenizer, vocab_size), row_texts(tokenizer, vocab_size)
     for token, (kind, text) in enumerate(zip(kinds, texts, strict=True)):
         if kind == "word":
-            found.setdefault(text.strip().lower(), token)
-    return found
+            rows.setdefault(text.strip().lower(), token)
+    return rows
 
 
 def evaluate_word_pairs(table: TableLike, words: Mapping[str, int], file: Path | str) -> WordPairScores:
@@ -188,8 +188,8 @@ def evaluate_word_analogies(
     candidates = torch.zeros(len(rows), dtype=torch.bool)
     candidates[list(words.values())] = True
     a, b, c = (F.normalize(rows.take(column).float(), dim=1) for column in ids[:, :3].T)
-    found = nearest_rows(table, b - a + c, 1, candidates=candidates, exclude=ids[:, :3])
-    right = (found.ids[:, 0] == ids[:, 3]).tolist()
+    answers = nearest_rows(table, b - a + c, 1, candidates=candidates, exclude=ids[:, :3])
+    right = (answers.ids[:, 0] == ids[:, 3]).tolist()
     total, used = Counter(heading for heading, _ in questions), Counter(heading for heading, _ in usable)
     correct = Counter(compress((heading for heading, _ in usable), right))
     sections = tuple(AnalogySection(name, correct[name], used[name], total[name]) for name in total)
@@ -226,9 +226,9 @@ def _lines(file: Path | str) -> list[tuple[int, str]]:
     return [(number, line.rstrip()) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
 
-def _missing(found: Iterable[str], words: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the words in `found` that are not keys of `words`, each once, in the order of `found`."""
-    return tuple(dict.fromkeys(word for word in found if word not in words))
+def _missing(all_words: Iterable[str], words: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the words in `all_words` that are not keys of `words`, each once, in the order of `all_words`."""
+    return tuple(dict.fromkeys(word for word in all_words if word not in words))
 
 
 def ranks(values: Float[Tensor, " N"] | Sequence[float]) -> Float[Tensor, " N"]:

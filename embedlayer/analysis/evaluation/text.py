@@ -15,10 +15,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.reader import Checkpoint
-from embedlayer.checkpoints.reading.configuration import POSITION_KEYS
 from embedlayer.core.errors import CheckpointError, SizeError, TextError
 from embedlayer.core.short_repr import short_repr
 from embedlayer.data.text_chunks import encode_chunks, read_text_chunks, split_text
+from embedlayer.families.records import POSITION_KEYS
 from embedlayer.losses.divergences import divergence
 from embedlayer.losses.statistics import token_statistics_of
 from embedlayer.losses.uncomputed_logits import LinearLogits
@@ -153,9 +153,6 @@ class TokenChange:
     """How two models differ in one token, averaged over its places in the text.
 
     Attributes:
-        token: Its text.
-        id: Its ID.
-        count: How often it is predicted.
         loss: Mean loss of the first model, in nats.
         other_loss: Mean loss of the other model, in nats.
         kl: Mean divergence KL(first || other) of the distributions at its places, in nats.
@@ -331,7 +328,7 @@ class _EncodedText(NamedTuple):
 
 
 def _encoded(model: CausalModel, text: str | Path) -> _EncodedText:
-    """Read and encode a text."""
+    """Read and encode a text, the start token of the model in front, and count the bytes that its tokens encode."""
     tokenizer = pure_tokenizer(as_tokenizer(model.tokenizer))
     if isinstance(text, str):
         raise_if_path(text)
@@ -404,13 +401,13 @@ def _measure(
         logits, best = [], []
         for place, one in enumerate(models):
             logits.append(causal_logits(one.model, inputs.to(one.device)))
-            found = token_statistics_of(logits[-1], targets.to(one.device), top_k=1)
-            assert found.log_probs is not None
-            assert found.entropy is not None
-            assert found.top_ids is not None
-            sums.losses[place].index_add_(0, tokens, -found.log_probs.cpu()[counted].double())
-            sums.entropies[place].index_add_(0, tokens, found.entropy.cpu()[counted].double())
-            best.append(found.top_ids.cpu()[..., 0][counted])
+            statistics = token_statistics_of(logits[-1], targets.to(one.device), top_k=1)
+            assert statistics.log_probs is not None
+            assert statistics.entropy is not None
+            assert statistics.top_ids is not None
+            sums.losses[place].index_add_(0, tokens, -statistics.log_probs.cpu()[counted].double())
+            sums.entropies[place].index_add_(0, tokens, statistics.entropy.cpu()[counted].double())
+            best.append(statistics.top_ids.cpu()[..., 0][counted])
             sums.correct[place] += (best[-1] == tokens).sum()
         if len(models) == 2:
             labels = targets.to(models[1].device)

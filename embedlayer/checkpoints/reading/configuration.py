@@ -18,9 +18,6 @@ from embedlayer.io.json_fields import as_number, as_whole_number
 MOST_SIZE, MOST_POSITIONS = 1 << 16, 1 << 20
 """Largest sizes and lengths in a configuration that no tensor of the file bounds; larger ones mean a damaged file."""
 
-POSITION_KEYS = ("max_position_embeddings", "n_positions")
-"""Configuration keys of the number of positions."""
-
 
 @dataclass(frozen=True)
 class Configuration:

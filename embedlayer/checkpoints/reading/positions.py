@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from embedlayer.checkpoints.reading.configuration import MOST_POSITIONS, POSITION_KEYS
+from embedlayer.checkpoints.reading.configuration import MOST_POSITIONS
 from embedlayer.checkpoints.reading.model import CheckpointModel
 from embedlayer.checkpoints.reading.table import check_rows
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families import CONFIG_KEYS, rotary_facts, stated_size
 from embedlayer.families.records import (
+    POSITION_KEYS,
     AlibiPositions,
     AxialPositions,
     BiasedPositions,

@@ -1,27 +1,11 @@
-/** Answers of the server, by `python tools/page_types.py --write`: edit explorer/answers.py. */
+/** Answers of the server, by `python tools/page_types.py --write`: edit answers.py or text_answers.py. */
 
-export type TokenKind = "text" | "byte" | "special";
 export type Neighbor = [number, number];
 export type LayoutState = "absent" | "running" | "ready" | "failed" | "cancelled";
 export type TableState = "sound" | "faulty" | "undecided";
-export type DescribedScheme = NoScheme | UndrawnScheme | AdditiveScheme | SinusoidalScheme | RotationScheme | AlibiScheme | BiasScheme;
 export type MovedRow = [number, number, number, number];
-
-/** A float32 tensor in base64, little-endian; see `unpack` of the page. */
-export interface PackedTensor {
-  shape: number[];
-  float32: string;
-}
-
-/** A token as the page shows it. */
-export interface ShownToken {
-  id: number;
-  /** Readable text of the token; empty if the tokenizer does not know the ID. */
-  decoded: string;
-  /** The readable text with spaces and invisible characters in visible form, or `row ID`. */
-  text: string;
-  kind: TokenKind;
-}
+export type TokenKind = "text" | "byte" | "special";
+export type DescribedScheme = NoScheme | UndrawnScheme | AdditiveScheme | SinusoidalScheme | RotationScheme | AlibiScheme | BiasScheme;
 
 /** A source of the page. */
 export interface SourceManifest {
@@ -166,6 +150,257 @@ export interface TokenPlaces {
   position: number | null;
 }
 
+/** Groups of equal rows, with the IDs of the first. */
+export interface RowGroups {
+  rows: number;
+  groups: number;
+  ids: number[][];
+}
+
+/** What the rows of a table share, see `SharedVariance` of the analysis; null of fewer rows than can be measured. */
+export interface SharedVariance {
+  rows: number;
+  scale: number | null;
+  offset_share: number | null;
+  dimension: number;
+  dimension_share: number | null;
+  component_share: number | null;
+  constant: number[];
+  rank: number;
+  most_rank: number;
+  is_measured: boolean;
+  /** Whether rows that never learned are left out. */
+  learned_only: boolean;
+}
+
+/** Values from which on measures in `shared` are at fault; `scale` is a range. */
+export interface HealthLimits {
+  variance: number;
+  offset: number;
+  rank: number;
+  scale: [number, number];
+}
+
+/** What a run learned, in nats per token. */
+export interface LossOfRun {
+  validation_loss: number;
+  unigram_entropy: number;
+  gain: number;
+}
+
+/** Cosine of a row with its nearest row; null without two usable rows. */
+export interface NearestCosines {
+  rows: number;
+  median: number | null;
+  by_chance: number | null;
+  mean_pair: number | null;
+}
+
+/** How alike the rows of spelling variants are, see `TokenizerFit`. */
+export interface SpellingFit {
+  pairs: number;
+  cosine: number | null;
+  error: number | null;
+  shift: number | null;
+  shifted_cosine: number | null;
+  /** Share of the pairs that are as unlike as unrelated tokens; by chance 1. */
+  unlike: number | null;
+  is_mixed: boolean;
+  odd_rows: RowList;
+}
+
+/** A group of rows whose norms are beyond a gap, see `NormOutliers` of the analysis. */
+export interface NormOutliers {
+  rows: number;
+  ids: number[];
+  low: number;
+  high: number;
+  nearest: number;
+  median: number;
+}
+
+/** A group of rows with nearly one direction, see `Cone` of the analysis. */
+export interface Cone {
+  rows: number;
+  median_angle: number;
+  edge_angle: number;
+  mean_cosine: number;
+  outside_cosine: number | null;
+  peak: number;
+  valley: number;
+  contrast: number | null;
+  never_occur: number | null;
+  doubt: string;
+}
+
+/** An under-trained row. */
+export interface UnderTrainedToken {
+  id: number;
+  text: string;
+  kind: string | null;
+  score: number;
+  norm: number;
+}
+
+/** The rows of one kind of token, and how many of them are under-trained. */
+export interface KindCount {
+  kind: string;
+  rows: number;
+  under_trained: number;
+}
+
+/** Rows inside a cone; rows that are named as equal, or at the mean, are not counted. */
+export interface UnderTrained {
+  rows: number;
+  threshold: number;
+  explanation: string;
+  tokens: UnderTrainedToken[];
+  by_kind: KindCount[];
+  cones: Cone[];
+  undecided: Cone[];
+}
+
+/** The report of `table_health`. */
+export interface Health {
+  zero_rows: RowList;
+  nonfinite_rows: RowList;
+  at_mean: RowList;
+  never_touched: RowList | null;
+  duplicates: RowGroups;
+  near_duplicates: RowGroups;
+  /** Sentences that say what is wrong, worst first. */
+  summary: string;
+  is_sound: boolean;
+  state: TableState;
+  shared: SharedVariance;
+  /** Names of measures in `shared`, and "loss", because of which the table is not sound. */
+  at_fault: string[];
+  limits: HealthLimits;
+  /** Tokens that never occur in the training text; null if the occurrences are unknown. */
+  absent: RowList | null;
+  /** Null for a table that is not of a run. */
+  loss: LossOfRun | null;
+  nearest: NearestCosines;
+  spelling: SpellingFit | null;
+  norm_outliers: NormOutliers[];
+  /** Texts of the listed rows, by ID. */
+  texts: Record<string, string>;
+  under_trained: UnderTrained;
+}
+
+/** The measures of `Spectrum` for random numbers, see `ChanceGeometry`. */
+export interface ChanceMeasures {
+  effective_rank: number;
+  isotropy: number;
+  isotropy_rows: number;
+  mean_cosine_deviation: number;
+}
+
+/** Measures of the table's geometry, see `TableGeometry`. */
+export interface Spectrum {
+  /** Share of the variance along each principal direction, largest first. */
+  explained: number[];
+  effective_rank: number;
+  isotropy: number;
+  mean_cosine: number;
+  chance: ChanceMeasures;
+}
+
+/** One line of a run's `metrics.jsonl`. */
+export interface MetricsLine {
+  step: number;
+  loss: number;
+  lr?: number;
+  validation_loss?: number;
+  validation_bits_per_byte?: number;
+  /** The loss of each corpus of a mixture. */
+  validation_losses?: number[];
+  rows_touched?: number;
+  tokens_per_second?: number;
+}
+
+/** The parts of a run's model; "" for what is not known. */
+export interface MadeOf {
+  table: string;
+  position: string;
+  head: string;
+  layers: number | "";
+  heads: number | "";
+  parameters: number | "";
+}
+
+/** A token, and the text and the cosine of its nearest tokens before training. */
+export interface ProbedToken {
+  id: number;
+  token: string;
+  near: ([string, number])[];
+}
+
+/** The training progress of a run, and its options. */
+export interface Metrics {
+  /** Lines of `metrics.jsonl`, evenly spaced, with the last one. */
+  lines: MetricsLine[];
+  /** `ln V`, the loss in nats per token of a uniform distribution. */
+  uniform_loss: number;
+  options: Record<string, unknown>;
+  made_of: MadeOf;
+  neighbors_before: ProbedToken[];
+}
+
+/** Whether two tables are related, see `TableRelation`. */
+export interface Relation {
+  verdict: "same" | "changed" | "related" | "unrelated" | "unknown";
+  sentence: string;
+  held_out: number | null;
+  shuffled: number | null;
+  as_stored: number | null;
+  as_stored_shuffled: number | null;
+}
+
+/** Rows that only one of two tables has: their number, and the first tokens. */
+export interface RowsOfOne {
+  title: string;
+  rows: number;
+  tokens: string[];
+}
+
+/** How far the tokens that two tables share moved. */
+export interface Comparison {
+  /** Title of the other source. */
+  title: string;
+  /** Number of these tokens. */
+  shared: number;
+  mean_cosine: number;
+  /** Residual of the alignment; null without one. */
+  residual: number | null;
+  /** Median ratio of a row's norm to that in the other table. */
+  scale: number;
+  relation: Relation;
+  /** Rows that only this table has, and rows that only the other one has. */
+  only: RowsOfOne[];
+  /** Tokens of the training text if the occurrences are known, else all. */
+  moved_most: MovedRow[];
+  moved_least: MovedRow[];
+  /** Tokens that never occur in the training text; null if the occurrences are unknown. */
+  moved_never: MovedRow[] | null;
+}
+
+/** A float32 tensor in base64, little-endian; see `unpack` of the page. */
+export interface PackedTensor {
+  shape: number[];
+  float32: string;
+}
+
+/** A token as the page shows it. */
+export interface ShownToken {
+  id: number;
+  /** Readable text of the token; empty if the tokenizer does not know the ID. */
+  decoded: string;
+  /** The readable text with spaces and invisible characters in visible form, or `row ID`. */
+  text: string;
+  kind: TokenKind;
+}
+
 /** What can be chosen for the tiny layer. */
 export interface TinyChoices {
   texts: string[];
@@ -249,7 +484,7 @@ export interface HeadFacts {
   /** The tokens that can be appended, of a whole decoder. */
   candidates?: ShownToken[];
   /** Number of tokens by which the text can be longer, of a whole decoder. */
-  room?: number;
+  tokens_left?: number;
 }
 
 /** The norm of the gradient of one looked-up row, in all and through the look-up and the head. */
@@ -455,241 +690,6 @@ export interface PositionsData {
   queries?: PackedTensor;
   /** Keys of the same block, `(G, N, K)`. */
   keys?: PackedTensor;
-}
-
-/** Groups of equal rows, with the IDs of the first. */
-export interface RowGroups {
-  rows: number;
-  groups: number;
-  ids: number[][];
-}
-
-/** What the rows of a table share, see `SharedVariance` of the analysis; null of fewer rows than can be measured. */
-export interface SharedVariance {
-  rows: number;
-  scale: number | null;
-  offset_share: number | null;
-  dimension: number;
-  dimension_share: number | null;
-  component_share: number | null;
-  constant: number[];
-  rank: number;
-  most_rank: number;
-  is_measured: boolean;
-  /** Whether rows that never learned are left out. */
-  learned_only: boolean;
-}
-
-/** Values from which on measures in `shared` are at fault; `scale` is a range. */
-export interface HealthLimits {
-  variance: number;
-  offset: number;
-  rank: number;
-  scale: [number, number];
-}
-
-/** What a run learned, in nats per token. */
-export interface LossOfRun {
-  validation_loss: number;
-  unigram_entropy: number;
-  gain: number;
-}
-
-/** Cosine of a row with its nearest row; null without two usable rows. */
-export interface NearestCosines {
-  rows: number;
-  median: number | null;
-  by_chance: number | null;
-  mean_pair: number | null;
-}
-
-/** How alike the rows of spelling variants are, see `TokenizerFit`. */
-export interface SpellingFit {
-  pairs: number;
-  cosine: number | null;
-  error: number | null;
-  shift: number | null;
-  shifted_cosine: number | null;
-  /** Share of the pairs that are as unlike as unrelated tokens; by chance 1. */
-  unlike: number | null;
-  is_mixed: boolean;
-  odd_rows: RowList;
-}
-
-/** Rows whose norms differ from those of all others. */
-export interface NormOutliers {
-  rows: number;
-  ids: number[];
-  low: number;
-  high: number;
-  nearest: number;
-  median: number;
-}
-
-/** A group of rows with nearly one direction, see `Cone` of the analysis. */
-export interface Cone {
-  rows: number;
-  median_angle: number;
-  edge_angle: number;
-  mean_cosine: number;
-  outside_cosine: number | null;
-  peak: number;
-  valley: number;
-  contrast: number | null;
-  never_occur: number | null;
-  doubt: string;
-}
-
-/** An under-trained row. */
-export interface UnderTrainedToken {
-  id: number;
-  text: string;
-  kind: string | null;
-  score: number;
-  norm: number;
-}
-
-/** The rows of one kind of token, and how many of them are under-trained. */
-export interface KindCount {
-  kind: string;
-  rows: number;
-  under_trained: number;
-}
-
-/** Rows inside a cone; rows that are named as equal, or at the mean, are not counted. */
-export interface UnderTrained {
-  rows: number;
-  threshold: number;
-  explanation: string;
-  tokens: UnderTrainedToken[];
-  by_kind: KindCount[];
-  cones: Cone[];
-  undecided: Cone[];
-}
-
-/** The report of `table_health`. */
-export interface Health {
-  zero_rows: RowList;
-  nonfinite_rows: RowList;
-  at_mean: RowList;
-  never_touched: RowList | null;
-  duplicates: RowGroups;
-  near_duplicates: RowGroups;
-  /** Sentences that say what is wrong, worst first. */
-  summary: string;
-  is_sound: boolean;
-  state: TableState;
-  shared: SharedVariance;
-  /** Names of measures in `shared`, and "loss", because of which the table is not sound. */
-  at_fault: string[];
-  limits: HealthLimits;
-  /** Tokens that never occur in the training text; null if the occurrences are unknown. */
-  absent: RowList | null;
-  /** Null for a table that is not of a run. */
-  loss: LossOfRun | null;
-  nearest: NearestCosines;
-  spelling: SpellingFit | null;
-  norm_outliers: NormOutliers[];
-  /** Texts of the listed rows, by ID. */
-  texts: Record<string, string>;
-  under_trained: UnderTrained;
-}
-
-/** The measures of `Spectrum` for random numbers, see `ChanceGeometry`. */
-export interface ChanceMeasures {
-  effective_rank: number;
-  isotropy: number;
-  isotropy_rows: number;
-  mean_cosine_deviation: number;
-}
-
-/** Measures of the table's geometry, see `TableGeometry`. */
-export interface Spectrum {
-  /** Share of the variance along each principal direction, largest first. */
-  explained: number[];
-  effective_rank: number;
-  isotropy: number;
-  mean_cosine: number;
-  chance: ChanceMeasures;
-}
-
-/** One line of a run's `metrics.jsonl`. */
-export interface MetricsLine {
-  step: number;
-  loss: number;
-  lr?: number;
-  validation_loss?: number;
-  validation_bits_per_byte?: number;
-  /** The loss of each corpus of a mixture. */
-  validation_losses?: number[];
-  rows_touched?: number;
-  tokens_per_second?: number;
-}
-
-/** The parts of a run's model; "" for what is not known. */
-export interface MadeOf {
-  table: string;
-  position: string;
-  head: string;
-  layers: number | "";
-  heads: number | "";
-  parameters: number | "";
-}
-
-/** A token, and the text and the cosine of its nearest tokens before training. */
-export interface ProbedToken {
-  id: number;
-  token: string;
-  near: ([string, number])[];
-}
-
-/** The training progress of a run, and its options. */
-export interface Metrics {
-  /** Lines of `metrics.jsonl`, evenly spaced, with the last one. */
-  lines: MetricsLine[];
-  /** `ln V`, the loss in nats per token of a uniform distribution. */
-  uniform_loss: number;
-  options: Record<string, unknown>;
-  made_of: MadeOf;
-  neighbors_before: ProbedToken[];
-}
-
-/** Whether two tables are related, see `TableRelation`. */
-export interface Relation {
-  verdict: "same" | "changed" | "related" | "unrelated" | "unknown";
-  sentence: string;
-  held_out: number | null;
-  shuffled: number | null;
-  as_stored: number | null;
-  as_stored_shuffled: number | null;
-}
-
-/** Rows that only one of two tables has: their number, and the first tokens. */
-export interface RowsOfOne {
-  title: string;
-  rows: number;
-  tokens: string[];
-}
-
-/** How far the tokens that two tables share moved. */
-export interface Comparison {
-  /** Title of the other source. */
-  title: string;
-  /** Number of these tokens. */
-  shared: number;
-  mean_cosine: number;
-  /** Residual of the alignment; null without one. */
-  residual: number | null;
-  /** Median ratio of a row's norm to that in the other table. */
-  scale: number;
-  relation: Relation;
-  /** Rows that only this table has, and rows that only the other one has. */
-  only: RowsOfOne[];
-  /** Tokens of the training text if the occurrences are known, else all. */
-  moved_most: MovedRow[];
-  moved_least: MovedRow[];
-  /** Tokens that never occur in the training text; null if the occurrences are unknown. */
-  moved_never: MovedRow[] | null;
 }
 
 /** The answer to the request of each name. */

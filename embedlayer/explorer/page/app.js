@@ -226,7 +226,7 @@ class Page {
     } catch (thrown) {
       const error = /** @type {Error} */ (thrown);
       if (opening === this.#opening) body.replaceChildren(empty("This view cannot be shown", error.message));
-      if (error.name !== "NotBaked" && !error.message.match(/server/)) console.error(error);
+      if (error.name !== "NotExported" && !error.message.match(/server/)) console.error(error);
     }
   }
 
@@ -375,8 +375,8 @@ function idFrom(text, size) {
 
 async function start() {
   startTheme();
-  const baked = document.getElementById("baked");
-  const data = baked ? fromFile(JSON.parse(baked.textContent ?? "{}"), compute) : fromServer();
+  const answers = document.getElementById("answers");
+  const data = answers ? fromFile(JSON.parse(answers.textContent ?? "{}"), compute) : fromServer();
   try {
     const manifest = await data.load("manifest");
     return new Page(data, manifest);

@@ -4,8 +4,8 @@
 /** @typedef {Answers[keyof Answers]} Answer data of some name */
 
 /** An exported file lacks what was requested. */
-export class NotBaked extends Error {
-  name = "NotBaked";
+export class NotExported extends Error {
+  name = "NotExported";
 }
 
 /** Return the key under which an answer is stored. @param {string} name @param {Params} params */
@@ -58,7 +58,7 @@ export function fromFile(content, compute) {
     if (found) return found.json ?? unpacked(found.base64 ?? "");
     const computed = compute(name, params, load);
     if (computed !== undefined) return computed;
-    throw new NotBaked("This file does not contain these numbers. Open the table itself: embedlayer explore DIR.");
+    throw new NotExported("This file does not contain these numbers. Open the table itself: embedlayer explore DIR.");
   });
   return { load, ask: load, act: load, exported: true };
 }

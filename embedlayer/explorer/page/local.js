@@ -1,6 +1,6 @@
 /** What an exported page computes itself from the vectors in it: neighbours and cosines. */
 
-import { NotBaked } from "./data.js";
+import { NotExported } from "./data.js";
 
 /** @import { Answer } from "./data.js" */
 /** @import { Load, Neighbor, Params, TokenFacts } from "./types" */
@@ -67,8 +67,8 @@ async function neighbors(params, load, source) {
   if (plus.length === 1 && !minus.length) {
     return fromNearest(await load("nearest", source), plus[0], texts.length).slice(0, topn);
   }
-  throw new NotBaked("This file contains the neighbours of single tokens only. Sums of tokens need the table itself: "
-    + "embedlayer explore DIR.");
+  throw new NotExported("This file contains the neighbours of single tokens only. Sums of tokens need the table "
+    + "itself: embedlayer explore DIR.");
 }
 
 /** @type {Map<string | number, Promise<Rows>>} */

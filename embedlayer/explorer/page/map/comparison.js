@@ -323,7 +323,7 @@ function readPlaces(places, count) {
 function neighbours(name, loading, texts) {
   const chips = h("div", { class: "chips" }, "…");
   loading.then((found) => chips.replaceChildren(...found.map((each) => chipOf(each, texts))), (error) => {
-    const message = error.name === "NotBaked" ? "This file does not contain them." : error.message;
+    const message = error.name === "NotExported" ? "This file does not contain them." : error.message;
     chips.replaceChildren(h("span", { class: "note" }, message));
   });
   return h("div", null, h("h3", null, name), chips);

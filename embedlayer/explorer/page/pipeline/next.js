@@ -135,6 +135,6 @@ function refusal(scene) {
   if (scene.exported) {
     return "This is an exported page. To append tokens, open the model itself: embedlayer explore DIR.";
   }
-  const { room = 0 } = factsOf(scene.step, "head");
-  return room > 0 ? "" : "The text is as long as this page shows, so no token can be appended.";
+  const { tokens_left: left = 0 } = factsOf(scene.step, "head");
+  return left > 0 ? "" : "The text is as long as this page shows, so no token can be appended.";
 }
