@@ -96,6 +96,10 @@ class PendingUpdates:
     Of a weight in shared memory no updates stay pending after a step, because other processes read it without this
     record.
 
+    Methods take the weight that this object watches. They raise `StaleRowsError` if it was written in place while
+    updates were pending (see `check_for_writes`), `ShapeError` if the table has another size than the moments, and
+    `FileError` in a process that was forked from one that trains the files of the table.
+
     Args:
         padding_idx: Row that gets no gradient, or `None`.
 
@@ -178,20 +182,9 @@ class PendingUpdates:
         """Start to record the steps of an optimizer. The values and moments of all rows must be up to date with `step`.
 
         Without effect if an optimizer with these options is attached already. Otherwise the pending updates of the one
-        attached before, which may be the same with other betas, are applied first.
-
-        Args:
-            weight: The weight that this object watches.
-            step: Number of steps that the optimizer has made so far.
-            moments: Its state tensors, which are kept and written in place: first moments, unless it has none, and
-                second moments.
-            betas: Its `beta1`, `beta2` and `eps`.
-            rounding_seed: Seed of stochastic rounding, or `None` to round to nearest.
-
-        Raises:
-            ShapeError: The moments have another size than the table.
-            StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
-            FileError: This process was forked from one that trains the files of the table.
+        attached before, which may be the same with other betas, are applied first. `step` is the number of steps that
+        the optimizer has made so far. Its state tensors, `moments`, are kept and written in place: first moments,
+        unless it has none, and second moments.
         """
         check_state_size(weight, moments)
         self.check_for_writes(weight)
@@ -221,15 +214,6 @@ class PendingUpdates:
         """Apply the pending updates of the rows that a look-up is about to read, to the weight in place.
 
         If the weight is trained, values and moments of these rows are kept for the next optimizer step (`CachedRows`).
-
-        Args:
-            weight: The weight that this object watches.
-            ids: Token IDs of any shape, which may repeat.
-
-        Raises:
-            ShapeError: The table has another size than the optimizer's moments.
-            StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
-            FileError: This process was forked from one that trains the files of the table.
         """
         self.check_process()
         if self.history is None:
@@ -304,15 +288,8 @@ class PendingUpdates:
     def look_up(self, weight: Tensor, ids: Tensor, segments: Segments) -> Tensor:
         """Apply the pending updates of the rows of a look-up to the weight in place, and return the rows, `(N, D)`.
 
-        Args:
-            weight: The weight that this object watches, contiguous.
-            ids: Row numbers that were checked, `(N,)`, contiguous.
-            segments: Their `segments_of_equal_ids`.
-
-        Raises:
-            ShapeError: The table has another size than the optimizer's moments.
-            StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
-            FileError: This process was forked from one that trains the files of the table.
+        The IDs were checked, `(N,)`, and are contiguous, as the weight is; `segments` are their
+        `segments_of_equal_ids`.
         """
         table = raw_weight(weight)
         vectors = table.new_empty((len(ids), table.shape[1]))
@@ -339,9 +316,8 @@ class PendingUpdates:
     def prepare_step(self, rows: Tensor, *, then_all: bool = False) -> None:
         """Prepare the storage for an optimizer's step on rows. The step itself can then not fail for a full disk.
 
-        Args:
-            rows: Rows with a gradient, distinct, `(U,)`.
-            then_all: Whether the pending updates of all rows are applied after the step.
+        `rows` have a gradient and are distinct, `(U,)`. With `then_all` the pending updates of all rows are applied
+        after the step.
         """
         self.storage.before_write(rows)
         num_rows = len(self.value_steps) if then_all else 0
@@ -352,18 +328,11 @@ class PendingUpdates:
     def step_rows(self, weight: Tensor, rows: Tensor, gradients: Tensor, lr: float, weight_decay: float) -> None:
         """Make an optimizer's step on rows with a gradient; for the other rows it stays pending.
 
-        Pending updates of the rows are applied first. Call `prepare_step` before.
-
-        Args:
-            weight: The weight that this object watches.
-            rows: Rows with a gradient, distinct and in ascending order, `(U,)`.
-            gradients: Their gradients, `(U, D)`.
-            lr: Learning rate of the step.
-            weight_decay: Weight decay of the step.
+        Pending updates of the rows are applied first. Call `prepare_step` before. The rows are distinct and in
+        ascending order, `(U,)`, the gradients `(U, D)`.
 
         Raises:
             SizeError: `lr` is negative, or `lr * weight_decay` is not below 1.
-            StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
         """
         assert self.history is not None
         self.check_for_writes(weight)
@@ -392,11 +361,7 @@ class PendingUpdates:
     def _step_in_one_pass(self, weight: Tensor, rows: Tensor, gradients: Tensor, rates: tuple[float, ...]) -> bool:
         """Make the step of `step_rows` by a kernel, and return `False` without effect if none applies.
 
-        Args:
-            weight: As in `step_rows`.
-            rows: As in `step_rows`.
-            gradients: As in `step_rows`.
-            rates: `beta1`, `beta2`, and the numbers of `StepRates`.
+        `rates` are `beta1`, `beta2`, and the numbers of `StepRates`.
         """
         tensors, now = self._tensors(weight), self.step + 1
         inside = not len(rows) or (int(rows[0]) >= 0 and int(rows[-1]) < len(self.value_steps))
@@ -424,9 +389,6 @@ class PendingUpdates:
 
         The written values would belong to an earlier step. After the error they stay and the pending updates are
         dropped, so the table can be used.
-
-        Args:
-            weight: The weight that this object watches.
 
         Raises:
             StaleRowsError: Updates were pending when `weight` was written.
@@ -480,18 +442,8 @@ class PendingUpdates:
     def apply_all(self, weight: Tensor, start: int = 0, stop: int | None = None, *, moments: bool = False) -> None:
         """Apply the pending updates of rows `start` to `stop - 1` to the weight in place, in chunks.
 
-        Rows without pending updates are not written.
-
-        Args:
-            weight: The weight that this object watches.
-            start: First row.
-            stop: Last row + 1; `None` for all rows.
-            moments: Whether to decay the optimizer's moments of these rows up to the last step as well.
-
-        Raises:
-            ShapeError: The table has another size than the optimizer's moments.
-            StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
-            FileError: This process was forked from one that trains the files of the table.
+        A `stop` of `None` is the end of the table. Rows without pending updates are not written. With `moments`, the
+        optimizer's moments of these rows decay up to the last step as well.
         """
         self.check_process()
         if self.history is None:
@@ -555,20 +507,12 @@ class PendingUpdates:
     ) -> None:
         """Restore the result of `state()` without applying updates, unless the weight is in shared memory.
 
-        The weight and the moments must have been saved at the same time.
-
-        Args:
-            weight: The weight that this object watches.
-            moments: The optimizer's state tensors, as for `attach`.
-            tensors: First result of `state()`. Without the steps of the rows, those that their storage has are used.
-            rest: Second result of `state()`.
+        The weight and the moments must have been saved at the same time. `tensors` and `rest` are its two results;
+        without the steps of the rows in `tensors`, those that their storage has are used.
 
         Raises:
             KeyError: An entry is missing.
-            ShapeError: The moments have another size than the table.
             CheckpointError: A row's step is below 0, or after the last step.
-            StaleRowsError: The weight was written in place while updates were pending.
-            FileError: This process was forked from one that trains the files of the table.
         """
         check_state_size(weight, moments)
         self.detach()

@@ -46,8 +46,7 @@ class BPEMerges:
     def parts_of(self, token: str) -> set[str] | None:
         """Return `token` and all shorter tokens from which the merges build it, single letters included.
 
-        Returns:
-            The names of the tokens; `None` if a letter is no token, or if the merges do not lead to `token`.
+        The result is `None` if a letter is no token, or if the merges do not lead to `token`.
         """
         symbols = self._letters(token)
         seen = {*symbols}

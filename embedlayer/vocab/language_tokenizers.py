@@ -31,9 +31,7 @@ _PROBED = 2000
 def language_class(config: JsonObject, model: JsonObject) -> str | None:
     """Return the name of the tokenizer class of a folder if it has settings of `SETTINGS`, else `None`.
 
-    Args:
-        config: Content of `tokenizer_config.json`, empty if there is none.
-        model: Content of `config.json`, empty if there is none.
+    `config` is the content of `tokenizer_config.json`, and `model` that of `config.json`; empty without the file.
 
     Example:
         >>> language_class({"tokenizer_class": "NllbTokenizerFast"}, {}), language_class({}, {"model_type": "whisper"})

@@ -149,15 +149,10 @@ def roles_of_class(folder: Path) -> dict[str, str] | None:
 def special_tokens_of(tokenizer: Tokenizer, stated: Mapping[str, str]) -> SpecialTokens:
     """Return a dictionary from each role, such as `eos_token`, to the text of the tokenizer's special token.
 
-    Only roles in `USUAL_NAMES` and only added tokens of the tokenizer are returned. The roles in `stated` whose token
-    is an added token are returned. If there are none, the roles follow from the usual names, such as `</s>`. If several
-    usual names of the end-of-text token are present then, the most likely one is assumed, and `SpecialTokens.doubt`
-    says so.
-
-    Args:
-        tokenizer: The tokenizer.
-        stated: From role to text, as files or callers state it. Other roles, and texts that are not added tokens, even
-            if they are in the vocabulary, are ignored.
+    Only roles in `USUAL_NAMES` and only added tokens of the tokenizer are returned. `stated` has what files or callers
+    state, from role to text; it counts as far as the texts are added tokens. If nothing of it does, the roles follow
+    from the usual names, such as `</s>`. If several usual names of the end-of-text token are present then, the most
+    likely one is assumed, and `SpecialTokens.doubt` says so.
     """
     added = added_texts(tokenizer)
     known = SpecialTokens({role: stated[role] for role in USUAL_NAMES if stated.get(role) in added})
@@ -295,12 +290,10 @@ def names_in(template: str, names: Sequence[str]) -> list[str]:
 def tokenizer_config(old: JsonObject, roles: Mapping[str, str], model: JsonObject, *, replaced: bool) -> JsonObject:
     """Return the content of a `tokenizer_config.json` with which transformers uses `tokenizer.json` as it is.
 
-    Args:
-        old: The old content, empty if there was no file; it is not changed.
-        roles: From each role, such as `eos_token`, to the text of its special token.
-        model: The content of the model's `config.json`, empty if there is none.
-        replaced: Whether another tokenizer replaces the old one. If so, only the old entries about the model, such as
-            `model_max_length`, are kept, and `roles` override old roles. If not, old roles override `roles`.
+    `old` is the old content, empty if there was no file, and `model` that of the model's `config.json`. `roles` go from
+    each role, such as `eos_token`, to the text of its special token; old roles override them. If another tokenizer has
+    `replaced` the old one, they override old roles, and only the old entries about the model, such as
+    `model_max_length`, are kept.
     """
     kept = {key: value for key, value in old.items() if (key in _OF_THE_MODEL if replaced else key not in _OF_FILES)}
     kept = class_settings(old.get("tokenizer_class"), model) | kept
@@ -320,13 +313,10 @@ def with_class(old: JsonObject, name: str) -> JsonObject:
 def class_settings(name: str | None, model: JsonObject) -> JsonObject:
     """Return the settings of a tokenizer class of transformers that differ from those of `PreTrainedTokenizerFast`.
 
-    A `tokenizer_config.json` need not state these. Without them, a BERT tokenizer would return no `token_type_ids`,
-    and a LLaMA tokenizer would pad on the other side. transformers 5 opens the class of LLaMA as the generic one if
-    the model is of another family, so its side counts for its own family only.
-
-    Args:
-        name: Name of the class, such as `BertTokenizer` or `BertTokenizerFast`, or `None` if the files name none.
-        model: The content of the model's `config.json`.
+    A `tokenizer_config.json` need not state these. Without them, a BERT tokenizer would return no `token_type_ids`, and
+    a LLaMA tokenizer would pad on the other side. transformers 5 opens the class of LLaMA as the generic one if the
+    model is of another family, so its side counts for its own family only. `name` is that of the class, such as
+    `BertTokenizerFast`, or `None` if the files name none, and `model` the content of the model's `config.json`.
 
     Example:
         >>> class_settings("LlamaTokenizerFast", {"model_type": "llama"})

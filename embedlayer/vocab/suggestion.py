@@ -299,12 +299,7 @@ class _Parts:
 
 
 def _opened(tokenizer: object, count: int) -> TokenBytes:
-    """Return the tokens of a tokenizer, after a check of the requested number of tokens.
-
-    Raises:
-        SizeError: `count` is below 1.
-        TokenizerError: It is no tokenizer.
-    """
+    """Return the tokens of a tokenizer, after a check of the requested number of tokens."""
     if count < 1:
         raise SizeError(f"count is {count}; it must be 1 or more, the number of tokens to suggest.")
     return TokenBytes(as_tokenizer(tokenizer))

@@ -11,11 +11,7 @@ SHOWN = 5
 
 
 class NumberedTokens:
-    """Vocabulary of a model without a tokenizer: its tokens are named `#0`, `#1` and so on, and are found by ID only.
-
-    Args:
-        size: Number of tokens.
-    """
+    """Vocabulary of a model without a tokenizer: its tokens are named `#0`, `#1` and so on, and found by ID only."""
 
     def __init__(self, size: int) -> None:
         self.entries = {token_id: f"#{token_id}" for token_id in range(size)}

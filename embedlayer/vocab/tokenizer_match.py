@@ -61,10 +61,6 @@ def common_tokens(old: object, new: object) -> list[tuple[int, int]]:
     If both tokenizers write bytes as `<0x41>`, byte-fallback tokens match byte-fallback tokens only. Of an edited
     tokenizer and its original, each old token therefore matches itself, and a new token matches none.
 
-    Args:
-        old: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
-        new: The same, for the new tokenizer.
-
     Example:
         >>> old = train_tokenizer("I love dogs, I love cats", vocab_size=270)
         >>> edit = edit_tokenizer(old, add=[" zebra"])
@@ -88,12 +84,7 @@ def common_tokens(old: object, new: object) -> list[tuple[int, int]]:
 def spell_new_tokens(old: object, new: object, ids: Iterable[int]) -> list[NewToken]:
     """Return tokens of the new tokenizer, each with the IDs with which the old tokenizer encodes its text.
 
-    Special tokens get no old IDs. The order is that of `ids`.
-
-    Args:
-        old: The old tokenizer.
-        new: The new tokenizer.
-        ids: IDs of the new tokenizer, one for each token to return.
+    There is one for each of the new tokenizer's `ids`, in their order. Special tokens get no old IDs.
 
     Example:
         >>> text = "I love dogs, I love cats"

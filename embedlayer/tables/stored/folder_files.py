@@ -181,12 +181,7 @@ def read_content(path: Path) -> tuple[LogContent, int]:
 
 
 def place_in_log(path: Path, content: LogContent, generation: int | None) -> int:
-    """Return the place in a log of a checkpoint that it can restore.
-
-    Args:
-        path: The folder.
-        content: What its log says.
-        generation: Number of the checkpoint; `None` for the last that was completed.
+    """Return the place in a log of a checkpoint that it can restore; a generation of `None` is the last one.
 
     Raises:
         CheckpointError: The log has no such checkpoint.

@@ -92,9 +92,7 @@ class AuxiliaryInit(RowInit):
     def weights(self, new: Float[Tensor, "k A"], anchors: Anchors) -> Float[Tensor, "k n"]:
         """Return the weight of each anchor's old row for each new token, `(k, n)`; most weights are zero.
 
-        Args:
-            new: The auxiliary vectors of new tokens, `(k, A)`.
-            anchors: The auxiliary vectors of the n old tokens.
+        `new` has the auxiliary vectors of the k new tokens, and `anchors` those of the n old ones.
         """
 
     def compute(self, live: LiveRows, tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:

@@ -90,12 +90,8 @@ def apply_to_checkpoint(folder: Path, partial: Path, resolve: ResolveEdit) -> Ed
 
     Weights, their second copies, tokenizer and configuration files are edited. Files that the edit does not change are
     copied. Files that state the old vocabulary in another form, such as `vocab.json`, are removed. Files that hold
-    values by token and cannot be edited (`census.files`) are left out.
-
-    Args:
-        folder: The checkpoint before the edit.
-        partial: The empty folder to write to.
-        resolve: Function that returns the edit of each model, or the undo of one.
+    values by token and cannot be edited (`census.files`) are left out. `partial` is an empty folder, and `resolve`
+    returns the edit of each model, or the undo of one.
 
     Raises:
         CheckpointError: The checkpoint is damaged; another file has values of tokens, and how they move is not known;
@@ -160,10 +156,6 @@ def apply_to_checkpoint(folder: Path, partial: Path, resolve: ResolveEdit) -> Ed
 
 def checkpoint_census(folder: Path, left_out: Collection[str]) -> CensusReport:
     """Return what follows the vocabulary in a checkpoint folder, as `apply_to_checkpoint` moves it.
-
-    Args:
-        folder: The checkpoint.
-        left_out: Paths of the files that an edit leaves out.
 
     Raises:
         CheckpointError: `apply_to_checkpoint` would raise it.
