@@ -229,7 +229,8 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         """
         tensors = [value for state in self.state.values() for value in state.values() if isinstance(value, Tensor)]
         for parameter in self._tables():
-            tensors += [parameter.pending_updates.value_steps, parameter.pending_updates.moment_steps]
+            steps = parameter.pending_updates.steps
+            tensors += [] if steps is None else [steps.value_steps, steps.moment_steps]
         return sum(tensor.nbytes for tensor in tensors)
 
     def moments(self, parameter: Tensor) -> State:

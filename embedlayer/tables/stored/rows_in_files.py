@@ -192,7 +192,7 @@ class FolderRows(RowsInFiles):
         if not numbers:
             return {}, {}
         names = [folder.name_of(each) for each in updates.moments]
-        steps = [folder.name_of(each) for each in (updates.value_steps, updates.moment_steps)]
+        steps = [folder.name_of(each) for each in (tensors["value_steps"], tensors["moment_steps"])]
         if None in names + steps:
             raise SizeError(
                 f"The optimizer's state of {folder.path} is not in this folder. Let the optimizer create or load "
