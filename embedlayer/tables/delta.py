@@ -317,12 +317,12 @@ def fingerprint(table: TokenTable) -> str:
         >>> fingerprint(table) == before
         False
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, tensor in sorted(table.state_dict().items()):
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         for chunk in byte_chunks(tensor):
-            found.update(chunk.numpy().data)
-    return found.hexdigest()
+            digest.update(chunk.numpy().data)
+    return digest.hexdigest()
 
 
 def check_token_ids(token_ids: list[int], base: TokenTable) -> None:
@@ -371,10 +371,10 @@ def _identity(base: TokenTable) -> JsonObject:
 
 def _check_identity(expected: object, base: TokenTable, *, source: Path) -> None:
     """Check that `base` is the table that an adapter was trained on."""
-    found = _identity(base)
-    if not isinstance(expected, dict) or expected.keys() != found.keys():
+    identity = _identity(base)
+    if not isinstance(expected, dict) or expected.keys() != identity.keys():
         raise CheckpointError(f"{source / ADAPTER_WEIGHTS} does not say what table it is for: it is damaged.")
-    for name, value in found.items():
+    for name, value in identity.items():
         if expected[name] != value:
             shown = f"{name} {expected[name]!r}, not {value!r}" if name != "fingerprint" else "other numbers"
             raise CheckpointError(

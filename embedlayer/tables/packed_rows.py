@@ -119,7 +119,7 @@ def _dtype_of(dtype: torch.dtype | str | None) -> torch.dtype:
 
     A name such as `"bfloat16"` gives that dtype, and `None` gives torch's default.
     """
-    found = torch.get_default_dtype() if dtype is None else DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if found not in DTYPES.values():
+    resolved = torch.get_default_dtype() if dtype is None else DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if resolved not in DTYPES.values():
         raise SizeError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype}.")
-    return cast(torch.dtype, found)
+    return cast(torch.dtype, resolved)

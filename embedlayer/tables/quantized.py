@@ -261,8 +261,8 @@ class QuantizedEmbedding(PackedRows):
             return F.linear(hidden, self.rows(start, self.vocab_size if stop is None else stop).to(hidden.dtype))
         packed = self.packed[start:stop]
         row_scale = None if self.row_scale is None else self.row_scale[start:stop]
-        found: Tensor = times_rows(hidden.reshape(-1, self.embed_dim), packed, row_scale, self.row_format, True)
-        return found.view(*hidden.shape[:-1], len(packed))
+        logits: Tensor = times_rows(hidden.reshape(-1, self.embed_dim), packed, row_scale, self.row_format, True)
+        return logits.view(*hidden.shape[:-1], len(packed))
 
     def dequantised(self, ids: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
         """Return the vectors of IDs that were checked, without `scale`: those of `dequantise`, by the fastest way."""
@@ -438,10 +438,10 @@ def _with_torch_kernels(ids: Tensor, packed: Tensor, row_scale: Tensor | None, r
     bags = torch.arange(len(ids), dtype=ids.dtype)
     fused = packed.view(len(packed) * row_format.groups, -1)
     if row_format.bits == 8:
-        found = operators.embedding_bag_byte_rowwise_offsets(fused, ids, bags)
+        vectors = operators.embedding_bag_byte_rowwise_offsets(fused, ids, bags)
     else:
-        found = operators.embedding_bag_4bit_rowwise_offsets(fused, ids, bags, per_sample_weights=weights)
-    numbers: Tensor = found.view(-1, row_format.groups * row_format.group_size)
+        vectors = operators.embedding_bag_4bit_rowwise_offsets(fused, ids, bags, per_sample_weights=weights)
+    numbers: Tensor = vectors.view(-1, row_format.groups * row_format.group_size)
     return numbers[:, : row_format.embed_dim].contiguous()
 
 

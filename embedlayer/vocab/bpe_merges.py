@@ -66,10 +66,10 @@ class BPEMerges:
 
         A token that the merges do not build is returned without others.
         """
-        found = set(tokens)
-        for token in list(found):
-            found |= self.parts_of(token) or set()
-        return found
+        parts = set(tokens)
+        for token in list(parts):
+            parts |= self.parts_of(token) or set()
+        return parts
 
     def without(self, removed: AbstractSet[str]) -> "BPEMerges":
         """Return a copy without the tokens `removed`, and without each merge that joins or builds a removed token.

@@ -90,13 +90,13 @@ def tokenizer_with_roles(source: object, special: Mapping[str, str] | None = Non
     """
     if isinstance(source, str | Path):
         path = Path(source)
-        tokenizer, stated = load_tokenizer(path), {}
+        tokenizer, texts = load_tokenizer(path), {}
         if path.is_dir() or path.name in _PLAIN_NAMES:
-            stated = stated_roles(path if path.is_dir() else path.parent)
+            texts = stated_roles(path if path.is_dir() else path.parent)
     else:
         tokenizer = as_tokenizer(source)
         roles = getattr(source, "special_tokens_map", None)
-        stated = {role: token_text(token) for role, token in roles.items()} if isinstance(roles, Mapping) else {}
+        texts = {role: token_text(token) for role, token in roles.items()} if isinstance(roles, Mapping) else {}
     added = added_texts(tokenizer)
     for role, token in (special or {}).items():
         if role not in USUAL_NAMES or token not in added:
@@ -104,7 +104,7 @@ def tokenizer_with_roles(source: object, special: Mapping[str, str] | None = Non
                 f"{role}={token!r} is no special token of the new tokenizer: a role is one of "
                 f"{', '.join(USUAL_NAMES)}, and its token one of {', '.join(sorted(added)) or 'none'}."
             )
-    return tokenizer, special_tokens_of(tokenizer, {**stated, **(special or {})})
+    return tokenizer, special_tokens_of(tokenizer, {**texts, **(special or {})})
 
 
 def stated_roles(folder: Path) -> dict[str, str]:
@@ -113,13 +113,13 @@ def stated_roles(folder: Path) -> dict[str, str]:
     A role is, for example, `eos_token`. Files that are missing or cannot be read are skipped. Roles that no file states
     are left out.
     """
-    stated: dict[str, str] = {}
+    roles: dict[str, str] = {}
     for name in _STATED_IN:
         with suppress(FileError):
             content = read_json(folder / name)
-            found = {role: token_text(content.get(role)) for role in USUAL_NAMES}
-            stated = {role: token for role, token in found.items() if isinstance(token, str)} | stated
-    return stated
+            texts = {role: token_text(content.get(role)) for role in USUAL_NAMES}
+            roles = {role: token for role, token in texts.items() if isinstance(token, str)} | roles
+    return roles
 
 
 def roles_of_class(folder: Path) -> dict[str, str] | None:
@@ -128,12 +128,12 @@ def roles_of_class(folder: Path) -> dict[str, str] | None:
     Returns:
         From role to text. `None` if its class has no record, and transformers is not installed or does not open it.
     """
-    stated = read_tokenizer_config(folder)
-    kind = class_name(str(stated.settings.get("tokenizer_class") or stated.kind or ""))
+    config = read_tokenizer_config(folder)
+    kind = class_name(str(config.settings.get("tokenizer_class") or config.kind or ""))
     rules = BPE_CLASSES.get(kind) or WORDPIECE_CLASSES.get(kind)
-    is_generic = kind in GENERIC_CLASSES or (not kind and stated.model_type is None)
+    is_generic = kind in GENERIC_CLASSES or (not kind and config.model_type is None)
     if rules is not None or is_generic:
-        roles = {role: stated.role(role, {} if rules is None else rules.roles) for role in USUAL_NAMES}
+        roles = {role: config.role(role, {} if rules is None else rules.roles) for role in USUAL_NAMES}
         return {role: token for role, token in roles.items() if token is not None}
     if importlib.util.find_spec("transformers") is None:
         return None
@@ -295,11 +295,11 @@ def tokenizer_config(old: JsonObject, roles: Mapping[str, str], model: JsonObjec
     `replaced` the old one, they override old roles, and only the old entries about the model, such as
     `model_max_length`, are kept.
     """
-    kept = {key: value for key, value in old.items() if (key in _OF_THE_MODEL if replaced else key not in _OF_FILES)}
-    kept = class_settings(old.get("tokenizer_class"), model) | kept
-    stated = {role: token for role, token in roles.items() if replaced or kept.get(role) is None}
+    entries = {key: value for key, value in old.items() if (key in _OF_THE_MODEL if replaced else key not in _OF_FILES)}
+    entries = class_settings(old.get("tokenizer_class"), model) | entries
+    new_roles = {role: token for role, token in roles.items() if replaced or entries.get(role) is None}
     generic = old.get("tokenizer_class") if old.get("tokenizer_class") in _READS_TOKENIZER_JSON else None
-    return {**kept, **stated, "tokenizer_class": generic or _READS_TOKENIZER_JSON[0]}
+    return {**entries, **new_roles, "tokenizer_class": generic or _READS_TOKENIZER_JSON[0]}
 
 
 def with_class(old: JsonObject, name: str) -> JsonObject:

@@ -363,14 +363,14 @@ def _word_counts(old: TokenBytes, chunks: Iterable[str], apart: set[str]) -> Cou
                 runs[tuple(numbers[begin:end])] += 1
     spaces = {name: (text[:1].isspace(), text.isspace()) for i, name in entries.items() for text in old.readings(i)[:1]}
     splits = len({*encode(old.tokenizer, "a b").word_ids}) > 1
-    found = Counter[tuple[str, ...]]()
+    counts = Counter[tuple[str, ...]]()
     for run, number in runs.items():
         names = [entries[i] for i in run]
         for part in cut_words(
             names, apart, lambda a, b: not splits and spaces[b][0] and not (spaces[a][1] and spaces[b][1])
         ):
-            found[tuple(part)] += number
-    return found
+            counts[tuple(part)] += number
+    return counts
 
 
 def _with_words(

@@ -119,12 +119,12 @@ def _equal_roles(old: TokenBytes, new: TokenBytes, taken: set[int]) -> dict[int,
     The role of a token follows from the usual names: `</s>` and `<|endoftext|>` both end a text. Old IDs in `taken` are
     not matched again.
     """
-    found: dict[int, int] = {}
+    matches: dict[int, int] = {}
     for names in _NAMES_BY_ROLE:
         candidates = [old.vocabulary[name] for name in names if old.vocabulary.get(name) in old.added]
         free = [token_id for token_id in candidates if token_id not in taken]
         for name in names:
             token_id = new.vocabulary.get(name)
             if token_id in new.added and free:
-                found.setdefault(token_id, free[0])
-    return found
+                matches.setdefault(token_id, free[0])
+    return matches

@@ -125,8 +125,8 @@ def read_table_fields(path: Path) -> TableFields:
         CheckpointError: The file is damaged.
     """
     if not (path / TABLE).exists():
-        found = " Its creation did not end: delete the folder." if (path / WEIGHT).exists() else ""
-        raise FileError(f"{path} holds no mapped table: create one with MappedEmbedding.create.{found}")
+        advice = " Its creation did not end: delete the folder." if (path / WEIGHT).exists() else ""
+        raise FileError(f"{path} holds no mapped table: create one with MappedEmbedding.create.{advice}")
     fields = read_fields(path / TABLE, TableFields, version=FORMAT_VERSION)
     if fields["dtype"] not in DTYPES:
         raise CheckpointError(f"{path / TABLE} has the unknown dtype {fields['dtype']!r}.")

@@ -39,7 +39,7 @@ class Anchors:
         ids = [token for token in sorted(auxiliary.old) if token < live.old.vocab_size and live.is_live[token]]
         usable = [_usable(auxiliary.look_up(part)) for part in self._parts(ids)]
         keep = torch.cat(usable).tolist() if usable else []
-        self.ids = [token for token, kept in zip(ids, keep, strict=True) if kept]
+        self.ids = [token for token, is_usable in zip(ids, keep, strict=True) if is_usable]
         if not self.ids:
             raise VocabularyError(
                 f"None of the {len(auxiliary.old)} old tokens with an auxiliary vector has a trained row and a vector "
@@ -111,7 +111,7 @@ class AuxiliaryInit(RowInit):
             part = places[start : start + WEIGHTED_AT_ONCE]
             vectors = self.auxiliary.look_up([self.auxiliary.new[wanted[place].text] for place in part])
             usable = _usable(vectors)
-            part = [place for place, kept in zip(part, usable.tolist(), strict=True) if kept]
+            part = [place for place, is_usable in zip(part, usable.tolist(), strict=True) if is_usable]
             weights = self.weights(vectors[usable], anchors).double()
             used = weights.any(0).nonzero().squeeze(1)
             weights, ids = weights[:, used], [anchors.ids[place] for place in used.tolist()]
