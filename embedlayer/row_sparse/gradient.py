@@ -157,7 +157,7 @@ def segments_of_equal_ids(ids: Tensor, *, drop: int | None = None) -> Segments:
 
 
 def sum_segments(values: Tensor, segments: Segments) -> Tensor:
-    """Return the sum of the vectors `values`, `(N, D)`, of each segment, `(U, D)`, in new memory.
+    """Sum the vectors `values`, `(N, D)`, of each segment, and return the sums, `(U, D)`, in new memory.
 
     Vectors are added in the order of the batch, so the result does not depend on threads.
     """

@@ -43,7 +43,7 @@ class OpenFields(TypedDict):
 
 
 class ClosedFields(TypedDict):
-    """Type of the content of `closed.json`: bytes of the log."""
+    """Type of the content of `closed.json`: the size of the log in bytes."""
 
     log_bytes: Count
 

@@ -218,7 +218,7 @@ class RowFolder(RowStorage):
         log.close()
 
     def _arrays_after(self, state: JsonObject) -> list[tuple[Tensor | None, int]]:
-        """Return the arrays of which rows were logged after a checkpoint, as `roll_back` takes them.
+        """Return the arrays whose old rows the log has after a checkpoint, as `roll_back` takes them.
 
         The arrays of `state` are `None` where this folder has no such file open.
         """

@@ -311,7 +311,7 @@ def _opened_by_record(folder: Path, checkpoint: Checkpoint, *, is_unknown: bool)
 def _check_others(
     checkpoint: Checkpoint, num_rows: int, edited: Collection[str], read: Collection[str], *, is_unknown: bool
 ) -> None:
-    """Check that no other tensor of a checkpoint follows the vocabulary; warn of those of which that is not known.
+    """Check that no other tensor of a checkpoint has values by token; warn of those that may have them.
 
     What the record of the family does not name is looked for in the class of transformers that `config.json` names,
     which is built on the meta device. A known family is looked up there only if a tensor has a size of `num_rows`. The
