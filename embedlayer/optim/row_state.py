@@ -30,11 +30,7 @@ class RowState(ABC):
 
     @abstractmethod
     def layout(self, weight: Tensor) -> dict[str, StateTensor]:
-        """Return the state tensors of a table by name: the first moments, unless there are none, and the second.
-
-        Args:
-            weight: Weight of the table, `(V, D)`.
-        """
+        """Return the state tensors of a table by name: the first moments, unless there are none, and the second."""
 
 
 @dataclass(frozen=True)

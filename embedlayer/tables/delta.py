@@ -176,13 +176,7 @@ class DeltaEmbedding(TokenTable, ComputedBuffers, checks_ids=True):
     ) -> Float[Tensor, "*batch N"]:
         """Return `hidden @ rows(start, stop).T`: raw logits of the base, with the columns of trained tokens replaced.
 
-        Args:
-            hidden: Output of the last block, `(..., D)`.
-            start: First row.
-            stop: Last row + 1; `None` for all V tokens.
-
-        Returns:
-            Raw logits, `(..., stop - start)`, before scale, bias and soft cap.
+        See `TokenTable.raw_logits` for the arguments.
         """
         products = self.base.raw_logits(hidden, start, stop)
         first, last = self._between(start, self.vocab_size if stop is None else stop)

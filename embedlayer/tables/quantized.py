@@ -235,15 +235,7 @@ class QuantizedEmbedding(PackedRows):
         """Return `hidden @ rows(start, stop).T`: logits before scale, bias and soft cap.
 
         Rows are dequantised block by block, and again in the backward pass. Under autocast, `hidden` is cast to
-        autocast's dtype.
-
-        Args:
-            hidden: Output of the last block, `(..., D)`.
-            start: First row.
-            stop: Last row + 1; `None` for all V tokens.
-
-        Returns:
-            Raw logits, `(..., stop - start)`.
+        autocast's dtype. See `TokenTable.raw_logits` for the arguments.
 
         Raises:
             ShapeError: `hidden` has another width or, outside autocast, another dtype than the vectors.
