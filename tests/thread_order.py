@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from embedlayer.core import forks
-from embedlayer.row_sparse.pending_updates import PendingUpdates
+from embedlayer.row_sparse.row_steps import RowSteps
 
 SECONDS = 60
 
@@ -53,8 +53,8 @@ class Middle:
         self.thread: int | None = None
         watch_locks(monkeypatch)
         for owner, name in (
-            (PendingUpdates, "_terms_of_skipped_steps"),  # torch operators: before the rows are written
-            (PendingUpdates, "_record_step"),  # their steps are recorded, their values not written
+            (RowSteps, "skipped_terms"),  # torch operators: before the rows are written
+            (RowSteps, "record"),  # their steps are recorded, their values not written
             (torch.autograd.graph, "increment_version"),  # kernels: rows are written, the version is not known
         ):
             self._stop_after(owner, name)

@@ -66,13 +66,13 @@ def check_kind(to: str) -> dict[str, int]:
         >>> check_kind("int4-g32")
         {'bits': 4, 'group': 32}
     """
-    found = _KIND.fullmatch(to)
-    if found is None:
+    match = _KIND.fullmatch(to)
+    if match is None:
         raise SizeError(
             f"A table can be compressed to int8, int4, groups as in int4-g32, GGUF's q8_0 or q4_0, or rank=128; "
             f"not to {to!r}."
         )
-    return {name: int(digits) for name, digits in found.groupdict().items() if digits is not None}
+    return {name: int(digits) for name, digits in match.groupdict().items() if digits is not None}
 
 
 def replace_table(model: Model, table: TokenTable | nn.Embedding) -> Model:

@@ -121,9 +121,9 @@ def _codes_and_scales(table: QuantizedEmbedding) -> tuple[Tensor, Tensor]:
     scales = torch.empty(table.vocab_size, form.groups, dtype=torch.float16)
     for start in range(0, table.vocab_size, TABLE_ROWS["cpu"]):
         block = slice(start, start + TABLE_ROWS["cpu"])
-        found, step, _ = form.decode(table.packed[block].cpu())
+        block_codes, step, _ = form.decode(table.packed[block].cpu())
         if form.bits == 4:
-            found = found[:, ::2] | found[:, 1::2] << 4
-        codes[block] = found.view(-1, form.groups, form.code_bytes)
+            block_codes = block_codes[:, ::2] | block_codes[:, 1::2] << 4
+        codes[block] = block_codes.view(-1, form.groups, form.code_bytes)
         scales[block] = step.view(-1, form.groups)
     return codes, scales

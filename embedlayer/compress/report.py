@@ -176,13 +176,13 @@ def loss_on_text(model: nn.Module, ids: Int[Tensor, " T"], *, length: int = 256)
     return loss
 
 
-def _overlap(near: Tensor, found: Tensor) -> float | None:
-    """Return the mean share of each token's neighbours in `near` that are also among its neighbours in `found`.
+def _overlap(near: Tensor, other: Tensor) -> float | None:
+    """Return the mean share of each token's neighbours in `near` that are also among its neighbours in `other`.
 
     Both have the IDs of the neighbours of the same N tokens, `(N, K)`, in two tables. The result is from 0 to 1, or
     `None` if `near` is empty.
     """
-    return (near.unsqueeze(2) == found.unsqueeze(1)).any(2).float().mean().item() if near.numel() else None
+    return (near.unsqueeze(2) == other.unsqueeze(1)).any(2).float().mean().item() if near.numel() else None
 
 
 def _spread(table: TokenTable, counts: Tensor | None) -> Tensor:

@@ -271,13 +271,6 @@ def floats(stored: UInt8[Tensor, "N bytes"], dtype: torch.dtype) -> Float[Tensor
 
     In an exported graph and under a transform they are computed from sign, exponent and fraction: ONNX has no operator
     that reinterprets bytes, and `vmap` of torch 2.11 has no rule for it.
-
-    Args:
-        stored: Bytes, `(N, bytes)`.
-        dtype: `torch.float32` or `torch.float16`.
-
-    Returns:
-        Numbers, `(N, bytes / dtype.itemsize)`.
     """
     stored = stored.clone(memory_format=torch.contiguous_format)  # aligned: a slice of one row need not be
     if not is_exporting() and not is_transformed(stored):

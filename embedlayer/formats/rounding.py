@@ -45,30 +45,17 @@ class Levels(NamedTuple):
         return 1 << (self.bits - 1)
 
     def codes(self, x: Tensor) -> Tensor:
-        """Return for each number the code of the nearest level of its group, as floats, `(N, group_size)`.
-
-        Args:
-            x: Numbers of N groups, `(N, group_size)`.
-        """
+        """Return for each number the code of the nearest level of its group, as floats, `(N, group_size)`."""
         divisor = self.step.where(self.step != 0, torch.inf)  # code 0 where all levels are equal
         codes = (x - self.offset).div_(divisor).round_().clamp_(self.lowest, 2**self.bits - 1)
         return codes.masked_fill_(self.step == 0, self.centre) if self.symmetric else codes
 
     def error(self, x: Tensor) -> Tensor:
-        """Return for each group the sum of squared differences between its numbers and their nearest levels, `(N, 1)`.
-
-        Args:
-            x: Numbers of N groups, `(N, group_size)`.
-        """
+        """Return for each group the sum of squared differences of its numbers and their nearest levels, `(N, 1)`."""
         return torch.addcmul(self.offset, self.codes(x), self.step).sub_(x).square_().sum(dim=1, keepdim=True)
 
     def where(self, chosen: Tensor, other: "Levels") -> "Levels":
-        """Return the levels of these groups where `chosen` is true, and those of `other` elsewhere.
-
-        Args:
-            chosen: Boolean, `(N, 1)`.
-            other: Levels of the same N groups.
-        """
+        """Return the levels of these groups where `chosen`, `(N, 1)`, is true, and those of `other` elsewhere."""
         step, offset = self.step.where(chosen, other.step), self.offset.where(chosen, other.offset)
         return self._replace(step=step, offset=offset)
 
@@ -80,12 +67,9 @@ class Levels(NamedTuple):
     def refitted(self, x: Tensor, mean: Tensor | float, centred: Tensor) -> "Levels":
         """Return the levels with the steps and offsets of least squared error, if each number keeps its present code.
 
-        A group stays unchanged if all its codes are equal, or if the best step is zero.
-
-        Args:
-            x: Numbers of N groups, `(N, group_size)`.
-            mean: Mean of each group, `(N, 1)`; 0 for symmetric levels.
-            centred: `x - mean`.
+        A group stays unchanged if all its codes are equal, or if the best step is zero. `x` has the numbers of each
+        group, `(N, group_size)`. `mean` is that of each, `(N, 1)`, or 0 for symmetric levels, and `centred` is
+        `x - mean`.
         """
         codes = self.codes(x)
         middle = self.centre if self.symmetric else codes.mean(1, keepdim=True)
@@ -100,16 +84,9 @@ def fit_levels(
     """Return levels for each group of numbers that keep the squared error of quantisation small.
 
     With `clip`, each of the ranges `SHRINKS` is refined by least squares, and the best result is taken; otherwise the
-    levels cover the whole range. Steps and offsets are rounded to the dtype in which they are stored.
-
-    Args:
-        x: Numbers, one group in each row, `(N, group_size)`.
-        bits: Bits of a code, 8 or 4.
-        header: Data type in which step and offset are stored.
-        symmetric: As in `QuantizedEmbedding.from_table`.
-        signed: With `symmetric`, whether code 0 is used too and a step may be negative. There is one level more on one
-            side of zero, and the sign of the step chooses the side.
-        clip: As in `QuantizedEmbedding.from_table`.
+    levels cover the whole range. Steps and offsets are rounded to the dtype in which they are stored. `symmetric` and
+    `clip` are options of `QuantizedEmbedding.from_table`. With `symmetric`, `signed` says whether code 0 is used too
+    and a step may be negative: there is one level more on one side of zero, and the sign of the step chooses the side.
     """
     if symmetric:
         whole = x.abs().amax(dim=1, keepdim=True) / (2 ** (bits - 1) - 1)

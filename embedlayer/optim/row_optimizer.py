@@ -58,10 +58,6 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
     def check_options(self, group: dict[str, Any], *, has_tables: bool) -> None:
         """Check that this optimizer supports the options of a parameter group.
 
-        Args:
-            group: The group.
-            has_tables: Whether it contains a row-sparse table.
-
         Raises:
             SizeError: An option is not supported or outside its range.
         """
@@ -76,12 +72,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
 
     @abstractmethod
     def step_dense(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """Make a step on dense parameters of a group.
-
-        Args:
-            parameters: Parameters with a gradient; all DTensors or none.
-            group: Parameter group with the options.
-        """
+        """Make a step on dense parameters of a group that have a gradient, which are all DTensors or none."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group, as in torch.
@@ -204,12 +195,8 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
     def load_pending_updates(self, parameter: Any, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
         """Restore the pending updates of one table from a checkpoint that was saved without applying them.
 
-        Call it after loading the weight, and its moments by `load_moments`, as they were stored.
-
-        Args:
-            parameter: Weight of a row-sparse table.
-            tensors: Tensors of `PendingUpdates.state()`.
-            rest: JSON entries of `PendingUpdates.state()`.
+        `tensors` and `rest` are the results of `PendingUpdates.state()`. Call it after loading the weight, and its
+        moments by `load_moments`, as they were stored.
 
         Raises:
             KeyError: An entry is missing.
@@ -242,7 +229,8 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         """
         tensors = [value for state in self.state.values() for value in state.values() if isinstance(value, Tensor)]
         for parameter in self._tables():
-            tensors += [parameter.pending_updates.value_steps, parameter.pending_updates.moment_steps]
+            steps = parameter.pending_updates.steps
+            tensors += [] if steps is None else [steps.value_steps, steps.moment_steps]
         return sum(tensor.nbytes for tensor in tensors)
 
     def moments(self, parameter: Tensor) -> State:
@@ -288,11 +276,8 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
     def load_moments(self, parameter: Tensor, tensors: State) -> None:
         """Set the state of a parameter to `tensors`, moved to the devices where a step needs them.
 
-        Pending updates of the former state are applied first.
-
-        Args:
-            parameter: Parameter of this optimizer.
-            tensors: `step` and the state tensors. A tensor that is on its device already is not copied.
+        Pending updates of the former state are applied first. `tensors` has `step` and the state tensors. A tensor that
+        is on its device already is not copied.
 
         Raises:
             CheckpointError: The state is that of another rule, or of another table, or `step` is out of range.
@@ -320,11 +305,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         return [p for group in self.param_groups for p in group["params"] if is_row_sparse(p)]
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        """Check the options of a parameter group; see `check_options`.
-
-        Raises:
-            SizeError: An option is not supported or outside its range.
-        """
+        """Check the options of a parameter group; see `check_options`."""
         if group.get("maximize"):
             raise SizeError("maximize is not offered: minimise the negative loss.")
         if not group["lr"] >= 0 or not group["weight_decay"] >= 0:
@@ -339,16 +320,8 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
     ) -> tuple[list[tuple[Any, dict[str, Any]]], list[tuple[list[Tensor], dict[str, Any]]]]:
         """Return the parameters that have a gradient, after checking that a step can be made on every one of them.
 
-        So an error leaves all of them unchanged.
-
-        Returns:
-            Row-sparse tables, each with its group; and lists of dense parameters, all DTensors or none, with their
-            group.
-
-        Raises:
-            ShapeError: A table's weight was replaced, or a table that is not row-sparse has a sparse gradient.
-            SizeError: An option of a group was set to a value that `check_options` refuses, or `lr * weight_decay` of a
-                table is not below 1.
+        So an error leaves all of them unchanged. Row-sparse tables come first, each with its group; then lists of dense
+        parameters, all DTensors or none, with their group.
         """
         tables, dense = [], []
         for group in self.param_groups:
@@ -411,12 +384,8 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
     def _prepare_rows(self, parameter: Any, group: dict[str, Any]) -> bool:
         """Do everything of a step on the rows of a table that may fail, and leave the rows at their present step.
 
-        Args:
-            parameter: Weight of the table. Its gradient is coalesced in place.
-            group: Parameter group with the options.
-
-        Returns:
-            Whether the pending updates of all rows are to be applied after the step.
+        The gradient is coalesced in place. The result says whether the pending updates of all rows are to be applied
+        after the step.
         """
         pending: PendingUpdates = parameter.pending_updates
         grad = parameter.grad = row_gradient(parameter, parameter.grad, drop=pending.padding_idx)

@@ -30,11 +30,7 @@ class RowState(ABC):
 
     @abstractmethod
     def layout(self, weight: Tensor) -> dict[str, StateTensor]:
-        """Return the state tensors of a table by name: the first moments, unless there are none, and the second.
-
-        Args:
-            weight: Weight of the table, `(V, D)`.
-        """
+        """Return the state tensors of a table by name: the first moments, unless there are none, and the second."""
 
 
 @dataclass(frozen=True)
@@ -120,16 +116,9 @@ ROW_STATES = (
 
 
 def check_state(rule: RowState, weight: Tensor, tensors: Mapping[str, Tensor], name: object) -> None:
-    """Check that loaded state tensors of a table are those of a rule.
+    """Check that loaded state tensors of a table are those of a rule; else raise a `CheckpointError`.
 
-    Args:
-        rule: The rule of the optimizer.
-        weight: Weight of the table.
-        tensors: State tensors by name; `step` is ignored.
-        name: Name or number of the parameter, for the error.
-
-    Raises:
-        CheckpointError: The state is that of another rule, or of another table.
+    The `step` among them is ignored. `name` is that of the parameter, or its number, for the error.
     """
     state = {key: tensor for key, tensor in tensors.items() if key != "step"}
     listed = ", ".join(f"{key} {tuple(tensor.shape)} {tensor.dtype}" for key, tensor in state.items())
@@ -148,14 +137,9 @@ def check_state(rule: RowState, weight: Tensor, tensors: Mapping[str, Tensor], n
 
 
 def check_step(step: object, name: object) -> None:
-    """Check the number of steps in the loaded state of a parameter.
+    """Check that the loaded state of a parameter has one whole number of steps from 0 to `MAX_STEP`.
 
-    Args:
-        step: The number, or a tensor with it.
-        name: Name or number of the parameter, for the error.
-
-    Raises:
-        CheckpointError: It is not one whole number from 0 to `MAX_STEP`.
+    Another one is a `CheckpointError`. `name` is that of the parameter, or its number, for the error.
     """
     value = step.item() if isinstance(step, Tensor) and step.numel() == 1 else step
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_STEP or value % 1:

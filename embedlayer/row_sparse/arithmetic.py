@@ -33,27 +33,12 @@ def tolerance_of(table: Tensor) -> float:
 
 
 def empty_rows(table: Tensor, rows: int, *, width: int | None = None) -> Tensor:
-    """Allocate an uninitialised buffer `(rows, width)`, in the dtype in which updates of `table` are computed.
-
-    Args:
-        table: Table, `(V, D)`.
-        rows: Number of rows of the buffer.
-        width: Number of columns; `None` for D.
-    """
+    """Allocate a buffer `(rows, width)`, or `(rows, D)`, in the dtype in which updates of `table` are computed."""
     return table.new_empty((rows, table.shape[1] if width is None else width), dtype=compute_dtype(table))
 
 
 def gather_rows(table: Tensor, rows: Tensor, buffer: Tensor) -> Tensor:
-    """Copy the rows `rows` of `table` into the start of `buffer`, converted to its dtype.
-
-    Args:
-        table: Values or moments, `(V, D)`.
-        rows: Row numbers, `(U,)`.
-        buffer: Memory of at least U rows, overwritten.
-
-    Returns:
-        The first U rows of `buffer`, as a view.
-    """
+    """Copy the rows `rows` of `table` into the start of `buffer`, converted to its dtype, and return that part."""
     values = buffer[: len(rows)]
     if values.dtype == table.dtype:
         return torch.index_select(table, 0, rows, out=values)
@@ -74,15 +59,10 @@ def apply_skipped_steps_(
     """Apply the AdamW steps that rows skipped: `p = p * decay - m * sum_q weight_q / (root + node_q)`, in place.
 
     The rows had no gradient in these steps. The sum is a quadrature, which replaces one term for each step by few
-    terms; see `embedlayer.row_sparse.history`.
-
-    Args:
-        p: Values of U rows, `(U, D)`, written in place.
-        m: First moments, `(U, D)`.
-        root: Square roots of the second moments, `(U, D)`, or `(U, 1)` for one a row.
-        decay: Product of the weight-decay factors of the skipped steps, `(U, 1)`.
-        terms: All weights of the quadrature, then as many nodes, each `(U, 1)`.
-        buffer: Memory as large as `root`, overwritten.
+    terms; see `embedlayer.row_sparse.history`. Values `p` and moments `m` are `(U, D)`. `root` has the square roots of
+    the second moments, `(U, D)`, or `(U, 1)` for one a row; `buffer` is as large and is overwritten. `decay` is the
+    product of the weight-decay factors of the skipped steps, and `terms` are all weights of the quadrature, then as
+    many nodes, `(U, 1)` each.
     """
     weights, nodes = terms[: len(terms) // 2], terms[len(terms) // 2 :]
     total = torch.add(root, nodes[0], out=buffer)
@@ -95,10 +75,7 @@ def apply_skipped_steps_(
 def add_squares_(v: Tensor, g: Tensor, factor: float) -> None:
     """Add to second moments, in place: `v += factor * g^2`, or the mean of `g^2` over a row where v has one number.
 
-    Args:
-        v: Second moments of U rows, `(U, D)` or `(U, 1)`.
-        g: Gradients, `(U, D)`.
-        factor: Factor of the squares.
+    The second moments `v` are `(U, D)` or `(U, 1)`, the gradients `g` are `(U, D)`.
     """
     if v.shape == g.shape:
         v.addcmul_(g, g, value=factor)

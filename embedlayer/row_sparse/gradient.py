@@ -103,12 +103,8 @@ class ShardedGradient(TableGradient):
 def row_gradient(parameter: Tensor, grad: Tensor, *, drop: int | None = None) -> RowSparseGradient:
     """Return a weight's gradient as stored in `parameter.grad`: sparse, each row once, in ascending order.
 
-    The result is `coalesced(grad)` as a `RowSparseGradient`.
-
-    Args:
-        parameter: Weight of a table. It is not changed.
-        grad: Its gradient, `(V, D)`, sparse or dense.
-        drop: Row to leave out, such as the padding row, or `None`.
+    The result is `coalesced(grad)` as a `RowSparseGradient`. `drop` is a row to leave out, such as the padding row. The
+    parameter is not changed.
     """
     gradient = with_torch_functions(coalesced(grad, drop=drop), parameter)
     assert isinstance(gradient, RowSparseGradient)
@@ -138,13 +134,8 @@ def segments_of_equal_ids(ids: Tensor, *, drop: int | None = None) -> Segments:
     """Return the distinct IDs of a batch, and the places in the batch where each of them is.
 
     A backward pass of its own sums gradients of equal rows with it: `sum_segments(grad, segments_of_equal_ids(ids))`.
-
-    Args:
-        ids: IDs, `(N,)`, at least 0 and in any order.
-        drop: ID to leave out, such as that of the padding row, or `None`.
-
-    Returns:
-        Int64 tensors. `drop` and its places are left out.
+    The IDs, `(N,)`, are at least 0 and in any order. `drop` is an ID that is left out with its places, such as that of
+    the padding row.
 
     Example:
         >>> segments_of_equal_ids(torch.tensor([7, 3, 7, 0]), drop=0)
@@ -166,13 +157,9 @@ def segments_of_equal_ids(ids: Tensor, *, drop: int | None = None) -> Segments:
 
 
 def sum_segments(values: Tensor, segments: Segments) -> Tensor:
-    """Return the sum of the vectors of each segment, `(U, D)`, in new memory.
+    """Sum the vectors `values`, `(N, D)`, of each segment, and return the sums, `(U, D)`, in new memory.
 
     Vectors are added in the order of the batch, so the result does not depend on threads.
-
-    Args:
-        values: Vectors, `(N, D)`.
-        segments: Places in `values` that belong together.
     """
     rows, order, offsets = segments
     if SUM_SEGMENTS.applies(values, order) and values.is_floating_point() and values.dim() == 2:
@@ -186,11 +173,8 @@ def finished_gradient(rows: Tensor, values: Tensor, shape: tuple[int, ...]) -> T
     """Return a sparse COO gradient that the hook of a row-sparse weight takes as it is, without a copy.
 
     A backward pass that coalesces by itself returns it, for example with `segments_of_equal_ids` and `sum_segments`.
-
-    Args:
-        rows: Distinct rows in ascending order, without the padding row, `(U,)`.
-        values: Their gradients in memory that nothing else refers to, `(U, D)`.
-        shape: Shape of the weight, `(V, D)`.
+    The rows, `(U,)`, are distinct and in ascending order, without the padding row. Nothing else refers to the memory of
+    their gradients `values`, `(U, D)`.
     """
     grad = torch.sparse_coo_tensor(rows.unsqueeze(0), values, shape, is_coalesced=True, check_invariants=False)
     finished = with_torch_functions(grad)
@@ -202,11 +186,9 @@ def finished_gradient(rows: Tensor, values: Tensor, shape: tuple[int, ...]) -> T
 def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:
     """Return a gradient as a coalesced sparse COO tensor: each row once, in ascending order.
 
-    Values of equal rows are summed in the order of the batch, so the result does not depend on threads.
-
-    Args:
-        grad: Gradient, `(V, D)`: sparse COO with rows in any order, or dense, whose nonzero rows are kept.
-        drop: Row to leave out, such as the padding row, or `None`.
+    The gradient is sparse COO with rows in any order, or dense; then its nonzero rows are kept. `drop` is a row to
+    leave out, such as the padding row. Values of equal rows are summed in the order of the batch, so the result does
+    not depend on threads.
     """
     if grad.layout is not torch.sparse_coo:
         rows = (grad != 0).any(1).nonzero().squeeze(1)
@@ -228,12 +210,9 @@ def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:
 def with_torch_functions(grad: Tensor, parameter: Tensor | None = None) -> TableGradient:
     """Turn a gradient into one that torch's clipping and loss scaling take, in place, and return it.
 
-    The class of `grad` itself is changed; nothing is copied.
-
-    Args:
-        grad: A sparse COO gradient; or a dense one of the rows of a sharded table.
-        parameter: The rows that it belongs to, which may be those of one rank, or another gradient of them; `None` for
-            a whole table.
+    The class of `grad` itself is changed; nothing is copied. It is sparse COO, or dense for the rows of a sharded
+    table. `parameter` is the rows that it belongs to, which may be those of one rank, or another gradient of them;
+    `None` for a whole table.
     """
     # as torch.nn.UninitializedParameter becomes a Parameter; sparse has no views
     grad.__class__ = RowSparseGradient if grad.layout is torch.sparse_coo else ShardedGradient
@@ -267,16 +246,8 @@ def require_row_sparse(grad: Tensor) -> Tensor:
 def vector_norm(grad: Tensor, ord: float = 2, *dims: Any, **options: Any) -> Tensor:
     """Compute `torch.linalg.vector_norm` also for a sparse gradient, whose absent rows count as zeros.
 
-    Of a sharded table it is the norm of the rows of all ranks.
-
-    Args:
-        grad: Gradient, sparse COO or dense.
-        ord: Order of the norm.
-        *dims: Further positional arguments of torch's function. With these, `grad` is passed to torch as it is.
-        **options: Keyword arguments of torch's function; any but `dtype` has the same effect.
-
-    Returns:
-        The norm, a scalar.
+    Of a sharded table it is the norm of the rows of all ranks. With further positional arguments, `grad` is passed to
+    torch as it is. Of the keyword arguments of torch, any but `dtype` has the same effect.
 
     Raises:
         ShapeError: It is a copy of a gradient of one rank's rows, whose ranks are not known.
@@ -306,11 +277,6 @@ def unscale_(grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> N
     """Multiply gradients in place, and set `found_inf` to 1 if a number is not finite, as `GradScaler` asks torch to.
 
     Of a sharded table a number on any rank counts, so that all ranks skip the same steps.
-
-    Args:
-        grads: Gradients.
-        found_inf: Scalar, 0 or 1.
-        inv_scale: Factor, a scalar.
     """
     unscale_all_(list(grads), found_inf, inv_scale)
     group = next((each.shard_group for each in grads if isinstance(each, TableGradient) and each.is_sharded), None)
@@ -331,9 +297,7 @@ def values_of_rows(grad: Tensor) -> Tensor:
 def foreach_mul_(grads: Sequence[Tensor], factors: Number | Sequence[Number]) -> None:
     """Multiply each gradient in place, as `torch._foreach_mul_` does; torch has none for sparse tensors.
 
-    Args:
-        grads: Gradients, sparse or dense.
-        factors: One factor for all gradients, or one for each.
+    There is one factor for all gradients, or one for each.
     """
     each = factors if isinstance(factors, Sequence) else [factors] * len(grads)
     for grad, factor in zip(grads, each, strict=True):

@@ -137,17 +137,9 @@ def replay(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Apply AdamW's update with a zero gradient once for each skipped step of a row.
 
-    This is the slow definition, with which tests compare `StepHistory.skipped_steps`.
-
-    Args:
-        row: Values, first and second moments `(p, m, v)` after step `at`.
-        at: Last step that `row` includes.
-        rates: Learning rate of each skipped step.
-        decays: Weight decay of each skipped step.
-        betas: `beta1`, `beta2` and `eps`.
-
-    Returns:
-        `(p, m, v)` after step `at + len(rates)`.
+    `row` has the values, first and second moments `(p, m, v)` after step `at`; the result has those after step
+    `at + len(rates)`. `rates` and `decays` are the learning rates and weight decays of the skipped steps. This is the
+    slow definition, with which tests compare `StepHistory.skipped_steps`.
     """
     p, m, v = row
     for t, (lr, decay) in enumerate(zip(rates, decays, strict=True), start=at + 1):
@@ -212,10 +204,6 @@ class StepHistory:
     def record(self, lr: float, weight_decay: float) -> int:
         """Record the next optimizer step, and return its number; the first one is `start + 1`.
 
-        Args:
-            lr: Learning rate of the step.
-            weight_decay: Weight decay of the step.
-
         Raises:
             SizeError: `lr` is negative, or `lr * weight_decay` is not below 1.
         """
@@ -267,13 +255,9 @@ class StepHistory:
         self._sums[:, low:last] += sums_of(first, nodes, weights)
 
     def kernel_arguments(self, tolerance: float) -> tuple[KernelArgument, ...]:
-        """Return what the kernel `embedlayer.kernels.cpu.rows.apply_pending` needs from the record.
+        """Return the arguments, from `lines` to `rates`, of the kernel `embedlayer.kernels.cpu.rows.apply_pending`.
 
-        Args:
-            tolerance: Largest relative error of the sum in `SkippedSteps`, for any second moments.
-
-        Returns:
-            Its arguments from `lines` to `rates`.
+        The tolerance is the largest relative error of the sum in `SkippedSteps`, for any second moments.
         """
         arrays = (self._lines, self._masses, self._fading, self._spreading)
         weak = self._weak_decay and self._lines[2, self.size] > STRONGEST_DECAY
@@ -287,10 +271,7 @@ class StepHistory:
     def decay(self, at: Int[np.ndarray, " G"]) -> Float[np.ndarray, " G"]:
         """Return for each step in `at` the product of the weight-decay factors of all later steps, `(G,)`.
 
-        The factor of a step is `1 - lr * weight_decay`.
-
-        Args:
-            at: Step numbers from `start` to `step`, `(G,)`.
+        The factor of a step is `1 - lr * weight_decay`. The step numbers in `at` are from `start` to `step`.
         """
         logs = self._lines[2]
         left: Float[np.ndarray, " G"] = np.exp(logs[self.size] - logs[at - self.start])
@@ -299,10 +280,8 @@ class StepHistory:
     def skipped_steps(self, at: Int[np.ndarray, " G"], *, tolerance: float) -> SkippedSteps:
         """Return the combined effect of all steps after step `at[g]` on a row without gradient, for each of G rows.
 
-        Args:
-            at: Step at which each row was last updated, from `start` to `step`, `(G,)`. Numbers may repeat.
-            tolerance: Largest relative error of the sum in `SkippedSteps`, for any second moments. It determines the
-                number of terms Q.
+        Step `at[g]`, from `start` to `step`, is that at which row g was last updated. The tolerance is the largest
+        relative error of the sum in `SkippedSteps`, for any second moments. It determines the number of terms Q.
         """
         if not self.size:
             return SkippedSteps(np.ones(len(at)), np.ones((1, len(at))), np.zeros((1, len(at))))
@@ -387,13 +366,8 @@ def sums_of(
     """Return what each term of a sum adds to the S sums from which a rule of two nodes is computed and checked.
 
     A term is `weight / (s + node)`, as a function of s, the root of the second moment. The first four sums are moments
-    of `u = first / (node + first)` around 1/2, its value at the first term. The others are the values of the term at `s
-    = SAMPLES * first`.
-
-    Args:
-        first: First node `e_1` of the sum to which a term belongs.
-        nodes: Nodes of the terms.
-        weights: Weights of the terms.
+    of `u = first / (node + first)` around 1/2, its value at the first term. The others are the values of the term at
+    `s = SAMPLES * first`. `first` is the first node `e_1` of the sum to which a term belongs.
     """
     off = first / (nodes + first) - 0.5
     sums = np.empty((SUMS, *nodes.shape))
@@ -410,14 +384,8 @@ def two_nodes(
 ) -> tuple[Float[np.ndarray, "2 G"], Float[np.ndarray, "2 G"]]:
     """Compute for G sums the Gauss rule of two nodes, in closed form from mean, variance and skewness of the terms.
 
-    The rule `sum_q weights[q] / (s + nodes[q])` is close to the whole sum for every `s >= 0`.
-
-    Args:
-        first: First node `e_1` of each sum, `(G,)`.
-        sums: Sums over the terms of what `sums_of` returns, `(S, G)`.
-
-    Returns:
-        Nodes and weights, `(2, G)` each.
+    `first` is the first node `e_1` of each sum, and `sums` are those over the terms of what `sums_of` returns. The rule
+    `sum_q weights[q] / (s + nodes[q])` of the returned nodes and weights is close to the whole sum for every `s >= 0`.
     """
     total = np.maximum(sums[0], TINY)
     mean, second, third = sums[1:4] / total
@@ -456,18 +424,10 @@ def compress(
 def lanczos(
     u: Float[np.ndarray, "G J"], weights: Float[np.ndarray, "G J"], count: int
 ) -> tuple[Float[np.ndarray, "G Q"], Float[np.ndarray, "G Q"]]:
-    """Compute G Gauss rules with `count` nodes for measures of J points, by the Lanczos iteration.
+    """Return nodes and weights of G Gauss rules with `count` nodes for measures of J points, by the Lanczos iteration.
 
-    The nodes are the eigenvalues of the Jacobi matrix. The weights are the squares of the first components of its
-    eigenvectors, times the sum of `weights`.
-
-    Args:
-        u: Points of G measures, `(G, J)`.
-        weights: Mass at each point, `(G, J)`, at least 0.
-        count: Number of nodes, Q.
-
-    Returns:
-        Nodes and weights of the rules, `(G, Q)` each.
+    The points are `u`, with the masses `weights`, at least 0. The nodes are the eigenvalues of the Jacobi matrix. The
+    weights are the squares of the first components of its eigenvectors, times the sum of the masses.
     """
     total = weights.sum(1, keepdims=True)
     basis = np.zeros((len(u), count, u.shape[1]))
@@ -497,13 +457,8 @@ def error_at_samples(
     """Return for each of G quadratures its largest relative error at the values `s = SAMPLES * first`.
 
     The quadrature `sum_q weights[q] / (s + nodes[q])` replaces the exact sum `sum_j w_j / (s + e_j)`, which has one
-    term for each skipped step.
-
-    Args:
-        first: Node `e_1` of the first term of each exact sum, `(G,)`.
-        nodes: Nodes of the quadratures, `(Q, G)`.
-        weights: Weights of the quadratures, `(Q, G)`.
-        exact: Values of the exact sums, with a row for each of the S numbers in `SAMPLES`, `(S, G)`.
+    term for each skipped step. `first` is the node `e_1` of the first term of each exact sum, and `exact` the values of
+    these sums, with a row for each of the S numbers in `SAMPLES`.
     """
     samples = np.array(SAMPLES)[:, None, None] * first
     sums = (weights / (nodes + samples)).sum(1)

@@ -155,11 +155,7 @@ def look_up_rows(ids: Tensor, weight: Tensor) -> Tensor:
     """Return `F.embedding(ids, weight, sparse=True)` for the weight of a row-sparse table, by a kernel if one applies.
 
     Pending updates of the rows are applied first. Torch's operator waits for all of its threads, which takes long on a
-    busy machine.
-
-    Args:
-        ids: Row numbers of any shape, `(...)`. On a CPU they have been checked.
-        weight: Weight of the table, `(V, D)`.
+    busy machine. On a CPU the row numbers, of any shape, have been checked.
     """
     pending = pending_updates_of(weight)
     numbers = ids.numel() * weight.shape[1]
@@ -179,10 +175,6 @@ def look_up_rows_between_graphs(ids: Tensor, weight: Tensor) -> Tensor:
 
     The graph ends before the look-up, and another one begins after it. Inductor takes the sparse gradient for a dense
     tensor as soon as a pass changes a node beside it, or two gradients are added, so no graph may contain it.
-
-    Args:
-        ids: Row numbers of any shape, `(...)`, that have been checked.
-        weight: Weight of the table, `(V, D)`.
 
     Raises:
         torch._dynamo.exc.Unsupported: The function is compiled with `fullgraph=True`.
@@ -252,11 +244,7 @@ def _copies_rows(func: Callable[..., Any], weight: nn.Parameter) -> bool:
 
 
 def weights_among(values: Any) -> Iterator[RowSparseParameter]:
-    """Yield the weights of row-sparse tables among the arguments of a torch function, also in nested containers.
-
-    Args:
-        values: A value of any type, such as `(args, kwargs)`.
-    """
+    """Yield the weights of row-sparse tables among the arguments of a torch function, also in nested containers."""
     if isinstance(values, RowSparseParameter):
         if hasattr(values, "pending_updates"):  # a copy without its table has none
             yield values
@@ -269,11 +257,7 @@ def weights_among(values: Any) -> Iterator[RowSparseParameter]:
 def applied_rows(weight: Tensor, ids: Tensor) -> Iterator[Tensor]:
     """Context manager: yield the memory of a weight to read some rows, which no other thread writes in the block.
 
-    Pending updates of these rows (row-sparse tables) are applied first.
-
-    Args:
-        weight: Weight of any table.
-        ids: Row numbers that were checked.
+    Pending updates of these rows (row-sparse tables) are applied first. The row numbers were checked.
     """
     pending = pending_updates_of(weight)
     with nullcontext() if pending is None else pending.lock:
@@ -327,9 +311,6 @@ def without_applying_updates(model: nn.Module) -> Iterator[None]:
 
     A checkpoint uses it to save the raw rows beside `PendingUpdates.state()`. Look-ups still apply updates, and so do
     other threads.
-
-    Args:
-        model: A module with row-sparse tables at any depth.
     """
     handles = [pending.handle for each in model.parameters() if (pending := pending_updates_of(each)) is not None]
     before = _raw_reads.handles
@@ -346,12 +327,8 @@ def with_updates_applied(tensor: Tensor, handle: int, is_ids: bool) -> Tensor:
 
     The result is a copy so that the compiler runs the code that reads it after the update. The weight is updated in
     place, but for `is_ids` it is not an argument: AOTAutograd would copy all of it, and send a dense gradient through
-    the change.
-
-    Args:
-        tensor: Token IDs whose rows are updated, or the weight, of which all rows are updated.
-        handle: `PendingUpdates.handle` of the table.
-        is_ids: Whether `tensor` holds IDs.
+    the change. `tensor` has the token IDs whose rows are updated if `is_ids`, else it is the weight, of which all rows
+    are. `handle` is that of the `PendingUpdates` of the table.
     """
     pending, weight = pending_updates_with(handle)
     if is_ids:

@@ -1,15 +1,14 @@
 """Pending updates of a row-sparse table: optimizer steps that rows without a gradient have not taken yet.
 
-An optimizer such as `RowAdamW` writes only to the rows of a batch. `PendingUpdates` records the last step of every row,
-and applies the missing steps of a row just before the row is read. The literature calls such updates lazy or
-just-in-time. The record is an attribute of the parameter (`weight.pending_updates`), because parameters are what an
+An optimizer such as `RowAdamW` writes only to the rows of a batch. `RowSteps` records the last step of every row, and
+`PendingUpdates` applies the missing steps of a row just before the row is read. The literature calls such updates lazy
+or just-in-time. They are an attribute of the parameter (`weight.pending_updates`), because parameters are what an
 optimizer receives.
 
 A read that applies updates is a write, so a lock excludes other threads from the record and the rows meanwhile. A fork
 waits for the lock; see `embedlayer.core.forks`.
 """
 
-import math
 import operator
 from collections.abc import Callable
 from functools import wraps
@@ -24,13 +23,14 @@ from torch.utils.hooks import RemovableHandle
 
 from embedlayer.core.block_sizes import PENDING_ROWS, block_size
 from embedlayer.core.devices import device_kind
-from embedlayer.core.errors import CheckpointError, StaleRowsError
+from embedlayer.core.errors import StaleRowsError
 from embedlayer.core.forks import call_in_forked_processes, lock_held_at_forks
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.kernel import Kernel
-from embedlayer.row_sparse.arithmetic import chunk_slices, compute_dtype, tolerance_of
+from embedlayer.row_sparse.arithmetic import chunk_slices, tolerance_of
 from embedlayer.row_sparse.gradient import Segments, rows_in_block, segments_of_equal_ids
 from embedlayer.row_sparse.history import Betas, StepHistory, step_rates
+from embedlayer.row_sparse.row_steps import RowSteps
 from embedlayer.row_sparse.storage import (
     RowsInMemory,
     RowStorage,
@@ -88,8 +88,7 @@ class PendingUpdates:
     """Track which optimizer steps each row of a row-sparse table has not taken yet, and apply them when needed.
 
     An optimizer such as `RowAdamW` updates only rows with a gradient. In dense AdamW the other rows move too, by
-    momentum and weight decay. These updates stay pending until a row is read; learning rate and weight decay of each
-    step are recorded in `history`.
+    momentum and weight decay. These updates stay pending until a row is read.
 
     The optimizer's state of a table consists of first moments, `(V, D)`, unless it has none, and of second moments:
     `(V, D)`, or `(V, 1)` for one a row.
@@ -97,21 +96,21 @@ class PendingUpdates:
     Of a weight in shared memory no updates stay pending after a step, because other processes read it without this
     record.
 
+    Methods take the weight that this object watches. They raise `StaleRowsError` if it was written in place while
+    updates were pending (see `check_for_writes`), `ShapeError` if the table has another size than the moments, and
+    `FileError` in a process that was forked from one that trains the files of the table.
+
     Args:
         padding_idx: Row that gets no gradient, or `None`.
 
     Attributes:
         storage: Where the rows and their state are stored.
-        history: The steps of the attached optimizer; `None` before its first step.
+        steps: Steps of the attached optimizer, and which of them each row has taken; `None` before its first step.
         moments: The optimizer's state tensors: first moments, unless it has none, and second moments.
         restored: `moments` by name where the storage restored them and no optimizer has taken them yet; else empty.
         forgotten: Whether an optimizer was attached and forgotten, and none was attached since. Its state may exist,
             but only it knows at which step.
         rounding_seed: Seed of stochastic rounding for a bfloat16 table, or `None` to round to nearest.
-        value_steps: Last step whose update is included in each row's values, `(V,)`.
-        moment_steps: Last step whose decay is included in each row's moments, `(V,)`; 0 only where they are
-            zero.
-        applied_step: Step up to which the values of all rows are updated; single rows may be ahead.
         cached: Rows that the last look-up updated, or `None`.
         handle: Number by which custom operators find this object.
         lock: Lock of the rows, their state and this record, which is neither saved nor copied. It is held while updates
@@ -131,7 +130,7 @@ class PendingUpdates:
         self.eager_blocks = 0
         self.weight_ref: ReferenceType[nn.Parameter] | None = None
         self.hooks: tuple[RemovableHandle, ...] = ()
-        self.history: StepHistory | None = None
+        self.steps: RowSteps | None = None
         self.forgotten = False
         self.lock = lock_held_at_forks()
         self.handle = next(_handles)
@@ -144,12 +143,12 @@ class PendingUpdates:
     @property
     def step(self) -> int:
         """Return the number of the last optimizer step on this table; 0 before the first one."""
-        return self.history.step if self.history is not None else 0
+        return 0 if self.steps is None else self.steps.step
 
     @property
     def has_pending(self) -> bool:
         """Return whether some rows may have values without the last optimizer steps."""
-        return self.applied_step < self.step
+        return self.steps is not None and self.steps.has_pending
 
     @property
     def shared_moments(self) -> bool:
@@ -162,15 +161,13 @@ class PendingUpdates:
 
         The updates are lost, so call `apply_all` first. The object stays attached to the weight.
         """
-        self.forgotten = self.forgotten or self.history is not None
-        self.history = None
-        self.applied_step = 0
+        self.forgotten = self.forgotten or self.steps is not None
+        self.steps = None
         self.version = 0
         self.cached: CachedRows | None = None
         self.moments: tuple[Tensor, ...] = ()
         self.restored: dict[str, Tensor] = {}
         self.rounding_seed: int | None = None
-        self.value_steps = self.moment_steps = torch.empty(0)
 
     @exclusive
     def attach(
@@ -179,73 +176,53 @@ class PendingUpdates:
         """Start to record the steps of an optimizer. The values and moments of all rows must be up to date with `step`.
 
         Without effect if an optimizer with these options is attached already. Otherwise the pending updates of the one
-        attached before, which may be the same with other betas, are applied first.
-
-        Args:
-            weight: The weight that this object watches.
-            step: Number of steps that the optimizer has made so far.
-            moments: Its state tensors, which are kept and written in place: first moments, unless it has none, and
-                second moments.
-            betas: Its `beta1`, `beta2` and `eps`.
-            rounding_seed: Seed of stochastic rounding, or `None` to round to nearest.
-
-        Raises:
-            ShapeError: The moments have another size than the table.
-            StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
-            FileError: This process was forked from one that trains the files of the table.
+        attached before, which may be the same with other betas, are applied first. `step` is the number of steps that
+        the optimizer has made so far. Its state tensors, `moments`, are kept and written in place: first moments,
+        unless it has none, and second moments.
         """
         check_state_size(weight, moments)
         self.check_for_writes(weight)
-        if self.history is not None:
+        if self.steps is not None:
             same = len(moments) == len(self.moments) and all(map(operator.is_, moments, self.moments))
-            if same and self.history.betas == betas and self.rounding_seed == rounding_seed:
+            if same and self.steps.history.betas == betas and self.rounding_seed == rounding_seed:
                 return
             self.apply_all(weight, moments=True)
-        self._begin(weight, step, moments, betas, rounding_seed)
+        steps = self._begin(weight, step, moments, betas, rounding_seed)
         if step:  # at step 0 their zeros are right
-            self.value_steps.fill_(step)
-            self.moment_steps.fill_(step)
+            steps.value_steps.fill_(step)
+            steps.moment_steps.fill_(step)
 
     def _begin(
         self, weight: Tensor, step: int, moments: tuple[Tensor, ...], betas: Betas, rounding_seed: int | None
-    ) -> None:
+    ) -> RowSteps:
         """Start an empty history after `step`, with the steps of the rows as their storage provides them."""
         names = ("value_steps", "moment_steps")
         steps = [self.storage.new_state(weight, name, None, torch.int32) for name in names]  # or a full disk
-        self.value_steps, self.moment_steps = steps
-        self.history, self.forgotten = StepHistory(step, betas), False
+        self.steps, self.forgotten = RowSteps(StepHistory(step, betas), *steps), False
         self.moments, self.rounding_seed, self.restored = moments, rounding_seed, {}
-        self.applied_step, self.version = step, weight._version
+        self.version = weight._version
+        return self.steps
 
     @exclusive
     def apply_to_ids(self, weight: Tensor, ids: Tensor) -> None:
         """Apply the pending updates of the rows that a look-up is about to read, to the weight in place.
 
         If the weight is trained, values and moments of these rows are kept for the next optimizer step (`CachedRows`).
-
-        Args:
-            weight: The weight that this object watches.
-            ids: Token IDs of any shape, which may repeat.
-
-        Raises:
-            ShapeError: The table has another size than the optimizer's moments.
-            StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
-            FileError: This process was forked from one that trains the files of the table.
         """
         self.check_process()
-        if self.history is None:
+        steps = self.steps
+        if steps is None:
             return
         check_state_size(weight, self.moments)
         self.check_for_writes(weight)
-        if not self.has_pending:
+        if not steps.has_pending:
             return
         ids = ids.flatten()
-        if self._tensors(weight).kernel_applies(APPLY_PENDING, self.value_steps, ids):
+        if self._tensors(weight).kernel_applies(APPLY_PENDING, steps.value_steps, ids):
             rows = segments_of_equal_ids(ids).rows
-            inside = not len(rows) or (int(rows[0]) >= 0 and int(rows[-1]) < len(self.value_steps))
-            if inside and self._apply_in_one_pass(weight, rows):
+            if steps.contains(rows) and self._apply_in_one_pass(weight, rows):
                 return
-        pending = self.value_steps.index_select(0, ids) < self.step
+        pending = steps.value_steps.index_select(0, ids) < steps.step
         if not pending.any():
             return
         learns = weight.requires_grad and torch.is_grad_enabled()
@@ -276,14 +253,14 @@ class PendingUpdates:
         """
         if not len(rows):
             return True
-        assert self.history is not None
-        self.storage.before_write(rows if moments else rows[self.value_steps.index_select(0, rows) < self.step])
+        steps = self.steps
+        assert steps is not None
+        self.storage.before_write(rows if moments else rows[steps.value_steps.index_select(0, rows) < steps.step])
         tensors, outcome = self._tensors(weight), np.zeros(len(rows), np.uint8)
         order, offsets = (rows, rows) if segments is None else segments[1:]
         out = tensors.table[:0] if vectors is None else vectors
-        steps, tolerance = (self.value_steps, self.moment_steps), tolerance_of(tensors.table)
-        record = self.history.kernel_arguments(tolerance)
-        arguments = (rows, *steps, *record, *tensors.kernel_arguments(), moments, outcome, order, offsets, out)
+        record = (steps.value_steps, steps.moment_steps, *steps.history.kernel_arguments(tolerance_of(tensors.table)))
+        arguments = (rows, *record, *tensors.kernel_arguments(), moments, outcome, order, offsets, out)
         if not APPLY_PENDING[tensors.rowwise].run(len(rows), *arguments, block=rows_in_block(tensors.table)):
             return False
         most = int(outcome.max())
@@ -305,22 +282,15 @@ class PendingUpdates:
     def look_up(self, weight: Tensor, ids: Tensor, segments: Segments) -> Tensor:
         """Apply the pending updates of the rows of a look-up to the weight in place, and return the rows, `(N, D)`.
 
-        Args:
-            weight: The weight that this object watches, contiguous.
-            ids: Row numbers that were checked, `(N,)`, contiguous.
-            segments: Their `segments_of_equal_ids`.
-
-        Raises:
-            ShapeError: The table has another size than the optimizer's moments.
-            StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
-            FileError: This process was forked from one that trains the files of the table.
+        The IDs were checked, `(N,)`, and are contiguous, as the weight is; `segments` are their
+        `segments_of_equal_ids`.
         """
         table = raw_weight(weight)
         vectors = table.new_empty((len(ids), table.shape[1]))
-        if self.history is not None:
+        if self.steps is not None:
             check_state_size(weight, self.moments)
             self.check_for_writes(weight)
-            fits = self.has_pending and self._tensors(weight).kernel_applies(APPLY_PENDING, self.value_steps)
+            fits = self.has_pending and self._tensors(weight).kernel_applies(APPLY_PENDING, self.steps.value_steps)
             if fits and self._apply_in_one_pass(weight, segments.rows, segments=segments, vectors=vectors):
                 return vectors
         self.apply_to_ids(weight, ids)
@@ -340,12 +310,11 @@ class PendingUpdates:
     def prepare_step(self, rows: Tensor, *, then_all: bool = False) -> None:
         """Prepare the storage for an optimizer's step on rows. The step itself can then not fail for a full disk.
 
-        Args:
-            rows: Rows with a gradient, distinct, `(U,)`.
-            then_all: Whether the pending updates of all rows are applied after the step.
+        `rows` have a gradient and are distinct, `(U,)`. With `then_all` the pending updates of all rows are applied
+        after the step.
         """
         self.storage.before_write(rows)
-        num_rows = len(self.value_steps) if then_all else 0
+        num_rows = len(self.steps.value_steps) if then_all and self.steps is not None else 0
         for first in range(0, num_rows, ROWS_IN_PASS):
             self.storage.before_write(torch.arange(first, min(first + ROWS_IN_PASS, num_rows)))
 
@@ -353,59 +322,41 @@ class PendingUpdates:
     def step_rows(self, weight: Tensor, rows: Tensor, gradients: Tensor, lr: float, weight_decay: float) -> None:
         """Make an optimizer's step on rows with a gradient; for the other rows it stays pending.
 
-        Pending updates of the rows are applied first. Call `prepare_step` before.
-
-        Args:
-            weight: The weight that this object watches.
-            rows: Rows with a gradient, distinct and in ascending order, `(U,)`.
-            gradients: Their gradients, `(U, D)`.
-            lr: Learning rate of the step.
-            weight_decay: Weight decay of the step.
+        Pending updates of the rows are applied first. Call `prepare_step` before. The rows are distinct and in
+        ascending order, `(U,)`, the gradients `(U, D)`.
 
         Raises:
             SizeError: `lr` is negative, or `lr * weight_decay` is not below 1.
-            StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
         """
-        assert self.history is not None
+        steps = self.steps
+        assert steps is not None
         self.check_for_writes(weight)
-        betas, now = self.history.betas, self.step + 1
+        betas, now = steps.history.betas, steps.step + 1
         rates = step_rates(betas, now, lr, weight_decay)
         cached, self.cached = self.cached, None
         if self._step_in_one_pass(weight, rows, gradients, (*betas[:2], *rates)):
-            self.history.record(lr, weight_decay)
+            steps.history.record(lr, weight_decay)
             return
         if cached is not None and cached.versions == self._versions(weight) and torch.equal(cached.rows, rows):
             values = cached.values
         else:
             values = self._update_rows(weight, rows, cache=True)
-        decays = self._record_step(rows, lr, weight_decay)
+        decays = steps.decays(steps.record(rows, lr, weight_decay), self.moments)
         self._tensors(weight).step_rows(rows, values, gradients, decays, rates, step=now)
         self.version = weight._version
-
-    def _record_step(self, rows: Tensor, lr: float, weight_decay: float) -> list[Tensor]:
-        """Record the next step, mark `rows`, which have gradients in it, and return the decays of their moments."""
-        assert self.history is not None
-        now, moment_steps = self.history.record(lr, weight_decay), self.moment_steps.index_select(0, rows)
-        self.value_steps.index_fill_(0, rows, now)
-        self.moment_steps.index_fill_(0, rows, now)
-        return self._moment_decays(now - moment_steps)
 
     def _step_in_one_pass(self, weight: Tensor, rows: Tensor, gradients: Tensor, rates: tuple[float, ...]) -> bool:
         """Make the step of `step_rows` by a kernel, and return `False` without effect if none applies.
 
-        Args:
-            weight: As in `step_rows`.
-            rows: As in `step_rows`.
-            gradients: As in `step_rows`.
-            rates: `beta1`, `beta2`, and the numbers of `StepRates`.
+        `rates` are `beta1`, `beta2`, and the numbers of `StepRates`.
         """
-        tensors, now = self._tensors(weight), self.step + 1
-        inside = not len(rows) or (int(rows[0]) >= 0 and int(rows[-1]) < len(self.value_steps))
-        inside = inside and gradients.dtype == tensors.table.dtype
-        if not inside or not tensors.kernel_applies(OPTIMIZER_STEP, self.value_steps, rows, gradients):
+        assert self.steps is not None
+        tensors, record, now = self._tensors(weight), self.steps, self.steps.step + 1
+        inside = record.contains(rows) and gradients.dtype == tensors.table.dtype
+        if not inside or not tensors.kernel_applies(OPTIMIZER_STEP, record.value_steps, rows, gradients):
             return False
         kernel, tables = OPTIMIZER_STEP[tensors.rowwise], tensors.kernel_arguments()
-        steps, missed = (self.value_steps, self.moment_steps), np.zeros(len(rows), np.uint8)
+        steps, missed = (record.value_steps, record.moment_steps), np.zeros(len(rows), np.uint8)
         numbers, block = gradients.contiguous(), rows_in_block(tensors.table)
         if not kernel.run(len(rows), rows, numbers, *steps, now, rates, *tables, missed, block=block):
             return False
@@ -426,21 +377,19 @@ class PendingUpdates:
         The written values would belong to an earlier step. After the error they stay and the pending updates are
         dropped, so the table can be used.
 
-        Args:
-            weight: The weight that this object watches.
-
         Raises:
             StaleRowsError: Updates were pending when `weight` was written.
         """
-        if self.history is None:
+        steps = self.steps
+        if steps is None:
             return
         known, self.version = self.version, weight._version
-        if self.version == known or not self.has_pending:
+        if self.version == known or not steps.has_pending:
             return
-        missed = (self.value_steps < self.step).nonzero().squeeze(1)
+        missed = steps.pending_rows(0, len(steps.value_steps))
         self.storage.before_write(missed)
-        self.value_steps.index_fill_(0, missed, self.step)
-        self.applied_step, self.cached = self.step, None
+        steps.value_steps.index_fill_(0, missed, steps.step)
+        steps.applied_step, self.cached = steps.step, None
         if not len(missed):
             return
         raise StaleRowsError(
@@ -466,68 +415,38 @@ class PendingUpdates:
                 "the fork: then each step updates all rows."
             )
 
-    def _moment_decays(self, steps: Tensor) -> list[Tensor]:
-        """Return the factors by which each of the moments decays in steps without gradient.
-
-        Returns:
-            `beta1 ** steps` for the first moments, unless there are none, and `beta2 ** steps` for the second moments,
-            `(U, 1)` each, in the dtype in which updates are computed.
-        """
-        assert self.history is not None
-        steps, betas = steps.double().unsqueeze(1), self.history.betas[:2][-len(self.moments) :]
-        return [torch.pow(beta, steps).to(compute_dtype(self.moments[-1])) for beta in betas]
-
     @exclusive
     def apply_all(self, weight: Tensor, start: int = 0, stop: int | None = None, *, moments: bool = False) -> None:
         """Apply the pending updates of rows `start` to `stop - 1` to the weight in place, in chunks.
 
-        Rows without pending updates are not written.
-
-        Args:
-            weight: The weight that this object watches.
-            start: First row.
-            stop: Last row + 1; `None` for all rows.
-            moments: Whether to decay the optimizer's moments of these rows up to the last step as well.
-
-        Raises:
-            ShapeError: The table has another size than the optimizer's moments.
-            StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
-            FileError: This process was forked from one that trains the files of the table.
+        A `stop` of `None` is the end of the table. Rows without pending updates are not written. With `moments`, the
+        optimizer's moments of these rows decay up to the last step as well.
         """
         self.check_process()
-        if self.history is None:
+        steps = self.steps
+        if steps is None:
             return
         self.check_for_writes(weight)
-        if self.step == self.history.start or (not self.has_pending and not moments):
+        if steps.step == steps.history.start or (not steps.has_pending and not moments):
             return
         check_state_size(weight, self.moments)
         stop = len(weight) if stop is None else min(stop, len(weight))
-        fits = self._tensors(weight).kernel_applies(APPLY_PENDING, self.value_steps)
+        fits = self._tensors(weight).kernel_applies(APPLY_PENDING, steps.value_steps)
         size = block_size(PENDING_ROWS, device_kind(weight))
         for first in range(start, stop, ROWS_IN_PASS):
             last = min(first + ROWS_IN_PASS, stop)
-            if fits and self._apply_in_one_pass(weight, self._pending_rows(first, last, moments), moments=moments):
+            rows = steps.pending_rows(first, last, moments=moments) if fits else None
+            if rows is not None and self._apply_in_one_pass(weight, rows, moments=moments):
                 continue
             for low in range(first, last, size):
                 high = min(low + size, last)
-                pending = (self.value_steps[low:high] < self.step).nonzero().squeeze(1) + low
+                pending = steps.pending_rows(low, high)
                 if len(pending):
                     self._update_rows(weight, pending)
                 if moments:
-                    self._decay_moments(weight, torch.arange(low, high, device=self.moment_steps.device))
+                    self._decay_moments(weight, torch.arange(low, high, device=steps.moment_steps.device))
         if start == 0 and stop == len(weight):
-            self.applied_step = self.step
-
-    def _pending_rows(self, start: int, stop: int, moments: bool) -> Tensor:
-        """Return those of the rows `start` to `stop - 1` whose values, or with `moments` moments, lack steps."""
-        behind = self.value_steps[start:stop] < self.step
-        if moments:
-            behind |= self._moments_lack_steps(self.moment_steps[start:stop])
-        return behind.nonzero().squeeze(1) + start
-
-    def _moments_lack_steps(self, moment_steps: Tensor) -> Tensor:
-        """Return for entries of `moment_steps` whether the moments must still decay up to the last step."""
-        return (moment_steps < self.step) & (moment_steps > 0)  # at 0 they are zero
+            steps.applied_step = steps.step
 
     @exclusive
     def state(self) -> tuple[dict[str, Tensor], JsonObject]:
@@ -540,14 +459,9 @@ class PendingUpdates:
             The tensors `value_steps`, `moment_steps` and `history`, which may share memory with this object; and the
             JSON entries `start`, `betas`, `applied_step`, and with stochastic rounding `rounding_seed`.
         """
-        if self.history is None:
+        if self.steps is None:
             return {}, {}
-        tensors = {
-            "value_steps": self.value_steps,
-            "moment_steps": self.moment_steps,
-            "history": torch.from_numpy(self.history.lines),
-        }
-        rest = {"start": self.history.start, "betas": list(self.history.betas), "applied_step": self.applied_step}
+        tensors, rest = self.steps.state()
         return tensors, rest if self.rounding_seed is None else rest | {"rounding_seed": self.rounding_seed}
 
     @exclusive
@@ -556,30 +470,17 @@ class PendingUpdates:
     ) -> None:
         """Restore the result of `state()` without applying updates, unless the weight is in shared memory.
 
-        The weight and the moments must have been saved at the same time.
-
-        Args:
-            weight: The weight that this object watches.
-            moments: The optimizer's state tensors, as for `attach`.
-            tensors: First result of `state()`. Without the steps of the rows, those that their storage has are used.
-            rest: Second result of `state()`.
+        The weight and the moments must have been saved at the same time. `tensors` and `rest` are its two results;
+        without the steps of the rows in `tensors`, those that their storage has are used.
 
         Raises:
             KeyError: An entry is missing.
-            ShapeError: The moments have another size than the table.
             CheckpointError: A row's step is below 0, or after the last step.
-            StaleRowsError: The weight was written in place while updates were pending.
-            FileError: This process was forked from one that trains the files of the table.
         """
         check_state_size(weight, moments)
         self.detach()
-        self._begin(weight, rest["start"], moments, Betas(*rest["betas"]), rest.get("rounding_seed"))
-        assert self.history is not None
-        self.history.load(tensors["history"].cpu().numpy())
-        for name, steps in (("value_steps", self.value_steps), ("moment_steps", self.moment_steps)):
-            if name in tensors:
-                steps.copy_(_checked_steps(tensors[name], name, self.step))
-        self.applied_step = rest["applied_step"] if "applied_step" in rest else rest["start"]
+        steps = self._begin(weight, rest["start"], moments, Betas(*rest["betas"]), rest.get("rounding_seed"))
+        steps.load(tensors, rest)
         if is_in_shared_memory(weight):
             self.apply_all(weight, moments=self.shared_moments)
 
@@ -590,57 +491,25 @@ class PendingUpdates:
         The moments and `cached` are not changed. With `cache` the values and moments of the rows are returned, as
         `RowTensors.skip_steps` does.
         """
+        assert self.steps is not None
         self.storage.before_write(rows)
         tensors = self._tensors(weight)
-        terms = self._terms_of_skipped_steps(tensors.table, rows)
-        values = tensors.skip_steps(rows, terms, step=self.step, cache=cache)
-        self.value_steps.index_fill_(0, rows, self.step)
+        terms = self.steps.skipped_terms(tensors.table, rows, len(self.moments) > 1)
+        values = tensors.skip_steps(rows, terms, step=self.steps.step, cache=cache)
+        self.steps.value_steps.index_fill_(0, rows, self.steps.step)
         self.version = weight._version
         return values
-
-    def _terms_of_skipped_steps(self, table: Tensor, rows: Tensor) -> list[Tensor]:
-        """Return the effect of the steps that rows skipped, as `apply_skipped_steps_` takes it, `(U, 1)` each.
-
-        Returns:
-            The weight decay; and if there are first moments, all weights of a quadrature, then as many nodes.
-        """
-        history = self.history
-        assert history is not None
-        value_steps = self.value_steps.index_select(0, rows).cpu().numpy().astype(np.int64)
-        if len(self.moments) == 1:  # without momentum, rows without gradient only decay
-            numbers = history.decay(value_steps)[None]
-        else:
-            lag = value_steps - self.moment_steps.index_select(0, rows).cpu().numpy()
-            skipped = history.skipped_steps(value_steps, tolerance=tolerance_of(table))
-            nodes, weights = skipped.nodes, skipped.weights
-            if lag.any():  # a reader updated the values; the moments are of an earlier step
-                beta1, beta2, _ = history.betas
-                with np.errstate(over="ignore"):  # a node at infinity adds nothing, which is right
-                    nodes = nodes * beta2 ** (-0.5 * lag)
-                weights = weights * (beta1 / math.sqrt(beta2)) ** lag
-            numbers = np.concatenate([skipped.decay[None], weights, nodes])
-        return list(torch.from_numpy(numbers).to(table.device, compute_dtype(table)).unsqueeze(2))
 
     @torch.no_grad()
     def _decay_moments(self, weight: Tensor, rows: Tensor) -> None:
         """Decay the moments of distinct rows in place, for steps without gradient up to the last one."""
-        steps = self.moment_steps.index_select(0, rows)
-        behind = self._moments_lack_steps(steps)
-        rows, decays = rows[behind], self._moment_decays(self.step - steps[behind])
+        assert self.steps is not None
+        moment_steps = self.steps.moment_steps.index_select(0, rows)
+        behind = self.steps.lack_decay(moment_steps)
+        rows, decays = rows[behind], self.steps.decays(self.steps.step - moment_steps[behind], self.moments)
         self.storage.before_write(rows)
         self._tensors(weight).decay_moments(rows, decays)
-        self.moment_steps.index_fill_(0, rows, self.step)
-
-
-def _checked_steps(steps: Tensor, name: str, last: int) -> Tensor:
-    """Return the steps of rows from a file, after checking that each is from 0 to the last one."""
-    whole = not (steps.is_floating_point() or steps.is_complex())
-    if not whole or (steps.numel() and not 0 <= int(steps.min()) <= int(steps.max()) <= last):
-        raise CheckpointError(
-            f"The {name} of a row-sparse table's pending updates are {steps.dtype} and not all from 0 to {last}, its "
-            f"last step: they are damaged. Use an earlier checkpoint."
-        )
-    return steps
+        self.steps.moment_steps.index_fill_(0, rows, self.steps.step)
 
 
 def pending_updates_of(weight: Tensor | None) -> PendingUpdates | None:

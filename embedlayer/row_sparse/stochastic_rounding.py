@@ -53,13 +53,8 @@ class StochasticRounding:
 def round_rows(values: Float[Tensor, "U D"], rows: Int[Tensor, " U"], *, seed: int, step: int) -> Float[Tensor, "U D"]:
     """Return rows rounded to bfloat16 by `StochasticRounding`. NaN stays NaN.
 
-    The kernels in `embedlayer.kernels.cpu.rows` compute the same bits.
-
-    Args:
-        values: float32 values of U rows.
-        rows: Their row numbers.
-        seed: `StochasticRounding.seed`.
-        step: Number of the optimizer step that the values include.
+    The kernels in `embedlayer.kernels.cpu.rows` compute the same bits. The values are in float32. `rows` are their row
+    numbers, `seed` is that of `StochasticRounding`, and `step` the number of the optimizer step that they include.
     """
     key = row_keys(rows, seed=seed, step=step).unsqueeze(1)
     columns = torch.arange(values.shape[1], device=values.device)

@@ -35,27 +35,13 @@ class RowStorage(ABC):
     def new_state(self, weight: Tensor, name: str, width: int | None, dtype: torch.dtype) -> Tensor:
         """Return a state tensor with an entry for each row of `weight`: zeros, unless stored entries were restored.
 
-        It must not read or write all rows, which may be more than fit into memory.
-
-        Args:
-            weight: Weight of the table, `(V, D)`.
-            name: Name of the state, such as `exp_avg` or `value_steps`.
-            width: Number of columns, or `None` for one number a row.
-            dtype: Data type of the state.
-
-        Returns:
-            The tensor, `(V, width)`, or `(V,)` for a width of `None`.
+        The shape is `(V, width)`, or `(V,)` for a width of `None`; `name` is that of the state, such as `exp_avg` or
+        `value_steps`. The method must not read or write all rows, which may be more than fit into memory.
         """
 
     @abstractmethod
     def place(self, weight: Tensor, name: str, value: Tensor) -> Tensor:
-        """Return a state tensor that was loaded from elsewhere, as this object stores it.
-
-        Args:
-            weight: Weight of the table, `(V, D)`.
-            name: Name of the state, as for `new_state`.
-            value: The loaded tensor, with an entry for each row.
-        """
+        """Return a state tensor that was loaded from elsewhere, as this object stores it."""
 
     @abstractmethod
     def check_process(self) -> None:
@@ -67,11 +53,7 @@ class RowStorage(ABC):
 
     @abstractmethod
     def before_write(self, rows: Tensor) -> None:
-        """Prepare for a write to the values or the state of rows, which still have their old contents.
-
-        Args:
-            rows: Distinct row numbers, `(U,)`.
-        """
+        """Prepare for a write to the values or the state of rows, which still have their old contents."""
 
 
 class RowsInMemory(RowStorage):
@@ -127,17 +109,12 @@ class RowTensors(NamedTuple):
     def skip_steps(self, rows: Tensor, terms: list[Tensor], *, step: int, cache: bool) -> list[Tensor]:
         """Apply steps without a gradient to the values of distinct rows. The moments are not changed.
 
-        Args:
-            rows: Row numbers, `(U,)`.
-            terms: Product of the weight-decay factors of each row's steps; and if there are first moments, all weights
-                of a quadrature, then as many nodes; see `apply_skipped_steps_`.
-            step: Number of the last step.
-            cache: Whether the caller uses the result; without it, less memory is needed.
+        `terms` are the product of the weight-decay factors of each row's steps; and if there are first moments, all
+        weights of a quadrature, then as many nodes; see `apply_skipped_steps_`. `step` is the number of the last step.
 
-        Returns:
-            With `cache`, the new values, and the moments without the decay of the skipped steps, of U rows each, copied
-            in the dtype of the computation (float64 for a float64 table, else float32). Without `cache`, buffers of no
-            meaning, to be ignored.
+        With `cache`, the result has the new values, and the moments without the decay of the skipped steps, of U rows
+        each, copied in the dtype of the computation (float64 for a float64 table, else float32). Without it less memory
+        is needed, and the result is to be ignored.
         """
         decay, *quadrature = terms
         tables = (self.table, *self.moments)
@@ -170,15 +147,10 @@ class RowTensors(NamedTuple):
         *,
         step: int,
     ) -> None:
-        """Make an optimizer's step on rows with a gradient, by torch operators.
+        """Make an optimizer's step on distinct rows with a gradient, by torch operators.
 
-        Args:
-            rows: Distinct row numbers, `(U,)`.
-            values: Values and moments of these rows as `skip_steps` returns them; they are overwritten.
-            gradients: Their gradients, `(U, D)`.
-            decays: Factors by which each of the moments decays up to this step, `(U, 1)` each.
-            rates: The numbers of the step.
-            step: Its number.
+        `values` are the values and moments of these rows as `skip_steps` returns them; they are overwritten. Each of
+        the `decays` is `(U, 1)`: the factors by which one of the moments decays up to this step.
         """
         size = min(rows_at_once(self.table), len(rows))
         buffer = empty_rows(self.table, size, width=values[-1].shape[1])
@@ -211,10 +183,6 @@ class RowTensors(NamedTuple):
 
 def check_state_size(weight: Tensor, moments: Sequence[Tensor]) -> None:
     """Check that the optimizer's moments fit the shape of the weight.
-
-    Args:
-        weight: Weight of a table, `(V, D)`.
-        moments: The optimizer's state tensors, as in `RowTensors`.
 
     Raises:
         ShapeError: The moments are of a table of another shape.

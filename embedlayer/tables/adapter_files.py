@@ -251,11 +251,7 @@ def _split(name: str, directory: Path) -> tuple[str, str]:
 def _module_adapter(module: str, tensors: Mapping[str, Tensor], config: JsonObject, directory: Path) -> ModuleAdapter:
     """Return what an adapter changes in a module.
 
-    Args:
-        module: Name of the module.
-        tensors: Tensors of the module, by their names in the file without that of the module.
-        config: Configuration of the adapter.
-        directory: Folder of the adapter, for messages.
+    `tensors` are those of the module, by their names in the file without that of the module.
 
     Raises:
         CheckpointError: A tensor does not hold finite floats, a tensor or a token ID is missing, or the tensors and the

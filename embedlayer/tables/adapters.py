@@ -41,14 +41,7 @@ Adapter = LoraAdapter | TrainableTokens
 
 
 def adapt_rows(adapter: Adapter, rows: Tensor, start: int, stop: int) -> Tensor:
-    """Return rows of a table with an adapter applied, as a new tensor.
-
-    Args:
-        adapter: LoRA or trained tokens of the whole table.
-        rows: Rows `start` to `stop - 1` of the table, `(stop - start, D)`.
-        start: First row.
-        stop: Last row + 1.
-    """
+    """Return rows `start` to `stop - 1` of a table, `(stop - start, D)`, with an adapter applied, as a new tensor."""
     if isinstance(adapter, LoraAdapter):
         return rows + (adapter.a[:, start:stop].T @ adapter.b.T * adapter.scaling).to(rows.device, rows.dtype)
     index, values = _trained_between(adapter, start, stop)
@@ -56,13 +49,7 @@ def adapt_rows(adapter: Adapter, rows: Tensor, start: int, stop: int) -> Tensor:
 
 
 def adapt_vectors(adapter: Adapter, vectors: Tensor, ids: Tensor) -> Tensor:
-    """Return looked-up rows with an adapter applied, as a new tensor.
-
-    Args:
-        adapter: LoRA or trained tokens of the whole table.
-        vectors: Rows of the unadapted table, `(..., D)`.
-        ids: Their token IDs, `(...)`.
-    """
+    """Return looked-up rows, `(..., D)` for IDs `(...)`, with an adapter applied, as a new tensor."""
     if isinstance(adapter, LoraAdapter):
         return vectors + (F.embedding(ids, adapter.a.T) @ adapter.b.T * adapter.scaling).to(vectors.dtype)
     tokens, order = torch.tensor(adapter.token_ids, dtype=torch.long, device=ids.device).sort()
@@ -74,14 +61,8 @@ def adapt_vectors(adapter: Adapter, vectors: Tensor, ids: Tensor) -> Tensor:
 def adapt_products(adapter: Adapter, products: Tensor, hidden: Tensor, start: int, stop: int) -> Tensor:
     """Return `hidden @ adapted_rows.T`, computed from the products with the unadapted rows, as a new tensor.
 
-    For LoRA two products with the narrow matrices are added. For trained tokens their columns are replaced.
-
-    Args:
-        adapter: LoRA or trained tokens of the whole table.
-        products: `hidden @ rows.T` for the unadapted rows `start` to `stop - 1`.
-        hidden: Hidden states, `(..., D)`.
-        start: First row.
-        stop: Last row + 1.
+    For LoRA two products with the narrow matrices are added. For trained tokens their columns are replaced. `products`
+    is `hidden @ rows.T` for the unadapted rows `start` to `stop - 1`, and `hidden` is `(..., D)`.
     """
     if isinstance(adapter, LoraAdapter):
         narrow = hidden.to(adapter.b.dtype) @ adapter.b * adapter.scaling
@@ -91,11 +72,7 @@ def adapt_products(adapter: Adapter, products: Tensor, hidden: Tensor, start: in
 
 
 def _trained_between(adapter: TrainableTokens, start: int, stop: int) -> tuple[Tensor, Tensor]:
-    """Return the trained tokens among `start` to `stop - 1`.
-
-    Returns:
-        Their IDs minus `start`, `(N,)`, and their trained rows, `(N, D)`.
-    """
+    """Return the IDs, minus `start`, and the rows, `(N, D)`, of the trained tokens among `start` to `stop - 1`."""
     chosen = [number for number, token in enumerate(adapter.token_ids) if start <= token < stop]
     index = [adapter.token_ids[number] - start for number in chosen]
     return torch.tensor(index, dtype=torch.long, device=adapter.values.device), adapter.values[chosen]

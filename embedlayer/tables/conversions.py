@@ -62,9 +62,8 @@ def as_table(table: LookupTable | nn.Embedding, *, registered: bool = True) -> T
 def as_rows(table: TableLike) -> LookupTable | Tensor:
     """Convert a table, or an array of its rows, to a `LookupTable` or a tensor that rows can be read from.
 
-    Returns:
-        A tensor is returned unchanged. An array becomes a tensor over the same memory (a read-only array is copied). A
-        table or an `nn.Embedding` becomes a `LookupTable`, as in `as_lookup_table`.
+    A tensor is returned unchanged. An array becomes a tensor over the same memory (a read-only array is copied). A
+    table or an `nn.Embedding` becomes a `LookupTable`, as in `as_lookup_table`.
 
     Raises:
         SizeError: `table` is none of these kinds, or an `nn.Embedding` that `TokenEmbedding.from_embedding` refuses.
@@ -78,11 +77,8 @@ def source_of_rows(
 ) -> tuple[LookupTable, int | None]:
     """Return `(table, padding_idx)` for a conversion to another kind of table, from a table or from plain rows.
 
-    Args:
-        table: A table, or its rows as a tensor or NumPy array, `(V, D)`. Plain rows become a frozen `TokenEmbedding`.
-        padding_idx: Padding token of plain rows, which is returned. Ignored for a table, whose own padding token is
-            returned.
-        scale: Scale of plain rows. Ignored for a table, which keeps its own.
+    Plain rows, a tensor or NumPy array `(V, D)`, become a frozen `TokenEmbedding` with this padding token and scale. A
+    table keeps its own.
 
     Raises:
         ShapeError: Plain rows are not `(V, D)`, or are not floats.

@@ -177,13 +177,7 @@ class DeltaEmbedding(TokenTable, ComputedBuffers, checks_ids=True):
     ) -> Float[Tensor, "*batch N"]:
         """Return `hidden @ rows(start, stop).T`: raw logits of the base, with the columns of trained tokens replaced.
 
-        Args:
-            hidden: Output of the last block, `(..., D)`.
-            start: First row.
-            stop: Last row + 1; `None` for all V tokens.
-
-        Returns:
-            Raw logits, `(..., stop - start)`, before scale, bias and soft cap.
+        See `TokenTable.raw_logits` for the arguments.
         """
         products = self.base.raw_logits(hidden, start, stop)
         first, last = self._between(start, self.vocab_size if stop is None else stop)
@@ -318,12 +312,12 @@ def fingerprint(table: TokenTable) -> str:
         >>> fingerprint(table) == before
         False
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, tensor in sorted(table.state_dict().items()):
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         for chunk in byte_chunks(tensor):
-            found.update(chunk.numpy().data)
-    return found.hexdigest()
+            digest.update(chunk.numpy().data)
+    return digest.hexdigest()
 
 
 def check_token_ids(token_ids: list[int], base: TokenTable) -> None:
@@ -372,10 +366,10 @@ def _identity(base: TokenTable) -> JsonObject:
 
 def _check_identity(expected: object, base: TokenTable, *, source: Path) -> None:
     """Check that `base` is the table that an adapter was trained on."""
-    found = _identity(base)
-    if not isinstance(expected, dict) or expected.keys() != found.keys():
+    identity = _identity(base)
+    if not isinstance(expected, dict) or expected.keys() != identity.keys():
         raise CheckpointError(f"{source / ADAPTER_WEIGHTS} does not say what table it is for: it is damaged.")
-    for name, value in found.items():
+    for name, value in identity.items():
         if expected[name] != value:
             shown = f"{name} {expected[name]!r}, not {value!r}" if name != "fingerprint" else "other numbers"
             raise CheckpointError(

@@ -177,13 +177,8 @@ def check_positive(name: str, size: int) -> int:
 def check_sizes(*, padding_idx: int | None, vocab_size: int, **sizes: int) -> int | None:
     """Check that sizes are at least 1 and that `padding_idx` is a token, and return `padding_idx` counted from 0.
 
-    Args:
-        padding_idx: Padding token. As in torch, -1 is the last token. `None` for none.
-        vocab_size: Number of tokens, V.
-        **sizes: Other sizes by the name that the error message uses, such as `embed_dim=768`.
-
-    Returns:
-        `padding_idx` from 0 to V - 1; `None` for `None`.
+    As in torch, the padding token -1 is the last one. Other sizes are passed by the name that the error uses, such as
+    `embed_dim=768`.
 
     Raises:
         SizeError: A size is below 1, or `padding_idx` is not a token.

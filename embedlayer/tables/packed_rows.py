@@ -22,15 +22,8 @@ DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float1
 class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
     """Abstract base class of frozen tables of bytes: `out[..., :] = scale * dequantise(packed[ids])`.
 
-    Args:
-        vocab_size: Number of tokens, V.
-        embed_dim: Width of a row, D.
-        row_bytes: Bytes of a stored row.
-        padding_idx: Padding token, or `None`.
-        scale: Factor on every looked-up row: a number, `"sqrt_dim"` for sqrt(D), or `None` for 1.
-        round_scale: Whether to round the scale to the dtype of the vectors, as Gemma does.
-        dtype: Data type of the vectors; `None` for torch's default.
-        device: Device of the stored bytes.
+    The arguments are those of `GGUFEmbedding` and `QuantizedEmbedding`; `row_bytes` is the number of bytes of a stored
+    row. A `dtype` of `None` is that of torch's default.
 
     Raises:
         SizeError: A size is below 1, `padding_idx` is not a token, or `dtype` is not one of `DTYPES`.
@@ -126,7 +119,7 @@ def _dtype_of(dtype: torch.dtype | str | None) -> torch.dtype:
 
     A name such as `"bfloat16"` gives that dtype, and `None` gives torch's default.
     """
-    found = torch.get_default_dtype() if dtype is None else DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if found not in DTYPES.values():
+    resolved = torch.get_default_dtype() if dtype is None else DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if resolved not in DTYPES.values():
         raise SizeError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype}.")
-    return cast(torch.dtype, found)
+    return cast(torch.dtype, resolved)

@@ -236,15 +236,7 @@ class QuantizedEmbedding(PackedRows):
         """Return `hidden @ rows(start, stop).T`: logits before scale, bias and soft cap.
 
         Rows are dequantised block by block, and again in the backward pass. Under autocast, `hidden` is cast to
-        autocast's dtype.
-
-        Args:
-            hidden: Output of the last block, `(..., D)`.
-            start: First row.
-            stop: Last row + 1; `None` for all V tokens.
-
-        Returns:
-            Raw logits, `(..., stop - start)`.
+        autocast's dtype. See `TokenTable.raw_logits` for the arguments.
 
         Raises:
             ShapeError: `hidden` has another width or, outside autocast, another dtype than the vectors.
@@ -262,8 +254,8 @@ class QuantizedEmbedding(PackedRows):
             return F.linear(hidden, self.rows(start, self.vocab_size if stop is None else stop).to(hidden.dtype))
         packed = self.packed[start:stop]
         row_scale = None if self.row_scale is None else self.row_scale[start:stop]
-        found: Tensor = times_rows(hidden.reshape(-1, self.embed_dim), packed, row_scale, self.row_format, True)
-        return found.view(*hidden.shape[:-1], len(packed))
+        logits: Tensor = times_rows(hidden.reshape(-1, self.embed_dim), packed, row_scale, self.row_format, True)
+        return logits.view(*hidden.shape[:-1], len(packed))
 
     def dequantised(self, ids: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
         """Return the vectors of IDs that were checked, without `scale`: those of `dequantise`, by the fastest way."""
@@ -293,12 +285,8 @@ def dequantise(
 ) -> Float[Tensor, "N D"]:
     """Dequantise N stored rows to float32: `row_scale * (step * code + offset)` for each number, `(N, D)`.
 
-    This is the definition in plain PyTorch; the kernels must return the same numbers.
-
-    Args:
-        packed: Stored rows, uint8, `(N, row_format.row_bytes)`.
-        row_scale: Scale of each row, `(N,)`; `None` for 1.
-        row_format: Layout of a stored row.
+    This is the definition in plain PyTorch; the kernels must return the same numbers. The stored rows are uint8,
+    `(N, row_format.row_bytes)`. A `row_scale` of `None` means 1.
     """
     codes, step, offset = row_format.decode(packed)
     numbers: Tensor = (step * codes + offset).view(packed.shape[0], row_format.groups * row_format.group_size)
@@ -317,13 +305,8 @@ def quantise(
 ) -> tuple[UInt8[Tensor, "N bytes"], Float[Tensor, " N"] | None]:
     """Quantise float32 rows, and return `(packed, row_scale)`, the buffers of a `QuantizedEmbedding`.
 
-    Args:
-        rows: Rows without NaN or infinity, `(N, D)`.
-        row_format: Layout of a stored row.
-        symmetric: As in `QuantizedEmbedding.from_table`.
-        clip: As in `QuantizedEmbedding.from_table`.
-        rounding: As in `QuantizedEmbedding.from_table`.
-        weights: The weights of `rounding`, `(D, D)`.
+    The rows hold no NaN and no infinity. The options are those of `QuantizedEmbedding.from_table`; `weights` are those
+    of `rounding`.
 
     Returns:
         Stored rows, uint8, `(N, row_format.row_bytes)`; and the scale of each row, `(N,)`, or `None` without one.
@@ -393,17 +376,8 @@ def dequantised_rows(
 ) -> Float[Tensor, "N D"]:
     """Dequantise the stored rows of the given IDs: in one pass on the CPU, and with `dequantise` elsewhere.
 
-    On the CPU this is a compiled kernel, or PyTorch's own kernels where that cannot run.
-
-    Args:
-        ids: IDs that were checked, `(N,)`.
-        packed: All stored rows, uint8, `(V, row_format.row_bytes)`.
-        row_scale: Scale of each of the V rows, or `None`.
-        row_format: Layout of a stored row.
-        dtype: Data type of the result.
-
-    Returns:
-        Vectors, `(N, D)`.
+    On the CPU this is a compiled kernel, or PyTorch's own kernels where that cannot run. `packed` are all stored rows,
+    uint8, `(V, row_format.row_bytes)`, and `row_scale` has the scale of each. The IDs were checked.
     """
     if device_kind(packed) != "cpu" or plain_operators_only():
         chosen = None if row_scale is None else row_scale.index_select(0, ids)
@@ -457,10 +431,10 @@ def _with_torch_kernels(ids: Tensor, packed: Tensor, row_scale: Tensor | None, r
     bags = torch.arange(len(ids), dtype=ids.dtype)
     fused = packed.view(len(packed) * row_format.groups, -1)
     if row_format.bits == 8:
-        found = operators.embedding_bag_byte_rowwise_offsets(fused, ids, bags)
+        vectors = operators.embedding_bag_byte_rowwise_offsets(fused, ids, bags)
     else:
-        found = operators.embedding_bag_4bit_rowwise_offsets(fused, ids, bags, per_sample_weights=weights)
-    numbers: Tensor = found.view(-1, row_format.groups * row_format.group_size)
+        vectors = operators.embedding_bag_4bit_rowwise_offsets(fused, ids, bags, per_sample_weights=weights)
+    numbers: Tensor = vectors.view(-1, row_format.groups * row_format.group_size)
     return numbers[:, : row_format.embed_dim].contiguous()
 
 
@@ -486,15 +460,9 @@ def times_rows(
 ) -> Tensor:
     """Multiply `x` by the dequantised rows, a block of rows at a time, as a custom operator with a gradient.
 
-    Args:
-        x: Hidden states `(N, D)` if `transposed`, else `(N, V)`.
-        packed: Stored rows, uint8, `(V, row_format.row_bytes)`.
-        row_scale: Scale of each row, `(V,)`, or `None` with 8 bits.
-        row_format: The numbers of a `RowFormat`.
-        transposed: Whether to compute `x @ rows.T`, `(N, V)`, instead of `x @ rows`, `(N, D)`.
-
-    Returns:
-        The product, in the dtype of `x`.
+    With `transposed` it is `x @ rows.T`, `(N, D)` to `(N, V)`, else `x @ rows`, `(N, V)` to `(N, D)`. The result has
+    the dtype of `x`. `packed` are the stored rows, uint8, `(V, row_format.row_bytes)`, `row_scale` is `(V,)`, or `None`
+    with 8 bits, and `row_format` has the numbers of a `RowFormat`.
     """
     form, vocab_size = RowFormat(*row_format), len(packed)
     wide = x.dtype if x.dtype == torch.float64 else torch.float32

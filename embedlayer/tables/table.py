@@ -136,9 +136,6 @@ class UnstoredWeight:
     """Answer what code of transformers asks of a weight that a table does not store: shape, dtype, device, single rows.
 
     It is no tensor, so any computation with it is a TypeError or an AttributeError.
-
-    Args:
-        table: The table.
     """
 
     def __init__(self, table: TokenTable) -> None:
@@ -170,12 +167,8 @@ def logits_of_function(
 ) -> UncomputedLogits:
     """Describe the logits that any function computes, without computing them.
 
-    Args:
-        logits: Function from hidden states `(N, D)` to all logits `(N, V)`. It is called on a chunk of tokens at a
-            time, and again in the backward pass.
-        hidden: Hidden states, `(..., D)`.
-        vocab_size: Number of logits, V.
-        **options: What is applied to the result of `logits`. Leave out what it applies itself.
+    `logits` computes all logits `(N, V)` of hidden states `(N, D)`. It is called on a chunk of tokens at a time, and
+    again in the backward pass. The options are what is applied to its result; leave out what it applies itself.
     """
     return BlockLogits(
         hidden, lambda part, start, stop: logits(part)[..., start:stop], vocab_size, vocab_size, **options
@@ -183,11 +176,7 @@ def logits_of_function(
 
 
 def check_width(hidden: Tensor, embed_dim: int) -> None:
-    """Check that the last dimension of `hidden` is `embed_dim`.
-
-    Raises:
-        ShapeError: The last dimension has another size, or `hidden` is a scalar.
-    """
+    """Check that the last dimension of `hidden` is `embed_dim`; else raise a `ShapeError`."""
     if hidden.dim() == 0 or hidden.shape[-1] != embed_dim:
         raise ShapeError(
             f"hidden {tuple(hidden.shape)} does not fit a table of width {embed_dim}: pass (..., {embed_dim})."

@@ -46,8 +46,7 @@ class BPEMerges:
     def parts_of(self, token: str) -> set[str] | None:
         """Return `token` and all shorter tokens from which the merges build it, single letters included.
 
-        Returns:
-            The names of the tokens; `None` if a letter is no token, or if the merges do not lead to `token`.
+        The result is `None` if a letter is no token, or if the merges do not lead to `token`.
         """
         symbols = self._letters(token)
         seen = {*symbols}
@@ -67,10 +66,10 @@ class BPEMerges:
 
         A token that the merges do not build is returned without others.
         """
-        found = set(tokens)
-        for token in list(found):
-            found |= self.parts_of(token) or set()
-        return found
+        parts = set(tokens)
+        for token in list(parts):
+            parts |= self.parts_of(token) or set()
+        return parts
 
     def without(self, removed: AbstractSet[str]) -> "BPEMerges":
         """Return a copy without the tokens `removed`, and without each merge that joins or builds a removed token.

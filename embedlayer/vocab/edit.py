@@ -74,12 +74,8 @@ class TokenMap:
 
         A table may store more rows than there are tokens. Old rows without a token come last in the result and keep
         their values. If there is room for fewer of them, the first ones are dropped; if there is room for more, the
-        additional rows before them are initialised.
-
-        Args:
-            rows: Number of rows before the edit, at least the number of tokens.
-            multiple: The number of rows after the edit is rounded up to a multiple of this; see `rows_after` for
-                `None`.
+        additional rows before them are initialised. The number of rows after the edit is rounded up to `multiple`; see
+        `rows_after` for `None`.
         """
         size = rows_after(self.num_tokens, rows, len(self.sources), multiple)
         unused, spare = torch.arange(self.num_tokens, rows), torch.full((size - len(self.sources),), NEW)
@@ -103,10 +99,6 @@ class TokenMap:
 
     def completed(self, rows: int, source: Path | None = None) -> "TokenMap":
         """Return the map in which old tokens without a row are new: the old tokenizer was extended, the table was not.
-
-        Args:
-            rows: Number of rows before the edit, fewer than there are old tokens.
-            source: The folder that is edited, for the error message.
 
         Raises:
             VocabularyError: The edit does more than to add tokens.
@@ -144,12 +136,6 @@ def rows_after(num_tokens: int, rows: int, new_tokens: int, multiple: int | None
     - If `rows` is `num_tokens` rounded up to a multiple of a power of two (at most 1024), the result is `new_tokens`
       rounded up to a multiple of the largest such power.
     - Otherwise the result is `new_tokens`, but not less than `rows` if the edit does not reduce the number of tokens.
-
-    Args:
-        num_tokens: Number of tokens before the edit.
-        rows: Number of rows before the edit, with those that have no token.
-        new_tokens: Number of tokens after the edit, new and kept.
-        multiple: Multiple to round up to, or `None`.
 
     Example:
         >>> rows_after(32011, 32064, 32020), rows_after(32011, 32064, 20000), rows_after(32000, 32000, 32001)

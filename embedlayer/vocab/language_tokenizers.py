@@ -31,16 +31,14 @@ _PROBED = 2000
 def language_class(config: JsonObject, model: JsonObject) -> str | None:
     """Return the name of the tokenizer class of a folder if it has settings of `SETTINGS`, else `None`.
 
-    Args:
-        config: Content of `tokenizer_config.json`, empty if there is none.
-        model: Content of `config.json`, empty if there is none.
+    `config` is the content of `tokenizer_config.json`, and `model` that of `config.json`; empty without the file.
 
     Example:
         >>> language_class({"tokenizer_class": "NllbTokenizerFast"}, {}), language_class({}, {"model_type": "whisper"})
         ('NllbTokenizer', 'WhisperTokenizer')
     """
-    stated = config.get("tokenizer_class") or model.get("tokenizer_class")
-    name = class_name(str(stated)) if stated else None
+    class_entry = config.get("tokenizer_class") or model.get("tokenizer_class")
+    name = class_name(str(class_entry)) if class_entry else None
     name = CLASS_OF_TYPE.get(str(model.get("model_type"))) if name is None else name
     return f"{name}Tokenizer" if name in SETTINGS else None
 

@@ -53,9 +53,8 @@ AddedTokens = Iterable[str | AddedToken | AddedMerge]
 def new_entries(old: TokenBytes, add: AddedTokens, special: Iterable[str | AddedToken]) -> dict[str, AddedToken | None]:
     """Decide for each new token whether it becomes an entry of the model's vocabulary or an added token.
 
-    Returns:
-        A dictionary from the name of each new token, in the order of the new IDs, to its `AddedToken`, which says how
-        it is found in a text; or to `None` if the token becomes an entry of the model's vocabulary.
+    The result goes from the name of each new token, in the order of the new IDs, to its `AddedToken`, which says how it
+    is found in a text; or to `None` if the token becomes an entry of the vocabulary.
 
     Raises:
         VocabularyError: A token exists already, is empty, is named twice or contains the tokenizer's mark for a space;
@@ -103,10 +102,6 @@ def _check_normalized(old: TokenBytes, texts: Sequence[str]) -> None:
     """Check that no two new tokens, and no new and old token, are the same text after the tokenizer's normalizer.
 
     Spaces around the texts are compared as they are.
-
-    Args:
-        old: The old tokenizer.
-        texts: The new tokens that were passed as texts.
 
     Raises:
         VocabularyError: Two new tokens are the same, or a new one is the same as an old one.
@@ -191,10 +186,8 @@ def token_name(token: str | AddedToken | AddedMerge, old: TokenBytes) -> str:
 def check_merges(merges: Mapping[str, AddedMerge], names: Sequence[str], data: JsonObject) -> None:
     """Check that the model of a tokenizer can have new merges, and that both parts of each exist before it.
 
-    Args:
-        merges: The new merges in their order, by the name of the token that each gives.
-        names: Names of all tokens after the edit.
-        data: The content of the old `tokenizer.json`.
+    The merges are in their order, by the name of the token that each gives. `names` are those of all tokens after the
+    edit, and `data` is the content of the old `tokenizer.json`.
     """
     kind = data["model"]["type"]
     if merges and kind != "BPE":
@@ -215,10 +208,8 @@ def check_merges(merges: Mapping[str, AddedMerge], names: Sequence[str], data: J
 def check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None], merges: BPEMerges | None) -> None:
     """Check that the edited tokenizer encodes the text of each new token as that token, alone and in a running text.
 
-    Args:
-        tokenizer: The edited tokenizer.
-        new: The new tokens by name, as `new_entries` returns them. Those with `None` are checked for BPE only.
-        merges: The merges of the edited tokenizer if it has new ones, else `None`.
+    The new tokens are those of `new_entries`; one with `None` is checked for BPE only. `merges` are those of the edited
+    tokenizer if it has new ones.
     """
     bare = pure_tokenizer(tokenizer)
     if merges is not None:

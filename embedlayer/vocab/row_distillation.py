@@ -59,15 +59,15 @@ def find_snippets(
         for place, token in enumerate(encoded.ids):
             if token in places:
                 places[token].append((number, place))
-    found = []
+    snippets = []
     for occurrences in filter(None, places.values()):
         order = torch.randperm(len(occurrences), generator=generator).tolist()
         for turn, before in enumerate(torch.randint(length, (per_token,), generator=generator).tolist()):
             number, place = occurrences[order[turn % len(order)]]
             first = max(0, min(place - before, len(offsets[number]) - length))
             last = min(first + length, len(offsets[number])) - 1
-            found.append(contents[number][offsets[number][first][0] : offsets[number][last][1]])
-    return found
+            snippets.append(contents[number][offsets[number][first][0] : offsets[number][last][1]])
+    return snippets
 
 
 @dataclass(frozen=True)

@@ -90,13 +90,13 @@ def tokenizer_with_roles(source: object, special: Mapping[str, str] | None = Non
     """
     if isinstance(source, str | Path):
         path = Path(source)
-        tokenizer, stated = load_tokenizer(path), {}
+        tokenizer, texts = load_tokenizer(path), {}
         if path.is_dir() or path.name in _PLAIN_NAMES:
-            stated = stated_roles(path if path.is_dir() else path.parent)
+            texts = stated_roles(path if path.is_dir() else path.parent)
     else:
         tokenizer = as_tokenizer(source)
         roles = getattr(source, "special_tokens_map", None)
-        stated = {role: token_text(token) for role, token in roles.items()} if isinstance(roles, Mapping) else {}
+        texts = {role: token_text(token) for role, token in roles.items()} if isinstance(roles, Mapping) else {}
     added = added_texts(tokenizer)
     for role, token in (special or {}).items():
         if role not in USUAL_NAMES or token not in added:
@@ -104,7 +104,7 @@ def tokenizer_with_roles(source: object, special: Mapping[str, str] | None = Non
                 f"{role}={token!r} is no special token of the new tokenizer: a role is one of "
                 f"{', '.join(USUAL_NAMES)}, and its token one of {', '.join(sorted(added)) or 'none'}."
             )
-    return tokenizer, special_tokens_of(tokenizer, {**stated, **(special or {})})
+    return tokenizer, special_tokens_of(tokenizer, {**texts, **(special or {})})
 
 
 def stated_roles(folder: Path) -> dict[str, str]:
@@ -113,13 +113,13 @@ def stated_roles(folder: Path) -> dict[str, str]:
     A role is, for example, `eos_token`. Files that are missing or cannot be read are skipped. Roles that no file states
     are left out.
     """
-    stated: dict[str, str] = {}
+    roles: dict[str, str] = {}
     for name in _STATED_IN:
         with suppress(FileError):
             content = read_json(folder / name)
-            found = {role: token_text(content.get(role)) for role in USUAL_NAMES}
-            stated = {role: token for role, token in found.items() if isinstance(token, str)} | stated
-    return stated
+            texts = {role: token_text(content.get(role)) for role in USUAL_NAMES}
+            roles = {role: token for role, token in texts.items() if isinstance(token, str)} | roles
+    return roles
 
 
 def roles_of_class(folder: Path) -> dict[str, str] | None:
@@ -128,12 +128,12 @@ def roles_of_class(folder: Path) -> dict[str, str] | None:
     Returns:
         From role to text. `None` if its class has no record, and transformers is not installed or does not open it.
     """
-    stated = read_tokenizer_config(folder)
-    kind = class_name(str(stated.settings.get("tokenizer_class") or stated.kind or ""))
+    config = read_tokenizer_config(folder)
+    kind = class_name(str(config.settings.get("tokenizer_class") or config.kind or ""))
     rules = BPE_CLASSES.get(kind) or WORDPIECE_CLASSES.get(kind)
-    is_generic = kind in GENERIC_CLASSES or (not kind and stated.model_type is None)
+    is_generic = kind in GENERIC_CLASSES or (not kind and config.model_type is None)
     if rules is not None or is_generic:
-        roles = {role: stated.role(role, {} if rules is None else rules.roles) for role in USUAL_NAMES}
+        roles = {role: config.role(role, {} if rules is None else rules.roles) for role in USUAL_NAMES}
         return {role: token for role, token in roles.items() if token is not None}
     if importlib.util.find_spec("transformers") is None:
         return None
@@ -149,15 +149,10 @@ def roles_of_class(folder: Path) -> dict[str, str] | None:
 def special_tokens_of(tokenizer: Tokenizer, stated: Mapping[str, str]) -> SpecialTokens:
     """Return a dictionary from each role, such as `eos_token`, to the text of the tokenizer's special token.
 
-    Only roles in `USUAL_NAMES` and only added tokens of the tokenizer are returned. The roles in `stated` whose token
-    is an added token are returned. If there are none, the roles follow from the usual names, such as `</s>`. If several
-    usual names of the end-of-text token are present then, the most likely one is assumed, and `SpecialTokens.doubt`
-    says so.
-
-    Args:
-        tokenizer: The tokenizer.
-        stated: From role to text, as files or callers state it. Other roles, and texts that are not added tokens, even
-            if they are in the vocabulary, are ignored.
+    Only roles in `USUAL_NAMES` and only added tokens of the tokenizer are returned. `stated` has what files or callers
+    state, from role to text; it counts as far as the texts are added tokens. If nothing of it does, the roles follow
+    from the usual names, such as `</s>`. If several usual names of the end-of-text token are present then, the most
+    likely one is assumed, and `SpecialTokens.doubt` says so.
     """
     added = added_texts(tokenizer)
     known = SpecialTokens({role: stated[role] for role in USUAL_NAMES if stated.get(role) in added})
@@ -295,18 +290,16 @@ def names_in(template: str, names: Sequence[str]) -> list[str]:
 def tokenizer_config(old: JsonObject, roles: Mapping[str, str], model: JsonObject, *, replaced: bool) -> JsonObject:
     """Return the content of a `tokenizer_config.json` with which transformers uses `tokenizer.json` as it is.
 
-    Args:
-        old: The old content, empty if there was no file; it is not changed.
-        roles: From each role, such as `eos_token`, to the text of its special token.
-        model: The content of the model's `config.json`, empty if there is none.
-        replaced: Whether another tokenizer replaces the old one. If so, only the old entries about the model, such as
-            `model_max_length`, are kept, and `roles` override old roles. If not, old roles override `roles`.
+    `old` is the old content, empty if there was no file, and `model` that of the model's `config.json`. `roles` go from
+    each role, such as `eos_token`, to the text of its special token; old roles override them. If another tokenizer has
+    `replaced` the old one, they override old roles, and only the old entries about the model, such as
+    `model_max_length`, are kept.
     """
-    kept = {key: value for key, value in old.items() if (key in _OF_THE_MODEL if replaced else key not in _OF_FILES)}
-    kept = class_settings(old.get("tokenizer_class"), model) | kept
-    stated = {role: token for role, token in roles.items() if replaced or kept.get(role) is None}
+    entries = {key: value for key, value in old.items() if (key in _OF_THE_MODEL if replaced else key not in _OF_FILES)}
+    entries = class_settings(old.get("tokenizer_class"), model) | entries
+    new_roles = {role: token for role, token in roles.items() if replaced or entries.get(role) is None}
     generic = old.get("tokenizer_class") if old.get("tokenizer_class") in _READS_TOKENIZER_JSON else None
-    return {**kept, **stated, "tokenizer_class": generic or _READS_TOKENIZER_JSON[0]}
+    return {**entries, **new_roles, "tokenizer_class": generic or _READS_TOKENIZER_JSON[0]}
 
 
 def with_class(old: JsonObject, name: str) -> JsonObject:
@@ -320,13 +313,10 @@ def with_class(old: JsonObject, name: str) -> JsonObject:
 def class_settings(name: str | None, model: JsonObject) -> JsonObject:
     """Return the settings of a tokenizer class of transformers that differ from those of `PreTrainedTokenizerFast`.
 
-    A `tokenizer_config.json` need not state these. Without them, a BERT tokenizer would return no `token_type_ids`,
-    and a LLaMA tokenizer would pad on the other side. transformers 5 opens the class of LLaMA as the generic one if
-    the model is of another family, so its side counts for its own family only.
-
-    Args:
-        name: Name of the class, such as `BertTokenizer` or `BertTokenizerFast`, or `None` if the files name none.
-        model: The content of the model's `config.json`.
+    A `tokenizer_config.json` need not state these. Without them, a BERT tokenizer would return no `token_type_ids`, and
+    a LLaMA tokenizer would pad on the other side. transformers 5 opens the class of LLaMA as the generic one if the
+    model is of another family, so its side counts for its own family only. `name` is that of the class, such as
+    `BertTokenizerFast`, or `None` if the files name none, and `model` the content of the model's `config.json`.
 
     Example:
         >>> class_settings("LlamaTokenizerFast", {"model_type": "llama"})

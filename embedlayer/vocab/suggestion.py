@@ -299,12 +299,7 @@ class _Parts:
 
 
 def _opened(tokenizer: object, count: int) -> TokenBytes:
-    """Return the tokens of a tokenizer, after a check of the requested number of tokens.
-
-    Raises:
-        SizeError: `count` is below 1.
-        TokenizerError: It is no tokenizer.
-    """
+    """Return the tokens of a tokenizer, after a check of the requested number of tokens."""
     if count < 1:
         raise SizeError(f"count is {count}; it must be 1 or more, the number of tokens to suggest.")
     return TokenBytes(as_tokenizer(tokenizer))
@@ -359,47 +354,40 @@ def _word_counts(old: TokenBytes, chunks: Iterable[str], apart: set[str]) -> Cou
     They are the pre-tokens. If the tokenizer does not split words (LLaMA-2), they end before each word too. The tokens
     named in `apart` are never merged.
     """
-    entries, runs = old.entries, Counter[tuple[int, ...]]()
-    for ids, words, _, _ in _with_words(old, chunks):
-        ends = (np.flatnonzero(words[1:] != words[:-1]) + 1).tolist()
-        numbers = ids.tolist()
-        for begin, end in itertools.pairwise([0, *ends, len(numbers)]):
-            if end - begin > 1:
-                runs[tuple(numbers[begin:end])] += 1
+    entries = old.entries
+    runs = Counter(tuple(ids) for ids, _ in _pre_tokens(old, chunks) if len(ids) > 1)
     spaces = {name: (text[:1].isspace(), text.isspace()) for i, name in entries.items() for text in old.readings(i)[:1]}
     splits = len({*encode(old.tokenizer, "a b").word_ids}) > 1
-    found = Counter[tuple[str, ...]]()
+    counts = Counter[tuple[str, ...]]()
     for run, number in runs.items():
         names = [entries[i] for i in run]
         for part in cut_words(
             names, apart, lambda a, b: not splits and spaces[b][0] and not (spaces[a][1] and spaces[b][1])
         ):
-            found[tuple(part)] += number
-    return found
+            counts[tuple(part)] += number
+    return counts
 
 
-def _with_words(
-    old: TokenBytes, chunks: Iterable[str]
-) -> Iterator[tuple[IdArray, IdArray, str, list[tuple[int, int]]]]:
-    """Yield the token IDs of chunks of text, the number of each one's pre-token, the chunk, and the tokens' spans."""
+def _pre_tokens(old: TokenBytes, chunks: Iterable[str]) -> Iterator[tuple[list[int], str]]:
+    """Yield the token IDs of each pre-token of chunks of text, and its text."""
     rest = iter(chunks)
     while block := list(itertools.islice(rest, _AT_ONCE)):
         for chunk, encoding in zip(block, encode_batch(old.tokenizer, block, offsets=True), strict=True):
-            words = [-1 if word is None else word for word in encoding.word_ids]
-            yield np.array(encoding.ids), np.array(words), chunk, encoding.offsets
+            ids, spans = encoding.ids, encoding.offsets
+            words = np.array([-1 if word is None else word for word in encoding.word_ids])
+            ends = (np.flatnonzero(words[1:] != words[:-1]) + 1).tolist()
+            for begin, end in itertools.pairwise([0, *ends, len(ids)] if ids else ()):
+                yield ids[begin:end], chunk[spans[begin][0] : spans[end - 1][1]]
 
 
 def _whole_words(old: TokenBytes, data: JsonObject, chunks: Iterable[str], count: int) -> list[str]:
     """Return the words of a text that would save the most tokens as single tokens of a WordPiece or word tokenizer."""
     unknown = unknown_id(old.tokenizer)
     counts, costs = Counter[str](), dict[str, int]()
-    for ids, words, chunk, offsets in _with_words(old, chunks):
-        ends = (np.flatnonzero(words[1:] != words[:-1]) + 1).tolist()
-        for begin, end in itertools.pairwise([0, *ends, len(ids)]):
-            if end - begin > 1 or (len(ids) and ids[begin] == unknown):
-                word = chunk[offsets[begin][0] : offsets[end - 1][1]]
-                counts[word] += 1
-                costs[word] = len(word) if unknown in ids[begin:end] else end - begin
+    for ids, word in _pre_tokens(old, chunks):
+        if len(ids) > 1 or ids[0] == unknown:
+            counts[word] += 1
+            costs[word] = len(word) if unknown in ids else len(ids)
     saved = Counter[str]()
     for word, number in counts.items():
         entry = normalized(old.tokenizer, word).strip()

@@ -11,11 +11,7 @@ SHOWN = 5
 
 
 class NumberedTokens:
-    """Vocabulary of a model without a tokenizer: its tokens are named `#0`, `#1` and so on, and are found by ID only.
-
-    Args:
-        size: Number of tokens.
-    """
+    """Vocabulary of a model without a tokenizer: its tokens are named `#0`, `#1` and so on, and found by ID only."""
 
     def __init__(self, size: int) -> None:
         self.entries = {token_id: f"#{token_id}" for token_id in range(size)}
@@ -97,8 +93,8 @@ def select_tokens(
     if both := sorted(merged.keys() & removed):
         raise VocabularyError(f"Token {both[0]} ({old.entries[both[0]]!r}) is in merge and in remove. Choose one.")
     if keep is not None:
-        kept = {old.find(token) for token in _listed(keep, "keep")} - merged.keys()
-        removed = old.entries.keys() - with_parts(kept | required.keys())
+        to_keep = {old.find(token) for token in _listed(keep, "keep")} - merged.keys()
+        removed = old.entries.keys() - with_parts(to_keep | required.keys())
     removed |= merged.keys()
     along = unreachable(removed) - required.keys() - removed
     removed |= along
@@ -131,15 +127,15 @@ def _ids(old: TokenBytes | NumberedTokens, tokens: Iterable[Token], option: str)
 
     `option` is the name of the option that lists them, for the error.
     """
-    found: dict[int, Token] = {}
+    passed: dict[int, Token] = {}
     for token in _listed(tokens, option):
         token_id = old.find(token)
-        if token_id in found:
+        if token_id in passed:
             raise VocabularyError(
-                f"{option} names token {token_id} twice: {found[token_id]!r} and {token!r}. Name each token once."
+                f"{option} names token {token_id} twice: {passed[token_id]!r} and {token!r}. Name each token once."
             )
-        found[token_id] = token
-    return found
+        passed[token_id] = token
+    return passed
 
 
 def _new_name(new: Container[str], token: Token) -> str | None:

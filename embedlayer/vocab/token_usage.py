@@ -182,9 +182,7 @@ def _encoded(
 def text_chunks(texts: Path | str | Iterable[str | Path], tokenizer: Tokenizer) -> Iterator[str]:
     """Yield the texts, and the text of the files and folders, in chunks of some thousand characters.
 
-    Args:
-        texts: The texts, files and folders; see `Corpus`.
-        tokenizer: The tokenizer with which the cuts between chunks are checked, without truncation.
+    The cuts between chunks are checked with the tokenizer, without truncation.
 
     Raises:
         TextError: An item is neither a text nor a path, or the first text looks like the path of a file.

@@ -203,12 +203,8 @@ def with_parts(kept: set[int], old: TokenBytes, data: JsonObject) -> set[int]:
     """Return `kept` and the IDs of all tokens without which a kept token would no longer be encoded as before.
 
     For BPE these are the shorter tokens that the kept ones are merged from. For Unigram it is the token with the lowest
-    score, which determines the score of unknown text. For other models the result equals `kept`.
-
-    Args:
-        kept: IDs of the tokens to keep; the set is not changed.
-        old: The tokenizer.
-        data: The content of the same tokenizer's `tokenizer.json`.
+    score, which determines the score of unknown text. For other models the result equals `kept`. `data` is the content
+    of the same tokenizer's `tokenizer.json`. The set of IDs is not changed.
     """
     model = data["model"]
     if model["type"] == "BPE":
@@ -363,10 +359,7 @@ def other_texts(old: Tokenizer, new: Tokenizer, terms: Iterable[str]) -> dict[st
     """Return the texts with added tokens that one tokenizer decodes exactly and another does not.
 
     Each term is tried alone, between words and, if the tokenizer's tokens include spaces, between letters without
-    spaces.
-
-    Returns:
-        From each term with such texts to them, each as `old` and as `new` decodes it.
+    spaces. The result goes from each term with such texts to them, each as `old` and as `new` decodes it.
     """
     spaces = TokenBytes(old).convention in ("byte-level", "sentencepiece")
     old, new = pure_tokenizer(old), pure_tokenizer(new)

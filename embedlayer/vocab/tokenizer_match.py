@@ -61,10 +61,6 @@ def common_tokens(old: object, new: object) -> list[tuple[int, int]]:
     If both tokenizers write bytes as `<0x41>`, byte-fallback tokens match byte-fallback tokens only. Of an edited
     tokenizer and its original, each old token therefore matches itself, and a new token matches none.
 
-    Args:
-        old: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
-        new: The same, for the new tokenizer.
-
     Example:
         >>> old = train_tokenizer("I love dogs, I love cats", vocab_size=270)
         >>> edit = edit_tokenizer(old, add=[" zebra"])
@@ -88,12 +84,7 @@ def common_tokens(old: object, new: object) -> list[tuple[int, int]]:
 def spell_new_tokens(old: object, new: object, ids: Iterable[int]) -> list[NewToken]:
     """Return tokens of the new tokenizer, each with the IDs with which the old tokenizer encodes its text.
 
-    Special tokens get no old IDs. The order is that of `ids`.
-
-    Args:
-        old: The old tokenizer.
-        new: The new tokenizer.
-        ids: IDs of the new tokenizer, one for each token to return.
+    There is one for each of the new tokenizer's `ids`, in their order. Special tokens get no old IDs.
 
     Example:
         >>> text = "I love dogs, I love cats"
@@ -128,12 +119,12 @@ def _equal_roles(old: TokenBytes, new: TokenBytes, taken: set[int]) -> dict[int,
     The role of a token follows from the usual names: `</s>` and `<|endoftext|>` both end a text. Old IDs in `taken` are
     not matched again.
     """
-    found: dict[int, int] = {}
+    matches: dict[int, int] = {}
     for names in _NAMES_BY_ROLE:
         candidates = [old.vocabulary[name] for name in names if old.vocabulary.get(name) in old.added]
         free = [token_id for token_id in candidates if token_id not in taken]
         for name in names:
             token_id = new.vocabulary.get(name)
             if token_id in new.added and free:
-                found.setdefault(token_id, free[0])
-    return found
+                matches.setdefault(token_id, free[0])
+    return matches

@@ -53,8 +53,8 @@ def transformers_tokenizer(tokenizer: Tokenizer, like: Any, *, special: Mapping[
             f"Pass the tokenizer that AutoTokenizer.from_pretrained returned, or build a PreTrainedTokenizerFast."
         )
     there = added_texts(tokenizer)
-    stated = {role: token_text(token) for role, token in {**roles, **(special or {})}.items()}
-    kept = {role: token for role, token in stated.items() if isinstance(token, str) and token in there}
+    texts = {role: token_text(token) for role, token in {**roles, **(special or {})}.items()}
+    named = {role: token for role, token in texts.items() if isinstance(token, str) and token in there}
     options = {name: getattr(like, name) for name in _SETTINGS if getattr(like, name, None) is not None}
     for name in LISTS_OF_NAMES:
         listed = getattr(like, name, None)
@@ -62,7 +62,7 @@ def transformers_tokenizer(tokenizer: Tokenizer, like: Any, *, special: Mapping[
             options[name] = [token for token in map(token_text, listed) if token in there]
     templates = _kept_templates(like.chat_template, sorted(added_texts(as_tokenizer(like)) - there))
     return require("transformers", extra="hf").PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, chat_template=templates, **options, **(kept or special_tokens_of(tokenizer, {}))
+        tokenizer_object=tokenizer, chat_template=templates, **options, **(named or special_tokens_of(tokenizer, {}))
     )
 
 

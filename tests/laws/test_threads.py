@@ -55,9 +55,7 @@ class Run:
         tensors = {name: raw_weight(each).clone() for name, each in self.table.named_parameters()}
         for each in self.table.parameters():
             if pending := pending_updates_of(each):
-                tensors |= dict(
-                    zip("abcd", (pending.value_steps, pending.moment_steps, *pending.moments), strict=False)
-                )
+                tensors |= pending.state()[0] | dict(zip("ab", pending.moments, strict=False))
         return {name: each.clone() for name, each in tensors.items()}
 
 

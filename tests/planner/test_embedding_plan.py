@@ -277,8 +277,8 @@ def step(row: EmbeddingPlan, *, instructions: bool = True) -> dict[str, int]:
         state = [part for values in optimizer.state.values() for part in values.values() if torch.is_tensor(part)]
         found["optimizer_bytes"] = storage(state)
         if row.row_sparse:
-            pending = getattr(table, "local", table).pending_updates
-            found["optimizer_bytes"] += storage([pending.value_steps, pending.moment_steps])
+            steps = getattr(table, "local", table).pending_updates.steps
+            found["optimizer_bytes"] += storage([steps.value_steps, steps.moment_steps])
     return found
 
 

@@ -43,7 +43,7 @@ class OpenFields(TypedDict):
 
 
 class ClosedFields(TypedDict):
-    """Type of the content of `closed.json`: bytes of the log."""
+    """Type of the content of `closed.json`: the size of the log in bytes."""
 
     log_bytes: Count
 
@@ -125,8 +125,8 @@ def read_table_fields(path: Path) -> TableFields:
         CheckpointError: The file is damaged.
     """
     if not (path / TABLE).exists():
-        found = " Its creation did not end: delete the folder." if (path / WEIGHT).exists() else ""
-        raise FileError(f"{path} holds no mapped table: create one with MappedEmbedding.create.{found}")
+        advice = " Its creation did not end: delete the folder." if (path / WEIGHT).exists() else ""
+        raise FileError(f"{path} holds no mapped table: create one with MappedEmbedding.create.{advice}")
     fields = read_fields(path / TABLE, TableFields, version=FORMAT_VERSION)
     if fields["dtype"] not in DTYPES:
         raise CheckpointError(f"{path / TABLE} has the unknown dtype {fields['dtype']!r}.")
@@ -181,12 +181,7 @@ def read_content(path: Path) -> tuple[LogContent, int]:
 
 
 def place_in_log(path: Path, content: LogContent, generation: int | None) -> int:
-    """Return the place in a log of a checkpoint that it can restore.
-
-    Args:
-        path: The folder.
-        content: What its log says.
-        generation: Number of the checkpoint; `None` for the last that was completed.
+    """Return the place in a log of a checkpoint that it can restore; a generation of `None` is the last one.
 
     Raises:
         CheckpointError: The log has no such checkpoint.

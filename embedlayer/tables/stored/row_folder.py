@@ -115,11 +115,7 @@ class RowFolder(RowStorage):
     ) -> "RowFolder":
         """Create the files of a table in a folder, and open them.
 
-        Args:
-            path: The folder, created if missing.
-            fields: Sizes and options of the table.
-            initialize: Function that writes the first rows into a tensor of zeros, `(V, D)`.
-            max_resident_bytes: As in the constructor.
+        The folder is created if missing. `initialize` writes the first rows into a tensor of zeros, `(V, D)`.
 
         Raises:
             FileError: The folder holds a table already or cannot be written, or the table does not fit on the disk.
@@ -153,10 +149,7 @@ class RowFolder(RowStorage):
     def resume(cls, path: Path | str, generation: int | None = None, *, max_resident_bytes: int | None) -> "RowFolder":
         """Open the files of a table as they were at a checkpoint: what was changed since is rolled back.
 
-        Args:
-            path: The folder.
-            generation: Number of the checkpoint; `None` for the last that was completed.
-            max_resident_bytes: As in the constructor.
+        A `generation` of `None` is the last checkpoint that was completed.
 
         Raises:
             FileError: The folder is missing, read-only or in use.
@@ -225,7 +218,7 @@ class RowFolder(RowStorage):
         log.close()
 
     def _arrays_after(self, state: JsonObject) -> list[tuple[Tensor | None, int]]:
-        """Return the arrays of which rows were logged after a checkpoint, as `roll_back` takes them.
+        """Return the arrays whose old rows the log has after a checkpoint, as `roll_back` takes them.
 
         The arrays of `state` are `None` where this folder has no such file open.
         """
@@ -338,11 +331,8 @@ class RowFolder(RowStorage):
         """Context manager: make the present contents the next checkpoint, and yield its number.
 
         Inside the block the caller saves everything else with that number. If the block raises an error, both this
-        checkpoint and the last one can be resumed, until a later one is completed.
-
-        Args:
-            updates: Function that returns the numbers and the small tensors of the pending updates; the numbers are
-                empty before the first step.
+        checkpoint and the last one can be resumed, until a later one is completed. `updates` returns the numbers and
+        the small tensors of the pending updates; the numbers are empty before the first step.
 
         Raises:
             FileError: The disk is full, or the folder is closed. The last checkpoint can be resumed, and after the
@@ -427,11 +417,7 @@ class RowFolder(RowStorage):
             self.before_write(torch.arange(chunk.start, chunk.stop))
 
     def fill(self, new_rows: Callable[[slice], Tensor]) -> None:
-        """Write all rows in chunks, each logged before it changes.
-
-        Args:
-            new_rows: Function that returns the new contents of a slice of rows.
-        """
+        """Write all rows in chunks, each logged before it changes."""
         for chunk in self._chunks(self.weight):
             with self.lock:
                 self.before_write(torch.arange(chunk.start, chunk.stop))
@@ -475,11 +461,7 @@ class RowFolder(RowStorage):
         return ""
 
     def refuse_copy(self) -> None:
-        """Raise the error for a copy of this object.
-
-        Raises:
-            SizeError: Always.
-        """
+        """Raise the `SizeError` for a copy of this object."""
         raise SizeError(
             f"The mapped table {self.path} cannot be copied or pickled: a copy would write to the same files. For a "
             f"copy in memory call TokenEmbedding.from_pretrained(table.rows(0, table.vocab_size).clone())."

@@ -57,14 +57,7 @@ class RowsInFiles(ABC):
 
     @abstractmethod
     def folder(self, verb: str) -> RowFolder:
-        """Return the folder of a trained table.
-
-        Args:
-            verb: What the caller does with it, for the error message.
-
-        Raises:
-            SizeError: The rows are read-only.
-        """
+        """Return the folder of a trained table; read-only rows raise a `SizeError` that names what the caller does."""
 
     @abstractmethod
     def close(self) -> None:
@@ -143,11 +136,7 @@ class FileRows(RowsInFiles):
         self._prefetched.append((ids, self._thread.submit(partial(self._gather, ids))))
 
     def folder(self, verb: str) -> RowFolder:
-        """Raise an error: the rows are read-only.
-
-        Raises:
-            SizeError: Always.
-        """
+        """Raise a `SizeError`: the rows are read-only."""
         raise SizeError(
             f"Cannot {verb} a table that only reads {self.info.file}. To train rows, create a table with "
             f"MappedEmbedding.create and load these into it."
@@ -161,11 +150,7 @@ class FileRows(RowsInFiles):
 
 
 class FolderRows(RowsInFiles):
-    """Rows in a `RowFolder`, which are trained as a row-sparse `TokenEmbedding` over the mapped memory.
-
-    Args:
-        folder: The open folder.
-    """
+    """Rows in a `RowFolder`, which are trained as a row-sparse `TokenEmbedding` over the mapped memory."""
 
     def __init__(self, folder: RowFolder) -> None:
         self._folder, fields = folder, folder.fields
@@ -207,7 +192,7 @@ class FolderRows(RowsInFiles):
         if not numbers:
             return {}, {}
         names = [folder.name_of(each) for each in updates.moments]
-        steps = [folder.name_of(each) for each in (updates.value_steps, updates.moment_steps)]
+        steps = [folder.name_of(each) for each in (tensors["value_steps"], tensors["moment_steps"])]
         if None in names + steps:
             raise SizeError(
                 f"The optimizer's state of {folder.path} is not in this folder. Let the optimizer create or load "
@@ -264,11 +249,7 @@ def gather_by_kernel(mapped: MappedRows, ids: Int[Tensor, " N"], vectors: Float[
 def mapped_rows(ids: Tensor, handle: int, width: int, dtype: torch.dtype) -> Tensor:
     """Look up rows of a read-only mapped table as one node of a compiled or exported graph.
 
-    Args:
-        ids: IDs that were checked.
-        handle: `FileRows.handle` of the table.
-        width: Width of a row, D.
-        dtype: Data type of the rows.
+    The IDs were checked. `handle` is that of the `FileRows`, and `width` the width of a row, D.
     """
     rows: Tensor = _by_handle[handle].look_up(ids.cpu()).to(ids.device)
     return rows

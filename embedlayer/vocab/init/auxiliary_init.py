@@ -7,13 +7,13 @@ from functools import cached_property
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.core.block_sizes import TABLE_ROWS
 from embedlayer.core.errors import SizeError, VocabularyError
 from embedlayer.vocab.init.auxiliary_vectors import AuxiliaryVectors
-from embedlayer.vocab.init.old_rows import DeadRows, LiveRows
+from embedlayer.vocab.init.old_rows import DeadRows, LiveRows, has_values
 from embedlayer.vocab.init.row_init import ComputedRows, Generator, RowInit, RowOrigin, SubwordMeanInit, Tokens
 
 WEIGHTED_AT_ONCE = 128
@@ -37,9 +37,9 @@ class Anchors:
     def __init__(self, auxiliary: AuxiliaryVectors, live: LiveRows) -> None:
         self._auxiliary = auxiliary
         ids = [token for token in sorted(auxiliary.old) if token < live.old.vocab_size and live.is_live[token]]
-        usable = [_usable(auxiliary.look_up(part)) for part in self._parts(ids)]
+        usable = [has_values(auxiliary.look_up(part)) for part in self._parts(ids)]
         keep = torch.cat(usable).tolist() if usable else []
-        self.ids = [token for token, kept in zip(ids, keep, strict=True) if kept]
+        self.ids = [token for token, is_usable in zip(ids, keep, strict=True) if is_usable]
         if not self.ids:
             raise VocabularyError(
                 f"None of the {len(auxiliary.old)} old tokens with an auxiliary vector has a trained row and a vector "
@@ -92,9 +92,7 @@ class AuxiliaryInit(RowInit):
     def weights(self, new: Float[Tensor, "k A"], anchors: Anchors) -> Float[Tensor, "k n"]:
         """Return the weight of each anchor's old row for each new token, `(k, n)`; most weights are zero.
 
-        Args:
-            new: The auxiliary vectors of new tokens, `(k, A)`.
-            anchors: The auxiliary vectors of the n old tokens.
+        `new` has the auxiliary vectors of the k new tokens, and `anchors` those of the n old ones.
         """
 
     def compute(self, live: LiveRows, tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
@@ -112,8 +110,8 @@ class AuxiliaryInit(RowInit):
         for start in range(0, len(places), WEIGHTED_AT_ONCE):
             part = places[start : start + WEIGHTED_AT_ONCE]
             vectors = self.auxiliary.look_up([self.auxiliary.new[wanted[place].text] for place in part])
-            usable = _usable(vectors)
-            part = [place for place, kept in zip(part, usable.tolist(), strict=True) if kept]
+            usable = has_values(vectors)
+            part = [place for place, is_usable in zip(part, usable.tolist(), strict=True) if is_usable]
             weights = self.weights(vectors[usable], anchors).double()
             used = weights.any(0).nonzero().squeeze(1)
             weights, ids = weights[:, used], [anchors.ids[place] for place in used.tolist()]
@@ -268,11 +266,6 @@ class WechselInit(AuxiliaryInit):
         nearest = cosines.topk(min(self.neighbors, len(anchors)), dim=1)
         weights = torch.softmax(nearest.values / self.temperature, dim=1)
         return torch.zeros_like(cosines).scatter_(1, nearest.indices, weights)
-
-
-def _usable(vectors: Float[Tensor, "n A"]) -> Bool[Tensor, " n"]:
-    """Return for each vector whether it is finite and not zero, `(n,)`."""
-    return vectors.isfinite().all(1) & vectors.any(1)
 
 
 def sparsemax(scores: Float[Tensor, "k n"]) -> Float[Tensor, "k n"]:

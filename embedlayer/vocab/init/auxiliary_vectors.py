@@ -61,8 +61,8 @@ class AuxiliaryVectors:
         """Return rows of `vectors` on the CPU, in float64 if they are stored so, else in float32."""
         with torch.no_grad():
             ids = torch.tensor(rows, dtype=torch.int64, device=self.vectors.rows(0, 1).device)
-            found = self.vectors.look_up(ids).cpu()
-        return found if found.dtype == torch.float64 else found.float()
+            vectors = self.vectors.look_up(ids).cpu()
+        return vectors if vectors.dtype == torch.float64 else vectors.float()
 
     @classmethod
     def from_tensors(
@@ -219,13 +219,13 @@ def train_fasttext(
     model = fasttext(vector_size=embed_dim, window=5, min_count=1, workers=1, seed=seed, sg=1, bucket=50_000)
     model.build_vocab(sentences)
     model.train(sentences, total_examples=len(sentences), epochs=epochs)
-    found = [
+    all_words = [
         *model.wv.index_to_key,
         *dict.fromkeys(word for word in new_words.values() if word not in model.wv.key_to_index),
     ]
-    rows = {word: row for row, word in enumerate(found)}
+    rows = {word: row for row, word in enumerate(all_words)}
     return AuxiliaryVectors(
-        WeightRows(torch.from_numpy(model.wv[found])),
+        WeightRows(torch.from_numpy(model.wv[all_words])),
         {token: rows[word] for token, word in words.items() if word in model.wv.key_to_index},
         {new.entries[token]: rows[word] for token, word in new_words.items()},
     )

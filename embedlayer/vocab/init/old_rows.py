@@ -83,7 +83,8 @@ DeadRows = Sequence[int] | Callable[[OldRows], Bool[Tensor, " V"]]
 class LiveRows:
     """Read the live rows of a table, and compute their count, mean and standard deviation in float64 on the CPU.
 
-    A row is live if it is not dead, is not the padding row, is not all zero, and has only finite values.
+    A row is live if it is not dead, is not the padding row, is not all zero, and has only finite values. If no row is
+    live, `count`, `mean` and `std` raise a `VocabularyError`.
 
     Args:
         old: The rows of the table.
@@ -129,7 +130,7 @@ class LiveRows:
         """
         wanted = sorted(set(ids))
         rows = self.look_up(wanted)
-        is_live = _is_trained(rows) & ~self._is_dead[wanted]
+        is_live = has_values(rows) & ~self._is_dead[wanted]
         return ((token_id, row) for token_id, row, live in zip(wanted, rows, is_live.tolist(), strict=True) if live)
 
     def chunks(self) -> Iterator[Float[Tensor, "n D"]]:
@@ -140,7 +141,7 @@ class LiveRows:
         size = TABLE_ROWS["cpu"]
         for start in range(0, self.old.vocab_size, size):
             rows = self.old.rows(start, min(start + size, self.old.vocab_size)).detach().cpu()
-            yield rows[_is_trained(rows) & ~self._is_dead[start : start + len(rows)]]
+            yield rows[has_values(rows) & ~self._is_dead[start : start + len(rows)]]
 
     @cached_property
     def is_live(self) -> Bool[Tensor, " V"]:
@@ -148,7 +149,7 @@ class LiveRows:
         size = TABLE_ROWS["cpu"]
         starts = range(0, self.old.vocab_size, size)
         stops = [min(start + size, self.old.vocab_size) for start in starts]
-        trained = [_is_trained(self.old.rows(*span).detach()).cpu() for span in zip(starts, stops, strict=True)]
+        trained = [has_values(self.old.rows(*span).detach()).cpu() for span in zip(starts, stops, strict=True)]
         return torch.cat([self._is_dead[:0], *trained]) & ~self._is_dead
 
     @cached_property
@@ -167,33 +168,21 @@ class LiveRows:
 
     @property
     def count(self) -> int:
-        """Return the number of live rows; `LiveRows` defines these.
-
-        Raises:
-            VocabularyError: No row is live.
-        """
+        """Return the number of live rows; `LiveRows` defines these."""
         return self._count_and_mean[0]
 
     @property
     def mean(self) -> Float[Tensor, " D"]:
-        """Return the mean of the live rows (`LiveRows`), `(D,)`, in float64 on the CPU.
-
-        Raises:
-            VocabularyError: No row is live.
-        """
+        """Return the mean of the live rows (`LiveRows`), `(D,)`, in float64 on the CPU."""
         return self._count_and_mean[1]
 
     @property
     def std(self) -> float:
-        """Return the standard deviation of the live rows: the root mean square of all values of `row - mean`.
-
-        Raises:
-            VocabularyError: No row is live.
-        """
+        """Return the standard deviation of the live rows: the root mean square of all values of `row - mean`."""
         total = sum(float((rows - self.mean).square().sum()) for rows in self.chunks())
         return math.sqrt(total / self.count / self.old.embed_dim)
 
 
-def _is_trained(rows: Float[Tensor, "n D"]) -> Bool[Tensor, " n"]:
-    """Return for each row whether its values are all finite and not all zero, `(n,)`."""
+def has_values(rows: Float[Tensor, "n D"]) -> Bool[Tensor, " n"]:
+    """Return for each row or vector whether its values are all finite and not all zero, `(n,)`."""
     return rows.isfinite().all(1) & rows.any(1)

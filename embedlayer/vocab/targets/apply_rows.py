@@ -86,12 +86,8 @@ def apply_row_map(
 ) -> ModelResult:
     """Return new tensors whose rows are moved and initialised as an edit says; the old tensors are not changed.
 
-    If rows are sharded, all ranks must call this.
-
-    Args:
-        tensors: The tensors by name.
-        edit: The old row of each new row, and the values of initialised rows.
-        collectives: All ranks that apply the edit. Initialised rows get the values that rank 0 computes.
+    If rows are sharded, all ranks in `collectives` must call this. Initialised rows get the values that rank 0
+    computes.
 
     Raises:
         CheckpointError: For an undo: the edit changed other tensors than these, the result does not have the expected

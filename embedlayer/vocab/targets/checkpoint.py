@@ -90,12 +90,8 @@ def apply_to_checkpoint(folder: Path, partial: Path, resolve: ResolveEdit) -> Ed
 
     Weights, their second copies, tokenizer and configuration files are edited. Files that the edit does not change are
     copied. Files that state the old vocabulary in another form, such as `vocab.json`, are removed. Files that hold
-    values by token and cannot be edited (`census.files`) are left out.
-
-    Args:
-        folder: The checkpoint before the edit.
-        partial: The empty folder to write to.
-        resolve: Function that returns the edit of each model, or the undo of one.
+    values by token and cannot be edited (`census.files`) are left out. `partial` is an empty folder, and `resolve`
+    returns the edit of each model, or the undo of one.
 
     Raises:
         CheckpointError: The checkpoint is damaged; another file has values of tokens, and how they move is not known;
@@ -160,10 +156,6 @@ def apply_to_checkpoint(folder: Path, partial: Path, resolve: ResolveEdit) -> Ed
 
 def checkpoint_census(folder: Path, left_out: Collection[str]) -> CensusReport:
     """Return what follows the vocabulary in a checkpoint folder, as `apply_to_checkpoint` moves it.
-
-    Args:
-        folder: The checkpoint.
-        left_out: Paths of the files that an edit leaves out.
 
     Raises:
         CheckpointError: `apply_to_checkpoint` would raise it.
@@ -319,7 +311,7 @@ def _opened_by_record(folder: Path, checkpoint: Checkpoint, *, is_unknown: bool)
 def _check_others(
     checkpoint: Checkpoint, num_rows: int, edited: Collection[str], read: Collection[str], *, is_unknown: bool
 ) -> None:
-    """Check that no other tensor of a checkpoint follows the vocabulary; warn of those of which that is not known.
+    """Check that no other tensor of a checkpoint has values by token; warn of those that may have them.
 
     What the record of the family does not name is looked for in the class of transformers that `config.json` names,
     which is built on the meta device. A known family is looked up there only if a tensor has a size of `num_rows`. The

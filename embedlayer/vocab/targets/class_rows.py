@@ -62,9 +62,8 @@ def rows_of_class(checkpoint: Checkpoint) -> tuple[dict[str, RowTensor], dict[st
 def stored_names(config: JsonObject) -> dict[str, list[str]]:
     """Return the names that transformers writes for each tensor of the class that a `config.json` names.
 
-    Returns:
-        From the name of each tensor in the live model to the written ones. It is empty if transformers is not installed
-        or does not build the class.
+    They are by the name of the tensor in the live model. The result is empty if transformers is not installed or does
+    not build the class.
     """
     try:
         class_and_config = class_named_in(config)

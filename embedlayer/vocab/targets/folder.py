@@ -41,8 +41,7 @@ def apply_to_files(source: Path, partial: Path, resolve: ResolveEdit) -> EditRes
 def folder_census(folder: Path) -> CensusReport:
     """Return what follows the vocabulary in a folder, and what an edit does with it; nothing is written.
 
-    Args:
-        folder: A saved layer, a finished training run, or a checkpoint.
+    It is a saved layer, a finished training run, or a checkpoint.
     """
     left_out = files_left_out(folder)
     census = run_census if path_kind(folder) in OWN_FOLDERS else checkpoint_census

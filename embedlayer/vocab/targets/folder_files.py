@@ -47,16 +47,9 @@ OTHER_FORMS = (
 def edited_files(folder: Path, tokens: TokenMap, row_map: RowMap, *, per_layer: bool) -> dict[str, str | None]:
     """Return the new text of each file that an edit changes, other than the weights and `tokenizer.json`.
 
-    It warns of chat templates that are left out, and of a guessed end-of-text token.
-
-    Args:
-        folder: The checkpoint before the edit; it is not changed.
-        tokens: The old token of each new token, and both tokenizers.
-        row_map: The old row of each new row.
-        per_layer: Whether the edit moves a per-layer table, which has a row for each token afterwards.
-
-    Returns:
-        A dictionary from file name, relative to `folder`, to the new text, or to `None` for a file to delete.
+    The names are relative to `folder`, which is not changed; the text is `None` for a file to delete. `per_layer` says
+    whether the edit moves a per-layer table, which has a row for each token afterwards. It warns of chat templates that
+    are left out, and of a guessed end-of-text token.
     """
     ids, special, model = tokens.new_token_ids(row_map), tokens.special_tokens, read_json_if_there(folder / CONFIG)
 
@@ -236,9 +229,8 @@ def _added_tokens(content: JsonObject, tokens: TokenMap, new: Tokenizer) -> Json
 def restore_config(folder: Path, settings: JsonObject) -> None:
     """Write the values before an edit of a live model into its configurations, to undo it in the folder of that model.
 
-    Args:
-        folder: The folder; its `config.json` and `generation_config.json` are changed if they are there.
-        settings: The settings of the receipt; those of the configurations start with the name of the file.
+    The `settings` are those of the receipt, in which those of a configuration start with the name of the file.
+    `config.json` and `generation_config.json` are changed if they are there.
     """
     for file in (CONFIG, GENERATION):
         start = f"{Path(file).stem}."

@@ -330,14 +330,10 @@ def _write(
 
 
 def _with_extra_space(tokenizer: Tokenizer, written: Tokenizer) -> tuple[int, ...]:
-    """Return, and warn of, added tokens around which only the tokenizer that metadata describe decodes an extra space.
+    """Return the IDs of added tokens around which only the written metadata decode an extra space, and warn of them.
 
     Where SentencePiece puts a space before each text, an edited tokenizer's decoder removes the one behind an added
-    token. GGUF metadata cannot state that; llama.cpp decodes as the tokenizer that is read back. `written` was read
-    back from the metadata.
-
-    Returns:
-        The IDs of these tokens.
+    token. GGUF metadata cannot state that; llama.cpp decodes as `written`, the tokenizer that is read back from them.
     """
     added = {token.content: row for row, token in tokenizer.get_added_tokens_decoder().items() if not token.special}
     if changed := other_texts(tokenizer, written, added):

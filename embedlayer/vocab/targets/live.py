@@ -61,13 +61,8 @@ def row_tensors(
 ) -> tuple[dict[str, RowTensor], dict[str, Callable[[Tensor], None]]]:
     """Return all tensors of a module and its optimizer with a row for each token, and functions that replace them.
 
-    Args:
-        module: The module.
-        modules: The tables and heads of the module.
-        optimizer: The optimizer of the module, or `None`.
-        padding: From the name of each dense table that stores rows (`VocabularyModules.stored`) to the number of its
-            padding rows after the edit.
-        fsdp: The parameters that FSDP2 shards, by their `id`.
+    `padding` goes from the name of each dense table that stores rows (`VocabularyModules.stored`) to the number of its
+    padding rows after the edit; `fsdp` has the parameters that FSDP2 shards, by their `id`.
 
     Returns:
         The tensors by name: tables, then heads and their biases, then the optimizer's state as

@@ -162,11 +162,7 @@ def restored_settings(
 ) -> tuple[dict[str, Setting], JsonObject]:
     """Return the settings that the undo of an edit changes, and their values before that edit; nothing is changed.
 
-    Args:
-        module: The module.
-        modules: Its tables and heads.
-        settings: The settings of the receipt. A receipt may have fewer token IDs than the module: those that an earlier
-            release did not change.
+    The settings of the receipt may have fewer token IDs than the module: those that an earlier release did not change.
     """
     present = settings_of(modules)
     changed = {name: present.get(name) or _setting_at(module, name) for name in settings}

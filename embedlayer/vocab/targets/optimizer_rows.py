@@ -55,11 +55,6 @@ class NewState:
     step on these rows with a gradient of zero and without weight decay. For most optimizers it is zero. It is the row
     itself for the sequence `z` of schedule-free optimizers, the first step size for Rprop, and
     `initial_accumulator_value` for Adagrad.
-
-    Args:
-        optimizer: The optimizer, which does not change.
-        name: Name of the parameter, for the error.
-        parameter: The parameter.
     """
 
     def __init__(self, optimizer: Optimizer, name: str, parameter: Tensor) -> None:

@@ -54,12 +54,8 @@ def apply_to_run(folder: Path, partial: Path, resolve: ResolveEdit) -> EditResul
     The folder contains a saved layer, a training run, or both. The copy of a run can be resumed: its model, optimizer
     and corpus are edited. If its corpus contains removed tokens, only the layer is written, with a warning. The report
     of a run is left out: `embedlayer report` writes it again. So are files that hold values by token and cannot be
-    edited. Other files are copied.
-
-    Args:
-        folder: The folder before the edit.
-        partial: The empty folder to write to.
-        resolve: Function that returns the edit of each model, or the undo of one.
+    edited. Other files are copied. `partial` is an empty folder, and `resolve` returns the edit of each model, or the
+    undo of one.
 
     Raises:
         VocabularyError: The run has mapped tables; or the corpus of an unfinished run, which has no layer yet, contains
@@ -114,10 +110,6 @@ def apply_to_run(folder: Path, partial: Path, resolve: ResolveEdit) -> EditResul
 def run_census(folder: Path, left_out: Collection[str]) -> CensusReport:
     """Return what follows the vocabulary in a folder of this library, as `apply_to_run` moves it.
 
-    Args:
-        folder: The folder, which has a saved layer.
-        left_out: Paths of the files that an edit leaves out.
-
     Raises:
         CheckpointError: `apply_to_run` would raise it; errors about single tokens are not among them.
         SizeError, TokenizerError, VocabularyError: The same.
@@ -163,15 +155,7 @@ def _others(folder: Path) -> list[Path]:
 def _refuse_copies(folder: Path, left_out: Collection[str], names: Collection[str], size: int) -> None:
     """Raise an error if another safetensors file of a folder may have values of tokens.
 
-    Args:
-        folder: The folder.
-        left_out: Paths of the files that an edit leaves out.
-        names: Names of the tensors by token.
-        size: Number of tokens.
-
-    Raises:
-        CheckpointError: It may.
-        FileError: A file cannot be read.
+    The names are those of the tensors by token, and the size is the number of tokens.
     """
     others, weights = {file.name for file in _others(folder)}, folder / WEIGHTS
     tensors = read_header(weights).tensors if weights.exists() else {}

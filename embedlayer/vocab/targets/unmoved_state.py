@@ -72,13 +72,9 @@ def watch_unmoved(
 ) -> None:
     """Let each optimizer that an edit did not move refuse its next step with state of the rows before.
 
-    An undo of the edit, to which the optimizer is not passed either, makes its state fit again.
-
-    Args:
-        parameters: The parameters whose rows were moved, by name; those alone that an optimizer may hold.
-        row_map: The old row of each new row.
-        optimizer: The optimizer whose state was moved too, or `None`.
-        is_undo: Whether the edit was the undo of one.
+    An undo of the edit, to which the optimizer is not passed either, makes its state fit again. The parameters are
+    those whose rows were moved and that an optimizer may hold, by name; `optimizer` is the one whose state was moved
+    too.
     """
     if torch.equal(row_map.sources, torch.arange(row_map.old_size)):
         return

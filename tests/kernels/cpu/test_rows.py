@@ -119,13 +119,13 @@ def test_all_rows_in_one_pass_are_those_of_torch_operators(dtype, moments) -> No
         else:
             with kernels_disabled():
                 pending.apply_all(table.weight, moments=moments)
-        assert pending.value_steps.eq(300).all()
+        assert pending.steps.value_steps.eq(300).all()
     ours, plain = (table.weight.pending_updates for table in tables)
     close = {torch.float64: 1e-11, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
     torch.testing.assert_close(tables[0].weight, tables[1].weight, rtol=close, atol=0)
     for mine, expected in zip(ours.moments, plain.moments, strict=True):
         torch.testing.assert_close(mine, expected, rtol=close, atol=0)
-    assert torch.equal(ours.moment_steps, plain.moment_steps)
+    assert torch.equal(ours.steps.moment_steps, plain.steps.moment_steps)
 
 
 @pytest.mark.parametrize("by_look_up", [False, True])
@@ -202,11 +202,11 @@ def test_ids_outside_the_table_are_refused_before_anything_is_written() -> None:
         table(torch.tensor(ids)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    steps = table.weight.pending_updates.value_steps.clone()
+    steps = table.weight.pending_updates.steps.value_steps.clone()
     for bad in (5, -1):
         with pytest.raises((IndexError, RuntimeError)):
             torch.nn.functional.embedding(torch.tensor([1, bad]), table.weight)
-    assert torch.equal(table.weight.pending_updates.value_steps, steps)
+    assert torch.equal(table.weight.pending_updates.steps.value_steps, steps)
 
 
 def test_each_kernel_runs_in_a_training_step(monkeypatch) -> None:

@@ -217,8 +217,7 @@ def run(folder: Path, steps: int = 4) -> list[torch.Tensor]:
                 said.with_suffix(".new").write_text(json.dumps({"step": step + 1, "generation": generation}))
                 said.with_suffix(".new").replace(said)
     pending, stored = table.weight.pending_updates, table.source.folder("test").weight
-    numbers = [stored, *pending.moments, pending.value_steps, pending.moment_steps]
-    numbers = [each.clone() for each in numbers] + [torch.from_numpy(pending.history.lines)]
+    numbers = [each.clone() for each in (stored, *pending.moments, *pending.state()[0].values())]
     table.close()
     return numbers
 

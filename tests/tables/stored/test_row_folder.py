@@ -145,7 +145,7 @@ def stored(table: MappedEmbedding, optimizer: RowAdamW) -> list[torch.Tensor]:
     with without_applying_updates(table):
         rows = table.weight.data.clone()
     pending = table.weight.pending_updates
-    return [rows, *(each.clone() for each in (*pending.moments, pending.value_steps, pending.moment_steps))]
+    return [rows, *(each.clone() for each in (*pending.moments, *pending.state()[0].values()))]
 
 
 def test_a_process_killed_while_it_rolls_back_can_be_resumed_again(tmp_path, trained, monkeypatch) -> None:

@@ -1,0 +1,130 @@
+"""Which optimizer steps each row of a row-sparse table has taken, and what the steps do that it has not taken yet."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embedlayer.core.errors import CheckpointError
+from embedlayer.io.files import JsonObject
+from embedlayer.row_sparse.arithmetic import compute_dtype, tolerance_of
+from embedlayer.row_sparse.history import StepHistory
+
+
+class RowSteps:
+    """Record the last optimizer step that each row's values and moments include, beside the history of all steps.
+
+    Args:
+        history: The steps of the optimizer.
+        value_steps: Last step whose update is included in each row's values, `(V,)`.
+        moment_steps: Last step whose decay is included in each row's moments, `(V,)`; 0 only where they are zero.
+
+    Attributes:
+        applied_step: Step up to which the values of all rows are updated; single rows may be ahead.
+    """
+
+    def __init__(self, history: StepHistory, value_steps: Tensor, moment_steps: Tensor) -> None:
+        self.history, self.value_steps, self.moment_steps = history, value_steps, moment_steps
+        self.applied_step = history.start
+
+    @property
+    def step(self) -> int:
+        """Return the number of the last optimizer step."""
+        return self.history.step
+
+    @property
+    def has_pending(self) -> bool:
+        """Return whether some rows may have values without the last optimizer steps."""
+        return self.applied_step < self.step
+
+    def contains(self, rows: Tensor) -> bool:
+        """Return whether row numbers in ascending order are those of rows of the table."""
+        return not len(rows) or (int(rows[0]) >= 0 and int(rows[-1]) < len(self.value_steps))
+
+    def pending_rows(self, start: int, stop: int, *, moments: bool = False) -> Tensor:
+        """Return those of the rows `start` to `stop - 1` whose values, or with `moments` moments, lack steps."""
+        behind = self.value_steps[start:stop] < self.step
+        if moments:
+            behind |= self.lack_decay(self.moment_steps[start:stop])
+        return behind.nonzero().squeeze(1) + start
+
+    def lack_decay(self, moment_steps: Tensor) -> Tensor:
+        """Return for entries of `moment_steps` whether the moments must still decay up to the last step."""
+        return (moment_steps < self.step) & (moment_steps > 0)  # at 0 they are zero
+
+    def record(self, rows: Tensor, lr: float, weight_decay: float) -> Tensor:
+        """Record the next step, and mark `rows`, which have gradients in it, as up to date with it.
+
+        Returns:
+            Number of steps by which the moments of each row must decay, the new one included, `(U,)`.
+        """
+        now, moment_steps = self.history.record(lr, weight_decay), self.moment_steps.index_select(0, rows)
+        self.value_steps.index_fill_(0, rows, now)
+        self.moment_steps.index_fill_(0, rows, now)
+        return now - moment_steps
+
+    def decays(self, steps: Tensor, moments: Sequence[Tensor]) -> list[Tensor]:
+        """Return the factors by which each of the moments decays in numbers of steps without gradient, `(U, 1)` each.
+
+        They are `beta1 ** steps` for the first moments, unless there are none, and `beta2 ** steps` for the second
+        moments, in the dtype in which updates are computed.
+        """
+        steps, betas = steps.double().unsqueeze(1), self.history.betas[:2][-len(moments) :]
+        return [torch.pow(beta, steps).to(compute_dtype(moments[-1])) for beta in betas]
+
+    def skipped_terms(self, table: Tensor, rows: Tensor, has_momentum: bool) -> list[Tensor]:
+        """Return the effect of the steps that rows skipped, as `apply_skipped_steps_` takes it, `(U, 1)` each.
+
+        These are the weight decay; and with first moments all weights of a quadrature, then as many nodes.
+        """
+        value_steps = self.value_steps.index_select(0, rows).cpu().numpy().astype(np.int64)
+        if not has_momentum:  # rows without gradient only decay
+            numbers = self.history.decay(value_steps)[None]
+        else:
+            lag = value_steps - self.moment_steps.index_select(0, rows).cpu().numpy()
+            skipped = self.history.skipped_steps(value_steps, tolerance=tolerance_of(table))
+            nodes, weights = skipped.nodes, skipped.weights
+            if lag.any():  # a reader updated the values; the moments are of an earlier step
+                beta1, beta2, _ = self.history.betas
+                with np.errstate(over="ignore"):  # a node at infinity adds nothing, which is right
+                    nodes = nodes * beta2 ** (-0.5 * lag)
+                weights = weights * (beta1 / math.sqrt(beta2)) ** lag
+            numbers = np.concatenate([skipped.decay[None], weights, nodes])
+        return list(torch.from_numpy(numbers).to(table.device, compute_dtype(table)).unsqueeze(2))
+
+    def state(self) -> tuple[dict[str, Tensor], JsonObject]:
+        """Return the tensors and the JSON entries from which `load` restores the record, for a checkpoint.
+
+        The tensors may share memory with this object.
+        """
+        history, steps = self.history, {"value_steps": self.value_steps, "moment_steps": self.moment_steps}
+        rest = {"start": history.start, "betas": list(history.betas), "applied_step": self.applied_step}
+        return {**steps, "history": torch.from_numpy(history.lines)}, rest
+
+    def load(self, tensors: dict[str, Tensor], rest: JsonObject) -> None:
+        """Restore the result of `state()`, in place, for a history with the same start and betas.
+
+        Without the steps of the rows in `tensors`, those of this object stay.
+
+        Raises:
+            KeyError: An entry is missing.
+            CheckpointError: A row's step is below 0, or after the last step.
+        """
+        self.history.load(tensors["history"].cpu().numpy())
+        for name, steps in (("value_steps", self.value_steps), ("moment_steps", self.moment_steps)):
+            if name in tensors:
+                steps.copy_(_checked_steps(tensors[name], name, self.step))
+        self.applied_step = rest["applied_step"] if "applied_step" in rest else rest["start"]
+
+
+def _checked_steps(steps: Tensor, name: str, last: int) -> Tensor:
+    """Return the steps of rows from a file, after checking that each is from 0 to the last one."""
+    whole = not (steps.is_floating_point() or steps.is_complex())
+    if not whole or (steps.numel() and not 0 <= int(steps.min()) <= int(steps.max()) <= last):
+        raise CheckpointError(
+            f"The {name} of a row-sparse table's pending updates are {steps.dtype} and not all from 0 to {last}, its "
+            f"last step: they are damaged. Use an earlier checkpoint."
+        )
+    return steps
