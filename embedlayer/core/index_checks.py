@@ -6,6 +6,7 @@ anyway. Under `torch.compile` the CPU check is one custom operator, so there is 
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import chain
 from typing import Literal
 
@@ -121,9 +122,20 @@ class IndexCheck(nn.Module):
             TokenIdError: A token ID was outside.
             PositionError: A position was outside.
         """
-        if self.first_bad_index.is_meta:
-            return
-        place, value, length = self.first_bad_index.tolist()
+        if not self.first_bad_index.is_meta:
+            self.raise_recorded(self.first_bad_index.tolist())
+
+    def raise_recorded(self, values: list[int]) -> None:
+        """Empty the record of the first bad index and raise its error, if it holds one.
+
+        Args:
+            values: The numbers of `first_bad_index`.
+
+        Raises:
+            TokenIdError: A token ID was outside.
+            PositionError: A position was outside.
+        """
+        place, value, length = values
         if place >= 0:
             self.first_bad_index.fill_(-1)
             where = {"row": place // length, "column": place % length}
@@ -200,18 +212,27 @@ def raise_recorded_target(record: Tensor, values: list[int]) -> None:
         raise _outside("token id", value, size, first=0, row=place // length, column=place % length)
 
 
-def check_targets() -> None:
-    """Wait for all accelerators, and raise the error of the first bad target of a loss since the last check.
+def check_indices(module: nn.Module) -> None:
+    """Wait once for each device, and raise the error of a bad index that was recorded since the last check.
 
-    Losses on an accelerator record a bad target where they do not wait for the device. The next loss that waits raises
-    the error too.
+    These are the indices that the `IndexCheck`s of a module recorded, and the targets of all losses in this process
+    that did not wait for the device. The next loss that waits raises the error of a target too.
+
+    Args:
+        module: Module whose parts looked the indices up.
 
     Raises:
-        TokenIdError: A target was outside.
+        TokenIdError: A token ID or a target was outside.
+        PositionError: A position was outside.
     """
-    for record in _target_records.values():
-        if not record.is_meta:
-            raise_recorded_target(record, record.tolist())
+    records = [(each.first_bad_index, each.raise_recorded) for each in module.modules() if isinstance(each, IndexCheck)]
+    records += [(record, partial(raise_recorded_target, record)) for record in _target_records.values()]
+    for device in {record.device for record, _ in records if not record.is_meta}:
+        here = [(record, raise_error) for record, raise_error in records if record.device == device]
+        values = torch.cat([record for record, _ in here]).tolist()
+        for record, raise_error in here:
+            raise_error(values[: len(record)])
+            del values[: len(record)]
 
 
 def rows_without_record(indices: Tensor, size: int, kind: Kind, *, offset: int = 0) -> Tensor | None:

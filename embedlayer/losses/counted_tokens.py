@@ -4,7 +4,7 @@ On a CPU a bad ID raises an error at once, and tokens that do not count are drop
 accelerator both need numbers that only the device knows, so the host waits for it: once, for all of them. It does not
 wait while a CUDA graph is captured, in graphs of `torch.compile`, and with `drop_ignored=False`. There all tokens are
 computed, those that do not count from hidden states of zeros. A bad ID is recorded on the device and its result is NaN;
-the next wait of a loss, and `check_targets`, raise the error.
+the next loss that waits raises the error, and so does `check()` of a table or model (`check_indices`).
 """
 
 from typing import NamedTuple

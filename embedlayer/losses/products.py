@@ -218,6 +218,7 @@ class GradientSums:
         self.hidden = like.new_empty(head.hidden_ND.shape) if requested.hidden else None
         self.bias = like.new_zeros(len(self.rows_VD)) if requested.bias else None
         self._of_chunk: Tensor | None = None  # gradients of the hidden states of the chunk, of all ranks
+        self._is_stored = False  # whether they are computed where `hidden` stores them
         self.weight: Tensor | None = None
         self._residual: Tensor | None = None
         if requested.weight:
@@ -254,19 +255,23 @@ class GradientSums:
             addend = matrix_product(dlogits_RC, x_CD).to(self.weight.dtype)
             add_bfloat16_(self.weight[here], self._residual[here], addend, last=self._chunk == self._chunks - 1)
 
-    def add_to_hidden(self, dlogits_RC: Tensor, x_CD: Tensor, start: int) -> None:
+    def add_to_hidden(self, dlogits_RC: Tensor, chunk: Chunk, start: int) -> None:
         """Add the gradients of one block, or of all rows, to those of the hidden states of the chunk."""
         if self.hidden is None:
             return
         if self._of_chunk is None:
-            self._of_chunk = self.hidden.new_empty(x_CD.shape)
+            self._is_stored = device_kind(self.hidden) == "cuda" and chunk.ranks.size == 1 and not chunk.padding
+            shape = chunk.hidden[0].shape
+            self._of_chunk = self.hidden[chunk.here] if self._is_stored else self.hidden.new_empty(shape)
         rows_RD = self.rows_VD[start : start + len(dlogits_RC)]
         write_product(self._of_chunk, dlogits_RC.T, rows_RD, add=start > 0)
 
     def finish_chunk(self, chunk: Chunk) -> None:
         """Reduce-scatter: sum the gradients of the chunk's hidden states over all ranks, and store this rank's."""
         if self.hidden is not None and self._of_chunk is not None:
-            self.hidden[chunk.here] = chunk.ranks.reduce_scatter(self._of_chunk, chunk.sizes)
+            if not self._is_stored:
+                of_tokens = self._of_chunk[: sum(chunk.sizes)]
+                self.hidden[chunk.here] = chunk.ranks.reduce_scatter(of_tokens, chunk.sizes)
             self._of_chunk = None
         self._chunk += 1
 

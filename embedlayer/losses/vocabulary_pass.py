@@ -273,9 +273,9 @@ class VocabularyPass:
             dlogits_RC = sums.narrowed(block.student)
             sums.add_to_rows(dlogits_RC, x_CD, block.start - self.first)
             if not in_one_product:
-                sums.add_to_hidden(dlogits_RC, x_CD, block.start - self.first)
+                sums.add_to_hidden(dlogits_RC, chunk, block.start - self.first)
         if kept is not None and in_one_product:
-            sums.add_to_hidden(kept[: self.rows * len(x_CD)].view(self.rows, -1), x_CD, 0)
+            sums.add_to_hidden(kept[: self.rows * len(x_CD)].view(self.rows, -1), chunk, 0)
         sums.finish_chunk(chunk)
 
     def _dlogits_(
