@@ -33,6 +33,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 import embedlayer
 from embedlayer.core.devices import TAKEN_AS, device_kind
 from embedlayer.core.torch_state import sparse_indices, sparse_values
+from embedlayer.kernels.gpu.launch import Launched, launch_table, launches_observed
 
 PACKAGE = str(Path(embedlayer.__file__).parent) + os.sep
 
@@ -131,6 +132,7 @@ class OperatorCounter:
         self._contexts.enter_context(patch.dict(TAKEN_AS, meta="cuda"))
         for owner, name in ((torch, "tensor"), (torch, "as_tensor"), (Tensor, "new_tensor")):
             self._contexts.enter_context(patch.object(owner, name, self._counted(getattr(owner, name), name)))
+        self._contexts.enter_context(launches_observed(self._triton_launched))
         self._contexts.enter_context(_Mode(self))
         return self
 
@@ -146,6 +148,14 @@ class OperatorCounter:
         place, function = _caller()
         self.waits.append(Wait(name, place))
         return function
+
+    def _triton_launched(self, launch: Launched) -> None:
+        """Record a launch of a Triton kernel on tensors of the device."""
+        tensors = {name: x for name, x in launch.arguments.items() if isinstance(x, Tensor)}
+        if all(map(_is_on_device, tensors.values())):
+            updated = launch_table(launch.module)[launch.name].updated
+            size = sum(_size(x) * (2 if name in updated else 1) for name, x in tensors.items())
+            self.launched(f"{launch.module}.{launch.name}", size, dtype=next(iter(tensors.values())).dtype)
 
     def _counted(self, function: Callable[..., Tensor], name: str) -> Callable[..., Tensor]:
         """Return a function that makes a tensor of Python numbers, and counts its copy to the device.

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from benchmarks.operator_counter import OperatorCounter
 from embedlayer.core.devices import TAKEN_AS, device_kind
+from embedlayer.kernels.gpu.launch import Launch, launch
 
 META = {"device": "meta"}
 
@@ -84,6 +85,17 @@ def test_each_wait_is_counted_and_its_read_answered() -> None:
         x[ids > 0] = torch.tensor(1.0)
         x + torch.tensor(2.0)
     assert not count.waits
+
+
+def test_a_launch_of_a_triton_kernel_is_counted_with_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = Launch(None, lambda arguments: (arguments["n"] // arguments["N"],), {}, {"N": 8}, (), updated=("z",))
+    monkeypatch.setattr("benchmarks.operator_counter.launch_table", lambda module: {"doubled": entry})
+    monkeypatch.setattr("embedlayer.kernels.gpu.launch.launch_table", lambda module: {"doubled": entry})
+    z, sums = torch.empty(16, 4, dtype=torch.bfloat16, **META), torch.empty(16, **META)
+    with OperatorCounter() as count:
+        launch("softmax", "doubled", z=z, sums=sums, n=16, bias=None)
+        launch("softmax", "doubled", z=z, sums=sums, n=0, bias=None)
+    assert [(each.name, each.bytes) for each in count.launches] == [("softmax.doubled", 2 * z.nbytes + sums.nbytes)]
 
 
 def test_reads_of_a_function_of_the_library_have_its_answers() -> None:

@@ -57,6 +57,7 @@ class Launch:
         types: Triton's type of each argument that is no constant: `"*z"` is a pointer to the dtype in which rows,
             logits or gradients are stored, `"*fp32"`, `"i64"`, ... are what they say.
         blocks: Block sizes: arguments that are constants in all forms, and powers of 2.
+        updated: Pointers to what the kernel reads and then writes; it reads or writes all others once.
         wide: Pointers whose full-width loads and stores take 128 bits where sizes are divisible by 8.
         variants: Forms by name.
         dtypes: Dtypes that `"*z"` stands for.
@@ -70,6 +71,7 @@ class Launch:
     types: Mapping[str, str]
     blocks: Mapping[str, int]
     wide: tuple[str, ...]
+    updated: tuple[str, ...] = ()
     variants: Mapping[str, Variant] = field(default_factory=lambda: {"all": Variant({})})
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)
     warps: int = 4
