@@ -51,6 +51,7 @@ class Launch:
         bytes: Bytes that it reads and writes.
         flops: Floating-point operations of a matrix product, otherwise 0.
         dtype: Dtype of the factors of a matrix product, otherwise of the last tensor.
+        sum_bytes: Bytes of the sums that a matrix product reads and writes because it adds to them.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Launch:
     bytes: int
     flops: int
     dtype: torch.dtype
+    sum_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -139,9 +141,9 @@ class OperatorCounter:
     def __exit__(self, *error: object) -> None:
         self._contexts.close()
 
-    def launched(self, name: str, size: int, *, flops: int = 0, dtype: torch.dtype = torch.float32) -> None:
-        """Record a launch of a kernel that moves `size` bytes."""
-        self.launches.append(Launch(name, _caller()[0], size, flops, dtype))
+    def launched(self, name: str, size: int, *, flops: int = 0, dtype: torch.dtype, sum_bytes: int = 0) -> None:
+        """Record a launch of a kernel that moves `size` bytes; the other arguments are those of `Launch`."""
+        self.launches.append(Launch(name, _caller()[0], size, flops, dtype, sum_bytes))
 
     def waited(self, name: str) -> str:
         """Record a wait, and return the name of the library's function that waits."""
@@ -205,7 +207,10 @@ class _Mode(TorchDispatchMode):
         if _launches(func, name, inputs, outputs):
             flops = _flops(func, args, kwargs, out)
             dtype = (_tensors(args) or outputs)[-1].dtype
-            self.count.launched(name, _bytes(name, inputs, outputs, args, kwargs), flops=flops, dtype=dtype)
+            adds = name in ADDITIONS and args[0].shape == outputs[0].shape and not _overwrites(name, kwargs)
+            sums = _size(args[0]) + _size(outputs[0]) if adds else 0
+            size = _bytes(name, inputs, outputs, args, kwargs)
+            self.count.launched(name, size, flops=flops, dtype=dtype, sum_bytes=sums)
         return out
 
     def _result(self, func: Any, name: str, reader: str, args: Any, kwargs: Any) -> Any:
@@ -287,6 +292,10 @@ UNREAD = {"copy_": 0, "fill_": 0, "zero_": 0, "nll_loss_backward": 1}
 """The argument that an operator does not read, or nearly nothing of it."""
 
 
+ADDITIONS = {"addmm", "addmm_", "baddbmm", "baddbmm_"}
+"""Products that add to sums."""
+
+
 def _launches(func: Any, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
     """Return whether an operator launches kernels: it is no view, and has work on the device."""
     is_read = name == "_to_copy" and not outputs
@@ -315,7 +324,7 @@ def _flops(func: Any, args: Any, kwargs: Any, out: object) -> int:
 
 def _overwrites(name: str, kwargs: Any) -> bool:
     """Return whether a product overwrites the tensor to which others add."""
-    return name.startswith(("addmm", "baddbmm")) and kwargs.get("beta") == 0
+    return name in ADDITIONS and kwargs.get("beta") == 0
 
 
 def _bytes_of_row_writes(name: str, inputs: list[Tensor], args: Any, kwargs: Any) -> int:
