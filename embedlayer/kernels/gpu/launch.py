@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-MODULES = ("softmax",)
+MODULES = ("divergences", "softmax")
 """Modules of this package with kernels; each has a list `LAUNCHES`."""
 
 TYPES = {
