@@ -10,19 +10,20 @@ These kernels share arguments:
 - `s_bias`, `t_bias`: bias of each row that the logits do not contain yet, float32, `(R,)`, or `None`.
 - `rows`, `units`: R, and C / UNIT; so Triton knows that C is divisible by 8 where `UNIT` is 8.
 - `beta`: weight of the teacher in the mixture of both distributions.
-- `KIND`: 1 for `FORWARD`, 2 for `REVERSE`, 0 for Jensen-Shannon.
+- `KIND`: a `DivergenceKind`.
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from embedlayer.kernels.divergences import DivergenceKind
 from embedlayer.kernels.gpu.launch import Arguments, Grid, Launch, Variant
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 """The maximum of no logits: finite, so that it can be subtracted."""
 
-FORWARD, REVERSE = tl.constexpr(1), tl.constexpr(2)
+FORWARD, REVERSE = tl.constexpr(DivergenceKind.FORWARD.value), tl.constexpr(DivergenceKind.REVERSE.value)
 
 
 @triton.jit
@@ -243,7 +244,7 @@ BLOCKS = {"PART": 256, "ROWS": 8, "TOKENS": 128}
 PLAIN = {"s_bias": None, "t_bias": None, "UNIT": 8}
 INPUTS = ("s", "t", "s_bias", "t_bias")
 
-KINDS = {"forward": {"KIND": 1}, "reverse": {"KIND": 2}, "Jensen-Shannon": {"KIND": 0}}
+KINDS = {kind.name.lower(): {"KIND": kind.value} for kind in DivergenceKind}
 
 LAUNCHES = {
     "divergence": Launch(

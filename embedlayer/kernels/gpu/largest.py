@@ -1,7 +1,7 @@
 """Triton kernels that find the K largest logits of each token in a block, exactly.
 
-Each of several stages looks at the members of the K best groups alone. A logit of another group is smaller than K
-maxima, or equal to some of them and behind them. Groups have `GROUP` rows, and groups of groups `GROUP` groups.
+Groups have `GROUP` rows, and groups of groups `GROUP` groups. Each of several stages looks at the members of the K best
+groups alone. A logit of another group is smaller than K maxima, or equal to some of them and behind them.
 
 A logit and its token ID are one 64-bit key: the logit in the high half, as an integer with the same order, and the ID
 below it, such that the key is larger for a lower ID. So the largest keys are the largest logits, of equal ones those
@@ -12,17 +12,10 @@ import torch
 import triton
 import triton.language as tl
 
+from embedlayer.kernels import largest
 from embedlayer.kernels.gpu.launch import Arguments, Launch, Variant
 
-GROUP = tl.constexpr(16)
-"""Rows of a group, and groups of a group of groups."""
-
-MISSING = tl.constexpr(-(2**63))
-"""Key of no logit."""
-
-NO_ID = tl.constexpr(2**52)
-"""Token ID of no logit: larger than every token ID; a float64 can hold it."""
-
+GROUP, MISSING, NO_ID = tl.constexpr(largest.GROUP), tl.constexpr(largest.MISSING), tl.constexpr(largest.NO_ID)
 LARGEST_ID = tl.constexpr(0xFFFFFFFF)
 NAN = tl.constexpr(0x7FFFFFFF)
 
