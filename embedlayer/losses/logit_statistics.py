@@ -61,7 +61,7 @@ class LogitStatistics(Objective):
         self.squares = squares
         self.top_k = top_k
         self.slots = 2 if mean else 1
-        self.finishes = not top_k
+        self.has_triton = self.finishes = not top_k
 
     def terms(self, block: LogitBlock, previous: Totals) -> Totals:
         """Return the statistics over the rows of the block; `selected` is 0 where the ID is another row."""

@@ -60,9 +60,11 @@ class VocabularyPass:
         self.ids = ids if ids is None or self.tokens.kept is None else ids[self.tokens.kept]
         both = [student] if teacher is None else [student, teacher]
         self.may_be_infinite = any(each.may_be_infinite for each in both)
-        self.compiled = self.objective.has_kernels and STATISTICS.applies(*(x for each in both for x in each.tensors))
+        on_cuda = device_kind(student.hidden) == "cuda"
+        has_kernels = self.objective.has_triton if on_cuda else self.objective.has_kernels
+        self.compiled = has_kernels and STATISTICS.applies(*(x for each in both for x in each.tensors))
+        self.finishes = self.compiled and on_cuda and self.objective.finishes
         parts = partition, self.tokens.kept, self.dtype
-        self.finishes = self.compiled and self.objective.finishes and device_kind(student.hidden) == "cuda"
         compiled = {"compiled": self.compiled, "unfinished": self.finishes}
         self.heads = [HeadBlocks(each, *parts, **compiled) for each in both]
         self.hidden = [head.hidden_ND for head in self.heads]
