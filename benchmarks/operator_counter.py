@@ -33,7 +33,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 import embedlayer
 from embedlayer.core.devices import TAKEN_AS, device_kind
 from embedlayer.core.torch_state import sparse_indices, sparse_values
-from embedlayer.kernels.gpu.launch import Launched, launch_table, launches_observed
+from embedlayer.kernels.gpu.launch import Launched, launches_observed
 
 PACKAGE = str(Path(embedlayer.__file__).parent) + os.sep
 
@@ -153,11 +153,9 @@ class OperatorCounter:
 
     def _triton_launched(self, launch: Launched) -> None:
         """Record a launch of a Triton kernel on tensors of the device."""
-        tensors = {name: x for name, x in launch.arguments.items() if isinstance(x, Tensor)}
-        if all(map(_is_on_device, tensors.values())):
-            updated = launch_table(launch.module)[launch.name].updated
-            size = sum(_size(x) * (2 if name in updated else 1) for name, x in tensors.items())
-            self.launched(f"{launch.module}.{launch.name}", size, dtype=next(iter(tensors.values())).dtype)
+        tensors = [each for each in launch.arguments.values() if isinstance(each, Tensor)]
+        if all(map(_is_on_device, tensors)):
+            self.launched(f"{launch.module}.{launch.name}", launch.bytes, dtype=tensors[0].dtype)
 
     def _counted(self, function: Callable[..., Tensor], name: str) -> Callable[..., Tensor]:
         """Return a function that makes a tensor of Python numbers, and counts its copy to the device.

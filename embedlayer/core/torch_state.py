@@ -89,6 +89,20 @@ def is_dispatch_mode_active() -> bool:
     return active > 0
 
 
+def has_memory(x: Tensor) -> bool:
+    """Return whether `x` is an ordinary tensor or parameter with numbers, of no subclass and not on `meta`."""
+    return type(x) in (Tensor, nn.Parameter) and not x.is_meta
+
+
+def is_ordinary_or_fake(x: Tensor) -> bool:
+    """Return whether `x` is an ordinary tensor or parameter, or a fake one that stands for it (`FakeTensorMode`)."""
+    if type(x) in (Tensor, nn.Parameter):
+        return True
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return type(x) is FakeTensor
+
+
 def is_function_mode_active() -> bool:
     """Return whether a `TorchFunctionMode` is active, such as a default device. It sees every torch function."""
     active: int = torch._C._len_torch_function_stack()

@@ -1,12 +1,15 @@
 """Statistics of the logits of one head, from which log-probabilities, entropies and the cross entropy follow."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from embedlayer.losses.compiled_blocks import NO_ID, gradient_of_statistics, statistics_of_blocks, with_largest
+from embedlayer.core.devices import device_kind
+from embedlayer.kernels.largest import NO_ID
+from embedlayer.kernels.softmax import cross_entropy_of_totals
+from embedlayer.losses.compiled_blocks import gradient_of_statistics, statistics_of_blocks, with_largest
 from embedlayer.losses.definition import checked_targets
 from embedlayer.losses.largest import ordered_top_k, top_k
 from embedlayer.losses.objective import (
@@ -58,6 +61,7 @@ class LogitStatistics(Objective):
         self.squares = squares
         self.top_k = top_k
         self.slots = 2 if mean else 1
+        self.has_triton = self.finishes = not top_k
 
     def terms(self, block: LogitBlock, previous: Totals) -> Totals:
         """Return the statistics over the rows of the block; `selected` is 0 where the ID is another row."""
@@ -107,8 +111,11 @@ class LogitStatistics(Objective):
 
     def compiled_dlogits(self, ids: Tensor | None, totals: Totals, grads: Totals) -> BlockGradient | None:
         """Return a kernel that computes the gradient, from the same formula as `dlogits_`."""
-        found = [(ids, grads.get("selected")), (totals.get("top_ids"), grads.get("top_logits"))]
-        requested = [(i, g) for i, g in found if i is not None and g is not None]
+        found = [
+            (ids, grads.get("selected"), totals.get("selected")),
+            (totals.get("top_ids"), grads.get("top_logits"), totals.get("top_logits")),
+        ]
+        requested = [(i, g, z) for i, g, z in found if i is not None and g is not None and z is not None]
         return gradient_of_statistics(requested, totals, grads)
 
     def dlogits_(self, block: LogitBlock, totals: Totals, grads: Totals) -> None:
@@ -176,6 +183,17 @@ class CrossEntropy(TokenLoss):
         if self.label_smoothing:
             grads["sum"] = -self.label_smoothing / self.vocab_size * factors
         return grads
+
+    def compiled(self, ids: Tensor | None, totals: Totals, factors: Tensor) -> tuple[Tensor, Totals] | None:
+        """Return losses and gradients from one kernel, on CUDA."""
+        if ids is None or device_kind(factors) != "cuda":
+            return None
+        names = ("top", "log_sum", "selected")
+        losses, by_log_sum, by_selected, by_sum = cross_entropy_of_totals(
+            ids, *(totals[name] for name in names), totals.get("sum"), factors, *astuple(self)
+        )
+        grads = {"log_sum": by_log_sum, "selected": by_selected.unsqueeze(0)}
+        return losses, {**grads, "sum": by_sum} if self.label_smoothing else grads
 
 
 def target_request(logits: UncomputedLogits, targets: Tensor, loss: LossSettings) -> Request:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from embedlayer.kernels.softmax import Finishing
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
 
 Totals = dict[str, Tensor]
@@ -73,6 +74,7 @@ class LogitBlock(NamedTuple):
         work: Memory for intermediate results.
         is_last: Whether no block of later rows follows.
         biases: Bias of each row that the logits of student and teacher do not contain yet, `(R,)`, or `None`.
+        unfinished: What else the logits do not contain yet; kernels for CUDA finish them.
     """
 
     student: Tensor
@@ -83,9 +85,11 @@ class LogitBlock(NamedTuple):
     work: Workspace
     is_last: bool = True
     biases: tuple[Tensor | None, Tensor | None] = (None, None)
+    unfinished: Finishing = Finishing()
 
     def finished(self, dtype: torch.dtype) -> "LogitBlock":
         """Return the block with the biases added, in the dtype of the loss; it is a copy only where needed."""
+        assert self.unfinished == Finishing()
         if self.biases == (None, None) and self.student.dtype == dtype == getattr(self.teacher, "dtype", dtype):
             return self
         student, teacher = (
@@ -122,12 +126,16 @@ class Objective(ABC):
         sweeps: How often all blocks are visited; a later sweep knows the totals of the earlier ones.
         slots: Number of intermediate results of the size of a block that exist at once without kernels.
         has_kernels: Whether compiled kernels compute the totals and the gradients.
+        has_triton: Whether Triton kernels do so on CUDA.
+        finishes: Whether kernels for CUDA finish the logits that they read: scale, soft cap and masked padding.
         constants: Names of totals without gradient.
     """
 
     sweeps: int = 1
     slots: int = 2
     has_kernels: bool = False
+    has_triton: bool = False
+    finishes: bool = False
     constants: frozenset[str] = frozenset({"top", "sums", "top_teacher", "sums_teacher", "log_sum_teacher", "top_ids"})
 
     @abstractmethod
@@ -217,6 +225,16 @@ class TokenLoss(ABC):
     def gradients(self, totals: Totals, factors: Tensor) -> Totals:
         """Return the gradients of `sum(factors * of(totals))` with respect to the totals that have one."""
 
+    def compiled(self, ids: Tensor | None, totals: Totals, factors: Tensor) -> tuple[Tensor, Totals] | None:
+        """Return the results of `of` and `gradients` from one kernel, or `None` if there is none.
+
+        Args:
+            ids: Requested IDs, `(K, C)`, or `None`.
+            totals: As in `of`.
+            factors: As in `gradients`.
+        """
+        return None
+
 
 class Exponentials(NamedTuple):
     """Hold `exp(logits - top)` of the rows of a block, `(R, C)`, and their sums, `(C,)`; the softmax is their ratio."""
@@ -271,6 +289,8 @@ def stacked(parts: list[Totals]) -> Totals:
 
 def joined(parts: list[Totals]) -> Totals:
     """Concatenate totals that are stacked already."""
+    if len(parts) == 1:
+        return parts[0]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from embedlayer.core.collectives import RowPartition
 from embedlayer.core.devices import device_kind
+from embedlayer.kernels.softmax import Finishing
 from embedlayer.losses.compiled_blocks import add_bfloat16_
 from embedlayer.losses.definition import loss_dtype
 from embedlayer.losses.finishing import BlockFinishing
@@ -90,6 +91,7 @@ class HeadBlocks:
         kept: Index of the tokens that are computed, `(N,)`, or `None` for all.
         dtype: Dtype of the loss.
         compiled: Whether compiled kernels read the logits: these may lack the bias, and be bfloat16.
+        unfinished: Whether the kernels finish the logits that they read.
 
     Attributes:
         dtype: Dtype of the blocks.
@@ -104,6 +106,7 @@ class HeadBlocks:
         dtype: torch.dtype,
         *,
         compiled: bool,
+        unfinished: bool = False,
     ) -> None:
         self.logits = logits
         self.partition = partition
@@ -128,17 +131,18 @@ class HeadBlocks:
             if options.bias is not None:
                 bias = options.bias.detach().to(dtype)
                 self.bias = bias if self.finishing.divisor == 1 else bias / self.finishing.divisor
-        if compiled and self.rows_VD is not None and self.finishing.softcap is None:
+        self._in_kernel = unfinished and self.rows_VD is not None
+        if compiled and self.rows_VD is not None and (self.finishing.softcap is None or self._in_kernel):
             self.dtype = torch.bfloat16 if logits.dtype == torch.bfloat16 else dtype
             if self.bias is not None:
                 self.unadded_bias, self.bias = self.bias.contiguous(), None
-                if self.finishing.masked is not None:
+                if self.finishing.masked is not None and not self._in_kernel:
                     self.unadded_bias = self.unadded_bias.index_fill(0, torch.tensor([self.finishing.masked]), 0.0)
 
     def fill(self, out_RC: Tensor, x_CD: Tensor, start: int) -> None:
         """Write the logits of a chunk over the rows from `start` on, of this rank's rows, to `out_RC`.
 
-        They are finished except for `unadded_bias`.
+        They are finished except for `unadded_bias` and `unfinished`.
         """
         stop = start + len(out_RC)
         if self.rows_VD is None:
@@ -146,8 +150,18 @@ class HeadBlocks:
             out_RC.copy_(self.logits.block(x_CD, first + start, first + stop).detach().T)
             return
         write_product(out_RC, self.rows_VD[start:stop], x_CD.T)
+        if self._in_kernel:
+            return
         self.scale_(out_RC)
         self.finishing.finish_(out_RC, start, None if self.bias is None else self.bias[start:stop])
+
+    def unfinished(self, start: int, stop: int) -> Finishing:
+        """Return what kernels do to the logits of the rows `start` to `stop - 1` besides adding `unadded_bias`."""
+        if not self._in_kernel:
+            return Finishing()
+        cap, row = self.finishing, self.finishing.masked
+        masked = None if row is None else row - start if start <= row < stop else -1
+        return Finishing(self.block_scale, cap.softcap, cap.bound, masked)
 
     def scale_(self, block_RC: Tensor) -> None:
         """Multiply a block by the part of the logit scale that the hidden states do not contain, in place."""

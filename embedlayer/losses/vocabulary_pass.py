@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from embedlayer.core.devices import device_kind
+from embedlayer.kernels.softmax import STATISTICS
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS, ROWS_OF_A_BLOCK, tokens_per_chunk
-from embedlayer.losses.compiled_blocks import STATISTICS
 from embedlayer.losses.definition import loss_dtype
 from embedlayer.losses.objective import (
     BlockGradient,
@@ -60,9 +60,13 @@ class VocabularyPass:
         self.ids = ids if ids is None or self.tokens.kept is None else ids[self.tokens.kept]
         both = [student] if teacher is None else [student, teacher]
         self.may_be_infinite = any(each.may_be_infinite for each in both)
-        self.compiled = self.objective.has_kernels and STATISTICS.applies(*(x for each in both for x in each.tensors))
+        on_cuda = device_kind(student.hidden) == "cuda"
+        has_kernels = self.objective.has_triton if on_cuda else self.objective.has_kernels
+        self.compiled = has_kernels and STATISTICS.applies(*(x for each in both for x in each.tensors))
+        self.finishes = self.compiled and on_cuda and self.objective.finishes
         parts = partition, self.tokens.kept, self.dtype
-        self.heads = [HeadBlocks(each, *parts, compiled=self.compiled) for each in both]
+        compiled = {"compiled": self.compiled, "unfinished": self.finishes}
+        self.heads = [HeadBlocks(each, *parts, **compiled) for each in both]
         self.hidden = [head.hidden_ND for head in self.heads]
         self.like = student.hidden.new_empty(0, dtype=self.dtype)
         self.device = "cuda" if device_kind(self.like) == "cuda" else "cpu"  # the key of the tables of block sizes
@@ -130,8 +134,10 @@ class VocabularyPass:
         for chunk in self.tokens.chunks(step, self.hidden, self.ids):
             blocks = self._blocks(chunk, buffers, kept=True)
             totals = self.objective.in_sweeps(partial(self._sweep, chunk, blocks, True))
-            parts.append(chunk.own(loss.of(totals)))
-            grads = loss.gradients(totals, chunk.gathered(factors_N))
+            factors_C = chunk.gathered(factors_N)
+            compiled = loss.compiled(chunk.ids, totals, factors_C) if self.compiled else None
+            losses, grads = compiled or (loss.of(totals), loss.gradients(totals, factors_C))
+            parts.append(chunk.own(losses))
             self._add_gradients(sums, chunk, blocks, totals, grads, kept=buffers[0])
         losses_N = torch.cat(parts) if parts else self.like.new_zeros(0)
         return self.tokens.scattered(losses_N), sums.finished(self.tokens)
@@ -158,7 +164,8 @@ class VocabularyPass:
         numbers = min(ROWS_OF_A_BLOCK[self.device], self.rows) * tokens
         slots = 0 if self.compiled else self.objective.slots
         self.work = Workspace(tuple(self.like.new_empty(numbers) for _ in range(slots)))
-        self.softcap_buffer = self.like.new_empty(numbers if self.heads[0].finishing.softcap is not None else 0)
+        is_capped = self.heads[0].finishing.softcap is not None and not self.finishes
+        self.softcap_buffer = self.like.new_empty(numbers if is_capped else 0)
         return [self.like.new_empty(self.rows * tokens if kept else numbers, dtype=head.dtype) for head in self.heads]
 
     def _blocks(self, chunk: Chunk, buffers: list[Tensor], *, kept: bool) -> list[LogitBlock]:
@@ -175,7 +182,8 @@ class VocabularyPass:
             student, teacher, *_ = (*logits, None)
             bias, other_bias, *_ = (*biases, None)
             others = chunk.ids, self.first + start, self.may_be_infinite, self.work, stop == self.rows
-            blocks.append(LogitBlock(student, teacher, *others, (bias, other_bias)))
+            unfinished = self.heads[0].unfinished(start, stop)
+            blocks.append(LogitBlock(student, teacher, *others, (bias, other_bias), unfinished))
         return blocks
 
     def _fill(self, block: LogitBlock, chunk: Chunk) -> None:
@@ -234,6 +242,9 @@ class VocabularyPass:
         """Replace the logits of a block by the gradient of the products, and add the gradient of the bias to `sums`."""
         head, start = self.heads[0], block.start - self.first
         bias = None if sums.bias is None else sums.bias[start : start + len(block.student)]
+        if compiled is not None and self.finishes:
+            compiled(block, bias)
+            return
         softcap_grad_RC = head.finishing.softcap_grad(block.student, self.softcap_buffer)
         in_kernel = bias if softcap_grad_RC is None else None
         if compiled is not None and compiled(block, in_kernel):

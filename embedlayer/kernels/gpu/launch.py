@@ -12,9 +12,11 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-MODULES = ("softmax",)
+from embedlayer.core.torch_state import has_memory
+
+MODULES = ("softmax", "divergences", "largest")
 """Modules of this package with kernels; each has a list `LAUNCHES`."""
 
 TYPES = {
@@ -57,8 +59,10 @@ class Launch:
         types: Triton's type of each argument that is no constant: `"*z"` is a pointer to the dtype in which rows,
             logits or gradients are stored, `"*fp32"`, `"i64"`, ... are what they say.
         blocks: Block sizes: arguments that are constants in all forms, and powers of 2.
-        updated: Pointers to what the kernel reads and then writes; it reads or writes all others once.
         wide: Pointers whose full-width loads and stores take 128 bits where sizes are divisible by 8.
+        reads: Tensors that are read once, whole.
+        writes: Tensors that are written once, whole; one that is overwritten is in both.
+        gathered: Tensors of which a kernel reads or writes single numbers, with the tensor that has as many numbers.
         variants: Forms by name.
         dtypes: Dtypes that `"*z"` stands for.
         warps: Warps of a program.
@@ -71,7 +75,9 @@ class Launch:
     types: Mapping[str, str]
     blocks: Mapping[str, int]
     wide: tuple[str, ...]
-    updated: tuple[str, ...] = ()
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    gathered: Mapping[str, str] = field(default_factory=dict)
     variants: Mapping[str, Variant] = field(default_factory=lambda: {"all": Variant({})})
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)
     warps: int = 4
@@ -91,8 +97,19 @@ class Launch:
             dtype: Dtype that `"*z"` stands for.
         """
         constants = {**self.variants[variant].constants, **self.blocks}
-        types = {name: kind.replace("*z", f"*{TYPES[dtype]}") for name, kind in self.types.items()}
-        return {name: "constexpr" if name in constants else kind for name, kind in types.items()}, constants
+        stored = f"*{TYPES[dtype]}"
+        types = {
+            name: "constexpr" if name in constants else self.types[name].replace("*z", stored)
+            for name in self.kernel.arg_names
+        }
+        return types, constants
+
+    def bytes(self, arguments: Arguments) -> int:
+        """Return how many bytes a launch reads and writes, each number once."""
+        whole = [arguments[name] for name in (*self.reads, *self.writes)]
+        parts = [(arguments[name], arguments[count]) for name, count in self.gathered.items()]
+        parts += [(x, x) for x in whole]
+        return sum(x.element_size() * count.numel() for x, count in parts if x is not None and count is not None)
 
 
 class Launched(NamedTuple):
@@ -103,12 +120,14 @@ class Launched(NamedTuple):
         name: Name of the kernel.
         grid: Number of programs along each axis.
         arguments: All arguments and constants by name; tensors among them may have no memory.
+        bytes: How many bytes it reads and writes.
     """
 
     module: str
     name: str
     grid: Grid
     arguments: Arguments
+    bytes: int
 
 
 Observer = Callable[[Launched], None]
@@ -157,14 +176,9 @@ def launch(module: str, name: str, **arguments: Any) -> None:
     if 0 in grid:
         return
     for observer in tuple(_observers):
-        observer(Launched(module, name, grid, arguments))
+        observer(Launched(module, name, grid, arguments, entry.bytes(arguments)))
     tensors = [each for each in arguments.values() if isinstance(each, Tensor)]
-    if all(map(_has_memory, tensors)):
+    if all(map(has_memory, tensors)):
         device = tensors[0].device
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             entry.kernel[grid](**arguments, **entry.options)
-
-
-def _has_memory(x: Tensor) -> bool:
-    """Return whether `x` is an ordinary tensor with numbers: neither on the meta device nor fake."""
-    return type(x) in (Tensor, nn.Parameter) and not x.is_meta
