@@ -313,10 +313,11 @@ def _bytes(name: str, inputs: list[Tensor], outputs: list[Tensor], args: Any, kw
 
 def _flops(func: Any, args: Any, kwargs: Any, out: object) -> int:
     """Return the floating-point operations of a matrix product; 0 for other operators."""
-    if func._overloadpacket not in flop_registry:
+    formula = flop_registry.get(getattr(torch.ops.aten, func._schema.name.removeprefix("aten::").rstrip("_"), None))
+    if formula is None:
         return 0
     shapes = (each for each in args if not isinstance(each, torch.dtype))  # `out_dtype` is an argument of an overload
-    flops: int = flop_registry[func._overloadpacket](*shapes, **kwargs, out_val=out)
+    flops: int = formula(*shapes, **kwargs, out_val=out)
     return flops
 
 

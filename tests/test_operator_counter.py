@@ -22,6 +22,7 @@ def test_each_kernel_is_counted_with_its_bytes_and_flops() -> None:
         x.index_copy_(0, ids, rows)
         torch.addmm(sums, x, x.T, out_dtype=torch.float32)
         torch.addmm(sums, x, x.T, out_dtype=torch.float32, beta=0, out=sums)
+        sums.addmm_(x.float(), x.T.float())
         x[:0].exp()
         x.expand(100, 64, 32).sum(0)
     size, row_bytes = x.nbytes, 10 * 32 * 2
@@ -32,6 +33,9 @@ def test_each_kernel_is_counted_with_its_bytes_and_flops() -> None:
         ("index_copy_", 2 * row_bytes + ids.nbytes, 0, x.dtype),
         ("addmm", 2 * size + 2 * sums.nbytes, 2 * 64 * 64 * 32, x.dtype),
         ("addmm", 2 * size + sums.nbytes, 2 * 64 * 64 * 32, x.dtype),
+        ("_to_copy", 3 * size, 0, x.dtype),
+        ("_to_copy", 3 * size, 0, x.dtype),
+        ("addmm_", 4 * size + 2 * sums.nbytes, 2 * 64 * 64 * 32, torch.float32),
         ("sum", 2 * size, 0, x.dtype),
     ]
     assert (count.bytes, count.waits) == (sum(each.bytes for each in count.launches), [])

@@ -47,7 +47,9 @@ def chunked_totals(student: UncomputedLogits, request: Request) -> Totals:
         job = _Job(student, request)
         names: list[str] = []
         totals = _LinearTotals.apply(student.hidden, student.weight, job.local_bias(), job, names)  # type: ignore[no-untyped-call]
-        return dict(zip(names, totals, strict=True))
+        found = dict(zip(names, totals, strict=True))
+        mask, places = request.tokens
+        return found if mask is None or places is not None else _masked(found, mask)
     assert isinstance(student, BlockLogits)
     return _block_totals(student, request)
 
@@ -57,11 +59,12 @@ def plain_totals(student: UncomputedLogits, request: Request) -> Totals:
     teacher = None
     if request.teacher is not None:
         with torch.no_grad():
-            teacher = _plain_logits(request.teacher, request.kept)
+            teacher = _plain_logits(request.teacher, request.tokens.mask)
     ids = None if request.ids is None else request.ids.T
-    block = LogitBlock(_plain_logits(student, request.kept), teacher, ids, 0, True, Workspace())
+    mask = request.tokens.mask
+    block = LogitBlock(_plain_logits(student, mask), teacher, ids, 0, True, Workspace())
     totals = request.objective.in_sweeps(partial(request.objective.terms, block))
-    return totals if request.kept is None else _masked(totals, request.kept)
+    return totals if mask is None else _masked(totals, mask)
 
 
 def _plain_logits(logits: UncomputedLogits, kept: Tensor | None) -> Tensor:
@@ -226,15 +229,13 @@ def _block_totals(student: BlockLogits, request: Request) -> Totals:
     """Compute totals from checkpointed blocks of logits."""
     hidden = student.hidden.reshape(-1, student.hidden.shape[-1])
     teacher = None if request.teacher is None else request.teacher.hidden.detach().flatten(0, -2)
-    ids, kept, tokens = request.ids, None, len(hidden)
-    is_static = torch.compiler.is_compiling()  # a graph cannot drop tokens: they are computed and masked
-    if request.kept is not None and not is_static and not bool(request.kept.all()):
-        kept = request.kept.nonzero().squeeze(1)
-        hidden, ids = hidden[kept], None if ids is None else ids[kept]
-        teacher = None if teacher is None else teacher[kept]
-    elif is_static:
-        hidden = counted_states(hidden, request.kept)
-        teacher = None if teacher is None else counted_states(teacher, request.kept)
+    ids, (mask, places), tokens = request.ids, request.tokens, len(hidden)
+    if places is not None:
+        hidden, ids = hidden[places], None if ids is None else ids[places]
+        teacher = None if teacher is None else teacher[places]
+    else:
+        hidden = counted_states(hidden, mask)
+        teacher = None if teacher is None else counted_states(teacher, mask)
     step = MAX_CHUNK_TOKENS["cuda" if device_kind(hidden) == "cuda" else "cpu"]
     found = []
     for start in range(0, max(len(hidden), 1), step):
@@ -242,12 +243,10 @@ def _block_totals(student: BlockLogits, request: Request) -> Totals:
         chunk = (hidden[here], None if teacher is None else teacher[here], None if ids is None else ids[here].T)
         found.append(request.objective.in_sweeps(partial(_sweep, student, request, chunk)))
     joined = {name: torch.cat([each[name] for each in found], dim=-1) for name in found[0]}
-    if is_static and request.kept is not None:
-        return _masked(joined, request.kept)
-    if kept is None:
-        return joined
+    if places is None:
+        return joined if mask is None else _masked(joined, mask)
     return {
-        name: value.new_zeros(*value.shape[:-1], tokens).index_copy(-1, kept, value) for name, value in joined.items()
+        name: value.new_zeros(*value.shape[:-1], tokens).index_copy(-1, places, value) for name, value in joined.items()
     }
 
 
