@@ -119,8 +119,8 @@ def softmax_statistics(
     found = torch.empty(math.ceil(size / PART), 6, tokens, dtype=dtype, device=z.device)
     if not has_memory(z):
         return found, selected
-    request = _or_empty(rows, torch.long), _or_empty(places, torch.long)
-    inputs = z, _or_empty(bias, dtype), first_id, *request, selected.view(-1)
+    request = or_empty(rows, torch.long), or_empty(places, torch.long)
+    inputs = z, or_empty(bias, dtype), first_id, *request, selected.view(-1)
     extended = with_sum or with_mean or with_squares
     claimed = max(1, BLOCK_NUMEL // (PART * max(tokens, 1)))
     return (found, selected) if STATISTICS.run(len(found), PART, *inputs, found, extended, block=claimed) else None
@@ -208,8 +208,8 @@ def softmax_gradient(
     """
     size, tokens = z.shape
     if device_kind(z) != "cuda":
-        request = _or_empty(rows, torch.long), _or_empty(places, torch.long), _or_empty(by_request, factors.dtype)
-        inputs = z, _or_empty(bias, factors.dtype), first_id, *request, factors, _or_empty(bias_grad, factors.dtype)
+        request = or_empty(rows, torch.long), or_empty(places, torch.long), or_empty(by_request, factors.dtype)
+        inputs = z, or_empty(bias, factors.dtype), first_id, *request, factors, or_empty(bias_grad, factors.dtype)
         return not has_memory(z) or STATISTICS_GRADIENT.run(size, *inputs, block=max(1, BLOCK_NUMEL // max(tokens, 1)))
     block, flags = _launched_block(z, bias, finishing), {"MEAN": with_mean, "SQUARES": with_squares}
     of_ids = {"ids": ids, "by_request": by_request, "first_id": first_id}
@@ -293,7 +293,7 @@ def _launched_block(z: Tensor, bias: Tensor | None, finishing: tuple[float | Non
     return {"z": z, "bias": bias, "rows": rows, "units": tokens // unit, "UNIT": unit, **numbers}
 
 
-def _or_empty(x: Tensor | None, dtype: torch.dtype) -> Tensor:
+def or_empty(x: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Return `x`, or a tensor without numbers, which a CPU kernel takes for `None`."""
     return torch.empty(0, dtype=dtype) if x is None else x
 

@@ -3,16 +3,19 @@
 Each function prepares what the kernel needs once for a chunk of tokens, and returns a function of a block.
 """
 
-import math
-from enum import IntEnum
-
 import torch
 from torch import Tensor
 
+from embedlayer.kernels.divergences import (
+    DivergenceKind,
+    divergence_gradient,
+    mixture_divergences,
+    pair_statistics,
+)
 from embedlayer.kernels.kernel import Kernel
+from embedlayer.kernels.largest import NO_ID, update_largest
 from embedlayer.kernels.softmax import (
     BLOCK_NUMEL,
-    PART,
     Requests,
     concatenated,
     softmax_factors,
@@ -22,14 +25,7 @@ from embedlayer.kernels.softmax import (
 )
 from embedlayer.losses.objective import BlockGradient, BlockTerms, LogitBlock, Totals, finite_top
 
-LARGEST = Kernel("softmax", "largest")
-DIVERGENCE = Kernel("softmax", "divergence")
-JENSEN_SHANNON = Kernel("softmax", "jensen_shannon")
-DIVERGENCE_GRADIENT = Kernel("softmax", "divergence_gradient")
 ADD_BFLOAT16 = Kernel("softmax", "add_bfloat16")
-
-LANES = 64  # tokens whose largest logits a thread looks for at a time
-NO_ID = 2**52  # larger than every token ID; a float64 can hold it
 
 
 def statistics_of_blocks(ids: Tensor | None, names: list[str]) -> BlockTerms:
@@ -69,11 +65,10 @@ def with_largest(terms: BlockTerms, k: int) -> BlockTerms:
         z, dtype = block.student, sum_dtype(block.student)
         rows, tokens = z.shape
         if not state:
-            thresholds, values = (torch.full(shape, -torch.inf, dtype=dtype) for shape in ((tokens,), (tokens, k)))
-            state.extend((thresholds, values, torch.full((tokens, k), NO_ID)))
+            state.extend(z.new_full(shape, -torch.inf, dtype=dtype) for shape in ((tokens,), (tokens, k)))
+            state.append(z.new_full((tokens, k), NO_ID, dtype=torch.long))
         found = terms(block)
-        tiles = math.ceil(tokens / LANES)
-        if found is None or not LARGEST.run(tiles, LANES, z, _bias(block, 0), block.start, seen, *state, block=1):
+        if found is None or not update_largest(z, block.biases[0], block.start, seen, *state):
             return None
         seen += rows
         shown = slice(1 if block.is_last else 0)
@@ -111,14 +106,6 @@ def gradient_of_statistics(
     return gradient
 
 
-class DivergenceKind(IntEnum):
-    """Divergences by the number that kernels know them by."""
-
-    JENSEN_SHANNON = 0
-    FORWARD = 1
-    REVERSE = 2
-
-
 SOFTMAXES = ("top", "log_sum", "sums", "top_teacher", "log_sum_teacher", "sums_teacher")
 """Totals of the softmaxes of two heads, in the order of the kernel."""
 
@@ -127,11 +114,9 @@ def divergence_of_blocks(kind: DivergenceKind) -> BlockTerms:
     """Return a kernel that computes both softmaxes of the blocks of a chunk, and for a KL divergence its mean."""
 
     def terms(block: LogitBlock) -> Totals | None:
-        found = _found(block, 7)
-        if not DIVERGENCE.run(len(found), PART, *_pair(block), found, int(kind), block=_parts(found.shape[2])):
-            return None
+        found = pair_statistics(*_pair(block), int(kind))
         names = (*SOFTMAXES, "mean") if kind else SOFTMAXES
-        return dict(zip(names, found.unbind(1), strict=False))
+        return None if found is None else dict(zip(names, found.unbind(1), strict=False))
 
     return terms
 
@@ -147,10 +132,8 @@ def mixture_divergences_of_blocks(previous: Totals, beta: float) -> BlockTerms:
     levels = torch.stack([finite_top(previous[name]) if name[0] == "t" else previous[name] for name in names])
 
     def terms(block: LogitBlock) -> Totals | None:
-        found = _found(block, 2)
-        if not JENSEN_SHANNON.run(len(found), PART, *_pair(block), levels, found, beta, block=_parts(found.shape[2])):
-            return None
-        return dict(zip(("student", "teacher"), found.unbind(1), strict=True))
+        found = mixture_divergences(*_pair(block), levels, beta)
+        return None if found is None else dict(zip(("student", "teacher"), found.unbind(1), strict=True))
 
     return terms
 
@@ -170,35 +153,16 @@ def gradient_of_divergence(
     numbers = torch.stack([*tops, *factors, *(torch.zeros_like(tops[0]),) * (4 - len(factors))])
 
     def gradient(block: LogitBlock, bias_grad: Tensor | None) -> bool:
-        rows, tokens = block.student.shape
-        to_bias = numbers.new_empty(0) if bias_grad is None else bias_grad
-        return DIVERGENCE_GRADIENT.run(
-            rows, *_pair(block), numbers, to_bias, int(kind), float(beta), block=_rows(tokens)
-        )
+        done: bool = divergence_gradient(*_pair(block), numbers, bias_grad, int(kind), float(beta))
+        return done
 
     return gradient
 
 
-def _pair(block: LogitBlock) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _pair(block: LogitBlock) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Return the logits of student and teacher, and the biases that these do not contain yet."""
     assert block.teacher is not None
-    return block.student, block.teacher, _bias(block, 0), _bias(block, 1)
-
-
-def _found(block: LogitBlock, numbers: int) -> Tensor:
-    """Allocate the results of the parts of a block, `(P, numbers, C)`."""
-    rows, tokens = block.student.shape
-    return torch.empty(math.ceil(rows / PART), numbers, tokens, dtype=sum_dtype(block.student))
-
-
-def _parts(tokens: int) -> int:
-    """Return the number of parts that a thread claims at once."""
-    return max(1, BLOCK_NUMEL // (PART * max(tokens, 1)))
-
-
-def _rows(tokens: int) -> int:
-    """Return the number of rows that a thread claims at once."""
-    return max(1, BLOCK_NUMEL // max(tokens, 1))
+    return block.student, block.teacher, *block.biases
 
 
 def add_bfloat16_(total: Tensor, residual: Tensor, addend: Tensor, *, last: bool) -> None:
@@ -219,9 +183,3 @@ def add_bfloat16_(total: Tensor, residual: Tensor, addend: Tensor, *, last: bool
     else:
         total.view(torch.int16).copy_(wide.view(torch.int32) >> 16)
         residual.copy_(wide.view(torch.int32))
-
-
-def _bias(block: LogitBlock, head: int) -> Tensor:
-    """Return the bias that the logits of a head do not contain yet, or a tensor without numbers."""
-    bias = block.biases[head]
-    return torch.empty(0, dtype=sum_dtype(block.student)) if bias is None else bias

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from embedlayer.core.errors import SizeError
+from embedlayer.kernels.divergences import DivergenceKind
 from embedlayer.losses.compiled_blocks import (
-    DivergenceKind,
     divergence_of_blocks,
     gradient_of_divergence,
     mixture_divergences_of_blocks,

@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from embedlayer.core.devices import device_kind
+from embedlayer.kernels.largest import NO_ID
 from embedlayer.kernels.softmax import cross_entropy_of_totals
-from embedlayer.losses.compiled_blocks import NO_ID, gradient_of_statistics, statistics_of_blocks, with_largest
+from embedlayer.losses.compiled_blocks import gradient_of_statistics, statistics_of_blocks, with_largest
 from embedlayer.losses.counted_tokens import CheckedIds
 from embedlayer.losses.largest import GROUP, LEAST_GROUPED, ordered_top_k, top_k
 from embedlayer.losses.objective import (

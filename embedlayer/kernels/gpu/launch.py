@@ -16,7 +16,7 @@ from torch import Tensor
 
 from embedlayer.core.torch_state import has_memory
 
-MODULES = ("softmax",)
+MODULES = ("softmax", "divergences", "largest")
 """Modules of this package with kernels; each has a list `LAUNCHES`."""
 
 TYPES = {
