@@ -114,7 +114,11 @@ class Launch:
         number = np.repeat(np.array([each.number for each in parts]), lengths)
         stored_at = np.full(len(written), np.iinfo(np.int64).max)
         np.minimum.at(stored_at, place[is_store], number[is_store])
-        if (stores > 1).any() or (number > stored_at[place]).any() or (spread([e.lanes for e in parts]) & ~atomic).any():
+        if (
+            (stores > 1).any()
+            or (number > stored_at[place]).any()
+            or (spread([e.lanes for e in parts]) & ~atomic).any()
+        ):
             raise WrongAccessError(f"{self.name}: a program needs a barrier between two accesses to one address")
 
 

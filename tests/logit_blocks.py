@@ -16,6 +16,7 @@ OBJECTIVES: dict[str, Objective] = {
     "Jensen-Shannon": JensenShannon(0.3),
 }
 
+
 def a_block(rows: int, tokens: int, dtype: torch.dtype, *, has_bias: bool = True) -> LogitBlock:
     """Return a block of random logits with two requested IDs for each token, of which some are other rows."""
     start = 7
