@@ -54,6 +54,7 @@ class LogitStatistics(Objective):
     """
 
     has_kernels = True
+    finishes = True
 
     def __init__(self, *, sum: bool = False, mean: bool = False, squares: bool = False, top_k: int = 0) -> None:
         self.sum = sum
@@ -61,7 +62,6 @@ class LogitStatistics(Objective):
         self.squares = squares
         self.top_k = top_k
         self.slots = 2 if mean else 1
-        self.has_triton = self.finishes = not top_k
 
     def terms(self, block: LogitBlock, previous: Totals) -> Totals:
         """Return the statistics over the rows of the block; `selected` is 0 where the ID is another row."""
