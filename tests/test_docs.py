@@ -136,7 +136,7 @@ def test_every_module_has_its_test_file() -> None:
             f"losses/{name}.py": "laws/test_head_outputs.py"
             for name in ("differentiable_totals", "head_outputs", "logit_statistics", "objective")
         },
-        "losses/compiled_blocks.py": "kernels/cpu/test_softmax.py",
+        "losses/compiled_blocks.py": "kernels/test_softmax.py",
         "kernels/softmax.py": "kernels/test_softmax_operators.py",
         "losses/divergence_kinds.py": "losses/test_divergences.py",
         "positions/rotary/blocks.py": "positions/rotary/test_config.py",
