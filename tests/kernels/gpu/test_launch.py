@@ -23,7 +23,11 @@ def one_form_of_each_kernel(module: str) -> Iterator[tuple[str, str, torch.dtype
     for name, entry in launch_table(module).items():
         if entry.kernel not in kernels:
             kernels.append(entry.kernel)
-            yield name, next(iter(entry.variants)), torch.bfloat16 if torch.bfloat16 in entry.dtypes else entry.dtypes[0]
+            yield (
+                name,
+                next(iter(entry.variants)),
+                torch.bfloat16 if torch.bfloat16 in entry.dtypes else entry.dtypes[0],
+            )
 
 
 def all_forms(module: str) -> Iterator[tuple[str, str, torch.dtype]]:
