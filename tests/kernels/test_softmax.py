@@ -110,7 +110,8 @@ def test_kernels_of_triton_finish_stored_logits(softcap, scale, masked, dtype) -
     with running_on("triton"):
         found = compiled_totals(objective, block)
         of_block = compiled_gradient(objective, block, found, {name: grad.float() for name, grad in grads.items()})
-    torch.testing.assert_close({name: x.double() for name, x in found.items()}, exact, rtol=1e-5, atol=1e-5)
+    found, exact = ({name: x.double() for name, x in totals.items()} for totals in (found, exact))
+    torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-5)
     error = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps
     for ours, exact_grad in zip(of_block, right, strict=True):
         torch.testing.assert_close(ours.double(), exact_grad, rtol=error, atol=error)

@@ -2,7 +2,6 @@
 
 import logging
 from functools import cache
-from importlib.util import find_spec
 from subprocess import SubprocessError
 
 import torch
@@ -49,12 +48,10 @@ def _installation_failure() -> str:
     """Return why no kernel can run in this process, or an empty string; logged when it is found."""
     if torch.version.hip is not None:
         return _logged("they are for CUDA, and this torch is for ROCm")
-    if find_spec("triton") is None:
-        return _logged("Triton is not installed; torch for CUDA on Linux installs it")
     try:
         import triton
     except (ImportError, OSError, RuntimeError) as error:
-        return _logged(f"Triton cannot be imported ({error})")
+        return _logged(f"Triton cannot be imported ({error}); torch for CUDA on Linux installs it")
     if tuple(int(part) for part in triton.__version__.split(".")[:2]) < OLDEST_TRITON:
         return _logged(f"Triton {triton.__version__} is older than {'.'.join(map(str, OLDEST_TRITON))}")
     return ""
