@@ -137,7 +137,10 @@ def test_every_module_has_its_test_file() -> None:
             for name in ("differentiable_totals", "head_outputs", "logit_statistics", "objective")
         },
         "losses/compiled_blocks.py": "kernels/test_softmax.py",
-        "kernels/softmax.py": "kernels/test_softmax_operators.py",
+        **{
+            f"kernels/{name}.py": "kernels/test_softmax.py"
+            for name in ("divergences", "largest", "cpu/softmax", "gpu/divergences", "gpu/largest", "gpu/softmax")
+        },
         "losses/divergence_kinds.py": "losses/test_divergences.py",
         "positions/rotary/blocks.py": "positions/rotary/test_config.py",
         "kernels/cpu/rotary.py": "positions/rotary/test_rotation.py",
