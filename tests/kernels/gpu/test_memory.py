@@ -101,9 +101,9 @@ FAR: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
         lambda: {
             **NUMBERS, **FLAGS, "factors": torch.rand(6, TOKENS), "first_id": 0, "requests": 2,
             "ids": torch.randint(FIRST, ROWS, (2, TOKENS)), "by_request": torch.rand(2, TOKENS),
-            "values": torch.rand(2, TOKENS),
+            "values": torch.rand(2, TOKENS), "of_bias": torch.zeros(2, TOKENS),
         },
-        ["z"],
+        ["z", "of_bias"],
     ),
     "largest.group_maxima": (
         lambda: {
@@ -164,7 +164,8 @@ def test_places_beyond_2_to_31_are_those_of_a_small_block(label, blocks) -> None
     with interpreted() as run:
         launch(module, name, **with_sizes(small, entry.kernel, ROWS - FIRST, TOKENS - left))
         run.programs = lambda grid: [
-            (grid[0] - 1, *others) for others in product(*(range(size)[-1 if size == PARTS else 0 :] for size in grid[1:]))
+            (grid[0] - 1, *others)
+            for others in product(*(range(size)[-1 if size == PARTS else 0 :] for size in grid[1:]))
         ]
         launch(module, name, **with_sizes(far, entry.kernel, ROWS, TOKENS))
     for result in results:
