@@ -215,18 +215,20 @@ def softmax_gradient(
     of_ids = {"ids": ids, "by_request": by_request, "first_id": first_id}
     requests = 0 if ids is None else len(ids)
     in_kernel = of_ids if requests == 1 else {"ids": None, "by_request": None, "first_id": first_id}
-    row_sums = None
-    if bias_grad is not None and requests < 2:
+    row_sums, of_requests = None, None
+    if bias_grad is not None:
         tiles = -(-tokens // launch_table("softmax")["statistics_gradient"].blocks["TOKENS"])
         row_sums = factors.new_empty(tiles, size)
     launch("softmax", "statistics_gradient", **block, **in_kernel, factors=factors, row_sums=row_sums, **flags)
     if requests > 1:
-        of_ids |= {"values": values, "requests": requests, "tokens": tokens}
+        of_requests = None if bias_grad is None else torch.empty_like(by_request)
+        of_ids |= {"values": values, "requests": requests, "tokens": tokens, "of_bias": of_requests}
         block = {name: x for name, x in block.items() if name not in ("bias", "units", "UNIT")}
         launch("softmax", "requested_gradient", **block, **of_ids, factors=factors, **flags)
-    if bias_grad is not None:
-        scale = finishing[0] or 1.0  # the stored gradients contain it
-        bias_grad.add_(z.sum(1, dtype=factors.dtype) / scale if row_sums is None else row_sums.sum(0))
+    if bias_grad is not None and row_sums is not None:
+        bias_grad.add_(row_sums.sum(0))
+        if ids is not None and of_requests is not None:
+            bias_grad.index_put_(((ids - first_id).clamp(0, size - 1),), of_requests, accumulate=True)
     return True
 
 

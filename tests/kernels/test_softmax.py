@@ -81,7 +81,7 @@ def test_lower_precision_is_no_worse_than_the_definition(name, size, dtype) -> N
 @cases(
     "name, size, dtype, requests",
     OBJECTIVES,
-    [(3, 1), (259, 17), (300, 24), (520, 264)],
+    [(3, 1), (259, 17), (20, 264), (300, 24)],
     [torch.float32, torch.bfloat16, torch.float16],
     [1, 2],
 )

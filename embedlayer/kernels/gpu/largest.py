@@ -14,7 +14,7 @@ import triton.language as tl
 
 from embedlayer.kernels import largest
 from embedlayer.kernels.gpu.launch import Arguments, Launch, Variant
-from embedlayer.kernels.gpu.softmax import FINISHING, UNFINISHED, _finished, _of_rows
+from embedlayer.kernels.gpu.softmax import FINISHING, UNFINISHED, _finished
 
 GROUP, MISSING, NO_ID = tl.constexpr(largest.GROUP), tl.constexpr(largest.MISSING), tl.constexpr(largest.NO_ID)
 LARGEST_ID = tl.constexpr(0xFFFFFFFF)
@@ -56,11 +56,10 @@ def group_maxima(
     kept = c < tokens
     most = tl.full((TOKENS,), -NAN - 1, tl.int32)
     for group in range(part * GROUP, tl.minimum((part + 1) * GROUP, tl.cdiv(rows, GROUP))):
-        i = group * GROUP + tl.arange(0, GROUP)
-        inside = (i < rows)[:, None] & kept[None, :]
-        x = tl.load(z + i[:, None] * stride + c[None, :], mask=inside, other=0.0)
-        row_bias, is_masked = _of_rows(bias, masked, i, rows)
-        x = _finished(x, row_bias, is_masked, scale, softcap, bound)
+        i = group * GROUP + tl.arange(0, GROUP)[:, None]
+        inside = (i < rows) & kept[None, :]
+        x = tl.load(z + i * stride + c[None, :], mask=inside, other=0.0)
+        x = _finished(x, i, bias, rows, scale, softcap, bound, masked)
         high = tl.max(tl.where(inside, _order(x), -NAN - 1), 0)
         tl.store(maxima + group * stride + c, high, mask=kept)
         most = tl.maximum(most, high)
@@ -88,12 +87,7 @@ def member_keys(
     token = first_token + pair // chosen_groups
     x = tl.load(source + i * stride + token[:, None], mask=inside, other=0)
     if not IS_ORDER:
-        row_bias, is_masked = None, None
-        if bias is not None:
-            row_bias = tl.load(bias + i, mask=inside, other=0.0)
-        if masked is not None:
-            is_masked = i == masked
-        x = _order(_finished(x, row_bias, is_masked, scale, softcap, bound))
+        x = _order(_finished(x, i, bias, size, scale, softcap, bound, masked))
     key = tl.where(inside, _key(x, first_id + i), MISSING)
     tl.store(keys + pair[:, None] * GROUP + tl.arange(0, GROUP)[None, :], key, mask=kept[:, None])
 

@@ -265,14 +265,14 @@ def statistics_gradient(
 
 @triton.jit(do_not_specialize=("tokens", "rows", "first_id", "masked", "requests"))
 def requested_gradient(
-    z, ids, by_request, values, factors, requests, rows, tokens, first_id, scale, softcap, bound, masked,
+    z, ids, by_request, values, factors, of_bias, requests, rows, tokens, first_id, scale, softcap, bound, masked,
     MEAN: tl.constexpr, SQUARES: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Store the gradients at K requested logits of each token, over those that `statistics_gradient` stored there.
 
     They are computed again from `values`, the requested logits, so that all terms of a sum are added in float32. IDs
     that a token requests more than once get the same number at each. All of `ids`, `by_request`, `values` are
-    `(K, C)`.
+    `(K, C)`; so is `of_bias`, or `None`: what each request adds to the gradient of the bias, 0 outside of the block.
     """
     c = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     k = tl.program_id(1)
@@ -294,6 +294,10 @@ def requested_gradient(
     g = _gradient(x, top, f0, f1, f2, f3, f4, MEAN, SQUARES) + more
     g = _unfinished(g, x, row, softcap, bound, masked) * scale
     tl.store(z + tl.where(is_here, row, 0) * stride + c, g.to(z.dtype.element_ty), mask=is_here)
+    if of_bias is not None:
+        own = tl.load(by_request + k * stride + c, mask=kept, other=0.0)
+        own = tl.where(is_here, _unfinished(own, x, row, softcap, bound, masked), 0.0)
+        tl.store(of_bias + k * stride + c, own, mask=kept)
 
 
 @triton.jit(do_not_specialize=("tokens", "vocab_size"))
@@ -415,13 +419,13 @@ LAUNCHES = {
         types={
             **{name: kind for name, kind in BLOCK.items() if name not in ("bias", "units")},
             "ids": "*i64",
-            **dict.fromkeys(("by_request", "values", "factors"), "*fp32"),
+            **dict.fromkeys(("by_request", "values", "factors", "of_bias"), "*fp32"),
             **dict.fromkeys(("requests", "tokens", "first_id"), "i32"),
         },
         blocks={"TOKENS": 128},
         wide=(),
         reads=("ids", "by_request", "values", "factors"),
-        writes=(),
+        writes=("of_bias",),
         gathered={"z": "values"},
         variants={"all": Variant({"MEAN": True, "SQUARES": True})},
     ),
