@@ -32,6 +32,7 @@ class HotPath:
         setting: Sizes and dtype.
         build: Function that allocates the tensors and returns the call.
         answers: Values that the call reads, as `OperatorCounter` takes them.
+        tokens: Number of tokens, N.
         chunks: Chunks of tokens of a pass over the vocabulary.
     """
 
@@ -39,6 +40,7 @@ class HotPath:
     setting: str
     build: Callable[[], Call]
     answers: Mapping[str, Callable[[], Answer]] = field(default_factory=dict)
+    tokens: int = TOKENS
     chunks: int = 1
 
     def count(self) -> OperatorCounter:
@@ -109,7 +111,7 @@ def loss_path(
         more = {**options, "bias": added} if bias else options
         return trained([hidden, weight, added], lambda: linear_cross_entropy(hidden, weight, targets, **more))
 
-    return HotPath(name, f"{tokens:,} x {WIDTH:,} x {vocab_size:,}, bfloat16", build, chunks=chunks)
+    return HotPath(name, f"{tokens:,} x {WIDTH:,} x {vocab_size:,}, bfloat16", build, tokens=tokens, chunks=chunks)
 
 
 def statistics(**options: Any) -> Callable[[], Call]:
@@ -136,9 +138,8 @@ def divergence_of(kind: Divergence) -> Callable[[], Call]:
 def multi_token_loss() -> Call:
     """Build the loss of two depths of multi-token prediction, with gradients."""
     head = el.OutputHead(vocab_size=VOCAB_SIZE, embed_dim=WIDTH).to(torch.bfloat16)
-    states, labels = numbers(2, 1, TOKENS, WIDTH), ids(1, TOKENS)
-    weight = head.weight
-    return trained([states, weight], lambda: head.multi_token_loss(states, labels, [1.0, 0.3]).loss)
+    states, labels = [numbers(1, TOKENS, WIDTH) for _ in range(2)], ids(1, TOKENS)
+    return trained([*states, head.weight], lambda: head.multi_token_loss(states, labels, [1.0, 0.3]).loss)
 
 
 def look_up() -> Call:
@@ -214,10 +215,8 @@ def patched_model() -> Call:
 
 SIZES = f"{TOKENS:,} x {WIDTH:,} x {VOCAB_SIZE:,}, bfloat16"
 
-PATHS = [
-    loss_path("loss, plain", impl="plain"),
+PASSES = [
     loss_path("loss"),
-    loss_path("loss, chunked", impl="chunked"),
     loss_path("loss, two chunks", tokens=2 * TOKENS, chunks=2),
     loss_path("loss in 8 chunks", chunk_bytes=TOKENS // 8 * VOCAB_SIZE * 2, chunks=8),
     loss_path("loss, frozen rows", is_frozen=True, chunks=4),
@@ -231,7 +230,13 @@ PATHS = [
     HotPath("64 largest logits", SIZES, statistics(statistics=("log_probs",), top_k=64)),
     HotPath("forward KL", SIZES, divergence_of(ForwardKL())),
     HotPath("Jensen-Shannon", SIZES, divergence_of(JensenShannon(0.5))),
-    HotPath("multi-token loss, two depths", SIZES, multi_token_loss),
+    HotPath("multi-token loss, two depths", SIZES, multi_token_loss, tokens=2 * TOKENS, chunks=2),
+]
+"""Calls that are a pass over the vocabulary."""
+
+PATHS = [
+    loss_path("loss, plain", impl="plain"),
+    *PASSES,
     HotPath("look-up", SIZES, look_up),
     HotPath("GPT-2 input embedding, evaluation", "(8, 1024) IDs, 50,257 x 768, float32", input_embedding(False)),
     HotPath("GPT-2 input embedding, training", "(8, 1024) IDs, 50,257 x 768, float32", input_embedding(True)),

@@ -38,6 +38,11 @@ class Card:
     products: float = 0.736
     copies: float = 0.9
 
+    @property
+    def column(self) -> str:
+        """Name of the column of its times."""
+        return f"{self.name.lower().replace(' ', '_')}_ms"
+
     def seconds(self, launch: Launch) -> float:
         """Return the time of a kernel."""
         is_half = launch.dtype in (torch.bfloat16, torch.float16)
@@ -80,7 +85,7 @@ def prediction(path: HotPath) -> Row:
         "waits": len(count.waits),
         "moved_gb": count.bytes / 1e9,
         "added_gib": count.memory.peak / 2**30,
-        **{f"{card.name.lower().replace(' ', '_')}_ms": card.milliseconds(count) for card in CARDS},
+        **{card.column: card.milliseconds(count) for card in CARDS},
     }
 
 

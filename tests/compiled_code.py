@@ -110,7 +110,7 @@ def compiled_code(module: str, name: str, variant: str, dtype: torch.dtype, arch
         len(re.findall(r"\b(?:LDL|STL)\b", code)),
         binary.metadata.shared,
         tuple(_tiles(binary.asm["ttgir"], arguments, 32 * entry.warps)),
-        tuple(_accesses(binary.asm["ptx"], arguments)),
+        tuple(_accesses(binary.asm["ptx"], [each if types[each].startswith("*") else "" for each in arguments])),
     )
 
 
@@ -140,14 +140,17 @@ def _tiles(code: str, arguments: list[str], threads: int) -> Iterator[Access]:
             pointers[value[1]] = pointers.get(value[2], "")
 
 
-def _accesses(code: str, arguments: list[str]) -> Iterator[Access]:
-    """Yield the accesses to global memory in PTX code; they have the width of the instructions of the machine code."""
+def _accesses(code: str, pointers: list[str]) -> Iterator[Access]:
+    """Yield the accesses to global memory in PTX code; they have the width of the instructions of the machine code.
+
+    `pointers` are the names of the arguments, empty for those that are no pointers.
+    """
     sources: dict[str, set[str]] = {}
     for text in code.splitlines():
         if parameter := re.search(r"ld\.param\.\w+\s+(%rd\d+), \[\w+_param_(\d+)", text):
             number = int(parameter[2])  # behind the kernel's own arguments are two of Triton's
-            sources.setdefault(parameter[1], set()).update(arguments[number : number + 1])
-        elif "ld." not in text and (value := re.search(r"\s(%rd\d+),\s*(.*);", text)):
+            sources.setdefault(parameter[1], set()).update(pointers[number : number + 1])
+        elif not re.search(r"\b(ld|st)\.", text) and (value := re.search(r"\s(%rd\d+),\s*(.*);", text)):
             sources.setdefault(value[1], set()).update(re.findall(r"%rd\d+", value[2]))
     access = re.compile(r"\b(?:(ld|st)\.global|cp\.async)\S*?(?:\.v(\d))?(?:\.[bfsu](\d+))?\s(.*);")
     for text in code.splitlines():
@@ -169,6 +172,6 @@ def _origin(register: str, sources: dict[str, set[str]]) -> set[str]:
         if each in sources and each not in seen:
             seen.add(each)
             waiting.extend(sources[each])
-        elif each not in sources and not each.startswith("%"):
+        elif each and not each.startswith("%"):
             origin.add(each)
     return origin

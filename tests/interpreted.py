@@ -2,8 +2,8 @@
 
 `with interpreted() as run:` launches all kernels of the launch tables in the interpreter, in this process. Lanes that no
 mask turns off must stay inside the tensor that their pointer was passed for. Programs of a launch run at the same time
-on a GPU: no program may write what another one reads or writes. Within a program, an address may be written once, and
-read only before, by the lane that writes it: other orders would need a barrier.
+on a GPU: no program may write what another one reads, nor another number than another one writes. Within a program, an
+address may be written once, and read only before, by the lane that writes it: other orders would need a barrier.
 """
 
 import dataclasses
@@ -31,9 +31,10 @@ class WrongAccessError(AssertionError):
 
 
 class _Accessed(NamedTuple):
-    """Hold the addresses of one access, its kind, and which program made it."""
+    """Hold the addresses of one access, its kind, which program made it, and the bits of the numbers that it stored."""
 
     addresses: np.ndarray
+    bits: np.ndarray
     kind: str
     program: int
     number: int
@@ -57,7 +58,7 @@ class Launch:
         self._names = names
         self._accessed: list[_Accessed] = []
 
-    def add(self, kind: str, pointers: Any, mask: Any) -> None:
+    def add(self, kind: str, pointers: Any, mask: Any, value: Any = None) -> None:
         """Record an access, and check that its lanes stay inside the tensor.
 
         Raises:
@@ -66,7 +67,11 @@ class Launch:
         tensor, size = pointers.attr["tensor"], max(1, pointers.get_element_ty().primitive_bitwidth // 8)
         name = self._names[tensor.data_ptr(), tensor.dtype]
         addresses = np.ravel(pointers.data)
-        used = addresses[np.ravel(np.broadcast_to(mask.data, np.shape(pointers.data)))]
+        is_used = np.ravel(np.broadcast_to(mask.data, np.shape(pointers.data)))
+        used, bits = addresses[is_used], np.zeros(int(is_used.sum()), dtype=np.int64)
+        if value is not None:
+            numbers = np.ravel(np.broadcast_to(value.data, np.shape(pointers.data)))[is_used]
+            bits = numbers.view(f"u{numbers.itemsize}").astype(np.int64)
         if kind != "store":
             self.read[name] += len(used) * size
         if kind != "load":
@@ -80,7 +85,7 @@ class Launch:
             offsets = [(each - first) // size for each in (low, high)]
             raise WrongAccessError(f"{self.name}: {kind} of {name} at {offsets} of {extent} numbers")
         lanes = hash(addresses.tobytes())
-        self._accessed.append(_Accessed(used, kind, self.program, len(self._accessed), lanes))
+        self._accessed.append(_Accessed(used, bits, kind, self.program, len(self._accessed), lanes))
 
     def check_order(self) -> None:
         """Check that the result depends neither on the order of the programs nor on that of a program's threads.
@@ -88,37 +93,44 @@ class Launch:
         Raises:
             WrongAccessError: It does.
         """
-        parts = [each for each in self._accessed if len(each.addresses)]
+        parts = self._accessed
         if not any(each.kind != "load" for each in parts):
             return
         written = np.unique(np.concatenate([each.addresses for each in parts if each.kind != "load"]))
-        parts = [each._replace(addresses=each.addresses[np.isin(each.addresses, written)]) for each in parts]
-        place = np.searchsorted(written, np.concatenate([each.addresses for each in parts]))
         lengths = [len(each.addresses) for each in parts]
+        addresses, bits = (np.concatenate([getattr(each, name) for each in parts]) for name in ("addresses", "bits"))
+        here = np.isin(addresses, written)
+        place = np.searchsorted(written, addresses[here])
 
-        def spread(numbers: list[int]) -> np.ndarray:
-            """Return for each address whether the accesses to it have different numbers."""
-            values = np.repeat(np.array(numbers, dtype=np.int64), lengths)
+        def of_each(numbers: list[Any]) -> np.ndarray:
+            """Return the number of the access to which each address belongs."""
+            return np.repeat(np.array(numbers, dtype=np.int64), lengths)[here]
+
+        def least_and_most(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            """Return the least and the largest of the numbers at each written address."""
             least = np.full(len(written), np.iinfo(np.int64).max)
             most = np.full(len(written), np.iinfo(np.int64).min)
-            np.minimum.at(least, place, values)
-            np.maximum.at(most, place, values)
+            np.minimum.at(least, place, numbers)
+            np.maximum.at(most, place, numbers)
+            return least, most
+
+        def differ(numbers: np.ndarray) -> np.ndarray:
+            """Return at which written addresses the numbers are not all equal."""
+            least, most = least_and_most(numbers)
             return least != most
 
-        atomic = ~spread([each.kind == "atomic" for each in parts])
-        atomic[place[np.repeat(np.array([each.kind != "atomic" for each in parts]), lengths)]] = False
-        if (spread([each.program for each in parts]) & ~atomic).any():
+        is_store, is_atomic = (of_each([each.kind == kind for each in parts]) for kind in ("store", "atomic"))
+        all_atomic, all_stored = least_and_most(is_atomic)[0] == 1, least_and_most(is_store)[0] == 1
+        several_programs = differ(of_each([each.program for each in parts])) & ~all_atomic
+        if (several_programs & ~(all_stored & ~differ(bits[here]))).any():
             raise WrongAccessError(f"{self.name}: a program writes what another one reads or writes")
-        is_store = np.repeat(np.array([each.kind == "store" for each in parts]), lengths)
-        stores = np.bincount(place[is_store], minlength=len(written))
-        number = np.repeat(np.array([each.number for each in parts]), lengths)
-        stored_at = np.full(len(written), np.iinfo(np.int64).max)
-        np.minimum.at(stored_at, place[is_store], number[is_store])
-        if (
-            (stores > 1).any()
-            or (number > stored_at[place]).any()
-            or (spread([e.lanes for e in parts]) & ~atomic).any()
-        ):
+        number = of_each([each.number for each in parts])
+        first_store = least_and_most(np.where(is_store == 1, number, np.iinfo(np.int64).max))[0]
+        stores = np.bincount(place[is_store == 1], minlength=len(written))
+        other_lanes = differ(of_each([each.lanes for each in parts]))
+        is_late = number > first_store[place]
+        alone = ~several_programs & ~all_atomic
+        if (alone & ((stores > 1) | other_lanes)).any() or (is_late & alone[place]).any():
             raise WrongAccessError(f"{self.name}: a program needs a barrier between two accesses to one address")
 
 
@@ -150,6 +162,8 @@ def interpreted(*, cpu_as_cuda: bool = True) -> Iterator[Run]:
     modules = [import_module(f"embedlayer.kernels.gpu.{name}") for name in MODULES]
     with ExitStack() as stack:
         stack.enter_context(np.errstate(all="ignore"))
+        stack.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
+        torch.use_deterministic_algorithms(True, warn_only=True)  # fills memory that is not initialised: with NaN
         for changed in (tl, tl.core, tl.math, tl.standard, tl.tensor, tl.core.tensor_descriptor_base):
             stack.callback(_restore, changed, dict(vars(changed)))
         for module in (tl, tl.standard, *modules):
@@ -213,7 +227,7 @@ def _watched(interpreter: ModuleType, run: Run) -> Iterator[tuple[Any, str, Any]
         function = getattr(builder, name)
 
         def wrapped(self: Any, pointers: Any, *arguments: Any) -> Any:
-            run.launches[-1].add(kind, pointers, arguments[mask_at])
+            run.launches[-1].add(kind, pointers, arguments[mask_at], arguments[0] if kind == "store" else None)
             return function(self, pointers, *arguments)
 
         return wrapped

@@ -1,6 +1,11 @@
 """Blocks of logits for tests of kernels, with what each objective computes of them: by kernels, and by definition."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
 import torch
+from interpreted import interpreted
 from torch import Tensor
 
 from embedlayer.losses.divergence_kinds import ForwardKL, JensenShannon, ReverseKL
@@ -17,11 +22,22 @@ OBJECTIVES: dict[str, Objective] = {
 }
 
 
-def a_block(rows: int, tokens: int, dtype: torch.dtype, *, has_bias: bool = True) -> LogitBlock:
-    """Return a block of random logits with two requested IDs for each token, of which some are other rows."""
+@contextmanager
+def running_on(backend: str) -> Iterator[None]:
+    """Run kernels by numba, or Triton's in its interpreter; skip without numba or Triton."""
+    pytest.importorskip(backend)
+    if backend == "triton":
+        with interpreted():
+            yield
+    else:
+        yield
+
+
+def a_block(rows: int, tokens: int, dtype: torch.dtype, *, has_bias: bool = True, requests: int = 2) -> LogitBlock:
+    """Return a block of random logits with a few requested IDs for each token, of which some are other rows."""
     start = 7
-    ids = torch.randint(start - 2, start + rows + 2, (2, tokens))
-    ids[1, ::2] = ids[0, ::2]
+    ids = torch.randint(start - 2, start + rows + 2, (requests, tokens))
+    ids[-1, ::2] = ids[0, ::2]
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     student, teacher = (torch.randn(rows, tokens, dtype=torch.float64).mul_(5).to(dtype) for _ in range(2))
     biases = (torch.randn(rows, dtype=wide), torch.randn(rows, dtype=wide)) if has_bias else (None, None)

@@ -136,7 +136,11 @@ def test_every_module_has_its_test_file() -> None:
             f"losses/{name}.py": "laws/test_head_outputs.py"
             for name in ("differentiable_totals", "head_outputs", "logit_statistics", "objective")
         },
-        "losses/compiled_blocks.py": "kernels/cpu/test_softmax.py",
+        "losses/compiled_blocks.py": "kernels/test_softmax.py",
+        **{
+            f"kernels/{name}.py": "kernels/test_softmax.py"
+            for name in ("divergences", "largest", "cpu/softmax", "gpu/divergences", "gpu/largest", "gpu/softmax")
+        },
         "losses/divergence_kinds.py": "losses/test_divergences.py",
         "positions/rotary/blocks.py": "positions/rotary/test_config.py",
         "kernels/cpu/rotary.py": "positions/rotary/test_rotation.py",

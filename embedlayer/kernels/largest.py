@@ -4,6 +4,8 @@
 Triton kernels for those on CUDA, where nothing waits for the device.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,7 +14,7 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.torch_state import has_memory
 from embedlayer.kernels.gpu.launch import launch
 from embedlayer.kernels.kernel import Kernel, operator
-from embedlayer.kernels.softmax import or_empty
+from embedlayer.kernels.softmax import FINISHING, launched_block, or_empty
 
 LARGEST = Kernel("softmax", "largest", has_triton=True)
 
@@ -33,8 +35,8 @@ KEY_BYTES = 128 * 2**20
 
 
 @operator(
-    "(Tensor z, Tensor? bias, SymInt first_id, SymInt seen, Tensor(a!) thresholds, Tensor(b!) values, Tensor(c!) ids)"
-    " -> ()",
+    "(Tensor z, Tensor? bias, SymInt first_id, SymInt seen, Tensor(a!) thresholds, Tensor(b!) values, "
+    f"Tensor(c!) ids, {FINISHING}) -> ()",
     mutates=("thresholds", "values", "ids"),
 )
 def update_largest(
@@ -45,6 +47,7 @@ def update_largest(
     thresholds: Tensor,
     values: Tensor,
     ids: Tensor,
+    *finishing: float | None,
 ) -> bool:
     """Update the K largest logits of each token with the rows of a block; return whether a kernel could be compiled.
 
@@ -56,35 +59,41 @@ def update_largest(
         thresholds: On the CPU, the smallest of the K logits, `(C,)`; -inf while there are fewer.
         values: The logits, largest first, `(C, K)`; of equal ones that with the lowest ID is first. NaN is largest.
         ids: Their IDs, `(C, K)`; -inf and `NO_ID` while there are fewer.
+        *finishing: See `Finishing`; only on CUDA.
     """
     rows, tokens = z.shape
     if device_kind(z) == "cuda":
         step = max(1, KEY_BYTES // (8 * GROUP * min(values.shape[1], -(-rows // GROUP))))
-        maxima, keys = _group_maxima(z, bias)
+        block = launched_block(z, bias, finishing)
+        maxima, keys = _group_maxima(z, block)
+        del block["rows"], block["units"], block["UNIT"]
         for start in range(0, tokens, step):
             here = slice(start, min(start + step, tokens))
-            _update(z, bias, first_id, seen, maxima, keys[here], values[here], ids[here], start)
+            _update(block, first_id, seen, maxima, keys[here], values[here], ids[here], start)
         return True
     state = thresholds, values, ids
     inputs = z, or_empty(bias, thresholds.dtype), first_id, seen, *state
     return not has_memory(z) or LARGEST.run(-(-tokens // LANES), LANES, *inputs, block=1)
 
 
-def _group_maxima(z: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the maximum of each group of rows, `(groups, C)`, and the keys of groups of groups, `(C, parts)`."""
+def _group_maxima(z: Tensor, block: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Return the maximum of each group of rows, `(groups, C)`, and the keys of groups of groups, `(C, parts)`.
+
+    Args:
+        z: Logits as stored.
+        block: Result of `launched_block`.
+    """
     rows, tokens = z.shape
     groups = -(-rows // GROUP)
-    parts, unit = -(-groups // GROUP), 8 if tokens % 8 == 0 else 1
+    parts = -(-groups // GROUP)
     maxima = z.new_empty(groups, tokens, dtype=torch.int32)
     keys = z.new_empty(tokens, parts, dtype=torch.int64)
-    sizes = {"rows": rows, "units": tokens // unit, "UNIT": unit, "parts": parts}
-    launch("largest", "group_maxima", z=z, bias=bias, maxima=maxima, keys=keys, **sizes)
+    launch("largest", "group_maxima", **block, maxima=maxima, keys=keys, parts=parts)
     return maxima, keys
 
 
 def _update(
-    z: Tensor,
-    bias: Tensor | None,
+    block: dict[str, Any],
     first_id: int,
     seen: int,
     maxima: Tensor,
@@ -93,17 +102,19 @@ def _update(
     ids: Tensor,
     first_token: int,
 ) -> None:
-    """Update the K largest logits of some tokens; arguments as in `update_largest`, and results of `_group_maxima`."""
+    """Update the K largest logits of some tokens; arguments as in `update_largest` and `_group_maxima`."""
+    z, finishing = block["z"], {name: x for name, x in block.items() if name != "z"}
     count = values.shape[1]
     sizes = {"first_token": first_token, "tokens": z.shape[1]}
+    none = dict.fromkeys(finishing)
     chosen = _best(keys, count)
     members = {"chosen": chosen, "keys": _member_keys(chosen), "chosen_groups": chosen.shape[1]}
     size = {"size": len(maxima), "first_id": 0, "pairs": chosen.numel()}
-    launch("largest", "group_keys", source=maxima, bias=None, **members, **size, **sizes, IS_ORDER=True)
+    launch("largest", "group_keys", source=maxima, **none, **members, **size, **sizes, IS_ORDER=True)
     chosen = _best(members["keys"], min(count, len(maxima)))
     members = {"chosen": chosen, "keys": _member_keys(chosen), "chosen_groups": chosen.shape[1]}
     size = {"size": len(z), "first_id": first_id, "pairs": chosen.numel()}
-    launch("largest", "member_keys", source=z, bias=bias, **members, **size, **sizes, IS_ORDER=False)
+    launch("largest", "member_keys", source=z, **finishing, **members, **size, **sizes, IS_ORDER=False)
     found = members["keys"]
     state = {"values": values, "ids": ids, "count": values.numel()}
     if seen:

@@ -8,7 +8,7 @@ A block is `(R, C)`: R rows of the vocabulary by C tokens, vocabulary first. Its
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -107,7 +107,7 @@ def softmax_statistics(
     selected = selected((0, tokens) if ids is None else ids.shape, dtype=dtype, device=z.device)
     if device_kind(z) == "cuda":
         flags = {"SUM": with_sum, "MEAN": with_mean, "SQUARES": with_squares}
-        block = _launched_block(z, bias, finishing)
+        block = launched_block(z, bias, finishing)
         parts = -(-size // launch_table("softmax")["statistics"].blocks["PART"])
         found = z.new_empty(parts, 2 + sum(flags.values()), tokens, dtype=dtype)
         totals = z.new_empty(1, 6, tokens, dtype=dtype)
@@ -211,22 +211,24 @@ def softmax_gradient(
         request = or_empty(rows, torch.long), or_empty(places, torch.long), or_empty(by_request, factors.dtype)
         inputs = z, or_empty(bias, factors.dtype), first_id, *request, factors, or_empty(bias_grad, factors.dtype)
         return not has_memory(z) or STATISTICS_GRADIENT.run(size, *inputs, block=max(1, BLOCK_NUMEL // max(tokens, 1)))
-    block, flags = _launched_block(z, bias, finishing), {"MEAN": with_mean, "SQUARES": with_squares}
+    block, flags = launched_block(z, bias, finishing), {"MEAN": with_mean, "SQUARES": with_squares}
     of_ids = {"ids": ids, "by_request": by_request, "first_id": first_id}
     requests = 0 if ids is None else len(ids)
     in_kernel = of_ids if requests == 1 else {"ids": None, "by_request": None, "first_id": first_id}
-    row_sums = None
-    if bias_grad is not None and requests < 2:
+    row_sums, of_requests = None, None
+    if bias_grad is not None:
         tiles = -(-tokens // launch_table("softmax")["statistics_gradient"].blocks["TOKENS"])
         row_sums = factors.new_empty(tiles, size)
     launch("softmax", "statistics_gradient", **block, **in_kernel, factors=factors, row_sums=row_sums, **flags)
     if requests > 1:
-        of_ids |= {"values": values, "requests": requests, "tokens": tokens}
+        of_requests = None if bias_grad is None else torch.empty_like(by_request)
+        of_ids |= {"values": values, "requests": requests, "tokens": tokens, "of_bias": of_requests}
         block = {name: x for name, x in block.items() if name not in ("bias", "units", "UNIT")}
         launch("softmax", "requested_gradient", **block, **of_ids, factors=factors, **flags)
-    if bias_grad is not None:
-        scale = finishing[0] or 1.0  # the stored gradients contain it
-        bias_grad.add_(z.sum(1, dtype=factors.dtype) / scale if row_sums is None else row_sums.sum(0))
+    if bias_grad is not None and row_sums is not None:
+        bias_grad.add_(row_sums.sum(0))
+        if ids is not None and of_requests is not None:
+            bias_grad.index_put_(((ids - first_id).clamp(0, size - 1),), of_requests, accumulate=True)
     return True
 
 
@@ -285,7 +287,7 @@ def cross_entropy_of_totals(
     return losses, by_log_sum, by_selected, by_sum
 
 
-def _launched_block(z: Tensor, bias: Tensor | None, finishing: tuple[float | None, ...]) -> dict[str, object]:
+def launched_block(z: Tensor, bias: Tensor | None, finishing: tuple[float | None, ...]) -> dict[str, Any]:
     """Return the arguments that all Triton kernels over a block share."""
     rows, tokens = z.shape
     unit = 8 if tokens % 8 == 0 else 1

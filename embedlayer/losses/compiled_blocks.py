@@ -68,7 +68,7 @@ def with_largest(terms: BlockTerms, k: int) -> BlockTerms:
             state.extend(z.new_full(shape, -torch.inf, dtype=dtype) for shape in ((tokens,), (tokens, k)))
             state.append(z.new_full((tokens, k), NO_ID, dtype=torch.long))
         found = terms(block)
-        if found is None or not update_largest(z, block.biases[0], block.start, seen, *state):
+        if found is None or not update_largest(z, block.biases[0], block.start, seen, *state, *block.unfinished):
             return None
         seen += rows
         shown = slice(1 if block.is_last else 0)

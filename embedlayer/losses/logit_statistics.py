@@ -55,6 +55,7 @@ class LogitStatistics(Objective):
     """
 
     has_kernels = True
+    finishes = True
 
     def __init__(self, *, sum: bool = False, mean: bool = False, squares: bool = False, top_k: int = 0) -> None:
         self.sum = sum
@@ -62,7 +63,6 @@ class LogitStatistics(Objective):
         self.squares = squares
         self.top_k = top_k
         self.slots = 2 if mean else 1
-        self.has_triton = self.finishes = not top_k
 
     def work_numbers(self, rows: int) -> int:
         """Return how many numbers of intermediate results exist at once without kernels, per token.

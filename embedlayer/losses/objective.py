@@ -130,8 +130,7 @@ class Objective(ABC):
     Attributes:
         sweeps: How often all blocks are visited; a later sweep knows the totals of the earlier ones.
         slots: Number of intermediate results of the size of a block that exist at once without kernels.
-        has_kernels: Whether compiled kernels compute the totals and the gradients.
-        has_triton: Whether Triton kernels do so on CUDA.
+        has_kernels: Whether kernels compute the totals and the gradients: compiled ones on the CPU, Triton's on CUDA.
         finishes: Whether kernels for CUDA finish the logits that they read: scale, soft cap and masked padding.
         constants: Names of totals without gradient.
     """
@@ -139,7 +138,6 @@ class Objective(ABC):
     sweeps: int = 1
     slots: int = 2
     has_kernels: bool = False
-    has_triton: bool = False
     finishes: bool = False
     constants: frozenset[str] = frozenset({"top", "sums", "top_teacher", "sums_teacher", "log_sum_teacher", "top_ids"})
 

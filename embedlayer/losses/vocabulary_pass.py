@@ -69,8 +69,7 @@ class VocabularyPass:
         both = [student] if teacher is None else [student, teacher]
         self.may_be_infinite = any(each.may_be_infinite for each in both)
         on_cuda = device_kind(student.hidden) == "cuda"
-        has_kernels = self.objective.has_triton if on_cuda else self.objective.has_kernels
-        self.compiled = has_kernels and STATISTICS.applies(*(x for each in both for x in each.tensors))
+        self.compiled = self.objective.has_kernels and STATISTICS.applies(*(x for each in both for x in each.tensors))
         self.finishes = self.compiled and on_cuda and self.objective.finishes
         parts = partition, self.tokens, self.dtype
         compiled = {"compiled": self.compiled, "unfinished": self.finishes}

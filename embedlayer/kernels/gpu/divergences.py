@@ -239,7 +239,7 @@ def _tiles_by_parts(a: Arguments) -> Grid:
     return -(-a["units"] * a["UNIT"] // a["TOKENS"]), -(-a["rows"] // a["PART"])
 
 
-BLOCK = {"s": "*z", "t": "*z", "s_bias": "*fp32", "t_bias": "*fp32", "rows": "i32", "units": "i32", "beta": "fp32"}
+BLOCK = {"s": "*z", "t": "*z", "s_bias": "*fp32", "t_bias": "*fp32", "rows": "i32", "units": "i32"}
 BLOCKS = {"PART": 256, "ROWS": 8, "TOKENS": 128}
 PLAIN = {"s_bias": None, "t_bias": None, "UNIT": 8}
 INPUTS = ("s", "t", "s_bias", "t_bias")
@@ -272,7 +272,7 @@ LAUNCHES = {
     "jensen_shannon": Launch(
         jensen_shannon,
         grid=_tiles_by_parts,
-        types={**BLOCK, "levels": "*fp32", "found": "*fp32"},
+        types={**BLOCK, "levels": "*fp32", "found": "*fp32", "beta": "fp32"},
         blocks=BLOCKS,
         wide=("s", "t"),
         reads=(*INPUTS, "levels"),
@@ -286,7 +286,7 @@ LAUNCHES = {
     "divergence_gradient": Launch(
         divergence_gradient,
         grid=_tiles_by_parts,
-        types={**BLOCK, "factors": "*fp32", "row_sums": "*fp32"},
+        types={**BLOCK, "factors": "*fp32", "row_sums": "*fp32", "beta": "fp32"},
         blocks=BLOCKS,
         wide=("s", "t"),
         reads=(*INPUTS, "factors"),

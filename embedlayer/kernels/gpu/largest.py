@@ -14,6 +14,7 @@ import triton.language as tl
 
 from embedlayer.kernels import largest
 from embedlayer.kernels.gpu.launch import Arguments, Launch, Variant
+from embedlayer.kernels.gpu.softmax import FINISHING, UNFINISHED, _finished
 
 GROUP, MISSING, NO_ID = tl.constexpr(largest.GROUP), tl.constexpr(largest.MISSING), tl.constexpr(largest.NO_ID)
 LARGEST_ID = tl.constexpr(0xFFFFFFFF)
@@ -30,7 +31,7 @@ def _order(x):
 @triton.jit
 def _key(order, number):
     """Return the key of an integer of `_order`, and of a token ID or the number of a group, both of 64 bits."""
-    return (order.to(tl.int64) << 32) + (LARGEST_ID - number)
+    return (order.to(tl.int64) << 32) + (LARGEST_ID - tl.cast(number, tl.int64))
 
 
 @triton.jit
@@ -39,20 +40,14 @@ def _number(key):
     return LARGEST_ID - (key & LARGEST_ID)
 
 
-@triton.jit(do_not_specialize=("rows", "units", "parts"))
-def group_maxima(z, bias, maxima, keys, rows, units, parts, UNIT: tl.constexpr, TOKENS: tl.constexpr):
+@triton.jit(do_not_specialize=("rows", "units", "parts", "masked"))
+def group_maxima(
+    z, bias, maxima, keys, rows, units, parts, scale, softcap, bound, masked, UNIT: tl.constexpr, TOKENS: tl.constexpr
+):  # fmt: skip
     """Store the maximum of each group of rows, and the key of the maximum of each group of groups.
 
-    Args:
-        z: Logits as stored, `(R, C)`.
-        bias: Bias of each row that the logits do not contain yet, float32, `(R,)`, or `None`.
-        maxima: Result: integers of `_order`, `(groups, C)`.
-        keys: Result, `(C, parts)`.
-        rows: R.
-        units: C / UNIT.
-        parts: Number of groups of groups.
-        UNIT: 8 if C is a multiple of 8, otherwise 1.
-        TOKENS: Tokens of a program.
+    `maxima` is `(groups, C)`, integers of `_order`. `keys` is `(C, parts)`, for as many groups of groups. The other
+    arguments are those of `embedlayer.kernels.gpu.softmax`.
     """
     tokens = units * UNIT
     stride = tokens.to(tl.int64)
@@ -61,37 +56,27 @@ def group_maxima(z, bias, maxima, keys, rows, units, parts, UNIT: tl.constexpr, 
     kept = c < tokens
     most = tl.full((TOKENS,), -NAN - 1, tl.int32)
     for group in range(part * GROUP, tl.minimum((part + 1) * GROUP, tl.cdiv(rows, GROUP))):
-        i = group * GROUP + tl.arange(0, GROUP)
-        inside = (i < rows)[:, None] & kept[None, :]
-        x = tl.load(z + i[:, None] * stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
-        if bias is not None:
-            x += tl.load(bias + i, mask=i < rows, other=0.0)[:, None]
+        i = group * GROUP + tl.arange(0, GROUP)[:, None]
+        inside = (i < rows) & kept[None, :]
+        x = tl.load(z + i * stride + c[None, :], mask=inside, other=0.0)
+        x = _finished(x, i, bias, rows, scale, softcap, bound, masked)
         high = tl.max(tl.where(inside, _order(x), -NAN - 1), 0)
         tl.store(maxima + group * stride + c, high, mask=kept)
         most = tl.maximum(most, high)
     tl.store(keys + c * tl.cast(parts, tl.int64) + part, _key(most, part), mask=kept)
 
 
-@triton.jit(do_not_specialize=("size", "tokens", "first_token", "chosen_groups", "pairs", "first_id"))
+@triton.jit(do_not_specialize=("size", "tokens", "first_token", "chosen_groups", "pairs", "first_id", "masked"))
 def member_keys(
     source, bias, chosen, keys, size, tokens, first_token, chosen_groups, pairs, first_id,
-    IS_ORDER: tl.constexpr, PAIRS: tl.constexpr,
+    scale, softcap, bound, masked, IS_ORDER: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """Store the keys of the members of some groups, which differ from token to token.
 
-    Args:
-        source: Members: logits as stored, or integers of `_order`, `(size, C)`.
-        bias: As in `group_maxima`.
-        chosen: Keys of groups, `(T, chosen_groups)` for T tokens from `first_token` on.
-        keys: Result, `(T, chosen_groups * GROUP)`.
-        size: Number of members of all groups.
-        tokens: C.
-        first_token: First token.
-        chosen_groups: Number of groups of a token.
-        pairs: T times `chosen_groups`.
-        first_id: Number of the first member.
-        IS_ORDER: Whether the members are integers of `_order`.
-        PAIRS: Pairs of a token and a group in a program.
+    `source` has the members, `(size, C)`: logits as stored, or integers of `_order` with `IS_ORDER`. `chosen` has the
+    keys of groups, `(T, chosen_groups)` for T tokens from `first_token` on; T times `chosen_groups` is `pairs`. The
+    result is `keys`, `(T, chosen_groups * GROUP)`. `first_id` is the number of the first member. The other arguments
+    are those of `embedlayer.kernels.gpu.softmax`.
     """
     stride = tokens.to(tl.int64)
     pair = tl.program_id(0).to(tl.int64) * PAIRS + tl.arange(0, PAIRS)
@@ -102,10 +87,7 @@ def member_keys(
     token = first_token + pair // chosen_groups
     x = tl.load(source + i * stride + token[:, None], mask=inside, other=0)
     if not IS_ORDER:
-        x = x.to(tl.float32)
-        if bias is not None:
-            x += tl.load(bias + i, mask=inside, other=0.0)
-        x = _order(x)
+        x = _order(_finished(x, i, bias, size, scale, softcap, bound, masked))
     key = tl.where(inside, _key(x, first_id + i), MISSING)
     tl.store(keys + pair[:, None] * GROUP + tl.arange(0, GROUP)[None, :], key, mask=kept[:, None])
 
@@ -138,7 +120,7 @@ def _elements(arguments: Arguments) -> tuple[int]:
 
 
 MEMBERS = {
-    **{"source": "*z", "bias": "*fp32", "chosen": "*i64", "keys": "*i64"},
+    **{"source": "*z", "chosen": "*i64", "keys": "*i64", **FINISHING},
     **dict.fromkeys(("size", "tokens", "first_token", "chosen_groups", "pairs", "first_id"), "i32"),
 }
 
@@ -147,7 +129,7 @@ LAUNCHES = {
         group_maxima,
         grid=lambda a: (-(-a["units"] * a["UNIT"] // a["TOKENS"]), a["parts"]),
         types={
-            **{"z": "*z", "bias": "*fp32", "maxima": "*i32", "keys": "*i64"},
+            **{"z": "*z", "maxima": "*i32", "keys": "*i64", **FINISHING},
             **dict.fromkeys(("rows", "units", "parts"), "i32"),
         },
         blocks={"TOKENS": 128},
@@ -155,9 +137,9 @@ LAUNCHES = {
         reads=("z", "bias"),
         writes=("maxima", "keys"),
         variants={
-            "plain": Variant({"bias": None, "UNIT": 8}),
-            "bias": Variant({"UNIT": 8}),
-            "odd": Variant({"bias": None, "UNIT": 1}),
+            "plain": Variant({**UNFINISHED, "UNIT": 8}),
+            "finished": Variant({"UNIT": 8}),
+            "odd": Variant({**UNFINISHED, "UNIT": 1}),
         },
     ),
     "member_keys": Launch(
@@ -169,7 +151,10 @@ LAUNCHES = {
         reads=("bias", "chosen"),
         writes=("keys",),
         gathered={"source": "keys"},
-        variants={"plain": Variant({"bias": None, "IS_ORDER": False}), "bias": Variant({"IS_ORDER": False})},
+        variants={
+            "plain": Variant({**UNFINISHED, "IS_ORDER": False}),
+            "finished": Variant({"IS_ORDER": False}),
+        },
     ),
     "group_keys": Launch(
         member_keys,
@@ -180,7 +165,7 @@ LAUNCHES = {
         reads=("chosen",),
         writes=("keys",),
         gathered={"source": "keys"},
-        variants={"all": Variant({"bias": None, "IS_ORDER": True})},
+        variants={"all": Variant({**UNFINISHED, "scale": None, "IS_ORDER": True})},
         dtypes=(torch.float32,),
     ),
     "logits_of_keys": Launch(

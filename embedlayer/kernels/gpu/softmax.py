@@ -24,29 +24,29 @@ INTEGERS = ("rows", "units", "first_id", "masked")
 
 
 @triton.jit
-def _finished(x, bias, is_masked, scale, softcap, bound):
-    """Finish stored logits, in float32; `bias` and `is_masked` broadcast to them, or are `None`."""
+def _finished(x, i, bias, rows, scale, softcap, bound, masked):
+    """Finish stored logits of the rows `i`, whose shape broadcasts to that of `x`, in float32."""
     x = x.to(tl.float32) * scale
     if bias is not None:
-        x += bias
+        x += tl.load(bias + i, mask=(i >= 0) & (i < rows), other=0.0)
     if softcap is not None:
         small = tl.exp(-2.0 * tl.abs(x) / softcap)  # tanh by the exponential of a number that is not positive
         size = bound * (1.0 - small) / (1.0 + small)
         x = tl.where(x < 0, -size, size)
-    if is_masked is not None:
-        x = tl.where(is_masked, float("-inf"), x)
+    if masked is not None:
+        x = tl.where(i == masked, float("-inf"), x)
     return x
 
 
 @triton.jit
-def _of_rows(bias, masked, i, rows):
-    """Return the bias of the rows `i`, and which of them is masked, both `(ROWS, 1)`, or `None`."""
-    b, is_masked = None, None
-    if bias is not None:
-        b = tl.load(bias + i, mask=i < rows, other=0.0)[:, None]
+def _unfinished(g, x, i, softcap, bound, masked):
+    """Return the gradients by the scaled logits of the rows `i`, from those by the finished logits `x`."""
+    if softcap is not None:
+        share = x / bound
+        g = g * ((1.0 - share * share) * (bound / softcap))
     if masked is not None:
-        is_masked = (i == masked)[:, None]
-    return b, is_masked
+        g = tl.where(i == masked, 0.0, g)
+    return g
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -70,16 +70,16 @@ def statistics(
     plain, mean, squares = sums, sums, sums
     stop = min((part + 1) * PART, rows)
     for start in range(part * PART, stop, ROWS):
-        i = start + tl.arange(0, ROWS)
-        inside = (i < stop)[:, None] & (c < tokens)[None, :]
-        x = tl.load(z + i[:, None] * stride + c[None, :], mask=inside, other=0.0)
-        row_bias, is_masked = _of_rows(bias, masked, i, rows)
-        x = _finished(x, row_bias, is_masked, scale, softcap, bound)
+        i = start + tl.arange(0, ROWS)[:, None]
+        inside = (i < stop) & (c < tokens)[None, :]
+        x = tl.load(z + i * stride + c[None, :], mask=inside, other=0.0)
+        x = _finished(x, i, bias, rows, scale, softcap, bound, masked)
         if SUM:
             plain += tl.where(inside, x, 0.0)
         x = tl.where(inside, x, float("-inf"))
-        above, is_higher = x - top, x > top
-        e = tl.where(x == float("-inf"), 0.0, tl.exp(-tl.abs(above)))
+        is_higher = x > top
+        above = tl.where(x == float("-inf"), -1000.0, x - top)
+        e = tl.exp(-tl.abs(above))
         if MEAN:
             fallen = tl.where(top == float("-inf"), 0.0, above)
             mean = tl.where(is_higher, e * (mean - fallen * sums), mean + e * tl.maximum(above, -1000.0))
@@ -169,12 +169,7 @@ def merge(
             row = tl.load(ids + k * stride + c, mask=kept, other=-1) - first_id
             is_here = kept & (row >= 0) & (row < rows)
             x = tl.load(z + tl.where(is_here, row, 0) * stride + c, mask=is_here, other=0.0)
-            row_bias, is_masked = None, None
-            if bias is not None:
-                row_bias = tl.load(bias + row, mask=is_here, other=0.0)
-            if masked is not None:
-                is_masked = row == masked
-            x = _finished(x, row_bias, is_masked, scale, softcap, bound)
+            x = _finished(x, row, bias, rows, scale, softcap, bound, masked)
             tl.store(selected + k * stride + c, tl.where(is_here, x, 0.0), mask=kept)
 
 
@@ -221,17 +216,6 @@ def _gradient(x, top, f0, f1, f2, f3, f4, MEAN: tl.constexpr, SQUARES: tl.conste
     return g + f4
 
 
-@triton.jit
-def _unfinished(g, x, is_masked, softcap, bound):
-    """Return the gradients by scaled logits, from those by the finished logits `x`."""
-    if softcap is not None:
-        share = x / bound
-        g = g * ((1.0 - share * share) * (bound / softcap))
-    if is_masked is not None:
-        g = tl.where(is_masked, 0.0, g)
-    return g
-
-
 @triton.jit(do_not_specialize=INTEGERS)
 def statistics_gradient(
     z, bias, ids, by_request, factors, row_sums, rows, units, first_id, scale, softcap, bound, masked,
@@ -264,31 +248,31 @@ def statistics_gradient(
     part = tl.program_id(1)
     stop = min((part + 1) * PART, rows)
     for start in range(part * PART, stop, ROWS):
-        i = start + tl.arange(0, ROWS)
-        inside = (i < stop)[:, None] & kept[None, :]
-        place = z + i[:, None] * stride + c[None, :]
-        row_bias, is_masked = _of_rows(bias, masked, i, rows)
-        x = _finished(tl.load(place, mask=inside, other=0.0), row_bias, is_masked, scale, softcap, bound)
+        i = start + tl.arange(0, ROWS)[:, None]
+        inside = (i < stop) & kept[None, :]
+        place = z + i * stride + c[None, :]
+        x = tl.load(place, mask=inside, other=0.0)
+        x = _finished(x, i, bias, rows, scale, softcap, bound, masked)
         g = _gradient(x, top, f0, f1, f2, f3, f4, MEAN, SQUARES)
         if ids is not None:
-            g += tl.where(i[:, None] == requested, more, 0.0)
-        g = _unfinished(g, x, is_masked, softcap, bound)
+            g += tl.where(i == requested, more, 0.0)
+        g = _unfinished(g, x, i, softcap, bound, masked)
         if row_sums is not None:
             to = row_sums + tl.program_id(0) * rows.to(tl.int64) + i
-            tl.store(to, tl.sum(tl.where(inside, g, 0.0), 1), mask=i < stop)
+            tl.store(to, tl.sum(tl.where(inside, g, 0.0), 1, keep_dims=True), mask=i < stop)
         tl.store(place, (g * scale).to(z.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=("tokens", "rows", "first_id", "masked", "requests"))
 def requested_gradient(
-    z, ids, by_request, values, factors, requests, rows, tokens, first_id, scale, softcap, bound, masked,
+    z, ids, by_request, values, factors, of_bias, requests, rows, tokens, first_id, scale, softcap, bound, masked,
     MEAN: tl.constexpr, SQUARES: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Store the gradients at K requested logits of each token, over those that `statistics_gradient` stored there.
 
     They are computed again from `values`, the requested logits, so that all terms of a sum are added in float32. IDs
     that a token requests more than once get the same number at each. All of `ids`, `by_request`, `values` are
-    `(K, C)`.
+    `(K, C)`; so is `of_bias`, or `None`: what each request adds to the gradient of the bias, 0 outside of the block.
     """
     c = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     k = tl.program_id(1)
@@ -307,12 +291,13 @@ def requested_gradient(
     f2 = tl.load(factors + 3 * stride + c, mask=kept, other=0.0)
     f3 = tl.load(factors + 4 * stride + c, mask=kept, other=0.0)
     f4 = tl.load(factors + 5 * stride + c, mask=kept, other=0.0)
-    is_masked = None
-    if masked is not None:
-        is_masked = row == masked
     g = _gradient(x, top, f0, f1, f2, f3, f4, MEAN, SQUARES) + more
-    g = _unfinished(g, x, is_masked, softcap, bound) * scale
+    g = _unfinished(g, x, row, softcap, bound, masked) * scale
     tl.store(z + tl.where(is_here, row, 0) * stride + c, g.to(z.dtype.element_ty), mask=is_here)
+    if of_bias is not None:
+        own = tl.load(by_request + k * stride + c, mask=kept, other=0.0)
+        own = tl.where(is_here, _unfinished(own, x, row, softcap, bound, masked), 0.0)
+        tl.store(of_bias + k * stride + c, own, mask=kept)
 
 
 @triton.jit(do_not_specialize=("tokens", "vocab_size"))
@@ -434,13 +419,13 @@ LAUNCHES = {
         types={
             **{name: kind for name, kind in BLOCK.items() if name not in ("bias", "units")},
             "ids": "*i64",
-            **dict.fromkeys(("by_request", "values", "factors"), "*fp32"),
+            **dict.fromkeys(("by_request", "values", "factors", "of_bias"), "*fp32"),
             **dict.fromkeys(("requests", "tokens", "first_id"), "i32"),
         },
         blocks={"TOKENS": 128},
         wide=(),
         reads=("ids", "by_request", "values", "factors"),
-        writes=(),
+        writes=("of_bias",),
         gathered={"z": "values"},
         variants={"all": Variant({"MEAN": True, "SQUARES": True})},
     ),

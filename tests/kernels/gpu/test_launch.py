@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-pytest.importorskip("triton")
-
 from embedlayer.kernels.gpu.launch import MODULES, Launched, launch, launch_table, launches_observed
+
+triton = pytest.importorskip("triton")
 
 
 def factors_of(top: torch.Tensor) -> dict[str, object]:
@@ -44,3 +44,32 @@ def test_the_launch_table_has_a_type_for_each_argument(module) -> None:
                 types, constants = entry.signature(variant, dtype)
                 assert list(types) == list(entry.kernel.arg_names)
                 assert {name for name, kind in types.items() if kind == "constexpr"} == set(constants)
+
+
+class DeviceOfThisTest:
+    """Stand for a GPU of Triton's: kernels are compiled for it, and never launched."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+    def get_current_target(self) -> object:
+        return triton.backends.compiler.GPUTarget("cuda", 90, 32)
+
+
+def test_a_launch_compiles_what_the_launch_table_says(monkeypatch) -> None:
+    from triton.runtime import driver
+    from triton.runtime.jit import MockTensor
+
+    entry = launch_table("softmax")["statistics_factors"]
+    types, _ = entry.signature("all", torch.float32)
+    tensors = {name: MockTensor(torch.float32) for name in types if types[name].startswith("*")}
+    monkeypatch.setattr(driver, "_active", DeviceOfThisTest())
+    compiled = entry.kernel.warmup(**tensors, tokens=16, **entry.blocks, **entry.options, grid=(1,))
+    assert compiled.src.signature == types
+    aligned = {types[entry.kernel.arg_names[place]] for (place,), hints in compiled.src.attrs.items() if hints}
+    assert aligned == {"*fp32"}  # and no integer is specialised
+    assert (compiled.metadata.num_warps, compiled.metadata.num_stages) == (entry.warps, entry.stages)
+    assert compiled.metadata.enable_fp_fusion == entry.fp_fusion
