@@ -185,6 +185,11 @@ class _Mode(TorchDispatchMode):
         self.count = count
         self.by_any = WeakTensorKeyDictionary()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return `False`: torch would import Dynamo at the first operator, which takes 4 s."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         body = OPDEFS[func._schema.name]._init_fn if func.namespace == "embedlayer" else None
