@@ -151,18 +151,17 @@ def _clamp_and_record(indices: Tensor, rows: int, record: Tensor) -> tuple[Tenso
         record: Flat position, value and length of the last dimension, and what else the caller stores behind these;
             overwritten if it is empty.
     """
-    outside = (indices < 0) | (indices >= rows)
+    clamped = indices.clamp(0, rows - 1)
+    outside = clamped != indices
     if not indices.numel():
-        return indices, outside
-    flat = outside.flatten()
-    places = torch.arange(flat.numel(), device=indices.device)
-    first = torch.where(flat, places, flat.numel()).amin(dim=0, keepdim=True)
-    value = indices.flatten().index_select(0, first.clamp(max=flat.numel() - 1)).to(torch.int64)
+        return clamped, outside
+    first = outside.flatten().view(torch.uint8).argmax(0, keepdim=True)  # of equal maxima, torch returns the first
+    found = [first, indices.flatten().index_select(0, first).to(torch.int64)]
     length = indices.shape[-1] if indices.dim() else 1
-    others = [torch.full_like(first, number) for number in (length, rows)[: len(record) - 2]]
-    is_new = (first < flat.numel()) & (record[:1] < 0)
-    record.copy_(torch.where(is_new, torch.cat([first, value, *others]), record))
-    return indices.clamp(0, rows - 1), outside
+    found += [torch.full_like(first, number) for number in (length, rows)[: len(record) - 2]]
+    is_new = outside.flatten().index_select(0, first) & (record[:1] < 0)
+    record.copy_(torch.where(is_new, torch.cat(found), record))
+    return clamped, outside
 
 
 _target_records: dict[torch.device, Tensor] = {}

@@ -35,6 +35,10 @@ class CountedTokens(NamedTuple):
     mask: Tensor | None = None
     places: Tensor | None = None
 
+    def count(self, tokens: int) -> int | None:
+        """Return how many of all tokens count; `None` if only the device knows it."""
+        return tokens if self.mask is None else None if self.places is None else len(self.places)
+
 
 class CheckedIds(NamedTuple):
     """Hold token IDs that were checked, with the tokens that count.
@@ -48,6 +52,13 @@ class CheckedIds(NamedTuple):
     ids: Tensor
     tokens: CountedTokens
     is_bad: Tensor | None
+
+    @property
+    def is_counted(self) -> Tensor:
+        """Return the mask of the tokens that count, in the shape of the tokens; only if there may be bad IDs."""
+        assert self.tokens.mask is not None
+        assert self.is_bad is not None
+        return self.tokens.mask.view(self.is_bad.shape)
 
     def marked(self, result: Tensor) -> Tensor:
         """Return a result of each token with NaN where the ID is bad; a scalar is NaN if any ID is."""
@@ -68,7 +79,8 @@ def counted_tokens(mask: Tensor, *, drop: bool) -> CountedTokens:
     if not drop or not _may_read(mask):
         return CountedTokens(flat)
     if device_kind(mask) != "cpu":
-        return _dropped(flat, (~flat).sum().item())
+        others = ~flat
+        return _dropped(flat, others, others.sum().item())
     return CountedTokens() if bool(flat.all()) else CountedTokens(flat, flat.nonzero().squeeze(1))
 
 
@@ -88,8 +100,9 @@ def checked_ids(ids: Tensor, mask: Tensor | None, vocab_size: int, *, drop: bool
         TokenIdError: An ID is outside, or one of an earlier loss on the same accelerator was. The message names the
             first one, its row and its column.
     """
-    if mask is not None:
-        ids = torch.where(mask.unsqueeze(-1) if several else mask, ids, 0)
+    others = None if mask is None else ~mask
+    if others is not None:
+        ids = ids.masked_fill(others.unsqueeze(-1) if several else others, 0)
     ids = ids.long()
     if plain_operators_only() or device_kind(ids) == "meta":
         return CheckedIds(ids.clamp(0, vocab_size - 1), CountedTokens(_flat(mask)), None)
@@ -99,10 +112,10 @@ def checked_ids(ids: Tensor, mask: Tensor | None, vocab_size: int, *, drop: bool
         raise_if_outside(ids, vocab_size, "token id")
         return CheckedIds(ids, CountedTokens() if mask is None else counted_tokens(mask, drop=drop), None)
     if drop and _may_read(ids):
-        return CheckedIds(ids, _read(ids, _flat(mask), vocab_size), None)
+        return CheckedIds(ids, _read(ids, _flat(mask), _flat(others), vocab_size), None)
     ids, is_bad = clamp_and_record_targets(ids, vocab_size)
     is_bad = is_bad.any(-1) if several else is_bad
-    is_good = ~is_bad if mask is None else mask & ~is_bad
+    is_good = ~(is_bad if others is None else others | is_bad)
     return CheckedIds(ids, CountedTokens(is_good.flatten()), is_bad)
 
 
@@ -115,24 +128,32 @@ def _flat(mask: Tensor | None) -> Tensor | None:
     return None if mask is None else mask.flatten()
 
 
-def _read(ids: Tensor, mask: Tensor | None, vocab_size: int) -> CountedTokens:
+def _read(ids: Tensor, mask: Tensor | None, others: Tensor | None, vocab_size: int) -> CountedTokens:
     """Check IDs on an accelerator and return the tokens that count: one wait for all numbers.
 
     Raises:
         TokenIdError: An ID is outside, or one was recorded.
     """
     record = target_record(ids.device)
-    numbers = [(ids != ids.clamp(0, vocab_size - 1)).sum(), *(() if mask is None else ((~mask).sum(),))]
-    bad, *others = torch.cat([torch.stack(numbers), record]).tolist()
-    raise_recorded_target(record, others[-len(record) :])
+    numbers = [record, (ids != ids.clamp(0, vocab_size - 1)).sum().view(1)]
+    if others is not None:
+        numbers.append(others.sum().view(1))
+    *recorded, bad, left_out = (*torch.cat(numbers).tolist(), 0)[: len(record) + 2]
+    raise_recorded_target(record, recorded)
     if bad > 0:
         raise_if_outside(ids, vocab_size, "token id")
-    return CountedTokens() if mask is None else _dropped(mask, others[0])
+    return CountedTokens() if mask is None or others is None else _dropped(mask, others, left_out)
 
 
-def _dropped(mask: Tensor, others: int) -> CountedTokens:
-    """Return the tokens of a mask `(N,)`, of which all but `others` count, without waiting for the device."""
-    if others <= 0:
+def _dropped(mask: Tensor, others: Tensor, left_out: int) -> CountedTokens:
+    """Return the tokens that count, without waiting for the device.
+
+    Args:
+        mask: Mask of the tokens that count, `(N,)`.
+        others: Mask of those that do not.
+        left_out: Their number.
+    """
+    if left_out <= 0:
         return CountedTokens()
-    places = (~mask).view(torch.uint8).sort(stable=True).indices
-    return CountedTokens(mask, places[: len(mask) - others])
+    places = others.view(torch.uint8).sort(stable=True).indices
+    return CountedTokens(mask, places[: len(mask) - left_out])

@@ -99,14 +99,17 @@ def reduce_losses(losses: Tensor, kept: Tensor, loss: LossSettings) -> Tensor:
     return losses.sum() if loss.reduction == "sum" else losses.sum() / kept.sum().clamp(min=1)
 
 
-def reduction_factors(kept: Tensor, loss: LossSettings, dtype: torch.dtype) -> Tensor:
+def reduction_factors(kept: Tensor, loss: LossSettings, dtype: torch.dtype, count: int | None = None) -> Tensor:
     """Return the factor of each token's loss with which `reduce_losses` sums them; 0 for tokens that do not count.
 
     Args:
         kept: Mask of the tokens that count.
         loss: Options of the loss; `"none"` has the factors of `"sum"`.
         dtype: Dtype of the losses.
+        count: Number of the tokens that count, if the host knows it.
     """
+    if count is not None and loss.reduction == "mean" and loss.token_weights is None:
+        return kept.to(dtype).div_(max(count, 1))
     factors = kept.to(dtype)
     if loss.token_weights is not None:
         factors = factors * loss.token_weights

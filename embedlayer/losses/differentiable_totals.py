@@ -97,7 +97,8 @@ def compute_loss(
         SizeError: Second derivatives of the loss of sharded rows are requested.
     """
     if isinstance(student, LinearLogits) and loss.reduction != "none":
-        factors = reduction_factors(kept, loss, loss_dtype(student.dtype)).flatten()
+        count = None if device_kind(kept) == "cpu" else request.tokens.count(kept.numel())
+        factors = reduction_factors(kept, loss, loss_dtype(student.dtype), count).flatten()
         job = _Job(student, request)
         arguments = student.hidden, student.weight, job.local_bias(), factors, job, objective
         result, losses = _LinearLoss.apply(*arguments)  # type: ignore[no-untyped-call]
@@ -143,11 +144,22 @@ class _Job:
         found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=create_graph))
         return tuple(next(found) if need else None for need in self.requested)  # type: ignore[return-value]
 
-    def like_inputs(self, gradients: Gradients, student: LinearLogits) -> Gradients:
-        """Convert gradients to the dtypes of the inputs."""
+    def like_inputs(self, gradients: Gradients, student: LinearLogits, factor: Tensor | None = None) -> Gradients:
+        """Convert gradients to the dtypes of the inputs, multiplied by a scalar; they may be overwritten.
+
+        On an accelerator each is read once: the product is written in the other dtype.
+        """
         parts = (student.hidden, student.weight, student.bias)
+
+        def converted(grad: Tensor, dtype: torch.dtype) -> Tensor:
+            if factor is None:
+                return grad.to(dtype)
+            if grad.dtype == dtype or device_kind(grad) == "cpu":
+                return grad.mul_(factor).to(dtype)
+            return torch.mul(grad, factor, out=torch.empty_like(grad, dtype=dtype))
+
         return tuple(  # type: ignore[return-value]
-            None if grad is None or part is None else grad.to(part.dtype)
+            None if grad is None or part is None else converted(grad, part.dtype)
             for grad, part in zip(gradients, parts, strict=True)
         )
 
@@ -202,13 +214,16 @@ class _LinearLoss(torch.autograd.Function):
                 loss, factors if any(job.requested) or job.student.is_sharded else None, job.requested
             )
         ctx.gradients, ctx.loss = gradients, loss
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(losses)
         job.save(ctx, factors)
         return (losses * factors).sum(), losses
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
         job: _Job = ctx.job
+        if grad_output is None:
+            return (None,) * 6
         student, (factors,) = job.restored(ctx)
         if torch.is_grad_enabled() or is_transformed(grad_output):
             found = job.differentiable(student, lambda totals: [(ctx.loss.of(totals) * factors).sum()], [grad_output])
@@ -219,9 +234,8 @@ class _LinearLoss(torch.autograd.Function):
             found = job.like_inputs(found, student)
         else:
             found, ctx.gradients = ctx.gradients, None
-            if device_kind(grad_output) != "cpu" or grad_output.item() != 1:
-                found = tuple(None if grad is None else grad.mul_(grad_output) for grad in found)  # type: ignore[assignment]
-            found = job.like_inputs(found, student)
+            is_one = device_kind(grad_output) == "cpu" and grad_output.item() == 1
+            found = job.like_inputs(found, student, None if is_one else grad_output)
         return (*found, None, None, None)
 
 

@@ -91,7 +91,7 @@ def divergence(
         _check_top_k(student, teacher)
         mask = None if labels is None else kept
         checked = checked_ids(teacher.ids, mask, student.vocab_size, drop=drop, several=True)
-        kept = kept if checked.is_bad is None else kept & ~checked.is_bad
+        kept = kept if checked.is_bad is None else checked.is_counted
         ids = checked.ids.flatten(0, -2)
         totals = compute_totals(student, Request(LogitStatistics(), None, ids, checked.tokens, 1, chunk_bytes))
         own = log_probs(totals, totals["selected"]).T

@@ -158,14 +158,13 @@ def reduced_and_token_losses(
     if in_graph is not None and device_kind(targets) == "cpu":  # the operator checks the targets
         return _operator_losses(in_graph, targets, kept, loss)
     checked = checked_ids(targets, kept, logits.vocab_size, drop=loss.drop_ignored and not plain)
-    kept = kept if checked.is_bad is None else kept & ~checked.is_bad
-    if plain or in_graph is not None:
-        targets = torch.where(kept, checked.ids, loss.ignore_index)
+    kept = kept if checked.is_bad is None else checked.is_counted
     if plain:
-        losses = cross_entropy(logits.logits(kept), targets, loss)
-        found = reduce_losses(losses, kept, loss), losses.detach()
-    elif in_graph is not None:
-        found = _operator_losses(in_graph, targets, kept, loss)
+        losses = cross_entropy(logits.logits(kept), checked.ids.masked_fill(~kept, loss.ignore_index), loss)
+        losses = checked.marked(losses)
+        return reduce_losses(losses, kept, loss), losses.detach()
+    if in_graph is not None:
+        found = _operator_losses(in_graph, torch.where(kept, checked.ids, loss.ignore_index), kept, loss)
     else:
         objective = CrossEntropy(logits.vocab_size, loss.label_smoothing, loss.z_loss)
         found = compute_loss(logits, target_request(checked, loss), objective, kept, loss)

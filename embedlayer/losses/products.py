@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from embedlayer.core.collectives import RowPartition
+from embedlayer.core.collectives import Collectives, RowPartition
 from embedlayer.core.devices import device_kind
 from embedlayer.kernels.softmax import Finishing
 from embedlayer.losses.compiled_blocks import add_bfloat16_
@@ -160,6 +160,22 @@ class HeadBlocks:
             return 0
         return rows.itemsize
 
+    def narrow_scale(self, grads: list[Tensor], ranks: Collectives) -> Tensor | None:
+        """Return a factor of gradients of results, with which those of the logits stay in the range of their dtype.
+
+        Products round them to float16, whose smallest number is 6e-8, where the gradient of a mean over 10,000 tokens
+        is 1e-4 times a probability. `None` if the products have another dtype.
+
+        Args:
+            grads: Gradients of the results of this rank's tokens.
+            ranks: The ranks, all of which call this.
+        """
+        if self.converted_bytes == 0 or self.logits.dtype != torch.float16:
+            return None
+        largest = torch.stack([grad.abs().amax() if grad.numel() else grad.sum() for grad in grads]).amax()
+        largest = ranks.all_reduce(largest * abs(self.block_scale), "max")
+        return 1 / largest.nan_to_num(1.0).clamp(1e-30, 1e30)
+
     def fill(self, out_RC: Tensor, x_CD: Tensor, start: int) -> None:
         """Write the logits of a chunk over the rows from `start` on, of this rank's rows, to `out_RC`.
 
@@ -202,16 +218,25 @@ class GradientSums:
         requested: Which gradients to compute.
         chunks: Number of chunks.
         compiled: Whether compiled kernels compute.
+        scale: Factor that the gradients of the logits contain; see `HeadBlocks.narrow_scale`.
 
     Attributes:
         hidden: Gradients of the hidden states of this rank, `(N, D)`; `None` if not requested.
         bias: Gradient of the bias of this rank's rows; `None` if not requested.
     """
 
-    def __init__(self, head: HeadBlocks, requested: RequestedGradients, chunks: int, *, compiled: bool) -> None:
+    def __init__(
+        self,
+        head: HeadBlocks,
+        requested: RequestedGradients,
+        chunks: int,
+        *,
+        compiled: bool,
+        scale: Tensor | None = None,
+    ) -> None:
         assert head.rows_VD is not None
         assert isinstance(head.logits, LinearLogits)
-        self.head, self.rows_VD = head, head.rows_VD
+        self.head, self.rows_VD, self._scale = head, head.rows_VD, scale
         self._chunk, self._chunks = 0, chunks
         whole = head.logits.weight
         like = head.hidden_ND.new_empty(0, dtype=loss_dtype(head.logits.dtype))
@@ -227,7 +252,8 @@ class GradientSums:
             self.weight = like.new_empty(whole.shape, dtype=torch.bfloat16 if is_narrow else None)
             if is_narrow and chunks > 1:
                 self._residual = torch.zeros_like(self.weight, dtype=torch.uint16)
-            self.weight[len(self.rows_VD) if chunks else 0 :] = 0  # the first chunk overwrites the rows of tokens
+            if chunks == 0 or len(whole) > len(self.rows_VD):
+                self.weight[len(self.rows_VD) if chunks else 0 :].zero_()  # the first chunk overwrites the others
 
     def multiplies(self, dtype: torch.dtype) -> bool:
         """Return whether products of the rows with dlogits of this dtype convert neither of them."""
@@ -282,6 +308,10 @@ class GradientSums:
             tokens: The tokens of the hidden states; those that are not computed have the gradient 0.
         """
         head, finishing, hidden = self.head, self.head.finishing, self.hidden
+        if self._scale is not None:
+            for each in (hidden, self.weight, self.bias):
+                if each is not None:
+                    each.div_(self._scale)
         if hidden is not None:
             hidden = hidden.mul_(head.hidden_scale) if head.hidden_scale != 1 else hidden
             hidden = tokens.masked(tokens.scattered(hidden, 0), 0).view(head.logits.hidden.shape)

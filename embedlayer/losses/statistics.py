@@ -131,7 +131,7 @@ def token_statistics_of(
         kept = tokens != loss.ignore_index
         drop = loss.drop_ignored and not is_plain(logits)
         checked = checked_ids(tokens, kept, logits.vocab_size, drop=drop)
-        kept = kept if checked.is_bad is None else kept & ~checked.is_bad
+        kept = kept if checked.is_bad is None else checked.is_counted
     best = max(top_k, 1) if "is_argmax" in wanted else top_k
     objective = LogitStatistics(mean="entropy" in wanted, squares="sum_squared_probs" in wanted, top_k=best)
     request = Request(objective, chunk_bytes=loss.chunk_bytes)

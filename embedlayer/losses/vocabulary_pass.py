@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.core.devices import device_kind
-from embedlayer.kernels.softmax import STATISTICS
+from embedlayer.kernels.softmax import STATISTICS, concatenated
 from embedlayer.losses.chunk_size import (
     MAX_CHUNK_TOKENS,
     MULTIPLE,
@@ -107,8 +107,11 @@ class VocabularyPass:
             requested: Which gradients to compute.
         """
         step = self._recomputed_tokens()
-        sums, buffers = self._sums(requested, step), self._allocate(step, kept=False)
+        buffers = self._allocate(step, kept=False)
         totals, grads = ({name: self.tokens.compact(x) for name, x in each.items()} for each in (totals, grads))
+        scale = self.heads[0].narrow_scale(list(grads.values()), self.student.collectives)
+        grads = grads if scale is None else {name: x * scale for name, x in grads.items()}
+        sums = self._sums(requested, step, scale)
         for chunk in self.tokens.chunks(step, self.hidden, self.ids):
             blocks = self._blocks(chunk, buffers, kept=False)
             of_chunk = chunk.gathered_totals(totals), chunk.gathered_total_gradients(grads)
@@ -132,7 +135,9 @@ class VocabularyPass:
             return self.tokens.masked(loss.of(self.totals())), (None, None, None)
         assert factors is not None
         factors_N, step = self.tokens.compact(factors), self._kept_tokens(requested)
-        sums, buffers = self._sums(requested, step), self._allocate(step, kept=True)
+        scale = self.heads[0].narrow_scale([factors_N], self.student.collectives)
+        factors_N = factors_N if scale is None else factors_N * scale
+        sums, buffers = self._sums(requested, step, scale), self._allocate(step, kept=True)
         parts = []
         for chunk in self.tokens.chunks(step, self.hidden, self.ids):
             blocks = self._blocks(chunk, buffers, kept=True)
@@ -142,7 +147,7 @@ class VocabularyPass:
             losses, grads = compiled or (loss.of(totals), loss.gradients(totals, factors_C))
             parts.append(chunk.own(losses))
             self._add_gradients(sums, chunk, blocks, totals, grads, kept=buffers[0])
-        losses_N = torch.cat(parts) if parts else self.like.new_zeros(0)
+        losses_N = concatenated(parts) if parts else self.like.new_zeros(0)
         return self.tokens.masked(self.tokens.scattered(losses_N)), sums.finished(self.tokens)
 
     def _kept_tokens(self, requested: RequestedGradients) -> int:
@@ -167,6 +172,7 @@ class VocabularyPass:
         rows = min(ROWS_OF_A_BLOCK[self.device], math.ceil(self.student.vocab_size / ranks))
         if self.device == "cuda" or self.max_bytes is not None:
             size = rows * sum(head.dtype.itemsize for head in self.heads) + self._work_bytes(rows)
+            size += rows * self.dtype.itemsize // 32  # totals of parts of a block
             most = min(most, tokens_within(self.max_bytes or WORK_BYTES, size))
         return self._chunk_tokens(most // ranks)
 
@@ -184,14 +190,15 @@ class VocabularyPass:
         """Return the number of tokens of each rank in a chunk: at most `most`, for `min_chunks` chunks or more."""
         return max(min(most, math.ceil(max(self.tokens.counts) / self.min_chunks)), 1)
 
-    def _sums(self, requested: RequestedGradients, step: int) -> GradientSums:
+    def _sums(self, requested: RequestedGradients, step: int, scale: Tensor | None) -> GradientSums:
         """Allocate the requested gradients, for chunks of at most `step` tokens of each rank.
 
-        Those of hidden states are computed if any rank requests them, as they need the rows of all ranks.
+        Those of hidden states are computed if any rank requests them, as they need the rows of all ranks. `scale` is
+        the factor of all gradients.
         """
         requested = requested._replace(hidden=self.tokens.any_rank(requested.hidden))
         chunks = math.ceil(max(self.tokens.counts) / step)
-        return GradientSums(self.heads[0], requested, chunks, compiled=self.compiled)
+        return GradientSums(self.heads[0], requested, chunks, compiled=self.compiled, scale=scale)
 
     def _allocate(self, step: int, *, kept: bool) -> list[Tensor]:
         """Allocate the workspace for blocks of chunks, and return memory for the logits of each head.
