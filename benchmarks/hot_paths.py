@@ -33,7 +33,7 @@ class HotPath:
         build: Function that allocates the tensors and returns the call.
         answers: Values that the call reads, as `OperatorCounter` takes them.
         tokens: Number of tokens, N.
-        chunks: Chunks of tokens of a pass over the vocabulary; of two passes if the second one computes the logits again.
+        chunks: Chunks of tokens of a pass over the vocabulary, of both passes if the second computes the logits again.
     """
 
     name: str
@@ -224,7 +224,7 @@ PASSES = [
     loss_path("loss, bias", bias=True),
     loss_path("loss, label smoothing", label_smoothing=0.1),
     loss_path("loss, z_loss", z_loss=1e-4),
-    loss_path("loss of each token", reduction="none", chunks=4),
+    loss_path("loss of each token", reduction="none", chunks=6),
     loss_path("loss, no target dropped", drop_ignored=False),
     HotPath("log-probabilities and entropies", SIZES, statistics(statistics=("log_probs", "entropy"))),
     HotPath("64 largest logits", SIZES, statistics(statistics=("log_probs",), top_k=64)),

@@ -7,7 +7,6 @@ The predictions are computed now, as `python -m benchmarks predictions` does.
 """
 
 import csv
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -192,7 +191,7 @@ class Operation:
 ON_CPU, ON_GPU = "kernels/cpu/test_softmax.py", ("kernels/gpu/test_values.py", "kernels/gpu/test_code.py")
 
 OPERATIONS = [
-    Operation("look-up, scale, position vectors and dropout of the input embedding", "inputs.fused:plain_scale_add_drop",
+    Operation("look-up, scale, position vectors and dropout of the input", "inputs.fused:plain_scale_add_drop",
               ("input.gather_scale_add_drop",), (), ("kernels/cpu/test_input.py", "inputs/test_fused.py")),
     Operation("its backward pass: gradients of rows and positions", "inputs.fused:plain_scale_add_drop",
               ("input.sum_masked_segments",), (), ("kernels/cpu/test_input.py", "inputs/test_fused.py")),
@@ -278,7 +277,8 @@ def page() -> str:
     text = PAGE.read_text()
     for name, table in TABLES.items():
         start, end = f"<!-- {name}: made by `python docs/kernels.py --write` -->\n", f"<!-- end of {name} -->"
-        text = re.sub(f"(?<={re.escape(start)}).*?(?={re.escape(end)})", lambda _, t=table(): t, text, flags=re.S)
+        head, tail = text.index(start) + len(start), text.index(end)
+        text = text[:head] + table() + text[tail:]
     return text
 
 
