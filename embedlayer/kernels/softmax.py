@@ -103,8 +103,7 @@ def softmax_statistics(
     """
     size, tokens = z.shape
     dtype = sum_dtype(z)
-    selected = torch.empty if device_kind(z) == "cuda" else torch.zeros
-    selected = selected((0, tokens) if ids is None else ids.shape, dtype=dtype, device=z.device)
+    selected = torch.empty((0, tokens) if ids is None else ids.shape, dtype=dtype, device=z.device)
     if device_kind(z) == "cuda":
         flags = {"SUM": with_sum, "MEAN": with_mean, "SQUARES": with_squares}
         block = launched_block(z, bias, finishing)
@@ -120,7 +119,7 @@ def softmax_statistics(
     if not has_memory(z):
         return found, selected
     request = or_empty(rows, torch.long), or_empty(places, torch.long)
-    inputs = z, or_empty(bias, dtype), first_id, *request, selected.view(-1)
+    inputs = z, or_empty(bias, dtype), first_id, *request, selected.zero_().view(-1)
     extended = with_sum or with_mean or with_squares
     claimed = max(1, BLOCK_NUMEL // (PART * max(tokens, 1)))
     return (found, selected) if STATISTICS.run(len(found), PART, *inputs, found, extended, block=claimed) else None

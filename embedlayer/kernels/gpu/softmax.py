@@ -331,7 +331,8 @@ def cross_entropy(
 
 def _tiles(a: Arguments) -> int:
     """Return the number of programs along the tokens."""
-    return -(-(a["units"] * a["UNIT"] if "units" in a else a["tokens"]) // a["TOKENS"])
+    tokens: int = a["units"] * a["UNIT"] if "units" in a else a["tokens"]
+    return -(-tokens // int(a["TOKENS"]))
 
 
 def _tiles_by_parts(a: Arguments) -> Grid:
