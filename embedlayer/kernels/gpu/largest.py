@@ -120,7 +120,10 @@ def _elements(arguments: Arguments) -> tuple[int]:
 
 
 MEMBERS = {
-    **{"source": "*z", "chosen": "*i64", "keys": "*i64", **FINISHING},
+    "source": "*z",
+    "chosen": "*i64",
+    "keys": "*i64",
+    **FINISHING,
     **dict.fromkeys(("size", "tokens", "first_token", "chosen_groups", "pairs", "first_id"), "i32"),
 }
 
@@ -129,7 +132,10 @@ LAUNCHES = {
         group_maxima,
         grid=lambda a: (-(-a["units"] * a["UNIT"] // a["TOKENS"]), a["parts"]),
         types={
-            **{"z": "*z", "maxima": "*i32", "keys": "*i64", **FINISHING},
+            "z": "*z",
+            "maxima": "*i32",
+            "keys": "*i64",
+            **FINISHING,
             **dict.fromkeys(("rows", "units", "parts"), "i32"),
         },
         blocks={"TOKENS": 128},
