@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError
 from embedlayer.core.torch_state import is_transformed
-from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
+from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS, WORK_BYTES, tokens_within
 from embedlayer.losses.definition import counted_states, loss_dtype, reduce_losses, reduction_factors
 from embedlayer.losses.objective import LogitBlock, Request, TokenLoss, Totals, Workspace, stacked
 from embedlayer.losses.options import LossSettings
@@ -250,7 +250,7 @@ def _block_totals(student: BlockLogits, request: Request) -> Totals:
     else:
         hidden = counted_states(hidden, mask)
         teacher = None if teacher is None else counted_states(teacher, mask)
-    step = MAX_CHUNK_TOKENS["cuda" if device_kind(hidden) == "cuda" else "cpu"]
+    step = _tokens_at_once(student, request)
     found = []
     for start in range(0, max(len(hidden), 1), step):
         here = slice(start, start + step)
@@ -262,6 +262,17 @@ def _block_totals(student: BlockLogits, request: Request) -> Totals:
     return {
         name: value.new_zeros(*value.shape[:-1], tokens).index_copy(-1, places, value) for name, value in joined.items()
     }
+
+
+def _tokens_at_once(student: BlockLogits, request: Request) -> int:
+    """Return how many tokens have the logits of a block of rows, and what autograd keeps of them, in memory at once."""
+    device, rows = "cuda" if device_kind(student.hidden) == "cuda" else "cpu", student.rows_at_once
+    if device == "cpu" and request.chunk_bytes is None:
+        return MAX_CHUNK_TOKENS[device]
+    objective = request.objective
+    numbers = objective.work_numbers(rows) + 2 * objective.slots * rows  # intermediate results and their gradients
+    size = numbers * loss_dtype(student.dtype).itemsize + 6 * rows  # raw logits and masks
+    return min(MAX_CHUNK_TOKENS[device], tokens_within(request.chunk_bytes or WORK_BYTES, size))
 
 
 def _sweep(

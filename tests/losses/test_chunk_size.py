@@ -13,7 +13,15 @@ from torch import Tensor
 import embedlayer as el
 from benchmarks.operator_counter import OperatorCounter
 from embedlayer.kernels import kernels_disabled
-from embedlayer.losses import ForwardKL, JensenShannon, LinearLogits, ReverseKL, divergence, token_statistics
+from embedlayer.losses import (
+    BlockLogits,
+    ForwardKL,
+    JensenShannon,
+    LinearLogits,
+    ReverseKL,
+    divergence,
+    token_statistics,
+)
 from embedlayer.losses.chunk_size import WORK_BYTES, tokens_per_chunk
 
 
@@ -108,6 +116,25 @@ def test_blocks_and_work_space_stay_within_1_gib(name, dtype, kernels) -> None:
 @cases("name, kernels", OUTPUTS, [True, False])
 def test_a_byte_budget_bounds_what_a_pass_allocates(name, kernels) -> None:
     assert peak_bytes(name, torch.bfloat16, kernels=kernels, chunk_bytes=2**28) <= 2**28 + 2**25
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk_bytes": 2**28}], ids=["1 GiB", "budget"])
+@pytest.mark.parametrize("name", ["statistics", "of_teacher"])
+def test_blocks_that_a_function_computes_stay_within_it_too(name, options) -> None:
+    hidden, targets = torch.empty(N, D // 4, device="meta").requires_grad_(), torch.empty(N, dtype=int, device="meta")
+    weight, bias = torch.empty(V, D // 4, device="meta"), torch.empty(V, device="meta")
+    student, teacher = (
+        BlockLogits(each, lambda states, a, b: states @ weight[a:b].T, V, 8192, softcap=30.0, bias=bias)
+        for each in (hidden, hidden.detach())
+    )
+    with OperatorCounter() as count:
+        if name == "statistics":
+            found = token_statistics(student, targets, top_k=64, **options)
+            found = found.entropy + found.log_probs + found.top_logits.sum(-1)
+        else:
+            found = divergence(student, teacher, JensenShannon(0.3), labels=targets, **options)
+        found.sum().backward()
+    assert count.memory.peak <= options.get("chunk_bytes", WORK_BYTES) + 4 * 2 * hidden.numel() + 2**25
 
 
 def test_one_chunk_of_bfloat16_logits_is_all_that_the_loss_needs_beside_its_gradients() -> None:
