@@ -10,7 +10,6 @@ from interpreted import interpreted
 from torch import Tensor
 
 from embedlayer.kernels.gpu.launch import launch, launch_table
-from embedlayer.kernels.largest import GROUP
 
 ROWS, TOKENS, PART = 33_001, 65_544, 256
 FIRST = (ROWS - 1) // PART * PART
@@ -30,7 +29,7 @@ def far_blocks(folder: Path) -> list[Tensor]:
 NUMBERS = {"scale": 0.5, "softcap": 20.0, "bound": 10.0, "masked": ROWS - 2}
 FLAGS = {"MEAN": True, "SQUARES": True}
 WITH_SUM = {"SUM": True, **FLAGS}
-PARTS, GROUPS = -(-ROWS // PART), -(-ROWS // GROUP)
+PARTS = -(-ROWS // PART)
 
 
 def tiles(module: str, name: str) -> int:
@@ -40,7 +39,10 @@ def tiles(module: str, name: str) -> int:
 
 FAR: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
     "softmax.statistics": (
-        lambda: {**NUMBERS, **WITH_SUM, "bias": torch.randn(ROWS), "found": torch.zeros(PARTS, 5, TOKENS)},
+        lambda: {
+            **NUMBERS, **WITH_SUM, "bias": torch.randn(ROWS), "found": torch.zeros(PARTS, 5, TOKENS),
+            "lane_keys": None, "part_keys": None, "parts": PARTS,
+        },
         ["found"],
     ),
     "softmax.merge": (
@@ -66,13 +68,6 @@ FAR: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
             "values": torch.rand(2, TOKENS), "of_bias": torch.zeros(2, TOKENS),
         },
         ["z", "of_bias"],
-    ),
-    "largest.group_maxima": (
-        lambda: {
-            **NUMBERS, "bias": torch.randn(ROWS), "maxima": torch.zeros(GROUPS, TOKENS, dtype=torch.int32),
-            "keys": torch.zeros(TOKENS, PARTS, dtype=torch.int64), "parts": PARTS,
-        },
-        ["maxima"],
     ),
     "divergences.divergence": (
         lambda: {"s_bias": torch.randn(ROWS), "t_bias": None, "KIND": 1, "found": torch.zeros(PARTS, 5, TOKENS)},
@@ -113,7 +108,7 @@ def assert_places_beyond_2_to_31_are_those_of_a_small_block(label: str, blocks: 
     entry = launch_table(module)[name]
     arguments, results = FAR[label]
     left = (TOKENS - 1) // entry.blocks["TOKENS"] * entry.blocks["TOKENS"]
-    firsts = {ROWS: FIRST, TOKENS: left, PARTS: PARTS - 1, GROUPS: FIRST // GROUP, tiles(module, name): -1}
+    firsts = {ROWS: FIRST, TOKENS: left, PARTS: PARTS - 1, tiles(module, name): -1}
     for each in blocks:
         each[FIRST:, left:].copy_(torch.randn(ROWS - FIRST, TOKENS - left))
     of_block = dict(zip(("z",) if module != "divergences" else ("s", "t"), blocks, strict=False))

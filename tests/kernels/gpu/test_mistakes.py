@@ -114,8 +114,8 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "rows and tokens exchanged": (
         "largest",
-        "x = tl.load(z + i * stride + c[None, :]",
-        "x = tl.load(z + i + c[None, :] * stride",
+        "tl.where(inside, i, 0) * stride + token",
+        "tl.where(inside, i, 0) + token * stride",
         AssertionError,
         lambda: values("largest logits"),
     ),
@@ -155,9 +155,9 @@ MISTAKES: dict[str, Mistake] = {
         lambda: values("statistics", requests=1),
     ),
     "of equal logits the last": (
-        "largest",
-        "(LARGEST_ID - tl.cast(number, tl.int64))",
-        "(tl.cast(number, tl.int64) & LARGEST_ID)",
+        "softmax",
+        "order > best",
+        "order >= best",
         AssertionError,
         order,
     ),
