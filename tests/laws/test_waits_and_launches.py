@@ -28,7 +28,7 @@ LAUNCHES = {
     "loss of each token": 49,
     "loss, no target dropped": 44,
     "log-probabilities and entropies": 48,
-    "64 largest logits": 99,
+    "64 largest logits": 96,
     "forward KL": 37,
     "Jensen-Shannon": 42,
     "multi-token loss, two depths": 59,
