@@ -1,9 +1,10 @@
 """Run Triton kernels on CPU tensors in Triton's interpreter, and check each access to memory.
 
-`with interpreted() as run:` launches all kernels of the launch tables in the interpreter, in this process. Lanes that no
-mask turns off must stay inside the tensor that their pointer was passed for. Programs of a launch run at the same time
-on a GPU: no program may write what another one reads, nor another number than another one writes. Within a program, an
-address may be written once, and read only before, by the lane that writes it: other orders would need a barrier.
+`with interpreted() as run:` launches all kernels of the launch tables in the interpreter, in this process. Lanes that
+no mask turns off must stay inside the tensor that their pointer was passed for. Programs of a launch run at the same
+time on a GPU: no program may write what another one reads, nor another number than another one writes. Within a
+program, an address may be written once, and read only before, by the lane that writes it: other orders would need a
+barrier. Memory that is allocated and not written is NaN.
 """
 
 import dataclasses
@@ -194,7 +195,7 @@ def _interpret(module: ModuleType) -> None:
 
 
 def _restore(changed: Any, before: dict[str, Any]) -> None:
-    """Give a module or class back the attributes that it had; new ones stay, as Triton keeps functions that use them."""
+    """Give a module or class back the attributes that it had; new ones stay: functions that Triton keeps use them."""
     for name, value in before.items():
         if vars(changed)[name] is not value:
             setattr(changed, name, value)

@@ -92,7 +92,9 @@ def test_each_wait_is_counted_and_its_read_answered() -> None:
 
 
 def test_a_launch_of_a_triton_kernel_is_counted_with_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = Launch(None, lambda arguments: (arguments["n"] // arguments["N"],), {}, {"N": 8}, (), ("z", "bias"), ("z", "sums"))
+    entry = Launch(
+        None, lambda arguments: (arguments["n"] // arguments["N"],), {}, {"N": 8}, (), ("z", "bias"), ("z", "sums")
+    )
     monkeypatch.setattr("embedlayer.kernels.gpu.launch.launch_table", lambda module: {"doubled": entry})
     z, sums = torch.empty(16, 4, dtype=torch.bfloat16, **META), torch.empty(16, **META)
     with OperatorCounter() as count:

@@ -1,14 +1,12 @@
 """Operators over blocks of logits of two heads: both softmaxes, divergences from their mixture, and gradients.
 
-`embedlayer.losses.divergence_kinds` defines them, in plain operators. As those of `embedlayer.kernels.softmax`, they run
-a numba kernel for tensors on the CPU, and Triton kernels for those on CUDA. Blocks are `(R, C)`, and totals have parts
-of the rows in front.
+`embedlayer.losses.divergence_kinds` defines them, in plain operators. Like those of `embedlayer.kernels.softmax`, they
+run a numba kernel for tensors on the CPU, and Triton kernels for those on CUDA. Blocks are `(R, C)`, and totals have
+parts of the rows in front.
 """
 
-import math
 from enum import IntEnum
 
-import torch
 from torch import Tensor
 
 from embedlayer.core.devices import device_kind

@@ -69,7 +69,10 @@ OF_BLOCK = "Tensor? bias, Tensor? ids, Tensor? rows, Tensor? places, SymInt firs
 FINISHING = "float scale, float? softcap, float? bound, SymInt? masked"
 
 
-@operator(f"(Tensor z, {OF_BLOCK}, bool with_sum, bool with_mean, bool with_squares, {FINISHING}) -> (Tensor, Tensor)")
+@operator(
+    f"(Tensor z, {OF_BLOCK}, bool with_sum, bool with_mean, bool with_squares, bool with_keys, {FINISHING}) -> "
+    "(Tensor, Tensor, Tensor, Tensor)"
+)
 def softmax_statistics(
     z: Tensor,
     bias: Tensor | None,
@@ -80,8 +83,9 @@ def softmax_statistics(
     with_sum: bool,
     with_mean: bool,
     with_squares: bool,
+    with_keys: bool,
     *finishing: float | None,
-) -> tuple[Tensor, Tensor] | None:
+) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
     """Compute statistics of the logits of a block, and read requested logits.
 
     Args:
@@ -94,36 +98,46 @@ def softmax_statistics(
         with_sum: Whether to compute the sum of logits.
         with_mean: Whether to compute the mean under the softmax.
         with_squares: Whether to compute the sum of squares.
+        with_keys: Whether to return what `embedlayer.kernels.largest.update_largest` needs on CUDA.
         *finishing: See `Finishing`; only on CUDA.
 
     Returns:
         `(P, 6, C)`: maximum, log of the sum of exponentials, that sum, sum of logits, mean of logits minus maximum
         under the softmax, log of the sum of squared exponentials; of the last three, those that are requested. And the
-        requested logits `(K, C)`, 0 where the ID is no row of the block.
+        requested logits `(K, C)`, 0 where the ID is no row of the block. And the keys of the largest logits of groups
+        of rows, `(groups, C)`, and of parts, `(C, P)`; see `embedlayer.kernels.gpu.largest`.
     """
     size, tokens = z.shape
     dtype = sum_dtype(z)
-    selected = torch.empty if device_kind(z) == "cuda" else torch.zeros
-    selected = selected((0, tokens) if ids is None else ids.shape, dtype=dtype, device=z.device)
+    selected = torch.empty((0, tokens) if ids is None else ids.shape, dtype=dtype, device=z.device)
     if device_kind(z) == "cuda":
         flags = {"SUM": with_sum, "MEAN": with_mean, "SQUARES": with_squares}
         block = launched_block(z, bias, finishing)
-        parts = -(-size // launch_table("softmax")["statistics"].blocks["PART"])
+        name = "statistics_and_keys" if with_keys else "statistics"
+        blocks = launch_table("softmax")[name].blocks
+        parts = -(-size // blocks["PART"])
+        keys = (
+            z.new_empty(parts * blocks["ROWS"] * with_keys, tokens, dtype=torch.long),
+            z.new_empty(tokens, parts * with_keys, dtype=torch.long),
+        )
+        of_groups = dict(zip(("lane_keys", "part_keys"), keys if with_keys else (None, None), strict=True))
         found = z.new_empty(parts, 2 + sum(flags.values()), tokens, dtype=dtype)
         totals = z.new_empty(1, 6, tokens, dtype=dtype)
-        launch("softmax", "statistics", found=found, **block, **flags)
+        launch("softmax", name, found=found, parts=parts, **of_groups, **block, **flags)
         requests = 0 if ids is None else len(ids)
         of_ids = {"ids": ids, "selected": selected, "requests": requests, "first_id": first_id}
         launch("softmax", "merge", found=found, totals=totals, parts=parts, **of_ids, **block, **flags)
-        return totals, selected
+        return totals, selected, *keys
     found = torch.empty(math.ceil(size / PART), 6, tokens, dtype=dtype, device=z.device)
+    keys = z.new_empty(0, tokens, dtype=torch.long), z.new_empty(tokens, 0, dtype=torch.long)
     if not has_memory(z):
-        return found, selected
+        return found, selected, *keys
     request = or_empty(rows, torch.long), or_empty(places, torch.long)
-    inputs = z, or_empty(bias, dtype), first_id, *request, selected.view(-1)
+    inputs = z, or_empty(bias, dtype), first_id, *request, selected.zero_().view(-1)
     extended = with_sum or with_mean or with_squares
     claimed = max(1, BLOCK_NUMEL // (PART * max(tokens, 1)))
-    return (found, selected) if STATISTICS.run(len(found), PART, *inputs, found, extended, block=claimed) else None
+    is_done = STATISTICS.run(len(found), PART, *inputs, found, extended, block=claimed)
+    return (found, selected, *keys) if is_done else None
 
 
 @operator(
@@ -220,8 +234,8 @@ def softmax_gradient(
         tiles = -(-tokens // launch_table("softmax")["statistics_gradient"].blocks["TOKENS"])
         row_sums = factors.new_empty(tiles, size)
     launch("softmax", "statistics_gradient", **block, **in_kernel, factors=factors, row_sums=row_sums, **flags)
-    if requests > 1:
-        of_requests = None if bias_grad is None else torch.empty_like(by_request)
+    if ids is not None and requests > 1:
+        of_requests = None if bias_grad is None else factors.new_empty(ids.shape)
         of_ids |= {"values": values, "requests": requests, "tokens": tokens, "of_bias": of_requests}
         block = {name: x for name, x in block.items() if name not in ("bias", "units", "UNIT")}
         launch("softmax", "requested_gradient", **block, **of_ids, factors=factors, **flags)

@@ -28,23 +28,29 @@ from embedlayer.losses.objective import BlockGradient, BlockTerms, LogitBlock, T
 ADD_BFLOAT16 = Kernel("softmax", "add_bfloat16")
 
 
-def statistics_of_blocks(ids: Tensor | None, names: list[str]) -> BlockTerms:
+KEYS = ("lane_keys", "part_keys")
+"""Results of `softmax_statistics` from which the largest logits are found on CUDA."""
+
+
+def statistics_of_blocks(ids: Tensor | None, names: list[str], *, with_keys: bool = False) -> BlockTerms:
     """Return a kernel that computes statistics of the blocks of a chunk; see `LogitStatistics.terms`.
 
     Args:
         ids: Requested IDs, `(K, C)`, or `None`.
         names: Which of `sum`, `mean` and `log_squares` to compute.
+        with_keys: Whether the results contain `KEYS`, for `with_largest`.
     """
     requests = Requests.of([] if ids is None else [ids])
-    flags = [name in names for name in ("sum", "mean", "log_squares")]
+    flags = [*(name in names for name in ("sum", "mean", "log_squares")), with_keys]
 
     def terms(block: LogitBlock) -> Totals | None:
         result = softmax_statistics(block.student, block.biases[0], *requests, block.start, *flags, *block.unfinished)
         if result is None:
             return None
-        found, selected = result
+        found, selected, *keys = result
         totals = dict(zip(("top", "log_sum", "sums", "sum", "mean", "log_squares"), found.unbind(1), strict=True))
         kept = {name: totals[name] for name in ("top", "log_sum", "sums", *names)}
+        kept |= dict(zip(KEYS, keys, strict=True)) if with_keys else {}
         return kept if ids is None else {**kept, "selected": selected.unsqueeze(0)}
 
     return terms
@@ -54,7 +60,7 @@ def with_largest(terms: BlockTerms, k: int) -> BlockTerms:
     """Return a kernel that also looks for the K largest logits; the totals of the last block contain them.
 
     Args:
-        terms: Kernel that computes the other totals of blocks.
+        terms: Kernel that computes the other totals of blocks, and `KEYS`.
         k: Number of logits.
     """
     state: list[Tensor] = []
@@ -68,7 +74,10 @@ def with_largest(terms: BlockTerms, k: int) -> BlockTerms:
             state.extend(z.new_full(shape, -torch.inf, dtype=dtype) for shape in ((tokens,), (tokens, k)))
             state.append(z.new_full((tokens, k), NO_ID, dtype=torch.long))
         found = terms(block)
-        if found is None or not update_largest(z, block.biases[0], block.start, seen, *state, *block.unfinished):
+        if found is None:
+            return None
+        keys = [found.pop(name) for name in KEYS]
+        if not update_largest(z, block.biases[0], block.start, seen, *keys, *state, *block.unfinished):
             return None
         seen += rows
         shown = slice(1 if block.is_last else 0)

@@ -115,7 +115,7 @@ class LogitStatistics(Objective):
     def compiled_terms(self, ids: Tensor | None, previous: Totals) -> BlockTerms | None:
         """Return a kernel that computes the statistics."""
         names = ["sum"] * self.sum + ["mean"] * self.mean + ["log_squares"] * self.squares
-        terms = statistics_of_blocks(ids, names)
+        terms = statistics_of_blocks(ids, names, with_keys=bool(self.top_k))
         return with_largest(terms, self.top_k) if self.top_k else terms
 
     def compiled_dlogits(self, ids: Tensor | None, totals: Totals, grads: Totals) -> BlockGradient | None:

@@ -11,6 +11,10 @@ from covering import cases, some
 from logit_blocks import (
     OBJECTIVES,
     a_block,
+    assert_infinite_logits_count_as_in_the_definition,
+    assert_largest_logits_are_in_order,
+    assert_no_worse_than_the_definition,
+    assert_stored_logits_are_finished,
     compiled_gradient,
     compiled_totals,
     copied,
@@ -20,10 +24,8 @@ from logit_blocks import (
     some_grads,
 )
 
-from embedlayer.kernels.softmax import Finishing
 from embedlayer.losses.compiled_blocks import add_bfloat16_
-from embedlayer.losses.logit_statistics import LogitStatistics
-from embedlayer.losses.objective import LogitBlock, Totals, Workspace, joined, stacked
+from embedlayer.losses.objective import Totals, joined, stacked
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -49,28 +51,6 @@ def test_float64_equals_the_definition(name, size, has_bias) -> None:
     torch.testing.assert_close(by_bias, right.sum(1), rtol=1e-11, atol=1e-11)
 
 
-def assert_no_worse_than_the_definition(objective, block) -> None:
-    """Kernels may miss the float64 answer by what the definition in float32 misses it by, and by rounding."""
-    dtype = block.student.dtype
-    exact = plain_totals(objective, copied(block, torch.float64))
-    plain, found = plain_totals(objective, copied(block, torch.float32)), compiled_totals(objective, block)
-    assert found.keys() == exact.keys()
-    for name, right in exact.items():
-        allowed = 1.5 * (plain[name].double() - right).abs().max() + 4 * 2.0**-23 * right.abs().max()
-        assert (found[name].double() - right).abs().max() <= allowed, name
-    grads = some_grads(objective, exact)
-    narrow = {name: grad.float() for name, grad in grads.items()}
-    right = plain_gradient(objective, copied(block, torch.float64), exact, grads)
-    slow = plain_gradient(objective, copied(block, torch.float32), plain, narrow)
-    by_logits, by_bias = compiled_gradient(objective, block, found, narrow)
-    assert by_logits.dtype == dtype
-    numbers = torch.finfo(dtype)
-    rounding = numbers.eps * right.abs() + max(1e-37, numbers.smallest_normal * numbers.eps)
-    allowed = 1.5 * (slow.double() - right).abs().max() + 2.0**-22 * right.abs().max() + rounding
-    assert ((by_logits.double() - right).abs() <= allowed).all()
-    torch.testing.assert_close(by_bias.double(), right.sum(1), rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize("size", [(3, 1), *SIZES[1:]])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -92,48 +72,14 @@ def test_neither_are_the_kernels_of_triton(name, size, dtype, requests) -> None:
 
 @cases("softcap, scale, masked, dtype", [None, 4.0], [1.0, 0.25], [None, -1, 11], [torch.float32, torch.bfloat16])
 def test_kernels_of_triton_finish_stored_logits(softcap, scale, masked, dtype) -> None:
-    objective = LogitStatistics(sum=masked is None or masked < 0, mean=True, squares=True, top_k=3)
-    stored = a_block(40, 24, dtype)
-    bound = None if softcap is None else 0.5 * softcap
-    block = stored._replace(unfinished=Finishing(scale, softcap, bound, masked))
-    raw = stored.student.double().requires_grad_()
-    bias = stored.biases[0].double().requires_grad_()
-    logits = raw * scale + bias.unsqueeze(1)
-    if softcap is not None:
-        logits = bound * (logits / softcap).tanh()
-    if masked is not None and masked >= 0:
-        logits = logits.masked_fill((torch.arange(40) == masked).unsqueeze(1), -math.inf)
-        block.ids[block.ids == masked + block.start] = 7
-    exact = plain_totals(objective, stored._replace(student=logits, ids=block.ids, biases=(None, None)))
-    grads = {name: torch.randn_like(x) for name, x in exact.items() if name not in objective.constants}
-    right = torch.autograd.grad(sum((grads[name] * exact[name]).sum() for name in grads), (raw, bias))
-    with running_on("triton"):
-        found = compiled_totals(objective, block)
-        of_block = compiled_gradient(objective, block, found, {name: grad.float() for name, grad in grads.items()})
-    found, exact = ({name: x.double() for name, x in totals.items()} for totals in (found, exact))
-    torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-5)
-    error = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps
-    for ours, exact_grad in zip(of_block, right, strict=True):
-        torch.testing.assert_close(ours.double(), exact_grad, rtol=error, atol=error)
+    assert_stored_logits_are_finished(softcap, scale, masked, dtype)
 
 
 @objective_and_backend
 def test_logits_of_minus_infinity_count_as_in_the_definition(name, backend) -> None:
-    objective, (backend, dtype) = OBJECTIVES[name], backend
-    block = a_block(300, 5, dtype, has_bias=False)
-    assert block.teacher is not None
-    block.student[3, 2:] = block.teacher[3, 2:] = -math.inf
-    block.student[:280, 1] = block.teacher[:280, 1] = -math.inf  # a whole part of the rows
-    wide = torch.promote_types(dtype, torch.float32)
-    expected = plain_totals(objective, copied(block, wide))
-    finished = copied(block, wide)
+    backend, dtype = backend
     with running_on(backend):
-        found = compiled_totals(objective, block)
-        grads = some_grads(objective, found)
-        by_logits, _ = compiled_gradient(objective, block, found, grads)
-    torch.testing.assert_close(found, {name: expected[name] for name in found}, rtol=1e-5, atol=1e-5)
-    right = plain_gradient(objective, finished, found, grads)
-    torch.testing.assert_close(by_logits.to(wide), right, rtol=max(1e-5, torch.finfo(dtype).eps), atol=1e-5)
+        assert_infinite_logits_count_as_in_the_definition(OBJECTIVES[name], dtype)
 
 
 @cases("name, backend", OBJECTIVES, [NUMBA, TRITON])
@@ -197,32 +143,15 @@ def test_blocks_of_rows_merge_to_the_totals_of_all(name, backend) -> None:
 
 
 @pytest.mark.parametrize(
-    "k, backend",
+    ("k", "backend"),
     some(
         [(1, "numba"), (4, "numba"), (40, "numba"), (4, "triton")],
         [(k, backend) for k in (1, 4, 40) for backend in ("numba", "triton")],
     ),
 )
 def test_of_equal_logits_those_with_the_lowest_ids_are_the_largest(k, backend) -> None:
-    logits = torch.randint(-2, 3, (50, 130)).float()
-    logits[3:, 5] = -math.inf
-    logits[[7, 8, 30], 6] = math.nan
-    logits[:, 7] = torch.tensor([0.0, -0.0]).repeat(25)
-    objective = LogitStatistics(top_k=k)
     with running_on(backend):
-        kernel = objective.compiled_terms(None, {})
-        assert kernel is not None
-        parts = []
-        for start in (0, 20, 45):
-            z = logits[start : start + (20 if start == 0 else 25 if start == 20 else 5)].contiguous()
-            block = LogitBlock(z, None, None, start, may_be_infinite=True, work=Workspace(), is_last=start == 45)
-            part = kernel(block)
-            assert part is not None
-            parts.append(part)
-        found = objective.merge(joined(parts))
-    values, ids = logits.sort(dim=0, descending=True, stable=True)
-    torch.testing.assert_close(found["top_logits"], values[:k], rtol=0, atol=0, equal_nan=True)
-    assert torch.equal(found["top_ids"], ids[:k])
+        assert_largest_logits_are_in_order(k)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

@@ -27,7 +27,7 @@ def arguments(device: str, tokens: int = 6) -> tuple[list[object], list[object]]
     z, bias = torch.randn(9, tokens, device=device), torch.randn(9, device=device)
     ids = torch.randint(0, 9, (1, tokens), device=device)
     requests = Requests.of([ids])
-    statistics = [z, bias, *requests, 0, True, True, True, *Finishing()]
+    statistics = [z, bias, *requests, 0, True, True, True, False, *Finishing()]
     request, factors = torch.randn(1, tokens, device=device), torch.rand(6, tokens, device=device)
     by_request = request if requests.places is None else request.flatten()
     gradient = [z, bias, *requests, 0, by_request, request, factors, torch.zeros(9, device=device), True, True]
@@ -62,7 +62,7 @@ def test_on_cuda_a_dispatch_mode_sees_the_operator_and_observers_its_launches(mo
     statistics[2:5] = gradient[2:5] = Requests.of([statistics[2]])
     launched: list[str] = []
     with launches_observed(lambda each: launched.append(each.name)), Names() as names:
-        totals, selected = softmax_statistics(*statistics)
+        totals, selected, *_ = softmax_statistics(*statistics)
         assert softmax_gradient(*gradient)
     assert names.seen == ["softmax_statistics", "softmax_gradient"]
     assert launched == ["statistics", "merge", "statistics_gradient"]

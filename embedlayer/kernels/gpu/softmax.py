@@ -18,9 +18,27 @@ import torch
 import triton
 import triton.language as tl
 
+from embedlayer.kernels import largest
 from embedlayer.kernels.gpu.launch import Arguments, Grid, Launch, Variant
 
-INTEGERS = ("rows", "units", "first_id", "masked")
+INTEGERS = ("rows", "units", "first_id", "masked", "parts")
+
+MISSING = tl.constexpr(largest.MISSING)
+LARGEST_ID = tl.constexpr(0xFFFFFFFF)
+NAN = tl.constexpr(0x7FFFFFFF)
+
+
+@triton.jit
+def order_of(x):
+    """Return integers in the order of float32 numbers; 0.0 and -0.0 are equal, and NaN is largest."""
+    bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
+    return tl.where(x == x, tl.where(bits < 0, bits ^ NAN, bits), NAN)
+
+
+@triton.jit
+def key_of(order, number):
+    """Return the key of an integer of `order_of`, and of the number of a row; see `embedlayer.kernels.gpu.largest`."""
+    return (order.to(tl.int64) << 32) + (tl.cast(number, tl.int64) ^ LARGEST_ID)
 
 
 @triton.jit
@@ -51,7 +69,7 @@ def _unfinished(g, x, i, softcap, bound, masked):
 
 @triton.jit(do_not_specialize=INTEGERS)
 def statistics(
-    z, bias, found, rows, units, scale, softcap, bound, masked,
+    z, bias, found, lane_keys, part_keys, rows, units, parts, scale, softcap, bound, masked,
     SUM: tl.constexpr, MEAN: tl.constexpr, SQUARES: tl.constexpr,
     UNIT: tl.constexpr, PART: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
@@ -60,6 +78,9 @@ def statistics(
     These are the sum of logits, the sum of `e (x - maximum)`, and the sum of `e²`, for `e = exp(x - maximum)`. Each
     lane keeps totals of the logits that it has read. A logit costs one exponential: of minus its distance from the
     maximum so far, which is the factor of the totals if the logit is larger, and else of the logit.
+
+    `lane_keys`, `(parts * ROWS, C)`, and `part_keys`, `(C, parts)`, or `None`: the keys of the largest logits that each
+    lane and all lanes of a program have read, with the number of their row; `MISSING` if there is none.
     """
     tokens = units * UNIT
     stride = tokens.to(tl.int64)
@@ -68,12 +89,17 @@ def statistics(
     top = tl.full((ROWS, TOKENS), float("-inf"), tl.float32)
     sums = tl.zeros((ROWS, TOKENS), tl.float32)
     plain, mean, squares = sums, sums, sums
+    best, best_row = tl.full((ROWS, TOKENS), -NAN - 1, tl.int32), tl.full((ROWS, TOKENS), -1, tl.int32)
     stop = min((part + 1) * PART, rows)
     for start in range(part * PART, stop, ROWS):
         i = start + tl.arange(0, ROWS)[:, None]
         inside = (i < stop) & (c < tokens)[None, :]
         x = tl.load(z + i * stride + c[None, :], mask=inside, other=0.0)
         x = _finished(x, i, bias, rows, scale, softcap, bound, masked)
+        if lane_keys is not None:
+            order = tl.where(inside, order_of(x), -NAN - 1)
+            best_row = tl.where(order > best, i, best_row)
+            best = tl.maximum(order, best)
         if SUM:
             plain += tl.where(inside, x, 0.0)
         x = tl.where(inside, x, float("-inf"))
@@ -104,6 +130,11 @@ def statistics(
         place += tokens
     if SQUARES:
         tl.store(place, tl.sum(fade * fade * squares, 0), mask=kept)
+    if lane_keys is not None:
+        key = tl.where(best_row < 0, MISSING, key_of(best, best_row))
+        lane = part * ROWS + tl.arange(0, ROWS)[:, None]
+        tl.store(lane_keys + lane * stride + c[None, :], key, mask=kept[None, :])
+        tl.store(part_keys + c * tl.cast(parts, tl.int64) + part, tl.max(key, 0), mask=kept)
 
 
 @triton.jit(do_not_specialize=(*INTEGERS, "parts", "requests"))
@@ -331,7 +362,8 @@ def cross_entropy(
 
 def _tiles(a: Arguments) -> int:
     """Return the number of programs along the tokens."""
-    return -(-(a["units"] * a["UNIT"] if "units" in a else a["tokens"]) // a["TOKENS"])
+    tokens: int = a["units"] * a["UNIT"] if "units" in a else a["tokens"]
+    return -(-tokens // int(a["TOKENS"]))
 
 
 def _tiles_by_parts(a: Arguments) -> Grid:
@@ -342,24 +374,41 @@ FINISHING = {"bias": "*fp32", "scale": "fp32", "softcap": "fp32", "bound": "fp32
 UNFINISHED = {"bias": None, "softcap": None, "bound": None, "masked": None}
 """Values of the arguments of logits that need no finishing but the scale."""
 
+WITHOUT_KEYS = {"lane_keys": None, "part_keys": None}
+
 BLOCK = {"z": "*z", "rows": "i32", "units": "i32", **FINISHING}
 
 FEW: dict[str, bool] = {"SUM": False, "MEAN": False, "SQUARES": False}
 ALL: dict[str, bool] = {"SUM": True, "MEAN": True, "SQUARES": True}
 
+STATISTICS = {**BLOCK, "found": "*fp32", "lane_keys": "*i64", "part_keys": "*i64", "parts": "i32"}
+
 LAUNCHES = {
     "statistics": Launch(
         statistics,
         grid=_tiles_by_parts,
-        types={**BLOCK, "found": "*fp32"},
+        types=STATISTICS,
         blocks={"PART": 256, "ROWS": 8, "TOKENS": 256},
         wide=("z",),
         reads=("z", "bias"),
         writes=("found",),
         variants={
-            "loss": Variant({**UNFINISHED, **FEW, "UNIT": 8}),
-            "finished": Variant({**FEW, "UNIT": 8}),
-            "odd": Variant({**UNFINISHED, **FEW, "UNIT": 1}),
+            "loss": Variant({**UNFINISHED, **FEW, **WITHOUT_KEYS, "UNIT": 8}),
+            "finished": Variant({**FEW, **WITHOUT_KEYS, "UNIT": 8}),
+            "odd": Variant({**UNFINISHED, **FEW, **WITHOUT_KEYS, "UNIT": 1}),
+            "all": Variant({**ALL, **WITHOUT_KEYS, "UNIT": 8}, registers=192),
+        },
+    ),
+    "statistics_and_keys": Launch(
+        statistics,
+        grid=_tiles_by_parts,
+        types=STATISTICS,
+        blocks={"PART": 256, "ROWS": 8, "TOKENS": 128},
+        wide=("z",),
+        reads=("z", "bias"),
+        writes=("found", "lane_keys", "part_keys"),
+        variants={
+            "largest": Variant({**UNFINISHED, **FEW, "UNIT": 8}),
             "all": Variant({**ALL, "UNIT": 8}, registers=192),
         },
     ),
