@@ -23,19 +23,18 @@ def without_numba() -> Iterator[None]:
 
 @contextmanager
 def cpu_taken_for_cuda() -> Iterator[None]:
-    """Take CPU tensors for CUDA tensors, without compiled kernels; no target may be recorded at the end.
-
-    Torch sums products of float16 and bfloat16 into float32 results on CUDA alone: here they are products of copies.
-    """
-    with (
-        patch.dict(TAKEN_AS, cpu="cuda"),
-        patch.object(torch, "mm", _wide(torch.mm)),
-        patch.object(torch, "addmm", _wide(torch.addmm)),
-        kernels_disabled(),
-    ):
+    """Take CPU tensors for CUDA tensors, without compiled kernels; no target may be recorded at the end."""
+    with patch.dict(TAKEN_AS, cpu="cuda"), wide_products(), kernels_disabled():
         yield
         record = target_record(torch.device("cpu"))
         assert record.tolist() == [-1] * 4
+
+
+@contextmanager
+def wide_products() -> Iterator[None]:
+    """Sum products of float16 and bfloat16 into float32 results, which torch does on CUDA alone, by those of copies."""
+    with patch.object(torch, "mm", _wide(torch.mm)), patch.object(torch, "addmm", _wide(torch.addmm)):
+        yield
 
 
 def _wide(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
