@@ -6,7 +6,7 @@ scheme, head and loss imports this module.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +63,23 @@ def is_transformed(*tensors: Tensor | None) -> bool:
         ):
             return True
     return False
+
+
+def is_capturing(x: Tensor) -> bool:
+    """Return whether a CUDA graph is captured on the current stream of the device of `x`: no value can be read then."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def constant_in_graphs(function: Function) -> Function:
+    """Decorate a function of constants such that `torch.compile` calls it while it traces, and inserts the result.
+
+    Unlike `torch.compiler.assume_constant_result`, it does not import the compiler.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def fusible(*tensors: Tensor | None) -> bool:

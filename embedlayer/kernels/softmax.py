@@ -113,7 +113,8 @@ def softmax_statistics(
     if device_kind(z) == "cuda":
         flags = {"SUM": with_sum, "MEAN": with_mean, "SQUARES": with_squares}
         block = launched_block(z, bias, finishing)
-        blocks = launch_table("softmax")["statistics"].blocks
+        name = "statistics_and_keys" if with_keys else "statistics"
+        blocks = launch_table("softmax")[name].blocks
         parts = -(-size // blocks["PART"])
         keys = (
             z.new_empty(parts * blocks["ROWS"] * with_keys, tokens, dtype=torch.long),
@@ -122,7 +123,7 @@ def softmax_statistics(
         of_groups = dict(zip(("lane_keys", "part_keys"), keys if with_keys else (None, None), strict=True))
         found = z.new_empty(parts, 2 + sum(flags.values()), tokens, dtype=dtype)
         totals = z.new_empty(1, 6, tokens, dtype=dtype)
-        launch("softmax", "statistics", found=found, parts=parts, **of_groups, **block, **flags)
+        launch("softmax", name, found=found, parts=parts, **of_groups, **block, **flags)
         requests = 0 if ids is None else len(ids)
         of_ids = {"ids": ids, "selected": selected, "requests": requests, "first_id": first_id}
         launch("softmax", "merge", found=found, totals=totals, parts=parts, **of_ids, **block, **flags)
@@ -233,8 +234,8 @@ def softmax_gradient(
         tiles = -(-tokens // launch_table("softmax")["statistics_gradient"].blocks["TOKENS"])
         row_sums = factors.new_empty(tiles, size)
     launch("softmax", "statistics_gradient", **block, **in_kernel, factors=factors, row_sums=row_sums, **flags)
-    if ids is not None and requests > 1:
-        of_requests = None if bias_grad is None else factors.new_empty(ids.shape)
+    if requests > 1:
+        of_requests = None if bias_grad is None else factors.new_empty(requests, tokens)
         of_ids |= {"values": values, "requests": requests, "tokens": tokens, "of_bias": of_requests}
         block = {name: x for name, x in block.items() if name not in ("bias", "units", "UNIT")}
         launch("softmax", "requested_gradient", **block, **of_ids, factors=factors, **flags)

@@ -10,8 +10,8 @@ from embedlayer.core.devices import device_kind
 from embedlayer.kernels.largest import NO_ID
 from embedlayer.kernels.softmax import cross_entropy_of_totals
 from embedlayer.losses.compiled_blocks import gradient_of_statistics, statistics_of_blocks, with_largest
-from embedlayer.losses.definition import checked_targets
-from embedlayer.losses.largest import ordered_top_k, top_k
+from embedlayer.losses.counted_tokens import CheckedIds
+from embedlayer.losses.largest import GROUP, LEAST_GROUPED, ordered_top_k, top_k
 from embedlayer.losses.objective import (
     BlockGradient,
     BlockTerms,
@@ -28,7 +28,8 @@ from embedlayer.losses.objective import (
     softmax_totals,
 )
 from embedlayer.losses.options import LossSettings
-from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
+
+SORTED = 8  # numbers of 4 bytes that a sort needs for each logit
 
 
 class LogitStatistics(Objective):
@@ -62,6 +63,14 @@ class LogitStatistics(Objective):
         self.squares = squares
         self.top_k = top_k
         self.slots = 2 if mean else 1
+
+    def work_numbers(self, rows: int) -> int:
+        """Return how many numbers of intermediate results exist at once without kernels, per token.
+
+        Of the K largest logits, `top_k` sorts a part of the vocabulary: values and int64 places, which torch copies.
+        """
+        sorted_rows = min(rows, max(4 * GROUP * self.top_k, LEAST_GROUPED)) if self.top_k > 1 else 0
+        return self.slots * rows + SORTED * sorted_rows
 
     def terms(self, block: LogitBlock, previous: Totals) -> Totals:
         """Return the statistics over the rows of the block; `selected` is 0 where the ID is another row."""
@@ -196,14 +205,7 @@ class CrossEntropy(TokenLoss):
         return losses, {**grads, "sum": by_sum} if self.label_smoothing else grads
 
 
-def target_request(logits: UncomputedLogits, targets: Tensor, loss: LossSettings) -> Request:
-    """Check the targets, and return the request for the totals that their losses need.
-
-    Raises:
-        TokenIdError: A target is neither a token nor `ignore_index`.
-    """
-    is_linear, kept = isinstance(logits, LinearLogits), targets != loss.ignore_index
-    targets = checked_targets(targets, logits.vocab_size, loss.ignore_index, everywhere=is_linear)
-    ids = targets.long().masked_fill(~kept, 0).flatten().unsqueeze(1)
-    objective = LogitStatistics(sum=bool(loss.label_smoothing))
-    return Request(objective, ids=ids, kept=kept.flatten(), min_chunks=loss.min_chunks)
+def target_request(targets: CheckedIds, loss: LossSettings) -> Request:
+    """Return the request for the totals that the losses of targets need."""
+    objective, ids = LogitStatistics(sum=bool(loss.label_smoothing)), targets.ids.flatten().unsqueeze(1)
+    return Request(objective, ids=ids, tokens=targets.tokens, min_chunks=loss.min_chunks, chunk_bytes=loss.chunk_bytes)

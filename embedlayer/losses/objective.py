@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.kernels.softmax import Finishing
+from embedlayer.losses.counted_tokens import CountedTokens
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
 
 Totals = dict[str, Tensor]
@@ -56,6 +57,10 @@ class Workspace:
     def exp(self, a: Tensor) -> Tensor:
         """Return `exp(a)`, in the memory of `a` if results may be overwritten."""
         return a.exp_() if self.buffers else a.exp()
+
+    def masked_fill(self, a: Tensor, mask: Tensor, number: float) -> Tensor:
+        """Return `a` with a number where the mask is `True`, in the memory of `a` if results may be overwritten."""
+        return a.masked_fill_(mask, number) if self.buffers else a.masked_fill(mask, number)
 
     def multiply(self, a: Tensor, b: Tensor) -> Tensor:
         """Return `a * b`, in the memory of `a` if results may be overwritten."""
@@ -153,6 +158,14 @@ class Objective(ABC):
             parts: Totals as `stacked` returns them, or `BlockTerms`.
         """
 
+    def work_numbers(self, rows: int) -> int:
+        """Return how many numbers of intermediate results exist at once without kernels, per token.
+
+        Args:
+            rows: Rows of a block.
+        """
+        return self.slots * rows
+
     def in_sweeps(self, sweep: Callable[[Totals], Totals]) -> Totals:
         """Return the totals of all sweeps.
 
@@ -201,15 +214,17 @@ class Request(NamedTuple):
         objective: What is computed per token.
         teacher: The second head of a divergence, or `None`.
         ids: Token IDs whose logits are requested, `(N, K)`, or `None`. They count from the first row of all ranks.
-        kept: Mask `(N,)` of the tokens that are computed; `None` for all.
+        tokens: Which of the N tokens count, and which are computed.
         min_chunks: Number of chunks into which the tokens are divided at least.
+        chunk_bytes: Bytes of the logits and intermediate results of a chunk; `None` for the default of the device.
     """
 
     objective: Objective
     teacher: UncomputedLogits | None = None
     ids: Tensor | None = None
-    kept: Tensor | None = None
+    tokens: CountedTokens = CountedTokens()
     min_chunks: int = 1
+    chunk_bytes: int | None = None
 
 
 class TokenLoss(ABC):
@@ -250,7 +265,7 @@ class Exponentials(NamedTuple):
             block: The block.
         """
         if block.may_be_infinite:
-            values = values.masked_fill(self.powers == 0, 0.0)
+            values = block.work.masked_fill(values, self.powers == 0, 0.0)
         return block.work.multiply(values, self.powers).sum(0) / self.sums
 
 

@@ -104,7 +104,7 @@ def _pairs(a: Arguments) -> Grid:
     return (-(-a["pairs"] // a["PAIRS"]),)
 
 
-GROUPS = {name: softmax.LAUNCHES["statistics"].blocks[name] for name in ("PART", "ROWS")}
+GROUPS = {name: softmax.LAUNCHES["statistics_and_keys"].blocks[name] for name in ("PART", "ROWS")}
 CHOSEN = {"chosen": "*i64", "keys": "*i64", **dict.fromkeys(("tokens", "first_token", "pairs"), "i32")}
 LOGITS = {"keys": "*i64", "values": "*fp32", "ids": "*i64", "count": "i32"}
 

@@ -381,19 +381,33 @@ BLOCK = {"z": "*z", "rows": "i32", "units": "i32", **FINISHING}
 FEW: dict[str, bool] = {"SUM": False, "MEAN": False, "SQUARES": False}
 ALL: dict[str, bool] = {"SUM": True, "MEAN": True, "SQUARES": True}
 
+STATISTICS = {**BLOCK, "found": "*fp32", "lane_keys": "*i64", "part_keys": "*i64", "parts": "i32"}
+
 LAUNCHES = {
     "statistics": Launch(
         statistics,
         grid=_tiles_by_parts,
-        types={**BLOCK, "found": "*fp32", "lane_keys": "*i64", "part_keys": "*i64", "parts": "i32"},
+        types=STATISTICS,
         blocks={"PART": 256, "ROWS": 8, "TOKENS": 256},
         wide=("z",),
         reads=("z", "bias"),
-        writes=("found", "lane_keys", "part_keys"),
+        writes=("found",),
         variants={
             "loss": Variant({**UNFINISHED, **FEW, **WITHOUT_KEYS, "UNIT": 8}),
             "finished": Variant({**FEW, **WITHOUT_KEYS, "UNIT": 8}),
             "odd": Variant({**UNFINISHED, **FEW, **WITHOUT_KEYS, "UNIT": 1}),
+            "all": Variant({**ALL, **WITHOUT_KEYS, "UNIT": 8}, registers=192),
+        },
+    ),
+    "statistics_and_keys": Launch(
+        statistics,
+        grid=_tiles_by_parts,
+        types=STATISTICS,
+        blocks={"PART": 256, "ROWS": 8, "TOKENS": 128},
+        wide=("z",),
+        reads=("z", "bias"),
+        writes=("found", "lane_keys", "part_keys"),
+        variants={
             "largest": Variant({**UNFINISHED, **FEW, "UNIT": 8}),
             "all": Variant({**ALL, "UNIT": 8}, registers=192),
         },
