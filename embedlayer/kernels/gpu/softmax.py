@@ -388,7 +388,7 @@ LAUNCHES = {
         statistics,
         grid=_tiles_by_parts,
         types=STATISTICS,
-        blocks={"PART": 256, "ROWS": 8, "TOKENS": 256},
+        blocks={"PART": 256, "ROWS": 4, "TOKENS": 256},
         wide=("z",),
         reads=("z", "bias"),
         writes=("found",),
