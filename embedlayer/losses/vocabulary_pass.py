@@ -72,7 +72,7 @@ class VocabularyPass:
         self.compiled = self.objective.has_kernels and STATISTICS.applies(*(x for each in both for x in each.tensors))
         self.finishes = self.compiled and on_cuda and self.objective.finishes
         parts = partition, self.tokens, self.dtype
-        self.heads = [HeadBlocks(x, *parts, compiled=self.compiled, unfinished=self.finishes) for x in both]
+        self.heads = [HeadBlocks(each, *parts, compiled=self.compiled, unfinished=self.finishes) for each in both]
         self.hidden = [head.hidden_ND for head in self.heads]
         self.like = student.hidden.new_empty(0, dtype=self.dtype)
         self.device = "cuda" if device_kind(self.like) == "cuda" else "cpu"  # the key of the tables of block sizes
