@@ -66,6 +66,8 @@ def numbers(*shape: int, trained: bool = True) -> Tensor:
 def trained(inputs: Sequence[Tensor | None], compute: Call) -> Call:
     """Return a call of `compute` and of the backward pass of its result, one tensor or several; gradients are dropped.
 
+    The gradient of the result is the caller's, so no kernel that fills it with ones is counted.
+
     Args:
         inputs: Tensors with gradients.
         compute: Function without arguments.
@@ -73,7 +75,7 @@ def trained(inputs: Sequence[Tensor | None], compute: Call) -> Call:
 
     def call() -> None:
         results = [each for each in tree_leaves(compute()) if isinstance(each, Tensor) and each.requires_grad]
-        grads = [None if each.dim() == 0 else torch.empty_like(each) for each in results]
+        grads = [torch.empty_like(each) for each in results]
         torch.autograd.backward(results, grads)
         for each in inputs:
             if each is not None:

@@ -27,21 +27,25 @@ def without_numba() -> Iterator[None]:
 def cpu_taken_for_cuda(*, triton: bool = False) -> Iterator[None]:
     """Take CPU tensors for CUDA tensors; no target may be recorded at the end.
 
-    Torch sums products of float16 and bfloat16 into float32 results on CUDA alone: here they are products of copies.
-
     Args:
         triton: Whether Triton kernels run, in Triton's interpreter; by default torch operators compute.
     """
     with (
         patch.dict(TAKEN_AS, cpu="cuda"),
-        patch.object(torch, "mm", _wide(torch.mm)),
-        patch.object(torch, "addmm", _wide(torch.addmm)),
+        wide_products(),
         patch.object(availability, "_compilation_failure", lambda device: ""),
         interpreted() if triton else kernels_disabled(),
     ):
         yield
         record = target_record(torch.device("cpu"))
         assert record.tolist() == [-1] * 4
+
+
+@contextmanager
+def wide_products() -> Iterator[None]:
+    """Sum products of float16 and bfloat16 into float32 results, of copies; torch does it on CUDA alone."""
+    with patch.object(torch, "mm", _wide(torch.mm)), patch.object(torch, "addmm", _wide(torch.addmm)):
+        yield
 
 
 def _wide(product: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -9,12 +9,12 @@ from benchmarks.operator_counter import OperatorCounter
 from embedlayer.core.devices import TAKEN_AS, device_kind
 from embedlayer.kernels.gpu.launch import Launch, launch
 
-META = {"device": "meta"}
+META = "meta"
 
 
 def test_each_kernel_is_counted_with_its_bytes_and_flops() -> None:
-    x, ids = torch.empty(64, 32, dtype=torch.bfloat16, **META), torch.empty(10, dtype=torch.int64, **META)
-    sums = torch.zeros(64, 64, **META)
+    x, ids = torch.empty(64, 32, dtype=torch.bfloat16, device=META), torch.empty(10, dtype=torch.int64, device=META)
+    sums = torch.zeros(64, 64, device=META)
     with OperatorCounter() as count:
         y = x.view(32, 64).T.exp()
         y.mul_(2.0)
@@ -56,7 +56,7 @@ counted_in_a_test.register_autograd(lambda ctx, grad: grad.sum(1, keepdim=True).
 
 
 def test_the_body_of_a_custom_operator_is_counted_as_on_cuda() -> None:
-    x = torch.empty(3, 5, requires_grad=True, **META)
+    x = torch.empty(3, 5, requires_grad=True, device=META)
     with OperatorCounter() as count:
         y = counted_in_a_test(x)
         assert y.requires_grad
@@ -68,7 +68,7 @@ def test_the_body_of_a_custom_operator_is_counted_as_on_cuda() -> None:
 
 
 def test_each_wait_is_counted_and_its_read_answered() -> None:
-    x, ids = torch.empty(6, 4, **META), torch.empty(6, dtype=torch.int64, **META)
+    x, ids = torch.empty(6, 4, device=META), torch.empty(6, dtype=torch.int64, device=META)
     with OperatorCounter() as count:
         assert bool((ids < 7).all())
         assert not (ids < 0).any()
@@ -76,7 +76,7 @@ def test_each_wait_is_counted_and_its_read_answered() -> None:
         assert ids.nonzero().shape == (6, 1)
         assert ids.tolist() == [-1] * 6
         assert x.cpu().sum() == 24
-        torch.tensor([1, 2], **META)
+        torch.tensor([1, 2], device=META)
         x.new_tensor(3.0)
         torch.zeros(2).to("meta")
         x[1, 2] = torch.tensor(1.0)
@@ -96,7 +96,7 @@ def test_a_launch_of_a_triton_kernel_is_counted_with_its_bytes(monkeypatch: pyte
         None, lambda arguments: (arguments["n"] // arguments["N"],), {}, {"N": 8}, (), ("z", "bias"), ("z", "sums")
     )
     monkeypatch.setattr("embedlayer.kernels.gpu.launch.launch_table", lambda module: {"doubled": entry})
-    z, sums = torch.empty(16, 4, dtype=torch.bfloat16, **META), torch.empty(16, **META)
+    z, sums = torch.empty(16, 4, dtype=torch.bfloat16, device=META), torch.empty(16, device=META)
     with OperatorCounter() as count:
         launch("softmax", "doubled", z=z, sums=sums, n=16, bias=None)
         launch("softmax", "doubled", z=z, sums=sums, n=0, bias=None)
@@ -106,7 +106,7 @@ def test_a_launch_of_a_triton_kernel_is_counted_with_its_bytes(monkeypatch: pyte
 def test_reads_of_a_function_of_the_library_have_its_answers() -> None:
     from embedlayer.core.index_checks import raise_if_outside
 
-    ids = torch.empty(6, dtype=torch.int64, **META)
+    ids = torch.empty(6, dtype=torch.int64, device=META)
     with OperatorCounter() as count:
         raise_if_outside(ids, 5, "token id")
     assert {each.place.split(":")[0] for each in count.waits} == {"core/index_checks.py"}
@@ -121,7 +121,7 @@ def test_memory_is_that_which_the_same_call_allocates_on_the_cpu() -> None:
 
     with Memory() as memory:
         on_cpu = call(torch.ones(50, 70))
-    x = torch.ones(50, 70, **META)
+    x = torch.ones(50, 70, device=META)
     with OperatorCounter() as count:
         on_meta = call(x)
     assert count.memory.peak == memory.peak - x.nbytes

@@ -234,8 +234,8 @@ def softmax_gradient(
         tiles = -(-tokens // launch_table("softmax")["statistics_gradient"].blocks["TOKENS"])
         row_sums = factors.new_empty(tiles, size)
     launch("softmax", "statistics_gradient", **block, **in_kernel, factors=factors, row_sums=row_sums, **flags)
-    if ids is not None and requests > 1:
-        of_requests = None if bias_grad is None else factors.new_empty(ids.shape)
+    if requests > 1:
+        of_requests = None if bias_grad is None else factors.new_empty(requests, tokens)
         of_ids |= {"values": values, "requests": requests, "tokens": tokens, "of_bias": of_requests}
         block = {name: x for name, x in block.items() if name not in ("bias", "units", "UNIT")}
         launch("softmax", "requested_gradient", **block, **of_ids, factors=factors, **flags)
@@ -247,58 +247,85 @@ def softmax_gradient(
 
 
 @operator(
-    "(Tensor ids, Tensor top, Tensor log_sum, Tensor selected, Tensor? logit_sum, Tensor factors, SymInt vocab_size, "
-    "float label_smoothing, float z_loss) -> (Tensor, Tensor, Tensor, Tensor)"
+    "(Tensor ids, Tensor top, Tensor log_sum, Tensor sums, Tensor selected, Tensor? logit_sum, Tensor weights, "
+    "SymInt vocab_size, float label_smoothing, float z_loss) -> (Tensor, Tensor, Tensor)"
 )
 def cross_entropy_of_totals(
     ids: Tensor,
     top: Tensor,
     log_sum: Tensor,
+    sums: Tensor,
     selected: Tensor,
     logit_sum: Tensor | None,
-    factors: Tensor,
+    weights: Tensor,
     vocab_size: int,
     label_smoothing: float,
     z_loss: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """Compute the loss of each token from its totals, and its gradients by them times `factors`; only on CUDA.
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Compute the loss of each token from its totals, and what its gradient is computed from; only on CUDA.
 
     `embedlayer.losses.logit_statistics.CrossEntropy` defines both. The loss of a target outside the vocabulary is NaN,
     and its gradients are 0.
 
     Args:
         ids: Targets, `(1, C)`.
-        top: Totals, `(C,)`, as for the next three.
+        top: Totals, `(C,)`, as for the next two.
         log_sum: Log of the sum of exponentials.
+        sums: That sum.
         selected: Logits of the targets, `(1, C)`.
         logit_sum: Sum of logits, with label smoothing.
-        factors: Factor of each loss, `(C,)`.
+        weights: Factor of each loss, `(C,)`.
         vocab_size: Number of tokens, V.
         label_smoothing: See `embedlayer.losses.options.LossOptions`.
         z_loss: See `LossOptions`.
 
     Returns:
-        Losses, and the gradients by `log_sum`, `selected` and `logit_sum`, `(C,)`; the last is empty without smoothing.
+        Losses `(C,)`, the gradient by `selected` `(1, C)`, and the result of `softmax_factors` `(6, C)`.
     """
     if device_kind(top) != "cuda":
         return None
-    losses, by_log_sum, by_selected = (torch.empty_like(top) for _ in range(3))
-    by_sum = top.new_empty(0 if logit_sum is None else len(top))
-    inputs = {"ids": ids, "top": top, "log_sum": log_sum, "selected": selected, "logit_sum": logit_sum}
+    inputs = {"ids": ids, "top": top, "log_sum": log_sum, "sums": sums, "selected": selected, "weights": weights}
+    outputs = {"losses": torch.empty_like(top), "by_selected": torch.empty_like(selected)}
+    outputs["factors"] = top.new_empty(6, len(top))
     launch(
         "softmax",
         "cross_entropy",
-        **{name: None if x is None else x.contiguous() for name, x in (inputs | {"factors": factors}).items()},
-        losses=losses,
-        by_log_sum=by_log_sum,
-        by_selected=by_selected,
-        by_sum=None if logit_sum is None else by_sum,
+        **{name: x.contiguous() for name, x in inputs.items()},
+        **outputs,
+        logit_sum=None if logit_sum is None else logit_sum.contiguous(),
         tokens=len(top),
         vocab_size=vocab_size,
         label_smoothing=label_smoothing,
         z_loss=z_loss,
     )
-    return losses, by_log_sum, by_selected, by_sum
+    return outputs["losses"], outputs["by_selected"], outputs["factors"]
+
+
+@operator("(Tensor targets, Tensor record, SymInt vocab_size, SymInt ignore_index) -> (Tensor, Tensor, Tensor)")
+def check_targets(
+    targets: Tensor, record: Tensor, vocab_size: int, ignore_index: int
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Find the targets that are ignored, and those that are no tokens; only on CUDA.
+
+    Args:
+        targets: Token IDs or `ignore_index`, int64, contiguous.
+        record: `embedlayer.core.index_checks.target_record`.
+        vocab_size: Number of tokens, V.
+        ignore_index: Target that is ignored.
+
+    Returns:
+        The targets with 0 for those that are ignored, a mask of the others, both in the shape of the targets, and
+        numbers for the host: those of the record, and then alternately a number of targets that are no tokens and a
+        number of those that are ignored; both are to be summed.
+    """
+    if device_kind(targets) != "cuda":
+        return None
+    blocks, tokens = launch_table("softmax")["check_targets"].blocks, targets.numel()
+    numbers = record.new_empty(blocks["RECORD"] + 2 * -(-tokens // blocks["TOKENS"]))
+    ids, mask = torch.empty_like(targets), torch.empty_like(targets, dtype=torch.bool)
+    sizes = {"tokens": tokens, "vocab_size": vocab_size, "ignore_index": ignore_index}
+    launch("softmax", "check_targets", targets=targets, record=record, ids=ids, mask=mask, numbers=numbers, **sizes)
+    return ids, mask, numbers
 
 
 def launched_block(z: Tensor, bias: Tensor | None, finishing: tuple[float | None, ...]) -> dict[str, Any]:

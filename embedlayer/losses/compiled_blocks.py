@@ -94,7 +94,7 @@ def gradient_of_statistics(
     Args:
         requested: Token IDs `(K, C)`, with the gradient by the logit of each, and that logit.
         totals: Totals over the whole vocabulary.
-        grads: Gradients of the other totals that have one.
+        grads: Gradients of the other totals that have one, or `factors`; see `TokenLoss.compiled`.
     """
     requests = Requests.of([ids for ids, _, _ in requested])
     by_request, values = None, None
@@ -104,7 +104,7 @@ def gradient_of_statistics(
         by_request, values = (concatenated([each[i] for each in requested]) for i in (1, 2))
     names = ("log_sum", "mean", "log_squares", "sum")
     of_totals = totals["top"], totals["sums"], totals.get("mean"), totals.get("log_squares")
-    factors = softmax_factors(*of_totals, *(grads.get(name) for name in names))
+    factors = grads["factors"] if "factors" in grads else softmax_factors(*of_totals, *map(grads.get, names))
     flags = "mean" in grads, "log_squares" in grads
 
     def gradient(block: LogitBlock, bias_grad: Tensor | None) -> bool:

@@ -21,6 +21,7 @@ from embedlayer.core.index_checks import (
     target_record,
 )
 from embedlayer.core.torch_state import is_capturing, plain_operators_only
+from embedlayer.kernels.softmax import STATISTICS, check_targets
 
 
 class CountedTokens(NamedTuple):
@@ -119,6 +120,45 @@ def checked_ids(ids: Tensor, mask: Tensor | None, vocab_size: int, *, drop: bool
     return CheckedIds(ids, CountedTokens(is_good.flatten()), is_bad)
 
 
+def counted_targets(targets: Tensor, vocab_size: int, ignore_index: int, *, drop: bool) -> tuple[Tensor, CheckedIds]:
+    """Return the mask of the targets that are not ignored, and the result of `checked_ids` for these.
+
+    Args:
+        targets: Token IDs or `ignore_index`, `(...)`.
+        vocab_size: As in `checked_ids`, as for `drop`.
+        ignore_index: Target that is ignored.
+        drop: See `checked_ids`.
+
+    Raises:
+        TokenIdError: See `checked_ids`.
+    """
+    on_cuda = device_kind(targets) == "cuda" and targets.dtype == torch.int64 and targets.numel() > 0
+    if not (on_cuda and drop and _may_read(targets) and STATISTICS.applies(targets)):
+        mask = targets != ignore_index
+        return mask, checked_ids(targets, mask, vocab_size, drop=drop)
+    record = target_record(targets.device)
+    ids, mask, numbers = check_targets(targets.contiguous(), record, vocab_size, ignore_index)
+    values = _read_numbers(numbers)
+    _raise_if_bad(ids, vocab_size, record, values, sum(values[len(record) :: 2]))
+    left_out = sum(values[len(record) + 1 :: 2])
+    if left_out <= 0:
+        return mask, CheckedIds(ids, CountedTokens(), None)
+    return mask, CheckedIds(ids, _dropped(mask.flatten(), ~mask.flatten(), left_out), None)
+
+
+def _read_numbers(numbers: Tensor) -> list[int]:
+    """Return numbers that the device computes. It waits for them."""
+    values: list[int] = numbers.tolist()
+    return values
+
+
+def _raise_if_bad(ids: Tensor, vocab_size: int, record: Tensor, values: list[int], bad: int) -> None:
+    """Raise the error of a recorded ID, or of the first bad one if there are any; `values` begin with the record."""
+    raise_recorded_target(record, values[: len(record)])
+    if bad > 0:
+        raise_if_outside(ids, vocab_size, "token id")
+
+
 def _may_read(x: Tensor) -> bool:
     """Return whether the host may read values of `x`, and on an accelerator wait for them."""
     return device_kind(x) != "meta" and not (torch.compiler.is_compiling() or plain_operators_only() or is_capturing(x))
@@ -139,9 +179,7 @@ def _read(ids: Tensor, mask: Tensor | None, others: Tensor | None, vocab_size: i
     if others is not None:
         numbers.append(others.sum().view(1))
     *recorded, bad, left_out = (*torch.cat(numbers).tolist(), 0)[: len(record) + 2]
-    raise_recorded_target(record, recorded)
-    if bad > 0:
-        raise_if_outside(ids, vocab_size, "token id")
+    _raise_if_bad(ids, vocab_size, record, recorded, bad)
     return CountedTokens() if mask is None or others is None else _dropped(mask, others, left_out)
 
 

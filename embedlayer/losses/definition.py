@@ -109,7 +109,7 @@ def reduction_factors(kept: Tensor, loss: LossSettings, dtype: torch.dtype, coun
         count: Number of the tokens that count, if the host knows it.
     """
     if count is not None and loss.reduction == "mean" and loss.token_weights is None:
-        return kept.to(dtype).div_(max(count, 1))
+        return torch.div(kept, max(count, 1), out=torch.empty_like(kept, dtype=dtype))
     factors = kept.to(dtype)
     if loss.token_weights is not None:
         factors = factors * loss.token_weights

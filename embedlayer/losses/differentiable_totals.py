@@ -217,7 +217,8 @@ class _LinearLoss(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(losses)
         job.save(ctx, factors)
-        return (losses * factors).sum(), losses
+        on_cpu = device_kind(losses) == "cpu"
+        return (losses * factors).sum() if on_cpu else torch.dot(losses, factors), losses
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -14,7 +14,7 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.torch_state import fusible
-from embedlayer.losses.counted_tokens import checked_ids
+from embedlayer.losses.counted_tokens import counted_targets
 from embedlayer.losses.definition import cross_entropy, reduce_losses
 from embedlayer.losses.differentiable_totals import compute_loss
 from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits, tokens_and_weight
@@ -153,12 +153,13 @@ def reduced_and_token_losses(
         raise SizeError(
             "label_smoothing spreads over all tokens, and mask_padding leaves no probability to one of them: use one."
         )
-    plain, kept = is_plain(logits, loss), targets != loss.ignore_index
+    plain = is_plain(logits, loss)
     compiled = torch.compiler.is_compiling() and not plain
     in_graph = logits if compiled and isinstance(logits, LinearLogits) and not logits.is_sharded else None
     if in_graph is not None and device_kind(targets) == "cpu":  # the operator checks the targets
-        return _operator_losses(in_graph, targets, kept, loss)
-    checked = checked_ids(targets, kept, logits.vocab_size, drop=loss.drop_ignored and not plain)
+        return _operator_losses(in_graph, targets, targets != loss.ignore_index, loss)
+    drop = loss.drop_ignored and not plain
+    kept, checked = counted_targets(targets, logits.vocab_size, loss.ignore_index, drop=drop)
     kept = kept if checked.is_bad is None else checked.is_counted
     if plain:
         if checked.is_bad is not None or not fusible(targets):  # otherwise they are what they were

@@ -197,12 +197,11 @@ class CrossEntropy(TokenLoss):
         """Return losses and gradients from one kernel, on CUDA."""
         if ids is None or device_kind(factors) != "cuda":
             return None
-        names = ("top", "log_sum", "selected")
-        losses, by_log_sum, by_selected, by_sum = cross_entropy_of_totals(
-            ids, *(totals[name] for name in names), totals.get("sum"), factors, *astuple(self)
+        names = ("top", "log_sum", "sums", "selected", "sum")
+        losses, by_selected, prepared = cross_entropy_of_totals(
+            ids, *(totals.get(name) for name in names), factors, *astuple(self)
         )
-        grads = {"log_sum": by_log_sum, "selected": by_selected.unsqueeze(0)}
-        return losses, {**grads, "sum": by_sum} if self.label_smoothing else grads
+        return losses, {"selected": by_selected, "factors": prepared}
 
 
 def target_request(targets: CheckedIds, loss: LossSettings) -> Request:

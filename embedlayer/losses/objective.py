@@ -241,6 +241,9 @@ class TokenLoss(ABC):
     def compiled(self, ids: Tensor | None, totals: Totals, factors: Tensor) -> tuple[Tensor, Totals] | None:
         """Return the results of `of` and `gradients` from one kernel, or `None` if there is none.
 
+        The gradients are as `Objective.compiled_dlogits` takes them: that of `selected` and, in place of the others,
+        `factors`, the numbers of each token that its kernel computes with.
+
         Args:
             ids: Requested IDs, `(K, C)`, or `None`.
             totals: As in `of`.

@@ -204,6 +204,18 @@ def merge(
             tl.store(selected + k * stride + c, tl.where(is_here, x, 0.0), mask=kept)
 
 
+@triton.jit
+def _store_factors(factors, c, kept, stride, level, whole, offset, slope, squares, plain):
+    """Store the factors of `statistics_gradient` of the tokens `c`, where `kept`."""
+    to = factors + c
+    tl.store(to, tl.where(level > float("-inf"), level, 0.0), mask=kept)
+    tl.store(to + stride, 1.0 / tl.where(whole == 0, 1.0, whole), mask=kept)
+    tl.store(to + 2 * stride, offset, mask=kept)
+    tl.store(to + 3 * stride, slope, mask=kept)
+    tl.store(to + 4 * stride, squares, mask=kept)
+    tl.store(to + 5 * stride, plain, mask=kept)
+
+
 @triton.jit(do_not_specialize=("tokens",))
 def statistics_factors(
     top, sums, mean, log_squares, by_log_sum, by_mean, by_squares, by_sum, factors, tokens, TOKENS: tl.constexpr
@@ -226,13 +238,7 @@ def statistics_factors(
         squares = 2.0 * tl.load(by_squares + c, mask=kept, other=0.0) * size
     if by_sum is not None:
         plain = tl.load(by_sum + c, mask=kept, other=0.0)
-    to = factors + c
-    tl.store(to, tl.where(level > float("-inf"), level, 0.0), mask=kept)
-    tl.store(to + stride, 1.0 / tl.where(whole == 0, 1.0, whole), mask=kept)
-    tl.store(to + 2 * stride, offset, mask=kept)
-    tl.store(to + 3 * stride, slope, mask=kept)
-    tl.store(to + 4 * stride, squares, mask=kept)
-    tl.store(to + 5 * stride, plain, mask=kept)
+    _store_factors(factors, c, kept, stride, level, whole, offset, slope, squares, plain)
 
 
 @triton.jit
@@ -333,13 +339,14 @@ def requested_gradient(
 
 @triton.jit(do_not_specialize=("tokens", "vocab_size"))
 def cross_entropy(
-    ids, top, log_sum, selected, logit_sum, factors, losses, by_log_sum, by_selected, by_sum,
+    ids, top, log_sum, sums, selected, logit_sum, weights, losses, by_selected, factors,
     tokens, vocab_size, label_smoothing, z_loss, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Store the loss of each token, and its gradients by the totals times `factors`.
+    """Store the loss of each token, its gradient by the target's logit, and the factors of the other gradients.
 
-    `embedlayer.losses.logit_statistics.CrossEntropy` defines them. `logit_sum` and `by_sum` are `None` without label
-    smoothing. A target outside the vocabulary has the loss NaN and the gradient 0.
+    `embedlayer.losses.logit_statistics.CrossEntropy` defines the loss. The gradients are those of the losses times
+    `weights`. `logit_sum` is `None` without label smoothing. `factors` is `(6, C)`, as `statistics_factors` stores it.
+    A target outside the vocabulary has the loss NaN and the gradient 0.
     """
     c = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     kept = c < tokens
@@ -347,17 +354,46 @@ def cross_entropy(
     is_token = (target >= 0) & (target < vocab_size)
     highest = tl.load(top + c, mask=kept, other=0.0)
     level = tl.load(log_sum + c, mask=kept, other=0.0)
+    whole = tl.load(sums + c, mask=kept, other=1.0)
     chosen = tl.load(selected + c, mask=kept, other=0.0)
     loss = -(chosen - highest - level)
     lse = highest + level
-    factor = tl.where(is_token, tl.load(factors + c, mask=kept, other=0.0), 0.0)
+    weight = tl.where(is_token, tl.load(weights + c, mask=kept, other=0.0), 0.0)
+    zero = tl.zeros((TOKENS,), tl.float32)
+    plain = zero
     if logit_sum is not None:
         loss += label_smoothing * (chosen - tl.load(logit_sum + c, mask=kept, other=0.0) / vocab_size)
-        tl.store(by_sum + c, -label_smoothing / vocab_size * factor, mask=kept)
+        plain = -label_smoothing / vocab_size * weight
     loss += z_loss * lse * lse
     tl.store(losses + c, tl.where(is_token, loss, float("nan")), mask=kept)
-    tl.store(by_log_sum + c, factor * (1.0 + 2.0 * z_loss * lse), mask=kept)
-    tl.store(by_selected + c, -(1.0 - label_smoothing) * factor, mask=kept)
+    tl.store(by_selected + c, -(1.0 - label_smoothing) * weight, mask=kept)
+    offset = weight * (1.0 + 2.0 * z_loss * lse)
+    _store_factors(factors, c, kept, tokens.to(tl.int64), highest, whole, offset, zero, zero, plain)
+
+
+@triton.jit(do_not_specialize=("tokens", "vocab_size", "ignore_index"))
+def check_targets(
+    targets, record, ids, mask, numbers, tokens, vocab_size, ignore_index, RECORD: tl.constexpr, TOKENS: tl.constexpr
+):  # fmt: skip
+    """Store the targets with 0 for ignored ones, which are not ignored, and what the host reads in one wait.
+
+    `numbers` holds a copy of `record`, which has `RECORD` numbers, and behind it how many targets of each program are
+    neither tokens nor ignored, and how many are ignored.
+    """
+    program = tl.program_id(0)
+    c = program * TOKENS + tl.arange(0, TOKENS)
+    inside = c < tokens
+    target = tl.load(targets + c, mask=inside, other=0)
+    kept = target != ignore_index
+    is_bad = kept & ((target < 0) | (target >= vocab_size))
+    tl.store(ids + c, tl.where(kept, target, 0), mask=inside)
+    tl.store(mask + c, kept, mask=inside)
+    to = numbers + RECORD + 2 * program
+    tl.store(to, tl.sum((inside & is_bad).to(tl.int64), 0))
+    tl.store(to + 1, tl.sum((inside & (target == ignore_index)).to(tl.int64), 0))
+    if program == 0:
+        i = tl.arange(0, RECORD)
+        tl.store(numbers + i, tl.load(record + i))
 
 
 def _tiles(a: Arguments) -> int:
@@ -388,7 +424,7 @@ LAUNCHES = {
         statistics,
         grid=_tiles_by_parts,
         types=STATISTICS,
-        blocks={"PART": 256, "ROWS": 8, "TOKENS": 256},
+        blocks={"PART": 256, "ROWS": 4, "TOKENS": 256},
         wide=("z",),
         reads=("z", "bias"),
         writes=("found",),
@@ -483,15 +519,29 @@ LAUNCHES = {
         grid=lambda a: (_tiles(a),),
         types={
             "ids": "*i64",
-            **dict.fromkeys(("top", "log_sum", "selected", "logit_sum", "factors"), "*fp32"),
-            **dict.fromkeys(("losses", "by_log_sum", "by_selected", "by_sum"), "*fp32"),
+            **dict.fromkeys(("top", "log_sum", "sums", "selected", "logit_sum", "weights"), "*fp32"),
+            **dict.fromkeys(("losses", "by_selected", "factors"), "*fp32"),
             **dict.fromkeys(("tokens", "vocab_size"), "i32"),
             **dict.fromkeys(("label_smoothing", "z_loss"), "fp32"),
         },
         blocks={"TOKENS": 128},
         wide=(),
-        reads=("ids", "top", "log_sum", "selected", "logit_sum", "factors"),
-        writes=("losses", "by_log_sum", "by_selected", "by_sum"),
+        reads=("ids", "top", "log_sum", "sums", "selected", "logit_sum", "weights"),
+        writes=("losses", "by_selected", "factors"),
+        dtypes=(torch.float32,),
+    ),
+    "check_targets": Launch(
+        check_targets,
+        grid=lambda a: (_tiles(a),),
+        types={
+            **dict.fromkeys(("targets", "record", "ids", "numbers"), "*i64"),
+            "mask": "*i1",
+            **dict.fromkeys(("tokens", "vocab_size", "ignore_index"), "i32"),
+        },
+        blocks={"RECORD": 4, "TOKENS": 1024},
+        wide=(),
+        reads=("targets", "record"),
+        writes=("ids", "mask", "numbers"),
         dtypes=(torch.float32,),
     ),
 }
