@@ -13,6 +13,7 @@ from torch import Tensor
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError
 from embedlayer.core.option_docs import show_options
+from embedlayer.core.torch_state import fusible
 from embedlayer.losses.counted_tokens import counted_targets
 from embedlayer.losses.definition import cross_entropy, reduce_losses
 from embedlayer.losses.differentiable_totals import compute_loss
@@ -161,8 +162,9 @@ def reduced_and_token_losses(
     kept, checked = counted_targets(targets, logits.vocab_size, loss.ignore_index, drop=drop)
     kept = kept if checked.is_bad is None else checked.is_counted
     if plain:
-        losses = cross_entropy(logits.logits(kept), checked.ids.masked_fill(~kept, loss.ignore_index), loss)
-        losses = checked.marked(losses)
+        if checked.is_bad is not None or not fusible(targets):  # otherwise they are what they were
+            targets = checked.ids.masked_fill(~kept, loss.ignore_index)
+        losses = checked.marked(cross_entropy(logits.logits(kept), targets, loss))
         return reduce_losses(losses, kept, loss), losses.detach()
     if in_graph is not None:
         found = _operator_losses(in_graph, torch.where(kept, checked.ids, loss.ignore_index), kept, loss)
