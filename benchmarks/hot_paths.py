@@ -33,7 +33,7 @@ class HotPath:
         build: Function that allocates the tensors and returns the call.
         answers: Values that the call reads, as `OperatorCounter` takes them.
         tokens: Number of tokens, N.
-        chunks: Chunks of tokens of a pass over the vocabulary.
+        chunks: Chunks of tokens of a pass over the vocabulary, of both passes if the second computes the logits again.
     """
 
     name: str
@@ -195,8 +195,8 @@ def quantised(bits: int, *, logits: bool = False) -> Callable[[], Call]:
     """Return a builder of a look-up in a quantised table, or of the logits of one token."""
 
     def build() -> Call:
-        group = {} if bits == 8 else {"group_size": 32}
-        table, tokens = el.QuantizedEmbedding(VOCAB_SIZE, WIDTH, bits, **group).to(torch.bfloat16), ids(TOKENS)
+        table = el.QuantizedEmbedding(VOCAB_SIZE, WIDTH, bits, group_size=32 if bits == 4 else None)
+        table, tokens = table.to(torch.bfloat16), ids(TOKENS)
         hidden = numbers(1, WIDTH, trained=False)
         return torch.no_grad()((lambda: table.logits(hidden)) if logits else (lambda: table(tokens)))
 
@@ -207,13 +207,13 @@ def patched_model() -> Call:
     """Build a training step of a patched transformers model without blocks: embedding, norm, head and loss."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": WIDTH, "num_hidden_layers": 0, "num_attention_heads": 32}
-    model = el.patch(LlamaForCausalLM(LlamaConfig(**sizes)).to(torch.bfloat16))
-    tokens = ids(1, TOKENS)
+    config = LlamaConfig(vocab_size=VOCAB_SIZE, hidden_size=WIDTH, num_hidden_layers=0, num_attention_heads=32)
+    model: Any = LlamaForCausalLM(config)
+    model, tokens = el.patch(model.to(torch.bfloat16)), ids(1, TOKENS)
     return trained(list(model.parameters()), lambda: model(tokens, labels=tokens).loss)
 
 
-SIZES = f"{TOKENS:,} x {WIDTH:,} x {VOCAB_SIZE:,}, bfloat16"
+SIZES, ONE_TOKEN = (f"{tokens:,} x {WIDTH:,} x {VOCAB_SIZE:,}, bfloat16" for tokens in (TOKENS, 1))
 
 PASSES = [
     loss_path("loss"),
@@ -224,7 +224,7 @@ PASSES = [
     loss_path("loss, bias", bias=True),
     loss_path("loss, label smoothing", label_smoothing=0.1),
     loss_path("loss, z_loss", z_loss=1e-4),
-    loss_path("loss of each token", reduction="none"),
+    loss_path("loss of each token", reduction="none", chunks=6),
     loss_path("loss, no target dropped", drop_ignored=False),
     HotPath("log-probabilities and entropies", SIZES, statistics(statistics=("log_probs", "entropy"))),
     HotPath("64 largest logits", SIZES, statistics(statistics=("log_probs",), top_k=64)),
@@ -254,7 +254,7 @@ PATHS = [
     ),
     HotPath("look-up, int8", SIZES, quantised(8)),
     HotPath("look-up, int4 in groups of 32", SIZES, quantised(4)),
-    HotPath("logits of one token, int8", SIZES, quantised(8, logits=True)),
-    HotPath("logits of one token, int4 in groups of 32", SIZES, quantised(4, logits=True)),
+    HotPath("logits of one token, int8", ONE_TOKEN, quantised(8, logits=True)),
+    HotPath("logits of one token, int4 in groups of 32", ONE_TOKEN, quantised(4, logits=True)),
     HotPath("patched transformers model without blocks", SIZES, patched_model),
 ]

@@ -181,9 +181,14 @@ class _Mode(TorchDispatchMode):
     """Sees every operator, also those in the bodies of custom operators."""
 
     def __init__(self, count: OperatorCounter) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = count
         self.by_any = WeakTensorKeyDictionary()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return `False`: torch would import Dynamo at the first operator, which takes 4 s."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -311,7 +316,7 @@ def _launches(func: Any, name: str, inputs: list[Tensor], outputs: list[Tensor])
 def _bytes(name: str, inputs: list[Tensor], outputs: list[Tensor], args: Any, kwargs: Any) -> int:
     """Return the bytes that an operator reads and writes, each tensor once."""
     if name.rstrip("_").removeprefix("_").removesuffix("_impl") in ROW_WRITES:
-        return _bytes_of_row_writes(name, inputs, args, kwargs)
+        return _bytes_of_row_writes(name, args, kwargs)
     written = sum(map(_size, outputs)) if outputs else sum(map(_size, _tensors(args[:1])))
     place = 0 if name in LOOK_UPS or _overwrites(name, kwargs) else UNREAD.get(name)
     unread = {id(x) for x in _tensors((kwargs.get("out"), None if place is None else args[place]))}
@@ -334,7 +339,7 @@ def _overwrites(name: str, kwargs: Any) -> bool:
     return name in ADDITIONS and kwargs.get("beta") == 0
 
 
-def _bytes_of_row_writes(name: str, inputs: list[Tensor], args: Any, kwargs: Any) -> int:
+def _bytes_of_row_writes(name: str, args: Any, kwargs: Any) -> int:
     """Return the bytes of an operator that writes some numbers of its first tensor: of these, and of the indices."""
     kind, x = name.rstrip("_").removeprefix("_").removesuffix("_impl"), args[0]
     if kind == "index_put":
@@ -344,11 +349,11 @@ def _bytes_of_row_writes(name: str, inputs: list[Tensor], args: Any, kwargs: Any
     else:
         indices = [args[2]]
         numbers = args[2].numel() * (1 if kind.startswith("scatter") else x.numel() // max(x.shape[args[1]], 1))
-    accesses = (
-        3 if kind == "index_put" and (args[3] if len(args) > 3 else kwargs.get("accumulate")) else ROW_WRITES[kind]
-    )
+    adds = kind == "index_put" and (args[3] if len(args) > 3 else kwargs.get("accumulate"))
+    accesses = 3 if adds else ROW_WRITES[kind]
     copied = 0 if name.endswith("_") else 2 * _size(x)
-    return accesses * numbers * x.itemsize + sum(map(_size, indices)) + copied
+    size: int = accesses * numbers * x.itemsize + sum(map(_size, indices)) + copied
+    return size
 
 
 def _size(x: Tensor) -> int:

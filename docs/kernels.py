@@ -7,7 +7,6 @@ The predictions are computed now, as `python -m benchmarks predictions` does.
 """
 
 import csv
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -189,10 +188,10 @@ class Operation:
         return "| " + " | ".join([self.what, f"`{self.definition}`", *kernels, checks]) + " |"
 
 
-ON_CPU, ON_GPU = "kernels/cpu/test_softmax.py", ("kernels/gpu/test_values.py", "kernels/gpu/test_code.py")
+SOFTMAX = ("kernels/test_softmax.py",)
 
 OPERATIONS = [
-    Operation("look-up, scale, position vectors and dropout of the input embedding", "inputs.fused:plain_scale_add_drop",
+    Operation("look-up, scale, position vectors and dropout of the input", "inputs.fused:plain_scale_add_drop",
               ("input.gather_scale_add_drop",), (), ("kernels/cpu/test_input.py", "inputs/test_fused.py")),
     Operation("its backward pass: gradients of rows and positions", "inputs.fused:plain_scale_add_drop",
               ("input.sum_masked_segments",), (), ("kernels/cpu/test_input.py", "inputs/test_fused.py")),
@@ -212,24 +211,24 @@ OPERATIONS = [
               ("rows.adamw_step", "rows.rowwise_step"), (), ("kernels/cpu/test_rows.py",)),
     Operation("statistics of the logits of a block: maximum, logsumexp, mean, squares, requested logits",
               "losses.logit_statistics:LogitStatistics.terms", ("softmax.statistics",),
-              ("softmax.statistics", "softmax.merge"), (ON_CPU, *ON_GPU)),
+              ("softmax.statistics", "softmax.merge"), SOFTMAX),
     Operation("their gradient by the logits", "losses.logit_statistics:LogitStatistics.dlogits_",
               ("softmax.statistics_gradient",),
               ("softmax.statistics_factors", "softmax.statistics_gradient", "softmax.requested_gradient"),
-              (ON_CPU, *ON_GPU)),
+              SOFTMAX),
     Operation("losses of tokens and their gradients by the statistics", "losses.logit_statistics:CrossEntropy.of", (),
-              ("softmax.cross_entropy",), ON_GPU),
-    Operation("K largest logits", "losses.largest:top_k", ("softmax.largest",),
-              ("largest.group_maxima", "largest.member_keys", "largest.group_keys", "largest.logits_of_keys",
-               "largest.keys_of_logits"), (ON_CPU, *ON_GPU)),
+              ("softmax.cross_entropy",), SOFTMAX),
+    Operation("K largest logits, among keys that the statistics store", "losses.largest:top_k", ("softmax.largest",),
+              ("largest.keys_of_lanes", "largest.member_keys", "largest.logits_of_keys", "largest.keys_of_logits"),
+              SOFTMAX),
     Operation("forward and reverse KL of two blocks of logits", "losses.divergence_kinds:ForwardKL.terms",
-              ("softmax.divergence",), ("divergences.divergence", "divergences.merge"), (ON_CPU, *ON_GPU)),
+              ("softmax.divergence",), ("divergences.divergence", "divergences.merge"), SOFTMAX),
     Operation("Jensen-Shannon divergence", "losses.divergence_kinds:JensenShannon.terms", ("softmax.jensen_shannon",),
-              ("divergences.jensen_shannon",), (ON_CPU, *ON_GPU)),
+              ("divergences.jensen_shannon",), SOFTMAX),
     Operation("gradient of a divergence by the student's logits", "losses.divergence_kinds:ForwardKL.dlogits_",
-              ("softmax.divergence_gradient",), ("divergences.divergence_gradient",), (ON_CPU, *ON_GPU)),
+              ("softmax.divergence_gradient",), ("divergences.divergence_gradient",), SOFTMAX),
     Operation("float32 sums over chunks of bfloat16 products", "losses.compiled_blocks:add_bfloat16_",
-              ("softmax.add_bfloat16",), (), (ON_CPU,)),
+              ("softmax.add_bfloat16",), (), SOFTMAX),
 ]  # fmt: skip
 
 
@@ -273,17 +272,16 @@ def predictions() -> str:
 TABLES = {"operations": operations, "targets": targets, "compilation": compilation, "predictions": predictions}
 
 
-def page() -> str:
-    """Return the text of the page with the results of today."""
-    text = PAGE.read_text()
-    for name, table in TABLES.items():
-        start, end = f"<!-- {name}: made by `python docs/kernels.py --write` -->\n", f"<!-- end of {name} -->"
-        text = re.sub(f"(?<={re.escape(start)}).*?(?={re.escape(end)})", lambda _, t=table(): t, text, flags=re.S)
-    return text
+def with_table(text: str, name: str) -> str:
+    """Return the text of the page with one table as it is today."""
+    start, end = f"<!-- {name}: made by `python docs/kernels.py --write` -->\n", f"<!-- end of {name} -->"
+    head, tail = text.index(start) + len(start), text.index(end)
+    return text[:head] + TABLES[name]() + text[tail:]
 
 
 if __name__ == "__main__":
     if "--write" in sys.argv:
-        PAGE.write_text(page())
+        for name in TABLES:
+            PAGE.write_text(with_table(PAGE.read_text(), name))
     else:
         print(*(table() for table in TABLES.values()), sep="\n")
