@@ -5,11 +5,13 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 import torch
+from interpreted import interpreted
 from torch import Tensor
 
 from embedlayer.core.devices import TAKEN_AS
 from embedlayer.core.index_checks import target_record
 from embedlayer.kernels import kernel, kernels_disabled
+from embedlayer.kernels.gpu import availability
 
 
 @contextmanager
@@ -22,19 +24,24 @@ def without_numba() -> Iterator[None]:
 
 
 @contextmanager
-def cpu_taken_for_cuda() -> Iterator[None]:
-    """Take CPU tensors for CUDA tensors, without compiled kernels; no target may be recorded at the end."""
-    with patch.dict(TAKEN_AS, cpu="cuda"), wide_products(), kernels_disabled():
+def cpu_taken_for_cuda(*, triton: bool = False) -> Iterator[None]:
+    """Take CPU tensors for CUDA tensors; no target may be recorded at the end.
+
+    Torch sums products of float16 and bfloat16 into float32 results on CUDA alone: here they are products of copies.
+
+    Args:
+        triton: Whether Triton kernels run, in Triton's interpreter; by default torch operators compute.
+    """
+    with (
+        patch.dict(TAKEN_AS, cpu="cuda"),
+        patch.object(torch, "mm", _wide(torch.mm)),
+        patch.object(torch, "addmm", _wide(torch.addmm)),
+        patch.object(availability, "_compilation_failure", lambda device: ""),
+        interpreted() if triton else kernels_disabled(),
+    ):
         yield
         record = target_record(torch.device("cpu"))
         assert record.tolist() == [-1] * 4
-
-
-@contextmanager
-def wide_products() -> Iterator[None]:
-    """Sum products of float16 and bfloat16 into float32 results, which torch does on CUDA alone, by those of copies."""
-    with patch.object(torch, "mm", _wide(torch.mm)), patch.object(torch, "addmm", _wide(torch.addmm)):
-        yield
 
 
 def _wide(product: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -14,7 +14,7 @@ WORK_BYTES = 2**30
 of, with these results."""
 
 MAX_CHUNK_TOKENS = {"cpu": 512, "cuda": 8192}
-"""Tokens of a chunk whose logits are not kept; on a CPU of every chunk."""
+"""Tokens of a chunk whose logits are not kept, or whose hidden states ranks gather; on a CPU of every chunk."""
 
 MULTIPLE = 16  # matrix products are fastest for a multiple of this number of tokens
 ROWS_OF_A_BLOCK = {"cpu": 2048, "cuda": sys.maxsize}
@@ -34,6 +34,7 @@ def tokens_per_chunk(
     *,
     work_bytes: int = 0,
     is_frozen: bool = False,
+    is_gathered: bool = False,
     max_bytes: int | None = None,
 ) -> int:
     """Return the number of tokens per chunk, chosen so that the logits of one chunk fit into a buffer.
@@ -43,8 +44,9 @@ def tokens_per_chunk(
 
     On CUDA all tokens are one chunk while they are at most `2 * embed_dim`: then their logits need no more memory than
     the float32 sums over several chunks, and the gradient is rounded once. More tokens are divided into chunks of about
-    `2 * embed_dim`, at least 1,024, and 2,048 for frozen rows. The buffer has 4 GiB, or with intermediate results of
-    its size 1 GiB with these (`WORK_BYTES`).
+    `2 * embed_dim`, at least 1,024, and 2,048 for frozen rows. Of hidden states that ranks gather for each chunk a
+    chunk has at most 8,192. The buffer has 4 GiB, or with intermediate results of its size 1 GiB with these
+    (`WORK_BYTES`).
 
     The tokens are divided evenly over the chunks, up to the next multiple of 16; only the last chunk may be shorter.
 
@@ -56,6 +58,7 @@ def tokens_per_chunk(
         itemsize: Bytes per logit.
         work_bytes: On CUDA, bytes of intermediate results per token, beside the logits.
         is_frozen: Whether the rows need no gradient.
+        is_gathered: Whether the rows are sharded, so that all ranks gather the hidden states of a chunk.
         max_bytes: Bytes of the buffer, which a chunk of more than one token never exceeds; `None` for those above.
 
     Example:
@@ -65,6 +68,7 @@ def tokens_per_chunk(
     if device == "cuda":
         many = FROZEN_TOKENS if is_frozen else max(2 * embed_dim, LEAST_TRAINED_TOKENS)
         most = tokens if tokens <= 2 * embed_dim and not is_frozen else many
+        most = min(most, MAX_CHUNK_TOKENS["cuda"]) if is_gathered else most
         limit = max_bytes or (WORK_BYTES if work_bytes else BUFFER_BYTES["cuda"])
         most = min(most, tokens_within(limit, vocab_size * itemsize + work_bytes))
     else:

@@ -35,7 +35,7 @@ class CountedTokens(NamedTuple):
     mask: Tensor | None = None
     places: Tensor | None = None
 
-    def count(self, tokens: int) -> int | None:
+    def number_of(self, tokens: int) -> int | None:
         """Return how many of all tokens count; `None` if only the device knows it."""
         return tokens if self.mask is None else None if self.places is None else len(self.places)
 
@@ -80,7 +80,7 @@ def counted_tokens(mask: Tensor, *, drop: bool) -> CountedTokens:
         return CountedTokens(flat)
     if device_kind(mask) != "cpu":
         others = ~flat
-        return _dropped(flat, others, others.sum().item())
+        return _dropped(flat, others, int(others.sum()))
     return CountedTokens() if bool(flat.all()) else CountedTokens(flat, flat.nonzero().squeeze(1))
 
 

@@ -97,7 +97,7 @@ def compute_loss(
         SizeError: Second derivatives of the loss of sharded rows are requested.
     """
     if isinstance(student, LinearLogits) and loss.reduction != "none":
-        count = None if device_kind(kept) == "cpu" else request.tokens.count(kept.numel())
+        count = None if device_kind(kept) == "cpu" else request.tokens.number_of(kept.numel())
         factors = reduction_factors(kept, loss, loss_dtype(student.dtype), count).flatten()
         job = _Job(student, request)
         arguments = student.hidden, student.weight, job.local_bias(), factors, job, objective

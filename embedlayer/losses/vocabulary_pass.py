@@ -161,6 +161,7 @@ class VocabularyPass:
             max(sizes) if self.device == "cpu" and self.max_bytes is None else sum(sizes),
             work_bytes=self._work_bytes(rows),
             is_frozen=ranks == 1 and not requested.weight,
+            is_gathered=ranks > 1,
             max_bytes=self.max_bytes,
         )
         return self._chunk_tokens(math.ceil(tokens / ranks))

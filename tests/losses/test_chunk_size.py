@@ -40,6 +40,7 @@ def test_on_cuda_all_tokens_are_one_chunk_up_to_twice_the_width_and_the_buffer()
     assert tokens_per_chunk(16_384, 32_000, 256, "cuda", 2) == 1024
     assert tokens_per_chunk(16_384, 262_144, 8192, "cuda", 2) == 8192  # 4 GiB of logits
     assert tokens_per_chunk(8192, 128_256, 4096, "cuda", 2, is_frozen=True) == 2048
+    assert tokens_per_chunk(65_536, 4000, 16_384, "cuda", 2, is_gathered=True) == 8192
     assert tokens_per_chunk(8192, 128_256, 4096, "cuda", 4, work_bytes=4 * 128_256) == 1024
 
 

@@ -1,5 +1,6 @@
 """On an accelerator a loss waits once or never, and a bad target raises its error at the next wait."""
 
+import importlib
 from collections.abc import Callable
 
 import pytest
@@ -145,3 +146,19 @@ def test_in_a_compiled_graph_too(unchecked: None, impl) -> None:
         assert compiled(targets).isnan()
         with pytest.raises(el.TokenIdError, match="token id 30 at row 1, column 3 is outside this table of 30 rows"):
             el.TokenEmbedding(2, 2).check()
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("embedlayer.core.index_checks", "checked_copy"),
+        ("embedlayer.heads.draft", "require_draft_tokens"),
+        ("embedlayer.row_sparse.hooks", "with_updates_applied"),
+        ("embedlayer.tables.stored.rows_in_files", "mapped_rows"),
+        ("embedlayer.losses.operators", "chunked_cross_entropy"),
+    ],
+)
+def test_operators_that_wait_are_left_out_of_cuda_graphs(module, name) -> None:
+    importlib.import_module(module)
+    tags = getattr(torch.ops.embedlayer, name).default.tags
+    assert (torch.Tag.cudagraph_unsafe in tags) == (name != "chunked_cross_entropy")

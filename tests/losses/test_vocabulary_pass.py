@@ -11,6 +11,7 @@ from kernel_paths import cpu_taken_for_cuda, without_numba
 from memory import Shapes
 
 from embedlayer import ShapeError, SizeError, TokenIdError, linear_cross_entropy, token_log_probs
+from embedlayer.kernels.gpu.launch import launches_observed
 from embedlayer.losses import chunk_size, operators
 from embedlayer.losses.options import LogitSettings, LossSettings
 from embedlayer.losses.products import RequestedGradients
@@ -346,3 +347,29 @@ def test_log_probs_of_tokens_are_those_of_log_softmax_with_their_gradients(impl)
     torch.testing.assert_close(
         result, torch.autograd.grad(expected, (hidden, weight), grad_output), rtol=1e-10, atol=1e-12
     )
+
+
+@cases("name, dtype, reduction", OPTIONS, [torch.float32, torch.bfloat16, torch.float16], ["mean", "none"])
+def test_triton_kernels_in_the_interpreter_are_no_worse_than_plain(monkeypatch, name, dtype, reduction) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cuda", 16)
+    hidden, weight, targets, options = make(OPTIONS[name], dtype, (3, 7), 90, 12)
+    parts = leaves(hidden, weight, options)
+    size = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 6}[dtype]  # of float16, its float32 products and a copy
+    bytes_of_16_tokens = 16 * options.get("vocab_size", 90) * size
+
+    def results(impl, dtype):
+        cast = [part.detach().to(dtype).requires_grad_() for part in parts]
+        own = options if len(parts) < 3 else {**options, "bias": cast[2]}
+        budget = {} if impl == "plain" else {"chunk_bytes": bytes_of_16_tokens}  # two chunks, the last one padded
+        loss = linear_cross_entropy(*cast[:2], targets, impl=impl, reduction=reduction, **own, **budget)
+        return loss, *torch.autograd.grad(loss, cast, torch.linspace(0.5, 1.5, loss.numel()).to(loss).view(loss.shape))
+
+    exact, plain = results("plain", torch.float64), results("plain", dtype)
+    launched: list[str] = []
+    with cpu_taken_for_cuda(triton=True), launches_observed(lambda each: launched.append(each.name)):
+        found = results("triton", dtype)
+    assert launched.count("statistics_gradient") == 2
+    for ours, slow, right in zip(found, plain, exact, strict=True):
+        assert ours.dtype == slow.dtype
+        assert_no_worse(ours, slow, right, slack=2 * torch.finfo(dtype).eps * right.abs().max().item())
