@@ -234,8 +234,8 @@ def softmax_gradient(
         tiles = -(-tokens // launch_table("softmax")["statistics_gradient"].blocks["TOKENS"])
         row_sums = factors.new_empty(tiles, size)
     launch("softmax", "statistics_gradient", **block, **in_kernel, factors=factors, row_sums=row_sums, **flags)
-    if requests > 1:
-        of_requests = None if bias_grad is None else factors.new_empty(requests, tokens)
+    if ids is not None and requests > 1:
+        of_requests = None if bias_grad is None else factors.new_empty(ids.shape)
         of_ids |= {"values": values, "requests": requests, "tokens": tokens, "of_bias": of_requests}
         block = {name: x for name, x in block.items() if name not in ("bias", "units", "UNIT")}
         launch("softmax", "requested_gradient", **block, **of_ids, factors=factors, **flags)

@@ -35,9 +35,7 @@ BACKENDS = [NUMBA, ("numba", torch.bfloat16), TRITON, ("triton", torch.bfloat16)
 objective_and_backend = cases("name, backend", OBJECTIVES, BACKENDS, pairs=[])
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("has_bias", [False, True])
+@cases("name, size, has_bias", OBJECTIVES, SIZES, [False, True], pairs=["name, has_bias"])
 def test_float64_equals_the_definition(name, size, has_bias) -> None:
     objective, (rows, tokens) = OBJECTIVES[name], size
     block = a_block(rows, tokens, torch.float64, has_bias=has_bias)
@@ -51,9 +49,7 @@ def test_float64_equals_the_definition(name, size, has_bias) -> None:
     torch.testing.assert_close(by_bias, right.sum(1), rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
-@pytest.mark.parametrize("size", [(3, 1), *SIZES[1:]])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@cases("name, size, dtype", OBJECTIVES, [(3, 1), *SIZES[1:]], [torch.float32, torch.bfloat16], pairs=["name, dtype"])
 def test_lower_precision_is_no_worse_than_the_definition(name, size, dtype) -> None:
     assert_no_worse_than_the_definition(OBJECTIVES[name], a_block(*size, dtype))
 
@@ -115,21 +111,22 @@ def test_a_logit_that_is_not_a_number_reaches_the_totals_of_its_token_alone(name
 @cases("name, backend", OBJECTIVES, [("numba", torch.float64), TRITON])
 def test_blocks_of_rows_merge_to_the_totals_of_all(name, backend) -> None:
     objective, (backend, dtype) = OBJECTIVES[name], backend
-    block = a_block(600, 5, dtype, has_bias=False)
+    rows = 600 if backend == "numba" else 44
+    block = a_block(rows, 5, dtype, has_bias=False)
     assert block.teacher is not None
 
     def sweep(previous: Totals) -> Totals:
         kernel = objective.compiled_terms(block.ids, previous)
         assert kernel is not None
         parts = []
-        for rows in (slice(0, 300), slice(300, 600)):
+        for here in (slice(0, rows // 2), slice(rows // 2, rows)):
             assert block.teacher is not None
             part = kernel(
                 block._replace(
-                    student=block.student[rows],
-                    teacher=block.teacher[rows],
-                    start=block.start + rows.start,
-                    is_last=rows.stop == 600,
+                    student=block.student[here],
+                    teacher=block.teacher[here],
+                    start=block.start + here.start,
+                    is_last=here.stop == rows,
                 )
             )
             assert part is not None

@@ -1,5 +1,7 @@
 """Operators over blocks of logits: torch's rules of custom operators, and what a dispatch mode sees."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,7 +24,7 @@ class Names(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def arguments(device: str, tokens: int = 6) -> tuple[list[object], list[object]]:
+def arguments(device: str, tokens: int = 6) -> tuple[list[Any], list[Any]]:
     """Return the arguments of both operators for a block."""
     z, bias = torch.randn(9, tokens, device=device), torch.randn(9, device=device)
     ids = torch.randint(0, 9, (1, tokens), device=device)

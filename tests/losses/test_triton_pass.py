@@ -1,4 +1,4 @@
-"""Losses, statistics and divergences on CUDA, with Triton kernels in their interpreter: no worse than on the CPU."""
+"""Statistics and divergences on CUDA, with Triton kernels in their interpreter: no worse than on the CPU."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,11 +7,10 @@ import pytest
 import torch
 from comparison import assert_no_worse
 from covering import cases
-from interpreted import interpreted
-from kernel_paths import wide_products
+from kernel_paths import cpu_taken_for_cuda
 from torch import Tensor
 
-from embedlayer import linear_cross_entropy
+from embedlayer.kernels.gpu.launch import launches_observed
 from embedlayer.losses import (
     ForwardKL,
     JensenShannon,
@@ -30,15 +29,6 @@ OPTIONS: list[dict[str, Any]] = [
 CAPPED = {"softcap": 4.0, "temperature": 2.0}
 
 
-def loss(h: Tensor, w: Tensor, b: Tensor, options: dict[str, Any]) -> tuple[Tensor, ...]:
-    smoothing = 0.0 if options else 0.1
-    return (linear_cross_entropy(h, w, TARGETS, bias=b, label_smoothing=smoothing, z_loss=1e-3, **options),)
-
-
-def losses_of_tokens(h: Tensor, w: Tensor, b: Tensor, options: dict[str, Any]) -> tuple[Tensor, ...]:
-    return (linear_cross_entropy(h, w, TARGETS, bias=b, reduction="none", **options),)
-
-
 def statistics(h: Tensor, w: Tensor, b: Tensor, options: dict[str, Any]) -> tuple[Tensor, ...]:
     found = token_statistics(LinearLogits(h, w, bias=b, **options), TARGETS, top_k=5)
     return tuple(x for x in found if isinstance(x, Tensor) and x.is_floating_point())
@@ -54,8 +44,6 @@ def of_kind(kind: Any) -> Callable[..., tuple[Tensor, ...]]:
 
 
 WORK: dict[str, Callable[..., tuple[Tensor, ...]]] = {
-    "loss": loss,
-    "losses of tokens": losses_of_tokens,
     "statistics": statistics,
     **{type(kind).__name__: of_kind(kind) for kind in (ForwardKL(), ReverseKL(), JensenShannon(0.3))},
 }
@@ -75,9 +63,10 @@ def test_it_is_no_worse_than_on_the_cpu(name, options, dtype, monkeypatch) -> No
         return [*results, *torch.autograd.grad(total, leaves)]
 
     exact, plain = run(torch.float64), run(dtype)
-    with interpreted() as on_cuda, wide_products():
+    launched: list[str] = []
+    with cpu_taken_for_cuda(triton=True), launches_observed(lambda each: launched.append(each.name)):
         fast = run(dtype)
-    assert on_cuda.launches
+    assert launched
     for ours, slow, right in zip(fast, plain, exact, strict=True):
         assert ours.dtype == slow.dtype
         slack = 4 * torch.finfo(slow.dtype).eps * right.abs().max().item()

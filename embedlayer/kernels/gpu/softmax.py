@@ -487,7 +487,7 @@ LAUNCHES = {
             **dict.fromkeys(("by_request", "factors", "row_sums"), "*fp32"),
             "first_id": "i32",
         },
-        blocks={"PART": 256, "ROWS": 8, "TOKENS": 256},
+        blocks={"PART": 256, "ROWS": 4, "TOKENS": 256},
         wide=("z",),
         reads=("z", "bias", "ids", "by_request", "factors"),
         writes=("z", "row_sums"),
