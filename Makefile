@@ -2,11 +2,16 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP_ALONE := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # What `make test-newest` and `make test-oldest` install: everything at its newest, or torch, NumPy, transformers and
 # pyarrow at the lower bounds of pyproject.toml and all else as constraints.txt has it (triton as torch needs it).
 OLDEST = $(shell sed -nE 's/.*"(torch|numpy|transformers|pyarrow)>=([0-9.]+).*/"\1==\2.*"/p' pyproject.toml)
+# Releases of Triton beside the pinned one for which `make test-all` compiles all kernels: that of the oldest supported
+# torch, and the newest.
+TRITONS := 3.6.0 3.9.0
+
 INSTALL_newest := --upgrade --upgrade-strategy eager
 INSTALL_oldest = --constraint .venv-oldest/constraints.txt $(OLDEST)
 
@@ -22,9 +27,14 @@ explore: $(VENV)/.installed  ## learn what an embedding is, in the browser, with
 test: $(VENV)/.installed-dev  ## run the test suite
 	@$(BIN)/python -m pytest $(PYTEST_OPTIONS)
 
-test-all: $(VENV)/.installed-dev  ## run the test suite with what it leaves out for time: long tests, all lessons, all recipes
+test-all: $(VENV)/.installed-dev  ## run the test suite with what it leaves out for time: long tests, all lessons, all recipes, kernels with other releases of Triton
 	@$(PIP) --editable '.[recipes]'
 	@$(BIN)/python -m pytest --all
+	@for release in $(TRITONS); do \
+		echo "Compiling all kernels with Triton $$release ..."; \
+		$(PIP_ALONE) --target $(VENV)/triton-$$release "triton==$$release" && \
+		PYTHONPATH=$(VENV)/triton-$$release $(BIN)/python -m pytest --all tests/kernels/gpu/test_machine_code.py || exit 1; \
+	done
 
 test-newest test-oldest: test-%: .venv-%/pyvenv.cfg  ## run the test suite with the newest, or the oldest supported, torch and transformers
 	@echo "Installing into .venv-$* ..."

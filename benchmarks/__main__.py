@@ -9,7 +9,7 @@ import click
 import benchmarks
 from benchmarks.harness import Case, busy_processes, report
 
-NOT_CASES = {"__main__", "harness"}
+NOT_CASES = {"__main__", "harness", "hot_paths", "operator_counter"}
 
 
 def case_names() -> list[str]:

@@ -19,7 +19,7 @@ from torch import nn
 from embedlayer.core.class_identifiers import KINDS, class_of, kind_of
 from embedlayer.core.computed_buffers import recompute_all_buffers
 from embedlayer.core.errors import CheckpointError, EmbedLayerError, FileError
-from embedlayer.core.index_checks import IndexCheck
+from embedlayer.core.index_checks import check_indices
 from embedlayer.core.torch_state import is_current
 from embedlayer.io.files import JsonObject, create_folder, read_json, recover_folder, write_json
 from embedlayer.io.json_fields import Range, check_arguments, printable
@@ -176,15 +176,14 @@ class Pretrained(Described, nn.Module):
     def check(self) -> None:
         """Wait for the device, and raise the error of a bad ID or position that was looked up since the last check.
 
-        On the CPU a look-up raises the error itself.
+        So does a bad target of a loss that did not wait for the device. On the CPU look-up and loss raise the error
+        themselves.
 
         Raises:
             TokenIdError: A token ID was outside its table.
             PositionError: A position was outside its scheme.
         """
-        for module in self.modules():
-            if isinstance(module, IndexCheck):
-                module.check()
+        check_indices(self)
 
 
 def part_from_pretrained(directory: Path | str, name: str, *, device: torch.device | str = "cpu") -> nn.Module:

@@ -192,11 +192,9 @@ def both_paths(request: pytest.FixtureRequest) -> Iterator[str]:
         request.getfixturevalue("kernels")
         yield request.param
     else:
-        module = importlib.import_module("embedlayer.kernels.kernel")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "NUMBA_IS_INSTALLED", False)
-            patch.setattr(module, "_failure", failure := module._Failure())
-            failure.reason = "numba is not installed"
+        from kernel_paths import without_numba  # it imports the package, whose shapes are checked from now on
+
+        with without_numba():
             yield request.param
 
 

@@ -1,6 +1,5 @@
 """How tests measure memory: by watching every operation take and free it."""
 
-import weakref
 from typing import Any
 
 import torch
@@ -8,37 +7,29 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.operator_counter import Allocations
 
-class Memory(TorchDispatchMode):
+
+class Memory(TorchDispatchMode, Allocations):
     """Bytes that operations have taken since the start and not freed, `now`, and the most there ever were, `peak`."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self.live: set[int] = set()
+        TorchDispatchMode.__init__(self)
+        Allocations.__init__(self)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        given = {storage._cdata for storage in map(storage_of, tree_leaves((args, kwargs))) if storage is not None}
-        for storage in map(storage_of, tree_leaves(made)):
-            if storage is None or storage._cdata in given or storage._cdata in self.live:
-                continue
-            self.live.add(storage._cdata)
-            self.now += storage.nbytes()
-            self.peak = max(self.peak, self.now)
-            weakref.finalize(storage, self._freed, storage._cdata, storage.nbytes())
-        return made
-
-    def _freed(self, key: int, size: int) -> None:
-        self.live.discard(key)
-        self.now -= size
+        result = func(*args, **(kwargs or {}))
+        self.add(storages_of(result), older=storages_of((args, kwargs)))
+        return result
 
 
-def storage_of(thing: object) -> torch.UntypedStorage | None:
-    """The memory behind a dense tensor, if there is any."""
-    if not isinstance(thing, Tensor) or thing.layout != torch.strided or thing.is_meta:
-        return None
-    return thing.untyped_storage()
+def storages_of(tree: object) -> list[torch.UntypedStorage]:
+    """The memory behind the dense tensors of a tree."""
+    return [
+        each.untyped_storage()
+        for each in tree_leaves(tree)
+        if isinstance(each, Tensor) and each.layout == torch.strided and not each.is_meta
+    ]
 
 
 class Shapes(TorchDispatchMode):

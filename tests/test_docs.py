@@ -7,6 +7,8 @@ import inspect
 import re
 import runpy
 import sys
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 
@@ -140,7 +142,11 @@ def test_every_module_has_its_test_file() -> None:
             f"losses/{name}.py": "laws/test_head_outputs.py"
             for name in ("differentiable_totals", "head_outputs", "logit_statistics", "objective")
         },
-        "losses/compiled_blocks.py": "kernels/cpu/test_softmax.py",
+        "losses/compiled_blocks.py": "kernels/test_softmax.py",
+        **{
+            f"kernels/{name}.py": "kernels/test_softmax.py"
+            for name in ("divergences", "largest", "cpu/softmax", "gpu/divergences", "gpu/largest", "gpu/softmax")
+        },
         "losses/divergence_kinds.py": "losses/test_divergences.py",
         "positions/rotary/blocks.py": "positions/rotary/test_config.py",
         "kernels/cpu/rotary.py": "positions/rotary/test_rotation.py",
@@ -209,9 +215,36 @@ def test_the_numbers_on_a_page_are_rows_of_the_results(page) -> None:
     assert checked
 
 
-def test_the_tables_about_kernels_are_those_of_the_results() -> None:
-    module = runpy.run_path(str(ROOT / "docs" / "kernels.py"))
-    assert (ROOT / "docs" / "kernels.md").read_text() == module["page"](), "run python docs/kernels.py --write"
+@pytest.mark.parametrize(
+    "name", ["operations", "targets", "compilation", pytest.param("predictions", marks=pytest.mark.long)]
+)
+def test_the_tables_about_kernels_are_those_of_the_command(name) -> None:
+    pytest.importorskip("triton")
+    with_table = runpy.run_path(str(ROOT / "docs" / "kernels.py"))["with_table"]
+    text = (ROOT / "docs" / "kernels.md").read_text()
+    assert text == with_table(text, name), "run python docs/kernels.py --write"
+
+
+def test_the_table_of_operations_has_every_kernel_with_a_definition_and_checks() -> None:
+    pytest.importorskip("triton")
+    from embedlayer.kernels.gpu.launch import MODULES, launch_table
+
+    operations = runpy.run_path(str(ROOT / "docs" / "kernels.py"))["OPERATIONS"]
+    for operation in operations:
+        module, _, name = operation.definition.partition(":")
+        attrgetter(name)(import_module(f"embedlayer.{module}"))
+        assert all((ROOT / "tests" / file).exists() for file in operation.checks), operation
+    on_gpu = [f"{module}.{name}" for module in MODULES for name in launch_table(module)]
+    assert sorted(name for each in operations for name in each.gpu) == sorted(on_gpu)
+    calls = re.findall(
+        r'Kernel\("(\w+)", "(\w+)"', "".join(file.read_text() for file in (ROOT / "embedlayer").rglob("*.py"))
+    )
+    assert {name for each in operations for name in each.cpu} == {f"{module}.{name}" for module, name in calls}
+
+
+def test_the_page_about_kernels_names_every_mistake_that_is_made_on_purpose() -> None:
+    page = " ".join((ROOT / "docs" / "kernels.md").read_text().split())
+    assert not [mistake for mistake in import_module("kernels.gpu.test_mistakes").MISTAKES if mistake not in page]
 
 
 def test_the_commands_of_the_readme_are_there() -> None:

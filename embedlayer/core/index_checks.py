@@ -6,6 +6,7 @@ anyway. Under `torch.compile` the CPU check is one custom operator, so there is 
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import chain
 from typing import Literal
 
@@ -17,7 +18,7 @@ from embedlayer.core.computed_buffers import apply_or_allocate
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import EmbedLayerError, PositionError, ShapeError, TokenIdError
 from embedlayer.core.shapes import Encoded, IdsLike
-from embedlayer.core.torch_state import plain_operators_only
+from embedlayer.core.torch_state import constant_in_graphs, plain_operators_only
 
 Kind = Literal["token id", "position"]
 
@@ -106,17 +107,7 @@ class IndexCheck(nn.Module):
         """
         if self.first_bad_index.device != indices.device:  # weights may be moved one by one
             self.move_record(indices.device)
-        outside = (indices < 0) | (indices >= self.size + self.offset)
-        if not indices.numel():
-            return indices, outside
-        flat = outside.flatten()
-        places = torch.arange(flat.numel(), device=indices.device)
-        first = torch.where(flat, places, flat.numel()).amin(dim=0, keepdim=True)
-        value = indices.flatten().index_select(0, first.clamp(max=flat.numel() - 1)).to(torch.int64)
-        found = torch.cat([first, value, torch.full_like(first, indices.shape[-1] if indices.dim() else 1)])
-        is_new = (first < flat.numel()) & (self.first_bad_index[:1] < 0)
-        self.first_bad_index.copy_(torch.where(is_new, found, self.first_bad_index))
-        return indices.clamp(0, self.size + self.offset - 1), outside
+        return _clamp_and_record(indices, self.size + self.offset, self.first_bad_index)
 
     def extra_repr(self) -> str:
         """Return the kind and the number of rows, for `print`: `"token id < 100"`."""
@@ -131,13 +122,116 @@ class IndexCheck(nn.Module):
             TokenIdError: A token ID was outside.
             PositionError: A position was outside.
         """
-        if self.first_bad_index.is_meta:
-            return
-        place, value, length = self.first_bad_index.tolist()
+        if not self.first_bad_index.is_meta:
+            self.raise_recorded(self.first_bad_index.tolist())
+
+    def raise_recorded(self, values: list[int]) -> None:
+        """Empty the record of the first bad index and raise its error, if it holds one.
+
+        Args:
+            values: The numbers of `first_bad_index`.
+
+        Raises:
+            TokenIdError: A token ID was outside.
+            PositionError: A position was outside.
+        """
+        place, value, length = values
         if place >= 0:
             self.first_bad_index.fill_(-1)
             where = {"row": place // length, "column": place % length}
             raise _outside(self.kind, value - self.offset, self.size, first=-self.offset, **where)
+
+
+def _clamp_and_record(indices: Tensor, rows: int, record: Tensor) -> tuple[Tensor, Tensor]:
+    """Clamp row numbers and record the first bad one; see `IndexCheck.clamp_and_record`.
+
+    Args:
+        indices: Row numbers.
+        rows: Number of rows.
+        record: Flat position, value and length of the last dimension, and what else the caller stores behind these;
+            overwritten if it is empty.
+    """
+    clamped = indices.clamp(0, rows - 1)
+    outside = clamped != indices
+    if not indices.numel():
+        return clamped, outside
+    first = outside.flatten().view(torch.uint8).argmax(0, keepdim=True)  # of equal maxima, torch returns the first
+    found = [first, indices.flatten().index_select(0, first).to(torch.int64)]
+    length = indices.shape[-1] if indices.dim() else 1
+    found += [torch.full_like(first, number) for number in (length, rows)[: len(record) - 2]]
+    is_new = outside.flatten().index_select(0, first) & (record[:1] < 0)
+    record.copy_(torch.where(is_new, torch.cat(found), record))
+    return clamped, outside
+
+
+_target_records: dict[torch.device, Tensor] = {}
+
+
+@constant_in_graphs
+def target_record(device: torch.device) -> Tensor:
+    """Return the record of the first bad target of all losses on an accelerator, int64 `(4,)`.
+
+    It holds flat position, value, length of the last dimension and number of tokens of the vocabulary; -1s if there was
+    none. If a CUDA graph is captured before the first loss, each replay of the graph empties the record.
+    """
+    record = _target_records.get(device)
+    if record is None:
+        record = torch.full((4,), -1, device=device)
+        if type(record) is Tensor:  # a fake tensor must not outlive its mode
+            _target_records[device] = record
+    return record
+
+
+def clamp_and_record_targets(ids: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Clamp the targets of a loss on an accelerator, and record the first bad one, without waiting for the device.
+
+    Args:
+        ids: Token IDs.
+        size: Number of tokens, V.
+
+    Returns:
+        The clamped IDs, and a boolean mask of the same shape that is `True` for the bad ones.
+    """
+    return _clamp_and_record(ids, size, target_record(ids.device))
+
+
+def raise_recorded_target(record: Tensor, values: list[int]) -> None:
+    """Empty a record of targets and raise its error, if it holds one.
+
+    Args:
+        record: Result of `target_record`.
+        values: Its four numbers.
+
+    Raises:
+        TokenIdError: A target was outside.
+    """
+    place, value, length, size = values
+    if place >= 0:
+        record.fill_(-1)
+        raise _outside("token id", value, size, first=0, row=place // length, column=place % length)
+
+
+def check_indices(module: nn.Module) -> None:
+    """Wait once for each device, and raise the error of a bad index that was recorded since the last check.
+
+    These are the indices that the `IndexCheck`s of a module recorded, and the targets of all losses in this process
+    that did not wait for the device. The next loss that waits raises the error of a target too.
+
+    Args:
+        module: Module whose parts looked the indices up.
+
+    Raises:
+        TokenIdError: A token ID or a target was outside.
+        PositionError: A position was outside.
+    """
+    records = [(each.first_bad_index, each.raise_recorded) for each in module.modules() if isinstance(each, IndexCheck)]
+    records += [(record, partial(raise_recorded_target, record)) for record in _target_records.values()]
+    for device in {record.device for record, _ in records if not record.is_meta}:
+        here = [(record, raise_error) for record, raise_error in records if record.device == device]
+        values = torch.cat([record for record, _ in here]).tolist()
+        for record, raise_error in here:
+            raise_error(values[: len(record)])
+            del values[: len(record)]
 
 
 def rows_without_record(indices: Tensor, size: int, kind: Kind, *, offset: int = 0) -> Tensor | None:
@@ -322,7 +416,7 @@ def _outside(kind: Kind, value: int, size: int, *, first: int, row: int, column:
     )
 
 
-@torch.library.custom_op("embedlayer::checked_copy", mutates_args=())
+@torch.library.custom_op("embedlayer::checked_copy", mutates_args=(), tags=torch.Tag.cudagraph_unsafe)
 def checked_copy(indices: Tensor, size: int, kind: str, offset: int = 0) -> Tensor:
     """Call `raise_if_outside` as a custom operator, and return a copy of `indices`.
 

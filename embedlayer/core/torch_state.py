@@ -6,7 +6,7 @@ scheme, head and loss imports this module.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +62,23 @@ def is_transformed(*tensors: Tensor | None) -> bool:
     return False
 
 
+def is_capturing(x: Tensor) -> bool:
+    """Return whether a CUDA graph is captured on the current stream of the device of `x`: no value can be read then."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def constant_in_graphs(function: Function) -> Function:
+    """Decorate a function of constants such that `torch.compile` calls it while it traces, and inserts the result.
+
+    Unlike `torch.compiler.assume_constant_result`, it does not import the compiler.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 def fusible(*tensors: Tensor | None) -> bool:
     """Return whether a fused function may compute with `tensors`: in eager mode and without transforms.
 
@@ -81,6 +98,20 @@ def is_dispatch_mode_active() -> bool:
     """
     active: int = torch._C._len_torch_dispatch_stack()
     return active > 0
+
+
+def has_memory(x: Tensor) -> bool:
+    """Return whether `x` is an ordinary tensor or parameter with numbers, of no subclass and not on `meta`."""
+    return type(x) in (Tensor, nn.Parameter) and not x.is_meta
+
+
+def is_ordinary_or_fake(x: Tensor) -> bool:
+    """Return whether `x` is an ordinary tensor or parameter, or a fake one that stands for it (`FakeTensorMode`)."""
+    if type(x) in (Tensor, nn.Parameter):
+        return True
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return type(x) is FakeTensor
 
 
 def is_function_mode_active() -> bool:

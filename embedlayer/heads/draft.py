@@ -194,7 +194,6 @@ class DraftHead(ComputedBuffers):
             SizeError: `outside` or an option is unknown or outside its range; or the other head has another number of
                 tokens than when this head was built.
             ShapeError: Shapes or dtypes do not fit each other.
-            MissingExtraError: `impl="triton"` without Triton or without a CUDA device.
         """
         check_options(options, LossOptions, f"{type(self).__name__}.loss")
         if outside not in get_args(Outside):
@@ -264,8 +263,10 @@ class DraftHead(ComputedBuffers):
         if tokens is not None:
             drafts, missing = self._draft_targets(tokens, options.get("ignore_index", _IGNORED))
             drafts = drafts.masked_fill(missing, 0)
-        logits = self._described(hidden, options)[0]
-        results = token_statistics_of(logits, drafts, statistics=statistics, top_k=top_k)
+        logits, loss = self._described(hidden, options)
+        results = token_statistics_of(
+            logits, drafts, loss._replace(ignore_index=_IGNORED), statistics=statistics, top_k=top_k
+        )
         if results.top_ids is not None:
             ids = self.to_tokens(results.top_ids.clamp(min=0))
             results = results._replace(top_ids=ids.where(results.top_ids >= 0, -1))
@@ -463,7 +464,7 @@ def _computes_logits_by(table: TokenTable, method: str) -> bool:
     return all(is_current(type(table), method, definition) for definition in ("rows", "raw_logits", "logits"))
 
 
-@torch.library.custom_op("embedlayer::require_draft_tokens", mutates_args=())
+@torch.library.custom_op("embedlayer::require_draft_tokens", mutates_args=(), tags=torch.Tag.cudagraph_unsafe)
 def require_draft_tokens(drafts: Tensor, targets: Tensor, missing: Tensor) -> Tensor:
     """Raise an error for the first target outside the draft vocabulary; else return a copy of `drafts`.
 

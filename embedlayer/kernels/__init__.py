@@ -1,4 +1,7 @@
-"""Compiled CPU kernels: one pass over memory where torch operators need several. They need the extra `fast` (numba)."""
+"""Compiled kernels: one pass over memory where torch operators need several.
+
+Those for the CPU need the extra `fast` (numba), and those for CUDA Triton, which comes with torch for CUDA.
+"""
 
 import lazy_loader
 

@@ -1,4 +1,7 @@
-"""Run compiled CPU kernels, and fall back to torch operators where they cannot be compiled.
+"""Run compiled kernels, and fall back to torch operators where they cannot be compiled.
+
+An operation has a CPU kernel, and some have a Triton kernel for CUDA too (`embedlayer.kernels.gpu`). `Kernel.applies`
+decides for both. The rest of this module runs CPU kernels.
 
 A kernel is a function of `embedlayer.kernels.cpu` that numba compiles, `f(start, stop, *arguments)`. It computes the
 items `start` to `stop - 1` of an operation, such as rows or tokens. No item depends on another one, so the result
@@ -18,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import count
@@ -32,6 +36,7 @@ from torch import Tensor, nn
 from embedlayer.core.devices import device_kind
 from embedlayer.core.forks import call_in_forked_processes, lock_held_at_forks
 from embedlayer.core.torch_state import fusible, is_dispatch_mode_active, plain_operators_only
+from embedlayer.kernels.gpu.availability import triton_applies
 
 Argument = Tensor | NDArray[Any] | int | float | bool | tuple[int, ...] | tuple[float, ...]
 Work = Callable[[int, int], object]
@@ -127,11 +132,13 @@ class Kernel:
     Args:
         module: Name of the module in `embedlayer.kernels.cpu`.
         name: Name of the function `f(start, stop, *arguments)`.
+        has_triton: Whether Triton kernels compute the same on CUDA.
     """
 
-    def __init__(self, module: str, name: str) -> None:
+    def __init__(self, module: str, name: str, *, has_triton: bool = False) -> None:
         self.module = module
         self.name = name
+        self.has_triton = has_triton
         self._function: Callable[..., None] | None = None
         self._compiled: set[tuple[object, ...]] = set()
         self._errors: tuple[type[Exception], ...] = FAILURES
@@ -141,7 +148,12 @@ class Kernel:
 
         They must be ordinary tensors on the CPU, in eager mode, outside `torch.func` transforms, and with no dispatch
         mode that expects to see every operator. Kernels must be possible on this machine as well, as far as is known.
+
+        On one CUDA device Triton kernels compute, if there are some. There a dispatch mode sees the custom operator
+        that launches them.
         """
+        if self.has_triton and any(x is not None and device_kind(x) == "cuda" for x in tensors):
+            return _availability.enabled and fusible(*tensors) and triton_applies(*tensors)
         return (
             _failure.reason is None
             and _availability.enabled
@@ -204,6 +216,45 @@ class Kernel:
                 return None
             self._compiled.add(types)
         return self._function
+
+
+def operator(schema: str, *, mutates: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a function that runs kernels such that it is a custom operator too, `embedlayer::` and its name.
+
+    The function is also the operator's fake: on tensors without memory it allocates its results and computes nothing.
+    In eager mode it is called directly, as a call of an operator takes some 20 µs. While a dispatch mode is active or a
+    graph is traced, the operator is called.
+
+    The function returns tensors, or `None` if no kernel could be compiled; of an operator without results it returns
+    whether one could. A call of the operator fails where none can.
+
+    Args:
+        schema: Arguments and results of the operator.
+        mutates: Names of the arguments that it overwrites.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        name = f"embedlayer::{function.__name__}"
+
+        def compute(*arguments: Any) -> Any:
+            result = function(*arguments)
+            if result is None or result is False:
+                raise RuntimeError(f"{name} has no kernel for these tensors; see the log.")
+            return None if result is True else result
+
+        custom = torch.library.custom_op(name, compute, mutates_args=mutates, schema=schema)
+        custom.register_fake(compute)
+
+        @wraps(function)
+        def call(*arguments: Any) -> Any:
+            if not is_dispatch_mode_active() and not torch.compiler.is_compiling():
+                return function(*arguments)
+            result = custom(*arguments)
+            return True if result is None else result
+
+        return call
+
+    return decorate
 
 
 @contextmanager

@@ -13,8 +13,9 @@ How the loss of a head is computed, in four words:
   finishing (`products`, `finishing`), totals, gradient, and the products with it. `vocabulary_pass` is that of stored
   rows; `differentiable_totals` calls it from autograd, checkpoints blocks of other tables, and has the plain version.
 
-`linear.choose_impl` decides once which implementation computes a cross entropy: the plain definition (`definition`),
-a pass, its custom operator in compiled graphs (`operators`), or Triton (`triton_kernels`).
+`linear.reduced_and_token_losses` decides which implementation computes a cross entropy: the plain definition
+(`definition`), a pass, or its custom operator in compiled graphs (`operators`). `counted_tokens` checks targets, and
+decides which tokens are computed and whether the host waits for the device.
 """
 
 import lazy_loader

@@ -1,23 +1,54 @@
-"""Choose the number of tokens per chunk of a chunked loss.
+"""Choose the number of tokens per chunk of a pass over the vocabulary.
 
 The module imports no torch, so that the planner can use it without loading torch.
 """
 
 import math
+import sys
 
-BUFFER_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
+BUFFER_BYTES = {"cpu": 64 * 2**20, "cuda": 4 * 2**30}
+"""Bytes of the logits of a chunk that are kept until their gradients are computed."""
+
+WORK_BYTES = 2**30
+"""On CUDA, bytes of the logits of a chunk that are computed again, or that torch operators need intermediate results
+of, with these results."""
+
 MAX_CHUNK_TOKENS = {"cpu": 512, "cuda": 8192}
+"""Tokens of a chunk whose logits are not kept, or whose hidden states ranks gather; on a CPU of every chunk."""
+
 MULTIPLE = 16  # matrix products are fastest for a multiple of this number of tokens
-ROWS_OF_A_BLOCK = {"cpu": 2048, "cuda": 4096}
-"""Rows whose logits are computed and reduced before the next: on a CPU a block stays in the cache."""
+ROWS_OF_A_BLOCK = {"cpu": 2048, "cuda": sys.maxsize}
+"""Rows whose logits are computed and reduced before the next: on a CPU a block stays in the cache, and on CUDA, where
+every block costs launches of kernels, it is the whole vocabulary."""
+
+LEAST_TRAINED_TOKENS, FROZEN_TOKENS = 1024, 2048
+"""On CUDA, least tokens of a chunk if the gradient of the rows is summed over several; tokens if it is not needed."""
 
 
-def tokens_per_chunk(tokens: int, vocab_size: int, embed_dim: int, device: str, itemsize: int) -> int:
+def tokens_per_chunk(
+    tokens: int,
+    vocab_size: int,
+    embed_dim: int,
+    device: str,
+    itemsize: int,
+    *,
+    work_bytes: int = 0,
+    is_frozen: bool = False,
+    is_gathered: bool = False,
+    max_bytes: int | None = None,
+) -> int:
     """Return the number of tokens per chunk, chosen so that the logits of one chunk fit into a buffer.
 
-    The buffer has 64 MiB on a CPU and 512 MiB on CUDA (`BUFFER_BYTES`). A chunk never has more than `MAX_CHUNK_TOKENS`
-    tokens. Up to `max(embed_dim // 4, 16)` tokens are allowed even where their logits need more than the buffer. The
-    tokens are divided evenly over the chunks, up to the next multiple of 16; only the last chunk may be shorter.
+    On a CPU the buffer has 64 MiB (`BUFFER_BYTES`). A chunk never has more than 512 tokens (`MAX_CHUNK_TOKENS`). Up to
+    `max(embed_dim // 4, 16)` tokens are allowed even where their logits need more than the buffer.
+
+    On CUDA all tokens are one chunk while they are at most `2 * embed_dim`: then their logits need no more memory than
+    the float32 sums over several chunks, and the gradient is rounded once. More tokens are divided into chunks of about
+    `2 * embed_dim`, at least 1,024, and 2,048 for frozen rows. Of hidden states that ranks gather for each chunk a
+    chunk has at most 8,192. The buffer has 4 GiB, or with intermediate results of its size 1 GiB with these
+    (`WORK_BYTES`).
+
+    The tokens are divided evenly over the chunks, up to the next multiple of 16; only the last chunk may be shorter.
 
     Args:
         tokens: Number of tokens in all chunks together.
@@ -25,14 +56,31 @@ def tokens_per_chunk(tokens: int, vocab_size: int, embed_dim: int, device: str, 
         embed_dim: Width of a row, D.
         device: `"cuda"`, or any other device type, which is treated like a CPU.
         itemsize: Bytes per logit.
+        work_bytes: On CUDA, bytes of intermediate results per token, beside the logits.
+        is_frozen: Whether the rows need no gradient.
+        is_gathered: Whether the rows are sharded, so that all ranks gather the hidden states of a chunk.
+        max_bytes: Bytes of the buffer, which a chunk of more than one token never exceeds; `None` for those above.
 
     Example:
-        >>> tokens_per_chunk(2048, 50257, 768, "cpu", 4)
-        304
+        >>> tokens_per_chunk(2048, 50257, 768, "cpu", 4), tokens_per_chunk(8192, 128256, 4096, "cuda", 2)
+        (304, 8192)
     """
-    kind = "cuda" if device == "cuda" else "cpu"
-    most = max(BUFFER_BYTES[kind] // (vocab_size * itemsize), embed_dim // 4, 16)
-    most = min(most, MAX_CHUNK_TOKENS[kind])
-    size = math.ceil(tokens / max(math.ceil(tokens / most), 1))
+    if device == "cuda":
+        many = FROZEN_TOKENS if is_frozen else max(2 * embed_dim, LEAST_TRAINED_TOKENS)
+        most = tokens if tokens <= 2 * embed_dim and not is_frozen else many
+        most = min(most, MAX_CHUNK_TOKENS["cuda"]) if is_gathered else most
+        limit = max_bytes or (WORK_BYTES if work_bytes else BUFFER_BYTES["cuda"])
+        most = min(most, tokens_within(limit, vocab_size * itemsize + work_bytes))
+    else:
+        buffer = BUFFER_BYTES["cpu"] if max_bytes is None else max_bytes
+        least = max(embed_dim // 4, 16) if max_bytes is None else 1
+        most = min(max(buffer // (vocab_size * itemsize), least), MAX_CHUNK_TOKENS["cpu"])
+    size = math.ceil(tokens / max(math.ceil(tokens / max(most, 1)), 1))
     rounded = math.ceil(size / MULTIPLE) * MULTIPLE
     return rounded if rounded <= most and size < tokens else size
+
+
+def tokens_within(max_bytes: int, bytes_per_token: int) -> int:
+    """Return how many tokens need at most `max_bytes`: one at least, and of 16 or more a multiple of 16."""
+    tokens = max(max_bytes // max(bytes_per_token, 1), 1)
+    return tokens // MULTIPLE * MULTIPLE or tokens

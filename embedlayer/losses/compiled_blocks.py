@@ -3,66 +3,54 @@
 Each function prepares what the kernel needs once for a chunk of tokens, and returns a function of a block.
 """
 
-import math
-from enum import IntEnum
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
+from embedlayer.kernels.divergences import (
+    DivergenceKind,
+    divergence_gradient,
+    mixture_divergences,
+    pair_statistics,
+)
 from embedlayer.kernels.kernel import Kernel
+from embedlayer.kernels.largest import NO_ID, update_largest
+from embedlayer.kernels.softmax import (
+    BLOCK_NUMEL,
+    Requests,
+    concatenated,
+    softmax_factors,
+    softmax_gradient,
+    softmax_statistics,
+    sum_dtype,
+)
 from embedlayer.losses.objective import BlockGradient, BlockTerms, LogitBlock, Totals, finite_top
 
-STATISTICS = Kernel("softmax", "statistics")
-STATISTICS_GRADIENT = Kernel("softmax", "statistics_gradient")
-
-LARGEST = Kernel("softmax", "largest")
-DIVERGENCE = Kernel("softmax", "divergence")
-JENSEN_SHANNON = Kernel("softmax", "jensen_shannon")
-DIVERGENCE_GRADIENT = Kernel("softmax", "divergence_gradient")
 ADD_BFLOAT16 = Kernel("softmax", "add_bfloat16")
 
-PART = 256  # rows whose totals are summed on their own: rounding errors grow with the number of terms of a sum
-LANES = 64  # tokens whose largest logits a thread looks for at a time
-NO_ID = 2**52  # larger than every token ID; a float64 can hold it
-BLOCK_NUMEL = 1 << 17  # logits that a thread claims at once
+
+KEYS = ("lane_keys", "part_keys")
+"""Results of `softmax_statistics` from which the largest logits are found on CUDA."""
 
 
-class _Requests(NamedTuple):
-    """Hold requested logits, sorted by row.
-
-    Attributes:
-        rows: Token IDs, which are rows of the vocabulary, `(M,)`.
-        places: Place of each request in the flattened IDs `(K, C)`; modulo C it is the token, `(M,)`.
-    """
-
-    rows: Tensor
-    places: Tensor
-
-    @classmethod
-    def of(cls, ids: list[Tensor]) -> "_Requests":
-        """Return the requests of some IDs, each `(K, C)`."""
-        return cls(*torch.cat([torch.empty(0, dtype=torch.long), *(each.flatten() for each in ids)]).sort(stable=True))
-
-
-def statistics_of_blocks(ids: Tensor | None, names: list[str]) -> BlockTerms:
+def statistics_of_blocks(ids: Tensor | None, names: list[str], *, with_keys: bool = False) -> BlockTerms:
     """Return a kernel that computes statistics of the blocks of a chunk; see `LogitStatistics.terms`.
 
     Args:
         ids: Requested IDs, `(K, C)`, or `None`.
         names: Which of `sum`, `mean` and `log_squares` to compute.
+        with_keys: Whether the results contain `KEYS`, for `with_largest`.
     """
-    requests = _Requests.of([] if ids is None else [ids])
+    requests = Requests.of([] if ids is None else [ids])
+    flags = [*(name in names for name in ("sum", "mean", "log_squares")), with_keys]
 
     def terms(block: LogitBlock) -> Totals | None:
-        tokens, dtype = block.student.shape[1], _sum_dtype(block.student)
-        found = _found(block, 6)
-        selected = torch.zeros((0, tokens) if ids is None else ids.shape, dtype=dtype)
-        inputs = block.student, _bias(block, 0), block.start, *requests
-        if not STATISTICS.run(len(found), PART, *inputs, selected.view(-1), found, bool(names), block=_parts(tokens)):
+        result = softmax_statistics(block.student, block.biases[0], *requests, block.start, *flags, *block.unfinished)
+        if result is None:
             return None
+        found, selected, *keys = result
         totals = dict(zip(("top", "log_sum", "sums", "sum", "mean", "log_squares"), found.unbind(1), strict=True))
         kept = {name: totals[name] for name in ("top", "log_sum", "sums", *names)}
+        kept |= dict(zip(KEYS, keys, strict=True)) if with_keys else {}
         return kept if ids is None else {**kept, "selected": selected.unsqueeze(0)}
 
     return terms
@@ -72,7 +60,7 @@ def with_largest(terms: BlockTerms, k: int) -> BlockTerms:
     """Return a kernel that also looks for the K largest logits; the totals of the last block contain them.
 
     Args:
-        terms: Kernel that computes the other totals of blocks.
+        terms: Kernel that computes the other totals of blocks, and `KEYS`.
         k: Number of logits.
     """
     state: list[Tensor] = []
@@ -80,14 +68,16 @@ def with_largest(terms: BlockTerms, k: int) -> BlockTerms:
 
     def with_top_k(block: LogitBlock) -> Totals | None:
         nonlocal seen
-        z, dtype = block.student, _sum_dtype(block.student)
+        z, dtype = block.student, sum_dtype(block.student)
         rows, tokens = z.shape
         if not state:
-            thresholds, values = (torch.full(shape, -torch.inf, dtype=dtype) for shape in ((tokens,), (tokens, k)))
-            state.extend((thresholds, values, torch.full((tokens, k), NO_ID)))
+            state.extend(z.new_full(shape, -torch.inf, dtype=dtype) for shape in ((tokens,), (tokens, k)))
+            state.append(z.new_full((tokens, k), NO_ID, dtype=torch.long))
         found = terms(block)
-        tiles = math.ceil(tokens / LANES)
-        if found is None or not LARGEST.run(tiles, LANES, z, _bias(block, 0), block.start, seen, *state, block=1):
+        if found is None:
+            return None
+        keys = [found.pop(name) for name in KEYS]
+        if not update_largest(z, block.biases[0], block.start, seen, *keys, *state, *block.unfinished):
             return None
         seen += rows
         shown = slice(1 if block.is_last else 0)
@@ -96,41 +86,33 @@ def with_largest(terms: BlockTerms, k: int) -> BlockTerms:
     return with_top_k
 
 
-def gradient_of_statistics(requested: list[tuple[Tensor, Tensor]], totals: Totals, grads: Totals) -> BlockGradient:
+def gradient_of_statistics(
+    requested: list[tuple[Tensor, Tensor, Tensor]], totals: Totals, grads: Totals
+) -> BlockGradient:
     """Return a kernel that computes the gradient by the logits of each block; see `LogitStatistics.dlogits_`.
 
     Args:
-        requested: Token IDs `(K, C)`, with the gradient by the logit of each.
+        requested: Token IDs `(K, C)`, with the gradient by the logit of each, and that logit.
         totals: Totals over the whole vocabulary.
-        grads: Gradients of the other totals that have one.
+        grads: Gradients of the other totals that have one, or `factors`; see `TokenLoss.compiled`.
     """
-    requests = _Requests.of([ids for ids, _ in requested])
-    by_request = torch.cat([totals["top"].new_empty(0), *(grad.flatten() for _, grad in requested)])[requests.places]
-    zeros = torch.zeros_like(totals["top"])
-    share = 1 / totals["sums"].masked_fill(totals["sums"] == 0, 1.0)
-    by_log_sum, by_mean = grads.get("log_sum", zeros), grads.get("mean", zeros)
-    offset, squares = by_log_sum, zeros
-    if "mean" in grads:
-        offset = offset + by_mean * (1 - totals["mean"])
-    if "log_squares" in grads:
-        squares = 2 * grads["log_squares"] * (-totals["log_squares"]).exp()
-    factors = torch.stack([finite_top(totals["top"]), share, offset, by_mean, squares, grads.get("sum", zeros)])
+    requests = Requests.of([ids for ids, _, _ in requested])
+    by_request, values = None, None
+    if requests.places is not None:
+        by_request = torch.cat([grad.flatten() for _, grad, _ in requested])[requests.places]
+    elif requests.ids is not None:
+        by_request, values = (concatenated([each[i] for each in requested]) for i in (1, 2))
+    names = ("log_sum", "mean", "log_squares", "sum")
+    of_totals = totals["top"], totals["sums"], totals.get("mean"), totals.get("log_squares")
+    factors = grads["factors"] if "factors" in grads else softmax_factors(*of_totals, *map(grads.get, names))
+    flags = "mean" in grads, "log_squares" in grads
 
     def gradient(block: LogitBlock, bias_grad: Tensor | None) -> bool:
-        rows, tokens = block.student.shape
-        to_bias = factors.new_empty(0) if bias_grad is None else bias_grad
-        inputs = block.student, _bias(block, 0), block.start, *requests, by_request, factors, to_bias
-        return STATISTICS_GRADIENT.run(rows, *inputs, block=_rows(tokens))
+        inputs = block.student, block.biases[0], *requests, block.start, by_request, values, factors, bias_grad
+        done: bool = softmax_gradient(*inputs, *flags, *block.unfinished)
+        return done
 
     return gradient
-
-
-class DivergenceKind(IntEnum):
-    """Divergences by the number that kernels know them by."""
-
-    JENSEN_SHANNON = 0
-    FORWARD = 1
-    REVERSE = 2
 
 
 SOFTMAXES = ("top", "log_sum", "sums", "top_teacher", "log_sum_teacher", "sums_teacher")
@@ -141,11 +123,9 @@ def divergence_of_blocks(kind: DivergenceKind) -> BlockTerms:
     """Return a kernel that computes both softmaxes of the blocks of a chunk, and for a KL divergence its mean."""
 
     def terms(block: LogitBlock) -> Totals | None:
-        found = _found(block, 7)
-        if not DIVERGENCE.run(len(found), PART, *_pair(block), found, int(kind), block=_parts(found.shape[2])):
-            return None
+        found = pair_statistics(*_pair(block), int(kind))
         names = (*SOFTMAXES, "mean") if kind else SOFTMAXES
-        return dict(zip(names, found.unbind(1), strict=False))
+        return None if found is None else dict(zip(names, found.unbind(1), strict=False))
 
     return terms
 
@@ -161,10 +141,8 @@ def mixture_divergences_of_blocks(previous: Totals, beta: float) -> BlockTerms:
     levels = torch.stack([finite_top(previous[name]) if name[0] == "t" else previous[name] for name in names])
 
     def terms(block: LogitBlock) -> Totals | None:
-        found = _found(block, 2)
-        if not JENSEN_SHANNON.run(len(found), PART, *_pair(block), levels, found, beta, block=_parts(found.shape[2])):
-            return None
-        return dict(zip(("student", "teacher"), found.unbind(1), strict=True))
+        found = mixture_divergences(*_pair(block), levels, beta)
+        return None if found is None else dict(zip(("student", "teacher"), found.unbind(1), strict=True))
 
     return terms
 
@@ -184,35 +162,16 @@ def gradient_of_divergence(
     numbers = torch.stack([*tops, *factors, *(torch.zeros_like(tops[0]),) * (4 - len(factors))])
 
     def gradient(block: LogitBlock, bias_grad: Tensor | None) -> bool:
-        rows, tokens = block.student.shape
-        to_bias = numbers.new_empty(0) if bias_grad is None else bias_grad
-        return DIVERGENCE_GRADIENT.run(
-            rows, *_pair(block), numbers, to_bias, int(kind), float(beta), block=_rows(tokens)
-        )
+        done: bool = divergence_gradient(*_pair(block), numbers, bias_grad, int(kind), float(beta))
+        return done
 
     return gradient
 
 
-def _pair(block: LogitBlock) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _pair(block: LogitBlock) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Return the logits of student and teacher, and the biases that these do not contain yet."""
     assert block.teacher is not None
-    return block.student, block.teacher, _bias(block, 0), _bias(block, 1)
-
-
-def _found(block: LogitBlock, numbers: int) -> Tensor:
-    """Allocate the results of the parts of a block, `(P, numbers, C)`."""
-    rows, tokens = block.student.shape
-    return torch.empty(math.ceil(rows / PART), numbers, tokens, dtype=_sum_dtype(block.student))
-
-
-def _parts(tokens: int) -> int:
-    """Return the number of parts that a thread claims at once."""
-    return max(1, BLOCK_NUMEL // (PART * max(tokens, 1)))
-
-
-def _rows(tokens: int) -> int:
-    """Return the number of rows that a thread claims at once."""
-    return max(1, BLOCK_NUMEL // max(tokens, 1))
+    return block.student, block.teacher, *block.biases
 
 
 def add_bfloat16_(total: Tensor, residual: Tensor, addend: Tensor, *, last: bool) -> None:
@@ -233,14 +192,3 @@ def add_bfloat16_(total: Tensor, residual: Tensor, addend: Tensor, *, last: bool
     else:
         total.view(torch.int16).copy_(wide.view(torch.int32) >> 16)
         residual.copy_(wide.view(torch.int32))
-
-
-def _bias(block: LogitBlock, head: int) -> Tensor:
-    """Return the bias that the logits of a head do not contain yet, or a tensor without numbers."""
-    bias = block.biases[head]
-    return torch.empty(0, dtype=_sum_dtype(block.student)) if bias is None else bias
-
-
-def _sum_dtype(logits: Tensor) -> torch.dtype:
-    """Return the dtype of sums over logits."""
-    return torch.float64 if logits.dtype == torch.float64 else torch.float32

@@ -1,8 +1,8 @@
 """The plain definition of the loss of an LM head.
 
 `cross_entropy(finish_logits(hidden @ weight.T), targets)` is a few lines of PyTorch. Hidden states of ignored targets
-are zeros in it (`counted_states`), and float16 numbers are multiplied in float32. `losses.vocabulary_pass` and
-`losses.triton_kernels` compute the same loss with less memory, and are tested against it.
+are zeros in it (`counted_states`), and float16 numbers are multiplied in float32. `losses.vocabulary_pass`
+computes the same loss with less memory, and is tested against it.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embedlayer.core.devices import device_kind
-from embedlayer.core.index_checks import checked_copy, raise_if_outside
-from embedlayer.core.torch_state import fusible, is_dispatch_mode_active, plain_operators_only
+from embedlayer.core.torch_state import fusible, is_dispatch_mode_active
 from embedlayer.losses.options import LossSettings
 
 
@@ -60,17 +59,13 @@ def cross_entropy(
 
     Args:
         logits: Results of `finish_logits`, `(..., V)`.
-        targets: Token IDs `(...)`, or `ignore_index`.
+        targets: Token IDs `(...)`, or `ignore_index`, checked.
         loss: Options of the loss.
 
     Returns:
         Losses in nats, `(...)`; 0 for ignored targets.
-
-    Raises:
-        TokenIdError: A target is neither a token nor `ignore_index` (on the CPU only).
     """
     kept = targets != loss.ignore_index
-    targets = checked_targets(targets, logits.shape[-1], loss.ignore_index)
     logits = logits.to(loss_dtype(logits.dtype))
     losses = F.cross_entropy(
         logits.reshape(-1, logits.shape[-1]),
@@ -104,35 +99,18 @@ def reduce_losses(losses: Tensor, kept: Tensor, loss: LossSettings) -> Tensor:
     return losses.sum() if loss.reduction == "sum" else losses.sum() / kept.sum().clamp(min=1)
 
 
-def reduction_factors(kept: Tensor, loss: LossSettings, dtype: torch.dtype) -> Tensor:
+def reduction_factors(kept: Tensor, loss: LossSettings, dtype: torch.dtype, count: int | None = None) -> Tensor:
     """Return the factor of each token's loss with which `reduce_losses` sums them; 0 for tokens that do not count.
 
     Args:
         kept: Mask of the tokens that count.
         loss: Options of the loss; `"none"` has the factors of `"sum"`.
         dtype: Dtype of the losses.
+        count: Number of the tokens that count, if the host knows it.
     """
+    if count is not None and loss.reduction == "mean" and loss.token_weights is None:
+        return torch.div(kept, max(count, 1), out=torch.empty_like(kept, dtype=dtype))
     factors = kept.to(dtype)
     if loss.token_weights is not None:
         factors = factors * loss.token_weights
     return factors / kept.sum().clamp(min=1) if loss.reduction == "mean" else factors
-
-
-def checked_targets(targets: Tensor, vocab_size: int, ignore_index: int, *, everywhere: bool = False) -> Tensor:
-    """Check that each target is a token or `ignore_index`, and return the targets.
-
-    On an accelerator they are checked only with `everywhere`, as the check waits for the device. Under `torch.func`
-    transforms and in `torch.export` a target outside the vocabulary is clamped to the first or last token.
-
-    Raises:
-        TokenIdError: A target is neither; the message names the first such target, its row and its column.
-    """
-    if plain_operators_only():
-        return torch.where(targets == ignore_index, targets, targets.clamp(0, vocab_size - 1))
-    if device_kind(targets) != "cpu" and not everywhere:
-        return targets
-    if torch.compiler.is_compiling():
-        kept = targets != ignore_index
-        return torch.where(kept, checked_copy(torch.where(kept, targets, 0), vocab_size, "token id"), targets)
-    raise_if_outside(targets, vocab_size, "token id", ignore=ignore_index)
-    return targets

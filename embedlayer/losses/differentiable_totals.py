@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError
 from embedlayer.core.torch_state import is_transformed
-from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
+from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS, WORK_BYTES, tokens_within
 from embedlayer.losses.definition import counted_states, loss_dtype, reduce_losses, reduction_factors
 from embedlayer.losses.objective import LogitBlock, Request, TokenLoss, Totals, Workspace, stacked
 from embedlayer.losses.options import LossSettings
@@ -47,7 +47,9 @@ def chunked_totals(student: UncomputedLogits, request: Request) -> Totals:
         job = _Job(student, request)
         names: list[str] = []
         totals = _LinearTotals.apply(student.hidden, student.weight, job.local_bias(), job, names)  # type: ignore[no-untyped-call]
-        return dict(zip(names, totals, strict=True))
+        found = dict(zip(names, totals, strict=True))
+        mask, places = request.tokens
+        return found if mask is None or places is not None else _masked(found, mask)
     assert isinstance(student, BlockLogits)
     return _block_totals(student, request)
 
@@ -57,11 +59,12 @@ def plain_totals(student: UncomputedLogits, request: Request) -> Totals:
     teacher = None
     if request.teacher is not None:
         with torch.no_grad():
-            teacher = _plain_logits(request.teacher, request.kept)
+            teacher = _plain_logits(request.teacher, request.tokens.mask)
     ids = None if request.ids is None else request.ids.T
-    block = LogitBlock(_plain_logits(student, request.kept), teacher, ids, 0, True, Workspace())
+    mask = request.tokens.mask
+    block = LogitBlock(_plain_logits(student, mask), teacher, ids, 0, True, Workspace())
     totals = request.objective.in_sweeps(partial(request.objective.terms, block))
-    return totals if request.kept is None else _masked(totals, request.kept)
+    return totals if mask is None else _masked(totals, mask)
 
 
 def _plain_logits(logits: UncomputedLogits, kept: Tensor | None) -> Tensor:
@@ -94,7 +97,8 @@ def compute_loss(
         SizeError: Second derivatives of the loss of sharded rows are requested.
     """
     if isinstance(student, LinearLogits) and loss.reduction != "none":
-        factors = reduction_factors(kept, loss, loss_dtype(student.dtype)).flatten()
+        count = None if device_kind(kept) == "cpu" else request.tokens.number_of(kept.numel())
+        factors = reduction_factors(kept, loss, loss_dtype(student.dtype), count).flatten()
         job = _Job(student, request)
         arguments = student.hidden, student.weight, job.local_bias(), factors, job, objective
         result, losses = _LinearLoss.apply(*arguments)  # type: ignore[no-untyped-call]
@@ -140,11 +144,22 @@ class _Job:
         found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=create_graph))
         return tuple(next(found) if need else None for need in self.requested)  # type: ignore[return-value]
 
-    def like_inputs(self, gradients: Gradients, student: LinearLogits) -> Gradients:
-        """Convert gradients to the dtypes of the inputs."""
+    def like_inputs(self, gradients: Gradients, student: LinearLogits, factor: Tensor | None = None) -> Gradients:
+        """Convert gradients to the dtypes of the inputs, multiplied by a scalar; they may be overwritten.
+
+        On an accelerator each is read once: the product is written in the other dtype.
+        """
         parts = (student.hidden, student.weight, student.bias)
+
+        def converted(grad: Tensor, dtype: torch.dtype) -> Tensor:
+            if factor is None:
+                return grad.to(dtype)
+            if grad.dtype == dtype or device_kind(grad) == "cpu":
+                return grad.mul_(factor).to(dtype)
+            return torch.mul(grad, factor, out=torch.empty_like(grad, dtype=dtype))
+
         return tuple(  # type: ignore[return-value]
-            None if grad is None or part is None else grad.to(part.dtype)
+            None if grad is None or part is None else converted(grad, part.dtype)
             for grad, part in zip(gradients, parts, strict=True)
         )
 
@@ -199,13 +214,17 @@ class _LinearLoss(torch.autograd.Function):
                 loss, factors if any(job.requested) or job.student.is_sharded else None, job.requested
             )
         ctx.gradients, ctx.loss = gradients, loss
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(losses)
         job.save(ctx, factors)
-        return (losses * factors).sum(), losses
+        on_cpu = device_kind(losses) == "cpu"
+        return (losses * factors).sum() if on_cpu else torch.dot(losses, factors), losses
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
         job: _Job = ctx.job
+        if grad_output is None:
+            return (None,) * 6
         student, (factors,) = job.restored(ctx)
         if torch.is_grad_enabled() or is_transformed(grad_output):
             found = job.differentiable(student, lambda totals: [(ctx.loss.of(totals) * factors).sum()], [grad_output])
@@ -216,9 +235,8 @@ class _LinearLoss(torch.autograd.Function):
             found = job.like_inputs(found, student)
         else:
             found, ctx.gradients = ctx.gradients, None
-            if device_kind(grad_output) != "cpu" or grad_output.item() != 1:
-                found = tuple(None if grad is None else grad.mul_(grad_output) for grad in found)  # type: ignore[assignment]
-            found = job.like_inputs(found, student)
+            is_one = device_kind(grad_output) == "cpu" and grad_output.item() == 1
+            found = job.like_inputs(found, student, None if is_one else grad_output)
         return (*found, None, None, None)
 
 
@@ -226,29 +244,36 @@ def _block_totals(student: BlockLogits, request: Request) -> Totals:
     """Compute totals from checkpointed blocks of logits."""
     hidden = student.hidden.reshape(-1, student.hidden.shape[-1])
     teacher = None if request.teacher is None else request.teacher.hidden.detach().flatten(0, -2)
-    ids, kept, tokens = request.ids, None, len(hidden)
-    is_static = torch.compiler.is_compiling()  # a graph cannot drop tokens: they are computed and masked
-    if request.kept is not None and not is_static and not bool(request.kept.all()):
-        kept = request.kept.nonzero().squeeze(1)
-        hidden, ids = hidden[kept], None if ids is None else ids[kept]
-        teacher = None if teacher is None else teacher[kept]
-    elif is_static:
-        hidden = counted_states(hidden, request.kept)
-        teacher = None if teacher is None else counted_states(teacher, request.kept)
-    step = MAX_CHUNK_TOKENS["cuda" if device_kind(hidden) == "cuda" else "cpu"]
+    ids, (mask, places), tokens = request.ids, request.tokens, len(hidden)
+    if places is not None:
+        hidden, ids = hidden[places], None if ids is None else ids[places]
+        teacher = None if teacher is None else teacher[places]
+    else:
+        hidden = counted_states(hidden, mask)
+        teacher = None if teacher is None else counted_states(teacher, mask)
+    step = _tokens_at_once(student, request)
     found = []
     for start in range(0, max(len(hidden), 1), step):
         here = slice(start, start + step)
         chunk = (hidden[here], None if teacher is None else teacher[here], None if ids is None else ids[here].T)
         found.append(request.objective.in_sweeps(partial(_sweep, student, request, chunk)))
     joined = {name: torch.cat([each[name] for each in found], dim=-1) for name in found[0]}
-    if is_static and request.kept is not None:
-        return _masked(joined, request.kept)
-    if kept is None:
-        return joined
+    if places is None:
+        return joined if mask is None else _masked(joined, mask)
     return {
-        name: value.new_zeros(*value.shape[:-1], tokens).index_copy(-1, kept, value) for name, value in joined.items()
+        name: value.new_zeros(*value.shape[:-1], tokens).index_copy(-1, places, value) for name, value in joined.items()
     }
+
+
+def _tokens_at_once(student: BlockLogits, request: Request) -> int:
+    """Return how many tokens have the logits of a block of rows, and what autograd keeps of them, in memory at once."""
+    device, rows = "cuda" if device_kind(student.hidden) == "cuda" else "cpu", student.rows_at_once
+    if device == "cpu" and request.chunk_bytes is None:
+        return MAX_CHUNK_TOKENS[device]
+    objective = request.objective
+    numbers = objective.work_numbers(rows) + 2 * objective.slots * rows  # intermediate results and their gradients
+    size = numbers * loss_dtype(student.dtype).itemsize + 6 * rows  # raw logits and masks
+    return min(MAX_CHUNK_TOKENS[device], tokens_within(request.chunk_bytes or WORK_BYTES, size))
 
 
 def _sweep(

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from embedlayer.core.errors import SizeError
+from embedlayer.kernels.divergences import DivergenceKind
 from embedlayer.losses.compiled_blocks import (
-    DivergenceKind,
     divergence_of_blocks,
     gradient_of_divergence,
     mixture_divergences_of_blocks,
@@ -182,8 +182,8 @@ class JensenShannon(Divergence):
         log_m = self._log_mixture(block, log_q, log_p)
         above_q, above_p = work.subtract(log_q, log_m, slot=3), work.subtract(log_p, log_m, slot=2)
         if block.may_be_infinite:  # a probability of 0 counts as 0
-            above_q = above_q.masked_fill(log_q == -torch.inf, 0.0)
-            above_p = above_p.masked_fill(log_p == -torch.inf, 0.0)
+            above_q = work.masked_fill(above_q, log_q == -torch.inf, 0.0)
+            above_p = work.masked_fill(above_p, log_p == -torch.inf, 0.0)
         from_student = work.multiply(work.exp(log_q), above_q).sum(0)
         return {"student": from_student, "teacher": work.multiply(work.exp(log_p), above_p).sum(0)}
 
@@ -238,7 +238,7 @@ class JensenShannon(Divergence):
         p = block.work.add(log_p, math.log(self.beta), slot=3)
         if block.may_be_infinite:  # the gradient of logaddexp at -inf twice would be NaN
             neither = (log_q == -torch.inf) & (log_p == -torch.inf)
-            q, p = q.masked_fill(neither, 0.0), p.masked_fill(neither, 0.0)
+            q, p = block.work.masked_fill(q, neither, 0.0), block.work.masked_fill(p, neither, 0.0)
         return block.work.logaddexp(q, p, slot=2)
 
 

@@ -7,8 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.core.errors import ShapeError, SizeError
-from embedlayer.core.index_checks import raise_if_outside
-from embedlayer.core.torch_state import plain_operators_only
+from embedlayer.losses.counted_tokens import CountedTokens, checked_ids, counted_tokens
 from embedlayer.losses.definition import reduce_losses
 from embedlayer.losses.differentiable_totals import compute_loss, compute_totals, plain_totals
 from embedlayer.losses.divergence_kinds import Divergence, ForwardKL
@@ -39,6 +38,8 @@ def divergence(
     labels: Int[Tensor, "*batch"] | None = None,
     ignore_index: int = -100,
     reduction: Reduction = "mean",
+    chunk_bytes: int | None = None,
+    drop_ignored: bool = True,
 ) -> Float[Tensor, "*result"]:
     """Compute the divergence between the distributions of two heads at each position, in nats.
 
@@ -54,6 +55,9 @@ def divergence(
         labels: Token IDs `(...)`; positions with `ignore_index` do not count. `None` if all count.
         ignore_index: Label of a position that does not count.
         reduction: `"mean"` over the counted positions (0 if there are none), `"sum"`, or `"none"`.
+        chunk_bytes: See `ScoreOptions`.
+        drop_ignored: Whether positions that do not count are dropped before any work; see `ScoreOptions`. On CUDA the
+            call then waits once for the device if there are labels or `TopKTargets`, otherwise never.
 
     Returns:
         A scalar, or `(...)` with `reduction="none"`, where the divergence is 0 at positions that do not count.
@@ -72,8 +76,9 @@ def divergence(
     Reference: `generalized_jsd_loss` of TRL, whose `batchmean` is this function's mean over the counted positions.
     """
     kind = ForwardKL() if kind is None else kind
-    check_options({}, LossOptions, "divergence", ignore_index=ignore_index, reduction=reduction)
-    loss = LossSettings(ignore_index=ignore_index, reduction=reduction)
+    options = {"chunk_bytes": chunk_bytes, "drop_ignored": drop_ignored}
+    check_options(options, LossOptions, "divergence", ignore_index=ignore_index, reduction=reduction)
+    loss = LossSettings(ignore_index, 0.0, 0.0, reduction, chunk_bytes, drop_ignored)
     student = resolve_logits(student, None, {})[0]
     teacher = teacher if isinstance(teacher, TopKTargets) else resolve_logits(teacher, None, {})[0]
     shape = student.hidden.shape[:-1]
@@ -81,15 +86,20 @@ def divergence(
     if labels is not None:
         check_ids(student.hidden, labels, "labels")
         kept = labels != ignore_index
-    mask = None if labels is None else kept.flatten()
+    drop = drop_ignored and not is_plain(student)
     if isinstance(teacher, TopKTargets):
-        request = Request(LogitStatistics(), ids=_checked_ids(student, teacher, kept), kept=mask)
-        totals = compute_totals(student, request)
+        _check_top_k(student, teacher)
+        mask = None if labels is None else kept
+        checked = checked_ids(teacher.ids, mask, student.vocab_size, drop=drop, several=True)
+        kept = kept if checked.is_bad is None else checked.is_counted
+        ids = checked.ids.flatten(0, -2)
+        totals = compute_totals(student, Request(LogitStatistics(), None, ids, checked.tokens, 1, chunk_bytes))
         own = log_probs(totals, totals["selected"]).T
         losses = kind.of_log_probs(own, teacher.log_probs.detach().flatten(0, -2).to(own.dtype))
-        return reduce_losses(losses.view(shape).where(kept, 0.0), kept, loss)
+        return checked.marked(reduce_losses(losses.view(shape).where(kept, 0.0), kept, loss))
     _check_pair(student, teacher)
-    request = Request(kind, teacher=teacher, kept=mask)
+    tokens = CountedTokens() if labels is None else counted_tokens(kept, drop=drop)
+    request = Request(kind, teacher, tokens=tokens, chunk_bytes=chunk_bytes)
     if is_plain(student):
         losses = kind.of(plain_totals(student, request)).view(shape)
         return reduce_losses(losses.where(kept, 0.0), kept, loss)
@@ -117,8 +127,8 @@ def _check_pair(student: UncomputedLogits, teacher: UncomputedLogits) -> None:
             )
 
 
-def _checked_ids(student: UncomputedLogits, teacher: TopKTargets, kept: Tensor) -> Tensor:
-    """Check a teacher's tokens, and return their IDs as `(N, K)`; positions that do not count have ID 0."""
+def _check_top_k(student: UncomputedLogits, teacher: TopKTargets) -> None:
+    """Check that there are K IDs and log-probabilities of a teacher for each hidden state."""
     ids, shape = teacher.ids, student.hidden.shape[:-1]
     if ids.shape != teacher.log_probs.shape or ids.shape[:-1] != shape or ids.dim() != len(shape) + 1:
         raise ShapeError(
@@ -127,7 +137,3 @@ def _checked_ids(student: UncomputedLogits, teacher: TopKTargets, kept: Tensor) 
         )
     if not 1 <= ids.shape[-1] <= student.vocab_size:
         raise SizeError(f"A teacher has {ids.shape[-1]} tokens per position; pass 1 to {student.vocab_size}.")
-    ids = ids.long().masked_fill(~kept.unsqueeze(-1), 0)
-    if not plain_operators_only() and not torch.compiler.is_compiling():
-        raise_if_outside(ids, student.vocab_size, "token id")
-    return ids.flatten(0, -2)

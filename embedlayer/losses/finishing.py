@@ -1,7 +1,6 @@
 """Finishing of raw logits `hidden @ weight.T`: scale, bias, soft cap, temperature and masked padding.
 
-`finish` is the definition. `BlockFinishing` computes the same in place over blocks of logits, with its derivative. The
-Triton kernels read the numbers of a `BlockFinishing` too.
+`finish` is the definition. `BlockFinishing` computes the same in place over blocks of logits, with its derivative.
 """
 
 import math
@@ -10,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from embedlayer.losses.fixed_row import one_index
 from embedlayer.losses.options import LogitOptions, LogitSettings, check_options
 
 
@@ -59,7 +59,7 @@ def finish(raw_logits: Float[Tensor, "*batch V"], options: LogitSettings) -> Flo
     if options.temperature != 1.0:
         logits = logits / options.temperature
     if (masked := options.masked) is not None:
-        logits = logits.index_fill(-1, torch.tensor([masked], device=logits.device), -math.inf)
+        logits = logits.index_fill(-1, one_index(masked, logits), -math.inf)
     return logits
 
 

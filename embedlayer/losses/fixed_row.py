@@ -77,7 +77,12 @@ def with_fixed_product(
         row: Its number.
     """
     own = F.linear(hidden, vector.detach()).to(products.dtype)
-    return products.index_copy(-1, torch.tensor([row], device=products.device), own)
+    return products.index_copy(-1, one_index(row, products), own)
+
+
+def one_index(index: int, like: Tensor) -> Tensor:
+    """Return an index as a tensor `(1,)` on the device of `like`; unlike `torch.tensor`, without waiting for it."""
+    return torch.full((1,), index, device=like.device)
 
 
 def row_within(row: int | None, start: int, stop: int) -> int | None:
@@ -98,4 +103,4 @@ class _FixedRow(torch.autograd.Function):
         if type(grad) is Tensor and not torch.is_grad_enabled() and not is_transformed(grad):
             grad[ctx.row] = 0  # in place: the products with this tensor computed it for nothing else
             return grad, None
-        return grad.index_fill(0, torch.tensor([ctx.row], device=grad.device), 0), None
+        return grad.index_fill(0, one_index(ctx.row, grad), 0), None

@@ -36,7 +36,8 @@ class HeadOutputs:
         """Return the cross entropy of `targets` under the softmax of the logits, in nats, without all logits in memory.
 
         Logits are computed and dropped in chunks. Where a subclass or a caller has replaced the method that returns
-        logits, the loss is that of the logits it returns.
+        logits, the loss is that of the logits it returns. On CUDA the call waits for the device where
+        `linear_cross_entropy` does: once, and with `drop_ignored=False` never.
 
         Args:
             hidden: Output of the last block, after its final norm, `(..., D)`.
@@ -50,8 +51,7 @@ class HeadOutputs:
         Raises:
             ShapeError: `hidden` has another width than the rows.
             SizeError: An option is unknown or outside its range, or two options exclude each other.
-            TokenIdError: A target is neither a token nor `ignore_index`.
-            MissingExtraError: `impl="triton"` without Triton or without a CUDA device.
+            TokenIdError: A target is neither a token nor `ignore_index`; on CUDA where the call waits, else later.
         """
         check_options(options, LossOptions, f"{type(self).__name__}.loss")
         logits, loss = resolve_logits(hidden, self, options)
@@ -102,7 +102,7 @@ class HeadOutputs:
         """
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_statistics")
         logits, loss = resolve_logits(hidden, self, options)
-        return token_statistics_of(logits, tokens, statistics=statistics, top_k=top_k, ignore_index=loss.ignore_index)
+        return token_statistics_of(logits, tokens, loss, statistics=statistics, top_k=top_k)
 
     @show_options(LogitOptions, ScoreOptions, LossOptions)
     def multi_token_loss(
@@ -131,7 +131,6 @@ class HeadOutputs:
             ShapeError: Hidden states, labels and mask do not fit each other.
             SizeError: There is no depth, another number of weights, or an option is unknown or outside its range.
             TokenIdError: A label is neither a token nor `ignore_index`.
-            MissingExtraError: `impl="triton"` without Triton or without a CUDA device.
 
         Reference: DeepSeek-V3 technical report, 2024, equations 24 and 25: weights `(1, λ/D, ..., λ/D)`.
         """

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError
 from embedlayer.core.torch_state import plain_operators_only
 
@@ -63,6 +64,8 @@ def _ids_of_largest(logits: Tensor, k: int) -> Tensor:
     if size >= max(4 * GROUP * k, LEAST_GROUPED):
         ids = _members(_ids_of_largest(_maxima(logits), k), size)
         return ids.gather(-1, _ids_of_largest(logits.gather(-1, ids), k))
+    if device_kind(logits) != "cpu":  # without waiting for the device
+        return logits.sort(dim=-1, descending=True, stable=True).indices[..., :k].sort(dim=-1).values
     values, ids = logits.topk(k, dim=-1)
     if size > k:
         is_open = (logits >= values[..., -1:]).sum(-1) > k  # logits equal to the last are left among the others

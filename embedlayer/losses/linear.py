@@ -1,11 +1,9 @@
 """The loss of an LM head: `cross_entropy(finish_logits(hidden @ weight.T), targets)`, in nats per token.
 
-Three implementations compute the same loss and the same gradients: plain PyTorch, a pass over blocks of logits, and
-Triton. The last two never store the logits of all tokens, which are `tokens x V` numbers.
+Two implementations compute the same loss and the same gradients: plain PyTorch, and a pass over chunks of tokens, which
+stores the logits of one chunk at a time instead of `tokens x V` numbers.
 """
 
-import os
-from importlib.util import find_spec
 from typing import Unpack
 
 import torch
@@ -13,14 +11,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.core.devices import device_kind
-from embedlayer.core.errors import MissingExtraError, SizeError
+from embedlayer.core.errors import SizeError
 from embedlayer.core.option_docs import show_options
+from embedlayer.core.torch_state import fusible
+from embedlayer.losses.counted_tokens import counted_targets
 from embedlayer.losses.definition import cross_entropy, reduce_losses
 from embedlayer.losses.differentiable_totals import compute_loss
 from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits, tokens_and_weight
 from embedlayer.losses.logit_statistics import CrossEntropy, target_request
 from embedlayer.losses.operators import cross_entropy_operator
-from embedlayer.losses.options import Impl, LogitOptions, LossOptions, LossSettings, ScoreOptions, check_options
+from embedlayer.losses.options import LogitOptions, LossOptions, LossSettings, ScoreOptions, check_options
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids, is_plain
 
 
@@ -40,9 +40,12 @@ def linear_cross_entropy(
     batch, and a batch with ignored targets only, has loss 0 and zero gradients.
 
     With `impl="chunked"` the gradients are computed in the forward pass, a chunk of tokens at a time. With
-    `reduction="none"` the backward pass computes the logits of each chunk again. `impl="triton"` computes blocks of
-    logits in both passes. Neither needs memory that grows with tokens times V. On CUDA both wait for the device once,
-    to check targets and drop the ignored ones.
+    `reduction="none"` the backward pass computes the logits of each chunk again. On a CPU no memory grows with tokens
+    times V; on CUDA a chunk may have all tokens, as far as its logits need no more than `chunk_bytes`.
+
+    On CUDA it waits once for the device, to check targets and to count the ignored ones, which are then dropped. While
+    a CUDA graph is captured, in compiled graphs, with `impl="plain"` and with `drop_ignored=False` it never waits: if a
+    target is outside, the loss is NaN, and the next loss that waits raises the error.
 
     Args:
         hidden: Hidden states of the last block, `(..., D)`.
@@ -54,10 +57,9 @@ def linear_cross_entropy(
         A scalar, or `(...)` with `reduction="none"`.
 
     Raises:
-        TokenIdError: A target is neither a token nor `ignore_index` (with `impl="plain"` only on the CPU).
+        TokenIdError: A target is neither a token nor `ignore_index`; on CUDA where the call waits, else later.
         ShapeError: Shapes or dtypes do not fit each other.
         SizeError: An option is unknown or outside its range, or two options exclude each other.
-        MissingExtraError: `impl="triton"` without Triton or without a CUDA device.
 
     Example:
         >>> hidden, table = torch.randn(2, 5, 8), torch.randn(100, 8)
@@ -134,7 +136,6 @@ def cross_entropy_of(
         TokenIdError: A target is neither a token nor `ignore_index`.
         ShapeError: Targets and hidden states do not fit each other.
         SizeError: Two options exclude each other. Of sharded rows, a `torch.func` transform is active.
-        MissingExtraError: `impl="triton"` without Triton or without a CUDA device.
     """
     return reduced_and_token_losses(logits, targets, loss)[0]
 
@@ -152,58 +153,33 @@ def reduced_and_token_losses(
         raise SizeError(
             "label_smoothing spreads over all tokens, and mask_padding leaves no probability to one of them: use one."
         )
-    impl, kept = choose_impl(logits, loss), targets != loss.ignore_index
-    if impl == "plain":
-        losses = cross_entropy(logits.logits(kept), targets, loss)
-    elif impl == "triton" and isinstance(logits, LinearLogits):
-        from embedlayer.losses.triton_kernels import triton_cross_entropy
-
-        losses = triton_cross_entropy(logits, targets, loss.ignore_index)
-    elif torch.compiler.is_compiling() and isinstance(logits, LinearLogits) and not logits.is_sharded:
-        if loss.token_weights is None:
-            result = cross_entropy_operator(logits, targets, loss)
-            return result, result.detach()
-        losses = cross_entropy_operator(logits, targets, loss._replace(reduction="none", token_weights=None))
+    plain = is_plain(logits, loss)
+    compiled = torch.compiler.is_compiling() and not plain
+    in_graph = logits if compiled and isinstance(logits, LinearLogits) and not logits.is_sharded else None
+    if in_graph is not None and device_kind(targets) == "cpu":  # the operator checks the targets
+        return _operator_losses(in_graph, targets, targets != loss.ignore_index, loss)
+    drop = loss.drop_ignored and not plain
+    kept, checked = counted_targets(targets, logits.vocab_size, loss.ignore_index, drop=drop)
+    kept = kept if checked.is_bad is None else checked.is_counted
+    if plain:
+        if checked.is_bad is not None or not fusible(targets):  # otherwise they are what they were
+            targets = checked.ids.masked_fill(~kept, loss.ignore_index)
+        losses = checked.marked(cross_entropy(logits.logits(kept), targets, loss))
+        return reduce_losses(losses, kept, loss), losses.detach()
+    if in_graph is not None:
+        found = _operator_losses(in_graph, torch.where(kept, checked.ids, loss.ignore_index), kept, loss)
     else:
         objective = CrossEntropy(logits.vocab_size, loss.label_smoothing, loss.z_loss)
-        return compute_loss(logits, target_request(logits, targets, loss), objective, kept, loss)
-    return reduce_losses(losses, kept, loss), losses.detach()
+        found = compute_loss(logits, target_request(checked, loss), objective, kept, loss)
+    return checked.marked(found[0]), checked.marked(found[1])
 
 
-def choose_impl(logits: UncomputedLogits, loss: LossSettings) -> Impl:
-    """Return the implementation of the loss that will run: never `"auto"`.
-
-    `"auto"` becomes `"plain"` for few logits, then `"triton"` on CUDA, else `"chunked"`. `"triton"`
-    becomes `"chunked"` for float64, in compiled graphs, and with options that the kernels do not have. Under
-    `torch.func` transforms and in exports it is `"plain"`. Rows that are computed or sharded have `"chunked"` only.
-
-    Args:
-        logits: The head and its hidden states.
-        loss: Options of the loss.
-
-    Raises:
-        MissingExtraError: `impl="triton"` without Triton or without a CUDA device.
-        SizeError: The rows are sharded, and a `torch.func` transform is active.
+def _operator_losses(logits: LinearLogits, targets: Tensor, kept: Tensor, loss: LossSettings) -> tuple[Tensor, Tensor]:
+    """Return the results of `reduced_and_token_losses` by the operator for compiled graphs; with weights of tokens the
+    operator computes the losses, and torch operators reduce them.
     """
-    device = logits.hidden.device
-    if isinstance(logits, LinearLogits) and logits.impl == "triton" and not triton_runs(device):
-        raise MissingExtraError(
-            f"impl='triton' needs the package triton and a CUDA device, not {device.type!r}. "
-            f"pip install triton, or use impl='chunked', which runs everywhere."
-        )
-    if is_plain(logits, loss):
-        return "plain"
-    if not isinstance(logits, LinearLogits) or logits.impl == "chunked" or logits.prefers_plain:
-        return "chunked"
-    options = logits.options
-    has_kernels = logits.hidden.dtype != torch.float64 and not loss.label_smoothing and not loss.z_loss
-    has_kernels = has_kernels and (options.softcap is None or options.temperature == 1.0)
-    if torch.compiler.is_compiling() or not has_kernels:  # a graph can contain the chunked loss
-        return "chunked"
-    return "triton" if logits.impl == "triton" or (device_kind(device) == "cuda" and triton_runs(device)) else "chunked"
-
-
-def triton_runs(device: torch.device) -> bool:
-    """Return whether Triton is installed, and `device` is CUDA or `TRITON_INTERPRET=1` is set."""
-    on_device = device_kind(device) == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
-    return on_device and find_spec("triton") is not None
+    if loss.token_weights is None:
+        result = cross_entropy_operator(logits, targets, loss)
+        return result, result.detach()
+    losses = cross_entropy_operator(logits, targets, loss._replace(reduction="none", token_weights=None))
+    return reduce_losses(losses, kept, loss), losses.detach()

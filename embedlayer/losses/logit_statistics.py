@@ -1,14 +1,17 @@
 """Statistics of the logits of one head, from which log-probabilities, entropies and the cross entropy follow."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from embedlayer.losses.compiled_blocks import NO_ID, gradient_of_statistics, statistics_of_blocks, with_largest
-from embedlayer.losses.definition import checked_targets
-from embedlayer.losses.largest import ordered_top_k, top_k
+from embedlayer.core.devices import device_kind
+from embedlayer.kernels.largest import NO_ID
+from embedlayer.kernels.softmax import cross_entropy_of_totals
+from embedlayer.losses.compiled_blocks import gradient_of_statistics, statistics_of_blocks, with_largest
+from embedlayer.losses.counted_tokens import CheckedIds
+from embedlayer.losses.largest import GROUP, LEAST_GROUPED, ordered_top_k, top_k
 from embedlayer.losses.objective import (
     BlockGradient,
     BlockTerms,
@@ -25,7 +28,8 @@ from embedlayer.losses.objective import (
     softmax_totals,
 )
 from embedlayer.losses.options import LossSettings
-from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
+
+SORTED = 8  # numbers of 4 bytes that a sort needs for each logit
 
 
 class LogitStatistics(Objective):
@@ -51,6 +55,7 @@ class LogitStatistics(Objective):
     """
 
     has_kernels = True
+    finishes = True
 
     def __init__(self, *, sum: bool = False, mean: bool = False, squares: bool = False, top_k: int = 0) -> None:
         self.sum = sum
@@ -58,6 +63,14 @@ class LogitStatistics(Objective):
         self.squares = squares
         self.top_k = top_k
         self.slots = 2 if mean else 1
+
+    def work_numbers(self, rows: int) -> int:
+        """Return how many numbers of intermediate results exist at once without kernels, per token.
+
+        Of the K largest logits, `top_k` sorts a part of the vocabulary: values and int64 places, which torch copies.
+        """
+        sorted_rows = min(rows, max(4 * GROUP * self.top_k, LEAST_GROUPED)) if self.top_k > 1 else 0
+        return self.slots * rows + SORTED * sorted_rows
 
     def terms(self, block: LogitBlock, previous: Totals) -> Totals:
         """Return the statistics over the rows of the block; `selected` is 0 where the ID is another row."""
@@ -102,13 +115,16 @@ class LogitStatistics(Objective):
     def compiled_terms(self, ids: Tensor | None, previous: Totals) -> BlockTerms | None:
         """Return a kernel that computes the statistics."""
         names = ["sum"] * self.sum + ["mean"] * self.mean + ["log_squares"] * self.squares
-        terms = statistics_of_blocks(ids, names)
+        terms = statistics_of_blocks(ids, names, with_keys=bool(self.top_k))
         return with_largest(terms, self.top_k) if self.top_k else terms
 
     def compiled_dlogits(self, ids: Tensor | None, totals: Totals, grads: Totals) -> BlockGradient | None:
         """Return a kernel that computes the gradient, from the same formula as `dlogits_`."""
-        found = [(ids, grads.get("selected")), (totals.get("top_ids"), grads.get("top_logits"))]
-        requested = [(i, g) for i, g in found if i is not None and g is not None]
+        found = [
+            (ids, grads.get("selected"), totals.get("selected")),
+            (totals.get("top_ids"), grads.get("top_logits"), totals.get("top_logits")),
+        ]
+        requested = [(i, g, z) for i, g, z in found if i is not None and g is not None and z is not None]
         return gradient_of_statistics(requested, totals, grads)
 
     def dlogits_(self, block: LogitBlock, totals: Totals, grads: Totals) -> None:
@@ -177,15 +193,18 @@ class CrossEntropy(TokenLoss):
             grads["sum"] = -self.label_smoothing / self.vocab_size * factors
         return grads
 
+    def compiled(self, ids: Tensor | None, totals: Totals, factors: Tensor) -> tuple[Tensor, Totals] | None:
+        """Return losses and gradients from one kernel, on CUDA."""
+        if ids is None or device_kind(factors) != "cuda":
+            return None
+        names = ("top", "log_sum", "sums", "selected", "sum")
+        losses, by_selected, prepared = cross_entropy_of_totals(
+            ids, *(totals.get(name) for name in names), factors, *astuple(self)
+        )
+        return losses, {"selected": by_selected, "factors": prepared}
 
-def target_request(logits: UncomputedLogits, targets: Tensor, loss: LossSettings) -> Request:
-    """Check the targets, and return the request for the totals that their losses need.
 
-    Raises:
-        TokenIdError: A target is neither a token nor `ignore_index`.
-    """
-    is_linear, kept = isinstance(logits, LinearLogits), targets != loss.ignore_index
-    targets = checked_targets(targets, logits.vocab_size, loss.ignore_index, everywhere=is_linear)
-    ids = targets.long().masked_fill(~kept, 0).flatten().unsqueeze(1)
-    objective = LogitStatistics(sum=bool(loss.label_smoothing))
-    return Request(objective, ids=ids, kept=kept.flatten(), min_chunks=loss.min_chunks)
+def target_request(targets: CheckedIds, loss: LossSettings) -> Request:
+    """Return the request for the totals that the losses of targets need."""
+    objective, ids = LogitStatistics(sum=bool(loss.label_smoothing)), targets.ids.flatten().unsqueeze(1)
+    return Request(objective, ids=ids, tokens=targets.tokens, min_chunks=loss.min_chunks, chunk_bytes=loss.chunk_bytes)

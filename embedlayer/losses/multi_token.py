@@ -78,7 +78,6 @@ def multi_token_loss_of(logits: UncomputedLogits, inputs: MultiTokenInputs, loss
     Raises:
         TokenIdError: A label is neither a token nor `ignore_index`.
         SizeError: Two options exclude each other.
-        MissingExtraError: `impl="triton"` without Triton or without a CUDA device.
         ShapeError: The targets have another shape than the hidden states.
     """
     targets, lengths = torch.cat([each.flatten() for each in inputs.targets]), [each.numel() for each in inputs.targets]
@@ -88,7 +87,10 @@ def multi_token_loss_of(logits: UncomputedLogits, inputs: MultiTokenInputs, loss
         losses = torch.stack(
             [F.pad(x.view(y.shape), (0, steps - y.shape[1])) for x, y in zip(parts, inputs.targets, strict=True)]
         )
-        return MultiTokenLoss(torch.einsum("k,kbt->bt", losses.new_tensor(inputs.weights), losses), losses.detach())
+        return MultiTokenLoss(
+            torch.einsum("k,kbt->bt", torch.stack([losses.new_full((), weight) for weight in inputs.weights]), losses),
+            losses.detach(),
+        )
     dtype = loss_dtype(logits.hidden.dtype)
     divisors = [(each != loss.ignore_index).sum().clamp(min=1).to(dtype) for each in inputs.targets]
     if loss.reduction == "sum":

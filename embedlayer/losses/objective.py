@@ -17,6 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from embedlayer.kernels.softmax import Finishing
+from embedlayer.losses.counted_tokens import CountedTokens
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
 
 Totals = dict[str, Tensor]
@@ -56,6 +58,10 @@ class Workspace:
         """Return `exp(a)`, in the memory of `a` if results may be overwritten."""
         return a.exp_() if self.buffers else a.exp()
 
+    def masked_fill(self, a: Tensor, mask: Tensor, number: float) -> Tensor:
+        """Return `a` with a number where the mask is `True`, in the memory of `a` if results may be overwritten."""
+        return a.masked_fill_(mask, number) if self.buffers else a.masked_fill(mask, number)
+
     def multiply(self, a: Tensor, b: Tensor) -> Tensor:
         """Return `a * b`, in the memory of `a` if results may be overwritten."""
         return a.mul_(b) if self.buffers else a * b
@@ -73,6 +79,7 @@ class LogitBlock(NamedTuple):
         work: Memory for intermediate results.
         is_last: Whether no block of later rows follows.
         biases: Bias of each row that the logits of student and teacher do not contain yet, `(R,)`, or `None`.
+        unfinished: What else the logits do not contain yet; kernels for CUDA finish them.
     """
 
     student: Tensor
@@ -83,9 +90,11 @@ class LogitBlock(NamedTuple):
     work: Workspace
     is_last: bool = True
     biases: tuple[Tensor | None, Tensor | None] = (None, None)
+    unfinished: Finishing = Finishing()
 
     def finished(self, dtype: torch.dtype) -> "LogitBlock":
         """Return the block with the biases added, in the dtype of the loss; it is a copy only where needed."""
+        assert self.unfinished == Finishing()
         if self.biases == (None, None) and self.student.dtype == dtype == getattr(self.teacher, "dtype", dtype):
             return self
         student, teacher = (
@@ -121,13 +130,15 @@ class Objective(ABC):
     Attributes:
         sweeps: How often all blocks are visited; a later sweep knows the totals of the earlier ones.
         slots: Number of intermediate results of the size of a block that exist at once without kernels.
-        has_kernels: Whether compiled kernels compute the totals and the gradients.
+        has_kernels: Whether kernels compute the totals and the gradients: compiled ones on the CPU, Triton's on CUDA.
+        finishes: Whether kernels for CUDA finish the logits that they read: scale, soft cap and masked padding.
         constants: Names of totals without gradient.
     """
 
     sweeps: int = 1
     slots: int = 2
     has_kernels: bool = False
+    finishes: bool = False
     constants: frozenset[str] = frozenset({"top", "sums", "top_teacher", "sums_teacher", "log_sum_teacher", "top_ids"})
 
     @abstractmethod
@@ -146,6 +157,14 @@ class Objective(ABC):
         Args:
             parts: Totals as `stacked` returns them, or `BlockTerms`.
         """
+
+    def work_numbers(self, rows: int) -> int:
+        """Return how many numbers of intermediate results exist at once without kernels, per token.
+
+        Args:
+            rows: Rows of a block.
+        """
+        return self.slots * rows
 
     def in_sweeps(self, sweep: Callable[[Totals], Totals]) -> Totals:
         """Return the totals of all sweeps.
@@ -195,15 +214,17 @@ class Request(NamedTuple):
         objective: What is computed per token.
         teacher: The second head of a divergence, or `None`.
         ids: Token IDs whose logits are requested, `(N, K)`, or `None`. They count from the first row of all ranks.
-        kept: Mask `(N,)` of the tokens that are computed; `None` for all.
+        tokens: Which of the N tokens count, and which are computed.
         min_chunks: Number of chunks into which the tokens are divided at least.
+        chunk_bytes: Bytes of the logits and intermediate results of a chunk; `None` for the default of the device.
     """
 
     objective: Objective
     teacher: UncomputedLogits | None = None
     ids: Tensor | None = None
-    kept: Tensor | None = None
+    tokens: CountedTokens = CountedTokens()
     min_chunks: int = 1
+    chunk_bytes: int | None = None
 
 
 class TokenLoss(ABC):
@@ -216,6 +237,19 @@ class TokenLoss(ABC):
     @abstractmethod
     def gradients(self, totals: Totals, factors: Tensor) -> Totals:
         """Return the gradients of `sum(factors * of(totals))` with respect to the totals that have one."""
+
+    def compiled(self, ids: Tensor | None, totals: Totals, factors: Tensor) -> tuple[Tensor, Totals] | None:
+        """Return the results of `of` and `gradients` from one kernel, or `None` if there is none.
+
+        The gradients are as `Objective.compiled_dlogits` takes them: that of `selected` and, in place of the others,
+        `factors`, the numbers of each token that its kernel computes with.
+
+        Args:
+            ids: Requested IDs, `(K, C)`, or `None`.
+            totals: As in `of`.
+            factors: As in `gradients`.
+        """
+        return None
 
 
 class Exponentials(NamedTuple):
@@ -234,7 +268,7 @@ class Exponentials(NamedTuple):
             block: The block.
         """
         if block.may_be_infinite:
-            values = values.masked_fill(self.powers == 0, 0.0)
+            values = block.work.masked_fill(values, self.powers == 0, 0.0)
         return block.work.multiply(values, self.powers).sum(0) / self.sums
 
 
@@ -271,6 +305,8 @@ def stacked(parts: list[Totals]) -> Totals:
 
 def joined(parts: list[Totals]) -> Totals:
     """Concatenate totals that are stacked already."""
+    if len(parts) == 1:
+        return parts[0]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from embedlayer.core.devices import device_kind
+from embedlayer.losses.counted_tokens import CheckedIds, CountedTokens, checked_ids
 from embedlayer.losses.definition import loss_dtype, reduction_factors
 from embedlayer.losses.logit_statistics import CrossEntropy, target_request
 from embedlayer.losses.options import LogitOptions, LogitSettings, LossSettings
@@ -41,7 +43,7 @@ class OperatorArguments(NamedTuple):
         """Rebuild the arguments from the result of `flat`."""
         vocab_size, compute, scale, *of_logits = values[:7]
         options = LogitSettings(scale, None, *of_logits)
-        return cls(vocab_size, compute, options, LossSettings(*values[7:11]), RequestedGradients(*values[11:]))
+        return cls(vocab_size, compute, options, LossSettings(*values[7:13]), RequestedGradients(*values[13:]))
 
 
 def cross_entropy_operator(logits: LinearLogits, targets: Tensor, loss: LossSettings) -> Tensor:
@@ -67,12 +69,13 @@ def cross_entropy_operator(logits: LinearLogits, targets: Tensor, loss: LossSett
     schema="(Tensor hidden, Tensor weight, Tensor? bias, Tensor targets, Tensor? grad_output, SymInt vocab_size, "
     "ScalarType compute, float logit_scale, float? softcap, float temperature, SymInt? padding_idx, "
     "bool mask_padding, SymInt ignore_index, float label_smoothing, float z_loss, str reduction, "
-    "bool hidden_requested, bool weight_requested, bool bias_requested) -> (Tensor, Tensor, Tensor, Tensor)",
+    "SymInt? chunk_bytes, bool drop_ignored, bool hidden_requested, bool weight_requested, bool bias_requested) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
 )
 def _operator(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, grad_output: Tensor | None, *rest: Any
 ) -> tuple[Tensor, ...]:
-    """Compute the loss and its gradients in one pass.
+    """Compute the loss and its gradients in one pass. On a CPU targets are checked; on CUDA the host never waits.
 
     Returns:
         The loss, and the gradients of `hidden`, `weight` and `bias`. A gradient that is not requested is an empty
@@ -88,7 +91,11 @@ def _operator(
     factors = reduction_factors(kept, loss, loss_dtype(compute))
     weights = None if per_token and grad_output is None else factors * (1 if grad_output is None else grad_output)
     objective = CrossEntropy(arguments.vocab_size, loss.label_smoothing, loss.z_loss)
-    vocabulary_pass = VocabularyPass(logits, target_request(logits, targets, loss))
+    if device_kind(targets) == "cpu":
+        checked = checked_ids(targets, kept, logits.vocab_size, drop=loss.drop_ignored)
+    else:  # they were checked before, and the operator can be captured in a CUDA graph
+        checked = CheckedIds(torch.where(kept, targets, 0).long(), CountedTokens(kept.flatten()), None)
+    vocabulary_pass = VocabularyPass(logits, target_request(checked, loss))
     losses, gradients = vocabulary_pass.losses_and_gradients(
         objective, None if weights is None else weights.flatten(), arguments.requested
     )

@@ -53,14 +53,23 @@ class ScoreOptions(LogitOptions):
         ignore_index: Target value whose loss is 0 without gradient, even if its hidden state is NaN or infinite; -100
             by default.
         vocab_size: Number of tokens, V: later rows of `weight` are spare. By default all rows are tokens.
-        impl: `"plain"` computes all logits at once. `"chunked"` computes a few hundred tokens at a time. `"triton"`
-            stores no logits in memory, on CUDA; it falls back to `"chunked"` for float64, `label_smoothing`, `z_loss`
-            and compiled graphs. `"auto"`, the default, chooses the fastest that runs.
+        impl: `"plain"` computes all logits at once, `"chunked"` those of some tokens at a time. `"auto"`, the default,
+            is `"plain"` for few logits, else `"chunked"`. `"triton"` is another name of `"chunked"`, which on CUDA
+            runs Triton kernels where Triton is installed.
+        chunk_bytes: Bytes of the logits that `"chunked"` has in memory at once, and of intermediate results of their
+            size, which a chunk of more than one token never exceeds. `None`, the default, is 64 MiB on a CPU, and on
+            CUDA 4 GiB, or 1 GiB where there are such results or the logits are computed again.
+        drop_ignored: Whether `"chunked"` drops ignored targets before any work, as by default. An accelerator then
+            waits once for the device, to count them and to check the others. With `False` it never waits, as while a
+            CUDA graph is captured and in compiled graphs: the loss is NaN if a target is outside, and the next loss
+            that waits, or `check()` of a model, raises the error. On the CPU a bad target always raises an error.
     """
 
     ignore_index: NotRequired[int]
     vocab_size: NotRequired[int | None]
     impl: NotRequired[Impl]
+    chunk_bytes: NotRequired[int | None]
+    drop_ignored: NotRequired[bool]
 
 
 class LossOptions(ScoreOptions):
@@ -141,6 +150,8 @@ class LossSettings(NamedTuple):
         label_smoothing: See `LossOptions`.
         z_loss: Factor of `logsumexp(logits) ** 2`.
         reduction: `"mean"`, `"sum"` or `"none"`.
+        chunk_bytes: See `ScoreOptions`.
+        drop_ignored: See `ScoreOptions`.
         token_weights: Factor of the loss of each target after the reduction, `(...)`, without gradient; `None` for 1.
         min_chunks: Number of chunks into which the tokens are divided at least; with 2 or more chunks not even a small
             batch has all its logits at once. A compiled graph ignores it.
@@ -150,6 +161,8 @@ class LossSettings(NamedTuple):
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     reduction: Reduction = "mean"
+    chunk_bytes: int | None = None
+    drop_ignored: bool = True
     token_weights: Tensor | None = None
     min_chunks: int = 1
 
@@ -227,6 +240,8 @@ _ALLOWED: dict[str, _Allowed] = {
     "ignore_index": _Allowed("an integer", lambda x: _is(x, _INTEGER)),
     "vocab_size": _Allowed("a number of tokens or None", lambda x: x is None or (_is(x, _INTEGER) and x >= 1)),
     "impl": _Allowed(f"one of {', '.join(get_args(Impl))}", lambda x: x in get_args(Impl)),
+    "chunk_bytes": _Allowed("a number of bytes or None", lambda x: x is None or (_is(x, _INTEGER) and x >= 1)),
+    "drop_ignored": _Allowed("True or False", lambda x: isinstance(x, bool)),
     "label_smoothing": _Allowed("a number from 0 to 1", lambda x: _is(x, _NUMBER) and 0 <= x <= 1),
     "z_loss": _Allowed("a number of at least 0", lambda x: _is(x, _NUMBER) and 0 <= x < math.inf),
     "reduction": _Allowed(f"one of {', '.join(get_args(Reduction))}", lambda x: x in get_args(Reduction)),

@@ -1,6 +1,7 @@
 """The matrix products of a pass: blocks of logits of a head, and the gradients of hidden states and rows from dlogits.
 
-Of float16 they are float32, and of bfloat16 on a CPU without instructions for it. A product of float16 numbers may
+Of float16 they are float32, and of bfloat16 on a CPU without instructions for it. On CUDA products of both are summed
+into float32 results without being rounded (`out_dtype` of torch). A product of float16 numbers may
 exceed 65,504, the largest of them, so it is not rounded to float16. Products of bfloat16 have the range of float32. On
 a CPU without instructions torch multiplies narrow matrices by plain loops: 6 to 115 times as slow as float32 products
 of converted copies (AVX2, 256 x 768 by 2,048 x 768 and its gradients). All sum in float32.
@@ -12,11 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from embedlayer.core.collectives import RowPartition
+from embedlayer.core.collectives import Collectives, RowPartition
 from embedlayer.core.devices import device_kind
+from embedlayer.kernels.softmax import Finishing
 from embedlayer.losses.compiled_blocks import add_bfloat16_
 from embedlayer.losses.definition import loss_dtype
 from embedlayer.losses.finishing import BlockFinishing
+from embedlayer.losses.fixed_row import one_index
 from embedlayer.losses.token_chunks import Chunk, TokenChunks
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 
@@ -49,24 +52,34 @@ def product_dtype(dtype: torch.dtype, device: str) -> torch.dtype:
 
 
 def matrix_product(a: Tensor, b: Tensor) -> Tensor:
-    """Return `a @ b` in the dtype `product_dtype` of `b`; float32 of narrower matrices is not rounded again.
-
-    On CUDA float16 matrices are multiplied as they are and summed in float32; `a` is rounded to float16 first.
-    """
+    """Return `a @ b` in the dtype `product_dtype` of `b`; float32 of narrower matrices is not rounded again."""
     dtype = product_dtype(b.dtype, device_kind(b))
-    if _sums_halves_in_float32(b):
-        return torch.mm(a.half(), b, out_dtype=dtype)
     return a.to(dtype) @ b.to(dtype)
 
 
-def _sums_halves_in_float32(b: Tensor) -> bool:
-    """Return whether the device multiplies float16 matrices as they are and has float32 results."""
-    return b.dtype == torch.float16 and device_kind(b) == "cuda"
+def has_wide_products(dtype: torch.dtype, device: str) -> bool:
+    """Return whether matrices of a dtype are multiplied as they are, and the products summed into float32 results.
+
+    Torch does so on CUDA for float16 and bfloat16 (`out_dtype`), and not on ROCm.
+
+    Args:
+        dtype: Dtype of the matrices.
+        device: Type of the device.
+    """
+    return device == "cuda" and dtype in (torch.float16, torch.bfloat16) and torch.version.hip is None
 
 
 def write_product(out: Tensor, a: Tensor, b: Tensor, *, add: bool = False) -> None:
-    """Compute `out = a @ b`, or `out += a @ b`, as `matrix_product` does; `a` and `out` may have another dtype."""
-    if out.dtype == product_dtype(b.dtype, device_kind(b)) and not _sums_halves_in_float32(b):
+    """Compute `out = a @ b`, or `out += a @ b`, as `matrix_product` does; `a` and `out` may have another dtype.
+
+    With `has_wide_products` `a` is converted to the dtype of `b`, and a float32 product is never rounded.
+    """
+    if out.dtype == torch.float32 and has_wide_products(b.dtype, device_kind(b)):
+        if add:
+            torch.addmm(out, a.to(b.dtype), b, out_dtype=torch.float32, out=out)
+        else:
+            torch.mm(a.to(b.dtype), b, out_dtype=torch.float32, out=out)
+    elif out.dtype == product_dtype(b.dtype, device_kind(b)):
         out.addmm_(a.to(out.dtype), b.to(out.dtype), beta=1 if add else 0)
     elif add:
         out.add_(matrix_product(a, b))
@@ -87,9 +100,10 @@ class HeadBlocks:
     Args:
         logits: The head and its hidden states.
         partition: Which rows this rank computes.
-        kept: Index of the tokens that are computed, `(N,)`, or `None` for all.
+        tokens: The tokens of the hidden states.
         dtype: Dtype of the loss.
         compiled: Whether compiled kernels read the logits: these may lack the bias, and be bfloat16.
+        unfinished: Whether the kernels finish the logits that they read.
 
     Attributes:
         dtype: Dtype of the blocks.
@@ -100,10 +114,11 @@ class HeadBlocks:
         self,
         logits: UncomputedLogits,
         partition: RowPartition,
-        kept: Tensor | None,
+        tokens: TokenChunks,
         dtype: torch.dtype,
         *,
         compiled: bool,
+        unfinished: bool = False,
     ) -> None:
         self.logits = logits
         self.partition = partition
@@ -114,7 +129,7 @@ class HeadBlocks:
         if logits.dtype == torch.float16:  # scaled hidden states may be outside of its range
             self.hidden_scale, self.block_scale = 1.0, self.hidden_scale
         hidden_ND = logits.hidden.detach().reshape(-1, logits.hidden.shape[-1])
-        self.hidden_ND = hidden_ND if kept is None else hidden_ND.index_select(0, kept)
+        self.hidden_ND = tokens.states(hidden_ND)
         self.rows_VD: Tensor | None = None
         self.bias: Tensor | None = None
         self.unadded_bias: Tensor | None = None
@@ -128,17 +143,43 @@ class HeadBlocks:
             if options.bias is not None:
                 bias = options.bias.detach().to(dtype)
                 self.bias = bias if self.finishing.divisor == 1 else bias / self.finishing.divisor
-        if compiled and self.rows_VD is not None and self.finishing.softcap is None:
+        self._in_kernel = unfinished and self.rows_VD is not None
+        if compiled and self.rows_VD is not None and (self.finishing.softcap is None or self._in_kernel):
             self.dtype = torch.bfloat16 if logits.dtype == torch.bfloat16 else dtype
             if self.bias is not None:
                 self.unadded_bias, self.bias = self.bias.contiguous(), None
-                if self.finishing.masked is not None:
-                    self.unadded_bias = self.unadded_bias.index_fill(0, torch.tensor([self.finishing.masked]), 0.0)
+                if self.finishing.masked is not None and not self._in_kernel:
+                    place = one_index(self.finishing.masked, self.unadded_bias)
+                    self.unadded_bias = self.unadded_bias.index_fill(0, place, 0.0)
+
+    @property
+    def converted_bytes(self) -> int:
+        """Return the bytes of a number of a block's gradient in the dtype of the products; 0 if it has it already."""
+        rows = self.rows_VD
+        if rows is None or rows.dtype == self.dtype or not has_wide_products(rows.dtype, device_kind(rows)):
+            return 0
+        return rows.itemsize
+
+    def narrow_scale(self, grads: list[Tensor], ranks: Collectives) -> Tensor | None:
+        """Return a factor of gradients of results, with which those of the logits stay in the range of their dtype.
+
+        Products round them to float16, whose smallest number is 6e-8, where the gradient of a mean over 10,000 tokens
+        is 1e-4 times a probability. `None` if the products have another dtype.
+
+        Args:
+            grads: Gradients of the results of this rank's tokens.
+            ranks: The ranks, all of which call this.
+        """
+        if self.converted_bytes == 0 or self.logits.dtype != torch.float16:
+            return None
+        largest = torch.stack([grad.abs().amax() if grad.numel() else grad.sum() for grad in grads]).amax()
+        largest = ranks.all_reduce(largest * abs(self.block_scale), "max")
+        return 1 / largest.nan_to_num(1.0).clamp(1e-30, 1e30)
 
     def fill(self, out_RC: Tensor, x_CD: Tensor, start: int) -> None:
         """Write the logits of a chunk over the rows from `start` on, of this rank's rows, to `out_RC`.
 
-        They are finished except for `unadded_bias`.
+        They are finished except for `unadded_bias` and `unfinished`.
         """
         stop = start + len(out_RC)
         if self.rows_VD is None:
@@ -146,8 +187,18 @@ class HeadBlocks:
             out_RC.copy_(self.logits.block(x_CD, first + start, first + stop).detach().T)
             return
         write_product(out_RC, self.rows_VD[start:stop], x_CD.T)
+        if self._in_kernel:
+            return
         self.scale_(out_RC)
         self.finishing.finish_(out_RC, start, None if self.bias is None else self.bias[start:stop])
+
+    def unfinished(self, start: int, stop: int) -> Finishing:
+        """Return what kernels do to the logits of the rows `start` to `stop - 1` besides adding `unadded_bias`."""
+        if not self._in_kernel:
+            return Finishing()
+        cap, row = self.finishing, self.finishing.masked
+        masked = None if row is None else row - start if start <= row < stop else -1
+        return Finishing(self.block_scale, cap.softcap, cap.bound, masked)
 
     def scale_(self, block_RC: Tensor) -> None:
         """Multiply a block by the part of the logit scale that the hidden states do not contain, in place."""
@@ -158,42 +209,60 @@ class HeadBlocks:
 class GradientSums:
     """Sum the gradients of a head's rows and bias over chunks of tokens, and of its hidden states over blocks of rows.
 
-    The sum of the rows in bfloat16 has this dtype where it is rounded once: for one chunk, or with a residual, the low
-    16 bits of sums whose high 16 bits are the gradient, to which a kernel adds. Otherwise it has the dtype of the loss.
+    The sum of the rows in bfloat16 has this dtype where it is rounded once: for one chunk, or on a CPU with a residual,
+    the low 16 bits of sums whose high 16 bits are the gradient, to which a kernel adds. Otherwise it has the dtype of
+    the loss.
 
     Args:
         head: Blocks of the head.
         requested: Which gradients to compute.
         chunks: Number of chunks.
         compiled: Whether compiled kernels compute.
+        scale: Factor that the gradients of the logits contain; see `HeadBlocks.narrow_scale`.
 
     Attributes:
         hidden: Gradients of the hidden states of this rank, `(N, D)`; `None` if not requested.
         bias: Gradient of the bias of this rank's rows; `None` if not requested.
     """
 
-    def __init__(self, head: HeadBlocks, requested: RequestedGradients, chunks: int, *, compiled: bool) -> None:
+    def __init__(
+        self,
+        head: HeadBlocks,
+        requested: RequestedGradients,
+        chunks: int,
+        *,
+        compiled: bool,
+        scale: Tensor | None = None,
+    ) -> None:
         assert head.rows_VD is not None
         assert isinstance(head.logits, LinearLogits)
-        self.head, self.rows_VD = head, head.rows_VD
+        self.head, self.rows_VD, self._scale = head, head.rows_VD, scale
         self._chunk, self._chunks = 0, chunks
         whole = head.logits.weight
         like = head.hidden_ND.new_empty(0, dtype=loss_dtype(head.logits.dtype))
         self.hidden = like.new_empty(head.hidden_ND.shape) if requested.hidden else None
         self.bias = like.new_zeros(len(self.rows_VD)) if requested.bias else None
         self._of_chunk: Tensor | None = None  # gradients of the hidden states of the chunk, of all ranks
+        self._is_stored = False  # whether they are computed where `hidden` stores them
         self.weight: Tensor | None = None
         self._residual: Tensor | None = None
         if requested.weight:
-            is_narrow = self.rows_VD.dtype == whole.dtype == torch.bfloat16 and (chunks < 2 or compiled)
+            has_residual = compiled and device_kind(whole) == "cpu"
+            is_narrow = self.rows_VD.dtype == whole.dtype == torch.bfloat16 and (chunks < 2 or has_residual)
             self.weight = like.new_empty(whole.shape, dtype=torch.bfloat16 if is_narrow else None)
             if is_narrow and chunks > 1:
                 self._residual = torch.zeros_like(self.weight, dtype=torch.uint16)
-            self.weight[len(self.rows_VD) if chunks else 0 :] = 0  # the first chunk overwrites the rows of tokens
+            if chunks == 0 or len(whole) > len(self.rows_VD):
+                self.weight[len(self.rows_VD) if chunks else 0 :].zero_()  # the first chunk overwrites the others
 
     def multiplies(self, dtype: torch.dtype) -> bool:
         """Return whether products of the rows with dlogits of this dtype convert neither of them."""
         return {self.rows_VD.dtype, product_dtype(self.rows_VD.dtype, device_kind(self.rows_VD))} == {dtype}
+
+    def narrowed(self, dlogits_RC: Tensor) -> Tensor:
+        """Return the gradient of a block in the dtype of its products, if both products need it in this dtype."""
+        dtype = self.rows_VD.dtype
+        return dlogits_RC.to(dtype) if has_wide_products(dtype, device_kind(dlogits_RC)) else dlogits_RC
 
     def add_to_rows(self, dlogits_RC: Tensor, x_CD: Tensor, start: int) -> None:
         """Add the gradients of a block to those of its rows.
@@ -212,19 +281,23 @@ class GradientSums:
             addend = matrix_product(dlogits_RC, x_CD).to(self.weight.dtype)
             add_bfloat16_(self.weight[here], self._residual[here], addend, last=self._chunk == self._chunks - 1)
 
-    def add_to_hidden(self, dlogits_RC: Tensor, x_CD: Tensor, start: int) -> None:
+    def add_to_hidden(self, dlogits_RC: Tensor, chunk: Chunk, start: int) -> None:
         """Add the gradients of one block, or of all rows, to those of the hidden states of the chunk."""
         if self.hidden is None:
             return
         if self._of_chunk is None:
-            self._of_chunk = self.hidden.new_empty(x_CD.shape)
+            self._is_stored = device_kind(self.hidden) == "cuda" and chunk.ranks.size == 1 and not chunk.padding
+            shape = chunk.hidden[0].shape
+            self._of_chunk = self.hidden[chunk.here] if self._is_stored else self.hidden.new_empty(shape)
         rows_RD = self.rows_VD[start : start + len(dlogits_RC)]
         write_product(self._of_chunk, dlogits_RC.T, rows_RD, add=start > 0)
 
     def finish_chunk(self, chunk: Chunk) -> None:
         """Reduce-scatter: sum the gradients of the chunk's hidden states over all ranks, and store this rank's."""
         if self.hidden is not None and self._of_chunk is not None:
-            self.hidden[chunk.here] = chunk.ranks.reduce_scatter(self._of_chunk, chunk.sizes)
+            if not self._is_stored:
+                of_tokens = self._of_chunk[: sum(chunk.sizes)]
+                self.hidden[chunk.here] = chunk.ranks.reduce_scatter(of_tokens, chunk.sizes)
             self._of_chunk = None
         self._chunk += 1
 
@@ -235,9 +308,13 @@ class GradientSums:
             tokens: The tokens of the hidden states; those that are not computed have the gradient 0.
         """
         head, finishing, hidden = self.head, self.head.finishing, self.hidden
+        if self._scale is not None:
+            for each in (hidden, self.weight, self.bias):
+                if each is not None:
+                    each.div_(self._scale)
         if hidden is not None:
             hidden = hidden.mul_(head.hidden_scale) if head.hidden_scale != 1 else hidden
-            hidden = tokens.scattered(hidden, 0).view(head.logits.hidden.shape)
+            hidden = tokens.masked(tokens.scattered(hidden, 0), 0).view(head.logits.hidden.shape)
         if self.bias is not None:
             if finishing.divisor != 1:
                 self.bias.div_(finishing.divisor)

@@ -8,14 +8,17 @@ from torch import Tensor
 
 from embedlayer.core.errors import SizeError
 from embedlayer.core.option_docs import show_options
-from embedlayer.losses.definition import checked_targets
+from embedlayer.losses.counted_tokens import checked_ids
 from embedlayer.losses.differentiable_totals import compute_totals
 from embedlayer.losses.largest import check_top_k
 from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits, tokens_and_weight
 from embedlayer.losses.logit_statistics import LogitStatistics
 from embedlayer.losses.objective import Request, log_probs, logsumexp
-from embedlayer.losses.options import LogitOptions, ScoreOptions, check_options
-from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
+from embedlayer.losses.options import LogitOptions, LossSettings, ScoreOptions, check_options
+from embedlayer.losses.uncomputed_logits import UncomputedLogits, check_ids, is_plain
+
+DEFAULTS = LossSettings()
+"""Options of statistics whose caller sets none."""
 
 Statistic = Literal["log_probs", "entropy", "logsumexp", "sum_squared_probs", "is_argmax"]
 
@@ -75,6 +78,9 @@ def token_statistics(
         top_k: K of `top_logits` and `top_ids`; 0 for neither.
         **options: See `ScoreOptions`; logits take `temperature` and `ignore_index` alone.
 
+    On CUDA it waits once for the device, to check and count the tokens, and without tokens never; see
+    `linear_cross_entropy`, which waits in the same cases.
+
     Returns:
         The statistics, in float32 or, for float64 input, in float64.
 
@@ -95,18 +101,21 @@ def token_statistics(
     check_options(options, ScoreOptions, "token_statistics")
     weight, tokens = tokens_and_weight(weight, tokens)
     logits, loss = resolve_logits(hidden, weight, options)
-    return token_statistics_of(logits, tokens, statistics=statistics, top_k=top_k, ignore_index=loss.ignore_index)
+    return token_statistics_of(logits, tokens, loss, statistics=statistics, top_k=top_k)
 
 
 def token_statistics_of(
     logits: UncomputedLogits,
     tokens: Int[Tensor, "*batch"] | None = None,
+    loss: LossSettings = DEFAULTS,
     *,
     statistics: tuple[Statistic, ...] = ("log_probs", "entropy"),
     top_k: int = 0,
-    ignore_index: int = -100,
 ) -> TokenStatistics:
-    """Compute `token_statistics` of logits that are not computed yet; arguments and errors are the same."""
+    """Compute `token_statistics` of logits that are not computed yet; arguments and errors are the same.
+
+    Of `loss`, the options are those of `ScoreOptions`.
+    """
     wanted = set(statistics)
     if not wanted <= set(get_args(Statistic)):
         unknown = ", ".join(sorted(map(repr, wanted - set(get_args(Statistic)))))
@@ -116,23 +125,26 @@ def token_statistics_of(
     if top_k:
         check_top_k(top_k, logits.vocab_size)
     shape = logits.hidden.shape[:-1]
-    kept, ids = torch.ones(shape, dtype=torch.bool, device=logits.hidden.device), None
+    kept, checked = torch.ones(shape, dtype=torch.bool, device=logits.hidden.device), None
     if tokens is not None:
         check_ids(logits.hidden, tokens, "tokens")
-        kept = tokens != ignore_index
-        tokens = checked_targets(tokens, logits.vocab_size, ignore_index, everywhere=isinstance(logits, LinearLogits))
-        tokens = tokens.long().masked_fill(~kept, 0)
-        ids = tokens.flatten().unsqueeze(1) if "log_probs" in wanted else None
+        kept = tokens != loss.ignore_index
+        drop = loss.drop_ignored and not is_plain(logits)
+        checked = checked_ids(tokens, kept, logits.vocab_size, drop=drop)
+        kept = kept if checked.is_bad is None else checked.is_counted
     best = max(top_k, 1) if "is_argmax" in wanted else top_k
     objective = LogitStatistics(mean="entropy" in wanted, squares="sum_squared_probs" in wanted, top_k=best)
-    request = Request(objective, ids=ids, kept=None if tokens is None else kept.flatten())
+    request = Request(objective, chunk_bytes=loss.chunk_bytes)
+    if checked is not None:
+        ids = checked.ids.flatten().unsqueeze(1) if "log_probs" in wanted else None
+        request = request._replace(ids=ids, tokens=checked.tokens)
     totals = {
         name: value.unflatten(-1, shape) if shape else value.squeeze(-1)
         for name, value in compute_totals(logits, request).items()
     }
     top = totals["top_ids"].movedim(0, -1) if best else None
-    return TokenStatistics(
-        log_probs=log_probs(totals, totals["selected"])[0] if ids is not None else None,
+    found = TokenStatistics(
+        log_probs=log_probs(totals, totals["selected"])[0] if "log_probs" in wanted else None,
         entropy=totals["log_sum"] - totals["mean"] if "entropy" in wanted else None,
         logsumexp=logsumexp(totals) if "logsumexp" in wanted else None,
         sum_squared_probs=(totals["log_squares"] - 2 * totals["log_sum"]).exp() * kept
@@ -141,4 +153,15 @@ def token_statistics_of(
         is_argmax=(top[..., 0] == tokens) & kept if top is not None and "is_argmax" in wanted else None,
         top_logits=totals["top_logits"].movedim(0, -1)[..., :top_k] if top_k else None,
         top_ids=top[..., :top_k].where(kept.unsqueeze(-1), -1) if top is not None and top_k else None,
+    )
+    if checked is None or checked.is_bad is None:
+        return found
+    is_bad = checked.is_bad
+    return TokenStatistics(
+        *(
+            x
+            if x is None or not x.is_floating_point()
+            else x.masked_fill(is_bad if x.dim() == is_bad.dim() else is_bad.unsqueeze(-1), torch.nan)
+            for x in found
+        )
     )

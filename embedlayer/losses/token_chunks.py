@@ -10,6 +10,10 @@ import torch
 from torch import Tensor
 
 from embedlayer.core.collectives import Collectives
+from embedlayer.core.devices import device_kind
+from embedlayer.losses.chunk_size import MULTIPLE
+from embedlayer.losses.counted_tokens import CountedTokens
+from embedlayer.losses.definition import counted_states
 from embedlayer.losses.objective import Totals, stacked
 
 
@@ -22,6 +26,7 @@ class Chunk(NamedTuple):
         ranks: The ranks.
         hidden: Hidden states for each head, `(C, D)`.
         ids: Requested token IDs `(K, C)`, or `None`.
+        padding: Number of repetitions of the last token, which are no results and have the gradient 0.
     """
 
     here: slice
@@ -29,17 +34,30 @@ class Chunk(NamedTuple):
     ranks: Collectives
     hidden: list[Tensor]
     ids: Tensor | None
+    padding: int = 0
 
     def gathered(self, rows: Tensor) -> Tensor:
         """All-gather: concatenate the rows of all ranks for the tokens of the chunk, from those of all own tokens."""
-        return self.ranks.all_gather(rows[self.here].contiguous(), self.sizes)
+        found = self.ranks.all_gather(rows[self.here].contiguous(), self.sizes)
+        return torch.cat([found, found[-1:].expand(self.padding, *found.shape[1:])]) if self.padding else found
+
+    def gathered_gradients(self, rows: Tensor) -> Tensor:
+        """Return `gathered` for gradients with respect to results of the tokens."""
+        found = self.ranks.all_gather(rows[self.here].contiguous(), self.sizes)
+        return torch.cat([found, found.new_zeros(self.padding, *found.shape[1:])]) if self.padding else found
 
     def gathered_totals(self, totals: Totals) -> Totals:
         """Return totals of the chunk from those of all tokens of each rank, which are along the last dimension."""
         return {name: self.gathered(x.movedim(-1, 0)).movedim(0, -1) for name, x in totals.items()}
 
+    def gathered_total_gradients(self, grads: Totals) -> Totals:
+        """Return `gathered_totals` for gradients with respect to totals."""
+        return {name: self.gathered_gradients(x.movedim(-1, 0)).movedim(0, -1) for name, x in grads.items()}
+
     def own(self, value: Tensor) -> Tensor:
         """Return the part of a total of the chunk, along its last dimension, that belongs to this rank's tokens."""
+        if self.padding:
+            return value[..., : -self.padding]
         parts: tuple[Tensor, ...] = value.split(self.sizes, dim=-1)
         return parts[self.ranks.rank]
 
@@ -70,17 +88,16 @@ class TokenChunks:
     Args:
         ranks: The ranks.
         tokens: Number of tokens of this rank, those that are not computed included.
-        kept: Mask `(tokens,)` of the tokens that are computed, N of them; `None` for all.
+        counted: Which of them count, and which N are computed.
 
     Attributes:
-        kept: Index of these tokens, `(N,)`, or `None` for all.
         counts: Number of tokens that each rank computes.
     """
 
-    def __init__(self, ranks: Collectives, tokens: int, kept: Tensor | None) -> None:
-        self.ranks, self.tokens = ranks, tokens
-        self.kept = None if kept is None or bool(kept.all()) else kept.nonzero().squeeze(1)
-        count = tokens if self.kept is None else len(self.kept)
+    def __init__(self, ranks: Collectives, tokens: int, counted: CountedTokens) -> None:
+        self.ranks, self.tokens, self._places = ranks, tokens, counted.places
+        self._mask = counted.mask if counted.places is None else None  # of tokens that are computed, and do not count
+        count = tokens if self._places is None else len(self._places)
         self.counts: list[int] = [count]
         if ranks.size > 1:
             self.counts = ranks.all_gather(torch.tensor([count], device=ranks.device), [1] * ranks.size).tolist()
@@ -88,20 +105,37 @@ class TokenChunks:
     def chunks(self, step: int, hidden: list[Tensor], ids: Tensor | None) -> Iterator[Chunk]:
         """Yield the chunks, with at most `step` tokens of each rank.
 
+        On CUDA a single process pads them to a multiple of 16 tokens: only then are the rows of `(R, C)` blocks
+        aligned, so that matrix products and kernels read 128 bits at once.
+
         Args:
             step: Largest number of tokens of a rank in a chunk.
             hidden: Hidden states of this rank's N tokens for each head, `(N, D)`.
             ids: Requested token IDs of these, `(N, K)`, or `None`.
         """
+        pads = len(self.counts) == 1 and device_kind(hidden[0]) == "cuda"
         for start in range(0, max(self.counts), step):
             sizes = [min(max(count - start, 0), step) for count in self.counts]
-            chunk = Chunk(slice(start, start + step), sizes, self.ranks, [], None)
+            padding = -sizes[0] % MULTIPLE if pads else 0
+            chunk = Chunk(slice(start, start + step), sizes, self.ranks, [], None, padding)
             chunk.hidden.extend(chunk.gathered(each) for each in hidden)
             yield chunk if ids is None else chunk._replace(ids=chunk.gathered(ids).T)
 
+    def states(self, rows: Tensor) -> Tensor:
+        """Return the hidden states `(N, D)` of the tokens that are computed; 0 for those that do not count."""
+        return counted_states(rows, self._mask) if self._places is None else rows.index_select(0, self._places)
+
     def compact(self, value: Tensor) -> Tensor:
         """Return the entries of the N tokens that are computed, along the last dimension."""
-        return value if self.kept is None else value.index_select(-1, self.kept)
+        return value if self._places is None else value.index_select(-1, self._places)
+
+    def compact_ids(self, ids: Tensor | None) -> Tensor | None:
+        """Return the token IDs `(N, K)` of the N tokens that are computed."""
+        return ids if ids is None or self._places is None else ids[self._places]
+
+    def masked(self, value: Tensor, dim: int = -1) -> Tensor:
+        """Return the entries of `value` for all tokens, with 0 for those that are computed and do not count."""
+        return value if self._mask is None else value.movedim(dim, -1).where(self._mask, 0).movedim(-1, dim)
 
     def scattered(self, value: Tensor, dim: int = -1) -> Tensor:
         """Return a tensor for all tokens of this rank: the entries of `value` for the N tokens, and 0 for the others.
@@ -110,10 +144,10 @@ class TokenChunks:
             value: Entries of the N tokens that are computed.
             dim: Dimension of the tokens.
         """
-        if self.kept is None:
+        if self._places is None:
             return value
         value = value.movedim(dim, 0)
-        return value.new_zeros(self.tokens, *value.shape[1:]).index_copy_(0, self.kept, value).movedim(0, dim)
+        return value.new_zeros(self.tokens, *value.shape[1:]).index_copy_(0, self._places, value).movedim(0, dim)
 
     def any_rank(self, flag: bool) -> bool:
         """Return whether `flag` is true on any rank; a single process does not communicate."""

@@ -3,7 +3,8 @@
 All logits at once are `tokens x V` numbers, and their gradients as many again. But the loss of a token and its
 gradients need its own logits alone, and their logsumexp. So a pass takes a chunk of tokens after another, and in each a
 block of rows after another: product, `Objective.terms`, and, once the totals are merged, `Objective.dlogits_` and the
-products of its result with rows and hidden states, which are the gradients.
+products of its result with rows and hidden states, which are the gradients. On CUDA a block has all rows, and a chunk
+may have all tokens; `chunk_size` bounds their bytes.
 
 Where the gradient of every loss is known beforehand, as that of a mean, all blocks of a chunk are kept in one buffer
 until their gradients are computed, in the forward pass: three products. Otherwise the forward pass keeps the totals
@@ -21,8 +22,15 @@ import torch
 from torch import Tensor
 
 from embedlayer.core.devices import device_kind
-from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS, ROWS_OF_A_BLOCK, tokens_per_chunk
-from embedlayer.losses.compiled_blocks import STATISTICS
+from embedlayer.kernels.softmax import STATISTICS, concatenated
+from embedlayer.losses.chunk_size import (
+    MAX_CHUNK_TOKENS,
+    MULTIPLE,
+    ROWS_OF_A_BLOCK,
+    WORK_BYTES,
+    tokens_per_chunk,
+    tokens_within,
+)
 from embedlayer.losses.definition import loss_dtype
 from embedlayer.losses.objective import (
     BlockGradient,
@@ -52,25 +60,27 @@ class VocabularyPass:
     """
 
     def __init__(self, student: LinearLogits, request: Request) -> None:
-        self.objective, teacher, ids, kept, self.min_chunks = request
+        self.objective, teacher, ids, counted, self.min_chunks, self.max_bytes = request
         self.student = student
         partition, self.dtype = student.partition, loss_dtype(student.dtype)
         self.first, self.rows = partition.start, len(partition)
-        self.tokens = TokenChunks(student.collectives, student.hidden.shape[:-1].numel(), kept)
-        self.ids = ids if ids is None or self.tokens.kept is None else ids[self.tokens.kept]
+        self.tokens = TokenChunks(student.collectives, student.hidden.shape[:-1].numel(), counted)
+        self.ids = self.tokens.compact_ids(ids)
         both = [student] if teacher is None else [student, teacher]
         self.may_be_infinite = any(each.may_be_infinite for each in both)
+        on_cuda = device_kind(student.hidden) == "cuda"
         self.compiled = self.objective.has_kernels and STATISTICS.applies(*(x for each in both for x in each.tensors))
-        parts = partition, self.tokens.kept, self.dtype
-        self.heads = [HeadBlocks(each, *parts, compiled=self.compiled) for each in both]
+        self.finishes = self.compiled and on_cuda and self.objective.finishes
+        parts = partition, self.tokens, self.dtype
+        self.heads = [HeadBlocks(each, *parts, compiled=self.compiled, unfinished=self.finishes) for each in both]
         self.hidden = [head.hidden_ND for head in self.heads]
         self.like = student.hidden.new_empty(0, dtype=self.dtype)
         self.device = "cuda" if device_kind(self.like) == "cuda" else "cpu"  # the key of the tables of block sizes
         self.work, self.softcap_buffer = Workspace(), self.like
 
     def totals(self) -> Totals:
-        """Return the totals of this rank's tokens, `(N,)` or `(K, N)`; 0 for tokens that are not kept."""
-        step = self._chunk_tokens(MAX_CHUNK_TOKENS[self.device] // len(self.tokens.counts))
+        """Return the totals of this rank's tokens, `(N,)` or `(K, N)`; 0 for tokens that are not computed."""
+        step = self._recomputed_tokens()
         buffers = self._allocate(step, kept=False)
         parts: list[Totals] = []
         for chunk in self.tokens.chunks(step, self.hidden, self.ids):
@@ -95,12 +105,15 @@ class VocabularyPass:
             grads: Gradients of those totals that have one.
             requested: Which gradients to compute.
         """
-        step = self._chunk_tokens(MAX_CHUNK_TOKENS[self.device] // len(self.tokens.counts))
-        sums, buffers = self._sums(requested, step), self._allocate(step, kept=False)
+        step = self._recomputed_tokens()
+        buffers = self._allocate(step, kept=False)
         totals, grads = ({name: self.tokens.compact(x) for name, x in each.items()} for each in (totals, grads))
+        scale = self.heads[0].narrow_scale(list(grads.values()), self.student.collectives)
+        grads = grads if scale is None else {name: x * scale for name, x in grads.items()}
+        sums = self._sums(requested, step, scale)
         for chunk in self.tokens.chunks(step, self.hidden, self.ids):
             blocks = self._blocks(chunk, buffers, kept=False)
-            of_chunk = chunk.gathered_totals(totals), chunk.gathered_totals(grads)
+            of_chunk = chunk.gathered_totals(totals), chunk.gathered_total_gradients(grads)
             self._add_gradients(sums, chunk, blocks, *of_chunk, kept=None)
         return sums.finished(self.tokens)
 
@@ -115,39 +128,77 @@ class VocabularyPass:
             requested: Which gradients to compute.
 
         Returns:
-            Losses `(N,)`, 0 for tokens that are not kept, and the gradients.
+            Losses `(N,)`, 0 for tokens that do not count, and the gradients.
         """
         if not self.tokens.any_rank(factors is not None and any(requested)):
-            return loss.of(self.totals()), (None, None, None)
+            return self.tokens.masked(loss.of(self.totals())), (None, None, None)
         assert factors is not None
-        factors_N, ranks = self.tokens.compact(factors), len(self.tokens.counts)
-        rows, width = math.ceil(self.student.vocab_size / ranks), self.hidden[0].shape[1]
-        itemsize = max(head.dtype.itemsize for head in self.heads)
-        tokens = tokens_per_chunk(sum(self.tokens.counts), rows, width, self.device, itemsize)
-        step = self._chunk_tokens(math.ceil(tokens / ranks))
-        sums, buffers = self._sums(requested, step), self._allocate(step, kept=True)
+        factors_N, step = self.tokens.compact(factors), self._kept_tokens(requested)
+        scale = self.heads[0].narrow_scale([factors_N], self.student.collectives)
+        factors_N = factors_N if scale is None else factors_N * scale
+        sums, buffers = self._sums(requested, step, scale), self._allocate(step, kept=True)
         parts = []
         for chunk in self.tokens.chunks(step, self.hidden, self.ids):
             blocks = self._blocks(chunk, buffers, kept=True)
             totals = self.objective.in_sweeps(partial(self._sweep, chunk, blocks, True))
-            parts.append(chunk.own(loss.of(totals)))
-            grads = loss.gradients(totals, chunk.gathered(factors_N))
+            factors_C = chunk.gathered_gradients(factors_N)
+            compiled = loss.compiled(chunk.ids, totals, factors_C) if self.compiled else None
+            losses, grads = compiled or (loss.of(totals), loss.gradients(totals, factors_C))
+            parts.append(chunk.own(losses))
             self._add_gradients(sums, chunk, blocks, totals, grads, kept=buffers[0])
-        losses_N = torch.cat(parts) if parts else self.like.new_zeros(0)
-        return self.tokens.scattered(losses_N), sums.finished(self.tokens)
+        losses_N = concatenated(parts) if parts else self.like.new_zeros(0)
+        return self.tokens.masked(self.tokens.scattered(losses_N)), sums.finished(self.tokens)
+
+    def _kept_tokens(self, requested: RequestedGradients) -> int:
+        """Return the number of tokens of each rank in a chunk whose logits are kept for their gradients."""
+        ranks, width = len(self.tokens.counts), self.hidden[0].shape[1]
+        rows, sizes = math.ceil(self.student.vocab_size / ranks), [head.dtype.itemsize for head in self.heads]
+        tokens = tokens_per_chunk(
+            sum(self.tokens.counts),
+            rows,
+            width,
+            self.device,
+            max(sizes) if self.device == "cpu" and self.max_bytes is None else sum(sizes),
+            work_bytes=self._work_bytes(rows),
+            is_frozen=ranks == 1 and not requested.weight,
+            is_gathered=ranks > 1,
+            max_bytes=self.max_bytes,
+        )
+        return self._chunk_tokens(math.ceil(tokens / ranks))
+
+    def _recomputed_tokens(self) -> int:
+        """Return the number of tokens of each rank in a chunk whose logits are not kept."""
+        most, ranks = MAX_CHUNK_TOKENS[self.device], len(self.tokens.counts)
+        rows = min(ROWS_OF_A_BLOCK[self.device], math.ceil(self.student.vocab_size / ranks))
+        if self.device == "cuda" or self.max_bytes is not None:
+            size = rows * sum(head.dtype.itemsize for head in self.heads) + self._work_bytes(rows)
+            size += rows * self.dtype.itemsize // 32  # totals of parts of a block
+            most = min(most, tokens_within(self.max_bytes or WORK_BYTES, size))
+        return self._chunk_tokens(most // ranks)
+
+    def _work_bytes(self, rows: int) -> int:
+        """Return the bytes of intermediate results over the rows of a block, per token."""
+        size, head = self.dtype.itemsize, self.heads[0]
+        work = 0 if self.compiled else self.objective.work_numbers(rows) * size
+        if head.finishing.softcap is not None and not self.finishes:
+            work += rows * size
+        if not self.compiled and self.may_be_infinite:
+            work += self.objective.slots * rows  # masks
+        return work + head.converted_bytes * rows
 
     def _chunk_tokens(self, most: int) -> int:
         """Return the number of tokens of each rank in a chunk: at most `most`, for `min_chunks` chunks or more."""
         return max(min(most, math.ceil(max(self.tokens.counts) / self.min_chunks)), 1)
 
-    def _sums(self, requested: RequestedGradients, step: int) -> GradientSums:
+    def _sums(self, requested: RequestedGradients, step: int, scale: Tensor | None) -> GradientSums:
         """Allocate the requested gradients, for chunks of at most `step` tokens of each rank.
 
-        Those of hidden states are computed if any rank requests them, as they need the rows of all ranks.
+        Those of hidden states are computed if any rank requests them, as they need the rows of all ranks. `scale` is
+        the factor of all gradients.
         """
         requested = requested._replace(hidden=self.tokens.any_rank(requested.hidden))
         chunks = math.ceil(max(self.tokens.counts) / step)
-        return GradientSums(self.heads[0], requested, chunks, compiled=self.compiled)
+        return GradientSums(self.heads[0], requested, chunks, compiled=self.compiled, scale=scale)
 
     def _allocate(self, step: int, *, kept: bool) -> list[Tensor]:
         """Allocate the workspace for blocks of chunks, and return memory for the logits of each head.
@@ -155,10 +206,13 @@ class VocabularyPass:
         With `kept` all blocks of a chunk are in memory at once.
         """
         tokens = step * len(self.tokens.counts)
+        if self.device == "cuda":
+            tokens = math.ceil(tokens / MULTIPLE) * MULTIPLE
         numbers = min(ROWS_OF_A_BLOCK[self.device], self.rows) * tokens
         slots = 0 if self.compiled else self.objective.slots
         self.work = Workspace(tuple(self.like.new_empty(numbers) for _ in range(slots)))
-        self.softcap_buffer = self.like.new_empty(numbers if self.heads[0].finishing.softcap is not None else 0)
+        is_capped = self.heads[0].finishing.softcap is not None and not self.finishes
+        self.softcap_buffer = self.like.new_empty(numbers if is_capped else 0)
         return [self.like.new_empty(self.rows * tokens if kept else numbers, dtype=head.dtype) for head in self.heads]
 
     def _blocks(self, chunk: Chunk, buffers: list[Tensor], *, kept: bool) -> list[LogitBlock]:
@@ -166,7 +220,7 @@ class VocabularyPass:
 
         With `kept` the memory in `buffers` is of all rows, else of one block, which all blocks share.
         """
-        tokens, size, blocks = sum(chunk.sizes), ROWS_OF_A_BLOCK[self.device], []
+        tokens, size, blocks = len(chunk.hidden[0]), ROWS_OF_A_BLOCK[self.device], []
         for start in range(0, self.rows, size):
             stop = min(start + size, self.rows)
             place = slice(start * tokens, stop * tokens) if kept else slice((stop - start) * tokens)
@@ -175,7 +229,8 @@ class VocabularyPass:
             student, teacher, *_ = (*logits, None)
             bias, other_bias, *_ = (*biases, None)
             others = chunk.ids, self.first + start, self.may_be_infinite, self.work, stop == self.rows
-            blocks.append(LogitBlock(student, teacher, *others, (bias, other_bias)))
+            unfinished = self.heads[0].unfinished(start, stop)
+            blocks.append(LogitBlock(student, teacher, *others, (bias, other_bias), unfinished))
         return blocks
 
     def _fill(self, block: LogitBlock, chunk: Chunk) -> None:
@@ -221,11 +276,12 @@ class VocabularyPass:
             if kept is None:
                 self._fill(block, chunk)
             self._dlogits_(sums, block, totals, grads, compiled)
-            sums.add_to_rows(block.student, x_CD, block.start - self.first)
+            dlogits_RC = sums.narrowed(block.student)
+            sums.add_to_rows(dlogits_RC, x_CD, block.start - self.first)
             if not in_one_product:
-                sums.add_to_hidden(block.student, x_CD, block.start - self.first)
+                sums.add_to_hidden(dlogits_RC, chunk, block.start - self.first)
         if kept is not None and in_one_product:
-            sums.add_to_hidden(kept[: self.rows * len(x_CD)].view(self.rows, -1), x_CD, 0)
+            sums.add_to_hidden(kept[: self.rows * len(x_CD)].view(self.rows, -1), chunk, 0)
         sums.finish_chunk(chunk)
 
     def _dlogits_(
@@ -234,6 +290,9 @@ class VocabularyPass:
         """Replace the logits of a block by the gradient of the products, and add the gradient of the bias to `sums`."""
         head, start = self.heads[0], block.start - self.first
         bias = None if sums.bias is None else sums.bias[start : start + len(block.student)]
+        if compiled is not None and self.finishes:
+            compiled(block, bias)
+            return
         softcap_grad_RC = head.finishing.softcap_grad(block.student, self.softcap_buffer)
         in_kernel = bias if softcap_grad_RC is None else None
         if compiled is not None and compiled(block, in_kernel):

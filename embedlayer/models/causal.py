@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from embedlayer.core.errors import CheckpointError
-from embedlayer.core.index_checks import IndexCheck
+from embedlayer.core.index_checks import check_indices
 from embedlayer.heads.output import OutputHead
 from embedlayer.losses.logit_arguments import resolve_logits
 from embedlayer.losses.options import LogitOptions, Reduction
@@ -217,6 +217,4 @@ class PatchedDecoder(nn.Module):
 
     def check(self) -> None:
         """Raise the error of a bad ID that was looked up since the last check, as `Pretrained.check` does."""
-        for module in self.modules():
-            if isinstance(module, IndexCheck):
-                module.check()
+        check_indices(self)

@@ -227,7 +227,14 @@ class EmbeddingPlan:
     )
     _chunk_length = _Planned(
         "Tokens in one chunk of the loss, if the ranks that share the table were one process.",
-        lambda p: tokens_per_chunk(p.tokens * p.vocab_parallel_size, p._rows, p._head_width, p.device, 4),
+        lambda p: tokens_per_chunk(
+            p.tokens * p.vocab_parallel_size,
+            p._rows,
+            p._head_width,
+            p.device,
+            p._number_bytes if p.device == "cuda" else 4,
+            is_gathered=p.vocab_parallel_size > 1,
+        ),
     )
     _chunk_tokens = _Planned(
         "Tokens in one chunk of the loss, counted over the ranks that share the table.",
@@ -347,7 +354,8 @@ class EmbeddingPlan:
         - With `plain_loss`: the softmax of the logits and two gradients of it, in fp32.
         - By default: one chunk of logits in fp32, and as much again for a block of its rows. 16-bit weights add
           that block in 16 bits, and a temporary fp32 copy of the head's gradient. A CPU without instructions for
-          products of 16-bit numbers needs no such block.
+          products of 16-bit numbers needs no such block. On CUDA, with Triton: one chunk of logits in
+          `compute_dtype`, and for several chunks the fp32 copy of the gradient.
         - Head tied to delta rows: four fp32 blocks of logits, of some tokens by some rows.
         - Without a head: 0.
         """,
@@ -525,10 +533,19 @@ class EmbeddingPlan:
             return 4 * min(self.tokens, MAX_CHUNK_TOKENS[self.device]) * min(ROWS_AT_ONCE, self._rows) * 4
         if not self.loss_in_chunks:
             return 3 * self.tokens * self._rows * 4
+        if self.device == "cuda":
+            sums = self._head_gradient * 4 if self._has_wide_sums else 0
+            return self._rows * self._chunk_tokens * self._number_bytes + sums
         block = min(ROWS_OF_A_BLOCK[self.device], self._rows) * self._chunk_tokens
         chunk = (self._rows * self._chunk_tokens + block) * 4
         size = self._number_bytes
         return chunk if size == 4 else chunk + block * size + self._head_gradient * 4
+
+    @property
+    def _has_wide_sums(self) -> bool:
+        """Return whether the gradient of the head is first a sum in fp32: of 16-bit weights, on CUDA over chunks."""
+        is_summed = self.device == "cpu" or self._chunk_tokens < self.tokens * self.vocab_parallel_size
+        return self._number_bytes < 4 and is_summed
 
     def _loss_phase_bytes(self) -> int:
         """Return the bytes of the loss, of gathered hidden states, and of a head's gradient that the loss computes."""
@@ -536,7 +553,7 @@ class EmbeddingPlan:
         if not self.trained:
             return loss
         if self.loss_in_chunks or self.loss_by_blocks:
-            return loss + (head if self.loss_by_blocks or self._number_bytes == 4 else 0)
+            return loss + (head if self.loss_by_blocks or not self._has_wide_sums else 0)
         return max(loss, self.logits_bytes + self.gathered_bytes + head)
 
     def _gradient_phase_bytes(self) -> int:

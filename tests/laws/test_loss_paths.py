@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from covering import cases, some
+from kernel_paths import cpu_taken_for_cuda
 from torch import Tensor
 
 import embedlayer as el
@@ -45,28 +46,29 @@ def statistics(hidden, weight, bias, targets, teacher, **options) -> list[Tensor
     return [each for each in found if each is not None]
 
 
-def of_teacher(hidden, weight, bias, targets, teacher, kind, reduction, **options) -> list[Tensor]:
+def of_teacher(hidden, weight, bias, targets, teacher, kind, reduction, drop_ignored=True, **options) -> list[Tensor]:
     student = LinearLogits(hidden, weight, bias=bias, **options)
     other = LinearLogits(teacher, weight.detach().roll(1, 0))
-    return [divergence(student, other, KINDS[kind], labels=targets, reduction=reduction)]
+    result = divergence(student, other, KINDS[kind], labels=targets, reduction=reduction, drop_ignored=drop_ignored)
+    return [result]
 
 
-def of_largest(hidden, weight, bias, targets, teacher, **options) -> list[Tensor]:
+def of_largest(hidden, weight, bias, targets, teacher, drop_ignored=True, **options) -> list[Tensor]:
     student = LinearLogits(hidden, weight, bias=bias, **options)
     known = (teacher.double() @ weight.detach().double().T).log_softmax(-1).topk(3)
-    return [divergence(student, TopKTargets(known.indices, known.values), labels=targets)]
+    return [divergence(student, TopKTargets(known.indices, known.values), labels=targets, drop_ignored=drop_ignored)]
 
 
-def of_function(hidden, weight, bias, targets, teacher, impl, **options) -> list[Tensor]:
+def of_function(hidden, weight, bias, targets, teacher, impl, drop_ignored=True, **options) -> list[Tensor]:
     logits = logits_of_function(lambda states: states @ weight.T, hidden, len(weight), bias=bias, **options)
-    found = token_statistics(logits, targets, statistics=STATISTICS, top_k=5)
+    found = token_statistics(logits, targets, statistics=STATISTICS, top_k=5, drop_ignored=drop_ignored)
     return [each for each in found if each is not None]
 
 
-def of_real_logits(hidden, weight, bias, targets, teacher, impl, **options) -> list[Tensor]:
+def of_real_logits(hidden, weight, bias, targets, teacher, impl, drop_ignored=True, **options) -> list[Tensor]:
     kept = (targets != -100).unsqueeze(-1)
     logits = (torch.where(kept, hidden, 0.0) @ weight.T + bias).masked_fill(~kept, torch.nan)
-    return [el.token_log_probs(logits, targets)]
+    return [el.token_log_probs(logits, targets, drop_ignored=drop_ignored)]
 
 
 def with_options(function: Function, **options: Any) -> Function:
@@ -103,6 +105,11 @@ def results(
 
     `places`: number of each token, on which the gradients by results of single tokens depend.
     """
+    if "CUDA" in path:
+        without = {"drop_ignored": False} if "not dropped" in path else {}
+        with cpu_taken_for_cuda():
+            inner = "compiled" if "compiled" in path else "chunked"
+            return results(with_options(function, **without), inputs, inner, places)
     *leaves, targets, teacher = inputs
     leaves = [leaf.clone().requires_grad_() for leaf in leaves]
     places = torch.arange(len(targets)) if places is None else places
@@ -132,7 +139,7 @@ def results(
     return [each.detach() for each in (*smooth, *others)], [each.detach() for each in grads]
 
 
-PATHS = ("plain", "auto", "chunked", "torch.func", "create_graph")
+PATHS = ("plain", "auto", "chunked", "torch.func", "create_graph", "CUDA", "CUDA, not dropped")
 COMPILED = [
     ("logits of a function", torch.nan),
     ("loss, mean", torch.inf),
@@ -176,6 +183,11 @@ def test_what_does_not_count_has_no_effect(name, path, value) -> None:
 @pytest.mark.parametrize(("name", "value"), some([COMPILED[0]], COMPILED))
 def test_what_does_not_count_has_no_effect_in_a_compiled_graph(unchecked: None, name, value) -> None:
     assert_they_have_no_effect(name, "compiled", value)
+
+
+@pytest.mark.parametrize(("name", "value"), some([COMPILED[1]], COMPILED))
+def test_what_does_not_count_has_no_effect_in_a_compiled_graph_on_cuda(unchecked: None, name, value) -> None:
+    assert_they_have_no_effect(name, "compiled, CUDA", value)
 
 
 THRESHOLDS: dict[str, Callable[[pytest.MonkeyPatch, int], None]] = {

@@ -72,6 +72,15 @@ def test_when_all_targets_are_ignored_the_loss_is_zero_and_so_is_its_gradient(si
     assert hidden.grad.eq(0).all()
 
 
+@pytest.mark.parametrize("options", [{}, {"z_loss": 0.1, "label_smoothing": 0.1, "reduction": "none", "softcap": 3.0}])
+def test_triton_is_another_name_of_chunked(sizes, options) -> None:
+    hidden, weight, targets = sizes
+    found = [linear_cross_entropy(hidden, weight, targets, impl=impl, **options) for impl in ("triton", "chunked")]
+    assert torch.equal(*found)
+    grads = [torch.autograd.grad(each.sum(), (hidden, weight)) for each in found]
+    assert all(map(torch.equal, *grads))
+
+
 def test_an_empty_batch_costs_nothing() -> None:
     assert linear_cross_entropy(torch.zeros(0, 8), torch.zeros(13, 8), torch.zeros(0, dtype=torch.long)) == 0
 

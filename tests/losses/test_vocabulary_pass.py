@@ -1,13 +1,17 @@
 """The chunked loss against the plain definition: values, gradients, memory, compiled graphs, bad input."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 import torch.nn.functional as F
 from comparison import assert_no_worse
 from covering import cases
+from kernel_paths import cpu_taken_for_cuda, without_numba
 from memory import Shapes
 
 from embedlayer import ShapeError, SizeError, TokenIdError, linear_cross_entropy, token_log_probs
+from embedlayer.kernels.gpu.launch import launches_observed
 from embedlayer.losses import chunk_size, operators
 from embedlayer.losses.options import LogitSettings, LossSettings
 from embedlayer.losses.products import RequestedGradients
@@ -39,6 +43,26 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", 6)
 
 
+@pytest.fixture(params=["kernels", "torch operators", "CUDA", "CUDA, not dropped"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Run a test with compiled kernels, without, and in the branch for CUDA, where a chunk has few tokens."""
+    if request.param == "kernels":
+        request.getfixturevalue("kernels")
+        yield request.param
+    elif request.param == "torch operators":
+        with without_numba():
+            yield request.param
+    else:
+        monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cuda", 16)
+        monkeypatch.setattr(chunk_size, "WORK_BYTES", 1 << 12)
+        with cpu_taken_for_cuda():
+            yield request.param
+
+
+def dropped(path: str) -> dict[str, bool]:
+    return {"drop_ignored": False} if "not dropped" in path else {}
+
+
 def make(options, dtype=torch.float64, tokens=(2, 4), vocab=23, width=5):
     options = dict(options)
     hidden = torch.randn(*tokens, width, dtype=dtype).requires_grad_()
@@ -57,12 +81,12 @@ def leaves(hidden, weight, options):
     return [leaf for leaf in (hidden, weight, options.get("bias")) if leaf is not None]
 
 
-@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_values_and_gradients_equal_the_plain_definition(options, reduction) -> None:
-    hidden, weight, targets, options = make(options)
+def test_values_and_gradients_equal_the_plain_definition(path, options, reduction) -> None:
+    hidden, weight, targets, options = make(options, tokens=(2, 4) if "CUDA" not in path else (3, 19))
     plain = linear_cross_entropy(hidden, weight, targets, impl="plain", reduction=reduction, **options)
+    options |= dropped(path)
     ours = linear_cross_entropy(hidden, weight, targets, impl="chunked", reduction=reduction, **options)
     grad_output = torch.randn_like(plain)
     wanted = leaves(hidden, weight, options)
@@ -91,7 +115,7 @@ def test_gradients_and_their_gradients_are_right_in_float64(options, reduction) 
     assert torch.autograd.gradgradcheck(loss, leaves(hidden, weight, options), fast_mode=True)
 
 
-@pytest.mark.usefixtures("both_paths")
+@pytest.mark.usefixtures("path")
 @cases("sizes, dtype", [(1, 1, 1), (7, 33, 5), (130, 257, 31)], [torch.float32, torch.bfloat16, torch.float16])
 def test_it_is_no_worse_than_plain_in_lower_precision(dtype, sizes) -> None:
     tokens, vocab, width = sizes
@@ -111,7 +135,7 @@ def test_it_is_no_worse_than_plain_in_lower_precision(dtype, sizes) -> None:
         assert_no_worse(fast, slow, right, slack=2 * torch.finfo(dtype).eps * right.abs().max().item())
 
 
-@pytest.mark.usefixtures("both_paths")
+@pytest.mark.usefixtures("path")
 def test_a_small_gradient_in_float16_survives_until_a_grad_scaler_has_raised_it() -> None:
     hidden, weight, targets, _ = make({}, torch.float16, (512,), 40, 8)
     (linear_cross_entropy(hidden, weight, targets, impl="chunked") * 2.0**14).backward()
@@ -163,7 +187,7 @@ def test_no_tensor_of_tokens_by_vocabulary_is_made_and_one_of_the_table(monkeypa
     assert len(fresh) == 1
 
 
-@pytest.mark.usefixtures("both_paths")
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("chunk_tokens", [3, 16, 400])
 def test_a_gradient_of_bfloat16_rows_over_several_chunks_is_no_worse_than_plain(monkeypatch, chunk_tokens) -> None:
     monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", chunk_tokens)
@@ -179,7 +203,7 @@ def test_a_gradient_of_bfloat16_rows_over_several_chunks_is_no_worse_than_plain(
     assert ours <= 1.1 * plain
 
 
-@pytest.mark.usefixtures("both_paths")
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("needed", [0, 1, None])
 def test_only_the_requested_gradients_are_computed(monkeypatch, needed) -> None:
     hidden, weight, targets, _ = make({}, torch.float32, (9,), 30, 8)
@@ -201,8 +225,7 @@ def test_only_the_requested_gradients_are_computed(monkeypatch, needed) -> None:
     assert seen[1][1] == (None, None, None)
 
 
-@pytest.mark.usefixtures("both_paths")
-def test_ignored_targets_are_dropped_before_any_work(monkeypatch) -> None:
+def test_ignored_targets_are_dropped_before_any_work(path, monkeypatch) -> None:
     hidden, weight, targets, _ = make({}, tokens=(50,))
     targets[7:] = -100
     seen = []
@@ -213,8 +236,8 @@ def test_ignored_targets_are_dropped_before_any_work(monkeypatch) -> None:
         return compute(self, *rest)
 
     monkeypatch.setattr(VocabularyPass, "losses_and_gradients", counted)
-    linear_cross_entropy(hidden, weight, targets, impl="chunked")
-    assert seen == [6]
+    linear_cross_entropy(hidden, weight, targets, impl="chunked", **dropped(path))
+    assert seen == [50 if dropped(path) else 6]
 
 
 @pytest.mark.usefixtures("both_paths")
@@ -324,3 +347,29 @@ def test_log_probs_of_tokens_are_those_of_log_softmax_with_their_gradients(impl)
     torch.testing.assert_close(
         result, torch.autograd.grad(expected, (hidden, weight), grad_output), rtol=1e-10, atol=1e-12
     )
+
+
+@cases("name, dtype, reduction", OPTIONS, [torch.float32, torch.bfloat16, torch.float16], ["mean", "none"])
+def test_triton_kernels_in_the_interpreter_are_no_worse_than_plain(monkeypatch, name, dtype, reduction) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cuda", 16)
+    hidden, weight, targets, options = make(OPTIONS[name], dtype, (3, 7), 90, 12)
+    parts = leaves(hidden, weight, options)
+    size = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 6}[dtype]  # of float16, its float32 products and a copy
+    bytes_of_16_tokens = 16 * options.get("vocab_size", 90) * size
+
+    def results(impl, dtype):
+        cast = [part.detach().to(dtype).requires_grad_() for part in parts]
+        own = options if len(parts) < 3 else {**options, "bias": cast[2]}
+        budget = {} if impl == "plain" else {"chunk_bytes": bytes_of_16_tokens}  # two chunks, the last one padded
+        loss = linear_cross_entropy(*cast[:2], targets, impl=impl, reduction=reduction, **own, **budget)
+        return loss, *torch.autograd.grad(loss, cast, torch.linspace(0.5, 1.5, loss.numel()).to(loss).view(loss.shape))
+
+    exact, plain = results("plain", torch.float64), results("plain", dtype)
+    launched: list[str] = []
+    with cpu_taken_for_cuda(triton=True), launches_observed(lambda each: launched.append(each.name)):
+        found = results("triton", dtype)
+    assert launched.count("statistics_gradient") == 2
+    for ours, slow, right in zip(found, plain, exact, strict=True):
+        assert ours.dtype == slow.dtype
+        assert_no_worse(ours, slow, right, slack=2 * torch.finfo(dtype).eps * right.abs().max().item())

@@ -1,0 +1,150 @@
+"""Operators over blocks of logits of two heads: both softmaxes, divergences from their mixture, and gradients.
+
+`embedlayer.losses.divergence_kinds` defines them, in plain operators. Like those of `embedlayer.kernels.softmax`, they
+run a numba kernel for tensors on the CPU, and Triton kernels for those on CUDA. Blocks are `(R, C)`, and totals have
+parts of the rows in front.
+"""
+
+from enum import IntEnum
+
+from torch import Tensor
+
+from embedlayer.core.devices import device_kind
+from embedlayer.core.torch_state import has_memory
+from embedlayer.kernels.gpu.launch import launch, launch_table
+from embedlayer.kernels.kernel import Kernel, operator
+from embedlayer.kernels.softmax import BLOCK_NUMEL, PART, or_empty, sum_dtype
+
+DIVERGENCE = Kernel("softmax", "divergence", has_triton=True)
+JENSEN_SHANNON = Kernel("softmax", "jensen_shannon", has_triton=True)
+DIVERGENCE_GRADIENT = Kernel("softmax", "divergence_gradient", has_triton=True)
+
+TEACHER = "Tensor t, Tensor? s_bias, Tensor? t_bias"
+
+
+class DivergenceKind(IntEnum):
+    """Divergences by the number that kernels know them by."""
+
+    JENSEN_SHANNON = 0
+    FORWARD = 1
+    REVERSE = 2
+
+
+@operator(f"(Tensor s, {TEACHER}, int kind) -> Tensor")
+def pair_statistics(s: Tensor, t: Tensor, s_bias: Tensor | None, t_bias: Tensor | None, kind: int) -> Tensor | None:
+    """Compute the softmaxes of two heads over the rows of a block, and the mean of a difference of logits.
+
+    Args:
+        s: Logits of the student as stored, `(R, C)`.
+        t: Logits of the teacher, `(R, C)`.
+        s_bias: Bias of each row that the logits of the student do not contain yet, `(R,)`, or `None`.
+        t_bias: The same of the teacher.
+        kind: A `DivergenceKind`.
+
+    Returns:
+        `(P, 7, C)`: maximum, log of the sum of exponentials, and that sum, of student and teacher; mean of t - s under
+        the teacher's softmax for `FORWARD`, of s - t under the student's for `REVERSE`.
+    """
+    rows, tokens = s.shape
+    totals = s.new_empty(1 if device_kind(s) == "cuda" else -(-rows // PART), 7, tokens, dtype=sum_dtype(s))
+    if device_kind(s) == "cuda":
+        parts = -(-rows // launch_table("divergences")["divergence"].blocks["PART"])
+        found = s.new_empty(parts, 5, tokens, dtype=sum_dtype(s))
+        launch("divergences", "divergence", **_launched_block(s, t, s_bias, t_bias), found=found, KIND=kind)
+        launch("divergences", "merge", found=found, totals=totals, parts=parts, tokens=tokens, KIND=kind)
+        return totals
+    pair = _pair(s, t, s_bias, t_bias)
+    is_done = not has_memory(s) or DIVERGENCE.run(len(totals), PART, *pair, totals, kind, block=_parts(tokens))
+    return totals if is_done else None
+
+
+@operator(f"(Tensor s, {TEACHER}, Tensor levels, float beta) -> Tensor")
+def mixture_divergences(
+    s: Tensor, t: Tensor, s_bias: Tensor | None, t_bias: Tensor | None, levels: Tensor, beta: float
+) -> Tensor | None:
+    """Compute what the rows of a block add to the divergences of two softmaxes from their mixture.
+
+    Args:
+        s: As in `pair_statistics`, as for the next three.
+        t: Logits of the teacher.
+        s_bias: Bias of the student.
+        t_bias: Bias of the teacher.
+        levels: Maximum, and log of the sum of exponentials, of student and teacher, `(4, C)`.
+        beta: Weight of the teacher in the mixture m.
+
+    Returns:
+        `(P, 2, C)`: sum of q (log q - log m), and sum of p (log p - log m).
+    """
+    rows, tokens = s.shape
+    if device_kind(s) == "cuda":
+        parts = -(-rows // launch_table("divergences")["jensen_shannon"].blocks["PART"])
+        found = s.new_empty(parts, 2, tokens, dtype=levels.dtype)
+        block = _launched_block(s, t, s_bias, t_bias)
+        launch("divergences", "jensen_shannon", **block, levels=levels, found=found, beta=beta)
+        return found.sum(0, keepdim=True)
+    found = s.new_empty(-(-rows // PART), 2, tokens, dtype=levels.dtype)
+    pair = _pair(s, t, s_bias, t_bias)
+    is_done = not has_memory(s) or JENSEN_SHANNON.run(
+        len(found), PART, *pair, levels, found, beta, block=_parts(tokens)
+    )
+    return found if is_done else None
+
+
+@operator(
+    f"(Tensor(a!) s, {TEACHER}, Tensor factors, Tensor(b!)? bias_grad, int kind, float beta) -> ()",
+    mutates=("s", "bias_grad"),
+)
+def divergence_gradient(
+    s: Tensor,
+    t: Tensor,
+    s_bias: Tensor | None,
+    t_bias: Tensor | None,
+    factors: Tensor,
+    bias_grad: Tensor | None,
+    kind: int,
+    beta: float,
+) -> bool:
+    """Replace the logits of the student by gradients, and return whether a kernel could be compiled.
+
+    Args:
+        s: As in `pair_statistics`, as for the next three; overwritten.
+        t: Logits of the teacher.
+        s_bias: Bias of the student.
+        t_bias: Bias of the teacher.
+        factors: Numbers of each token, `(6, C)`; see `embedlayer.kernels.cpu.softmax.divergence_gradient`.
+        bias_grad: Gradients of the student's bias, to which the sum of each row is added, `(R,)`; or `None`.
+        kind: A `DivergenceKind`.
+        beta: Weight of the teacher in the mixture of Jensen-Shannon.
+    """
+    rows, tokens = s.shape
+    if device_kind(s) != "cuda":
+        inputs = *_pair(s, t, s_bias, t_bias), factors, or_empty(bias_grad, factors.dtype), kind, beta
+        claimed = max(1, BLOCK_NUMEL // max(tokens, 1))
+        return not has_memory(s) or DIVERGENCE_GRADIENT.run(rows, *inputs, block=claimed)
+    row_sums = None
+    if bias_grad is not None:
+        tiles = -(-tokens // launch_table("divergences")["divergence_gradient"].blocks["TOKENS"])
+        row_sums = factors.new_empty(tiles, rows)
+    block = _launched_block(s, t, s_bias, t_bias)
+    launch("divergences", "divergence_gradient", **block, factors=factors, row_sums=row_sums, beta=beta, KIND=kind)
+    if bias_grad is not None and row_sums is not None:
+        bias_grad.add_(row_sums.sum(0))
+    return True
+
+
+def _launched_block(s: Tensor, t: Tensor, s_bias: Tensor | None, t_bias: Tensor | None) -> dict[str, object]:
+    """Return the arguments that all Triton kernels over a pair of blocks share."""
+    rows, tokens = s.shape
+    unit = 8 if tokens % 8 == 0 else 1
+    sizes = {"rows": rows, "units": tokens // unit, "UNIT": unit}
+    return {"s": s, "t": t, "s_bias": s_bias, "t_bias": t_bias, **sizes}
+
+
+def _pair(s: Tensor, t: Tensor, s_bias: Tensor | None, t_bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the arguments that all CPU kernels over a pair of blocks share."""
+    return s, t, or_empty(s_bias, sum_dtype(s)), or_empty(t_bias, sum_dtype(s))
+
+
+def _parts(tokens: int) -> int:
+    """Return the number of parts that a thread of a CPU claims at once."""
+    return max(1, BLOCK_NUMEL // (PART * max(tokens, 1)))

@@ -1,0 +1,1 @@
+"""Triton kernels for CUDA. `launch` runs them from the data that stands beside each."""

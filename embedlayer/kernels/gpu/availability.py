@@ -1,0 +1,84 @@
+"""Whether Triton kernels may compute with some tensors. Where they may not, torch operators compute."""
+
+import logging
+from functools import cache
+from subprocess import SubprocessError
+
+import torch
+from torch import Tensor
+
+from embedlayer.core.devices import device_kind
+from embedlayer.core.torch_state import has_memory, is_ordinary_or_fake
+from embedlayer.kernels.gpu.launch import launch
+
+FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
+"""Floating-point dtypes of Triton kernels."""
+
+OLDEST_TRITON = (3, 6)
+"""The oldest release that compiles the kernels as the tests check it; torch 2.11 for CUDA comes with it."""
+
+log = logging.getLogger("embedlayer")
+
+
+def triton_applies(*tensors: Tensor | None) -> bool:
+    """Return whether Triton kernels may compute with `tensors`, all on one CUDA device; `None` is skipped.
+
+    They must be ordinary or fake tensors, and strided. The first call for a device compiles a small kernel and waits.
+    Where Triton is missing, too old or cannot compile, one line in the log says so.
+    """
+    present = [x for x in tensors if x is not None]
+    devices = {x.device for x in present}
+    return (
+        len(devices) == 1
+        and device_kind(present[0]) == "cuda"
+        and all(map(_is_accepted, present))
+        and not _installation_failure()
+        and (not all(map(has_memory, present)) or not _compilation_failure(devices.pop()))
+    )
+
+
+def _is_accepted(x: Tensor) -> bool:
+    """Return whether a kernel can read `x`."""
+    is_number = x.dtype in FLOATS or not (x.dtype.is_floating_point or x.dtype.is_complex)
+    return is_number and x.layout is torch.strided and is_ordinary_or_fake(x)
+
+
+@cache
+def _installation_failure() -> str:
+    """Return why no kernel can run in this process, or an empty string; logged when it is found."""
+    if torch.version.hip is not None:
+        return _logged("they are for CUDA, and this torch is for ROCm")
+    try:
+        import triton
+    except (ImportError, OSError, RuntimeError) as error:
+        return _logged(f"Triton cannot be imported ({error}); torch for CUDA on Linux installs it")
+    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < OLDEST_TRITON:
+        return _logged(f"Triton {triton.__version__} is older than {'.'.join(map(str, OLDEST_TRITON))}")
+    return ""
+
+
+@cache
+def _compilation_failure(device: torch.device) -> str:
+    """Return why no kernel can be compiled for a device, or an empty string, after one was launched."""
+    from triton import TritonError
+
+    one = torch.zeros(1, device=device)
+    try:
+        launch(
+            "softmax",
+            "statistics_factors",
+            **dict.fromkeys(("mean", "log_squares", "by_log_sum", "by_mean", "by_squares", "by_sum")),
+            top=one,
+            sums=one,
+            factors=torch.empty(6, 1, device=device),
+            tokens=1,
+        )
+    except (TritonError, RuntimeError, OSError, SubprocessError) as error:
+        return _logged(f"{type(error).__name__}: {error}".splitlines()[0])
+    return ""
+
+
+def _logged(reason: str) -> str:
+    """Log why kernels are off, and return the reason."""
+    log.warning("Triton kernels are off, torch operators are used instead: %s", reason)
+    return reason

@@ -1,0 +1,186 @@
+"""Launch Triton kernels from data: the launch table has the grid, block sizes, warps and types of each kernel.
+
+Observers are told of each launch, and so count launches. On tensors without memory (`meta` and fake tensors) nothing
+is launched, and observers are told all the same: launches can be counted on a machine without a GPU.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from embedlayer.core.torch_state import has_memory
+
+MODULES = ("softmax", "divergences", "largest")
+"""Modules of this package with kernels; each has a list `LAUNCHES`."""
+
+TYPES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "i1",
+}
+"""Triton's names of dtypes."""
+
+Arguments = Mapping[str, Any]
+Grid = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One form in which a kernel is compiled.
+
+    Attributes:
+        constants: Arguments that are constants in this form: flags, and `None` for tensors that are left out.
+        registers: Largest number of registers of a thread that the compiled form may use.
+    """
+
+    constants: Mapping[str, Any]
+    registers: int = 128
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel is compiled and launched.
+
+    Attributes:
+        kernel: The function that `triton.jit` decorates. Its integers are not specialised, so a launch compiles the
+            same code as `signature` describes.
+        grid: Function from all arguments and constants, by name, to the grid.
+        types: Triton's type of each argument that is no constant: `"*z"` is a pointer to the dtype in which rows,
+            logits or gradients are stored, `"*fp32"`, `"i64"`, ... are what they say.
+        blocks: Block sizes: arguments that are constants in all forms, and powers of 2.
+        wide: Pointers whose full-width loads and stores take 128 bits where sizes are divisible by 8.
+        reads: Tensors that are read once, whole.
+        writes: Tensors that are written once, whole; one that is overwritten is in both.
+        gathered: Tensors of which a kernel reads or writes single numbers, with the tensor that has as many numbers.
+        variants: Forms by name.
+        dtypes: Dtypes that `"*z"` stands for.
+        warps: Warps of a program.
+        stages: Stages of software pipelining.
+        fp_fusion: Whether a product and a sum may be computed with one rounding.
+    """
+
+    kernel: Any
+    grid: Callable[[Arguments], Grid]
+    types: Mapping[str, str]
+    blocks: Mapping[str, int]
+    wide: tuple[str, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    gathered: Mapping[str, str] = field(default_factory=dict)
+    variants: Mapping[str, Variant] = field(default_factory=lambda: {"all": Variant({})})
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)
+    warps: int = 4
+    stages: int = 1
+    fp_fusion: bool = True
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the options of the compiler."""
+        return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": self.fp_fusion}
+
+    def signature(self, variant: str, dtype: torch.dtype) -> tuple[dict[str, str], dict[str, Any]]:
+        """Return the type of each argument, and the values of those that are constants, to compile ahead of time.
+
+        Args:
+            variant: Name of the form.
+            dtype: Dtype that `"*z"` stands for.
+        """
+        constants = {**self.variants[variant].constants, **self.blocks}
+        stored = f"*{TYPES[dtype]}"
+        types = {
+            name: "constexpr" if name in constants else self.types[name].replace("*z", stored)
+            for name in self.kernel.arg_names
+        }
+        return types, constants
+
+    def bytes(self, arguments: Arguments) -> int:
+        """Return how many bytes a launch reads and writes, each number once."""
+        whole = [arguments[name] for name in (*self.reads, *self.writes)]
+        parts = [(arguments[name], arguments[count]) for name, count in self.gathered.items()]
+        parts += [(x, x) for x in whole]
+        return sum(x.element_size() * count.numel() for x, count in parts if x is not None and count is not None)
+
+
+class Launched(NamedTuple):
+    """One launch, as observers see it.
+
+    Attributes:
+        module: Name of the module in `embedlayer.kernels.gpu`.
+        name: Name of the kernel.
+        grid: Number of programs along each axis.
+        arguments: All arguments and constants by name; tensors among them may have no memory.
+        bytes: How many bytes it reads and writes.
+    """
+
+    module: str
+    name: str
+    grid: Grid
+    arguments: Arguments
+    bytes: int
+
+
+Observer = Callable[[Launched], None]
+
+_observers: list[Observer] = []
+
+
+@contextmanager
+def launches_observed(observer: Observer) -> Iterator[None]:
+    """Call `observer` before each launch of a Triton kernel in a `with` block, of all threads.
+
+    Example:
+        >>> names = []
+        >>> with launches_observed(lambda each: names.append(each.name)):
+        ...     loss = linear_cross_entropy(torch.randn(5, 8), torch.randn(20, 8), torch.randint(20, (5,)))
+        >>> names  # on the CPU there are none
+        []
+    """
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
+
+
+@cache
+def launch_table(module: str) -> dict[str, Launch]:
+    """Return how each kernel of a module of this package is launched, by its name.
+
+    Raises:
+        ImportError: Triton is not installed.
+    """
+    launches: dict[str, Launch] = import_module(f"embedlayer.kernels.gpu.{module}").LAUNCHES
+    return launches
+
+
+def launch(module: str, name: str, **arguments: Any) -> None:
+    """Launch a kernel on the device of its tensors, or only tell observers if a tensor has no memory.
+
+    Args:
+        module: Name of the module in `embedlayer.kernels.gpu`.
+        name: Name of the kernel in its `LAUNCHES`.
+        **arguments: The arguments of the kernel, except for block sizes. An empty grid launches nothing.
+    """
+    entry = launch_table(module)[name]
+    arguments = {**arguments, **entry.blocks}
+    grid = entry.grid(arguments)
+    if 0 in grid:
+        return
+    for observer in tuple(_observers):
+        observer(Launched(module, name, grid, arguments, entry.bytes(arguments)))
+    tensors = [each for each in arguments.values() if isinstance(each, Tensor)]
+    if all(map(has_memory, tensors)):
+        device = tensors[0].device
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            entry.kernel[grid](**arguments, **entry.options)

@@ -1,0 +1,119 @@
+"""An operator that finds the K largest logits of each token, exactly, from one block of rows after another.
+
+`embedlayer.losses.largest.top_k` defines it, in plain operators. It runs a numba kernel for tensors on the CPU, and
+Triton kernels for those on CUDA, where nothing waits for the device.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from embedlayer.core.devices import device_kind
+from embedlayer.core.torch_state import has_memory
+from embedlayer.kernels.gpu.launch import launch, launch_table
+from embedlayer.kernels.kernel import Kernel, operator
+from embedlayer.kernels.softmax import FINISHING, launched_block, or_empty
+
+LARGEST = Kernel("softmax", "largest", has_triton=True)
+
+LANES = 64
+"""Tokens whose largest logits a thread of a CPU looks for at a time."""
+
+NO_ID = 2**52
+"""Token ID of no logit: larger than every token ID; a float64 can hold it."""
+
+MISSING = -(2**63)
+"""Key of no logit; see `embedlayer.kernels.gpu.largest`."""
+
+KEY_BYTES = 128 * 2**20
+"""Bytes of the keys of candidates on CUDA that are in memory at once."""
+
+
+@operator(
+    "(Tensor z, Tensor? bias, SymInt first_id, SymInt seen, Tensor lane_keys, Tensor part_keys, Tensor(a!) thresholds, "
+    f"Tensor(b!) values, Tensor(c!) ids, {FINISHING}) -> ()",
+    mutates=("thresholds", "values", "ids"),
+)
+def update_largest(
+    z: Tensor,
+    bias: Tensor | None,
+    first_id: int,
+    seen: int,
+    lane_keys: Tensor,
+    part_keys: Tensor,
+    thresholds: Tensor,
+    values: Tensor,
+    ids: Tensor,
+    *finishing: float | None,
+) -> bool:
+    """Update the K largest logits of each token with the rows of a block; return whether a kernel could be compiled.
+
+    Args:
+        z: Logits as stored, `(R, C)`.
+        bias: Bias of each row that the logits do not contain yet, `(R,)`, or `None`.
+        first_id: ID of the first row. IDs of later blocks are larger.
+        seen: Number of rows of earlier blocks.
+        lane_keys: Result of `softmax_statistics`; only on CUDA.
+        part_keys: As `lane_keys`.
+        thresholds: On the CPU, the smallest of the K logits, `(C,)`; -inf while there are fewer.
+        values: The logits, largest first, `(C, K)`; of equal ones that with the lowest ID is first. NaN is largest.
+        ids: Their IDs, `(C, K)`; -inf and `NO_ID` while there are fewer.
+        *finishing: See `Finishing`; only on CUDA.
+    """
+    tokens, count = values.shape
+    if device_kind(z) == "cuda":
+        blocks = launch_table("largest")["member_keys"].blocks
+        members = blocks["PART"] // blocks["ROWS"]
+        step = max(1, KEY_BYTES // (8 * members * min(count, len(lane_keys))))
+        block = launched_block(z, bias, finishing)
+        del block["units"], block["UNIT"]
+        for start in range(0, tokens, step):
+            here = slice(start, min(start + step, tokens))
+            keys = lane_keys, part_keys[here]
+            found = _candidates({**block, "first_token": start, "tokens": tokens}, first_id, keys, count)
+            _merge(found, values[here], ids[here], seen)
+        return True
+    inputs = z, or_empty(bias, thresholds.dtype), first_id, seen, thresholds, values, ids
+    return not has_memory(z) or LARGEST.run(-(-tokens // LANES), LANES, *inputs, block=1)
+
+
+def _candidates(block: dict[str, Any], first_id: int, keys: tuple[Tensor, Tensor], count: int) -> Tensor:
+    """Return keys of the logits of some tokens, `(T, M)`, among which are the largest.
+
+    Args:
+        block: Arguments of the kernels that describe the block and the tokens.
+        first_id: As in `update_largest`.
+        keys: Keys of groups of rows, of all tokens, and of parts, of these tokens.
+        count: Number of logits, K.
+    """
+    lane_keys, part_keys = keys
+    blocks = launch_table("largest")["member_keys"].blocks
+    parts = _best(part_keys, count)
+    lanes = parts.new_empty(len(parts), parts.shape[1] * blocks["ROWS"])
+    of_tokens = {name: block[name] for name in ("first_token", "tokens")}
+    sizes = {"chosen_parts": parts.shape[1], "pairs": parts.numel()}
+    launch("largest", "keys_of_lanes", lane_keys=lane_keys, chosen=parts, keys=lanes, **sizes, **of_tokens)
+    groups = _best(lanes, count)
+    members = groups.new_empty(len(groups), groups.shape[1] * (blocks["PART"] // blocks["ROWS"]))
+    sizes = {"chosen_groups": groups.shape[1], "pairs": groups.numel()}
+    launch("largest", "member_keys", **block, chosen=groups, keys=members, first_id=first_id, **sizes)
+    return members
+
+
+def _merge(found: Tensor, values: Tensor, ids: Tensor, seen: int) -> None:
+    """Store the logits and IDs of the largest keys, and with `seen` of those that are stored already."""
+    state = {"values": values, "ids": ids, "count": values.numel()}
+    if seen:
+        earlier = torch.empty_like(ids)
+        launch("largest", "keys_of_logits", **state, keys=earlier)
+        found = torch.cat([earlier, found], dim=1)
+    missing = values.shape[1] - found.shape[1]
+    found = F.pad(found, (0, missing), value=MISSING) if missing > 0 else found
+    launch("largest", "logits_of_keys", keys=found.topk(values.shape[1], dim=1).values, **state)
+
+
+def _best(keys: Tensor, count: int) -> Tensor:
+    """Return the `count` largest keys of each token, or all."""
+    return keys.topk(count, dim=1).values if keys.shape[1] > count else keys.contiguous()

@@ -1,0 +1,351 @@
+"""Operators over blocks of logits: totals of softmaxes, and gradients by the logits, each in one pass over a block.
+
+`embedlayer.losses.objective.Objective.terms` and `dlogits_` are the definitions, in plain operators. An operator runs a
+numba kernel for tensors on the CPU, and Triton kernels for those on CUDA; `STATISTICS.applies` says whether it can.
+
+A block is `(R, C)`: R rows of the vocabulary by C tokens, vocabulary first. Its totals have parts of its rows in front,
+`(P, ...)`. On CUDA a second kernel merges them: P is 1.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from embedlayer.core.devices import device_kind
+from embedlayer.core.torch_state import has_memory
+from embedlayer.kernels.gpu.launch import launch, launch_table
+from embedlayer.kernels.kernel import Kernel, operator
+
+STATISTICS = Kernel("softmax", "statistics", has_triton=True)
+STATISTICS_GRADIENT = Kernel("softmax", "statistics_gradient", has_triton=True)
+
+PART = 256  # rows whose totals are summed on their own: rounding errors grow with the number of terms of a sum
+BLOCK_NUMEL = 1 << 17  # logits that a thread of a CPU claims at once
+
+
+class Finishing(NamedTuple):
+    """Say what the Triton kernels do to stored logits as they read them, besides adding the bias.
+
+    Attributes:
+        scale: Factor.
+        softcap: See `embedlayer.losses.finishing.BlockFinishing`, as for the others.
+        bound: Largest logit.
+        masked: Row of the block whose logit is -inf, or `None`.
+    """
+
+    scale: float = 1.0
+    softcap: float | None = None
+    bound: float | None = None
+    masked: int | None = None
+
+
+class Requests(NamedTuple):
+    """Hold the logits that are requested of each token.
+
+    Attributes:
+        ids: Token IDs, which are rows of the vocabulary, `(K, C)`; `None` for none. On the CPU, the first of several.
+        rows: On the CPU, all IDs sorted, `(M,)`.
+        places: Place of each of `rows` in the flattened IDs, those of several one after another; modulo C it is the
+            token.
+    """
+
+    ids: Tensor | None
+    rows: Tensor | None = None
+    places: Tensor | None = None
+
+    @classmethod
+    def of(cls, ids: list[Tensor]) -> "Requests":
+        """Return the requests of some IDs, each `(K, C)`."""
+        if not ids:
+            return cls(None)
+        if device_kind(ids[0]) == "cuda":
+            return cls(concatenated(ids))
+        return cls(ids[0], *torch.cat([each.flatten() for each in ids]).sort(stable=True))
+
+
+OF_BLOCK = "Tensor? bias, Tensor? ids, Tensor? rows, Tensor? places, SymInt first_id"
+FINISHING = "float scale, float? softcap, float? bound, SymInt? masked"
+
+
+@operator(
+    f"(Tensor z, {OF_BLOCK}, bool with_sum, bool with_mean, bool with_squares, bool with_keys, {FINISHING}) -> "
+    "(Tensor, Tensor, Tensor, Tensor)"
+)
+def softmax_statistics(
+    z: Tensor,
+    bias: Tensor | None,
+    ids: Tensor | None,
+    rows: Tensor | None,
+    places: Tensor | None,
+    first_id: int,
+    with_sum: bool,
+    with_mean: bool,
+    with_squares: bool,
+    with_keys: bool,
+    *finishing: float | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """Compute statistics of the logits of a block, and read requested logits.
+
+    Args:
+        z: Logits as stored, `(R, C)`.
+        bias: Bias of each row that the logits do not contain yet, `(R,)`, or `None`.
+        ids: Requests, as for `rows` and `places`; see `Requests`.
+        rows: See `Requests`.
+        places: See `Requests`.
+        first_id: ID of the first row.
+        with_sum: Whether to compute the sum of logits.
+        with_mean: Whether to compute the mean under the softmax.
+        with_squares: Whether to compute the sum of squares.
+        with_keys: Whether to return what `embedlayer.kernels.largest.update_largest` needs on CUDA.
+        *finishing: See `Finishing`; only on CUDA.
+
+    Returns:
+        `(P, 6, C)`: maximum, log of the sum of exponentials, that sum, sum of logits, mean of logits minus maximum
+        under the softmax, log of the sum of squared exponentials; of the last three, those that are requested. And the
+        requested logits `(K, C)`, 0 where the ID is no row of the block. And the keys of the largest logits of groups
+        of rows, `(groups, C)`, and of parts, `(C, P)`; see `embedlayer.kernels.gpu.largest`.
+    """
+    size, tokens = z.shape
+    dtype = sum_dtype(z)
+    selected = torch.empty((0, tokens) if ids is None else ids.shape, dtype=dtype, device=z.device)
+    if device_kind(z) == "cuda":
+        flags = {"SUM": with_sum, "MEAN": with_mean, "SQUARES": with_squares}
+        block = launched_block(z, bias, finishing)
+        name = "statistics_and_keys" if with_keys else "statistics"
+        blocks = launch_table("softmax")[name].blocks
+        parts = -(-size // blocks["PART"])
+        keys = (
+            z.new_empty(parts * blocks["ROWS"] * with_keys, tokens, dtype=torch.long),
+            z.new_empty(tokens, parts * with_keys, dtype=torch.long),
+        )
+        of_groups = dict(zip(("lane_keys", "part_keys"), keys if with_keys else (None, None), strict=True))
+        found = z.new_empty(parts, 2 + sum(flags.values()), tokens, dtype=dtype)
+        totals = z.new_empty(1, 6, tokens, dtype=dtype)
+        launch("softmax", name, found=found, parts=parts, **of_groups, **block, **flags)
+        requests = 0 if ids is None else len(ids)
+        of_ids = {"ids": ids, "selected": selected, "requests": requests, "first_id": first_id}
+        launch("softmax", "merge", found=found, totals=totals, parts=parts, **of_ids, **block, **flags)
+        return totals, selected, *keys
+    found = torch.empty(math.ceil(size / PART), 6, tokens, dtype=dtype, device=z.device)
+    keys = z.new_empty(0, tokens, dtype=torch.long), z.new_empty(tokens, 0, dtype=torch.long)
+    if not has_memory(z):
+        return found, selected, *keys
+    request = or_empty(rows, torch.long), or_empty(places, torch.long)
+    inputs = z, or_empty(bias, dtype), first_id, *request, selected.zero_().view(-1)
+    extended = with_sum or with_mean or with_squares
+    claimed = max(1, BLOCK_NUMEL // (PART * max(tokens, 1)))
+    is_done = STATISTICS.run(len(found), PART, *inputs, found, extended, block=claimed)
+    return (found, selected, *keys) if is_done else None
+
+
+@operator(
+    "(Tensor top, Tensor sums, Tensor? mean, Tensor? log_squares, Tensor? by_log_sum, Tensor? by_mean, "
+    "Tensor? by_squares, Tensor? by_sum) -> Tensor"
+)
+def softmax_factors(
+    top: Tensor,
+    sums: Tensor,
+    mean: Tensor | None,
+    log_squares: Tensor | None,
+    by_log_sum: Tensor | None,
+    by_mean: Tensor | None,
+    by_squares: Tensor | None,
+    by_sum: Tensor | None,
+) -> Tensor:
+    """Compute the factors of `softmax_gradient`, `(6, C)`, from totals of all rows and their gradients, each `(C,)`.
+
+    They are `top`, or 0 where it is -inf or NaN, and f₀ to f₄.
+    """
+    if device_kind(top) == "cuda":
+        names = ("top", "sums", "mean", "log_squares", "by_log_sum", "by_mean", "by_squares", "by_sum")
+        given = (top, sums, mean, log_squares, by_log_sum, by_mean, by_squares, by_sum)
+        factors = top.new_empty(6, len(top))
+        inputs = {name: None if x is None else x.contiguous() for name, x in zip(names, given, strict=True)}
+        if by_mean is None:
+            inputs["mean"] = None
+        if by_squares is None:
+            inputs["log_squares"] = None
+        launch("softmax", "statistics_factors", **inputs, factors=factors, tokens=len(top))
+        return factors
+    zeros = torch.zeros_like(top)
+    share = 1 / sums.masked_fill(sums == 0, 1.0)
+    slope = zeros if by_mean is None else by_mean
+    offset, squares = zeros if by_log_sum is None else by_log_sum, zeros
+    if by_mean is not None and mean is not None:
+        offset = offset + slope * (1 - mean)
+    if by_squares is not None and log_squares is not None:
+        squares = 2 * by_squares * (-log_squares).exp()
+    level = top.where(top > -torch.inf, 0.0)
+    return torch.stack([level, share, offset, slope, squares, zeros if by_sum is None else by_sum])
+
+
+@operator(
+    f"(Tensor(a!) z, {OF_BLOCK}, Tensor? by_request, Tensor? values, Tensor factors, Tensor(b!)? bias_grad, "
+    f"bool with_mean, bool with_squares, {FINISHING}) -> ()",
+    mutates=("z", "bias_grad"),
+)
+def softmax_gradient(
+    z: Tensor,
+    bias: Tensor | None,
+    ids: Tensor | None,
+    rows: Tensor | None,
+    places: Tensor | None,
+    first_id: int,
+    by_request: Tensor | None,
+    values: Tensor | None,
+    factors: Tensor,
+    bias_grad: Tensor | None,
+    with_mean: bool,
+    with_squares: bool,
+    *finishing: float | None,
+) -> bool:
+    """Replace the logits of a block by gradients, and return whether a kernel could be compiled.
+
+    They are `e f₀ (f₁ + f₂ x) + e² f₃ + f₄` for `x = z - top` and `e = exp(x)`, plus the gradients of requests.
+
+    Args:
+        z: Logits as stored, `(R, C)`; overwritten.
+        bias: As in `softmax_statistics`, as for the next four.
+        ids: Requests.
+        rows: Requests.
+        places: Requests.
+        first_id: ID of the first row.
+        by_request: Gradient of each request, in the order of `rows` on the CPU, else `(K, C)`.
+        values: On CUDA the requested logits, `(K, C)`.
+        factors: Result of `softmax_factors`.
+        bias_grad: Gradients of the bias, to which the sum of each row is added, `(R,)`; or `None`.
+        with_mean: Whether any f₂ is not 0.
+        with_squares: Whether any f₃ is not 0.
+        *finishing: See `Finishing`; only on CUDA.
+    """
+    size, tokens = z.shape
+    if device_kind(z) != "cuda":
+        request = or_empty(rows, torch.long), or_empty(places, torch.long), or_empty(by_request, factors.dtype)
+        inputs = z, or_empty(bias, factors.dtype), first_id, *request, factors, or_empty(bias_grad, factors.dtype)
+        return not has_memory(z) or STATISTICS_GRADIENT.run(size, *inputs, block=max(1, BLOCK_NUMEL // max(tokens, 1)))
+    block, flags = launched_block(z, bias, finishing), {"MEAN": with_mean, "SQUARES": with_squares}
+    of_ids = {"ids": ids, "by_request": by_request, "first_id": first_id}
+    requests = 0 if ids is None else len(ids)
+    in_kernel = of_ids if requests == 1 else {"ids": None, "by_request": None, "first_id": first_id}
+    row_sums, of_requests = None, None
+    if bias_grad is not None:
+        tiles = -(-tokens // launch_table("softmax")["statistics_gradient"].blocks["TOKENS"])
+        row_sums = factors.new_empty(tiles, size)
+    launch("softmax", "statistics_gradient", **block, **in_kernel, factors=factors, row_sums=row_sums, **flags)
+    if ids is not None and requests > 1:
+        of_requests = None if bias_grad is None else factors.new_empty(ids.shape)
+        of_ids |= {"values": values, "requests": requests, "tokens": tokens, "of_bias": of_requests}
+        block = {name: x for name, x in block.items() if name not in ("bias", "units", "UNIT")}
+        launch("softmax", "requested_gradient", **block, **of_ids, factors=factors, **flags)
+    if bias_grad is not None and row_sums is not None:
+        bias_grad.add_(row_sums.sum(0))
+        if ids is not None and of_requests is not None:
+            bias_grad.index_put_(((ids - first_id).clamp(0, size - 1),), of_requests, accumulate=True)
+    return True
+
+
+@operator(
+    "(Tensor ids, Tensor top, Tensor log_sum, Tensor sums, Tensor selected, Tensor? logit_sum, Tensor weights, "
+    "SymInt vocab_size, float label_smoothing, float z_loss) -> (Tensor, Tensor, Tensor)"
+)
+def cross_entropy_of_totals(
+    ids: Tensor,
+    top: Tensor,
+    log_sum: Tensor,
+    sums: Tensor,
+    selected: Tensor,
+    logit_sum: Tensor | None,
+    weights: Tensor,
+    vocab_size: int,
+    label_smoothing: float,
+    z_loss: float,
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Compute the loss of each token from its totals, and what its gradient is computed from; only on CUDA.
+
+    `embedlayer.losses.logit_statistics.CrossEntropy` defines both. The loss of a target outside the vocabulary is NaN,
+    and its gradients are 0.
+
+    Args:
+        ids: Targets, `(1, C)`.
+        top: Totals, `(C,)`, as for the next two.
+        log_sum: Log of the sum of exponentials.
+        sums: That sum.
+        selected: Logits of the targets, `(1, C)`.
+        logit_sum: Sum of logits, with label smoothing.
+        weights: Factor of each loss, `(C,)`.
+        vocab_size: Number of tokens, V.
+        label_smoothing: See `embedlayer.losses.options.LossOptions`.
+        z_loss: See `LossOptions`.
+
+    Returns:
+        Losses `(C,)`, the gradient by `selected` `(1, C)`, and the result of `softmax_factors` `(6, C)`.
+    """
+    if device_kind(top) != "cuda":
+        return None
+    inputs = {"ids": ids, "top": top, "log_sum": log_sum, "sums": sums, "selected": selected, "weights": weights}
+    outputs = {"losses": torch.empty_like(top), "by_selected": torch.empty_like(selected)}
+    outputs["factors"] = top.new_empty(6, len(top))
+    launch(
+        "softmax",
+        "cross_entropy",
+        **{name: x.contiguous() for name, x in inputs.items()},
+        **outputs,
+        logit_sum=None if logit_sum is None else logit_sum.contiguous(),
+        tokens=len(top),
+        vocab_size=vocab_size,
+        label_smoothing=label_smoothing,
+        z_loss=z_loss,
+    )
+    return outputs["losses"], outputs["by_selected"], outputs["factors"]
+
+
+@operator("(Tensor targets, Tensor record, SymInt vocab_size, SymInt ignore_index) -> (Tensor, Tensor, Tensor)")
+def check_targets(
+    targets: Tensor, record: Tensor, vocab_size: int, ignore_index: int
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Find the targets that are ignored, and those that are no tokens; only on CUDA.
+
+    Args:
+        targets: Token IDs or `ignore_index`, int64, contiguous.
+        record: `embedlayer.core.index_checks.target_record`.
+        vocab_size: Number of tokens, V.
+        ignore_index: Target that is ignored.
+
+    Returns:
+        The targets with 0 for those that are ignored, a mask of the others, both in the shape of the targets, and
+        numbers for the host: those of the record, and then alternately a number of targets that are no tokens and a
+        number of those that are ignored; both are to be summed.
+    """
+    if device_kind(targets) != "cuda":
+        return None
+    blocks, tokens = launch_table("softmax")["check_targets"].blocks, targets.numel()
+    numbers = record.new_empty(blocks["RECORD"] + 2 * -(-tokens // blocks["TOKENS"]))
+    ids, mask = torch.empty_like(targets), torch.empty_like(targets, dtype=torch.bool)
+    sizes = {"tokens": tokens, "vocab_size": vocab_size, "ignore_index": ignore_index}
+    launch("softmax", "check_targets", targets=targets, record=record, ids=ids, mask=mask, numbers=numbers, **sizes)
+    return ids, mask, numbers
+
+
+def launched_block(z: Tensor, bias: Tensor | None, finishing: tuple[float | None, ...]) -> dict[str, Any]:
+    """Return the arguments that all Triton kernels over a block share."""
+    rows, tokens = z.shape
+    unit = 8 if tokens % 8 == 0 else 1
+    numbers = dict(zip(Finishing._fields, finishing, strict=True))
+    return {"z": z, "bias": bias, "rows": rows, "units": tokens // unit, "UNIT": unit, **numbers}
+
+
+def or_empty(x: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return `x`, or a tensor without numbers, which a CPU kernel takes for `None`."""
+    return torch.empty(0, dtype=dtype) if x is None else x
+
+
+def concatenated(parts: list[Tensor]) -> Tensor:
+    """Concatenate tensors; one that is contiguous is returned unchanged."""
+    return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
+
+
+def sum_dtype(logits: Tensor) -> torch.dtype:
+    """Return the dtype of sums over logits."""
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32

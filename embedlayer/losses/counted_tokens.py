@@ -1,0 +1,197 @@
+"""Which tokens count, and whether their IDs are tokens of the vocabulary.
+
+On a CPU a bad ID raises an error at once, and tokens that do not count are dropped before any product. On an
+accelerator both need numbers that only the device knows, so the host waits for it: once, for all of them. It does not
+wait while a CUDA graph is captured, in graphs of `torch.compile`, and with `drop_ignored=False`. There all tokens are
+computed, those that do not count from hidden states of zeros. A bad ID is recorded on the device and its result is NaN;
+the next loss that waits raises the error, and so does `check()` of a table or model (`check_indices`).
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from embedlayer.core.devices import device_kind
+from embedlayer.core.index_checks import (
+    checked_copy,
+    clamp_and_record_targets,
+    raise_if_outside,
+    raise_recorded_target,
+    target_record,
+)
+from embedlayer.core.torch_state import is_capturing, plain_operators_only
+from embedlayer.kernels.softmax import STATISTICS, check_targets
+
+
+class CountedTokens(NamedTuple):
+    """Say which of N tokens count, and which are computed.
+
+    Attributes:
+        mask: Mask of the tokens that count, `(N,)`; `None` for all.
+        places: Index of these tokens, `(M,)`, if no others are computed. Without it all N tokens are computed; results
+            and gradients of those that do not count are zeros.
+    """
+
+    mask: Tensor | None = None
+    places: Tensor | None = None
+
+    def number_of(self, tokens: int) -> int | None:
+        """Return how many of all tokens count; `None` if only the device knows it."""
+        return tokens if self.mask is None else None if self.places is None else len(self.places)
+
+
+class CheckedIds(NamedTuple):
+    """Hold token IDs that were checked, with the tokens that count.
+
+    Attributes:
+        ids: The IDs, int64; 0 for tokens that do not count, and a token of the vocabulary for bad IDs.
+        tokens: The tokens that count; those with a bad ID do not.
+        is_bad: Mask of the tokens with a bad ID, in the shape of the tokens; `None` if there is none.
+    """
+
+    ids: Tensor
+    tokens: CountedTokens
+    is_bad: Tensor | None
+
+    @property
+    def is_counted(self) -> Tensor:
+        """Return the mask of the tokens that count, in the shape of the tokens; only if there may be bad IDs."""
+        assert self.tokens.mask is not None
+        assert self.is_bad is not None
+        return self.tokens.mask.view(self.is_bad.shape)
+
+    def marked(self, result: Tensor) -> Tensor:
+        """Return a result of each token with NaN where the ID is bad; a scalar is NaN if any ID is."""
+        if self.is_bad is None:
+            return result
+        is_bad = self.is_bad if result.dim() else self.is_bad.any()
+        return result.masked_fill(is_bad, torch.nan)
+
+
+def counted_tokens(mask: Tensor, *, drop: bool) -> CountedTokens:
+    """Return the tokens that count by their mask `(...)`.
+
+    Args:
+        mask: Mask of the tokens that count.
+        drop: Whether the others should not be computed. An accelerator then waits once, if it may.
+    """
+    flat = mask.flatten()
+    if not drop or not _may_read(mask):
+        return CountedTokens(flat)
+    if device_kind(mask) != "cpu":
+        others = ~flat
+        return _dropped(flat, others, int(others.sum()))
+    return CountedTokens() if bool(flat.all()) else CountedTokens(flat, flat.nonzero().squeeze(1))
+
+
+def checked_ids(ids: Tensor, mask: Tensor | None, vocab_size: int, *, drop: bool, several: bool = False) -> CheckedIds:
+    """Check that the IDs of the tokens that count are tokens of the vocabulary.
+
+    Under `torch.func` transforms and in `torch.export` other IDs are clamped to the first or last token.
+
+    Args:
+        ids: Token IDs, `(...)`, or with `several` K for each token, `(..., K)`.
+        mask: Mask of the tokens that count, `(...)`; `None` for all.
+        vocab_size: Number of tokens, V.
+        drop: Whether the tokens that do not count should not be computed. An accelerator then waits once, if it may.
+        several: Whether each token has K IDs.
+
+    Raises:
+        TokenIdError: An ID is outside, or one of an earlier loss on the same accelerator was. The message names the
+            first one, its row and its column.
+    """
+    others = None if mask is None else ~mask
+    if others is not None:
+        ids = ids.masked_fill(others.unsqueeze(-1) if several else others, 0)
+    ids = ids.long()
+    if plain_operators_only() or device_kind(ids) == "meta":
+        return CheckedIds(ids.clamp(0, vocab_size - 1), CountedTokens(_flat(mask)), None)
+    if device_kind(ids) == "cpu":
+        if torch.compiler.is_compiling():
+            return CheckedIds(checked_copy(ids, vocab_size, "token id"), CountedTokens(_flat(mask)), None)
+        raise_if_outside(ids, vocab_size, "token id")
+        return CheckedIds(ids, CountedTokens() if mask is None else counted_tokens(mask, drop=drop), None)
+    if drop and _may_read(ids):
+        return CheckedIds(ids, _read(ids, _flat(mask), _flat(others), vocab_size), None)
+    ids, is_bad = clamp_and_record_targets(ids, vocab_size)
+    is_bad = is_bad.any(-1) if several else is_bad
+    is_good = ~(is_bad if others is None else others | is_bad)
+    return CheckedIds(ids, CountedTokens(is_good.flatten()), is_bad)
+
+
+def counted_targets(targets: Tensor, vocab_size: int, ignore_index: int, *, drop: bool) -> tuple[Tensor, CheckedIds]:
+    """Return the mask of the targets that are not ignored, and the result of `checked_ids` for these.
+
+    Args:
+        targets: Token IDs or `ignore_index`, `(...)`.
+        vocab_size: As in `checked_ids`, as for `drop`.
+        ignore_index: Target that is ignored.
+        drop: See `checked_ids`.
+
+    Raises:
+        TokenIdError: See `checked_ids`.
+    """
+    on_cuda = device_kind(targets) == "cuda" and targets.dtype == torch.int64 and targets.numel() > 0
+    if not (on_cuda and drop and _may_read(targets) and STATISTICS.applies(targets)):
+        mask = targets != ignore_index
+        return mask, checked_ids(targets, mask, vocab_size, drop=drop)
+    record = target_record(targets.device)
+    ids, mask, numbers = check_targets(targets.contiguous(), record, vocab_size, ignore_index)
+    values = _read_numbers(numbers)
+    _raise_if_bad(ids, vocab_size, record, values, sum(values[len(record) :: 2]))
+    left_out = sum(values[len(record) + 1 :: 2])
+    if left_out <= 0:
+        return mask, CheckedIds(ids, CountedTokens(), None)
+    return mask, CheckedIds(ids, _dropped(mask.flatten(), ~mask.flatten(), left_out), None)
+
+
+def _read_numbers(numbers: Tensor) -> list[int]:
+    """Return numbers that the device computes. It waits for them."""
+    values: list[int] = numbers.tolist()
+    return values
+
+
+def _raise_if_bad(ids: Tensor, vocab_size: int, record: Tensor, values: list[int], bad: int) -> None:
+    """Raise the error of a recorded ID, or of the first bad one if there are any; `values` begin with the record."""
+    raise_recorded_target(record, values[: len(record)])
+    if bad > 0:
+        raise_if_outside(ids, vocab_size, "token id")
+
+
+def _may_read(x: Tensor) -> bool:
+    """Return whether the host may read values of `x`, and on an accelerator wait for them."""
+    return device_kind(x) != "meta" and not (torch.compiler.is_compiling() or plain_operators_only() or is_capturing(x))
+
+
+def _flat(mask: Tensor | None) -> Tensor | None:
+    return None if mask is None else mask.flatten()
+
+
+def _read(ids: Tensor, mask: Tensor | None, others: Tensor | None, vocab_size: int) -> CountedTokens:
+    """Check IDs on an accelerator and return the tokens that count: one wait for all numbers.
+
+    Raises:
+        TokenIdError: An ID is outside, or one was recorded.
+    """
+    record = target_record(ids.device)
+    numbers = [record, (ids != ids.clamp(0, vocab_size - 1)).sum().view(1)]
+    if others is not None:
+        numbers.append(others.sum().view(1))
+    *recorded, bad, left_out = (*torch.cat(numbers).tolist(), 0)[: len(record) + 2]
+    _raise_if_bad(ids, vocab_size, record, recorded, bad)
+    return CountedTokens() if mask is None or others is None else _dropped(mask, others, left_out)
+
+
+def _dropped(mask: Tensor, others: Tensor, left_out: int) -> CountedTokens:
+    """Return the tokens that count, without waiting for the device.
+
+    Args:
+        mask: Mask of the tokens that count, `(N,)`.
+        others: Mask of those that do not.
+        left_out: Their number.
+    """
+    if left_out <= 0:
+        return CountedTokens()
+    places = others.view(torch.uint8).sort(stable=True).indices
+    return CountedTokens(mask, places[: len(mask) - left_out])

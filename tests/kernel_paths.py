@@ -1,0 +1,61 @@
+"""How tests choose what computes: torch operators where numba is missing, and the branch for CUDA on the CPU."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import torch
+from interpreted import interpreted
+from torch import Tensor
+
+from embedlayer.core.devices import TAKEN_AS
+from embedlayer.core.index_checks import target_record
+from embedlayer.kernels import kernel, kernels_disabled
+from embedlayer.kernels.gpu import availability
+
+
+@contextmanager
+def without_numba() -> Iterator[None]:
+    """Compute as where numba is not installed."""
+    failure = kernel._Failure()
+    failure.reason = "numba is not installed"
+    with patch.object(kernel, "NUMBA_IS_INSTALLED", False), patch.object(kernel, "_failure", failure):
+        yield
+
+
+@contextmanager
+def cpu_taken_for_cuda(*, triton: bool = False) -> Iterator[None]:
+    """Take CPU tensors for CUDA tensors; no target may be recorded at the end.
+
+    Args:
+        triton: Whether Triton kernels run, in Triton's interpreter; by default torch operators compute.
+    """
+    with (
+        patch.dict(TAKEN_AS, cpu="cuda"),
+        wide_products(),
+        patch.object(availability, "_compilation_failure", lambda device: ""),
+        interpreted() if triton else kernels_disabled(),
+    ):
+        yield
+        record = target_record(torch.device("cpu"))
+        assert record.tolist() == [-1] * 4
+
+
+@contextmanager
+def wide_products() -> Iterator[None]:
+    """Sum products of float16 and bfloat16 into float32 results, of copies; torch does it on CUDA alone."""
+    with patch.object(torch, "mm", _wide(torch.mm)), patch.object(torch, "addmm", _wide(torch.addmm)):
+        yield
+
+
+def _wide(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a product that takes `out_dtype` on the CPU."""
+
+    def with_out_dtype(*matrices: Tensor, out_dtype: torch.dtype | None = None, out: Tensor | None = None) -> Tensor:
+        if out_dtype is None:
+            return product(*matrices, out=out)
+        assert matrices[-1].dtype == matrices[-2].dtype != out_dtype
+        assert out is None or out.dtype == out_dtype
+        return product(*(each.to(out_dtype) for each in matrices), out=out)
+
+    return with_out_dtype

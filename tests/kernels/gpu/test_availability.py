@@ -1,0 +1,105 @@
+"""Where Triton kernels may not run, torch operators compute, and one line in the log says why."""
+
+import logging
+import sys
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from embedlayer.core.devices import TAKEN_AS
+from embedlayer.kernels.gpu import availability
+from embedlayer.kernels.gpu.availability import triton_applies
+from embedlayer.kernels.kernel import Kernel, kernels_disabled
+
+triton = pytest.importorskip("triton")
+
+KERNEL = Kernel("softmax", "statistics", has_triton=True)
+
+
+@pytest.fixture(autouse=True)
+def meta_is_cuda(monkeypatch) -> None:
+    """Take meta tensors for tensors on CUDA."""
+    monkeypatch.setitem(TAKEN_AS, "meta", "cuda")
+
+
+@pytest.fixture
+def unknown() -> None:
+    """Forget what is known of this machine, before and after a test."""
+    for check in (availability._installation_failure, availability._compilation_failure):
+        check.cache_clear()
+    yield
+    for check in (availability._installation_failure, availability._compilation_failure):
+        check.cache_clear()
+
+
+def on_meta(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return a tensor that is taken for one on CUDA."""
+    return torch.empty(4, 3, dtype=dtype, device="meta")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_three_dtypes_have_kernels_on_cuda(dtype) -> None:
+    assert KERNEL.applies(on_meta(dtype), None, on_meta(torch.long))
+
+
+def test_float64_and_other_tensors_have_none() -> None:
+    class Tagged(torch.Tensor):
+        pass
+
+    x = on_meta()
+    for other in (on_meta(torch.float64), on_meta(torch.complex64), torch.empty(4, 3), x.as_subclass(Tagged)):
+        assert not KERNEL.applies(x, other)
+    assert not Kernel("softmax", "statistics").applies(x)
+    with kernels_disabled():
+        assert not KERNEL.applies(x)
+
+
+def test_under_a_transform_they_do_not_run() -> None:
+    seen = []
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        seen.append(KERNEL.applies(x))
+        return x.sum()
+
+    torch.func.grad(loss)(on_meta())
+    assert seen == [False]
+
+
+def test_fake_tensors_are_taken_for_the_tensors_that_they_stand_for() -> None:
+    with FakeTensorMode():
+        assert KERNEL.applies(torch.empty(4, 3, device="cuda"))
+        assert not KERNEL.applies(torch.empty(4, 3))
+
+
+@pytest.mark.usefixtures("unknown")
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda patch: patch.setattr(torch.version, "hip", "6.4"), "ROCm"),
+        (lambda patch: patch.setitem(sys.modules, "triton", None), "cannot be imported"),
+        (lambda patch: patch.setattr(triton, "__version__", "3.1.0"), "3.1.0 is older than 3.6"),
+    ],
+    ids=["ROCm", "missing", "old"],
+)
+def test_one_line_says_why_there_are_none(change, reason, monkeypatch, caplog) -> None:
+    change(monkeypatch)
+    with caplog.at_level(logging.WARNING, "embedlayer"):
+        assert not triton_applies(on_meta())
+        assert not triton_applies(on_meta(torch.bfloat16))
+    assert len(caplog.records) == 1
+    assert reason in caplog.text
+
+
+@pytest.mark.usefixtures("unknown")
+def test_a_device_for_which_nothing_can_be_compiled_has_none(monkeypatch, caplog) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise RuntimeError("Failed to find C compiler.\nMore.")
+
+    monkeypatch.setattr(availability, "launch", failing)
+    monkeypatch.setitem(TAKEN_AS, "cpu", "cuda")
+    with caplog.at_level(logging.WARNING, "embedlayer"):
+        assert not triton_applies(torch.empty(3))
+        assert not triton_applies(torch.empty(3))
+    assert caplog.text.count("RuntimeError: Failed to find C compiler.") == 1
+    assert "More" not in caplog.text

@@ -1,0 +1,62 @@
+"""What the compiler makes of each entry of the launch tables, for each GPU, on any machine."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from compiled_code import ARCHITECTURES, compiled_code
+from covering import LONG
+
+from embedlayer.kernels.gpu.launch import MODULES, launch_table
+
+pytestmark = pytest.mark.usefixtures("triton")
+
+
+@pytest.fixture(scope="module")
+def triton() -> None:
+    pytest.importorskip("triton")
+
+
+def one_form_of_each_kernel(module: str) -> Iterator[tuple[str, str, torch.dtype]]:
+    """Yield the first form of each kernel, in bfloat16 where it has this dtype."""
+    kernels = []
+    for name, entry in launch_table(module).items():
+        if entry.kernel not in kernels:
+            kernels.append(entry.kernel)
+            dtype = torch.bfloat16 if torch.bfloat16 in entry.dtypes else entry.dtypes[0]
+            yield name, next(iter(entry.variants)), dtype
+
+
+def all_forms(module: str) -> Iterator[tuple[str, str, torch.dtype]]:
+    """Yield all forms of all kernels."""
+    for name, entry in launch_table(module).items():
+        for variant in entry.variants:
+            for dtype in entry.dtypes:
+                yield name, variant, dtype
+
+
+def problems(module: str, name: str, variant: str, dtype: torch.dtype, architecture: int) -> list[str]:
+    """Return what is wrong with the machine code of one form of a kernel."""
+    entry = launch_table(module)[name]
+    form, code = entry.variants[variant], compiled_code(module, name, variant, dtype, architecture)
+    assert code.tiles
+    assert {each.pointer for each in code.accesses if each.pointer} <= set(entry.types)
+    found = []
+    if (code.stack, code.local, code.spills) != (0, 0, 0):
+        found.append(f"{code.stack} bytes of stack, {code.local} of local memory, {code.spills} spills")
+    if code.registers * entry.warps > 4 * form.registers:
+        found.append(f"{code.registers} registers, at most {form.registers * 4 // entry.warps}")
+    if form.constants.get("UNIT") != 1:
+        found += code.narrow_accesses(entry.wide)
+    return [f"{module}.{name}, {variant}, {dtype}, sm_{architecture}: {each}" for each in found]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_each_kernel_computes_in_registers_and_reads_rows_by_128_bits(module) -> None:
+    assert not [each for form in one_form_of_each_kernel(module) for each in problems(module, *form, 90)]
+
+
+@pytest.mark.parametrize("architecture", [pytest.param(each, marks=LONG) for each in ARCHITECTURES])
+@pytest.mark.parametrize("module", MODULES)
+def test_so_does_each_form_for_each_gpu(module, architecture) -> None:
+    assert not [each for form in all_forms(module) for each in problems(module, *form, architecture)]

@@ -1,0 +1,29 @@
+"""The memory that Triton kernels read and write, in Triton's interpreter: how much, and beyond 2^31 numbers."""
+
+import pytest
+from covering import some
+from far_blocks import FAR, assert_places_beyond_2_to_31_are_those_of_a_small_block, far_blocks
+from logit_blocks import BLOCKS_MOVED, assert_little_more_than_the_logits_is_moved
+from torch import Tensor
+
+pytestmark = pytest.mark.usefixtures("triton")
+
+
+@pytest.fixture(scope="module")
+def triton() -> None:
+    pytest.importorskip("triton")
+
+
+@pytest.mark.parametrize("name", some(["statistics"], BLOCKS_MOVED))
+def test_little_more_than_the_logits_is_read_and_written(name) -> None:
+    assert_little_more_than_the_logits_is_moved(name)
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> list[Tensor]:
+    return far_blocks(tmp_path_factory.mktemp("sparse"))
+
+
+@pytest.mark.parametrize("label", some(["softmax.statistics_gradient"], FAR))
+def test_places_beyond_2_to_31_are_those_of_a_small_block(label, blocks) -> None:
+    assert_places_beyond_2_to_31_are_those_of_a_small_block(label, blocks)

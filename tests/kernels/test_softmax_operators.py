@@ -1,0 +1,72 @@
+"""Operators over blocks of logits: torch's rules of custom operators, and what a dispatch mode sees."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from embedlayer.core.devices import TAKEN_AS
+from embedlayer.kernels.gpu.launch import launches_observed
+from embedlayer.kernels.softmax import Finishing, Requests, softmax_gradient, softmax_statistics
+
+
+class Names(TorchDispatchMode):
+    """Record the operators of this package that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "embedlayer":
+            self.seen.append(func._opname)
+        return func(*args, **(kwargs or {}))
+
+
+def arguments(device: str, tokens: int = 6) -> tuple[list[Any], list[Any]]:
+    """Return the arguments of both operators for a block."""
+    z, bias = torch.randn(9, tokens, device=device), torch.randn(9, device=device)
+    ids = torch.randint(0, 9, (1, tokens), device=device)
+    requests = Requests.of([ids])
+    statistics = [z, bias, *requests, 0, True, True, True, False, *Finishing()]
+    request, factors = torch.randn(1, tokens, device=device), torch.rand(6, tokens, device=device)
+    by_request = request if requests.places is None else request.flatten()
+    gradient = [z, bias, *requests, 0, by_request, request, factors, torch.zeros(9, device=device), True, True]
+    return statistics, [*gradient, *Finishing()]
+
+
+@pytest.mark.usefixtures("kernels")
+def test_the_operators_keep_torchs_rules() -> None:
+    statistics, gradient = arguments("cpu")
+    for name, inputs in (("softmax_statistics", statistics), ("softmax_gradient", gradient)):
+        operator = getattr(torch.ops.embedlayer, name).default
+        torch.library.opcheck(operator, tuple(inputs), test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.usefixtures("kernels")
+def test_an_operator_computes_what_its_function_computes() -> None:
+    statistics, gradient = arguments("cpu")
+    for found, expected in zip(
+        torch.ops.embedlayer.softmax_statistics(*statistics), softmax_statistics(*statistics), strict=True
+    ):
+        assert torch.equal(found, expected)
+    again = [x.clone() if isinstance(x, torch.Tensor) else x for x in gradient]
+    assert torch.ops.embedlayer.softmax_gradient(*again) is None
+    assert softmax_gradient(*gradient)
+    assert torch.equal(again[0], gradient[0])
+
+
+def test_on_cuda_a_dispatch_mode_sees_the_operator_and_observers_its_launches(monkeypatch) -> None:
+    pytest.importorskip("triton")
+    statistics, gradient = arguments("meta")
+    monkeypatch.setitem(TAKEN_AS, "meta", "cuda")
+    statistics[2:5] = gradient[2:5] = Requests.of([statistics[2]])
+    launched: list[str] = []
+    with launches_observed(lambda each: launched.append(each.name)), Names() as names:
+        totals, selected, *_ = softmax_statistics(*statistics)
+        assert softmax_gradient(*gradient)
+    assert names.seen == ["softmax_statistics", "softmax_gradient"]
+    assert launched == ["statistics", "merge", "statistics_gradient"]
+    assert totals.shape == (1, 6, 6)
+    assert selected.shape == (1, 6)

@@ -1,0 +1,150 @@
+"""No hot path launches more kernels on a GPU, waits for it more often or allocates more memory than its ceiling."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+from covering import LONG, some
+
+from benchmarks.hot_paths import PASSES, PATHS, VOCAB_SIZE, WIDTH
+from benchmarks.operator_counter import OperatorCounter
+from embedlayer.kernels import kernels_disabled
+
+pytest.importorskip("triton")
+
+BY_NAME = {path.name: path for path in PATHS}
+LOSSES = [path.name for path in PASSES if path.name.startswith("loss")]
+
+LAUNCHES = {
+    "loss, plain": 41,
+    "loss": 12,
+    "loss, two chunks": 20,
+    "loss in 8 chunks": 62,
+    "loss, frozen rows": 29,
+    "loss, soft cap": 12,
+    "loss, bias": 16,
+    "loss, label smoothing": 12,
+    "loss, z_loss": 12,
+    "loss of each token": 42,
+    "loss, no target dropped": 41,
+    "log-probabilities and entropies": 48,
+    "64 largest logits": 96,
+    "forward KL": 34,
+    "Jensen-Shannon": 39,
+    "multi-token loss, two depths": 48,
+    "look-up": 16,
+    "GPT-2 input embedding, evaluation": 16,
+    "GPT-2 input embedding, training": 25,
+    "rotary": 10,
+    "rotary, training": 24,
+    "row-sparse step": 70,
+    "look-up, int8": 30,
+    "look-up, int4 in groups of 32": 36,
+    "logits of one token, int8": 256,
+    "logits of one token, int4 in groups of 32": 448,
+    "patched transformers model without blocks": 83,
+}
+"""Most launches of a call: what there are today."""
+
+BY_TORCH_OPERATORS = {
+    "loss": 523,
+    "loss, two chunks": 1033,
+    "loss in 8 chunks": 2206,
+    "loss, frozen rows": 512,
+    "loss, soft cap": 853,
+    "loss, bias": 609,
+    "loss, label smoothing": 603,
+    "loss, z_loss": 603,
+    "loss of each token": 553,
+    "loss, no target dropped": 545,
+    "log-probabilities and entropies": 878,
+    "64 largest logits": 1092,
+    "forward KL": 1143,
+    "Jensen-Shannon": 2141,
+    "multi-token loss, two depths": 1061,
+}
+"""Most launches of a pass where Triton is not installed: what there are today."""
+
+OF_A_CHUNK = 12
+"""Most launches of a loss for each chunk of tokens, the check of the targets and the reduction included."""
+
+MORE_THAN_OF_A_CHUNK = {
+    "loss, bias": "the gradient of the bias is 4 kernels",
+    "loss, no target dropped": "a bad target is recorded by 29 small kernels",
+    "multi-token loss, two depths": "targets, hidden states and losses of the depths are joined and split",
+}
+"""Losses that launch more, and why."""
+
+WAITS = {
+    **dict.fromkeys(BY_NAME, 0),
+    **{path.name: 1 for path in PASSES},
+    "loss, no target dropped": 0,
+    "row-sparse step": 10,
+    "patched transformers model without blocks": 2,
+}
+"""Most waits of a call: a pass over the vocabulary counts the tokens and checks the IDs at once."""
+
+WORK = 2**30
+"""Bytes of the blocks of logits and the work space of a chunk whose logits are not kept until their gradients."""
+
+KEPT = {
+    **{name: BY_NAME[name].chunks for name in LOSSES if name != "loss of each token"},
+    "multi-token loss, two depths": 2,
+    "forward KL": 0.5,
+    "Jensen-Shannon": 0.5,
+}
+"""Passes that with Triton keep the logits of a chunk until their gradients are computed, and how many chunks the logits
+are: half a one if the teacher's are kept too."""
+
+
+@cache
+def counted(name: str, *, triton: bool = True) -> OperatorCounter:
+    if triton:
+        return BY_NAME[name].count()
+    with kernels_disabled():
+        return BY_NAME[name].count()
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_hot_path_launches_no_more_kernels_than_its_ceiling(name) -> None:
+    count = counted(name)
+    assert len(count.launches) <= LAUNCHES[name], count.by_line().most_common(20)
+
+
+def losses() -> list[Any]:
+    """Return the names of all losses; those that launch more than the goal are expected to fail."""
+    fails = {
+        name: pytest.mark.xfail(reason=reason, strict=True, raises=AssertionError)
+        for name, reason in MORE_THAN_OF_A_CHUNK.items()
+    }
+    return [pytest.param(name, marks=fails.get(name, ())) for name in BY_TORCH_OPERATORS if "loss" in name]
+
+
+@pytest.mark.parametrize("name", losses())
+def test_a_loss_launches_twelve_kernels_a_chunk(name) -> None:
+    assert len(counted(name).launches) <= OF_A_CHUNK * BY_NAME[name].chunks
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_hot_path_waits_no_more_often_than_its_ceiling(name) -> None:
+    count = counted(name)
+    assert len(count.waits) <= WAITS[name], count.waits
+
+
+@pytest.mark.parametrize("name", some(["loss", "loss of each token"], BY_TORCH_OPERATORS))
+def test_a_pass_by_torch_operators_launches_and_waits_no_more_than_its_ceiling(name) -> None:
+    count = counted(name, triton=False)
+    assert len(count.launches) <= BY_TORCH_OPERATORS[name], count.by_line().most_common(20)
+    assert len(count.waits) <= WAITS[name], count.waits
+
+
+@pytest.mark.parametrize("triton", [True, pytest.param(False, marks=LONG)], ids=["Triton", "torch operators"])
+@pytest.mark.parametrize("name", [path.name for path in PASSES])
+def test_a_pass_allocates_gradients_and_one_chunk_of_logits(name, triton) -> None:
+    tokens = BY_NAME[name].tokens
+    sums = 4 * VOCAB_SIZE * WIDTH + 6 * tokens * WIDTH  # float32; those of hidden states once more in bfloat16
+    totals = 2048 * tokens
+    states = 4 * tokens * WIDTH if name.startswith("multi-token") else 0  # concatenated, and their gradients
+    blocks = 2 * VOCAB_SIZE * tokens // KEPT[name] if triton and name in KEPT else WORK
+    result = 2 * VOCAB_SIZE * WIDTH  # the gradient of rows in bfloat16, when the blocks are free again
+    assert counted(name, triton=triton).memory.peak <= sums + totals + states + max(blocks, result)
