@@ -322,10 +322,10 @@ def check_targets(
         return None
     blocks, tokens = launch_table("softmax")["check_targets"].blocks, targets.numel()
     numbers = record.new_empty(blocks["RECORD"] + 2 * -(-tokens // blocks["TOKENS"]))
-    ids, mask = torch.empty_like(targets), torch.empty_like(targets, dtype=torch.bool)
+    ids, mask = torch.empty_like(targets), torch.empty_like(targets, dtype=torch.int8)
     sizes = {"tokens": tokens, "vocab_size": vocab_size, "ignore_index": ignore_index}
     launch("softmax", "check_targets", targets=targets, record=record, ids=ids, mask=mask, numbers=numbers, **sizes)
-    return ids, mask, numbers
+    return ids, mask.view(torch.bool), numbers
 
 
 def launched_block(z: Tensor, bias: Tensor | None, finishing: tuple[float | None, ...]) -> dict[str, Any]:

@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from interpreted import interpreted
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from embedlayer.core.devices import TAKEN_AS
 from embedlayer.kernels.gpu.launch import launches_observed
-from embedlayer.kernels.softmax import Finishing, Requests, softmax_gradient, softmax_statistics
+from embedlayer.kernels.softmax import Finishing, Requests, check_targets, softmax_gradient, softmax_statistics
 
 
 class Names(TorchDispatchMode):
@@ -70,3 +71,19 @@ def test_on_cuda_a_dispatch_mode_sees_the_operator_and_observers_its_launches(mo
     assert launched == ["statistics", "merge", "statistics_gradient"]
     assert totals.shape == (1, 6, 6)
     assert selected.shape == (1, 6)
+
+
+@pytest.mark.parametrize("size", [(3, 7), (1300,)])
+def test_one_launch_finds_ignored_and_bad_targets(size) -> None:
+    pytest.importorskip("triton")
+    targets = torch.randint(-4, 14, size)
+    record = torch.tensor([5, 6, 7, 8])
+    with interpreted() as run:
+        ids, mask, numbers = check_targets(targets, record, 10, -3)
+    assert [each.name for each in run.launches] == ["check_targets"]
+    kept = targets != -3
+    assert torch.equal(mask, kept)
+    assert torch.equal(ids, targets.where(kept, 0))
+    assert torch.equal(numbers[:4], record)
+    assert numbers[4::2].sum() == (kept & ((targets < 0) | (targets >= 10))).sum()
+    assert numbers[5::2].sum() == (~kept).sum()

@@ -387,7 +387,7 @@ def check_targets(
     kept = target != ignore_index
     is_bad = kept & ((target < 0) | (target >= vocab_size))
     tl.store(ids + c, tl.where(kept, target, 0), mask=inside)
-    tl.store(mask + c, kept, mask=inside)
+    tl.store(mask + c, kept.to(tl.int8), mask=inside)
     to = numbers + RECORD + 2 * program
     tl.store(to, tl.sum((inside & is_bad).to(tl.int64), 0))
     tl.store(to + 1, tl.sum((inside & (target == ignore_index)).to(tl.int64), 0))
@@ -535,7 +535,7 @@ LAUNCHES = {
         grid=lambda a: (_tiles(a),),
         types={
             **dict.fromkeys(("targets", "record", "ids", "numbers"), "*i64"),
-            "mask": "*i1",
+            "mask": "*i8",
             **dict.fromkeys(("tokens", "vocab_size", "ignore_index"), "i32"),
         },
         blocks={"RECORD": 4, "TOKENS": 1024},
