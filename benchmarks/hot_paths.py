@@ -250,7 +250,7 @@ PATHS = [
         row_step,
         {
             "apply_to_ids": lambda: True,
-            "_terms_of_skipped_steps": lambda: 0,
+            "skipped_terms": lambda: 0,
             "coalesced": lambda: cycle([False, True]),
         },
     ),
