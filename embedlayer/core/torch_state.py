@@ -155,6 +155,9 @@ def is_current(kind: type, shortcut: str, definition: str) -> bool:
 
     This is `False` for a subclass that overrides the plain method and inherits the fast one, the `shortcut`.
 
+    Raises:
+        AttributeError: The class has neither method.
+
     Example:
         >>> class Doubled(TokenEmbedding):
         ...     def rows(self, start, stop):
