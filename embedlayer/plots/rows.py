@@ -41,6 +41,9 @@ def norm_histogram(
         title: Title of the figure.
         bins: Number of bars.
 
+    Raises:
+        SizeError: `norms` is neither a table nor a tensor.
+
     Example:
         >>> figure = norm_histogram(TokenEmbedding(100, 16))
     """
@@ -109,7 +112,7 @@ def spectrum(
 
     Raises:
         SizeError: There are no tables or more than four.
-        ShapeError: A plain tensor is not `(V, D)`.
+        ShapeError: A tensor or array is not `(V, D)` of floats.
 
     Example:
         >>> figure = spectrum({"fresh": TokenEmbedding(100, 16)})
