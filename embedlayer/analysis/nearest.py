@@ -110,6 +110,7 @@ def nearest_rows(
 
     Raises:
         ShapeError: A tensor or array is not `(V, D)` of floats.
+        IndexError: An ID of `queries` is outside the table.
 
     Example:
         >>> nearest_rows(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), torch.tensor([0]), 2).ids

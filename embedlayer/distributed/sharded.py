@@ -78,7 +78,7 @@ REFUSED = {
         for name in ("get_state_dict", "set_state_dict", "get_optimizer_state_dict", "set_optimizer_state_dict")
     },
 }
-"""Module and name of a function that a `ShardedTable` refuses when it asks for modules or parameters -> the message."""
+"""Module and name of a function -> message of the `SizeError` that it gets if it asks for modules or parameters."""
 
 PEFT_SAVE = ("peft.peft_model", "save_pretrained")
 REFUSED_SAVES = dict.fromkeys(
@@ -93,7 +93,7 @@ REFUSED_SAVES = dict.fromkeys(
     ],
     CHECKPOINT,
 )
-"""The same for functions that ask for its state dict, and save that of one rank, or fail at it without a reason."""
+"""The same for functions that ask for the state dict, and save that of one rank, or fail at it without a reason."""
 
 
 class ShardedTable(TokenTable, checks_ids=True):
@@ -200,7 +200,7 @@ class ShardedTable(TokenTable, checks_ids=True):
             raise SizeError(REFUSED[caller])
 
     refuses_ddp = True
-    """Whether `DistributedDataParallel` is refused; `distributed_data_parallel` hides the rows from it."""
+    """Whether `DistributedDataParallel` gets a `SizeError`; `distributed_data_parallel` hides the rows from it."""
 
     def _mark_rows(self) -> None:
         """Prepare the parameters with this rank's rows: divide their gradients, and mark them as sharded.

@@ -533,7 +533,7 @@ def _check_orders(max_order: int, heads: int) -> None:
 
 
 def _splitmix_multipliers(seed: int, number: int, bound: int) -> list[int]:
-    """Return odd numbers `2 * r + 1`, where r is a number of SplitMix64, from its third one on, modulo `bound`."""
+    """Return odd numbers `2 * r + 1`, where r are the numbers 2, 3, ... of `random_words`, unsigned and modulo `bound`."""
     return [2 * (word % (1 << 64) % bound) + 1 for word in random_words(signed(seed), 2, number).tolist()]
 
 

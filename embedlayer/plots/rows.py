@@ -167,7 +167,7 @@ def gradient_rows(
         title: Title of the figure; `None` for the number of rows with a gradient.
 
     Raises:
-        ShapeError: The table has no gradient.
+        ShapeError: The table has no gradient, or a tensor is not `(V, D)` of floats.
         SizeError: `gradient` is neither a table nor a tensor.
 
     Example:
@@ -210,7 +210,7 @@ def used_rows(
         gradient: A table after `backward()`, or a dense or sparse gradient.
 
     Raises:
-        ShapeError: The table has no gradient.
+        ShapeError: The table has no gradient, or a tensor is not `(V, D)` of floats.
         SizeError: `gradient` is neither a table nor a tensor.
     """
     gradient = as_rows(gradient)

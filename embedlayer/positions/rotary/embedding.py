@@ -82,7 +82,8 @@ class RotaryAngles(NamedTuple):
 class RotaryEmbedding(Position, ComputedBuffers):
     """Rotary positions: `rotate(q, k)` rotates pair i of both by `positions * base^(-2i / rotary_dim)` radians.
 
-    The score of a query and a key then depends only on their distance. There is no longest sequence.
+    The score of a query and a key then depends only on their distance, unless there is a `query_scaling`. There is no
+    longest sequence.
 
     Args:
         head_dim: Width of a head, K.
@@ -114,8 +115,8 @@ class RotaryEmbedding(Position, ComputedBuffers):
 
     Reference: Su et al., RoFormer, 2021. We differ: angles are reduced modulo one rotation in integers, so they are
     exact at any position and in any dtype of the model. They are rounded to float32, for float64 queries to float64.
-    Frequencies that depend on the length (`DynamicNTKScaling`,
-    `LongRopeScaling`) follow the length rule of `embedlayer.positions.rotary.scaling`, without state between calls.
+    Frequencies that depend on the length (`DynamicNTKScaling`, `LongRopeScaling`) follow the length rule of
+    `embedlayer.positions.rotary.scaling`, without state between calls.
     """
 
     phase_increments: Int[Tensor, " half"]
