@@ -102,7 +102,7 @@ class KindCount:
 
 @dataclass(frozen=True)
 class NearestCosine:
-    """How similar rows are to their nearest row, in a random sample of at most `SAMPLED` rows.
+    """How similar rows are to their nearest row, in a random sample of at most `analysis.health.SAMPLED` rows.
 
     Attributes:
         rows: Number of rows in the sample.

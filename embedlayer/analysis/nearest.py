@@ -32,7 +32,7 @@ RECALL_SAMPLE = 256
 
 
 class Nearest(NamedTuple):
-    """The nearest rows of Q queries, nearest first.
+    """The K nearest rows of each of Q queries, nearest first.
 
     Attributes:
         ids: Row IDs `(Q, K)`; -1 where a query has fewer neighbours.

@@ -218,8 +218,9 @@ class DeferredLogits(Deferred):
     ) -> "DeferredLogits | None":
         """Return deferred logits that follow from these, in the autograd graph behind them.
 
-        `step` computes the new logits from the real ones; `like` is an attribute of the class. `select` does with the
-        hidden states what `step` does with the rows of logits, and `change` returns the options of the new logits.
+        `step` computes the new logits from the real ones; `like` is the attribute `like` of the new logits. `select`
+        does with the hidden states what `step` does with the rows of logits, and `change` returns the options of the
+        new logits.
 
         The result is `None`, so that the caller reads the real logits, unless `like` has the dtype of these logits,
         float32, bfloat16 or float16.

@@ -436,6 +436,8 @@ class NgramHash(Pretrained, ComputedBuffers):
 class NgramEmbedding(Pretrained):
     """Vectors of hashed n-grams: `out[..., t, :] = concat(table(hash(ids)[..., t, k]) for k in range(K))`.
 
+    K is `hash.num_hashes`, the number of rows that a token looks up.
+
     Args:
         hash: Row numbers of the n-grams.
         table: The rows, in any storage format. It is not a table of tokens: a row belongs to all n-grams of one hash.
@@ -533,7 +535,7 @@ def _check_orders(max_order: int, heads: int) -> None:
 
 
 def _splitmix_multipliers(seed: int, number: int, bound: int) -> list[int]:
-    """Return odd numbers `2 * r + 1`, where r are the numbers 2, 3, ... of `random_words`, unsigned and modulo `bound`."""
+    """Return odd numbers `2 * r + 1`, where r are numbers 2, 3, ... of `random_words`, unsigned and modulo `bound`."""
     return [2 * (word % (1 << 64) % bound) + 1 for word in random_words(signed(seed), 2, number).tolist()]
 
 

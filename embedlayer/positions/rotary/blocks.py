@@ -38,7 +38,7 @@ class RotaryBlocks(NamedTuple):
         keys: For each block in order, the key of its scheme: a layer type such as `"sliding_attention"`, or
             `SAME_FOR_ALL`; `NO_POSITIONS` for a block without positions.
         arguments: Key -> arguments of `RotaryEmbedding`, or of `QueryScaledPosition` if `query_scaling` is the only
-            one; in the order of the first block. `NO_POSITIONS` has no entry.
+            one; in the order of the first block of each key. `NO_POSITIONS` has no entry.
     """
 
     keys: tuple[str, ...]
