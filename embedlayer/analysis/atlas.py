@@ -35,7 +35,7 @@ def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num
 
     Args:
         path: The file to write.
-        table: A `LookupTable`, or a plain tensor `(V, D)`.
+        table: A `LookupTable`, an `nn.Embedding`, or a tensor or array `(V, D)`.
         tokenizer: The tokenizer of the table.
         num_neighbors: Neighbours per token, fewer in a smaller table; 0 leaves the column `neighbors` out.
 
@@ -43,9 +43,9 @@ def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num
         The number of rows written.
 
     Raises:
-        MissingExtraError: pyarrow is missing: `pip install 'embedlayer[parquet]'`.
-        ShapeError: A plain tensor is not `(V, D)`.
-        SizeError: The width of a row is below 2, or `num_neighbors` is negative.
+        MissingExtraError: pyarrow is not installed: `pip install 'embedlayer[parquet]'`.
+        ShapeError: A tensor or array is not `(V, D)` of floats.
+        SizeError: `table` is no table, the width of a row is below 2, or `num_neighbors` is negative.
         CheckpointError: Rows hold NaN or infinity.
         TokenizerError: The tokenizer has IDs outside the table, or no tokens.
         FileError: The file cannot be written.

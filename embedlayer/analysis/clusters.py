@@ -30,7 +30,7 @@ FEWEST_TYPICAL = 12
 
 @dataclass(frozen=True)
 class PlaneClusters:
-    """Clusters of N points in the plane.
+    """C clusters of N points in the plane.
 
     Attributes:
         of: Number of each point's cluster, `(N,)`; -1 for a point in no cluster or with NaN.

@@ -46,12 +46,13 @@ def principal_components(
     Args:
         rows: A table, or N plain rows of width D.
         num_components: Number of components, C, at most D.
-        skip_nonfinite: Leave out rows that hold NaN or infinity; their coordinates are NaN. By default such rows are an
-            error.
+        skip_nonfinite: Leave out rows that hold NaN or infinity; their coordinates are NaN. By default such rows raise
+            a `ShapeError`.
 
     Raises:
         SizeError: There are no rows to measure, or `num_components` is outside 1..D.
-        ShapeError: Rows hold NaN or infinity, and `skip_nonfinite` is false.
+        ShapeError: A tensor or array is not `(V, D)` of floats; or rows hold NaN or infinity, and `skip_nonfinite` is
+            false.
     """
     table = RowReader(rows)
     width, finite = table.embed_dim, table.norms().isfinite()
@@ -122,7 +123,7 @@ def variance_shares(table: TableLike) -> Float[Tensor, " D"]:
     Rows are read in chunks; rows that are not finite are left out. All shares are 0 if the rows are equal.
 
     Raises:
-        ShapeError: A plain tensor is not `(V, D)`.
+        ShapeError: A tensor or array is not `(V, D)` of floats.
     """
     rows = RowReader(table)
     return _shares(_moments(rows, rows.norms().isfinite()).variances).cpu()
@@ -146,7 +147,8 @@ class TableGeometry:
         effective_rank: `exp(-sum p ln p)`, with `p` the singular values of the centred rows over their sum: 1 if all
             rows are on a line, D if the variance is equal in every direction. Reference: Roy and Vetterli, 2007.
         isotropy: `min Z(c) / max Z(c)` with `Z(c) = sum exp(c . row)` over rows, for unit eigenvectors `c` of
-            `rows.T @ rows`: 1 if no direction is preferred, near 0 if one is. It depends on the norms of the rows.
+            `rows.T @ rows` and their negatives: 1 if no direction is preferred, near 0 if one is. It depends on the
+            norms of the rows.
             Reference: Mu and Viswanath, 2018.
         mean_cosine: Mean cosine of two different rows: 0 if their directions are spread evenly.
         mean_norm: Norm of the mean row over the mean norm of a row: the share that all rows have in common.
@@ -184,10 +186,10 @@ def table_geometry(table: TableLike) -> TableGeometry:
     The table is read five times in chunks. The work is of order `V D^2`, the memory `D x D`.
 
     Args:
-        table: A `LookupTable`, or a plain tensor `(V, D)`.
+        table: A `LookupTable`, an `nn.Embedding`, or a tensor or array `(V, D)`.
 
     Raises:
-        ShapeError: A plain tensor is not `(V, D)`.
+        ShapeError: A tensor or array is not `(V, D)` of floats.
         SizeError: Every row is zero or holds NaN.
 
     Example:
@@ -263,7 +265,7 @@ def norms_by_frequency(table: TableLike, counts: Int[Tensor, " V"]) -> list[Freq
     NaN or infinity are left out.
 
     Args:
-        table: A `LookupTable`, or a plain tensor `(V, D)`.
+        table: A `LookupTable`, an `nn.Embedding`, or a tensor or array `(V, D)`.
         counts: Number of occurrences of each token, `(V,)`.
 
     Raises:

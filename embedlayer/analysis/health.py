@@ -54,7 +54,7 @@ def table_health(
     """Check every row of a table and return what is wrong with it.
 
     Args:
-        table: A `LookupTable`, or a plain tensor `(V, D)`.
+        table: A `LookupTable`, an `nn.Embedding`, or a tensor or array `(V, D)`.
         tokenizer: A `tokenizers.Tokenizer` or a fast tokenizer of transformers, from which `kinds` is computed; without
             one `kinds` is `None`.
         before: The same table before training, for `never_touched`, which is `None` without it.
@@ -65,7 +65,8 @@ def table_health(
             it tells whether the table was trained enough, see `LossOfRun`.
 
     Raises:
-        ShapeError: A plain tensor is not `(V, D)`, `before` differs in size, or `head` in its number of rows.
+        ShapeError: A tensor or array is not `(V, D)` of floats, `before` differs in size, or `head` or
+            `counts` in the number of rows.
         TokenizerError: `tokenizer` is no tokenizer.
 
     Example:

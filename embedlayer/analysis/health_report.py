@@ -102,7 +102,7 @@ class KindCount:
 
 @dataclass(frozen=True)
 class NearestCosine:
-    """How similar rows are to their nearest row, in a random sample of at most `SAMPLED` rows.
+    """How similar rows are to their nearest row, in a random sample of at most `analysis.health.SAMPLED` rows.
 
     Attributes:
         rows: Number of rows in the sample.
@@ -183,7 +183,7 @@ class TableHealth:
         return tuple(KindCount(kind, rows[kind], flagged[kind]) for kind in KINDS if kind in rows)
 
     def summary(self) -> str:
-        """Return the result in sentences: "Sound.", the faults, worst first, or why neither can be said; then notes.
+        """Return the result in sentences: "Sound.", or the faults, worst first, or why neither is certain; then notes.
 
         Example:
             >>> rows = torch.cat([torch.randn(400, 32), torch.randn(32) + 0.1 * torch.randn(100, 32)])
@@ -193,7 +193,10 @@ class TableHealth:
         return " ".join([*(self.reasons() or ["Sound."]), *self._notes()])
 
     def reasons(self) -> list[str]:
-        """Return why the table is not sound, in sentences: its faults, worst first, or why neither can be said."""
+        """Return why the table is not called sound, in sentences: its faults, worst first, or why it is undecided.
+
+        The list is empty for a sound table.
+        """
         faults, doubt = list(self._faults()), self._doubt()
         return faults or ([f"Not decided, because {doubt}."] if doubt else [])
 
@@ -262,7 +265,11 @@ class TableHealth:
         return bool(self.kinds) and not is_odd
 
     def _without_rounded(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Return equal rows without those that rounding to 4 bits explains: rows that never learned."""
+        """Return the IDs of equal rows that are a fault.
+
+        If the table looks rounded to 4 bits (`is_coarse`), under-trained rows are left out: they were similar, and
+        rounding made them equal. Otherwise all IDs are returned.
+        """
         if not self.is_coarse:
             return ids
         flagged = self.under_trained.flagged

@@ -61,7 +61,7 @@ def neighbor_layout(
         rounds: How many times all rows are moved; `None` for 200 times, and fewer for large tables.
 
     Raises:
-        ShapeError: A plain tensor is not `(V, D)`.
+        ShapeError: A tensor or array is not `(V, D)` of floats.
 
     Example:
         >>> neighbor_layout(TokenEmbedding(100, 16), rounds=5).places.shape

@@ -32,7 +32,7 @@ RECALL_SAMPLE = 256
 
 
 class Nearest(NamedTuple):
-    """The nearest rows of Q queries, nearest first.
+    """The K nearest rows of each of Q queries, nearest first.
 
     Attributes:
         ids: Row IDs `(Q, K)`; -1 where a query has fewer neighbours.
@@ -99,7 +99,7 @@ def nearest_rows(
     Blocks of queries meet chunks of rows, so nothing of size `Q x V` is allocated.
 
     Args:
-        table: A `LookupTable`, an `nn.Embedding`, or a plain tensor `(V, D)`.
+        table: A `LookupTable`, an `nn.Embedding`, or a tensor or array `(V, D)`.
         queries: Vectors `(Q, D)`; or IDs `(Q,)`: their rows are the queries, and no row is its own neighbour.
         count: Neighbours per query, K; fewer if the table has fewer candidates.
         candidates: Which rows may be neighbours; `None` for all.
@@ -109,7 +109,8 @@ def nearest_rows(
         IDs and cosines `(Q, K)`, on the CPU.
 
     Raises:
-        ShapeError: A plain tensor is not `(V, D)`.
+        ShapeError: A tensor or array is not `(V, D)` of floats.
+        IndexError: An ID of `queries` is outside the table.
 
     Example:
         >>> nearest_rows(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), torch.tensor([0]), 2).ids

@@ -40,7 +40,7 @@ def position_values(position: Position, length: int) -> PositionPicture | None:
         length: Number of positions, T; fewer if the scheme has a smaller `max_seq_len`.
 
     Returns:
-        The values, or `None` for a scheme without an effect.
+        The values, or `None` for a scheme that is in no line of the table.
 
     Raises:
         SizeError: `length` is below 1.

@@ -20,7 +20,7 @@ class RowReader:
         table: A `LookupTable` of any kind, an `nn.Embedding`, or a plain tensor or NumPy array `(V, D)`.
 
     Raises:
-        ShapeError: A plain tensor is not `(V, D)`, or it is not of a floating-point dtype.
+        ShapeError: A tensor or array is not `(V, D)` of floats.
         SizeError: The object is no table.
 
     Example:

@@ -59,7 +59,7 @@ def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
 
     An entry is `"unreachable"` if the tokenizer produces it for none of twenty texts that end with it. The test can
     miss a rare context, so an entry may be called unreachable by mistake, but never reachable by mistake. A tokenizer
-    without its own unknown token, such as that of a file of vectors, refuses most texts, and has no unreachable entry.
+    without its own unknown token, such as that of a file of vectors, cannot encode most texts, so the test is skipped.
 
     Example:
         >>> from embedlayer.tokenization.train import train_tokenizer

@@ -24,6 +24,7 @@ class TokenNames:
 
     Args:
         tokenizer: The tokenizer of the table, without truncation.
+        vocab_size: Number of rows of the table, V.
         count: Number of rows with a token.
     """
 

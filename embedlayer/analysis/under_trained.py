@@ -177,12 +177,12 @@ def under_trained_scores(table: TableLike, counts: Int[Tensor, " V"] | None = No
     16,384 rows is kept in memory. The sample is the same in every call.
 
     Args:
-        table: A `LookupTable`, or a plain tensor `(V, D)`.
+        table: A `LookupTable`, an `nn.Embedding`, or a tensor or array `(V, D)`.
         counts: Number of occurrences of each token in the training text, `(V,)`; `None` if that is unknown. It decides
             about a cone if nearly all or few of its tokens never occur.
 
     Raises:
-        ShapeError: A plain tensor is not `(V, D)`, or the number of counts differs from the number of rows.
+        ShapeError: A tensor or array is not `(V, D)` of floats, or the number of counts differs from that of the rows.
 
     Example:
         >>> words = torch.randn(400, 32)

@@ -54,8 +54,8 @@ class TokenVectors:
     spaces, with `<0xE2>` for bytes that are not a whole character, and with special tokens as written.
 
     Methods, arguments and results are those of gensim's `KeyedVectors`, and an unknown word is a `KeyError`. There are
-    three differences. `vectors[word]` is a tensor. A word that is several tokens, or unknown, is an error everywhere,
-    also where gensim skips it (`doesnt_match`). Equal cosines are ordered by ID.
+    three differences. `vectors[word]` is a tensor. A word that is several tokens, or unknown, raises the error also
+    where gensim skips it (`doesnt_match`); only `get_mean_vector` skips it. Equal cosines are ordered by ID.
 
     Args:
         table: A `LookupTable`, an `nn.Embedding`, or a plain tensor or NumPy array `(V, D)`.
@@ -64,9 +64,9 @@ class TokenVectors:
             names of the rows, a list of V strings. `open_model(source).tokenizer` of a file of vectors is one too.
 
     Raises:
-        ShapeError: A plain tensor is not `(V, D)`.
-        SizeError: The number of names is not that of rows.
-        TokenizerError: The tokenizer has IDs outside the table, or is of another kind.
+        ShapeError: A tensor or array is not `(V, D)` of floats.
+        SizeError: `table` is no table, or the number of names is not that of rows.
+        TokenizerError: There is no tokenizer, or it has IDs outside the table or is of another kind.
 
     Example:
         >>> from embedlayer.tokenization import table_size, train_tokenizer
@@ -397,11 +397,11 @@ class TokenVectors:
         return self.similarity(wa, wb) / sum(cosine for _, cosine in neighbors)
 
     def evaluate_word_pairs(self, file: Path | str) -> WordPairScores:
-        """Correlate the cosines of the word pairs in a file with human scores; see `evaluate.evaluate_word_pairs`."""
+        """Correlate the cosines of the word pairs in a file with human scores; see `analysis.evaluate_word_pairs`."""
         return evaluate_word_pairs(self.table, self._words, file)
 
     def evaluate_word_analogies(self, file: Path | str, restrict_vocab: int | None = None) -> AnalogyScores:
-        """Answer the analogy questions in a file and count right answers; see `evaluate.evaluate_word_analogies`."""
+        """Answer the analogy questions in a file and count right answers; see `analysis.evaluate_word_analogies`."""
         return evaluate_word_analogies(self.table, self._words, file, restrict_vocab=restrict_vocab)
 
     def _nearer(self, key1: Token, key2: Token) -> Bool[Tensor, " V"]:
@@ -497,7 +497,7 @@ class TokenVectors:
 
     @cached_property
     def _words(self) -> dict[str, int]:
-        """Return the words that are a single token each, as word -> row ID; see `evaluate.whole_words`."""
+        """Return the words that are a single token each, as word -> row ID; see `analysis.whole_words`."""
         return whole_words(self.tokenizer, self.vocab_size)
 
 

@@ -35,7 +35,7 @@ class RowPartition:
         size: Number of ranks, N.
 
     Raises:
-        SizeError: A rank would store no row.
+        SizeError: There are several ranks, and one would store no row.
 
     Example:
         >>> part = RowPartition(10, rank=2, size=3)
@@ -108,7 +108,8 @@ class RowPartition:
 class Collectives(ABC):
     """Abstract: collective operations (all-reduce, all-gather, ...) over a group of ranks.
 
-    Every rank of the group must call each operation, in the same order.
+    Every rank of the group must call each operation, in the same order. An error of torch.distributed in an operation
+    is raised as a `PeerError`.
 
     Attributes:
         rank: Number of this process in the group, from 0.

@@ -34,8 +34,9 @@ def check_mask(mask: object, shape: Sequence[int], name: str = "attention_mask",
         gaps: Whether a document may have padding inside.
 
     Raises:
-        ShapeError: The mask holds floats, as an additive mask does, has another shape, or has numbers that fall, as in
-            `[2, 2, 1]` and `[1, 2, 1]`, or below 0. Without `gaps`, a document goes on behind padding: `[1, 0, 1]`.
+        ShapeError: The mask is no tensor, holds floats, as an additive mask does, has another shape, or has numbers
+            that fall, as in `[2, 2, 1]` and `[1, 2, 1]`, or below 0. Without `gaps`, a document goes on behind padding:
+            `[1, 0, 1]`.
 
     Example:
         >>> check_mask(torch.tensor([0, 1, 1, 2]), (4,))
@@ -92,7 +93,7 @@ def shifted_targets(
         Targets of the first `T - depth - 1` tokens.
 
     Raises:
-        ShapeError: `documents` are no mask for these labels, or the labels are not integers.
+        ShapeError: `documents` are no mask for these labels, or the labels are floats.
         SizeError: `depth` is no integer of at least 0.
 
     Example:

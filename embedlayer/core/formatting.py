@@ -17,7 +17,7 @@ def format_parameters(count: int) -> str:
 def format_bytes(count: int) -> str:
     """Format a number of bytes as text in binary units: 1 MiB is 2^20 bytes.
 
-    The unit is chosen so that at most three digits stand before the decimal point.
+    The unit is chosen so that at most three digits stand before the decimal point, except from 1000 GiB on.
 
     Example:
         >>> format_bytes(32000 * 4096 * 4), format_bytes(32000 * 8192 * 4)

@@ -19,9 +19,9 @@ from embedlayer.core.errors import StaleRowsError
 def held_parameters(
     module: nn.Module, optimizer: Optimizer | None = None, others: Iterable[nn.Module] = ()
 ) -> set[int]:
-    """Return the `id` of each parameter of a module that something else refers to too, as another optimizer does.
+    """Return the `id` of each parameter of `module` and `others` that something else refers to, as an optimizer does.
 
-    References of `optimizer`, and of the modules `others` outside of `module`, do not count.
+    References of these modules and of `optimizer` do not count.
     """
     owners = [*module.modules(), *others]
     uses = Counter(id(parameter) for owner in owners for parameter in owner._parameters.values())
@@ -46,7 +46,7 @@ def _references(parameters: Mapping[str, Tensor | None], name: str) -> int:
 
 
 def former_parameter(module: nn.Module, name: str) -> Tensor | None:
-    """Return the parameter that is about to be replaced, or `None` if no optimizer has it.
+    """Return the parameter of a module that is about to be replaced, or `None` if no optimizer can have it.
 
     Sharded parameters, which FSDP replaces in each forward pass, are left out, and row-sparse ones, which
     `PendingUpdates` watches.
@@ -87,9 +87,10 @@ def trained_by(optimizer: Optimizer, parameter_id: int) -> Tensor | None:
 
 
 def watch_replacement(module: nn.Module, name: str, former: Tensor | None) -> None:
-    """Let the optimizers that train the former parameter of a module refuse a step that leaves its new one untrained.
+    """Let the optimizers that train the former parameter of a module raise an error if its new one stays untrained.
 
-    `former` is the result of `former_parameter`, before another parameter was registered.
+    The error is a `StaleRowsError` at a step; `_Replacement` says when. `former` is the result of `former_parameter`,
+    before another parameter was registered.
     """
     parameter = module._parameters.get(name)
     if former is None or former is parameter or type(parameter) is not nn.Parameter or not parameter.requires_grad:
@@ -101,7 +102,8 @@ def watch_replacement(module: nn.Module, name: str, former: Tensor | None) -> No
 class _Replacement:
     """Step pre-hook of an optimizer that trains a parameter which a module no longer has.
 
-    It raises an error if the new parameter has a gradient, the former one has none, and no optimizer has the new one.
+    It raises a `StaleRowsError` if the new parameter has a gradient, the former one has none, and no optimizer has the
+    new one.
     """
 
     def __init__(self, module: nn.Module, name: str, former: int) -> None:

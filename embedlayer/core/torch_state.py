@@ -1,8 +1,8 @@
 """Torch's state, and changes that users made to modules: whether a fast path would compute what a call computes.
 
 Torch has no public function for some of these questions, and for the hooks of a module, so its private names are used
-here and nowhere else. So this is also where a release of torch that is not supported is refused: every table, position
-scheme, head and loss imports this module.
+here and nowhere else. So the import of this module raises a `VersionError` for a release of torch that is not
+supported: every table, position scheme, head and loss imports it.
 """
 
 from collections.abc import Callable
@@ -185,6 +185,9 @@ def is_current(kind: type, shortcut: str, definition: str) -> bool:
     """Return whether a fast method of a class still computes what the plain method, its `definition`, computes.
 
     This is `False` for a subclass that overrides the plain method and inherits the fast one, the `shortcut`.
+
+    Raises:
+        AttributeError: The class has neither method.
 
     Example:
         >>> class Doubled(TokenEmbedding):

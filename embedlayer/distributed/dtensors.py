@@ -49,7 +49,10 @@ def placements_of(tensor: Tensor) -> tuple[object, ...] | None:
 
 
 def rank_of(tensor: Tensor) -> int | None:
-    """Return the rank whose shard a DTensor has, which after `torch.load` is the one that saved it."""
+    """Return the rank whose shard a DTensor has, which after `torch.load` is the one that saved it.
+
+    The result is `None` in a process outside of its mesh.
+    """
     mesh = cast("DTensor", tensor).device_mesh
     coordinate = mesh.get_coordinate()
     return None if coordinate is None else int(mesh.mesh[tuple(coordinate)])

@@ -93,8 +93,9 @@ class FsdpParameter:
         """Check that `replace` can replace the parameter by one with `num_rows` rows; nothing is changed.
 
         Raises:
-            SizeError: FSDP has gradients that it has not reduced or is gathering the parameter, or torch has another
-                `FSDPParam` than this module knows.
+            SizeError: FSDP has gradients that it has not reduced or is gathering the parameter. For another number of
+                rows also: torch has another `FSDPParam` than this module knows, the parameter was a DTensor before
+                `fully_shard`, or `check_replaceable` raises the error.
         """
         record = self._record()
         pending = (

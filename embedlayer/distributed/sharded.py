@@ -78,7 +78,7 @@ REFUSED = {
         for name in ("get_state_dict", "set_state_dict", "get_optimizer_state_dict", "set_optimizer_state_dict")
     },
 }
-"""Module and name of a function that a `ShardedTable` refuses when it asks for modules or parameters -> the message."""
+"""Module and name of a function -> message of the `SizeError` that it gets if it asks for modules or parameters."""
 
 PEFT_SAVE = ("peft.peft_model", "save_pretrained")
 REFUSED_SAVES = dict.fromkeys(
@@ -93,7 +93,7 @@ REFUSED_SAVES = dict.fromkeys(
     ],
     CHECKPOINT,
 )
-"""The same for functions that ask for its state dict, and save that of one rank, or fail at it without a reason."""
+"""The same for functions that ask for the state dict, and save that of one rank, or fail at it without a reason."""
 
 
 class ShardedTable(TokenTable, checks_ids=True):
@@ -125,6 +125,7 @@ class ShardedTable(TokenTable, checks_ids=True):
     Raises:
         SizeError: The mesh is not one-dimensional, or a rank has no row.
         ShapeError: In a look-up or loss, if the rows were replaced by `fully_shard` or `load_state_dict(assign=True)`.
+        PeerError: In a call that every rank must make, if another rank has ended or hangs.
     """
 
     def __init__(
@@ -173,25 +174,33 @@ class ShardedTable(TokenTable, checks_ids=True):
         return self.collectives.partition(self.vocab_size)
 
     def named_modules(self, *args: Any, **options: Any) -> Iterator[tuple[str, nn.Module]]:
-        """Yield this table and its children, as `nn.Module.named_modules` does, to all but those in `REFUSED`."""
+        """Yield this table and its children, as `nn.Module.named_modules` does.
+
+        Raises:
+            SizeError: The caller is one of `REFUSED`.
+        """
         self._refuse_callers()
         modules: Iterator[tuple[str, nn.Module]] = super().named_modules(*args, **options)
         return modules
 
     def named_children(self) -> Iterator[tuple[str, nn.Module]]:
-        """Yield the children, as `nn.Module.named_children` does, to all but those in `REFUSED`."""
+        """Yield the children, as `nn.Module.named_children` does.
+
+        Raises:
+            SizeError: The caller is one of `REFUSED`.
+        """
         self._refuse_callers()
         children: Iterator[tuple[str, nn.Module]] = super().named_children()
         return children
 
     def _refuse_callers(self) -> None:
-        """Raise an error in functions of torch that would take the rows of one rank for the same on all ranks."""
+        """Raise a `SizeError` in functions of torch that would take the rows of one rank for the same on all ranks."""
         caller = caller_among(REFUSED)
         if caller is not None and (self.refuses_ddp or REFUSED[caller] is not DDP):
             raise SizeError(REFUSED[caller])
 
     refuses_ddp = True
-    """Whether `DistributedDataParallel` is refused; `distributed_data_parallel` hides the rows from it."""
+    """Whether `DistributedDataParallel` gets a `SizeError`; `distributed_data_parallel` hides the rows from it."""
 
     def _mark_rows(self) -> None:
         """Prepare the parameters with this rank's rows: divide their gradients, and mark them as sharded.
@@ -209,7 +218,7 @@ class ShardedTable(TokenTable, checks_ids=True):
             parameter.shard_group = self.collectives.group  # type: ignore[attr-defined]
 
     def _check_rows(self) -> None:
-        """Check that the parameters with this rank's rows are still those that `_mark_rows` prepared."""
+        """Raise a `ShapeError` unless the parameters with this rank's rows are those that `_mark_rows` prepared."""
         for name, parameter in self.sharded_parameters():
             if not hasattr(parameter, "shard_group"):
                 raise ShapeError(
@@ -274,8 +283,8 @@ class ShardedTable(TokenTable, checks_ids=True):
             **options: See `LogitOptions`.
 
         Raises:
-            ShapeError: `hidden` has another width than the rows.
-            SizeError: An option is unknown or outside its range.
+            ShapeError: `hidden` has another width than the rows, or the rows were replaced.
+            SizeError: An option is unknown or outside its range, or the rows are a `MappedEmbedding`.
         """
         check_options(options, LogitOptions, f"{type(self).__name__}.logits")
         check_width(hidden, self.embed_dim)
@@ -302,8 +311,8 @@ class ShardedTable(TokenTable, checks_ids=True):
             **options: See `LogitOptions`.
 
         Raises:
-            ShapeError: `hidden` has another width than the rows.
-            SizeError: An option is unknown or outside its range.
+            ShapeError: `hidden` has another width than the rows, or the rows were replaced.
+            SizeError: An option is unknown or outside its range, or the rows are a `MappedEmbedding`.
         """
         check_options(options, LogitOptions, f"{type(self).__name__}.sharded_logits")
         check_width(hidden, self.embed_dim)
@@ -330,7 +339,7 @@ class ShardedTable(TokenTable, checks_ids=True):
 
         Raises:
             ShapeError: Shapes or dtypes do not fit each other, or the rows were replaced.
-            SizeError: An option is unknown or outside its range.
+            SizeError: An option is unknown or outside its range, or the rows are a `MappedEmbedding`.
         """
         check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
         check_width(hidden, self.embed_dim)
@@ -378,7 +387,11 @@ def caller_among(functions: Collection[tuple[str, str]]) -> tuple[str, str] | No
 
 
 def collectives_of(mesh: DeviceMesh) -> ProcessGroup:
-    """Return the collective operations of the ranks of a device mesh, which must have one dimension."""
+    """Return the collective operations of the ranks of a device mesh.
+
+    Raises:
+        SizeError: The mesh does not have one dimension.
+    """
     if mesh.ndim != 1:
         raise SizeError(f"A table is sharded along one dimension, and the mesh has {mesh.ndim}: pass mesh['name'].")
     return ProcessGroup(mesh.get_group(), mesh.device_type)
@@ -399,7 +412,8 @@ def shard_table(table: TokenTable | nn.Embedding, mesh: DeviceMesh) -> ShardedTa
 
     Raises:
         PeerError: A rank passes another kind of table, or one of another size or dtype.
-        SizeError: The mesh is not one-dimensional, or there are too few rows for its ranks.
+        SizeError: The mesh is not one-dimensional, there are too few rows for its ranks, or `table` has no logits or is
+            no table.
         TypeError: This kind of table cannot be sharded, or it is a quantised table on the meta device.
 
     Example:
@@ -463,7 +477,11 @@ def shard_of(table: TokenTable, partition: RowPartition) -> TokenTable:
 
 
 def _rows_as_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, _: dict[str, Any]) -> None:
-    """State dict hook: name the entries of `table` as those of an unsharded table, and convert its rows to DTensors."""
+    """State dict hook: name the entries of `table` as those of an unsharded table, and convert its rows to DTensors.
+
+    Raises:
+        SizeError: The caller is one of `REFUSED_SAVES`.
+    """
     caller = caller_among(REFUSED_SAVES)
     if caller is not None and (caller != PEFT_SAVE or "modules_to_save" in prefix.split(".")):
         raise SizeError(REFUSED_SAVES[caller])
@@ -477,6 +495,9 @@ def _rows_from_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str,
     """Load hook: replace the entries of an unsharded table in `state` by those of `table`, with this rank's rows.
 
     An entry may be a DTensor, as `ShardedTable.state_dict()` returns it, or the whole tensor of an unsharded table.
+
+    Raises:
+        CheckpointError: A DTensor has the rows of another rank.
     """
     for name in table.local.state_dict():
         value = state.pop(prefix + name, None)

@@ -59,6 +59,9 @@ def summary(source: OpenedModel, other: OpenedModel, params: Params) -> Comparis
     The lists are `moved_most` (rows that moved, see `RowMovement.has_moved`) and `moved_least`; they are empty for
     unrelated tables. If the number of occurrences is known, they have the tokens of the training text, and
     `moved_never` has those that moved most among tokens that never occur.
+
+    Raises:
+        SizeError: The tables have fewer than two tokens in common.
     """
     comparison = _compared(source, other)
     moved, scale, counts = comparison.moved, comparison.moved.scale, source.counts
@@ -121,6 +124,9 @@ def _compare(source: OpenedModel, other: OpenedModel) -> TableComparison:
 
     If both tables have the same directions, as `source` before training has, there is no rotation. The second table is
     then scaled by the median ratio of the norms, so that weight decay alone moves no row.
+
+    Raises:
+        SizeError: The tables have fewer than two tokens in common.
     """
     pairs = common_rows(source, other)
     if pairs is None:  # a table without a tokenizer names its rows "#7"

@@ -35,12 +35,17 @@ def write_page(
 
     Raises:
         FileError: The file cannot be written.
+        TokenizerError: A tokenizer has IDs outside its table.
     """
     write_text(path, page_html(sources, on_progress))
 
 
 def page_html(sources: list[OpenedModel], on_progress: OnProgress = lambda share, text: None) -> str:
-    """Return the HTML text of the exported page: one document with its styles, its script and its data."""
+    """Return the HTML text of the exported page: one document with its styles, its script and its data.
+
+    Raises:
+        TokenizerError: A tokenizer has IDs outside its table.
+    """
     page, style, script = page_in_parts(page_files())
     answers = to_json(exported_answers(sources, on_progress)).decode().replace("<", "\\u003c")
     policy = (
@@ -55,8 +60,8 @@ def page_html(sources: list[OpenedModel], on_progress: OnProgress = lambda share
 def exported_answers(sources: list[OpenedModel], on_progress: OnProgress = lambda share, text: None) -> dict[str, Any]:
     """Return the answers to all requests that an exported page can make: key from `_key` -> answer from `_packed`.
 
-    An answer that the server would refuse is left out, and the page says so in its place. The key `"manifest"` has what
-    the page reads first.
+    An answer that raises an `EmbedLayerError` is left out, and the page says so in its place. The key `"manifest"` has
+    what the page reads first.
 
     Raises:
         TokenizerError: A tokenizer has IDs outside its table.

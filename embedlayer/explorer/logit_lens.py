@@ -89,7 +89,7 @@ def answer(source: OpenedModel, params: Mapping[str, str]) -> text_answers.Logit
 
     Raises:
         CheckpointError: The source is no whole decoder.
-        SizeError: There are no IDs, or more than the page shows.
+        SizeError: `ids` is no list of IDs, or there are none or more than the page shows.
         TokenIdError: An ID is outside the table.
     """
     model, vocabulary = pipeline.requested_model(source, params)

@@ -82,7 +82,7 @@ def answer(source: OpenedModel, params: Params) -> text_answers.Pipeline:
 
     Raises:
         CheckpointError: Only the table of a checkpoint could be read.
-        SizeError: The tiny layer has no such position scheme.
+        SizeError: The tiny layer has no such position scheme, or `appended` is no list of at most 100 IDs.
         TokenizerError: The source has neither a tokenizer nor names, and the text is no list of IDs.
         TextError: The text has no tokens.
         TokenIdError: An ID is outside the table.

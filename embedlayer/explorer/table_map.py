@@ -244,7 +244,7 @@ def layout(source: OpenedModel, params: Params) -> bytes:
     Rows that never learned have NaN.
 
     Raises:
-        SizeError: The map is not ready.
+        SizeError: The map is not ready; the other errors are those of `MapJob.result`.
     """
     return to_bytes(map_job(source).result().layout.places.T)
 
@@ -253,7 +253,7 @@ def layout_recall(source: OpenedModel, params: Params) -> LayoutRecall:
     """Return the share of true nearest neighbours that the layout used; 1 if it was exact.
 
     Raises:
-        SizeError: The map is not ready.
+        SizeError: The map is not ready; the other errors are those of `MapJob.result`.
     """
     return {"recall": round(map_job(source).result().layout.recall, 4)}
 
@@ -262,7 +262,7 @@ def clusters(source: OpenedModel, params: Params) -> Clusters:
     """Return the clusters of the map, see `TableMap.to_json`.
 
     Raises:
-        SizeError: The map is not ready.
+        SizeError: The map is not ready; the other errors are those of `MapJob.result`.
     """
     return {"clusters": map_job(source).result().to_json()}
 
@@ -271,7 +271,7 @@ def cluster_of(source: OpenedModel, params: Params) -> bytes:
     """Return the cluster of each row at each level, as the bytes of int32 `(2, V)`; -1 for none.
 
     Raises:
-        SizeError: The map is not ready.
+        SizeError: The map is not ready; the other errors are those of `MapJob.result`.
     """
     return map_job(source).result().cluster_of.to(torch.int32).numpy().tobytes()
 

@@ -211,7 +211,7 @@ def shown_tokens(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[ShownToken
 
     @cache
     def shown(number: int) -> ShownToken:
-        """Return one token in the form that the page shows."""
+        """Return the token with the ID `number` in the form that the page shows; `row ID` if the tokenizer lacks it."""
         if vocabulary.id_to_token(number) is None:
             return ShownToken(id=number, decoded="", text=f"row {number}", kind="special")
         text = token_text(vocabulary, number)

@@ -106,6 +106,7 @@ def encode(source: OpenedModel, params: Params) -> list[int]:
 
     Raises:
         SizeError: There is no text, or it is longer than `MOST` characters.
+        TokenizerError: The tokenizer cannot encode the text.
     """
     tokenizer = vocabulary_of(source)
     assert isinstance(tokenizer, Tokenizer)

@@ -69,10 +69,10 @@ def read_user_columns(path: Path | str, source: OpenedModel) -> UserColumns:
     then agree. The file ends in `.csv`, `.tsv` or `.parquet`.
 
     Raises:
-        FileError: The file cannot be read, has no key column or no other column, or a line has another number of
-            values than the header.
+        FileError: The file cannot be read or has another suffix; it has no key column, no other column, or a column
+            twice; or a line has another number of values than the header.
         SizeError: An ID or all tokens are unknown, or a key stands for several rows or occurs twice.
-        MissingExtraError: pyarrow is missing: `pip install 'embedlayer[parquet]'`.
+        MissingExtraError: The file ends in `.parquet`, and pyarrow is missing: `pip install 'embedlayer[parquet]'`.
     """
     path = Path(path)
     names, columns = _read_parquet(path) if path.suffix == ".parquet" else _read_text(path)

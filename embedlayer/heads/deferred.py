@@ -172,7 +172,11 @@ class DeferredLogits(Deferred):
             return source.with_originals(self.described) if source.requires_grad else self.described
 
     def materialize(self) -> Tensor:
-        """Return the real logits, a plain tensor at the same place of the autograd graph; it is the same each time."""
+        """Return the real logits, a plain tensor at the same place of the autograd graph; it is the same each time.
+
+        Raises:
+            StaleRowsError: The weights were changed since the forward pass, or FSDP has sharded them again.
+        """
         if self.computed is None:
             parent, is_own = self.parent, self.grad_fn is None or self.grad_fn is self.node
             with torch.set_grad_enabled(self.requires_grad):
@@ -214,8 +218,9 @@ class DeferredLogits(Deferred):
     ) -> "DeferredLogits | None":
         """Return deferred logits that follow from these, in the autograd graph behind them.
 
-        `step` computes the new logits from the real ones; `like` is an attribute of the class. `select` does with the
-        hidden states what `step` does with the rows of logits, and `change` returns the options of the new logits.
+        `step` computes the new logits from the real ones; `like` is the attribute `like` of the new logits. `select`
+        does with the hidden states what `step` does with the rows of logits, and `change` returns the options of the
+        new logits.
 
         The result is `None`, so that the caller reads the real logits, unless `like` has the dtype of these logits,
         float32, bfloat16 or float16.
@@ -490,7 +495,7 @@ def _number(value: Any) -> float | None:
 
 
 def _multiplied(func: Function, logits: DeferredLogits, args: Args, kwargs: Kwargs) -> DeferredLogits | None:
-    """Return logits times a number; `None` if `_number` does not know the factor, or for a bound of 0."""
+    """Return logits times a number; `None` if `_number` does not know the factor, or if it is 0 behind a tanh."""
     factor = None if kwargs else _number(args[1] if args[0] is logits else args[0])
     if factor is None or (factor == 0 and logits.described.options.softcap is not None):
         return None
@@ -515,7 +520,10 @@ def _bounded(func: Function, logits: DeferredLogits, args: Args, kwargs: Kwargs)
 
 
 def _shifted(func: Function, logits: DeferredLogits, args: Args, kwargs: Kwargs) -> DeferredLogits | None:
-    """Return logits plus a tensor without gradient that has one number for each token; `None` for another addend."""
+    """Return logits plus a tensor without gradient that has one number for each token of the vocabulary.
+
+    The result is `None` for another addend, and behind a tanh.
+    """
     if kwargs:
         return None
     other, size = args[1] if args[0] is logits else args[0], logits.shape[-1]
@@ -571,9 +579,10 @@ WITHOUT_VALUES = {
 def defer_logits(head: nn.Module, hidden: Tensor, tensors: HeadTensors, report: LogitsReport) -> DeferredLogits | None:
     """Return the deferred logits of a head, or `None` where its logits must be computed at once.
 
-    That is the case for a single position, as in generation; on the meta device; under `torch.func`, tracing and CUDA
-    graph capture; where hidden states and weight differ in device or, without autocast, in dtype; and for tensor
-    subclasses, such as a `DTensor` or a quantised weight.
+    That is the case for no or a single position, as in generation; for hidden states that are not floats; on the meta
+    device; under `torch.func`, tracing and CUDA graph capture; where the tensors differ in device; where hidden states
+    and weight differ in dtype, without autocast or with one of them in float64; and for tensor subclasses, such as a
+    `DTensor` or a quantised weight.
 
     `head` gathers its weights if FSDP has sharded it, and `report` logs that logits are read.
     """

@@ -58,9 +58,10 @@ class DraftHead(ComputedBuffers):
         draft_vocab_size: Number of tokens of the draft vocabulary, N.
 
     Raises:
-        SizeError: `head` is no head or table; `token_ids` is empty, or contains a token twice.
+        SizeError: `head` is no head or table, or is a plain `nn.Embedding`; `token_ids` is empty, or contains a token
+            twice.
         TokenIdError: A token is outside the full vocabulary.
-        ShapeError: `token_ids` are not integers.
+        ShapeError: `token_ids` are not integers, or a tensor that is not `(N,)`.
 
     Example:
         >>> head = OutputHead(TokenEmbedding(100, 8))
@@ -136,6 +137,7 @@ class DraftHead(ComputedBuffers):
 
         Raises:
             TokenIdError: On the CPU, a target is neither a token of the full vocabulary nor `ignore_index`.
+            ShapeError: `targets` are not integers.
         """
         return self._draft_targets(targets, ignore_index)[1].sum()
 
@@ -194,6 +196,8 @@ class DraftHead(ComputedBuffers):
             SizeError: `outside` or an option is unknown or outside its range; or the other head has another number of
                 tokens than when this head was built.
             ShapeError: Shapes or dtypes do not fit each other.
+            CheckpointError: PEFT has replaced a module of the head by one that a draft head cannot read; or the head is
+                that of a patched model, and what the model does to its logits is not known.
         """
         check_options(options, LossOptions, f"{type(self).__name__}.loss")
         if outside not in get_args(Outside):
@@ -257,6 +261,7 @@ class DraftHead(ComputedBuffers):
                 outside its range.
             TokenIdError: On the CPU, a token is neither a token of the full vocabulary nor `ignore_index`.
             ShapeError: `hidden` has another width than the rows.
+            CheckpointError: As in `loss`.
         """
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_statistics")
         drafts, missing = None, None
@@ -295,7 +300,7 @@ class DraftHead(ComputedBuffers):
             ShapeError: `hidden` has another width than the rows.
             SizeError: The other head has another number of tokens than when this head was built, or an option is
                 unknown or outside its range.
-            CheckpointError: PEFT has replaced a module of the head by one that a draft head cannot read.
+            CheckpointError: As in `loss`.
         """
         check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
         of_model = self._model_options()

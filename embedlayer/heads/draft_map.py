@@ -34,7 +34,7 @@ def check_draft_tokens(token_ids: Iterable[int] | Int[Tensor, " N"], vocab_size:
     Raises:
         SizeError: The list is empty, or a token is in it twice.
         TokenIdError: A token is outside the full vocabulary.
-        ShapeError: The entries are not integers, as those of a mask such as `t2d`.
+        ShapeError: The entries are not integers, as those of a mask such as `t2d`, or a tensor is not `(N,)`.
 
     Example:
         >>> check_draft_tokens([2, 7, 5], 10)

@@ -180,7 +180,7 @@ class LogitSource:
 
     @property
     def logits_dtype(self) -> torch.dtype:
-        """Return the dtype of the logits, which is that of autocast if autocast was active."""
+        """Return the dtype of the logits: that of autocast if it was active, except for hidden states in float64."""
         _, narrow, enabled = self.autocast
         return narrow if enabled and self.hidden.dtype != torch.float64 else self.hidden.dtype
 
@@ -240,7 +240,7 @@ class LogitSource:
     def logits(self) -> Tensor:
         """Return the real logits, computed once, with a graph from the leaves.
 
-        If they were written in place since, they are computed again.
+        If they were written in place since, they are computed again. Errors are those of `restored`.
         """
         if self._logits is None or _version(self._logits) != self._logits_version:
             with self.restored():

@@ -74,8 +74,9 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         dtype: Dtype of the rows of an untied head and of the bias.
 
     Raises:
-        SizeError: Neither or both of a table and two sizes are passed; the table is row-sparse or a plain
-            `nn.Embedding`; or soft cap or scale is outside its range.
+        SizeError: Neither or both of a table and two sizes are passed; a size is passed under two names, or below 1;
+            `padding_idx` is not a token; the table is row-sparse or a plain `nn.Embedding`; or soft cap or scale is
+            outside its range.
 
     Example:
         >>> table = TokenEmbedding(100, 8)
@@ -162,8 +163,9 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         """From now on read the table as the child `table` of `parent`, so that the head sees PEFT's replacements.
 
         `DecoderLM`, `EmbeddingLayer` and `patch` call it; your own module with a table and a tied head calls it once.
-        Supported are LoRA on the table, trainable tokens and a trained copy (`modules_to_save`). Any other module in
-        the place of the table is an error at the next call of the head, and so is LoRA on the head itself.
+        Supported are LoRA on the table, trainable tokens and a trained copy (`modules_to_save`). For any other module
+        in the place of the table the next call of the head raises a `CheckpointError`, and so it does for LoRA on the
+        head itself, unless this is PEFT's copy of the table's (`ensure_weight_tying=True`).
 
         Args:
             parent: The module that has the table and this head as children.
@@ -342,6 +344,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         Raises:
             FileError: The folder cannot be written.
             CheckpointError: The head is tied, so it has no rows of its own; or it could not be loaded again.
+            TokenizerError: `tokenizer` is no tokenizer.
         """
         if self.tied:
             raise CheckpointError(
@@ -391,10 +394,12 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         """Return a logit for each token, `(..., D)` to `(..., V)`.
 
         In a patched model they are the product alone, which the model scales and caps. They are computed when something
-        reads them; the cross entropy needs none of them.
+        reads them, which raises a `StaleRowsError` if the weights have changed by then; the cross entropy needs none of
+        them.
 
         Raises:
             ShapeError: `hidden` has another width than the rows.
+            SizeError: The bias has another size than the number of rows.
             CheckpointError: PEFT has replaced the table or the head by a module that a tied head cannot read.
         """
         table, options = self.table, self.logit_options()
@@ -441,7 +446,10 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
 
     @property
     def defers_logits(self) -> bool:
-        """Return whether `forward` returns deferred logits: `patch` set the head, and its rows are dense."""
+        """Return whether `forward` can return deferred logits, see `defer_logits`.
+
+        `patch` must have set the head, its rows must be dense, and it must have no scale, soft cap or padding token.
+        """
         return self.logits_report is not None and self._dense_rows(self.table) is not None
 
     @show_options(LogitOptions)
@@ -463,7 +471,8 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         Raises:
             ShapeError: `hidden` has another width than the rows.
             SizeError: An option is unknown or outside its range.
-            CheckpointError: The head is that of a patched model, and what the model does to its logits is not known.
+            CheckpointError: The head is that of a patched model, and what the model does to its logits is not known; or
+                PEFT has replaced the table or the head by a module that a tied head cannot read.
         """
         check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
         options = {**({} if self.model_options is None else self.model_options.logit_options()), **options}
@@ -479,7 +488,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         return LinearLogits(hidden, self.weight, impl=impl, **options)
 
     def _check_width(self, hidden: Tensor) -> None:
-        """Check the width of hidden states."""
+        """Raise a `ShapeError` if hidden states have another width than the rows."""
         width, tokens = self.in_features, self.out_features
         if hidden.dim() > 0 and width != hidden.shape[-1] == tokens and not self.tied:
             raise ShapeError(

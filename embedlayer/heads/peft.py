@@ -3,7 +3,7 @@
 PEFT replaces the table inside its parent, `parent.table = lora.Embedding(base_layer=table)`. A reference to the table
 would not see this. So a tied head refers to the parent and the name of the child, and reads the rows that the module
 found there looks up. These are the rows of the table, of its trained copy, or of the table with LoRA or trained tokens.
-Any other module is an error. PEFT is not imported; its modules are recognised by their attributes.
+Any other module raises a `CheckpointError`. PEFT is not imported; its modules are recognised by their attributes.
 """
 
 from collections.abc import Callable, Iterator

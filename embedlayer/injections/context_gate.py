@@ -85,6 +85,9 @@ class ShortConvolution(Pretrained):
             documents: 0 for padding, else the number of the token's document; `None`: see `NgramHash.forward`.
             state: Dictionary for cached decoding, in which the layer keeps the last `(kernel_size - 1) * dilation`
                 normalised vectors of each text.
+
+        Raises:
+            ShapeError: The state is that of another batch size.
         """
         start, length = (self.kernel_size - 1) * self.dilation, x.shape[1]
         inputs, documents = prepend_history("conv_inputs", self.norm(x), documents, state, length=start, fill=0)

@@ -35,7 +35,8 @@ class GatedEmbedding(EmbeddingInjection):
             table's vectors.
 
     Raises:
-        SizeError: `width` or `dilation` is below 1, `block` or `kernel_size` is below 0, or `table` is no table.
+        SizeError: `width` or `dilation` is below 1, `block` is below 0, `kernel_size` is 1 or below 0, or `table` is no
+            table.
 
     Example:
         >>> ngrams = NgramEmbedding.dense(NgramHash.for_rows(2000, 100, heads=4), 32)
@@ -81,7 +82,7 @@ class GatedEmbedding(EmbeddingInjection):
         """Return the vectors of the table, `(B, T, E)`.
 
         Raises:
-            TokenIdError: A token ID is outside the table.
+            TokenIdError: On the CPU, a token ID is outside the table.
             ShapeError: The table is one of n-grams, and the documents have gaps or the state is of another batch size.
         """
         return vectors_of(self.table, context)

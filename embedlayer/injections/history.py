@@ -15,7 +15,7 @@ def documents_of(documents: AttentionMask | None, shape: torch.Size) -> Int64[Te
     """Return a mask of padding and packed documents of tokens of a shape `(..., T)` as int64; `None` for `None`.
 
     Raises:
-        ShapeError: See `check_mask`; padding inside of a document, `[1, 0, 1]`, is refused too.
+        ShapeError: See `check_mask`; or a document has padding inside: `[1, 0, 1]`.
     """
     if documents is None:
         return None

@@ -84,7 +84,7 @@ class EmbeddingInjection(Pretrained, ABC):
             context: Tokens of the batch.
 
         Raises:
-            TokenIdError: An ID is outside the table.
+            TokenIdError: On the CPU, an ID is outside the table.
             ShapeError: The table is one of n-grams, and the documents have gaps or the state is of another batch size.
         """
 
@@ -148,7 +148,7 @@ VectorSource = LookupTable | NgramEmbedding
 def as_source(table: VectorSource | nn.Embedding) -> VectorSource:
     """Return a source of vectors unchanged, and a plain `nn.Embedding` as a `TokenEmbedding` over the same weight.
 
-    Any other object is a `SizeError`.
+    Any other object raises a `SizeError`.
     """
     return table if isinstance(table, NgramEmbedding) else as_lookup_table(table)
 
@@ -157,7 +157,7 @@ def vectors_of(table: VectorSource, context: InjectionContext) -> Float[Tensor, 
     """Return the vectors of a table for the tokens of a batch.
 
     Raises:
-        TokenIdError: An ID is outside the table.
+        TokenIdError: On the CPU, an ID is outside the table.
         ShapeError: The table is one of n-grams, and the documents have gaps or the state is of another batch size.
     """
     if isinstance(table, NgramEmbedding):
@@ -200,7 +200,7 @@ class AddedEmbedding(EmbeddingInjection):
         """Return the vectors of the table in the width of the residual stream, `(B, T, D)`.
 
         Raises:
-            TokenIdError: A token ID is outside the table.
+            TokenIdError: On the CPU, a token ID is outside the table.
             ShapeError: The table is one of n-grams, and the documents have gaps or the state is of another batch size.
         """
         vectors = vectors_of(self.table, context)
@@ -231,7 +231,7 @@ def look_up_injections(
     `states` has what each injection keeps in cached decoding, which is changed in place; `None` without a cache.
 
     Raises:
-        TokenIdError: An ID is outside a table.
+        TokenIdError, ShapeError: As in `EmbeddingInjection.look_up`.
     """
     injected = []
     for number, injection in enumerate(injections):

@@ -66,7 +66,7 @@ class NgramHash(Pretrained, ComputedBuffers):
         SizeError: The longest n-gram has fewer than two tokens, the orders have different numbers of heads or none, a
             size is below 1, a compressed ID in `token_map` is outside `0..compressed_size - 1`, or the product of the
             largest compressed ID and the largest multiplier exceeds int64.
-        ShapeError: `token_map` is not `(V,)` integers.
+        ShapeError: `token_map` is not `(V,)` of int64.
 
     Example:
         >>> ngrams = NgramHash(100, [3, 5, 7], [[11, 13], [17, 19]], pad_id=0)
@@ -200,6 +200,9 @@ class NgramHash(Pretrained, ComputedBuffers):
         Args:
             config: Configuration of the model or of its text part, as transformers reads it.
             layer_index: Place of the layer in `config.ple_layer_ids`, from 0.
+
+        Raises:
+            SizeError: The configuration has n-grams of fewer than two tokens, or no head.
 
         Example:
             >>> from transformers import Qwen4ExpTextConfig
@@ -433,6 +436,8 @@ class NgramHash(Pretrained, ComputedBuffers):
 class NgramEmbedding(Pretrained):
     """Vectors of hashed n-grams: `out[..., t, :] = concat(table(hash(ids)[..., t, k]) for k in range(K))`.
 
+    K is `hash.num_hashes`, the number of rows that a token looks up.
+
     Args:
         hash: Row numbers of the n-grams.
         table: The rows, in any storage format. It is not a table of tokens: a row belongs to all n-grams of one hash.
@@ -483,7 +488,7 @@ class NgramEmbedding(Pretrained):
             dtype: Data type of the rows.
 
         Raises:
-            SizeError: `embed_dim` is not a multiple of the number of heads of all orders.
+            SizeError: `embed_dim` is not a positive multiple of `hash.num_hashes`, the number of heads of all orders.
         """
         if embed_dim < 1 or embed_dim % hash.num_hashes:
             raise SizeError(f"embed_dim {embed_dim} must be a multiple of the {hash.num_hashes} rows of each token.")
@@ -530,7 +535,7 @@ def _check_orders(max_order: int, heads: int) -> None:
 
 
 def _splitmix_multipliers(seed: int, number: int, bound: int) -> list[int]:
-    """Return odd numbers `2 * r + 1`, where r is a number of SplitMix64, from its third one on, modulo `bound`."""
+    """Return odd numbers `2 * r + 1`, where r are numbers 2, 3, ... of `random_words`, unsigned and modulo `bound`."""
     return [2 * (word % (1 << 64) % bound) + 1 for word in random_words(signed(seed), 2, number).tolist()]
 
 

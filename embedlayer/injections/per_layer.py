@@ -63,7 +63,7 @@ class PerLayerInputs(Pretrained, ComputedBuffers):
         num_layers: Number of blocks. P is the width of the table divided by it.
         eps: Term that the norm adds to the mean square.
         missing_row: Row that replaces the row of an ID that the table lacks. Gemma 3n looks up row 0 for its image and
-            audio tokens. `None`: such an ID is an error (Gemma 4).
+            audio tokens. `None`: such an ID raises a `TokenIdError` (Gemma 4).
         round_scales: Whether the factors `D^-0.5` and `2^-0.5` are rounded to the dtype of the projection, as Gemma 3n
             does. The rounded numbers are buffers that follow changes of the dtype.
         init_std: Standard deviation of the projection's initialisation.
@@ -74,8 +74,8 @@ class PerLayerInputs(Pretrained, ComputedBuffers):
         norm: The RMSNorm over P.
 
     Raises:
-        SizeError: `width` or `num_layers` is below 1, the width of the table is no multiple of `num_layers`, or
-            `missing_row` is no row of the table.
+        SizeError: `table` is no table, `width` or `num_layers` is below 1, the width of the table is no multiple of
+            `num_layers`, or `missing_row` is no row of the table.
 
     Example:
         >>> table = TokenEmbedding(100, 3 * 8, scale=8**0.5, round_scale=True)
@@ -155,7 +155,7 @@ class PerLayerInputs(Pretrained, ComputedBuffers):
         """Return the scaled rows of the table, `(..., T)` to `(..., T, layers, P)`.
 
         Raises:
-            TokenIdError: An ID is outside the table, and there is no `missing_row`.
+            TokenIdError: On the CPU, an ID is outside the table, and there is no `missing_row`.
             ShapeError: The IDs are not integers, or the sequences have different lengths.
         """
         ids = as_ids(ids, beside=self.table)
@@ -185,7 +185,7 @@ class PerLayerInputs(Pretrained, ComputedBuffers):
 
         Raises:
             TokenIdError: As in `look_up`.
-            ShapeError: As in `project`.
+            ShapeError: As in `look_up` and `project`.
         """
         return (self.project(x) + self.look_up(ids)) * self.sum_scale
 

@@ -27,8 +27,8 @@ class PerLayerEmbedding(EmbeddingInjection):
         inputs: The table with its projection.
 
     Raises:
-        SizeError: A size is missing, or is passed beside a `PerLayerInputs` that has another one.
-        CheckpointError: The activation is unknown.
+        SizeError: A size is missing, or is passed beside a `PerLayerInputs` that has another one; or the other errors
+            of `PerLayerInputs`.
 
     Example:
         >>> injection = PerLayerEmbedding(TokenEmbedding(100, 2 * 8, scale=8**0.5), 32, num_layers=2)
@@ -75,7 +75,7 @@ class PerLayerEmbedding(EmbeddingInjection):
         return super().from_config({"table" if key == "inputs" else key: value for key, value in config.items()})
 
     def look_up(self, x: Float[Tensor, "B T D"], context: InjectionContext) -> Float[Tensor, "B T L P"]:
-        """Return the per-layer inputs of all blocks, `(B, T, L, P)`."""
+        """Return the per-layer inputs of all blocks, `(B, T, L, P)`; errors are those of `PerLayerInputs.forward`."""
         vectors: Tensor = self.inputs(context.ids, x)
         return vectors
 

@@ -74,7 +74,7 @@ class ValueEmbedding(EmbeddingInjection):
         """Return the rows of the tokens by head, `(B, G, T, K)`.
 
         Raises:
-            TokenIdError: A token ID is outside the table.
+            TokenIdError: On the CPU, a token ID is outside the table.
             ShapeError: The table is one of n-grams, and the documents have gaps or the state is of another batch size.
         """
         heads: Tensor = vectors_of(self.table, context).unflatten(-1, (self.num_kv_heads, -1))

@@ -47,8 +47,8 @@ def as_position(
     one learned factor, which starts at `1/sqrt(D)`.
 
     Raises:
-        SizeError: The name is unknown, the scheme was built for other sizes, the object is no `Position`, or the scheme
-            is applied in attention and `num_heads` is `None`.
+        SizeError: The name is unknown, the scheme was built for other sizes, the object is no `Position`; or a scheme
+            that is applied in attention is named, and `num_heads` is `None` or does not divide `embed_dim`.
     """
     if isinstance(position, Position):
         position.require_sizes(embed_dim=embed_dim, num_heads=num_heads, head_dim=head_dim)
@@ -129,11 +129,12 @@ class InputEmbedding(Pretrained, ABC):
                 positions.
 
         Raises:
-            TokenIdError: An ID is outside the table.
-            PositionError: The sequence is longer than the position scheme covers.
+            TokenIdError: On the CPU, an ID is outside the table; see `LookupTable.look_up` for accelerators.
+            PositionError: On the CPU, a position is outside those that the scheme covers, as in a sequence that is too
+                long.
             SizeError: Both or neither of `ids` and `inputs_embeds` are passed.
-            ShapeError: `ids` are not integers, `inputs_embeds` have another width than the table, or positions or mask
-                do not fit the tokens.
+            ShapeError: `ids` are not integers, or a single one; `inputs_embeds` have another width than the table; or
+                positions or mask do not fit the tokens.
         """
         table, position, dropout = self.parts
         return embed(ids, table, position, positions, attention_mask, inputs_embeds=inputs_embeds, dropout=dropout)
@@ -141,8 +142,9 @@ class InputEmbedding(Pretrained, ABC):
     def trace(self, ids: IdsLike | None = None, **options: Unpack[InputOptions]) -> Iterator[TracedStep]:
         """Run `forward` step by step, and yield a `TracedStep` after each step: its name, vectors and a description.
 
-        Arguments and errors are those of `forward`. The last vectors equal the result of `forward`, up to one rounding
-        where `forward` fuses multiplication and addition. Dropout in training draws a new mask.
+        Arguments and errors are those of `forward`; a wrong argument raises its error at the first step. The last
+        vectors equal the result of `forward`, up to one rounding where `forward` fuses multiplication and addition.
+        Dropout in training draws a new mask.
 
         Example:
             >>> layer = TransformerEmbedding(100, 16, max_seq_len=8).eval()
@@ -175,7 +177,9 @@ class TransformerEmbedding(InputEmbedding):
             `nn.Embedding` is used without scale (`TokenEmbedding.from_embedding`).
 
     Raises:
-        SizeError: A size is below 1, or `table` or `position` was built for other sizes.
+        SizeError: A size is below 1; `table` or `position` was built for other sizes; `padding_idx` is not a token; or
+            the name of a position scheme is unknown or needs `num_heads`.
+        ValueError: `dropout` is not from 0 to 1.
 
     Example:
         >>> layer = TransformerEmbedding(vocab_size=1000, embed_dim=64, max_seq_len=128)
@@ -321,9 +325,7 @@ def embed(
         Vectors, `(..., T, D)`.
 
     Raises:
-        SizeError: Both or neither of `ids` and `inputs_embeds` are passed.
-        ShapeError: `ids` are a single number, `inputs_embeds` have another width than the table, or positions or mask
-            do not fit the tokens.
+        SizeError, ShapeError, TokenIdError, PositionError: As in `InputEmbedding.forward`.
     """
     ids = sequence_of(ids, inputs_embeds, table)
     if positions is not None or attention_mask is not None:
@@ -350,8 +352,8 @@ def trace_embed(
     input are a step before dropout.
 
     Raises:
-        SizeError: Both or neither of `ids` and `inputs_embeds` are passed.
-        ShapeError: `ids` are a single number, or `inputs_embeds` have another width than the table.
+        SizeError, ShapeError, TokenIdError, PositionError: As in `InputEmbedding.forward`. But with injections at the
+            input, `ids` are needed also beside `inputs_embeds`.
     """
     inputs_embeds, positions = options.get("inputs_embeds"), options.get("positions")
     at_input = injections_at_input(injections)

@@ -57,7 +57,11 @@ class TypeTables(Pretrained):
         return [table for table in self.tables if isinstance(table, TokenEmbedding)]
 
     def forward(self, ids: Ids) -> Float[Tensor, "*batch T D"]:
-        """Return the sum of one row of each table for each token: that of `ids` of the first, row 0 of the others."""
+        """Return the sum of one row of each table for each token: that of `ids` of the first, row 0 of the others.
+
+        Raises:
+            TokenIdError: On the CPU, a type is outside the first table.
+        """
         first, *others = self._tables()
         rows: Tensor = first(ids)
         for table in others:
@@ -96,7 +100,7 @@ class ElementwiseAffine(Pretrained):
 
 
 class OffsetRMSNorm(Pretrained):
-    """RMSNorm whose weight counts from one: `out = x / sqrt(mean(x^2) + eps) * (1 + weight)`, computed in float32.
+    """RMSNorm whose weight counts from one: `out = x / sqrt(mean(x^2) + eps) * (1 + weight)`, in float32 or wider.
 
     Args:
         width: Width of the vectors, D.

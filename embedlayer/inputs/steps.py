@@ -112,7 +112,8 @@ def trace_steps(
 ) -> Iterator[TracedStep]:
     """Run the steps as `run_steps` does, and yield a `TracedStep` with the vectors after each.
 
-    For the look-up two steps are yielded, rows and scale; only one if a hook or an override may change `table(ids)`.
+    For the look-up of a table with a scale two steps are yielded, rows and scale; only one if a hook or an override may
+    change `table(ids)`.
     Each step reads the tensor that was yielded before it. So `vectors.requires_grad_()` on a yielded tensor gives the
     gradient of a later loss at that step.
 

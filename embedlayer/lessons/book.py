@@ -103,6 +103,7 @@ def create_dataloader_v1(
     Raises:
         TokenizerError: GPT-2's tokenizer is not found, or the file found is another tokenizer.
         TextError, SizeError: As for `create_dataloader`.
+        FileError: A file of the text or of the tokenizer cannot be read.
 
     Example:
         >>> from embedlayer.tokenization.train import train_tokenizer

@@ -185,7 +185,7 @@ class ScratchFactorizedEmbedding:
     def forward(self, token_ids: Integer[np.ndarray, "*batch T"]) -> Float[np.ndarray, "*batch T D"]:
         """Return the scaled rows of `token_ids`, `scale * one_hot @ E1 @ E2`.
 
-        The one-hot rows are kept for `backward`.
+        The one-hot rows are kept for `backward`. Errors are those of `one_hot`.
         """
         self._last_one_hot = one_hot(token_ids, self.vocab_size).astype(self.E1.dtype)
         out: np.ndarray = self.scale * (self._last_one_hot @ self.E1 @ self.E2)
@@ -255,6 +255,7 @@ class ScratchPositionEmbedding:
 
         Raises:
             PositionError: A position is outside the table.
+            ShapeError: There is no position.
         """
         positions = np.arange(seq_len) if isinstance(seq_len, int) else seq_len
         if positions.size and not 0 <= positions.min() <= positions.max() < self.max_seq_len:
@@ -332,8 +333,9 @@ class ScratchCombinedEmbedding:
             positions: Position of each token; `0..T - 1` in each sequence if `None`.
 
         Raises:
-            TokenIdError: An ID is outside the token table.
+            TokenIdError: An ID is not an integer or is outside the token table.
             PositionError: A position is outside the position table.
+            ShapeError: There is no token.
         """
         places = self.pos_emb(token_ids.shape[-1] if positions is None else positions)
         out: np.ndarray = self.token_emb(token_ids) + places
@@ -394,7 +396,7 @@ class ScratchTiedHead:
             targets: ID of the correct token for each hidden state; -100 leaves a hidden state out.
 
         Raises:
-            TokenIdError: A target is outside the table.
+            TokenIdError: A target is not an integer, or is outside the table and not -100.
         """
         counted = targets != IGNORED_TARGET
         log_p = log_softmax(self.logits(hidden))
@@ -428,7 +430,7 @@ def scratch_sinusoidal(max_seq_len: int, embed_dim: int, *, base: float = 10000.
     Args:
         max_seq_len: Number of rows, one for each position.
         embed_dim: Width, D.
-        base: Sets the longest wavelength, which is nearly `2 pi base` positions.
+        base: The longest wavelength is `2 pi base^(1 - 2/D)` positions, for an even D.
 
     Raises:
         SizeError: A size is below 1.

@@ -31,7 +31,7 @@ def attention_bias(
         title: Title of the figure.
 
     Raises:
-        SizeError: The scheme has no bias.
+        SizeError: The scheme has no bias, or `length` is below 1.
 
     Example:
         >>> figure = attention_bias(AlibiBias(8))

@@ -30,7 +30,8 @@ def dimension_curves(
         title: Title of the figure.
 
     Raises:
-        SizeError: There are no panels, a panel has more than four columns, or a column does not exist.
+        SizeError: There are no panels, a panel has none or more than four columns, or a column does not exist; the
+            scheme has no effect (NoPE), or `length` is below 1.
 
     Example:
         >>> figure = dimension_curves(SinusoidalPositionalEmbedding(64, 64))

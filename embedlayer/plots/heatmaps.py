@@ -50,7 +50,7 @@ def position_heatmap(
         column_label: Label of the columns.
 
     Raises:
-        SizeError: The scheme has no effect (NoPE).
+        SizeError: The scheme has no effect (NoPE), or `length` is below 1.
 
     Example:
         >>> figure = position_heatmap(SinusoidalPositionalEmbedding(128, 64), length=50)
@@ -75,7 +75,7 @@ def compare_positions(
         title: Title of the figure.
 
     Raises:
-        SizeError: There are no schemes or more than four, or one of them has no effect.
+        SizeError: There are no schemes or more than four, one of them has no effect, or `length` is below 1.
 
     Example:
         >>> learned, fixed = LearnedPositionalEmbedding(50, 32), SinusoidalPositionalEmbedding(50, 32)
@@ -192,7 +192,7 @@ def picture_of(positions: Position | Float[Tensor, "T C"], length: int) -> Posit
     """Return the matrix to draw for a scheme, with its labels; a tensor is returned as it is, with general labels.
 
     Raises:
-        SizeError: The scheme has no effect (NoPE).
+        SizeError: The scheme has no effect (NoPE), or `length` is below 1.
     """
     if isinstance(positions, Tensor):
         return PositionPicture(positions, "Positions", "position", "dimension", "value")

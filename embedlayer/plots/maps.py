@@ -67,7 +67,7 @@ def table_map(
     Raises:
         ShapeError: A label's index is outside the rows, `values` or `layout` does not have one entry for each row, or a
             layout is passed beside coordinates.
-        TokenizerError: `tokenizer` is none, or has IDs outside the table.
+        TokenizerError: `tokenizer` is no tokenizer, or has IDs outside the table.
         SizeError: `table` is no table.
 
     Example:

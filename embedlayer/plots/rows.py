@@ -41,6 +41,9 @@ def norm_histogram(
         title: Title of the figure.
         bins: Number of bars.
 
+    Raises:
+        SizeError: `norms` is neither a table nor a tensor.
+
     Example:
         >>> figure = norm_histogram(TokenEmbedding(100, 16))
     """
@@ -109,7 +112,7 @@ def spectrum(
 
     Raises:
         SizeError: There are no tables or more than four.
-        ShapeError: A plain tensor is not `(V, D)`.
+        ShapeError: A tensor or array is not `(V, D)` of floats.
 
     Example:
         >>> figure = spectrum({"fresh": TokenEmbedding(100, 16)})
@@ -164,7 +167,7 @@ def gradient_rows(
         title: Title of the figure; `None` for the number of rows with a gradient.
 
     Raises:
-        ShapeError: The table has no gradient.
+        ShapeError: The table has no gradient, or a tensor is not `(V, D)` of floats.
         SizeError: `gradient` is neither a table nor a tensor.
 
     Example:
@@ -207,7 +210,7 @@ def used_rows(
         gradient: A table after `backward()`, or a dense or sparse gradient.
 
     Raises:
-        ShapeError: The table has no gradient.
+        ShapeError: The table has no gradient, or a tensor is not `(V, D)` of floats.
         SizeError: `gradient` is neither a table nor a tensor.
     """
     gradient = as_rows(gradient)

@@ -80,16 +80,16 @@ def token_similarity(
     """Draw the cosine of each pair of some tokens' rows as a heat map.
 
     Args:
-        table: A table, or a plain tensor `(V, D)`; only the rows of `tokens` are read.
+        table: A table, or a tensor or array `(V, D)`; only the rows of `tokens` are read.
         tokenizer: Tokenizer of the table.
         tokens: Tokens by text, ID or bytes, as in `TokenVectors`.
         title: Title of the figure.
 
     Raises:
         UnknownTokenError: A text is not a single token of the vocabulary, or an ID is outside the table.
-        TokenizerError: The tokenizer has IDs outside the table.
+        TokenizerError: The tokenizer has IDs outside the table, or is of another kind.
         SizeError: There are no tokens, or more than 2,048.
-        ShapeError: A plain tensor is not `(V, D)`.
+        ShapeError: A tensor or array is not `(V, D)` of floats.
 
     Example:
         >>> figure = token_similarity(model.table, tokenizer, ["a", "b"])
@@ -115,7 +115,7 @@ def position_similarity(
         title: Title of the figure.
 
     Raises:
-        SizeError: The scheme adds no vectors, or there are too many positions.
+        SizeError: The scheme adds no vectors, `length` is below 1, or there are too many positions.
 
     Example:
         >>> figure = position_similarity(SinusoidalPositionalEmbedding(64, 8))

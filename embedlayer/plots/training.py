@@ -19,11 +19,12 @@ def loss_curve(run: Metrics | Path | str, *, baseline: float | None = None, titl
     Args:
         run: Lines of a run's `metrics.jsonl`, the path of that file, or the folder of the run. Values that are missing
             or `None` are left out; the legend says how many are left out because they are not finite.
-        baseline: A loss that is drawn as a labelled line, such as `ln V`, the loss of uniform probabilities; or `None`.
+        baseline: `ln V`, the loss of uniform probabilities, which is drawn as a line with this label; or `None`.
         title: Title of the figure.
 
     Raises:
-        FileError: The file or folder does not exist.
+        FileError: The file or folder does not exist or cannot be read.
+        CheckpointError: A line of the file is damaged.
 
     Example:
         >>> figure = loss_curve([{"step": 0, "loss": 8.3}, {"step": 100, "loss": 5.1}], baseline=8.3)
@@ -48,11 +49,12 @@ def loss_curves(
     Args:
         runs: Up to four runs by name, each as in `loss_curve`.
         key: The loss to draw.
-        baseline: A loss that is drawn as a labelled line, such as `ln V`; or `None`.
+        baseline: As in `loss_curve`.
         title: Title of the figure; `None` for the name of the loss and the number of runs.
 
     Raises:
-        FileError: A file or folder does not exist.
+        FileError: A file or folder does not exist or cannot be read.
+        CheckpointError: A line of a file is damaged.
         SizeError: There are more than four runs.
 
     Example:
@@ -80,7 +82,8 @@ def read_metrics(run: Metrics | Path | str) -> Metrics:
     """Return the lines of a run's `metrics.jsonl`, from its path or that of the folder; lines are returned unchanged.
 
     Raises:
-        FileError: The file or folder does not exist.
+        FileError: The file or folder does not exist or cannot be read.
+        CheckpointError: A line of the file is damaged.
     """
     if not isinstance(run, Path | str):
         return run

@@ -25,7 +25,7 @@ class AxialPositionalEmbedding(AdditivePosition):
         init_std: Standard deviation of the normal initialisation.
 
     Raises:
-        SizeError: A size is below 1.
+        SizeError: `grid` or `widths` are not two sizes of at least 1.
 
     Example:
         >>> position = AxialPositionalEmbedding((4, 8), (6, 10))
@@ -62,7 +62,9 @@ class AxialPositionalEmbedding(AdditivePosition):
         """Return the vector of each position.
 
         Raises:
-            PositionError: A position is outside `0 .. max_seq_len - 1`.
+            ShapeError: `positions` are no tensor of int64 or int32.
+            PositionError: On the CPU, a position is outside `0 .. max_seq_len - 1`. On an accelerator its vector is
+                zero, and the next `index_check.check()` raises the error.
         """
         index, outside = self.index_check(positions)
         columns = self.grid[1]

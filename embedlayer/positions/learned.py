@@ -77,7 +77,9 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):  # type: ignor
         """Return the row of each position, `weight[positions + offset]`.
 
         Raises:
-            PositionError: A position is outside `-offset .. max_seq_len - 1`.
+            ShapeError: `positions` are no tensor of int64 or int32.
+            PositionError: On the CPU, a position is outside `-offset .. max_seq_len - 1`. On an accelerator its vector
+                is zero, and the next `index_check.check()` raises the error.
         """
         index, outside = self.index_check(positions)
         rows = F.embedding(index, self.weight)

@@ -34,7 +34,7 @@ def causal_mask(
         True where the query attends to the key: `(T, S)`, with documents `(B, 1, T, S)` or `(1, T, S)`, for all heads.
 
     Raises:
-        SizeError: There are fewer keys than queries, or the window has no key.
+        SizeError: There are fewer keys than queries, or the window is no integer of at least 1.
         ShapeError: `documents` are no mask of the keys; see `embedlayer.core.check_mask`.
 
     Example:

@@ -86,7 +86,8 @@ class Position(Pretrained):
         """Check the dtype and the shape of positions. A model calls it where a caller's positions enter.
 
         Positions are whole numbers in every scheme. Which ones it covers, each scheme checks itself: additive schemes
-        those from 0 to `max_seq_len - 1`. Rotations and biases depend on distances, and take negative ones too.
+        those from 0 (or `-offset`) to `max_seq_len - 1`. Rotations and biases depend on distances, and take negative
+        ones too, except with a `query_scaling`.
 
         Args:
             positions: What a caller passed.
@@ -189,7 +190,10 @@ class AdditivePosition(Position, ABC):
         """Return the vector of each position.
 
         Raises:
-            PositionError: A position is outside the range that the scheme covers, in general `0 .. max_seq_len - 1`.
+            ShapeError: `positions` are no tensor of int64 or int32.
+            PositionError: On the CPU, a position is outside the range that the scheme covers, in general
+                `0 .. max_seq_len - 1`. On an accelerator its vector is zero, and the next `index_check.check()` raises
+                the error.
         """
 
     def stored(self, length: int) -> Float[Tensor, "T D"] | None:
@@ -204,7 +208,7 @@ class AdditivePosition(Position, ABC):
 
         Raises:
             ShapeError: `positions` are no integers, but for example hidden states.
-            PositionError: A position is outside the range that the scheme covers.
+            PositionError: On the CPU, a position is outside the range that the scheme covers; see `vectors`.
         """
         check_integer_positions(positions)
         vectors = self.vectors(torch.atleast_1d(positions))
@@ -217,8 +221,8 @@ class AdditivePosition(Position, ABC):
         expanded to one for each token of each sequence, so that hooks can compute per-sample gradients.
 
         Raises:
-            ShapeError: `x` and the position vectors differ in width, or positions do not fit `x`.
-            PositionError: A position is outside the range that the scheme covers.
+            ShapeError: `x` and the position vectors differ in width, or positions do not fit `x` or are no integers.
+            PositionError: On the CPU, a position is outside the range that the scheme covers; see `vectors`.
         """
         self.check_positions(positions, x.shape[:-1])
         if has_hooks(self):
@@ -254,7 +258,7 @@ def positions_of(
         `(T,)` without a mask, else the shape of the mask.
 
     Raises:
-        ShapeError: `ids` is a scalar, or the mask holds floats, has another shape, or numbers that fall.
+        ShapeError: `ids` is a scalar, or the mask is not valid; see `embedlayer.core.check_mask`.
 
     Example:
         >>> positions_of(torch.zeros(2, 4).long(), torch.tensor([[0, 0, 1, 1], [1, 1, 2, 2]]))

@@ -31,7 +31,7 @@ def distance_buckets(num_buckets: int, max_distance: int) -> Int[Tensor, " dista
 class RelativePositionBias(Position, ComputedBuffers):
     """Learned biases by distance: `bias[h, i, j] = weight[bucket(key position - query position), h]`.
 
-    There is no longest sequence: all distances from `max_distance` on are in one bucket.
+    There is no longest sequence: all distances from `max_distance` on are in the last bucket of their direction.
 
     Args:
         num_heads: Query heads, H.
@@ -42,7 +42,8 @@ class RelativePositionBias(Position, ComputedBuffers):
         init_std: Standard deviation of the normal initialisation.
 
     Raises:
-        SizeError: A number is too small: each direction needs an exact and a wide bucket.
+        SizeError: There is no head; a direction has fewer than two buckets, or `max_distance` leaves none for several
+            distances; or `num_buckets` is odd and the bias bidirectional.
 
     Example:
         >>> RelativePositionBias(8).bias(torch.arange(5), torch.arange(5)).shape

@@ -27,12 +27,12 @@ def sinusoids(
     """Compute `PE(p, 2i) = sin(p / base^(2i/D))`, `PE(p, 2i+1) = cos(p / base^(2i/D))`, in the dtype of `positions`.
 
     For any offset k, `PE(p + k)` is one fixed linear map of `PE(p)`: each sin/cos pair rotates by the angle
-    `k / base^(2i/D)`. An odd width ends with a sine.
+    `k / base^(2i/D)`. An odd width has one cosine less than sines.
 
     Args:
         positions: Any real numbers.
         embed_dim: Width of a row, D.
-        base: The longest wavelength is `2 pi base` positions, or somewhat less without `endpoint`.
+        base: The longest wavelength is `2 pi base^(1 - 2/D)` positions (for an even D), with `endpoint` `2 pi base`.
         layout: `"interleaved"` as above, or `"concatenated"`: all sines, then all cosines.
         endpoint: Use wavelengths `2 pi base^(i / (D/2 - 1))`, so that the last pair has exactly `2 pi base`, as with
             `numpy.linspace(endpoint=True)` (tensor2tensor, fairseq, M2M100). An odd width then ends with a zero.
@@ -69,9 +69,9 @@ class SinusoidalPositionalEmbedding(AdditivePosition, ComputedBuffers):
     | x-transformers, scaled (`init_scale=D**-0.5`) | `"concatenated"` | `False` | 0 | `None` |
 
     Args:
-        max_seq_len: Longest sequence, which is the number of stored rows without the offset; it does not change them.
+        max_seq_len: Longest sequence: the number of stored rows without the offset. Their values do not depend on it.
         embed_dim: Width of a row, D; it may be odd.
-        base: The longest wavelength is `2 pi base` positions.
+        base: Base of the wavelengths; see `sinusoids`.
         layout: Order of sines and cosines; see `sinusoids`.
         endpoint: Whether the last pair has exactly the longest wavelength; see `sinusoids`.
         offset: Row of position 0; rows before it are those of positions `-offset .. -1`.
@@ -79,7 +79,8 @@ class SinusoidalPositionalEmbedding(AdditivePosition, ComputedBuffers):
         init_scale: Initial value of a learned factor, the parameter `scale` of shape `(1,)`; `None` for no factor.
 
     Raises:
-        SizeError: A size is below 1, the offset below 0, the padding row outside, or the width below 4 with `endpoint`.
+        SizeError: A size is below 1, the offset below 0, the padding row outside, the layout unknown, or the width
+            below 4 with `endpoint`.
 
     Example:
         >>> SinusoidalPositionalEmbedding(50, 4)(torch.tensor([0]))
@@ -153,7 +154,9 @@ class SinusoidalPositionalEmbedding(AdditivePosition, ComputedBuffers):
         """Return the row of each position, `scale * sinusoids(positions + offset)`, with 1 for a missing `scale`.
 
         Raises:
-            PositionError: A position is outside `-offset .. max_seq_len - 1`.
+            ShapeError: `positions` are no tensor of int64 or int32.
+            PositionError: On the CPU, a position is outside `-offset .. max_seq_len - 1`. On an accelerator its vector
+                is zero, and the next `index_check.check()` raises the error.
         """
         index, outside = self.index_check(positions)
         rows = F.embedding(index, self.waves)

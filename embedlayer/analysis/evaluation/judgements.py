@@ -119,14 +119,14 @@ def evaluate_word_pairs(table: TableLike, words: Mapping[str, int], file: Path |
     Each line of the file is `word<TAB>word<TAB>number`; lines that start with `#` are comments.
 
     Args:
-        table: A `LookupTable`, or a plain tensor `(V, D)`.
+        table: A `LookupTable`, an `nn.Embedding`, or a tensor or array `(V, D)`.
         words: Word -> row ID, see `whole_words`. Pairs with a word that is not a key are skipped.
         file: The file of pairs.
 
     Raises:
         FileError: The file cannot be read.
         TextError: A line has another format; the error names it.
-        ShapeError: A plain tensor is not `(V, D)`.
+        ShapeError: A tensor or array is not `(V, D)` of floats.
     """
     rows = RowReader(table)
     pairs: list[tuple[str, str, float]] = []
@@ -165,7 +165,7 @@ def evaluate_word_analogies(
     candidates.
 
     Args:
-        table: A `LookupTable`, or a plain tensor `(V, D)`.
+        table: A `LookupTable`, an `nn.Embedding`, or a tensor or array `(V, D)`.
         words: Word -> row ID, see `whole_words`; these words are the candidates for an answer.
         file: Four words per line, under headings that start with `:`.
         restrict_vocab: Use only IDs below this number, in questions and answers; `None` for all.
@@ -174,7 +174,7 @@ def evaluate_word_analogies(
         FileError: The file cannot be read.
         TextError: A line has another format; the error names it.
         SizeError: No question has four words that are all in `words`.
-        ShapeError: A plain tensor is not `(V, D)`.
+        ShapeError: A tensor or array is not `(V, D)` of floats.
     """
     rows = RowReader(table)
     words = {word: row for word, row in words.items() if row < (restrict_vocab or len(rows))}

@@ -153,6 +153,9 @@ class TokenChange:
     """How two models differ in one token, averaged over its places in the text.
 
     Attributes:
+        token: Its text.
+        id: Its ID.
+        count: How often it is predicted.
         loss: Mean loss of the first model, in nats.
         other_loss: Mean loss of the other model, in nats.
         kl: Mean divergence KL(first || other) of the distributions at its places, in nats.
@@ -240,12 +243,15 @@ def evaluate_text(
         stride: Tokens from one window to the next, from 1 to `window`; `None` for half a window.
 
     Raises:
-        TextError: The text is not UTF-8, is empty, or has fewer tokens than one window.
+        TextError: The text is not UTF-8, is empty, has fewer tokens than one window, or is a `str` that looks like a
+            path.
         FileError: The file cannot be read.
-        SizeError: `window` is longer than a model's longest sequence, or `stride` is outside of 1 to `window`.
+        SizeError: `window` is below 2 or longer than a model's longest sequence, or `stride` is outside of 1 to
+            `window`.
         CheckpointError: A model is no causal language model: it has no blocks, or it sees the tokens that it predicts.
             Or its loss is not finite.
         TokenizerError: There is no tokenizer, or it has IDs outside the table.
+        MissingExtraError: A checkpoint needs transformers, which is not installed.
 
     Example:
         >>> result = evaluate_text(CausalModel(model, tokenizer), "the cat sat on the mat . " * 20, window=32)

@@ -12,7 +12,8 @@ passed as `(T,)` or `(B, T)`, as without `axes`.
 | `ChannelAxes` | by channels, see the class | HunYuan-VL |
 | `AxialAxes` | 0 0 0 0 1 1 1 1 | vision towers |
 
-The first four divide the frequencies of one head. In `AxialAxes`, each axis has all frequencies of a narrower head.
+The first four divide the frequencies of one head. In `AxialAxes`, each axis has all frequencies of a narrower head,
+unless `shared_frequencies` is set.
 """
 
 from abc import ABC, abstractmethod
@@ -208,9 +209,9 @@ class ChannelAxes(SectionedAxes):
 
 @dataclass(frozen=True)
 class AxialAxes(RotaryAxes):
-    """Equal shares of the pairs for each axis, with the frequencies of a head that has only this share.
+    """Equal shares of the pairs for each axis, in general with the frequencies of a head that has only this share.
 
-    With n = `rotary_dim / num_axes` channels, pair j of each axis rotates by `position * base^(-2j / n)` radians.
+    With n = `rotary_dim / num_axes` channels, pair j of each axis then rotates by `position * base^(-2j / n)` radians.
 
     Args:
         num_axes: Number of axes, A: 2 for rows and columns, in this order.

@@ -38,7 +38,7 @@ class RotaryBlocks(NamedTuple):
         keys: For each block in order, the key of its scheme: a layer type such as `"sliding_attention"`, or
             `SAME_FOR_ALL`; `NO_POSITIONS` for a block without positions.
         arguments: Key -> arguments of `RotaryEmbedding`, or of `QueryScaledPosition` if `query_scaling` is the only
-            one; in the order of the first block. `NO_POSITIONS` has no entry.
+            one; in the order of the first block of each key. `NO_POSITIONS` has no entry.
     """
 
     keys: tuple[str, ...]
@@ -60,6 +60,7 @@ def read_blocks(
     Raises:
         CheckpointError: The configuration is not understood; see `read_rotary` and `rotated_layers`. For an unknown
             `model_type`, both `interleaved` and `rotated` must be given.
+        SizeError: A number is outside of the range of its scaling or axes.
     """
     facts = family_facts(config, is_stated=interleaved is not None and rotated is not None)
     config = common_keys(config, facts)
@@ -131,11 +132,15 @@ def layer_types(config: JsonObject) -> list[str | None]:
 def rotated_layers(config: JsonObject) -> list[bool]:
     """Return for each layer whether it rotates queries and keys; the others have no positions (NoPE).
 
-    The configuration states it in `no_rope_layers` (1 means, in spite of the name, that a layer is rotated), in
-    `no_rope_layer_interval`, or by a `None` in `rope_parameters`. The code of Cohere 2 and EXAONE 4 leaves out the
-    layers of full attention.
+    The family says which layers rotate: see `without_positions`, `only_if` and `rotated_types` of `RotaryPositions`.
+    Cohere 2 and EXAONE 4, for example, leave out the layers of full attention if `sliding_window` is set. The
+    configuration may state it in `no_rope_layers` (1 means, in spite of the name, that a layer is rotated) or
+    `no_rope_layer_interval`. A base of 0 in `layer_rope_theta`, an entry in `cross_attention_layers`, and a `None` in
+    `rope_parameters` for its type leave a layer without positions. A family without a record rotates all other layers.
 
-    A configuration that must state it and does not is refused.
+    Raises:
+        CheckpointError: The number of layers is missing; a list does not have one entry for each layer; or the family
+            needs `no_rope_layers`, `no_rope_layer_interval` or `layer_types`, and it is missing.
     """
     facts = rotary_facts(config.get("model_type")) or RotaryPositions()
     config = common_keys(config, facts)

@@ -96,7 +96,10 @@ ROTARY_KEYS = {
     *("rope_local_base_freq", "local_rope_theta", "global_rope_theta", "no_rope_layers", "no_rope_layer_interval"),
     *("layer_rope_theta", "rope_scaling_layers", "compress_rope_theta"),
 }
-"""Keys of a configuration about rotary positions that this module understands; any other such key is an error."""
+"""Keys of a configuration about rotary positions that this module understands.
+
+Any other key with `rope` or `rotary` in its name is an error, unless its value is false.
+"""
 
 
 def read_rotary(
@@ -113,10 +116,14 @@ def read_rotary(
         layer_type: Type of the layers, where types differ, such as `"sliding_attention"`.
         interleaved: Whether pairs are channels (2i, 2i + 1); `None` to read `rope_interleave` or take the layout of the
             family. It must be given if the `model_type` is unknown.
-        default_base: Base if the configuration states none; `None` to refuse such a configuration.
+        default_base: Base if the configuration states none; `None` to raise an error for such a configuration.
 
     Raises:
         CheckpointError: A key is unknown, missing, of the wrong type, or contradicts another.
+        SizeError: A number is outside of the range of its scaling or axes.
+
+    Warns:
+        EmbedLayerWarning: A `partial_rotary_factor` is ignored, because the family's code does not read it.
     """
     facts = family_facts(config, is_stated=interleaved is not None)
     config = common_keys(config, facts)
@@ -193,10 +200,11 @@ def _whole_head(config: JsonObject, width: int) -> int:
 
 
 def family_facts(config: JsonObject, *, is_stated: bool) -> RotaryPositions:
-    """Return the settings of the family of a configuration; empty ones for an unknown family that the caller describes.
+    """Return the settings of the family of a configuration; default ones for an unknown family.
 
-    A configuration without a known family is refused, unless the caller stated what its settings would say
-    (`is_stated`); so are families whose rotary positions are not read, and a configuration of several models.
+    Raises:
+        CheckpointError: The family is unknown, and the caller did not state what its settings would say (`is_stated`);
+            or its rotary positions are not read; or the configuration is that of several models.
     """
     name = config.get("model_type")
     facts = rotary_facts(name)
@@ -262,7 +270,11 @@ def _rope_type(parameters: Mapping[str, Any], facts: RotaryPositions) -> str:
 
 
 def _layout(config: JsonObject, facts: RotaryPositions) -> bool:
-    """Return whether pairs are interleaved, by the family and by `rope_interleave` of the configuration."""
+    """Return whether pairs are interleaved: `rope_interleave` if the family's code reads it, else the family's layout.
+
+    Raises:
+        CheckpointError: `rope_interleave` contradicts the layout of a family whose code does not read it.
+    """
     layout = config.get("rope_interleave")
     if layout is None or bool(layout) == facts.interleaved or facts.reads_layout:
         return facts.interleaved if layout is None else bool(layout)
@@ -340,7 +352,7 @@ def has_layer_types(config: JsonObject) -> bool:
 
 
 def _check_keys(config: JsonObject, facts: RotaryPositions) -> None:
-    """Check that a configuration has no unknown rotary key, no ALiBi, and no nested configuration of a text model."""
+    """Check that a configuration has no unknown rotary key and no ALiBi."""
     known = ROTARY_KEYS | ({facts.only_if[0]} if facts.only_if else set())
     for key in config:
         if ("rope" in key or "rotary" in key) and key not in known and config[key] is not False:
@@ -399,7 +411,11 @@ def _base(
     layer_type: str | None,
     default_base: float | None,
 ) -> float:
-    """Return the base of the rotary frequencies of one type of layers; a missing one is an error without a default."""
+    """Return the base of the rotary frequencies of one type of layers.
+
+    A missing one is the family's own if its code has no other, else `default_base`. It is an error if that is `None`,
+    or if types of layers differ.
+    """
     bases: dict[str, Any] = {"rope_theta of the parameters": parameters.get("rope_theta")}
     if not is_nested(config.get("rope_parameters")):
         bases |= {key: config.get(key) for key in _base_keys(config, layer_type)}

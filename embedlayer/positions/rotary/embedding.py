@@ -69,7 +69,7 @@ class RotaryAngles(NamedTuple):
         sin: Sine of the same angles times `attention_scaling`, negated for the first channel of each pair.
         query_factor: Factor of each query, in float32; `None` without `query_scaling`.
         positions: The positions, from which `rotate` computes the angles of float64 queries again in float64.
-        scheme: What the scheme's angles depend on; `rotate` of a scheme with another text refuses these.
+        scheme: What the scheme's angles depend on; `rotate` of a scheme with another text raises a `ShapeError`.
     """
 
     cos: Float[Tensor, "*rows 1 T channels"]
@@ -82,15 +82,16 @@ class RotaryAngles(NamedTuple):
 class RotaryEmbedding(Position, ComputedBuffers):
     """Rotary positions: `rotate(q, k)` rotates pair i of both by `positions * base^(-2i / rotary_dim)` radians.
 
-    The score of a query and a key then depends only on their distance. There is no longest sequence.
+    The score of a query and a key then depends only on their distance, unless there is a `query_scaling`. There is no
+    longest sequence.
 
     Args:
         head_dim: Width of a head, K.
         base: Base of the frequencies; the slowest pair needs `2 pi base^(1 - 2 / rotary_dim)` positions for a rotation.
         scaling: Change of the frequencies for sequences longer than in training: `LinearScaling`, `DynamicNTKScaling`,
             `NTKAlphaScaling`, `YarnScaling`, `LongRopeScaling`, `Llama3Scaling`, `ProportionalScaling`, or `None`.
-        interleaved: Pairs are channels (2i, 2i + 1) as in GPT-J and Meta's LLaMA, not (i, i + K/2) as in GPT-NeoX and
-            transformers' LLaMA; `permute_qk` converts projection weights between the two layouts.
+        interleaved: Pairs are channels (2i, 2i + 1) as in GPT-J and Meta's LLaMA, not (i, i + rotary_dim / 2) as in
+            GPT-NeoX and transformers' LLaMA; `permute_qk` converts projection weights between the two layouts.
         rotary_dim: Number of channels of a head that are rotated, all if `None`; the others stay as they are (GPT-NeoX,
             Phi).
         axes: How pairs are divided over several position axes: `ChunkedAxes`, `InterleavedAxes`, `AlternatingAxes`,
@@ -105,7 +106,8 @@ class RotaryEmbedding(Position, ComputedBuffers):
     the same scheme without `axes`, unless these have their own frequencies (`AxialAxes`).
 
     Raises:
-        SizeError: `rotary_dim` is odd or exceeds the head, the base is not positive, or scaling or axes do not fit.
+        SizeError: `rotary_dim` is odd or exceeds the head, the base is not positive, or scaling, axes and query scaling
+            do not fit the size or one another.
 
     Example:
         >>> position = RotaryEmbedding(64, scaling=YarnScaling(factor=4.0, original_max_seq_len=2048))
@@ -113,8 +115,8 @@ class RotaryEmbedding(Position, ComputedBuffers):
 
     Reference: Su et al., RoFormer, 2021. We differ: angles are reduced modulo one rotation in integers, so they are
     exact at any position and in any dtype of the model. They are rounded to float32, for float64 queries to float64.
-    Frequencies that depend on the length (`DynamicNTKScaling`,
-    `LongRopeScaling`) follow the length rule of `embedlayer.positions.rotary.scaling`, without state between calls.
+    Frequencies that depend on the length (`DynamicNTKScaling`, `LongRopeScaling`) follow the length rule of
+    `embedlayer.positions.rotary.scaling`, without state between calls.
     """
 
     phase_increments: Int[Tensor, " half"]
@@ -199,9 +201,12 @@ class RotaryEmbedding(Position, ComputedBuffers):
             `rotary_positions` also knows single blocks without positions.
 
         Raises:
-            CheckpointError: A key is unknown, missing, of the wrong type, or contradicts another; or the family is
-                unknown and `interleaved` is not stated.
-            SizeError: A number is outside of its range, such as a negative `factor` or an odd `head_dim`.
+            CheckpointError: A key is unknown, missing, of the wrong type, or contradicts another; the width of a head
+                is odd; or the family is unknown and `interleaved` is not stated.
+            SizeError: A number is outside of its range, such as a negative `factor`.
+
+        Warns:
+            EmbedLayerWarning: A `partial_rotary_factor` is ignored, because the family's code does not read it.
 
         Example:
             >>> config = {"head_dim": 64, "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}
@@ -279,7 +284,7 @@ class RotaryEmbedding(Position, ComputedBuffers):
             channel, `(B, T, 2 * half)`.
 
         Raises:
-            ShapeError: Positions are no integers, or the number of axes is another one.
+            ShapeError: Positions are no integers, or have another shape.
         """
         self.check_positions(positions)
         length = self._length(positions) if length is None else length
@@ -325,6 +330,10 @@ class RotaryEmbedding(Position, ComputedBuffers):
 
         Args:
             positions: As in `rotate`.
+
+        Raises:
+            ShapeError: Positions are no integers, or have another shape.
+            PositionError: On the CPU, with `query_scaling`, a position is below 0.
 
         Example:
             >>> position, positions = RotaryEmbedding(8), torch.arange(5)
@@ -376,7 +385,7 @@ class RotaryEmbedding(Position, ComputedBuffers):
         Raises:
             ShapeError: Queries or keys are not `head_dim` wide, positions do not fit them, or are no integers, or were
                 prepared by another scheme.
-            PositionError: With `query_scaling`, a position is below 0.
+            PositionError: On the CPU, with `query_scaling`, a position is below 0.
         """
         if q.shape[-1] != self.head_dim or k.shape[-1] != self.head_dim:
             raise ShapeError(
@@ -453,6 +462,9 @@ class RotaryEmbedding(Position, ComputedBuffers):
 
         Cached keys of the copy stay valid until a sequence is longer than `length`. A scheme that does not depend on
         the length keeps its frequencies.
+
+        Raises:
+            SizeError: `length` is below 1, in a scheme that depends on it.
         """
         scaling: Any = self.scaling
         if scaling is not None and scaling.limit is not None:
@@ -501,7 +513,8 @@ def rotary_positions(
         default_base: As in `RotaryEmbedding.from_config`.
 
     Raises:
-        CheckpointError: The configuration is not understood, as in `RotaryEmbedding.from_config`.
+        CheckpointError, SizeError: As in `RotaryEmbedding.from_config`; or `rotated` does not have one value for each
+            block.
     """
     blocks = read_blocks(config, interleaved=interleaved, rotated=rotated, default_base=default_base)
     schemes = {key: rotary_scheme(arguments) for key, arguments in blocks.arguments.items()}

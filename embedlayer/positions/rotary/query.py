@@ -99,7 +99,7 @@ class QueryFactors(NamedTuple):
     Attributes:
         factor: Factor of each query, in float32.
         positions: The positions, from which `rotate` computes the factors of float64 queries again in float64.
-        scheme: The scaling; `rotate` of a scheme with another one refuses these.
+        scheme: The scaling; `rotate` of a scheme with another one raises a `ShapeError`.
     """
 
     factor: Float[Tensor, "*rows 1 T 1"]
@@ -128,7 +128,12 @@ class QueryScaledPosition(Position):
         self._factors_of = str(query_scaling)  # Dynamo of torch 2.14 cannot trace the `repr` of a dataclass
 
     def prepare(self, positions: Positions) -> PreparedPositions:
-        """Return the factors of the queries as `QueryFactors`, which `rotate` accepts in place of positions."""
+        """Return the factors of the queries as `QueryFactors`, which `rotate` accepts in place of positions.
+
+        Raises:
+            ShapeError: Positions are no integers, or have another shape.
+            PositionError: On the CPU, a position is below 0.
+        """
         self.check_positions(positions)
         return QueryFactors(query_factors(self.query_scaling, positions), positions, self._factors_of)
 
@@ -139,7 +144,7 @@ class QueryScaledPosition(Position):
 
         Raises:
             ShapeError: Positions do not fit the queries, are no integers, or were prepared by another scheme.
-            PositionError: A position is below 0.
+            PositionError: On the CPU, a position is below 0.
         """
         if isinstance(positions, tuple) and not isinstance(positions, QueryFactors):
             raise ShapeError(f"A {type(positions).__name__} holds no query factors: call prepare of this scheme.")
