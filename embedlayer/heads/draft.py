@@ -319,7 +319,7 @@ class DraftHead(ComputedBuffers):
 
         Raises:
             SizeError: The other head or its table computes logits in its own way, which rows do not tell; or has
-                another number of tokens than when this head was built.
+                another number of tokens than when this head was built; or its model adds a bias behind it (BART).
             CheckpointError: PEFT has replaced a module of the head by one that a draft head cannot read.
         """
         self._check_vocab_size()
@@ -327,6 +327,12 @@ class DraftHead(ComputedBuffers):
         if not self._is_product(table):
             raise SizeError(
                 "The head that this DraftHead reads overrides forward or logits: rows alone do not give its logits."
+            )
+        of_model = self._model_options()
+        if of_model is not None and of_model.bias is not None:
+            raise SizeError(
+                f"The model adds {of_model.bias.name} to the logits behind this head, and it has one number for each "
+                f"token of the full vocabulary: use the DraftHead itself."
             )
         shaping = self._draft_options(self._logit_options())
         bias = shaping.pop("bias", None)
@@ -336,7 +342,7 @@ class DraftHead(ComputedBuffers):
             head = OutputHead(bias=bias is not None, device="meta", **options)
             head.weight = nn.Parameter(rows)
             head.register_parameter("bias", None if bias is None else nn.Parameter(bias))
-        head.model_options = self._model_options()
+        head.model_options = of_model
         return head
 
     def extra_repr(self) -> str:

@@ -185,7 +185,13 @@ def path_steps(layer: Layer, ids: Ids) -> dict[str, Float[Tensor, "T _"]]:
     return steps
 
 
-STEP_LABELS = {"types": "+ type", "position": "+ position", "project": "projected", "norm": "LayerNorm"}
+STEP_LABELS = {
+    "types": "+ type",
+    "position": "+ position",
+    "injections": "+ injections",
+    "project": "projected",
+    "norm": "LayerNorm",
+}
 
 
 def picture_of(positions: Position | Float[Tensor, "T C"], length: int) -> PositionPicture:

@@ -64,7 +64,9 @@ def loss_curves(
     """
     if len(runs) > len(LINES):
         raise SizeError(f"One figure shows at most {len(LINES)} runs; found {len(runs)}.")
-    which = {"loss": "training", "validation_loss": "validation"}[key]
+    if key not in (names := {"loss": "training", "validation_loss": "validation"}):
+        raise SizeError(f"key must be one of {', '.join(names)}, not {key!r}.")
+    which = names[key]
     title = f"{which.capitalize()} loss of {len(runs)} runs" if title is None else title
     with new_figure(7.2, 3.9, title=title) as (figure, axes):
         for (name, run), colour, dashes in zip(runs.items(), LINES, DASHES, strict=False):

@@ -1,5 +1,6 @@
 """ALiBi: a bias on attention scores that falls linearly with the distance (BLOOM, MPT)."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -43,7 +44,7 @@ class AlibiBias(Position, ComputedBuffers):
         scale: Factor on the bias; Falcon multiplies it by `head_dim ** -0.5`, as it does the scores.
 
     Raises:
-        SizeError: `num_heads` is below 1, or `max_bias` not positive.
+        SizeError: `num_heads` is below 1, or `max_bias` no finite number above 0.
 
     Example:
         >>> AlibiBias(2, max_bias=2.0).bias(torch.tensor([2]), torch.arange(3))
@@ -60,8 +61,8 @@ class AlibiBias(Position, ComputedBuffers):
         super().__init__()
         if num_heads < 1:
             raise SizeError(f"num_heads must be at least 1, not {num_heads}.")
-        if max_bias <= 0:
-            raise SizeError(f"max_bias must be positive, not {max_bias}.")
+        if not 0 < max_bias < math.inf:
+            raise SizeError(f"max_bias must be positive and finite, not {max_bias}.")
         self.num_heads = num_heads
         self.max_bias = max_bias
         self.scale = scale

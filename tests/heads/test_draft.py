@@ -18,6 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import embedlayer as el
 from embedlayer.distributed.sharded import shard_table
 from embedlayer.heads import DraftHead, PredictionHead, eagle_tensors
+from embedlayer.heads.logit_source import ModelLogitOptions
+from embedlayer.heads.peft import ChildReference
 from embedlayer.losses import divergence
 
 TOKENS = [0, 3, 7, 20, 48, 49]
@@ -369,6 +371,15 @@ def test_a_head_or_table_with_logits_of_its_own_is_honoured() -> None:
         torch.testing.assert_close(draft.loss(hidden, targets, logit_scale=3.0), theirs)
         with pytest.raises(el.SizeError, match="overrides forward or logits"):
             draft.untied()
+
+
+def test_a_head_behind_which_its_model_adds_a_bias_is_not_copied() -> None:
+    model = nn.Module()
+    model.lm_head = el.OutputHead(vocab_size=VOCAB_SIZE, embed_dim=EMBED_DIM)
+    model.register_buffer("final_logits_bias", torch.randn(1, VOCAB_SIZE))
+    model.lm_head.model_options = ModelLogitOptions(bias=ChildReference(model, "final_logits_bias"))
+    with pytest.raises(el.SizeError, match="The model adds final_logits_bias to the logits behind this head"):
+        DraftHead(model.lm_head, TOKENS).untied()
 
 
 def test_it_compiles_to_one_graph_and_runs_under_transforms(unchecked: None) -> None:

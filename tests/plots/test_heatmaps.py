@@ -129,6 +129,14 @@ def test_the_path_of_a_checkpoint_follows_its_recipe():
     assert layer.recipe == ("types", "position", "norm"), "the layer itself stays as it is"
 
 
+def test_the_path_has_the_vectors_of_additional_tables():
+    added = el.injections.AddedEmbedding(el.TokenEmbedding(10, 16))
+    model = el.DecoderLM(el.TokenEmbedding(10, 16), "rotary", num_layers=1, num_heads=2, injections=[added])
+    steps = plots.path_steps(model, IDS)
+    assert list(steps) == ["row", "+ injections"]
+    assert torch.equal(steps["+ injections"], steps["row"] + added.table(IDS))
+
+
 def test_the_path_shows_every_step_with_its_range_and_every_token():
     layer = el.TransformerEmbedding(10, 64, 8, position="sinusoidal")
     steps = plots.path_steps(layer, IDS)

@@ -60,6 +60,8 @@ def test_runs_are_told_apart_without_colours():
     assert len(looks) == 4
     with pytest.raises(SizeError, match="One figure shows at most 4 runs; found 5"):
         plots.loss_curves(dict.fromkeys("abcde", METRICS))
+    with pytest.raises(SizeError, match="key must be one of loss, validation_loss, not 'accuracy'"):
+        plots.loss_curves({"a": METRICS}, key="accuracy")
 
 
 def test_a_run_that_is_not_there_is_named(tmp_path):

@@ -70,7 +70,8 @@ def read_blocks(
     else:
         flags = [rotated] * len(types) if isinstance(rotated, bool) else _list_of(len(types), rotated, "rotated")
     kinds = types if has_layer_types(config) else [None] * len(types)
-    bases, scaled = config.get("layer_rope_theta") or [None] * len(types), config.get("rope_scaling_layers")
+    bases = _list_of(len(types), config.get("layer_rope_theta") or [None] * len(types), "layer_rope_theta")
+    scaled = config.get("rope_scaling_layers")
     unrotated = _unrotated_queries(config, facts)
     keys: list[str] = []
     arguments: dict[str, dict[str, Any]] = {}

@@ -387,14 +387,18 @@ class RotaryEmbedding(Position, ComputedBuffers):
                 prepared by another scheme.
             PositionError: On the CPU, with `query_scaling`, a position is below 0.
         """
+        self._check_widths(q, k)
+        angles = self._angles_for(q, positions)
+        q, k = self._rotated(q, angles.cos, angles.sin), self._rotated(k, angles.cos, angles.sin)
+        return (q if angles.query_factor is None else scale_queries(q, angles.query_factor)), k
+
+    def _check_widths(self, q: Tensor, k: Tensor) -> None:
+        """Raise a `ShapeError` unless queries and keys are `head_dim` wide."""
         if q.shape[-1] != self.head_dim or k.shape[-1] != self.head_dim:
             raise ShapeError(
                 f"These rotary positions are for heads of width {self.head_dim}; queries have {q.shape[-1]} and keys "
                 f"{k.shape[-1]}. Build RotaryEmbedding with head_dim {q.shape[-1]} (embed_dim / num_heads)."
             )
-        angles = self._angles_for(q, positions)
-        q, k = self._rotated(q, angles.cos, angles.sin), self._rotated(k, angles.cos, angles.sin)
-        return (q if angles.query_factor is None else scale_queries(q, angles.query_factor)), k
 
     def _angles_for(self, q: Tensor, positions: PreparedPositions) -> RotaryAngles:
         """Return the angles by which `rotate` rotates queries, in their precision; errors are those of `rotate`."""
@@ -445,13 +449,14 @@ class RotaryEmbedding(Position, ComputedBuffers):
             to_length: Longest position plus one of the queries that attend to them.
 
         Raises:
-            ShapeError: `positions` do not fit the keys, or are no integers.
+            ShapeError: Keys are not `head_dim` wide, or `positions` do not fit them or are no integers.
 
         Example:
             >>> position = RotaryEmbedding(8, scaling=DynamicNTKScaling(factor=2.0, original_max_seq_len=4))
             >>> keys = position.rotate(torch.ones(1, 1, 4, 8), torch.ones(1, 1, 4, 8), torch.arange(4))[1]
             >>> keys = position.rerotate(keys, torch.arange(4), from_length=4, to_length=5)
         """
+        self._check_widths(cached_keys, cached_keys)
         self.check_positions(positions, (*cached_keys.shape[:-3], cached_keys.shape[-2]))
         difference = self.phase_increments_at(to_length) - self.phase_increments_at(from_length)
         angles = self._angles(positions, difference, wide_dtype(cached_keys)).unsqueeze(-3)

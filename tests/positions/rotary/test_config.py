@@ -464,6 +464,11 @@ BLOCKS: list[tuple[str, dict, list[str]]] = [
 ]
 
 
+def test_bases_of_another_number_of_layers_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="layer_rope_theta"):
+        rotary_positions({**SIZES, "rope_theta": 1e4, "layer_rope_theta": [1e4]}, rotated=True, interleaved=False)
+
+
 @pytest.mark.parametrize(("family", "keys", "expected"), BLOCKS, ids=[family for family, *_ in BLOCKS])
 def test_each_block_has_the_key_of_its_scheme(family, keys, expected) -> None:
     blocks = read_blocks({**SIZES, "model_type": family, "rope_theta": 1e4, **keys})

@@ -6,7 +6,7 @@ import pytest
 import torch
 from comparison import assert_no_worse
 
-from embedlayer import CheckpointError, DecoderLM, RotaryEmbedding, SizeError, TokenEmbedding
+from embedlayer import CheckpointError, DecoderLM, RotaryEmbedding, ShapeError, SizeError, TokenEmbedding
 from embedlayer.positions import (
     DynamicNTKScaling,
     LinearScaling,
@@ -153,6 +153,8 @@ def test_pinning_a_scheme_without_regimes_changes_nothing() -> None:
     assert position.at_length(1000).config == position.config
     k = torch.randn(1, 1, 4, HEAD)
     assert torch.equal(position.rerotate(k, torch.arange(4), from_length=1, to_length=1000), k)
+    with pytest.raises(ShapeError, match=f"for heads of width {HEAD}"):
+        position.rerotate(torch.cat([k, k], -1), torch.arange(4), from_length=1, to_length=1000)
 
 
 @pytest.mark.parametrize("name", CASES)
