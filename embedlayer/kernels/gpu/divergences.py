@@ -240,7 +240,7 @@ def _tiles_by_parts(a: Arguments) -> Grid:
 
 
 BLOCK = {"s": "*z", "t": "*z", "s_bias": "*fp32", "t_bias": "*fp32", "rows": "i32", "units": "i32"}
-BLOCKS = {"PART": 256, "ROWS": 8, "TOKENS": 128}
+BLOCKS = {"PART": 256, "ROWS": 4, "TOKENS": 256}
 PLAIN = {"s_bias": None, "t_bias": None, "UNIT": 8}
 INPUTS = ("s", "t", "s_bias", "t_bias")
 

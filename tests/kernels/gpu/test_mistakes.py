@@ -179,9 +179,8 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "logits read twice": (
         "softmax",
-        "        x = _finished(x, i, bias, rows, scale, softcap, bound, masked)\n        if SUM:",
-        "        x = tl.load(z + i * stride + c[None, :], mask=inside, other=0.0)\n"
-        "        x = _finished(x, i, bias, rows, scale, softcap, bound, masked)\n        if SUM:",
+        "        x = tl.load(z + i * stride + c[None, :], mask=inside, other=0.0)\n",
+        2 * "        x = tl.load(z + i * stride + c[None, :], mask=inside, other=0.0)\n",
         AssertionError,
         lambda: assert_little_more_than_the_logits_is_moved("statistics"),
     ),
@@ -194,8 +193,8 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "more rows than registers": (
         "divergences",
-        '"ROWS": 8',
-        '"ROWS": 128',
+        '"ROWS": 4',
+        '"ROWS": 64',
         AssertionError,
         lambda: machine_code("divergences", "divergence"),
     ),
