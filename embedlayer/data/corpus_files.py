@@ -126,8 +126,8 @@ def read_shards(path: Path) -> list[CorpusShard]:
     A corpus without shards is returned as a single one.
 
     Raises:
-        FileError: There is no corpus at `path`.
-        CheckpointError: A shard is damaged, not built yet, or was built for another plan.
+        FileError: There is no corpus at `path`, or a file cannot be read.
+        CheckpointError: A shard is damaged, not built yet, or was built for another plan; or no shard has a token.
     """
     if not (recover_folder(path) / PLAN_FILE).exists():
         return [_read_shard(path)]

@@ -214,7 +214,7 @@ def tokenizer_metadata(tokenizer: Tokenizer, old: Values, rows: int, path: Path)
     of `old`, the metadata of the file.
 
     Raises:
-        TokenizerError: The metadata cannot describe the tokenizer, because it gives other IDs.
+        TokenizerError: The tokenizer is of another kind than that of the file, or the metadata would give other IDs.
     """
     check_kind(tokenizer, old, path)
     data, before = json.loads(tokenizer.to_str()), tokenizer_of(old, path)

@@ -1,4 +1,4 @@
-"""Calls of a tokenizer on text: equal texts give equal IDs, and what fails in the tokenizers library is our error.
+"""Calls of a tokenizer on text: equal texts give equal IDs, and what the library raises becomes a `TokenizerError`.
 
 A `tokenizer.json` may ask for truncation, padding and BPE dropout, which make the IDs of a text depend on its length,
 on other texts or on chance. Here they are ignored; files that are written from the tokenizer keep them. A file may also
@@ -183,7 +183,11 @@ def tokens_of_word(tokenizer: Tokenizer, word: str) -> list[Any]:
 
 
 def build_tokenizer(content: Mapping[str, Any]) -> Tokenizer:
-    """Build a tokenizer from the content of a `tokenizer.json`."""
+    """Build a tokenizer from the content of a `tokenizer.json`.
+
+    Raises:
+        TokenizerError: The content is damaged, or `require_bounded` refuses it.
+    """
     require_bounded(content)
     with tokenizer_errors("be built"):
         return Tokenizer.from_str(json.dumps(content))
@@ -192,9 +196,10 @@ def build_tokenizer(content: Mapping[str, Any]) -> Tokenizer:
 def require_bounded(content: Mapping[str, Any]) -> None:
     """Check that the rules of a `tokenizer.json` make a text at most `MOST_GROWTH` times as long.
 
-    Refused are a `Replace` whose content, changed by the rules after it, is longer than that for each character of its
-    pattern; a template that repeats the text or adds special tokens more often; and strings of rules above 1,000
-    characters.
+    Raises:
+        TokenizerError: The content of a `Replace` or `Prepend`, changed by the rules after it, is longer than that for
+            each character that it replaces; a template repeats the text or adds special tokens more often; or a string
+            of a rule has more than 1,000 characters.
     """
     for part in ("normalizer", "pre_tokenizer", "model", "decoder"):
         for rule in _rules(content.get(part)):

@@ -49,7 +49,7 @@ def train_tokenizer(
             without spaces, such as DNA, every 10,000 characters; it is encoded whole.
         kind: See the table. `"unigram"` needs the `spm` extra.
         vocab_size: Largest number of entries, including special tokens. A small text gives fewer. `"byte"` always
-            has 256 and the special tokens.
+            has 256 and the special tokens, and `"wordpiece"` keeps all single characters, also beyond this number.
         special_tokens: Tokens that are never split. An unknown token is added for the kinds that need one: `"[UNK]"`
             for `"wordpiece"`, `"<unk>"` for `"unigram"` and `"word"`.
         min_frequency: Fewest occurrences of a merged pair, or of a whole word; by default 2, and 1 for `"word"`.
@@ -57,7 +57,7 @@ def train_tokenizer(
 
     Raises:
         SizeError: `vocab_size` is too small for the special tokens and the smallest alphabet.
-        TextError: The texts are empty, are not strings, or are a path.
+        TextError: The texts are empty (except for `"byte"`), are not strings, or the first one is probably a path.
         TokenizerError: `kind` is unknown, or `min_frequency` is passed for a kind without one.
         MissingExtraError: `"unigram"` needs `pip install 'embedlayer[spm]'`.
 
@@ -128,7 +128,10 @@ def raise_if_path(text: str) -> None:
 def _checked_texts(texts: object) -> Iterator[str]:
     """Yield the strings of `texts`, the training text of `train_tokenizer`, and check each of them.
 
-    A single string counts as one text; other values are refused.
+    A single string counts as one text.
+
+    Raises:
+        TextError: A text is no string, or the first one is probably a path.
     """
     if isinstance(texts, str):
         texts = [texts]
