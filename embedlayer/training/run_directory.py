@@ -159,7 +159,8 @@ class RunDirectory:
 
         Raises:
             FileError: The folder cannot be written, or another process writes to it.
-            CheckpointError: The trained model could not be loaded again; see `require_loadable`.
+            CheckpointError: The trained model could not be loaded again (see `require_loadable`), or is one of
+                transformers.
         """
         model = trainer.parallel.describe(trainer.decoder)
         if trainer.parallel.collectives.size == 1:  # else `shard` has checked it
@@ -356,8 +357,9 @@ class RunDirectory:
         Torch's random generator is unchanged afterwards.
 
         Raises:
-            FileError: The folder contains no run.
-            CheckpointError: A file of the run is damaged, or describes another kind of model.
+            FileError: The folder contains no run, or lacks a checkpoint that is needed (see `saved_buffers`).
+            CheckpointError: A file of the run is damaged, or describes another kind of model, or one too large for the
+                memory of this machine.
         """
         with torch.random.fork_rng(devices=[]):
             model = self._build_with_seed(self.read(), ParallelContext(), "cpu")
