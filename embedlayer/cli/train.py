@@ -129,8 +129,9 @@ def _train(
         SizeError: No text was passed to a new run; files or options of a new run were passed together with `--resume`;
             weights do not fit the files or the run; or torchrun started the processes of a run with mapped tables.
         PeerError: A rank has other files or options than rank 0.
-        TextError: The files contain no text, or a corpus is among texts without weights.
-        TokenizerError: A corpus was built with another tokenizer.
+        TextError: The files contain no text or too little, or a corpus is among texts without weights.
+        TokenizerError: A corpus was built with another tokenizer, or a tokenizer is damaged.
+        CheckpointError: A file of the run or a corpus is damaged.
     """
     from embedlayer.cli.report import make_report
     from embedlayer.cli.run_summary import show_summary

@@ -116,16 +116,29 @@ def edit_vocabulary(
 
     Raises:
         VocabularyError: A token is unknown, is named twice, exists already, or is needed by the tokenizer or a
-            configuration; or the tokenizer is another model's; or the model has hashed n-grams of another library, an
-            `NgramHash` with multipliers too large for the IDs of new tokens in int64, an adapter of PEFT with values of
-            tokens, or a tensor whose size follows the vocabulary and whose values for new tokens are not known.
-        SizeError: The optimizer trains other parameters or does not show the state of new rows, nothing in `target` has
-            a vocabulary that can be edited, or a rank would have no row of a sharded table.
+            configuration; or arguments exclude each other; or the tokenizer is another model's; or the model has a
+            `DraftHead`, hashed n-grams of another library, an `NgramHash` with multipliers too large for the IDs of new
+            tokens in int64, an adapter of PEFT with values of tokens, or a tensor whose size follows the vocabulary and
+            whose values for new tokens are not known.
+        SizeError: An option is unknown, below 1, or not for this kind of target; the optimizer trains other parameters
+            or does not show the state of new rows; nothing in `target` has a vocabulary that can be edited; or a rank
+            would have no row of a sharded table.
+        TokenizerError: `tokenizer` is no tokenizer, that of the folder is damaged, or a GGUF file cannot describe the
+            new one.
         TokenIdError: The padding row would be dropped.
-        FileError: `out` cannot be written, or is not empty.
-        CheckpointError: The folder is damaged, is a checkpoint of `torch.distributed.checkpoint`, or has a tensor that
-            follows the vocabulary and whose values for new tokens are not known, or an adapter with values of tokens.
+        ShapeError: `init` computes too few or too many rows, or rows of another width.
+        StaleRowsError: The optimizer was not passed to an earlier edit.
+        FileError: `target` does not exist or a process trains in it; or `out` is missing, not empty or cannot be
+            written.
+        CheckpointError: The folder or file is damaged, is a checkpoint of `torch.distributed.checkpoint`, has a
+            compressed table of a model of transformers, a tensor that follows the vocabulary and whose values for new
+            tokens are not known, or an adapter with values of tokens.
+        MissingExtraError: A GGUF file needs the extra `gguf`.
         PeerError: Another rank raised an error, or requests another edit.
+
+    Warns:
+        EmbedLayerWarning: Files are left out; text with a new token is decoded differently than before; transformers
+            opens the new tokenizer with another class; or a GGUF tensor is written in another type.
 
     Example:
         >>> model.table.vocab_size, model.head.tied
@@ -293,7 +306,11 @@ def transplant(
 
 
 def _edited(tokenizer: Tokenizer, **options: Any) -> TokenMap:
-    """Edit a copy of a tokenizer, and return the old ID of each token after the edit, with both tokenizers."""
+    """Edit a copy of a tokenizer; options and errors are those of `edit_tokenizer`.
+
+    Returns:
+        The map from each token after the edit to its old ID, with both tokenizers.
+    """
     edit = edit_tokenizer(tokenizer, **options)
     sources = tuple(NEW if source is None else source for source in edit.sources)
     old_size = table_size(tokenizer)

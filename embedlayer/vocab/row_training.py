@@ -81,11 +81,12 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
         token_ids: The IDs of the tokens, each once.
 
     Raises:
-        SizeError: The module is a table itself, has a table that does not store its rows separately, has tables that
-            share one weight or rows that it reads itself (MobileBERT), or is sharded; or `DeltaEmbedding` raises it.
-            Nothing was changed.
+        SizeError: The module is a table itself, has no table and no head, has a table that does not store its rows
+            separately, has tables that share one weight or rows that it reads itself (MobileBERT), or is sharded; or
+            `DeltaEmbedding` raises it. Nothing was changed.
         TokenIdError: A token is outside the table.
-        VocabularyError: The module contains a `DraftHead`, or hashed n-grams of another library.
+        VocabularyError: The module contains a `DraftHead`, hashed n-grams of another library, or other values of
+            tokens.
 
     Example:
         >>> train_only_rows(model, [7, 9])

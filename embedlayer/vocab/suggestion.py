@@ -156,7 +156,8 @@ def suggest_tokens(
 
     Raises:
         SizeError: `count` is below 1.
-        TextError: The text is too short to hold out a part, or the first text looks like the path of a file.
+        TextError: The text is too short to hold out a part, an item is neither a text nor a path, a file is not plain
+            text, or the first text looks like the path of a file.
         FileError: A file cannot be read.
         VocabularyError: No pair of tokens and no word occurs twice.
         TokenizerError: `tokenizer` is no tokenizer, or cannot be written as a `tokenizer.json`.

@@ -137,6 +137,12 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     """Return the tables, heads, layers and configurations of a live module; the table of a tied head is included.
 
     The rows of an `NgramEmbedding` belong to hashes, not to tokens, so its table is left out.
+
+    Raises:
+        SizeError: The module has no table and no head, those that it has differ in the number of tokens, or a table is
+            of a kind that cannot be moved.
+        VocabularyError: The module has a `DraftHead`, hashed n-grams of another library, or a tensor with values of
+            tokens that is not known.
     """
     modules = dict(module.named_modules())
     if drafts := [name or "the module" for name, part in modules.items() if isinstance(part, DraftHead)]:
