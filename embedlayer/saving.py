@@ -135,8 +135,8 @@ class Pretrained(Described, nn.Module):
         Raises:
             FileError: The folder cannot be written.
             CheckpointError: The layer, or a layer inside it, could not be loaded again: it has no `config`, is defined
-                inside a function, or `require_loadable` finds what its configuration does not contain. Nothing is
-                written.
+                inside a function, or `require_loadable` finds what its configuration does not contain. Or a tensor is
+                a sharded `DTensor`. Nothing is written.
             TokenizerError: `tokenizer` is no tokenizer.
         """
         description, state = describe(self), self.state_dict()
@@ -162,6 +162,7 @@ class Pretrained(Described, nn.Module):
         Raises:
             FileError: The folder or a file in it is missing.
             CheckpointError: A file is damaged, has another format, or describes another class than this one.
+            RuntimeError: The weights are larger than memory.
         """
         directory = recover_folder(directory)
         description = _read_description(directory)
@@ -200,6 +201,7 @@ def part_from_pretrained(directory: Path | str, name: str, *, device: torch.devi
     Raises:
         FileError: The folder or a file in it is missing.
         CheckpointError: A file is damaged, has another format, or describes no such layer.
+        RuntimeError: The file of weights is larger than memory, however little of it the layer has.
     """
     directory = recover_folder(directory)
     with torch.device("meta"):

@@ -217,7 +217,7 @@ def _named(options: dict[str, Any], kind: type[Options]) -> Options:
 
 
 def _require_no_options_of_a_new_run() -> None:
-    """Raise an error if the command line has options that a run which continues has chosen already."""
+    """Raise a `SizeError` if the command line has options that a run which continues has chosen already."""
     context = click.get_current_context()
     passed = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     names = {each.name: each.opts[0] for each in context.command.params}
@@ -226,7 +226,7 @@ def _require_no_options_of_a_new_run() -> None:
 
 
 def _require_weights(files: tuple[Path, ...], weights: tuple[float, ...]) -> None:
-    """Raise an error unless `--weights` has a weight for each of several files."""
+    """Raise a `SizeError` unless `--weights` has a weight for each of several files."""
     from embedlayer.data.mixture import windows_of_an_epoch
 
     if len(files) == 1:
@@ -237,7 +237,7 @@ def _require_weights(files: tuple[Path, ...], weights: tuple[float, ...]) -> Non
 
 
 def _require_same_weights(directory: "RunDirectory", weights: tuple[float, ...]) -> None:
-    """Raise an error unless the run in a folder has these weights."""
+    """Raise a `SizeError` unless the run in a folder has these weights."""
     recorded = directory.read().get("weights")
     if recorded != list(weights):
         what = "one text, without weights" if recorded is None else f"the weights {_as_text(recorded)}"

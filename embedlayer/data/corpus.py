@@ -332,7 +332,7 @@ def warn_left_out(source: str | Path) -> None:
 
 
 def _check_replaceable(path: Path) -> None:
-    """Raise an error unless a corpus may be written to `path`: nothing, an empty folder or a corpus is there."""
+    """Raise a `FileError` unless a corpus may be written to `path`: nothing, an empty folder or a corpus is there."""
     names = {file.name for file in path.iterdir()} if recover_folder(path).is_dir() else set()
     if names and not {INDEX_FILE, "ids.bin"} <= names:
         raise FileError(f"The folder {path} holds other files than a corpus. Choose a new folder for the corpus.")

@@ -10,8 +10,8 @@ CORPUS/                     CORPUS/
 ```
 
 A shard is built without knowing the shards before it, so it cannot know whether a document separator belongs before
-its first ID. The separator is always written there. `concatenate_shards` leaves it out before the first document of the
-corpus, and where a shard continues the last document of the shard before.
+its first ID. If the tokenizer has one, it is written there in any case. `concatenate_shards` leaves it out before the
+first document of the corpus, and where a shard continues the last document of the shard before.
 """
 
 import hashlib

@@ -298,7 +298,7 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
 
 
 def _check_same(path: Path, started: JsonObject, requested: JsonObject) -> None:
-    """Raise an error if the plan of a build in a folder differs from the plan for the arguments of this call."""
+    """Raise a `FileError` if the plan of a build in a folder differs from the plan for the arguments of this call."""
     if started == requested:
         return
     for key in ("format_version", "shards", "tokenizer"):
@@ -335,7 +335,7 @@ def _size_and_digest(source: str) -> list[Any]:
 
 
 def _check_unchanged(source: str, planned: list[Any], current: list[Any]) -> None:
-    """Raise an error if the size or the digest of a source differs from those in the plan."""
+    """Raise a `FileError` if the size or the digest of a source differs from those in the plan."""
     if current != planned:
         (had, _), (has, _) = planned, current
         how = f"it has {has} bytes and had {had}" if has != had else f"it has {has} bytes as before, but other ones"

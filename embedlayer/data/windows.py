@@ -356,7 +356,7 @@ def _ids_of(text_or_corpus: str | Path | TokenIds, tokenizer: object) -> TokenId
 
 
 def _check_sizes(**sizes: int) -> None:
-    """Raise an error unless every size is an integer of at least 1; sizes are passed by name, for the message."""
+    """Raise a `SizeError` unless every size is an integer of at least 1; sizes are passed by name, for the message."""
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
             raise SizeError(f"{name} is {size!r}, {type(size).__name__}; it must be an integer, 1 or more.")

@@ -192,7 +192,7 @@ def _add_ends(tokenizer: Tokenizer, values: Values, entries: list[str], form: st
 
 
 def check_kind(tokenizer: Tokenizer, old: Values, path: Path) -> None:
-    """Check that a GGUF file can describe the kind of a tokenizer: byte-level BPE, SentencePiece's BPE, and so on."""
+    """Raise a `TokenizerError` unless a GGUF file can describe the kind of a tokenizer, such as byte-level BPE."""
     model, kind = type(tokenizer.model).__name__, str(old[f"{PREFIX}model"])
     own_form = {"Unigram": "unigram", "WordPiece": "wordpiece"}.get(model, model)
     if model == "BPE":

@@ -423,7 +423,7 @@ def _check_same_ids(
     texts: Sequence[str],
     steps: normalizers.Normalizer,
 ) -> None:
-    """Raise an error unless a converted tokenizer gives sample texts the same IDs as SentencePiece.
+    """Raise a `TokenizerError` unless a converted tokenizer gives sample texts the same IDs as SentencePiece.
 
     `ids` has the ID of the tokenizer for each ID of the model. `steps` are what the class of the tokenizer changes in a
     text before SentencePiece reads it.

@@ -271,7 +271,7 @@ def _built(rule: Mapping[str, Any]) -> normalizers.Normalizer:
 
 
 def _check_templates(part: Any) -> None:
-    """Raise an error if the templates of a post-processor repeat a text or add tokens more than `MOST_GROWTH` times."""
+    """Raise a `TokenizerError` if a post-processor's templates repeat a text or add tokens over `MOST_GROWTH` times."""
     growth = 1
     for rule in _rules(part):
         if rule.get("type") != "TemplateProcessing":

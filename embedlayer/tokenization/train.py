@@ -105,8 +105,8 @@ def train_tokenizer(
 def raise_if_path(text: str) -> None:
     """Raise an error if a string that should be a text is probably a path.
 
-    It is if a file of that name exists, or if it looks like a path, such as `corpus.txt`. A text with a line break is
-    never refused.
+    It is if a file of that name exists, or if it looks like a path, such as `corpus.txt`. A text with a line break
+    counts as text.
 
     Raises:
         TextError: The string is probably a path.
@@ -152,7 +152,7 @@ def _checked_texts(texts: object) -> Iterator[str]:
 
 
 def _require_words(texts: Iterable[str]) -> Iterator[str]:
-    """Yield `texts` unchanged; raise an error after the last one if all of them are empty or white space."""
+    """Yield `texts` unchanged; raise a `TextError` after the last one if all of them are empty or white space."""
     has_words = False
     for text in texts:
         has_words = has_words or not (text == "" or text.isspace())

@@ -393,7 +393,7 @@ class RunDirectory:
             return parallel.build(description["model"], device)
 
     def _check_size(self, description: JsonObject, *, with_files: bool) -> None:
-        """Raise an error if the model's parameters need more bytes than this machine has memory; allocate nothing."""
+        """Raise a `CheckpointError` if the parameters are larger than this machine's memory; allocate nothing."""
         in_files: set[nn.Parameter] = set()
 
         def left_out(table: JsonObject) -> LookupTable:
@@ -434,9 +434,10 @@ class RunDirectory:
         return read_fields(self.best_facts, BestFacts) if whole else None
 
     def validation(self) -> JsonObject | None:
-        """Return step and validation results of the run's weights; `None` before the first validation.
+        """Return step and validation results of the run; `None` before the first validation.
 
-        They are those of `best`, or of the line of metrics with the lowest loss after the first step.
+        They are those of `best`, or, as for a run with mapped tables, which has none, those of the line of metrics with
+        the lowest loss after the first step.
 
         Raises:
             FileError: The metrics cannot be read.

@@ -253,6 +253,7 @@ class EditRequest:
         Raises:
             VocabularyError: The model's tokenizers differ from the passed one or have more tokens than the table has
                 rows, or the edit does not fit the tokenizer.
+            TokenizerError: The tokenizer cannot be written or read as a `tokenizer.json`.
         """
         tokenizer = self.tokenizer
         for own in tokenizers:

@@ -167,6 +167,9 @@ def _by_name(tokens: AddedTokens, option: str, old: TokenBytes) -> dict[str, str
     """Return a dictionary from the name of each new token to the token as it was passed.
 
     `option` is the name of the option that lists them, for the error.
+
+    Raises:
+        VocabularyError: A token is named twice.
     """
     named: dict[str, str | AddedToken | AddedMerge] = {}
     for token in tokens:

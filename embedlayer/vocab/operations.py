@@ -87,7 +87,7 @@ def edit_vocabulary(
     Hashed n-grams (`NgramHash`) stay what they were: a kept token keeps its compressed ID, and with it all hashes and
     rows. A new token gets a compressed ID of its own, the next free one, also where its text differs from an old
     token's only in case or accents. The rows of an `NgramEmbedding` belong to hashes and do not move. A checkpoint or
-    model of another library that hashes n-grams is refused.
+    model of another library that hashes n-grams raises a `VocabularyError`.
 
     If tables are sharded over ranks (`embedlayer.distributed.sharded`, `fully_shard`), each rank edits its own rows.
     All ranks must make the same call. Random rows get the values of rank 0. Each rank has a receipt with its own
@@ -293,7 +293,14 @@ def transplant(
     Raises:
         VocabularyError: There is no old tokenizer, or a configuration names a padding token and the new tokenizer has
             none. All other errors are those of `edit_vocabulary`.
-        TokenizerError: The new tokenizer cannot be read, or `special` names no special token of it.
+        TokenizerError: The new tokenizer is damaged or not known here, or `special` names no special token of it.
+        FileError: The file of the new tokenizer does not exist or cannot be read.
+        CheckpointError: A JSON file beside it is damaged.
+        MissingExtraError: The new tokenizer needs the extra `spm` or `gguf`.
+
+    Warns:
+        EmbedLayerWarning: The end-of-text token is a guess, a chat template is left out, or `AutoTokenizer` returns
+            other IDs.
     """
     new, roles = tokenizer_with_roles(new_tokenizer, special)
 
@@ -318,7 +325,7 @@ def _edited(tokenizer: Tokenizer, **options: Any) -> TokenMap:
 
 
 def _required(tokenizer: Tokenizer | None) -> Tokenizer:
-    """Return `tokenizer` unchanged, after a check that there is one."""
+    """Return `tokenizer` unchanged; raise a `VocabularyError` if there is none."""
     if tokenizer is None:
         raise VocabularyError("There is no tokenizer here, and without one tokens have no texts: pass tokenizer=...")
     return tokenizer

@@ -273,6 +273,8 @@ class Receipt:
                 Nothing was changed.
             FileError: `target` does not exist, or `out` is missing, not empty or cannot be written.
             PeerError: Another rank raised an error, or undoes another edit.
+            VocabularyError: The module has other values of tokens since, such as an adapter of PEFT; or the run has
+                mapped tables.
             StaleRowsError: The optimizer's state is that before the edit, to which it was not passed.
             SizeError: The optimizer trains other parameters, or the module has no table that can be edited.
         """

@@ -123,7 +123,7 @@ def distill_rows(
         snippets: Texts in which the new tokens occur: those of `find_snippets`, or texts that the teacher generated.
             Further texts in which no new token occurs hold back the new tokens elsewhere.
         options: Steps, `batch_size` in snippets, `max_length` in tokens, learning rate with its schedule, betas,
-            `max_grad_norm`, and the seed of the order. The other options are not used; `minutes` is refused.
+            `max_grad_norm`, and the seed of the order. The other options are not used; `minutes` raises a `SizeError`.
         tokenizer: The tokenizer after the edit.
         teacher_tokenizer: The tokenizer before the edit.
         token_ids: IDs of the new tokens.

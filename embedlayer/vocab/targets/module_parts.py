@@ -258,7 +258,7 @@ def unknown_rows(name: str, use: str = "") -> VocabularyError:
 
 
 def refuse_adapters(module: nn.Module, modules: VocabularyModules) -> None:
-    """Raise an error if PEFT has put an adapter on a table or head that has values for each token, or token IDs."""
+    """Raise a `VocabularyError` if PEFT has put an adapter with values or IDs of tokens on a table or head."""
     heads = (model.get_output_embeddings() for model in models_in(module).values())  # also one that is not patched
     ends = {id(part) for part in (*modules.tables.values(), *modules.heads.values())}
     ends |= {id(without_adapters(head)) for head in heads if head is not None}
@@ -281,7 +281,7 @@ def refuse_adapters(module: nn.Module, modules: VocabularyModules) -> None:
 
 
 def refuse_hashed_ngrams(names: Iterable[str], what: str) -> None:
-    """Raise an error if tensors of a model are rows of hashed n-grams of another library, by their names."""
+    """Raise a `VocabularyError` if tensors of a model are rows of hashed n-grams of another library, by their names."""
     if hashed := next((name for name in names if _HASHED_NGRAMS.search(name)), None):
         raise VocabularyError(
             f"{what} has hashed n-grams ({hashed}), whose rows are found by hashes of token IDs or of the tokenizer's "
