@@ -38,7 +38,7 @@ def compress_table(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor 
 
     Raises:
         SizeError: `to` names no kind, or a kind that does not fit the size of the table; or `table` is no table.
-        ShapeError: Counts or rows have another shape, or rows contain NaN or infinity.
+        ShapeError: `counts` has another shape, or rows contain NaN, infinity, or numbers too large for the layout.
 
     Example:
         >>> compress_table(TokenEmbedding(100, 64), "int4-g32")

@@ -38,7 +38,7 @@ class CompressionResult:
         share: `bytes` divided by the bytes of the original.
         row_error: `|E - E'| / |E|` of the rows E of the original and the rows E' of this table, Frobenius norms.
         neighbors: Share of the ten nearest neighbours of a token in the original that are still among its ten nearest,
-            from 0 to 1; `None` if no token has a neighbour, or for `"trim"`.
+            from 0 to 1; `None` if no token has a neighbour, or for `"trim"`. 1 for the original.
         loss: Nats per token on the text; `None` without a text.
         loss_change: `loss` minus that of the original; `None` without a text.
     """

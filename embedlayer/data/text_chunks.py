@@ -42,7 +42,7 @@ CUT = re.compile("|".join(pattern.pattern for pattern in _CUTS))
 
 
 def read_text_chunks(source: str | Path, *, tokenizer: object = None) -> Iterator[str]:
-    """Yield a text in chunks of some thousand characters; their concatenation is the text.
+    """Yield a text in chunks of some hundred to some thousand characters; their concatenation is the text.
 
     Args:
         source: A UTF-8 file, gzipped if it ends in `.gz`, or `"-"` for standard input. Line ends are kept; a

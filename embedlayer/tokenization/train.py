@@ -39,9 +39,11 @@ def train_tokenizer(
     |---|---|---|
     | `"bpe"` | bytes merged by frequency, as in GPT-2 | every text exactly |
     | `"wordpiece"` | a word or, marked `##`, the rest of one, as in (cased) BERT | words, spaces guessed |
-    | `"unigram"` | a subword of the most likely split (SentencePiece) | the text, runs of white space as one space |
+    | `"unigram"` | a subword of the most likely split (SentencePiece) | the text in NFKC, with single spaces |
     | `"word"` | a whole word or a punctuation mark | words, spaces guessed |
     | `"byte"` | one byte: its ID is its value | every text exactly |
+
+    `"wordpiece"`, `"unigram"` and `"word"` replace text that they do not know by the unknown token.
 
     Args:
         texts: One string or an iterable of strings, not paths; `read_text_chunks(path)` reads a file. The iterable is

@@ -59,7 +59,8 @@ class TrainingOptions:
         max_grad_norm: Gradients are clipped to this norm.
         log_every: Steps between two lines of metrics.
         validate_every: Lines of metrics between two validations; the first and the last line always validate.
-        validation_tokens: Maximum number of validation tokens per validation, in equal parts of each corpus.
+        validation_tokens: Maximum number of validation tokens per validation, in equal parts of each corpus, which has
+            one window at least.
         seed: Seed of the weights, the windows and dropout.
         precision: `"float32"`, `"bfloat16"` (autocast), or `"auto"`: bfloat16 on a GPU that supports it.
 

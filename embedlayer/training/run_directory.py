@@ -138,6 +138,9 @@ class RunDirectory:
         """List the names of the files and folders in the run folder, sorted; a folder's name ends with a slash.
 
         Hidden files are left out.
+
+        Raises:
+            FileNotFoundError: There is no such folder.
         """
         visible = (file for file in self.path.iterdir() if not file.name.startswith("."))
         return sorted(file.name + "/" * file.is_dir() for file in visible)

@@ -134,7 +134,7 @@ def edit_vocabulary(
             compressed table of a model of transformers, a tensor that follows the vocabulary and whose values for new
             tokens are not known, or an adapter with values of tokens.
         MissingExtraError: A GGUF file needs the extra `gguf`.
-        PeerError: Another rank raised an error, or requests another edit.
+        PeerError: Another rank raised an error, or requests another edit. All other errors are those of `init`.
 
     Warns:
         EmbedLayerWarning: Files are left out; text with a new token is decoded differently than before; transformers

@@ -412,8 +412,8 @@ def last_receipt(folder: Path | str) -> Receipt:
     """Read the receipt of the last edit that led to a folder.
 
     Raises:
-        CheckpointError: The folder has no receipt, the receipt is damaged, or `folder` is a GGUF file.
-        FileError: The receipt or the folder cannot be read.
+        CheckpointError: There is no folder or no receipt in it, the receipt is damaged, or `folder` is a GGUF file.
+        FileError: The receipt cannot be read.
     """
     folder = Path(folder)
     _refuse_gguf(folder)
