@@ -44,7 +44,7 @@ class ShardIndex(TypedDict):
     """Type of the content of `index.json`: sizes, tokenizer and plan of one shard, or of a corpus without shards.
 
     `separators` is 1 if the IDs of the shard start with a document separator. `tokenizer` is the tokenizer's
-    fingerprint, `plan` the digest of the plan.
+    fingerprint, `plan` the digest of the plan, and `bytes_read` the number of bytes of the source files in the shard.
     """
 
     dtype: Literal["uint16", "uint32"]

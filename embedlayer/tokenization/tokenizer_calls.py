@@ -146,9 +146,9 @@ def pre_tokens(tokenizer: Tokenizer, text: str) -> list[str]:
 def cut_pre_tokens(texts: Iterable[str], steps: PreTokenizer) -> Iterator[str]:
     """Yield texts to train a tokenizer on, cut inside of pre-tokens that have more than `LONGEST_TRAINED` characters.
 
-    Trainers of subwords take the square of the length of a pre-token, which in DNA or a minified file is the whole
-    text. Each of its parts becomes a pre-token. Other texts are not changed. `steps` is the pre-tokenizer; not to be
-    read from a tokenizer that is being trained, which is locked.
+    The time of a trainer of subwords grows with the square of the length of a pre-token, which in DNA or a minified
+    file is the whole text. Each of its parts becomes a pre-token. Other texts are not changed. `steps` is the
+    pre-tokenizer, which cannot be read from a tokenizer that is being trained: that is locked.
 
     Raises:
         TokenizerError: The tokenizers library cannot split a text.
@@ -166,7 +166,7 @@ def cut_pre_tokens(texts: Iterable[str], steps: PreTokenizer) -> Iterator[str]:
 
 
 def _has_long_run(text: str) -> bool:
-    """Return whether a text may have more than `LONGEST_TRAINED` characters in a row with no space, or all of them.
+    """Return whether a text may have more than `LONGEST_TRAINED` characters in a row without or only of white space.
 
     Such a run covers one of the blocks of half that length.
     """
