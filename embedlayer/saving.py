@@ -87,7 +87,8 @@ class Described:
         Descriptions of inner objects in `config` are built first.
 
         Raises:
-            CheckpointError: An argument is unknown or missing.
+            CheckpointError: An argument is unknown or missing, has another type, or is larger than in any model; or an
+                inner object cannot be built. All other errors are those of the constructor.
         """
         return cls.construct(
             **{name: build(value) if is_description(value) else value for name, value in config.items()}
@@ -101,7 +102,8 @@ class Described:
             **arguments: Values of the constructor's arguments.
 
         Raises:
-            CheckpointError: An argument is unknown or missing, has another type, or is larger than in any model.
+            CheckpointError: An argument is unknown or missing, has another type, or is larger than in any model. All
+                other errors are those of the constructor.
         """
         check_saved(cls, arguments)
         try:
@@ -133,8 +135,8 @@ class Pretrained(Described, nn.Module):
         Raises:
             FileError: The folder cannot be written.
             CheckpointError: The layer, or a layer inside it, could not be loaded again: it has no `config`, is defined
-                inside a function, or `require_loadable` finds what its configuration does not contain. Nothing is
-                written.
+                inside a function, or `require_loadable` finds what its configuration does not contain. Or a tensor is
+                a sharded `DTensor`. Nothing is written.
             TokenizerError: `tokenizer` is no tokenizer.
         """
         description, state = describe(self), self.state_dict()
@@ -160,6 +162,7 @@ class Pretrained(Described, nn.Module):
         Raises:
             FileError: The folder or a file in it is missing.
             CheckpointError: A file is damaged, has another format, or describes another class than this one.
+            RuntimeError: The weights are larger than memory.
         """
         directory = recover_folder(directory)
         description = _read_description(directory)
@@ -197,6 +200,7 @@ def part_from_pretrained(directory: Path | str, name: str, *, device: torch.devi
     Raises:
         FileError: The folder or a file in it is missing.
         CheckpointError: A file is damaged, has another format, or describes no such layer.
+        RuntimeError: The file of weights is larger than memory, however little of it the layer has.
     """
     directory = recover_folder(directory)
     with torch.device("meta"):
@@ -291,8 +295,7 @@ def describe(layer: Described) -> JsonObject:
 def require_loadable(layer: Described, description: JsonObject, state: Mapping[str, torch.Tensor]) -> None:
     """Check that a layer can be loaded again: build one from its description on the meta device, and compare the two.
 
-    Modules must have the same classes and the same `config`, and tensors the same names and shapes. Random generators
-    keep their state.
+    `_differences` says what is compared. Random generators keep their state.
 
     Args:
         layer: The layer that is to be saved.
@@ -317,6 +320,10 @@ def require_loadable(layer: Described, description: JsonObject, state: Mapping[s
 
 def _differences(layer: Described, other: nn.Module, state: Mapping[str, torch.Tensor]) -> Iterator[str]:
     """Yield a sentence for each difference between a layer and the one that is built from its description.
+
+    Compared are the names and shapes of tensors, the `config` of modules of equal class without the layers in it, and
+    the classes of modules, except where the layer's module is of one of `KINDS`. Values, dtypes and devices are not
+    compared.
 
     Args:
         layer: The layer.

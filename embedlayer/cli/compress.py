@@ -104,7 +104,7 @@ def measure_use(opened: "OpenedModel", text: Path) -> dict[str, Any]:
 
     Raises:
         FileError: The text cannot be read.
-        TextError: The text has fewer than two tokens.
+        TextError: The text is not plain text, or has fewer than two tokens.
         TokenizerError: There is no tokenizer, or it has IDs outside the table.
         VocabularyError: The text contains none of the tokens.
 

@@ -45,7 +45,7 @@ def explore(
 ) -> None:
     """Look at tables in the browser.
 
-    The views are learn, a story that explains embeddings, map, pipeline, positions, comparison, health, and training.
+    The views are learn, a story that explains embeddings, map, pipeline, positions, compare, health, and training.
 
     SOURCE is a run, a saved layer, a checkpoint (a folder, a file, or owner/name on the hub), or a file of vectors.
     Without SOURCE, the page shows 4,000 words of MiniLM, which come with this package. Nothing leaves this machine.

@@ -114,9 +114,9 @@ def measure(
 
     Raises:
         TokenIdError: The run's corpus contains IDs outside the table.
-        TokenizerError: Word pairs or analogies were requested and there is no tokenizer.
-        FileError: A file of word pairs or analogies cannot be read.
-        TextError: A line of such a file has another format.
+        TokenizerError: Word pairs, analogies or texts were passed, and there is no tokenizer.
+        FileError: A file cannot be read.
+        TextError: A line of a file of word pairs or analogies has another format, or a text is not plain text.
         SizeError: Every row is zero or holds NaN, or no analogy has four words of the table.
     """
     from embedlayer.analysis.chance import chance_geometry

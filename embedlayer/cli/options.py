@@ -135,7 +135,7 @@ new_model_option = click.option(
 
 
 def chosen_device(name: str) -> str:
-    """Return the device to use for a name: for `auto` it is `cuda` if available, else `cpu`.
+    """Return the device to use for a name: for `auto` it is `cuda` if available, else `cpu`; any other as it is.
 
     Raises:
         SizeError: A CUDA device is requested and none is available.

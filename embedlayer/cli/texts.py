@@ -56,10 +56,11 @@ def prepare_corpus(
         quiet: Whether to print nothing.
 
     Raises:
-        FileError: A text or the tokenizer cannot be read.
-        TextError: The sources have no text, are not UTF-8, or are a corpus and others without weights.
-        TokenizerError: A corpus was built with another tokenizer.
-        MissingExtraError: A tokenizer needs the extra `spm`.
+        FileError: A text or the tokenizer cannot be read, or `target` holds other files than a corpus.
+        TextError: The sources have no text, are not plain text, or are a corpus and others without weights.
+        TokenizerError: A corpus was built with another tokenizer, or a tokenizer is damaged.
+        CheckpointError: A corpus, or a GGUF file with the tokenizer, is damaged.
+        MissingExtraError: A tokenizer needs the extra `spm` or `gguf`.
         SizeError: A weight is not above 0, or the vocabulary is too small for the kind of tokenizer.
     """
     if target.is_symlink():  # an earlier run used a corpus in another folder
@@ -142,7 +143,7 @@ def learn_tokenizer(
 
     Raises:
         FileError: A text cannot be read.
-        TextError: The texts are empty, or not UTF-8.
+        TextError: The texts are empty, or not plain text.
         SizeError: The vocabulary is too small for the kind of tokenizer.
         MissingExtraError: A Unigram tokenizer needs the extra `spm`.
     """
@@ -168,7 +169,8 @@ def _link_corpus(ready: Path, target: Path, tokenizer_from: Path | None) -> "tup
 
     Raises:
         TokenizerError: The requested tokenizer is not the one that the corpus was built with.
-        FileError: The folder holds files that are not of a corpus.
+        FileError: `target` holds files that are not of a corpus, or there is no corpus at `ready`.
+        CheckpointError: The corpus is damaged.
     """
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.tokenization.tokenizer_calls import fingerprint
@@ -212,7 +214,11 @@ def _tokenizer_for(corpus: Path, tokenizer_from: Path | None) -> "Tokenizer":
 
 
 def _find_corpus(sources: Sequence[str | Path]) -> Path | None:
-    """Return the folder among `sources` that `embedlayer corpus build` wrote, or `None` if there is none."""
+    """Return the folder among `sources` that `embedlayer corpus build` wrote, or `None` if there is none.
+
+    Raises:
+        TextError: There are other sources beside it.
+    """
     from embedlayer.data.corpus_files import is_corpus
 
     corpora = [Path(source) for source in sources if is_corpus(Path(source))]

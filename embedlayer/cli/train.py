@@ -129,8 +129,9 @@ def _train(
         SizeError: No text was passed to a new run; files or options of a new run were passed together with `--resume`;
             weights do not fit the files or the run; or torchrun started the processes of a run with mapped tables.
         PeerError: A rank has other files or options than rank 0.
-        TextError: The files contain no text, or a corpus is among texts without weights.
-        TokenizerError: A corpus was built with another tokenizer.
+        TextError: The files contain no text or too little, or a corpus is among texts without weights.
+        TokenizerError: A corpus was built with another tokenizer, or a tokenizer is damaged.
+        CheckpointError: A file of the run or a corpus is damaged.
     """
     from embedlayer.cli.report import make_report
     from embedlayer.cli.run_summary import show_summary
@@ -216,7 +217,7 @@ def _named(options: dict[str, Any], kind: type[Options]) -> Options:
 
 
 def _require_no_options_of_a_new_run() -> None:
-    """Raise an error if the command line has options that a run which continues has chosen already."""
+    """Raise a `SizeError` if the command line has options that a run which continues has chosen already."""
     context = click.get_current_context()
     passed = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     names = {each.name: each.opts[0] for each in context.command.params}
@@ -225,7 +226,7 @@ def _require_no_options_of_a_new_run() -> None:
 
 
 def _require_weights(files: tuple[Path, ...], weights: tuple[float, ...]) -> None:
-    """Raise an error unless `--weights` has a weight for each of several files."""
+    """Raise a `SizeError` unless `--weights` has a weight for each of several files."""
     from embedlayer.data.mixture import windows_of_an_epoch
 
     if len(files) == 1:
@@ -236,7 +237,7 @@ def _require_weights(files: tuple[Path, ...], weights: tuple[float, ...]) -> Non
 
 
 def _require_same_weights(directory: "RunDirectory", weights: tuple[float, ...]) -> None:
-    """Raise an error unless the run in a folder has these weights."""
+    """Raise a `SizeError` unless the run in a folder has these weights."""
     recorded = directory.read().get("weights")
     if recorded != list(weights):
         what = "one text, without weights" if recorded is None else f"the weights {_as_text(recorded)}"

@@ -136,8 +136,8 @@ def start_run(
     Raises:
         FileError: A text cannot be read, or the folder cannot be written.
         SizeError: A probe is not one token, or sizes do not fit together.
-        TextError: The sources contain no text, or a corpus was passed together with texts and without weights.
-        TokenizerError: A corpus was built with another tokenizer.
+        TextError: The sources contain no text, are too short for a window and a validation part, or are a corpus and
+            texts without weights. All other errors are those of `prepare_corpus`.
     """
     import torch
 
@@ -326,7 +326,11 @@ def neighbors_of(tokens: Sequence[int], model: "DecoderLM", tokenizer: "Tokenize
 
 
 def _single_token(tokenizer: "Tokenizer", text: str) -> int:
-    """Return the ID of the one token that the text of a `--probe` option is."""
+    """Return the ID of the one token that the text of a `--probe` option is.
+
+    Raises:
+        SizeError: The text is no single token.
+    """
     from embedlayer.tokenization.tokenizer_calls import encode
 
     ids = encode(tokenizer, text).ids

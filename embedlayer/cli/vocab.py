@@ -383,11 +383,13 @@ def _row_init(
     Raises:
         VocabularyError: An option that `--init` needs is missing, another one is passed that it does not take, or no
             token is shared.
-        MissingExtraError: fastText vectors are to be trained, and gensim is not installed.
+        MissingExtraError: fastText vectors are to be trained, and gensim is not installed; or a tokenizer or the donor
+            needs the extra `spm`, `gguf` or `hf`.
         FileError: A file or the donor cannot be read.
         CheckpointError: A file of vectors or the donor is damaged.
         TokenizerError: The donor has no tokenizer, or a tokenizer is damaged.
-        TextError: A text of `--auxiliary-text` is not plain text.
+        SizeError: The name of the file of vectors does not tell its format.
+        TextError: A text to train fastText vectors on is not plain text, or has no tokens.
     """
     import torch
 
@@ -458,8 +460,9 @@ def _train_new_rows(
         CheckpointError: The folder has no causal language model.
         MissingExtraError: The model needs transformers, which is not installed.
         TokenizerError: The folder has no tokenizer.
-        TextError: The text is too small to hold out a part of it.
+        TextError: The text is not plain text, or too small to hold out a part of it.
         VocabularyError: The text contains none of the new tokens.
+        SizeError: The rows cannot be trained alone; see `train_only_rows`.
         FileError: The folder or a text cannot be read.
     """
     from embedlayer.cli.progress import display, stopping_gently

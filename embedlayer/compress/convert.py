@@ -30,15 +30,15 @@ def compress_table(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor 
 
     Args:
         table: A table of any kind, or a plain `nn.Embedding`.
-        to: `"int8"` or `"int4"`; `"int4-g32"` for groups of 32 columns with a scale each; `"q8_0"` or `"q4_0"` for
-            GGUF's blocks of 32 columns, which `export_onnx` writes too; `"rank=128"` for a factorised table. 4-bit
-            codes are rounded by `CovarianceRounding`.
+        to: `"int8"` or `"int4"` for a scale for each row; `"int4-g32"` for groups of 32 columns with a scale each;
+            `"q8_0"` or `"q4_0"` for GGUF's blocks of 32 columns, which `export_onnx` writes too; `"rank=128"` for a
+            factorised table. 4-bit codes are rounded by `CovarianceRounding`.
         counts: Number of occurrences of each token, `(V,)`: weights of the error that a factorised table minimises;
             `None` weights all tokens equally. Other kinds ignore it.
 
     Raises:
-        SizeError: `to` names no kind, or a kind that does not fit the size of the table.
-        ShapeError: Counts or rows have another shape, or rows contain NaN or infinity.
+        SizeError: `to` names no kind, or a kind that does not fit the size of the table; or `table` is no table.
+        ShapeError: `counts` has another shape, or rows contain NaN, infinity, or numbers too large for the layout.
 
     Example:
         >>> compress_table(TokenEmbedding(100, 64), "int4-g32")
@@ -62,6 +62,9 @@ def check_kind(to: str) -> dict[str, int]:
         `{"rank": R}` for a factorised table, `{"blocks": B}` for GGUF's blocks of B bits. For another quantised one
         `{"bits": B}`, and the key `group` for groups of columns.
 
+    Raises:
+        SizeError: `to` names no kind.
+
     Example:
         >>> check_kind("int4-g32")
         {'bits': 4, 'group': 32}
@@ -81,7 +84,7 @@ def replace_table(model: Model, table: TokenTable | nn.Embedding) -> Model:
     A tied head is tied to the new table. The original model is not changed.
 
     In a model of transformers the look-ups keep their scale, whatever the scale of `table`. If the table is not dense,
-    transformers cannot store it: `save_pretrained` of the copy is refused, and `save_model` writes it.
+    transformers cannot store it: `save_pretrained` of the copy raises a `CheckpointError`, and `save_model` writes it.
 
     Args:
         model: A decoder, an embedding layer, an input embedding, or a model of transformers after `patch`.
@@ -89,9 +92,9 @@ def replace_table(model: Model, table: TokenTable | nn.Embedding) -> Model:
 
     Raises:
         SizeError: The table has another width, or the model has an untied head with another number of tokens. For a
-            model of transformers: the table has another number of tokens.
-        CheckpointError: The model of transformers is not patched, or has modules other than look-ups and LM heads that
-            use the weight of the table.
+            model of transformers: the table has another number of tokens, or cannot have the scale of its look-ups.
+        CheckpointError: The model of transformers is not patched, has modules other than look-ups and LM heads that use
+            the weight of the table, or multiplies the rows itself (MobileBERT).
     """
     table = as_table(table)
     if not isinstance(model, DecoderLM | EmbeddingLayer | TransformerEmbedding):

@@ -44,7 +44,7 @@ def export_onnx(table: TokenTable, path: Path | str, *, logits: bool = True, acc
             changes logits by about 0.5 % of the largest one, and is faster, much faster with 8-bit codes.
 
     Raises:
-        SizeError: The table has another layout, or more than 2 GiB.
+        SizeError: The table has another layout, or more than `LARGEST` bytes, 1 MiB below 2 GiB.
         MissingExtraError: onnx is missing: `pip install 'embedlayer[onnx]'`.
         FileError: The file cannot be written.
 
@@ -115,7 +115,10 @@ def has_onnx_layout(table: TokenTable) -> TypeGuard[QuantizedEmbedding]:
 
 
 def _codes_and_scales(table: QuantizedEmbedding) -> tuple[Tensor, Tensor]:
-    """Return the codes of a table, two in a byte with 4 bits, the first low, `(V, G, bytes)`; and scales `(V, G)`."""
+    """Return the codes of a table, `(V, groups, bytes)`, and its scales, `(V, groups)`.
+
+    With 4 bits, two codes are in a byte, the first in the low bits.
+    """
     form = table.row_format
     codes = torch.empty(table.vocab_size, form.groups, form.code_bytes, dtype=torch.uint8)
     scales = torch.empty(table.vocab_size, form.groups, dtype=torch.float16)

@@ -36,9 +36,9 @@ class CompressionResult:
         bytes: Bytes of the table in memory, scales included.
         file_bytes: Bytes of a safetensors file with the table alone.
         share: `bytes` divided by the bytes of the original.
-        row_error: `|E - E'| / |E|`, Frobenius norms over all rows.
+        row_error: `|E - E'| / |E|` of the rows E of the original and the rows E' of this table, Frobenius norms.
         neighbors: Share of the ten nearest neighbours of a token in the original that are still among its ten nearest,
-            from 0 to 1; `None` for a table with one row, or for `"trim"`.
+            from 0 to 1; `None` if no token has a neighbour, or for `"trim"`. 1 for the original.
         loss: Nats per token on the text; `None` without a text.
         loss_change: `loss` minus that of the original; `None` without a text.
     """
@@ -67,8 +67,8 @@ def compare_compression(
         table: A table of any kind.
         choices: Kinds as `compress_table` names them, or a mapping from any name to a table.
         counts: Number of occurrences of each token, `(V,)`. They weight the error of low ranks, choose the tokens whose
-            neighbours are compared (1000 tokens that occur), and add a result for a trim, which removes rows. `None`:
-            all tokens count equally.
+            neighbours are compared (up to 1,000 tokens that occur), and add a result for a trim, which removes rows.
+            `None`: all tokens count equally, and there is no trim.
         kept: With counts, the number of tokens that a trim keeps, such as `len(used_tokens(tokenizer, corpus))`; `None`
             for the tokens that occur.
         loss: Function from a table to the loss of a model with it, such as `loss_on_text(model, ids)`; `None` for no
@@ -78,7 +78,9 @@ def compare_compression(
         The result of the original, then one for each of `choices` in their order, then with `counts` that of the trim.
 
     Raises:
-        SizeError: A choice does not fit the table, or a table has another size.
+        SizeError: A choice names no kind or does not fit the table, or a table has another size.
+        ShapeError: As for `compress_table`.
+        TokenIdError: `counts` is longer than the table.
 
     Example:
         >>> rows = compare_compression(TokenEmbedding(1000, 64), ["int8", "rank=16"])
@@ -121,7 +123,6 @@ def row_error(table: TokenTable, other: TokenTable) -> float:
 
     Raises:
         SizeError: The tables differ in size.
-        ShapeError: A plain tensor is not `(V, D)`.
     """
     if (table.vocab_size, table.embed_dim) != (other.vocab_size, other.embed_dim):
         raise SizeError(
@@ -144,12 +145,13 @@ def loss_on_text(model: nn.Module, ids: Int[Tensor, " T"], *, length: int = 256)
     Args:
         model: A `DecoderLM`, or a causal language model of transformers after `patch`; its own table is not changed.
         ids: Token IDs of the text, `(T,)`.
-        length: Tokens per window, at most the longest sequence that the model states. The text is cut into windows, and
-            the model reads each window without the text before it.
+        length: Tokens per window, reduced to the longest sequence that the model states. The text is cut into windows,
+            and the model reads each window without the text before it.
 
     Raises:
         SizeError: The text has fewer than two tokens.
-        CheckpointError: The model is no causal language model, or is not patched.
+        CheckpointError: The model is no causal language model. The function that is returned raises the errors of
+            `replace_table`.
     """
     if len(ids) < 2:
         raise SizeError(f"The loss needs a text of at least 2 tokens; found {len(ids)}.")

@@ -55,8 +55,9 @@ def with_table(model: Model, table: TokenTable) -> Model:
     """Return a copy of a patched model of transformers with another table; see `replace_table`.
 
     Raises:
-        SizeError: The table has another size than that of the model.
-        CheckpointError: The model multiplies the rows itself, or another module reads the weight of the table.
+        SizeError: The table has another size than that of the model, or cannot have the scale of a look-up.
+        CheckpointError: The model is not patched, multiplies the rows itself, or another module reads the weight of the
+            table.
     """
     root = _table_of(model)
     if (table.vocab_size, table.embed_dim) != (root.vocab_size, root.embed_dim):
@@ -95,7 +96,11 @@ def with_table(model: Model, table: TokenTable) -> Model:
 
 
 def _table_of(model: Any) -> TokenTable:
-    """Return the table of the input embeddings of a patched model of transformers."""
+    """Return the table of the input embeddings of a patched model of transformers.
+
+    Raises:
+        CheckpointError: The model is not patched.
+    """
     root = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
     if not isinstance(root, TokenTable):
         raise CheckpointError(
@@ -198,8 +203,9 @@ def save_model(model: nn.Module, directory: Path | str, *, tokenizer: Any = None
         tokenizer: Tokenizer to save, or `None`.
 
     Raises:
-        CheckpointError: The model is not patched.
+        CheckpointError: The model is not patched, or its table could not be loaded again.
         FileError: The folder is not empty, or cannot be written.
+        TokenizerError: `tokenizer` is no tokenizer.
     """
     table, target, whole = _table_of(model), Path(directory), cast(Any, model)
     check_new_folder(target)
@@ -281,8 +287,9 @@ def load_model(directory: Path | str, *, device: torch.device | str = "cpu") -> 
         The model, in evaluation mode.
 
     Raises:
-        FileError: A file is missing.
-        CheckpointError: The folder has no such model, or it is damaged: a tensor is missing or has another shape.
+        FileError: A file of the table is missing.
+        CheckpointError: The folder has no such model, transformers does not have its class, or a file is damaged or
+            lacks a tensor.
         MissingExtraError: transformers is not installed.
         VersionError: Its release is not supported.
 

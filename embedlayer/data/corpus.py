@@ -58,13 +58,17 @@ class TokenCorpus:
         Args:
             sources: Files, folders, and `"-"` for standard input, as for `find_text_files`. Each file is a document.
             tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
-            path: A new or empty folder, or a corpus, which is replaced.
+            path: A new or empty folder, or a corpus without shards, which is replaced.
             on_progress: Called with the number of bytes read so far and the total, 0 if unknown.
 
         Raises:
             FileError: A source cannot be read, or `path` cannot be written or holds other files.
-            TextError: A source is not UTF-8, or no source has text.
-            TokenizerError: `tokenizer` is no tokenizer.
+            TextError: A source is not plain text (see `find_text_files`), or no source has text.
+            TokenizerError: `tokenizer` is no tokenizer, or cannot encode a text.
+
+        Warns:
+            EmbedLayerWarning: A source without text is left out, or the IDs next to a cut may differ from those of the
+                whole text.
         """
         tokenizer, path = as_tokenizer(tokenizer), Path(path)
         files = find_text_files(sources)
@@ -88,8 +92,8 @@ class TokenCorpus:
         """Encode a string into a corpus in memory.
 
         Raises:
-            TextError: The text is empty, or has lone surrogates, which UTF-8 cannot encode.
-            TokenizerError: `tokenizer` is no tokenizer.
+            TextError: The text gives no token, or has lone surrogates, which UTF-8 cannot encode.
+            TokenizerError: `tokenizer` is no tokenizer, or cannot encode the text.
 
         Example:
             >>> from embedlayer.tokenization.train import train_tokenizer
@@ -116,8 +120,9 @@ class TokenCorpus:
         """Open the corpus in a folder that `build` or `build_in_shards` wrote; its token IDs are memory-mapped.
 
         Raises:
-            FileError: There is no corpus at `path`.
-            CheckpointError: A file is missing, truncated, or does not fit the others, or a shard is not built yet.
+            FileError: There is no corpus at `path`, or a file cannot be read or mapped.
+            CheckpointError: A file is missing, truncated, of another format version or does not fit the others; a shard
+                is not built yet; or no shard has text.
         """
         shards = read_shards(Path(path))
         index = shards[0].metadata
@@ -213,6 +218,7 @@ class CorpusWriter:
     Recorded are the start of each document and the numbers of tokens and bytes; see `tables` and `index`.
 
     Args:
+        tokenizer: Encodes the documents.
         write: Called with the IDs of each text chunk, and with the ID that separates two documents. The arrays are
             uint16 or uint32.
     """
@@ -245,7 +251,7 @@ class CorpusWriter:
 
         Raises:
             FileError: The source cannot be read or decompressed.
-            TextError: The text is not UTF-8.
+            TextError: The source is not plain text.
         """
         with opened(source, begin, end) as (read, position):
             texts = decoded(source, read, offset=begin)
@@ -312,6 +318,9 @@ def require_text(has_text: bool | int, sources: Sequence[str | Path]) -> None:
     """Raise an error if the sources of a corpus gave no token.
 
     `has_text` is the number of tokens, or whether there are any.
+
+    Raises:
+        TextError: There are none.
     """
     if not has_text:
         raise TextError(f"There is no text in {', '.join(map(str, sources))}. Pass a file with at least one word.")
@@ -323,7 +332,7 @@ def warn_left_out(source: str | Path) -> None:
 
 
 def _check_replaceable(path: Path) -> None:
-    """Raise an error unless a corpus may be written to `path`: nothing, an empty folder or a corpus is there."""
+    """Raise a `FileError` unless a corpus may be written to `path`: nothing, an empty folder or a corpus is there."""
     names = {file.name for file in path.iterdir()} if recover_folder(path).is_dir() else set()
     if names and not {INDEX_FILE, "ids.bin"} <= names:
         raise FileError(f"The folder {path} holds other files than a corpus. Choose a new folder for the corpus.")

@@ -10,8 +10,8 @@ CORPUS/                     CORPUS/
 ```
 
 A shard is built without knowing the shards before it, so it cannot know whether a document separator belongs before
-its first ID. The separator is always written there. `concatenate_shards` leaves it out before the first document of the
-corpus, and where a shard continues the last document of the shard before.
+its first ID. If the tokenizer has one, it is written there in any case. `concatenate_shards` leaves it out before the
+first document of the corpus, and where a shard continues the last document of the shard before.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ class ShardIndex(TypedDict):
     """Type of the content of `index.json`: sizes, tokenizer and plan of one shard, or of a corpus without shards.
 
     `separators` is 1 if the IDs of the shard start with a document separator. `tokenizer` is the tokenizer's
-    fingerprint, `plan` the digest of the plan.
+    fingerprint, `plan` the digest of the plan, and `bytes_read` the number of bytes of the source files in the shard.
     """
 
     dtype: Literal["uint16", "uint32"]
@@ -126,8 +126,8 @@ def read_shards(path: Path) -> list[CorpusShard]:
     A corpus without shards is returned as a single one.
 
     Raises:
-        FileError: There is no corpus at `path`.
-        CheckpointError: A shard is damaged, not built yet, or was built for another plan.
+        FileError: There is no corpus at `path`, or a file cannot be read.
+        CheckpointError: A shard is damaged, not built yet, or was built for another plan; or no shard has a token.
     """
     if not (recover_folder(path) / PLAN_FILE).exists():
         return [_read_shard(path)]

@@ -105,7 +105,7 @@ class ConcatenatedArray:
         The view is a NumPy array if the slice is inside one of the arrays, else a `ConcatenatedArray`.
 
         Raises:
-            SizeError: The slice has a step.
+            SizeError: The slice has a step other than 1.
             IndexError: The index is out of range.
         """
         if not isinstance(index, slice):

@@ -29,7 +29,7 @@ class TokenMixture:
     """Corpora of one tokenizer with a weight each; a `Trainer` takes a mixture where it takes a `TokenCorpus`.
 
     Of the windows of training, each corpus has the fraction `weight / sum(weights)`; see `MixedSampler`. The loss on
-    the validation parts is the mean of the losses of the corpora with the same weights.
+    the validation parts is the mean of the losses of the corpora, weighted in the same way.
 
     Args:
         weights: Weight of each corpus, above 0: pairs of a `TokenCorpus` and its weight, or a dictionary from corpora
@@ -40,7 +40,7 @@ class TokenMixture:
         weights: The weight of each.
 
     Raises:
-        SizeError: There is no corpus, or a weight is not above 0.
+        SizeError: There is no corpus, `weights` has no pairs, or a weight is infinite, not above 0 or rounded to 0.
         TextError: One of the corpora is no `TokenCorpus`.
         TokenizerError: The corpora have different tokenizers.
 
@@ -97,7 +97,8 @@ class MixedSampler:
 
     Args:
         weights: Weight of each corpus, above 0: pairs of a `TokenCorpus`, or of token IDs as `TokenWindows` takes them,
-            and its weight; or a dictionary from corpora to weights.
+            and its weight; or a dictionary from corpora to weights. They are rounded to fractions with denominators up
+            to 10,000.
         max_length: Tokens in a window, T.
         batch_size: Windows in a batch, B.
         seed: Any integer.
@@ -106,7 +107,8 @@ class MixedSampler:
         counts: Windows of each corpus in an epoch of the mixture.
 
     Raises:
-        SizeError: There is no corpus, or a weight is not above 0. Else as for `WindowSampler`.
+        SizeError: There is no corpus, `weights` has no pairs, or a weight is infinite, not above 0 or rounded to 0.
+            Else as for `WindowSampler`.
         TokenizerError: Two corpora have different tokenizers.
         ShapeError, TextError: As for `WindowSampler`.
 
@@ -129,7 +131,7 @@ class MixedSampler:
     def batch(self, step: int, *, rank: int = 0, ranks: int = 1) -> Batch:
         """Return the inputs and the targets of a step, `(B, T)` int64 each, or one rank's windows of them.
 
-        See `WindowSampler.batch`.
+        See `WindowSampler.batch` for the arguments and errors.
         """
         check_rank(rank, ranks)
         share = share_of(self.batch_size, rank, ranks)
@@ -163,7 +165,6 @@ def training_sampler(
         SizeError: `max_length` or `batch_size` is not an integer or is below 1.
         ShapeError: The IDs are not integers.
         TextError: A corpus is too short for one window and its target.
-        TokenizerError: The corpora of the mixture have different tokenizers.
     """
     if isinstance(corpus, TokenCorpus):
         return WindowSampler(corpus, max_length=max_length, batch_size=batch_size, seed=seed)
@@ -174,8 +175,10 @@ def training_sampler(
 def windows_of_an_epoch(weights: Sequence[float]) -> tuple[int, ...]:
     """Return how many windows of each corpus an epoch of a mixture has: multiples of the weights, `EPOCH` or more.
 
+    Weights are rounded to fractions with denominators up to `DENOMINATOR`.
+
     Raises:
-        SizeError: There is no weight, or one is not above 0.
+        SizeError: There is no weight, or one is infinite, not above 0 or rounded to 0.
 
     Example:
         >>> windows_of_an_epoch([3, 1])

@@ -19,6 +19,7 @@ class RandomPermutation:
     different results. A result of `count` or more is permuted again until it is smaller.
 
     Args:
+        count: Number of elements.
         generator: Source of the random keys. How many numbers are drawn does not depend on `count`.
 
     Example:

@@ -43,15 +43,15 @@ def run_jobs(
             function that does a job.
         argument: Argument of `prepare`.
         numbers: Numbers of the jobs, which are started in this order.
-        workers: Largest number of processes at a time, at least 1. If there are fewer jobs, their processes get
-            threads for it.
+        workers: Largest number of processes at a time, at least 1. If there are fewer jobs, the tokenizer of each
+            process uses `workers // len(numbers)` threads.
         on_progress: Called in this process with the number of a job and what the job last passed to `report`.
         on_interrupted: Called in this process with the number of each job that was started and did not end, after
             all processes have ended.
 
     Raises:
-        EmbedLayerError: A job raised this error.
-        FileError: A process was killed.
+        EmbedLayerError: A job raised this error; its other errors are raised unchanged too.
+        FileError: A process was killed, or failed to start.
     """
     context = _KillableContext()
     progress = context.RawArray("q", [_NOT_STARTED] * len(numbers))

@@ -88,12 +88,15 @@ def build_in_shards(
         on_progress: Called with the number of bytes read so far and the total.
 
     Raises:
-        FileError: A source cannot be read or has changed since the build started; `path` cannot be written, holds
-            other files or another build, or is locked by another process; or a process was killed.
-        TextError: A source is not UTF-8, or no source has text.
+        FileError: A source cannot be read, is standard input, or has changed since the build started; `path` cannot be
+            written, holds other files or another build, or is locked by another process; or a process was killed.
+        TextError: A source is not plain text (see `find_text_files`), or no source has text.
         SizeError: `shards` or `workers` is below 1.
-        CheckpointError: The plan or a shard in the folder is damaged.
-        TokenizerError: `tokenizer` is no tokenizer.
+        CheckpointError: The plan or a shard in the folder is damaged, or its tokenizer was changed.
+        TokenizerError: `tokenizer` is no tokenizer or cannot encode a text, or the one in the folder is damaged.
+
+    Warns:
+        EmbedLayerWarning: A source without text is left out, or the IDs next to a cut may differ.
 
     Example:
         >>> from embedlayer.tokenization.train import train_tokenizer
@@ -174,10 +177,10 @@ def build_shard(
 
     Raises:
         FileError: As for `build_in_shards`.
-        CheckpointError: The tokenizer in the folder was changed.
-        TextError: A source is not UTF-8.
+        CheckpointError: The plan in the folder is damaged, or its tokenizer was changed.
+        TextError: A source is not plain text, or there is none.
         SizeError: There is no such shard.
-        TokenizerError: `tokenizer` is no tokenizer.
+        TokenizerError: `tokenizer` is no tokenizer or cannot encode a text, or the one in the folder is damaged.
     """
     if not 0 <= only < shards:
         raise SizeError(f"Shard {only} of {shards} does not exist: shards are counted from 0 to {shards - 1}.")
@@ -198,6 +201,7 @@ def shard_builder(folder: str) -> Callable[[int, Report], None]:
     Raises:
         FileError: There is no plan or tokenizer in the folder.
         CheckpointError: The plan is damaged, or the tokenizer is not that of the plan.
+        TokenizerError: The tokenizer is damaged.
     """
     path = Path(folder)
     plan, tokenizer = read_plan(path), load_tokenizer(path / TOKENIZER)
@@ -294,7 +298,7 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
 
 
 def _check_same(path: Path, started: JsonObject, requested: JsonObject) -> None:
-    """Raise an error if the plan of a build in a folder differs from the plan for the arguments of this call."""
+    """Raise a `FileError` if the plan of a build in a folder differs from the plan for the arguments of this call."""
     if started == requested:
         return
     for key in ("format_version", "shards", "tokenizer"):
@@ -331,7 +335,7 @@ def _size_and_digest(source: str) -> list[Any]:
 
 
 def _check_unchanged(source: str, planned: list[Any], current: list[Any]) -> None:
-    """Raise an error if the size or the digest of a source differs from those in the plan."""
+    """Raise a `FileError` if the size or the digest of a source differs from those in the plan."""
     if current != planned:
         (had, _), (has, _) = planned, current
         how = f"it has {has} bytes and had {had}" if has != had else f"it has {has} bytes as before, but other ones"

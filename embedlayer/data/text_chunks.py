@@ -42,7 +42,7 @@ CUT = re.compile("|".join(pattern.pattern for pattern in _CUTS))
 
 
 def read_text_chunks(source: str | Path, *, tokenizer: object = None) -> Iterator[str]:
-    """Yield a text in chunks of some thousand characters; their concatenation is the text.
+    """Yield a text in chunks of some hundred to some thousand characters; their concatenation is the text.
 
     Args:
         source: A UTF-8 file, gzipped if it ends in `.gz`, or `"-"` for standard input. Line ends are kept; a
@@ -50,9 +50,12 @@ def read_text_chunks(source: str | Path, *, tokenizer: object = None) -> Iterato
         tokenizer: The chunks are cut such that their IDs are the IDs of the whole text. `None`: cut between words.
 
     Raises:
-        FileError: The file cannot be read.
-        TextError: The file is not plain text.
-        TokenizerError: `tokenizer` is no tokenizer.
+        FileError: When chunks are requested: the file cannot be read.
+        TextError: Then: the file is not plain text.
+        TokenizerError: Then: `tokenizer` is no tokenizer.
+
+    Warns:
+        EmbedLayerWarning: Within a million characters no cut leaves the IDs unchanged: the text is cut anyway.
     """
     with opened(source) as (read, _):
         checker = None if tokenizer is None else pure_tokenizer(as_tokenizer(tokenizer))
@@ -70,7 +73,7 @@ def encode_chunks(chunks: Iterable[str], tokenizer: object, *, before: str = "")
         before: The last characters before the first chunk, if the chunks do not start at the start of the text.
 
     Raises:
-        TokenizerError: `tokenizer` is no tokenizer.
+        TokenizerError: When IDs are requested: `tokenizer` is no tokenizer, or cannot encode a chunk.
     """
     for batch, encodings in _encode_ahead(iter(chunks), before[-ANCHOR_CHARS:], as_tokenizer(tokenizer)):
         for chunk, whole, start in zip(batch, encodings, encodings[len(batch) :], strict=False):
@@ -104,9 +107,9 @@ def _encode_ahead(
 def split_text(texts: Iterable[str], tokenizer: Tokenizer | None) -> Iterator[str]:
     """Split a text into chunks, such that the IDs of the chunks, concatenated, are the IDs of the whole text.
 
-    The first chunks have up to 512 characters, later ones up to 16384, so that a short text has several chunks too.
-    Where no cut is safe within a million characters, the text is cut anyway, with a warning. Without a tokenizer cuts
-    are not checked, and IDs may change.
+    The first chunks have up to 512 characters, later ones up to 16384, so that a short text has several chunks too. A
+    chunk is longer where no cut is safe; after a million characters the text is cut anyway, with a warning. Without a
+    tokenizer cuts are not checked, and IDs may change.
     """
     rest, done, wanted = "", 0, _FEWEST_CHARS
     for text in texts:

@@ -24,13 +24,16 @@ def find_text_files(paths: Sequence[str | Path]) -> list[str | Path]:
 
     `"-"`, for standard input, is returned as it is. The files of a folder are sorted. Hidden files in folders are left
     out, and so are corpora and binary files: those with a zero byte in their first 64 KiB (decompressed, for a `.gz`).
-    Files of the formats in `embedlayer.data.text_formats` are left out with a warning. They are refused if they are
-    passed by name, or have more bytes than the text files of the folder.
+    Files of the formats in `embedlayer.data.text_formats` are left out of a folder with a warning, unless they have as
+    many bytes as its text files. A file that cannot be read is returned: reading it raises the error.
 
     Raises:
-        FileError: A path does not exist or cannot be read.
-        TextError: A file is not plain text, a folder holds no text file or mostly files of other formats, or `paths` is
-            empty.
+        FileError: A path does not exist.
+        TextError: A file that is passed by name is not plain text; a folder is a corpus or a saved data set, or has no
+            text file, or at least as many bytes in files of those formats; or `paths` is empty.
+
+    Warns:
+        EmbedLayerWarning: Files of a folder are left out because of their format.
     """
     files: list[str | Path] = []
     for name in paths:

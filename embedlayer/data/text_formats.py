@@ -145,6 +145,9 @@ def refuse_json_lines(source: str | Path, start: bytes) -> None:
     with a warning. `start` are the first bytes of the file, decompressed if its name ends in `.gz`, without a
     byte-order mark.
 
+    Raises:
+        TextError: The file has JSON lines.
+
     Warns:
         EmbedLayerWarning: The file has JSON lines, and its name ends in `.txt`.
     """

@@ -112,9 +112,9 @@ def create_dataloader(
         generator: Source of the random order; by default torch's global generator.
 
     Raises:
-        TextError: The text is empty, shorter than one window and its target, or a path as `str`; or it has fewer than
-            `batch_size` windows, and `drop_last` leaves them all out.
-        TokenizerError: A text is passed without a tokenizer.
+        TextError: The text is empty, not plain text, shorter than one window and its target, or a path as `str`; or it
+            has fewer than `batch_size` windows, and `drop_last` leaves them all out.
+        TokenizerError: A text is passed without a tokenizer, or with one that cannot encode it.
         ShapeError: The IDs are not integers.
         SizeError: A size is not an integer or is below 1, or the IDs have several dimensions.
         FileError: A text file cannot be read.
@@ -162,7 +162,7 @@ class WindowSampler:
     Raises:
         SizeError: `max_length` or `batch_size` is not an integer or is below 1, or the IDs have several dimensions.
         ShapeError: The IDs are not integers.
-        TextError: The IDs are too few for one window and its target.
+        TextError: The IDs are too few for one window and its target, or are text.
 
     Example:
         >>> sampler = WindowSampler(np.arange(100), max_length=8, batch_size=2, seed=1)
@@ -229,7 +229,7 @@ class WindowSampler:
 
 
 def check_rank(rank: int, ranks: int) -> None:
-    """Check the number of a rank."""
+    """Raise a `SizeError` unless `0 <= rank < ranks`."""
     if not 0 <= rank < ranks:
         raise SizeError(f"Rank {rank} of {ranks} does not exist: ranks are counted from 0 to {ranks - 1}.")
 
@@ -340,8 +340,8 @@ def _ids_of(text_or_corpus: str | Path | TokenIds, tokenizer: object) -> TokenId
         tokenizer: Tokenizer for a text; may be `None` for token IDs.
 
     Raises:
-        TokenizerError: A text is passed without a tokenizer.
-        TextError: The text is empty, or is a path as `str`.
+        TokenizerError: A text is passed without a tokenizer, or with one that cannot encode it.
+        TextError: The text is empty or not plain text, or is a path as `str`.
         FileError: A text file cannot be read.
     """
     if not isinstance(text_or_corpus, str | Path):
@@ -356,7 +356,7 @@ def _ids_of(text_or_corpus: str | Path | TokenIds, tokenizer: object) -> TokenId
 
 
 def _check_sizes(**sizes: int) -> None:
-    """Raise an error unless every size is an integer of at least 1; sizes are passed by name, for the message."""
+    """Raise a `SizeError` unless every size is an integer of at least 1; sizes are passed by name, for the message."""
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
             raise SizeError(f"{name} is {size!r}, {type(size).__name__}; it must be an integer, 1 or more.")

@@ -36,11 +36,12 @@ def bert_tokenizer(
 def wordpiece_tokenizer(vocabulary: dict[str, int], config: TokenizerConfig, file: Path) -> Tokenizer:
     """Return the tokenizer of a `vocab.txt`: BERT's, by the settings that the files beside it state.
 
-    Without `do_lower_case`, text is lower-cased if a file names a class of BERT's kind, which does so by default; if no
-    file names a class, it is lower-cased if no entry except the bracketed ones has an upper-case letter.
+    Without `do_lower_case`, text is lower-cased if a file names the class, because BERT's classes do so by default. If
+    no file does, it is lower-cased if no entry except the bracketed ones has an upper-case letter.
 
     Raises:
-        TokenizerError: The class is not of BERT's kind, or the vocabulary lacks a token.
+        TokenizerError: The class is not of BERT's kind; the vocabulary lacks the unknown token, or has an added token
+            under another ID; `do_basic_tokenize` is false; or a setting is neither true nor false.
     """
     is_known = config.kind is None or config.kind in (*WORDPIECE_CLASSES, *GENERIC_CLASSES)
     if not is_known:

@@ -36,8 +36,8 @@ def bpe_rules(vocabulary: Mapping[str, int], file: Path, config: TokenizerConfig
     are GPT-2's, if the entries show it.
 
     Raises:
-        TokenizerError: The class or the model type is not known; or none is stated, and the vocabulary is not of
-            GPT-2's kind.
+        TokenizerError: The class or the model type is not known, or splits text by rules that only a `tokenizer.json`
+            has; or none is stated, and the vocabulary is not of GPT-2's kind.
     """
     known = ", ".join(BPE_CLASSES)
     if config.kind is not None and config.kind in BPE_CLASSES:
@@ -63,10 +63,11 @@ def bpe_rules(vocabulary: Mapping[str, int], file: Path, config: TokenizerConfig
 def bpe_tokenizer(
     vocabulary: dict[str, int], merges: list[tuple[str, str]], rules: BpeRules, config: TokenizerConfig, file: Path
 ) -> Tokenizer:
-    """Build a BPE tokenizer.
+    """Build a BPE tokenizer from a vocabulary and merges, by the rules of a class and what the files beside it state.
 
     Raises:
-        TokenizerError: A setting or an added token contradicts the vocabulary.
+        TokenizerError: An added token has another ID in the vocabulary, a token around texts is missing there, a
+            setting is neither true nor false, or Whisper's `language` or `task` is set, which is not read.
     """
     unknown = config.role("unk_token", rules.roles) if rules.unknown else None
     optional = {"end_of_word_suffix": rules.end_of_word or None, "unk_token": unknown}

@@ -41,7 +41,7 @@ class TokenBytes:
         tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers. It is not changed.
 
     Attributes:
-        tokenizer: The same tokenizer without truncation.
+        tokenizer: The same tokenizer without truncation, padding and BPE dropout.
         convention: How tokens write spaces and bytes: `"byte-level"` (`Ġdog`), `"sentencepiece"` (`▁dog`, `<0x0A>`),
             `"wordpiece"` (`##dog`) or `"word"` (whole words).
         prefix: Prefix of tokens that continue a word, such as `##`, or "".
@@ -50,6 +50,9 @@ class TokenBytes:
         entries: From the ID of each token to its name in the vocabulary.
         added: IDs of the added tokens, special or not.
         special: IDs of the special tokens.
+
+    Raises:
+        TokenizerError: `tokenizer` is no tokenizer.
 
     Example:
         >>> tokens = TokenBytes(train_tokenizer("I love dogs, I love cats", vocab_size=270))

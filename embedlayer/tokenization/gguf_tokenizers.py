@@ -192,7 +192,7 @@ def _add_ends(tokenizer: Tokenizer, values: Values, entries: list[str], form: st
 
 
 def check_kind(tokenizer: Tokenizer, old: Values, path: Path) -> None:
-    """Check that a GGUF file can describe the kind of a tokenizer: byte-level BPE, SentencePiece's BPE, and so on."""
+    """Raise a `TokenizerError` unless a GGUF file can describe the kind of a tokenizer, such as byte-level BPE."""
     model, kind = type(tokenizer.model).__name__, str(old[f"{PREFIX}model"])
     own_form = {"Unigram": "unigram", "WordPiece": "wordpiece"}.get(model, model)
     if model == "BPE":
@@ -214,7 +214,7 @@ def tokenizer_metadata(tokenizer: Tokenizer, old: Values, rows: int, path: Path)
     of `old`, the metadata of the file.
 
     Raises:
-        TokenizerError: The metadata cannot describe the tokenizer, because it gives other IDs.
+        TokenizerError: The tokenizer is of another kind than that of the file, or the metadata would give other IDs.
     """
     check_kind(tokenizer, old, path)
     data, before = json.loads(tokenizer.to_str()), tokenizer_of(old, path)

@@ -41,7 +41,7 @@ def table_size(tokenizer: Tokenizer) -> int:
 
 
 def missing_rows_message(tokenizer: Tokenizer, rows: int, where: object = None) -> str | None:
-    """Return an error message if the IDs of a tokenizer exceed the rows of a table, else `None`. Nothing is raised.
+    """Return, without raising it, the message for IDs of a tokenizer that exceed the rows of a table, else `None`.
 
     The tokenizer may have fewer IDs than the table has rows. `where` is its path or name.
 
@@ -88,6 +88,9 @@ def added_without_rows(tokenizer: Tokenizer, rows: int) -> list[int]:
 
 def require_rows(tokenizer: Tokenizer, rows: int, where: object = None) -> None:
     """Raise an error if the IDs of a tokenizer exceed the rows of a table.
+
+    Raises:
+        TokenizerError: A token has no row, or the highest ID is `MAX_TOKEN_IDS` or more.
 
     Example:
         >>> require_rows(train_tokenizer((), kind="byte"), 257, "run")

@@ -32,24 +32,25 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
       prefix (`gpt2-encoder.json` and `gpt2-vocab.bpe`). The rules are those of the tokenizer class that the
       `tokenizer_config.json` beside them names, or that the model type of `config.json` has. With nothing beside them
       they are GPT-2's, if all entries are written in its alphabet of bytes.
-    - BERT's `vocab.txt`, with `do_lower_case`, `strip_accents` and `tokenize_chinese_chars` of the
-      `tokenizer_config.json` beside it. Without `do_lower_case`, text is lower-cased if a file names BERT's class, or
-      if no entry except the bracketed ones has an upper-case letter.
     - SentencePiece's `.model`, BPE or Unigram, with the `spm` extra. The files beside it state the class, which decides
       the IDs: those of XLM-RoBERTa are shifted by one, those of M2M-100 are in a `vocab.json`. The subwords of sample
-      texts are compared with SentencePiece; a model with others is refused. Unlike in SentencePiece, `</s>` in a text
-      is the control symbol.
+      texts are compared with SentencePiece; a model with others raises a `TokenizerError`. Unlike in SentencePiece,
+      `</s>` in a text is the control symbol.
+    - BERT's `vocab.txt`, with `do_lower_case`, `strip_accents` and `tokenize_chinese_chars` of the
+      `tokenizer_config.json` beside it. Without `do_lower_case`, text is lower-cased if a file names the class, or if
+      no file does and no entry except the bracketed ones has an upper-case letter.
     - llama2.c's `tokenizer.bin` (`tok512.bin`).
     - A GGUF file of llama.cpp, with the `gguf` extra.
     - A folder with one of these, searched for in this order.
 
-    Beside these vocabularies, settings and special tokens of `tokenizer_config.json` and `special_tokens_map.json` are
-    read too, and its added tokens or those of `added_tokens.json`.
+    Beside `vocab.json`, `.model` and `vocab.txt`, the settings and special tokens in `tokenizer_config.json` and
+    `special_tokens_map.json` are read too, and the added tokens in the first or in `added_tokens.json`.
 
     Raises:
         FileError: There is no such file, or it cannot be read.
         TokenizerError: The file is damaged, incomplete or of an unknown format, the rules of its class are not
             known, or the folder has several tokenizers.
+        CheckpointError: A GGUF file is damaged.
         MissingExtraError: A `.model` needs `pip install 'embedlayer[spm]'`, and a `.gguf` `'embedlayer[gguf]'`.
     """
     path = Path(path)

@@ -376,8 +376,9 @@ def _mapped(charsmap: bytes) -> list[normalizers.Normalizer]:
     """Return normalisers that apply a compiled character map as SentencePiece does.
 
     `Precompiled` of the `tokenizers` library looks characters up one by one in long grapheme clusters, so it does not
-    compose a letter with its marks there. If the map is one of NFKC, the text is in NFKC before; the characters that
-    NFKC alone changes are kept from it.
+    compose a letter with its marks there. For a map of NFKC, NFKC is therefore applied to the text first. Two
+    characters that NFKC treats in another way than such a map are hidden from it: U+0344, whose two marks the map does
+    not compose with the letter before, and U+FF5E, if the map keeps it.
     """
     mapped = normalizers.Precompiled(charsmap)
     if any(mapped.normalize_str(text).lower() != unicodedata.normalize("NFKC", text).lower() for text in _NFKC_PROBE):
@@ -422,7 +423,7 @@ def _check_same_ids(
     texts: Sequence[str],
     steps: normalizers.Normalizer,
 ) -> None:
-    """Raise an error unless a converted tokenizer gives sample texts the same IDs as SentencePiece.
+    """Raise a `TokenizerError` unless a converted tokenizer gives sample texts the same IDs as SentencePiece.
 
     `ids` has the ID of the tokenizer for each ID of the model. `steps` are what the class of the tokenizer changes in a
     text before SentencePiece reads it.

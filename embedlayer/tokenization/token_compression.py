@@ -29,7 +29,8 @@ def compressed_tokens(tokenizer: object) -> Int64[Tensor, " V"]:
         `(V,)`, where V is `table_size(tokenizer)`. Numbers without a token have the ID of the empty text.
 
     Raises:
-        TokenizerError: The argument is not a tokenizer, or its highest ID is `MAX_TOKEN_IDS` or more.
+        TokenizerError: The argument is not a tokenizer, its highest ID is `MAX_TOKEN_IDS` (16,777,216) or more, or it
+            cannot decode a token.
 
     Example:
         >>> from embedlayer.tokenization.train import train_tokenizer

@@ -1,4 +1,4 @@
-"""Calls of a tokenizer on text: equal texts give equal IDs, and what fails in the tokenizers library is our error.
+"""Calls of a tokenizer on text: equal texts give equal IDs, and what the library raises becomes a `TokenizerError`.
 
 A `tokenizer.json` may ask for truncation, padding and BPE dropout, which make the IDs of a text depend on its length,
 on other texts or on chance. Here they are ignored; files that are written from the tokenizer keep them. A file may also
@@ -146,9 +146,9 @@ def pre_tokens(tokenizer: Tokenizer, text: str) -> list[str]:
 def cut_pre_tokens(texts: Iterable[str], steps: PreTokenizer) -> Iterator[str]:
     """Yield texts to train a tokenizer on, cut inside of pre-tokens that have more than `LONGEST_TRAINED` characters.
 
-    Trainers of subwords take the square of the length of a pre-token, which in DNA or a minified file is the whole
-    text. Each of its parts becomes a pre-token. Other texts are not changed. `steps` is the pre-tokenizer; not to be
-    read from a tokenizer that is being trained, which is locked.
+    The time of a trainer of subwords grows with the square of the length of a pre-token, which in DNA or a minified
+    file is the whole text. Each of its parts becomes a pre-token. Other texts are not changed. `steps` is the
+    pre-tokenizer, which cannot be read from a tokenizer that is being trained: that is locked.
 
     Raises:
         TokenizerError: The tokenizers library cannot split a text.
@@ -166,7 +166,7 @@ def cut_pre_tokens(texts: Iterable[str], steps: PreTokenizer) -> Iterator[str]:
 
 
 def _has_long_run(text: str) -> bool:
-    """Return whether a text may have more than `LONGEST_TRAINED` characters in a row with no space, or all of them.
+    """Return whether a text may have more than `LONGEST_TRAINED` characters in a row without or only of white space.
 
     Such a run covers one of the blocks of half that length.
     """
@@ -183,7 +183,11 @@ def tokens_of_word(tokenizer: Tokenizer, word: str) -> list[Any]:
 
 
 def build_tokenizer(content: Mapping[str, Any]) -> Tokenizer:
-    """Build a tokenizer from the content of a `tokenizer.json`."""
+    """Build a tokenizer from the content of a `tokenizer.json`.
+
+    Raises:
+        TokenizerError: The content is damaged, or `require_bounded` refuses it.
+    """
     require_bounded(content)
     with tokenizer_errors("be built"):
         return Tokenizer.from_str(json.dumps(content))
@@ -192,9 +196,10 @@ def build_tokenizer(content: Mapping[str, Any]) -> Tokenizer:
 def require_bounded(content: Mapping[str, Any]) -> None:
     """Check that the rules of a `tokenizer.json` make a text at most `MOST_GROWTH` times as long.
 
-    Refused are a `Replace` whose content, changed by the rules after it, is longer than that for each character of its
-    pattern; a template that repeats the text or adds special tokens more often; and strings of rules above 1,000
-    characters.
+    Raises:
+        TokenizerError: The content of a `Replace` or `Prepend`, changed by the rules after it, is longer than that for
+            each character that it replaces; a template repeats the text or adds special tokens more often; or a string
+            of a rule has more than 1,000 characters.
     """
     for part in ("normalizer", "pre_tokenizer", "model", "decoder"):
         for rule in _rules(content.get(part)):
@@ -266,7 +271,7 @@ def _built(rule: Mapping[str, Any]) -> normalizers.Normalizer:
 
 
 def _check_templates(part: Any) -> None:
-    """Raise an error if the templates of a post-processor repeat a text or add tokens more than `MOST_GROWTH` times."""
+    """Raise a `TokenizerError` if a post-processor's templates repeat a text or add tokens over `MOST_GROWTH` times."""
     growth = 1
     for rule in _rules(part):
         if rule.get("type") != "TemplateProcessing":

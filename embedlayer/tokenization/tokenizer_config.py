@@ -42,6 +42,7 @@ class TokenizerConfig:
     """What the files of a folder state about its tokenizer.
 
     Attributes:
+        folder: The folder.
         kind: Name of the tokenizer class without `Tokenizer` and `Fast`; `None` if no file names one, and the model
             type has none.
         names_class: Whether a file names the class, not the model type alone.
@@ -115,7 +116,7 @@ def read_tokenizer_config(folder: Path) -> TokenizerConfig:
 
     Raises:
         FileError: A file cannot be read.
-        TokenizerError: A file is damaged, or two tokens have one ID.
+        TokenizerError: A file is damaged.
     """
     settings, model = _read(folder / "tokenizer_config.json"), _read(folder / "config.json")
     model_type = model.get("model_type") if isinstance(model.get("model_type"), str) else None
@@ -240,7 +241,12 @@ def class_name(name: str) -> str:
 
 
 def read_json_file(file: Path) -> dict[str, Any]:
-    """Read a JSON file of a tokenizer, and return the object in it."""
+    """Read a JSON file of a tokenizer, and return the object in it.
+
+    Raises:
+        TokenizerError: The file is damaged, or holds no object.
+        FileError: The file cannot be read.
+    """
     try:
         return read_json(file)
     except CheckpointError as error:

@@ -39,9 +39,11 @@ def train_tokenizer(
     |---|---|---|
     | `"bpe"` | bytes merged by frequency, as in GPT-2 | every text exactly |
     | `"wordpiece"` | a word or, marked `##`, the rest of one, as in (cased) BERT | words, spaces guessed |
-    | `"unigram"` | a subword of the most likely split (SentencePiece) | the text, runs of white space as one space |
+    | `"unigram"` | a subword of the most likely split (SentencePiece) | the text in NFKC, with single spaces |
     | `"word"` | a whole word or a punctuation mark | words, spaces guessed |
     | `"byte"` | one byte: its ID is its value | every text exactly |
+
+    `"wordpiece"`, `"unigram"` and `"word"` replace text that they do not know by the unknown token.
 
     Args:
         texts: One string or an iterable of strings, not paths; `read_text_chunks(path)` reads a file. The iterable is
@@ -49,7 +51,7 @@ def train_tokenizer(
             without spaces, such as DNA, every 10,000 characters; it is encoded whole.
         kind: See the table. `"unigram"` needs the `spm` extra.
         vocab_size: Largest number of entries, including special tokens. A small text gives fewer. `"byte"` always
-            has 256 and the special tokens.
+            has 256 and the special tokens, and `"wordpiece"` keeps all single characters, also beyond this number.
         special_tokens: Tokens that are never split. An unknown token is added for the kinds that need one: `"[UNK]"`
             for `"wordpiece"`, `"<unk>"` for `"unigram"` and `"word"`.
         min_frequency: Fewest occurrences of a merged pair, or of a whole word; by default 2, and 1 for `"word"`.
@@ -57,7 +59,7 @@ def train_tokenizer(
 
     Raises:
         SizeError: `vocab_size` is too small for the special tokens and the smallest alphabet.
-        TextError: The texts are empty, are not strings, or are a path.
+        TextError: The texts are empty (except for `"byte"`), are not strings, or the first one is probably a path.
         TokenizerError: `kind` is unknown, or `min_frequency` is passed for a kind without one.
         MissingExtraError: `"unigram"` needs `pip install 'embedlayer[spm]'`.
 
@@ -105,8 +107,8 @@ def train_tokenizer(
 def raise_if_path(text: str) -> None:
     """Raise an error if a string that should be a text is probably a path.
 
-    It is if a file of that name exists, or if it looks like a path, such as `corpus.txt`. A text with a line break is
-    never refused.
+    It is if a file of that name exists, or if it looks like a path, such as `corpus.txt`. A text with a line break
+    counts as text.
 
     Raises:
         TextError: The string is probably a path.
@@ -128,7 +130,10 @@ def raise_if_path(text: str) -> None:
 def _checked_texts(texts: object) -> Iterator[str]:
     """Yield the strings of `texts`, the training text of `train_tokenizer`, and check each of them.
 
-    A single string counts as one text; other values are refused.
+    A single string counts as one text.
+
+    Raises:
+        TextError: A text is no string, or the first one is probably a path.
     """
     if isinstance(texts, str):
         texts = [texts]
@@ -149,7 +154,7 @@ def _checked_texts(texts: object) -> Iterator[str]:
 
 
 def _require_words(texts: Iterable[str]) -> Iterator[str]:
-    """Yield `texts` unchanged; raise an error after the last one if all of them are empty or white space."""
+    """Yield `texts` unchanged; raise a `TextError` after the last one if all of them are empty or white space."""
     has_words = False
     for text in texts:
         has_words = has_words or not (text == "" or text.isspace())

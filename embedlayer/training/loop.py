@@ -59,12 +59,14 @@ class TrainingOptions:
         max_grad_norm: Gradients are clipped to this norm.
         log_every: Steps between two lines of metrics.
         validate_every: Lines of metrics between two validations; the first and the last line always validate.
-        validation_tokens: Maximum number of validation tokens per validation, in equal parts of each corpus.
+        validation_tokens: Maximum number of validation tokens per validation, in equal parts of each corpus, which has
+            one window at least.
         seed: Seed of the weights, the windows and dropout.
         precision: `"float32"`, `"bfloat16"` (autocast), or `"auto"`: bfloat16 on a GPU that supports it.
 
     Raises:
-        SizeError: Neither or both of `steps` and `minutes` are set, or a number is not positive.
+        SizeError: Neither or both of `steps` and `minutes` are set; or a number of steps, windows, lines or tokens,
+            `minutes`, `learning_rate` or `max_grad_norm` is not positive.
     """
 
     steps: int | None = None
@@ -129,8 +131,10 @@ class Trainer:
 
     Raises:
         TextError: `training` or `validation` is no corpus and no mixture, or one of its corpora is shorter than one
-            window.
-        SizeError: `validation` has other weights than `training`.
+            window and its target.
+        SizeError: `validation` has other weights than `training`; or several processes are to train a model of
+            transformers, or a head of another class than `OutputHead`.
+        CheckpointError: With several processes: the model could not be loaded again.
 
     Example:
         >>> trainer = Trainer(model, *corpus.split(0.1), TrainingOptions(steps=2, max_length=8, batch_size=2))
@@ -215,7 +219,11 @@ class Trainer:
             on_step: Function that is called with the number of each finished step, or `None`.
 
         Raises:
+            TokenIdError: A text has an ID outside the table.
             PeerError: Another process hangs or has ended.
+
+        Warns:
+            EmbedLayerWarning: The first loss is far from `ln V`, that of a uniform distribution over the vocabulary.
         """
         self._stopping = False
         self._running_since = time.perf_counter()
@@ -313,7 +321,7 @@ class Trainer:
         be resumed at the checkpoint that was saved, whichever it is. See `MappedEmbedding.checkpoint`.
 
         Raises:
-            FileError: The disk is full.
+            FileError: A mapped table cannot be written, for example on a full disk.
         """
         with ExitStack() as stack:
             tables = trained_files(self.model).values()

@@ -55,13 +55,15 @@ class ParallelContext:
 
     Attributes:
         collectives: Collective operations of the processes.
+        device: Device of this process as the launch states it; a single process may train on another one.
         rank: Number of this process, from 0.
         size: Number of processes.
         is_first: Whether this is rank 0, which writes files and prints.
         launch_id: Names of the launchers of all ranks, separated by spaces; empty for the single process.
 
     Raises:
-        SizeError: The number of processes is not a multiple of `vocab_parallel_size`.
+        SizeError: The number of processes is not a multiple of `vocab_parallel_size`, or a single process is to shard
+            a table.
     """
 
     def __init__(self, launch: Launch | None = None, *, vocab_parallel_size: int | None = None) -> None:
@@ -134,6 +136,8 @@ class ParallelContext:
 
         Raises:
             CheckpointError: The description is damaged.
+            FileError: A file that it names is missing or cannot be read.
+            SizeError: Several processes are to train a model with a head of another class than `OutputHead`.
         """
         if self._mesh is None:
             model: DecoderLM = build(config)
@@ -343,7 +347,7 @@ class _LossModule(nn.Module):
 
 
 def _plain_head(head: OutputHead) -> OutputHead:
-    """Return a head whose rows can be sharded."""
+    """Return a head unchanged; raise a `SizeError` unless it is an `OutputHead`, whose rows can be sharded."""
     if type(head) is not OutputHead:
         raise SizeError(
             f"A {type(head).__name__} is not sharded over ranks: only OutputHead is. Train it with one process, or "

@@ -138,6 +138,9 @@ class RunDirectory:
         """List the names of the files and folders in the run folder, sorted; a folder's name ends with a slash.
 
         Hidden files are left out.
+
+        Raises:
+            FileNotFoundError: There is no such folder.
         """
         visible = (file for file in self.path.iterdir() if not file.name.startswith("."))
         return sorted(file.name + "/" * file.is_dir() for file in visible)
@@ -159,7 +162,8 @@ class RunDirectory:
 
         Raises:
             FileError: The folder cannot be written, or another process writes to it.
-            CheckpointError: The trained model could not be loaded again; see `require_loadable`.
+            CheckpointError: The trained model could not be loaded again (see `require_loadable`), or is one of
+                transformers.
         """
         model = trainer.parallel.describe(trainer.decoder)
         if trainer.parallel.collectives.size == 1:  # else `shard` has checked it
@@ -356,8 +360,9 @@ class RunDirectory:
         Torch's random generator is unchanged afterwards.
 
         Raises:
-            FileError: The folder contains no run.
-            CheckpointError: A file of the run is damaged, or describes another kind of model.
+            FileError: The folder contains no run, or lacks a checkpoint that is needed (see `saved_buffers`).
+            CheckpointError: A file of the run is damaged, or describes another kind of model, or one too large for the
+                memory of this machine.
         """
         with torch.random.fork_rng(devices=[]):
             model = self._build_with_seed(self.read(), ParallelContext(), "cpu")
@@ -391,7 +396,7 @@ class RunDirectory:
             return parallel.build(description["model"], device)
 
     def _check_size(self, description: JsonObject, *, with_files: bool) -> None:
-        """Raise an error if the model's parameters need more bytes than this machine has memory; allocate nothing."""
+        """Raise a `CheckpointError` if the parameters are larger than this machine's memory; allocate nothing."""
         in_files: set[nn.Parameter] = set()
 
         def left_out(table: JsonObject) -> LookupTable:
@@ -432,9 +437,10 @@ class RunDirectory:
         return read_fields(self.best_facts, BestFacts) if whole else None
 
     def validation(self) -> JsonObject | None:
-        """Return step and validation results of the run's weights; `None` before the first validation.
+        """Return step and validation results of the run; `None` before the first validation.
 
-        They are those of `best`, or of the line of metrics with the lowest loss after the first step.
+        They are those of `best`, or, as for a run with mapped tables, which has none, those of the line of metrics with
+        the lowest loss after the first step.
 
         Raises:
             FileError: The metrics cannot be read.

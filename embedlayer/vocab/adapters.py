@@ -61,9 +61,10 @@ def load_adapter(module: nn.Module, directory: Path | str) -> None:
         FileError: The folder or a file in it is missing.
         CheckpointError: A file is damaged; or the adapter changes another module than a table or a head, other tokens
             in each of them, or more than the rows of some tokens.
-        SizeError: `train_only_rows` raises it.
+        SizeError: The module has no table and no head, a table is not dense, or `train_only_rows` raises it.
         TokenIdError: A token of the adapter is outside the tables.
-        VocabularyError: The module contains a `DraftHead`, or hashed n-grams of another library.
+        VocabularyError: The module contains a `DraftHead`, hashed n-grams of another library, or other values of
+            tokens.
     """
     changes = _changes(module, read_adapter(directory))
     trained = {name: change.tokens_alone for name, (_, change) in changes.items()}
@@ -98,9 +99,9 @@ def merge_adapter(target: nn.Module, directory: Path | str, *, module: str | Non
         FileError: The folder or a file in it is missing.
         CheckpointError: A file is damaged; the adapter is of a kind whose changes are not known here, such as DoRA; it
             does not change the target; or, for a model, it also changes another module than a table or a head.
-        SizeError: A table does not store each row separately.
+        SizeError: A table does not store each row separately, or a model has no table and no head.
         TokenIdError: A token of the adapter is outside the target.
-        VocabularyError: `target` contains a `DraftHead`, or hashed n-grams of another library.
+        VocabularyError: `target` contains a `DraftHead`, hashed n-grams of another library, or other values of tokens.
 
     Reference: PEFT, `tuners/lora/layer.py` and `tuners/trainable_tokens/layer.py`.
     """

@@ -40,7 +40,8 @@ class TokenMap:
         special_tokens: If the edit changes to another tokenizer: from each role, such as `eos_token`, to the text of
             the new tokenizer's special token. Else `None`.
         speller: The tokenizer that encodes the texts of new tokens as old ones, if it is not `old_tokenizer`.
-        unreachable: Old IDs of removed tokens that were not named: no text is encoded with them without the others.
+        unreachable: Old IDs that were removed although not named, because no text is encoded with them once the named
+            ones are gone.
     """
 
     __repr__ = short_repr
@@ -119,7 +120,11 @@ def _text(tokenizer: Tokenizer | None, token_id: int) -> str:
 
 
 def missing_rows(tokenizer: Tokenizer, rows: int, source: Path | None = None) -> str | None:
-    """Return a message if added tokens of a tokenizer have no row, which an edit gives them; `None` if all have one."""
+    """Return a message if added tokens of a tokenizer have no row, which an edit gives them; `None` if all have one.
+
+    Raises:
+        VocabularyError: Other tokens have no row either, so the tokenizer does not belong to the table.
+    """
     mismatch = missing_rows_message(tokenizer, rows, source)
     if mismatch is not None and not added_without_rows(tokenizer, rows):
         raise VocabularyError(mismatch)
@@ -248,6 +253,7 @@ class EditRequest:
         Raises:
             VocabularyError: The model's tokenizers differ from the passed one or have more tokens than the table has
                 rows, or the edit does not fit the tokenizer.
+            TokenizerError: The tokenizer cannot be written or read as a `tokenizer.json`.
         """
         tokenizer = self.tokenizer
         for own in tokenizers:

@@ -176,7 +176,8 @@ class RowTensor:
         axis: The axis of the tokens in `tensor`: 0 for rows, 1 for columns and for a bias `(1, V)`. The rows are those
             of `to_rows(tensor)`.
         end: Which initialisation computes new rows: `"table"` for the input table's, `"head"` for the output head's,
-            `"per_layer"` for a per-layer table's, or `None` for zeros, as in the optimizer's state.
+            `"per_layer"` for a per-layer table's, or `None` for none: new rows are those of `new_values` or `state_of`,
+            or zero.
         padding: Number of zero rows that follow the rows of the tokens after the edit. If it is negative, so many rows
             are cut off: the undo of an edit that completed a table.
         collectives: The ranks over which the rows are sharded.

@@ -57,8 +57,9 @@ def new_entries(old: TokenBytes, add: AddedTokens, special: Iterable[str | Added
     is found in a text; or to `None` if the token becomes an entry of the vocabulary.
 
     Raises:
-        VocabularyError: A token exists already, is empty, is named twice or contains the tokenizer's mark for a space;
-            or `add` or `special` is one text.
+        VocabularyError: A token exists already, is empty, is named twice, contains the tokenizer's mark for a space, or
+            is the same as another one after the normalizer; or `add` or `special` is one text.
+        TokenizerError: The tokenizers library cannot normalise or split a text.
     """
     if isinstance(add, str) or isinstance(special, str):
         raise VocabularyError(f"Give a list of tokens, not the text {add or special!r}: its letters would be added.")
@@ -166,6 +167,9 @@ def _by_name(tokens: AddedTokens, option: str, old: TokenBytes) -> dict[str, str
     """Return a dictionary from the name of each new token to the token as it was passed.
 
     `option` is the name of the option that lists them, for the error.
+
+    Raises:
+        VocabularyError: A token is named twice.
     """
     named: dict[str, str | AddedToken | AddedMerge] = {}
     for token in tokens:
@@ -188,6 +192,9 @@ def check_merges(merges: Mapping[str, AddedMerge], names: Sequence[str], data: J
 
     The merges are in their order, by the name of the token that each gives. `names` are those of all tokens after the
     edit, and `data` is the content of the old `tokenizer.json`.
+
+    Raises:
+        VocabularyError: The model is not BPE, or a part is no token before its merge.
     """
     kind = data["model"]["type"]
     if merges and kind != "BPE":
@@ -210,6 +217,9 @@ def check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None], me
 
     The new tokens are those of `new_entries`; one with `None` is checked for BPE only. `merges` are those of the edited
     tokenizer if it has new ones.
+
+    Raises:
+        VocabularyError: No text would be encoded with a new token.
     """
     bare = pure_tokenizer(tokenizer)
     if merges is not None:

@@ -87,7 +87,7 @@ def edit_vocabulary(
     Hashed n-grams (`NgramHash`) stay what they were: a kept token keeps its compressed ID, and with it all hashes and
     rows. A new token gets a compressed ID of its own, the next free one, also where its text differs from an old
     token's only in case or accents. The rows of an `NgramEmbedding` belong to hashes and do not move. A checkpoint or
-    model of another library that hashes n-grams is refused.
+    model of another library that hashes n-grams raises a `VocabularyError`.
 
     If tables are sharded over ranks (`embedlayer.distributed.sharded`, `fully_shard`), each rank edits its own rows.
     All ranks must make the same call. Random rows get the values of rank 0. Each rank has a receipt with its own
@@ -116,16 +116,29 @@ def edit_vocabulary(
 
     Raises:
         VocabularyError: A token is unknown, is named twice, exists already, or is needed by the tokenizer or a
-            configuration; or the tokenizer is another model's; or the model has hashed n-grams of another library, an
-            `NgramHash` with multipliers too large for the IDs of new tokens in int64, an adapter of PEFT with values of
-            tokens, or a tensor whose size follows the vocabulary and whose values for new tokens are not known.
-        SizeError: The optimizer trains other parameters or does not show the state of new rows, nothing in `target` has
-            a vocabulary that can be edited, or a rank would have no row of a sharded table.
+            configuration; or arguments exclude each other; or the tokenizer is another model's; or the model has a
+            `DraftHead`, hashed n-grams of another library, an `NgramHash` with multipliers too large for the IDs of new
+            tokens in int64, an adapter of PEFT with values of tokens, or a tensor whose size follows the vocabulary and
+            whose values for new tokens are not known.
+        SizeError: An option is unknown, below 1, or not for this kind of target; the optimizer trains other parameters
+            or does not show the state of new rows; nothing in `target` has a vocabulary that can be edited; or a rank
+            would have no row of a sharded table.
+        TokenizerError: `tokenizer` is no tokenizer, that of the folder is damaged, or a GGUF file cannot describe the
+            new one.
         TokenIdError: The padding row would be dropped.
-        FileError: `out` cannot be written, or is not empty.
-        CheckpointError: The folder is damaged, is a checkpoint of `torch.distributed.checkpoint`, or has a tensor that
-            follows the vocabulary and whose values for new tokens are not known, or an adapter with values of tokens.
-        PeerError: Another rank raised an error, or requests another edit.
+        ShapeError: `init` computes too few or too many rows, or rows of another width.
+        StaleRowsError: The optimizer was not passed to an earlier edit.
+        FileError: `target` does not exist or a process trains in it; or `out` is missing, not empty or cannot be
+            written.
+        CheckpointError: The folder or file is damaged, is a checkpoint of `torch.distributed.checkpoint`, has a
+            compressed table of a model of transformers, a tensor that follows the vocabulary and whose values for new
+            tokens are not known, or an adapter with values of tokens.
+        MissingExtraError: A GGUF file needs the extra `gguf`.
+        PeerError: Another rank raised an error, or requests another edit. All other errors are those of `init`.
+
+    Warns:
+        EmbedLayerWarning: Files are left out; text with a new token is decoded differently than before; transformers
+            opens the new tokenizer with another class; or a GGUF tensor is written in another type.
 
     Example:
         >>> model.table.vocab_size, model.head.tied
@@ -280,7 +293,14 @@ def transplant(
     Raises:
         VocabularyError: There is no old tokenizer, or a configuration names a padding token and the new tokenizer has
             none. All other errors are those of `edit_vocabulary`.
-        TokenizerError: The new tokenizer cannot be read, or `special` names no special token of it.
+        TokenizerError: The new tokenizer is damaged or not known here, or `special` names no special token of it.
+        FileError: The file of the new tokenizer does not exist or cannot be read.
+        CheckpointError: A JSON file beside it is damaged.
+        MissingExtraError: The new tokenizer needs the extra `spm` or `gguf`.
+
+    Warns:
+        EmbedLayerWarning: The end-of-text token is a guess, a chat template is left out, or `AutoTokenizer` returns
+            other IDs.
     """
     new, roles = tokenizer_with_roles(new_tokenizer, special)
 
@@ -293,7 +313,11 @@ def transplant(
 
 
 def _edited(tokenizer: Tokenizer, **options: Any) -> TokenMap:
-    """Edit a copy of a tokenizer, and return the old ID of each token after the edit, with both tokenizers."""
+    """Edit a copy of a tokenizer; options and errors are those of `edit_tokenizer`.
+
+    Returns:
+        The map from each token after the edit to its old ID, with both tokenizers.
+    """
     edit = edit_tokenizer(tokenizer, **options)
     sources = tuple(NEW if source is None else source for source in edit.sources)
     old_size = table_size(tokenizer)
@@ -301,7 +325,7 @@ def _edited(tokenizer: Tokenizer, **options: Any) -> TokenMap:
 
 
 def _required(tokenizer: Tokenizer | None) -> Tokenizer:
-    """Return `tokenizer` unchanged, after a check that there is one."""
+    """Return `tokenizer` unchanged; raise a `VocabularyError` if there is none."""
     if tokenizer is None:
         raise VocabularyError("There is no tokenizer here, and without one tokens have no texts: pass tokenizer=...")
     return tokenizer

@@ -96,8 +96,8 @@ class Receipt:
         num_tokens: Number of tokens before and after the edit; rows beyond these have no token.
         added: From the new ID of each new token to its text.
         dropped: From the old ID of each removed token to its text.
-        unreachable: Old IDs of those removed tokens that were not named: no text is encoded with them without the
-            others, as with a longer token of BPE.
+        unreachable: Old IDs that were removed although not named, because no text is encoded with them once the named
+            ones are gone, such as longer tokens that BPE merges from these.
         merged: From the old ID of each merged token to the new ID of the token that replaces it.
         origins: From the new ID of each initialised row to how it was computed, such as "subword mean of 5, 7".
         dropped_rows: From each tensor's name to the rows that were dropped; with sharded tables those of this rank.
@@ -269,9 +269,12 @@ class Receipt:
             out: The new folder for the result; required for a folder. It must not exist or must be empty.
 
         Raises:
-            CheckpointError: `target` is not what this edit wrote, or kept rows were changed since. Nothing was changed.
+            CheckpointError: `target` is not what this edit wrote, kept rows were changed since, or it is a GGUF file.
+                Nothing was changed.
             FileError: `target` does not exist, or `out` is missing, not empty or cannot be written.
             PeerError: Another rank raised an error, or undoes another edit.
+            VocabularyError: The module has other values of tokens since, such as an adapter of PEFT; or the run has
+                mapped tables.
             StaleRowsError: The optimizer's state is that before the edit, to which it was not passed.
             SizeError: The optimizer trains other parameters, or the module has no table that can be edited.
         """
@@ -409,8 +412,8 @@ def last_receipt(folder: Path | str) -> Receipt:
     """Read the receipt of the last edit that led to a folder.
 
     Raises:
-        CheckpointError: The folder has no receipt, the receipt is damaged, or `folder` is a GGUF file.
-        FileError: The receipt or the folder cannot be read.
+        CheckpointError: There is no folder or no receipt in it, the receipt is damaged, or `folder` is a GGUF file.
+        FileError: The receipt cannot be read.
     """
     folder = Path(folder)
     _refuse_gguf(folder)

@@ -101,7 +101,7 @@ def distill_rows(
     """Train the rows of new tokens on snippets, in place; every other number of the model keeps every bit.
 
     Both models read the same snippet, each with its own tokenizer. Let `P` be the pairs of a student's and a teacher's
-    token that end at the same character, from the first new token on. The loss of a step is
+    token that end at the same character, from the first new token on, and D the width. The loss of a step is
 
     `hidden_weight * mean over P, D of (hidden - teacher hidden)^2 + prediction_weight * cross entropy
     + start_weight * sum over rows of own^2`, where `row = row at the start + shared + own`,
@@ -123,7 +123,7 @@ def distill_rows(
         snippets: Texts in which the new tokens occur: those of `find_snippets`, or texts that the teacher generated.
             Further texts in which no new token occurs hold back the new tokens elsewhere.
         options: Steps, `batch_size` in snippets, `max_length` in tokens, learning rate with its schedule, betas,
-            `max_grad_norm`, and the seed of the order. The other options are not used; `minutes` is refused.
+            `max_grad_norm`, and the seed of the order. The other options are not used; `minutes` raises a `SizeError`.
         tokenizer: The tokenizer after the edit.
         teacher_tokenizer: The tokenizer before the edit.
         token_ids: IDs of the new tokens.

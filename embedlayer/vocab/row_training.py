@@ -81,11 +81,12 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
         token_ids: The IDs of the tokens, each once.
 
     Raises:
-        SizeError: The module is a table itself, has a table that does not store its rows separately, has tables that
-            share one weight or rows that it reads itself (MobileBERT), or is sharded; or `DeltaEmbedding` raises it.
-            Nothing was changed.
+        SizeError: The module is a table itself, has no table and no head, has a table that does not store its rows
+            separately, has tables that share one weight or rows that it reads itself (MobileBERT), or is sharded; or
+            `DeltaEmbedding` raises it. Nothing was changed.
         TokenIdError: A token is outside the table.
-        VocabularyError: The module contains a `DraftHead`, or hashed n-grams of another library.
+        VocabularyError: The module contains a `DraftHead`, hashed n-grams of another library, or other values of
+            tokens.
 
     Example:
         >>> train_only_rows(model, [7, 9])
@@ -204,7 +205,7 @@ def _weight_name(name: str) -> str:
 
 
 def _refuse_frozen(optimizer: Optimizer, *_: object) -> None:
-    """Raise an error before a step of an optimizer that was built before `train_only_rows` froze all it trains."""
+    """Raise a `StaleRowsError` before a step of an optimizer if `train_only_rows` froze all that it trains."""
     if not any(each.requires_grad for group in optimizer.param_groups for each in group["params"]):
         raise StaleRowsError(
             f"This {type(optimizer).__name__} was built before the rows of the new tokens were made trainable, and all "
@@ -213,7 +214,7 @@ def _refuse_frozen(optimizer: Optimizer, *_: object) -> None:
 
 
 def _refuse_rows_frozen_by_peft(module: nn.Module, inputs: object) -> None:
-    """Raise an error in training if PEFT has frozen the rows that `train_only_rows` made trainable."""
+    """Raise a `SizeError` in training if PEFT has frozen the rows that `train_only_rows` made trainable."""
     if not (module.training and torch.is_grad_enabled() and hasattr(module, "peft_config")):
         return
     if frozen := [name for name, part in _deltas(module).items() if not part.delta.requires_grad]:
@@ -300,7 +301,7 @@ def trained_rows(module: nn.Module) -> dict[str, DeltaEmbedding]:
 
 
 def _dense(name: str, table: TokenTable) -> TokenEmbedding:
-    """Return `table` unchanged if it is dense: other tables cannot train a few rows without the others."""
+    """Return `table` unchanged if it is dense; other tables, whose rows depend on each other, raise a `SizeError`."""
     if not isinstance(table, TokenEmbedding):
         raise SizeError(
             f"{name} is a {type(table).__name__}, which does not store each row separately: its new rows cannot be "

@@ -81,6 +81,7 @@ def tokenizer_with_roles(source: object, special: Mapping[str, str] | None = Non
     Raises:
         TokenizerError: `source` is not a tokenizer, or `special` names an unknown role or token.
         FileError: The file of the tokenizer cannot be read.
+        CheckpointError: A JSON file beside it, or a GGUF file, is damaged.
         MissingExtraError: A `.model` needs the extra `spm`, and a `.gguf` the extra `gguf`.
 
     Example:
@@ -112,6 +113,9 @@ def stated_roles(folder: Path) -> dict[str, str]:
 
     A role is, for example, `eos_token`. Files that are missing or cannot be read are skipped. Roles that no file states
     are left out.
+
+    Raises:
+        CheckpointError: A file is damaged.
     """
     roles: dict[str, str] = {}
     for name in _STATED_IN:
@@ -127,6 +131,10 @@ def roles_of_class(folder: Path) -> dict[str, str] | None:
 
     Returns:
         From role to text. `None` if its class has no record, and transformers is not installed or does not open it.
+
+    Raises:
+        TokenizerError: A file beside the tokenizer is damaged.
+        FileError: Such a file cannot be read.
     """
     config = read_tokenizer_config(folder)
     kind = class_name(str(config.settings.get("tokenizer_class") or config.kind or ""))
@@ -212,20 +220,26 @@ class NewTokenIds:
     def of(self, key: str, value: Any, config: Mapping[str, Any], where: str, *, role: str = "") -> Any:
         """Return the new value of one entry of a configuration; `config` is not changed.
 
-        If another tokenizer replaces the old one, an entry for a role, such as `eos_token_id`, gets that role's new ID.
-        Any other entry whose old ID the configuration also states for a role gets that role's new ID too. Else the
-        result is the new ID of the old token.
+        If another tokenizer replaces the old one, an entry for a role, such as `eos_token_id`, gets that role's new ID,
+        whatever its old value; `None` stays, and the result is `None` if the new tokenizer has no such token. In a list
+        the role's ID replaces the first one, and removed tokens are left out. Any other entry whose old ID the
+        configuration also states for a role gets that role's new ID, if there is one. Else the result is the new ID of
+        the old token.
 
         Args:
             key: Name of the entry, such as `eos_token_id`.
-            value: The old ID, a list of old IDs, or `None`. Any other value, and a number that is no old ID, is
-                returned unchanged.
+            value: The old ID, a list of old IDs, or `None`. In an entry that gets no role's ID, any other value, and a
+                number that is no old ID, is returned unchanged.
             config: The configuration that contains the entry.
             where: Name of the configuration, for the error.
             role: The usual key of the entry's role, such as `pad_token_id` for `pad_index`; "" if `key` is that key.
 
         Raises:
-            VocabularyError: The token is removed, or the new tokenizer has no padding token.
+            VocabularyError: The token of an entry that gets no role's ID is removed; or the entry is for the padding
+                token, and the new tokenizer has none.
+
+        Warns:
+            EmbedLayerWarning: The entry is for the end-of-text token, and the new tokenizer does not state one.
         """
         role = (role or key).removesuffix("s").removesuffix("_id")
         if self.role_ids is not None and role in USUAL_NAMES:

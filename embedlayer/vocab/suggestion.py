@@ -156,7 +156,8 @@ def suggest_tokens(
 
     Raises:
         SizeError: `count` is below 1.
-        TextError: The text is too short to hold out a part, or the first text looks like the path of a file.
+        TextError: The text is too short to hold out a part, an item is neither a text nor a path, a file is not plain
+            text, or the first text looks like the path of a file.
         FileError: A file cannot be read.
         VocabularyError: No pair of tokens and no word occurs twice.
         TokenizerError: `tokenizer` is no tokenizer, or cannot be written as a `tokenizer.json`.
@@ -289,7 +290,7 @@ class _Parts:
                 self._share /= 2
 
     def require_held_out(self) -> list[str]:
-        """Return the chunks that are held out, after all chunks were read."""
+        """Return the chunks that are held out, after all chunks were read; without one, raise a `TextError`."""
         if not self.held_out:
             raise TextError(
                 f"The text has {self.num_bytes:,} bytes, which is too little to hold out a tenth and measure what the "
@@ -299,7 +300,7 @@ class _Parts:
 
 
 def _opened(tokenizer: object, count: int) -> TokenBytes:
-    """Return the tokens of a tokenizer, after a check of the requested number of tokens."""
+    """Return the tokens of a tokenizer; raise a `SizeError` if the requested number of tokens is below 1."""
     if count < 1:
         raise SizeError(f"count is {count}; it must be 1 or more, the number of tokens to suggest.")
     return TokenBytes(as_tokenizer(tokenizer))

@@ -32,7 +32,7 @@ class NumberedTokens:
 
 
 def require_ids(tokens: Iterable[object]) -> None:
-    """Check that all tokens are IDs, for a model without a tokenizer."""
+    """Raise a `VocabularyError` if a token is no ID, for a model without a tokenizer."""
     text = next((token for token in tokens if not isinstance(token, int | np.integer)), None)
     if text is not None:
         raise VocabularyError(
@@ -113,7 +113,7 @@ def select_tokens(
 
 
 def _listed(tokens: Iterable[Token], option: str) -> list[Token]:
-    """Return tokens as a list; a single text is refused, because its letters would be read as tokens.
+    """Return tokens as a list; a single text, whose letters would be read as tokens, raises a `VocabularyError`.
 
     `option` is the name of the option that lists them, for the error.
     """
@@ -126,6 +126,9 @@ def _ids(old: TokenBytes | NumberedTokens, tokens: Iterable[Token], option: str)
     """Return a dictionary from the ID of each token to the token as it was passed.
 
     `option` is the name of the option that lists them, for the error.
+
+    Raises:
+        VocabularyError: A token is unknown or named twice, or the tokens are one text.
     """
     passed: dict[int, Token] = {}
     for token in _listed(tokens, option):

@@ -53,7 +53,9 @@ def used_tokens(tokenizer: object, corpus: Corpus, *, min_count: int = 1, keep_s
     Raises:
         VocabularyError: The corpus contains none of the tokens, or a `TokenCorpus` was built with another tokenizer.
             Or a `TokenCorpus` contains words that WordPiece cannot encode: only a text shows the tokens that it tries.
-        TextError: An item is neither a text nor a path, or the first text looks like the path of a file.
+        TokenIdError: A `TokenCorpus` holds an ID that the tokenizer does not have.
+        TextError: An item is neither a text nor a path, a file is not plain text, or the first text looks like the path
+            of a file.
         FileError: A file cannot be read.
         TokenizerError: `tokenizer` is no tokenizer, or has parts written in Python.
 
@@ -87,6 +89,10 @@ def with_required_tokens(tokenizer: object, ids: Iterable[int], *, keep_special:
         tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
         ids: The IDs to keep, such as those that a corpus contains.
         keep_special: Keep all special and added tokens.
+
+    Raises:
+        KeyError: For a BPE tokenizer: an ID has no token.
+        TokenizerError: `tokenizer` is no tokenizer, or has parts written in Python.
     """
     data = tokenizer_data(as_tokenizer(tokenizer))
     return _with_required({*ids}, TokenBytes(tokenizer), data, keep_special=keep_special)
@@ -185,7 +191,8 @@ def text_chunks(texts: Path | str | Iterable[str | Path], tokenizer: Tokenizer) 
     The cuts between chunks are checked with the tokenizer, without truncation.
 
     Raises:
-        TextError: An item is neither a text nor a path, or the first text looks like the path of a file.
+        TextError: An item is neither a text nor a path, a file is not plain text, or the first text looks like the path
+            of a file.
         FileError: A file cannot be read.
     """
     for item in _checked(texts):

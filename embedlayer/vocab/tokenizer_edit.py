@@ -57,7 +57,8 @@ class TokenizerEdit:
         dropped: Old IDs that were removed and not merged, ascending. If the old IDs had gaps, the IDs in the gaps are
             included.
         merged: From the old ID of each merged token, which is removed too, to the new ID of the token that replaces it.
-        unreachable: Those of `dropped` that were not named, ascending: no text is encoded with them without the others.
+        unreachable: Those of `dropped` that were removed although not named, ascending: no text is encoded with them
+            once the named ones are gone.
     """
 
     __repr__ = short_repr
@@ -99,7 +100,8 @@ def edit_tokenizer(
     - **BPE tokens that are built from a removed token are removed too**, if no text is encoded with them any more.
       `keep` also keeps the shorter tokens that the kept tokens are built from.
     - **Tokens that the tokenizer needs cannot be removed**: the unknown token, the tokens of the post-processor, the
-      padding token of a tokenizer that pads, and the 256 bytes of a byte-level one. `keep` includes these.
+      padding token of a tokenizer that pads, and the 256 bytes of a byte-level one without an unknown token. `keep`
+      includes these.
 
     Args:
         tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
@@ -115,8 +117,9 @@ def edit_tokenizer(
 
     Raises:
         VocabularyError: A token is unknown, is named twice, exists already, or is needed by the tokenizer; the order
-            does not name all tokens; or no text would ever be encoded with a new token.
-        TokenizerError: The tokenizer cannot be written as a `tokenizer.json`.
+            does not name all tokens; `keep` and `remove` are both passed; or no text would be encoded with a new token.
+        TokenizerError: `tokenizer` is no tokenizer, cannot be written as a `tokenizer.json`, or gives the edited
+            vocabulary other IDs.
 
     Warns:
         EmbedLayerWarning: Text around a new token is decoded differently than before.

@@ -29,6 +29,9 @@ def match_tokenizers(old: object, new: object) -> tuple[int | None, ...]:
         old: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
         new: The same, for the new tokenizer.
 
+    Raises:
+        TokenizerError: An argument is no tokenizer.
+
     Example:
         >>> text = "I love dogs, I love cats"
         >>> old, new = train_tokenizer(text, kind="word"), train_tokenizer(text, vocab_size=270)

@@ -18,8 +18,9 @@ def transformers_tokenizer(tokenizer: Tokenizer, like: Any, *, special: Mapping[
 
     An edit of a live model changes neither the tokenizer that was passed nor its backend, which other models may use;
     `receipt.tokenizer` is the edited one. This function wraps it for code that needs a tokenizer of transformers. Kept
-    are the roles of special tokens, the lists of further special tokens, chat templates, the sides of padding and
-    truncation, the names of the model's inputs and the largest length, as far as the tokens still exist.
+    are the roles of special tokens, the lists of further special tokens and chat templates, as far as the tokens still
+    exist; the sides of padding and truncation, the names of the model's inputs, the largest length, and whether
+    decoding cleans up spaces.
 
     Args:
         tokenizer: The edited tokenizer, such as `receipt.tokenizer`.

@@ -142,6 +142,7 @@ class OMPInit(AuxiliaryInit):
 
     Raises:
         SizeError: `k` is below 1.
+        VocabularyError: When rows are computed: no old token with a live row has an auxiliary vector.
 
     Reference: Goddard and Fernandes Neto, Training-Free Tokenizer Transplantation via Orthogonal Matching Pursuit, 2025
     (arXiv 2506.06607). mergekit's tokensurgeon has the same method, with k = 64.
@@ -202,6 +203,9 @@ class FocusInit(AuxiliaryInit):
         auxiliary: The auxiliary vectors of old and new tokens, such as those of `train_fasttext`.
         dead: IDs of old rows that are not read; see `RowInit`.
 
+    Raises:
+        VocabularyError: When rows are computed: no old token with a live row has an auxiliary vector.
+
     Reference: Dobler and de Melo, FOCUS: Effective Embedding Initialization for Monolingual Specialization of
     Multilingual Models, 2023 (arXiv 2305.14481); Martins and Astudillo, From Softmax to Sparsemax, 2016. The paper
     trains fastText on text of the new tokenizer; here the caller chooses the vectors.
@@ -237,6 +241,7 @@ class WechselInit(AuxiliaryInit):
 
     Raises:
         SizeError: `neighbors` is below 1, or `temperature` is not positive.
+        VocabularyError: When rows are computed: no old token with a live row has an auxiliary vector.
 
     Reference: Minixhofer et al., WECHSEL: Effective Initialization of Subword Embeddings for Cross-Lingual Transfer of
     Monolingual Language Models, 2022 (arXiv 2112.06598).

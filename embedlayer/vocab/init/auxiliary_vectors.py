@@ -109,6 +109,7 @@ class AuxiliaryVectors:
 
         Raises:
             VocabularyError: The donor shares no token with the old tokenizer.
+            TokenizerError: One of the tokenizers is none.
 
         Example:
             >>> text = "I love dogs, I love cats"
@@ -143,6 +144,8 @@ class AuxiliaryVectors:
 
         Raises:
             VocabularyError: No old token is one of the words.
+            SizeError: There are more words than vectors, and a token is one of these.
+            TokenizerError: One of the tokenizers is none.
 
         Example:
             >>> old = train_tokenizer(" dogs bite" * 9, vocab_size=300)
@@ -197,6 +200,7 @@ def train_fasttext(
         MissingExtraError: gensim is not installed.
         TextError: The text has no tokens.
         VocabularyError: No old token occurs in the text.
+        TokenizerError: One of the tokenizers is none.
 
     Reference: Bojanowski et al., Enriching Word Vectors with Subword Information, 2017 (arXiv 1607.04606).
     """

@@ -151,6 +151,10 @@ class RowInit(ABC):
             old: The old rows, those of `vocab_size` tokens; padding rows after these are not read.
             tokens: The new tokens.
             generator: Generator of random values; `None` for torch's default one.
+
+        Raises:
+            VocabularyError: `dead` names a row that does not exist, or an initialisation that reads live rows finds
+                none. All other errors are those of the class.
         """
         chunks = [NewRows(old.rows(0, 0).detach(), ()), *self.chunks(old, tokens, generator)]
         return NewRows(torch.cat([new.values for new in chunks]), tuple(o for new in chunks for o in new.origins))

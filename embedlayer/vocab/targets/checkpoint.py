@@ -70,8 +70,9 @@ class Opened(NamedTuple):
         """Return the tokenizer of the folder, or `None` if there is none; it may have IDs without a row.
 
         Raises:
-            TokenizerError: It cannot be read.
+            TokenizerError: It is damaged, or not known here.
             FileError: The file cannot be read.
+            MissingExtraError: It needs the extra `spm`.
         """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EmbedLayerWarning)  # about these tokens, to which the edit gives rows

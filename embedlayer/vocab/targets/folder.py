@@ -59,6 +59,10 @@ def check_folder(folder: Path) -> None:
     """Check that a folder exists, and is neither a sharded checkpoint nor a model with a compressed table.
 
     If a process was killed while it replaced this folder, the old folder is restored first.
+
+    Raises:
+        FileError: There is no such folder.
+        CheckpointError: It is one of these two.
     """
     if not recover_folder(folder).is_dir():
         raise FileError(f"There is no folder {folder}.")

@@ -150,10 +150,10 @@ def _roles_in(folder: Path, old: Tokenizer, new: Tokenizer) -> Mapping[str, str]
     """Return a dictionary from each role, such as `eos_token`, to the text of the edited tokenizer's special token.
 
     These are the roles of the old tokenizer: those that its files state, and those of its class. A class that has no
-    record is asked in transformers. Without transformers, the IDs in `config.json`, else in `generation_config.json`,
-    are converted to texts by the old tokenizer; if no role is left, the roles follow from the usual names, such as
-    `</s>`, as in `special_tokens_of`. Roles whose text is not an added token of the new tokenizer are left out. The IDs
-    in the configurations belong to `old`.
+    record is asked in transformers. If transformers is not installed or does not open it, the IDs in `config.json`,
+    else in `generation_config.json`, of roles that no file states are converted to texts by the old tokenizer; if no
+    role is left, the roles follow from the usual names, such as `</s>`, as in `special_tokens_of`. Roles whose text is
+    not an added token of the new tokenizer are left out. The IDs in the configurations belong to `old`.
     """
     roles = roles_of_class(folder)
     if roles is not None:

@@ -51,7 +51,7 @@ def apply_to_gguf(source: Path, out: Path, resolve: ResolveEdit) -> EditResult:
 
     Raises:
         CheckpointError: The file is damaged, or has more tensors with a row for each token.
-        TokenizerError: The file cannot describe the new tokenizer.
+        TokenizerError: The file has no tokenizer that is known here, or cannot describe the new one.
         VocabularyError: The metadata names a removed token.
         FileError: The file cannot be read, or the result cannot be written.
         MissingExtraError: The extra `gguf` is not installed.
@@ -105,9 +105,10 @@ def write_into_gguf(table: TokenTable, tokenizer: Tokenizer, original: Path, out
         The number of rows of the table that keep their bytes.
 
     Raises:
-        CheckpointError: The width differs; one of the two models has an untied head and the other has not; or the file
-            has more tensors with a row for each token, and the tokens change.
-        TokenizerError: The file cannot describe the tokenizer.
+        CheckpointError: The file is damaged or has no token table; the width differs; one of the two models has an
+            untied head and the other has not; or the file has more tensors with a row for each token, and the tokens
+            change.
+        TokenizerError: The file has no tokenizer that is known here, or cannot describe the new one.
         VocabularyError: The metadata names a token that the tokenizer lacks.
         FileError: `original` cannot be read, or `out` cannot be written.
         MissingExtraError: The extra `gguf` is not installed.

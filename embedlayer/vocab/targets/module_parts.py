@@ -137,6 +137,12 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     """Return the tables, heads, layers and configurations of a live module; the table of a tied head is included.
 
     The rows of an `NgramEmbedding` belong to hashes, not to tokens, so its table is left out.
+
+    Raises:
+        SizeError: The module has no table and no head, those that it has differ in the number of tokens, or a table is
+            of a kind that cannot be moved.
+        VocabularyError: The module has a `DraftHead`, hashed n-grams of another library, or a tensor with values of
+            tokens that is not known.
     """
     modules = dict(module.named_modules())
     if drafts := [name or "the module" for name, part in modules.items() if isinstance(part, DraftHead)]:
@@ -252,7 +258,7 @@ def unknown_rows(name: str, use: str = "") -> VocabularyError:
 
 
 def refuse_adapters(module: nn.Module, modules: VocabularyModules) -> None:
-    """Raise an error if PEFT has put an adapter on a table or head that has values for each token, or token IDs."""
+    """Raise a `VocabularyError` if PEFT has put an adapter with values or IDs of tokens on a table or head."""
     heads = (model.get_output_embeddings() for model in models_in(module).values())  # also one that is not patched
     ends = {id(part) for part in (*modules.tables.values(), *modules.heads.values())}
     ends |= {id(without_adapters(head)) for head in heads if head is not None}
@@ -275,7 +281,7 @@ def refuse_adapters(module: nn.Module, modules: VocabularyModules) -> None:
 
 
 def refuse_hashed_ngrams(names: Iterable[str], what: str) -> None:
-    """Raise an error if tensors of a model are rows of hashed n-grams of another library, by their names."""
+    """Raise a `VocabularyError` if tensors of a model are rows of hashed n-grams of another library, by their names."""
     if hashed := next((name for name in names if _HASHED_NGRAMS.search(name)), None):
         raise VocabularyError(
             f"{what} has hashed n-grams ({hashed}), whose rows are found by hashes of token IDs or of the tokenizer's "

@@ -115,6 +115,10 @@ def new_settings(modules: VocabularyModules, edit: ModelEdit) -> JsonObject:
     """Return the value after an edit of each setting that `settings_of` returns; nothing is changed.
 
     The keys are the same names.
+
+    Raises:
+        TokenIdError: The padding row would be dropped.
+        VocabularyError: A configuration names a removed token, or an n-gram hash has no room for the new tokens.
     """
     settings = settings_of(modules)
     assert edit.tokens is not None
@@ -163,6 +167,9 @@ def restored_settings(
     """Return the settings that the undo of an edit changes, and their values before that edit; nothing is changed.
 
     The settings of the receipt may have fewer token IDs than the module: those that an earlier release did not change.
+
+    Raises:
+        CheckpointError: The module has other tables, heads or configurations than the receipt.
     """
     present = settings_of(modules)
     changed = {name: present.get(name) or _setting_at(module, name) for name in settings}

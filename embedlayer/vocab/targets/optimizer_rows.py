@@ -21,6 +21,9 @@ def state_with_rows(state: Mapping[str, Any], name: str, rows: RowTensor) -> Ite
 
     States that are not tensors, single numbers, and tensors without rows, such as Adafactor's column statistics, are
     left out.
+
+    Raises:
+        SizeError: A state has a shape, dtype or sharding that does not show which values belong to a row.
     """
     parameter = rows.tensor
     for key, value in state.items():

@@ -138,7 +138,7 @@ def run_census(folder: Path, left_out: Collection[str]) -> CensusReport:
 
 
 def _refuse_mapped(run: RunDirectory) -> None:
-    """Raise an error if a run has mapped tables."""
+    """Raise a `VocabularyError` if a run has mapped tables."""
     if run.tables.exists():
         raise VocabularyError(
             f"The run {run.path} has mapped tables in {run.tables}, whose rows cannot be moved. Save its model into "

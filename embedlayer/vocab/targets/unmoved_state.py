@@ -17,7 +17,7 @@ UNMOVED = "unmoved_state"
 
 
 class UnmovedState:
-    """Step pre-hook of an optimizer whose state of a parameter has the rows before an edit; it raises an error.
+    """Step pre-hook of an optimizer whose state of a parameter has the rows before an edit; raises a `StaleRowsError`.
 
     It has no effect once the state was replaced, as `load_state_dict` does.
 
@@ -97,7 +97,7 @@ def watch_unmoved(
 
 
 def require_moved(optimizer: Optimizer, parameter: Tensor) -> None:
-    """Check that the state of a parameter has the rows that the parameter has now."""
+    """Raise a `StaleRowsError` unless the state of a parameter has the rows that the parameter has now."""
     unmoved: UnmovedState | None = vars(optimizer).get(UNMOVED, {}).get(id(parameter))
     if unmoved is not None and unmoved.is_current(optimizer):
         raise StaleRowsError(unmoved.message(optimizer))
