@@ -242,7 +242,7 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
     """Return the text of one token as a person would write it.
 
     Byte-level letters and `▁` become the characters that they encode. Bytes of an incomplete character become
-    `<0xE2>`. Special tokens and WordPiece's `##` are unchanged.
+    `<0xE2>`. Added tokens and WordPiece's `##` are unchanged.
 
     Raises:
         TokenIdError: The tokenizer has no such ID.
@@ -261,12 +261,15 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
 def entry_reader(tokenizer: Tokenizer) -> Callable[[str], str]:
     """Return the function from an entry of the vocabulary to its text as in `token_text`, for many entries at once."""
     steps = component_types(tokenizer.decoder) | component_types(tokenizer.pre_tokenizer)
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
 
     def of_byte_letters(entry: str) -> str:
-        raw = _byte_level_bytes(entry)
+        raw = None if entry in added else _byte_level_bytes(entry)
         return entry if raw is None else decode_readable(raw)
 
     def of_marked_spaces(entry: str) -> str:
+        if entry in added:
+            return entry
         byte = BYTE_ENTRY.fullmatch(entry)
         return decode_readable(bytes.fromhex(byte[1])) if byte else entry.replace("▁", " ")
 

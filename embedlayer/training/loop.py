@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,8 @@ from embedlayer.row_sparse.hooks import without_applying_updates
 from embedlayer.tables.stored.mapped import MappedEmbedding
 from embedlayer.training.parallel import ParallelContext
 from embedlayer.training.time_budget import TimeBudget
+
+Precision = Literal["auto", "float32", "bfloat16"]
 
 FAR_FROM_LN_V = 1.0  # nats; fresh rows of a sensible size start within 0.3
 COST_OF_AN_UPDATE = 3.0  # forward passes: a first guess, replaced by a measurement at the first line
@@ -66,7 +68,7 @@ class TrainingOptions:
 
     Raises:
         SizeError: Neither or both of `steps` and `minutes` are set; or a number of steps, windows, lines or tokens,
-            `minutes`, `learning_rate` or `max_grad_norm` is not positive.
+            `minutes`, `learning_rate` or `max_grad_norm` is not positive; or another option is outside its range.
     """
 
     steps: int | None = None
@@ -86,7 +88,7 @@ class TrainingOptions:
     validate_every: int = 5
     validation_tokens: int = 32768
     seed: int = 0
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Precision = "auto"
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.minutes is None):
@@ -99,6 +101,13 @@ class TrainingOptions:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise SizeError(f"{name} must be positive, not {value}.")
+        for name in ("warmup_fraction", "final_fraction", "beta1", "beta2"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise SizeError(f"{name} must be from 0 to 1, not {getattr(self, name)}.")
+        if not 0 <= self.weight_decay < math.inf:
+            raise SizeError(f"weight_decay must be 0 or positive, not {self.weight_decay}.")
+        if self.precision not in get_args(Precision):
+            raise SizeError(f"precision must be one of {', '.join(get_args(Precision))}, not {self.precision!r}.")
 
     def learning_rate_at(self, step: int | float, steps: int) -> float:
         """Return the learning rate of an update: linear warm-up, then cosine decay.

@@ -104,6 +104,13 @@ def test_pieces_are_readable(shared_data, file, token, shown):
     assert token_text(tokenizer, tokenizer.get_vocab()[token]) == shown
 
 
+@pytest.mark.parametrize("kind", ["byte", "bpe", "unigram"])
+def test_an_added_token_is_its_own_text(kind):
+    tokenizer = train_tokenizer(["I love dogs, I love cats"] * 9, kind, vocab_size=270)
+    tokenizer.add_tokens(added := ["é!", "Ġx", "▁y", "<0x41>"])
+    assert [token_text(tokenizer, tokenizer.token_to_id(text)) for text in added] == added
+
+
 @pytest.mark.parametrize("token_id", [-1, 257])
 def test_the_text_of_an_id_that_does_not_exist_is_refused(token_id):
     with pytest.raises(TokenIdError, match=rf"no token {token_id}: its IDs are 0\.\.256"):

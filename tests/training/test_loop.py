@@ -290,6 +290,10 @@ def test_the_state_of_another_model_is_refused(corpus) -> None:
         ({"minutes": 1.0}, "Set either steps or minutes"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"learning_rate": 0.0}, "learning_rate must be positive"),
+        ({"warmup_fraction": -0.1}, "warmup_fraction must be from 0 to 1, not -0.1"),
+        ({"beta2": math.nan}, "beta2 must be from 0 to 1"),
+        ({"weight_decay": -1.0}, "weight_decay must be 0 or positive"),
+        ({"precision": "fp8"}, "precision must be one of auto, float32, bfloat16, not 'fp8'"),
         ({"steps": None, "minutes": math.inf}, "minutes must be positive"),
     ],
 )
