@@ -26,8 +26,6 @@ from embedlayer.tables.lookup import LookupTable, check_sizes
 from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.table import TokenTable, check_width
 
-"""Numbers in a block, by device: few enough for the cache of a core, or enough for one kernel launch."""
-
 ROWS_OF_A_PRODUCT = 1024
 """Least rows in a block that is multiplied by a `(D, D)` matrix: with fewer, reading the matrix takes the time."""
 
@@ -65,11 +63,12 @@ class QuantizedEmbedding(PackedRows):
         padding_idx: Padding token, or `None`.
         scale: Factor on every looked-up row: a number, `"sqrt_dim"` for sqrt(D), or `None` for 1.
         round_scale: Whether to round the scale to the dtype of the vectors, as Gemma does.
-        dtype: Data type of the vectors. `.to(dtype)` changes it and not the stored codes.
+        dtype: Data type of the vectors; `None` for torch's default. `.to(dtype)` changes it and not the stored codes.
         device: Device of the rows.
 
     Raises:
-        SizeError: A size is below 1, or an option has an unknown value.
+        SizeError: A size is below 1, `padding_idx` is not a token, the layout has no groups of `group_size` columns, or
+            an option has an unknown value.
 
     Example:
         >>> table = QuantizedEmbedding.from_table(TokenEmbedding(100, 64), bits=4, group_size=32)
@@ -158,7 +157,8 @@ class QuantizedEmbedding(PackedRows):
         Raises:
             ShapeError: A plain tensor is not `(V, D)`, or a row holds NaN, infinity or a number above the range of the
                 layout.
-            SizeError: `bits` or `group_size` is not possible.
+            SizeError: `bits`, `group_size` or `dtype` is not possible; `padding_idx` is not a token; or `table` is none
+                of these kinds.
 
         Example:
             >>> seeded = torch.manual_seed(0)
@@ -417,8 +417,7 @@ def _with_torch_kernels(ids: Tensor, packed: Tensor, row_scale: Tensor | None, r
     """Dequantise the rows of `ids` on the CPU to float32, `(N, D)`, with PyTorch's quantised embedding-bag kernels.
 
     Layouts that these do not read are dequantised by the definition. Each ID is a bag of one row. If rows have several
-    groups, each group is a bag. The arguments are those of
-    `dequantised_rows`.
+    groups, each group is a bag. The arguments are those of `dequantised_rows`.
     """
     if not row_format.layout.has_torch_kernels:
         return dequantise(packed.index_select(0, ids), row_scale, row_format)
@@ -512,7 +511,7 @@ def _blocks(count: int, width: int, device: torch.device, *, at_least: int = 1) 
 
 
 def _refuse_unsound(rows: Tensor, start: int, largest: float) -> None:
-    """Check that no row holds NaN, infinity or a number above `largest`."""
+    """Raise a `ShapeError` if a row holds NaN, infinity or a number above `largest`."""
     sound = (rows.abs() <= largest).all(dim=1)
     if not sound.all():
         unsound = (~sound).nonzero()
