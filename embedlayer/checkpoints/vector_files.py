@@ -61,9 +61,9 @@ def read_vectors(
         format: Name of the format; by default by the suffix of the file, for a `.txt` or `.bin` also by its first
             lines, and `projector` for a folder.
         errors: Handling of tokens that are not UTF-8, as in `bytes.decode`: `"replace"` or `"ignore"` with a warning,
-            or an error (`"strict"`). word2vec's own tool cuts long tokens inside a character.
-        nonfinite: Handling of rows with NaN, infinity or numbers too large for float32: an error, or with `"keep"` a
-            warning.
+            or `"strict"` for a `CheckpointError`. word2vec's own tool cuts long tokens inside a character.
+        nonfinite: Handling of rows with NaN, infinity or numbers too large for float32: `"refuse"` for a
+            `CheckpointError`, or `"keep"` for a warning.
 
     Returns:
         The tokens, and their rows `(V, D)` in float32. A `.npy` without a file of tokens has the row numbers `"0"`,
@@ -71,8 +71,8 @@ def read_vectors(
 
     Raises:
         FileError: The file cannot be read.
-        CheckpointError: The file does not have this format, or has rows that are not finite. The message names the line
-            or the row.
+        CheckpointError: The file does not have this format, or has a token or a row that `errors` or `nonfinite` does
+            not allow. The message names the line or the row.
         SizeError: The format is unknown, or the file name does not determine it.
 
     Warns:

@@ -193,7 +193,9 @@ class DecoderLM(Pretrained):
             make_head: Function that builds a head from its description and the table that a tied head is tied to.
 
         Raises:
-            CheckpointError: The configuration describes no table or no position, or an argument does not fit.
+            CheckpointError: The configuration describes another thing than a table or a position there, or an argument
+                does not fit.
+            KeyError: `table`, `position` or `head` is missing; `from_pretrained` raises a `CheckpointError` then.
         """
         options = dict(config)
         table, position = build(options.pop("table")), build(options.pop("position"))

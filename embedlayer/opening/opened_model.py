@@ -200,6 +200,10 @@ class OpenedModel:
 
         The record has the same tokenizer and no model; it is computed once. The result is `None` if the table does not
         come from a training run.
+
+        Raises:
+            FileError: A file of the run cannot be read.
+            CheckpointError: A file of the run is damaged.
         """
         run = self.run
         if run is None or not run.contains_run:

@@ -215,7 +215,8 @@ class DeltaEmbedding(TokenTable, ComputedBuffers, checks_ids=True):
 
         `peft.PeftModel.from_pretrained(model, directory)` loads the folder, if `module` names the table in `model`. The
         header of the file of weights contains the `fingerprint` of the base, which PEFT ignores: with it,
-        `from_pretrained(directory, base=...)` refuses any other base. `save_pretrained` saves the base too.
+        `from_pretrained(directory, base=...)` raises a `CheckpointError` for any other base. `save_pretrained` saves
+        the base too.
 
         Args:
             directory: Folder, created if missing. It gets `adapter_config.json` and `adapter_model.safetensors`.

@@ -54,9 +54,10 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         row_sparse: Whether a backward pass gives gradients to the looked-up rows only, as a sparse tensor. Train such a
             table with `RowAdamW`, which has the results of dense AdamW. Between its steps, updates of the other rows
             are pending; they are applied when a torch function reads or writes the weight (`RowSparseParameter`).
-            Torch's gradient clipping works. With gradients on, graphs of `torch.compile` end at the look-up, and
-            `fullgraph=True` is an error that names it. `torch.optim.AdamW` raises "Adam does not support sparse
-            gradients, please consider SparseAdam instead", but `SparseAdam` has other results than AdamW.
+            Torch's gradient clipping works. With gradients on, graphs of `torch.compile` end at the look-up, and with
+            `fullgraph=True` torch raises `torch._dynamo.exc.Unsupported`. `torch.optim.AdamW` raises "Adam does not
+            support sparse gradients, please consider SparseAdam instead", but `SparseAdam` has other results than
+            AdamW.
         device: Device of the rows.
         dtype: Data type of the rows.
         **arguments: Sizes under torch's names, `num_embeddings` and `embedding_dim`; see `EmbeddingArguments`.

@@ -40,7 +40,8 @@ class QuantizedEmbedding(PackedRows):
     absolute value of the row, which is its float32 `row_scale`; so no range overflows, and a constant row is exact.
 
     A look-up reads the bytes of the requested rows. `logits` and `loss` dequantise a block of rows at a time, so the
-    table is never in memory as floating point. Gradients of the hidden state are exact; the codes have no gradient.
+    whole table is in memory as floating point only under `torch.func` and in exports. Gradients of the hidden state are
+    exact; the codes have no gradient.
 
     Bytes of a row of width D in groups of g (one group: g = D), against 4 D in float32:
 
@@ -148,7 +149,7 @@ class QuantizedEmbedding(PackedRows):
                 group.
             clip: Whether outliers may be clipped to reduce the squared error of a group: each of 9 ranges is refined by
                 least squares, and the best one is taken. Without clipping, no number has an error of more than half the
-                step of its group (and with 4 bits 2^-11 of the largest number of the row).
+                step of its group, with 4 bits and no `GGUFBlocks` plus 2^-11 of the largest number of the row.
             rounding: `CovarianceRounding()` for codes that keep more nearest neighbours; `None` for the nearest levels.
             padding_idx: For a plain tensor: padding token, whose row keeps its values.
             scale: For a plain tensor: as in the constructor.

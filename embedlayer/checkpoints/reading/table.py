@@ -221,6 +221,9 @@ def check_rows(model: CheckpointModel, key: str, config_keys: Names, *, more: in
 
     One of the `config_keys` of the number must fit, if the configuration has one of them; the table may have `more`
     rows than that.
+
+    Raises:
+        CheckpointError: None of them fits.
     """
     counts = {each: model.config.get(each) for each in config_keys if type(model.config.get(each)) is int}
     rows = model.tensors.by_key[key].shape[0]

@@ -58,8 +58,8 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
     optimizer, `load_state_dict` or `reset_parameters`; what else writes to `weight` is not in the log.
 
     A trained table is crash-safe for the process, `kill -9` included, and not for the machine. `checkpoint` does not
-    flush to the disk; only `close` does. After a power failure or a crash of the system, `resume` refuses a folder that
-    was open.
+    flush to the disk; only `close` does. After a power failure or a crash of the system, `resume` raises a
+    `CheckpointError` for a folder that was open.
 
     Args:
         source: Where the rows are; use the class methods.
@@ -169,7 +169,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
         """Create a table in a folder of its own, which is trained in place.
 
         The disk space of the rows is allocated now, and that of each array of optimizer state at its first step. So a
-        full disk is an error then, and never while rows are written.
+        full disk is a `FileError` then, or when old rows are appended to the log, and never while rows are written.
 
         Args:
             folder: The folder, created if missing.
