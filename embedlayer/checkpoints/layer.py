@@ -237,7 +237,7 @@ class EmbeddingLayer(Pretrained):
         folder with `edit_vocabulary` to move tokens that they name. The new folder appears complete or not at all.
 
         Args:
-            checkpoint_dir: Folder of the checkpoint from which this layer was loaded; it does not change.
+            checkpoint_dir: Folder with the safetensors files from which this layer was loaded; it does not change.
             out_dir: A folder that does not exist or is empty.
 
         Returns:

@@ -155,15 +155,16 @@ class Header:
 def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt") -> Iterator[Any]:
     """Context manager: yield `safetensors.safe_open(path)`, and replace errors of safetensors by those of embedlayer.
 
-    This applies to errors inside the block too. The framework `"pt"` maps the file copy-on-write, which fails for files
-    larger than memory; `"np"` maps it read-only.
+    This applies to errors inside the block too. `device` is that of the tensors. The framework `"pt"` maps the file
+    copy-on-write, which fails for files larger than memory; `"np"` maps it read-only.
 
     Raises:
         FileError: The file is missing or cannot be read.
         CheckpointError: The file is a pickle, a GGUF file, truncated, or not a safetensors file.
-        RuntimeError: `framework` is `"pt"` and the file is larger than memory.
+        RuntimeError: `framework` is `"pt"` and the file is larger than memory, or torch knows no such `device`.
     """
     path = Path(path)
+    torch.device(device)  # safetensors' own error about it looks like one about the file
     require_file(path)
     try:
         with safe_open(path, framework=framework, device=device) as file:
@@ -215,7 +216,8 @@ def load_tensors(path: Path | str, device: str = "cpu", prefix: str = "") -> tup
     Raises:
         FileError: The file is missing or cannot be read.
         CheckpointError: The file is a pickle, a GGUF file, truncated, or not a safetensors file.
-        RuntimeError: The file is larger than memory, however little of it `prefix` selects.
+        RuntimeError: The file is larger than memory, however little of it `prefix` selects; or torch knows no such
+            `device`.
     """
     with open_safetensors(path, device) as file:
         names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
