@@ -293,7 +293,8 @@ class EmbeddingLayer(Pretrained):
                 `"length_mask"` set the vectors of padding to zero (DeBERTa, ESM, XLM).
             position_ids: Position of each token as transformers counts for this family (from 2 in RoBERTa).
             positions: Position of each token, counted from 0 in every family.
-            token_type_ids: Segment of each token; by default 0 in BERT and ALBERT, and no segments in GPT-2 and GPT-J.
+            token_type_ids: Segment of each token. `None` for segment 0 where segments have a table of their own (BERT),
+                and for no segments where they are rows of the token table (GPT-2).
 
         Raises:
             TokenIdError: An ID is outside the table.
@@ -515,7 +516,7 @@ def load(
         dtype: Dtype of all tensors; `None` for that of the table in the checkpoint.
         device: Device of the tensors. On the CPU, without a change of dtype, tensors stay mapped to the file until they
             are written to.
-        revision: Branch, tag or commit on the hub.
+        revision: Branch, tag or commit on the hub; `None` for the main branch.
         table_only: Read the token table alone, also of an unknown model family. The layer then has no scale, no
             positions and no head, so its `input` returns rows of the table. A string is the name of the tensor to read
             as the table, for a model with several tables. Of a folder of `save_pretrained`, the table keeps its scale,

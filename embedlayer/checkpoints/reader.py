@@ -188,7 +188,7 @@ class Checkpoint(WeightFiles):
         Args:
             source: Path or hub name. The hub needs the `hf` extra; with `HF_HUB_OFFLINE` set, only its cache on this
                 machine is searched.
-            revision: Branch, tag or commit on the hub.
+            revision: Branch, tag or commit on the hub; `None` for the main branch.
 
         Raises:
             FileError: There is no such file, folder or repository, or it contains no safetensors file and no GGUF file.

@@ -305,8 +305,8 @@ class DecoderLM(Pretrained):
             positions: Position of each token, `(T,)` or `(B, T)`; `(A, B, T)` for rotary positions with A axes. By
                 default positions count from 0, skip padding of the mask, and continue a cached text.
             attention_mask: 0 for padding; 1, or 1, 2, 3, ... for packed documents, which do not attend to each other.
-            cache: Keys and values of earlier tokens, to which the new ones are added. `ids`, `positions` and
-                `attention_mask` then describe the new tokens only.
+            cache: Keys and values of earlier tokens, to which the new ones are added; `None` for none. With a cache,
+                `ids`, `positions` and `attention_mask` describe the new tokens only.
 
         Raises:
             SizeError: Both or neither of `ids` and `inputs_embeds` are passed. A model with injections needs `ids`,

@@ -36,7 +36,7 @@ def generate(
         model: The model that computes the logits.
         ids: First tokens of the texts, `(T,)` or `(B, T)`.
         max_new_tokens: Largest number of new tokens.
-        stop_id: A token ID, or several, that ends a text. The result includes it.
+        stop_id: A token ID, or several, that ends a text. The result includes it. `None` for none.
         attention_mask: Of the shape of `ids`: 0 for padding, which is not read; 1 for text, or 1, 2, 3, ... for packed
             documents, of which the last one of a row is continued. `None` for one text without padding.
         **sampling: See `SamplingOptions`.

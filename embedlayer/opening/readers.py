@@ -56,7 +56,7 @@ def open_model(
 
     Args:
         source: Folder, file, or name on the hub.
-        tokenizer: File or folder of the tokenizer to use instead of the one that belongs to the table.
+        tokenizer: File or folder of the tokenizer to use instead of the one that belongs to the table; `None` for that.
         parts: What to read of the source: `"model"` all that the table above lists; `"layer"` no transformer blocks of
             a checkpoint; `"table"` the table alone, without the rest of a layer or model. With the last two, a
             tokenizer is read when `tokenizer` of the result is first used, with its errors and warnings.

@@ -249,7 +249,8 @@ class DeltaEmbedding(TokenTable, ComputedBuffers, checks_ids=True):
             device: Device of the table that `save_pretrained` wrote. Ignored with `base`: an adapter is on its base's
                 device.
             base: Table that the adapter was trained on; `None` for a folder of `save_pretrained`.
-            module: Name of the module to read, if the adapter has trainable tokens in several and they differ.
+            module: Name of the module to read, if the adapter has trainable tokens in several and they differ; `None`
+                for the one of the base's size.
 
         Raises:
             FileError: The folder or a file in it is missing.

@@ -58,8 +58,8 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             `fullgraph=True` torch raises `torch._dynamo.exc.Unsupported`. `torch.optim.AdamW` raises "Adam does not
             support sparse gradients, please consider SparseAdam instead", but `SparseAdam` has other results than
             AdamW.
-        device: Device of the rows.
-        dtype: Data type of the rows.
+        device: Device of the rows; `None` for torch's default.
+        dtype: Data type of the rows; `None` for torch's default.
         **arguments: Sizes under torch's names, `num_embeddings` and `embedding_dim`; see `EmbeddingArguments`.
 
     Raises:
