@@ -73,10 +73,10 @@ def patch(model: Model, *, row_sparse: bool = False) -> Model:
         The same model.
 
     Raises:
-        CheckpointError: `model` has no `get_input_embeddings` that returns an `nn.Embedding`, as after PEFT wrapped it;
-            an embedding does more than look-up and scale, or has another `forward`; `row_sparse` is requested for a
-            model with a tied head, or for one that is patched; or `fully_shard` was called before. The model is then
-            unchanged.
+        CheckpointError: `get_input_embeddings` is missing or returns no `nn.Embedding` but, for example, the module in
+            which PEFT wraps it; an embedding does more than look-up and scale, or has a replaced `forward`;
+            `row_sparse` is requested for a model with a tied head, or for one that is patched; or `fully_shard` was
+            called before. The model is then unchanged.
         VersionError: The installed release of transformers is not supported.
 
     Example:
