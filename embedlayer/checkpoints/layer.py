@@ -297,7 +297,7 @@ class EmbeddingLayer(Pretrained):
                 and for no segments where they are rows of the token table (GPT-2).
 
         Raises:
-            TokenIdError: An ID is outside the table.
+            TokenIdError: An ID or a segment is outside its table.
             PositionError: A position is outside what the scheme covers, as in a sequence that is too long.
             SizeError: Both kinds of positions are passed, or token types to a family without them.
             ShapeError: IDs or positions are no integers, or positions or mask do not fit the IDs.

@@ -303,7 +303,7 @@ class DecoderLM(Pretrained):
             ids: Token IDs `(T,)` or `(B, T)`.
             inputs_embeds: Vectors `(T, D)` or `(B, T, D)` in place of `table(ids)`, as in transformers.
             positions: Position of each token, `(T,)` or `(B, T)`; `(A, B, T)` for rotary positions with A axes. By
-                default positions count from 0, skip padding of the mask, and continue a cached text.
+                default positions count from 0 in each document, skip padding, and continue a cached text.
             attention_mask: 0 for padding; 1, or 1, 2, 3, ... for packed documents, which do not attend to each other.
             cache: Keys and values of earlier tokens, to which the new ones are added; `None` for none. With a cache,
                 `ids`, `positions` and `attention_mask` describe the new tokens only.

@@ -368,7 +368,7 @@ class OpenedModel:
         """Return the module that computes the input of the first block: `model`, or the table if that is all there is.
 
         Raises:
-            CheckpointError: Only the table of a checkpoint could be read, so its scale and positions are not known.
+            CheckpointError: Only the table was read, so scale and positions are not known; `table_only` says why.
         """
         if self.table_only:
             raise CheckpointError(f"Only the table of {self.source} can be read. {self.table_only}")
