@@ -84,6 +84,9 @@ def with_moved_defaults(content: JsonObject, edited: JsonObject, ids: IdConversi
 
     `edited` is what `edited_configuration` returned for `content`; neither is changed. An entry is written only where
     the class would read another value. What is stated is not changed.
+
+    Raises:
+        VocabularyError: The new value of an entry cannot be computed, or the class would not read it.
     """
     expected = list(_new_entries(content, ids, where))
     moved = copy.deepcopy(edited)

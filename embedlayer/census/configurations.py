@@ -64,7 +64,7 @@ class IdConversion(Protocol):
             role: The usual key of the entry's role, such as `pad_token_id` for `pad_index`; "" if `key` is that key.
 
         Raises:
-            VocabularyError: An ID is that of a removed token.
+            VocabularyError: The entry needs a token that is removed, or that the new tokenizer lacks.
         """
 
 

@@ -121,7 +121,8 @@ def axes_by_architecture(config: JsonObject, known: Collection[str]) -> Axes | N
 def class_named_in(config: JsonObject) -> tuple[Any, Any] | None:
     """Return the class of transformers that a `config.json` names, and its configuration.
 
-    The result is `None` if transformers is not installed or does not have the class.
+    The result is `None` if transformers is not installed or does not have the class, or if `architectures` does not
+    name exactly one.
 
     Raises:
         CheckpointError: The class of the configuration does not read the content.
@@ -137,7 +138,9 @@ def class_named_in(config: JsonObject) -> tuple[Any, Any] | None:
 
 
 def configuration_of(content: JsonObject) -> Any:
-    """Return a configuration as its class in transformers reads it; `None` if transformers does not have the class.
+    """Return a configuration as its class in transformers reads it.
+
+    The result is `None` if transformers is not installed or has no class for `model_type`, or if that is not stated.
 
     Raises:
         CheckpointError: The class does not read the content.

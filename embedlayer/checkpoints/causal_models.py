@@ -67,7 +67,7 @@ def missing_tensors(loaded: Mapping[str, Any]) -> tuple[int, str]:
 
 
 def _require_causal(transformers: Any, folder: Path | str, config: Any) -> None:
-    """Refuse a folder of another class than the causal language model of its type; it may be a part of the folder's."""
+    """Raise a `CheckpointError` unless a folder's class is, or contains, the causal language model of its type."""
     causal = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     written = next(iter(config.architectures or ()), None)
     if causal is not None and (

@@ -58,12 +58,12 @@ class EmbeddingLayer(Pretrained):
         position: Position scheme of the first block; `None` for no positions.
         head: LM head, tied to `table` or untied; `None` for none.
         family: Name of the model family.
-        recipe: Steps of the input embedding after look-up and scale; see `families.Step`.
-        numbering: How default positions are counted; see `families.Numbering`.
+        recipe: Steps of the input embedding after look-up and scale; see `families.records.Step`.
+        numbering: How default positions are counted; see `families.records.Numbering`.
         padding_id: Token that `numbering="ids"` does not count.
         first_position_id: Position ID that transformers uses for position 0 (RoBERTa: 2).
         types: Table or tables of token types, `"table"` if they are rows of `table` (GPT-2), or `None` for none.
-        norm: LayerNorm of the step `"norm"`.
+        norm: Norm of the step `"norm"`, or the module in its place.
         projection: Projection of the step `"project"`.
         token_dropout: Module of the step `"token_dropout"`.
         streams: Module of the step `"streams"`, after which there are more vectors than tokens.
@@ -88,8 +88,8 @@ class EmbeddingLayer(Pretrained):
             the checkpoint that it lacks. `edit_vocabulary` sets it.
 
     Raises:
-        SizeError: The recipe has a step twice or without its module, `numbering="ids"` has no `padding_id`, or
-            `block_positions` has an unknown key.
+        SizeError: `table` is no table; a recipe, also that of `decoder`, has a step twice or without its module;
+            `numbering="ids"` has no `padding_id`; or `block_positions` or `encoder_block_positions` has an unknown key.
 
     Example:
         >>> layer = EmbeddingLayer(TokenEmbedding(100, 8), SinusoidalPositionalEmbedding(16, 8), recipe=["position"])
@@ -201,7 +201,7 @@ class EmbeddingLayer(Pretrained):
     def from_pretrained(
         cls, source: Path | str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
     ) -> "EmbeddingLayer":
-        """Return `embedlayer.load(source, dtype=dtype, device=device)`."""
+        """Return `embedlayer.load(source, dtype=dtype, device=device)`; see there for the errors."""
         return load(source, dtype=dtype, device=device)
 
     def save_pretrained(self, directory: Path | str, *, tokenizer: Any = None) -> None:
@@ -212,9 +212,10 @@ class EmbeddingLayer(Pretrained):
             tokenizer: Tokenizer to write; `None` writes the one that this layer was loaded with, if any.
 
         Raises:
-            FileError: The folder cannot be written.
+            FileError: The folder cannot be written, or the tokenizer file of the checkpoint cannot be read.
             CheckpointError: The layer could not be loaded again; see `Pretrained.save_pretrained`.
             TokenizerError: `tokenizer` is no tokenizer.
+            MissingExtraError: The tokenizer of the checkpoint needs an extra; see `tokenizer`.
 
         Warns:
             EmbedLayerWarning: The tokenizer that this layer was loaded with cannot be read, so it is left out.
@@ -236,7 +237,7 @@ class EmbeddingLayer(Pretrained):
         folder with `edit_vocabulary` to move tokens that they name. The new folder appears complete or not at all.
 
         Args:
-            checkpoint_dir: Folder of the checkpoint from which this layer was loaded; it does not change.
+            checkpoint_dir: Folder with the safetensors files from which this layer was loaded; it does not change.
             out_dir: A folder that does not exist or is empty.
 
         Returns:
@@ -247,7 +248,10 @@ class EmbeddingLayer(Pretrained):
                 that it cannot be put back (model2vec with a mapping or weights); or its vocabulary was edited, and the
                 checkpoint may have more tensors with a row for each token, which this layer lacks (`is_part`); or
                 another safetensors file has values of tokens that cannot be moved, such as an adapter.
-            FileError: `out_dir` is not empty, or cannot be written.
+            FileError: `checkpoint_dir` is no folder; or `out_dir` is not empty, or cannot be written.
+
+        Warns:
+            EmbedLayerWarning: Files are left out.
         """
         names, is_edited = self.tensor_names, self.is_edited
         tensors = tensors_of_layer(self.state_dict(), names, is_part=self.is_part, is_edited=is_edited)
@@ -289,13 +293,14 @@ class EmbeddingLayer(Pretrained):
                 `"length_mask"` set the vectors of padding to zero (DeBERTa, ESM, XLM).
             position_ids: Position of each token as transformers counts for this family (from 2 in RoBERTa).
             positions: Position of each token, counted from 0 in every family.
-            token_type_ids: Segment of each token; by default 0 in BERT and ALBERT, and no segments in GPT-2 and GPT-J.
+            token_type_ids: Segment of each token. `None` for segment 0 where segments have a table of their own (BERT),
+                and for no segments where they are rows of the token table (GPT-2).
 
         Raises:
-            TokenIdError: An ID is outside the table.
-            PositionError: The sequence is longer than the positions cover.
+            TokenIdError: An ID or a segment is outside its table.
+            PositionError: A position is outside what the scheme covers, as in a sequence that is too long.
             SizeError: Both kinds of positions are passed, or token types to a family without them.
-            ShapeError: Positions or mask do not fit the IDs.
+            ShapeError: IDs or positions are no integers, or positions or mask do not fit the IDs.
         """
         return run_steps(*self._steps(ids, attention_mask, position_ids, positions, token_type_ids))
 
@@ -506,15 +511,16 @@ def load(
 
     Args:
         source: A folder in Hugging Face's layout, a safetensors file, an index of several such files, a GGUF file of
-            llama.cpp, a folder that `save_pretrained` wrote, or a name on the hub such as `"openai-community/gpt2"`.
+            llama.cpp, a folder of `EmbeddingLayer.save_pretrained`, or a hub name such as `"openai-community/gpt2"`.
             The hub needs the `hf` extra; with `HF_HUB_OFFLINE` set, only its cache on this machine is searched.
         dtype: Dtype of all tensors; `None` for that of the table in the checkpoint.
         device: Device of the tensors. On the CPU, without a change of dtype, tensors stay mapped to the file until they
             are written to.
-        revision: Branch, tag or commit on the hub.
+        revision: Branch, tag or commit on the hub; `None` for the main branch.
         table_only: Read the token table alone, also of an unknown model family. The layer then has no scale, no
             positions and no head, so its `input` returns rows of the table. A string is the name of the tensor to read
-            as the table, for a model with several tables.
+            as the table, for a model with several tables. Of a folder of `save_pretrained`, the table keeps its scale,
+            and a string has the effect of `True`.
         per_layer: Read the per-layer inputs of Gemma 3n and 4 too, as `layer.per_layer`. Their table may be larger than
             the token table; on the CPU, without a change of dtype, its rows are read where they are looked up.
         final_norm: Read the norm between the last block and the head too, as `layer.final_norm`. It is `None` for a
@@ -526,8 +532,9 @@ def load(
     Raises:
         FileError: `source` does not exist, or a file cannot be read.
         CheckpointError: The model family is unknown and `table_only` is false; a file is damaged or a pickle; a tensor
-            that the family needs is missing; tensors and configuration disagree; or the final norm is requested, and
-            that of this model type is not known. The message says how a table of the checkpoint can be read alone.
+            that the family needs is missing; tensors and configuration disagree; the folder holds another kind of saved
+            layer; or the final norm is requested, and that of this model type is not known. If a table of the
+            checkpoint can be read alone, the message says how.
         SizeError: `dtype` is not a floating-point dtype of at least 16 bits.
         MissingExtraError: The hub needs `pip install 'embedlayer[hf]'`, and a GGUF file `'embedlayer[gguf]'`.
 

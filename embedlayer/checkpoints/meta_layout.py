@@ -137,6 +137,9 @@ def require_value(source: str, config: Mapping[str, object], key: str, *allowed:
     """Check that the value of a configuration key is one that `DecoderLM` implements.
 
     `source` is the name of the configuration, for the message. A missing key counts as `None`.
+
+    Raises:
+        CheckpointError: It is another value.
     """
     if config.get(key) not in allowed:
         known = ", ".join(str(value) for value in allowed if value is not None)

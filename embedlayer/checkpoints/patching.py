@@ -73,8 +73,10 @@ def patch(model: Model, *, row_sparse: bool = False) -> Model:
         The same model.
 
     Raises:
-        CheckpointError: An embedding does more than look-up and scale, `row_sparse` is requested for a model with a
-            tied head, or `fully_shard` was called before. The model is then unchanged.
+        CheckpointError: `get_input_embeddings` is missing or returns no `nn.Embedding` but, for example, the module in
+            which PEFT wraps it; an embedding does more than look-up and scale, or has a replaced `forward`;
+            `row_sparse` is requested for a model with a tied head, or for one that is patched; or `fully_shard` was
+            called before. The model is then unchanged.
         VersionError: The installed release of transformers is not supported.
 
     Example:
@@ -204,7 +206,7 @@ def _heads(model: nn.Module) -> list[nn.Linear]:
 
 
 def _refuse_tied(tables: list[nn.Embedding], model: nn.Module) -> None:
-    """Raise an error if row-sparse gradients are impossible: they need tables whose weight is only looked up.
+    """Raise a `CheckpointError` if row-sparse gradients are impossible: they need tables that are only looked up.
 
     Every module of the model is searched for a weight of `tables`, the token embeddings that will be replaced.
     """

@@ -160,8 +160,9 @@ class Checkpoint(WeightFiles):
         gguf: Header of a GGUF file; `None` for other checkpoints.
 
     Raises:
-        FileError: There is no safetensors file.
-        CheckpointError: A file is damaged, all weights are pickles, or a GGUF file has no tensors.
+        FileError: There is no safetensors file and no GGUF file.
+        CheckpointError: A file is damaged; the weights are pickles, an adapter, or several files without an index; or a
+            GGUF file has no tensors.
         MissingExtraError: A GGUF file needs `pip install 'embedlayer[gguf]'`.
     """
 
@@ -182,17 +183,18 @@ class Checkpoint(WeightFiles):
 
     @classmethod
     def open(cls, source: Path | str, *, revision: str | None = None) -> "Checkpoint":
-        """Open a folder, a safetensors file, an index, or a name on the hub such as `"openai-community/gpt2"`.
+        """Open a folder, a safetensors file, an index, a GGUF file, or a hub name such as `"openai-community/gpt2"`.
 
         Args:
             source: Path or hub name. The hub needs the `hf` extra; with `HF_HUB_OFFLINE` set, only its cache on this
                 machine is searched.
-            revision: Branch, tag or commit on the hub.
+            revision: Branch, tag or commit on the hub; `None` for the main branch.
 
         Raises:
-            FileError: There is no such file, folder or repository, or it contains no safetensors file.
-            CheckpointError: A file is damaged, or all weights are pickles.
-            MissingExtraError: There is no such path, and the hub needs `pip install 'embedlayer[hf]'`.
+            FileError: There is no such file, folder or repository, or it contains no safetensors file and no GGUF file.
+            CheckpointError: As in the constructor.
+            MissingExtraError: There is no such path, and the hub needs `pip install 'embedlayer[hf]'`; or a GGUF file
+                needs `'embedlayer[gguf]'`.
 
         Example:
             >>> from safetensors.torch import save_file
@@ -231,7 +233,7 @@ class Checkpoint(WeightFiles):
     def read_tokenizer(self, rows: int) -> Tokenizer | None:
         """Read the tokenizer of the checkpoint, and warn if it has IDs without a row in a table of `rows` rows.
 
-        The result is `None` if there is no tokenizer file.
+        The result is `None` if there is no tokenizer file. The errors are those of `load_tokenizer`.
         """
         path = self.tokenizer_file()
         if path is None:
@@ -278,9 +280,10 @@ def _config_of(file: GGUFFile) -> JsonObject:
 def is_hub_name(source: str) -> bool:
     """Return whether a string is a hub name: `owner/name`, and nothing that looks like a path.
 
-    A string is a path if it has no slash or more than one; if it starts with a dot, a slash or a tilde; if it ends like
-    a file that this library reads; or if its first part is an existing folder. So a mistyped path reaches the hub only
-    if it consists of two plain words.
+    A string is a path if it has no slash or more than one; if a part starts with a dot, or has other characters than
+    ASCII letters, digits, `_`, `-` and `.`; if it ends like a file that this library reads, or is longer than 96
+    characters; or if its first part is an existing folder. So a mistyped path reaches the hub only if it consists of
+    two plain words.
 
     Example:
         >>> [is_hub_name(source) for source in ("openai-community/gpt2", "./runs/a", "runs", "runs/a.npy")]

@@ -24,11 +24,11 @@ def own_files(checkpoint: Checkpoint) -> set[Path]:
 
 
 def find_copies(folder: Path, checkpoint: Checkpoint, aliases: Mapping[str, str], left_out: Collection[str]) -> Copies:
-    """Find the tensors by token in the safetensors files of a folder that are not those of its checkpoint.
+    """Find the tensors with values for each token in the safetensors files beside those of a folder's checkpoint.
 
     Such files are copies in another dtype (`model.fp16.safetensors`) or layout (`consolidated.safetensors`). Their rows
-    are those of the checkpoint in the dtype of the copy. `aliases` has, for each name of a tensor by token in the
-    checkpoint, one name of it; that of the table is first. Files that an edit leaves out are not read.
+    are those of the checkpoint in the dtype of the copy. `aliases` maps each name of such a tensor in the checkpoint to
+    one of its names; that of the table is first. Files that an edit leaves out are not read.
 
     Raises:
         CheckpointError: An adapter has values of tokens. Or another file has a tensor with as many rows or columns as

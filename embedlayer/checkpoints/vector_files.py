@@ -58,11 +58,12 @@ def read_vectors(
 
     Args:
         path: The file, or for `projector` its folder.
-        format: Name of the format; by default by the suffix of the file, and for a `.txt` by its first line.
+        format: Name of the format; by default by the suffix of the file, for a `.txt` or `.bin` also by its first
+            lines, and `projector` for a folder.
         errors: Handling of tokens that are not UTF-8, as in `bytes.decode`: `"replace"` or `"ignore"` with a warning,
-            or an error (`"strict"`). word2vec's own tool cuts long tokens inside a character.
-        nonfinite: Handling of rows with NaN, infinity or numbers too large for float32: an error, or with `"keep"` a
-            warning.
+            or `"strict"` for a `CheckpointError`. word2vec's own tool cuts long tokens inside a character.
+        nonfinite: Handling of rows with NaN, infinity or numbers too large for float32: `"refuse"` for a
+            `CheckpointError`, or `"keep"` for a warning.
 
     Returns:
         The tokens, and their rows `(V, D)` in float32. A `.npy` without a file of tokens has the row numbers `"0"`,
@@ -70,13 +71,13 @@ def read_vectors(
 
     Raises:
         FileError: The file cannot be read.
-        CheckpointError: The file does not have this format, or has rows that are not finite. The message names the line
-            or the row.
+        CheckpointError: The file does not have this format, or has a token or a row that `errors` or `nonfinite` does
+            not allow. The message names the line or the row.
         SizeError: The format is unknown, or the file name does not determine it.
 
     Warns:
         EmbedLayerWarning: There are duplicate tokens, tokens that are not UTF-8, or rows that are not finite and are
-            kept.
+            kept; or numbers of a `.npy` are rounded to float32.
 
     Example:
         >>> write_vectors("cats.txt", ["cat", "dog"], torch.eye(2), format="word2vec")
@@ -131,13 +132,13 @@ def write_vectors(path: Path | str, tokens: Sequence[str], rows: TableLike, form
         tokens: One for each row. The formats of word2vec, GloVe and fastText refuse tokens that are empty, duplicate or
             have white space. In `projector` tabs and line breaks become `\t`, `\n`, `\r`, and backslashes `\\`.
         rows: A tensor `(V, D)`, or a table; a table is read in chunks of rows, without its scale.
-        format: Name of the format; by default by the suffix of the file.
+        format: Name of the format; by default by the suffix of the file, which must not be `.txt` then.
 
     Raises:
         FileError: The file cannot be written.
-        ShapeError: The numbers of tokens and rows differ or are 0.
+        ShapeError: The numbers of tokens and rows differ or are 0, or an array holds neither real numbers nor booleans.
         CheckpointError: The format cannot represent a token or a number; the message names the row.
-        SizeError: The format is unknown, or the file name does not determine it.
+        SizeError: The format is unknown, or the file name does not determine it; or `rows` is none of these kinds.
     """
     path = Path(path)
     chosen = format_of(path, format)

@@ -113,7 +113,10 @@ def write_tensors(
         CheckpointError: A name in `tensors` is not in the checkpoint, a new tensor is missing or has another shape than
             expected, the checkpoint is a GGUF file or in a folder inside `checkpoint_dir`, or `find_copies` refuses
             another file.
-        FileError: `out_dir` is not empty or cannot be written.
+        FileError: `checkpoint_dir` is no folder; or `out_dir` is not empty or cannot be written.
+
+    Warns:
+        EmbedLayerWarning: `copies` is `None`, and files are left out.
     """
     source, target = Path(checkpoint_dir), Path(out_dir)
     if not source.is_dir():

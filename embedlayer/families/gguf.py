@@ -36,7 +36,7 @@ _BLOCK = re.compile(r"(?:enc\.|dec\.)?blk\.\d+\.")
 
 
 def has_no_token_rows(name: str) -> bool:
-    """Return whether a tensor of a GGUF file, by its name in llama.cpp, has no row for each token.
+    """Return whether a tensor of a GGUF file is known, by its name in llama.cpp, to have no row for each token.
 
     Example:
         >>> [has_no_token_rows(name) for name in ("blk.0.ffn_up.weight", "token_embd.weight", "blk.0.map.weight")]

@@ -94,7 +94,7 @@ class Factor:
     Attributes:
         of: Configuration key of the numerator; `None` for 1.
         per: Configuration key of the denominator; `None` for 1.
-        default: Factor if one of the keys is missing or null; `None` refuses such a configuration.
+        default: Factor if one of the keys is missing or null; `None` if such a configuration is a `CheckpointError`.
         only_if: Configuration keys that switch the factor on or off. The first one that is present decides. Empty for a
             factor that always applies.
         otherwise: Whether the factor applies if none of `only_if` is present.

@@ -77,7 +77,8 @@ def replace_file(path: Path | str) -> Iterator[Path]:
     it names is replaced.
 
     Raises:
-        FileError: `path` is a folder, its folder cannot be written, or the disk is full. An old file is unchanged.
+        FileError: `path` is a folder, a block device or a socket; its folder is missing or cannot be written; the disk
+            is full; or the block raises another `OSError`. An old file is unchanged.
     """
     advice = "\nThe old file, if any, is unchanged. Free some space or choose a folder that can be written."
     with file_errors(f"write {path}", advice):
@@ -112,15 +113,16 @@ def new_file(path: Path | str) -> Iterator[Path]:
 def new_files(path: Path | str, *beside: Path | str) -> Iterator[Sequence[Path]]:
     """Context manager: yield temporary paths to write to, and rename the files to new names when the block ends.
 
-    The check that nothing is at a name and the renaming are one step. If something is there, it stays, and none of the
-    files is. Missing folders above `path` are created.
+    The check that nothing is at a name and the renaming are one step. If something is at one of the names, it stays,
+    and none of the files is written. Missing folders above `path` are created.
 
     Args:
         path: The file. A device or a pipe is written to.
         *beside: More files in the same folder, of names that follow from that of `path`.
 
     Raises:
-        FileError: A file exists, before the block or after it, or cannot be written.
+        FileError: A file exists, before the block or after it, or cannot be written; or `path` is a device or a pipe,
+            and there are files beside it.
     """
     check_new_files(path, *beside)
     with file_errors(f"write {path}"):
@@ -152,6 +154,9 @@ def check_new_files(path: Path | str, *beside: Path | str) -> None:
     """Check that files do not exist and can have their names, before the work of which they are the result.
 
     A single file may be a device or a pipe.
+
+    Raises:
+        FileError: A file exists; or one is a device or a pipe, and there are several.
     """
     for each in (path, *beside):
         with file_errors(f"write {each}"):
@@ -228,8 +233,8 @@ def replace_folder(path: Path | str) -> Iterator[Path]:
     the old folder. Folder and files have the permissions of those that they replace.
 
     Raises:
-        FileError: The parent folder cannot be written, or the disk is full; or the folder at `path` has changed since
-            the block began, and was not replaced.
+        FileError: `path` is a file; the parent folder is missing or cannot be written; the disk is full; or the folder
+            at `path` has changed since the block began, and was not replaced.
     """
     with file_errors(f"write the folder {path}"):
         target = _real_path(recover_folder(path))
@@ -277,7 +282,11 @@ def new_folder(path: Path | str) -> Iterator[Path]:
 
 
 def check_new_folder(path: Path | str) -> None:
-    """Check that a folder does not exist or is empty, before the work of which it is the result."""
+    """Check that a folder does not exist or is empty, before the work of which it is the result.
+
+    Raises:
+        FileError: It is a file, or has content.
+    """
     target = _real_path(path)
     _require_folder(target)
     with file_errors(f"write the folder {path}"), suppress(FileNotFoundError, PermissionError):  # found when it is made
@@ -286,7 +295,7 @@ def check_new_folder(path: Path | str) -> None:
 
 
 def _require_folder(path: Path) -> None:
-    """Raise an error if something else than a folder is at `path`."""
+    """Raise a `FileError` if something else than a folder is at `path`."""
     if os.path.exists(path) and not os.path.isdir(path):
         what = "device or a pipe" if is_stream(path) else "file"
         raise FileError(f"{path} is a {what}, not a folder. Choose a folder that does not exist yet.")
@@ -461,7 +470,10 @@ def write_json(path: Path | str, value: JsonObject) -> None:
 def require_file(path: Path | str, *, most: int | None = None) -> None:
     """Check that a path leads to a regular file, before anything opens it: a pipe would wait, and a device never end.
 
-    Symbolic links are followed. `most` is the largest size in bytes.
+    Symbolic links are followed. `most` is the largest size in bytes, by default any.
+
+    Raises:
+        FileError: There is no such file, it is no regular file, or it is larger than `most`.
     """
     with file_errors(f"read {path}"):
         facts = os.stat(path)
@@ -501,8 +513,8 @@ def read_json(path: Path | str) -> JsonObject:
     """Read a JSON file and return the object in it as a dictionary.
 
     Raises:
-        FileError: There is no such file, or it cannot be read.
-        CheckpointError: The file is not JSON, or its top level is not an object.
+        FileError: There is no such file, it cannot be read, or it is larger than `MOST_BYTES`.
+        CheckpointError: The file is not JSON in UTF-8, or its top level is not an object.
     """
     value = parse_json(read_bytes(path), path)
     if not isinstance(value, dict):
@@ -517,7 +529,7 @@ def read_fields(path: Path | str, kind: type, *, version: int | None = None) -> 
     `format_version` must have; `None` if the file has no such field.
 
     Raises:
-        FileError: There is no such file, or it cannot be read.
+        FileError: There is no such file, it cannot be read, or it is larger than `MOST_BYTES`.
         CheckpointError: The file is not a JSON object, has another format version, or a field is missing or has
             another type or range.
     """

@@ -52,7 +52,7 @@ class NewTensor(NamedTuple):
     Attributes:
         dtype: Name of its type, such as `"Q8_0"`.
         shape: Sizes, rows first.
-        data: Its bytes, uint8; the shape is ignored.
+        data: Its bytes, uint8, in a tensor of any shape.
     """
 
     dtype: str
@@ -183,8 +183,8 @@ def read_gguf(path: Path | str) -> GGUFFile:
 
     Raises:
         FileError: The file is missing or cannot be read.
-        CheckpointError: The file is damaged, cut short, big-endian or a part of a split model, is of another version,
-            or has a tensor of an unknown type.
+        CheckpointError: The file is no GGUF file, damaged, cut short, big-endian, a part of a split model, of another
+            version than 2 or 3, or has a tensor of an unknown type.
         MissingExtraError: The `gguf` extra is not installed.
     """
     path = Path(path)

@@ -85,10 +85,13 @@ def finite_json(value: Any) -> Any:
 
 
 def check_fields(value: object, kind: type, source: object) -> None:
-    """Raise an error unless `value` is a JSON object with the fields of a `TypedDict`.
+    """Check that `value` is a JSON object with the fields of a `TypedDict`.
 
     A field of type `float` takes finite numbers, and a `Measurement` any. Fields that the `TypedDict` does not name
-    are allowed. The error names the first faulty field.
+    are allowed.
+
+    Raises:
+        CheckpointError: A field is missing, or has another type or range. The message names the first one.
 
     Example:
         >>> class Sizes(typing.TypedDict):
@@ -100,10 +103,13 @@ def check_fields(value: object, kind: type, source: object) -> None:
 
 
 def check_arguments(function: Callable[..., Any], values: Mapping[str, object], source: object) -> None:
-    """Raise an error unless each value has the type that a function's signature states for the argument of that name.
+    """Check that each value has the type that a function's signature states for the argument of that name.
 
     The function, or the class with a constructor, is not called. Missing arguments are no error, and names that the
     signature lacks are not checked.
+
+    Raises:
+        CheckpointError: A value has another type or range.
     """
     hints = typing.get_type_hints(function.__init__ if isinstance(function, type) else function)  # type: ignore[misc]
     for name, value in values.items():

@@ -82,9 +82,13 @@ class FileLock:
             self._release = None
 
     def check_unlocked(self) -> None:
-        """Raise an error if another process has the lock. Nothing is written, and this object does not acquire it.
+        """Check that no other process has the lock. Nothing is written, and this object does not acquire it.
 
-        A reader calls it before and after it reads, to notice a process that was writing meanwhile.
+        A reader calls it before and after it reads, to notice a process that was writing meanwhile. Where the system
+        has no `flock`, nothing is checked.
+
+        Raises:
+            FileError: Another process has the lock. The message names the process.
         """
         key = _key(self.path)
         if fcntl is None or key in _locks:

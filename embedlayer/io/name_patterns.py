@@ -1,7 +1,8 @@
 """Patterns over names of modules, matched in bounded time: the part of regular expressions that adapters of PEFT need.
 
 Python's `re` tries one choice after another. A pattern from a file, such as `(a+)+b`, can take it years.
-`NamePattern` follows all choices at once: `n` characters of a name and `m` of a pattern take at most `n * m` steps.
+`NamePattern` follows all choices at once: `n` characters of a name and `m` of a pattern take time in proportion to
+`n * m` at most.
 """
 
 import re

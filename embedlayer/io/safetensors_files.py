@@ -58,13 +58,13 @@ _GENSIM_CLASS = re.compile(rb"gensim\.models\.(\w+)\W+(\w+)")
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Data type, shape and byte range of one tensor in a safetensors file.
+    """Data type, shape and byte range of one tensor in a safetensors or GGUF file.
 
     Attributes:
         name: Name of the tensor in the file.
-        dtype: safetensors' name of the data type, such as `"BF16"`.
+        dtype: safetensors' name of the data type, such as `"BF16"`; in a GGUF file GGUF's name, such as `"Q4_K"`.
         shape: Sizes of the tensor.
-        file: Path of the safetensors file.
+        file: Path of the file.
         start: Offset of the tensor's first byte, counted from the start of the file.
         stop: Offset of the byte after its last one.
     """
@@ -100,14 +100,15 @@ class TensorInfo:
         Only the memory pages of these rows are read, so the file and the tensor may be larger than memory.
 
         Args:
-            rows: A slice of the first dimension, or indices into it. A scalar tensor has one row.
+            rows: A slice of the first dimension, or indices into it from 0. A scalar tensor has one row.
 
         Returns:
             The rows on the CPU, in the data type of the file.
 
         Raises:
             FileError: The file cannot be mapped into memory.
-            CheckpointError: The data type is not in `DTYPES`.
+            CheckpointError: The data type is not in `DTYPES`, or the file is shorter than when its header was read.
+            IndexError: An index is negative, or not below the number of rows.
         """
         dtype, (count, *width) = self.torch_dtype, self.shape or (1,)
         if not self.nbytes:
@@ -125,7 +126,7 @@ class TensorInfo:
     def map_rows(self, *, writable: bool = False, limit: ResidentLimit | None = None) -> MappedRows:
         """Map the rows of the tensor into memory, one for each index of the first dimension. Nothing is read.
 
-        If the map is `writable`, writing to the memory changes the file.
+        If the map is `writable`, writing to the memory changes the file. `limit` is that of `MappedRows`.
 
         Raises:
             FileError: The file cannot be mapped into memory.
@@ -154,15 +155,16 @@ class Header:
 def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt") -> Iterator[Any]:
     """Context manager: yield `safetensors.safe_open(path)`, and replace errors of safetensors by those of embedlayer.
 
-    This applies to errors inside the block too. The framework `"pt"` maps the file copy-on-write, which fails for files
-    larger than memory; `"np"` maps it read-only.
+    This applies to errors inside the block too. `device` is that of the tensors. The framework `"pt"` maps the file
+    copy-on-write, which fails for files larger than memory; `"np"` maps it read-only.
 
     Raises:
         FileError: The file is missing or cannot be read.
         CheckpointError: The file is a pickle, a GGUF file, truncated, or not a safetensors file.
-        RuntimeError: `framework` is `"pt"` and the file is larger than memory.
+        RuntimeError: `framework` is `"pt"` and the file is larger than memory, or torch knows no such `device`.
     """
     path = Path(path)
+    torch.device(device)  # safetensors' own error about it looks like one about the file
     require_file(path)
     try:
         with safe_open(path, framework=framework, device=device) as file:
@@ -187,7 +189,8 @@ def read_header(path: Path | str) -> Header:
 
     Raises:
         FileError: The file is missing or cannot be read.
-        CheckpointError: The file is a pickle, is truncated, or states impossible sizes, offsets or data types.
+        CheckpointError: The file is a pickle, a GGUF file, truncated, or not a safetensors file; or it states
+            impossible sizes, offsets or data types.
     """
     path = Path(path)
     with open_safetensors(path, framework="np"), path.open("rb") as file:  # safe_open does not tell the offsets
@@ -213,6 +216,8 @@ def load_tensors(path: Path | str, device: str = "cpu", prefix: str = "") -> tup
     Raises:
         FileError: The file is missing or cannot be read.
         CheckpointError: The file is a pickle, a GGUF file, truncated, or not a safetensors file.
+        RuntimeError: The file is larger than memory, however little of it `prefix` selects; or torch knows no such
+            `device`.
     """
     with open_safetensors(path, device) as file:
         names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
@@ -228,8 +233,9 @@ def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: Mapp
         metadata: Strings for the file's header, in addition to `{"format": "pt"}`.
 
     Raises:
-        FileError: The folder cannot be written, or the disk is full.
+        FileError: `path` is a folder, its folder is missing or cannot be written, or the disk is full.
         CheckpointError: A tensor is a sharded `DTensor`.
+        RuntimeError: Two tensors share memory, or one is on the meta device.
     """
     require_whole(tensors)
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
@@ -241,7 +247,7 @@ def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: Mapp
 
 
 def require_whole(tensors: Mapping[str, Tensor]) -> None:
-    """Check that no tensor is sharded."""
+    """Raise a `CheckpointError` if a tensor is sharded, as a `DTensor` is."""
     if sharded := [name for name, tensor in tensors.items() if hasattr(tensor, "full_tensor")]:
         raise CheckpointError(
             f"{', '.join(sharded)}: sharded over several ranks, each of which has some rows. Save them with "
@@ -281,8 +287,8 @@ def encode_header(
 def create_tensor_file(path: Path | str, name: str, shape: Sequence[int], dtype: torch.dtype) -> TensorInfo:
     """Create a safetensors file with one tensor of zeros, without writing them, and return where the tensor is in it.
 
-    The disk space is allocated, so that later writes through a memory map cannot find the disk full. The rows start at
-    a multiple of 4096 bytes.
+    The disk space is allocated (not on macOS), so that later writes through a memory map cannot find the disk full. The
+    rows start at a multiple of 4096 bytes.
 
     Raises:
         FileError: The file exists, cannot be written, or does not fit on the disk. Then there is no new file.

@@ -227,6 +227,10 @@ def check_rows(path: Path | str, blocks: Sequence[Block], num_rows: int, row_byt
     """Check that blocks are those of rows of arrays of these sizes.
 
     `num_rows` is that of the arrays, and `row_bytes` the bytes of a row in all of them together.
+
+    Raises:
+        CheckpointError: They are those of other arrays, or damaged.
+        FileError: The log cannot be read.
     """
     with file_errors(f"read {path}"), Path(path).open("rb") as file:
         for block in blocks:

@@ -132,7 +132,7 @@ class WeightFiles:
         """Read one tensor and return it, in the data type `dtype` or in that of the file.
 
         On the CPU and in the data type of the file, the result is memory-mapped, not copied: writing to it does not
-        change the file. If the file is larger than memory, the tensor is copied.
+        change the file. The tensor is copied if the file is larger than memory, or if it is not aligned in the file.
 
         Raises:
             CheckpointError: There is no such tensor, its file is missing or damaged, or its data type is not in
@@ -201,16 +201,16 @@ def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> st
 
     Args:
         folder: Folder of the checkpoint.
-        file: Name of an existing safetensors file or index in the folder. By default, the first that exists of
-            `model.safetensors`, `model.safetensors.index.json`, the only safetensors file, and the only GGUF file.
+        file: Name of an existing safetensors file, GGUF file or index in the folder. By default, the first that exists
+            of `model.safetensors`, `model.safetensors.index.json`, the only safetensors file, and the only GGUF file.
 
     Returns:
         The second argument of `WeightFiles`: the name of the only file, or the file name of each tensor by its name.
 
     Raises:
-        FileError: There is no safetensors file.
-        CheckpointError: The weights are pickles or an adapter of PEFT; the index is damaged or names files
-            outside its folder; or there are several files and no index.
+        FileError: There is no safetensors file and no GGUF file.
+        CheckpointError: The weights are pickles or an adapter of PEFT; the index is damaged, or names files outside its
+            folder or of another kind; or there are several safetensors files without an index, or several GGUF files.
     """
     if file is not None:
         path = folder.find(file)

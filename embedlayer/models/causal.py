@@ -81,9 +81,10 @@ def causal_outputs(
 
 
 def causal_logits(model: nn.Module, ids: Int[Tensor, "B T"]) -> UncomputedLogits:
-    """Describe the logits of a causal language model after each token; they are computed where `causal_outputs` does.
+    """Describe the logits of a causal language model after each token.
 
-    Model, IDs and errors are those of `causal_outputs`.
+    They are computed when something reads them, except in models that compute all logits; see `CausalOutputs`. Model,
+    IDs and errors are those of `causal_outputs`.
     """
     if isinstance(model, DecoderLM):
         return model.head.uncomputed_logits(model.hidden(ids))
@@ -162,12 +163,11 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 def check_causal(model: nn.Module, ids: Int[Tensor, " T"]) -> None:
     """Check that a language model predicts each token from those before it.
 
-    Both the encoder-decoders of transformers and models whose hidden states depend on later tokens are refused. For the
-    latter the model is run on two short texts that differ in their last token: the first `PROBED` tokens of `ids`, any
-    text.
+    The model is run on two short texts that differ in their last token: the first `PROBED` tokens of `ids`, any text.
 
     Raises:
-        CheckpointError: The model is no causal language model.
+        CheckpointError: The model is an encoder-decoder of transformers, its hidden states depend on later tokens, or
+            it has no LM head that reads a hidden state for each token.
     """
     name, advice = type(model).__name__, "The loss of the next token, which is computed here, has no meaning for it."
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
@@ -212,9 +212,19 @@ class PatchedDecoder(nn.Module):
         return head if isinstance(head, OutputHead) else None
 
     def loss(self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], *, reduction: Reduction = "mean") -> Tensor:
-        """Return the cross entropy of `targets`, the tokens that follow `ids`, in nats per token."""
+        """Return the cross entropy of `targets`, the tokens that follow `ids`, in nats.
+
+        Args:
+            ids: Token IDs, without padding.
+            targets: Token ID that follows each token, or -100 for no loss.
+            reduction: `"mean"` or `"sum"` over the targets other than -100, or `"none"` for `(B, T)`, 0 at -100.
+
+        Raises:
+            CheckpointError: The model has no LM head that reads a hidden state for each token. All other errors are
+                those of the model and its loss.
+        """
         return causal_outputs(self.model, ids).loss(targets, reduction=reduction)
 
     def check(self) -> None:
-        """Raise the error of a bad ID that was looked up since the last check, as `Pretrained.check` does."""
+        """Raise the `TokenIdError` of a bad ID that was looked up since the last check, as `Pretrained.check` does."""
         check_indices(self)

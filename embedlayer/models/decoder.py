@@ -81,8 +81,9 @@ class DecoderLM(Pretrained):
             embeddings, hashed n-gram tables, per-layer tables, in any number. See `EmbeddingInjection`.
 
     Raises:
-        SizeError: The width does not divide into the heads, the size of head or position differs from the table's, an
-            injection was built for other sizes, or it shares a parameter with the rest of the model.
+        SizeError: `table` or `position` is neither of the two; the width does not divide into the heads, or these into
+            the key/value heads; the size of head or position differs from the table's; or an injection was built for
+            other sizes, or shares a parameter with the rest of the model.
 
     Example:
         >>> model = DecoderLM(TokenEmbedding(100, 32, scale="sqrt_dim"), "rotary", num_layers=2, num_heads=4)
@@ -192,7 +193,9 @@ class DecoderLM(Pretrained):
             make_head: Function that builds a head from its description and the table that a tied head is tied to.
 
         Raises:
-            CheckpointError: The configuration describes no table or no position, or an argument does not fit.
+            CheckpointError: The configuration describes another thing than a table or a position there, or an argument
+                does not fit.
+            KeyError: `table`, `position` or `head` is missing; `from_pretrained` raises a `CheckpointError` then.
         """
         options = dict(config)
         table, position = build(options.pop("table")), build(options.pop("position"))
@@ -266,7 +269,7 @@ class DecoderLM(Pretrained):
         attention_mask: AttentionMask | None = None,
         **options: Unpack[LossOptions],
     ) -> Float[Tensor, "*result"]:
-        """Return the cross entropy of `targets`, the tokens that follow `ids`, in nats per token.
+        """Return the cross entropy of `targets`, the tokens that follow `ids`, in nats; by default their mean.
 
         Args:
             ids: Token IDs; `None` with `inputs_embeds`.
@@ -278,7 +281,8 @@ class DecoderLM(Pretrained):
             **options: See `LossOptions`.
 
         Raises:
-            SizeError: An option is unknown or outside its range; the other errors are those of `hidden`.
+            SizeError: An option is unknown or outside its range; the other errors are those of `hidden` and of the
+                head's `loss`.
         """
         check_options(options, LossOptions, f"{type(self).__name__}.loss")
         hidden = self.hidden(ids, inputs_embeds=inputs_embeds, positions=positions, attention_mask=attention_mask)
@@ -299,18 +303,19 @@ class DecoderLM(Pretrained):
             ids: Token IDs `(T,)` or `(B, T)`.
             inputs_embeds: Vectors `(T, D)` or `(B, T, D)` in place of `table(ids)`, as in transformers.
             positions: Position of each token, `(T,)` or `(B, T)`; `(A, B, T)` for rotary positions with A axes. By
-                default positions count from 0, skip padding of the mask, and continue a cached text.
+                default positions count from 0 in each document, skip padding, and continue a cached text.
             attention_mask: 0 for padding; 1, or 1, 2, 3, ... for packed documents, which do not attend to each other.
-            cache: Keys and values of earlier tokens, to which the new ones are added. `ids`, `positions` and
-                `attention_mask` then describe the new tokens only.
+            cache: Keys and values of earlier tokens, to which the new ones are added; `None` for none. With a cache,
+                `ids`, `positions` and `attention_mask` describe the new tokens only.
 
         Raises:
             SizeError: Both or neither of `ids` and `inputs_embeds` are passed. A model with injections needs `ids`,
                 which these look up, and `inputs_embeds` may be passed beside them.
-            ShapeError: Positions are no integers or do not fit the IDs, or the mask does not; see `check_positions` and
-                `embedlayer.core.check_mask`.
-            TokenIdError: An ID is outside the table.
-            PositionError: A position is outside what the scheme covers.
+            ShapeError: IDs or positions are no integers, positions or the mask do not fit the IDs, or these do not fit
+                the cache; see `check_positions`, `embedlayer.core.check_mask` and `KeyValueCache.next_positions`.
+            TokenIdError: On the CPU, an ID is outside the table. On an accelerator, the next `check()` raises it.
+            PositionError: On the CPU, a position is outside what the scheme covers. On an accelerator, the next
+                `check()` raises it.
         """
         states = self.hidden_states(
             ids, inputs_embeds=inputs_embeds, positions=positions, attention_mask=attention_mask, cache=cache
@@ -332,9 +337,9 @@ class DecoderLM(Pretrained):
         """Yield the input of the first block, then the output of each block: `num_layers + 1` tensors.
 
         Each tensor is the residual stream, with what injections add there. The final norm is applied to none of them:
-        `norm` of the last is `hidden`.
-        In transformers the last of `output_hidden_states` is after that norm. A block is computed when its output is
-        requested, so errors are raised there. The arguments and errors are those of `hidden`.
+        `norm` of the last is `hidden`. In transformers the last of `output_hidden_states` is after that norm. A block
+        is computed when its output is requested, so errors are raised there. The arguments and errors are those of
+        `hidden`.
 
         Example:
             >>> model = DecoderLM(TokenEmbedding(100, 32), "rotary", num_layers=2, num_heads=4)

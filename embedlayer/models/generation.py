@@ -29,13 +29,14 @@ def generate(
     """Continue `ids` token by token: the most likely token, or a sample from `softmax(logits / temperature)`.
 
     Keys and values are cached, so the model reads each token once. The result equals that of reading the whole text for
-    every new token. Dropout is off during the call.
+    every new token, except past the trained length of `DynamicNTKScaling` and `LongRopeScaling`; see `KeyValueCache`.
+    Dropout is off during the call.
 
     Args:
         model: The model that computes the logits.
         ids: First tokens of the texts, `(T,)` or `(B, T)`.
         max_new_tokens: Largest number of new tokens.
-        stop_id: A token ID, or several, that ends a text. The result includes it.
+        stop_id: A token ID, or several, that ends a text. The result includes it. `None` for none.
         attention_mask: Of the shape of `ids`: 0 for padding, which is not read; 1 for text, or 1, 2, 3, ... for packed
             documents, of which the last one of a row is continued. `None` for one text without padding.
         **sampling: See `SamplingOptions`.
@@ -48,7 +49,8 @@ def generate(
         SizeError: An option is out of its range.
         PositionError: The text becomes longer than the positions of the model allow.
         TokenIdError: An ID is outside the table.
-        ShapeError: `ids` has no token; or the mask is none of `check_mask`, or a row of it has no text.
+        ShapeError: `ids` are no integers or have no token; `embedlayer.core.check_mask` refuses the mask; or a row of
+            the mask has no text.
         TypeError: An option is unknown.
 
     Example:

@@ -50,8 +50,8 @@ def load_llama(
 
     Raises:
         FileError: A file is missing or cannot be read.
-        CheckpointError: The checkpoint is damaged or a pickle, or a key of its configuration has a value that
-            `DecoderLM` does not implement.
+        CheckpointError: The checkpoint is damaged, a pickle or not of LLaMA's type; a key of its configuration has a
+            value that `DecoderLM` does not implement; or the blocks of a GGUF file are quantised.
         MissingExtraError: The hub needs `pip install 'embedlayer[hf]'`, and a GGUF file `'embedlayer[gguf]'`.
 
     Warns:

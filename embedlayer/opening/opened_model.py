@@ -200,6 +200,10 @@ class OpenedModel:
 
         The record has the same tokenizer and no model; it is computed once. The result is `None` if the table does not
         come from a training run.
+
+        Raises:
+            FileError: A file of the run cannot be read.
+            CheckpointError: A file of the run is damaged.
         """
         run = self.run
         if run is None or not run.contains_run:
@@ -237,7 +241,7 @@ class OpenedModel:
         return None if self.tokens is not None else self.tokenizer
 
     def require_tokenizer(self) -> "Tokenizer":
-        """Return the tokenizer, which names the rows of a file of vectors.
+        """Return the tokenizer; for a file of vectors, the one that names its rows.
 
         Raises:
             TokenizerError: There is no tokenizer, or it has IDs outside the table.
@@ -286,8 +290,9 @@ class OpenedModel:
     def text_limits(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return two tuples: the token IDs that start a text, and the token IDs that end a text; each may be empty.
 
-        The IDs come from `config.json` and `generation_config.json` in the folder of a checkpoint. If neither file
-        states them, they are found by the names of the tokenizer's tokens, such as `<s>`.
+        The IDs come from `config.json` and `generation_config.json` in the folder of a checkpoint, or from the metadata
+        of a GGUF file. If these do not state them, they are found by the names of the tokenizer's tokens, such as
+        `<s>`. Where `adds_special_tokens` is false, both tuples have the tokenizer's end-of-text token.
 
         Raises:
             TokenizerError: There is no tokenizer, or it has IDs outside the table.
@@ -343,8 +348,10 @@ class OpenedModel:
         done once.
 
         Raises:
-            CheckpointError: There are no transformer blocks, or the model is no causal one, such as a masked one.
+            CheckpointError: There are no transformer blocks; transformers cannot load the folder, or would initialise
+                tensors that it lacks; or the model is no causal one, such as a masked one.
             MissingExtraError: The checkpoint needs transformers, which is not installed.
+            VersionError: The release of transformers is not supported.
         """
         from embedlayer.checkpoints.causal_models import load_causal_model
         from embedlayer.models.decoder import DecoderLM
@@ -361,7 +368,7 @@ class OpenedModel:
         """Return the module that computes the input of the first block: `model`, or the table if that is all there is.
 
         Raises:
-            CheckpointError: Only the table of a checkpoint could be read, so its scale and positions are not known.
+            CheckpointError: Only the table was read, so scale and positions are not known; `table_only` says why.
         """
         if self.table_only:
             raise CheckpointError(f"Only the table of {self.source} can be read. {self.table_only}")
@@ -376,6 +383,8 @@ class OpenedModel:
             TextError: The text has no tokens, and the model has no token that starts a text.
             TokenizerError: There is no tokenizer, or it has IDs outside the table.
             UnknownTokenError: The tokens come from a file of vectors, and a word of the text has no row.
+            FileError: As in `text_limits`.
+            CheckpointError: As in `text_limits`.
         """
         ids = self.encode(text) or list(self.text_limits[0][:1])
         if not ids:

@@ -56,22 +56,23 @@ def open_model(
 
     Args:
         source: Folder, file, or name on the hub.
-        tokenizer: File or folder of the tokenizer to use instead of the one that belongs to the table.
+        tokenizer: File or folder of the tokenizer to use instead of the one that belongs to the table; `None` for that.
         parts: What to read of the source: `"model"` all that the table above lists; `"layer"` no transformer blocks of
-            a checkpoint; `"table"` the table alone, without the rest of a layer or model. A tokenizer is then read when
-            `tokenizer` of the result is first used, with its errors and warnings.
-        device: Where to put the tensors.
+            a checkpoint; `"table"` the table alone, without the rest of a layer or model. With the last two, a
+            tokenizer is read when `tokenizer` of the result is first used, with its errors and warnings.
+        device: Where to put the tensors. The table of a file of vectors is on the CPU.
 
     Raises:
-        FileError: The path does not exist, or cannot be read. A mistyped path is never sent to the hub.
+        FileError: The path does not exist, cannot be read, or holds a run that has saved no model yet. A path that does
+            not look like `owner/name` is never sent to the hub.
         CheckpointError: The source is damaged, or has no token table.
         TokenizerError: The tokenizer is damaged; or `tokenizer`, or that of a saved layer, has IDs outside the table.
         SizeError: `parts` is none of the three.
         MissingExtraError: The source needs the extra `hf` (hub), `gguf` (GGUF) or `spm` (a `.model` tokenizer).
 
     Warns:
-        EmbedLayerWarning: Only the table of a checkpoint can be read; rows contain NaN or infinity; or a checkpoint's
-            tokenizer cannot be read or has IDs outside the table.
+        EmbedLayerWarning: Only the table of a checkpoint can be read; rows contain NaN or infinity; a checkpoint's
+            tokenizer cannot be read or has IDs outside the table; or a warning of `load` or `read_vectors`.
 
     Example:
         >>> from embedlayer.checkpoints.vector_files import write_vectors

@@ -35,7 +35,7 @@ class RowAdagrad(RowOptimizer):
         rounding: As in `RowAdamW`.
 
     Raises:
-        SizeError: An option is outside its range.
+        SizeError: An option is not supported or outside its range.
 
     Example:
         >>> table = TokenEmbedding(100, 8, row_sparse=True)

@@ -42,7 +42,7 @@ class RowAdamW(RowOptimizer):
             and float64 tables are not affected; a float16 table is a `SizeError`.
 
     Raises:
-        SizeError: An option is outside its range, or `beta1 >= sqrt(beta2)`.
+        SizeError: An option is not supported or outside its range, or `beta1 >= sqrt(beta2)` with row-sparse tables.
 
     Example:
         >>> table = TokenEmbedding(100, 8, row_sparse=True)

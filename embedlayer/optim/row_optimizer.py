@@ -36,7 +36,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         apply_pending_every: Number of steps on a table after which all its pending updates are applied.
 
     Raises:
-        SizeError: An option is outside its range.
+        SizeError: An option is not supported or outside its range.
     """
 
     def __init__(
@@ -147,6 +147,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         Raises:
             CheckpointError: A resumed mapped table has the state of another rule.
             StaleRowsError: A weight was written in place while updates were pending.
+            ShapeError: A table has another size than the moments.
         """
         for parameter in self._tables():
             if parameter.pending_updates.restored:
@@ -169,6 +170,8 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
                 of another rank's rows of a sharded table.
             SizeError: The state has options that this optimizer refuses, such as `amsgrad`.
             StaleRowsError: A weight was written in place while updates were pending.
+            ShapeError: A table has another size than the moments.
+            ValueError: The state has another number of groups or parameters, as in torch.
         """
         if state_dict.get("rank", rank := self._rank()) != rank:
             raise CheckpointError(

@@ -467,7 +467,7 @@ def error_at_samples(
 
 
 def check_rates(lr: float, weight_decay: float) -> None:
-    """Check that a step makes every row without gradient smaller.
+    """Check that the learning rate is not negative, and that weight decay does not change the sign of a row.
 
     Raises:
         SizeError: `lr` is negative, or `lr * weight_decay` is not below 1.

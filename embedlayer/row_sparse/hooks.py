@@ -128,7 +128,8 @@ class RowSparseParameter(nn.Parameter):
     ) -> Any:
         """Apply those pending updates of weights among the arguments that `func` would miss, and then call `func`.
 
-        Results are plain tensors. Inside a compiled function no updates are applied.
+        Results are plain tensors. Inside a compiled function no updates are applied. Errors are also those of
+        `PendingUpdates`.
 
         Raises:
             SizeError: `func` is `share_memory_`, and the weight has a sparse gradient.

@@ -179,6 +179,9 @@ class PendingUpdates:
         attached before, which may be the same with other betas, are applied first. `step` is the number of steps that
         the optimizer has made so far. Its state tensors, `moments`, are kept and written in place: first moments,
         unless it has none, and second moments.
+
+        Raises:
+            SizeError: `check_betas` refuses the betas.
         """
         check_state_size(weight, moments)
         self.check_for_writes(weight)
@@ -372,7 +375,7 @@ class PendingUpdates:
 
     @exclusive
     def check_for_writes(self, weight: Tensor) -> None:
-        """Raise an error if the weight was written in place while updates were pending; accept other writes.
+        """Check that the weight was not written in place while updates were pending; accept other writes.
 
         The written values would belong to an earlier step. After the error they stay and the pending updates are
         dropped, so the table can be used.
@@ -401,7 +404,7 @@ class PendingUpdates:
         )
 
     def check_process(self) -> None:
-        """Raise an error in a forked process that cannot know which updates the rows lack.
+        """Check that this is no forked process that cannot know which updates the rows lack.
 
         Raises:
             StaleRowsError: At the fork, updates were pending in shared memory.

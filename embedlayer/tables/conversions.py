@@ -62,12 +62,12 @@ def as_table(table: LookupTable | nn.Embedding, *, registered: bool = True) -> T
 def as_rows(table: TableLike) -> LookupTable | Tensor:
     """Convert a table, or an array of its rows, to a `LookupTable` or a tensor that rows can be read from.
 
-    A tensor is returned unchanged. An array becomes a tensor over the same memory (a read-only array is copied). A
-    table or an `nn.Embedding` becomes a `LookupTable`, as in `as_lookup_table`.
+    A tensor is returned unchanged, and an array becomes a tensor, as in `tensor_of`. A table or an `nn.Embedding`
+    becomes a `LookupTable`, as in `as_lookup_table`.
 
     Raises:
         SizeError: `table` is none of these kinds, or an `nn.Embedding` that `TokenEmbedding.from_embedding` refuses.
-        ShapeError: An array does not hold numbers.
+        ShapeError: An array holds neither real numbers nor booleans.
     """
     return tensor_of(table) if isinstance(table, Tensor | np.ndarray) else as_lookup_table(table)
 

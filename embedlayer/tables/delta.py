@@ -47,7 +47,7 @@ class DeltaEmbedding(TokenTable, ComputedBuffers, checks_ids=True):
             updates that bfloat16 would round away; rows are rounded when they are read.
 
     Raises:
-        SizeError: `token_ids` is empty, or contains a token twice or the padding token.
+        SizeError: `token_ids` is empty, or contains a token twice or the padding token; or `base` is no table.
         TokenIdError: A token is outside the table.
         ShapeError: `values` is not `(N, D)`.
 
@@ -104,6 +104,11 @@ class DeltaEmbedding(TokenTable, ComputedBuffers, checks_ids=True):
             base: Table, or `nn.Embedding`, which is frozen.
             count: Number of trained rows, N.
             values: Initial rows, `(N, D)`, in ascending order of their tokens; `None` for the rows of the base.
+
+        Raises:
+            SizeError: `count` is 0, or the padding token is among these rows.
+            TokenIdError: `count` is larger than the table.
+            ShapeError: `values` is not `(N, D)`.
 
         Example:
             >>> DeltaEmbedding.last(TokenEmbedding(100, 8), 3).token_ids
@@ -210,7 +215,8 @@ class DeltaEmbedding(TokenTable, ComputedBuffers, checks_ids=True):
 
         `peft.PeftModel.from_pretrained(model, directory)` loads the folder, if `module` names the table in `model`. The
         header of the file of weights contains the `fingerprint` of the base, which PEFT ignores: with it,
-        `from_pretrained(directory, base=...)` refuses any other base. `save_pretrained` saves the base too.
+        `from_pretrained(directory, base=...)` raises a `CheckpointError` for any other base. `save_pretrained` saves
+        the base too.
 
         Args:
             directory: Folder, created if missing. It gets `adapter_config.json` and `adapter_model.safetensors`.
@@ -243,13 +249,15 @@ class DeltaEmbedding(TokenTable, ComputedBuffers, checks_ids=True):
             device: Device of the table that `save_pretrained` wrote. Ignored with `base`: an adapter is on its base's
                 device.
             base: Table that the adapter was trained on; `None` for a folder of `save_pretrained`.
-            module: Name of the module to read, if the adapter has trainable tokens in several and they differ.
+            module: Name of the module to read, if the adapter has trainable tokens in several and they differ; `None`
+                for the one of the base's size.
 
         Raises:
             FileError: The folder or a file in it is missing.
             CheckpointError: A file is damaged, the adapter was trained on another base, or it changes more of the table
                 than the rows of some tokens; `embedlayer.vocab.merge_adapter` reads that.
             TokenIdError: A token of the adapter is outside the base.
+            SizeError: A token of the adapter is the padding token of the base.
         """
         if base is None:
             return super().from_pretrained(directory, device=device)
@@ -365,7 +373,7 @@ def _identity(base: TokenTable) -> JsonObject:
 
 
 def _check_identity(expected: object, base: TokenTable, *, source: Path) -> None:
-    """Check that `base` is the table that an adapter was trained on."""
+    """Raise a `CheckpointError` unless `base` is the table that an adapter was trained on."""
     identity = _identity(base)
     if not isinstance(expected, dict) or expected.keys() != identity.keys():
         raise CheckpointError(f"{source / ADAPTER_WEIGHTS} does not say what table it is for: it is damaged.")

@@ -54,11 +54,12 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         row_sparse: Whether a backward pass gives gradients to the looked-up rows only, as a sparse tensor. Train such a
             table with `RowAdamW`, which has the results of dense AdamW. Between its steps, updates of the other rows
             are pending; they are applied when a torch function reads or writes the weight (`RowSparseParameter`).
-            Torch's gradient clipping works. With gradients on, graphs of `torch.compile` end at the look-up, and
-            `fullgraph=True` is an error that names it. `torch.optim.AdamW` raises "Adam does not support sparse
-            gradients, please consider SparseAdam instead", but `SparseAdam` has other results than AdamW.
-        device: Device of the rows.
-        dtype: Data type of the rows.
+            Torch's gradient clipping works. With gradients on, graphs of `torch.compile` end at the look-up, and with
+            `fullgraph=True` torch raises `torch._dynamo.exc.Unsupported`. `torch.optim.AdamW` raises "Adam does not
+            support sparse gradients, please consider SparseAdam instead", but `SparseAdam` has other results than
+            AdamW.
+        device: Device of the rows; `None` for torch's default.
+        dtype: Data type of the rows; `None` for torch's default.
         **arguments: Sizes under torch's names, `num_embeddings` and `embedding_dim`; see `EmbeddingArguments`.
 
     Raises:
@@ -424,8 +425,9 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         """Build a table from the rows of a tensor or an array, or read one from a folder.
 
         Args:
-            source: A `(V, D)` tensor or NumPy array, which becomes the weight without a copy, as in torch (a read-only
-                array is copied); or a folder that `save_pretrained` wrote, as in Hugging Face.
+            source: A `(V, D)` tensor or NumPy array, which becomes the weight without a copy, as in torch (an array
+                whose memory torch cannot use is copied, such as a read-only one); or a folder that `save_pretrained`
+                wrote, as in Hugging Face.
             freeze: Whether the rows are not trained. `None` freezes rows from a tensor and trains rows from a folder.
             padding_idx: For a tensor: row that gets no gradient and keeps its values, as in torch; a negative number
                 counts from the end.
@@ -433,10 +435,11 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             **arguments: Further arguments of `torch.nn.Embedding.from_pretrained`; see `EmbeddingArguments`.
 
         Raises:
-            ShapeError: The tensor is not `(V, D)`, or does not hold floats.
-            SizeError: `source` is an `nn.Embedding`, or an argument is not supported.
+            ShapeError: `source` is none of these, or its rows are not `(V, D)` floats.
+            SizeError: `source` is an `nn.Embedding` or empty, `padding_idx` is not a row, or an argument is not
+                supported.
             FileError: The folder cannot be read.
-            CheckpointError: A file in the folder is damaged.
+            CheckpointError: A file in the folder is damaged, or the folder holds another kind of layer.
             TypeError: An argument is unknown.
 
         Example:
@@ -528,23 +531,25 @@ def describe_options(table: Any) -> str:
 
 
 def tensor_of(rows: Tensor | npt.NDArray[Any]) -> Tensor:
-    """Return a tensor unchanged, and an array as a tensor over the same memory; a read-only array is copied.
+    """Return a tensor unchanged, and an array as a tensor over the same memory, or a copy where torch needs one.
+
+    Torch takes no read-only memory, negative strides, other byte order or long doubles; these become float64.
 
     Raises:
-        ShapeError: An array does not hold numbers.
+        ShapeError: An array holds neither real numbers nor booleans.
     """
     if isinstance(rows, Tensor):
         return rows
     if rows.dtype.kind not in "fiub":
         raise ShapeError(f"Rows must be floats, not {rows.dtype}: convert them to float32.")
-    return torch.from_numpy(rows if rows.flags.writeable else rows.copy())
+    native = np.dtype(f"{rows.dtype.kind}{min(rows.itemsize, 8)}")
+    steps_fit = all(stride >= 0 and stride % rows.itemsize == 0 for stride in rows.strides)
+    fits = rows.flags.behaved and steps_fit and rows.dtype == native
+    return torch.from_numpy(rows if fits else rows.astype(native, order="C"))
 
 
 def _rows_of(source: object) -> Tensor:
-    """Return the `(V, D)` tensor or array `source` as a tensor of floats in the same memory, detached from autograd.
-
-    A read-only array is copied.
-    """
+    """Return the `(V, D)` tensor or array `source` as a tensor of floats, detached from autograd; see `tensor_of`."""
     if isinstance(source, nn.Embedding):
         raise SizeError(
             "from_pretrained takes rows or a folder, not a module: call TokenEmbedding.from_embedding(embedding)."

@@ -40,7 +40,8 @@ class FactorizedEmbedding(TokenTable, checks_ids=True):
         dtype: Data type of the factors.
 
     Raises:
-        SizeError: A size is below 1, or the rank exceeds the width.
+        SizeError: A size is below 1, the rank exceeds the width, `padding_idx` is not a token, or an option has an
+            unknown value.
 
     Example:
         >>> table = FactorizedEmbedding(30000, 768, 128)
@@ -131,8 +132,9 @@ class FactorizedEmbedding(TokenTable, checks_ids=True):
             scale: For a plain tensor: as in the constructor.
 
         Raises:
-            SizeError: The rank is below 1 or exceeds the width, or counts are negative, not finite or all 0.
-            ShapeError: Counts or rows have another shape, or rows contain NaN or infinity.
+            SizeError: The rank is below 1 or exceeds the width; counts are negative, not finite or all 0; `padding_idx`
+                is not a token; or `table` is none of these kinds.
+            ShapeError: Counts or rows have another shape, or rows are no floats or contain NaN or infinity.
 
         Example:
             >>> dense = TokenEmbedding.from_pretrained(torch.randn(100, 4) @ torch.randn(4, 16))

@@ -34,7 +34,8 @@ class GGUFEmbedding(PackedRows):
         device: Device of the stored bytes.
 
     Raises:
-        SizeError: A size is below 1, `padding_idx` is not a token, or the width is no whole number of blocks.
+        SizeError: A size is below 1, `padding_idx` is not a token, the width is no whole number of blocks, or an option
+            has an unknown value.
         MissingExtraError: The `gguf` extra is not installed.
 
     Example:

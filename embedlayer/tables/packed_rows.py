@@ -26,7 +26,8 @@ class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
     row. A `dtype` of `None` is that of torch's default.
 
     Raises:
-        SizeError: A size is below 1, `padding_idx` is not a token, or `dtype` is not one of `DTYPES`.
+        SizeError: A size is below 1, `padding_idx` is not a token, `scale` is another string, or `dtype` is not one of
+            `DTYPES`.
     """
 
     packed: Tensor
@@ -92,7 +93,7 @@ class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
-        """Dequantise rows `start` to `stop - 1`, and return them without `scale`, `(stop - start, D)`.
+        """Dequantise rows `start` to `stop - 1`, `(stop - start, D)`, not yet multiplied by the table's factor `scale`.
 
         Bounds are handled like those of a slice.
         """

@@ -26,8 +26,6 @@ from embedlayer.tables.lookup import LookupTable, check_sizes
 from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.table import TokenTable, check_width
 
-"""Numbers in a block, by device: few enough for the cache of a core, or enough for one kernel launch."""
-
 ROWS_OF_A_PRODUCT = 1024
 """Least rows in a block that is multiplied by a `(D, D)` matrix: with fewer, reading the matrix takes the time."""
 
@@ -42,7 +40,8 @@ class QuantizedEmbedding(PackedRows):
     absolute value of the row, which is its float32 `row_scale`; so no range overflows, and a constant row is exact.
 
     A look-up reads the bytes of the requested rows. `logits` and `loss` dequantise a block of rows at a time, so the
-    table is never in memory as floating point. Gradients of the hidden state are exact; the codes have no gradient.
+    whole table is in memory as floating point only under `torch.func` and in exports. Gradients of the hidden state are
+    exact; the codes have no gradient.
 
     Bytes of a row of width D in groups of g (one group: g = D), against 4 D in float32:
 
@@ -65,11 +64,12 @@ class QuantizedEmbedding(PackedRows):
         padding_idx: Padding token, or `None`.
         scale: Factor on every looked-up row: a number, `"sqrt_dim"` for sqrt(D), or `None` for 1.
         round_scale: Whether to round the scale to the dtype of the vectors, as Gemma does.
-        dtype: Data type of the vectors. `.to(dtype)` changes it and not the stored codes.
+        dtype: Data type of the vectors; `None` for torch's default. `.to(dtype)` changes it and not the stored codes.
         device: Device of the rows.
 
     Raises:
-        SizeError: A size is below 1, or an option has an unknown value.
+        SizeError: A size is below 1, `padding_idx` is not a token, the layout has no groups of `group_size` columns, or
+            an option has an unknown value.
 
     Example:
         >>> table = QuantizedEmbedding.from_table(TokenEmbedding(100, 64), bits=4, group_size=32)
@@ -149,7 +149,7 @@ class QuantizedEmbedding(PackedRows):
                 group.
             clip: Whether outliers may be clipped to reduce the squared error of a group: each of 9 ranges is refined by
                 least squares, and the best one is taken. Without clipping, no number has an error of more than half the
-                step of its group (and with 4 bits 2^-11 of the largest number of the row).
+                step of its group, with 4 bits and no `GGUFBlocks` plus 2^-11 of the largest number of the row.
             rounding: `CovarianceRounding()` for codes that keep more nearest neighbours; `None` for the nearest levels.
             padding_idx: For a plain tensor: padding token, whose row keeps its values.
             scale: For a plain tensor: as in the constructor.
@@ -158,7 +158,8 @@ class QuantizedEmbedding(PackedRows):
         Raises:
             ShapeError: A plain tensor is not `(V, D)`, or a row holds NaN, infinity or a number above the range of the
                 layout.
-            SizeError: `bits` or `group_size` is not possible.
+            SizeError: `bits`, `group_size` or `dtype` is not possible; `padding_idx` is not a token; or `table` is none
+                of these kinds.
 
         Example:
             >>> seeded = torch.manual_seed(0)
@@ -417,8 +418,7 @@ def _with_torch_kernels(ids: Tensor, packed: Tensor, row_scale: Tensor | None, r
     """Dequantise the rows of `ids` on the CPU to float32, `(N, D)`, with PyTorch's quantised embedding-bag kernels.
 
     Layouts that these do not read are dequantised by the definition. Each ID is a bag of one row. If rows have several
-    groups, each group is a bag. The arguments are those of
-    `dequantised_rows`.
+    groups, each group is a bag. The arguments are those of `dequantised_rows`.
     """
     if not row_format.layout.has_torch_kernels:
         return dequantise(packed.index_select(0, ids), row_scale, row_format)
@@ -512,7 +512,7 @@ def _blocks(count: int, width: int, device: torch.device, *, at_least: int = 1) 
 
 
 def _refuse_unsound(rows: Tensor, start: int, largest: float) -> None:
-    """Check that no row holds NaN, infinity or a number above `largest`."""
+    """Raise a `ShapeError` if a row holds NaN, infinity or a number above `largest`."""
     sound = (rows.abs() <= largest).all(dim=1)
     if not sound.all():
         unsound = (~sound).nonzero()

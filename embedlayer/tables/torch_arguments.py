@@ -63,7 +63,7 @@ def resolve_sizes(vocab_size: int | None, embed_dim: int | None, arguments: Embe
 
 
 def refuse_unsupported(arguments: EmbeddingArguments) -> None:
-    """Raise an error if `arguments` contain an option of `torch.nn.Embedding` that a `TokenEmbedding` does not support.
+    """Check that `arguments` contain no option of `torch.nn.Embedding` that a `TokenEmbedding` does not support.
 
     Raises:
         SizeError: `max_norm`, `scale_grad_by_freq` or `sparse` is set.

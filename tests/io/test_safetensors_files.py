@@ -396,6 +396,12 @@ def test_a_damaged_tensor_file_is_a_checkpoint_error(tmp_path: Path, damage) -> 
         load_tensors(file)
 
 
+def test_an_unknown_device_is_not_called_a_damaged_file(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "a.safetensors", {"a": torch.ones(2)})
+    with pytest.raises(RuntimeError, match="foo"):
+        load_tensors(tmp_path / "a.safetensors", "foo")
+
+
 def test_a_missing_tensor_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(el.FileError, match="Cannot read"):
         load_tensors(tmp_path / "none.safetensors")

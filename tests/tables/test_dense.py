@@ -31,6 +31,34 @@ def test_a_seed_gives_the_table_that_people_expect() -> None:
     assert torch.allclose(table.weight, SEED_000, atol=5e-5)
 
 
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.flip(np.arange(12.0).reshape(4, 3)),
+        np.arange(12.0, dtype=">f4").reshape(4, 3),
+        np.arange(12.0, dtype=np.longdouble).reshape(4, 3),
+        np.broadcast_to(np.arange(3.0), (4, 3)),
+        np.zeros((4, 3), [("x", "f4"), ("y", "u1")])["x"],
+    ],
+    ids=["reversed", "big-endian", "long double", "read-only", "of records"],
+)
+def test_an_array_whose_memory_torch_cannot_use_is_copied(array) -> None:
+    table = TokenEmbedding.from_pretrained(array)
+    np.testing.assert_array_equal(table.weight.numpy(), array.astype(np.float64))
+    assert not np.shares_memory(table.weight.numpy(), array)
+
+
+def test_any_other_array_is_the_weight() -> None:
+    for array in (np.ones((4, 3), np.float32), np.asfortranarray(np.ones((4, 3))), np.ones((4, 6), np.float16)[:, ::2]):
+        assert np.shares_memory(TokenEmbedding.from_pretrained(array).weight.numpy(), array)
+
+
+@pytest.mark.parametrize("kind", [complex, object, str])
+def test_an_array_without_real_numbers_is_refused(kind, unchecked) -> None:
+    with pytest.raises(ShapeError, match="Rows must be floats"):
+        TokenEmbedding.from_pretrained(np.ones((4, 3)).astype(kind))
+
+
 def test_look_up_is_a_linear_layer_on_one_hot_rows_in_value_and_gradient() -> None:
     ids = torch.tensor([2, 3, 1])
     table = TokenEmbedding(4, 5, init_std=1.0)

@@ -77,7 +77,8 @@ def read_norm(model: CheckpointModel, key: str, spec: NormSpec | ShiftSpec | Non
     `key` is the name of the module in the layer, the prefix of its tensors' keys.
 
     Raises:
-        CheckpointError: A tensor of the norm is missing, or a number of the configuration is none.
+        CheckpointError: A tensor of the norm is missing or has another shape, or its epsilon in the configuration is no
+            positive number.
     """
     if spec is None:
         return None

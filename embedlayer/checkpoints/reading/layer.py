@@ -48,7 +48,8 @@ class LoadRecord:
         source: Path or hub name of the checkpoint; empty for a layer that was not loaded.
         tensors: Tensors that were read.
         bytes_read: Bytes of headers and tensors that were read.
-        nonfinite_rows: `"table"` or `"head"` -> number of its rows with NaN or infinity; a key with 0 rows is left out.
+        nonfinite_rows: `"table"`, `"decoder's table"` or `"head"` -> number of its rows with NaN or infinity; a key
+            with 0 rows is left out.
         notes: Sentences about what was skipped or contradictory.
         other_tables: Sentences about tables that the model has beside the token table, and that were not read.
         unread_copies: Names of tensors that are called like the token table and have its shape but other values, and

@@ -188,8 +188,10 @@ def _relative(model: CheckpointModel, spec: RelativePositions, key: str, num_lay
 def _first_position(model: CheckpointModel) -> int:
     """Return `padding_id + 1`, the position ID of the first token in families that count from behind the padding ID.
 
-    It is also the number of rows of their position table before the row of the first token. A configuration without a
-    padding ID is refused.
+    It is also the number of rows of their position table before the row of the first token.
+
+    Raises:
+        CheckpointError: The configuration has no padding ID.
     """
     if model.padding_id is None:
         raise CheckpointError(

@@ -27,7 +27,7 @@ def read_rows(model: CheckpointModel) -> Tensor:
     If no dtype was requested, all later tensors are read in the dtype of the rows.
 
     Raises:
-        CheckpointError: The table is missing, or its sizes are not those of the configuration.
+        CheckpointError: As in `find_table`, or the tensors of a table that is computed from several do not fit.
     """
     tensors = model.tensors
     name, *others = find_table(model)
@@ -103,7 +103,11 @@ def find_table(model: CheckpointModel) -> list[str]:
 
 
 def _candidates(model: CheckpointModel) -> list[str]:
-    """Return the names of the matrices that may be the token table, the preferred one first; none is an error."""
+    """Return the names of the matrices that may be the token table, the preferred one first.
+
+    Raises:
+        CheckpointError: There is none.
+    """
     family, config, tensors = model.family, model.config, model.tensors
     checkpoint, vocab_size = tensors.checkpoint, model.config.get("vocab_size")
     candidates = tensors.matrices(family.table)
@@ -125,10 +129,13 @@ def _candidates(model: CheckpointModel) -> list[str]:
 
 
 def _only_table(model: CheckpointModel, candidates: list[str]) -> list[str]:
-    """Return the names of the token table: the preferred one and its equal copies. Several tables are refused.
+    """Return the names of the token table: the preferred one and its equal copies.
 
     Candidates with fewer rows than the configuration's `vocab_size` are no token tables, nor are those of a numbered
     block if there are others.
+
+    Raises:
+        CheckpointError: Several candidates with the same end of their names differ.
     """
     family, tensors, checkpoint = model.family, model.tensors, model.tensors.checkpoint
     needed = model.config.get("vocab_size") or 0
@@ -214,6 +221,9 @@ def check_rows(model: CheckpointModel, key: str, config_keys: Names, *, more: in
 
     One of the `config_keys` of the number must fit, if the configuration has one of them; the table may have `more`
     rows than that.
+
+    Raises:
+        CheckpointError: None of them fits.
     """
     counts = {each: model.config.get(each) for each in config_keys if type(model.config.get(each)) is int}
     rows = model.tensors.by_key[key].shape[0]

@@ -49,7 +49,7 @@ class CheckpointTensors:
             read, then those of equal copies.
         read_tensors: Name and sizes of each tensor that was read, in order.
         notes: Sentences for the user about what was skipped or contradictory.
-        nonfinite_rows: `"table"` or `"head"` -> number of its rows with NaN or infinity.
+        nonfinite_rows: `"table"`, `"decoder's table"` or `"head"` -> number of its rows with NaN or infinity.
         config_file: Path of the checkpoint's configuration, for error messages.
     """
 
@@ -147,7 +147,7 @@ class CheckpointTensors:
         return self.read(key, name)
 
     def refuse_quantised(self, key: str, names: Names, stored_name: str = "") -> None:
-        """Raise an error if some weights are stored in quantised form; numbers without their scales are no weights.
+        """Raise a `CheckpointError` if weights are stored in quantised form: numbers without scales are no weights.
 
         `key` is that of the tensor in the `state_dict` of the layer. `stored_name` is the full name of the tensor that
         would be read; empty if no tensor has one of `names`.

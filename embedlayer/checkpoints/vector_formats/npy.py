@@ -27,11 +27,15 @@ _HEADER = re.compile(
 
 
 def read_npy(path: Path) -> VectorRows:
-    """Read a NumPy array, and its tokens from the JSON file in the same folder if there is one.
+    """Read a NumPy array as float32, and its tokens from the file `tokens_file(path)` beside it if there is one.
+
+    Otherwise the tokens are the row numbers, `"0"`, `"1"` and so on. A warning in the result says if numbers were
+    rounded.
 
     Raises:
         FileError: A file cannot be read.
-        CheckpointError: The array is empty, not two-dimensional, not of floats or truncated; or the tokens are no list
+        CheckpointError: The file is no array in NumPy's format 1.0; the array is empty, not two-dimensional or not of
+            floats; the file, or its gzip, is longer or shorter than stated, or damaged; or the tokens are no JSON list
             of strings, or another number than the rows.
     """
     tokens_path = tokens_file(path)
@@ -75,7 +79,11 @@ def read_npy(path: Path) -> VectorRows:
 
 
 def write_npy(path: Path, tokens: Sequence[str], blocks: Iterator[Row], width: int) -> None:
-    """Write an array and the JSON file of its tokens; neither file is replaced before both are complete."""
+    """Write an array and the JSON file of its tokens; neither file is replaced before both are complete.
+
+    Raises:
+        FileError: A file cannot be written, or `path` is a device or a pipe.
+    """
     if is_stream(path):
         raise FileError(f"{path} is a device or a pipe, and a .npy file has a file of tokens beside it: name a file.")
     with replace_file(tokens_file(path)) as partial, writing(path) as file:

@@ -17,7 +17,13 @@ _UNESCAPES = {escape: character for character, escape in _ESCAPES.items()}
 
 
 def read_projector(path: Path, errors: DecodeErrors) -> VectorRows:
-    """Read vectors and labels; `path` is the folder of the files, or a `.tsv` file in it."""
+    """Read vectors and labels; `path` is the folder of the files, or a `.tsv` file in it.
+
+    Raises:
+        FileError: A file is missing or cannot be read.
+        CheckpointError: A line is damaged, there are no vectors or another number of labels, or the files have other
+            names.
+    """
     folder = folder_of(path)
     name = path.name if path.is_file() else TENSORS if (folder / TENSORS).exists() else "vectors.tsv"
     if name not in FILES and (folder / name).exists():

@@ -56,7 +56,11 @@ class TokenDecoder:
         self.first = ""
 
     def decode(self, raw: bytes, number: int) -> str:
-        """Return the text of the token at a line or row."""
+        """Return the text of the token at a line or row.
+
+        Raises:
+            CheckpointError: `errors` is `"strict"`, and the token is not UTF-8.
+        """
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
@@ -121,6 +125,9 @@ def lines(path: Path, file: BufferedIOBase, first: int) -> Iterator[tuple[int, b
     """Yield (line number, line) for the rest of a file, from line `first`, without the white space at each line's end.
 
     Empty lines at the end of the file are skipped.
+
+    Raises:
+        CheckpointError: A line is longer than `LONGEST_LINE`, or an empty one is followed by others.
     """
     empty = None
     number = first
@@ -149,7 +156,11 @@ def is_number(field: bytes) -> bool:
 
 
 def numbers(path: Path, line: int, fields: Sequence[bytes]) -> Row:
-    """Convert the fields of a line to float32; numbers too large for float32 become infinity."""
+    """Convert the fields of a line to float32; numbers too large for float32 become infinity.
+
+    Raises:
+        CheckpointError: A field is no number.
+    """
     try:
         with np.errstate(over="ignore"):
             row = np.fromiter(map(float, fields), np.float64, len(fields)).astype(np.float32)
@@ -167,7 +178,7 @@ def decimals(chunk: Row, separator: str) -> Iterator[str]:
 
 
 def check_utf8(token: str, row: int) -> str:
-    """Check that the token of a row can be encoded in UTF-8, and return it unchanged."""
+    """Return the token of a row unchanged, or raise a `CheckpointError` if UTF-8 cannot encode it."""
     try:
         token.encode()
     except UnicodeEncodeError as error:

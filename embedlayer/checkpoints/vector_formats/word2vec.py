@@ -38,6 +38,10 @@ def read_text(path: Path, errors: DecodeErrors, *, has_header: bool | None = Non
     """Read a file with a token and its numbers in each line.
 
     `has_header` says whether line 1 is a header `V D`; with `None`, line 1 decides.
+
+    Raises:
+        FileError: The file cannot be read.
+        CheckpointError: The file is damaged, a pickle, empty or of another format.
     """
     with streams.reading(path) as file:
         start = _check_text(path, file)
@@ -49,7 +53,12 @@ def read_text(path: Path, errors: DecodeErrors, *, has_header: bool | None = Non
 
 
 def read_binary(path: Path, errors: DecodeErrors) -> VectorRows:
-    """Read a file in word2vec's binary format: a header, and a token and its float32 numbers for each row."""
+    """Read a file in word2vec's binary format: a header, and a token and its float32 numbers for each row.
+
+    Raises:
+        FileError: The file cannot be read.
+        CheckpointError: The file is damaged, a pickle, empty or of another format.
+    """
     with streams.reading(path) as file:
         return _collected(path, _binary_rows(path, file), errors, "row")
 
@@ -57,7 +66,12 @@ def read_binary(path: Path, errors: DecodeErrors) -> VectorRows:
 def write_words(
     path: Path, tokens: Sequence[str], blocks: Iterator[Row], width: int, *, has_header: bool, binary: bool
 ) -> None:
-    """Write a file as text or in binary, `blocks` of rows after another."""
+    """Write a file as text or in binary, one block of rows after another.
+
+    Raises:
+        FileError: The file cannot be written.
+        CheckpointError: A token is empty, duplicate, has white space or cannot be encoded in UTF-8.
+    """
     _check_tokens(tokens)
     words = iter(tokens)
     with streams.writing(path) as file:

@@ -134,7 +134,7 @@ def read_table_fields(path: Path) -> TableFields:
 
 
 def check_at_rest(path: Path) -> None:
-    """Raise an error if the rows in a folder are not those of a checkpoint, and so are not for reading.
+    """Check that the rows in a folder are those of a checkpoint; others are not for reading.
 
     Raises:
         FileError: A process is training them.

@@ -58,8 +58,8 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
     optimizer, `load_state_dict` or `reset_parameters`; what else writes to `weight` is not in the log.
 
     A trained table is crash-safe for the process, `kill -9` included, and not for the machine. `checkpoint` does not
-    flush to the disk; only `close` does. After a power failure or a crash of the system, `resume` refuses a folder that
-    was open.
+    flush to the disk; only `close` does. After a power failure or a crash of the system, `resume` raises a
+    `CheckpointError` for a folder that was open.
 
     Args:
         source: Where the rows are; use the class methods.
@@ -129,7 +129,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
                 128 MiB, or no limit for a table of at most 1/16 of physical memory.
 
         Raises:
-            FileError: The file is missing or cannot be read.
+            FileError: The file is missing or cannot be read, or a process trains the rows.
             CheckpointError: The file is damaged, has no such tensor or several, the tensor is not `(V, D)` floats, or
                 rows of a trained folder lack optimizer steps, or were changed after its last checkpoint.
             SizeError: `padding_idx` is not a token, or `scale` is another string.
@@ -169,7 +169,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
         """Create a table in a folder of its own, which is trained in place.
 
         The disk space of the rows is allocated now, and that of each array of optimizer state at its first step. So a
-        full disk is an error then, and never while rows are written.
+        full disk is a `FileError` then, or when old rows are appended to the log, and never while rows are written.
 
         Args:
             folder: The folder, created if missing.
@@ -225,7 +225,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
             max_resident_bytes: As in `create`.
 
         Raises:
-            FileError: The folder is missing, read-only, or open in this or another process.
+            FileError: The folder holds no complete table, is read-only, or is open in this or another process.
             CheckpointError: The folder is not at this generation, was copied while it was open, was open when the
                 machine stopped, or a file in it is damaged or has the wrong size.
         """
@@ -243,7 +243,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
         Raises:
             SizeError: The table is read-only, or its optimizer state is not in the folder.
             FileError: The disk is full, or the table is closed.
-            StaleRowsError: Rows are changed inside the block.
+            StaleRowsError: Rows are changed inside the block, or blocks are nested.
         """
         folder = self.source.folder("make a checkpoint of")
         assert isinstance(self.source, FolderRows)
@@ -271,7 +271,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
         """Close the files; those of a trained table are written to the disk first, which may take long.
 
         What was changed after the last checkpoint is rolled back by the next `resume`. A table that is garbage
-        collected is closed too, without waiting for the disk.
+        collected is closed too, without waiting for the disk. Later look-ups and writes raise a `FileError`.
 
         Raises:
             FileError: The disk reports an error.
@@ -377,6 +377,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
         Raises:
             TokenIdError: As in `look_up`.
             ShapeError: The IDs are not integers.
+            FileError: The file of a read-only table is closed.
         """
         checked, _ = self.index_check(as_ids(ids, beside=self))
         self.source.prefetch(checked.cpu())
