@@ -26,7 +26,14 @@ from embedlayer.checkpoints.reading.tensors import LoadedTensor
 from embedlayer.checkpoints.refusals import table_advice
 from embedlayer.checkpoints.writer import WriteReceipt, tensors_of_layer, write_tensors
 from embedlayer.core.documents import AttentionMask, check_mask
-from embedlayer.core.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, SizeError, TokenizerError
+from embedlayer.core.errors import (
+    CheckpointError,
+    EmbedLayerError,
+    EmbedLayerWarning,
+    ShapeError,
+    SizeError,
+    TokenizerError,
+)
 from embedlayer.core.index_checks import check_integer_positions
 from embedlayer.core.shapes import Ids, IdsLike, Positions, Vectors
 from embedlayer.families.records import Numbering, Step
@@ -300,7 +307,7 @@ class EmbeddingLayer(Pretrained):
             TokenIdError: An ID or a segment is outside its table.
             PositionError: A position is outside what the scheme covers, as in a sequence that is too long.
             SizeError: Both kinds of positions are passed, or token types to a family without them.
-            ShapeError: IDs or positions are no integers, or positions or mask do not fit the IDs.
+            ShapeError: IDs or positions are no integers, or positions, mask or segments do not fit the IDs.
         """
         return run_steps(*self._steps(ids, attention_mask, position_ids, positions, token_type_ids))
 
@@ -371,6 +378,8 @@ class EmbeddingLayer(Pretrained):
         ids = sequence_of(ids, None, table)
         if token_type_ids is None and self.types is not None:
             token_type_ids = torch.zeros_like(ids)
+        if token_type_ids is not None and token_type_ids.shape != ids.shape:
+            raise ShapeError(f"token_type_ids {tuple(token_type_ids.shape)} do not fit ids {tuple(ids.shape)}.")
         types = table if self.types is None else self.types  # those of the recipe exist: the constructor checks it
         modules: dict[Step, Any] = {"types": types, "position": position, "norm": norm, "project": self.projection}
         modules |= {"mask": self, "length_mask": self, "token_dropout": self.token_dropout, "streams": self.streams}

@@ -145,10 +145,9 @@ def write_vectors(path: Path | str, tokens: Sequence[str], rows: TableLike, form
     rows = as_rows(rows)
     count = rows.vocab_size if isinstance(rows, LookupTable) else len(rows)
     width = rows.embed_dim if isinstance(rows, LookupTable) else rows.shape[-1]
-    if count != len(tokens) or not count or not width:
-        raise ShapeError(
-            f"{len(tokens)} tokens need as many rows, at least one, of some width: found {count} x {width}."
-        )
+    if (isinstance(rows, Tensor) and rows.dim() != 2) or count != len(tokens) or not count or not width:
+        shape = tuple(rows.shape) if isinstance(rows, Tensor) else (count, width)
+        raise ShapeError(f"{len(tokens)} tokens need as many rows (V, D), at least one, of some width: found {shape}.")
     blocks = _blocks(rows, count, width)
     if chosen == "projector":
         projector.write_projector(path, tokens, blocks)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.core.errors import SizeError
+from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.option_docs import show_options, unknown_option
 
 
@@ -122,6 +122,7 @@ def sample(
 
     Raises:
         SizeError: An option is out of its range, or `repetition_penalty` is passed without `ids`.
+        ShapeError: There is not one text for each row of logits.
         TypeError: An option is unknown.
 
     Example:
@@ -133,6 +134,8 @@ def sample(
         if sampler.repetition_penalty is not None:
             raise SizeError("repetition_penalty makes tokens of the text so far less likely: pass them as ids.")
         ids = torch.zeros(*logits.shape[:-1], 0, dtype=torch.long, device=logits.device)
+    if ids.shape[:-1] != logits.shape[:-1]:
+        raise ShapeError(f"ids {tuple(ids.shape)} have one text for each row of logits {tuple(logits.shape)}.")
     return sampler.next_tokens(torch.atleast_2d(logits), torch.atleast_2d(ids)).view(logits.shape[:-1])
 
 

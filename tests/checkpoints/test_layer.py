@@ -32,6 +32,9 @@ def test_token_types_are_those_of_transformers(load_model, name) -> None:
     expected = ends(model, ids, token_type_ids=types)[0]
     assert torch.equal(layer.input(ids, token_type_ids=types), expected)
     assert not torch.equal(layer.input(ids), expected)
+    for wrong in (types[:, :1], types[0]):
+        with pytest.raises(el.ShapeError, match="do not fit ids"):
+            layer.input(ids, token_type_ids=wrong)
 
 
 @pytest.mark.parametrize("name", ["GPT-2", "BERT", "RoBERTa", "OPT"])

@@ -268,8 +268,10 @@ def test_an_array_that_does_not_fit_is_refused(tmp_path) -> None:
 
 
 def test_what_cannot_be_written_is_refused(tmp_path) -> None:
-    with pytest.raises(ShapeError, match="1 tokens need as many rows, .* found 2 x 2"):
+    with pytest.raises(ShapeError, match=r"1 tokens need as many rows .* found \(2, 2\)"):
         write_vectors(tmp_path / "v.vec", ["a"], torch.eye(2))
+    with pytest.raises(ShapeError, match=r"need as many rows .* found \(2,\)"):
+        write_vectors(tmp_path / "one.vec", ["a", "b"], torch.ones(2))
     with pytest.raises(ShapeError, match="0 tokens"):
         write_vectors(tmp_path / "v.vec", [], torch.zeros(0, 2))
     with pytest.raises(CheckpointError, match="Row 1 holds NaN"):

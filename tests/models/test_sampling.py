@@ -8,7 +8,7 @@ import pytest
 import torch
 from covering import cases
 
-from embedlayer import SizeError, generate, load_llama
+from embedlayer import ShapeError, SizeError, generate, load_llama
 from embedlayer.models.sampling import Sampler, sample
 
 transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
@@ -132,3 +132,8 @@ def test_sample_takes_the_logits_of_any_model() -> None:
         sample(logits, repetition_penalty=1.3)
     with pytest.raises(TypeError, match="top_q"):
         sample(logits, top_q=0.5)  # type: ignore[call-arg]
+
+
+def test_other_numbers_of_texts_and_rows_of_logits_are_refused(unchecked) -> None:
+    with pytest.raises(ShapeError, match="have one text for each row of logits"):
+        sample(torch.randn(2, 9), torch.tensor([[1, 2]]), repetition_penalty=1.3)
