@@ -110,14 +110,14 @@ def inspect(
 def measure(
     opened: "OpenedModel", word_pairs: Path | None = None, analogies: Path | None = None, texts: Sequence[Path] = ()
 ) -> Measurements:
-    """Compute all measurements of a table.
+    """Compute all measurements of a table. `geometry` is `None` if every row is zero, NaN or infinite.
 
     Raises:
         TokenIdError: The run's corpus contains IDs outside the table.
         TokenizerError: Word pairs, analogies or texts were passed, and there is no tokenizer.
         FileError: A file cannot be read.
         TextError: A line of a file of word pairs or analogies has another format, or a text is not plain text.
-        SizeError: Every row is zero or holds NaN, or no analogy has four words of the table.
+        SizeError: No analogy has four words of the table.
     """
     from embedlayer.analysis.chance import chance_geometry
     from embedlayer.analysis.geometry import norms_by_frequency, table_geometry

@@ -54,10 +54,14 @@ def find_text_files(paths: Sequence[str | Path]) -> list[str | Path]:
 
 
 def _texts_below(folder: Path) -> list[Path]:
-    """Return the text files in a folder and its subfolders, sorted; see `find_text_files` for what is left out.
+    """Return the text files in a folder and its subfolders, sorted, at least one; see `find_text_files` for what is left out.
+
+    Raises:
+        TextError: The folder is a corpus or a saved data set, or has no text file, or at least as many bytes in files of
+            the formats in `embedlayer.data.text_formats`.
 
     Warns:
-        EmbedLayerWarning: Files of these formats are left out.
+        EmbedLayerWarning: Files of the formats in `embedlayer.data.text_formats` are left out.
     """
     if is_corpus(folder):
         raise TextError(

@@ -31,7 +31,9 @@ OnProgress = Callable[[float, str], None]
 def write_page(
     path: Path | str, sources: list[OpenedModel], on_progress: OnProgress = lambda share, text: None
 ) -> None:
-    """Write the page about `sources` as one file, atomically: if it is interrupted, there is no file.
+    """Write the page about `sources` as one file, atomically; an existing file is replaced.
+
+    If it is interrupted, `path` is unchanged: there is no file, or the old one.
 
     Raises:
         FileError: The file cannot be written.

@@ -68,7 +68,10 @@ def plain_totals(student: UncomputedLogits, request: Request) -> Totals:
 
 
 def _plain_logits(logits: UncomputedLogits, kept: Tensor | None) -> Tensor:
-    """Return all logits as a block, `(V, N)`; `kept` is the mask `(N,)` of the tokens that count, or `None`."""
+    """Return all logits as a block, `(V, N)`.
+
+    `kept` is the mask `(N,)` of the tokens that count: the others have the logits of the hidden state 0. `None` for all.
+    """
     mask = None if kept is None else kept.view(logits.hidden.shape[:-1])
     return logits.logits(mask).reshape(-1, logits.vocab_size).T
 

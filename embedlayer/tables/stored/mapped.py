@@ -438,7 +438,15 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
 
 
 def _find_tensor(path: Path, tensor: str | None) -> TensorInfo:
-    """Return where a tensor is in a safetensors file, or in those of a checkpoint folder."""
+    """Return where a tensor is in a safetensors file, or in those of a checkpoint folder.
+
+    `tensor` is its name, or an end of it that no other tensor has; `None` for the only tensor.
+
+    Raises:
+        FileError: There is no such file or folder.
+        CheckpointError: No tensor or several have this name, or with `None` there is not exactly one tensor; or the file is
+            no safetensors file.
+    """
     place = find_folder(path)
     if place is None:
         raise no_such_path(path)
