@@ -328,6 +328,36 @@ def check_targets(
     return ids, mask, numbers
 
 
+@operator(
+    "(Tensor targets, Tensor(a!) record, SymInt vocab_size, SymInt ignore_index, SymInt other) -> "
+    "(Tensor, Tensor, Tensor)",
+    mutates=("record",),
+)
+def record_targets(
+    targets: Tensor, record: Tensor, vocab_size: int, ignore_index: int, other: int
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Find the targets that are no tokens, and record the first one without waiting for the device; only on CUDA.
+
+    Args:
+        targets: As in `check_targets`, as for the next three.
+        record: Overwritten if it is empty.
+        vocab_size: Number of tokens, V.
+        ignore_index: Target that is ignored.
+        other: What is returned in place of targets that do not count.
+
+    Returns:
+        The targets that count, neither ignored nor bad, with `other` in place of the others; a mask of those that
+        count; and a mask of the bad ones, all in the shape of the targets.
+    """
+    if device_kind(targets) != "cuda":
+        return None
+    ids, (mask, is_bad) = torch.empty_like(targets), (torch.empty_like(targets, dtype=torch.bool) for _ in range(2))
+    sizes = {"tokens": targets.numel(), "length": targets.shape[-1] if targets.dim() else 1}
+    sizes |= {"vocab_size": vocab_size, "ignore_index": ignore_index, "other": other}
+    launch("softmax", "record_targets", targets=targets, record=record, ids=ids, mask=mask, is_bad=is_bad, **sizes)
+    return ids, mask, is_bad
+
+
 def launched_block(z: Tensor, bias: Tensor | None, finishing: tuple[float | None, ...]) -> dict[str, Any]:
     """Return the arguments that all Triton kernels over a block share."""
     rows, tokens = z.shape

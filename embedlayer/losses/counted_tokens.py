@@ -21,7 +21,7 @@ from embedlayer.core.index_checks import (
     target_record,
 )
 from embedlayer.core.torch_state import is_capturing, plain_operators_only
-from embedlayer.kernels.softmax import STATISTICS, check_targets
+from embedlayer.kernels.softmax import STATISTICS, check_targets, record_targets
 
 
 class CountedTokens(NamedTuple):
@@ -45,7 +45,7 @@ class CheckedIds(NamedTuple):
     """Hold token IDs that were checked, with the tokens that count.
 
     Attributes:
-        ids: The IDs, int64; 0 for tokens that do not count, and a token of the vocabulary for bad IDs.
+        ids: The IDs, int64; 0, or `other` of `counted_targets`, for tokens that do not count.
         tokens: The tokens that count; those with a bad ID do not.
         is_bad: Mask of the tokens with a bad ID, in the shape of the tokens; `None` if there is none.
     """
@@ -120,23 +120,32 @@ def checked_ids(ids: Tensor, mask: Tensor | None, vocab_size: int, *, drop: bool
     return CheckedIds(ids, CountedTokens(is_good.flatten()), is_bad)
 
 
-def counted_targets(targets: Tensor, vocab_size: int, ignore_index: int, *, drop: bool) -> tuple[Tensor, CheckedIds]:
-    """Return the mask of the targets that are not ignored, and the result of `checked_ids` for these.
+def counted_targets(
+    targets: Tensor, vocab_size: int, ignore_index: int, *, drop: bool, other: int = 0
+) -> tuple[Tensor, CheckedIds]:
+    """Return the mask of the targets that count, and the result of `checked_ids` for those that are not ignored.
 
     Args:
         targets: Token IDs or `ignore_index`, `(...)`.
         vocab_size: As in `checked_ids`, as for `drop`.
         ignore_index: Target that is ignored.
         drop: See `checked_ids`.
+        other: ID of those that do not count, where bad targets are recorded.
 
     Raises:
         TokenIdError: See `checked_ids`.
     """
     on_cuda = device_kind(targets) == "cuda" and targets.dtype == torch.int64 and targets.numel() > 0
-    if not (on_cuda and drop and _may_read(targets) and STATISTICS.applies(targets)):
+    if not (on_cuda and STATISTICS.applies(targets)) or plain_operators_only():
         mask = targets != ignore_index
-        return mask, checked_ids(targets, mask, vocab_size, drop=drop)
+        checked = checked_ids(targets, mask, vocab_size, drop=drop)
+        if checked.is_bad is None:
+            return mask, checked
+        return checked.is_counted, checked._replace(ids=checked.ids.masked_fill(~checked.is_counted, other))
     record = target_record(targets.device)
+    if not (drop and _may_read(targets)):
+        ids, mask, is_bad = record_targets(targets.contiguous(), record, vocab_size, ignore_index, other)
+        return mask, CheckedIds(ids, CountedTokens(mask.flatten()), is_bad)
     ids, mask, numbers = check_targets(targets.contiguous(), record, vocab_size, ignore_index)
     values = _read_numbers(numbers)
     _raise_if_bad(ids, vocab_size, record, values, sum(values[len(record) :: 2]))

@@ -159,10 +159,12 @@ def reduced_and_token_losses(
     if in_graph is not None and device_kind(targets) == "cpu":  # the operator checks the targets
         return _operator_losses(in_graph, targets, targets != loss.ignore_index, loss)
     drop = loss.drop_ignored and not plain
-    kept, checked = counted_targets(targets, logits.vocab_size, loss.ignore_index, drop=drop)
-    kept = kept if checked.is_bad is None else checked.is_counted
+    other = loss.ignore_index if plain else 0
+    kept, checked = counted_targets(targets, logits.vocab_size, loss.ignore_index, drop=drop, other=other)
     if plain:
-        if checked.is_bad is not None or not fusible(targets):  # otherwise they are what they were
+        if checked.is_bad is not None:
+            targets = checked.ids
+        elif not fusible(targets):  # otherwise they are what they were
             targets = checked.ids.masked_fill(~kept, loss.ignore_index)
         losses = checked.marked(cross_entropy(logits.logits(kept), targets, loss))
         return reduce_losses(losses, kept, loss), losses.detach()

@@ -5,11 +5,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from covering import cases
 from kernel_paths import cpu_taken_for_cuda
 from torch import Tensor
 
 import embedlayer as el
 from benchmarks.operator_counter import OperatorCounter
+from embedlayer.core.index_checks import target_record
 from embedlayer.losses import (
     BlockLogits,
     ForwardKL,
@@ -140,6 +142,24 @@ def test_a_bad_target_is_nan_until_the_next_wait_raises_its_error(name) -> None:
                 wait()
         with pytest.raises(el.TokenIdError, match=f"token id {V + 5} .* outside this table of {V} rows"):
             WITH_IDS[name](hidden, weight, bad)
+
+
+@cases("length, drop, other, earlier", [1, 5, 2049], [False, True], [0, -100], [False, True])
+def test_kernels_check_targets_as_torch_operators_do(length, drop, other, earlier) -> None:
+    pytest.importorskip("triton")
+    targets = torch.randint(0 if drop else -3, V + 3 * (not drop), (2, length))
+    targets[0, 0] = -100
+    found = []
+    for triton in (False, True):
+        with cpu_taken_for_cuda(triton=triton):
+            record = target_record(targets.device)
+            if earlier and not drop:
+                record.copy_(torch.tensor([3, V, 2, V]))
+            mask, checked = counted_tokens.counted_targets(targets, V, -100, drop=drop, other=other)
+            found.append([mask, checked.ids, *checked.tokens, checked.is_bad, record.clone()])
+            record.fill_(-1)
+    for ours, expected in zip(*found, strict=True):
+        assert ours is expected is None or torch.equal(ours, expected)
 
 
 @pytest.mark.parametrize("impl", ["plain", "chunked"])

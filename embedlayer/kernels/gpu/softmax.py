@@ -396,6 +396,39 @@ def check_targets(
         tl.store(numbers + i, tl.load(record + i))
 
 
+@triton.jit(do_not_specialize=("tokens", "length", "vocab_size", "ignore_index", "other"))
+def record_targets(
+    targets, record, ids, mask, is_bad, tokens, length, vocab_size, ignore_index, other,
+    RECORD: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """Store the targets with `other` for those that do not count, which count, and which are bad; record the first one.
+
+    `record` is that of `embedlayer.core.index_checks.target_record`; it changes only if it is empty. One program has
+    all targets, so that it knows the first bad one.
+    """
+    first = tl.zeros((TOKENS,), tl.int32) + tokens
+    value = tl.zeros((TOKENS,), tl.int64)
+    for start in range(0, tokens, TOKENS):
+        c = start + tl.arange(0, TOKENS)
+        inside = c < tokens
+        target = tl.load(targets + c, mask=inside, other=0)
+        outside = (target != ignore_index) & ((target < 0) | (target >= vocab_size))
+        counts = (target != ignore_index) & (target >= 0) & (target < vocab_size)
+        tl.store(ids + c, tl.where(counts, target, other), mask=inside)
+        tl.store(mask + c, counts, mask=inside)
+        tl.store(is_bad + c, outside, mask=inside)
+        is_first = inside & outside & (first == tokens)
+        value = tl.where(is_first, target, value)
+        first = tl.where(is_first, c, first)
+    place = tl.min(first, 0)
+    value = tl.sum(tl.where(first == place, value, 0), 0)
+    i = tl.arange(0, RECORD)
+    before = tl.load(record + i)
+    is_new = (place < tokens) & (tl.sum(tl.where(i == 0, before, 0), 0) < 0)
+    found = tl.where(i == 0, place, tl.where(i == 1, value, tl.where(i == 2, length, vocab_size)))
+    tl.store(record + i, tl.where(is_new, found, before))
+
+
 def _tiles(a: Arguments) -> int:
     """Return the number of programs along the tokens."""
     tokens: int = a["units"] * a["UNIT"] if "units" in a else a["tokens"]
@@ -542,6 +575,20 @@ LAUNCHES = {
         wide=(),
         reads=("targets", "record"),
         writes=("ids", "mask", "numbers"),
+        dtypes=(torch.float32,),
+    ),
+    "record_targets": Launch(
+        record_targets,
+        grid=lambda a: (1,),
+        types={
+            **dict.fromkeys(("targets", "record", "ids"), "*i64"),
+            **dict.fromkeys(("mask", "is_bad"), "*i1"),
+            **dict.fromkeys(("tokens", "length", "vocab_size", "ignore_index", "other"), "i32"),
+        },
+        blocks={"RECORD": 4, "TOKENS": 2048},
+        wide=(),
+        reads=("targets", "record"),
+        writes=("record", "ids", "mask", "is_bad"),
         dtypes=(torch.float32,),
     ),
 }
