@@ -21,7 +21,7 @@ from embedlayer.core.index_checks import (
     target_record,
 )
 from embedlayer.core.torch_state import is_capturing, plain_operators_only
-from embedlayer.kernels.softmax import STATISTICS, check_targets, record_targets
+from embedlayer.kernels.softmax import STATISTICS, check_targets
 
 
 class CountedTokens(NamedTuple):
@@ -48,11 +48,13 @@ class CheckedIds(NamedTuple):
         ids: The IDs, int64; 0, or `other` of `counted_targets`, for tokens that do not count.
         tokens: The tokens that count; those with a bad ID do not.
         is_bad: Mask of the tokens with a bad ID, in the shape of the tokens; `None` if there is none.
+        factors: Factor of each loss, float32, in the shape of the tokens, if a kernel computed it.
     """
 
     ids: Tensor
     tokens: CountedTokens
     is_bad: Tensor | None
+    factors: Tensor | None = None
 
     @property
     def is_counted(self) -> Tensor:
@@ -121,7 +123,7 @@ def checked_ids(ids: Tensor, mask: Tensor | None, vocab_size: int, *, drop: bool
 
 
 def counted_targets(
-    targets: Tensor, vocab_size: int, ignore_index: int, *, drop: bool, other: int = 0
+    targets: Tensor, vocab_size: int, ignore_index: int, *, drop: bool, other: int = 0, mean: bool = True
 ) -> tuple[Tensor, CheckedIds]:
     """Return the mask of the targets that count, and the result of `checked_ids` for those that are not ignored.
 
@@ -131,6 +133,7 @@ def counted_targets(
         ignore_index: Target that is ignored.
         drop: See `checked_ids`.
         other: ID of those that do not count, where bad targets are recorded.
+        mean: Whether the factors are those of a mean; otherwise they are those of a sum.
 
     Raises:
         TokenIdError: See `checked_ids`.
@@ -142,17 +145,16 @@ def counted_targets(
         if checked.is_bad is None:
             return mask, checked
         return checked.is_counted, checked._replace(ids=checked.ids.masked_fill(~checked.is_counted, other))
-    record = target_record(targets.device)
-    if not (drop and _may_read(targets)):
-        ids, mask, is_bad = record_targets(targets.contiguous(), record, vocab_size, ignore_index, other)
-        return mask, CheckedIds(ids, CountedTokens(mask.flatten()), is_bad)
-    ids, mask, numbers = check_targets(targets.contiguous(), record, vocab_size, ignore_index)
+    record, read = target_record(targets.device), drop and _may_read(targets)
+    inputs = targets.contiguous(), record, vocab_size, ignore_index, 0 if read else other, mean, read
+    ids, mask, is_bad, factors, numbers = check_targets(*inputs)
+    if not read:
+        return mask, CheckedIds(ids, CountedTokens(mask.flatten()), is_bad, factors)
     values = _read_numbers(numbers)
-    _raise_if_bad(ids, vocab_size, record, values, sum(values[len(record) :: 2]))
-    left_out = sum(values[len(record) + 1 :: 2])
-    if left_out <= 0:
-        return mask, CheckedIds(ids, CountedTokens(), None)
-    return mask, CheckedIds(ids, _dropped(mask.flatten(), ~mask.flatten(), left_out), None)
+    *_, bad, left_out = values
+    _raise_if_bad(ids, vocab_size, record, values, bad)
+    tokens = CountedTokens() if left_out <= 0 else _dropped(mask.flatten(), ~mask.flatten(), left_out)
+    return mask, CheckedIds(ids, tokens, None, factors)
 
 
 def _read_numbers(numbers: Tensor) -> list[int]:

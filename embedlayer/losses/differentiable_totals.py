@@ -79,7 +79,12 @@ def _masked(totals: Totals, kept: Tensor) -> Totals:
 
 
 def compute_loss(
-    student: UncomputedLogits, request: Request, objective: TokenLoss, kept: Tensor, loss: LossSettings
+    student: UncomputedLogits,
+    request: Request,
+    objective: TokenLoss,
+    kept: Tensor,
+    loss: LossSettings,
+    factors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute a loss in chunks; with a reduction, the pass over stored rows computes its gradients too.
 
@@ -89,6 +94,7 @@ def compute_loss(
         objective: Loss of a token as a function of its totals.
         kept: Mask of the tokens that count, `(...)`.
         loss: Reduction and weights of the tokens.
+        factors: Factor of each token's loss in the reduction without weights, if it is computed already, `(...)`.
 
     Returns:
         The reduced loss, and the losses of all tokens without gradient, `(...)`, 0 for those that do not count.
@@ -97,10 +103,12 @@ def compute_loss(
         SizeError: Second derivatives of the loss of sharded rows are requested.
     """
     if isinstance(student, LinearLogits) and loss.reduction != "none":
-        count = None if device_kind(kept) == "cpu" else request.tokens.number_of(kept.numel())
-        factors = reduction_factors(kept, loss, loss_dtype(student.dtype), count).flatten()
+        dtype = loss_dtype(student.dtype)
+        if factors is None or factors.dtype != dtype or loss.token_weights is not None:
+            count = None if device_kind(kept) == "cpu" else request.tokens.number_of(kept.numel())
+            factors = reduction_factors(kept, loss, dtype, count)
         job = _Job(student, request)
-        arguments = student.hidden, student.weight, job.local_bias(), factors, job, objective
+        arguments = student.hidden, student.weight, job.local_bias(), factors.flatten(), job, objective
         result, losses = _LinearLoss.apply(*arguments)  # type: ignore[no-untyped-call]
         return result, losses.view(kept.shape)
     losses = objective.of(chunked_totals(student, request)).view(kept.shape).where(kept, 0.0)
@@ -210,15 +218,16 @@ class _LinearLoss(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, factors: Tensor, job: _Job, loss: TokenLoss
     ) -> tuple[Tensor, Tensor]:
         with torch.autocast(device_kind(hidden), enabled=False):
-            losses, gradients = VocabularyPass(job.student, job.request).losses_and_gradients(
+            losses, gradients, total = VocabularyPass(job.student, job.request).losses_and_gradients(
                 loss, factors if any(job.requested) or job.student.is_sharded else None, job.requested
             )
         ctx.gradients, ctx.loss = gradients, loss
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(losses)
         job.save(ctx, factors)
-        on_cpu = device_kind(losses) == "cpu"
-        return (losses * factors).sum() if on_cpu else torch.dot(losses, factors), losses
+        if total is None:
+            total = (losses * factors).sum() if device_kind(losses) == "cpu" else torch.dot(losses, factors)
+        return total, losses
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -231,7 +240,7 @@ class _LinearLoss(torch.autograd.Function):
         elif ctx.gradients is None or not student.collectives.all_equal(grad_output):
             with torch.autocast(device_kind(student.hidden), enabled=False):
                 again = VocabularyPass(student, job.request)
-                _, found = again.losses_and_gradients(ctx.loss, factors * grad_output, job.requested)
+                _, found, _ = again.losses_and_gradients(ctx.loss, factors * grad_output, job.requested)
             found = job.like_inputs(found, student)
         else:
             found, ctx.gradients = ctx.gradients, None

@@ -160,7 +160,9 @@ def reduced_and_token_losses(
         return _operator_losses(in_graph, targets, targets != loss.ignore_index, loss)
     drop = loss.drop_ignored and not plain
     other = loss.ignore_index if plain else 0
-    kept, checked = counted_targets(targets, logits.vocab_size, loss.ignore_index, drop=drop, other=other)
+    kept, checked = counted_targets(
+        targets, logits.vocab_size, loss.ignore_index, drop=drop, other=other, mean=loss.reduction == "mean"
+    )
     if plain:
         if checked.is_bad is not None:
             targets = checked.ids
@@ -172,7 +174,7 @@ def reduced_and_token_losses(
         found = _operator_losses(in_graph, torch.where(kept, checked.ids, loss.ignore_index), kept, loss)
     else:
         objective = CrossEntropy(logits.vocab_size, loss.label_smoothing, loss.z_loss)
-        found = compute_loss(logits, target_request(checked, loss), objective, kept, loss)
+        found = compute_loss(logits, target_request(checked, loss), objective, kept, loss, checked.factors)
     return checked.marked(found[0]), checked.marked(found[1])
 
 

@@ -92,11 +92,13 @@ class TokenChunks:
 
     Attributes:
         counts: Number of tokens that each rank computes.
+        all_count: Whether all tokens that this rank computes count.
     """
 
     def __init__(self, ranks: Collectives, tokens: int, counted: CountedTokens) -> None:
         self.ranks, self.tokens, self._places = ranks, tokens, counted.places
         self._mask = counted.mask if counted.places is None else None  # of tokens that are computed, and do not count
+        self.all_count = self._mask is None
         count = tokens if self._places is None else len(self._places)
         self.counts: list[int] = [count]
         if ranks.size > 1:

@@ -22,6 +22,8 @@ from embedlayer.losses import (
     divergence,
     token_statistics,
 )
+from embedlayer.losses.definition import reduction_factors
+from embedlayer.losses.options import LossSettings
 
 N, V, D = 40, 3000, 8
 
@@ -156,6 +158,8 @@ def test_kernels_check_targets_as_torch_operators_do(length, drop, other, earlie
             if earlier and not drop:
                 record.copy_(torch.tensor([3, V, 2, V]))
             mask, checked = counted_tokens.counted_targets(targets, V, -100, drop=drop, other=other)
+            factors = reduction_factors(mask, LossSettings(), torch.float32)
+            assert checked.factors is None or torch.equal(checked.factors, factors)
             found.append([mask, checked.ids, *checked.tokens, checked.is_bad, record.clone()])
             record.fill_(-1)
     for ours, expected in zip(*found, strict=True):
