@@ -268,7 +268,7 @@ def cross_entropy_of_totals(
     """Compute the loss of each token from its totals, and what its gradient is computed from; only on CUDA.
 
     `embedlayer.losses.logit_statistics.CrossEntropy` defines both. The loss of a target outside the vocabulary is NaN,
-    and its gradients are 0.
+    or 0 if it is -1, and its gradients are 0.
 
     Args:
         ids: Targets, `(1, C)`.
@@ -308,12 +308,12 @@ def cross_entropy_of_totals(
 
 
 @operator(
-    "(Tensor targets, Tensor(a!) record, SymInt vocab_size, SymInt ignore_index, SymInt other, bool mean, bool read) "
+    "(Tensor targets, Tensor(a!) record, SymInt vocab_size, SymInt ignore_index, SymInt? other, bool mean, bool read) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     mutates=("record",),
 )
 def check_targets(
-    targets: Tensor, record: Tensor, vocab_size: int, ignore_index: int, other: int, mean: bool, read: bool
+    targets: Tensor, record: Tensor, vocab_size: int, ignore_index: int, other: int | None, mean: bool, read: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:
     """Find the targets that are ignored, and those that are no tokens; only on CUDA.
 
@@ -322,25 +322,28 @@ def check_targets(
         record: `embedlayer.core.index_checks.target_record`; overwritten if it is empty, without `read`.
         vocab_size: Number of tokens, V.
         ignore_index: Target that is ignored.
-        other: What is returned in place of targets that do not count.
+        other: What is returned in place of targets that do not count; `None`, only without `read`, for V where they are
+            bad and -1 where they are ignored, as `cross_entropy_of_totals` takes them.
         mean: Whether the factors are those of a mean; otherwise they are those of a sum.
         read: Whether the host reads numbers and so finds bad targets. These count then, and are returned as they are.
 
     Returns:
-        The targets that count, with `other` in place of the others; a mask of those that count; a mask of those that
-        are no tokens, without `read`; and the factor of each loss, float32, 0 where the target does not count; all in
-        the shape of the targets. And with `read`, numbers for the host: those of the record, how many targets are no
-        tokens, and how many are ignored.
+        The targets that count, with `other` in place of the others; a mask of those that count; without `read`, a mask
+        of those that are no tokens, or of all that do not count if `other` is `None`; and the factor of each loss,
+        float32, 0 where the target does not count; all in the shape of the targets. And with `read`, numbers for the
+        host: those of the record, how many targets are no tokens, and how many are ignored.
     """
     if device_kind(targets) != "cuda":
         return None
     ids, (mask, is_bad) = torch.empty_like(targets), (torch.empty_like(targets, dtype=torch.bool) for _ in range(2))
     factors, numbers = torch.empty_like(targets, dtype=torch.float32), record.new_empty(len(record) + 2)
     sizes = {"tokens": targets.numel(), "length": targets.shape[-1] if targets.dim() else 1}
-    sizes |= {"vocab_size": vocab_size, "ignore_index": ignore_index, "other": other}
+    sizes |= {"vocab_size": vocab_size, "ignore_index": ignore_index, "other": 0 if other is None else other}
     outputs = {"ids": ids, "mask": mask, "is_bad": None if read else is_bad, "factors": factors}
     outputs["numbers"] = numbers if read else None
-    launch("softmax", "check_targets", targets=targets, record=record, **outputs, **sizes, MEAN=mean)
+    launch(
+        "softmax", "check_targets", targets=targets, record=record, **outputs, **sizes, MEAN=mean, CODED=other is None
+    )
     return ids, mask, is_bad, factors, numbers
 
 

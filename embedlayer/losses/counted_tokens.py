@@ -31,10 +31,13 @@ class CountedTokens(NamedTuple):
         mask: Mask of the tokens that count, `(N,)`; `None` for all.
         places: Index of these tokens, `(M,)`, if no others are computed. Without it all N tokens are computed; results
             and gradients of those that do not count are zeros.
+        others: Mask of those that do not count, `(N,)`, if their IDs are -1, or V for bad ones, for which kernels
+            compute the loss 0 or NaN.
     """
 
     mask: Tensor | None = None
     places: Tensor | None = None
+    others: Tensor | None = None
 
     def number_of(self, tokens: int) -> int | None:
         """Return how many of all tokens count; `None` if only the device knows it."""
@@ -123,7 +126,7 @@ def checked_ids(ids: Tensor, mask: Tensor | None, vocab_size: int, *, drop: bool
 
 
 def counted_targets(
-    targets: Tensor, vocab_size: int, ignore_index: int, *, drop: bool, other: int = 0, mean: bool = True
+    targets: Tensor, vocab_size: int, ignore_index: int, *, drop: bool, other: int | None = 0, mean: bool = True
 ) -> tuple[Tensor, CheckedIds]:
     """Return the mask of the targets that count, and the result of `checked_ids` for those that are not ignored.
 
@@ -132,7 +135,8 @@ def counted_targets(
         vocab_size: As in `checked_ids`, as for `drop`.
         ignore_index: Target that is ignored.
         drop: See `checked_ids`.
-        other: ID of those that do not count, where bad targets are recorded.
+        other: ID of those that do not count, where bad targets are recorded; `None` for those that
+            `CountedTokens.others` describes, if kernels compute.
         mean: Whether the factors are those of a mean; otherwise they are those of a sum.
 
     Raises:
@@ -144,10 +148,12 @@ def counted_targets(
         checked = checked_ids(targets, mask, vocab_size, drop=drop)
         if checked.is_bad is None:
             return mask, checked
-        return checked.is_counted, checked._replace(ids=checked.ids.masked_fill(~checked.is_counted, other))
+        return checked.is_counted, checked._replace(ids=checked.ids.masked_fill(~checked.is_counted, other or 0))
     record, read = target_record(targets.device), drop and _may_read(targets)
     inputs = targets.contiguous(), record, vocab_size, ignore_index, 0 if read else other, mean, read
     ids, mask, is_bad, factors, numbers = check_targets(*inputs)
+    if not read and other is None:
+        return mask, CheckedIds(ids, CountedTokens(mask.flatten(), None, is_bad.flatten()), None, factors)
     if not read:
         return mask, CheckedIds(ids, CountedTokens(mask.flatten()), is_bad, factors)
     values = _read_numbers(numbers)

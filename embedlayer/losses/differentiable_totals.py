@@ -48,7 +48,7 @@ def chunked_totals(student: UncomputedLogits, request: Request) -> Totals:
         names: list[str] = []
         totals = _LinearTotals.apply(student.hidden, student.weight, job.local_bias(), job, names)  # type: ignore[no-untyped-call]
         found = dict(zip(names, totals, strict=True))
-        mask, places = request.tokens
+        mask, places, _ = request.tokens
         return found if mask is None or places is not None else _masked(found, mask)
     assert isinstance(student, BlockLogits)
     return _block_totals(student, request)
@@ -253,7 +253,7 @@ def _block_totals(student: BlockLogits, request: Request) -> Totals:
     """Compute totals from checkpointed blocks of logits."""
     hidden = student.hidden.reshape(-1, student.hidden.shape[-1])
     teacher = None if request.teacher is None else request.teacher.hidden.detach().flatten(0, -2)
-    ids, (mask, places), tokens = request.ids, request.tokens, len(hidden)
+    ids, (mask, places, _), tokens = request.ids, request.tokens, len(hidden)
     if places is not None:
         hidden, ids = hidden[places], None if ids is None else ids[places]
         teacher = None if teacher is None else teacher[places]

@@ -149,7 +149,8 @@ class VocabularyPass:
             self._add_gradients(sums, chunk, blocks, totals, grads, kept=buffers[0])
         losses_N = concatenated(parts) if parts else self.like.new_zeros(0)
         is_all = len(parts) == len(self.tokens.counts) == 1 and self.tokens.all_count and scale is None
-        losses_N = self.tokens.masked(self.tokens.scattered(losses_N))
+        losses_N = self.tokens.scattered(losses_N)
+        losses_N = losses_N if self.compiled and self.tokens.all_count else self.tokens.masked(losses_N)
         return losses_N, sums.finished(self.tokens), total if is_all else None
 
     def _kept_tokens(self, requested: RequestedGradients) -> int:

@@ -26,7 +26,7 @@ LAUNCHES = {
     "loss, label smoothing": 10,
     "loss, z_loss": 10,
     "loss of each token": 42,
-    "loss, no target dropped": 21,
+    "loss, no target dropped": 12,
     "log-probabilities and entropies": 48,
     "64 largest logits": 96,
     "forward KL": 34,
@@ -69,7 +69,6 @@ OF_A_CHUNK = 12
 """Most launches of a loss for each chunk of tokens, the check of the targets and the reduction included."""
 
 MORE_THAN_OF_A_CHUNK = {
-    "loss, no target dropped": "masks, factors and marks of bad targets are 11 small kernels",
     "multi-token loss, two depths": "targets, hidden states and losses of the depths are joined and split",
 }
 """Losses that launch more, and why."""

@@ -166,6 +166,33 @@ def test_kernels_check_targets_as_torch_operators_do(length, drop, other, earlie
         assert ours is expected is None or torch.equal(ours, expected)
 
 
+@cases(
+    "name, is_bad, chunk_bytes", ["loss", "regularised", "masked padding", "multi-token"], [False, True], [None, 6000]
+)
+def test_kernels_give_bad_and_ignored_targets_the_results_of_torch_operators(name, is_bad, chunk_bytes) -> None:
+    pytest.importorskip("triton")
+    rows = 300
+    hidden, weight = torch.randn(9, D).requires_grad_(), torch.randn(rows, D)
+    targets = torch.randint(0, rows, (9,))
+    targets[3], targets[8] = -100, rows + 5 if is_bad else 0
+    found = []
+    for triton in (False, True):
+        with cpu_taken_for_cuda(triton=triton):
+            result = WITH_IDS[name](
+                hidden, weight, targets, drop_ignored=False, impl="chunked", chunk_bytes=chunk_bytes
+            )
+            found.append([result, *torch.autograd.grad(result, hidden)])
+            assert result.isnan() == is_bad
+            if is_bad:
+                with pytest.raises(el.TokenIdError, match=f"token id {rows + 5} at row "):
+                    el.TokenEmbedding(2, 2).check()
+    if is_bad:
+        assert found[1][1][[3, 8]].eq(0).all() or "multi" in name
+        assert found[1][1].isfinite().all()
+    else:
+        torch.testing.assert_close(found[1], found[0])
+
+
 @pytest.mark.parametrize("impl", ["plain", "chunked"])
 def test_in_a_compiled_graph_too(unchecked: None, impl) -> None:
     hidden, weight, targets = torch.randn(2, 5, 8, requires_grad=True), torch.randn(30, 8), torch.randint(0, 30, (2, 5))

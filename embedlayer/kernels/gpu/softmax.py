@@ -346,8 +346,8 @@ def cross_entropy(
 
     `embedlayer.losses.logit_statistics.CrossEntropy` defines the loss. The gradients are those of the losses times
     `weights`. `logit_sum` is `None` without label smoothing. `factors` is `(6, C)`, as `statistics_factors` stores it.
-    A target outside the vocabulary has the loss NaN and the gradient 0. `total` is the sum of the first `results`
-    losses times their weights: one program has all tokens.
+    A target outside the vocabulary has the gradient 0 and the loss NaN, or 0 if it is -1. `total` is the sum of the
+    first `results` losses times their weights: one program has all tokens.
     """
     weighted = tl.zeros((TOKENS,), tl.float32)
     for start in range(0, tokens, TOKENS):
@@ -367,7 +367,7 @@ def cross_entropy(
         if logit_sum is not None:
             loss += label_smoothing * (chosen - tl.load(logit_sum + c, mask=kept, other=0.0) / vocab_size)
             plain = -label_smoothing / vocab_size * weight
-        loss = tl.where(is_token, loss + z_loss * lse * lse, float("nan"))
+        loss = tl.where(is_token, loss + z_loss * lse * lse, tl.where(target == -1, 0.0, float("nan")))
         tl.store(losses + c, loss, mask=kept)
         weighted += tl.where(c < results, loss * weight, 0.0)
         tl.store(by_selected + c, -(1.0 - label_smoothing) * weight, mask=kept)
@@ -379,14 +379,15 @@ def cross_entropy(
 @triton.jit(do_not_specialize=("tokens", "length", "vocab_size", "ignore_index", "other"))
 def check_targets(
     targets, record, ids, mask, is_bad, factors, numbers, tokens, length, vocab_size, ignore_index, other,
-    MEAN: tl.constexpr, RECORD: tl.constexpr, TOKENS: tl.constexpr,
+    MEAN: tl.constexpr, CODED: tl.constexpr, RECORD: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Store the targets with `other` for those that do not count, which count, and the factors of a sum or mean.
 
     One program has all targets, so that it knows how many count and which is the first bad one. `numbers` is what the
     host reads in one wait: a copy of `record`, how many targets are neither tokens nor ignored, and how many are
     ignored; bad targets count and are unchanged. Where `numbers` is `None` they do not count, `is_bad` marks them, and
-    the first one is recorded if `record` is empty; see `embedlayer.core.index_checks.target_record`.
+    the first one is recorded if `record` is empty; see `embedlayer.core.index_checks.target_record`. With `CODED` bad
+    ones are stored as V and ignored ones as -1, for `cross_entropy`, and `is_bad` marks both.
     """
     first = tl.zeros((TOKENS,), tl.int32) + tokens
     value = tl.zeros((TOKENS,), tl.int64)
@@ -404,8 +405,9 @@ def check_targets(
             is_first = outside & (first == tokens)
             value = tl.where(is_first, target, value)
             first = tl.where(is_first, c, first)
-            tl.store(is_bad + c, outside, mask=inside)
-        tl.store(ids + c, tl.where(counts, target, other), mask=inside)
+            tl.store(is_bad + c, (counts == 0) if CODED else outside, mask=inside)
+        left = tl.where(outside, vocab_size, -1) if CODED else other
+        tl.store(ids + c, tl.where(counts, target, left), mask=inside)
         tl.store(mask + c, counts, mask=inside)
     left_out, wrong = tl.sum(ignored, 0), tl.sum(bad, 0)
     i = tl.arange(0, RECORD)
@@ -581,9 +583,10 @@ LAUNCHES = {
         reads=("targets", "targets", "record"),
         writes=("ids", "mask", "is_bad", "factors", "numbers"),
         variants={
-            "recorded": Variant({"numbers": None, "MEAN": True}),
-            "read": Variant({"is_bad": None, "MEAN": True}),
-            "sum": Variant({"is_bad": None, "MEAN": False}),
+            "recorded": Variant({"numbers": None, "MEAN": True, "CODED": True}),
+            "plain": Variant({"numbers": None, "MEAN": True, "CODED": False}),
+            "read": Variant({"is_bad": None, "MEAN": True, "CODED": False}),
+            "sum": Variant({"is_bad": None, "MEAN": False, "CODED": False}),
         },
         dtypes=(torch.float32,),
     ),
