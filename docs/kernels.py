@@ -219,7 +219,7 @@ OPERATIONS = [
     Operation("losses of tokens and their gradients by the statistics", "losses.logit_statistics:CrossEntropy.of", (),
               ("softmax.cross_entropy",), SOFTMAX),
     Operation("targets that are ignored, and those that are no tokens", "losses.counted_tokens:checked_ids", (),
-              ("softmax.check_targets",), ("losses/test_triton_pass.py",)),
+              ("softmax.check_targets",), ("losses/test_counted_tokens.py",)),
     Operation("K largest logits, by keys that the statistics store", "losses.largest:top_k", ("softmax.largest",),
               ("softmax.statistics_and_keys", "largest.keys_of_lanes", "largest.member_keys", "largest.logits_of_keys",
                "largest.keys_of_logits"),

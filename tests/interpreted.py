@@ -271,7 +271,7 @@ def _watched(interpreter: ModuleType, run: Run) -> Iterator[tuple[Any, str, Any]
 
     rmw = builder.create_atomic_rmw
     yield interpreter, "_implicit_cvt", converted
-    for name in ("create_addptr", "create_splat", "create_broadcast", "create_expand_dims"):
+    for name in ("create_addptr", "create_splat", "create_broadcast", "create_expand_dims", "create_bitcast"):
         yield builder, name, of_same_tensor(name)
     yield builder, "create_masked_load", recorded("create_masked_load", "load", 0)
     yield builder, "create_masked_store", recorded("create_masked_store", "store", 1)

@@ -158,9 +158,9 @@ class _Sorts(NamedTuple):
 def _sorts(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor) -> _Sorts:
     """Measure which share of some pairs is as unlike as unrelated tokens, and how alike the others are.
 
-    See this module's docstring. The order of the pairs must be random: unrelated tokens are those of neighbouring pairs.
-    With fewer than `FEWEST_PAIRS` pairs of rows that have a cosine, the share is 0 and the cosines are NaN. `mean` is the
-    row that is subtracted from all rows.
+    See this module's docstring. The order of the pairs must be random: unrelated tokens are those of neighbouring
+    pairs. With fewer than `FEWEST_PAIRS` pairs of rows that have a cosine, the share is 0 and the cosines are NaN.
+    `mean` is the row that is subtracted from all rows.
     """
     shuffled = torch.stack([pairs[:, 0], pairs[:, 1].roll(1)], 1)  # the order of the pairs is random
     cosines, chance = _cosines(rows, pairs, mean), _cosines(rows, shuffled, mean)

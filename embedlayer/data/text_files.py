@@ -54,11 +54,11 @@ def find_text_files(paths: Sequence[str | Path]) -> list[str | Path]:
 
 
 def _texts_below(folder: Path) -> list[Path]:
-    """Return the text files in a folder and its subfolders, sorted, at least one; see `find_text_files` for what is left out.
+    """Return the text files below a folder, sorted, at least one; see `find_text_files` for what is left out.
 
     Raises:
-        TextError: The folder is a corpus or a saved data set, or has no text file, or at least as many bytes in files of
-            the formats in `embedlayer.data.text_formats`.
+        TextError: The folder is a corpus or a saved data set, or has no text file, or at least as many bytes in files
+            of the formats in `embedlayer.data.text_formats`.
 
     Warns:
         EmbedLayerWarning: Files of the formats in `embedlayer.data.text_formats` are left out.

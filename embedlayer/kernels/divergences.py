@@ -13,7 +13,7 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.torch_state import has_memory
 from embedlayer.kernels.gpu.launch import launch, launch_table
 from embedlayer.kernels.kernel import Kernel, operator
-from embedlayer.kernels.softmax import BLOCK_NUMEL, PART, or_empty, sum_dtype
+from embedlayer.kernels.softmax import BLOCK_NUMEL, PART, or_empty, store_row_sums, sum_dtype
 
 DIVERGENCE = Kernel("softmax", "divergence", has_triton=True)
 JENSEN_SHANNON = Kernel("softmax", "jensen_shannon", has_triton=True)
@@ -91,7 +91,7 @@ def mixture_divergences(
 
 
 @operator(
-    f"(Tensor(a!) s, {TEACHER}, Tensor factors, Tensor(b!)? bias_grad, int kind, float beta) -> ()",
+    f"(Tensor(a!) s, {TEACHER}, Tensor factors, Tensor(b!)? bias_grad, bool add, int kind, float beta) -> ()",
     mutates=("s", "bias_grad"),
 )
 def divergence_gradient(
@@ -101,6 +101,7 @@ def divergence_gradient(
     t_bias: Tensor | None,
     factors: Tensor,
     bias_grad: Tensor | None,
+    add: bool,
     kind: int,
     beta: float,
 ) -> bool:
@@ -113,6 +114,7 @@ def divergence_gradient(
         t_bias: Bias of the teacher.
         factors: Numbers of each token, `(6, C)`; see `embedlayer.kernels.cpu.softmax.divergence_gradient`.
         bias_grad: Gradients of the student's bias, to which the sum of each row is added, `(R,)`; or `None`.
+        add: See `embedlayer.kernels.softmax.softmax_gradient`.
         kind: A `DivergenceKind`.
         beta: Weight of the teacher in the mixture of Jensen-Shannon.
     """
@@ -128,7 +130,7 @@ def divergence_gradient(
     block = _launched_block(s, t, s_bias, t_bias)
     launch("divergences", "divergence_gradient", **block, factors=factors, row_sums=row_sums, beta=beta, KIND=kind)
     if bias_grad is not None and row_sums is not None:
-        bias_grad.add_(row_sums.sum(0))
+        store_row_sums(bias_grad, row_sums, add=add)
     return True
 
 

@@ -183,7 +183,7 @@ def softmax_factors(
 
 @operator(
     f"(Tensor(a!) z, {OF_BLOCK}, Tensor? by_request, Tensor? values, Tensor factors, Tensor(b!)? bias_grad, "
-    f"bool with_mean, bool with_squares, {FINISHING}) -> ()",
+    f"bool add, bool with_mean, bool with_squares, {FINISHING}) -> ()",
     mutates=("z", "bias_grad"),
 )
 def softmax_gradient(
@@ -197,6 +197,7 @@ def softmax_gradient(
     values: Tensor | None,
     factors: Tensor,
     bias_grad: Tensor | None,
+    add: bool,
     with_mean: bool,
     with_squares: bool,
     *finishing: float | None,
@@ -216,6 +217,7 @@ def softmax_gradient(
         values: On CUDA the requested logits, `(K, C)`.
         factors: Result of `softmax_factors`.
         bias_grad: Gradients of the bias, to which the sum of each row is added, `(R,)`; or `None`.
+        add: On CUDA, whether it is added; otherwise `bias_grad` is overwritten.
         with_mean: Whether any f₂ is not 0.
         with_squares: Whether any f₃ is not 0.
         *finishing: See `Finishing`; only on CUDA.
@@ -240,7 +242,7 @@ def softmax_gradient(
         block = {name: x for name, x in block.items() if name not in ("bias", "units", "UNIT")}
         launch("softmax", "requested_gradient", **block, **of_ids, factors=factors, **flags)
     if bias_grad is not None and row_sums is not None:
-        bias_grad.add_(row_sums.sum(0))
+        store_row_sums(bias_grad, row_sums, add=add)
         if ids is not None and of_requests is not None:
             bias_grad.index_put_(((ids - first_id).clamp(0, size - 1),), of_requests, accumulate=True)
     return True
@@ -248,7 +250,7 @@ def softmax_gradient(
 
 @operator(
     "(Tensor ids, Tensor top, Tensor log_sum, Tensor sums, Tensor selected, Tensor? logit_sum, Tensor weights, "
-    "SymInt vocab_size, float label_smoothing, float z_loss) -> (Tensor, Tensor, Tensor)"
+    "SymInt results, SymInt vocab_size, float label_smoothing, float z_loss) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 def cross_entropy_of_totals(
     ids: Tensor,
@@ -258,14 +260,15 @@ def cross_entropy_of_totals(
     selected: Tensor,
     logit_sum: Tensor | None,
     weights: Tensor,
+    results: int,
     vocab_size: int,
     label_smoothing: float,
     z_loss: float,
-) -> tuple[Tensor, Tensor, Tensor] | None:
+) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
     """Compute the loss of each token from its totals, and what its gradient is computed from; only on CUDA.
 
     `embedlayer.losses.logit_statistics.CrossEntropy` defines both. The loss of a target outside the vocabulary is NaN,
-    and its gradients are 0.
+    or 0 if it is -1, and its gradients are 0.
 
     Args:
         ids: Targets, `(1, C)`.
@@ -275,18 +278,20 @@ def cross_entropy_of_totals(
         selected: Logits of the targets, `(1, C)`.
         logit_sum: Sum of logits, with label smoothing.
         weights: Factor of each loss, `(C,)`.
+        results: How many tokens are summed; the others are padding.
         vocab_size: Number of tokens, V.
         label_smoothing: See `embedlayer.losses.options.LossOptions`.
         z_loss: See `LossOptions`.
 
     Returns:
-        Losses `(C,)`, the gradient by `selected` `(1, C)`, and the result of `softmax_factors` `(6, C)`.
+        Losses `(C,)`, the gradient by `selected` `(1, C)`, the result of `softmax_factors` `(6, C)`, and the sum of the
+        losses times `weights`, `()`.
     """
     if device_kind(top) != "cuda":
         return None
     inputs = {"ids": ids, "top": top, "log_sum": log_sum, "sums": sums, "selected": selected, "weights": weights}
     outputs = {"losses": torch.empty_like(top), "by_selected": torch.empty_like(selected)}
-    outputs["factors"] = top.new_empty(6, len(top))
+    outputs |= {"factors": top.new_empty(6, len(top)), "total": top.new_empty(())}
     launch(
         "softmax",
         "cross_entropy",
@@ -294,38 +299,52 @@ def cross_entropy_of_totals(
         **outputs,
         logit_sum=None if logit_sum is None else logit_sum.contiguous(),
         tokens=len(top),
+        results=results,
         vocab_size=vocab_size,
         label_smoothing=label_smoothing,
         z_loss=z_loss,
     )
-    return outputs["losses"], outputs["by_selected"], outputs["factors"]
+    return outputs["losses"], outputs["by_selected"], outputs["factors"], outputs["total"]
 
 
-@operator("(Tensor targets, Tensor record, SymInt vocab_size, SymInt ignore_index) -> (Tensor, Tensor, Tensor)")
+@operator(
+    "(Tensor targets, Tensor(a!) record, SymInt vocab_size, SymInt ignore_index, SymInt? other, bool mean, bool read) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    mutates=("record",),
+)
 def check_targets(
-    targets: Tensor, record: Tensor, vocab_size: int, ignore_index: int
-) -> tuple[Tensor, Tensor, Tensor] | None:
+    targets: Tensor, record: Tensor, vocab_size: int, ignore_index: int, other: int | None, mean: bool, read: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:
     """Find the targets that are ignored, and those that are no tokens; only on CUDA.
 
     Args:
         targets: Token IDs or `ignore_index`, int64, contiguous.
-        record: `embedlayer.core.index_checks.target_record`.
+        record: `embedlayer.core.index_checks.target_record`; overwritten if it is empty, without `read`.
         vocab_size: Number of tokens, V.
         ignore_index: Target that is ignored.
+        other: What is returned in place of targets that do not count; `None`, only without `read`, for V where they are
+            bad and -1 where they are ignored, as `cross_entropy_of_totals` takes them.
+        mean: Whether the factors are those of a mean; otherwise they are those of a sum.
+        read: Whether the host reads numbers and so finds bad targets. These count then, and are returned as they are.
 
     Returns:
-        The targets with 0 for those that are ignored, a mask of the others, both in the shape of the targets, and
-        numbers for the host: those of the record, and then alternately a number of targets that are no tokens and a
-        number of those that are ignored; both are to be summed.
+        The targets that count, with `other` in place of the others; a mask of those that count; without `read`, a mask
+        of those that are no tokens, or of all that do not count if `other` is `None`; and the factor of each loss,
+        float32, 0 where the target does not count; all in the shape of the targets. And with `read`, numbers for the
+        host: those of the record, how many targets are no tokens, and how many are ignored.
     """
     if device_kind(targets) != "cuda":
         return None
-    blocks, tokens = launch_table("softmax")["check_targets"].blocks, targets.numel()
-    numbers = record.new_empty(blocks["RECORD"] + 2 * -(-tokens // blocks["TOKENS"]))
-    ids, mask = torch.empty_like(targets), torch.empty_like(targets, dtype=torch.int8)
-    sizes = {"tokens": tokens, "vocab_size": vocab_size, "ignore_index": ignore_index}
-    launch("softmax", "check_targets", targets=targets, record=record, ids=ids, mask=mask, numbers=numbers, **sizes)
-    return ids, mask.view(torch.bool), numbers
+    ids, (mask, is_bad) = torch.empty_like(targets), (torch.empty_like(targets, dtype=torch.bool) for _ in range(2))
+    factors, numbers = torch.empty_like(targets, dtype=torch.float32), record.new_empty(len(record) + 2)
+    sizes = {"tokens": targets.numel(), "length": targets.shape[-1] if targets.dim() else 1}
+    sizes |= {"vocab_size": vocab_size, "ignore_index": ignore_index, "other": 0 if other is None else other}
+    outputs = {"ids": ids, "mask": mask, "is_bad": None if read else is_bad, "factors": factors}
+    outputs["numbers"] = numbers if read else None
+    launch(
+        "softmax", "check_targets", targets=targets, record=record, **outputs, **sizes, MEAN=mean, CODED=other is None
+    )
+    return ids, mask, is_bad, factors, numbers
 
 
 def launched_block(z: Tensor, bias: Tensor | None, finishing: tuple[float | None, ...]) -> dict[str, Any]:
@@ -334,6 +353,14 @@ def launched_block(z: Tensor, bias: Tensor | None, finishing: tuple[float | None
     unit = 8 if tokens % 8 == 0 else 1
     numbers = dict(zip(Finishing._fields, finishing, strict=True))
     return {"z": z, "bias": bias, "rows": rows, "units": tokens // unit, "UNIT": unit, **numbers}
+
+
+def store_row_sums(bias_grad: Tensor, row_sums: Tensor, *, add: bool) -> None:
+    """Add the sums of the rows of a block, in parts `(P, R)`, to the gradients of the bias, or overwrite these."""
+    if add:
+        bias_grad.add_(row_sums.sum(0))
+    else:
+        torch.sum(row_sums, 0, out=bias_grad)
 
 
 def or_empty(x: Tensor | None, dtype: torch.dtype) -> Tensor:

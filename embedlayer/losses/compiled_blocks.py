@@ -107,8 +107,8 @@ def gradient_of_statistics(
     factors = grads["factors"] if "factors" in grads else softmax_factors(*of_totals, *map(grads.get, names))
     flags = "mean" in grads, "log_squares" in grads
 
-    def gradient(block: LogitBlock, bias_grad: Tensor | None) -> bool:
-        inputs = block.student, block.biases[0], *requests, block.start, by_request, values, factors, bias_grad
+    def gradient(block: LogitBlock, bias_grad: Tensor | None, add: bool) -> bool:
+        inputs = block.student, block.biases[0], *requests, block.start, by_request, values, factors, bias_grad, add
         done: bool = softmax_gradient(*inputs, *flags, *block.unfinished)
         return done
 
@@ -161,8 +161,8 @@ def gradient_of_divergence(
     tops = finite_top(totals["top"]), finite_top(totals["top_teacher"])
     numbers = torch.stack([*tops, *factors, *(torch.zeros_like(tops[0]),) * (4 - len(factors))])
 
-    def gradient(block: LogitBlock, bias_grad: Tensor | None) -> bool:
-        done: bool = divergence_gradient(*_pair(block), numbers, bias_grad, int(kind), float(beta))
+    def gradient(block: LogitBlock, bias_grad: Tensor | None, add: bool) -> bool:
+        done: bool = divergence_gradient(*_pair(block), numbers, bias_grad, add, int(kind), float(beta))
         return done
 
     return gradient

@@ -31,10 +31,13 @@ class CountedTokens(NamedTuple):
         mask: Mask of the tokens that count, `(N,)`; `None` for all.
         places: Index of these tokens, `(M,)`, if no others are computed. Without it all N tokens are computed; results
             and gradients of those that do not count are zeros.
+        others: Mask of those that do not count, `(N,)`, if their IDs are -1, or V for bad ones, for which kernels
+            compute the loss 0 or NaN.
     """
 
     mask: Tensor | None = None
     places: Tensor | None = None
+    others: Tensor | None = None
 
     def number_of(self, tokens: int) -> int | None:
         """Return how many of all tokens count; `None` if only the device knows it."""
@@ -45,14 +48,16 @@ class CheckedIds(NamedTuple):
     """Hold token IDs that were checked, with the tokens that count.
 
     Attributes:
-        ids: The IDs, int64; 0 for tokens that do not count, and a token of the vocabulary for bad IDs.
+        ids: The IDs, int64; 0, or `other` of `counted_targets`, for tokens that do not count.
         tokens: The tokens that count; those with a bad ID do not.
         is_bad: Mask of the tokens with a bad ID, in the shape of the tokens; `None` if there is none.
+        factors: Factor of each loss, float32, in the shape of the tokens, if a kernel computed it.
     """
 
     ids: Tensor
     tokens: CountedTokens
     is_bad: Tensor | None
+    factors: Tensor | None = None
 
     @property
     def is_counted(self) -> Tensor:
@@ -120,30 +125,42 @@ def checked_ids(ids: Tensor, mask: Tensor | None, vocab_size: int, *, drop: bool
     return CheckedIds(ids, CountedTokens(is_good.flatten()), is_bad)
 
 
-def counted_targets(targets: Tensor, vocab_size: int, ignore_index: int, *, drop: bool) -> tuple[Tensor, CheckedIds]:
-    """Return the mask of the targets that are not ignored, and the result of `checked_ids` for these.
+def counted_targets(
+    targets: Tensor, vocab_size: int, ignore_index: int, *, drop: bool, other: int | None = 0, mean: bool = True
+) -> tuple[Tensor, CheckedIds]:
+    """Return the mask of the targets that count, and the result of `checked_ids` for those that are not ignored.
 
     Args:
         targets: Token IDs or `ignore_index`, `(...)`.
         vocab_size: As in `checked_ids`, as for `drop`.
         ignore_index: Target that is ignored.
         drop: See `checked_ids`.
+        other: ID of those that do not count, where bad targets are recorded; `None` for those that
+            `CountedTokens.others` describes, if kernels compute.
+        mean: Whether the factors are those of a mean; otherwise they are those of a sum.
 
     Raises:
         TokenIdError: See `checked_ids`.
     """
     on_cuda = device_kind(targets) == "cuda" and targets.dtype == torch.int64 and targets.numel() > 0
-    if not (on_cuda and drop and _may_read(targets) and STATISTICS.applies(targets)):
+    if not (on_cuda and STATISTICS.applies(targets)) or plain_operators_only():
         mask = targets != ignore_index
-        return mask, checked_ids(targets, mask, vocab_size, drop=drop)
-    record = target_record(targets.device)
-    ids, mask, numbers = check_targets(targets.contiguous(), record, vocab_size, ignore_index)
+        checked = checked_ids(targets, mask, vocab_size, drop=drop)
+        if checked.is_bad is None:
+            return mask, checked
+        return checked.is_counted, checked._replace(ids=checked.ids.masked_fill(~checked.is_counted, other or 0))
+    record, read = target_record(targets.device), drop and _may_read(targets)
+    inputs = targets.contiguous(), record, vocab_size, ignore_index, 0 if read else other, mean, read
+    ids, mask, is_bad, factors, numbers = check_targets(*inputs)
+    if not read and other is None:
+        return mask, CheckedIds(ids, CountedTokens(mask.flatten(), None, is_bad.flatten()), None, factors)
+    if not read:
+        return mask, CheckedIds(ids, CountedTokens(mask.flatten()), is_bad, factors)
     values = _read_numbers(numbers)
-    _raise_if_bad(ids, vocab_size, record, values, sum(values[len(record) :: 2]))
-    left_out = sum(values[len(record) + 1 :: 2])
-    if left_out <= 0:
-        return mask, CheckedIds(ids, CountedTokens(), None)
-    return mask, CheckedIds(ids, _dropped(mask.flatten(), ~mask.flatten(), left_out), None)
+    *_, bad, left_out = values
+    _raise_if_bad(ids, vocab_size, record, values, bad)
+    tokens = CountedTokens() if left_out <= 0 else _dropped(mask.flatten(), ~mask.flatten(), left_out)
+    return mask, CheckedIds(ids, tokens, None, factors)
 
 
 def _read_numbers(numbers: Tensor) -> list[int]:

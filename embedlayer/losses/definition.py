@@ -108,8 +108,9 @@ def reduction_factors(kept: Tensor, loss: LossSettings, dtype: torch.dtype, coun
         dtype: Dtype of the losses.
         count: Number of the tokens that count, if the host knows it.
     """
-    if count is not None and loss.reduction == "mean" and loss.token_weights is None:
-        return kept / torch.tensor(max(count, 1), dtype=dtype, device="cpu")  # a number of this dtype: one launch
+    is_narrow = dtype == torch.float32  # torch divides masks in float32
+    if is_narrow and count is not None and loss.reduction == "mean" and loss.token_weights is None:
+        return torch.div(kept, max(count, 1), out=torch.empty_like(kept, dtype=dtype))
     factors = kept.to(dtype)
     if loss.token_weights is not None:
         factors = factors * loss.token_weights

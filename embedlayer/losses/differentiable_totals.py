@@ -48,7 +48,7 @@ def chunked_totals(student: UncomputedLogits, request: Request) -> Totals:
         names: list[str] = []
         totals = _LinearTotals.apply(student.hidden, student.weight, job.local_bias(), job, names)  # type: ignore[no-untyped-call]
         found = dict(zip(names, totals, strict=True))
-        mask, places = request.tokens
+        mask, places, _ = request.tokens
         return found if mask is None or places is not None else _masked(found, mask)
     assert isinstance(student, BlockLogits)
     return _block_totals(student, request)
@@ -70,7 +70,8 @@ def plain_totals(student: UncomputedLogits, request: Request) -> Totals:
 def _plain_logits(logits: UncomputedLogits, kept: Tensor | None) -> Tensor:
     """Return all logits as a block, `(V, N)`.
 
-    `kept` is the mask `(N,)` of the tokens that count: the others have the logits of the hidden state 0. `None` for all.
+    `kept` is the mask `(N,)` of the tokens that count: the others have the logits of the hidden state 0. `None` for
+    all.
     """
     mask = None if kept is None else kept.view(logits.hidden.shape[:-1])
     return logits.logits(mask).reshape(-1, logits.vocab_size).T
@@ -82,7 +83,12 @@ def _masked(totals: Totals, kept: Tensor) -> Totals:
 
 
 def compute_loss(
-    student: UncomputedLogits, request: Request, objective: TokenLoss, kept: Tensor, loss: LossSettings
+    student: UncomputedLogits,
+    request: Request,
+    objective: TokenLoss,
+    kept: Tensor,
+    loss: LossSettings,
+    factors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute a loss in chunks; with a reduction, the pass over stored rows computes its gradients too.
 
@@ -92,6 +98,7 @@ def compute_loss(
         objective: Loss of a token as a function of its totals.
         kept: Mask of the tokens that count, `(...)`.
         loss: Reduction and weights of the tokens.
+        factors: Factor of each token's loss in the reduction without weights, if it is computed already, `(...)`.
 
     Returns:
         The reduced loss, and the losses of all tokens without gradient, `(...)`, 0 for those that do not count.
@@ -100,10 +107,12 @@ def compute_loss(
         SizeError: Second derivatives of the loss of sharded rows are requested.
     """
     if isinstance(student, LinearLogits) and loss.reduction != "none":
-        count = None if device_kind(kept) == "cpu" else request.tokens.number_of(kept.numel())
-        factors = reduction_factors(kept, loss, loss_dtype(student.dtype), count).flatten()
+        dtype = loss_dtype(student.dtype)
+        if factors is None or factors.dtype != dtype or loss.token_weights is not None:
+            count = None if device_kind(kept) == "cpu" else request.tokens.number_of(kept.numel())
+            factors = reduction_factors(kept, loss, dtype, count)
         job = _Job(student, request)
-        arguments = student.hidden, student.weight, job.local_bias(), factors, job, objective
+        arguments = student.hidden, student.weight, job.local_bias(), factors.flatten(), job, objective
         result, losses = _LinearLoss.apply(*arguments)  # type: ignore[no-untyped-call]
         return result, losses.view(kept.shape)
     losses = objective.of(chunked_totals(student, request)).view(kept.shape).where(kept, 0.0)
@@ -213,15 +222,16 @@ class _LinearLoss(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, factors: Tensor, job: _Job, loss: TokenLoss
     ) -> tuple[Tensor, Tensor]:
         with torch.autocast(device_kind(hidden), enabled=False):
-            losses, gradients = VocabularyPass(job.student, job.request).losses_and_gradients(
+            losses, gradients, total = VocabularyPass(job.student, job.request).losses_and_gradients(
                 loss, factors if any(job.requested) or job.student.is_sharded else None, job.requested
             )
         ctx.gradients, ctx.loss = gradients, loss
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(losses)
         job.save(ctx, factors)
-        on_cpu = device_kind(losses) == "cpu"
-        return (losses * factors).sum() if on_cpu else torch.dot(losses, factors), losses
+        if total is None:
+            total = (losses * factors).sum() if device_kind(losses) == "cpu" else torch.dot(losses, factors)
+        return total, losses
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -234,7 +244,7 @@ class _LinearLoss(torch.autograd.Function):
         elif ctx.gradients is None or not student.collectives.all_equal(grad_output):
             with torch.autocast(device_kind(student.hidden), enabled=False):
                 again = VocabularyPass(student, job.request)
-                _, found = again.losses_and_gradients(ctx.loss, factors * grad_output, job.requested)
+                _, found, _ = again.losses_and_gradients(ctx.loss, factors * grad_output, job.requested)
             found = job.like_inputs(found, student)
         else:
             found, ctx.gradients = ctx.gradients, None
@@ -247,7 +257,7 @@ def _block_totals(student: BlockLogits, request: Request) -> Totals:
     """Compute totals from checkpointed blocks of logits."""
     hidden = student.hidden.reshape(-1, student.hidden.shape[-1])
     teacher = None if request.teacher is None else request.teacher.hidden.detach().flatten(0, -2)
-    ids, (mask, places), tokens = request.ids, request.tokens, len(hidden)
+    ids, (mask, places, _), tokens = request.ids, request.tokens, len(hidden)
     if places is not None:
         hidden, ids = hidden[places], None if ids is None else ids[places]
         teacher = None if teacher is None else teacher[places]

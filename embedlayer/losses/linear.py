@@ -14,6 +14,7 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.torch_state import fusible
+from embedlayer.kernels.softmax import STATISTICS
 from embedlayer.losses.counted_tokens import counted_targets
 from embedlayer.losses.definition import cross_entropy, reduce_losses
 from embedlayer.losses.differentiable_totals import compute_loss
@@ -21,6 +22,7 @@ from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits,
 from embedlayer.losses.logit_statistics import CrossEntropy, target_request
 from embedlayer.losses.operators import cross_entropy_operator
 from embedlayer.losses.options import LogitOptions, LossOptions, LossSettings, ScoreOptions, check_options
+from embedlayer.losses.products import RequestedGradients
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids, is_plain
 
 
@@ -159,10 +161,17 @@ def reduced_and_token_losses(
     if in_graph is not None and device_kind(targets) == "cpu":  # the operator checks the targets
         return _operator_losses(in_graph, targets, targets != loss.ignore_index, loss)
     drop = loss.drop_ignored and not plain
-    kept, checked = counted_targets(targets, logits.vocab_size, loss.ignore_index, drop=drop)
-    kept = kept if checked.is_bad is None else checked.is_counted
+    other: int | None = loss.ignore_index if plain else 0
+    if isinstance(logits, LinearLogits) and not (plain or compiled or logits.is_sharded or loss.reduction == "none"):
+        is_differentiated = any(RequestedGradients.of(logits.hidden, logits.weight, logits.bias))
+        other = None if is_differentiated and STATISTICS.applies(*logits.tensors) else 0
+    kept, checked = counted_targets(
+        targets, logits.vocab_size, loss.ignore_index, drop=drop, other=other, mean=loss.reduction == "mean"
+    )
     if plain:
-        if checked.is_bad is not None or not fusible(targets):  # otherwise they are what they were
+        if checked.is_bad is not None:
+            targets = checked.ids
+        elif not fusible(targets):  # otherwise they are what they were
             targets = checked.ids.masked_fill(~kept, loss.ignore_index)
         losses = checked.marked(cross_entropy(logits.logits(kept), targets, loss))
         return reduce_losses(losses, kept, loss), losses.detach()
@@ -170,7 +179,7 @@ def reduced_and_token_losses(
         found = _operator_losses(in_graph, torch.where(kept, checked.ids, loss.ignore_index), kept, loss)
     else:
         objective = CrossEntropy(logits.vocab_size, loss.label_smoothing, loss.z_loss)
-        found = compute_loss(logits, target_request(checked, loss), objective, kept, loss)
+        found = compute_loss(logits, target_request(checked, loss), objective, kept, loss, checked.factors)
     return checked.marked(found[0]), checked.marked(found[1])
 
 

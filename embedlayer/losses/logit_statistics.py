@@ -193,15 +193,17 @@ class CrossEntropy(TokenLoss):
             grads["sum"] = -self.label_smoothing / self.vocab_size * factors
         return grads
 
-    def compiled(self, ids: Tensor | None, totals: Totals, factors: Tensor) -> tuple[Tensor, Totals] | None:
-        """Return losses and gradients from one kernel, on CUDA."""
+    def compiled(
+        self, ids: Tensor | None, totals: Totals, factors: Tensor, results: int
+    ) -> tuple[Tensor, Totals, Tensor] | None:
+        """Return losses, gradients and the reduced loss from one kernel, on CUDA."""
         if ids is None or device_kind(factors) != "cuda":
             return None
         names = ("top", "log_sum", "sums", "selected", "sum")
-        losses, by_selected, prepared = cross_entropy_of_totals(
-            ids, *(totals.get(name) for name in names), factors, *astuple(self)
+        losses, by_selected, prepared, total = cross_entropy_of_totals(
+            ids, *(totals.get(name) for name in names), factors, results, *astuple(self)
         )
-        return losses, {"selected": by_selected, "factors": prepared}
+        return losses, {"selected": by_selected, "factors": prepared}, total
 
 
 def target_request(targets: CheckedIds, loss: LossSettings) -> Request:

@@ -117,7 +117,7 @@ It is called for one block of a chunk after another, in the order of their rows.
 than those of another name. The result is `None` if there is no kernel.
 """
 
-BlockGradient = Callable[[LogitBlock, Tensor | None], bool]
+BlockGradient = Callable[[LogitBlock, Tensor | None, bool], bool]
 """Kernel that replaces `block.student` by the gradient, and returns whether it did.
 
 The second argument is the gradient of the bias of the block's rows, to which the kernel adds, or `None`.
@@ -238,16 +238,20 @@ class TokenLoss(ABC):
     def gradients(self, totals: Totals, factors: Tensor) -> Totals:
         """Return the gradients of `sum(factors * of(totals))` with respect to the totals that have one."""
 
-    def compiled(self, ids: Tensor | None, totals: Totals, factors: Tensor) -> tuple[Tensor, Totals] | None:
-        """Return the results of `of` and `gradients` from one kernel, or `None` if there is none.
+    def compiled(
+        self, ids: Tensor | None, totals: Totals, factors: Tensor, results: int
+    ) -> tuple[Tensor, Totals, Tensor] | None:
+        """Return the results of `of` and `gradients` from one kernel, and the loss; `None` if there is no kernel.
 
         The gradients are as `Objective.compiled_dlogits` takes them: that of `selected` and, in place of the others,
-        `factors`, the numbers of each token that its kernel computes with.
+        `factors`, the numbers of each token that its kernel computes with. The loss is the sum of `factors` times the
+        losses of the first `results` tokens.
 
         Args:
             ids: Requested IDs, `(K, C)`, or `None`.
             totals: As in `of`.
             factors: As in `gradients`.
+            results: How many tokens are no padding.
         """
         return None
 

@@ -96,7 +96,7 @@ def _operator(
     else:  # they were checked before, and the operator can be captured in a CUDA graph
         checked = CheckedIds(torch.where(kept, targets, 0).long(), CountedTokens(kept.flatten()), None)
     vocabulary_pass = VocabularyPass(logits, target_request(checked, loss))
-    losses, gradients = vocabulary_pass.losses_and_gradients(
+    losses, gradients, _ = vocabulary_pass.losses_and_gradients(
         objective, None if weights is None else weights.flatten(), arguments.requested
     )
     if options.padding_idx is not None and gradients[1] is not None:

@@ -218,6 +218,7 @@ class GradientSums:
         requested: Which gradients to compute.
         chunks: Number of chunks.
         compiled: Whether compiled kernels compute.
+        overwrites_bias: Whether the first chunk overwrites the gradient of the bias, and later ones add to it.
         scale: Factor that the gradients of the logits contain; see `HeadBlocks.narrow_scale`.
 
     Attributes:
@@ -232,6 +233,7 @@ class GradientSums:
         chunks: int,
         *,
         compiled: bool,
+        overwrites_bias: bool = False,
         scale: Tensor | None = None,
     ) -> None:
         assert head.rows_VD is not None
@@ -241,7 +243,9 @@ class GradientSums:
         whole = head.logits.weight
         like = head.hidden_ND.new_empty(0, dtype=loss_dtype(head.logits.dtype))
         self.hidden = like.new_empty(head.hidden_ND.shape) if requested.hidden else None
-        self.bias = like.new_zeros(len(self.rows_VD)) if requested.bias else None
+        self._overwrites_bias = overwrites_bias and chunks > 0
+        allocate = like.new_empty if self._overwrites_bias else like.new_zeros
+        self.bias = allocate(len(self.rows_VD)) if requested.bias else None
         self._of_chunk: Tensor | None = None  # gradients of the hidden states of the chunk, of all ranks
         self._is_stored = False  # whether they are computed where `hidden` stores them
         self.weight: Tensor | None = None
@@ -254,6 +258,11 @@ class GradientSums:
                 self._residual = torch.zeros_like(self.weight, dtype=torch.uint16)
             if chunks == 0 or len(whole) > len(self.rows_VD):
                 self.weight[len(self.rows_VD) if chunks else 0 :].zero_()  # the first chunk overwrites the others
+
+    @property
+    def adds_to_bias(self) -> bool:
+        """Return whether the gradient of the bias holds a sum, to which that of this chunk is added."""
+        return self._chunk > 0 or not self._overwrites_bias
 
     def multiplies(self, dtype: torch.dtype) -> bool:
         """Return whether products of the rows with dlogits of this dtype convert neither of them."""

@@ -92,11 +92,14 @@ class TokenChunks:
 
     Attributes:
         counts: Number of tokens that each rank computes.
+        all_count: Whether all tokens that this rank computes count, or kernels know by the IDs which do.
     """
 
     def __init__(self, ranks: Collectives, tokens: int, counted: CountedTokens) -> None:
         self.ranks, self.tokens, self._places = ranks, tokens, counted.places
         self._mask = counted.mask if counted.places is None else None  # of tokens that are computed, and do not count
+        self._others = counted.others
+        self.all_count = self._mask is None or self._others is not None
         count = tokens if self._places is None else len(self._places)
         self.counts: list[int] = [count]
         if ranks.size > 1:
@@ -123,6 +126,8 @@ class TokenChunks:
 
     def states(self, rows: Tensor) -> Tensor:
         """Return the hidden states `(N, D)` of the tokens that are computed; 0 for those that do not count."""
+        if self._others is not None:
+            return rows.masked_fill(self._others.unsqueeze(-1), 0)
         return counted_states(rows, self._mask) if self._places is None else rows.index_select(0, self._places)
 
     def compact(self, value: Tensor) -> Tensor:
@@ -134,7 +139,13 @@ class TokenChunks:
         return ids if ids is None or self._places is None else ids[self._places]
 
     def masked(self, value: Tensor, dim: int = -1) -> Tensor:
-        """Return the entries of `value` for all tokens, with 0 for those that are computed and do not count."""
+        """Return the entries of `value` for all tokens, with 0 for those that are computed and do not count.
+
+        `value` may be overwritten.
+        """
+        if self._others is not None:
+            value.movedim(dim, -1).masked_fill_(self._others, 0)
+            return value
         return value if self._mask is None else value.movedim(dim, -1).where(self._mask, 0).movedim(-1, dim)
 
     def scattered(self, value: Tensor, dim: int = -1) -> Tensor:

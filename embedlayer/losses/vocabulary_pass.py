@@ -119,7 +119,7 @@ class VocabularyPass:
 
     def losses_and_gradients(
         self, loss: TokenLoss, factors: Tensor | None, requested: RequestedGradients
-    ) -> tuple[Tensor, Gradients]:
+    ) -> tuple[Tensor, Gradients, Tensor | None]:
         """Return the loss of each of this rank's tokens, and the gradients of `sum(factors * losses)`, from one pass.
 
         Args:
@@ -128,26 +128,30 @@ class VocabularyPass:
             requested: Which gradients to compute.
 
         Returns:
-            Losses `(N,)`, 0 for tokens that do not count, and the gradients.
+            Losses `(N,)`, 0 for tokens that do not count, the gradients, and `sum(factors * losses)` if a kernel
+            computed it for all tokens.
         """
         if not self.tokens.any_rank(factors is not None and any(requested)):
-            return self.tokens.masked(loss.of(self.totals())), (None, None, None)
+            return self.tokens.masked(loss.of(self.totals())), (None, None, None), None
         assert factors is not None
         factors_N, step = self.tokens.compact(factors), self._kept_tokens(requested)
         scale = self.heads[0].narrow_scale([factors_N], self.student.collectives)
         factors_N = factors_N if scale is None else factors_N * scale
         sums, buffers = self._sums(requested, step, scale), self._allocate(step, kept=True)
-        parts = []
+        parts, total = [], None
         for chunk in self.tokens.chunks(step, self.hidden, self.ids):
             blocks = self._blocks(chunk, buffers, kept=True)
             totals = self.objective.in_sweeps(partial(self._sweep, chunk, blocks, True))
             factors_C = chunk.gathered_gradients(factors_N)
-            compiled = loss.compiled(chunk.ids, totals, factors_C) if self.compiled else None
-            losses, grads = compiled or (loss.of(totals), loss.gradients(totals, factors_C))
+            compiled = loss.compiled(chunk.ids, totals, factors_C, sum(chunk.sizes)) if self.compiled else None
+            losses, grads, total = compiled or (loss.of(totals), loss.gradients(totals, factors_C), None)
             parts.append(chunk.own(losses))
             self._add_gradients(sums, chunk, blocks, totals, grads, kept=buffers[0])
         losses_N = concatenated(parts) if parts else self.like.new_zeros(0)
-        return self.tokens.masked(self.tokens.scattered(losses_N)), sums.finished(self.tokens)
+        is_all = len(parts) == len(self.tokens.counts) == 1 and self.tokens.all_count and scale is None
+        losses_N = self.tokens.scattered(losses_N)
+        losses_N = losses_N if self.compiled and self.tokens.all_count else self.tokens.masked(losses_N)
+        return losses_N, sums.finished(self.tokens), total if is_all else None
 
     def _kept_tokens(self, requested: RequestedGradients) -> int:
         """Return the number of tokens of each rank in a chunk whose logits are kept for their gradients."""
@@ -198,7 +202,9 @@ class VocabularyPass:
         """
         requested = requested._replace(hidden=self.tokens.any_rank(requested.hidden))
         chunks = math.ceil(max(self.tokens.counts) / step)
-        return GradientSums(self.heads[0], requested, chunks, compiled=self.compiled, scale=scale)
+        head = self.heads[0]
+        in_kernel = self.device == "cuda" and self.compiled and (self.finishes or head.finishing.softcap is None)
+        return GradientSums(head, requested, chunks, compiled=self.compiled, overwrites_bias=in_kernel, scale=scale)
 
     def _allocate(self, step: int, *, kept: bool) -> list[Tensor]:
         """Allocate the workspace for blocks of chunks, and return memory for the logits of each head.
@@ -291,11 +297,11 @@ class VocabularyPass:
         head, start = self.heads[0], block.start - self.first
         bias = None if sums.bias is None else sums.bias[start : start + len(block.student)]
         if compiled is not None and self.finishes:
-            compiled(block, bias)
+            compiled(block, bias, sums.adds_to_bias)
             return
         softcap_grad_RC = head.finishing.softcap_grad(block.student, self.softcap_buffer)
         in_kernel = bias if softcap_grad_RC is None else None
-        if compiled is not None and compiled(block, in_kernel):
+        if compiled is not None and compiled(block, in_kernel, sums.adds_to_bias):
             head.finishing.unfinish_(block.student, softcap_grad_RC, start)
             if bias is not None and in_kernel is None:
                 bias += block.student.sum(1)

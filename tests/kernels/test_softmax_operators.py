@@ -33,7 +33,7 @@ def arguments(device: str, tokens: int = 6) -> tuple[list[Any], list[Any]]:
     statistics = [z, bias, *requests, 0, True, True, True, False, *Finishing()]
     request, factors = torch.randn(1, tokens, device=device), torch.rand(6, tokens, device=device)
     by_request = request if requests.places is None else request.flatten()
-    gradient = [z, bias, *requests, 0, by_request, request, factors, torch.zeros(9, device=device), True, True]
+    gradient = [z, bias, *requests, 0, by_request, request, factors, torch.zeros(9, device=device), True, True, True]
     return statistics, [*gradient, *Finishing()]
 
 

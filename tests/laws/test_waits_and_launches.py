@@ -16,17 +16,17 @@ BY_NAME = {path.name: path for path in PATHS}
 LOSSES = [path.name for path in PASSES if path.name.startswith("loss")]
 
 LAUNCHES = {
-    "loss, plain": 41,
-    "loss": 12,
+    "loss, plain": 23,
+    "loss": 10,
     "loss, two chunks": 20,
     "loss in 8 chunks": 62,
     "loss, frozen rows": 29,
-    "loss, soft cap": 12,
-    "loss, bias": 16,
-    "loss, label smoothing": 12,
-    "loss, z_loss": 12,
+    "loss, soft cap": 10,
+    "loss, bias": 12,
+    "loss, label smoothing": 10,
+    "loss, z_loss": 10,
     "loss of each token": 42,
-    "loss, no target dropped": 41,
+    "loss, no target dropped": 12,
     "log-probabilities and entropies": 48,
     "64 largest logits": 96,
     "forward KL": 34,
@@ -69,8 +69,6 @@ OF_A_CHUNK = 12
 """Most launches of a loss for each chunk of tokens, the check of the targets and the reduction included."""
 
 MORE_THAN_OF_A_CHUNK = {
-    "loss, bias": "the gradient of the bias is 4 kernels",
-    "loss, no target dropped": "a bad target is recorded by 29 small kernels",
     "multi-token loss, two depths": "targets, hidden states and losses of the depths are joined and split",
 }
 """Losses that launch more, and why."""

@@ -64,6 +64,9 @@ Output = Callable[..., Tensor]
 def statistics(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor, **options) -> Tensor:
     wanted = ("log_probs", "entropy", "sum_squared_probs", "is_argmax")
     found = token_statistics(hidden, weight, targets, statistics=wanted, top_k=64, bias=bias, **options)
+    assert found.log_probs is not None
+    assert found.entropy is not None
+    assert found.sum_squared_probs is not None
     return torch.stack([found.log_probs, found.entropy, found.sum_squared_probs, found.top_logits[..., 3]])
 
 
@@ -72,12 +75,12 @@ def of_teacher(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor, ki
     return divergence(student, LinearLogits(hidden.detach(), weight.detach()), kind, labels=targets, **options)
 
 
-def loss(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor, **options) -> Tensor:
+def loss(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None, **options) -> Tensor:
     return el.linear_cross_entropy(hidden, weight, targets, bias=bias, **options)
 
 
 OUTPUTS: dict[str, Output] = {
-    "loss": lambda *inputs, **options: loss(*inputs[:3], None, **options),
+    "loss": lambda *inputs, **options: loss(*inputs[:3], **options),
     "loss, bias, soft cap": lambda *inputs, **options: loss(*inputs, softcap=30.0, z_loss=1e-4, **options),
     "loss, label smoothing": lambda *inputs, **options: loss(*inputs, label_smoothing=0.1, **options),
     "loss, none": lambda *inputs, **options: loss(*inputs, reduction="none", **options),
@@ -124,7 +127,8 @@ def test_a_byte_budget_bounds_what_a_pass_allocates(name, kernels) -> None:
 @pytest.mark.parametrize("name", ["statistics", "of_teacher"])
 def test_blocks_that_a_function_computes_stay_within_it_too(name, options) -> None:
     rows = 16_384
-    hidden, targets = torch.empty(4000, 64, device="meta").requires_grad_(), torch.empty(4000, dtype=int, device="meta")
+    hidden = torch.empty(4000, 64, device="meta").requires_grad_()
+    targets = torch.empty(4000, dtype=torch.long, device="meta")
     weight, bias = torch.empty(rows, 64, device="meta"), torch.empty(rows, device="meta")
     with OperatorCounter() as count:
         student, teacher = (
@@ -133,10 +137,12 @@ def test_blocks_that_a_function_computes_stay_within_it_too(name, options) -> No
         )
         if name == "statistics":
             found = token_statistics(student, targets, top_k=5, **options)
-            found = found.entropy + found.log_probs + found.top_logits.sum(-1)
+            assert found.log_probs is not None
+            assert found.entropy is not None
+            result = found.entropy + found.log_probs + found.top_logits.sum(-1)
         else:
-            found = divergence(student, teacher, JensenShannon(0.3), labels=targets, **options)
-        found.sum().backward()
+            result = divergence(student, teacher, JensenShannon(0.3), labels=targets, **options)
+        result.sum().backward()
     assert count.memory.peak <= options.get("chunk_bytes", WORK_BYTES) + 4 * 2 * hidden.numel() + 2**25
 
 

@@ -5,11 +5,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from covering import cases
 from kernel_paths import cpu_taken_for_cuda
 from torch import Tensor
 
 import embedlayer as el
 from benchmarks.operator_counter import OperatorCounter
+from embedlayer.core.index_checks import target_record
 from embedlayer.losses import (
     BlockLogits,
     ForwardKL,
@@ -20,6 +22,8 @@ from embedlayer.losses import (
     divergence,
     token_statistics,
 )
+from embedlayer.losses.definition import reduction_factors
+from embedlayer.losses.options import LossSettings
 
 N, V, D = 40, 3000, 8
 
@@ -45,12 +49,16 @@ def masked(hidden: Tensor, weight: Tensor, targets: Tensor, **options) -> Tensor
 def statistics(hidden: Tensor, weight: Tensor, targets: Tensor, **options) -> Tensor:
     wanted = ("log_probs", "entropy", "sum_squared_probs", "is_argmax")
     found = token_statistics(hidden, weight, targets, statistics=wanted, top_k=64, **options)
+    assert found.log_probs is not None
+    assert found.entropy is not None
     return torch.stack([found.log_probs, found.entropy, found.top_logits[..., -1]], -1)
 
 
 def of_function(hidden: Tensor, weight: Tensor, targets: Tensor, **options) -> Tensor:
     logits = BlockLogits(hidden, lambda states, start, stop: states @ weight[start:stop].T, len(weight), 1000)
-    return token_statistics(logits, targets, top_k=5, **options).log_probs
+    log_probs = token_statistics(logits, targets, top_k=5, **options).log_probs
+    assert log_probs is not None
+    return log_probs
 
 
 def multi_token(hidden: Tensor, weight: Tensor, targets: Tensor, reduction: str = "mean", **options) -> Tensor:
@@ -107,8 +115,14 @@ def test_the_host_waits_once_and_never_where_it_is_not_to_wait(name, monkeypatch
     assert waits(OUTPUTS[name]) == []
 
 
+def entropy(hidden: Tensor, weight: Tensor, _: Tensor) -> Tensor:
+    found = token_statistics(hidden, weight, statistics=("entropy",)).entropy
+    assert found is not None
+    return found
+
+
 def test_without_tokens_and_labels_the_host_never_waits() -> None:
-    assert waits(lambda hidden, weight, _: token_statistics(hidden, weight, statistics=("entropy",)).entropy) == []
+    assert waits(entropy) == []
     assert waits(lambda hidden, weight, _: divergence((hidden, weight), (hidden, weight.detach()))) == []
 
 
@@ -130,6 +144,53 @@ def test_a_bad_target_is_nan_until_the_next_wait_raises_its_error(name) -> None:
                 wait()
         with pytest.raises(el.TokenIdError, match=f"token id {V + 5} .* outside this table of {V} rows"):
             WITH_IDS[name](hidden, weight, bad)
+
+
+@cases("length, drop, other, earlier", [1, 5, 2049], [False, True], [0, -100], [False, True])
+def test_kernels_check_targets_as_torch_operators_do(length, drop, other, earlier) -> None:
+    pytest.importorskip("triton")
+    targets = torch.randint(0 if drop else -3, V + 3 * (not drop), (2, length))
+    targets[0, 0] = -100
+    found = []
+    for triton in (False, True):
+        with cpu_taken_for_cuda(triton=triton):
+            record = target_record(targets.device)
+            if earlier and not drop:
+                record.copy_(torch.tensor([3, V, 2, V]))
+            mask, checked = counted_tokens.counted_targets(targets, V, -100, drop=drop, other=other)
+            factors = reduction_factors(mask, LossSettings(), torch.float32)
+            assert checked.factors is None or torch.equal(checked.factors, factors)
+            found.append([mask, checked.ids, *checked.tokens, checked.is_bad, record.clone()])
+            record.fill_(-1)
+    for ours, expected in zip(*found, strict=True):
+        assert ours is expected is None or torch.equal(ours, expected)
+
+
+@cases(
+    "name, is_bad, chunk_bytes", ["loss", "regularised", "masked padding", "multi-token"], [False, True], [None, 6000]
+)
+def test_kernels_give_bad_and_ignored_targets_the_results_of_torch_operators(name, is_bad, chunk_bytes) -> None:
+    pytest.importorskip("triton")
+    rows = 300
+    hidden, weight = torch.randn(9, D).requires_grad_(), torch.randn(rows, D)
+    targets = torch.randint(0, rows, (9,))
+    targets[3], targets[8] = -100, rows + 5 if is_bad else 0
+    found = []
+    for triton in (False, True):
+        with cpu_taken_for_cuda(triton=triton):
+            result = WITH_IDS[name](
+                hidden, weight, targets, drop_ignored=False, impl="chunked", chunk_bytes=chunk_bytes
+            )
+            found.append([result, *torch.autograd.grad(result, hidden)])
+            assert result.isnan() == is_bad
+            if is_bad:
+                with pytest.raises(el.TokenIdError, match=f"token id {rows + 5} at row "):
+                    el.TokenEmbedding(2, 2).check()
+    if is_bad:
+        assert found[1][1][[3, 8]].eq(0).all() or "multi" in name
+        assert found[1][1].isfinite().all()
+    else:
+        torch.testing.assert_close(found[1], found[0])
 
 
 @pytest.mark.parametrize("impl", ["plain", "chunked"])

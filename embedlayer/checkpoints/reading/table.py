@@ -41,11 +41,11 @@ def read_rows(model: CheckpointModel) -> Tensor:
 
 
 def new_table(model: CheckpointModel, rows: Tensor, *, is_scaled: bool = True) -> TokenTable:
-    """Return a new token table of the size and dtype of `rows`, with initial weights: the caller assigns the tensors to it.
+    """Return a new table of the size and dtype of `rows`, with initial weights: the caller assigns the tensors to it.
 
-    It has the padding row of the model, and the factor of the family if `is_scaled`. Rows on the meta device are those that
-    a GGUF file stores in blocks: the table is then a `QuantizedEmbedding` or `GGUFEmbedding`, and its packed rows are added
-    to `model.tensors` as `"table.packed"`.
+    It has the padding row of the model, and the factor of the family if `is_scaled`. Rows on the meta device are those
+    that a GGUF file stores in blocks: the table is then a `QuantizedEmbedding` or `GGUFEmbedding`, and its packed rows
+    are added to `model.tensors` as `"table.packed"`.
     """
     factor = model.family.scale if is_scaled else None
     padding_idx = padding_row(model, rows)

@@ -337,63 +337,102 @@ def requested_gradient(
         tl.store(of_bias + k * stride + c, own, mask=kept)
 
 
-@triton.jit(do_not_specialize=("tokens", "vocab_size"))
+@triton.jit(do_not_specialize=("tokens", "results", "vocab_size"))
 def cross_entropy(
-    ids, top, log_sum, sums, selected, logit_sum, weights, losses, by_selected, factors,
-    tokens, vocab_size, label_smoothing, z_loss, TOKENS: tl.constexpr,
+    ids, top, log_sum, sums, selected, logit_sum, weights, losses, by_selected, factors, total,
+    tokens, results, vocab_size, label_smoothing, z_loss, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Store the loss of each token, its gradient by the target's logit, and the factors of the other gradients.
 
     `embedlayer.losses.logit_statistics.CrossEntropy` defines the loss. The gradients are those of the losses times
     `weights`. `logit_sum` is `None` without label smoothing. `factors` is `(6, C)`, as `statistics_factors` stores it.
-    A target outside the vocabulary has the loss NaN and the gradient 0.
+    A target outside the vocabulary has the gradient 0 and the loss NaN, or 0 if it is -1. `total` is the sum of the
+    first `results` losses times their weights: one program has all tokens.
     """
-    c = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    kept = c < tokens
-    target = tl.load(ids + c, mask=kept, other=0)
-    is_token = (target >= 0) & (target < vocab_size)
-    highest = tl.load(top + c, mask=kept, other=0.0)
-    level = tl.load(log_sum + c, mask=kept, other=0.0)
-    whole = tl.load(sums + c, mask=kept, other=1.0)
-    chosen = tl.load(selected + c, mask=kept, other=0.0)
-    loss = -(chosen - highest - level)
-    lse = highest + level
-    weight = tl.where(is_token, tl.load(weights + c, mask=kept, other=0.0), 0.0)
-    zero = tl.zeros((TOKENS,), tl.float32)
-    plain = zero
-    if logit_sum is not None:
-        loss += label_smoothing * (chosen - tl.load(logit_sum + c, mask=kept, other=0.0) / vocab_size)
-        plain = -label_smoothing / vocab_size * weight
-    loss += z_loss * lse * lse
-    tl.store(losses + c, tl.where(is_token, loss, float("nan")), mask=kept)
-    tl.store(by_selected + c, -(1.0 - label_smoothing) * weight, mask=kept)
-    offset = weight * (1.0 + 2.0 * z_loss * lse)
-    _store_factors(factors, c, kept, tokens.to(tl.int64), highest, whole, offset, zero, zero, plain)
+    weighted = tl.zeros((TOKENS,), tl.float32)
+    for start in range(0, tokens, TOKENS):
+        c = start + tl.arange(0, TOKENS)
+        kept = c < tokens
+        target = tl.load(ids + c, mask=kept, other=0)
+        is_token = (target >= 0) & (target < vocab_size)
+        highest = tl.load(top + c, mask=kept, other=0.0)
+        level = tl.load(log_sum + c, mask=kept, other=0.0)
+        whole = tl.load(sums + c, mask=kept, other=1.0)
+        chosen = tl.load(selected + c, mask=kept, other=0.0)
+        loss = -(chosen - highest - level)
+        lse = highest + level
+        weight = tl.where(is_token, tl.load(weights + c, mask=kept, other=0.0), 0.0)
+        zero = tl.zeros((TOKENS,), tl.float32)
+        plain = zero
+        if logit_sum is not None:
+            loss += label_smoothing * (chosen - tl.load(logit_sum + c, mask=kept, other=0.0) / vocab_size)
+            plain = -label_smoothing / vocab_size * weight
+        loss = tl.where(is_token, loss + z_loss * lse * lse, tl.where(target == -1, 0.0, float("nan")))
+        tl.store(losses + c, loss, mask=kept)
+        weighted += tl.where(c < results, loss * weight, 0.0)
+        tl.store(by_selected + c, -(1.0 - label_smoothing) * weight, mask=kept)
+        offset = weight * (1.0 + 2.0 * z_loss * lse)
+        _store_factors(factors, c, kept, tokens.to(tl.int64), highest, whole, offset, zero, zero, plain)
+    tl.store(total, tl.sum(weighted, 0))
 
 
-@triton.jit(do_not_specialize=("tokens", "vocab_size", "ignore_index"))
+@triton.jit(do_not_specialize=("tokens", "length", "vocab_size", "ignore_index", "other"))
 def check_targets(
-    targets, record, ids, mask, numbers, tokens, vocab_size, ignore_index, RECORD: tl.constexpr, TOKENS: tl.constexpr
+    targets, record, ids, mask, is_bad, factors, numbers, tokens, length, vocab_size, ignore_index, other,
+    MEAN: tl.constexpr, CODED: tl.constexpr, RECORD: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Store the targets with 0 for ignored ones, which are not ignored, and what the host reads in one wait.
+    """Store the targets with `other` for those that do not count, which count, and the factors of a sum or mean.
 
-    `numbers` holds a copy of `record`, which has `RECORD` numbers, and behind it how many targets of each program are
-    neither tokens nor ignored, and how many are ignored.
+    One program has all targets, so that it knows how many count and which is the first bad one. `numbers` is what the
+    host reads in one wait: a copy of `record`, how many targets are neither tokens nor ignored, and how many are
+    ignored; bad targets count and are unchanged. Where `numbers` is `None` they do not count, `is_bad` marks them, and
+    the first one is recorded if `record` is empty; see `embedlayer.core.index_checks.target_record`. With `CODED` bad
+    ones are stored as V and ignored ones as -1, for `cross_entropy`, and `is_bad` marks both.
     """
-    program = tl.program_id(0)
-    c = program * TOKENS + tl.arange(0, TOKENS)
-    inside = c < tokens
-    target = tl.load(targets + c, mask=inside, other=0)
-    kept = target != ignore_index
-    is_bad = kept & ((target < 0) | (target >= vocab_size))
-    tl.store(ids + c, tl.where(kept, target, 0), mask=inside)
-    tl.store(mask + c, kept.to(tl.int8), mask=inside)
-    to = numbers + RECORD + 2 * program
-    tl.store(to, tl.sum((inside & is_bad).to(tl.int64), 0))
-    tl.store(to + 1, tl.sum((inside & (target == ignore_index)).to(tl.int64), 0))
-    if program == 0:
-        i = tl.arange(0, RECORD)
-        tl.store(numbers + i, tl.load(record + i))
+    first = tl.zeros((TOKENS,), tl.int32) + tokens
+    value = tl.zeros((TOKENS,), tl.int64)
+    ignored, bad = tl.zeros((TOKENS,), tl.int32), tl.zeros((TOKENS,), tl.int32)
+    for start in range(0, tokens, TOKENS):
+        c = start + tl.arange(0, TOKENS)
+        inside = c < tokens
+        target = tl.load(targets + c, mask=inside, other=ignore_index)
+        counts = target != ignore_index
+        outside = counts & ((target < 0) | (target >= vocab_size))
+        ignored += (inside & (target == ignore_index)).to(tl.int32)
+        bad += outside.to(tl.int32)
+        if numbers is None:
+            counts = counts & (target >= 0) & (target < vocab_size)
+            is_first = outside & (first == tokens)
+            value = tl.where(is_first, target, value)
+            first = tl.where(is_first, c, first)
+            tl.store(is_bad + c, (counts == 0) if CODED else outside, mask=inside)
+        left = tl.where(outside, vocab_size, -1) if CODED else other
+        tl.store(ids + c, tl.where(counts, target, left), mask=inside)
+        tl.store(mask + c, counts, mask=inside)
+    left_out, wrong = tl.sum(ignored, 0), tl.sum(bad, 0)
+    i = tl.arange(0, RECORD)
+    before = tl.load(record + i)
+    if numbers is None:
+        left_out += wrong
+        place = tl.min(first, 0)
+        value = tl.sum(tl.where(first == place, value, 0), 0)
+        found = tl.where(i == 0, place, tl.where(i == 1, value, tl.where(i == 2, length, vocab_size)))
+        is_new = (place < tokens) & (tl.sum(tl.where(i == 0, before, 0), 0) < 0)
+        tl.store(record + i, tl.where(is_new, found, before))
+    else:
+        tl.store(numbers + i, before)
+        tl.store(numbers + RECORD, wrong)
+        tl.store(numbers + RECORD + 1, left_out)
+    factor = 1.0
+    if MEAN:
+        factor = tl.math.div_rn(1.0, tl.maximum(tokens - left_out, 1).to(tl.float32))
+    for start in range(0, tokens, TOKENS):
+        c = start + tl.arange(0, TOKENS)
+        target = tl.load(targets + c, mask=c < tokens, other=ignore_index)
+        counts = target != ignore_index
+        if numbers is None:
+            counts = counts & (target >= 0) & (target < vocab_size)
+        tl.store(factors + c, tl.where(counts, factor, 0.0), mask=c < tokens)
 
 
 def _tiles(a: Arguments) -> int:
@@ -516,32 +555,39 @@ LAUNCHES = {
     ),
     "cross_entropy": Launch(
         cross_entropy,
-        grid=lambda a: (_tiles(a),),
+        grid=lambda a: (1,),
         types={
             "ids": "*i64",
             **dict.fromkeys(("top", "log_sum", "sums", "selected", "logit_sum", "weights"), "*fp32"),
-            **dict.fromkeys(("losses", "by_selected", "factors"), "*fp32"),
-            **dict.fromkeys(("tokens", "vocab_size"), "i32"),
+            **dict.fromkeys(("losses", "by_selected", "factors", "total"), "*fp32"),
+            **dict.fromkeys(("tokens", "results", "vocab_size"), "i32"),
             **dict.fromkeys(("label_smoothing", "z_loss"), "fp32"),
         },
-        blocks={"TOKENS": 128},
+        blocks={"TOKENS": 1024},
         wide=(),
         reads=("ids", "top", "log_sum", "sums", "selected", "logit_sum", "weights"),
-        writes=("losses", "by_selected", "factors"),
+        writes=("losses", "by_selected", "factors", "total"),
         dtypes=(torch.float32,),
     ),
     "check_targets": Launch(
         check_targets,
-        grid=lambda a: (_tiles(a),),
+        grid=lambda a: (1,),
         types={
             **dict.fromkeys(("targets", "record", "ids", "numbers"), "*i64"),
-            "mask": "*i8",
-            **dict.fromkeys(("tokens", "vocab_size", "ignore_index"), "i32"),
+            **dict.fromkeys(("mask", "is_bad"), "*i1"),
+            "factors": "*fp32",
+            **dict.fromkeys(("tokens", "length", "vocab_size", "ignore_index", "other"), "i32"),
         },
         blocks={"RECORD": 4, "TOKENS": 1024},
         wide=(),
-        reads=("targets", "record"),
-        writes=("ids", "mask", "numbers"),
+        reads=("targets", "targets", "record"),
+        writes=("ids", "mask", "is_bad", "factors", "numbers"),
+        variants={
+            "recorded": Variant({"numbers": None, "MEAN": True, "CODED": True}),
+            "plain": Variant({"numbers": None, "MEAN": True, "CODED": False}),
+            "read": Variant({"is_bad": None, "MEAN": True, "CODED": False}),
+            "sum": Variant({"is_bad": None, "MEAN": False, "CODED": False}),
+        },
         dtypes=(torch.float32,),
     ),
 }

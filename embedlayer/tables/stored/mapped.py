@@ -444,8 +444,8 @@ def _find_tensor(path: Path, tensor: str | None) -> TensorInfo:
 
     Raises:
         FileError: There is no such file or folder.
-        CheckpointError: No tensor or several have this name, or with `None` there is not exactly one tensor; or the file is
-            no safetensors file.
+        CheckpointError: No tensor or several have this name, or with `None` there is not exactly one tensor; or the
+            file is no safetensors file.
     """
     place = find_folder(path)
     if place is None:

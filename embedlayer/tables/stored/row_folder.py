@@ -220,9 +220,9 @@ class RowFolder(RowStorage):
     def _arrays_after(self, state: JsonObject) -> list[tuple[Tensor | None, int]]:
         """Return the arrays whose old rows the log has after a checkpoint, each with the bytes of one row.
 
-        They are the weight and then the arrays that `state`, the checkpoint's state, names, in the order in which the log has
-        them: the argument `arrays` of `roll_back`. An array of `state` that this folder does not have open, or only with other
-        fields, is `None`.
+        They are the weight and then the arrays that `state`, the checkpoint's state, names, in the order in which the
+        log has them: the argument `arrays` of `roll_back`. An array of `state` that this folder does not have open, or
+        only with other fields, is `None`.
         """
         arrays: list[tuple[Tensor | None, int]] = [(self._weight.words, self._weight.row_bytes)]
         for name, fields in state["arrays"].items():
