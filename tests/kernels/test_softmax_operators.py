@@ -79,11 +79,11 @@ def test_one_launch_finds_ignored_and_bad_targets(size) -> None:
     targets = torch.randint(-4, 14, size)
     record = torch.tensor([5, 6, 7, 8])
     with interpreted() as run:
-        ids, mask, numbers = check_targets(targets, record, 10, -3)
+        ids, mask, _, factors, numbers = check_targets(targets, record, 10, -3, 0, True, True)
     assert [each.name for each in run.launches] == ["check_targets"]
     kept = targets != -3
     assert torch.equal(mask, kept)
     assert torch.equal(ids, targets.where(kept, 0))
-    assert torch.equal(numbers[:4], record)
-    assert numbers[4::2].sum() == (kept & ((targets < 0) | (targets >= 10))).sum()
-    assert numbers[5::2].sum() == (~kept).sum()
+    torch.testing.assert_close(factors, kept / kept.sum())
+    bad = (kept & ((targets < 0) | (targets >= 10))).sum()
+    assert numbers.tolist() == [*record.tolist(), bad, (~kept).sum()]
