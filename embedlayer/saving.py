@@ -149,6 +149,7 @@ class Pretrained(Described, nn.Module):
 
             save_tokenizer(as_tokenizer(tokenizer), directory / TOKENIZER)
         save_tensors(directory / WEIGHTS, state)
+        (directory / TABLE_WEIGHTS).unlink(missing_ok=True)  # those of an earlier save, which would be read first
         write_config(directory, description)
 
     @classmethod

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from embedlayer import CheckpointError, DecoderLM, RotaryEmbedding, TokenEmbedding, train_tokenizer
-from embedlayer.saving import build, describe, is_description
+from embedlayer.saving import build, describe, hide_weights, is_description
 
 
 def test_a_description_is_json_and_builds_the_same_layer_again() -> None:
@@ -32,6 +32,16 @@ def test_only_layers_of_the_library_are_built(kind) -> None:
 def test_arguments_that_do_not_fit_are_named(unchecked: None, description, message) -> None:
     with pytest.raises(CheckpointError, match=message):
         build(description)
+
+
+def test_a_second_save_replaces_weights_that_were_renamed(tmp_path) -> None:
+    for weight in (1.0, 2.0):
+        table = TokenEmbedding(3, 2)
+        table.weight.data.fill_(weight)
+        table.save_pretrained(tmp_path)
+        assert TokenEmbedding.from_pretrained(tmp_path).weight.eq(weight).all()
+        hide_weights(tmp_path)
+        assert TokenEmbedding.from_pretrained(tmp_path).weight.eq(weight).all()
 
 
 def test_the_tokenizer_is_saved_beside_the_layer_and_nothing_else_is(tmp_path) -> None:
