@@ -79,7 +79,7 @@ def compare_compression(
         The result of the original, then one for each of `choices` in their order, then with `counts` that of the trim.
 
     Raises:
-        SizeError: A choice names no kind or does not fit the table, or a table has another size.
+        SizeError: A table of `choices` has another size, or `compress_table` raises it.
         ShapeError: As for `compress_table`.
         TokenIdError: `counts` is longer than the table.
 

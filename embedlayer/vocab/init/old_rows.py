@@ -49,7 +49,7 @@ class WeightRows:
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Return rows `start` to `stop - 1`, as numbers.
 
-        They are a view of the weight if it stores numbers, has all of these rows, and is not sharded; else a copy.
+        They are a view of the weight if it stores numbers, has all of these rows, and is not sharded.
         """
         if self.missing_row is not None and stop > len(self.weight):
             return self.look_up(torch.arange(start, stop))

@@ -42,8 +42,8 @@ def apply_to_files(source: Path, partial: Path, resolve: ResolveEdit) -> EditRes
 def folder_census(folder: Path) -> CensusReport:
     """Return what follows the vocabulary in a folder, and what an edit does with it; nothing is written.
 
-    It is a saved layer, a finished training run, or a checkpoint. The reason for which an edit would be refused is in
-    `refused` of the result, and warnings are in its `notes`; neither is raised.
+    It is a saved layer, a finished training run, or a checkpoint, and must exist. The reason for which an edit would be
+    refused is in `refused` of the result, and warnings are in its `notes`; neither is raised.
     """
     left_out = files_left_out(folder)
     census = run_census if path_kind(folder) in OWN_FOLDERS else checkpoint_census
