@@ -38,9 +38,10 @@ class CompressionResult:
         share: `bytes` divided by the bytes of the original.
         row_error: `|E - E'| / |E|` of the rows E of the original and the rows E' of this table, Frobenius norms.
         neighbors: Share of the ten nearest neighbours of a token in the original that are still among its ten nearest,
-            from 0 to 1; `None` if no token has a neighbour, or for `"trim"`. 1 for the original.
-        loss: Nats per token on the text; `None` without a text.
-        loss_change: `loss` minus that of the original; `None` without a text.
+            from 0 to 1; `None` if no token has a neighbour, or for `"trim"`. Always 1 for the original.
+        loss: What the function `loss` of `compare_compression` returns, such as nats per token on a text; `None`
+            without such a function, or for `"trim"`.
+        loss_change: `loss` minus that of the original; `None` where `loss` is `None`.
     """
 
     to: str
@@ -78,7 +79,7 @@ def compare_compression(
         The result of the original, then one for each of `choices` in their order, then with `counts` that of the trim.
 
     Raises:
-        SizeError: A choice names no kind or does not fit the table, or a table has another size.
+        SizeError: A table of `choices` has another size, or `compress_table` raises it.
         ShapeError: As for `compress_table`.
         TokenIdError: `counts` is longer than the table.
 
@@ -191,6 +192,7 @@ def _spread(table: TokenTable, counts: Tensor | None) -> Tensor:
     """Return up to `QUERIES` token IDs whose nearest neighbours are compared, evenly spread over the vocabulary.
 
     With `counts`, `(V,)`, only tokens with a count above 0 are candidates. A padding token whose row is zero is none.
+    The result is empty if there is no candidate.
     """
     tokens = torch.arange(table.vocab_size) if counts is None else (counts > 0).nonzero()[:, 0].cpu()
     padding = table.padding_idx

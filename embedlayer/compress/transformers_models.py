@@ -129,7 +129,10 @@ def _users_of(table: TokenTable, model: nn.Module) -> tuple[dict[str, TokenTable
 
 
 def _rows(table: TokenTable) -> Tensor | None:
-    """Return the first parameter or buffer of a table, by which look-ups of the same rows are found."""
+    """Return the first parameter or buffer of a table, by which look-ups of the same rows are found.
+
+    It is `None` if the table has neither.
+    """
     return next((tensor for tensors in (table.parameters(), table.buffers()) for tensor in tensors), None)
 
 
@@ -137,6 +140,9 @@ def _for_look_up(look_up: TokenTable, table: TokenTable) -> TokenTable:
     """Return a table with the rows of `table` and the scale of a look-up, which it can replace.
 
     A dense table that has this scale is returned itself; any other result is a new table that shares the rows.
+
+    Raises:
+        SizeError: The scales differ, and tables of the kind of `table` have none.
     """
     factors = [1.0 if each.factor is None else float(each.factor) for each in (look_up, table)]
     if factors[0] == factors[1] and isinstance(table, TokenEmbedding):
@@ -179,9 +185,9 @@ def _tie(head: OutputHead, table: TokenTable) -> None:
 
 
 def _refuse_to_save(kind: str, *arguments: Any, **options: Any) -> NoReturn:
-    """Raise the error of `save_pretrained` of a model whose table transformers cannot store.
+    """Raise the `CheckpointError` of `save_pretrained` of a model whose table transformers cannot store.
 
-    It takes the arguments of that method, and uses none.
+    It takes the arguments of that method, and uses none. `kind` is the class of the table, for the message.
     """
     raise CheckpointError(
         f"transformers cannot store a {kind}, and would load random rows in its place. Call "
@@ -230,8 +236,9 @@ def save_model(model: nn.Module, directory: Path | str, *, tokenizer: Any = None
 def copy_blocks(layer: EmbeddingLayer | None, source: Path, target: Path) -> bool:
     """Copy what the embedding layer of a checkpoint lacks of the model into the folder `model` of `target`.
 
-    These are its configuration, its tokenizer files, and all tensors but those of the table and those that the layer
-    stores bit for bit. They are copied from file to file.
+    These are all tensors but those of the table and those that the layer stores bit for bit, and the files
+    beside them that are no weights, code or receipt, such as the configuration and the tokenizer. Tensors are copied
+    from file to file.
 
     Args:
         layer: The layer as it was loaded from `source`, with its own table; `None` if `source` has a table alone, as
@@ -240,7 +247,8 @@ def copy_blocks(layer: EmbeddingLayer | None, source: Path, target: Path) -> boo
         target: Folder in which the layer with another table is saved.
 
     Returns:
-        Whether there were blocks; they are copied from folders only.
+        Whether there were blocks; if not, nothing is copied. It is false if `source` is a file, if its layer has no
+            dense table, or if the layer has all tensors.
     """
     if (source / BLOCKS).is_dir():
         shutil.copytree(source / BLOCKS, target / BLOCKS)

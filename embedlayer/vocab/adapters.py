@@ -93,7 +93,7 @@ def merge_adapter(target: nn.Module, directory: Path | str, *, module: str | Non
         target: Table, untied head, or a model that contains these.
         directory: Folder that PEFT, `save_adapter` or `DeltaEmbedding.save_adapter` wrote.
         module: If `target` is a table or a head: its name in the adapter. `None` if the adapter changes only one module
-            of its sizes. For a model names are those of its modules.
+            of its sizes. It is ignored for a model, whose tables and heads are found by their names in it.
 
     Raises:
         FileError: The folder or a file in it is missing.
@@ -119,12 +119,15 @@ def merge_adapter(target: nn.Module, directory: Path | str, *, module: str | Non
 def _changes(module: nn.Module, adapter: AdapterFolder) -> Changes:
     """Return each table and untied head of a module that an adapter changes, with the change, by name.
 
+    A weight that a table shares with a tied head is in the result once.
+
     Raises:
         CheckpointError: The adapter changes none of them, or also another module; or the ends of a tied table in
             different ways; or it is for weights of other sizes.
         SizeError: There is no table and no head, or a table is not dense.
         TokenIdError: A token is outside a table.
-        VocabularyError: The module contains a `DraftHead`, or hashed n-grams of another library.
+        VocabularyError: The module contains a `DraftHead`, hashed n-grams of another library, or other values of
+            tokens.
     """
     vocabulary = vocabulary_modules(module)
     others = sorted({*adapter.others, *adapter.modules} - {*vocabulary.tables, *vocabulary.heads})
@@ -153,7 +156,11 @@ def _changes(module: nn.Module, adapter: AdapterFolder) -> Changes:
 
 
 def _weight(part: nn.Module) -> Weight:
-    """Return what stores the rows of a table or a head: a dense table, or an untied head."""
+    """Return what stores the rows of a table or a head: a dense table, or an untied head.
+
+    Raises:
+        SizeError: The table is of another kind, which does not store each row as it is.
+    """
     if isinstance(part, OutputHead) and part.own_table is not None:
         part = part.own_table
     if not isinstance(part, Weight):
@@ -165,7 +172,12 @@ def _weight(part: nn.Module) -> Weight:
 
 
 def _check_fit(changes: Changes, directory: Path | str) -> None:
-    """Check that each change can be merged into its weight."""
+    """Check that each change can be merged into its weight.
+
+    Raises:
+        CheckpointError: A change is for a weight of another size.
+        TokenIdError: A change has rows of tokens that are outside its weight.
+    """
     for name, (weight, change) in changes.items():
         vocab_size, embed_dim = weight.vocab_size, weight.embed_dim
         if change.sizes not in ((vocab_size, embed_dim), (None, embed_dim)):
@@ -183,7 +195,10 @@ def _check_fit(changes: Changes, directory: Path | str) -> None:
 
 @torch.no_grad()
 def _merge(owner: Weight, change: ModuleAdapter) -> None:
-    """Write a change into a weight, a block of rows at a time."""
+    """Write a change into a weight, in place, a block of rows at a time.
+
+    The pending updates of a dense table are applied before.
+    """
     if isinstance(owner, TokenEmbedding):
         owner.apply_pending_updates()
     weight, size = owner.weight, block_size(TABLE_ROWS, device_kind(owner.weight))

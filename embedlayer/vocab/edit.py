@@ -75,8 +75,8 @@ class TokenMap:
 
         A table may store more rows than there are tokens. Old rows without a token come last in the result and keep
         their values. If there is room for fewer of them, the first ones are dropped; if there is room for more, the
-        additional rows before them are initialised. The number of rows after the edit is rounded up to `multiple`; see
-        `rows_after` for `None`.
+        additional rows before them are initialised. The table has `rows` rows before the edit; the number after it is
+        rounded up to `multiple`, as `rows_after` says, also for `None`.
         """
         size = rows_after(self.num_tokens, rows, len(self.sources), multiple)
         unused, spare = torch.arange(self.num_tokens, rows), torch.full((size - len(self.sources),), NEW)
@@ -85,7 +85,10 @@ class TokenMap:
         return RowMap(torch.cat([torch.tensor(self.sources, dtype=torch.int64), spare]), rows)
 
     def new_token_ids(self, row_map: RowMap) -> NewTokenIds:
-        """Return an object that converts the old token IDs in configurations to new IDs."""
+        """Return an object that converts the old token IDs in configurations to new IDs.
+
+        `row_map` is the row map of the tables in the same edit.
+        """
         new_ids = row_map.token_ids(self.merged).tolist()
         return NewTokenIds(new_ids, self.dropped, self.tokenizer, self.special_tokens, size=row_map.size)
 
@@ -217,6 +220,8 @@ class ResolveEdit(Protocol):
 
         Raises:
             VocabularyError: The requested edit does not fit the tokenizer, or the tokenizer does not fit the model.
+            TokenizerError: The tokenizer cannot be written or read as a `tokenizer.json`.
+            SizeError: No token would be left.
             CheckpointError: The receipt of an undo belongs to another model.
         """
 
@@ -251,9 +256,11 @@ class EditRequest:
         """Return the edit of one model; see `ResolveEdit` for the arguments. `part` is not used.
 
         Raises:
-            VocabularyError: The model's tokenizers differ from the passed one or have more tokens than the table has
-                rows, or the edit does not fit the tokenizer.
+            VocabularyError: The model's tokenizers differ from the passed one or from each other; or they have tokens
+                without a row that are no added tokens; or added tokens have none, and the edit does more than to add
+                tokens; or the edit does not fit the tokenizer.
             TokenizerError: The tokenizer cannot be written or read as a `tokenizer.json`.
+            SizeError: No token would be left.
         """
         tokenizer = self.tokenizer
         for own in tokenizers:
@@ -279,12 +286,14 @@ class EditRequest:
     def _values(
         self, tokens: TokenMap, row_map: RowMap, origins: dict[int, str]
     ) -> Callable[[RowTensor], Iterator[Tensor]]:
-        """Return a function that yields the initialised rows of a tensor, in chunks; each call also fills in `origins`.
+        """Return a function that yields the initialised rows of a tensor, in chunks.
+
+        Its first call for a table or head also fills in `origins`; later calls change no entry.
 
         - A row of a new token is computed by `init`, or in an untied head by `init_head`. In a per-layer table, whose
           rows have another width, it is `init.of_other_widths`, if `init` has one.
-        - A row without a token gets the mean of the old rows, so that it adds at most one part in V to a softmax over V
-          tokens.
+        - A row without a token gets the mean of the live old rows (`RowInit`), so that it adds at most one part in V to
+          a softmax over V tokens.
         - A value of a bias is the mean of the bias values of the tokens from which the row was computed, or of all
           tokens. So the function must be called for tables and heads before their biases.
         """

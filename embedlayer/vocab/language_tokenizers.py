@@ -47,7 +47,8 @@ def gives_ids(config: JsonObject, model: JsonObject, tokenizer: Tokenizer) -> bo
     """Return whether `AutoTokenizer` of a folder with these files gives the IDs of a tokenizer.
 
     It does if the class that `config` names is the one that is opened, and both tokenizers have the same vocabulary and
-    encode the same text in the same way, with and without special tokens. False if transformers is not installed.
+    encode a sample of its entries, and all added tokens, alike, with and without special tokens; for Whisper the
+    languages must also be in their order. False if transformers is not installed, or does not open the folder.
     """
     if importlib.util.find_spec("transformers") is None:
         return False
@@ -77,7 +78,10 @@ def gives_ids(config: JsonObject, model: JsonObject, tokenizer: Tokenizer) -> bo
 
 
 def _languages_follow(vocabulary: Mapping[str, int]) -> bool:
-    """Return whether Whisper's languages follow the start token in their order, from which its class counts IDs."""
+    """Return whether the tokens of Whisper's languages follow the start token without gaps, in the order of its class.
+
+    The class computes the ID of a language from that of the start token.
+    """
     from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
     first = vocabulary.get("<|startoftranscript|>", 0) + 1

@@ -120,6 +120,9 @@ class RowMap:
 
         Returns:
             `(N + padding, ...)`, or those of these rows that this rank stores, with the dtype and device of `tensor`.
+
+        Raises:
+            SizeError: A rank would store no row.
         """
         old, new = self.partitions(tensor, padding, collectives)
         sources = F.pad(self.sources, (0, padding), value=NEW)
@@ -204,14 +207,17 @@ class RowTensor:
     state_of: Callable[[Tensor], Tensor] | None = None
 
     def to_rows(self, tensor: Tensor) -> Tensor:
-        """Return a tensor in the layout of `tensor`, as its gradient, with the tokens first: `(V,)` of `(1, V)`."""
+        """Return the argument with the axis of the tokens first; of `(1, V)` the result is `(V,)`.
+
+        The argument has the layout of the attribute `tensor`: it is that tensor, a part of it, or its gradient.
+        """
         if self.axis == 0:
             return tensor
         rows = tensor.movedim(self.axis, 0)
         return rows.flatten() if rows[:1].numel() == 1 else rows
 
     def from_rows(self, rows: Tensor) -> Tensor:
-        """Return rows in the layout of `tensor`: the inverse of `to_rows`, for another number of tokens too."""
+        """Return rows in the layout of the attribute `tensor`: the inverse of `to_rows`, for any number of tokens."""
         if self.axis == 0:
             return rows
         others = [*self.tensor.shape]

@@ -102,7 +102,8 @@ def new_entries(old: TokenBytes, add: AddedTokens, special: Iterable[str | Added
 def _check_normalized(old: TokenBytes, texts: Sequence[str]) -> None:
     """Check that no two new tokens, and no new and old token, are the same text after the tokenizer's normalizer.
 
-    Spaces around the texts are compared as they are.
+    Two texts that differ only in the spaces around them do not count as the same. Without a normalizer nothing is
+    checked.
 
     Raises:
         VocabularyError: Two new tokens are the same, or a new one is the same as an old one.
@@ -132,8 +133,8 @@ def _check_normalized(old: TokenBytes, texts: Sequence[str]) -> None:
 def _rules(old: TokenBytes, token: str | AddedToken, *, word: bool, special: bool) -> AddedToken:
     """Return the `AddedToken` for a new token that does not become an entry of the model's vocabulary.
 
-    If the text is one `word`, WordPiece and word tokenizers do not find it inside longer words. The settings of an
-    `AddedToken` are kept.
+    If the text is one `word`, WordPiece and word tokenizers do not find it inside longer words. `special` makes it a
+    special token. The settings of an `AddedToken` are kept; one that is special already stays so.
     """
     if isinstance(token, AddedToken):
         return AddedToken(**{**token.__getstate__(), "special": token.special or special})
@@ -146,7 +147,8 @@ def _entry(old: TokenBytes, text: str) -> str | None:
     """Return the vocabulary entry with which the model itself would find a new token, or `None` if it cannot find it.
 
     WordPiece and word tokenizers can find one word; Unigram can find a text that its pre-tokenizer does not split. The
-    entry is the text, for Unigram with "▁" for each space. For BPE the result is always `None`.
+    normalizer must not change the text. The entry is the text, for Unigram with "▁" for each space. For BPE the result
+    is always `None`.
     """
     model = old.tokenizer.model
     kind = type(model).__name__
@@ -215,8 +217,9 @@ def check_merges(merges: Mapping[str, AddedMerge], names: Sequence[str], data: J
 def check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None], merges: BPEMerges | None) -> None:
     """Check that the edited tokenizer encodes the text of each new token as that token, alone and in a running text.
 
-    The new tokens are those of `new_entries`; one with `None` is checked for BPE only. `merges` are those of the edited
-    tokenizer if it has new ones.
+    `new` is what `new_entries` returns, and `merges` are those of the edited tokenizer if it has new ones, else `None`.
+    With `merges`, a token with `None` is checked in another way: the merges must build it, and it must fit into a
+    pre-token. Without them it is not checked.
 
     Raises:
         VocabularyError: No text would be encoded with a new token.

@@ -120,13 +120,13 @@ def edit_vocabulary(
             `DraftHead`, hashed n-grams of another library, an `NgramHash` with multipliers too large for the IDs of new
             tokens in int64, an adapter of PEFT with values of tokens, or a tensor whose size follows the vocabulary and
             whose values for new tokens are not known.
-        SizeError: An option is unknown, below 1, or not for this kind of target; the optimizer trains other parameters
-            or does not show the state of new rows; nothing in `target` has a vocabulary that can be edited; or a rank
-            would have no row of a sharded table.
+        SizeError: An option is unknown, below 1, or not for this kind of target; no token would be left; the optimizer
+            trains other parameters or does not show the state of new rows; nothing in `target` has a vocabulary that
+            can be edited; or a rank would have no row of a sharded table.
         TokenizerError: `tokenizer` is no tokenizer, that of the folder is damaged, or a GGUF file cannot describe the
             new one.
         TokenIdError: The padding row would be dropped.
-        ShapeError: `init` computes too few or too many rows, or rows of another width.
+        ShapeError: `init` computes too few rows, or is a `VectorsInit` with too many or with rows of another width.
         StaleRowsError: The optimizer was not passed to an earlier edit.
         FileError: `target` does not exist or a process trains in it; or `out` is missing, not empty or cannot be
             written.
@@ -196,8 +196,9 @@ def add_tokens(
         The receipt of the edit.
 
     Raises:
-        SizeError: `train_only_new` is set for a folder, together with an optimizer, or for a table whose rows cannot be
-            trained separately; nothing was changed. All other errors are those of `edit_vocabulary`.
+        SizeError: `train_only_new` is set for a folder, together with an optimizer, without a new token, or for a table
+            whose rows cannot be trained separately; nothing was changed. All other errors are those of
+            `edit_vocabulary`.
     """
     if not train_only_new:
         return edit_vocabulary(target, add=tokens, special=special, **options)
@@ -334,7 +335,13 @@ def _required(tokenizer: Tokenizer | None) -> Tokenizer:
 def _edit(target: Target, token_map: Callable[[Tokenizer | None, int], TokenMap], options: EditOptions) -> Receipt:
     """Apply an edit to a live module in place, or write the edited copy of a folder to `options["out"]`.
 
-    `token_map` returns the old token of each new token, from the old tokenizer, or `None`, and the number of old rows.
+    The options are checked first. A copy is written with its receipt; a warning names the files that are left out of
+    it. `token_map` returns the old token of each new token, from the old tokenizer, or `None`, and the number of old
+    rows.
+
+    Raises:
+        SizeError: An option is unknown, below 1, or not for this kind of target. All other errors are those of
+            `edit_vocabulary`.
     """
     if (message := unknown_option(options, EditOptions, "An edit of the vocabulary")) is not None:
         raise SizeError(message)

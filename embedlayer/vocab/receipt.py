@@ -142,8 +142,10 @@ class Receipt:
         """Build the receipt of an edit that was applied.
 
         Args:
-            result: What it changed. In the receipt the names of its models become prefixes of the tensors' names.
-            folder: The folder before the edit, from which the old content of the changed files is read.
+            result: What it changed; not the result of an undo. In the receipt the names of its models become prefixes
+                of the tensors' names.
+            folder: The folder before the edit, from which the old content of the changed files is read. It is not used
+                for a live module.
         """
         edit = next(iter(result.models.values())).edit
         tokens = edit.tokens
@@ -217,8 +219,8 @@ class Receipt:
             The new IDs, with the type, shape and dtype of `ids`.
 
         Raises:
-            TokenIdError: `ids` contains a removed token and there is no replacement, or contains an ID that is not in
-                the old vocabulary; or `replacement` is not a new ID.
+            TokenIdError: `ids` contains a removed token, and `replacement` is `None` or not a new ID; or `ids` contains
+                an ID that no old row has.
             ShapeError: `ids` has no integer dtype, or a new ID does not fit into the dtype of `ids`.
         """
         if isinstance(ids, Tensor):
@@ -258,8 +260,8 @@ class Receipt:
         """Restore the state before the edit, bit for bit: in a live module in place, from a folder into a new folder.
 
         Rows that the edit added may have been trained since, also by `train_only_rows`, whose rows need not be merged
-        before. Rows that it kept must have their values of then.
-        Files that the edit left out are not restored; a warning names them.
+        before. Rows that it kept must have their values of then. Files that the edit left out are not restored; a
+        warning names them.
 
         With sharded tables all ranks must call this, and the number of ranks must be that of the edit.
 
@@ -277,6 +279,7 @@ class Receipt:
                 mapped tables.
             StaleRowsError: The optimizer's state is that before the edit, to which it was not passed.
             SizeError: The optimizer trains other parameters, or the module has no table that can be edited.
+            TokenizerError: The tokenizer of the folder is damaged.
         """
         if isinstance(target, nn.Module):
             with merged_rows(target):
@@ -301,7 +304,11 @@ class Receipt:
     def _resolve_undo(
         self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, part: str = "", all_rows_have_ids: bool = False
     ) -> ModelEdit:
-        """Return the undo for one model; see `ResolveEdit`. Only `num_rows` and `part` are used."""
+        """Return the undo for one model; see `ResolveEdit`. Only `num_rows` and `part` are used.
+
+        Raises:
+            CheckpointError: The model does not have as many rows as the edit left.
+        """
         if num_rows != self.row_map.size:
             raise CheckpointError(
                 f"This model is not what the receipt belongs to: its vocabulary has {num_rows:,} rows, the receipt's "
@@ -350,7 +357,7 @@ class Receipt:
 
         Raises:
             FileError: There is no such file, or it cannot be read.
-            CheckpointError: The file is damaged, or not a receipt.
+            CheckpointError: The file is damaged, not a receipt, or a receipt of another format version.
         """
         tensors, metadata = load_tensors(path)
         if "receipt" not in metadata:
@@ -424,9 +431,10 @@ def last_receipt(folder: Path | str) -> Receipt:
 
 
 def _refuse_gguf(path: Path, receipt: Receipt | None = None) -> None:
-    """Check that a path is no GGUF file.
+    """Raise a `CheckpointError` if a path is a GGUF file: its edit has no undo, because the old file is still there.
 
-    The message says what the receipt shows of the edit; `None` reads the one beside the file, if there is one.
+    The message names the tensors whose kept rows were written in another type, from `receipt`; `None` reads the receipt
+    beside the file, if there is one.
     """
     if path_kind(path) is not PathKind.GGUF:
         return
@@ -451,7 +459,12 @@ def _packed(content: bytes) -> Tensor:
 
 
 def _unpacked(packed: Tensor) -> bytes:
-    """Return the bytes that `_packed` compressed into a tensor."""
+    """Return the bytes that `_packed` compressed into a tensor.
+
+    Raises:
+        CheckpointError: They are cut short, or more than `MAX_UNPACKED_BYTES`, 1 GiB.
+        zlib.error: The tensor was not written by `_packed`.
+    """
     stream = zlib.decompressobj()
     content = stream.decompress(packed.numpy().tobytes(), MAX_UNPACKED_BYTES)
     if not stream.eof:

@@ -28,8 +28,9 @@ def find_snippets(
     """Return `per_token` passages for each new token that occurs in the texts, for `distill_rows`.
 
     A passage has `length` tokens, or the whole text if that is shorter, with the new token at a random place. The
-    occurrences are drawn at random; those of a rare token are used several times, each time with another place. So
-    every new token has the same number of passages. A token that does not occur has none.
+    occurrences are drawn at random; those of a rare token are used several times, each time with a new random place. So
+    every token that occurs has the same number of passages; one that does not occur has none. The passages of one token
+    follow each other.
 
     Args:
         texts: Texts to search. Use training text only, never text to measure on.
@@ -75,7 +76,8 @@ class DistillationLosses:
     """List the losses of the steps of `distill_rows`, and the tokens whose rows were trained.
 
     Attributes:
-        hidden: Mean squared difference of hidden states, at each step.
+        hidden: Mean squared difference of hidden states, at each step; 0 at a step whose snippets have no pair of
+            tokens to compare, and at all steps with `hidden_weight=0`.
         prediction: Cross entropy of the next token in nats, at each step.
         trained: IDs of the new tokens that occur in the snippets. The others got the shared change alone.
     """
@@ -121,7 +123,8 @@ def distill_rows(
             after `patch`.
         teacher: The model before the edit, for example `copy.deepcopy(model)` made before it. It is not changed.
         snippets: Texts in which the new tokens occur: those of `find_snippets`, or texts that the teacher generated.
-            Further texts in which no new token occurs hold back the new tokens elsewhere.
+            Further texts in which no new token occurs hold back the new tokens elsewhere. Snippets of one token are
+            left out.
         options: Steps, `batch_size` in snippets, `max_length` in tokens, learning rate with its schedule, betas,
             `max_grad_norm`, and the seed of the order. The other options are not used; `minutes` raises a `SizeError`.
         tokenizer: The tokenizer after the edit.
@@ -135,10 +138,10 @@ def distill_rows(
         The losses of each step, and the tokens whose rows were trained.
 
     Raises:
-        VocabularyError: No new token occurs in the snippets.
+        VocabularyError: No new token occurs in the snippets, or `train_only_rows` raises it.
         SizeError: `options` has `minutes` in place of `steps`; or `train_only_rows` raises it. Nothing was changed.
         CheckpointError: `model` or `teacher` is no causal language model. Nothing was changed.
-        TokenizerError: `tokenizer` is no tokenizer.
+        TokenizerError: `tokenizer` or `teacher_tokenizer` is no tokenizer.
         TokenIdError: A token is outside the table.
 
     Example:
@@ -185,7 +188,11 @@ def distill_rows(
 
 @dataclass(frozen=True)
 class _Pair:
-    """Store one snippet in both tokenizers, and the places of both that are compared."""
+    """Store the token IDs of one snippet in both tokenizers, and the places whose hidden states are compared.
+
+    Each of `places` is a pair: a place in `ids`, and the place in `teacher_ids` of the token that ends at the same
+    character.
+    """
 
     ids: list[int]
     teacher_ids: list[int]
@@ -195,8 +202,8 @@ class _Pair:
 def _pair(own: Tokenizer, theirs: Tokenizer, text: str, new_ids: set[int], length: int) -> _Pair:
     """Encode a snippet with both tokenizers, and find the tokens that end at the same character.
 
-    The places before the first of `new_ids` are left out. The student reads at most `length` tokens, the teacher the
-    same text.
+    The places before the first of `new_ids` are left out: all places if the snippet has none of these. The student
+    reads at most `length` tokens, the teacher the same text.
     """
     student, teacher = (encode(one, text) for one in (own, theirs))
     ids = student.ids[:length]
@@ -232,7 +239,10 @@ class _RowChanges:
         self.own = nn.Parameter(torch.zeros_like(self._start))
 
     def read_gradient(self, start_weight: float) -> None:
-        """Set the gradients of `shared` and `own` from that of the rows, with the penalty on `own`."""
+        """Set the gradients of `shared` and `own` from that of the rows, with the penalty on `own`.
+
+        Rows of tokens that do not occur in the snippets do not count. If the rows have no gradient, nothing is set.
+        """
         if self._rows.grad is not None:
             gradient = self._rows.grad.float() * self._occurs
             self.shared.grad = gradient.sum(0)
@@ -252,7 +262,11 @@ def _train(
     occurs: Bool[Tensor, " k"],
     weights: tuple[float, float, float],
 ) -> tuple[list[float], list[float]]:
-    """Train the trainable parameters of `model`, and return the two losses of each step; see `distill_rows`."""
+    """Train the rows of new tokens, and return both losses of each step, those of `DistillationLosses`.
+
+    The rows must be the only trainable parameters of `model`; each is written as in `_RowChanges`. `occurs` is its
+    argument, and `weights` are the three weights of `distill_rows`.
+    """
     steps = options.steps or 0
     rows = [parameter for parameter in model.parameters() if parameter.requires_grad]
     changes = [_RowChanges(row, occurs) for row in rows]

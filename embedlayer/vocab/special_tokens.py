@@ -111,8 +111,8 @@ def tokenizer_with_roles(source: object, special: Mapping[str, str] | None = Non
 def stated_roles(folder: Path) -> dict[str, str]:
     """Return the special tokens that a checkpoint's tokenizer files state, as a dictionary from role to text.
 
-    A role is, for example, `eos_token`. Files that are missing or cannot be read are skipped. Roles that no file states
-    are left out.
+    A role is, for example, `eos_token`. `tokenizer_config.json` counts before `special_tokens_map.json`. Files that are
+    missing or cannot be read are skipped. Roles that no file states are left out.
 
     Raises:
         CheckpointError: A file is damaged.
@@ -263,7 +263,12 @@ class NewTokenIds:
         """Return the new value of a configuration's entry for a role, if another tokenizer replaces the old one.
 
         `None` stays `None`. In a list, the first ID becomes that of the role; the others become the new IDs of the same
-        tokens, without removed ones. `key` and `where`, the configuration, are for the error.
+        tokens, without removed ones. If the new tokenizer has no token of the role, the result is `None`, or a list
+        of the others alone; for the end-of-text token there is a warning. `key` and `where`, the configuration, are
+        for the messages.
+
+        Raises:
+            VocabularyError: The role is the padding token, and the new tokenizer has none.
         """
         if value is None:
             return None

@@ -51,7 +51,7 @@ class EncodedSize:
 
     @property
     def bytes_per_token(self) -> float:
-        """Return the mean number of bytes that a token encodes."""
+        """Return the mean number of bytes that a token encodes; `num_bytes` if there is no token."""
         return self.num_bytes / max(self.num_tokens, 1)
 
 
@@ -71,7 +71,10 @@ class TokenScore:
 
     @property
     def saved(self) -> int:
-        """Return how many tokens fewer the held-out text has with this token than without it."""
+        """Return how many tokens fewer the held-out text has with this token than without it.
+
+        It is 0 for a word that was one unknown token.
+        """
         return self.count * (len(self.subwords) - 1)
 
 
@@ -316,7 +319,10 @@ def _counted(chunks: Iterable[str], tokenizer: Tokenizer) -> IdArray:
 
 
 def _size(chunks: Iterable[str], counts: IdArray, unknown: str | None, tokens: TokenBytes) -> EncodedSize:
-    """Return the size of a text from its token counts."""
+    """Return the size of a text from its token counts, `(V,)`.
+
+    `unknown` is the name of the unknown token, or `None`; then no token counts as unknown.
+    """
     num_unknown = 0 if unknown is None else int(counts[tokens.vocabulary[unknown]])
     return EncodedSize(sum(len(chunk.encode()) for chunk in chunks), int(counts.sum()), num_unknown)
 
@@ -331,7 +337,11 @@ def _unknown(old: TokenBytes, data: JsonObject) -> str | None:
 
 
 def _merged_tokens(old: TokenBytes, data: JsonObject, chunks: Iterable[str], count: int) -> Sequence[str | AddedMerge]:
-    """Return the suggested merges of a BPE tokenizer, or the suggested texts for a Unigram one."""
+    """Return the suggested merges of a BPE tokenizer, in their order, or the suggested texts for a Unigram one.
+
+    These are at most `count`, the texts that save the most tokens first. Added tokens, the unknown token, single bytes,
+    and tokens that do not fit a line of a file are never merged.
+    """
     apart = {old.entries[i] for i in old.added} | {name for name in (_unknown(old, data),) if name is not None}
     apart |= {entry for entry, i in old.vocabulary.items() if old.is_byte(i) or not _fits_a_line(entry)}
     words = _word_counts(old, chunks, apart)
@@ -382,7 +392,11 @@ def _pre_tokens(old: TokenBytes, chunks: Iterable[str]) -> Iterator[tuple[list[i
 
 
 def _whole_words(old: TokenBytes, data: JsonObject, chunks: Iterable[str], count: int) -> list[str]:
-    """Return the words of a text that would save the most tokens as single tokens of a WordPiece or word tokenizer."""
+    """Return the words of a text that would save the most tokens as single tokens of a WordPiece or word tokenizer.
+
+    They are at most `count`, as the normalizer writes them, those that save most first. Words that occur
+    only once are left out.
+    """
     unknown = unknown_id(old.tokenizer)
     counts, costs = Counter[str](), dict[str, int]()
     for ids, word in _pre_tokens(old, chunks):

@@ -157,6 +157,9 @@ def _merge_targets(
     """Return a dictionary from the old ID of each merged token to the name of the token that replaces it.
 
     It may be an old token, or a new one, of which `new` has the names.
+
+    Raises:
+        VocabularyError: A token is unknown, is merged into itself, or is merged twice.
     """
     merged: dict[int, str] = {}
     for token, target in merge.items():

@@ -121,9 +121,12 @@ def _letters(old: TokenBytes, data: JsonObject) -> set[int]:
 def _counts_of_ids(corpus: TokenCorpus, tokenizer: Tokenizer, data: JsonObject, unknown: int | None) -> IdArray:
     """Return how often each token ID occurs in a corpus of token IDs, `(V,)`.
 
-    The corpus must have been built with `tokenizer`, of which `data` is the `tokenizer.json` and `unknown` the ID of
-    the unknown token. It must not contain words that WordPiece could not encode: the subwords that it tried must be
-    kept, and only the text shows which these are.
+    `data` is the `tokenizer.json` of `tokenizer`, and `unknown` the ID of its unknown token, or `None`.
+
+    Raises:
+        VocabularyError: The corpus was built with another tokenizer. Or it contains words that WordPiece could not
+            encode: the subwords that it tried must be kept, and only the text shows which these are.
+        TokenIdError: The corpus holds an ID that the tokenizer does not have.
     """
     if corpus.tokenizer_fingerprint != fingerprint(tokenizer):
         raise VocabularyError("The corpus was built with another tokenizer: build it again with this one.")
@@ -188,7 +191,8 @@ def _encoded(
 def text_chunks(texts: Path | str | Iterable[str | Path], tokenizer: Tokenizer) -> Iterator[str]:
     """Yield the texts, and the text of the files and folders, in chunks of some thousand characters.
 
-    The cuts between chunks are checked with the tokenizer, without truncation.
+    The tokenizer, which must not truncate, checks the cuts as in `split_text`: where it finds a safe one, the tokens of
+    the chunks are those of the whole text.
 
     Raises:
         TextError: An item is neither a text nor a path, a file is not plain text, or the first text looks like the path
@@ -204,7 +208,11 @@ def text_chunks(texts: Path | str | Iterable[str | Path], tokenizer: Tokenizer) 
 
 
 def _checked(texts: Path | str | Iterable[str | Path]) -> Iterator[str | Path]:
-    """Yield texts and paths one by one, after a check of each."""
+    """Yield texts and paths one by one; a single text or path is yielded alone.
+
+    Raises:
+        TextError: An item is neither a text nor a path, or the first text looks like the path of a file.
+    """
     given: Any = [texts] if isinstance(texts, str | Path | bytes) or not isinstance(texts, Iterable) else texts
     first = True
     for item in given:

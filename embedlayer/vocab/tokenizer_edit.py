@@ -243,7 +243,10 @@ def _built(
     """Build the tokenizer after an edit, in which the token of ID i is `names[i]`.
 
     `data`, the content of the old `tokenizer.json`, is changed in place. `new` is what `new_entries` returns; `merges`
-    are those of a BPE tokenizer, in their order.
+    are the new ones of a BPE tokenizer, in their order.
+
+    Raises:
+        TokenizerError: The tokenizers library gives the tokens other IDs, or cannot read the edited content.
     """
     model = data["model"]
     unigram = model["type"] == "Unigram"
@@ -359,10 +362,11 @@ def _replace(pattern: str, content: str) -> JsonObject:
 
 
 def other_texts(old: Tokenizer, new: Tokenizer, terms: Iterable[str]) -> dict[str, list[tuple[str, str]]]:
-    """Return the texts with added tokens that one tokenizer decodes exactly and another does not.
+    """Return the texts with `terms`, such as added tokens, that `old` decodes exactly and `new` does not.
 
-    Each term is tried alone, between words and, if the tokenizer's tokens include spaces, between letters without
-    spaces. The result goes from each term with such texts to them, each as `old` and as `new` decodes it.
+    Both encode a text and decode the IDs. Each term is tried alone, between words and, if the tokens of `old` include
+    spaces, between letters without spaces. The result goes from each term with such texts to them, each as `old` and as
+    `new` decodes it.
     """
     spaces = TokenBytes(old).convention in ("byte-level", "sentencepiece")
     old, new = pure_tokenizer(old), pure_tokenizer(new)
@@ -415,7 +419,11 @@ def tokens_with_extra_space(tokenizer: Tokenizer, ids: Iterable[int]) -> list[in
 
 
 def tokenizer_data(tokenizer: Tokenizer) -> JsonObject:
-    """Return the content of the `tokenizer.json` of a tokenizer, as a new dictionary, which the caller may change."""
+    """Return the content of the `tokenizer.json` of a tokenizer, as a new dictionary, which the caller may change.
+
+    Raises:
+        TokenizerError: It cannot be written as one, because it has parts written in Python.
+    """
     with tokenizer_errors("be written as a tokenizer.json, and so not be edited"):
         data: JsonObject = json.loads(tokenizer.to_str())
     return data

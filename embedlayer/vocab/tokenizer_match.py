@@ -64,6 +64,9 @@ def common_tokens(old: object, new: object) -> list[tuple[int, int]]:
     If both tokenizers write bytes as `<0x41>`, byte-fallback tokens match byte-fallback tokens only. Of an edited
     tokenizer and its original, each old token therefore matches itself, and a new token matches none.
 
+    Raises:
+        TokenizerError: An argument is no tokenizer.
+
     Example:
         >>> old = train_tokenizer("I love dogs, I love cats", vocab_size=270)
         >>> edit = edit_tokenizer(old, add=[" zebra"])
@@ -120,7 +123,7 @@ def _equal_roles(old: TokenBytes, new: TokenBytes, taken: set[int]) -> dict[int,
     """Return the old ID of each new ID of a special token with the same role, such as the end of a text.
 
     The role of a token follows from the usual names: `</s>` and `<|endoftext|>` both end a text. Old IDs in `taken` are
-    not matched again.
+    not matched again. Several new tokens of one role get the same old ID.
     """
     matches: dict[int, int] = {}
     for names in _NAMES_BY_ROLE:

@@ -68,7 +68,10 @@ def transformers_tokenizer(tokenizer: Tokenizer, like: Any, *, special: Mapping[
 
 
 def _kept_templates(templates: str | dict[str, str] | None, lost: Sequence[str]) -> str | dict[str, str] | None:
-    """Return the chat templates that contain none of the tokens `lost`; warn of the others."""
+    """Return the chat templates that contain none of the tokens `lost`; warn of the others.
+
+    The result is `None` if no template is left.
+    """
     named = templates if isinstance(templates, dict) else {"default": templates or ""}
     absent = sorted({name for text in named.values() for name in names_in(text, lost)})
     if not absent:

@@ -50,7 +50,7 @@ class Anchors:
         return len(self.ids)
 
     def _parts(self, ids: Sequence[int]) -> Iterator[list[int]]:
-        """Yield the rows of the vectors of `ids`, a block at a time."""
+        """Yield the row numbers of the vectors of the old tokens `ids`, a block at a time."""
         size = TABLE_ROWS["cpu"]
         for start in range(0, len(ids), size):
             yield [self._auxiliary.old[token] for token in ids[start : start + size]]
@@ -69,7 +69,7 @@ class Anchors:
         return torch.cat([self._auxiliary.look_up(part).norm(dim=1) for part in self._parts(self.ids)])
 
     def cosines(self, vectors: Float[Tensor, "k A"]) -> Float[Tensor, "k n"]:
-        """Return the cosine similarities of `vectors` with all anchors."""
+        """Return the cosine similarities of `vectors`, which must not be zero, with all anchors."""
         return self.products(vectors / vectors.norm(dim=1, keepdim=True)) / self._norms
 
 
@@ -101,7 +101,7 @@ class AuxiliaryInit(RowInit):
         The old IDs of an origin are those with a weight, the largest absolute weight first.
 
         Raises:
-            VocabularyError: No old token with a live row has an auxiliary vector.
+            VocabularyError: No old token with a live row has an auxiliary vector that is finite and not zero.
         """
         wanted, anchors = tokens[chunk], Anchors(self.auxiliary, live)
         values, origins = SubwordMeanInit(self.dead).compute(live, wanted, slice(None), generator)
@@ -131,7 +131,7 @@ class OMPInit(AuxiliaryInit):
 
     1. Add the shared token whose row has the largest absolute inner product with the residual.
     2. Compute the weights of all added tokens by least squares; the residual is what they leave.
-    3. Repeat until there are `k` tokens, or the residual is zero.
+    3. Repeat until there are `k` tokens, or the residual is zero, at the latest with as many as the donor's width.
 
     The same weights are then applied to the old rows of these tokens, whose width may be another one.
 
@@ -235,7 +235,7 @@ class WechselInit(AuxiliaryInit):
 
     Args:
         auxiliary: The auxiliary vectors of old and new tokens. Those of two languages must be aligned before.
-        neighbors: Number of old tokens with a weight.
+        neighbors: Number of old tokens with a weight; if there are fewer, all of them have one.
         temperature: Divisor of the similarities.
         dead: IDs of old rows that are not read; see `RowInit`.
 

@@ -186,7 +186,7 @@ def train_fasttext(
 
     Each line of the text is encoded by both tokenizers, and both sequences of tokens are sentences of the training.
     A token that `match_tokenizers` finds in both has one vector. So old and new tokens are in one space. A new token
-    that does not occur gets the sum of the vectors of its character n-grams; an old one gets no vector.
+    that does not occur gets the mean of the vectors of its character n-grams; an old one gets no vector.
 
     Args:
         texts: The text, in parts that are split into lines. Use training text only, never text to measure on.

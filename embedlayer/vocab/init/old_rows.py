@@ -47,7 +47,10 @@ class WeightRows:
         self.embed_dim = weight.shape[1] if decode is None else decode(weight[:1]).shape[1]
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
-        """Return rows `start` to `stop - 1`; a view if the rows are not sharded and the weight has all of them."""
+        """Return rows `start` to `stop - 1`, as numbers.
+
+        They are a view of the weight if it stores numbers, has all of these rows, and is not sharded.
+        """
         if self.missing_row is not None and stop > len(self.weight):
             return self.look_up(torch.arange(start, stop))
         if self.decode is not None:
@@ -57,8 +60,8 @@ class WeightRows:
     def look_up(self, ids: Int[Tensor, " k"]) -> Float[Tensor, "k D"]:
         """Return the rows of `ids`, `(k, D)`; if the rows are sharded, every rank gets all of them.
 
-        Each rank fills in the rows that it stores and zeros for the others. The ranks then add these tensors as bytes
-        (all-reduce), so that the values stay exact.
+        In that case each rank fills in the rows that it stores and zeros for the others. The ranks then add these
+        tensors as bytes (all-reduce), so that the values stay exact.
         """
         places, is_local = self.collectives.partition(self.num_rows).local(ids.to(self.weight.device))
         if self.missing_row is not None:
@@ -154,7 +157,11 @@ class LiveRows:
 
     @cached_property
     def _count_and_mean(self) -> tuple[int, Tensor]:
-        """Return the number of live rows (`LiveRows`) and their mean row, `(D,)`, computed at the first use only."""
+        """Return the number of live rows (`LiveRows`) and their mean row, `(D,)`, computed at the first use only.
+
+        Raises:
+            VocabularyError: No row is live.
+        """
         count, total = 0, torch.zeros(self.old.embed_dim, dtype=torch.float64)
         for rows in self.chunks():
             count += len(rows)

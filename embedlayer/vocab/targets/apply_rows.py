@@ -48,7 +48,8 @@ class ModelResult:
         dropped_rows: The rows that the edit dropped and that this rank stored, on the CPU.
         before: Fingerprints of the old tensors, as `row_fingerprint` returns them.
         after: Fingerprints of the new tensors.
-        settings: Sizes and IDs of the modules before the edit, by name; for a checkpoint the sizes of short tables.
+        settings: Sizes and IDs of the modules before the edit, by name. For a checkpoint only the numbers of rows of
+            per-layer tables that lacked tokens; for a GGUF file empty.
     """
 
     edit: ModelEdit
@@ -87,12 +88,12 @@ def apply_row_map(
     """Return new tensors whose rows are moved and initialised as an edit says; the old tensors are not changed.
 
     If rows are sharded, all ranks in `collectives` must call this. Initialised rows get the values that rank 0
-    computes.
+    computes. A parameter must come before its optimizer's state in `tensors`, and a table or head before its bias.
 
     Raises:
         CheckpointError: For an undo: the edit changed other tensors than these, the result does not have the expected
             fingerprints, or the rows to restore are missing or have another shape.
-        ShapeError: `edit.values` computes too few or too many rows.
+        ShapeError: `edit.values` computes too few rows, or raises it.
         PeerError: Another rank raised an error.
         SizeError: A rank would store no row.
     """
@@ -136,6 +137,9 @@ def _fill(
 
     `new` is the tensor, or the rows of this rank, which `partition` names; each rank writes only these. `chunks` has
     the values of all initialised rows of the map, in chunks of consecutive rows.
+
+    Raises:
+        ShapeError: There are too few values.
     """
     done = 0
     for values in chunks:

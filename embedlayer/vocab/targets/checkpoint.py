@@ -103,7 +103,7 @@ def apply_to_checkpoint(folder: Path, partial: Path, resolve: ResolveEdit) -> Ed
             family that counts positions from that ID. Or the model has hashed n-grams.
         FileError: A file cannot be read or written.
         TokenizerError: The tokenizer is damaged.
-        ShapeError: `resolve` computes too few or too many rows.
+        ShapeError: The initialisation of new rows computes too few of them, or `VectorsInit` has rows of another shape.
     """
     opened = _opened(folder)
     checkpoint, layer, tensors, aliases = opened
@@ -237,7 +237,11 @@ def _check_padding(layer: EmbeddingLayer, row_map: RowMap, *, has_class: bool) -
 
 
 def _opened(folder: Path) -> Opened:
-    """Open a checkpoint for an edit of its rows, by the record of its family, else by its class of transformers."""
+    """Open a checkpoint for an edit of its rows, by the record of its family or by its class of transformers.
+
+    Of a known family the record comes first, of an unknown one the class. If neither names all rows, the errors and
+    warnings are those of `_opened_by_record`.
+    """
     checkpoint = Checkpoint.open(folder)
     refuse_hashed_ngrams(checkpoint.names, str(folder))
     is_unknown = is_unknown_family(checkpoint)
@@ -318,6 +322,10 @@ def _check_others(
     which is built on the meta device. A known family is looked up there only if a tensor has a size of `num_rows`. The
     table is the first of `edited`. `read` are other tensors of the layer, such as positions, which have no rows of
     tokens. Of an unknown family only the table and its copies are edited, with a warning.
+
+    Raises:
+        CheckpointError: The size of another tensor follows the number of tokens. Or the family is unknown, and another
+            tensor, which the class does not explain, has a size of `num_rows`.
     """
     sized = [name for name in checkpoint.names if num_rows in checkpoint.info(name).shape]
     sized = [name for name in sized if name not in edited and name not in read]

@@ -29,8 +29,9 @@ METADATA, SHARDS = ".metadata", "shard-*-model-*.safetensors"
 def apply_to_files(source: Path, partial: Path, resolve: ResolveEdit) -> EditResult:
     """Write the edited copy of a folder or GGUF file to `partial`; `source` does not change.
 
-    `source` is a saved layer, a training run, a checkpoint of a known model family, or a GGUF file; `partial` as in
-    `edited_copy`. `resolve` returns the edit of each model, and for a folder also the undo of one.
+    `source` is a saved layer, a training run, another checkpoint folder, or a GGUF file; `partial` is the first path
+    that `edited_copy` yields. `resolve` returns the edit of each model, or for a folder the undo of one. The errors and
+    warnings are those of `apply_to_run`, `apply_to_checkpoint` and `apply_to_gguf`.
     """
     kind = path_kind(source)
     if kind is PathKind.GGUF:
@@ -41,7 +42,8 @@ def apply_to_files(source: Path, partial: Path, resolve: ResolveEdit) -> EditRes
 def folder_census(folder: Path) -> CensusReport:
     """Return what follows the vocabulary in a folder, and what an edit does with it; nothing is written.
 
-    It is a saved layer, a finished training run, or a checkpoint.
+    It is a saved layer, a finished training run, or a checkpoint, and must exist. The reason for which an edit would be
+    refused is in `refused` of the result, and warnings are in its `notes`; neither is raised.
     """
     left_out = files_left_out(folder)
     census = run_census if path_kind(folder) in OWN_FOLDERS else checkpoint_census
@@ -89,12 +91,12 @@ def receipts_in(folder: Path | str) -> list[Path]:
 
 
 def next_receipt(folder: Path) -> str:
-    """Return the name of the receipt of the next edit of a folder."""
+    """Return the name of the receipt of the next edit of a folder: its number is one more than the receipts there."""
     return RECEIPT.format(len(receipts_in(folder)) + 1)
 
 
 def receipt_beside(file: Path) -> Path:
-    """Return the path of the receipt of the edit that wrote a GGUF file."""
+    """Return the path of the receipt of the edit that wrote a GGUF file: that of the file with `.receipt` added."""
     return file.with_name(f"{file.name}.receipt")
 
 

@@ -48,8 +48,15 @@ def edited_files(folder: Path, tokens: TokenMap, row_map: RowMap, *, per_layer: 
     """Return the new text of each file that an edit changes, other than the weights and `tokenizer.json`.
 
     The names are relative to `folder`, which is not changed; the text is `None` for a file to delete. `per_layer` says
-    whether the edit moves a per-layer table, which has a row for each token afterwards. It warns of chat templates that
-    are left out, and of a guessed end-of-text token.
+    whether the edit moves a per-layer table, which has a row for each token afterwards.
+
+    Raises:
+        VocabularyError: A file names a removed token that it needs, or a padding token that the new tokenizer lacks.
+        CheckpointError: A file is damaged.
+
+    Warns:
+        EmbedLayerWarning: A chat template or the settings of a tokenizer class are left out, the end-of-text token is
+            guessed or missing, or `AutoTokenizer` opens the new folder with the rules of its model family.
     """
     ids, special, model = tokens.new_token_ids(row_map), tokens.special_tokens, read_json_if_there(folder / CONFIG)
 
@@ -130,6 +137,8 @@ def _with_all_roles(content: JsonObject, ids: NewTokenIds) -> JsonObject:
     - `bos_token_id` and `eos_token_id`, as `None` if the new tokenizer has no such token;
     - `pad_token_id`, only if the new tokenizer has a padding token.
 
+    Where one of these is `None`, it becomes the ID of the new tokenizer's token with that role, if there is one.
+
     The IDs that are present are new ones; they may be in the `text_config` of `content` instead.
     """
     content = {key: value for key, value in content.items() if key != "tokenizer_class"}
@@ -196,7 +205,11 @@ def _templates_to_remove(folder: Path, lost: Sequence[str], contents: dict[str, 
 def _without_removed_names(content: JsonObject, tokens: TokenMap, new: Tokenizer, file: str) -> JsonObject:
     """Return a copy of the content of a tokenizer's configuration file, changed to match the edited tokenizer.
 
-    Removed tokens are left out of lists of special tokens, and `added_tokens_decoder` gets the new IDs.
+    Removed tokens are left out of lists of special tokens, and `added_tokens_decoder` gets the new IDs. `file` is the
+    name of the file, for the error.
+
+    Raises:
+        VocabularyError: The file names a removed token as that of a role, such as `eos_token`.
     """
     removed, content = set(tokens.dropped.values()), dict(content)
     for key in USUAL_NAMES:
@@ -230,7 +243,8 @@ def restore_config(folder: Path, settings: JsonObject) -> None:
     """Write the values before an edit of a live model into its configurations, to undo it in the folder of that model.
 
     The `settings` are those of the receipt, in which those of a configuration start with the name of the file.
-    `config.json` and `generation_config.json` are changed if they are there.
+    `config.json` and `generation_config.json` are changed in place if they are there; entries that they lack are not
+    added.
     """
     for file in (CONFIG, GENERATION):
         start = f"{Path(file).stem}."

@@ -55,7 +55,7 @@ def apply_to_gguf(source: Path, out: Path, resolve: ResolveEdit) -> EditResult:
         VocabularyError: The metadata names a removed token.
         FileError: The file cannot be read, or the result cannot be written.
         MissingExtraError: The extra `gguf` is not installed.
-        ShapeError: `resolve` computes too few or too many rows.
+        ShapeError: The initialisation of new rows computes too few of them, or `VectorsInit` has rows of another shape.
 
     Warns:
         EmbedLayerWarning: The table is written in another type, or text around added tokens gets an extra space when
@@ -153,8 +153,9 @@ def write_into_gguf(table: TokenTable, tokenizer: Tokenizer, original: Path, out
 def _quantised_rows(file: GGUFFile, name: str, rows: Any, sources: Tensor) -> tuple[NewTensor, int]:
     """Return a table in the type of a file, and the number of rows that keep the file's bytes.
 
-    `rows` returns rows `start` to `stop - 1`; `sources` has the row of the same token in the file for each new row, or
-    -1.
+    `rows(start, stop)` returns rows `start` to `stop - 1` of the table; `sources` has for each of its rows that of the
+    same token in the file, or -1. If a row must be quantised and `gguf` cannot write the type of the file, the
+    whole table gets the type `FALLBACK_TYPE`, with a warning, and no row keeps its bytes.
     """
     info, old = file.tensors[name], file.stored_rows(name)
     dtype, size = info.dtype, len(sources)
@@ -195,7 +196,11 @@ def _bytes(rows: Tensor, *, dtype: str) -> Tensor:
 
 
 def _number_of_rows(file: GGUFFile) -> int:
-    """Return the number of rows of the token table."""
+    """Return the number of rows of the token table.
+
+    Raises:
+        CheckpointError: There is no such table, or the tokenizer or another tensor of `ENDS` has another number.
+    """
     if GGUF_TABLE not in file.tensors or len(file.tensors[GGUF_TABLE].shape) != 2:
         raise CheckpointError(
             f"{file.path} has no token table: no tensor with rows and columns is called {GGUF_TABLE}."
@@ -216,7 +221,11 @@ def _number_of_rows(file: GGUFFile) -> int:
 
 
 def _check_other_tensors(file: GGUFFile, old: int) -> None:
-    """Check by its name that no other tensor has, or may have, a row for each of the `old` tokens."""
+    """Check by names and sizes that no other tensor has, or may have, a row for each of the `old` tokens.
+
+    Raises:
+        CheckpointError: There is such a tensor.
+    """
     ends = tuple(f".{name}.weight" for name in GGUF_OTHER_TABLES)
     if tables := [name for name in file.tensors if name.endswith(ends)]:
         raise CheckpointError(
@@ -242,7 +251,10 @@ class _OldRows(NamedTuple):
 
 
 def _stored(file: GGUFFile, name: str, *, adds: bool) -> _OldRows:
-    """Return the old rows of a tensor, requantised if new ones cannot be written in their type."""
+    """Return the old rows of a tensor, all requantised, with a warning, if new ones cannot be written in their type.
+
+    `adds` says whether the edit initialises rows; if not, the type stays.
+    """
     info, end = file.tensors[name], ENDS[name]
     changes = torch.zeros(info.shape[0])
     if info.dtype in DTYPES:
@@ -278,7 +290,12 @@ def _warn_of_type(file: GGUFFile, name: str, new: NewTensor) -> None:
 def _ids_by_map(values: Mapping[str, Any], ids: Any, tokens: TokenMap | None) -> dict[str, int]:
     """Return the new ID of each special token that the metadata names.
 
-    The new ID of a removed token is -1. `tokens` may replace the tokenizer; if it is `None`, only `ids` counts.
+    `ids` has the new ID of each old one, -1 for a removed token; an entry whose ID is not in `ids` is left out. If
+    `tokens` replaces the tokenizer, the ID of a role is that of the new tokenizer's token; if it is `None`, only `ids`
+    counts.
+
+    Raises:
+        VocabularyError: A named token is removed, and no token of the new tokenizer has its role.
     """
     roles: SpecialTokens | None = None if tokens is None else tokens.special_tokens
     new_tokenizer = None if tokens is None else tokens.tokenizer

@@ -65,9 +65,9 @@ def row_tensors(
     padding rows after the edit; `fsdp` has the parameters that FSDP2 shards, by their `id`.
 
     Returns:
-        The tensors by name: tables, then heads and their biases, then the optimizer's state as
-        `optimizer.PARAMETER.KEY`. By the same names, functions that put a new tensor in the place of the old one: a
-        DTensor in the place of a DTensor.
+        The tensors by name: tables and heads, then biases, then the compressed IDs of n-gram hashes, then the
+        optimizer's state as `optimizer.PARAMETER.KEY`. By the same names, functions that put a new tensor in the place
+        of the old one: a DTensor in the place of a DTensor.
 
     Raises:
         SizeError: The optimizer trains none of these tensors, or its state has a shape that does not show which values
@@ -181,7 +181,7 @@ def apply_to_module(
     """Apply an edit, or the undo of one, to a live module in place; if anything fails, nothing is changed.
 
     If tables are sharded, or parameters are DTensors, all ranks must call this. A module that FSDP2 has gathered is
-    resharded.
+    resharded. Pending updates of a dense table are applied before the edit, and stay applied if it fails.
 
     Args:
         module: The module.
@@ -203,7 +203,7 @@ def apply_to_module(
             cannot be built from its configuration.
         StaleRowsError: The optimizer's state is that before an earlier edit, to which it was not passed.
         PeerError: Another rank raised an error, or applies another edit.
-        ShapeError: `resolve` computes too few or too many rows.
+        ShapeError: The initialisation of new rows computes too few of them, or `VectorsInit` has rows of another shape.
     """
     replaced = [own_attribute(part, REPLACED) for part in modules_with(module, REPLACED)]
     held = held_parameters(module, optimizer, replaced)
@@ -282,7 +282,7 @@ def apply_to_module(
 
 
 def _fsdp_parameters(module: nn.Module, modules: VocabularyModules) -> Mapping[int, "FsdpParameter"]:
-    """Reshard a module that FSDP2 shards, and return its sharded parameters by their `id`."""
+    """Reshard a module that FSDP2 shards, and return its sharded parameters by their `id`; empty if there are none."""
     if "torch.distributed.fsdp" not in sys.modules:  # nobody has sharded anything with it, and the import takes 0.7 s
         return {}
     from embedlayer.distributed.fsdp import fsdp_parameters

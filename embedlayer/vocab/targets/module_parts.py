@@ -224,9 +224,10 @@ def _configurations(
 
 
 def _refuse_other_rows(module: nn.Module, vocabulary: VocabularyModules) -> None:
-    """Raise an error if a module that is no model of transformers has values for each token that an edit does not know.
+    """Raise a `VocabularyError` if a module has a tensor with values for each token that an edit does not move.
 
-    What a model of transformers has is known by `tensors_in`.
+    Tensors of models of transformers are left out, because `tensors_in` knows them. Of a table or head of a class from
+    outside this library every tensor with a size of V counts; elsewhere integers with V rows, of two axes or more.
     """
     known = {id(each) for part in vocabulary.hashes.values() for each in part.buffers()}
     known |= {id(each) for model in models_in(module).values() for _, each in named_tensors(model)}
@@ -320,9 +321,10 @@ def _hashed_tables(modules: Mapping[str, nn.Module]) -> set[int]:
 
 
 def check_movable(module: nn.Module) -> None:
-    """Check that an edit can move each table that is only looked up, such as those of injections; of any size.
+    """Raise a `SizeError` if a module has a table that is only looked up: a `LookupTable` that is no `TokenTable`.
 
-    An edit keeps the hashes of an `NgramEmbedding`, so its table may be of any kind.
+    An edit cannot move the rows of such a table, whatever its size. It keeps the hashes of an `NgramEmbedding`, so the
+    table of that may be of any kind.
     """
     modules = dict(module.named_modules())
     hashed = _hashed_tables(modules)
@@ -335,6 +337,9 @@ def _local_table(name: str, table: LookupTable, of_head: bool) -> tuple[str, Loc
     """Return the rows of a table that this process stores, after the dotted name of the module that stores them.
 
     `name` is that of the table; with `of_head`, it is the weight of a sharded untied head.
+
+    Raises:
+        SizeError: The table is neither dense nor factorised, and not sharded from such a table.
     """
     if isinstance(table, TokenEmbedding | FactorizedEmbedding):
         return name, LocalTable(table, table)

@@ -114,7 +114,7 @@ def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
 def new_settings(modules: VocabularyModules, edit: ModelEdit) -> JsonObject:
     """Return the value after an edit of each setting that `settings_of` returns; nothing is changed.
 
-    The keys are the same names.
+    The keys are the same names. `edit` is an edit, not the undo of one.
 
     Raises:
         TokenIdError: The padding row would be dropped.
@@ -196,6 +196,9 @@ def _compressed_size(ngrams: NgramHash, added: int) -> int:
     """Return the number of compressed IDs of an n-gram hash after an edit.
 
     Each of the `added` tokens gets a compressed ID of its own.
+
+    Raises:
+        VocabularyError: The products of the hash would not fit into int64.
     """
     size = ngrams.next_id + added if added else ngrams.compressed_size
     try:

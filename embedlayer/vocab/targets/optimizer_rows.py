@@ -71,7 +71,11 @@ class NewState:
         return None if isinstance(self.optimizer, RowOptimizer) else partial(self._rows, key)
 
     def _rows(self, key: str, rows: Tensor) -> Tensor:
-        """Return the state of new rows, `(k, ...)`."""
+        """Return the state of new rows under `key`, `(k, ...)`.
+
+        Raises:
+            SizeError: A new optimizer cannot be built or stepped, or its state has no rows under that key.
+        """
         if self.last is None or self.last[0] is not rows:
             self.last = rows, self._stepped(rows)
         value = self.last[1].get(key)

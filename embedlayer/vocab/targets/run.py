@@ -66,7 +66,7 @@ def apply_to_run(folder: Path, partial: Path, resolve: ResolveEdit) -> EditResul
         TokenizerError: The tokenizer of the run is damaged.
         SizeError: The layer has no table that can be edited.
         TokenIdError: The padding row would be dropped.
-        ShapeError: `resolve` computes too few or too many rows.
+        ShapeError: The initialisation of new rows computes too few of them, or `VectorsInit` has rows of another shape.
     """
     tokenizer = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None
     random_state = torch.get_rng_state()
@@ -153,9 +153,10 @@ def _others(folder: Path) -> list[Path]:
 
 
 def _refuse_copies(folder: Path, left_out: Collection[str], names: Collection[str], size: int) -> None:
-    """Raise an error if another safetensors file of a folder may have values of tokens.
+    """Raise a `CheckpointError` if another safetensors file of a folder may have values of tokens.
 
-    The names are those of the tensors by token, and the size is the number of tokens.
+    Files in `left_out` and those of the layer and the run do not count. `names` are those of the tensors with a row for
+    each token, and `size` is the number of tokens.
     """
     others, weights = {file.name for file in _others(folder)}, folder / WEIGHTS
     tensors = read_header(weights).tensors if weights.exists() else {}

@@ -74,7 +74,7 @@ def watch_unmoved(
 
     An undo of the edit, to which the optimizer is not passed either, makes its state fit again. The parameters are
     those whose rows were moved and that an optimizer may hold, by name; `optimizer` is the one whose state was moved
-    too.
+    too, or `None`. If the row map changes nothing, neither does this.
     """
     if torch.equal(row_map.sources, torch.arange(row_map.old_size)):
         return
