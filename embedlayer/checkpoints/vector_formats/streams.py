@@ -112,6 +112,9 @@ def writing(path: Path) -> Iterator[BufferedIOBase]:
     """Open a file for writing in a `with` block; a file with the suffix `.gz` is compressed.
 
     The file is replaced atomically at the end of the block. If the block fails, the old file stays.
+
+    Raises:
+        FileError: The file cannot be written.
     """
     with replace_file(path) as partial, partial.open("wb") as file:
         if path.suffix != ".gz":
