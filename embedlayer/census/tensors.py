@@ -168,7 +168,7 @@ def _with_floats(value: Any) -> Any:
 
 @contextmanager
 def failures_named(name: str) -> Iterator[None]:
-    """Context manager: raise an error of transformers' code, which builds `name` in the block, as a `CheckpointError`."""
+    """Context manager: raise errors of transformers' code that builds `name` in the block as a `CheckpointError`."""
     from huggingface_hub.errors import StrictDataclassError  # a value in a configuration has another type
 
     try:

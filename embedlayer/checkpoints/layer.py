@@ -362,8 +362,7 @@ class EmbeddingLayer(Pretrained):
     ) -> tuple[list[EmbeddingStep], TokenBatch]:
         """Check the arguments of `input`, and return the two arguments of `run_steps`.
 
-        With `decoder`, they are those of `decoder_input`. The errors are those of `input` for arguments; the steps raise
-        those for IDs outside the table.
+        With `decoder`, they are those of `decoder_input`.
         """
         if position_ids is not None and positions is not None:
             raise SizeError("Pass position_ids (as transformers counts) or positions (from 0), not both.")
