@@ -86,7 +86,7 @@ def read_layer_arguments(model: CheckpointModel, *, per_layer: bool = True, fina
     """Read the weights of the embedding layer into `model.tensors`, and return the arguments of `EmbeddingLayer`.
 
     The arguments contain new modules with initial weights, on torch's default device. The caller builds the layer from
-    them and then assigns the tensors to it.
+    them and then assigns the tensors to it. `per_layer` and `final_norm` are those of `load`.
 
     Raises:
         CheckpointError: A part of the layer is missing, is damaged, or is not implemented.
