@@ -84,11 +84,12 @@ class Described:
     def from_config(cls: type[Thing], config: JsonObject) -> Thing:
         """Build a new object from what `config` returned. Its weights are freshly initialised.
 
-        Descriptions of inner objects in `config` are built first.
+        Each value of `config` that is a description is built first; a subclass builds those inside a list itself.
 
         Raises:
             CheckpointError: An argument is unknown or missing, has another type, or is larger than in any model; or an
                 inner object cannot be built. All other errors are those of the constructor.
+            FileError: A file that an inner description names is missing or cannot be read.
         """
         return cls.construct(
             **{name: build(value) if is_description(value) else value for name, value in config.items()}
@@ -102,8 +103,8 @@ class Described:
             **arguments: Values of the constructor's arguments.
 
         Raises:
-            CheckpointError: An argument is unknown or missing, has another type, or is larger than in any model. All
-                other errors are those of the constructor.
+            CheckpointError: An argument is unknown or missing, has another type, or is larger than in any model; or the
+                constructor raises a `TypeError`. All other errors are those of the constructor.
         """
         check_saved(cls, arguments)
         try:
@@ -130,7 +131,7 @@ class Pretrained(Described, nn.Module):
 
         Args:
             directory: Folder, created if missing.
-            tokenizer: Tokenizer to save, or `None`.
+            tokenizer: Tokenizer to save; `None` writes none, and a `tokenizer.json` that is there already stays.
 
         Raises:
             FileError: The folder cannot be written.
@@ -180,11 +181,11 @@ class Pretrained(Described, nn.Module):
     def check(self) -> None:
         """Wait for the device, and raise the error of a bad ID or position that was looked up since the last check.
 
-        So does a bad target of a loss that did not wait for the device. On the CPU look-up and loss raise the error
-        themselves.
+        Also raise that of a bad target of any loss in this process, also of another layer, that did not wait for the
+        device. On the CPU look-up and loss raise the error themselves.
 
         Raises:
-            TokenIdError: A token ID was outside its table.
+            TokenIdError: A token ID was outside its table, or a target was outside the vocabulary.
             PositionError: A position was outside its scheme.
         """
         check_indices(self)
@@ -211,7 +212,7 @@ def part_from_pretrained(directory: Path | str, name: str, *, device: torch.devi
 
 
 def _read_description(directory: Path) -> JsonObject:
-    """Return the description of the layer that is saved in a folder.
+    """Return the description of the layer that is saved in a folder, without the format version of its file.
 
     Raises:
         FileError: There is no `config.json`.
@@ -231,9 +232,13 @@ def _read_description(directory: Path) -> JsonObject:
 def _read_weights(layer: nn.Module, directory: Path, device: torch.device | str, prefix: str = "") -> None:
     """Read the weights of a layer on the meta device from a saved folder, where their names begin with `prefix`.
 
+    The file is `table.safetensors` if the folder has it, else `model.safetensors`. Buffers that are not saved are
+    computed on `device`.
+
     Raises:
         CheckpointError: The file is damaged, or does not fit the layer.
         FileError: The file is missing or cannot be read.
+        RuntimeError: The file is larger than memory.
     """
     weights = directory / (TABLE_WEIGHTS if (directory / TABLE_WEIGHTS).exists() else WEIGHTS)
     tensors, _ = load_tensors(weights, str(device), prefix)
@@ -258,6 +263,9 @@ def write_config(directory: Path, description: JsonObject) -> None:
     Args:
         directory: Folder of the layer, which must exist.
         description: The result of `describe`.
+
+    Raises:
+        FileError: The file cannot be written.
     """
     write_json(directory / CONFIG, {"format_version": FORMAT_VERSION, **description})
 
@@ -265,9 +273,9 @@ def write_config(directory: Path, description: JsonObject) -> None:
 def describe(layer: Described) -> JsonObject:
     """Return the description of an object: `{"kind": kind identifier, **arguments}`, from which `build` constructs one.
 
-    The arguments are `layer.config`. A subclass that has a constructor of its own, and inherits `config` from a class
-    of this library, is described by what its constructor takes: the inherited arguments among it, and its own ones from
-    the attributes of the same names.
+    The arguments are `layer.config`. A subclass that has a constructor of its own, and inherits `config`, is described
+    by what its constructor takes: those of the inherited arguments that it names, or all if it has `**kwargs`; and its
+    own arguments, from the attributes of the same names.
 
     Raises:
         CheckpointError: The object cannot be saved: it has no `config`, its class is defined inside a function, or an
@@ -362,14 +370,15 @@ def _without_layers(value: Any) -> Any:
 
 
 def _listed(faults: list[str]) -> str:
-    """Return up to eight faults as text, separated by semicolons."""
+    """Return the first eight faults as text, separated by semicolons; `...` stands for the others."""
     return "; ".join(faults[:8]) + ("; ..." if len(faults) > 8 else "")
 
 
 def config_from_attributes(layer: Described) -> JsonObject:
     """Return the constructor's arguments of an object that stores each in an attribute of the same name, as JSON.
 
-    Inner objects are stored as their descriptions. The arguments `device` and `dtype` are left out.
+    Inner objects are stored as their descriptions, and all other values as they are: those must be JSON values. The
+    arguments `device` and `dtype` are left out.
     """
     parameters = inspect.signature(type(layer)).parameters.values()
     names = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
@@ -385,8 +394,10 @@ def is_description(value: object) -> bool:
 def build(description: JsonObject) -> Any:
     """Build an object from its description, as `describe` returns. Its weights are freshly initialised.
 
+    Inside a `building` block, objects of the class that it names are built by its function.
+
     Raises:
-        CheckpointError: The kind is unknown, or the arguments do not fit.
+        CheckpointError: There is no `kind`, or an unknown one; or the arguments do not fit.
         FileError: A file that the description names is missing or cannot be read.
 
     Example:
@@ -446,7 +457,7 @@ def check_saved(function: Callable[..., Any], arguments: Mapping[str, Any]) -> N
         arguments: Values by the names of the arguments.
 
     Raises:
-        CheckpointError: A value has another type than the signature, or is larger than in any model.
+        CheckpointError: A value has another type than the signature, or is outside the values of any model.
     """
     source = f"The saved configuration of {function.__name__}"
     check_arguments(function, arguments, source)

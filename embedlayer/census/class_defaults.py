@@ -45,8 +45,8 @@ def with_defaults_of_class(content: JsonObject) -> Any:
     """Return a configuration as its class in transformers reads it, with what its file leaves to the class.
 
     If transformers is not installed, does not know the model type or does not read the content, the result is a copy of
-    the content with the IDs of `DEFAULT_IDS`. It lacks those of model types without a record, of which
-    `unknown_defaults` tells.
+    the content with the IDs of `DEFAULT_IDS`. The copy lacks the IDs of model types without a record, whose keys
+    `unknown_defaults` returns.
     """
     config = None
     with suppress(CheckpointError):  # transformers cannot open such a folder, before an edit or after it
@@ -66,8 +66,9 @@ def _with_recorded_defaults(content: JsonObject) -> JsonObject:
 def unknown_defaults(content: JsonObject) -> list[str]:
     """Return the keys of token IDs that a file leaves to a class whose defaults are not known, such as `eos_token_id`.
 
-    They are roles, or `image_token_id` of a multimodal model, that no part of the configuration has. There are none if
-    transformers or a record knows the class, or if the content names no class.
+    They are the keys of roles, and `image_token_id` of a multimodal model, that no part of the configuration has, under
+    another name either. The result is empty if transformers knows the class, or if the content names none. If a part
+    has the record of a family, its roles are known, and only `image_token_id` may be in the result.
     """
     if not isinstance(content.get("model_type"), str) or not isinstance(with_defaults_of_class(content), dict):
         return []
@@ -83,7 +84,7 @@ def with_moved_defaults(content: JsonObject, edited: JsonObject, ids: IdConversi
     """Return an edited configuration with the new values of IDs and sizes that it leaves to the defaults of its class.
 
     `edited` is what `edited_configuration` returned for `content`; neither is changed. An entry is written only where
-    the class would read another value. What is stated is not changed.
+    the class would read another value. What is stated is not changed. `where` is the name of the file, for errors.
 
     Raises:
         VocabularyError: The new value of an entry cannot be computed, or the class would not read it.
@@ -101,7 +102,13 @@ def with_moved_defaults(content: JsonObject, edited: JsonObject, ids: IdConversi
 
 
 def _new_entries(content: JsonObject, ids: IdConversion, where: str) -> Iterator[Entry]:
-    """Yield the IDs and sizes that a configuration file leaves to its class, with their values after an edit."""
+    """Yield the IDs and sizes that a configuration file leaves to its class, with their values after an edit.
+
+    Parts of the configuration that have IDs of another vocabulary are left out.
+
+    Raises:
+        VocabularyError: The new value of an entry cannot be computed.
+    """
     old = len(ids.new_ids)
     for name, owner, of_tokens in parts_of(with_defaults_of_class(content), old):
         path, beside = tuple(name.split(".") if name else ()), entries_of(owner)
@@ -136,7 +143,7 @@ def _value_at(config: Any, entry: Entry) -> Any:
 
 
 def _owner_in(content: JsonObject, path: tuple[str, ...]) -> JsonObject:
-    """Return the dictionary at a path of a configuration file, or the innermost one on the way to it."""
+    """Return the dictionary at a path of a configuration file; if there is none, the innermost one on the way to it."""
     for key in path:
         inner = content.get(key)
         if not isinstance(inner, dict):
@@ -146,7 +153,7 @@ def _owner_in(content: JsonObject, path: tuple[str, ...]) -> JsonObject:
 
 
 def _is_stated(content: JsonObject, path: tuple[str, ...], key: str, names: Mapping[str, str]) -> bool:
-    """Return whether a configuration file states an entry, under its name in the class or another one.
+    """Return whether a configuration file states an entry, under its name in the class or another one, not as null.
 
     `path` has the keys of the configuration that contains the entry. `names` maps other names of entries to those in
     the class.

@@ -95,7 +95,7 @@ def is_configuration(value: object) -> bool:
 
 
 def entries_of(owner: Any) -> dict[str, Any]:
-    """Return the entries of a dictionary, or the attributes of a configuration or module; other keys are left out."""
+    """Return the entries of a dictionary, or the attributes of an object; keys that are no strings are left out."""
     entries = owner if isinstance(owner, Mapping) else vars(owner)
     return {key: value for key, value in entries.items() if isinstance(key, str)}
 
@@ -103,8 +103,9 @@ def entries_of(owner: Any) -> dict[str, Any]:
 def parts_of(config: Any, size: int, name: str = "") -> Iterator[Part]:
     """Yield a configuration and all configurations in it.
 
-    A part has the token IDs of the edited vocabulary if it states the number of tokens of that vocabulary. If it states
-    no number of tokens, it is as the configuration around it.
+    `size` is the number of tokens of the edited vocabulary, whose token IDs the outermost configuration always has. A
+    part without a number of tokens is as the configuration around it. One with a number has these IDs if it is none of
+    `OTHER_PARTS` and the number is `size`; if no part states `size`, it is as the configuration around it too.
     """
     nested = [entry for entry in _nested(config, name) if entry[1] not in OTHER_PARTS]
     is_stated = any(size in _sizes(owner).values() for _, _, owner in nested)
@@ -112,7 +113,10 @@ def parts_of(config: Any, size: int, name: str = "") -> Iterator[Part]:
 
 
 def _nested(config: Any, name: str, key: str = "") -> Iterator[tuple[str, str, Any]]:
-    """Yield `(name, key, configuration)` for a configuration and all configurations in it."""
+    """Yield `(name, key, configuration)` for a configuration and all configurations in it.
+
+    `key` is that in the configuration around it, or "". Dictionaries under keys of token IDs are no configurations.
+    """
     yield name, key, config
     for own, value in entries_of(config).items():
         if own not in KNOWN_IDS | NO_IDS and is_configuration(value):
@@ -148,7 +152,14 @@ def text_part(config: Any) -> Any:
 
 
 def id_keys(owner: Any, size: int, where: str) -> list[str]:
-    """Return the keys of a configuration that name token IDs and are not null."""
+    """Return the keys of a configuration that name token IDs and are not null.
+
+    `size` is the number of tokens, and `where` the name of the configuration for errors.
+
+    Raises:
+        VocabularyError: It is not known whether a key names a token ID: it has one of `ENDINGS`, is in no list of
+            `families.token_ids`, and its value is or has a whole number below `size`.
+    """
     entries = entries_of(owner)
     for key, value in entries.items():
         is_known = key in KNOWN_IDS or key in NO_IDS or key in FIRST_IDS or key.startswith(COUNTS)
@@ -162,7 +173,7 @@ def id_keys(owner: Any, size: int, where: str) -> list[str]:
 
 
 def _holds_id(value: Any, size: int) -> bool:
-    """Return whether a value is a token ID, or a list or dictionary that contains one."""
+    """Return whether a value is a whole number from 0 to `size - 1`, or a list or dictionary that contains one."""
     if isinstance(value, Mapping):
         value = [*value.values()]
     if isinstance(value, list | tuple):
@@ -184,8 +195,8 @@ def other_models(module: nn.Module) -> set[int]:
 def module_ids(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     """Yield `(name, module, attribute)` for the token IDs that modules of a user's class or of transformers store.
 
-    Modules of torch and of this library are left out: the padding row of a table is no attribute of the model, and
-    that of a table of positions is a position.
+    Modules of torch and of this library, and all `nn.Embedding`, are left out: the padding row of a table is no
+    attribute of the model, and that of a table of positions is a position.
     """
     for name, part in module.named_modules():
         package = type(part).__module__.partition(".")[0]
@@ -200,6 +211,10 @@ def new_value(key: str, value: Any, ids: IdConversion, beside: Mapping[str, Any]
 
     `key` is one of `KNOWN_IDS`. What is no old ID in the value is returned unchanged. `beside` is the configuration
     that contains the entry, and `where` its name for errors.
+
+    Raises:
+        VocabularyError: The entry needs a token that is removed; is one of `FIXED_IDS` whose IDs would change; names an
+            ID without a row that the edit gives to a new token; or is a `sequence_bias` that cannot be read.
     """
     if key in SUPPRESSED_IDS:
         return _without_removed(value, ids)
@@ -236,7 +251,10 @@ def _id_or_none(value: Any, ids: IdConversion) -> Any:
 
 
 def _without_removed(value: Any, ids: IdConversion) -> Any:
-    """Return the new IDs of a list of token IDs or of sequences of them, without removed tokens."""
+    """Return the new IDs of a list of token IDs or of sequences of them, without removed tokens and sequences with one.
+
+    A value that is no list is returned unchanged.
+    """
     if not isinstance(value, list | tuple):
         return value
     moved = [_sequence(one, ids) if isinstance(one, list | tuple) else _id_or_none(one, ids) for one in value]
@@ -266,7 +284,11 @@ def _moved_biases(value: Any, ids: IdConversion) -> Any:
 
 
 def _written_sequence(text: str, ids: IdConversion) -> str | None:
-    """Return the text of a tuple of token IDs with the new IDs; `None` if one of them is removed."""
+    """Return the text of a tuple of token IDs with the new IDs; `None` if one of them is removed.
+
+    Raises:
+        VocabularyError: The text is none of a tuple of whole numbers.
+    """
     if not re.fullmatch(r"\((\d+, )*\d+,?\)", text):
         raise VocabularyError(
             f"The key {text!r} of a sequence_bias is no tuple of token IDs. Change it before the edit."
@@ -276,9 +298,13 @@ def _written_sequence(text: str, ids: IdConversion) -> str | None:
 
 
 def check_sizes(owners: Sequence[Any], old: int, new: int) -> None:
-    """Check that the configurations that state a number of tokens state that of the table, if an edit changes it.
+    """Check that one of the configurations that state a number of tokens states that of the table, `old`.
 
-    `owners` are all configurations of a model whose token IDs are those of the edited vocabulary.
+    `owners` are all configurations of a model whose token IDs are those of the edited vocabulary. Nothing is checked if
+    none of them states a number, or if the number after the edit, `new`, equals `old`.
+
+    Raises:
+        VocabularyError: They state other numbers alone.
     """
     sizes = [(key, value) for owner in owners for key, value in _sizes(owner).items()]
     if old != new and sizes and all(value != old for _, value in sizes):
@@ -290,7 +316,13 @@ def check_sizes(owners: Sequence[Any], old: int, new: int) -> None:
 
 
 def edited_configuration(content: JsonObject, ids: IdConversion, where: str) -> JsonObject:
-    """Return the content of a configuration file after an edit: new token IDs, and the new number of tokens."""
+    """Return the content of a configuration file after an edit: new token IDs, and the new number of tokens.
+
+    `content` is not changed. `where` is the name of the file, for errors.
+
+    Raises:
+        VocabularyError: An entry cannot be edited, as in `id_keys`, `new_value` and `check_sizes`.
+    """
     edited, old = copy.deepcopy(content), len(ids.new_ids)
     parts = [part for part in parts_of(edited, old) if part.of_tokens]
     check_sizes([part.owner for part in parts], old, ids.size)
@@ -308,7 +340,10 @@ def size_keys(owner: Any, size: int) -> list[str]:
 
 
 def json_value(value: Any) -> Any:
-    """Return a value of a configuration as JSON has it: a dictionary with sequences as keys becomes a list of pairs."""
+    """Return a value of a configuration as JSON has it: tuples become lists, and some dictionaries lists of pairs.
+
+    Those are the dictionaries with a key that is no string, such as the sequences of a `sequence_bias`.
+    """
     if isinstance(value, Mapping) and any(not isinstance(key, str) for key in value):
         return [[list(key) if isinstance(key, tuple) else key, json_value(one)] for key, one in value.items()]
     if isinstance(value, Mapping):
@@ -385,7 +420,10 @@ def _check_first_ids(entries: Sequence[Mapping[str, Any]], new_ids: Tensor, size
 
 
 def _check_range(last: object, key: str, new_ids: Tensor, size: int) -> None:
-    """Check that all IDs above `last`, which are numbers, stay in their order above it, and no other ID is there."""
+    """Check that all IDs above `last`, which are numbers, stay in their order above it, and no other ID is there.
+
+    Nothing is checked if `last` is no old ID.
+    """
     if type(last) is not int or not 0 <= last < len(new_ids):
         return
     above, start = new_ids[last:], int(new_ids[last])

@@ -71,8 +71,9 @@ WITHOUT_ROWS = (
 def files_left_out(folder: Path) -> dict[str, FileRule]:
     """Return the files of a folder that an edit of its vocabulary leaves out: relative paths, sorted, with their rules.
 
-    The path of a folder ends in a slash. A folder inside with a `config.json` of its own is another model or module:
-    nothing in it is left out.
+    The path of a folder ends in a slash. The files that are needless without another one have its rule. A folder inside
+    with a `config.json` of its own is another model or module: nothing in it is left out, unless a rule fits its name
+    (`checkpoint-500/`), so that it is left out as a whole.
     """
     return dict(sorted(_left_out_in(folder, "")))
 
@@ -125,7 +126,7 @@ def left_out_message(left_out: Mapping[str, FileRule]) -> str:
 
 
 def shown_files(names: Iterable[str]) -> str:
-    """Return at most six names of files as text, and the number of the others."""
+    """Return at most six names of files as text, and the number of the others; there must be at least one."""
     first, *others = [*names]
     rest = len(others) - 5
     return ", ".join([first, *others[:5]]) + (f" and {rest} more" if rest > 0 else "")

@@ -34,14 +34,14 @@ class CensusReport:
     refused: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all attributes as JSON."""
+        """Return all attributes by name, as a dictionary that `json.dumps` can write."""
         return asdict(self)
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Yield `(what, names)` for each attribute that is not empty.
 
-        All token IDs are named, those of each file on lines of their own, of which only the first has a `what`. Of the
-        others at most six are named, with the number of the rest.
+        All token IDs are named, those of each file on lines of their own; only the first of all these lines has a
+        `what`. Of tensors and files at most six are named, with the number of the rest. Notes are whole.
         """
         sizes = {name: " x ".join(f"{size:,}" for size in shape) for name, shape in self.tensors.items()}
         names = {

@@ -75,8 +75,9 @@ def axes_by_build(model_class: Any, config: Any, known: Collection[str]) -> Axes
     """Return the tensors of a class of transformers that follow the vocabulary, by building it on the meta device.
 
     It is built once as the configuration says, and once for each number of tokens in the configuration, increased by
-    one. A number is that of the vocabulary if the shape of a known table or head follows it. No memory is allocated for
-    the weights; the time of one build is that of `from_pretrained` without reading the files (0.1 s for 1,000 tensors).
+    one. A number is that of the vocabulary if the shape of a tensor of `known`, the names of tables and heads, follows
+    it. No memory is allocated for the weights; the time of one build is that of `from_pretrained` without reading the
+    files (0.1 s for 1,000 tensors).
 
     The axes of tied tensors are under each of their names. There are none if no number of tokens in the configuration
     determines the size of a known tensor.
@@ -108,7 +109,8 @@ def axes_by_architecture(config: JsonObject, known: Collection[str]) -> Axes | N
     """Return the tensors that follow the vocabulary in the class of transformers that a `config.json` names.
 
     The result has the axes of each tensor of the class, `()` for one that does not follow the vocabulary. It is `None`
-    if transformers is not installed, does not have the class, or cannot build it from this configuration.
+    if transformers is not installed, does not have the class, or cannot build it from this configuration; or if no
+    number of tokens in it determines the size of a tensor of `known`.
     """
     try:
         found = class_named_in(config)
@@ -166,7 +168,7 @@ def _with_floats(value: Any) -> Any:
 
 @contextmanager
 def failures_named(name: str) -> Iterator[None]:
-    """Context manager: raise an error of transformers' code in the block as a `CheckpointError`."""
+    """Context manager: raise errors of transformers' code that builds `name` in the block as a `CheckpointError`."""
     from huggingface_hub.errors import StrictDataclassError  # a value in a configuration has another type
 
     try:
@@ -193,7 +195,10 @@ def _is_config(value: object) -> bool:
 
 
 def _with_dtypes(config: Any) -> Any:
-    """Return a copy of a configuration in which dtypes are no texts, which `save_pretrained` leaves in it."""
+    """Return a copy of a configuration in which dtypes are those of torch.
+
+    transformers' `save_pretrained` leaves texts such as `"float32"` in a live configuration.
+    """
     other = copy.deepcopy(config)
     parts = [other]
     while parts:
@@ -230,7 +235,10 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def models_in(module: nn.Module) -> dict[str, Any]:
-    """Return the models of transformers in a module by name, without those that are a part of another one."""
+    """Return the models of transformers in a module by name, without those that are a part of another one.
+
+    There are none if transformers was not imported. The module itself has the name `""`.
+    """
     transformers = sys.modules.get("transformers")
     models: dict[str, Any] = {}
     for name, part in module.named_modules() if transformers is not None else ():
@@ -248,6 +256,9 @@ def tensors_in(module: nn.Module, tables: Collection[int]) -> Iterator[tuple[str
     Yields:
         Name, tensor, axes, and how an edit moves it: by the record of its family, or unknown. The name is the first one
         of a tied tensor.
+
+    Raises:
+        CheckpointError: A model cannot be built from its configuration.
     """
     for name, model in models_in(module).items():
         config = model.config.to_dict()

@@ -61,7 +61,10 @@ def naming_errors(what: str) -> Iterator[None]:
 
 
 def missing_tensors(loaded: Mapping[str, Any]) -> tuple[int, str]:
-    """Return how many tensors transformers has filled with random numbers, and the names of the first ones."""
+    """Return how many tensors transformers has filled with random numbers, and the first names as text.
+
+    `loaded` is its `output_loading_info`. At most `NAMED` names are in the text, with `...` for the others.
+    """
     missing = sorted({*loaded["missing_keys"], *(key for key, *_ in loaded["mismatched_keys"])})
     return len(missing), ", ".join([*missing[:NAMED], *["..."] * (len(missing) > NAMED)])
 

@@ -186,7 +186,8 @@ class EmbeddingLayer(Pretrained):
         """Build the layer that `config` describes, with initial weights; a tied head is tied to the new table.
 
         Raises:
-            CheckpointError: An argument is missing, unknown or of another type.
+            CheckpointError: An argument is missing, unknown or of another type, or an inner layer cannot be built. All
+                other errors are those of the constructor.
         """
         parts = dict(config)
         try:
@@ -321,7 +322,8 @@ class EmbeddingLayer(Pretrained):
     ) -> Vectors:
         """Return the vectors that the first block of the decoder receives, `(T, D)` or `(B, T, D)`.
 
-        Arguments and errors are those of `input`. The position scheme is `position_of("decoder")`, if there is one.
+        Arguments and errors are those of `input`. The position scheme is `position_of("decoder")` if there is one, else
+        that of the encoder.
 
         Raises:
             SizeError: This is not the layer of an encoder-decoder model: a decoder alone is read by `input`.
@@ -402,7 +404,11 @@ class EmbeddingLayer(Pretrained):
         """Return the position that `input` gives each token by default, counted from 0.
 
         `numbering` says which tokens count: all, those in `attention_mask`, or those other than the padding token. A
-        token that does not count has position -1.
+        token that does not count has position -1. With the numbering `"mask"` and no mask, all tokens count; with the
+        other two, `attention_mask` is not read.
+
+        Raises:
+            ShapeError: `ids` is a scalar, or the mask that is read is not valid.
         """
         if self.numbering == "ids":
             assert self.padding_id is not None
@@ -472,7 +478,10 @@ class EmbeddingLayer(Pretrained):
         return self.window
 
     def report(self) -> LayerReport:
-        """Return a report of this layer and of the tensors that `load` read for it; also reads the tokenizer file."""
+        """Return a report of this layer and of the tensors that `load` read for it; also reads the tokenizer file.
+
+        For a layer that was not loaded, the fields of `LoadRecord` are empty.
+        """
         try:
             tokenizer: int | str | None = None if self.tokenizer is None else table_size(self.tokenizer)
         except EmbedLayerError as error:
@@ -525,7 +534,7 @@ def load(
         dtype: Dtype of all tensors; `None` for that of the table in the checkpoint.
         device: Device of the tensors. On the CPU, without a change of dtype, tensors stay mapped to the file until they
             are written to.
-        revision: Branch, tag or commit on the hub; `None` for the main branch.
+        revision: Branch, tag or commit on the hub; `None` for the main branch. It is not read for a local path.
         table_only: Read the token table alone, also of an unknown model family. The layer then has no scale, no
             positions and no head, so its `input` returns rows of the table. A string is the name of the tensor to read
             as the table, for a model with several tables. Of a folder of `save_pretrained`, the table keeps its scale,
@@ -578,7 +587,10 @@ def load(
 def _read_layer(
     checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, table_only: bool | str, **parts: bool
 ) -> EmbeddingLayer:
-    """Read a checkpoint that this library did not write; arguments and errors are those of `load`."""
+    """Read a checkpoint that this library did not write; arguments and errors are those of `load`.
+
+    The `config` of a checkpoint in Meta's layout is replaced by its `meta_config`.
+    """
     try:
         if "model_type" not in checkpoint.config and not table_only and has_meta_layout(checkpoint):
             checkpoint.config = meta_config(checkpoint)
@@ -596,7 +608,11 @@ def _read_layer(
 def _read_saved_layer(
     checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, *, table_only: bool, per_layer: bool
 ) -> EmbeddingLayer:
-    """Read a folder that `EmbeddingLayer.save_pretrained` wrote, by arguments of `load`; always in full."""
+    """Read a folder that `EmbeddingLayer.save_pretrained` wrote, by arguments of `load`.
+
+    The file is always read in full; what the arguments exclude is left out afterwards. The errors are those of
+    `Pretrained.from_pretrained`.
+    """
     config = checkpoint.file(CONFIG)
     assert config is not None
     layer = super(EmbeddingLayer, EmbeddingLayer).from_pretrained(config.parent, device=device).to(dtype=dtype)

@@ -18,7 +18,7 @@ class LayerReport(LoadRecord):
         vocab_size: Number of rows of the table, V.
         embed_dim: Width of a row.
         width: Width of the vectors that the first block receives, D.
-        dtype: Dtype of the rows.
+        dtype: Dtype in which the rows are stored: `"uint8"` for packed rows.
         device: Device of the rows.
         scale: Factor on looked-up rows, as the family defines it; `None` for none.
         embed_scale: `scale` rounded to the dtype of the rows, for families that round the factor (Gemma), else `None`.
@@ -31,7 +31,8 @@ class LayerReport(LoadRecord):
         tokenizer: Number of rows that the tokenizer's IDs need; the error message if the tokenizer cannot be read;
             `None` if there is no tokenizer.
         per_layer: Rows, blocks and width of the per-layer table; `None` for a layer without one.
-        parameters: Number of trainable parameters of the layer, head included.
+        parameters: Number of numbers in the parameters of the layer, head included, frozen ones too; a shared one
+            counts once.
     """
 
     family: str

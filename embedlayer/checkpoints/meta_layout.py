@@ -92,6 +92,10 @@ def _rope_parameters(source: str, params: JsonObject, base: object) -> JsonObjec
     """Return transformers' `rope_parameters` for Mistral's `yarn` and `llama_4_scaling`; `None` if there are neither.
 
     `params` are the keys of the file `source`, and `base` the base of the frequencies.
+
+    Raises:
+        CheckpointError: A key of the two is missing or not known, `apply_scale` is not false, or `llama_4_scaling` is
+            without a `yarn` of the same original length.
     """
     yarn, queries = params.get("yarn"), params.get("llama_4_scaling")
     for name, part, keys in (("yarn", yarn, (*YARN_PARAMS, "apply_scale")), ("llama_4_scaling", queries, QUERY_PARAMS)):
@@ -119,7 +123,13 @@ def _rope_parameters(source: str, params: JsonObject, base: object) -> JsonObjec
 
 
 def _require_known(source: str, params: JsonObject, known: Iterable[str], prefix: str) -> None:
-    """Check that every key that has a value is known."""
+    """Check that every key that has a value is known; null, false and 0 are no values.
+
+    `prefix` stands before the key in the message, such as `"yarn."`.
+
+    Raises:
+        CheckpointError: A key is not known.
+    """
     unknown = next((key for key, value in params.items() if key not in known and value not in (None, False)), None)
     if unknown is not None:
         raise CheckpointError(f"{source}: the key {prefix}{unknown} is not known here, so it may change the model.")

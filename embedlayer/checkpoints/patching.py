@@ -139,7 +139,13 @@ def unpatch(model: Model) -> Model:
 
 
 def _refuse_other_tables(model: nn.Module) -> None:
-    """Check that a patched model has no table that `unpatch` cannot replace by a module of transformers."""
+    """Check that a patched model has no table that `unpatch` cannot replace by a module of transformers.
+
+    A model that is not patched is not checked.
+
+    Raises:
+        CheckpointError: A table is a `DeltaEmbedding`, or another one than a `TokenEmbedding`.
+    """
     if own_attribute(model, RESIZE) is None:
         return
     for name, module in model.named_modules():
@@ -163,6 +169,9 @@ def _look_ups(model: nn.Module) -> list[nn.Embedding]:
     These are the model's input embeddings, its output module if that is an embedding (FSMT), its per-layer table
     (Gemma 3n and 4), and all other embeddings that share a weight with one of them. Modules that are already patched
     are left out.
+
+    Raises:
+        CheckpointError: There is no `get_input_embeddings`, or it returns no `nn.Embedding`.
     """
     inputs = _call_getters(model, "get_input_embeddings")
     if not hasattr(model, "get_input_embeddings") or not inputs:
@@ -196,7 +205,10 @@ def _call_getters(model: nn.Module, getter: str, *, inside: bool = True) -> list
 
 
 def _heads(model: nn.Module) -> list[nn.Linear]:
-    """Return the `nn.Linear` modules of a model that are LM heads or share the weight of a token embedding."""
+    """Return the `nn.Linear` modules of a model that are LM heads or share the weight of a token embedding.
+
+    Modules of a subclass, such as those of PEFT and heads that are already patched, are left out.
+    """
     inputs, outputs = (_call_getters(model, getter) for getter in ("get_input_embeddings", "get_output_embeddings"))
     heads = {id(each) for each in outputs}
     tables = [each for each in (*inputs, *outputs) if isinstance(each, nn.Embedding)]
@@ -208,7 +220,8 @@ def _heads(model: nn.Module) -> list[nn.Linear]:
 def _refuse_tied(tables: list[nn.Embedding], model: nn.Module) -> None:
     """Raise a `CheckpointError` if row-sparse gradients are impossible: they need tables that are only looked up.
 
-    Every module of the model is searched for a weight of `tables`, the token embeddings that will be replaced.
+    Every module of the model is searched for a weight of `tables`, the token embeddings that will be replaced. None to
+    replace is an error too: the model is patched already.
     """
     if not tables:
         raise CheckpointError("The model is patched already: unpatch it first, then patch it with row_sparse=True.")
@@ -222,7 +235,12 @@ def _refuse_tied(tables: list[nn.Embedding], model: nn.Module) -> None:
 
 
 def _table_like(old: nn.Embedding, *, row_sparse: bool) -> TokenEmbedding:
-    """Return a `TokenEmbedding` that shares the parameter, the scale and the padding ID of `old`."""
+    """Return a `TokenEmbedding` that shares the parameter, the scale and the padding ID of `old`.
+
+    Raises:
+        CheckpointError: `old` does more than look-up and scale, has options that a `TokenEmbedding` lacks, or has a
+            replaced `forward`.
+    """
     if not _is_known(old):
         raise CheckpointError(
             f"What a {type(old).__name__} does beyond look-up and scale is unknown: it is not patched."
@@ -298,7 +316,10 @@ def _head_like(old: nn.Linear, report: LogitsReport, options: ModelLogitOptions)
 
 
 def _model_options(model: nn.Module, old: nn.Linear) -> ModelLogitOptions:
-    """Return what a model does to its logits outside a head, as the record of its family says."""
+    """Return what a model does to its logits outside a head, as the record of its family says.
+
+    If that is not known, `unknown` of the result says why.
+    """
     owners = [part for part in model.modules() if old in _call_getters(part, "get_output_embeddings", inside=False)]
     owner = (owners or [model])[0]
     config_object: Any = getattr(owner, "config", None)

@@ -67,6 +67,10 @@ class _Hub(CheckpointFolder):
         """Return the local path of a file, downloaded unless the cache has it; `None` if there is no such file.
 
         If the hub cannot be reached, the result is also `None` for a file that the cache does not have.
+
+        Raises:
+            FileError: There is no such repository, or the hub cannot be reached and the cache has nothing of it.
+            MissingExtraError: huggingface_hub is not installed.
         """
         try:
             hub = require("huggingface_hub", extra="hf")
@@ -96,6 +100,9 @@ class _Hub(CheckpointFolder):
 
         The result is `False` if `HF_HUB_OFFLINE` is set, or if the hub cannot be reached and the cache has the
         repository. Without this check, the hub's client would retry each file for half a minute.
+
+        Raises:
+            FileError: The hub cannot be reached, and the cache does not have the repository.
         """
         hub = require("huggingface_hub", extra="hf")
         errors = require("huggingface_hub.errors", extra="hf")
@@ -120,7 +127,7 @@ class _Hub(CheckpointFolder):
         return
 
     def subfolder(self, folder: str) -> "_Hub":
-        """Return a folder inside this one, in the same repository and revision."""
+        """Return a folder of the same repository and revision; `folder` is its path in the repository."""
         return _Hub(self.repository, self.revision, folder, online=self.online)
 
 
@@ -221,7 +228,10 @@ class Checkpoint(WeightFiles):
         return None if self.gguf is not None else self._folder.find(name)
 
     def tokenizer_file(self) -> Path | None:
-        """Return the path of the tokenizer file that this library prefers among those of the checkpoint, or `None`."""
+        """Return the path of the tokenizer file that this library prefers among those of the checkpoint, or `None`.
+
+        For a GGUF file it is that file, if it has a tokenizer.
+        """
         if self.gguf is not None:
             return self.gguf.path if self.gguf.get("tokenizer.ggml.model") is not None else None
         for names in TOKENIZERS:
@@ -300,6 +310,9 @@ def _first_module(place: CheckpointFolder) -> tuple[str, bool]:
 
     `folder` is the module's folder in the checkpoint, empty for the checkpoint itself. `is_static` says whether the
     module is a StaticEmbedding. A checkpoint without `modules.json` gives `("", False)`.
+
+    Raises:
+        CheckpointError: `modules.json` is damaged, or names a folder that is not directly in the checkpoint.
     """
     path = place.find("modules.json")
     if path is None:

@@ -74,7 +74,8 @@ def unknown_family_error(checkpoint: Checkpoint, model_type: object) -> Checkpoi
 def table_names(checkpoint: Checkpoint) -> list[str]:
     """Return the names of the matrices of a checkpoint that are called like tables of tokens or codes, sorted.
 
-    Matrices of numbered blocks and quantised ones are left out, those of numbered tables are not.
+    Matrices of numbered blocks, quantised ones and those of fewer than `FEWEST_ROWS` rows are left out. Those of
+    numbered tables are not.
     """
     return [
         name

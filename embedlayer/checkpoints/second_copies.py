@@ -74,11 +74,13 @@ def refuse_copies(
 ) -> None:
     """Refuse safetensors files beside a layer or a run of this library that may have values of tokens.
 
-    `names` and `sizes` are those of the tensors of the layer that have values of tokens. `call` merges an adapter in
-    this folder.
+    `files` are relative to `folder`. `names` are those of the tensors of the layer that have values of tokens, and
+    `sizes` the lengths of their axes of tokens. `call` is the call that merges an adapter in this folder, for the
+    message.
 
     Raises:
-        CheckpointError: A file is an adapter of a table or a head, or has a tensor with one of the names or sizes.
+        CheckpointError: A file is an adapter of a table or a head, or has a tensor with one of the names or with an
+            axis of one of the sizes.
         FileError: A file cannot be read.
     """
     for file in files:
@@ -104,6 +106,9 @@ def _check_adapter(file: str, header: Header, names: Collection[str], families: 
 
     `file` and `call`, which merges the adapter, are for the message; `names` are those of the tensors by token in the
     model.
+
+    Raises:
+        CheckpointError: It changes one.
     """
     modules = {name.rpartition(".")[0] for name in names}
     for name in header.tensors:

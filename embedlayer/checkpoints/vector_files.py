@@ -109,7 +109,7 @@ def read_vectors(
 
 
 def _nonfinite_rows(path: Path, vectors: VectorRows) -> str:
-    """Return a message that names the rows of a file with NaN or infinity; an empty text if there are none."""
+    """Return a message that names the first rows of a file with NaN or infinity; an empty text if there are none."""
     tokens, rows, place_of, _ = vectors
     if rows.sum().isfinite():  # a sum with NaN or infinity is not
         return ""
@@ -162,6 +162,9 @@ def _blocks(rows: Tensor | LookupTable, count: int, width: int) -> Iterator[Row]
     """Yield the rows in order, in blocks: NumPy arrays of float32, `(N, D)`.
 
     A block has at most `NUMBERS_AT_ONCE` numbers, but at least one row.
+
+    Raises:
+        CheckpointError: A row has NaN or infinity, as one has whose numbers are too large for float32.
     """
     step = max(1, NUMBERS_AT_ONCE // width)
     for start in range(0, count, step):
@@ -196,7 +199,7 @@ def _suffix(path: Path) -> str:
 
 
 def files_of(path: Path, format: str) -> list[Path]:
-    """Return the files that `write_vectors` writes for `path`; `path` alone for a format that is not its own."""
+    """Return the files that `write_vectors` writes for `path`; `path` alone for a format that it does not know."""
     if format == "projector":
         return [projector.folder_of(path) / name for name in projector.FILES]
     return [path, npy.tokens_file(path)] if format == "npy" else [path]

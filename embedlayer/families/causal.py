@@ -82,7 +82,7 @@ def _muse(name: str, model_type: str, factor: float) -> Family:
 def _gemma(name: str, *model_types: str, softcap: float | None = None, **changes: Any) -> Family:
     """Return a family like Gemma 2: rows times sqrt(D) rounded to their dtype, and a tied head with a cap.
 
-    `softcap` is transformers' default of `final_logit_softcapping`.
+    `softcap` is transformers' default of `final_logit_softcapping`; `None` for no cap by default.
     """
     default = () if softcap is None else (("final_logit_softcapping", softcap),)
     head = HeadSpec(softcap="final_logit_softcapping", tied=True)

@@ -86,7 +86,7 @@ def _roberta(name: str, model_types: Names, **changes: Any) -> Family:
 
 
 def _rotary_bert(name: str, **changes: Any) -> Family:
-    """Return a family like BERT with rotary positions and RoBERTa's head."""
+    """Return a family like BERT with rotary positions and RoBERTa's head; `name` is also its only model type."""
     head = replace(_ROBERTA_HEAD, norm=NormSpec(("lm_head.layer_norm", "lm_head.norm")))
     norm = NormSpec(("embeddings.LayerNorm", "emb_ln"))
     own = {"position": "rotary", "recipe": ("types", "norm"), "norm": norm, "head": head}

@@ -28,7 +28,12 @@ class SectionAxes:
 
 @dataclass(frozen=True)
 class GridAxes:
-    """Axes of a vision tower, with an equal number of pairs each: `AxialAxes` in which some options are set."""
+    """Axes of a vision tower, with an equal number of pairs each: `AxialAxes` in which some options are set.
+
+    Attributes:
+        num_axes: Number of axes: 2 for rows and columns.
+        options: Names of the arguments of `AxialAxes` that are true.
+    """
 
     num_axes: int = 2
     options: Names = ()
@@ -36,7 +41,10 @@ class GridAxes:
 
 @dataclass(frozen=True)
 class PowerQueries:
-    """Factor on queries of layers without rotation, a power of the position: `PowerQueryScaling` (Beam)."""
+    """Factor on queries of layers without rotation, a power of the position (Beam).
+
+    The attributes are arguments of `PowerQueryScaling`.
+    """
 
     exponent: float
     length: int
@@ -81,7 +89,7 @@ class RotaryPositions:
         axes: How pairs of channels are divided over several position axes; `None` for positions on a single axis.
         query_scaling: Factor on queries by position. `"rotated"`: Ministral 3's, from the rotary parameter
             `llama_4_scaling_beta`. `"unrotated"`: Llama 4's in layers without rotation, from the keys `attn_scale` and
-            `floor_scale`. `None` for no factor.
+            `floor_scale`. `PowerQueries`: Beam's. `None` for no factor.
     """
 
     base: float = 10000.0

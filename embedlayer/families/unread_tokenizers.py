@@ -28,4 +28,4 @@ UNREAD_TOKENIZERS: tuple[UnreadTokenizer, ...] = (
     UnreadTokenizer("tokenizer.model.v*", "a SentencePiece model under a name of Mistral's", "tokenizer.model"),
     UnreadTokenizer("*.spm", "a SentencePiece model under another name", "*.model"),
 )
-"""The kinds, the first one that fits a name counts."""
+"""The kinds; the first one that fits a name counts."""

@@ -30,7 +30,10 @@ Value = TypeVar("Value")
 
 
 class _OnFirstUse(Generic[Value]):
-    """Field of `OpenedModel` that is set to a value, or to a function that computes it when the field is first read."""
+    """Field of `OpenedModel` that is set to a value, or to a function that computes it when the field is first read.
+
+    The function is one of Python code, such as a lambda; another object that can be called counts as a value.
+    """
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.attribute = f"_{name}"
@@ -63,9 +66,9 @@ class OpenedModel:
             (`word_tokenizer`). `None` if the rows have no names. It may be set as a function, which is called once, at
             the first use; so may `run`.
         tokens: The token of each row, if a file of vectors names the rows and no tokenizer was passed; else `None`.
-        run: The folder of a run of `embedlayer train`, or `None`.
-        table_only: Why only the table of a model was read, such as an unknown model family; `""` if `model` has all
-            that was requested.
+        run: The folder of a saved decoder, such as that of a run of `embedlayer train`; else `None`.
+        table_only: Why only the table of a model was read, such as an unknown model family; `""` if it was not, or if
+            the source is only a table.
         no_decoder: One sentence that says why `model` is no whole decoder; `""` if there is nothing to say.
         no_tokenizer: Why no tokenizer could be read from the folder of a checkpoint, known once `tokenizer` was used;
             `""` if there was no such failure.
@@ -100,14 +103,15 @@ class OpenedModel:
         call_in_forked_processes(self._renew_locks)
 
     def _renew_locks(self) -> None:
-        """Begin without locked locks, as in a forked process."""
+        """Replace the locks by new ones: in a forked process, one that another thread held would stay locked."""
         self._locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
 
     def once(self, key: str, compute: Callable[[], Answer]) -> Answer:
         """Return the result of `compute()`, which is called only the first time for each `key`.
 
-        Later calls return the stored result. Concurrent threads that ask for the same key wait for the first one.
+        Later calls return the stored result; an error is not stored, so the next call computes again. Concurrent
+        threads that ask for the same key wait for the first one, and `compute` must not ask for it.
 
         Args:
             key: Name of the result.
@@ -128,7 +132,7 @@ class OpenedModel:
 
     @property
     def stored_type(self) -> str:
-        """Return the type in which the table stores its rows, such as `"Q4_K"` or `"int8"`; `dtype` if that is it."""
+        """Return the type in which the table stores its rows, such as `"Q4_K"`; `dtype` unless the rows are packed."""
         from embedlayer.tables.delta import DeltaEmbedding
         from embedlayer.tables.packed_rows import PackedRows
 
@@ -237,7 +241,7 @@ class OpenedModel:
 
     @property
     def text_tokenizer(self) -> "Tokenizer | None":
-        """Return the tokenizer; `None` if it only names the rows of a file of vectors."""
+        """Return the tokenizer; `None` if there is none, or if it only names the rows of a file of vectors."""
         return None if self.tokens is not None else self.tokenizer
 
     def require_tokenizer(self) -> "Tokenizer":
@@ -281,7 +285,8 @@ class OpenedModel:
     def adds_special_tokens(self) -> bool:
         """Return whether `encode` adds the tokenizer's special tokens to a text.
 
-        They are added for checkpoints, and for runs that contain `generation_config.json`; not for a table alone.
+        They are added for checkpoints and saved layers, also if only the table was read; for a saved decoder if its
+        folder has `generation_config.json`; and not for a file of vectors or a saved table.
         """
         is_model = self.model is not None or self.table_only != ""
         return is_model and (self.run is None or (self.run.path / GENERATION).exists())
@@ -292,7 +297,7 @@ class OpenedModel:
 
         The IDs come from `config.json` and `generation_config.json` in the folder of a checkpoint, or from the metadata
         of a GGUF file. If these do not state them, they are found by the names of the tokenizer's tokens, such as
-        `<s>`. Where `adds_special_tokens` is false, both tuples have the tokenizer's end-of-text token.
+        `<s>`. Where `adds_special_tokens` is false, both tuples have the tokenizer's end-of-text token, if it has one.
 
         Raises:
             TokenizerError: There is no tokenizer, or it has IDs outside the table.

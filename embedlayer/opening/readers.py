@@ -35,7 +35,7 @@ CLASSES_WITH_TABLE = {
 """Layers of which the table can be read alone: class names by kind identifier in `config.json`."""
 
 REQUESTED = 'It was opened with parts="{}": leave parts out.'
-"""Why an opened source lacks what it has on disk."""
+"""Why an opened source lacks what it has on disk; `{}` stands for the value of `parts`."""
 
 
 def open_model(
@@ -56,7 +56,7 @@ def open_model(
 
     Args:
         source: Folder, file, or name on the hub.
-        tokenizer: File or folder of the tokenizer to use instead of the one that belongs to the table; `None` for that.
+        tokenizer: File or folder of the tokenizer to use; `None` for the one that belongs to the table.
         parts: What to read of the source: `"model"` all that the table above lists; `"layer"` no transformer blocks of
             a checkpoint; `"table"` the table alone, without the rest of a layer or model. With the last two, a
             tokenizer is read when `tokenizer` of the result is first used, with its errors and warnings.
@@ -66,7 +66,7 @@ def open_model(
         FileError: The path does not exist, cannot be read, or holds a run that has saved no model yet. A path that does
             not look like `owner/name` is never sent to the hub.
         CheckpointError: The source is damaged, or has no token table.
-        TokenizerError: The tokenizer is damaged; or `tokenizer`, or that of a saved layer, has IDs outside the table.
+        TokenizerError: `tokenizer`, or that of a saved layer, is damaged or has IDs outside the table.
         SizeError: `parts` is none of the three.
         MissingExtraError: The source needs the extra `hf` (hub), `gguf` (GGUF) or `spm` (a `.model` tokenizer).
 
@@ -114,7 +114,11 @@ def _open_vectors(path: Path) -> OpenedModel:
 
 
 def _open_saved(path: Path, parts: Parts, device: str) -> OpenedModel:
-    """Open a folder that this library wrote: a training run, or a folder of `save_pretrained`."""
+    """Open a folder that this library wrote: a training run, or a folder of `save_pretrained`.
+
+    With `parts="table"`, the table of a class in `CLASSES_WITH_TABLE` is read alone; all else is read whole. A run that
+    has saved no layer yet is a `FileError`.
+    """
     if not (path / CONFIG).exists():
         raise FileError(
             f"{path} holds no trained layer yet, because its run is not finished: continue it with "
@@ -144,7 +148,14 @@ def _open_saved(path: Path, parts: Parts, device: str) -> OpenedModel:
 def _saved_layer(
     path: Path, device: str
 ) -> "tuple[str, TokenTable, DecoderLM | EmbeddingLayer | TransformerEmbedding | None]":
-    """Read all of a saved layer; return the name of its class, its table, and itself unless it is only a table."""
+    """Read all of a saved layer, in evaluation mode; return the name of its class, its table, and itself.
+
+    The third result is `None` unless the layer is a decoder, an embedding layer or an input embedding.
+
+    Raises:
+        CheckpointError: The layer is damaged, or has no table of tokens.
+        FileError: The folder or a file in it is missing.
+    """
     from embedlayer.saving import Pretrained
     from embedlayer.tables.table import TokenTable
 
@@ -164,7 +175,12 @@ def _saved_layer(
 
 
 def _saved_table(path: Path, device: str) -> "TokenTable":
-    """Read the table of a saved layer, and nothing else of the layer."""
+    """Read the table of a saved layer, and nothing else of the layer, in evaluation mode.
+
+    Raises:
+        CheckpointError: A file is damaged, or the table is none of tokens.
+        FileError: A file is missing.
+    """
     from embedlayer.saving import part_from_pretrained
     from embedlayer.tables.table import TokenTable
 
@@ -175,7 +191,11 @@ def _saved_table(path: Path, device: str) -> "TokenTable":
 
 
 def _saved_tokenizer(path: Path, table: "TokenTable") -> "Tokenizer | None":
-    """Read the tokenizer of a saved layer, whose IDs must be rows of the table; return `None` if there is none."""
+    """Read the tokenizer of a saved layer; return `None` if there is none.
+
+    Raises:
+        TokenizerError: The file is damaged, or has IDs that are no rows of the table.
+    """
     from embedlayer.tokenization.ids import require_rows
     from embedlayer.tokenization.read import load_tokenizer
 
@@ -187,7 +207,7 @@ def _saved_tokenizer(path: Path, table: "TokenTable") -> "Tokenizer | None":
 
 
 def _run_in(path: Path) -> "RunDirectory":
-    """Return the run directory of a folder."""
+    """Return the run directory of a folder, which need not have the files of a run."""
     from embedlayer.training.run_directory import RunDirectory
 
     return RunDirectory(path)
@@ -196,7 +216,8 @@ def _run_in(path: Path) -> "RunDirectory":
 def _open_checkpoint(path: Path, device: str) -> OpenedModel:
     """Open a local checkpoint: as a whole decoder if `load_llama` can read it, else its embedding layer alone.
 
-    In the second case, `no_decoder` of the result is the message of the error of `load_llama`.
+    In the second case, `no_decoder` of the result is the message of the error of `load_llama`; or if only the table can
+    be read, the reason for that.
     """
     from embedlayer.models.llama import load_llama
 
@@ -218,7 +239,8 @@ def _open_checkpoint(path: Path, device: str) -> OpenedModel:
 def _open_layer(source: Path | str, parts: Parts, device: str) -> OpenedModel:
     """Open the embedding layer of a checkpoint, and no transformer blocks, from a local path or from the hub.
 
-    If it cannot be read but its table can, the result has the table alone, and a warning says why.
+    If it cannot be read but its table can, the result has the table alone, and a warning says why. If the table cannot
+    be read either, the first error is raised. With `parts="table"`, only the table is read, without a warning.
     """
     from embedlayer.checkpoints.layer import load
 
@@ -253,9 +275,10 @@ def _open_layer(source: Path | str, parts: Parts, device: str) -> OpenedModel:
 
 
 def _tokenizer_of(opened: OpenedModel, layer: "EmbeddingLayer | None") -> "Tokenizer | None":
-    """Read the tokenizer of a checkpoint, or return `None` and set the reason, `no_tokenizer` of `opened`.
+    """Read the tokenizer of a checkpoint; return `None` if there is none, or if it cannot be read.
 
-    `layer` knows the tokenizer of the same checkpoint; `None` looks in its folder alone.
+    For a path, `no_tokenizer` of `opened` is then the reason. `layer` has the tokenizer of the same checkpoint; if it
+    is `None`, or has none, the folder is searched, or the GGUF file.
 
     Warns:
         EmbedLayerWarning: The tokenizer has IDs outside the table, or there is a file of one that cannot be read.
@@ -285,7 +308,10 @@ def _tokenizer_of(opened: OpenedModel, layer: "EmbeddingLayer | None") -> "Token
 
 
 def _has_tokenizer_file(path: Path) -> bool:
-    """Return whether the folder of a checkpoint has a file of a tokenizer, which may be one that is not read."""
+    """Return whether the folder of a checkpoint has a file of a tokenizer, which may be one that is not read.
+
+    The result is `False` for a GGUF file, and `True` for a name on the hub.
+    """
     from embedlayer.tokenization.read import tokenizer_file
 
     kind = path_kind(path)

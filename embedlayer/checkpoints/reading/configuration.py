@@ -32,16 +32,24 @@ class Configuration:
     file: str
 
     def get(self, key: str, default: object = None) -> Any:
-        """Return the value of a key without a check of its type, or `default` if the key is missing."""
+        """Return the value of a key without a check of its type, also a null; `default` if the key is missing."""
         return self.content.get(key, default)
 
     def number(self, key: str, default: float) -> float:
-        """Return a positive number, or `default` if the key is missing."""
+        """Return the value of a key, a positive number, or `default` if the key is missing.
+
+        Raises:
+            CheckpointError: The value is no positive number; a null is none either.
+        """
         with self.naming_file():
             return as_number(self.content.get(key, default), key, above=0.0)
 
     def whole(self, *keys: str, default: int | None = None, most: int = MOST_SIZE) -> int:
-        """Return a whole number from 1 to `most`: the value of the first of `keys` that has one, else `default`."""
+        """Return a whole number from 1 to `most`: the value of the first of `keys` that has one, else `default`.
+
+        Raises:
+            CheckpointError: The value is another one, or all keys are missing or null and `default` is `None`.
+        """
         key = self.first_key(keys) or keys[0]
         value = self.content.get(key)
         with self.naming_file():
@@ -57,7 +65,7 @@ class Configuration:
 
     @contextmanager
     def naming_file(self) -> Iterator[None]:
-        """Context manager: raise each `CheckpointError` or `SizeError` again with the file's name in front."""
+        """Context manager: raise a `CheckpointError` or `SizeError` as a `CheckpointError` that names the file."""
         try:
             yield
         except (CheckpointError, SizeError) as error:
@@ -79,8 +87,9 @@ class LogitFactors(NamedTuple):
 def text_config(config: JsonObject) -> JsonObject:
     """Return the configuration of the language model: `config["text_config"]` in a multimodal model, else `config`.
 
-    Its `tie_word_embeddings` is then that of the head of the whole model, as `MULTIMODAL` describes. The result has the
-    `model_type` of the whole model if that is not known.
+    Its `tie_word_embeddings` is then that of the head of the whole model, as `MULTIMODAL` describes. If the whole
+    model's `model_type` is not in `MULTIMODAL`, the result has that one. A multimodal configuration without
+    `text_config` gets the `model_type` of its language model, if older ones have that form (`MultimodalSpec.flat`).
     """
     outer = config.get("model_type")
     spec = MULTIMODAL.get(outer) if isinstance(outer, str) else None
@@ -104,7 +113,11 @@ def text_config(config: JsonObject) -> JsonObject:
 
 
 def with_whole_model(family: Family, model_type: object) -> Family:
-    """Return the record of a language model as the multimodal model around it uses it."""
+    """Return the record of a language model as the multimodal model around it, of type `model_type`, uses it.
+
+    The head then has no factor and no cap on logits, unless the whole model applies them too. For a type that is not
+    multimodal, the record is returned unchanged.
+    """
     outer = MULTIMODAL.get(model_type) if isinstance(model_type, str) else None
     if outer is None or outer.scales_logits or family.head is None:
         return family
@@ -112,7 +125,10 @@ def with_whole_model(family: Family, model_type: object) -> Family:
 
 
 def with_defaults(family: Family, config: JsonObject) -> JsonObject:
-    """Return a configuration with the keys that published ones of the family leave out, and common names of keys."""
+    """Return a configuration with the keys that published ones of the family leave out, and common names of keys.
+
+    What the configuration states stays. With `rope_parameters`, no default of a key with `rope` in its name is added.
+    """
     has_rotary = "rope_parameters" in config
     defaults: JsonObject = {key: value for key, value in family.defaults if not (has_rotary and "rope" in key)}
     ids = DEFAULT_IDS.get(str(config.get("model_type")), {})
@@ -133,7 +149,11 @@ def is_tied(spec: HeadSpec, config: Mapping[str, Any]) -> bool:
 
 
 def logit_factors(spec: HeadSpec, config: Mapping[str, Any], width: int) -> LogitFactors:
-    """Return the factor and the cap on logits that a configuration states."""
+    """Return the factor and the cap on logits that a configuration states; `width` is the D of `Factor`.
+
+    Raises:
+        CheckpointError: One of them is no positive number.
+    """
     scale = None if spec.logit_scale is None else factor_value(spec.logit_scale, config, width)
     cap = None if spec.softcap is None else config.get(spec.softcap)
     softcap = None if cap is None else as_number(cap, str(spec.softcap), above=0.0)
@@ -143,7 +163,11 @@ def logit_factors(spec: HeadSpec, config: Mapping[str, Any], width: int) -> Logi
 def factor_value(factor: Factor, config: Mapping[str, Any], width: int) -> float | None:
     """Return a factor on rows or logits, `of / per`; `None` if the configuration switches it off.
 
-    A factor that the family rounds to the dtype of the rows (Gemma) is not rounded here.
+    A factor that the family rounds to the dtype of the rows (Gemma) is not rounded here, one that it rounds to bfloat16
+    is.
+
+    Raises:
+        CheckpointError: A number is missing, without a default of the factor, or is not positive.
     """
     switches = [config[key] for key in factor.only_if if config.get(key) is not None]
     if factor.only_if and not (switches[0] if switches else factor.otherwise):

@@ -69,7 +69,14 @@ def _read_output(model: CheckpointModel, spec: HeadSpec, table: TokenTable, widt
 
 
 def _has_transform(model: CheckpointModel, spec: HeadSpec, dense: LinearSpec | None, *, is_needed: bool) -> bool:
-    """Return whether a checkpoint has the projection `dense` of a head, or may have the head without it."""
+    """Return whether a checkpoint has the projection `dense` of a head, or may have the head without it.
+
+    `dense` is `None` if the family or the checkpoint has no projection. `is_needed` says that the widths of the model
+    and of the table differ, so that the head does not fit without it.
+
+    Raises:
+        CheckpointError: The projection is missing, and the configuration names a model with a head.
+    """
     if dense is not None:
         classes = _model_classes(model)  # a classifier may have a layer of the same name (ModernBERT)
         return not classes or _have_head(classes) or model.tensors.has(spec.bias)
@@ -118,6 +125,9 @@ def _check_shape(
 
     The width of a head behind a projection is checked when the projection is read. Rows that were computed from several
     tensors, or cut to those that count, are not checked.
+
+    Raises:
+        CheckpointError: The shape is another one.
     """
     tensors, config = model.tensors, model.config
     if key not in tensors.names:
@@ -183,7 +193,11 @@ def _untied_rows(model: CheckpointModel, spec: HeadSpec, key: str) -> Tensor | N
 
 
 def _counted_rows(model: CheckpointModel, spec: CountedRows, key: str, rows: Tensor, table_rows: int) -> Tensor:
-    """Return the rows of a head that count, without stored rows beyond the number in the configuration."""
+    """Return the rows of a head that count, without stored rows beyond the number in the configuration.
+
+    If rows are left out, they are also left out of `model.tensors`, and the head has no names: it cannot be written
+    back. Without that number, or if it is larger than the number of rows, all rows count.
+    """
     if model.config.get(spec.key) is None:
         return rows
     count = model.config.whole(spec.key, most=MOST_POSITIONS)

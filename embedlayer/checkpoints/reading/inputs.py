@@ -138,7 +138,13 @@ def read_final_norm(model: CheckpointModel, width: int) -> nn.Module | None:
 
 
 def attention_windows(model: CheckpointModel) -> dict[str, Any]:
-    """Return the arguments `layer_types` and `window` of `EmbeddingLayer`, as far as the configuration has them."""
+    """Return the arguments `layer_types` and `window` of `EmbeddingLayer`, as far as the configuration has them.
+
+    The result is empty for an encoder-decoder model, and if the number of blocks is not stated.
+
+    Raises:
+        CheckpointError: The number of blocks, the types or `sliding_window` have values that cannot be read.
+    """
     config = model.config
     if model.family.decoder_input is not None or stated_size(config.content, "num_hidden_layers") is None:
         return {}
@@ -235,7 +241,11 @@ def _feature_projection(model: CheckpointModel, spec: FeatureSpec, width: int) -
 
 
 def read_streams(model: CheckpointModel, width: int) -> PredictionStreams | None:
-    """Read the vectors of prediction streams (ProphetNet); `None` if no stack of the checkpoint has them."""
+    """Read the vectors of prediction streams (ProphetNet); `None` if no stack of the checkpoint has them.
+
+    Raises:
+        CheckpointError: The tensor of the vectors is missing or has another shape.
+    """
     decoder = model.family.decoder_input
     positions = model.family.position if decoder is None else decoder.position
     if not isinstance(positions, StreamPositions):
@@ -245,7 +255,11 @@ def read_streams(model: CheckpointModel, width: int) -> PredictionStreams | None
 
 
 def token_dropout(model: CheckpointModel) -> TokenDropout:
-    """Build the step `"token_dropout"`, for the mask token that the configuration states."""
+    """Build the step `"token_dropout"`, for the mask token that the configuration states.
+
+    Raises:
+        CheckpointError: `mask_token_id` is missing, or no whole number of at least 1.
+    """
     return TokenDropout(model.config.whole("mask_token_id", most=MOST_POSITIONS))
 
 
@@ -254,7 +268,11 @@ def read_decoder_input(
 ) -> tuple[DecoderInput, StackPositions]:
     """Read what the decoder of an encoder-decoder model has for itself, and the positions of its blocks.
 
-    Recipe and widths are the steps of the encoder, and the width of the vectors that each of them receives.
+    `model` has the configuration of the decoder. `recipe` and `widths` are the steps of the encoder, and the width of
+    the vectors that each of them receives; `width` is that of the model.
+
+    Raises:
+        CheckpointError: A tensor is missing or has another shape, or a key of the configuration is missing.
     """
     table = read_second_table(model, spec.table, spec.vocab_size)
     positions = StackPositions({})
@@ -281,7 +299,11 @@ def read_decoder_input(
 def read_per_layer(model: CheckpointModel, spec: PerLayerSpec, width: int) -> PerLayerInputs | None:
     """Read the table of per-layer inputs with its projection and norm.
 
-    The result is `None` for a checkpoint that lacks one of the tensors or stores one in quantised form.
+    The result is `None` for a checkpoint that lacks one of the tensors or stores one in quantised form, and for a
+    configuration in which their width is 0.
+
+    Raises:
+        CheckpointError: A tensor has another shape than the others or the configuration say.
     """
     config, tensors, checkpoint = model.config, model.tensors, model.tensors.checkpoint
     names = [next(iter(checkpoint.find(name)), None) for name in spec.names]

@@ -86,7 +86,7 @@ def read_layer_arguments(model: CheckpointModel, *, per_layer: bool = True, fina
     """Read the weights of the embedding layer into `model.tensors`, and return the arguments of `EmbeddingLayer`.
 
     The arguments contain new modules with initial weights, on torch's default device. The caller builds the layer from
-    them and then assigns the tensors to it.
+    them and then assigns the tensors to it. `per_layer` and `final_norm` are those of `load`.
 
     Raises:
         CheckpointError: A part of the layer is missing, is damaged, or is not implemented.
@@ -142,7 +142,10 @@ def read_layer_arguments(model: CheckpointModel, *, per_layer: bool = True, fina
 
 
 def _table_alone(model: CheckpointModel, rows: torch.Tensor) -> dict[str, Any]:
-    """Return the arguments of an `EmbeddingLayer` that has a table and nothing else."""
+    """Return the arguments of an `EmbeddingLayer` that has a table and nothing else; the table has no factor.
+
+    A note of `model.tensors` names other tables of the input, unless the caller named the table.
+    """
     table = new_table(model, rows, is_scaled=False)
     if not model.table_name:
         note_other_inputs(model)

@@ -53,7 +53,11 @@ class CheckpointModel:
         return [step for step in recipe if step not in left_out]
 
     def of_decoder(self) -> "CheckpointModel":
-        """Return the same model with the decoder's configuration, in a family whose stacks have their own."""
+        """Return the same model with the decoder's configuration; itself in a family whose stacks have no own ones.
+
+        Raises:
+            CheckpointError: The configuration of the decoder is missing.
+        """
         if not self.family.sub_configs:
             return self
         content = _stack_config(self.family, self.whole_config, "decoder", self.tensors.checkpoint.name)
@@ -66,7 +70,8 @@ def checkpoint_model(
     """Find the record of a checkpoint's family, and check the numbers of its configuration.
 
     `dtype` and `table_only` are those of `load`: with `table_only`, an unknown family is accepted, and the table is
-    found by its name, or is the tensor of this name.
+    found by its name, or is the tensor of this name. In the first case only `vocab_size` and `pad_token_id` are
+    checked, in the second no number is.
 
     Raises:
         CheckpointError: A size in the configuration is not a whole number in its range; the family computes something
@@ -95,7 +100,13 @@ def checkpoint_model(
 
 
 def _check_values(family: Family, config: Configuration, family_name: str) -> None:
-    """Check the sizes of a configuration, and that the family computes nothing else for one of its values."""
+    """Check the sizes of a configuration, and that the family computes nothing else for one of its values.
+
+    Sizes that are missing or null are not checked.
+
+    Raises:
+        CheckpointError: A size is no whole number in its range, or a value is not supported.
+    """
     for key in (*SIZE_KEYS, *(() if family.position is None else HEAD_WIDTH_KEYS)):
         if config.get(key) is not None:
             config.whole(key)
@@ -109,6 +120,9 @@ def _check_values(family: Family, config: Configuration, family_name: str) -> No
 
 def _family(tensors: CheckpointTensors, config: JsonObject, *, table_only: bool) -> Family:
     """Return the record of a checkpoint's family; `UNKNOWN` for an unknown one of which only the table is read.
+
+    Inside a multimodal model, it is the record as that model uses it. If only the table is read, a note of `tensors`
+    says so.
 
     Raises:
         CheckpointError: The family is unknown, or the configuration states two values of `tie_word_embeddings`.
@@ -173,7 +187,13 @@ def _with_stored_stacks(family: Family, stacks: set[str]) -> Family:
 
 
 def _stack_config(family: Family, whole: JsonObject, stack: Literal["encoder", "decoder"], name: str) -> JsonObject:
-    """Return the configuration of one stack, in a family whose configuration `whole` has one for each."""
+    """Return the configuration of one stack, in a family whose configuration `whole` has one for each.
+
+    Keys that the stack's own configuration lacks are those of `whole`; so is `tie_word_embeddings` if `whole` has it.
+
+    Raises:
+        CheckpointError: The stack has no configuration; `name` is that of the checkpoint in the message.
+    """
     key = family.sub_configs[0 if stack == "encoder" else 1]
     own = whole.get(key)
     if not isinstance(own, dict):

@@ -82,7 +82,11 @@ def read_positions(
 
 
 def _chosen(model: CheckpointModel, spec: PositionSpec | None) -> PositionSpec | None:
-    """Return the scheme that the configuration and the tensors of a checkpoint select among those of a record."""
+    """Return the scheme that the configuration and the tensors of a checkpoint select among those of a record.
+
+    Raises:
+        CheckpointError: The configuration selects a scheme that is not known.
+    """
     tensors = model.tensors
     if isinstance(spec, PositionChoice):
         value = model.config.get(spec.key, spec.choices[0][0] if spec.otherwise == "refused" else None)
@@ -137,7 +141,10 @@ def _sinusoidal(model: CheckpointModel, spec: SinusoidalPositions, width: int) -
 
 
 def _rotary(model: CheckpointModel) -> StackPositions:
-    """Read rotary positions, which may differ between blocks."""
+    """Read rotary positions, which may differ between blocks.
+
+    If the configuration states neither the number of blocks nor their types, all blocks have one scheme.
+    """
     config = model.config.content
     facts = rotary_facts(config.get("model_type"))
     base = None if facts is None else facts.base
@@ -202,7 +209,11 @@ def _first_position(model: CheckpointModel) -> int:
 
 
 def first_position_id(model: CheckpointModel) -> int:
-    """Return the position ID that transformers gives the first token."""
+    """Return the position ID that transformers gives the first token: 0, unless the family counts from a later one.
+
+    Raises:
+        CheckpointError: The family counts from behind the padding ID, which the configuration does not state.
+    """
     family, spec = model.family, model.family.position
     learned = spec if isinstance(spec, LearnedPositions) else None
     if family.numbering != "ids" and (learned is None or not learned.ids_include_offset):

@@ -69,7 +69,10 @@ def new_table(model: CheckpointModel, rows: Tensor, *, is_scaled: bool = True) -
 def read_second_table(model: CheckpointModel, names: Names, key: str) -> TokenTable | None:
     """Read the token table of the decoder of an encoder-decoder model; `None` if the encoder's is read at both inputs.
 
-    `key` is the configuration key of its number of rows.
+    `names` are those of its tensor, and `key` is the configuration key of its number of rows.
+
+    Raises:
+        CheckpointError: The table is quantised, or its sizes are not those of the configuration.
     """
     tensors = model.tensors
     name = next((each for each in tensors.matrices(names) if each not in tensors.names["table.weight"]), None)
@@ -136,8 +139,8 @@ def _candidates(model: CheckpointModel) -> list[str]:
 def _only_table(model: CheckpointModel, candidates: list[str]) -> list[str]:
     """Return the names of the token table: the preferred one and its equal copies.
 
-    Candidates with fewer rows than the configuration's `vocab_size` are no token tables, nor are those of a numbered
-    block if there are others.
+    Candidates with fewer rows than the configuration's `vocab_size` are no token tables, unless all have fewer, nor are
+    those of a numbered block if there are others.
 
     Raises:
         CheckpointError: Several candidates with the same end of their names differ.
@@ -204,6 +207,9 @@ def _check_sizes(
 
     A size that is not stated is not checked, nor is a `vocab_size` of `None`, for rows that `_fold` computed. `key` is
     the configuration key of the number of rows.
+
+    Raises:
+        CheckpointError: A size is another one.
     """
     config, extra, source = model.config, model.family.extra_rows, model.tensors.checkpoint.name
     rows = config.get(key)
@@ -242,7 +248,10 @@ def check_rows(model: CheckpointModel, key: str, config_keys: Names, *, more: in
 
 
 def padding_row(model: CheckpointModel, rows: Tensor) -> int | None:
-    """Return the padding token if its row is zero; else `None`: a row that was trained can be trained again."""
+    """Return the padding token if its row is zero; else `None`: a row that was trained can be trained again.
+
+    The result is also `None` if there is no padding token, or no row for it.
+    """
     pad, gguf = model.padding_id, model.tensors.checkpoint.gguf
     if pad is None or not 0 <= pad < rows.shape[0]:
         return None

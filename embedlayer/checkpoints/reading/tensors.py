@@ -107,7 +107,11 @@ class CheckpointTensors:
         """Read a tensor by its full name, and store it in `by_key` and a line about it in `read_tensors`.
 
         `names[key]` becomes `(name, *aliases)`; the aliases are equal copies in the checkpoint. For a table that a GGUF
-        file stores in blocks, the result is an empty tensor on the meta device.
+        file stores in blocks, the result is a tensor without numbers, on the meta device.
+
+        Raises:
+            CheckpointError: There is no such tensor, or it is damaged or stored in quantised form.
+            FileError: Its file cannot be read.
         """
         info = self.checkpoint.info(name)
         self.refuse_quantised(key, (name,), name)
@@ -150,7 +154,8 @@ class CheckpointTensors:
         """Raise a `CheckpointError` if weights are stored in quantised form: numbers without scales are no weights.
 
         `key` is that of the tensor in the `state_dict` of the layer. `stored_name` is the full name of the tensor that
-        would be read; empty if no tensor has one of `names`.
+        would be read; empty if no tensor has one of `names`. A tensor of integers without scales is accepted if the
+        caller requested a dtype and the configuration states no quantisation.
         """
         what = key.partition(".")[0]
         parts = quantised_parts(self.checkpoint, names)

@@ -58,7 +58,8 @@ def _metadata(path: Path, count: int, errors: DecodeErrors) -> tuple[list[str], 
     a file with one column does not.
 
     Raises:
-        CheckpointError: The number of labels is not `count`, or a line has another number of columns.
+        CheckpointError: The number of labels is not `count`, a line has another number of columns, or a label is not
+            UTF-8 and `errors` is `"strict"`.
         FileError: The file cannot be read.
     """
     decoder = TokenDecoder(path, errors, "line")
@@ -85,7 +86,12 @@ def _metadata(path: Path, count: int, errors: DecodeErrors) -> tuple[list[str], 
 
 
 def write_projector(path: Path, tokens: Sequence[str], blocks: Iterator[Row]) -> None:
-    """Write the three files into the folder of `path`; none is replaced before all are complete."""
+    """Write the three files into the folder of `path`, created if missing; none is replaced before all are complete.
+
+    Raises:
+        FileError: A file cannot be written.
+        CheckpointError: A token cannot be encoded in UTF-8.
+    """
     labels = [re.sub(r"[\\\t\n\r]", lambda character: _ESCAPES[character[0]], token) for token in tokens]
     metadata = "".join(f"{streams.check_utf8(label, row)}\n" for row, label in enumerate(labels))
     fields = {"tensor_name": "table", "tensor_path": TENSORS, "metadata_path": METADATA}

@@ -111,7 +111,11 @@ def reading(path: Path) -> Iterator[BufferedIOBase]:
 def writing(path: Path) -> Iterator[BufferedIOBase]:
     """Open a file for writing in a `with` block; a file with the suffix `.gz` is compressed.
 
-    The file is replaced atomically at the end of the block. If the block fails, the old file stays.
+    The file is replaced atomically at the end of the block. If the block fails, the old file stays. A device or a pipe
+    is not replaced, but written to.
+
+    Raises:
+        FileError: The file cannot be written.
     """
     with replace_file(path) as partial, partial.open("wb") as file:
         if path.suffix != ".gz":

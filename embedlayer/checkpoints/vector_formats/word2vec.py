@@ -94,7 +94,13 @@ def is_text(path: Path) -> bool:
 
 
 def _check_text(path: Path, file: BufferedIOBase) -> int:
-    """Check the first bytes of a file of text, and return its start: behind a byte-order mark if there is one."""
+    """Check the first bytes of a file of text, and return its start: behind a byte-order mark if there is one.
+
+    The place in `file` is then behind the bytes that were read.
+
+    Raises:
+        CheckpointError: It is a pickle, or its lines end in carriage returns alone.
+    """
     start = file.read(FIRST_BYTES)
     if start.startswith(PICKLE):
         raise pickle_error(path)
@@ -111,6 +117,9 @@ def _collected(path: Path, blocks: Iterator[_Block], errors: DecodeErrors, place
     """Collect the rows of a file, the first of each token. Memory grows with the bytes read, whatever a header states.
 
     `place` is what the numbers in `blocks` count: `"line"` or `"row"`.
+
+    Raises:
+        CheckpointError: There are no rows; or a token is not UTF-8, and `errors` is `"strict"`.
     """
     first: dict[str, None] = {}
     decoder = TokenDecoder(path, errors, place)
@@ -148,7 +157,11 @@ def _header(line: bytes) -> tuple[int, int] | None:
 
 
 def _checked_header(path: Path, line: bytes) -> tuple[int, int]:
-    """Return `(V, D)`, the numbers of rows and columns, from the first line of a file in a format with a header."""
+    """Return `(V, D)`, the numbers of rows and columns, from the first line of a file in a format with a header.
+
+    Raises:
+        CheckpointError: The line is no header, or D is 0 or more than `MOST_COLUMNS`.
+    """
     sizes = _header(line)
     if sizes is None:
         raise CheckpointError(
@@ -192,7 +205,11 @@ def _text_rows(path: Path, file: BufferedIOBase, *, has_header: bool) -> Iterato
 def _width_of(path: Path, line: bytes) -> int:
     """Return the number of columns of a file without a header, from its first line.
 
-    It is the number of fields at the end of the line that are numbers; the fields before them are the token.
+    It is the number of fields at the end of the line that are numbers, without the first field, which is always of the
+    token; the fields before them are the token.
+
+    Raises:
+        CheckpointError: The line does not end in a number behind a token.
     """
     fields = line.split()
     width = 0
@@ -204,7 +221,12 @@ def _width_of(path: Path, line: bytes) -> int:
 
 
 def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[_Block]:
-    """Yield the rows of a file in word2vec's binary format, as many at a time as one read completes."""
+    """Yield the rows of a file in word2vec's binary format, as many at a time as one read completes.
+
+    Raises:
+        CheckpointError: The file is of another format, a token is empty or does not end, or the file has more or fewer
+            rows than its header states.
+    """
     header = file.readline(LONGEST_TOKEN)
     if header.startswith(FASTTEXT):
         raise CheckpointError(
@@ -251,7 +273,11 @@ def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[_Block]:
 
 
 def _check_tokens(tokens: Sequence[str]) -> None:
-    """Check that the formats of word2vec, GloVe and fastText can represent all tokens."""
+    """Check that the formats of word2vec, GloVe and fastText can represent all tokens.
+
+    Raises:
+        CheckpointError: A token is empty, duplicate, has white space or cannot be encoded in UTF-8.
+    """
     seen: dict[str, int] = {}
     for row, token in enumerate(tokens):
         if not token or _SPACES.search(token):
