@@ -64,7 +64,7 @@ TYPES = {
     torch.int64: "=i8",
     torch.uint64: "=u8",
 }
-"""NumPy's names of dtypes."""
+"""NumPy's type strings of dtypes; uint16 for bfloat16, which NumPy lacks."""
 
 NUMBA_IS_INSTALLED = sys.modules.get("numba", find_spec) is not None and find_spec("numba") is not None
 """Whether numba is installed; the check would end a graph of `torch.compile`."""
@@ -197,7 +197,7 @@ class Kernel:
         return True
 
     def _compiled_for(self, arrays: list[Any]) -> Callable[..., None] | None:
-        """Return the function after compiling it for these types, or `None` if that failed now or earlier."""
+        """Return the function after compiling it for these types; `None` once any kernel of this process has failed."""
         if _failure.reason is not None:
             return None
         types = tuple((each.dtype, each.ndim) if isinstance(each, np.ndarray) else type(each) for each in arrays)
@@ -274,7 +274,9 @@ def kernels_disabled() -> Iterator[None]:
 
 
 def _is_ordinary(x: Tensor | None) -> bool:
-    """Return whether `x` is `None` or a tensor whose numbers NumPy can read: of no subclass, on the CPU, strided."""
+    """Return whether `x` is `None`, or a plain tensor or parameter that CPU kernels take: on the CPU, strided, and of
+    `FLOATS`, integers or booleans.
+    """
     if x is None:
         return True
     plain = type(x) in (Tensor, nn.Parameter) and device_kind(x) == "cpu" and x.layout is torch.strided
@@ -328,6 +330,8 @@ def _require_numba() -> type[Exception]:
 
 def _divide(work: Work, items: int, block: int) -> None:
     """Call `work(start, stop)` for consecutive blocks that cover `0 .. items - 1`, in several threads.
+
+    With one thread or one block it is called once, for all items.
 
     Args:
         work: Function that releases the global interpreter lock.

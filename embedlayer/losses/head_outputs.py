@@ -49,7 +49,7 @@ class HeadOutputs:
             target, `(...)`.
 
         Raises:
-            ShapeError: `hidden` has another width than the rows.
+            ShapeError: `hidden` has another width than the rows, or the targets another shape.
             SizeError: An option is unknown or outside its range, or two options exclude each other.
             TokenIdError: A target is neither a token nor `ignore_index`; on CUDA where the call waits, else later.
         """

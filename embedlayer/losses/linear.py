@@ -135,7 +135,7 @@ def cross_entropy_of(
         A scalar, or `(...)` with `reduction="none"`.
 
     Raises:
-        TokenIdError: A target is neither a token nor `ignore_index`.
+        TokenIdError: A target is neither a token nor `ignore_index`; on CUDA where the call waits, else later.
         ShapeError: Targets and hidden states do not fit each other.
         SizeError: Two options exclude each other. Of sharded rows, a `torch.func` transform is active.
     """
