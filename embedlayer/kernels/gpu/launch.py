@@ -41,7 +41,8 @@ class Variant:
 
     Attributes:
         constants: Arguments that are constants in this form: flags, and `None` for tensors that are left out.
-        registers: Largest number of registers of a thread that the compiled form may use.
+        registers: Largest number of registers of a thread that the compiled form may use with 4 warps; with more warps
+            it is proportionally smaller.
     """
 
     constants: Mapping[str, Any]
