@@ -165,8 +165,9 @@ class Kernel:
     def applies_in_graph(self, x: Tensor) -> bool:
         """Return whether a graph that is being traced should compute with `x` by an operator that runs this kernel.
 
-        It is decided when `torch.compile` traces the graph: numba is installed, and no kernel has failed. Inductor's
-        own code is faster than the torch operators to which a custom operator falls back.
+        It is decided when `torch.compile` traces the graph: numba is installed, no kernel has failed, and `x` is on the
+        CPU in one of `FLOATS`. Inductor's own code is faster than the torch operators to which a custom operator falls
+        back.
         """
         return (
             torch.compiler.is_compiling()
@@ -226,7 +227,7 @@ def operator(schema: str, *, mutates: tuple[str, ...] = ()) -> Callable[[Callabl
     graph is traced, the operator is called.
 
     The function returns tensors, or `None` if no kernel could be compiled; of an operator without results it returns
-    whether one could. A call of the operator fails where none can.
+    whether one could. A call of the operator raises a `RuntimeError` where none can.
 
     Args:
         schema: Arguments and results of the operator.

@@ -48,7 +48,8 @@ class CheckedIds(NamedTuple):
     """Hold token IDs that were checked, with the tokens that count.
 
     Attributes:
-        ids: The IDs, int64; 0, or `other` of `counted_targets`, for tokens that do not count.
+        ids: The IDs, int64; 0, or `other` of `counted_targets`, for tokens that do not count. Bad IDs of `checked_ids`
+            are clamped.
         tokens: The tokens that count; those with a bad ID do not.
         is_bad: Mask of the tokens with a bad ID, in the shape of the tokens; `None` if there is none.
         factors: Factor of each loss, float32, in the shape of the tokens, if a kernel computed it.
@@ -93,8 +94,8 @@ def counted_tokens(mask: Tensor, *, drop: bool) -> CountedTokens:
 def checked_ids(ids: Tensor, mask: Tensor | None, vocab_size: int, *, drop: bool, several: bool = False) -> CheckedIds:
     """Check that the IDs of the tokens that count are tokens of the vocabulary.
 
-    Under `torch.func` transforms and in `torch.export` other IDs are clamped to the first or last token. On an
-    accelerator that the host does not wait for they are clamped too, recorded, and marked in `is_bad`.
+    Under `torch.func` transforms, in `torch.export` and on the meta device other IDs are clamped to the first or last
+    token. On an accelerator that the host does not wait for they are clamped too, recorded, and marked in `is_bad`.
 
     Args:
         ids: Token IDs, `(...)`, or with `several` K for each token, `(..., K)`.

@@ -42,7 +42,8 @@ def segments_of_equal_ids(
         rows: Distinct IDs in ascending order; memory for N.
         order: Places of the IDs, sorted by ID and then by place; memory for N.
         offsets: Start of each ID's places in `order`, and the end of the last; memory for N + 1.
-        found: Number of distinct IDs, or -1 where an ID is negative; and number of places.
+        found: Number of distinct IDs, or -1 where an ID is negative, as the other results then are invalid; and number
+            of places.
     """
     if stop <= start:
         return
@@ -158,7 +159,7 @@ def two_nodes(count: int, nodes: Any, weights: Any, centre: float, places: Any) 
 
     Args:
         count: Number of terms.
-        nodes: Nodes of the sum.
+        nodes: Nodes of the sum, that of the first skipped step first.
         weights: Its weights.
         centre: Value of s at which the rule is exact.
         places: Memory for `count` numbers.
