@@ -208,7 +208,8 @@ def softmax_gradient(
     """Replace the logits of a block by gradients, and return whether a kernel could be compiled.
 
     They are `e f₀ (f₁ + f₂ x) + e² f₃ + f₄` for `x = z - top` and `e = exp(x)`, plus the gradients of requests. Here z
-    are the logits with bias, on CUDA finished; there the results are times the derivative of the finishing.
+    is a logit with its bias. On CUDA it is the finished logit, and the result is multiplied by the derivative of the
+    finishing.
 
     Args:
         z: Logits as stored, `(R, C)`; overwritten.

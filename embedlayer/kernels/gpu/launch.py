@@ -108,7 +108,7 @@ class Launch:
     def bytes(self, arguments: Arguments) -> int:
         """Return how many bytes a launch reads and writes, by `reads`, `writes` and `gathered`.
 
-        A tensor counts as often as these name it: one that is overwritten twice.
+        A tensor counts as often as these name it, so one that is overwritten counts twice.
         """
         whole = [arguments[name] for name in (*self.reads, *self.writes)]
         parts = [(arguments[name], arguments[count]) for name, count in self.gathered.items()]
