@@ -167,8 +167,9 @@ def fsdp_parameters(module: nn.Module, parts: Iterable[nn.Module] = ()) -> dict[
     """Reshard a module, and return the parameters that FSDP2 shards in it, by the `id` of the parameter.
 
     After `fully_shard` a module has sharded or gathered parameters, depending on its last call. Afterwards all are the
-    sharded ones, which have the optimizer's state. The values of no parameter change. The result has the parameters of
-    the submodules `parts`, if FSDP shards them; it is empty if it shards none.
+    sharded ones, which have the optimizer's state. The values of no parameter change. The result is empty if FSDP
+    shards none. `parts` are the submodules whose parameters the caller needs: FSDP must shard them in `module`, or not
+    at all.
 
     Raises:
         SizeError: FSDP shards a parameter of `parts` in a module that contains `module`, or the FSDP of this torch has

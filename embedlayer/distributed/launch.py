@@ -46,7 +46,8 @@ def launched_processes(device: str, timeout_seconds: float) -> Iterator[Launch]:
     """Initialise the default process group from torchrun's environment variables, and destroy it after the block.
 
     Without torchrun, the block gets the single process, and nothing is initialised. `device` is `"cpu"`, or `"cuda"`
-    for the GPU with the local rank of the process. The time-out is that of collective operations.
+    for the GPU with the local rank of the process. The time-out is that of collective operations. On a GPU the group is
+    not destroyed after an error, as NCCL would wait for the other processes.
 
     Raises:
         PeerError: Another process hangs or has ended.
@@ -127,7 +128,8 @@ def attempt_store(store: Store, rank: int, size: int, timeout: timedelta) -> Sto
 def launcher_id() -> str:
     """Return a text that identifies the torchrun process that started this one; it is the same after each restart.
 
-    It contains the host name, and torchrun's process number, run ID and start time. Without torchrun it is random.
+    It contains the host name, and torchrun's process number, run ID and, on Linux, start time. Without torchrun it is
+    the host name and a random number.
     """
     host = socket.gethostname()
     if "TORCHELASTIC_RUN_ID" not in os.environ:

@@ -165,7 +165,10 @@ class ShardedTable(TokenTable, checks_ids=True):
 
     @property
     def weight(self) -> Tensor:
-        """Return this rank's rows: of a factorised table the inner rows, of a quantised table the packed ones."""
+        """Return this rank's rows: of a factorised table the inner rows.
+
+        A quantised table, whose packed rows are no parameter, has no `weight`: an `AttributeError`.
+        """
         return self.local.get_parameter(next(iter(ROW_TENSORS[type(self.local)])))
 
     @property
@@ -249,7 +252,7 @@ class ShardedTable(TokenTable, checks_ids=True):
 
         Raises:
             ShapeError: The rows were replaced by others, as `fully_shard` does.
-            TokenIdError: On the CPU, an ID is outside the table.
+            TokenIdError: On the CPU, an ID is outside the table; see `LookupTable.look_up` for accelerators.
         """
         self._check_rows()
         group = self.collectives

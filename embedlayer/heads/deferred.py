@@ -413,7 +413,8 @@ def _cross_entropy(
 ) -> Tensor | None:
     """Return `F.cross_entropy` of unread logits `(N, V)` or `(V,)` and token IDs, from the hidden states.
 
-    The result is `None` for class probabilities, class weights, deprecated arguments and targets that do not fit.
+    The result is `None` for class probabilities, class weights, deprecated arguments, arguments that torch refuses, and
+    targets that do not fit or are empty.
     """
     is_known = type(target) in PLAIN_TYPES and target.dtype == torch.int64 and target.device == logits.device
     is_known = is_known and logits.dim() in (1, 2) and target.shape == logits.shape[:-1] and target.numel() > 0
@@ -433,7 +434,8 @@ def _cross_entropy(
 def _rearranged(func: Function, logits: DeferredLogits, args: Args, kwargs: Kwargs) -> DeferredLogits | None:
     """Return the result of a function that keeps the order of all numbers, if the vocabulary stays the last dimension.
 
-    The function is called on the meta device, so shape, strides and errors are those of torch.
+    Otherwise, and if the dtype would change, the result is `None`. The function is called on the meta device, so shape,
+    strides and errors are those of torch.
     """
     others = [each.like if isinstance(each, DeferredLogits) else each for each in args[1:]]
     like = func(logits.like, *others, **kwargs)
@@ -485,7 +487,10 @@ def _cast(func: Function, logits: DeferredLogits, args: Args, kwargs: Kwargs) ->
 
 
 def _number(value: Any) -> float | None:
-    """Return a factor as a number, or `None`: a tensor counts if it has one number on the CPU and no gradient."""
+    """Return a finite factor as a number; `None` for a boolean, an infinite one or NaN, and for other objects.
+
+    A scalar tensor of floats counts as a number if it is on the CPU and has no gradient.
+    """
     if isinstance(value, Tensor):
         is_known = type(value) in PLAIN_TYPES and value.dim() == 0 and device_kind(value) == "cpu"
         value = value.item() if is_known and not value.requires_grad and value.is_floating_point() else None

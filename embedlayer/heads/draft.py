@@ -101,7 +101,10 @@ class DraftHead(ComputedBuffers):
         self.recompute_buffers(self._device())
 
     def buffer_values(self) -> dict[str, Tensor]:
-        """Return the maps between token IDs and draft IDs: `token_tensor` `(N,)`, and `draft_tensor` `(V,)`."""
+        """Return the maps between token IDs and draft IDs: `token_tensor` `(N,)`, and `draft_tensor` `(V,)`.
+
+        `draft_tensor` is -1 for tokens outside the draft vocabulary.
+        """
         tokens = torch.tensor(self.token_ids)
         drafts = torch.full((self.vocab_size,), -1).index_copy(0, tokens, torch.arange(len(tokens)))
         return {"token_tensor": tokens, "draft_tensor": drafts}
@@ -438,7 +441,10 @@ class DraftHead(ComputedBuffers):
         return None if isinstance(self.head, TokenTable) else _output(self.head).model_options
 
     def _draft_options(self, options: LogitOptions) -> LogitOptions:
-        """Return a copy of logit options in terms of draft IDs: the bias, and the padding token."""
+        """Return a copy of logit options in terms of draft IDs: the bias of its tokens, and the padding token.
+
+        A padding token outside the draft vocabulary becomes `None`.
+        """
         changed = options.copy()
         bias, padding_idx = options.get("bias"), options.get("padding_idx")
         if bias is not None:

@@ -149,8 +149,8 @@ class HeadTensors(NamedTuple):
 class LogitSource:
     """The inputs from which deferred logits are computed: hidden states, tensors of the head, and the state of torch.
 
-    All tensors are detached aliases of the model's, so that gradients can be computed from them at any time without
-    running hooks of the model's parameters.
+    All tensors are detached aliases of the model's, the leaves of a graph of their own, so that gradients can be
+    computed from them at any time without running hooks of the model's parameters.
 
     A change of weights is noticed by torch's version counters, and by samples of the weights: PEFT writes a merged
     adapter through `.data`, and FSDP2 preserves the counters when it gathers weights.

@@ -428,7 +428,8 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
     def _dense_rows(self, table: TokenTable | None) -> AdaptedTable | None:
         """Return the module that has the dense weight of the head, with PEFT's adapters of its rows.
 
-        The result is `None` for a head with a scale, a soft cap or a padding token, and for other kinds of rows.
+        The result is `None` for a head with a scale, a soft cap or a padding token, for one whose `table` is not `None`
+        and has no adapters, and for other kinds of rows.
         """
         rows = table.adapted_table() if isinstance(table, AdaptedRows) else AdaptedTable(self)
         is_dense = table is None or (isinstance(table, AdaptedRows) and type(rows.table) is TokenEmbedding)

@@ -97,7 +97,11 @@ def resolve_table(module: nn.Module, name: str) -> AdaptedTable:
 
 
 def _active_adapters(wrapper: Any, name: str) -> Iterator[Adapter]:
-    """Yield the active adapters of one PEFT module that wraps a table."""
+    """Yield the active adapters of one PEFT module that wraps a table.
+
+    Raises:
+        CheckpointError: A tied head cannot read an adapter of this kind.
+    """
     low_rank, replaced = (hasattr(wrapper, kind) for kind in ("lora_embedding_A", "trainable_tokens_delta"))
     if not low_rank and not replaced:
         raise CheckpointError(
@@ -229,7 +233,10 @@ class AdaptedRows(TokenTable, checks_ids=True):
     def raw_logits(
         self, hidden: Float[Tensor, "*batch D"], start: int = 0, stop: int | None = None
     ) -> Float[Tensor, "*batch N"]:
-        """Compute `hidden @ rows(start, stop).T` without computing the adapted rows."""
+        """Compute `hidden @ rows(start, stop).T` without computing the adapted rows; without `stop`, up to row V - 1.
+
+        Neither the padding row nor its adapters get a gradient.
+        """
         stop = self.vocab_size if stop is None else stop
         products = self.table.raw_logits(hidden, start, stop)
         for adapter in self.adapted_table().adapters:

@@ -357,7 +357,10 @@ class NgramHash(Pretrained, ComputedBuffers):
             )
 
     def _fault_of(self, token_map: Tensor | None) -> str | None:
-        """Return what is wrong with the compressed IDs of a token map; `None` if nothing is, or on the meta device."""
+        """Return what is wrong with the compressed IDs of a token map; `None` if nothing is.
+
+        A map that is `None`, empty or on the meta device is not checked.
+        """
         if token_map is None or token_map.is_meta or token_map.numel() == 0:
             return None
         smallest, largest = map(int, torch.aminmax(token_map))
@@ -369,7 +372,11 @@ class NgramHash(Pretrained, ComputedBuffers):
         )
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
-        """Load as torch does, after a check of the token map."""
+        """Load as torch does, after a check of the token map.
+
+        Raises:
+            CheckpointError: A compressed ID in the saved token map is outside `0..compressed_size - 1`.
+        """
         if self.token_map is not None and (fault := self._fault_of(state_dict.get(f"{prefix}token_map"))) is not None:
             raise CheckpointError(
                 f"{prefix}{fault} The weights and the configuration of the n-gram hash do not belong together, or one "

@@ -385,7 +385,8 @@ def sequence_of(
 
     Raises:
         SizeError: Both or neither of `ids` and `inputs_embeds` are passed.
-        ShapeError: `ids` are a single number, or `inputs_embeds` have another width than the table.
+        ShapeError: `ids` are a single number or cannot be converted (see `as_ids`), or `inputs_embeds` have another
+            width than the table.
     """
     if (ids is None) == (inputs_embeds is None):
         raise SizeError("Give token IDs or inputs_embeds, exactly one of them.")

@@ -289,7 +289,8 @@ class _GatherScaleAddDrop(torch.autograd.Function):
 def _fits(shape: tuple[int, ...], addend: Tensor | None) -> bool:
     """Return whether vectors `(B, T, D)` or `(T, D)` of this shape can take `addend` in one pass.
 
-    This is so if one vector is added for each token, or for each position of all sequences.
+    This is so if one vector is added for each token, for each position of all sequences, or none (`None`). Vectors of
+    another number of dimensions cannot.
     """
     if len(shape) not in (2, 3):
         return False

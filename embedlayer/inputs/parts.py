@@ -247,8 +247,9 @@ class FeatureProjection(nn.Linear, Pretrained):
 class TokenDropout(Pretrained):
     """Set the vectors of the mask token to zero, and rescale the others by the share of mask tokens (ESM).
 
-    `out = x * (1 - expected) / (1 - found)`, where `found` is the share of mask tokens among the tokens of a sequence
-    that the attention mask keeps. `expected = 0.15 * 0.8` is that share in ESM's training.
+    `out = x * (1 - expected) / (1 - found)`, where `found` is the number of mask tokens of a sequence divided by the
+    number of its tokens that the attention mask keeps. `expected = 0.15 * 0.8` is that share in ESM's training. The
+    result for a sequence of mask tokens only is NaN.
 
     Args:
         mask_token_id: ID of the mask token.

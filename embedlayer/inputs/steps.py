@@ -136,7 +136,10 @@ def trace_steps(
 
 
 def _run(step: EmbeddingStep, x: Tensor | None, batch: TokenBatch) -> Tensor:
-    """Return the vectors after one step."""
+    """Return the vectors after one step.
+
+    `x` has the vectors before it, and is `None` before the look-up; given vectors, the look-up returns them unchanged.
+    """
     name, module = step
     if x is None:
         x = module(batch.ids)

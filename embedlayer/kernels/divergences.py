@@ -43,7 +43,8 @@ def pair_statistics(s: Tensor, t: Tensor, s_bias: Tensor | None, t_bias: Tensor 
 
     Returns:
         `(P, 7, C)`: maximum, log of the sum of exponentials, and that sum, of student and teacher; mean of t - s under
-        the teacher's softmax for `FORWARD`, of s - t under the student's for `REVERSE`.
+        the teacher's softmax for `FORWARD`, of s - t under the student's for `REVERSE`, no number for
+        `JENSEN_SHANNON`. `None` if the CPU kernel could not be compiled.
     """
     rows, tokens = s.shape
     totals = s.new_empty(1 if device_kind(s) == "cuda" else -(-rows // PART), 7, tokens, dtype=sum_dtype(s))
@@ -69,11 +70,12 @@ def mixture_divergences(
         t: Logits of the teacher.
         s_bias: Bias of the student.
         t_bias: Bias of the teacher.
-        levels: Maximum, and log of the sum of exponentials, of student and teacher, `(4, C)`.
+        levels: Maximum, and log of the sum of exponentials, of student and teacher over all rows, `(4, C)`.
         beta: Weight of the teacher in the mixture m.
 
     Returns:
-        `(P, 2, C)`: sum of q (log q - log m), and sum of p (log p - log m).
+        `(P, 2, C)`: sum of q (log q - log m), and sum of p (log p - log m), for the softmaxes q of the student and p of
+        the teacher. `None` if the CPU kernel could not be compiled.
     """
     rows, tokens = s.shape
     if device_kind(s) == "cuda":

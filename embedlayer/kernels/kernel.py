@@ -64,7 +64,7 @@ TYPES = {
     torch.int64: "=i8",
     torch.uint64: "=u8",
 }
-"""NumPy's names of dtypes."""
+"""NumPy's type strings of dtypes; uint16 for bfloat16, which NumPy lacks."""
 
 NUMBA_IS_INSTALLED = sys.modules.get("numba", find_spec) is not None and find_spec("numba") is not None
 """Whether numba is installed; the check would end a graph of `torch.compile`."""
@@ -165,8 +165,9 @@ class Kernel:
     def applies_in_graph(self, x: Tensor) -> bool:
         """Return whether a graph that is being traced should compute with `x` by an operator that runs this kernel.
 
-        It is decided when `torch.compile` traces the graph: numba is installed, and no kernel has failed. Inductor's
-        own code is faster than the torch operators to which a custom operator falls back.
+        It is decided when `torch.compile` traces the graph: numba is installed, no kernel has failed, and `x` is on the
+        CPU in one of `FLOATS`. Inductor's own code is faster than the torch operators to which a custom operator falls
+        back.
         """
         return (
             torch.compiler.is_compiling()
@@ -197,7 +198,7 @@ class Kernel:
         return True
 
     def _compiled_for(self, arrays: list[Any]) -> Callable[..., None] | None:
-        """Return the function after compiling it for these types, or `None` if that failed now or earlier."""
+        """Return the function after compiling it for these types; `None` once any kernel of this process has failed."""
         if _failure.reason is not None:
             return None
         types = tuple((each.dtype, each.ndim) if isinstance(each, np.ndarray) else type(each) for each in arrays)
@@ -226,7 +227,7 @@ def operator(schema: str, *, mutates: tuple[str, ...] = ()) -> Callable[[Callabl
     graph is traced, the operator is called.
 
     The function returns tensors, or `None` if no kernel could be compiled; of an operator without results it returns
-    whether one could. A call of the operator fails where none can.
+    whether one could. A call of the operator raises a `RuntimeError` where none can.
 
     Args:
         schema: Arguments and results of the operator.
@@ -274,7 +275,9 @@ def kernels_disabled() -> Iterator[None]:
 
 
 def _is_ordinary(x: Tensor | None) -> bool:
-    """Return whether `x` is `None` or a tensor whose numbers NumPy can read: of no subclass, on the CPU, strided."""
+    """Return whether `x` is `None`, or a plain tensor or parameter that CPU kernels take: on the CPU, strided, and of
+    `FLOATS`, integers or booleans.
+    """
     if x is None:
         return True
     plain = type(x) in (Tensor, nn.Parameter) and device_kind(x) == "cpu" and x.layout is torch.strided
@@ -328,6 +331,8 @@ def _require_numba() -> type[Exception]:
 
 def _divide(work: Work, items: int, block: int) -> None:
     """Call `work(start, stop)` for consecutive blocks that cover `0 .. items - 1`, in several threads.
+
+    With one thread or one block it is called once, for all items.
 
     Args:
         work: Function that releases the global interpreter lock.

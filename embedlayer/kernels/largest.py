@@ -59,7 +59,8 @@ def update_largest(
         part_keys: As `lane_keys`.
         thresholds: On the CPU, the smallest of the K logits, `(C,)`; -inf while there are fewer.
         values: The logits, largest first, `(C, K)`; of equal ones that with the lowest ID is first. NaN is largest.
-        ids: Their IDs, `(C, K)`; -inf and `NO_ID` while there are fewer.
+            While there are fewer than K, the last are -inf.
+        ids: Their IDs, `(C, K)`; `NO_ID` for the last while there are fewer.
         *finishing: See `Finishing`; only on CUDA.
     """
     tokens, count = values.shape
@@ -103,7 +104,10 @@ def _candidates(block: dict[str, Any], first_id: int, keys: tuple[Tensor, Tensor
 
 
 def _merge(found: Tensor, values: Tensor, ids: Tensor, seen: int) -> None:
-    """Store the logits and IDs of the largest keys, and with `seen` of those that are stored already."""
+    """Store the logits and IDs of the K largest keys among `found` and, if rows were `seen`, those stored already.
+
+    Where there are fewer than K, the last are -inf and `NO_ID`.
+    """
     state = {"values": values, "ids": ids, "count": values.numel()}
     if seen:
         earlier = torch.empty_like(ids)
@@ -115,5 +119,5 @@ def _merge(found: Tensor, values: Tensor, ids: Tensor, seen: int) -> None:
 
 
 def _best(keys: Tensor, count: int) -> Tensor:
-    """Return the `count` largest keys of each token, or all."""
+    """Return the `count` largest keys of each token, or all if it has no more."""
     return keys.topk(count, dim=1).values if keys.shape[1] > count else keys.contiguous()

@@ -42,10 +42,11 @@ class Finishing(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """Hold the logits that are requested of each token.
+    """Say which logits are requested of each token.
 
     Attributes:
-        ids: Token IDs, which are rows of the vocabulary, `(K, C)`; `None` for none. On the CPU, the first of several.
+        ids: Token IDs, which are rows of the vocabulary, `(K, C)`; `None` for none. Of several tensors of IDs it is the
+            concatenation on CUDA, and on the CPU the first.
         rows: On the CPU, all IDs sorted, `(M,)`.
         places: Place of each of `rows` in the flattened IDs, those of several one after another; modulo C it is the
             token.
@@ -103,9 +104,10 @@ def softmax_statistics(
 
     Returns:
         `(P, 6, C)`: maximum, log of the sum of exponentials, that sum, sum of logits, mean of logits minus maximum
-        under the softmax, log of the sum of squared exponentials; of the last three, those that are requested. And the
-        requested logits `(K, C)`, 0 where the ID is no row of the block. And the keys of the largest logits of groups
-        of rows, `(groups, C)`, and of parts, `(C, P)`; see `embedlayer.kernels.gpu.largest`.
+        under the softmax, log of the sum of squared exponentials; the last three are valid only where requested. And
+        the requested logits `(K, C)`, 0 where the ID is no row of the block. And the keys of the largest logits of
+        groups of rows, `(groups, C)`, and of the parts that the first kernel read, `(C, parts)`, on CUDA with
+        `with_keys`, else empty; see `embedlayer.kernels.gpu.largest`. `None` if the CPU kernel could not be compiled.
     """
     size, tokens = z.shape
     dtype = sum_dtype(z)
@@ -156,7 +158,8 @@ def softmax_factors(
 ) -> Tensor:
     """Compute the factors of `softmax_gradient`, `(6, C)`, from totals of all rows and their gradients, each `(C,)`.
 
-    They are `top`, or 0 where it is -inf or NaN, and f₀ to f₄.
+    They are `top`, or 0 where it is -inf or NaN, and f₀ to f₄. A gradient that is `None` counts as 0; `mean` is needed
+    with `by_mean` only, and `log_squares` with `by_squares`.
     """
     if device_kind(top) == "cuda":
         names = ("top", "sums", "mean", "log_squares", "by_log_sum", "by_mean", "by_squares", "by_sum")
@@ -204,7 +207,9 @@ def softmax_gradient(
 ) -> bool:
     """Replace the logits of a block by gradients, and return whether a kernel could be compiled.
 
-    They are `e f₀ (f₁ + f₂ x) + e² f₃ + f₄` for `x = z - top` and `e = exp(x)`, plus the gradients of requests.
+    They are `e f₀ (f₁ + f₂ x) + e² f₃ + f₄` for `x = z - top` and `e = exp(x)`, plus the gradients of requests. Here z
+    is a logit with its bias. On CUDA it is the finished logit, and the result is multiplied by the derivative of the
+    finishing.
 
     Args:
         z: Logits as stored, `(R, C)`; overwritten.
@@ -265,7 +270,8 @@ def cross_entropy_of_totals(
     label_smoothing: float,
     z_loss: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """Compute the loss of each token from its totals, and what its gradient is computed from; only on CUDA.
+    """Compute the loss of each token from its totals, and what its gradient is computed from; elsewhere than on CUDA
+    return `None`.
 
     `embedlayer.losses.logit_statistics.CrossEntropy` defines both. The loss of a target outside the vocabulary is NaN,
     or 0 if it is -1, and its gradients are 0.
@@ -315,11 +321,12 @@ def cross_entropy_of_totals(
 def check_targets(
     targets: Tensor, record: Tensor, vocab_size: int, ignore_index: int, other: int | None, mean: bool, read: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:
-    """Find the targets that are ignored, and those that are no tokens; only on CUDA.
+    """Find the targets that are ignored, and those that are no tokens; elsewhere than on CUDA return `None`.
 
     Args:
         targets: Token IDs or `ignore_index`, int64, contiguous.
-        record: `embedlayer.core.index_checks.target_record`; overwritten if it is empty, without `read`.
+        record: `embedlayer.core.index_checks.target_record`. Without `read`, the first bad target is written to it if
+            it is empty.
         vocab_size: Number of tokens, V.
         ignore_index: Target that is ignored.
         other: What is returned in place of targets that do not count; `None`, only without `read`, for V where they are
@@ -374,5 +381,5 @@ def concatenated(parts: list[Tensor]) -> Tensor:
 
 
 def sum_dtype(logits: Tensor) -> torch.dtype:
-    """Return the dtype of sums over logits."""
+    """Return the dtype of sums over logits: float64 for logits in float64, else float32."""
     return torch.float64 if logits.dtype == torch.float64 else torch.float32

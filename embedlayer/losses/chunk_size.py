@@ -37,16 +37,16 @@ def tokens_per_chunk(
     is_gathered: bool = False,
     max_bytes: int | None = None,
 ) -> int:
-    """Return the number of tokens per chunk, chosen so that the logits of one chunk fit into a buffer.
+    """Return the number of tokens per chunk, chosen so that the logits of one chunk fit into a buffer; 0 for no tokens.
 
     On a CPU the buffer has 64 MiB (`BUFFER_BYTES`). A chunk never has more than 512 tokens (`MAX_CHUNK_TOKENS`). Up to
     `max(embed_dim // 4, 16)` tokens are allowed even where their logits need more than the buffer.
 
-    On CUDA all tokens are one chunk while they are at most `2 * embed_dim`: then their logits need no more memory than
-    the float32 sums over several chunks, and the gradient is rounded once. More tokens are divided into chunks of about
-    `2 * embed_dim`, at least 1,024, and 2,048 for frozen rows. Of hidden states that ranks gather for each chunk a
-    chunk has at most 8,192. The buffer has 4 GiB, or with intermediate results of its size 1 GiB with these
-    (`WORK_BYTES`).
+    On CUDA all tokens are one chunk while they are at most `2 * embed_dim` and the rows are not frozen: then their
+    logits need no more memory than the float32 sums over several chunks, and the gradient is rounded once. More tokens
+    are divided into chunks of about `2 * embed_dim`, at least 1,024, and 2,048 for frozen rows. Of hidden states that
+    ranks gather for each chunk a chunk has at most 8,192. The buffer has 4 GiB, or with intermediate results of its
+    size 1 GiB with these (`WORK_BYTES`).
 
     The tokens are divided evenly over the chunks, up to the next multiple of 16; only the last chunk may be shorter.
 

@@ -1,6 +1,7 @@
 """Compiled kernels over blocks of logits, as `LogitStatistics` and the divergences use them.
 
-Each function prepares what the kernel needs once for a chunk of tokens, and returns a function of a block.
+Each function but `add_bfloat16_` prepares what the kernel needs once for a chunk of tokens, and returns a function of
+a block.
 """
 
 import torch
@@ -58,6 +59,8 @@ def statistics_of_blocks(ids: Tensor | None, names: list[str], *, with_keys: boo
 
 def with_largest(terms: BlockTerms, k: int) -> BlockTerms:
     """Return a kernel that also looks for the K largest logits; the totals of the last block contain them.
+
+    The kernel keeps what it has found, so it is for the blocks of one chunk, each once.
 
     Args:
         terms: Kernel that computes the other totals of blocks, and `KEYS`.

@@ -32,7 +32,7 @@ class CountedTokens(NamedTuple):
         places: Index of these tokens, `(M,)`, if no others are computed. Without it all N tokens are computed; results
             and gradients of those that do not count are zeros.
         others: Mask of those that do not count, `(N,)`, if their IDs are -1, or V for bad ones, for which kernels
-            compute the loss 0 or NaN.
+            compute the loss 0 or NaN; otherwise `None`.
     """
 
     mask: Tensor | None = None
@@ -40,7 +40,7 @@ class CountedTokens(NamedTuple):
     others: Tensor | None = None
 
     def number_of(self, tokens: int) -> int | None:
-        """Return how many of all tokens count; `None` if only the device knows it."""
+        """Return how many of `tokens` tokens count; `None` if the host has not counted them."""
         return tokens if self.mask is None else None if self.places is None else len(self.places)
 
 
@@ -48,7 +48,8 @@ class CheckedIds(NamedTuple):
     """Hold token IDs that were checked, with the tokens that count.
 
     Attributes:
-        ids: The IDs, int64; 0, or `other` of `counted_targets`, for tokens that do not count.
+        ids: The IDs, int64; 0, or `other` of `counted_targets`, for tokens that do not count. Bad IDs of `checked_ids`
+            are clamped.
         tokens: The tokens that count; those with a bad ID do not.
         is_bad: Mask of the tokens with a bad ID, in the shape of the tokens; `None` if there is none.
         factors: Factor of each loss, float32, in the shape of the tokens, if a kernel computed it.
@@ -61,7 +62,7 @@ class CheckedIds(NamedTuple):
 
     @property
     def is_counted(self) -> Tensor:
-        """Return the mask of the tokens that count, in the shape of the tokens; only if there may be bad IDs."""
+        """Return the mask of the tokens that count, in the shape of the tokens; only where `is_bad` is not `None`."""
         assert self.tokens.mask is not None
         assert self.is_bad is not None
         return self.tokens.mask.view(self.is_bad.shape)
@@ -93,7 +94,8 @@ def counted_tokens(mask: Tensor, *, drop: bool) -> CountedTokens:
 def checked_ids(ids: Tensor, mask: Tensor | None, vocab_size: int, *, drop: bool, several: bool = False) -> CheckedIds:
     """Check that the IDs of the tokens that count are tokens of the vocabulary.
 
-    Under `torch.func` transforms and in `torch.export` other IDs are clamped to the first or last token.
+    Under `torch.func` transforms, in `torch.export` and on the meta device other IDs are clamped to the first or last
+    token. On an accelerator that the host does not wait for they are clamped too, recorded, and marked in `is_bad`.
 
     Args:
         ids: Token IDs, `(...)`, or with `several` K for each token, `(..., K)`.

@@ -21,7 +21,8 @@ def counted_states(hidden: Float[Tensor, "*batch D"], kept: Bool[Tensor, "*batch
     """Return hidden states with zeros in place of those of tokens that do not count.
 
     NaN and infinity there reach neither losses nor gradients. Later masks do not ensure that, because 0 times NaN is
-    NaN in the products of the backward pass. On the CPU, a batch in which all tokens count is returned unchanged.
+    NaN in the products of the backward pass. On the CPU in eager mode, a batch in which all tokens count is returned
+    unchanged.
 
     Args:
         hidden: Hidden states, `(..., D)`.
@@ -85,7 +86,7 @@ def loss_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def reduce_losses(losses: Tensor, kept: Tensor, loss: LossSettings) -> Tensor:
-    """Reduce the losses of tokens to a mean or a sum, or return them unchanged, as `loss.reduction` says.
+    """Return the mean, the sum or all of the losses of tokens, as `loss.reduction` says, times `loss.token_weights`.
 
     Args:
         losses: One loss per token, 0 for ignored targets.

@@ -145,7 +145,11 @@ class _Job:
         return self.student.with_tensors(hidden, weight, bias), tuple(others)
 
     def differentiable(self, student: LinearLogits, value: Callable[[Totals], list[Tensor]], grads: Any) -> Gradients:
-        """Compute gradients by the plain definition, so that they can be differentiated again or batched."""
+        """Compute gradients by the plain definition, so that they can be differentiated again or batched.
+
+        Raises:
+            SizeError: The rows are sharded.
+        """
         if student.is_sharded:
             raise SizeError("The loss of a sharded table has no second derivatives: leave out create_graph=True.")
         create_graph = torch.is_grad_enabled()

@@ -65,7 +65,7 @@ def divergence(
     Raises:
         ShapeError: The vocabularies, or the batches of hidden states, IDs and labels, have different sizes.
         SizeError: `reduction` is unknown, or K is 0 or above V. Of sharded rows, the teacher is sharded in another way.
-        TokenIdError: A teacher's token is outside the vocabulary.
+        TokenIdError: A teacher's token is outside the vocabulary; on CUDA where the call waits, else later.
 
     Example:
         >>> student = LinearLogits(torch.randn(2, 5, 8), torch.randn(100, 8), temperature=2.0)

@@ -14,7 +14,8 @@ from embedlayer.core.torch_state import fusible, is_exporting, is_transformed
 def with_fixed_row(weight: Float[Tensor, "V D"], row: int | None) -> Float[Tensor, "V D"]:
     """Return a weight, as another tensor of the same memory, through which one row gets no gradient.
 
-    In compiled graphs and under `torch.func` transforms it is the weight: use `linear_with_fixed_row` there.
+    Without a row, and where autograd records nothing, it is the weight itself. So it is in compiled graphs and under
+    `torch.func` transforms: use `linear_with_fixed_row` there.
 
     Args:
         weight: Rows of a table or head, `(V, D)`.

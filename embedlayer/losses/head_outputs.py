@@ -49,7 +49,7 @@ class HeadOutputs:
             target, `(...)`.
 
         Raises:
-            ShapeError: `hidden` has another width than the rows.
+            ShapeError: `hidden` has another width than the rows, or the targets another shape.
             SizeError: An option is unknown or outside its range, or two options exclude each other.
             TokenIdError: A target is neither a token nor `ignore_index`; on CUDA where the call waits, else later.
         """
@@ -97,7 +97,7 @@ class HeadOutputs:
         Raises:
             SizeError: A statistic is unknown or needs tokens, `top_k` is below 0 or above V, or an option is unknown or
                 outside its range.
-            TokenIdError: A token is outside the table.
+            TokenIdError: A token is outside the table; on CUDA where the call waits, else later.
             ShapeError: `hidden` has another width than the rows, or the tokens another shape.
         """
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_statistics")
@@ -130,7 +130,7 @@ class HeadOutputs:
         Raises:
             ShapeError: Hidden states, labels and mask do not fit each other.
             SizeError: There is no depth, another number of weights, or an option is unknown or outside its range.
-            TokenIdError: A label is neither a token nor `ignore_index`.
+            TokenIdError: A label is neither a token nor `ignore_index`; on CUDA where the call waits, else later.
 
         Reference: DeepSeek-V3 technical report, 2024, equations 24 and 25: weights `(1, λ/D, ..., λ/D)`.
         """

@@ -55,7 +55,7 @@ def top_k(logits: Float[Tensor, "*batch V"], k: int) -> tuple[Float[Tensor, "*ba
 
 
 def _ids_of_largest(logits: Tensor, k: int) -> Tensor:
-    """Return the indices of the K largest logits in ascending order, `(..., K)`; of equal logits those come first.
+    """Return the indices of the K largest logits in ascending order, `(..., K)`; of equal logits the first are taken.
 
     Of many logits only the K groups of `GROUP` neighbours with the largest maxima are looked at. A logit of another
     group is smaller than K maxima, or equal to some and behind them. So it is not among the K.

@@ -103,7 +103,7 @@ def token_log_probs(
 
     Raises:
         SizeError: Tokens are missing, or an option is unknown, outside its range, or does not apply to logits.
-        TokenIdError: A token is outside the table; the other errors are those of `linear_cross_entropy`.
+        TokenIdError: A token is outside the table; this error and the others are those of `linear_cross_entropy`.
 
     Example:
         >>> hidden, table, tokens = torch.randn(2, 5, 8), torch.randn(100, 8), torch.randint(0, 100, (2, 5))
@@ -135,7 +135,7 @@ def cross_entropy_of(
         A scalar, or `(...)` with `reduction="none"`.
 
     Raises:
-        TokenIdError: A target is neither a token nor `ignore_index`.
+        TokenIdError: A target is neither a token nor `ignore_index`; on CUDA where the call waits, else later.
         ShapeError: Targets and hidden states do not fit each other.
         SizeError: Two options exclude each other. Of sharded rows, a `torch.func` transform is active.
     """

@@ -82,6 +82,8 @@ def tokens_and_weight(
 ) -> tuple[Tensor | HasLogits | None, Tensor | None]:
     """Return `(weight, tokens)` of the arguments behind logits, `(logits, tokens)`, or behind hidden states.
 
+    A second argument of integers, without a third, is the token IDs: then the weight is `None`.
+
     Args:
         weight: Second argument: what hidden states are multiplied with, or token IDs.
         tokens: Third argument: token IDs, or `None`.

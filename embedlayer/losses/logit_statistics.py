@@ -39,13 +39,14 @@ class LogitStatistics(Objective):
     |---|---|---|
     | `top` | maximum of z | `(C,)` |
     | `log_sum` | log of the sum of exp(z - top): logsumexp(z) is `top + log_sum` | `(C,)` |
+    | `sums` | sum of exp(z - top), without gradient | `(C,)` |
     | `selected` | z of each requested ID | `(K, C)` |
     | `sum` | sum of z over all tokens of the vocabulary | `(C,)` |
     | `mean` | sum of p (z - top): the entropy is `log_sum - mean` | `(C,)` |
     | `log_squares` | log of the sum of exp(2 (z - top)): the sum of p² is `exp(log_squares - 2 log_sum)` | `(C,)` |
     | `top_logits`, `top_ids` | the K largest z, largest first, and their IDs | `(K, C)` |
 
-    `top` and `log_sum` are always computed, `selected` where IDs are requested, the others on request.
+    `top`, `log_sum` and `sums` are always computed, `selected` where IDs are requested, the others on request.
 
     Args:
         sum: Whether to compute `sum`.
@@ -196,7 +197,7 @@ class CrossEntropy(TokenLoss):
     def compiled(
         self, ids: Tensor | None, totals: Totals, factors: Tensor, results: int
     ) -> tuple[Tensor, Totals, Tensor] | None:
-        """Return losses, gradients and the reduced loss from one kernel, on CUDA."""
+        """Return losses, gradients and the reduced loss from one kernel on CUDA; elsewhere, and without IDs, `None`."""
         if ids is None or device_kind(factors) != "cuda":
             return None
         names = ("top", "log_sum", "sums", "selected", "sum")

@@ -76,7 +76,7 @@ def multi_token_loss_of(logits: UncomputedLogits, inputs: MultiTokenInputs, loss
         loss: Options of the loss of each depth.
 
     Raises:
-        TokenIdError: A label is neither a token nor `ignore_index`.
+        TokenIdError: A label is neither a token nor `ignore_index`; on CUDA where the call waits, else later.
         SizeError: Two options exclude each other.
         ShapeError: The targets have another shape than the hidden states.
     """

@@ -93,7 +93,10 @@ class LogitBlock(NamedTuple):
     unfinished: Finishing = Finishing()
 
     def finished(self, dtype: torch.dtype) -> "LogitBlock":
-        """Return the block with the biases added, in the dtype of the loss; it is a copy only where needed."""
+        """Return the block with the biases added, in the dtype of the loss; it is a copy only where needed.
+
+        `unfinished` must be empty: the logits lack nothing but biases.
+        """
         assert self.unfinished == Finishing()
         if self.biases == (None, None) and self.student.dtype == dtype == getattr(self.teacher, "dtype", dtype):
             return self
@@ -120,7 +123,8 @@ than those of another name. The result is `None` if there is no kernel.
 BlockGradient = Callable[[LogitBlock, Tensor | None, bool], bool]
 """Kernel that replaces `block.student` by the gradient, and returns whether it did.
 
-The second argument is the gradient of the bias of the block's rows, to which the kernel adds, or `None`.
+The second argument is the gradient of the bias of the block's rows, or `None`. The third says whether the kernel adds
+to it; otherwise kernels for CUDA overwrite it.
 """
 
 

@@ -113,7 +113,7 @@ class LogitSettings(NamedTuple):
         return self._replace(bias=bias, padding_idx=masked, mask_padding=masked is not None)
 
     def scaled(self, factor: float, divisor: float = 1.0) -> "LogitSettings":
-        """Return the settings whose logits are those of these, times `factor / divisor`.
+        """Return the settings whose logits are those of these, times `factor / divisor`; a masked one stays -inf.
 
         The divisor becomes part of the temperature, so that a soft cap `c * tanh(logits / c)` is exact. With a soft cap
         the factor must not be 0, as the divisor never may.

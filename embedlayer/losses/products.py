@@ -45,7 +45,7 @@ def product_dtype(dtype: torch.dtype, device: str) -> torch.dtype:
 
     Args:
         dtype: Dtype of the matrices.
-        device: Type of the device, `"cpu"`.
+        device: Type of the device, such as `"cpu"`.
     """
     is_slow = dtype == torch.bfloat16 and device == "cpu" and not _cpu_multiplies_bfloat16()
     return torch.float32 if is_slow or dtype == torch.float16 else dtype
@@ -291,7 +291,10 @@ class GradientSums:
             add_bfloat16_(self.weight[here], self._residual[here], addend, last=self._chunk == self._chunks - 1)
 
     def add_to_hidden(self, dlogits_RC: Tensor, chunk: Chunk, start: int) -> None:
-        """Add the gradients of one block, or of all rows, to those of the hidden states of the chunk."""
+        """Add the gradients of one block, or of all rows, to those of the hidden states of the chunk.
+
+        The block from row 0 on comes first: it overwrites them.
+        """
         if self.hidden is None:
             return
         if self._of_chunk is None:

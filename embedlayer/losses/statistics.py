@@ -87,7 +87,7 @@ def token_statistics(
     Raises:
         SizeError: A statistic is unknown or needs tokens, `top_k` is below 0 or above V, or an option is unknown or
             outside its range.
-        TokenIdError: A token is outside the table; the other errors are those of `linear_cross_entropy`.
+        TokenIdError: A token is outside the table; this error and the others are those of `linear_cross_entropy`.
         ShapeError: Tokens, hidden states and rows do not fit each other, or logits are no floats.
 
     Example:

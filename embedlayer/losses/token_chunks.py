@@ -37,12 +37,15 @@ class Chunk(NamedTuple):
     padding: int = 0
 
     def gathered(self, rows: Tensor) -> Tensor:
-        """All-gather: concatenate the rows of all ranks for the tokens of the chunk, from those of all own tokens."""
+        """All-gather: concatenate the rows of all ranks for the tokens of the chunk, from those of all own tokens.
+
+        The last row is repeated for the padding.
+        """
         found = self.ranks.all_gather(rows[self.here].contiguous(), self.sizes)
         return torch.cat([found, found[-1:].expand(self.padding, *found.shape[1:])]) if self.padding else found
 
     def gathered_gradients(self, rows: Tensor) -> Tensor:
-        """Return `gathered` for gradients with respect to results of the tokens."""
+        """Return `gathered` for gradients with respect to results of the tokens: 0 for the padding."""
         found = self.ranks.all_gather(rows[self.here].contiguous(), self.sizes)
         return torch.cat([found, found.new_zeros(self.padding, *found.shape[1:])]) if self.padding else found
 

@@ -128,8 +128,8 @@ class VocabularyPass:
             requested: Which gradients to compute.
 
         Returns:
-            Losses `(N,)`, 0 for tokens that do not count, the gradients, and `sum(factors * losses)` if a kernel
-            computed it for all tokens.
+            Losses `(N,)`, 0 for tokens that do not count (NaN for those that `CountedTokens.others` marks as bad), the
+            gradients, and `sum(factors * losses)` if a kernel computed it for all tokens, else `None`.
         """
         if not self.tokens.any_rank(factors is not None and any(requested)):
             return self.tokens.masked(loss.of(self.totals())), (None, None, None), None

@@ -94,8 +94,8 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):  # type: ignor
         Args:
             new_len: Longest sequence of the new table.
             method: `"interpolate"`: the new row p is read at `p (old - 1) / (new - 1)` between two old rows, so the
-                first and the last row stay the same. `"extend"`: old rows are copied bit for bit, and further rows are
-                drawn from N(0, init_std²); a smaller table keeps the first rows.
+                first and the last row stay the same; a single row is the first. `"extend"`: old rows are copied bit for
+                bit, and further rows are drawn from N(0, init_std²); a smaller table keeps the first rows.
 
         Returns:
             The new table, in the same dtype and on the same device. Rows before position 0 are copied.

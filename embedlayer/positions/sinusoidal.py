@@ -31,7 +31,7 @@ def sinusoids(
 
     Args:
         positions: Any real numbers.
-        embed_dim: Width of a row, D.
+        embed_dim: Width of a row, D; at least 4 with `endpoint`.
         base: The longest wavelength is `2 pi base^(1 - 2/D)` positions (for an even D), with `endpoint` `2 pi base`.
         layout: `"interleaved"` as above, or `"concatenated"`: all sines, then all cosines.
         endpoint: Use wavelengths `2 pi base^(i / (D/2 - 1))`, so that the last pair has exactly `2 pi base`, as with
@@ -152,6 +152,8 @@ class SinusoidalPositionalEmbedding(AdditivePosition, ComputedBuffers):
 
     def vectors(self, positions: Positions) -> Float[Tensor, "*rows T D"]:
         """Return the row of each position, `scale * sinusoids(positions + offset)`, with 1 for a missing `scale`.
+
+        The row `padding_idx` is zero.
 
         Raises:
             ShapeError: `positions` are no tensor of int64 or int32.

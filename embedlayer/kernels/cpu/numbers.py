@@ -182,7 +182,7 @@ def _empty_computed(count, like):
 def log(x: Any) -> Any:
     """Return the natural logarithm of `x`; a float32 above 1.2e-38 is computed without a call, within 1 ulp or 6e-8.
 
-    0 and smaller float32 numbers give -inf. NaN stays NaN.
+    All float32 numbers below that, 0 included, give -inf. NaN stays NaN.
     """
     raise NotImplementedError
 

@@ -79,7 +79,7 @@ def dequantise_blocks(start: int, stop: int, ids: Any, packed: Any, row_format: 
         stop: Last place + 1.
         ids: IDs that were checked, `(N,)`.
         packed: All stored rows, uint8.
-        row_format: Bits of a code, 4 or 8.
+        row_format: Bits of a code, 4 or 8, as the only entry of a tuple.
         out: Result, `(N, D)`.
     """
     bits = row_format[0]

@@ -42,7 +42,8 @@ def segments_of_equal_ids(
         rows: Distinct IDs in ascending order; memory for N.
         order: Places of the IDs, sorted by ID and then by place; memory for N.
         offsets: Start of each ID's places in `order`, and the end of the last; memory for N + 1.
-        found: Number of distinct IDs, or -1 where an ID is negative; and number of places.
+        found: Number of distinct IDs, or -1 where an ID is negative, as the other results then are invalid; and number
+            of places.
     """
     if stop <= start:
         return
@@ -130,7 +131,7 @@ def sum_segments(start: int, stop: int, values: Any, order: Any, offsets: Any, o
         stop: Last segment + 1.
         values: Vectors, `(N, D)`.
         order: Places in `values`, segment by segment.
-        offsets: Start of each segment in `order`, and the end of the last.
+        offsets: Start of each segment in `order`, and the end of the last. No segment is empty.
         out: Sums, `(U, D)`.
     """
     width = values.shape[1]
@@ -158,7 +159,7 @@ def two_nodes(count: int, nodes: Any, weights: Any, centre: float, places: Any) 
 
     Args:
         count: Number of terms.
-        nodes: Nodes of the sum.
+        nodes: Nodes of the sum, that of the first skipped step first.
         weights: Its weights.
         centre: Value of s at which the rule is exact.
         places: Memory for `count` numbers.
@@ -230,7 +231,7 @@ def apply_pending(
         stop: Last place + 1.
         rows: Row numbers.
         value_steps: Last step that each row's values include; set to the last step.
-        moment_steps: Last step that each row's moments include.
+        moment_steps: Last step that each row's moments include; set to the last step with `decay_moments`.
         lines: Record of the steps.
         masses: `lines[0]`, divided by the product of the weight-decay factors of all steps up to each.
         fading: `(beta1 / sqrt(beta2)) ** j` for j from 1.
@@ -243,8 +244,8 @@ def apply_pending(
         exp_avg_sq: Second moments.
         seed: Seed of stochastic rounding; -1 rounds to nearest.
         decay_moments: Whether to decay the moments up to the last step as well.
-        outcome: Result for each row: 0 if nothing was pending, 1 if it was updated, 2 if this kernel cannot update it
-            and it stays unchanged.
+        outcome: Zeros for all rows; set to 1 for a row that was updated, and to 2 for one that this kernel cannot
+            update: it stays unchanged and is not copied.
         order: Places of the rows in the look-up, row by row.
         offsets: Start of each row's places in `order`, and the end of the last.
         out: Result of the look-up, `(N, D)`, or `(0, D)` for none.

@@ -89,7 +89,7 @@ def statistics(
         selected: Result: requested logits, of `(K, C)`.
         found: Result, `(parts, 6, C)`: maximum, log of the sum of exponentials, that sum, sum of logits, mean of logits
             minus maximum under the softmax, log of the sum of squared exponentials.
-        extended: Whether to compute the last three.
+        extended: Whether to compute the last three; otherwise they are 0.
     """
     tokens = z.shape[1]
     zero = found.dtype.type(0)
@@ -273,7 +273,7 @@ def divergence(
         found: Result, `(parts, 7, C)`: maximum, log of the sum of exponentials, and that sum, of student and teacher;
             mean of a difference.
         kind: `FORWARD` for the mean of t - s under the teacher's softmax, `REVERSE` for that of s - t under the
-            student's, otherwise 0.
+            student's; 0 for neither, where the mean is 0.
     """
     tokens = s.shape[1]
     zero = found.dtype.type(0)
@@ -422,7 +422,7 @@ def divergence_gradient(
 
 @kernel
 def add_bfloat16(start: int, stop: int, total: Any, residual: Any, addend: Any, last: bool) -> None:
-    """Add the rows `start` to `stop - 1` of `addend` to sums of which `total` and `residual` are the halves.
+    """Add the rows `start` to `stop - 1` of `addend` to float32 sums, of which `total` and `residual` are the halves.
 
     Args:
         start: First row.
@@ -430,7 +430,7 @@ def add_bfloat16(start: int, stop: int, total: Any, residual: Any, addend: Any, 
         total: High 16 bits, `(R, D)`.
         residual: Low 16 bits, `(R, D)`.
         addend: Numbers in bfloat16, `(R, D)`.
-        last: Whether to round the sums to `total`.
+        last: Whether to round the sums to the nearest bfloat16 in `total`, and leave `residual` as it is.
     """
     for r in range(start, stop):
         high, low, more = total[r], residual[r], addend[r]

@@ -38,7 +38,7 @@ def triton_applies(*tensors: Tensor | None) -> bool:
 
 
 def _is_accepted(x: Tensor) -> bool:
-    """Return whether a kernel can read `x`."""
+    """Return whether a kernel can read `x`: ordinary or fake, strided, and of `FLOATS`, integers or booleans."""
     is_number = x.dtype in FLOATS or not (x.dtype.is_floating_point or x.dtype.is_complex)
     return is_number and x.layout is torch.strided and is_ordinary_or_fake(x)
 
@@ -59,7 +59,7 @@ def _installation_failure() -> str:
 
 @cache
 def _compilation_failure(device: torch.device) -> str:
-    """Return why no kernel can be compiled for a device, or an empty string, after one was launched."""
+    """Launch a small kernel on a device once; return why it could not be compiled, or an empty string."""
     from triton import TritonError
 
     one = torch.zeros(1, device=device)

@@ -104,7 +104,8 @@ def divergence(
 def merge(found, totals, parts, tokens, KIND: tl.constexpr, PARTS: tl.constexpr, TOKENS: tl.constexpr):
     """Merge the totals of all parts that `divergence` stored, into `(7, C)`.
 
-    These are maximum, log of the sum of exponentials, and that sum, of student and teacher; mean of the difference.
+    These are maximum, log of the sum of exponentials, and that sum, of student and teacher; mean of the difference of
+    `FORWARD` or `REVERSE`, which is not written for `JENSEN_SHANNON`.
     """
     stride = tokens.to(tl.int64)
     c = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)

@@ -55,7 +55,8 @@ def member_keys(
     """Store the keys of the logits of some groups of rows, which differ from token to token, with their token IDs.
 
     `chosen` has the keys of groups, `(T, chosen_groups)`, and the result is `keys`, with `PART / ROWS` times as many
-    columns. The others are arguments of `keys_of_lanes`, and those of `embedlayer.kernels.gpu.softmax`.
+    columns; `MISSING` for rows outside of the block and in place of a group that is `MISSING`. The others are arguments
+    of `keys_of_lanes`, and those of `embedlayer.kernels.gpu.softmax`.
     """
     stride = tokens.to(tl.int64)
     pair = tl.program_id(0).to(tl.int64) * PAIRS + tl.arange(0, PAIRS)

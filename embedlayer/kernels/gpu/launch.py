@@ -17,7 +17,7 @@ from torch import Tensor
 from embedlayer.core.torch_state import has_memory
 
 MODULES = ("softmax", "divergences", "largest")
-"""Modules of this package with kernels; each has a list `LAUNCHES`."""
+"""Modules of this package with kernels; each has a table `LAUNCHES` of its kernels by name."""
 
 TYPES = {
     torch.float32: "fp32",
@@ -41,7 +41,8 @@ class Variant:
 
     Attributes:
         constants: Arguments that are constants in this form: flags, and `None` for tensors that are left out.
-        registers: Largest number of registers of a thread that the compiled form may use.
+        registers: Largest number of registers of a thread that the compiled form may use with 4 warps; with more warps
+            it is proportionally smaller.
     """
 
     constants: Mapping[str, Any]
@@ -105,7 +106,10 @@ class Launch:
         return types, constants
 
     def bytes(self, arguments: Arguments) -> int:
-        """Return how many bytes a launch reads and writes, each number once."""
+        """Return how many bytes a launch reads and writes, by `reads`, `writes` and `gathered`.
+
+        A tensor counts as often as these name it, so one that is overwritten counts twice.
+        """
         whole = [arguments[name] for name in (*self.reads, *self.writes)]
         parts = [(arguments[name], arguments[count]) for name, count in self.gathered.items()]
         parts += [(x, x) for x in whole]
@@ -170,7 +174,8 @@ def launch(module: str, name: str, **arguments: Any) -> None:
     Args:
         module: Name of the module in `embedlayer.kernels.gpu`.
         name: Name of the kernel in its `LAUNCHES`.
-        **arguments: The arguments of the kernel, except for block sizes. An empty grid launches nothing.
+        **arguments: The arguments of the kernel, except for block sizes. An empty grid launches nothing, and observers
+            are not told.
     """
     entry = launch_table(module)[name]
     arguments = {**arguments, **entry.blocks}

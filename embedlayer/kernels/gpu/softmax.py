@@ -261,6 +261,7 @@ def statistics_gradient(
 ):  # fmt: skip
     """Replace logits by gradients: `e f₀ (f₁ + f₂ x) + e² f₃ + f₄`, plus that of one requested logit of each token.
 
+    These are gradients by the finished logits; they are stored times the derivative of the finishing, as those by `z`.
     `factors` is `(6, C)`: `top`, and f₀ to f₄, as in `embedlayer.kernels.cpu.softmax.statistics_gradient`. `ids` and
     `by_request` are `(1, C)`, or `None`. `row_sums` is `(programs along the tokens, R)`: the sums of gradients over the
     tokens of each program, before they are multiplied by `scale`; or `None`.

@@ -36,7 +36,8 @@ class RotaryBlocks(NamedTuple):
 
     Attributes:
         keys: For each block in order, the key of its scheme: a layer type such as `"sliding_attention"`, or
-            `SAME_FOR_ALL`; `NO_POSITIONS` for a block without positions.
+            `SAME_FOR_ALL`, with `_2`, `_3`, ... at its end where blocks of one type have other arguments;
+            `"query_scaling"` for a block that only scales queries; `NO_POSITIONS` for a block without positions.
         arguments: Key -> arguments of `RotaryEmbedding`, or of `QueryScaledPosition` if `query_scaling` is the only
             one; in the order of the first block of each key. `NO_POSITIONS` has no entry.
     """
@@ -106,7 +107,13 @@ def read_blocks(
 
 
 def layer_types(config: JsonObject) -> list[str | None]:
-    """Return the attention type of each layer; `None` for each layer if the configuration has no types."""
+    """Return the attention type of each layer, as the configuration lists it or states a pattern of types.
+
+    Without either it is `None` for each layer.
+
+    Raises:
+        CheckpointError: The number of layers is missing, or `layer_types` does not have one entry for each.
+    """
     types, count = config.get("layer_types"), stated_size(config, "num_hidden_layers")
     if count is None and isinstance(types, list | tuple):
         count = len(types)

@@ -234,7 +234,13 @@ def _inner_models(config: JsonObject) -> list[str]:
 
 
 def common_keys(config: JsonObject, facts: RotaryPositions) -> JsonObject:
-    """Return a configuration with the common names of keys, and with the defaults of its family."""
+    """Return a configuration with the common names of keys, and with the defaults of its family.
+
+    Keys whose value is `None` are left out, except `model_type`.
+
+    Raises:
+        CheckpointError: Two names of a key have different values, or a key is missing that the family must state.
+    """
     renamed = dict(config)
     for key, common in facts.aliases:
         value = renamed.pop(key, None)

@@ -307,7 +307,8 @@ class RotaryEmbedding(Position, ComputedBuffers):
     def _length(self, positions: Int[Tensor, "*shape"]) -> Length:
         """Return the sequence length that selects the frequencies of a call with these positions.
 
-        It is the fixed `length` of the scaling, else the longest position plus one; 0 for frequencies of one set.
+        It is the fixed `length` of the scaling, else the longest position plus one; 0 where the frequencies do not
+        depend on it, and without positions.
         """
         if self.scaling is None or self.scaling.limit is None:
             return 0
