@@ -95,7 +95,10 @@ def causal_logits(model: nn.Module, ids: Int[Tensor, "B T"]) -> UncomputedLogits
 
 
 def _applied(head: OutputHead) -> LogitOptions:
-    """Return the options of a patched head for the hidden states with which its model calls it."""
+    """Return `logit_scale=1.0` for a head whose model scales the hidden states before it calls the head.
+
+    The scale must not be applied again to those states. For any other head there are no options.
+    """
     return {"logit_scale": 1.0} if head.model_options is not None and head.model_options.scales_hidden else {}
 
 
@@ -164,6 +167,7 @@ def check_causal(model: nn.Module, ids: Int[Tensor, " T"]) -> None:
     """Check that a language model predicts each token from those before it.
 
     The model is run on two short texts that differ in their last token: the first `PROBED` tokens of `ids`, any text.
+    A `DecoderLM` is not run, nor any model on fewer than two tokens.
 
     Raises:
         CheckpointError: The model is an encoder-decoder of transformers, its hidden states depend on later tokens, or

@@ -446,7 +446,7 @@ class BlockSizes(NamedTuple):
 
 
 class Block(nn.Module):
-    """Pre-norm transformer block: `x + attention(norm(x))`, then `x + swiglu(norm(x))`."""
+    """Pre-norm transformer block: `x + dropout(attention(norm(x)))`, then `x + dropout(swiglu(norm(x)))`."""
 
     def __init__(self, width: int, sizes: BlockSizes) -> None:
         super().__init__()
@@ -497,7 +497,8 @@ class Attention(nn.Module):
             x: Normalised vectors of the new tokens.
             position: Position scheme; its `rotate` is applied here, its bias is already in `scores`.
             prepared: Position of each new token, or the result of `position.prepare` for them.
-            scores: Attention bias and mask together, from `attention_scores_bias`; `None` for a plain causal mask.
+            scores: Attention bias and mask together, from `attention_scores_bias`; `None` for a plain causal mask, or
+                for a single new token that attends to all others.
             past: Cache of this block, to which keys and values of the new tokens are appended; `None` for no cache.
             add_to_values: Function from the values and `x` to the values with those of value embeddings; `None` for
                 none.

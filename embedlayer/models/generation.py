@@ -132,9 +132,9 @@ def _logits_after(
 ) -> Float[Tensor, "B V"]:
     """Return the logits of the token that follows each text, computed in evaluation mode without gradients.
 
-    The model is back in its mode afterwards. `last` is the place in `ids`, the new tokens, of the last one of each
-    text. `cache` has the tokens before, and gains the keys and values of `ids`. Tokens that continue a cached text have
-    no mask.
+    Afterwards all modules of the model are in the mode that the model itself had. `last` is the place in `ids`, the new
+    tokens, of the last one of each text. `cache` has the tokens before, and gains the keys and values of `ids`. Tokens
+    that continue a cached text have no mask.
     """
     training = model.training
     model.eval()

@@ -210,7 +210,8 @@ class PendingUpdates:
     def apply_to_ids(self, weight: Tensor, ids: Tensor) -> None:
         """Apply the pending updates of the rows that a look-up is about to read, to the weight in place.
 
-        If the weight is trained, values and moments of these rows are kept for the next optimizer step (`CachedRows`).
+        If no kernel applies them and the weight is trained, values and moments of these rows, without the padding row,
+        are kept for the next optimizer step (`CachedRows`).
         """
         self.check_process()
         steps = self.steps

@@ -106,7 +106,7 @@ class DeltaEmbedding(TokenTable, ComputedBuffers, checks_ids=True):
             values: Initial rows, `(N, D)`, in ascending order of their tokens; `None` for the rows of the base.
 
         Raises:
-            SizeError: `count` is 0, or the padding token is among these rows.
+            SizeError: `count` is below 1, the padding token is among these rows, or `base` is no table.
             TokenIdError: `count` is larger than the table.
             ShapeError: `values` is not `(N, D)`.
 
@@ -138,7 +138,10 @@ class DeltaEmbedding(TokenTable, ComputedBuffers, checks_ids=True):
         return getattr(self.base, "init_std", 0.0)
 
     def reset_parameters(self) -> None:
-        """Draw the trained rows from N(0, init_std^2) in place, with the base's `init_std`. The base is not changed."""
+        """Draw the trained rows from N(0, init_std^2) in place, with the base's `init_std`. The base is not changed.
+
+        Over a base without an `init_std`, such as a quantised table, they become zero.
+        """
         init_normal_(self.delta, std=self.init_std)
 
     @property
