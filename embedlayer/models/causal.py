@@ -43,7 +43,8 @@ class CausalOutputs(NamedTuple):
         hidden: Hidden states that the LM head reads, `(B, T, D)`.
         loss: Function `(targets, ignore_index=-100, reduction="mean") -> loss` with the target of each place, `(B, T)`:
             the cross entropy in nats. No tensor of all logits is computed for a `DecoderLM`, nor for a patched model
-            whose type is known. Other models of transformers have computed their logits already.
+            whose type is known. Other models of transformers have computed their logits already. The mean over no
+            target is 0, or NaN for these other models.
     """
 
     hidden: Float[Tensor, "B T D"]
@@ -221,7 +222,8 @@ class PatchedDecoder(nn.Module):
         Args:
             ids: Token IDs, without padding.
             targets: Token ID that follows each token, or -100 for no loss.
-            reduction: `"mean"` or `"sum"` over the targets other than -100, or `"none"` for `(B, T)`, 0 at -100.
+            reduction: `"mean"` or `"sum"` over the targets other than -100, or `"none"` for `(B, T)`, 0 at -100. For
+                the mean over no target see `CausalOutputs`.
 
         Raises:
             CheckpointError: The model has no LM head that reads a hidden state for each token. All other errors are

@@ -232,7 +232,7 @@ class DecoderLM(Pretrained):
                 are compared with `labels[..., t + 1]`, if it is in the same document. The result is a `CausalLMOutput`,
                 without logits in training.
             num_items_in_batch: Number of targets in all accumulated batches, by which the summed loss is divided;
-                `None` for the number of targets in this batch.
+                `None` for the number of targets in this batch. Without any target the loss is then 0.
 
         Raises:
             SizeError: Not exactly one of `ids`, `input_ids` and `inputs_embeds` is passed, or labels with a cache; the
@@ -270,6 +270,8 @@ class DecoderLM(Pretrained):
         **options: Unpack[LossOptions],
     ) -> Float[Tensor, "*result"]:
         """Return the cross entropy of `targets`, the tokens that follow `ids`, in nats; by default their mean.
+
+        The mean over no target is 0.
 
         Args:
             ids: Token IDs; `None` with `inputs_embeds`.

@@ -175,10 +175,10 @@ class PendingUpdates:
     ) -> None:
         """Start to record the steps of an optimizer. The values and moments of all rows must be up to date with `step`.
 
-        Without effect if an optimizer with these options is attached already. Otherwise the pending updates of the one
-        attached before, which may be the same with other betas, are applied first. `step` is the number of steps that
-        the optimizer has made so far. Its state tensors, `moments`, are kept and written in place: first moments,
-        unless it has none, and second moments.
+        Without effect if an optimizer with these moments, betas and seed is attached already. Otherwise the pending
+        updates of the one attached before, which may be the same with other betas, are applied first. `step` is the
+        number of steps that the optimizer has made so far. Its state tensors, `moments`, are kept and written in place:
+        first moments, unless it has none, and second moments.
 
         Raises:
             SizeError: `check_betas` refuses the betas.
