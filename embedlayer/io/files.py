@@ -464,6 +464,8 @@ def write_text(path: Path | str, text: str) -> None:
 def write_json(path: Path | str, value: JsonObject) -> None:
     """Write an object to a JSON file, atomically and indented; an existing file is replaced.
 
+    NaN and infinity are written as Python's `json` does, which other programs may refuse: see `finite_json`.
+
     Raises:
         FileError: The file cannot be written.
     """

@@ -48,7 +48,8 @@ Measurement = Annotated[float, _MEASURED]
 def parse_json(text: str | bytes, source: object) -> Any:
     """Parse JSON text and return the value: a dictionary, a list, a string, a number, a boolean or `None`.
 
-    Bytes are decoded as UTF-8. `source` is the path or name of the JSON, for error messages.
+    Bytes are decoded as UTF-8. `source` is the path or name of the JSON, for error messages. As in Python's `json`,
+    `NaN` and `Infinity` are numbers.
 
     Raises:
         CheckpointError: `text` is not JSON or not UTF-8, or a string has a lone surrogate, which UTF-8 cannot encode.

@@ -79,7 +79,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         """Add a parameter group, as in torch.
 
         Raises:
-            SizeError: An option of the group is not supported or outside its range.
+            SizeError: An option of the group is not supported or outside its range. The group has been added then.
         """
         super().add_param_group(param_group)
         self._check_group(self.param_groups[-1])

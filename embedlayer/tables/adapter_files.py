@@ -113,7 +113,7 @@ class AdapterFolder:
     Attributes:
         directory: The folder.
         modules: What the adapter changes in each module with a matrix as its weight, by the module's name in the model.
-        others: Names of the modules with other changes, such as a trained bias, sorted.
+        others: Names of the modules with other changes, such as a trained bias, sorted. They are not in `modules`.
         metadata: Strings in the header of the weights' file.
     """
 

@@ -159,7 +159,8 @@ class DeltaEmbedding(TokenTable, ComputedBuffers, checks_ids=True):
     def look_up(self, ids: Ids) -> Vectors:
         """Return the vectors of `ids` without `scale`, `(...)` to `(..., D)`.
 
-        They are the trained rows for `token_ids` and the vectors of the base for other tokens.
+        They are the trained rows for `token_ids` and the vectors of the base for other tokens, in the dtype of the
+        base. See `LookupTable.look_up` for the errors.
         """
         vectors = self.base.look_up(ids)
         places = self._places(ids.long().contiguous()).clamp(max=len(self.token_ids) - 1)

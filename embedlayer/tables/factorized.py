@@ -189,7 +189,7 @@ class FactorizedEmbedding(TokenTable, checks_ids=True):
         }
 
     def look_up(self, ids: Ids) -> Vectors:
-        """Return `E1[ids] @ E2` without `scale`: `(...)` to `(..., D)`."""
+        """Return `E1[ids] @ E2` without `scale`: `(...)` to `(..., D)`. See `LookupTable.look_up` for the errors."""
         vectors: Tensor = self.projection(self.inner(ids))
         return vectors
 
