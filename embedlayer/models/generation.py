@@ -76,8 +76,8 @@ def next_tokens(
     """Yield the new token of each text, `(B,)`, as soon as it is computed.
 
     The arguments, errors and tokens are those of `generate`, but `ids` are `(B, T)`. A text that has ended repeats its
-    last token until all have ended. A wrong option or mask is an error at the call, and a bad ID
-    when the first token is requested.
+    last token until all have ended. A wrong option or mask is an error at the call, and a bad ID when the first token
+    is requested.
     """
     sampler = Sampler.of(sampling, "generate")
     if max_new_tokens < 0:
