@@ -61,7 +61,7 @@ class RowLayout(Described, ABC):
 
     @abstractmethod
     def decode(self, groups: UInt8[Tensor, "N bytes"], bits: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the codes `(N, group_size)`, steps and offsets `(N, 1)` of N stored groups, in float32."""
+        """Return the uint8 codes `(N, group_size)` and the float32 steps and offsets `(N, 1)` of N stored groups."""
 
     @abstractmethod
     def encode(
@@ -118,7 +118,10 @@ class RowFormat(NamedTuple):
         return self.groups * self.group_bytes
 
     def decode(self, packed: UInt8[Tensor, "N bytes"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the codes, steps and offsets of all groups of N stored rows, as `RowLayout.decode` does."""
+        """Return the codes, steps and offsets of all groups of N stored rows, as `RowLayout.decode` does.
+
+        The G groups of a row follow each other: codes are `(N G, group_size)`, steps and offsets `(N G, 1)`.
+        """
         return self.layout.decode(packed.reshape(packed.shape[0] * self.groups, self.group_bytes), self.bits)
 
 
@@ -255,7 +258,9 @@ BLOCKS_KERNEL = Kernel("quantized", "dequantise_blocks")
 
 
 def row_format_of(bits: int, embed_dim: int, group_size: int | None, layout: RowLayout | None = None) -> RowFormat:
-    """Return the sizes of a stored row for these options. `layout=None` is `FusedRows`.
+    """Return the sizes of a stored row for these options of a `QuantizedEmbedding`.
+
+    A `group_size` of `None` is the default of the layout, and a `layout` of `None` is `FusedRows`.
 
     Raises:
         SizeError: `bits` is not 8 or 4, or the layout has no groups of `group_size` columns.

@@ -45,7 +45,10 @@ class Levels(NamedTuple):
         return 1 << (self.bits - 1)
 
     def codes(self, x: Tensor) -> Tensor:
-        """Return for each number the code of the nearest level of its group, as floats, `(N, group_size)`."""
+        """Return for each number the code of the nearest level of its group, as floats, `(N, group_size)`.
+
+        In a group whose levels are all equal, each code is 0, or `centre` if the levels are symmetric.
+        """
         divisor = self.step.where(self.step != 0, torch.inf)  # code 0 where all levels are equal
         codes = (x - self.offset).div_(divisor).round_().clamp_(self.lowest, 2**self.bits - 1)
         return codes.masked_fill_(self.step == 0, self.centre) if self.symmetric else codes
@@ -60,16 +63,19 @@ class Levels(NamedTuple):
         return self._replace(step=step, offset=offset)
 
     def rounded(self) -> "Levels":
-        """Return the levels with steps and offsets rounded to the dtype in which they are stored, as float32."""
+        """Return the levels with steps and offsets rounded to the dtype in which they are stored, as float32.
+
+        Symmetric levels store no offset, so theirs is computed from the rounded step.
+        """
         step, offset = (part.to(self.header).to(torch.float32) for part in (self.step, self.offset))
         return self._replace(step=step, offset=-self.centre * step if self.symmetric else offset)
 
     def refitted(self, x: Tensor, mean: Tensor | float, centred: Tensor) -> "Levels":
         """Return the levels with the steps and offsets of least squared error, if each number keeps its present code.
 
-        A group stays unchanged if all its codes are equal, or if the best step is zero. `x` has the numbers of each
-        group, `(N, group_size)`. `mean` is that of each, `(N, 1)`, or 0 for symmetric levels, and `centred` is
-        `x - mean`.
+        A group stays unchanged if all its codes are equal (symmetric levels: if all are `centre`), or if the best step
+        is zero. `x` has the numbers of each group, `(N, group_size)`. `mean` is that of each, `(N, 1)`, or 0 for
+        symmetric levels, and `centred` is `x - mean`.
         """
         codes = self.codes(x)
         middle = self.centre if self.symmetric else codes.mean(1, keepdim=True)

@@ -74,7 +74,7 @@ def replace_file(path: Path | str) -> Iterator[Path]:
 
     If the block raises an error, the temporary file is removed and `path` is unchanged. The file is flushed to the
     disk before it is renamed. It has the permissions of the file that it replaces. If `path` is a link, the file that
-    it names is replaced.
+    it names is replaced. A character device or a pipe gets the content when the block ends, and is not replaced.
 
     Raises:
         FileError: `path` is a folder, a block device or a socket; its folder is missing or cannot be written; the disk
@@ -212,7 +212,7 @@ def _name(path: Path | str, target: Path) -> str:
 def _created(partial: Path, old_file: Path | None) -> Iterator[Path]:
     """Context manager: create a file and yield its path; at the end set its permissions and flush it to the disk.
 
-    The permissions are those of `old_file`, which it will replace, if that exists.
+    The permissions are those of `old_file`, which it will replace, if that exists; else those of any new file.
     """
     old = None if old_file is None or not old_file.exists() else stat.S_IMODE(old_file.stat().st_mode)
     os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if old is None else old | 0o600))
@@ -302,7 +302,7 @@ def _require_folder(path: Path) -> None:
 
 
 def _name_folder(partial: Path, target: Path) -> None:
-    """Give a new folder its name."""
+    """Give a new folder its name; raise a `FileError` if something else than an empty folder is there."""
     try:
         name_new_folder(partial, target)
     except FileExistsError as error:
@@ -326,7 +326,10 @@ def _changed(path: Path) -> FileError:
 
 
 def _listing(folder: Path) -> dict[str, tuple[int, int, int]] | None:
-    """Return inode, size and time of each file and folder in a folder, by relative path; `None` for no folder."""
+    """Return inode, size and time of each file in a folder, by relative path; `None` if there is no folder.
+
+    Folders in it are listed too, with size and time 0.
+    """
     listing: dict[str, tuple[int, int, int]] = {}
     try:
         for place, folders, files in os.walk(folder, onerror=_raise):
@@ -460,6 +463,8 @@ def write_text(path: Path | str, text: str) -> None:
 
 def write_json(path: Path | str, value: JsonObject) -> None:
     """Write an object to a JSON file, atomically and indented; an existing file is replaced.
+
+    NaN and infinity are written as Python's `json` does, which other programs may refuse: see `finite_json`.
 
     Raises:
         FileError: The file cannot be written.

@@ -104,6 +104,8 @@ class GGUFFile:
     def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """Return a tensor; quantised blocks are dequantised, a few rows at a time, by default to float32.
 
+        A tensor that is not quantised keeps its dtype by default; then it is mapped to the file if it is aligned there.
+
         Raises:
             CheckpointError: `gguf` cannot dequantise the type.
             FileError: The file cannot be mapped into memory.
@@ -153,7 +155,10 @@ def dequantise(stored: UInt8[Tensor, "N row_bytes"], dtype: str) -> Float[Tensor
 
 
 def quantise(rows: Float[Tensor, "N D"], dtype: str) -> UInt8[Tensor, "N row_bytes"] | None:
-    """Return the bytes of rows in a type such as `"Q8_0"` or `"F16"`; `None` if `gguf` cannot quantise to that type."""
+    """Return the bytes of rows in a type such as `"Q8_0"` or `"F16"`; `None` if `gguf` cannot quantise to that type.
+
+    A `CheckpointError` says that a row is no whole number of blocks.
+    """
     if dtype in DTYPES:
         return rows.to(DTYPES[dtype]).contiguous().view(torch.uint8)
     gguf = require("gguf", extra="gguf")
@@ -237,7 +242,10 @@ def read_gguf(path: Path | str) -> GGUFFile:
 
 
 class _Header:
-    """Reads the header of a GGUF file from its bytes; `path` is for error messages."""
+    """Reads the header of a GGUF file from its bytes; `path` is for error messages.
+
+    Each method continues where the last one stopped. A `CheckpointError` says that the header is cut short or damaged.
+    """
 
     def __init__(self, path: Path, data: npt.NDArray[np.uint8]) -> None:
         self.path, self.data, self.at = path, data.data, 0
@@ -258,7 +266,7 @@ class _Header:
         return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))[0]
 
     def count(self, least: int) -> int:
-        """Return the next number, which counts entries of at least `least` bytes each."""
+        """Return the next number, which counts entries of at least `least` bytes each; the file must have so many."""
         count: int = self.number("Q")
         if count * least > len(self.data) - self.at:
             raise self.damaged(f"it states {count:,} entries and has {len(self.data):,} bytes")

@@ -48,7 +48,8 @@ Measurement = Annotated[float, _MEASURED]
 def parse_json(text: str | bytes, source: object) -> Any:
     """Parse JSON text and return the value: a dictionary, a list, a string, a number, a boolean or `None`.
 
-    Bytes are decoded as UTF-8. `source` is the path or name of the JSON, for error messages.
+    Bytes are decoded as UTF-8. `source` is the path or name of the JSON, for error messages. As in Python's `json`,
+    `NaN` and `Infinity` are numbers.
 
     Raises:
         CheckpointError: `text` is not JSON or not UTF-8, or a string has a lone surrogate, which UTF-8 cannot encode.
@@ -106,10 +107,10 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, object], 
     """Check that each value has the type that a function's signature states for the argument of that name.
 
     The function, or the class with a constructor, is not called. Missing arguments are no error, and names that the
-    signature lacks are not checked.
+    signature lacks are not checked. A `Range` in the signature is not checked either.
 
     Raises:
-        CheckpointError: A value has another type or range.
+        CheckpointError: A value has another type, a float is not finite, or an integer is outside int64.
     """
     hints = typing.get_type_hints(function.__init__ if isinstance(function, type) else function)  # type: ignore[misc]
     for name, value in values.items():
@@ -206,7 +207,10 @@ def _faults_of_object(value: object, kind: Any, path: str) -> Iterator[str]:
 
 
 def _has_type(value: object, kind: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
-    """Return whether a value has a type; the elements of a list and the fields of an object are not checked."""
+    """Return whether a value has a type: a class, or an annotation with this origin and these arguments.
+
+    The elements of a list and the fields of an object are checked only if the type is a union.
+    """
     if kind is Any or isinstance(kind, typing.TypeVar):
         return True
     if origin is Literal:

@@ -156,7 +156,8 @@ def _lock_file(path: str, what: str, timeout_seconds: float) -> int:
     """Create a lock file unless it exists, lock it, and write the ID and host name of this process into it.
 
     The result is the open descriptor of the file; closing it releases the lock. `what` is what the lock protects, for
-    error messages.
+    error messages. A `FileError` says that another process still has the lock after `timeout_seconds`, or that the file
+    cannot be written.
     """
     until = time.monotonic() + timeout_seconds
     while True:

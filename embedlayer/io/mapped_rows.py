@@ -50,7 +50,7 @@ class ResidentLimit:
     def chunks(self, items: int) -> Iterator[slice]:
         """Yield slices that cover `items` rows in turn. After each, which the caller reads, the limit is kept.
 
-        The slices are longer where reading added little resident memory before.
+        The slices are longer where reading added little resident memory before. Without a limit there is one slice.
         """
         start = 0
         while start < items:
@@ -62,7 +62,9 @@ class ResidentLimit:
     def keep(self, items: int) -> None:
         """Release the pages of all files of this limit if the resident memory has grown by more than `max_bytes`.
 
-        `items` is the number of rows that were read or written since the last call.
+        The growth is that since the last release. `items` is the number of rows that were read or written since the
+        last call: it determines the length of later `chunks` and, where the system does not tell the resident memory,
+        the growth that is assumed, of 64 KiB a row.
         """
         if self.max_bytes is None:
             return
@@ -215,8 +217,9 @@ class _Memory:
 
 
 def default_resident_bytes(nbytes: int) -> int | None:
-    """Return the limit of resident memory for a file that is only read: `None` for a small one, else `RESIDENT_BYTES`.
+    """Return the limit of resident memory for a file of `nbytes` bytes that is only read.
 
+    It is `None`, which means no limit, for at most a 16th of the machine's memory, else `RESIDENT_BYTES`.
     Above the limit, pages that are in memory must be mapped again, which takes longer than reading rows from them.
     """
     memory = machine_bytes()

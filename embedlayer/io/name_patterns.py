@@ -96,7 +96,10 @@ class NamePattern:
         return self._program[place] if place < len(self._program) else None
 
     def _reached(self, places: set[int], *, at_start: bool, at_end: bool) -> set[int]:
-        """Return `places` and all that follow from them without reading a character."""
+        """Return `places` and all that follow from them without reading a character.
+
+        `at_start` says that no character of the name was read yet, and `at_end` that all were read.
+        """
         reached, waiting = set(places), list(places)
         while waiting:
             place = waiting.pop()
@@ -112,7 +115,10 @@ class NamePattern:
         return reached
 
     def _alternatives(self, depth: int) -> _Program:
-        """Read sequences separated by `|`, up to the end of the pattern or of the group."""
+        """Read sequences separated by `|`, up to the end of the pattern or of the group, and return their program.
+
+        `depth` is the number of groups around them.
+        """
         if depth > _DEEPEST:
             raise self._refusal(f"groups are nested more than {_DEEPEST} times")
         program = self._sequence(depth)

@@ -203,9 +203,10 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def _renamed(one: Path, other: Path, flags: tuple[int, int]) -> bool:
-    """Rename with a flag that Python's standard library lacks; return `False` if the system does not know it.
+    """Rename with a flag that Python's standard library lacks; return `False` if the system does not support it.
 
-    `flags` are that of Linux and that of macOS.
+    `flags` are that of Linux and that of macOS. `False` also says that the file system does not support the flag. Any
+    other failure is an `OSError`.
     """
     if sys.platform not in ("linux", "darwin"):
         return False

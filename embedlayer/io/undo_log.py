@@ -80,7 +80,7 @@ class UndoLog:
 
     Args:
         path: File of the log, as `UndoLog.create` wrote it.
-        size: Bytes of its complete blocks; what follows them is removed.
+        size: Bytes of its complete blocks; what follows them is removed before the next write.
 
     Attributes:
         close: Function that closes the file, as garbage collection does.
@@ -165,7 +165,10 @@ class UndoLog:
 
 
 def write_at(descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
-    """Write buffers at an offset of an open file, and return how many bytes were written, as `os.pwritev` does."""
+    """Write buffers at an offset of an open file, and return how many bytes were written, as `os.pwritev` does.
+
+    Where the system has no `os.pwritev`, only the first buffer is written.
+    """
     if hasattr(os, "pwritev"):
         return os.pwritev(descriptor, parts, offset)
     return os.pwrite(descriptor, parts[0], offset)
@@ -245,7 +248,7 @@ def roll_back(path: Path | str, blocks: Sequence[Block], arrays: Sequence[tuple[
 
     Args:
         path: The log.
-        blocks: Blocks of rows that `check_rows` accepts.
+        blocks: Blocks of rows that `check_rows` accepts, in the order of the log. The last one is written back first.
         arrays: The arrays of `append_rows`, in the same order, and the bytes of a row of each. The arrays are changed;
             for `None` the contents are skipped.
 

@@ -55,7 +55,10 @@ class _LocalFolder(CheckpointFolder):
         self.name = str(folder)
 
     def find(self, file: str) -> Path | None:
-        """Return the path of a file in the folder; `None` if it does not exist, or is a folder."""
+        """Return the path of a file in the folder; `None` if it does not exist, or is a folder.
+
+        A `FileError` refuses a pipe or a device.
+        """
         path = self.folder / file
         if not path.exists() or path.is_dir():
             return None
@@ -104,7 +107,8 @@ class WeightFiles:
     def find(self, *suffixes: str) -> list[str]:
         """Return the names of the tensors that equal one of `suffixes` or end in a dot and the suffix.
 
-        The names for the first suffix come first; among the names for one suffix, the shortest.
+        The names for the first suffix come first; among the names for one suffix, the shortest. A name with two of the
+        suffixes is listed twice.
         """
         return [
             name
@@ -267,7 +271,10 @@ def is_plain_name(name: str) -> bool:
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:
-    """Read an index of shards (`model.safetensors.index.json`) and return the file name of each tensor by its name."""
+    """Read an index of shards (`model.safetensors.index.json`) and return the file name of each tensor by its name.
+
+    A `CheckpointError` refuses an index that is damaged, or names a file elsewhere or one that is no safetensors file.
+    """
     shards = read_json(index).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(file, str) for file in shards.values()):
         raise CheckpointError(

@@ -74,7 +74,8 @@ class KeyValueCache:
     ) -> tuple[Int[Tensor, "*axes B T"], AttentionMask | None]:
         """Return (positions, documents) of new tokens; the cache does not change.
 
-        By default a text continues at the last position plus one; on several axes, at the largest of these.
+        By default a text continues at the last position plus one; on several axes, at the largest of these. With an
+        empty cache the default positions are those of `positions_of`, and the documents are `attention_mask`.
 
         Args:
             ids: IDs of the new tokens; only their shape and device are used.

@@ -43,7 +43,8 @@ class CausalOutputs(NamedTuple):
         hidden: Hidden states that the LM head reads, `(B, T, D)`.
         loss: Function `(targets, ignore_index=-100, reduction="mean") -> loss` with the target of each place, `(B, T)`:
             the cross entropy in nats. No tensor of all logits is computed for a `DecoderLM`, nor for a patched model
-            whose type is known. Other models of transformers have computed their logits already.
+            whose type is known. Other models of transformers have computed their logits already. The mean over no
+            target is 0, or NaN for these other models.
     """
 
     hidden: Float[Tensor, "B T D"]
@@ -95,7 +96,10 @@ def causal_logits(model: nn.Module, ids: Int[Tensor, "B T"]) -> UncomputedLogits
 
 
 def _applied(head: OutputHead) -> LogitOptions:
-    """Return the options of a patched head for the hidden states with which its model calls it."""
+    """Return `logit_scale=1.0` for a head whose model scales the hidden states before it calls the head.
+
+    The scale must not be applied again to those states. For any other head there are no options.
+    """
     return {"logit_scale": 1.0} if head.model_options is not None and head.model_options.scales_hidden else {}
 
 
@@ -164,6 +168,7 @@ def check_causal(model: nn.Module, ids: Int[Tensor, " T"]) -> None:
     """Check that a language model predicts each token from those before it.
 
     The model is run on two short texts that differ in their last token: the first `PROBED` tokens of `ids`, any text.
+    A `DecoderLM` is not run, nor any model on fewer than two tokens.
 
     Raises:
         CheckpointError: The model is an encoder-decoder of transformers, its hidden states depend on later tokens, or
@@ -217,7 +222,8 @@ class PatchedDecoder(nn.Module):
         Args:
             ids: Token IDs, without padding.
             targets: Token ID that follows each token, or -100 for no loss.
-            reduction: `"mean"` or `"sum"` over the targets other than -100, or `"none"` for `(B, T)`, 0 at -100.
+            reduction: `"mean"` or `"sum"` over the targets other than -100, or `"none"` for `(B, T)`, 0 at -100. For
+                the mean over no target see `CausalOutputs`.
 
         Raises:
             CheckpointError: The model has no LM head that reads a hidden state for each token. All other errors are

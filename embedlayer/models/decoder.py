@@ -232,7 +232,7 @@ class DecoderLM(Pretrained):
                 are compared with `labels[..., t + 1]`, if it is in the same document. The result is a `CausalLMOutput`,
                 without logits in training.
             num_items_in_batch: Number of targets in all accumulated batches, by which the summed loss is divided;
-                `None` for the number of targets in this batch.
+                `None` for the number of targets in this batch. Without any target the loss is then 0.
 
         Raises:
             SizeError: Not exactly one of `ids`, `input_ids` and `inputs_embeds` is passed, or labels with a cache; the
@@ -270,6 +270,8 @@ class DecoderLM(Pretrained):
         **options: Unpack[LossOptions],
     ) -> Float[Tensor, "*result"]:
         """Return the cross entropy of `targets`, the tokens that follow `ids`, in nats; by default their mean.
+
+        The mean over no target is 0.
 
         Args:
             ids: Token IDs; `None` with `inputs_embeds`.
@@ -446,7 +448,7 @@ class BlockSizes(NamedTuple):
 
 
 class Block(nn.Module):
-    """Pre-norm transformer block: `x + attention(norm(x))`, then `x + swiglu(norm(x))`."""
+    """Pre-norm transformer block: `x + dropout(attention(norm(x)))`, then `x + dropout(swiglu(norm(x)))`."""
 
     def __init__(self, width: int, sizes: BlockSizes) -> None:
         super().__init__()
@@ -497,7 +499,8 @@ class Attention(nn.Module):
             x: Normalised vectors of the new tokens.
             position: Position scheme; its `rotate` is applied here, its bias is already in `scores`.
             prepared: Position of each new token, or the result of `position.prepare` for them.
-            scores: Attention bias and mask together, from `attention_scores_bias`; `None` for a plain causal mask.
+            scores: Attention bias and mask together, from `attention_scores_bias`; `None` for a plain causal mask, or
+                for a single new token that attends to all others.
             past: Cache of this block, to which keys and values of the new tokens are appended; `None` for no cache.
             add_to_values: Function from the values and `x` to the values with those of value embeddings; `None` for
                 none.

@@ -75,7 +75,9 @@ def next_tokens(
 ) -> Iterator[Int[Tensor, " B"]]:
     """Yield the new token of each text, `(B,)`, as soon as it is computed.
 
-    The arguments, errors and tokens are those of `generate`.
+    The arguments, errors and tokens are those of `generate`, but `ids` are `(B, T)`. A text that has ended repeats its
+    last token until all have ended. A wrong option or mask is an error at the call, and a bad ID when the first token
+    is requested.
     """
     sampler = Sampler.of(sampling, "generate")
     if max_new_tokens < 0:
@@ -132,9 +134,9 @@ def _logits_after(
 ) -> Float[Tensor, "B V"]:
     """Return the logits of the token that follows each text, computed in evaluation mode without gradients.
 
-    The model is back in its mode afterwards. `last` is the place in `ids`, the new tokens, of the last one of each
-    text. `cache` has the tokens before, and gains the keys and values of `ids`. Tokens that continue a cached text have
-    no mask.
+    Afterwards all modules of the model are in the mode that the model itself had. `last` is the place in `ids`, the new
+    tokens, of the last one of each text. `cache` has the tokens before, and gains the keys and values of `ids`. Tokens
+    that continue a cached text have no mask.
     """
     training = model.training
     model.eval()

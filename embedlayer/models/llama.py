@@ -42,7 +42,7 @@ def load_llama(
 
     Args:
         source: A file, a folder, or a name on the hub.
-        dtype: Dtype of the model; `None` for that of the checkpoint.
+        dtype: Dtype of the model; `None` for that of each tensor in the checkpoint, which may differ in a GGUF file.
         device: Device of the model.
 
     Returns:

@@ -18,7 +18,8 @@ class SamplingOptions(TypedDict, total=False):
     They act in the order of transformers' `generate`: repetition penalty, temperature, top-k, top-p, min-p.
 
     Attributes:
-        temperature: 0, the default, selects the most likely token; above 0, higher is more random.
+        temperature: 0, the default, selects the most likely token, whatever `top_k`, `top_p` and `min_p` are; above 0,
+            higher is more random.
         top_k: Sample from the K most likely tokens, and from all that are as likely as the last of these; `None` for
             all.
         top_p: Sample from the most likely tokens that together reach this probability (nucleus sampling); `None` for

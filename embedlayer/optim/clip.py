@@ -19,6 +19,8 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Scale all gradients in place by `min(1, max_norm / (norm + 1e-6))`, where `norm` is that of all of them.
 
+    Equal rows of a sparse gradient are summed first.
+
     The rows of a sharded table (`embedlayer.distributed.ShardedTable`) count on all ranks: with such a table every rank
     must call this function. The gradients of all other parameters must be the same on every process, as with
     `DistributedDataParallel`, or DTensors, of one mesh or several.
@@ -28,10 +30,11 @@ def clip_grad_norm_(
         max_norm: Largest norm after clipping.
         norm_type: Order of the norm, as in `torch.linalg.vector_norm`; 2 for the Euclidean norm.
         error_if_nonfinite: Whether to raise an error if the norm is infinite or NaN.
-        foreach: As in torch.
+        foreach: As in `torch.nn.utils.clip_grad_norm_`.
 
     Returns:
-        The norm before clipping, a scalar.
+        The norm before clipping, a scalar; 0 without gradients. As in torch it is a DTensor if all gradients are
+        DTensors with the same mesh and placements.
 
     Raises:
         RuntimeError: `error_if_nonfinite` is set and the norm is not finite.

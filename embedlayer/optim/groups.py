@@ -22,7 +22,8 @@ def param_groups(model: nn.Module, *, weight_decay: float = 0.1) -> list[dict[st
 
     Returns:
         Up to four groups, each a dict with `name`, `params` and `weight_decay`, without empty groups. Each trained
-        parameter is in exactly one group. The group `norms` has all other parameters with fewer than two dimensions.
+        parameter is in exactly one group. Of the parameters of neither tables nor positions, `norms` has those with
+        fewer than two dimensions, and `matrices` the others.
 
     Example:
         >>> model = DecoderLM(TokenEmbedding(100, 32), RotaryEmbedding(8), num_layers=1)

@@ -30,10 +30,11 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
 
     Args:
         params: Parameters or groups, as for any optimizer of torch. Row-sparse tables are recognised.
-        defaults: Options of a group.
+        defaults: Options of each group that does not set its own.
         state: What is stored for each row of a row-sparse table.
         rounding: How the rows of a bfloat16 table are rounded; `None` for the nearest number.
-        apply_pending_every: Number of steps on a table after which all its pending updates are applied.
+        apply_pending_every: Number of steps on a table after which all its pending updates are applied; `None` to apply
+            them only when rows are read.
 
     Raises:
         SizeError: An option is not supported or outside its range.
@@ -78,7 +79,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         """Add a parameter group, as in torch.
 
         Raises:
-            SizeError: An option of the group is not supported or outside its range.
+            SizeError: An option of the group is not supported or outside its range. The group has been added then.
         """
         super().add_param_group(param_group)
         self._check_group(self.param_groups[-1])
@@ -87,7 +88,8 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step on every parameter that has a gradient. An error leaves all parameters and states unchanged.
 
-        Threads that look rows of a row-sparse table up meanwhile wait.
+        The `StaleRowsError` for a written weight also drops the pending updates of that table. Threads that look rows
+        of a row-sparse table up meanwhile wait.
 
         Args:
             closure: Function that computes the loss again, as in torch; `None` for none.
@@ -308,7 +310,10 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         return [p for group in self.param_groups for p in group["params"] if is_row_sparse(p)]
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        """Check the options of a parameter group; see `check_options`."""
+        """Check `maximize`, `lr`, `weight_decay` and rounding of a parameter group, then the rest by `check_options`.
+
+        An option that is not supported or outside its range is a `SizeError`.
+        """
         if group.get("maximize"):
             raise SizeError("maximize is not offered: minimise the negative loss.")
         if not group["lr"] >= 0 or not group["weight_decay"] >= 0:
@@ -373,7 +378,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         return next(group for group in self.param_groups if any(parameter is each for each in group["params"]))
 
     def _attach(self, parameter: Any, group: dict[str, Any]) -> None:
-        """Let the pending updates of a table follow this optimizer; see `attach` there."""
+        """Let the pending updates of a table record the steps of this optimizer; see `PendingUpdates.attach`."""
         moments, step = self._row_moments(parameter), int(self.state[parameter]["step"])
         seed = group.get("rounding_seed")
         parameter.pending_updates.attach(parameter, step, moments, self.betas_of(group), rounding_seed=seed)

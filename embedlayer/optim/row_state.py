@@ -30,7 +30,10 @@ class RowState(ABC):
 
     @abstractmethod
     def layout(self, weight: Tensor) -> dict[str, StateTensor]:
-        """Return the state tensors of a table by name: the first moments, unless there are none, and the second."""
+        """Return width and dtype of each state tensor of a table, by name, in the order in which kernels take them.
+
+        First moments, unless there are none, come before second moments, or the sum of squares in their place.
+        """
 
 
 @dataclass(frozen=True)

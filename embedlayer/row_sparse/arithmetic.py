@@ -28,7 +28,7 @@ def compute_dtype(table: Tensor) -> torch.dtype:
 
 
 def tolerance_of(table: Tensor) -> float:
-    """Return the largest relative error of the sum over skipped steps, for a table of this dtype."""
+    """Return the relative error that `StepHistory.skipped_steps` may have, for a table of this dtype."""
     return 1e-12 if table.dtype == torch.float64 else 1e-7
 
 

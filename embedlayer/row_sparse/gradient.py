@@ -101,10 +101,10 @@ class ShardedGradient(TableGradient):
 
 
 def row_gradient(parameter: Tensor, grad: Tensor, *, drop: int | None = None) -> RowSparseGradient:
-    """Return a weight's gradient as stored in `parameter.grad`: sparse, each row once, in ascending order.
+    """Return a gradient of the weight `parameter` as a sparse gradient with each row once, in ascending order.
 
-    The result is `coalesced(grad)` as a `RowSparseGradient`. `drop` is a row to leave out, such as the padding row. The
-    parameter is not changed.
+    The result is `coalesced(grad)` as a `RowSparseGradient`, which can be stored in `parameter.grad`. `drop` is a row
+    to leave out, such as the padding row. The parameter is not changed.
     """
     gradient = with_torch_functions(coalesced(grad, drop=drop), parameter)
     assert isinstance(gradient, RowSparseGradient)
@@ -188,7 +188,7 @@ def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:
 
     The gradient is sparse COO with rows in any order, or dense; then its nonzero rows are kept. `drop` is a row to
     leave out, such as the padding row. Values of equal rows are summed in the order of the batch, so the result does
-    not depend on threads.
+    not depend on threads. Where there is nothing to sum or leave out, the result shares the memory of a sparse `grad`.
     """
     if grad.layout is not torch.sparse_coo:
         rows = (grad != 0).any(1).nonzero().squeeze(1)

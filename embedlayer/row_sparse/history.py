@@ -156,7 +156,7 @@ class StepHistory:
 
     Args:
         start: Number of the step before the first recorded one.
-        betas: `beta1`, `beta2` and `eps` of all recorded steps.
+        betas: `beta1`, `beta2` and `eps` of all recorded steps; those of Adagrad begin with `NO_FADING`.
 
     Raises:
         SizeError: `beta1 >= sqrt(beta2)`, or a value is outside AdamW's range.

@@ -47,8 +47,8 @@ _raw_reads = _RawReads()
 def watch(weight: nn.Parameter, pending: PendingUpdates) -> None:
     """Attach the pending updates of a table to its weight, which becomes a `RowSparseParameter` in place.
 
-    From then on its gradients are coalesced, and reading it applies pending updates. Without effect if they are
-    attached to `weight` already.
+    From then on its gradients are coalesced, and reading it applies pending updates. A DTensor keeps its class, so
+    reading it applies none. Without effect if they are attached to `weight` already.
     """
     if pending.weight_ref is not None and pending.weight_ref() is weight and pending_updates_of(weight) is pending:
         return
@@ -57,6 +57,8 @@ def watch(weight: nn.Parameter, pending: PendingUpdates) -> None:
 
     def coalesce(grad: Tensor) -> Tensor:
         """Gradient hook: return the gradient with equal rows summed and without the padding row, in new memory.
+
+        A gradient of `finished_gradient` is returned as it is.
 
         Raises:
             ShapeError: The gradient is dense.
@@ -240,7 +242,10 @@ COPIES_ROWS = frozenset(
 
 
 def _copies_rows(func: Callable[..., Any], weight: nn.Parameter) -> bool:
-    """Return whether to exclude other threads during `func`. Where a graph is recorded, hooks of the user may run."""
+    """Return whether to exclude other threads during `func`: whether it copies rows and records no graph.
+
+    Where a graph is recorded, hooks of the user may run, during which no lock is held.
+    """
     return func in COPIES_ROWS and not (torch.is_grad_enabled() and weight.requires_grad)
 
 

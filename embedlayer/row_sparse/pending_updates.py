@@ -175,10 +175,10 @@ class PendingUpdates:
     ) -> None:
         """Start to record the steps of an optimizer. The values and moments of all rows must be up to date with `step`.
 
-        Without effect if an optimizer with these options is attached already. Otherwise the pending updates of the one
-        attached before, which may be the same with other betas, are applied first. `step` is the number of steps that
-        the optimizer has made so far. Its state tensors, `moments`, are kept and written in place: first moments,
-        unless it has none, and second moments.
+        Without effect if an optimizer with these moments, betas and seed is attached already. Otherwise the pending
+        updates of the one attached before, which may be the same with other betas, are applied first. `step` is the
+        number of steps that the optimizer has made so far. Its state tensors, `moments`, are kept and written in place:
+        first moments, unless it has none, and second moments.
 
         Raises:
             SizeError: `check_betas` refuses the betas.
@@ -210,7 +210,8 @@ class PendingUpdates:
     def apply_to_ids(self, weight: Tensor, ids: Tensor) -> None:
         """Apply the pending updates of the rows that a look-up is about to read, to the weight in place.
 
-        If the weight is trained, values and moments of these rows are kept for the next optimizer step (`CachedRows`).
+        If no kernel applies them and the weight is trained, values and moments of these rows, without the padding row,
+        are kept for the next optimizer step (`CachedRows`).
         """
         self.check_process()
         steps = self.steps

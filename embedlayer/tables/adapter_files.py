@@ -113,7 +113,7 @@ class AdapterFolder:
     Attributes:
         directory: The folder.
         modules: What the adapter changes in each module with a matrix as its weight, by the module's name in the model.
-        others: Names of the modules with other changes, such as a trained bias, sorted.
+        others: Names of the modules with other changes, such as a trained bias, sorted. They are not in `modules`.
         metadata: Strings in the header of the weights' file.
     """
 
@@ -132,7 +132,7 @@ class AdapterFolder:
                 sizes, or if all that have them are changed in the same way, as the two ends of a tied table are.
 
         Raises:
-            CheckpointError: The adapter has no such module, or several.
+            CheckpointError: The adapter has no such module, or several that it changes in different ways.
         """
         named = {
             name: change
@@ -235,7 +235,10 @@ def _check_kind(config: JsonObject, directory: Path) -> None:
 
 
 def _split(name: str, directory: Path) -> tuple[str, str]:
-    """Return `(module, what)` of the name of a tensor: `("lm_head", "lora_A.weight")`, for example."""
+    """Return `(module, what)` of the name of a tensor: `("lm_head", "lora_A.weight")`, for example.
+
+    A name without the prefix that PEFT writes is a `CheckpointError`.
+    """
     if not name.startswith(_PREFIX):
         raise CheckpointError(
             f"{directory / ADAPTER_WEIGHTS} has a tensor {name!r}; the names of PEFT start with {_PREFIX!r}."
@@ -304,7 +307,10 @@ def _module_adapter(module: str, tensors: Mapping[str, Tensor], config: JsonObje
 
 
 def _token_ids(config: JsonObject, module: str, directory: Path) -> list[int]:
-    """Return the token IDs that a configuration states for a module."""
+    """Return the token IDs that a configuration states for a module; an empty list if it states none.
+
+    A token that is named twice is a `CheckpointError`.
+    """
     ids = config.get("token_indices") or config.get("trainable_token_indices") or []
     if isinstance(ids, dict):
         ids = next((ids[key] for key in ids if module == key or module.endswith(f".{key}")), [])
@@ -318,7 +324,11 @@ def _token_ids(config: JsonObject, module: str, directory: Path) -> list[int]:
 
 
 def _of_module(config: JsonObject, patterns: str, module: str, directory: Path, default: float) -> float:
-    """Return the number of a module: that of the first pattern that its name or the end of its name matches."""
+    """Return the number of a module: that of the first pattern that its name or the end of its name matches.
+
+    `patterns` is the key of the configuration under which the numbers are stored by pattern. If no pattern matches, the
+    result is `default`.
+    """
     source = f"{directory / ADAPTER_CONFIG}, {patterns}"
     numbers: dict[str, float] = config.get(patterns) or {}
     return next((number for text, number in numbers.items() if _pattern(text, source).matches(module)), default)

@@ -77,8 +77,9 @@ def source_of_rows(
 ) -> tuple[LookupTable, int | None]:
     """Return `(table, padding_idx)` for a conversion to another kind of table, from a table or from plain rows.
 
-    Plain rows, a tensor or NumPy array `(V, D)`, become a frozen `TokenEmbedding` with this padding token and scale. A
-    table keeps its own.
+    Plain rows, a tensor or NumPy array `(V, D)`, become a frozen `TokenEmbedding` with this scale and no padding token,
+    and `padding_idx` is returned as it was passed. For a table both arguments are ignored: it keeps its scale, and its
+    own padding token is returned.
 
     Raises:
         ShapeError: Plain rows are not `(V, D)`, or are not floats.

@@ -106,7 +106,7 @@ class DeltaEmbedding(TokenTable, ComputedBuffers, checks_ids=True):
             values: Initial rows, `(N, D)`, in ascending order of their tokens; `None` for the rows of the base.
 
         Raises:
-            SizeError: `count` is 0, or the padding token is among these rows.
+            SizeError: `count` is below 1, the padding token is among these rows, or `base` is no table.
             TokenIdError: `count` is larger than the table.
             ShapeError: `values` is not `(N, D)`.
 
@@ -138,7 +138,10 @@ class DeltaEmbedding(TokenTable, ComputedBuffers, checks_ids=True):
         return getattr(self.base, "init_std", 0.0)
 
     def reset_parameters(self) -> None:
-        """Draw the trained rows from N(0, init_std^2) in place, with the base's `init_std`. The base is not changed."""
+        """Draw the trained rows from N(0, init_std^2) in place, with the base's `init_std`. The base is not changed.
+
+        Over a base without an `init_std`, such as a quantised table, they become zero.
+        """
         init_normal_(self.delta, std=self.init_std)
 
     @property
@@ -156,7 +159,8 @@ class DeltaEmbedding(TokenTable, ComputedBuffers, checks_ids=True):
     def look_up(self, ids: Ids) -> Vectors:
         """Return the vectors of `ids` without `scale`, `(...)` to `(..., D)`.
 
-        They are the trained rows for `token_ids` and the vectors of the base for other tokens.
+        They are the trained rows for `token_ids` and the vectors of the base for other tokens, in the dtype of the
+        base. See `LookupTable.look_up` for the errors.
         """
         vectors = self.base.look_up(ids)
         places = self._places(ids.long().contiguous()).clamp(max=len(self.token_ids) - 1)

@@ -475,8 +475,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         Raises:
             SizeError: `embedding` is not an `nn.Embedding`; or it has a `forward` of its own, or a `weight` that is
                 not its own parameter (as with a parametrization), and so may compute something else; or it has
-                `max_norm` or `scale_grad_by_freq`.
-            TypeError: An argument is unknown.
+                `max_norm` or `scale_grad_by_freq`; or `scale` is another string.
 
         Example:
             >>> embedding = nn.Embedding(100, 8, padding_idx=0)
@@ -549,7 +548,10 @@ def tensor_of(rows: Tensor | npt.NDArray[Any]) -> Tensor:
 
 
 def _rows_of(source: object) -> Tensor:
-    """Return the `(V, D)` tensor or array `source` as a tensor of floats, detached from autograd; see `tensor_of`."""
+    """Return the `(V, D)` tensor or array `source` as a tensor of floats, detached from autograd; see `tensor_of`.
+
+    An `nn.Embedding` is a `SizeError`; anything else that is not `(V, D)` floats is a `ShapeError`.
+    """
     if isinstance(source, nn.Embedding):
         raise SizeError(
             "from_pretrained takes rows or a folder, not a module: call TokenEmbedding.from_embedding(embedding)."

@@ -189,7 +189,7 @@ class FactorizedEmbedding(TokenTable, checks_ids=True):
         }
 
     def look_up(self, ids: Ids) -> Vectors:
-        """Return `E1[ids] @ E2` without `scale`: `(...)` to `(..., D)`."""
+        """Return `E1[ids] @ E2` without `scale`: `(...)` to `(..., D)`. See `LookupTable.look_up` for the errors."""
         vectors: Tensor = self.projection(self.inner(ids))
         return vectors
 
@@ -218,7 +218,10 @@ class FactorizedEmbedding(TokenTable, checks_ids=True):
 
 
 def _weights(counts: Tensor | None, vocab_size: int) -> Tensor | None:
-    """Return `counts` divided by their sum, in float64, as weights of the tokens; `None` for `None`."""
+    """Return `counts` divided by their sum, in float64, as weights of the tokens; `None` for `None`.
+
+    Another shape than `(V,)` is a `ShapeError`; counts that are negative, not finite or all 0 are a `SizeError`.
+    """
     if counts is None:
         return None
     if counts.shape != (vocab_size,):

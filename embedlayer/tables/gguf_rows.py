@@ -97,7 +97,10 @@ class GGUFEmbedding(PackedRows):
         }
 
     def dequantised(self, ids: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
-        """Return the vectors of IDs that were checked, without `scale`, a few rows at a time."""
+        """Return the vectors of IDs that were checked, without `scale`; a few rows at a time are dequantised.
+
+        A `CheckpointError` says that `gguf` cannot dequantise the type of the blocks.
+        """
         vectors = torch.empty((len(ids), self.embed_dim), dtype=self.dtype, device=self.packed.device)
         step = max(1, _NUMBERS_AT_ONCE // self.embed_dim)
         for start in range(0, len(ids), step):

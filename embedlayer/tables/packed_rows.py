@@ -118,7 +118,8 @@ class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
 def _dtype_of(dtype: torch.dtype | str | None) -> torch.dtype:
     """Return the dtype of vectors that the constructor's argument `dtype` means.
 
-    A name such as `"bfloat16"` gives that dtype, and `None` gives torch's default.
+    A name such as `"bfloat16"` gives that dtype, and `None` gives torch's default. One that is not in `DTYPES` is a
+    `SizeError`.
     """
     resolved = torch.get_default_dtype() if dtype is None else DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if resolved not in DTYPES.values():

@@ -148,8 +148,9 @@ class QuantizedEmbedding(PackedRows):
                 of them, as always with `GGUFBlocks`. By default they run from the smallest to the largest number of a
                 group.
             clip: Whether outliers may be clipped to reduce the squared error of a group: each of 9 ranges is refined by
-                least squares, and the best one is taken. Without clipping, no number has an error of more than half the
-                step of its group, with 4 bits and no `GGUFBlocks` plus 2^-11 of the largest number of the row.
+                least squares, and the best one is taken. Without clipping and `rounding`, the error of a number is at
+                most half the step of its group, with 4 bits and no `GGUFBlocks` plus 2^-11 of the largest number of the
+                row.
             rounding: `CovarianceRounding()` for codes that keep more nearest neighbours; `None` for the nearest levels.
             padding_idx: For a plain tensor: padding token, whose row keeps its values.
             scale: For a plain tensor: as in the constructor.
@@ -335,7 +336,8 @@ def quantise(
 def gguf_blocks(table: TokenTable) -> UInt8[Tensor, "V bytes"]:
     """Return the rows of a table of the layout `GGUFBlocks` as the blocks that GGUF files store, without a copy.
 
-    Their type is Q4_0 or Q8_0 by the table's bits; `gguf.quants.dequantize` returns `table.rows(0, V)` bit for bit.
+    Their type is Q4_0 or Q8_0 by the table's bits; `gguf.quants.dequantize` returns `table.rows(0, V)` of a float32
+    table bit for bit.
 
     Returns:
         Bytes, uint8, `(V, 18 D / 32)` with 4 bits, `(V, 34 D / 32)` with 8.
@@ -462,7 +464,7 @@ def times_rows(
 
     With `transposed` it is `x @ rows.T`, `(N, D)` to `(N, V)`, else `x @ rows`, `(N, V)` to `(N, D)`. The result has
     the dtype of `x`. `packed` are the stored rows, uint8, `(V, row_format.row_bytes)`, `row_scale` is `(V,)`, or `None`
-    with 8 bits, and `row_format` has the numbers of a `RowFormat`.
+    for 1, and `row_format` has the numbers of a `RowFormat`.
     """
     form, vocab_size = RowFormat(*row_format), len(packed)
     wide = x.dtype if x.dtype == torch.float64 else torch.float32
@@ -512,7 +514,10 @@ def _blocks(count: int, width: int, device: torch.device, *, at_least: int = 1) 
 
 
 def _refuse_unsound(rows: Tensor, start: int, largest: float) -> None:
-    """Raise a `ShapeError` if a row holds NaN, infinity or a number above `largest`."""
+    """Raise a `ShapeError` if a row holds NaN, infinity or a number whose absolute value is above `largest`.
+
+    `start` is the number of the first row, for the error.
+    """
     sound = (rows.abs() <= largest).all(dim=1)
     if not sound.all():
         unsound = (~sound).nonzero()

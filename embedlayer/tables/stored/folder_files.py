@@ -49,7 +49,10 @@ class ClosedFields(TypedDict):
 
 
 class StateFields(TypedDict):
-    """Type of an array of optimizer state in a log's state: its file, number of columns and data type."""
+    """Type of an array of optimizer state in a log's state: its file, number of columns and data type.
+
+    A `width` of `None` is that of an array `(V,)`.
+    """
 
     file: str
     width: int | None
@@ -71,8 +74,9 @@ class PendingUpdatesFields(TypedDict):
 class CheckpointFields(TypedDict):
     """Type of the state that a log has for a checkpoint.
 
-    `last_number` is the largest that was given out to a checkpoint. `arrays` are those that existed then, by name.
-    `updates` are the numbers of the pending updates, and `tensors` their small tensors.
+    `generation` is the number of this checkpoint, and `last_number` the largest that was given out to any. `arrays` are
+    those that existed then, by name. `updates` are the numbers of the pending updates, and `tensors` their small
+    tensors.
     """
 
     generation: Count
@@ -181,7 +185,9 @@ def read_content(path: Path) -> tuple[LogContent, int]:
 
 
 def place_in_log(path: Path, content: LogContent, generation: int | None) -> int:
-    """Return the place in a log of a checkpoint that it can restore; a generation of `None` is the last one.
+    """Return the place in a log of a checkpoint that it can restore.
+
+    A generation of `None` is the last checkpoint that was completed, which is the first one in the log.
 
     Raises:
         CheckpointError: The log has no such checkpoint.

@@ -123,8 +123,8 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
             tensor: Name of the tensor, or its end after a dot, such as `"embed_tokens.weight"`. `None` for the only
                 tensor.
             padding_idx: Padding token, whose row is read as it is stored; a negative number counts from the end. `None`
-                for no such token.
-            scale: As in the constructor.
+                for that of a folder that `create` made; in another source for no such token.
+            scale: As in the constructor; `None` for that of a folder that `create` made, and for 1 in another source.
             max_resident_bytes: Limit of the mapped pages in this process, in bytes; `None` for no limit. `"auto"` is
                 128 MiB, or no limit for a table of at most 1/16 of physical memory.
 
@@ -169,7 +169,8 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
         """Create a table in a folder of its own, which is trained in place.
 
         The disk space of the rows is allocated now, and that of each array of optimizer state at its first step. So a
-        full disk is a `FileError` then, or when old rows are appended to the log, and never while rows are written.
+        full disk is a `FileError` then, or when old rows are appended to the log, and never while rows are written. On
+        macOS no space is allocated, and a full disk can end the process while rows are written.
 
         Args:
             folder: The folder, created if missing.
@@ -359,7 +360,10 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
 
     def stored(self, ids: Ids) -> StoredRows | None:
-        """Return checked IDs and the weight of a trained table on the CPU; see `LookupTable.stored`."""
+        """Return checked IDs and the weight of a trained table; see `LookupTable.stored`.
+
+        The result is `None` for a read-only table, and where vectors have another device or dtype than the rows.
+        """
         if not isinstance(self.source, FolderRows) or self.dtype != self.source.dtype or self.device.type != "cpu":
             return None
         self.source.folder("look up").check_open()
@@ -417,7 +421,10 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Tensor], prefix: str, metadata: Any, strict: bool, *lists: list[str]
     ) -> None:
-        """Copy loaded rows into the files of a trained table, in chunks, each logged first."""
+        """Copy loaded rows into the files of a trained table, in chunks, each logged first.
+
+        A read-only table has none to load. Missing, unexpected and other rows are reported in `lists`, as torch does.
+        """
         rows = state_dict.get(f"{prefix}weight")
         missing, unexpected, errors = lists
         if self.weight is None or rows is None:

@@ -182,7 +182,10 @@ class RowFolder(RowStorage):
         return (rows,) if width is None else (rows, width)
 
     def _open_arrays(self, arrays: JsonObject) -> None:
-        """Map the arrays of a checkpoint's state, which the next `new_state` of each name returns."""
+        """Map the arrays of a checkpoint's state, which the next `new_state` of each name returns.
+
+        A file that is not in this folder, or has another array than the state says, is a `CheckpointError`.
+        """
         for name, fields in arrays.items():
             if not is_plain_name(fields["file"]):
                 raise CheckpointError(f"{self.path / LOG} names the file {fields['file']!r}, which is not beside it.")
@@ -246,13 +249,19 @@ class RowFolder(RowStorage):
                 file.unlink()
 
     def _keep_state(self) -> None:
-        """Start to log rows relative to the present contents: no row is logged yet."""
+        """Start to log rows relative to the present contents: no row is logged yet.
+
+        From then on the files of the present arrays are kept until a checkpoint is completed.
+        """
         self._bits = np.zeros((self.fields["vocab_size"] + 7) // 8, np.uint8)
         self._logged = [self._weight.words, *(mapped.words for _, mapped, _ in self._arrays.values())]
         self._kept |= {fields["file"] for fields, _, _ in self._arrays.values()}
 
     def _mark_open(self) -> None:
-        """Write `open.json`: the folder is open, in this file system and since this start of the machine."""
+        """Write `open.json`: the folder is open, in this file system and since this start of the machine.
+
+        Then `closed.json` is deleted.
+        """
         mark: OpenFields = {"inode": self._weight.inode, "boot": boot_id(), "last_number": self._last_number}
         write_json(self.path / OPEN, {**mark})
         (self.path / CLOSED).unlink(missing_ok=True)
@@ -261,6 +270,8 @@ class RowFolder(RowStorage):
 
     def new_state(self, weight: Tensor, name: str, width: int | None, dtype: torch.dtype) -> Tensor:
         """Return a state tensor over a mapped file: zeros in a new file, or after `resume` the stored entries, once.
+
+        Stored entries of another shape or dtype are not returned; a new file takes their place.
 
         Raises:
             FileError: The file does not fit on the disk, or the folder is closed.
@@ -374,6 +385,8 @@ class RowFolder(RowStorage):
     def close(self) -> None:
         """Write everything to the disk, and release the folder's lock. The tensors can still be read. May be repeated.
 
+        In a process that was forked after opening the folder this does nothing.
+
         Raises:
             FileError: The disk reports an error.
         """
@@ -419,7 +432,7 @@ class RowFolder(RowStorage):
             self.before_write(torch.arange(chunk.start, chunk.stop))
 
     def fill(self, new_rows: Callable[[slice], Tensor]) -> None:
-        """Write all rows in chunks, each logged before it changes."""
+        """Write all rows in chunks, each logged before it changes. `new_rows` returns the new rows of a slice."""
         for chunk in self._chunks(self.weight):
             with self.lock:
                 self.before_write(torch.arange(chunk.start, chunk.stop))
