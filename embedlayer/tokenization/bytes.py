@@ -108,7 +108,7 @@ class TokenBytes:
     def word_position(self, token_id: int) -> WordPosition | None:
         """Return where in a word a token occurs: `"start"`, `"inside"` or `"end"`; `None` if that is unknown.
 
-        - Start: `Ġdog`, `▁dog`, and `dog` in a vocabulary with `##dog`.
+        - Start: `Ġdog`, `▁dog`, and `dog` in a vocabulary with `##dog` or of whole words.
         - Inside: `##dog`, and `dog` in a vocabulary with `Ġdog`.
         - End: `dog</w>`, which may also be the whole word.
 
