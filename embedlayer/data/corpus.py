@@ -95,6 +95,9 @@ class TokenCorpus:
             TextError: The text gives no token, or has lone surrogates, which UTF-8 cannot encode.
             TokenizerError: `tokenizer` is no tokenizer, or cannot encode the text.
 
+        Warns:
+            EmbedLayerWarning: The IDs next to a cut may differ from those of the whole text.
+
         Example:
             >>> from embedlayer.tokenization.train import train_tokenizer
             >>> corpus = TokenCorpus.from_text("Hello", train_tokenizer((), kind="byte"))

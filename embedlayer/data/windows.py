@@ -41,8 +41,8 @@ class TokenWindows(Dataset[Window]):
         stride: Tokens from the start of one window to the start of the next.
 
     Raises:
-        SizeError: `max_length` or `stride` is not an integer or is below 1, or the IDs have several dimensions.
-        ShapeError: The IDs are not integers.
+        SizeError: `max_length` or `stride` is not an integer or is below 1, or the IDs are not in one dimension.
+        ShapeError: The IDs are not integers, or are lists of different lengths.
         TextError: The IDs are too few for one window and its target, or are text.
 
     Example:
@@ -115,9 +115,13 @@ def create_dataloader(
         TextError: The text is empty, not plain text, shorter than one window and its target, or a path as `str`; or it
             has fewer than `batch_size` windows, and `drop_last` leaves them all out.
         TokenizerError: A text is passed without a tokenizer, or with one that cannot encode it.
-        ShapeError: The IDs are not integers.
-        SizeError: A size is not an integer or is below 1, or the IDs have several dimensions.
+        ShapeError: The IDs are not integers, or are lists of different lengths.
+        SizeError: A size is not an integer or is below 1, or the IDs are not in one dimension.
         FileError: A text file cannot be read.
+
+    Warns:
+        EmbedLayerWarning: The IDs next to a cut of a text may differ from those of the whole text, or a `.txt` has JSON
+            lines.
 
     Example:
         >>> from embedlayer.tokenization.train import train_tokenizer
@@ -161,8 +165,8 @@ class WindowSampler:
         seed: Any integer.
 
     Raises:
-        SizeError: `max_length` or `batch_size` is not an integer or is below 1, or the IDs have several dimensions.
-        ShapeError: The IDs are not integers.
+        SizeError: `max_length` or `batch_size` is not an integer or is below 1, or the IDs are not in one dimension.
+        ShapeError: The IDs are not integers, or are lists of different lengths.
         TextError: The IDs are too few for one window and its target, or are text.
 
     Example:

@@ -180,6 +180,8 @@ class TokenBytes:
     def find(self, token: Token) -> int:
         """Return the ID of a token that is named by its ID, its vocabulary entry (`Ġdog`), or its text (` dog`).
 
+        A string that is an entry is not read as a text.
+
         Raises:
             VocabularyError: There is no such token.
         """

@@ -471,7 +471,8 @@ def _check_same_ids(
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
     """Parse a protocol buffer message, and yield the number and the value of each of its fields.
 
-    A value is an integer, or bytes for strings, nested messages and fixed-size numbers.
+    A value is an integer, or bytes for strings, nested messages and fixed-size numbers. Bytes that the end of the
+    message cuts off are yielded as they are.
 
     Raises:
         struct.error, IndexError: The message is damaged.

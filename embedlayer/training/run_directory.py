@@ -450,8 +450,8 @@ class RunDirectory:
     def validation(self) -> JsonObject | None:
         """Return step and validation results of the run; `None` before the first validation.
 
-        They are those of `best`, or, as for a run with mapped tables, which has none, those of the line of metrics with
-        the lowest loss after the first step.
+        They are those of `best`. A run without `best`, such as one with mapped tables, has the line of metrics with the
+        lowest validation loss; the first one counts only if it is the only one.
 
         Raises:
             FileError: The metrics cannot be read.
