@@ -105,7 +105,14 @@ def _write_onnx(opened: "OpenedModel", source: Path, output: Path) -> int:
 
 
 def _write_vectors(opened: "OpenedModel", output: Path, format: "VectorFormat") -> int:
-    """Write the rows that have a token, in a file format of word vectors; return their number."""
+    """Write the rows that have a token, in a file format of word vectors; return their number.
+
+    Spaces in tokens become `▁`, except for npy and projector. Of a source without a tokenizer npy has all rows.
+
+    Raises:
+        TokenizerError: There is no tokenizer, and the format is not npy.
+        FileError: The file cannot be written.
+    """
     import torch
 
     from embedlayer.analysis.row_reader import RowReader

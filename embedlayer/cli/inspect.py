@@ -223,8 +223,8 @@ def _per_layer(opened: "OpenedModel") -> dict[str, int] | None:
 def _geometry_lines(content: Measurements, health: "TableHealth") -> Iterator[tuple[str, str, str]]:
     """Yield `(name, value, meaning)` for each geometric measurement, for `print_facts`.
 
-    The meaning ends with the value by chance, and names the rows where some lines leave out those that never learned.
-    If there is no geometry, one line says that no row can be measured.
+    Where random numbers have a value to compare with, the meaning ends with it. Where some lines leave out the rows
+    that never learned, it names the rows. If there is no geometry, one line says that no row can be measured.
     """
     from embedlayer.analysis.shared_variance import SAMPLED
 
@@ -273,7 +273,8 @@ def _health_lines(
 ) -> Iterator[tuple[str, str, str]]:
     """Yield `(kind, number of rows, examples)` for each kind of bad row, for `print_facts`.
 
-    The kinds are broken, equal to another row, never touched in training, not in the text, and under-trained.
+    The kinds are zero, not finite, equal or nearly equal to another row, never touched in training, not in the text,
+    and under-trained. If a corpus or `absent_in_text` is missing, its line is left out.
     """
     yield "zero", f"{len(health.zero_rows):,}", _named(health, health.zero_rows)
     yield "NaN or infinity", f"{len(health.nonfinite_rows):,}", _named(health, health.nonfinite_rows)
@@ -362,10 +363,11 @@ def _show_scores(console: "Console", content: Measurements) -> None:
 
 
 def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: bool, as_json: bool) -> None:
-    """Print which tokens moved most and which moved least from one table to another.
+    """Print whether two tables are related, and which tokens moved most and least from one to the other.
 
     The two rows of each token are compared. If one of the models has no tokenizer, rows of the same ID are compared.
-    With `aligned`, one table is first rotated and scaled to fit the other; see `align_tables`.
+    With `aligned`, one table is first rotated and scaled to fit the other, unless they are related as they are stored;
+    see `align_tables`. Of unrelated tables no tokens are listed.
 
     Raises:
         TokenizerError: The tokenizers have no token in common.
@@ -444,9 +446,9 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
 def _moved(movement: "RowMovement", after: "OpenedModel", topn: int) -> "dict[str, list[MovedRow]]":
     """Return the tokens that moved most and least, each list with at most `topn` of them.
 
-    Rows that did not move (`RowMovement.has_moved`) are in no list of those that moved most, and there is no list of
-    those that moved least if `topn` rows or more did not move. If the number of occurrences is known, tokens that never
-    occur are in a list of their own, `"never"`.
+    Rows that did not move (`RowMovement.has_moved`) are in no list of those that moved most. The list of those that
+    moved least is empty if no row moved, or if `topn` rows or more did not. If the number of occurrences is known,
+    tokens that moved and never occur are in a list of their own, `"never"`.
     """
     import torch
 

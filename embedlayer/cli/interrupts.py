@@ -33,10 +33,11 @@ def raise_interrupt(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def ending_on_interrupt() -> Iterator[None]:
-    """Context manager: Ctrl-C ends the process within a second, whatever runs in the block.
+    """Context manager: Ctrl-C raises `KeyboardInterrupt` in the block, or ends the process within a second.
 
-    Where the signal is ignored, as in a shell's background processes, it stays so. Outside the main thread, or below a
-    caller with a handler of its own, nothing changes.
+    It ends if foreign code runs for `SECONDS`, so that Python cannot call the signal's handler. Where the signal is
+    ignored, as in a shell's background processes, it stays so. Outside the main thread, or below a caller with a
+    handler of its own, nothing changes.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before not in (

@@ -71,8 +71,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit the process.
 
     Exit codes: 0 for success, or for a reader of the output that ends first, such as `head`; 1 for a file that cannot
-    be read or written, or for another process that has ended; 2 for input that cannot be used; 130 for Ctrl-C. Warnings
-    of this library are printed in yellow, errors in red without a traceback.
+    be read or written, or for another process that has ended; 2 for input that cannot be used, or a package that is
+    missing; 130 for Ctrl-C. Warnings of this library are printed in yellow, errors in red without a traceback.
 
     Raises:
         SystemExit: Always, except in a worker of torchrun; see `_exit`.

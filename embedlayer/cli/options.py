@@ -86,7 +86,10 @@ class NewPath(click.Path):
 
 
 def _check_new_model(path: str | Path) -> None:
-    """Check the path of an edited model: a folder or, of a GGUF file, a file."""
+    """Raise a `FileError` unless the path of an edited model, a folder or a GGUF file, is new.
+
+    An empty folder counts as new.
+    """
     if is_stream(path):
         raise FileError(f"{path} is a device or a pipe. Choose a new folder or, for a GGUF file, a new file.")
     check_new_folder(path) if os.path.isdir(path) else check_new_files(path)

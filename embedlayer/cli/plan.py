@@ -167,7 +167,8 @@ def planned(
 def planned_injections(injections: "Iterable[nn.Module]", options: Mapping[str, Any]) -> list[EmbeddingPlan]:
     """Return the plan of each additional table of a decoder, named after its injection.
 
-    `options` are fields of `EmbeddingPlan` for all tables. Those that need a head or a frozen table are left out.
+    `options` are fields of `EmbeddingPlan` for all tables. Those that need a head or a frozen table are left out, and
+    `tokens` counts once for each row that a token looks up in a table of n-grams.
     """
     from embedlayer.injections.ngram import NgramEmbedding
     from embedlayer.tables.lookup import LookupTable
@@ -285,7 +286,8 @@ def _additional(injected: list[EmbeddingPlan]) -> Printed:
 def _comparison(plans: list[EmbeddingPlan]) -> Printed:
     """Return a table with one line for each plan: title, headings, lines, and the note below.
 
-    The title names the data type, optimizer and tokens of the first plan; all plans have the same.
+    The title names the data type, optimizer and tokens of the first plan. Only the data type of the others can differ,
+    if one plan is from a `config.json`.
     """
     first = plans[0]
     loss = "plain" if first.plain_loss else "chunked"

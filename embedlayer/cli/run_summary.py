@@ -66,7 +66,7 @@ def what_was_learned(opened: "OpenedModel") -> dict[str, Any] | None:
 
     Returns:
         A dictionary: `frequent`, `rare` and `unused`, the numbers of tokens that occur at least `FREQUENT` times in the
-        text, less often, and never; `unigram_entropy` in nats, `gain` and `is_little`, as in `LossOfRun`; and
+        text, less often or never, and never; `unigram_entropy` in nats, `gain` and `is_little`, as in `LossOfRun`; and
         `is_sound` and `verdict`, the summary of `TableHealth`. `None` if the corpus of the run was deleted.
     """
     from embedlayer.explorer.health import table_report

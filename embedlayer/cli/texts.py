@@ -97,7 +97,11 @@ def _build_mixture(
 ) -> "tuple[TokenMixture, Tokenizer]":
     """Build a corpus of each source in the folders `target/0`, `target/1`, ..., or link those that are built.
 
-    The tokenizer is that of the built corpora. If there is none, one is trained on the texts, each with its share.
+    The tokenizer is that of the built corpora; without any, the one that `options` name, or one that is trained on the
+    texts, each with its share. What an earlier run left in `target` is deleted.
+
+    Raises:
+        TokenizerError: The corpora have different tokenizers, or another one than `options` name.
     """
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.data.corpus_files import is_corpus
@@ -186,7 +190,11 @@ def _link_corpus(ready: Path, target: Path, tokenizer_from: Path | None) -> "tup
 
 
 def _remove_corpus(folder: Path) -> None:
-    """Delete the corpus or the corpora of a mixture that an earlier run left in a folder."""
+    """Delete the folder of the corpus, or of the corpora of a mixture, that an earlier run left.
+
+    Raises:
+        FileError: The folder holds other files.
+    """
     from embedlayer.data.corpus_files import is_corpus
 
     is_empty = not any(not path.name.startswith(".") for path in folder.iterdir())

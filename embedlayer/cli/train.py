@@ -38,7 +38,13 @@ class _Weights(click.ParamType):  # type: ignore[type-arg]  # generic since clic
     def convert(
         self, value: str | tuple[float, ...], param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[float, ...]:
-        """Return the weights that a text such as `3,1` states. click calls this method."""
+        """Return the weights that a text such as `3,1` states; `_require_weights` checks that they are above 0.
+
+        Weights that are numbers already are returned unchanged. click calls this method.
+
+        Raises:
+            SizeError: The text is not a list of numbers.
+        """
         if not isinstance(value, str):
             return value
         try:
@@ -226,7 +232,7 @@ def _require_no_options_of_a_new_run() -> None:
 
 
 def _require_weights(files: tuple[Path, ...], weights: tuple[float, ...]) -> None:
-    """Raise a `SizeError` unless `--weights` has a weight for each of several files."""
+    """Raise a `SizeError` unless `--weights` has a weight above 0 for each of several files."""
     from embedlayer.data.mixture import windows_of_an_epoch
 
     if len(files) == 1:

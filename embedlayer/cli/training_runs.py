@@ -261,8 +261,9 @@ def train_to_the_end(
     """Train up to the last step, write checkpoints, and keep the weights with the lowest validation loss.
 
     After the last step these weights and the tokenizer are written as the result of the run. Ctrl-C stops after the
-    current step and writes a checkpoint, but no result. All ranks must call this; rank 0 writes and prints. Mapped
-    tables of the model are closed at the end.
+    current step and writes a checkpoint, but no result. Checkpoints are written at the end, and at each line of metrics
+    that comes more than `save_seconds` after the last checkpoint. All ranks must call this; rank 0 writes and prints.
+    Mapped tables of the model are closed at the end.
 
     Returns:
         Whether the last step was reached.
@@ -293,9 +294,9 @@ def train_to_the_end(
 def frequent_words(counts: Any, tokenizer: "Tokenizer") -> list[int]:
     """Return the IDs of up to `PROBES` frequent words, the most frequent first, to show their nearest neighbours.
 
-    They are evenly spaced in a list of whole words, sorted by frequency, from the 1000 most frequent tokens. If no
-    token is a whole word, tokens of any text are listed. A token must occur at least five times. `counts` are the
-    occurrences of each token in the corpus, a NumPy array `(V,)`.
+    They are evenly spaced in a list of whole words of four letters or more, sorted by frequency, from the 1000 most
+    frequent tokens. If no token is such a word, tokens of any text are listed. A token must occur at least five times;
+    if none does, the result is empty. `counts` are the occurrences of each token in the corpus, a NumPy array `(V,)`.
     """
     import numpy as np
 

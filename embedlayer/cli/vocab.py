@@ -311,7 +311,10 @@ def suggest(
 
 
 def _lacks_rows(directory: Path) -> bool:
-    """Return whether the tokenizer in a model's folder or file was extended and its table was not."""
+    """Return whether the tokenizer in a model's folder or file was extended and its table was not.
+
+    The result is also `True` if the model cannot be opened because of its tokenizer; the edit then raises that error.
+    """
     from embedlayer.opening.readers import open_model
     from embedlayer.tokenization.ids import added_without_rows
 
@@ -341,8 +344,8 @@ def _lines(file: Path | None) -> list[str]:
 def _without_known(directory: Path, terms: "Sequence[str | AddedMerge]", *, spaced: bool) -> "list[str | AddedMerge]":
     """Return the terms that are not yet tokens, each once, in the form in which they occur in running text.
 
-    A warning names the terms that are tokens already. A merge is not changed, and is left out if its token exists.
-    `spaced` has no effect on tokenizers that do not mark spaces.
+    A warning names the terms that are tokens already. A merge is not changed, and is left out if its token exists. With
+    `spaced`, a term gets a space in front; this has no effect with tokenizers that do not mark spaces.
     """
     from embedlayer.tokenization.bytes import TokenBytes
     from embedlayer.tokenization.read import load_tokenizer

@@ -20,7 +20,11 @@ SHOWN = 12  # tokens in each list
 
 
 def show_receipt(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, **trained: Any) -> None:
-    """Print what an edit changed, as lines of text or, with `as_json`, as one JSON object."""
+    """Print what an edit changed, as lines of text or, with `as_json`, as one JSON object.
+
+    `directory` is the model before the edit, `output` the one after it, and `trained` are the figures of the training
+    of new rows, if they were trained.
+    """
     from embedlayer.vocab.receipt import EXTRA_SPACE, UNREACHABLE
     from embedlayer.vocab.targets.folder import receipt_beside
 

@@ -53,7 +53,7 @@ class TokenCorpus:
     ) -> "TokenCorpus":
         """Encode text files into a corpus in the folder `path`, and open it.
 
-        The folder is written atomically, with the tokenizer. Memory use does not depend on the size of the files.
+        The folder is written atomically, with the tokenizer. Memory use hardly grows with the size of the files.
 
         Args:
             sources: Files, folders, and `"-"` for standard input, as for `find_text_files`. Each file is a document.
@@ -67,8 +67,8 @@ class TokenCorpus:
             TokenizerError: `tokenizer` is no tokenizer, or cannot encode a text.
 
         Warns:
-            EmbedLayerWarning: A source without text is left out, or the IDs next to a cut may differ from those of the
-                whole text.
+            EmbedLayerWarning: A source without text is left out, a `.txt` has JSON lines, or the IDs next to a cut may
+                differ from those of the whole text.
         """
         tokenizer, path = as_tokenizer(tokenizer), Path(path)
         files = find_text_files(sources)
@@ -94,6 +94,9 @@ class TokenCorpus:
         Raises:
             TextError: The text gives no token, or has lone surrogates, which UTF-8 cannot encode.
             TokenizerError: `tokenizer` is no tokenizer, or cannot encode the text.
+
+        Warns:
+            EmbedLayerWarning: The IDs next to a cut may differ from those of the whole text.
 
         Example:
             >>> from embedlayer.tokenization.train import train_tokenizer
@@ -252,6 +255,7 @@ class CorpusWriter:
         Raises:
             FileError: The source cannot be read or decompressed.
             TextError: The source is not plain text.
+            TokenizerError: The tokenizer cannot encode the text.
         """
         with opened(source, begin, end) as (read, position):
             texts = decoded(source, read, offset=begin)
@@ -268,7 +272,7 @@ class CorpusWriter:
         before `texts` if they are the rest of a document.
 
         Returns:
-            Whether the text has any token. A document without tokens is not recorded.
+            Whether the text has any token. A document without tokens is not recorded; its bytes count in `num_bytes`.
         """
         started = False
         for chunk, ids in encode_chunks(split_text(texts, self.tokenizer), self.tokenizer, before=before):
@@ -317,7 +321,7 @@ def ignore_progress(read: int, total: int) -> None:
 def require_text(has_text: bool | int, sources: Sequence[str | Path]) -> None:
     """Raise an error if the sources of a corpus gave no token.
 
-    `has_text` is the number of tokens, or whether there are any.
+    `has_text` is the number of tokens or documents, or whether there are any.
 
     Raises:
         TextError: There are none.
@@ -332,7 +336,7 @@ def warn_left_out(source: str | Path) -> None:
 
 
 def _check_replaceable(path: Path) -> None:
-    """Raise a `FileError` unless a corpus may be written to `path`: nothing, an empty folder or a corpus is there."""
+    """Raise a `FileError` unless nothing, an empty folder, or a corpus without shards is at `path`."""
     names = {file.name for file in path.iterdir()} if recover_folder(path).is_dir() else set()
     if names and not {INDEX_FILE, "ids.bin"} <= names:
         raise FileError(f"The folder {path} holds other files than a corpus. Choose a new folder for the corpus.")

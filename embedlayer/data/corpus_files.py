@@ -45,6 +45,7 @@ class ShardIndex(TypedDict):
 
     `separators` is 1 if the IDs of the shard start with a document separator. `tokenizer` is the tokenizer's
     fingerprint, `plan` the digest of the plan, and `bytes_read` the number of bytes of the source files in the shard.
+    A corpus without shards has neither `separators` nor these two.
     """
 
     dtype: Literal["uint16", "uint32"]
@@ -82,7 +83,7 @@ class CorpusShard(NamedTuple):
         documents: Index of the first token of each document, not counting that separator.
         blocks: Number of tokens and of UTF-8 bytes up to the end of each text chunk, `(chunks, 2)`.
         sources: For each document, the number of its source in the plan.
-        metadata: Content of `index.json`.
+        metadata: Content of `index.json`; `separators` is 0 if the file has none.
     """
 
     ids: IdArray
@@ -127,7 +128,8 @@ def read_shards(path: Path) -> list[CorpusShard]:
 
     Raises:
         FileError: There is no corpus at `path`, or a file cannot be read.
-        CheckpointError: A shard is damaged, not built yet, or was built for another plan; or no shard has a token.
+        CheckpointError: The plan or a shard is damaged; a shard is not built yet, or was built for another plan; or no
+            shard has a token.
     """
     if not (recover_folder(path) / PLAN_FILE).exists():
         return [_read_shard(path)]
@@ -152,7 +154,9 @@ def read_shards(path: Path) -> list[CorpusShard]:
 
 
 def concatenate_shards(shards: Sequence[CorpusShard]) -> tuple[IdArray | ConcatenatedArray, Offsets, Offsets]:
-    """Join the shards of a corpus, without copying IDs, into what `TokenCorpus.build` would give without shards.
+    """Join the shards of a corpus, without copying IDs, into the IDs, documents and blocks of one `TokenCorpus`.
+
+    IDs and documents are what `TokenCorpus.build` gives for the same sources. The chunks of `blocks` end elsewhere.
 
     A separator at the start of a shard is kept only between two documents. It is left out before the first document of
     the corpus, and where the shard continues the last document of the shard before. Shards without documents add no
@@ -204,6 +208,10 @@ def _read_shard(path: Path) -> CorpusShard:
     """Read one shard in the folder `path`, or a corpus without shards, and check that its files fit each other.
 
     The token IDs are memory-mapped. In a corpus without a plan, each document counts as a source of its own.
+
+    Raises:
+        FileError: There is no `index.json`, or a file cannot be read or mapped.
+        CheckpointError: A file is missing or damaged, or the files do not fit each other.
     """
     index = read_index(path)
     is_planned = "plan" in index

@@ -41,6 +41,8 @@ class MemmapSlice(NamedTuple):
     def open(self) -> IdArray:
         """Map this part of the file into memory, read-only, and return it as an array.
 
+        The file must reach to the end of the part.
+
         Raises:
             FileError: The file cannot be read, or this process has too many files open.
         """
@@ -102,7 +104,7 @@ class ConcatenatedArray:
     def __getitem__(self, index: SupportsIndex | slice) -> Any:
         """Return an element, or a view of a slice without a step.
 
-        The view is a NumPy array if the slice is inside one of the arrays, else a `ConcatenatedArray`.
+        The view is a NumPy array if the slice is empty or inside one of the arrays, else a `ConcatenatedArray`.
 
         Raises:
             SizeError: The slice has a step other than 1.

@@ -40,7 +40,8 @@ class TokenMixture:
         weights: The weight of each.
 
     Raises:
-        SizeError: There is no corpus, `weights` has no pairs, or a weight is infinite, not above 0 or rounded to 0.
+        SizeError: There is no corpus, `weights` is not made of pairs, or a weight is no `int` or `float`, infinite, not
+            above 0 or rounded to 0.
         TextError: One of the corpora is no `TokenCorpus`.
         TokenizerError: The corpora have different tokenizers.
 
@@ -107,8 +108,8 @@ class MixedSampler:
         counts: Windows of each corpus in an epoch of the mixture.
 
     Raises:
-        SizeError: There is no corpus, `weights` has no pairs, or a weight is infinite, not above 0 or rounded to 0.
-            Else as for `WindowSampler`.
+        SizeError: There is no corpus, `weights` is not made of pairs, or a weight is no `int` or `float`, infinite, not
+            above 0 or rounded to 0. Else as for `WindowSampler`.
         TokenizerError: Two corpora have different tokenizers.
         ShapeError, TextError: As for `WindowSampler`.
 
@@ -178,7 +179,7 @@ def windows_of_an_epoch(weights: Sequence[float]) -> tuple[int, ...]:
     Weights are rounded to fractions with denominators up to `DENOMINATOR`.
 
     Raises:
-        SizeError: There is no weight, or one is infinite, not above 0 or rounded to 0.
+        SizeError: There is no weight, or one is no `int` or `float`, infinite, not above 0 or rounded to 0.
 
     Example:
         >>> windows_of_an_epoch([3, 1])
@@ -197,7 +198,12 @@ def windows_of_an_epoch(weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def _split_pairs(weights: Weights[Ids]) -> tuple[tuple[Ids, ...], tuple[float, ...]]:
-    """Return the corpora and the weights of a mixture."""
+    """Return the corpora and the weights of a mixture; the weights are not checked.
+
+    Raises:
+        SizeError: `weights` is not made of pairs.
+        TokenizerError: Two of the `TokenCorpus` objects have different tokenizers.
+    """
     pairs = list(weights.items() if isinstance(weights, Mapping) else weights)
     if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
         raise SizeError("A mixture is a list of pairs (corpus, weight), such as [(books, 3), (code, 1)].")

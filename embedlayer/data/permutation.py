@@ -38,7 +38,10 @@ class RandomPermutation:
         self.keys = torch.randint(2**62, (ROUNDS,), generator=generator).numpy().astype(np.uint64)
 
     def __call__(self, indices: Indices) -> Indices:
-        """Return the elements of the permutation at `indices`, as an int64 array of the shape of `indices`."""
+        """Return the elements of the permutation at `indices`, as an int64 array of the shape of `indices`.
+
+        The indices are from 0 to `count - 1`; this is not checked.
+        """
         elements = self._permute_once(indices)
         while (beyond := elements >= self.count).any():
             elements[beyond] = self._permute_once(elements[beyond])
@@ -59,5 +62,8 @@ class RandomPermutation:
 
 
 def _hash(numbers: npt.NDArray[np.uint64], key: np.uint64) -> npt.NDArray[np.uint64]:
-    """Hash each number to 64 bits with SplitMix64, starting at `key`; its products are meant to overflow."""
+    """Hash each number to 64 bits with SplitMix64, starting at `key`, which is below `2**63`.
+
+    Its products are meant to overflow.
+    """
     return mix_(numbers.view(np.int64) * GOLDEN + int(key)).view(np.uint64)

@@ -42,12 +42,12 @@ def run_jobs(
         prepare: Function at the top level of a module. Each process calls it once, with `argument`; it returns the
             function that does a job.
         argument: Argument of `prepare`.
-        numbers: Numbers of the jobs, which are started in this order.
+        numbers: Numbers of the jobs, at least one; they are started in this order.
         workers: Largest number of processes at a time, at least 1. If there are fewer jobs, the tokenizer of each
             process uses `workers // len(numbers)` threads.
         on_progress: Called in this process with the number of a job and what the job last passed to `report`.
-        on_interrupted: Called in this process with the number of each job that was started and did not end, after
-            all processes have ended.
+        on_interrupted: Called after all processes have ended, in this process, if the call ends by an error: with the
+            number of each job that was started and is not known to have ended without an error.
 
     Raises:
         EmbedLayerError: A job raised this error; its other errors are raised unchanged too.
@@ -160,8 +160,8 @@ def _exit_with_parent() -> None:
 def _run_job(prepare: Callable[[str], Job], argument: str, place: int, number: int) -> list[str]:
     """Do one job in a worker process, and return the messages of the embedlayer warnings in it.
 
-    `prepare(argument)` returns the function which does a job; `place` is the job's index in the shared array of
-    `_start_worker`.
+    Other warnings are dropped. `prepare(argument)` returns the function which does a job; `place` is the job's index in
+    the shared array of `_start_worker`.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None

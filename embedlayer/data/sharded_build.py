@@ -96,7 +96,8 @@ def build_in_shards(
         TokenizerError: `tokenizer` is no tokenizer or cannot encode a text, or the one in the folder is damaged.
 
     Warns:
-        EmbedLayerWarning: A source without text is left out, or the IDs next to a cut may differ.
+        EmbedLayerWarning: A source without text is left out, a `.txt` has JSON lines, or the IDs next to a cut may
+            differ.
 
     Example:
         >>> from embedlayer.tokenization.train import train_tokenizer
@@ -123,7 +124,7 @@ def build_in_shards(
 def _build_missing(folder: Path, shards: int, workers: int, on_progress: Progress) -> None:
     """Build the shards of a plan that are not built yet, in at most `workers` processes.
 
-    With one worker this process builds them. The caller holds the lock of the folder.
+    With one worker, or a single missing shard, this process builds them. The caller holds the lock of the folder.
     """
     plan = read_plan(folder)
     total = sum(size for _, size, _ in plan["sources"])
@@ -257,9 +258,12 @@ def _write_shard(folder: Path, plan: JsonObject, number: int, tokenizer: Tokeniz
 def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shards: int) -> Path:
     """Create the corpus folder with the plan and tokenizer of a build, or check that the plan there is the same one.
 
+    Files in the corpus folder itself are no sources. Returns `path`.
+
     Raises:
         SizeError: `shards` is below 1.
-        FileError: The folder has other files or another plan, or a source is no regular file (standard input).
+        FileError: The folder has other files or another plan, or cannot be written; or a source cannot be read, has
+            changed, has a name that is not UTF-8, or is no regular file (standard input).
         CheckpointError: The plan in the folder is damaged.
         TextError: A source is not plain text, or a folder has no text files.
         TokenizerError: `tokenizer` is no tokenizer.
@@ -354,7 +358,11 @@ def _source_ranges(plan: JsonObject, part: int, tokenizer: Tokenizer) -> Iterato
     byte, and the offset of the byte after the last one.
 
     A range starts and ends where cutting the text changes no ID. A gzipped source is not split: it belongs to the shard
-    in which its first byte is.
+    in which its first byte is. Empty ranges are left out.
+
+    Raises:
+        FileError: A source cannot be read, or has changed since the build started.
+        TextError: A source is not plain text.
     """
     total = sum(size for _, size, _ in plan["sources"])
     low, high = (total * number // plan["shards"] for number in (part, part + 1))
@@ -375,8 +383,13 @@ def first_cut(source: str, place: int, size: int, tokenizer: Tokenizer) -> int:
     """Return the offset of the first byte at or after `place` where cutting a file's text changes no ID.
 
     Two shards that share a boundary find the same offset, since it depends only on the characters around it. For a
-    larger `place` the result is the same or larger. The file is UTF-8 and not compressed. A `place` of 0, or of `size`,
-    the size of the file, is returned unchanged. `size` is also the result if no cut is safe.
+    larger `place` the result is the same or larger. Only cuts at white space, and between a word and a mark, are tried.
+    The file is not compressed. A `place` of 0, or of `size`, the size of the file, is returned unchanged. `size` is
+    also the result if no cut is safe.
+
+    Raises:
+        FileError: The file cannot be read.
+        TextError: The file is not plain text.
     """
     if place in (0, size):
         return place
@@ -401,7 +414,12 @@ def first_cut(source: str, place: int, size: int, tokenizer: Tokenizer) -> int:
 
 
 def _text_before(source: str, place: int, count: int) -> str:
-    """Return the last `count` characters before byte `place` of a file, fewer near the start; no byte-order mark."""
+    """Return the last `count` characters before byte `place` of a file, fewer near the start; no byte-order mark.
+
+    Raises:
+        FileError: The file cannot be read.
+        TextError: These bytes are not UTF-8.
+    """
     begin = _next_character(source, max(0, place - _MAX_CHAR_BYTES * (count + 1)))
     raw = _bytes_of(source, begin, place)
     try:
@@ -412,7 +430,10 @@ def _text_before(source: str, place: int, count: int) -> str:
 
 
 def _next_character(source: str, place: int) -> int:
-    """Return the offset of the first byte at or after `place` at which a UTF-8 character of the file starts."""
+    """Return the offset of the first byte at or after `place` at which a UTF-8 character of the file starts.
+
+    Without one in three bytes, which are all that is read, it is the offset after these bytes, as at the end of a file.
+    """
     following = _bytes_of(source, place, place + _MAX_CHAR_BYTES - 1)
     return place + next((n for n, byte in enumerate(following) if byte & 0xC0 != 0x80), len(following))
 

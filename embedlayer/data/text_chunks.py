@@ -55,7 +55,8 @@ def read_text_chunks(source: str | Path, *, tokenizer: object = None) -> Iterato
         TokenizerError: Then: `tokenizer` is no tokenizer.
 
     Warns:
-        EmbedLayerWarning: Within a million characters no cut leaves the IDs unchanged: the text is cut anyway.
+        EmbedLayerWarning: Within a million characters no cut leaves the IDs unchanged, and the text is cut anyway; or
+            the file has JSON lines and a name that ends in `.txt`, and is read as text.
     """
     with opened(source) as (read, _):
         checker = None if tokenizer is None else pure_tokenizer(as_tokenizer(tokenizer))

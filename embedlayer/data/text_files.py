@@ -33,7 +33,8 @@ def find_text_files(paths: Sequence[str | Path]) -> list[str | Path]:
             text file, or at least as many bytes in files of those formats; or `paths` is empty.
 
     Warns:
-        EmbedLayerWarning: Files of a folder are left out because of their format.
+        EmbedLayerWarning: Files of a folder are left out because of their format, or a file that is passed by name
+            has JSON lines and ends in `.txt`.
     """
     files: list[str | Path] = []
     for name in paths:
@@ -178,6 +179,9 @@ def decoded(source: str | Path, read: _Read, *, offset: int = 0) -> Iterator[str
     Raises:
         FileError: The source cannot be read or decompressed.
         TextError: The source is not plain text; see `embedlayer.data.text_formats`.
+
+    Warns:
+        EmbedLayerWarning: The source has JSON lines and a name that ends in `.txt`.
     """
     rest, block, begins = b"", checked(source, read), not offset
     if begins and block.startswith(codecs.BOM_UTF8):

@@ -29,10 +29,10 @@ class TextFormat:
 
     Attributes:
         name: The format, with an article.
-        matches: Function from the name of a file and its first bytes, which are not plain text, to whether it has the
-            format.
+        matches: Function from the path of a file and its first bytes to whether it has the format. Those of
+            `TEXT_FORMATS` are for bytes that are not plain text, and that of `DATASET` is for the path of a folder.
         command: Shell command that writes what is in the file into `NEW_FILE` or `NEW_FOLDER`; `FILE` is the file.
-        condition: What the command assumes, as the start of a sentence.
+        condition: What the command does or assumes: the sentence before it in a message, without its end.
     """
 
     name: str
@@ -140,9 +140,9 @@ def is_plain(start: bytes) -> bool:
 def refuse_json_lines(source: str | Path, start: bytes) -> None:
     """Raise an error for a file of JSON lines, which would be read as one text with its escapes.
 
-    The evidence is that each line of `start` is a JSON object, and there are two. One line is enough if the name ends
-    in `.jsonl` or `.ndjson`, and its end may be missing. A name that ends in `.txt` says that it is text: it is read,
-    with a warning. `start` are the first bytes of the file, decompressed if its name ends in `.gz`, without a
+    The evidence is that each line of `start` is a JSON object, and there are at least two. One line is enough if the
+    name ends in `.jsonl` or `.ndjson`, and its end may be missing. A name that ends in `.txt` says that it is text: it
+    is read, with a warning. `start` are the first bytes of the file, decompressed if its name ends in `.gz`, without a
     byte-order mark.
 
     Raises:
@@ -209,8 +209,8 @@ def is_other(source: str | Path, other: TextFormat) -> str:
 def command_for(command: str, source: str | Path) -> str:
     """Return a command of a `TextFormat` with the path of a file, quoted for a shell, in place of `FILE`.
 
-    A file that ends in `.gz` is decompressed for the command. If the command has to read the file itself, the result
-    only decompresses it.
+    A file that ends in `.gz` is decompressed for the command, except for `tar`, which does so itself. If another
+    command has to read the file itself, the result only decompresses it. For standard input, `-`, `FILE` stays.
     """
     if str(source).endswith(".gz") and "tar -xf" not in command:
         unzip = "gzip -dc < FILE"
@@ -232,7 +232,8 @@ def _first_object(path: Path, start: bytes) -> dict[str, object] | None:
     """Return the first line of a file as a JSON object, if all lines of its first bytes are JSON objects.
 
     `None`: the lines are not all JSON objects, or there are too few; see `refuse_json_lines`. The last line of `start`
-    may be cut off, and need not be JSON if it is not the first one.
+    may be cut off behind its first key. If such a line is the only one, the result has this key alone, with the value
+    `""` for a text and `None` for any other.
     """
     start = start.removeprefix(codecs.BOM_UTF8)
     if not start.lstrip().startswith(b"{"):

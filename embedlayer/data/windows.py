@@ -41,8 +41,8 @@ class TokenWindows(Dataset[Window]):
         stride: Tokens from the start of one window to the start of the next.
 
     Raises:
-        SizeError: `max_length` or `stride` is not an integer or is below 1, or the IDs have several dimensions.
-        ShapeError: The IDs are not integers.
+        SizeError: `max_length` or `stride` is not an integer or is below 1, or the IDs are not in one dimension.
+        ShapeError: The IDs are not integers, or are lists of different lengths.
         TextError: The IDs are too few for one window and its target, or are text.
 
     Example:
@@ -115,9 +115,13 @@ def create_dataloader(
         TextError: The text is empty, not plain text, shorter than one window and its target, or a path as `str`; or it
             has fewer than `batch_size` windows, and `drop_last` leaves them all out.
         TokenizerError: A text is passed without a tokenizer, or with one that cannot encode it.
-        ShapeError: The IDs are not integers.
-        SizeError: A size is not an integer or is below 1, or the IDs have several dimensions.
+        ShapeError: The IDs are not integers, or are lists of different lengths.
+        SizeError: A size is not an integer or is below 1, or the IDs are not in one dimension.
         FileError: A text file cannot be read.
+
+    Warns:
+        EmbedLayerWarning: The IDs next to a cut of a text may differ from those of the whole text, or a `.txt` has JSON
+            lines.
 
     Example:
         >>> from embedlayer.tokenization.train import train_tokenizer
@@ -149,9 +153,10 @@ class WindowSampler:
     """Sampler of training windows that is a pure function of the step, so that a resumed run gets the same batches.
 
     An epoch splits the text into windows of `max_length` tokens and takes each once, in random order. The offset of
-    the first window is drawn for each epoch, so that a token has another position in its window in each epoch. Seed
-    and epoch determine order and offset. A batch may continue into the next epoch. The order is computed for each
-    batch: memory and start-up time do not depend on the length of the text.
+    the first window is drawn for each epoch, so that the position of a token in its window varies between epochs. The
+    tokens before the first window and after the last one are left out of the epoch. Seed and epoch determine order and
+    offset. A batch may continue into the next epoch. The order is computed for each batch: memory and start-up time do
+    not depend on the length of the text.
 
     Args:
         ids_or_corpus: A `TokenCorpus`, or token IDs as `TokenWindows` takes them.
@@ -160,8 +165,8 @@ class WindowSampler:
         seed: Any integer.
 
     Raises:
-        SizeError: `max_length` or `batch_size` is not an integer or is below 1, or the IDs have several dimensions.
-        ShapeError: The IDs are not integers.
+        SizeError: `max_length` or `batch_size` is not an integer or is below 1, or the IDs are not in one dimension.
+        ShapeError: The IDs are not integers, or are lists of different lengths.
         TextError: The IDs are too few for one window and its target, or are text.
 
     Example:
@@ -296,7 +301,8 @@ def _gather(ids: IdArray | ConcatenatedArray, starts: npt.NDArray[np.int64], len
 def derive_seed(seed: int, *numbers: int) -> int:
     """Hash a seed and other numbers, such as step and rank, to a new seed from 0 to `2**63 - 1`.
 
-    Seeds for neighbouring numbers are unrelated.
+    `seed` is any integer, and counts modulo `2**64`; the other numbers are 0 or more. Seeds for neighbouring numbers
+    are unrelated.
     """
     return int(np.random.SeedSequence([seed % 2**64, *numbers]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
@@ -366,6 +372,10 @@ def _check_windows(ids: IdArray | ConcatenatedArray, max_length: int, **sizes: i
     """Raise an error unless windows of `max_length` tokens can be cut from token IDs.
 
     Further sizes, such as `stride`, must be integers of at least 1.
+
+    Raises:
+        SizeError: A size is not an integer or is below 1, or the IDs are not in one dimension.
+        TextError: The IDs are too few for one window and its target.
     """
     _check_sizes(max_length=max_length, **sizes)
     if ids.ndim != 1:

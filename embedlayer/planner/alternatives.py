@@ -28,7 +28,8 @@ def plan_alternatives(now: EmbeddingPlan, *, used: int | None = None, delta_rows
 
     Args:
         now: The plan to start from.
-        used: Number of tokens that would be kept in a trimmed vocabulary; `None` leaves trimming out.
+        used: Number of tokens that would be kept in a trimmed vocabulary; `None` leaves trimming out, and so does a
+            number that is not below the vocabulary's.
         delta_rows: Number of trained rows in the alternative that trains only some rows.
 
     Returns:

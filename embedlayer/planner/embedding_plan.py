@@ -70,7 +70,7 @@ def _option(
 
 
 class _Planned(property, Generic[Value]):
-    """A property of a plan as a line of data: its meaning, its formula, and when it is not 0."""
+    """A property of a plan as a line of data: its meaning, its formula, and when that applies; else it is 0."""
 
     def __init__(
         self,
@@ -328,7 +328,7 @@ class EmbeddingPlan:
     optimizer_bytes = _Planned(
         "Bytes of the optimizer state: the moments of all trained parameters. A row-sparse table also has two int32 "
         "numbers for each row, from which the optimizer applies its pending updates. With one second moment a row "
-        "(`row_state`, or Adagrad), that is an fp32 number.",
+        "(`row_state`, or Adagrad), this moment is an fp32 number.",
         lambda p: p._optimizer_bytes(OPTIMIZER_MOMENTS[p.optimizer] * DTYPE_BITS[p.moment_dtype] // 8),
     )
     activation_bytes = _Planned(

@@ -99,7 +99,7 @@ def _family(config: JsonObject, text: JsonObject) -> Family:
 
 
 def _whole(config: Mapping[str, Any], key: str) -> int:
-    """Return a size of the configuration."""
+    """Return a size of the configuration; raise a `CheckpointError` if it is no whole number from 1 on."""
     return as_whole_number(config.get(key), key)
 
 
@@ -122,7 +122,10 @@ def _position_rows(family: Family, config: Mapping[str, Any]) -> list[int]:
 
 
 def _per_layer(family: Family, config: Mapping[str, Any]) -> dict[str, int]:
-    """Return the width and the rows of the per-layer table; empty for a model without one."""
+    """Return the fields `per_layer_dim`, the width for all blocks together, and `per_layer_rows` of a plan.
+
+    The dictionary is empty for a model without a per-layer table.
+    """
     spec = family.per_layer
     width = config.get(spec.width, 0) if spec is not None else 0
     if spec is None or not width:

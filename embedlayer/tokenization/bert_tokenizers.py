@@ -37,7 +37,8 @@ def wordpiece_tokenizer(vocabulary: dict[str, int], config: TokenizerConfig, fil
     """Return the tokenizer of a `vocab.txt`: BERT's, by the settings that the files beside it state.
 
     Without `do_lower_case`, text is lower-cased if a file names the class, because BERT's classes do so by default. If
-    no file does, it is lower-cased if no entry except the bracketed ones has an upper-case letter.
+    no file does, it is lower-cased if no entry except the bracketed ones has an upper-case letter. The tokens of the
+    roles `cls_token` and `sep_token` are put around a text if the vocabulary has both.
 
     Raises:
         TokenizerError: The class is not of BERT's kind; the vocabulary lacks the unknown token, or has an added token

@@ -95,7 +95,10 @@ def _decoder(rules: BpeRules) -> decoders.Decoder:
 
 
 def _splitter(rules: BpeRules, *, adds_space: bool) -> pre_tokenizers.PreTokenizer:
-    """Return what splits a text before the merges, and puts a space before the text if `adds_space`."""
+    """Return what splits a text before the merges, and puts a space before the text if `adds_space`.
+
+    Of a class that is not byte-level, `adds_space` has no effect.
+    """
     if not rules.is_byte_level:
         return pre_tokenizers.BertPreTokenizer()
     if rules.patterns == _ALONE.patterns:
@@ -109,7 +112,14 @@ def _splitter(rules: BpeRules, *, adds_space: bool) -> pre_tokenizers.PreTokeniz
 def _around(
     tokenizer: Tokenizer, rules: BpeRules, config: TokenizerConfig, file: Path
 ) -> processors.PostProcessor | None:
-    """Return the processor that puts special tokens around a text."""
+    """Return the processor that puts special tokens around a text; of a byte-level class, also `ByteLevel`'s step.
+
+    `None`: there is neither.
+
+    Raises:
+        TokenizerError: The vocabulary lacks one of these tokens, `add_bos_token` or `add_eos_token` is neither true nor
+            false, or Whisper's `language` or `task` is set.
+    """
     for name in ("language", "task"):
         if config.kind == "Whisper" and config.settings.get(name) is not None:
             raise TokenizerError(

@@ -108,7 +108,7 @@ class TokenBytes:
     def word_position(self, token_id: int) -> WordPosition | None:
         """Return where in a word a token occurs: `"start"`, `"inside"` or `"end"`; `None` if that is unknown.
 
-        - Start: `Ġdog`, `▁dog`, and `dog` in a vocabulary with `##dog`.
+        - Start: `Ġdog`, `▁dog`, and `dog` in a vocabulary with `##dog` or of whole words.
         - Inside: `##dog`, and `dog` in a vocabulary with `Ġdog`.
         - End: `dog</w>`, which may also be the whole word.
 
@@ -179,6 +179,8 @@ class TokenBytes:
 
     def find(self, token: Token) -> int:
         """Return the ID of a token that is named by its ID, its vocabulary entry (`Ġdog`), or its text (` dog`).
+
+        A string that is an entry is not read as a text.
 
         Raises:
             VocabularyError: There is no such token.

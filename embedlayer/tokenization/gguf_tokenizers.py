@@ -104,7 +104,11 @@ def tokenizer_of(values: Values, path: Path) -> Tokenizer:
 
 
 def _byte_level(values: Values, entries: list[str], kinds: list[int], path: Path) -> Tokenizer:
-    """Return a byte-level BPE tokenizer, as in GPT-2."""
+    """Return a byte-level BPE tokenizer, as in GPT-2.
+
+    Raises:
+        TokenizerError: The metadata names no pre-tokenizer, or one that is not known.
+    """
     name = values.get(f"{PREFIX}pre")
     if name not in PRE_TOKENIZERS:
         fault = "names no pre-tokenizer" if name is None else f"has the pre-tokenizer {name!r}, which is not known here"
@@ -142,7 +146,11 @@ def _sentencepiece(
 
 
 def _wordpiece(values: Values, entries: list[str], kinds: list[int]) -> Tokenizer:
-    """Return a WordPiece tokenizer, as in BERT."""
+    """Return a WordPiece tokenizer, as in BERT.
+
+    Text is lower-cased if no entry except the bracketed ones has an upper-case letter. A start and an end token are put
+    around it if the metadata or the vocabulary (`[CLS]`, `[SEP]`) have both.
+    """
     names = []
     for entry, kind in zip(entries, kinds, strict=True):  # `▁` marks the start of a word, where `##` marks the rest
         is_text = kind in (NORMAL, UNUSED)
@@ -167,7 +175,13 @@ def _add(tokenizer: Tokenizer, names: list[str], kinds: list[int]) -> None:
 
 
 def _add_ends(tokenizer: Tokenizer, values: Values, entries: list[str], form: str) -> None:
-    """Let a tokenizer put the begin-of-text and end-of-text token around a text, as the metadata says."""
+    """Let a tokenizer put the begin-of-text and end-of-text token around a text, as the metadata says.
+
+    Where the metadata says nothing, the default of llama.cpp for this `form` of tokenizer counts.
+
+    Raises:
+        TokenizerError: A token is to be added, and its ID is missing or too high.
+    """
     splits = PRE_TOKENIZERS.get(values.get(f"{PREFIX}pre", "")) if form == "byte-level" else None
     defaults = {"bos": form == "sentencepiece" or (splits is not None and splits.adds_bos), "eos": form == "unigram"}
     known = {"sentencepiece": {"bos": 1, "eos": 2}, "unigram": {"eos": 1}}.get(form, {})
@@ -209,9 +223,10 @@ def check_kind(tokenizer: Tokenizer, old: Values, path: Path) -> None:
 def tokenizer_metadata(tokenizer: Tokenizer, old: Values, rows: int, path: Path) -> dict[str, Any]:
     """Return the metadata of a GGUF file for an edited tokenizer: tokens, their kinds and scores, and merges.
 
-    Tokens that the old tokenizer has keep kind and score; the scores of SentencePiece's BPE are new if the merges of
-    the new tokenizer have another order (`_merge_scores`). Rows without a token become unused tokens. All keys are keys
-    of `old`, the metadata of the file.
+    Tokens that the old tokenizer has keep their score, and their kind unless they have become added tokens or are none
+    any more. The scores of Unigram are those of the new tokenizer, and those of SentencePiece's BPE are new if its
+    merges have another order (`_merge_scores`). Rows without a token become unused tokens. All keys are keys of `old`,
+    the metadata of the file.
 
     Raises:
         TokenizerError: The tokenizer is of another kind than that of the file, or the metadata would give other IDs.
@@ -289,7 +304,7 @@ def _merge_scores(
 
 
 def _check_same_ids(tokenizer: Tokenizer, written: Tokenizer, path: Path) -> None:
-    """Check that a tokenizer and the one that was written into metadata give some texts the same IDs.
+    """Raise a `TokenizerError` unless a tokenizer and the one written into metadata give some texts the same IDs.
 
     The texts are samples, `_PROBED` tokens of the vocabulary, and its last ones, which an edit added.
     """

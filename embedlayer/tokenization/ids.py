@@ -45,6 +45,9 @@ def missing_rows_message(tokenizer: Tokenizer, rows: int, where: object = None) 
 
     The tokenizer may have fewer IDs than the table has rows. `where` is its path or name.
 
+    Raises:
+        TokenizerError: The highest ID is `MAX_TOKEN_IDS` or more.
+
     Example:
         >>> print(missing_rows_message(train_tokenizer((), kind="byte"), 200, "run"))
         The tokenizer of run gives IDs up to 256 and the table has 200 rows: 57 tokens have none. They do not belong \

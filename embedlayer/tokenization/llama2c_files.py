@@ -43,7 +43,11 @@ def read_llama2c(path: Path) -> Tokenizer:
 
 
 def _entries(path: Path, raw: bytes) -> list[tuple[str, float]]:
-    """Parse the content of a `tokenizer.bin`, and return the token and the score of each ID, in order."""
+    """Parse the content of a `tokenizer.bin`, and return the token and the score of each ID, in order.
+
+    Raises:
+        TokenizerError: The content is damaged, or its first tokens are not those of llama2.c.
+    """
     entries: list[tuple[str, float]] = []
     at = 4
     try:

@@ -124,7 +124,8 @@ def tokenizer_file(folder: Path) -> Path | None:
     """Return the path of the tokenizer file in a folder; formats are tried in the order of `load_tokenizer`.
 
     A plain name such as `vocab.json` is found before a name with a prefix such as `gpt2-vocab.json`. Hidden files are
-    ignored. If there is no such file, the result is one of a kind that is not read, or `None`.
+    ignored. If there is no such file, the result is one of a kind that is not read, or `None`. Marian's `source.spm`,
+    which is not read, is found before all formats but `tokenizer.json`.
 
     Raises:
         TokenizerError: The folder has several tokenizer files of the first format that is found.
@@ -178,7 +179,13 @@ def _bpe_pair(path: Path) -> tuple[Path, Path] | None:
 
 
 def _find_beside(path: Path, what: str, *patterns: str) -> Path:
-    """Return the path of the only file of some patterns in the folder of the vocabulary file `path`."""
+    """Return the path of the only file in the folder of the vocabulary file `path` that fits a glob pattern.
+
+    `what` names the file that is wanted, for the error.
+
+    Raises:
+        TokenizerError: No file or several files fit one of the patterns.
+    """
     files = [file for pattern in patterns for file in sorted(path.parent.glob(pattern))]
     if len(files) != 1:
         raise TokenizerError(
@@ -193,6 +200,10 @@ def _load_bpe(vocabulary: Path, merges: Path, config: TokenizerConfig) -> Tokeni
 
     `vocabulary` is a JSON file with the ID of each subword; `merges` has one merge, two subwords, in each line;
     `config` is what the files beside them state.
+
+    Raises:
+        TokenizerError: A file is damaged, the two do not fit each other, or the rules of the class are not known.
+        FileError: A file cannot be read.
     """
     vocab = read_json_file(vocabulary)
     if not all(type(token_id) is int for token_id in vocab.values()):
@@ -209,7 +220,7 @@ def _load_bpe(vocabulary: Path, merges: Path, config: TokenizerConfig) -> Tokeni
 
 
 def _read_text(path: Path) -> str:
-    """Return the content of a UTF-8 text file."""
+    """Return the content of a text file; raise a `TokenizerError` if it is not UTF-8."""
     try:
         return read_bytes(path).decode()
     except UnicodeDecodeError as error:
@@ -217,7 +228,10 @@ def _read_text(path: Path) -> str:
 
 
 def _build_checked(path: Path, build: Callable[[], Tokenizer]) -> Tokenizer:
-    """Return `build()`, a tokenizer; replace nearly every exception by a `TokenizerError` that names the file."""
+    """Return `build()`, a tokenizer; replace exceptions by a `TokenizerError` that names the file.
+
+    Other errors of embedlayer, `MemoryError` and `KeyboardInterrupt` are unchanged.
+    """
     try:
         with tokenizer_errors("be built"):
             return build()

@@ -89,7 +89,14 @@ class _Vocabulary:
 
 
 def _rules(path: Path, config: TokenizerConfig) -> SentencePieceRules:
-    """Return which IDs and which tokens around a text the class of a SentencePiece model has."""
+    """Return which IDs and which tokens around a text the class of a SentencePiece model has.
+
+    If no file beside the model, `path`, states a class, the rules are the model's own.
+
+    Raises:
+        TokenizerError: The class is not read, or not with a setting of its `tokenizer_config.json`; or no class is
+            stated, and the name of the model is that of classes with other IDs.
+    """
     known = ", ".join(SENTENCEPIECE_CLASSES)
     if config.kind is not None and config.kind not in (*SENTENCEPIECE_CLASSES, *GENERIC_CLASSES):
         raise config.refuse_class(path)
@@ -187,7 +194,14 @@ def _vocabulary(processor: Any, kinds: Sequence[int], rules: SentencePieceRules,
 def _vocabulary_of_file(
     own: Sequence[tuple[str, float]], kinds: Sequence[int], rules: SentencePieceRules, path: Path
 ) -> _Vocabulary:
-    """Give the subwords of a SentencePiece model the IDs of the `vocab.json` beside it."""
+    """Give the subwords of a SentencePiece model the IDs of the `vocab.json` beside it.
+
+    Entries of the file that the model lacks become unused subwords.
+
+    Raises:
+        TokenizerError: The file lacks a subword or the unknown token, or its IDs have gaps.
+        FileError: The file is missing or cannot be read.
+    """
     file = path.with_name("vocab.json")
     entries: dict[str, int] = read_json_file(file)
     by_id = {token_id: text for text, token_id in entries.items()}
@@ -217,6 +231,9 @@ def _apply_settings(tokenizer: Tokenizer, rules: SentencePieceRules, config: Tok
     """Let a tokenizer put a space before a text as the settings `legacy` and `add_prefix_space` say.
 
     `config` is what the files beside the model, `path`, state.
+
+    Raises:
+        TokenizerError: The class or the model cannot be read with these settings.
     """
     adds_space = config.setting("add_prefix_space", True)
     texts = ["a", *_NFKC_PROBE]
@@ -236,7 +253,11 @@ def _apply_settings(tokenizer: Tokenizer, rules: SentencePieceRules, config: Tok
 
 
 def _add_roles(tokenizer: Tokenizer, rules: SentencePieceRules, config: TokenizerConfig, path: Path) -> None:
-    """Add the special tokens that a class puts behind the model's subwords."""
+    """Add the special tokens that a class puts behind the model's subwords.
+
+    Raises:
+        TokenizerError: A special token that a file states has no ID.
+    """
     listed = {token.content for token in config.added.values()}
     known = tokenizer.get_vocab(with_added_tokens=True).keys() | listed
     fixed = [config.role(role, {}) for role in config.roles] if rules.first else []
@@ -260,7 +281,13 @@ def _decoder(*, adds_space: bool) -> decoders.Decoder:
 def _add_ends(
     tokenizer: Tokenizer, processor: Any, rules: SentencePieceRules, config: TokenizerConfig, path: Path
 ) -> None:
-    """Let a tokenizer put the tokens of its class around a text."""
+    """Let a tokenizer put the tokens of its class around a text.
+
+    Those of the language and of both ends are as the settings `src_lang`, `add_bos_token` and `add_eos_token` say.
+
+    Raises:
+        TokenizerError: The class does not have the language, or the vocabulary lacks a token.
+    """
     language = config.settings.get("src_lang") or rules.language
     names = {"": language if language in rules.languages else rules.language_form.format(language)}
     starts, ends = rules.starts, rules.ends
@@ -286,6 +313,9 @@ def _tokenizer(processor: Any, raw: bytes, vocabulary: _Vocabulary, rules: Sente
 
     `raw` are the bytes of the model's file, for the fields that `processor` does not return; `vocabulary` has the IDs
     of a class, whose rules are `rules`.
+
+    Raises:
+        TokenizerError: The model is neither BPE nor Unigram.
     """
     fields = dict(_fields(raw))
     trainer, normalizer = dict(_fields(fields.get(2, b""))), dict(_fields(fields.get(3, b"")))
@@ -441,7 +471,8 @@ def _check_same_ids(
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
     """Parse a protocol buffer message, and yield the number and the value of each of its fields.
 
-    A value is an integer, or bytes for strings, nested messages and fixed-size numbers.
+    A value is an integer, or bytes for strings, nested messages and fixed-size numbers. Bytes that the end of the
+    message cuts off are yielded as they are.
 
     Raises:
         struct.error, IndexError: The message is damaged.

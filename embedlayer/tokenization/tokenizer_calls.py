@@ -48,7 +48,10 @@ def as_tokenizer(tokenizer: object) -> Tokenizer:
 
 
 def pure_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a tokenizer or a copy that neither truncates nor pads nor leaves out merges (`dropout` of BPE)."""
+    """Return a tokenizer that neither truncates nor pads nor leaves out merges (`dropout` of BPE).
+
+    It is the argument itself if that does none of these, else a copy.
+    """
     if tokenizer.truncation is None and tokenizer.padding is None and not getattr(tokenizer.model, "dropout", None):
         return tokenizer
     copy = Tokenizer.from_str(tokenizer.to_str())
@@ -75,7 +78,8 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 def tokenizer_errors(action: str) -> Iterator[None]:
     """Context manager: turn what the tokenizers library raises in the block into a `TokenizerError`.
 
-    It raises plain `Exception`, and `PanicException`, a `BaseException`, for faults that it does not expect.
+    It raises plain `Exception`, and `PanicException`, a `BaseException`, for faults that it does not expect. Errors of
+    embedlayer and `MemoryError` pass unchanged.
 
     Args:
         action: What the block does, after "cannot" in the message, such as `"encode 'a b'"`.
@@ -115,12 +119,12 @@ def encode_batch(tokenizer: Tokenizer, texts: Iterable[str], *, offsets: bool = 
 
 
 def decode(tokenizer: Tokenizer, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-    """Return the text of token IDs."""
+    """Return the text of token IDs, by default without special tokens."""
     return decode_batch(tokenizer, [ids], skip_special_tokens=skip_special_tokens)[0]
 
 
 def decode_batch(tokenizer: Tokenizer, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
-    """Return the text of each sequence of token IDs."""
+    """Return the text of each sequence of token IDs, by default without special tokens."""
     with tokenizer_errors(f"decode {_printed(str(list(ids[0]) if ids else []))}"):
         texts: list[str] = tokenizer.decode_batch([list(each) for each in ids], skip_special_tokens=skip_special_tokens)
         return texts
@@ -147,8 +151,9 @@ def cut_pre_tokens(texts: Iterable[str], steps: PreTokenizer) -> Iterator[str]:
     """Yield texts to train a tokenizer on, cut inside of pre-tokens that have more than `LONGEST_TRAINED` characters.
 
     The time of a trainer of subwords grows with the square of the length of a pre-token, which in DNA or a minified
-    file is the whole text. Each of its parts becomes a pre-token. Other texts are not changed. `steps` is the
-    pre-tokenizer, which cannot be read from a tokenizer that is being trained: that is locked.
+    file is the whole text. Each of its parts becomes a pre-token. Other texts are not changed; nor is one in which so
+    many characters in a row are never all white space, or none of them. `steps` is the pre-tokenizer, which cannot be
+    read from a tokenizer that is being trained: that is locked.
 
     Raises:
         TokenizerError: The tokenizers library cannot split a text.

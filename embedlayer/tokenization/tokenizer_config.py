@@ -78,7 +78,10 @@ class TokenizerConfig:
         return value
 
     def role(self, name: str, defaults: Mapping[str, str]) -> str | None:
-        """Return the text of the special token of a role, as the files or else `defaults` say; `None` without one."""
+        """Return the text of the special token of a role, as the files or else `defaults` say; `None` without one.
+
+        There is none either if a file sets the role to null.
+        """
         if name in self.roles:
             token = self.roles[name]
             return token if token is None or isinstance(token, str) else token.content
@@ -264,7 +267,11 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _token(value: object, folder: Path) -> AddedToken | str | None:
-    """Return a special token as a file writes it: its text, or with its rules as an `AddedToken`."""
+    """Return a special token as a file writes it: its text, or with its rules as an `AddedToken`; `None` for null.
+
+    Raises:
+        TokenizerError: The value is neither null, nor a text, nor an object with a text `content`.
+    """
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, dict) and isinstance(value.get("content"), str):
@@ -276,7 +283,12 @@ def _token(value: object, folder: Path) -> AddedToken | str | None:
 def _added(folder: Path, decoder: object, specials: Container[str]) -> dict[int, AddedToken]:
     """Return the added tokens by ID: those of `added_tokens_decoder`, or else of `added_tokens.json`.
 
-    The second file has no rules of tokens; `specials` are the texts of those that are special.
+    `decoder` is the value of `added_tokens_decoder`; if it is no object, the second file is read, which need not exist.
+    That has no rules of tokens; `specials` are the texts of those that are special.
+
+    Raises:
+        TokenizerError: An entry has another form.
+        FileError: The file cannot be read.
     """
     if isinstance(decoder, dict):
         tokens = {}

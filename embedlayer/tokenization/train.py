@@ -107,8 +107,8 @@ def train_tokenizer(
 def raise_if_path(text: str) -> None:
     """Raise an error if a string that should be a text is probably a path.
 
-    It is if a file of that name exists, or if it looks like a path, such as `corpus.txt`. A text with a line break
-    counts as text.
+    It is if a file of that name exists, or if it looks like a path, such as `corpus.txt`. A string with a line break or
+    another unprintable character, or with more than 4096 characters, counts as text.
 
     Raises:
         TextError: The string is probably a path.
@@ -133,7 +133,7 @@ def _checked_texts(texts: object) -> Iterator[str]:
     A single string counts as one text.
 
     Raises:
-        TextError: A text is no string, or the first one is probably a path.
+        TextError: `texts` is bytes, a `Path` or not iterable; a text is no string; or the first is probably a path.
     """
     if isinstance(texts, str):
         texts = [texts]

@@ -21,7 +21,8 @@ def train_subwords(words: Mapping[str, int], size: int) -> list[tuple[str, float
 
     SentencePiece chooses among candidates that are computed here: all characters, and the frequent substrings of the
     words. Its own candidates are the frequent substrings of the text; with ours the time depends on the number of
-    different words. A subword at the start of a word begins with `▁`. Without any words the result is `[("▁", 0.0)]`.
+    different words. A subword at the start of a word begins with `▁`. Words are cut after 64 characters, and at `▁`,
+    `▅` and rare characters. If nothing is left to train on, the result is `[("▁", 0.0)]`.
 
     SentencePiece runs in one thread, so that equal words give equal results. The trainer of the `tokenizers` library
     adds up in parallel, in the order of a randomly seeded hash table, so its results differ from run to run.
@@ -80,7 +81,8 @@ def train_subwords(words: Mapping[str, int], size: int) -> list[tuple[str, float
 def _candidates(words: Mapping[str, int], size: int) -> list[tuple[str, int]]:
     """Return the candidates among which SentencePiece chooses subwords: all characters and frequent substrings.
 
-    At most `20 * size` substrings are returned, for `size` subwords to train.
+    The substrings have 2 to 16 characters and occur at least twice. At most `20 * size` are returned, for `size`
+    subwords to train.
 
     Returns:
         Pairs of a candidate and its number of occurrences: first the characters, then the substrings, sorted by the

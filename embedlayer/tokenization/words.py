@@ -13,7 +13,8 @@ def word_tokenizer(tokens: Sequence[str]) -> Tokenizer:
 
     It gives a duplicate token the ID of its first row. It splits text at white space, except inside of the longest
     token that matches at a word, such as "new york". It does not split text if a token starts or ends with white space,
-    as those of subword tokenizers do. It has no unknown token: a row `<unk>` is the row of this text alone.
+    as those of subword tokenizers do. It has no unknown token, so it cannot encode a text with another word: a row
+    `<unk>` is the row of this text alone.
 
     Example:
         >>> word_tokenizer(["dog", "cat", "dog"]).encode("cat dog").ids

@@ -63,7 +63,8 @@ class TrainingOptions:
         validate_every: Lines of metrics between two validations; the first and the last line always validate.
         validation_tokens: Maximum number of validation tokens per validation, in equal parts of each corpus, which has
             one window at least.
-        seed: Seed of the weights, the windows and dropout.
+        seed: Seed of the windows and, with several processes, of dropout. The command `train` also seeds torch's
+            generator with it, which draws the weights and, in a single process, dropout.
         precision: `"float32"`, `"bfloat16"` (autocast), or `"auto"`: bfloat16 on a GPU that supports it.
 
     Raises:
@@ -219,10 +220,12 @@ class Trainer:
     def run(self, on_step: Callable[[int], None] | None = None) -> Iterator[dict[str, Any]]:
         """Train to the last step, and yield a line of metrics every `log_every` updates.
 
-        The first line comes before any update, the last one after the last update. A line is a dictionary with `step`,
-        `loss` (nats per token, mean since the last line), `lr`, `tokens_per_second` and `rows_touched` (number of
-        distinct rows that the update looked up). Some lines, the last included, also have `validation_loss` (nats per
-        token) and `validation_bits_per_byte`; with a mixture also `validation_losses`. See `validate`.
+        A line is a dictionary with `step`, `loss` (nats per token, mean since the last line), `lr`,
+        `tokens_per_second` and `rows_touched` (number of distinct rows that the update looked up; 0 on ranks other
+        than 0). Some lines, the last included, also have `validation_loss` (nats per token) and
+        `validation_bits_per_byte`; with a mixture also `validation_losses`. See `validate`. The last line comes after
+        the last update. A run from step 0 begins with a line before any update, which has the loss of the first batch,
+        a validation, and 0 for the rest.
 
         Args:
             on_step: Function that is called with the number of each finished step, or `None`.
@@ -279,6 +282,8 @@ class Trainer:
 
     def validate(self) -> dict[str, Any]:
         """Measure the loss on up to `validation_tokens` tokens of the validation part, without dropout.
+
+        The model is in training mode afterwards.
 
         Returns:
             `validation_loss`, in nats per token, and `validation_bits_per_byte`, which is comparable between models
@@ -552,7 +557,8 @@ def _as_saved(tensors: Mapping[str, Tensor], table: ShardedTable | None) -> dict
     """Wrap this rank's rows of each tensor as a DTensor of the rows of all ranks, as a checkpoint stores them.
 
     Returns:
-        The tensors by the same names. `step` and `history`, which are not per row, are unchanged.
+        The tensors by the same names. `step` and `history`, which are not per row, are unchanged; so are all if `table`
+        is `None`.
     """
     return {
         name: tensor if table is None or name in ("step", "history") else table.as_dtensor(tensor)

@@ -197,7 +197,11 @@ class ParallelContext:
         return self._shard_table(table)
 
     def _draw_head(self, description: JsonObject, table: TokenTable) -> OutputHead:
-        """Build an output head for `build`; of an untied one each rank draws its own rows."""
+        """Build an output head for `build`; of an untied one each rank draws its own rows.
+
+        Raises:
+            SizeError: An untied head is of another class than `OutputHead`.
+        """
         if description["tied"]:
             return cast(OutputHead, build_head(description, table))
         with torch.device("meta"):

@@ -112,6 +112,8 @@ class RunDirectory:
     def hold_lock(self, parallel: ParallelContext, *, create: bool) -> Iterator[None]:
         """Context manager: keep the lock of the folder on rank 0 during the block, even if `finish` is called in it.
 
+        A folder that is missing and not created is not locked.
+
         Args:
             parallel: The processes that write to the folder together. Each of them may call this; only rank 0 locks.
             create: Whether rank 0 creates a missing folder. It is removed again if the block leaves it empty.
@@ -150,9 +152,9 @@ class RunDirectory:
     ) -> None:
         """Begin a new run in this folder: write `run.json` and the tokenizer. Call it before the first step, on rank 0.
 
-        An earlier run in the folder is deleted without asking: its checkpoint, result, metrics and report. The lock is
-        acquired, which `finish` releases. The corpus is not written: the caller puts it into the subfolder `corpus`, or
-        those of a mixture into `corpus/0`, `corpus/1`, ...
+        An earlier run in the folder is deleted without asking: its checkpoint, result, metrics and report, and its
+        mapped tables unless the new model has some. The lock is acquired, which `finish` releases. The corpus is not
+        written: the caller puts it into the subfolder `corpus`, or those of a mixture into `corpus/0`, `corpus/1`, ...
 
         Args:
             trainer: The trainer at step 0.
@@ -237,7 +239,7 @@ class RunDirectory:
         The lock is acquired, which `finish` releases. Metrics after the checkpoint are deleted.
 
         Args:
-            device: Device to train on.
+            device: Device to train on; several processes use those of their launch instead.
             parallel: The processes that continue the run, any number of them; by default a single process. All must see
                 this folder.
 
@@ -275,7 +277,7 @@ class RunDirectory:
         one that may open them until they are closed.
 
         Args:
-            device: Device to train on.
+            device: Device to train on; several processes use those of their launch instead.
             parallel: The processes that open the run together, each of which must call it; by default a single process.
 
         Returns:
@@ -320,7 +322,11 @@ class RunDirectory:
         return trainer, description
 
     def _trainer_state(self, metadata: Mapping[str, str]) -> JsonObject:
-        """Return the JSON values of `Trainer.state` in the metadata of the checkpoint."""
+        """Return the JSON values of `Trainer.state` in the metadata of the checkpoint.
+
+        Raises:
+            CheckpointError: They are missing or damaged.
+        """
         source = f"The state in {self.checkpoint}"
         state: JsonObject = parse_json(metadata.get("state", "{}"), source)
         check_fields(state, TrainerState, source)
@@ -396,7 +402,10 @@ class RunDirectory:
             return parallel.build(description["model"], device)
 
     def _check_size(self, description: JsonObject, *, with_files: bool) -> None:
-        """Raise a `CheckpointError` if the parameters are larger than this machine's memory; allocate nothing."""
+        """Raise a `CheckpointError` if the parameters are larger than this machine's memory, if that is known.
+
+        Nothing is allocated. `with_files`: whether the rows of mapped tables count too.
+        """
         in_files: set[nn.Parameter] = set()
 
         def left_out(table: JsonObject) -> LookupTable:
@@ -416,6 +425,8 @@ class RunDirectory:
 
     def save_checkpoint(self, trainer: Trainer) -> None:
         """Write the state of the trainer to `checkpoint.safetensors`, atomically. All ranks must call it.
+
+        A checkpoint of the mapped tables is made in their own files with it.
 
         Raises:
             FileError: The file cannot be written.
@@ -439,8 +450,8 @@ class RunDirectory:
     def validation(self) -> JsonObject | None:
         """Return step and validation results of the run; `None` before the first validation.
 
-        They are those of `best`, or, as for a run with mapped tables, which has none, those of the line of metrics with
-        the lowest loss after the first step.
+        They are those of `best`. A run without `best`, such as one with mapped tables, has the line of metrics with the
+        lowest validation loss; the first one counts only if it is the only one.
 
         Raises:
             FileError: The metrics cannot be read.
@@ -454,9 +465,9 @@ class RunDirectory:
     def keep_best(self, trainer: Trainer, line: JsonObject) -> bool:
         """Write `model.safetensors` and `best.json` if this validation loss is the lowest of the run so far.
 
-        All ranks must call it. Until `finish` the folder has no `config.json`, so these weights are not read as a
-        finished result. A run with mapped tables keeps its last weights instead: a copy of all rows at each validation
-        could take longer than the steps.
+        All ranks must call it. A loss that is NaN or infinite never is. Until `finish` the folder has no `config.json`,
+        so these weights are not read as a finished result. A run with mapped tables keeps its last weights instead: a
+        copy of all rows at each validation could take longer than the steps.
 
         Args:
             trainer: The trainer, with the weights to write.
@@ -537,7 +548,7 @@ class RunDirectory:
 def saved_buffers(model: DecoderLM) -> list[str]:
     """Return the names of the buffers that a saved model contains, such as the token map of an n-gram table.
 
-    The seed of a run does not determine it, so a run has a checkpoint from its start.
+    The seed of a run does not determine them, so a run whose model has some needs a checkpoint from its start.
     """
     saved = model.state_dict().keys()
     return [name for name, _ in model.named_buffers() if name in saved]

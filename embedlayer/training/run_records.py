@@ -75,7 +75,7 @@ class BestFacts(TypedDict):
 class TrainerState(TypedDict):
     """Type of the JSON values that every `checkpoint.safetensors` has in its metadata.
 
-    `Trainer.state` returns them and others.
+    `Trainer.state` returns them and others. `generations` has the number of the checkpoint of each mapped table.
     """
 
     step: Step

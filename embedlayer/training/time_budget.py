@@ -39,8 +39,8 @@ class TimeBudget:
     def last_step(self, step: int, *, used: float, guess: float = 1.0) -> int:
         """Add a measurement to `readings`, and return the number of the step at which the time will be used up.
 
-        So far `step` steps are finished, which took `used` seconds. `guess` is the seconds of a step to assume as long
-        as there is only one measurement.
+        The result is at least `step` and at least `min_steps`. So far `step` steps are finished, which took `used`
+        seconds. `guess` is the seconds of a step to assume as long as there is only one measurement.
         """
         self.readings = [*self.readings, [step, used]][-READINGS:]
         fitting = int((self.seconds - self.reserve - used) / max(self._seconds_per_step(guess), 1e-9))
