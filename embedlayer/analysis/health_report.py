@@ -207,9 +207,10 @@ class TableHealth:
 
     @property
     def state(self) -> State:
-        """Return `"faulty"` with a fault, `"undecided"` if something else speaks against `"sound"`, else `"sound"`.
+        """Return `"faulty"` with a fault, else `"undecided"` if there is a doubt, else `"sound"`.
 
-        Undecided is a table of which nothing shows that it was trained, or whose rows span few directions.
+        A doubt is that nothing shows that the table was trained, or that the rows of a table that is not stored as two
+        factors span few directions.
         """
         if next(self._faults(), None) is not None:
             return "faulty"

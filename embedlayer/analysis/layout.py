@@ -91,7 +91,8 @@ def compute_layout(
 
     Args:
         rows: Rows of a table. Zero rows and rows with NaN have no direction, so their place means nothing.
-        start: First coordinates, `principal_components(rows).coordinates`, which are scaled to at most 10.
+        start: First coordinates, `principal_components(rows).coordinates`, scaled here so that the largest
+            number is 10.
         keep: Which rows to place, `(V,)`; `None` for all. The others get NaN and have no influence.
         rounds: How many times all rows are moved; `None` for 200 times, and fewer for large tables.
         on_progress: Function that is called often with the stage and its share that is done.

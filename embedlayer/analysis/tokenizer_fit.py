@@ -49,8 +49,8 @@ class TokenizerFit:
 
     Attributes:
         pairs: Number of pairs of tokens.
-        cosine: Mean cosine of the rows of a pair.
-        error: Standard error of `cosine`.
+        cosine: Mean cosine of the rows of a pair; 0 if fewer than `FEWEST_PAIRS` pairs have rows without NaN.
+        error: Standard error of `cosine`; infinity in that case.
         shift: Number of rows by which the table is shifted against the tokenizer, if the pairs are clearly more similar
             in rows `ID + shift`; else 0.
         shifted_cosine: Mean cosine of the rows `ID + shift` of a pair.

@@ -457,7 +457,7 @@ def _gap(cosines: Float[Tensor, " N"], fewest: int) -> _Gap | None:
     """Return the gap between the cone around an axis and the other rows, or `None` if there is no cone.
 
     Rows are counted for each degree of their angle to the axis. The cone ends where this count falls to a tenth of its
-    peak and at least `fewest` rows are inside. There is no cone if the peak is at `WIDEST` degrees or more, or if the
+    peak, with at least `fewest` rows inside. There is no cone if the peak is at `WIDEST` degrees or more, or if the
     count does not rise again beyond the end.
     """
     degrees = torch.rad2deg(cosines.double().clamp(-1.0, 1.0).arccos()).long().clamp_max(179)

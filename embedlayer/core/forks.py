@@ -60,9 +60,10 @@ class HeldLocks:
 
 
 def call_in_forked_processes(callback: Callable[[], None]) -> None:
-    """Let every forked process call `callback()` before `os.fork` returns there; no other thread holds a lock above.
+    """Let every forked process call `callback()` before `os.fork` returns there.
 
-    The callbacks run in the order of these calls. A method does not keep its object alive, and is not called after it.
+    The locks above are free then, unless the thread that forks holds them. The callbacks run in the order of these
+    calls. A method does not keep its object alive, and is not called once the object is gone.
     """
     number = next(_numbers)
     if isinstance(callback, MethodType):
@@ -74,8 +75,8 @@ def call_in_forked_processes(callback: Callable[[], None]) -> None:
 class BackgroundThread:
     """One thread for jobs beside the program, which the first job starts.
 
-    A forked process starts a thread of its own. Of a job that was submitted before the fork, done or not, `result`
-    calls the function again there.
+    A forked process starts a thread of its own. There the `result` of a job that was submitted before the fork calls
+    the function again, whether or not it was done.
 
     Args:
         name: Name of the thread.

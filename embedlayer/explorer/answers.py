@@ -143,7 +143,7 @@ class RowList(TypedDict):
 
 
 TableState = Literal["sound", "faulty", "undecided"]
-"""The verdict about a table; `"undecided"` if nothing shows that it was trained."""
+"""The verdict about a table, see `TableHealth.state`."""
 
 
 class TokenFacts(TypedDict):

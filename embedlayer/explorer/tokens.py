@@ -121,7 +121,7 @@ def vectors(source: OpenedModel, params: Params) -> bytes:
     """Return all rows rounded to int8, as bytes: first the scale of each row, then the rows.
 
     The scales are float32 `(V,)`: the largest absolute value of each row, which the integer 127 stands for. The rows
-    are int8 `(V, D)`.
+    are int8 `(V, D)`. The scale of a row with NaN or infinity is not finite, and its integers are arbitrary.
     """
     largest, parts = [], []
     for _, chunk in RowReader(source.rows).chunks():
