@@ -86,6 +86,8 @@ def chance_effective_rank(rows: int, embed_dim: int) -> float:
 def chance_geometry(measured: TableGeometry) -> ChanceGeometry:
     """Return what the measures of a table would be by chance; see this module's docstring.
 
+    The isotropy of a table without variance is 1.
+
     Example:
         >>> chance = chance_geometry(table_geometry(torch.randn(2000, 32)))
         >>> chance.mean_cosine, round(chance.effective_rank)

@@ -33,7 +33,7 @@ class PlaneClusters:
     """C clusters of N points in the plane.
 
     Attributes:
-        of: Number of each point's cluster, `(N,)`; -1 for a point in no cluster or with NaN.
+        of: Number of each point's cluster, `(N,)`; -1 for a point in no cluster.
         sizes: Number of points of each cluster, largest first.
         peaks: Coordinates of the densest place of each cluster, `(C, 2)`.
     """
@@ -47,8 +47,8 @@ class PlaneClusters:
 def plane_clusters(places: Float[Tensor, "N 2"], *, most: int, smallest: int = 8) -> PlaneClusters:
     """Cluster points in the plane by density: the narrowest smoothing that gives at most `most` clusters.
 
-    The same points always get the same clusters. Points with NaN are in no cluster, nor are those of clusters of fewer
-    than `smallest` points.
+    If even the widest smoothing gives more, the largest `most` clusters are kept. The same points always get the same
+    clusters. Points with NaN or infinity are in no cluster, nor are those of clusters of fewer than `smallest` points.
 
     Raises:
         SizeError: `most` or `smallest` is below 1.
@@ -156,7 +156,7 @@ def typical_tokens(
     count: int = 5,
     frequency: Int[Tensor, " V"] | None = None,
 ) -> list[list[int]]:
-    """Return the IDs of the tokens that name each cluster, most typical first.
+    """Return the IDs of the tokens that name each cluster, at most `count`, most frequent first.
 
     Of the words of a cluster, those nearest to its mean direction are candidates; the most frequent of them are chosen.
     The mean direction of the whole table is subtracted first. Two names differ in more than case, a leading space, or a
@@ -182,7 +182,10 @@ def typical_tokens(
 
 
 def _distinct(ids: Sequence[int], texts: Sequence[str], count: int) -> list[int]:
-    """Return the first `count` IDs of which no two texts are equal but for case, white space or a final "s"."""
+    """Return the first `count` IDs of which no two texts are equal but for case, white space or a final "s".
+
+    IDs whose text is empty or white space are skipped.
+    """
     seen: dict[str, int] = {}
     for each in ids:
         bare = texts[each].strip().casefold()

@@ -138,7 +138,7 @@ def _shares(values: Float[Tensor, " D"]) -> Float[Tensor, " D"]:
 class TableGeometry:
     """Measures of how the rows of a table are spread over their D dimensions.
 
-    Zero rows and rows with NaN are left out.
+    Zero rows and rows with NaN or infinity are left out.
 
     Attributes:
         rows: Number of rows measured, N.
@@ -150,7 +150,7 @@ class TableGeometry:
             `rows.T @ rows` and their negatives: 1 if no direction is preferred, near 0 if one is. It depends on the
             norms of the rows.
             Reference: Mu and Viswanath, 2018.
-        mean_cosine: Mean cosine of two different rows: 0 if their directions are spread evenly.
+        mean_cosine: Mean cosine of two different rows: about 0 if their directions are spread evenly; 0 for one row.
         mean_norm: Norm of the mean row over the mean norm of a row: the share that all rows have in common.
     """
 
@@ -164,11 +164,13 @@ class TableGeometry:
 
     @property
     def explained_variance_ratio(self) -> Float[Tensor, " D"]:
-        """Return the share of the total variance along each principal direction, `(D,)`."""
+        """Return the share of the total variance along each principal direction, `(D,)`; zeros if nothing varies."""
         return _shares(self.spectrum)
 
     def directions_for(self, share: float) -> int:
         """Return how many principal directions, largest variance first, together hold a share of the variance.
+
+        The result is at least 1, and D if nothing varies.
 
         Example:
             >>> measured = table_geometry(torch.diag(torch.tensor([3.0, 1.0, 1.0])) - 1 / 3)
@@ -190,7 +192,7 @@ def table_geometry(table: TableLike) -> TableGeometry:
 
     Raises:
         ShapeError: A tensor or array is not `(V, D)` of floats.
-        SizeError: Every row is zero or holds NaN.
+        SizeError: There are no rows, or every row is zero or holds NaN or infinity.
 
     Example:
         >>> even = table_geometry(torch.cat([torch.eye(4), -torch.eye(4)]))
@@ -269,7 +271,8 @@ def norms_by_frequency(table: TableLike, counts: Int[Tensor, " V"]) -> list[Freq
         counts: Number of occurrences of each token, `(V,)`.
 
     Raises:
-        ShapeError: The number of counts differs from the number of rows, or is 0.
+        ShapeError: A tensor or array is not `(V, D)` of floats; or the number of counts differs from the number of
+            rows, or is 0.
 
     Example:
         >>> rows = torch.tensor([[0.0, 1.0], [0.0, 2.0], [0.0, 3.0]])

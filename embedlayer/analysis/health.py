@@ -147,7 +147,10 @@ def _without_shared_part(head: Tensor) -> TableLike:
 
 
 def _is_coarse(rows: RowReader, norms: Float[Tensor, " V"]) -> bool:
-    """Return whether numbers look like those of 4 bits: no block of 32 in a sample has more than 16 different ones."""
+    """Return whether numbers look like those of 4 bits: no block of 32 in a sample has more than 16 different ones.
+
+    It is `False` for rows of less than one block, and for a table with fewer than `FEWEST_SAMPLED` usable rows.
+    """
     ids = torch.nonzero(norms > 0)[:, 0]
     blocks = rows.embed_dim // COARSE_BLOCK
     if not blocks or len(ids) < FEWEST_SAMPLED:
@@ -190,7 +193,8 @@ def _at_mean(rows: RowReader, norms: Float[Tensor, " V"], group: tuple[int, ...]
 def _untouched(rows: RowReader, before: RowReader) -> Tensor:
     """Return a mask `(V,)` of the rows that differ from the earlier table by a positive factor only.
 
-    Weight decay causes such a factor in rows without gradients. Small differences by rounding are allowed.
+    Weight decay causes such a factor in rows without gradients. Small differences by rounding are allowed. Zero rows
+    are not in the mask. Tables of different sizes raise a `ShapeError`.
     """
     if (rows.vocab_size, rows.embed_dim) != (before.vocab_size, before.embed_dim):
         raise ShapeError(

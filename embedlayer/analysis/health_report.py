@@ -62,13 +62,13 @@ class LossOfRun:
 
     @property
     def gain(self) -> float:
-        """Return the share of `unigram_entropy` by which context lowers the loss; 0 for a corpus of one token."""
+        """Return the share of `unigram_entropy` by which context lowers the loss; 0 if all tokens are the same one."""
         entropy = self.unigram_entropy
         return (entropy - self.validation_loss) / entropy if entropy > 0 else 0.0
 
     @property
     def is_little(self) -> bool:
-        """Return whether the run learned little: `gain` is below `LEAST_GAIN`."""
+        """Return whether the run learned little: `gain` is below `LEAST_GAIN`, or NaN."""
         return not self.gain >= LEAST_GAIN
 
 
@@ -118,7 +118,10 @@ class NearestCosine:
 
     @property
     def is_random(self) -> bool:
-        """Return whether the rows cannot be told from random numbers."""
+        """Return whether the rows cannot be told from random numbers; `False` where too little is known to say so.
+
+        That is a sample of fewer than `FEWEST_SAMPLED` rows, or a width so small that near rows are usual by chance.
+        """
         differences = abs(self.median - self.by_chance), abs(self.mean_pair)
         return self.rows >= FEWEST_SAMPLED and max(differences) <= AS_BY_CHANCE and self.by_chance < 1 - AS_BY_CHANCE
 
@@ -134,8 +137,10 @@ class TableHealth:
         zero_rows: IDs of rows that are all zero: padding, or rows that were added and never trained.
         nonfinite_rows: IDs of rows with NaN or infinity.
         duplicates: Groups of IDs whose rows are equal, ordered by their first ID; zero rows are not listed here.
-        near_duplicates: Groups of IDs whose rows differ by 1 % or less, and not all by 0.
-        at_mean: IDs of equal or nearly equal rows at the mean of all other rows: a resize added them there.
+        near_duplicates: Groups of IDs whose rows differ by 1 % or less, and not all by 0, after a dominant part that
+            all rows share is removed.
+        at_mean: IDs of the largest group of equal or nearly equal rows if it lies at the mean of all other rows, where
+            a resize adds rows; else empty.
         norm_outliers: Rows that are longer or shorter than all others by a gap, see `norm_outliers`; equal and
             under-trained rows are left out.
         never_touched: IDs of rows that equal the earlier table up to one factor per row (weight decay scales rows
@@ -143,7 +148,7 @@ class TableHealth:
         under_trained: Under-training scores, threshold and cones.
         nearest: How similar rows are to their nearest row, beside chance.
         spelling: How similar the rows of spelling variants are; `None` without a tokenizer or with few pairs.
-        loss: What the run that trained the table learned; `None` if the table is not known to come from a run.
+        loss: What the run that trained the table learned; `None` if its loss or the token counts are not known.
         kinds: The kind of each row, see `token_kinds`; `None` without a tokenizer.
         tokenizer: The tokenizer, or `None`.
         shared: What all rows share: offset, dominant dimension or direction, constant columns, scale.
@@ -202,7 +207,11 @@ class TableHealth:
 
     @property
     def state(self) -> State:
-        """Return `"faulty"` with a fault, `"undecided"` if nothing shows that the table was trained, else `"sound"`."""
+        """Return `"faulty"` with a fault, else `"undecided"` if there is a doubt, else `"sound"`.
+
+        A doubt is that nothing shows that the table was trained, or that the rows of a table that is not stored as two
+        factors span few directions.
+        """
         if next(self._faults(), None) is not None:
             return "faulty"
         return "undecided" if self._doubt() else "sound"
@@ -252,7 +261,7 @@ class TableHealth:
 
     @property
     def _are_many_unlearned(self) -> bool:
-        """Return whether many of the words never learned; a table whose tokenizer does not fit cannot tell."""
+        """Return whether many of the words never learned; `False` without a tokenizer that fits the table."""
         return self._fits_tokenizer and self._words(self.never_learned) > MOST_UNLEARNED * self._words(
             range(self.vocab_size)
         )
@@ -370,11 +379,14 @@ class TableHealth:
         return f"{_rows(count)} {what} ({first}{', '.join(named)}{', ...' * (count > NAMED)})."
 
     def _words(self, ids: Collection[int]) -> int:
-        """Return how many rows of a list are words."""
+        """Return how many rows of a list are words; 0 without a tokenizer."""
         return 0 if self.kinds is None else sum(self.kinds[row] == "word" for row in ids)
 
     def _written(self, ids: Collection[int]) -> list[int]:
-        """Return the IDs of rows that a text can look up; without a tokenizer one row may be a padding row."""
+        """Return the IDs of rows that a text can look up.
+
+        Without a tokenizer these are all IDs, or none if there is only one, which may be a padding row.
+        """
         if self.kinds is None:
             return list(ids) if len(ids) > 1 else []
         return [row for row in ids if self.kinds[row] not in NOT_WRITTEN]
@@ -411,7 +423,7 @@ class TableHealth:
         return self.shared.rows < self.vocab_size - len(self.zero_rows) - len(self.nonfinite_rows)
 
     def to_json(self, limit: int = 100) -> JsonObject:
-        """Return the report as a JSON object: numbers of rows, norms, and cones.
+        """Return the report as a JSON object: verdict and summary, the rows of each finding, norms, and cones.
 
         Args:
             limit: Largest number of IDs, groups or under-trained rows in each list; the numbers count all rows.
@@ -460,7 +472,7 @@ class TableHealth:
 
 
 def _cone_json(cone: Cone) -> JsonObject:
-    """Return a cone as a JSON object without its axis."""
+    """Return a cone as a JSON object without its axis; NaN becomes `None`."""
     return {name: finite_json(value) for name, value in vars(cone).items() if name != "axis"}
 
 
@@ -479,7 +491,7 @@ def _norms_sentence(group: NormOutliers) -> str:
 
 
 def _verb(singular: str, count: int) -> str:
-    """Return a verb for `count` rows."""
+    """Return `"is"`, `"holds"` or `"equals"` in the form for `count` rows: "are", "hold", "equal" unless it is 1."""
     return singular if count == 1 else {"is": "are", "holds": "hold", "equals": "equal"}[singular]
 
 

@@ -55,8 +55,8 @@ def neighbor_layout(
     The same rows always get the same coordinates. `plots.table_map` draws them.
 
     Args:
-        table: A table, an `nn.Embedding`, or rows `(V, D)`. Zero rows have no direction and stay about where they
-            start: at their first two principal components.
+        table: A table, an `nn.Embedding`, or rows `(V, D)`. Zero rows have no direction, so their place means
+            nothing.
         keep: Which rows to place, `(V,)`; `None` for all that are finite. The others get NaN and have no influence.
         rounds: How many times all rows are moved; `None` for 200 times, and fewer for large tables.
 
@@ -87,11 +87,12 @@ def compute_layout(
 ) -> NeighborLayout:
     """Compute 2-D coordinates of rows in which nearest neighbours by cosine are close.
 
-    The same rows always get the same coordinates.
+    The same rows and first coordinates always give the same result. Fewer than 4 rows are not moved.
 
     Args:
-        rows: Rows of a table. Zero rows and rows with NaN have no direction and stay about where they start.
-        start: First coordinates, `principal_components(rows).coordinates`.
+        rows: Rows of a table. Zero rows and rows with NaN have no direction, so their place means nothing.
+        start: First coordinates, `principal_components(rows).coordinates`, scaled here so that the largest
+            number is 10.
         keep: Which rows to place, `(V,)`; `None` for all. The others get NaN and have no influence.
         rounds: How many times all rows are moved; `None` for 200 times, and fewer for large tables.
         on_progress: Function that is called often with the stage and its share that is done.
@@ -127,7 +128,8 @@ def edge_weights(cosines: Float[Tensor, "V K"]) -> Float[Tensor, "V K"]:
     """Return the probability that an edge of the neighbour graph pulls its two rows together in a round, `(V, K)`.
 
     The edge to the nearest neighbour has probability 1. For further neighbours the probability falls with the distance,
-    at a rate of each row such that its K probabilities sum to `log2 K`, as in UMAP. `cosines` are nearest first.
+    at a rate of each row such that its K probabilities sum to `log2 K`, as in UMAP, or to the number of neighbours at
+    the smallest distance if that is larger. `cosines` are nearest first.
     """
     distances = 1 - cosines
     beyond = distances - distances[:, :1]

@@ -54,8 +54,9 @@ def align_tables(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N 2
             IDs, and then both tables need equally many rows.
 
     Raises:
-        ShapeError: The tables differ in length and `pairs` is `None`, or an ID in `pairs` is outside its table.
-        SizeError: Every pair has a row that is zero or holds NaN.
+        ShapeError: The tables differ in length and `pairs` is `None`, an ID in `pairs` is outside its table, or a
+            tensor or array is not `(V, D)` of floats.
+        SizeError: There are no pairs, or each has a row that is zero or holds NaN or infinity.
 
     Reference: Schonemann, 1966: `U V^T` of the singular value decomposition of `before^T after`.
 
@@ -129,7 +130,10 @@ class RowMovement:
 
     @property
     def has_moved(self) -> Bool[Tensor, " N"]:
-        """Return which rows moved by more than rounding: their direction, or their norm beside that of the others."""
+        """Return which rows moved by more than rounding: their direction, or their norm beside that of the others.
+
+        A row that is zero in one table only has moved; a row with NaN, or zero in both, has not.
+        """
         ratios = self.norms[:, 1] / self.norms[:, 0] / self.scale
         return (self.cosines < 1 - TURNED) | ((ratios - 1).abs() > GREW)
 
@@ -187,8 +191,8 @@ def row_movement(
         pairs: ID in `before` and ID in `after` of each shared token, `(N, 2)`; `None` pairs equal IDs.
 
     Raises:
-        ShapeError: The tables differ in length and `pairs` is `None`, or in width and `alignment` is `None`; or an ID
-            in `pairs` is outside its table.
+        ShapeError: The tables differ in length and `pairs` is `None`, or in width and `alignment` is `None`; an ID in
+            `pairs` is outside its table; or a tensor or array is not `(V, D)` of floats.
 
     Example:
         >>> row_movement(torch.eye(3), torch.tensor([[2.0, 0, 0], [0, 1, 0], [0, 1, 1]])).most(1)
@@ -219,7 +223,7 @@ def shared_tokens(before: Tokenizer | Sequence[str], after: Tokenizer | Sequence
 
     Args:
         before: The first tokenizer, or the text of each row; `""` for a row without a token. Of several rows with one
-            text, the first is taken.
+            text, the first is taken, unless both arguments are equal lists.
         after: The second tokenizer, or its texts.
 
     Example:

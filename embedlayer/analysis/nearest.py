@@ -59,7 +59,9 @@ class NeighborGraph(NamedTuple):
 
 @torch.no_grad()
 def cosines_with(rows: Float[Tensor, "rows D"], queries: Float[Tensor, "Q D"]) -> Float[Tensor, "Q rows"]:
-    """Return the cosine of each query with each row, in float32 or wider, between -1 and 1; 0 for a zero row.
+    """Return the cosine of each query with each row, in float32 or wider, between -1 and 1.
+
+    It is 0 if one of them is zero, and NaN if one holds NaN or infinity.
 
     For at most `EXACT_TIES` queries each cosine is a sum of its own, so equal rows get equal cosines. For more queries
     a matrix product is used, which may round equal rows differently.

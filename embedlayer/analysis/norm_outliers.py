@@ -60,8 +60,10 @@ class NormOutliers:
 def norm_outliers(norms: Float[Tensor, " V"], usable: Bool[Tensor, " V"] | None = None) -> tuple[NormOutliers, ...]:
     """Return the rows that are longer than all others by a gap, and those that are shorter: none, one or two groups.
 
+    With fewer than `FEWEST` rows to look at there is none.
+
     Args:
-        norms: Norm of each row; zero rows and NaN are left out.
+        norms: Norm of each row; norms that are zero, NaN or infinite are left out.
         usable: Mask of the rows to look at; `None` for all.
 
     Example:

@@ -16,6 +16,10 @@ class PositionPicture(NamedTuple):
 
     Attributes:
         values: One row per position or distance, one column per dimension, channel pair or head, `(T, C)`.
+        title: Title of the picture.
+        row_label: What a row is, such as "position".
+        column_label: What a column is.
+        value_label: What a value is.
     """
 
     values: Float[Tensor, "T C"]

@@ -56,7 +56,8 @@ class TableRelation:
             a rotation. `"unrelated"`: they are no more similar than shuffled tokens. `"unknown"`: there are too few
             tokens to tell.
         tokens: Number of tokens compared, at most `MOST_TOKENS`.
-        as_stored: Mean cosine of the two rows of a token as they are stored; `None` if the widths differ.
+        as_stored: Mean cosine of the two rows of a token as they are stored; `None` if the widths differ, or with
+            fewer than `FEWEST_TOKENS` tokens.
         as_stored_shuffled: The same with shuffled tokens.
         held_out: Mean cosine of the two rows of tokens that the rotation was not fitted on; `None` with fewer than
             `FEWEST_TOKENS` tokens.
@@ -68,7 +69,8 @@ class TableRelation:
             direction.
         shift: Number of places by which nearly all exchanged rows moved, in the order of the tokens; 0 if they moved
             by different ones, or if there are fewer than `FEWEST_SHIFTED`.
-        differing: Number of tokens whose two rows are not equal, and have a direction both.
+        differing: Number of tokens whose two rows are not equal, and have a direction both; 0 where `as_stored` is
+            `None`.
         differing_cosine: Mean cosine of the two rows of these tokens; `None` without any.
         differing_scale: Median ratio of the norms of these rows.
         no_direction_before: IDs of the rows of the first table that are zero or hold NaN or infinity, of tokens whose
@@ -236,7 +238,8 @@ def table_relation(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N
         pairs: ID in `before` and ID in `after` of each shared token, `(N, 2)`; `None` pairs equal IDs.
 
     Raises:
-        ShapeError: The tables differ in length and `pairs` is `None`, or an ID in `pairs` is outside its table.
+        ShapeError: The tables differ in length and `pairs` is `None`, an ID in `pairs` is outside its table, or a
+            tensor or array is not `(V, D)` of floats.
 
     Example:
         >>> rows, rotation = torch.randn(500, 8), torch.linalg.qr(torch.randn(8, 8)).Q
@@ -308,7 +311,10 @@ def _same_width(readers: Sequence[RowReader]) -> bool:
 def _equal(
     readers: Sequence[RowReader], pairs: Int[Tensor, "N 2"], usable: Bool[Tensor, " N"]
 ) -> tuple[Bool[Tensor, " N"], Bool[Tensor, " N"], int]:
-    """Return which tokens have equal rows, which usable others the first row of another token, and their shift."""
+    """Return which tokens have equal rows, which usable others the first row of another token, and their shift.
+
+    Rows are compared by `row_hashes`; in tables of different widths none are equal.
+    """
     equal = torch.zeros(len(pairs), dtype=torch.bool)
     if not _same_width(readers) or not len(pairs):
         return equal, equal, 0
@@ -325,7 +331,10 @@ def _equal(
 
 
 def _held_out(before: TableLike, after: TableLike, pairs: Int[Tensor, "N 2"]) -> Float[Tensor, " N"]:
-    """Return the cosines of all pairs, each after the rotation that was fitted on the half that it is not in."""
+    """Return the cosines of all pairs, each after the rotation that was fitted on the half that it is not in.
+
+    Those of the second half come first. The order of the pairs must be random.
+    """
     halves = pairs.tensor_split(2)
     cosines = []
     for fitted, tested in (halves, halves[::-1]):
@@ -335,7 +344,10 @@ def _held_out(before: TableLike, after: TableLike, pairs: Int[Tensor, "N 2"]) ->
 
 
 def _exceeds(cosines: Float[Tensor, " N"], shuffled: Float[Tensor, " N"]) -> bool:
-    """Return whether the mean of some cosines exceeds that of shuffled tokens by `MARGIN` and `ERRORS`."""
+    """Return whether the mean of some cosines exceeds the mean `s` of shuffled tokens clearly.
+
+    The difference must be above `MARGIN * (1 - s)` and above `ERRORS` standard errors.
+    """
     error = float(((cosines.var() + shuffled.var()) / len(cosines)).sqrt())
     chance = float(shuffled.mean())
     return float(cosines.mean()) - chance > max(MARGIN * (1 - chance), ERRORS * error)

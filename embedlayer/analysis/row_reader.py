@@ -75,7 +75,10 @@ class RowReader:
     def wide_chunks(
         self, mask: Bool[Tensor, " V"], rows_at_once: int | None = None
     ) -> Iterator[Float[Tensor, "rows D"]]:
-        """Yield the rows whose entry in `mask` is true, in order and in float64, a chunk at a time."""
+        """Yield the rows whose entry in `mask` is true, in order and in float64, a chunk at a time.
+
+        A chunk of which no row is chosen is yielded without rows.
+        """
         for start, chunk in self.chunks(rows_at_once):
             here = mask[start : start + len(chunk)]
             yield (chunk if here.all() else chunk[here.to(chunk.device)]).double()

@@ -34,6 +34,8 @@ SAMPLED, FEWEST = 1024, 32
 class SharedVariance:
     """What the rows of a table share; zero rows and rows with NaN or infinity are left out.
 
+    `scale` and the shares are NaN without rows, and the shares of the variance also if nothing varies.
+
     Attributes:
         rows: Number of rows that were measured, N.
         scale: Root mean square of their numbers.
@@ -44,7 +46,8 @@ class SharedVariance:
             rows, with those that never learned, is the first `explained_variance_ratio` of `TableGeometry`.
         constant: Columns in which all rows have the same number.
         rank: Number of directions with variance among the sampled rows.
-        most_rank: The largest possible `rank`: the dimensions that are not constant, or the sampled rows less 1.
+        most_rank: The largest possible `rank`: the number of dimensions that are not constant, or that of the sampled
+            rows less 1 if this is smaller.
     """
 
     rows: int
@@ -59,7 +62,7 @@ class SharedVariance:
 
     @property
     def is_measured(self) -> bool:
-        """Return whether there are enough rows to say what they share."""
+        """Return whether there are enough rows to say what they share; else nothing is said to dominate."""
         return self.rows >= FEWEST and self.most_rank > 1
 
     @property
@@ -159,7 +162,7 @@ def without_shared_part(table: TableLike, shared: SharedVariance) -> TableLike:
 
     Of a table with a dominant offset or constant columns, the mean row (of these columns) is subtracted. With a
     dominant dimension, each dimension is divided by its standard deviation, and otherwise by the scale of the table.
-    Zero rows stay zero.
+    Zero rows stay zero, and constant columns become 0. A table of too few rows to measure is returned as it is.
     """
     changes = (shared.has_dominant_offset, shared.has_dominant_dimension, shared.is_out_of_range, shared.constant)
     if not shared.is_measured or not any(changes):

@@ -57,9 +57,10 @@ def ids_by_text(texts: Mapping[int, str]) -> dict[str, int]:
 def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
     """Return the kind of each of the `vocab_size` rows, by ID: one of `KINDS`, which this module's docstring explains.
 
-    An entry is `"unreachable"` if the tokenizer produces it for none of twenty texts that end with it. The test can
-    miss a rare context, so an entry may be called unreachable by mistake, but never reachable by mistake. A tokenizer
-    without its own unknown token, such as that of a file of vectors, cannot encode most texts, so the test is skipped.
+    An entry is `"unreachable"` if the tokenizer produces it for none of up to twenty texts that end with it. The test
+    can miss a rare context, so an entry may be called unreachable by mistake, but never reachable by mistake. A
+    tokenizer without its own unknown token, such as that of a file of vectors, cannot encode most texts, so the test is
+    skipped.
 
     Example:
         >>> from embedlayer.tokenization.train import train_tokenizer
@@ -98,7 +99,8 @@ def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
 def reachable(tokenizer: Tokenizer, tokens: Sequence[int], texts: Sequence[str]) -> set[int]:
     """Return the IDs that the tokenizer produces when it encodes the tokens' own texts.
 
-    Each text is encoded in about twenty contexts: after each of `CONTEXTS`, and after one or two letters.
+    Each text is encoded in up to twenty contexts, until its ID is produced: after each of `CONTEXTS`, and after one or
+    two letters.
     """
     left = list(zip(tokens, texts, strict=True))
     produced: set[int] = set()

@@ -49,8 +49,8 @@ class TokenizerFit:
 
     Attributes:
         pairs: Number of pairs of tokens.
-        cosine: Mean cosine of the rows of a pair.
-        error: Standard error of `cosine`.
+        cosine: Mean cosine of the rows of a pair; 0 if fewer than `FEWEST_PAIRS` pairs have rows without NaN.
+        error: Standard error of `cosine`; infinity in that case.
         shift: Number of rows by which the table is shifted against the tokenizer, if the pairs are clearly more similar
             in rows `ID + shift`; else 0.
         shifted_cosine: Mean cosine of the rows `ID + shift` of a pair.
@@ -92,6 +92,8 @@ def tokenizer_fit(
     rows: RowReader, texts: Sequence[str], *, usable: Bool[Tensor, " V"] | None = None
 ) -> TokenizerFit | None:
     """Measure how similar the rows of spelling variants are; `None` with fewer than `FEWEST_PAIRS` pairs.
+
+    Pairs with one of the first or last `SHIFTS` rows of the table do not count.
 
     Args:
         rows: The table.
@@ -214,14 +216,17 @@ def _similarity(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor) -> tup
 
 
 def _cosines(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor) -> Float[Tensor, " N"]:
-    """Return the cosine of the two rows of each pair after `mean` is subtracted."""
+    """Return the cosine of the two rows of each pair after `mean` is subtracted; NaN where one holds NaN."""
     one, other = (F.normalize(rows.take(ids).double() - mean, dim=1) for ids in pairs.T)
     cosines: Tensor = (one * other).sum(1)
     return cosines
 
 
 def _variants(texts: Sequence[str]) -> Int[Tensor, "N 2"]:
-    """Return pairs of IDs of words that are spelling variants, or differ by a final "s" alone; see `spelling_key`."""
+    """Return pairs of IDs of words that are spelling variants, or differ by a final "s" alone; see `spelling_key`.
+
+    Words have 3 letters or more. Each variant is paired with the first one only.
+    """
     first: dict[str, int] = {}
     pairs: list[tuple[int, int]] = []
     for token, text in enumerate(texts):

@@ -124,8 +124,9 @@ class UnderTrained:
 
     Attributes:
         scores: One score per row, `(V,)`, from -1 to 1: 1 on the axis of the nearest cone, 0 at its edge, -1 opposite
-            to it. If no cone was found, rows nearest to the direction with most rows score highest, but never above 0.
-            Zero rows and rows with NaN score -1; `table_health` lists them separately.
+            to it. If `cones` is empty, rows nearest to the direction with most rows score highest, but never above 0;
+            without such a direction all score -1. Rows of undecided cones score at most 0. Zero rows and rows with NaN
+            score -1; `table_health` lists them separately.
         cones: The cones of unused rows, largest first; empty if the table has none.
         undecided: Other cones, largest first, whose `doubt` says why they may be clusters of trained rows; their rows
             are not flagged.
@@ -362,6 +363,7 @@ def _densities(sample: Float[Tensor, "M D"]) -> Float[Tensor, "S K"]:
 def _candidates(sample: Float[Tensor, "M D"], densities: Float[Tensor, "S K"]) -> Iterator[Float[Tensor, " D"]]:
     """Yield unit vectors in whose direction many rows of the sample point, the densest direction first.
 
+    Density is first that of the 8 nearest rows, and after at most `TRIES` of these that of the 64 nearest.
     A candidate starts at the seed row with the highest density. It is then moved to the mean of its nearest rows, three
     times. Seeds near a candidate give no further ones.
     """
@@ -455,8 +457,8 @@ def _gap(cosines: Float[Tensor, " N"], fewest: int) -> _Gap | None:
     """Return the gap between the cone around an axis and the other rows, or `None` if there is no cone.
 
     Rows are counted for each degree of their angle to the axis. The cone ends where this count falls to a tenth of its
-    peak. There is no cone if the peak is at `WIDEST` degrees or more, or if the count does not rise again beyond the
-    end.
+    peak, with at least `fewest` rows inside. There is no cone if the peak is at `WIDEST` degrees or more, or if the
+    count does not rise again beyond the end.
     """
     degrees = torch.rad2deg(cosines.double().clamp(-1.0, 1.0).arccos()).long().clamp_max(179)
     counts = torch.bincount(degrees, minlength=180).double()

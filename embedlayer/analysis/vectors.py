@@ -141,7 +141,8 @@ class TokenVectors:
         """Return the ID of a token named by its text, its ID, or its bytes.
 
         A text is encoded without special tokens and must be a single token. Otherwise it is looked up as an entry of
-        the vocabulary (`"##ing"`, `"[PAD]"`), then as the readable text of a token.
+        the vocabulary (`"##ing"`, `"[PAD]"`), then as the readable text of a token. An ID is returned as it is, also
+        that of a row without a token.
 
         Raises:
             UnknownTokenError: The ID is outside the table; or the text is several tokens, none, or unknown.
@@ -220,21 +221,22 @@ class TokenVectors:
         A token adds its row at length 1 to the sum, with the weight 1 if it is positive and -1 if it is negative.
 
         Args:
-            positive: Tokens or vectors `(D,)` to add, one or a list. A pair `(token, weight)` replaces the weight 1.
-                Vectors are not normalised.
+            positive: Tokens or vectors `(D,)` to add, one or a list. In a list, a pair `(token, weight)` replaces the
+                weight 1. Vectors are not normalised.
             negative: Tokens or vectors to subtract: `most_similar(["king", "woman"], ["man"])`. As in gensim, the
                 weight of a pair replaces -1: `("man", -0.5)` subtracts half.
             topn: Number of results, fewer in a smaller table; `None` returns the cosines of all rows searched, by ID,
                 as a NumPy array.
             clip_start: First ID to search.
-            clip_end: ID after the last one to search; `None` for the end of the table.
+            clip_end: ID after the last one to search; `None` or 0 for the end of the table. Negative clips count from
+                the end.
             restrict_vocab: Search only IDs below this number, where tokenizers keep frequent tokens; it overrides
                 `clip_start` and `clip_end`.
             indexer: Must be `None`: the search is exact.
 
         Returns:
-            A list of `(readable text, cosine)`, nearest first; equal cosines by ID. The tokens of the query are left
-            out.
+            A list of `(readable text, cosine)`, nearest first; equal cosines by ID. The tokens of the query, rows
+            without a token and rows with NaN are left out of the list.
 
         Raises:
             SizeError: The query is empty, no ID is in the range to search, or `indexer` is not `None`.
@@ -265,7 +267,7 @@ class TokenVectors:
 
         A row's score is the product of `(1 + cos(row, p)) / 2` over the positive items p, divided by the same product
         over the negative items. A single distant word cannot dominate this product as it can the sum of `most_similar`.
-        Arguments, result and errors are those of `most_similar`, except that weights are an error (`SizeError`).
+        Arguments, result and errors are those of `most_similar`, except that weights other than 1 raise a `SizeError`.
 
         Reference: Levy and Goldberg, 2014; gensim's 3CosMul, with its 1e-6 in the denominator.
         """
@@ -446,6 +448,7 @@ class TokenVectors:
 
         The vector of a token is its row at length 1. A vector is yielded as it was passed, with the ID `None`. All
         vectors are float64 on the CPU. The weight is the argument `weight` unless the item is a pair `(token, weight)`.
+        A vector or row with NaN or infinity raises a `CheckpointError`.
         """
         for item in _as_list(queries):
             token, its_weight = item if isinstance(item, tuple | list) else (item, weight)
@@ -464,7 +467,8 @@ class TokenVectors:
         """Return the range of IDs to search: the first ID, and the ID after the last one.
 
         A `restrict_vocab` other than `None` overrides both clips: the range is then `0 .. restrict_vocab - 1`. Clips
-        have the meaning of a Python slice. Bounds beyond the end of the table are reduced to it.
+        have the meaning of a Python slice. Bounds beyond the end of the table are reduced to it. A range without an ID
+        raises a `SizeError`.
         """
         if restrict_vocab is not None:
             if restrict_vocab < 1:

@@ -27,7 +27,7 @@ Rows = Shaped[Tensor, "_ *each"]
 class RowPartition:
     """Contiguous rows of a tensor per rank: rank `r` stores rows `r * ceil(V / N)` to `(r + 1) * ceil(V / N) - 1`.
 
-    The last rank stores what is left, which is one row at least.
+    The last rank stores what is left; with several ranks that is one row at least.
 
     Args:
         num_rows: Rows of all ranks together, V.
@@ -220,7 +220,7 @@ class Collectives(ABC):
 
         Raises:
             PeerError: The values of a rank differ. Every rank raises it, and it names each rank that differs from the
-                first, with both values.
+                first, with both values, cut to 60 characters.
         """
         message = differences(dict(zip(self.global_ranks, self.all_gather_object(dict(facts)), strict=True)))
         if message:
@@ -277,7 +277,7 @@ class SingleProcess(Collectives):
         return rows
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """Single-process version: return `[value]`."""
+        """Single-process version: return `[value]`, with the object itself, which is not converted to JSON."""
         return [value]
 
     def peer_errors(self) -> AbstractContextManager[None]:

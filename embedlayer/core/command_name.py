@@ -29,7 +29,7 @@ def command_line(*words: object) -> str:
 
 
 def _typed(program: Path, *names: str) -> str:
-    """Return the first name by which the shell finds a program in the same folder, else the path of the program.
+    """Return the first name by which the shell finds a program in the same folder, else the program's path, quoted.
 
     The path is relative to the working directory if the program is below it. Links are not followed: the Python of a
     virtual environment is a link to the one outside.

@@ -57,9 +57,10 @@ def check_mask(mask: object, shape: Sequence[int], name: str = "attention_mask",
 
 
 def _first_wrong_row(mask: Tensor, gaps: bool) -> int | None:
-    """Return the number of the first row whose numbers fall, or without `gaps` go on behind padding.
+    """Return the number of the first row whose numbers fall or are below 0, or without `gaps` go on behind padding.
 
-    The result is `None` if there is no such row, and where values are not read.
+    Rows are counted over all batch dimensions. The result is `None` if there is no such row, and where values are not
+    read.
     """
     is_read = device_kind(mask) == "cpu" and not torch.compiler.is_compiling() and not plain_operators_only()
     if not is_read or mask.numel() == 0:
@@ -90,7 +91,7 @@ def shifted_targets(
         ignore_index: Value of ignored targets.
 
     Returns:
-        Targets of the first `T - depth - 1` tokens.
+        Targets of the first `T - depth - 1` tokens; none in a shorter sequence.
 
     Raises:
         ShapeError: `documents` are no mask for these labels, or the labels are floats.

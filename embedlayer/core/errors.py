@@ -31,8 +31,7 @@ from types import ModuleType
 class EmbedLayerError(Exception):
     """Base class of all errors of embedlayer.
 
-    `str(error)` can always be printed: characters that UTF-8 cannot encode are escaped, such as those of odd file
-    names.
+    `str(error)` can be printed: characters that UTF-8 cannot encode are escaped, such as those of odd file names.
     """
 
     def __str__(self) -> str:

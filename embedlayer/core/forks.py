@@ -24,9 +24,10 @@ _held: "list[RLock]" = []
 
 
 def lock_held_at_forks() -> "RLock":
-    """Return a new re-entrant lock. A fork waits until it is free, and in the forked process it is free.
+    """Return a new re-entrant lock. A fork waits until no other thread holds it, so in the forked process none does.
 
-    So a forked process finds what the lock protects as it was between two blocks. A thread that holds the lock must not
+    So a forked process finds what the lock protects as it was between two blocks, unless the thread that forks is
+    inside of a block itself: it then holds the lock in both processes. A thread that holds the lock must not
     wait for another thread that may fork, such as one in a collective operation or in code of a user.
 
     A thread that holds several such locks acquires the newest first, as `HeldLocks` does: a lock that is needed inside
@@ -59,9 +60,10 @@ class HeldLocks:
 
 
 def call_in_forked_processes(callback: Callable[[], None]) -> None:
-    """Let every forked process call `callback()` before anything else runs there. All locks above are free then.
+    """Let every forked process call `callback()` before `os.fork` returns there.
 
-    A method does not keep its object alive.
+    The locks above are free then, unless the thread that forks holds them. The callbacks run in the order of these
+    calls. A method does not keep its object alive, and is not called once the object is gone.
     """
     number = next(_numbers)
     if isinstance(callback, MethodType):
@@ -73,7 +75,8 @@ def call_in_forked_processes(callback: Callable[[], None]) -> None:
 class BackgroundThread:
     """One thread for jobs beside the program, which the first job starts.
 
-    A forked process starts a thread of its own. A job that was not done at the fork is computed there by `result`.
+    A forked process starts a thread of its own. There the `result` of a job that was submitted before the fork calls
+    the function again, whether or not it was done.
 
     Args:
         name: Name of the thread.
@@ -130,7 +133,7 @@ class Job(Generic[Result]):
     def result(self) -> Result:
         """Return the result of the function, when it has ended, or raise its error.
 
-        A process that was forked after the job was submitted calls the function itself.
+        A process that was forked after the job was submitted calls the function itself, each time.
         """
         if os.getpid() != self._process:  # the future's own lock may be locked there
             return self._function()

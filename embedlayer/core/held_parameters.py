@@ -35,7 +35,8 @@ def held_parameters(
 def is_held(parameters: Mapping[str, Tensor | None], name: str, uses: int) -> bool:
     """Return whether there are more references to a parameter than those of modules, so that it may have an optimizer.
 
-    `parameters` are those of a module, by name; `uses` is the number of modules that have this one.
+    `parameters` are those of a module, by name; `uses` is the number of references that do not count, one for each
+    module that has this one.
     """
     other = {name: nn.Parameter(requires_grad=False)}  # which only this dictionary refers to
     return _references(parameters, name) - _references(other, name) > uses - 1
@@ -48,8 +49,8 @@ def _references(parameters: Mapping[str, Tensor | None], name: str) -> int:
 def former_parameter(module: nn.Module, name: str) -> Tensor | None:
     """Return the parameter of a module that is about to be replaced, or `None` if no optimizer can have it.
 
-    Sharded parameters, which FSDP replaces in each forward pass, are left out, and row-sparse ones, which
-    `PendingUpdates` watches.
+    The result is also `None` for sharded parameters, which FSDP replaces in each forward pass, for row-sparse ones,
+    which `PendingUpdates` watches, and on the meta device.
     """
     parameters = module.__dict__.get("_parameters", {})
     may_be_trained = type(parameters.get(name)) is nn.Parameter and not parameters[name].is_meta
@@ -90,7 +91,7 @@ def watch_replacement(module: nn.Module, name: str, former: Tensor | None) -> No
     """Let the optimizers that train the former parameter of a module raise an error if its new one stays untrained.
 
     The error is a `StaleRowsError` at a step; `_Replacement` says when. `former` is the result of `former_parameter`,
-    before another parameter was registered.
+    before another parameter was registered; with `None` nothing is watched.
     """
     parameter = module._parameters.get(name)
     if former is None or former is parameter or type(parameter) is not nn.Parameter or not parameter.requires_grad:

@@ -76,7 +76,7 @@ class IndexCheck(nn.Module):
         """Return row numbers that are safe to look up, and a mask of the bad indices.
 
         Args:
-            indices: Token IDs or positions, as a tensor or as anything that `as_ids` converts.
+            indices: Token IDs, as a tensor or as anything that `as_ids` converts; or positions, as a tensor.
 
         Returns:
             The row numbers, `indices + offset`, and a boolean mask of the same shape that is `True` for bad indices.
@@ -84,7 +84,7 @@ class IndexCheck(nn.Module):
             transforms.
 
         Raises:
-            ShapeError: `indices` are not int32 or int64.
+            ShapeError: `indices` are not int32 or int64, or `as_ids` cannot convert them.
             TokenIdError: A token ID is outside, on the CPU; the message names row, column, value and size.
             PositionError: A position is outside, on the CPU.
         """
@@ -215,7 +215,8 @@ def check_indices(module: nn.Module) -> None:
     """Wait once for each device, and raise the error of a bad index that was recorded since the last check.
 
     These are the indices that the `IndexCheck`s of a module recorded, and the targets of all losses in this process
-    that did not wait for the device. The next loss that waits raises the error of a target too.
+    that did not wait for the device. The next loss that waits raises the error of a target too. Of several recorded
+    indices one raises its error here; the others stay recorded for the next call.
 
     Args:
         module: Module whose parts looked the indices up.
@@ -276,7 +277,8 @@ def as_ids(ids: IdsLike, *, beside: nn.Module) -> Tensor:
     Args:
         ids: A tensor, a number, a list of numbers or of lists of one length, a NumPy array of integers, or one or
             several encodings of a tokenizer.
-        beside: Module that looks the IDs up; the result is on the device of its weights.
+        beside: Module that looks the IDs up, with a parameter or buffer, or an `IndexCheck`; what is converted is put
+            on its device.
 
     Raises:
         ShapeError: The values are not integers, the sequences have different lengths, or `ids` is a mapping, as

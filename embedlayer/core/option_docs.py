@@ -20,7 +20,8 @@ def unknown_option(options: Mapping[str, object], kind: type, call: str) -> str 
 def show_options(*kinds: type) -> Callable[[Function], Function]:
     """Decorator: insert the attributes of `TypedDict` classes behind the entry of a function's `**options`.
 
-    So `help` and the API reference list the options, which are stated once. The function itself is returned.
+    So `help` and the API reference list the options, which are stated once. The function itself is returned; without a
+    docstring, or without that entry in it, it stays as it is.
 
     Example:
         >>> from typing import TypedDict

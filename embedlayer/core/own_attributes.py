@@ -24,7 +24,10 @@ INITIALISED = "_is_hf_initialized"
 
 
 def own_attribute(module: object, name: str) -> Any:
-    """Return an attribute that an object itself has; `None` if only its class, or nothing, has one of this name."""
+    """Return an attribute in the `__dict__` of an object; `None` without one.
+
+    Attributes of its class, and registered parameters, buffers and children, are not there.
+    """
     return vars(module).get(name)
 
 

@@ -31,7 +31,7 @@ def _described(value: Any) -> str:
     """Return a short text for the value of a field.
 
     It is type and size for a module, tensor, tokenizer, or collection of more than three items. For other values it is
-    the `repr`, or only the type if the `repr` is long.
+    the `repr`, or only the type if the `repr` is longer than `LONGEST` or has several lines.
     """
     from tokenizers import Tokenizer
     from torch import Tensor, nn

@@ -60,7 +60,7 @@ class TokenTexts(TypedDict):
 
 
 class AxisShares(TypedDict):
-    """The share of the variance along each principal component, largest first."""
+    """The share of the variance along each of the first `tokens.COMPONENTS` principal components, largest first."""
 
     explained: list[float]
 
@@ -84,7 +84,7 @@ class LayoutRecall(TypedDict):
 
 
 class Cluster(TypedDict):
-    """A cluster of the map: IDs of the tokens that name it, and its densest place."""
+    """A cluster of the map: IDs of the tokens that name it, number of its rows, densest place, and level from 0 on."""
 
     names: list[int]
     size: int
@@ -143,7 +143,7 @@ class RowList(TypedDict):
 
 
 TableState = Literal["sound", "faulty", "undecided"]
-"""The verdict about a table; `"undecided"` if nothing shows that it was trained."""
+"""The verdict about a table, see `TableHealth.state`."""
 
 
 class TokenFacts(TypedDict):
@@ -210,7 +210,7 @@ class RowGroups(TypedDict):
 
 
 class SharedVariance(TypedDict):
-    """What the rows of a table share, see `SharedVariance` of the analysis; null of fewer rows than can be measured.
+    """What the rows of a table share, see `SharedVariance` of the analysis; null without rows, or without variance.
 
     Attributes:
         learned_only: Whether rows that never learned are left out.
@@ -330,7 +330,7 @@ class Health(TypedDict):
     """The report of `table_health`.
 
     Attributes:
-        summary: Sentences that say what is wrong, worst first.
+        summary: Sentences that say what is wrong, worst first, or that the table is sound, then notes.
         at_fault: Names of measures in `shared`, and "loss", because of which the table is not sound.
         absent: Tokens that never occur in the training text; null if the occurrences are unknown.
         loss: Null for a table that is not of a run.

@@ -56,12 +56,12 @@ class TableComparison:
 def summary(source: OpenedModel, other: OpenedModel, params: Params) -> Comparison:
     """Return how far the tokens that two tables share moved.
 
-    The lists are `moved_most` (rows that moved, see `RowMovement.has_moved`) and `moved_least`; they are empty for
-    unrelated tables. If the number of occurrences is known, they have the tokens of the training text, and
-    `moved_never` has those that moved most among tokens that never occur.
+    The lists, of at most `LISTED` tokens each, are `moved_most` (rows that moved, see `RowMovement.has_moved`) and
+    `moved_least`; they are empty for unrelated tables. If the number of occurrences is known, they have the tokens of
+    the training text, and `moved_never` has those that moved most among tokens that never occur.
 
     Raises:
-        SizeError: The tables have fewer than two tokens in common.
+        SizeError: The tables have fewer than two tokens in common, or no token has two rows to align.
     """
     comparison = _compared(source, other)
     moved, scale, counts = comparison.moved, comparison.moved.scale, source.counts
@@ -126,7 +126,7 @@ def _compare(source: OpenedModel, other: OpenedModel) -> TableComparison:
     then scaled by the median ratio of the norms, so that weight decay alone moves no row.
 
     Raises:
-        SizeError: The tables have fewer than two tokens in common.
+        SizeError: The tables have fewer than two tokens in common, or no token has two rows to align.
     """
     pairs = common_rows(source, other)
     if pairs is None:  # a table without a tokenizer names its rows "#7"

@@ -35,8 +35,9 @@ def example_texts(source: OpenedModel) -> list[str]:
 
     With a tokenizer, first are up to `OWN` sentences of a run's text whose words and punctuation marks are one token
     each. Sentences in which a word occurs twice come before others, so that one token can be compared at two positions.
-    With names of rows, they are the texts of which all words are known; if none is, the first names. Otherwise they are
-    lists of IDs.
+    `TEXTS` follow.
+    With names of rows, they are the texts of which all words are known; if none is, the first names. Otherwise the
+    result is one text that lists IDs.
     """
     vocabulary = vocabulary_of(source)
     if isinstance(vocabulary, Tokenizer):
@@ -56,7 +57,10 @@ def example_texts(source: OpenedModel) -> list[str]:
 
 
 def _own_sentences(source: OpenedModel, tokenizer: Tokenizer) -> list[str]:
-    """Return up to `OWN` sentences of the run's text, or of the first of a mixture, of which each word is one token."""
+    """Return up to `OWN` sentences of the run's text, or of the first of a mixture, of which each word is one token.
+
+    There are none without a run, or if its corpus is missing.
+    """
     if source.run is None or not recover_folder(source.run.corpus).exists():
         return []
     ids = corpora_of(source.run.open_corpus())[0].ids[:READ_IDS]

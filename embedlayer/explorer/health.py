@@ -49,7 +49,10 @@ def scores(source: OpenedModel, params: Params) -> bytes:
 
 
 def shares(source: OpenedModel, params: Params) -> Spectrum:
-    """Return measures of the table's geometry, with the shares of at most `DIRECTIONS` principal directions."""
+    """Return measures of the table's geometry, with the shares of at most `DIRECTIONS` principal directions.
+
+    A table without a row that is finite and not zero raises a `SizeError`.
+    """
     geometry = source.once("geometry", lambda: table_geometry(source.table))
     chance = source.once("chance", lambda: chance_geometry(geometry))
     return {

@@ -41,7 +41,10 @@ def layout_path(rows: Float[Tensor, "V D"], keep: Bool[Tensor, " V"]) -> Path:
 
 
 def load_layout(path: Path, size: int) -> NeighborLayout | None:
-    """Read a layout; return `None` if there is no file, or it is damaged or not a layout of `size` rows."""
+    """Read a layout; return `None` if there is no file, or it is damaged or not a layout of `size` rows.
+
+    A file that is damaged or of another size is named in the log.
+    """
     if not path.is_file():
         return None
     with suppress(EmbedLayerError, KeyError, ValueError):

@@ -114,7 +114,10 @@ def requested_model(source: OpenedModel, params: Mapping[str, str]) -> tuple[Mod
 
 
 def choices(source: OpenedModel, params: Params) -> text_answers.PipelineChoices:
-    """Return the example texts, and the texts, words and position schemes of the tiny layer, that the page offers."""
+    """Return the example texts, and the texts, words and position schemes of the tiny layer, that the page offers.
+
+    The answer also says how the source reads texts, and why its model cannot be shown if that is so.
+    """
     vocabulary = vocabulary_of(source)
     refused = f"Only the table of this source can be read. {source.table_only}" if source.table_only else ""
     tiny: text_answers.TinyChoices = {
@@ -134,7 +137,8 @@ def choices(source: OpenedModel, params: Params) -> text_answers.PipelineChoices
 def exported_requests(source: OpenedModel) -> list[dict[str, str]]:
     """Return the parameters of the requests whose answers an exported page stores.
 
-    These are the example texts, in the model and in every tiny layer.
+    These are the example texts in the model, unless only its table can be read, and the texts of the tiny layer in
+    every tiny layer.
     """
     shapes = product(TINY_TEXTS, get_args(TinyPosition), "10")
     tiny = [{"layer": "tiny", "text": text, "position": name, "tied": tied} for text, name, tied in shapes]
@@ -165,7 +169,7 @@ def pipeline(
     Raises:
         TokenizerError: There is neither a tokenizer nor names, and the text is no list of IDs.
         TextError: The text has no tokens.
-        TokenIdError: The tokenizer gives IDs that the table does not have.
+        TokenIdError: An ID of the text, or an appended one, is outside the table.
 
     Example:
         >>> [step.name for step in pipeline(model, tokenizer, "I love dogs").steps]

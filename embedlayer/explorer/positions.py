@@ -127,7 +127,8 @@ def described(position: Position, layers: str = "", trained_length: int | None =
 def _rotation(position: Position) -> JsonObject:
     """Describe a scheme that rotates queries and keys, by its numbers at the first `ROTATED` positions.
 
-    Frequencies that depend on the length of the text are those of the trained length.
+    Frequencies that depend on the length of the text are those of the trained length. The result is
+    `{"kind": "undrawn"}` if the scheme does more than rotate pairs of channels.
     """
     scaling, note = getattr(position, "scaling", None), ""
     if isinstance(position, RotaryEmbedding) and scaling is not None:

@@ -87,7 +87,10 @@ def _pairs(position: Position, width: int) -> Int[Tensor, "P 2"] | None:
 
 
 def _columns(rotated: Float[Tensor, "1 T K"], pairs: Int[Tensor, "P 2"], others: Tensor) -> Float[Tensor, "T columns"]:
-    """Return cosine and sine of each pair and the factor of the other channels, from a rotated probe."""
+    """Return cosine and sine of each pair and the factor of the other channels, from a rotated probe.
+
+    The factor is 1 if there are no other channels.
+    """
     rest = rotated[0][:, others][:, :1] if bool(others.any()) else torch.ones_like(rotated[0][:, :1])
     return torch.cat([rotated[0][:, pairs].flatten(1), rest], dim=1)
 

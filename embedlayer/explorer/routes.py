@@ -199,7 +199,7 @@ def _of_tiny_layer(route: Route, params: tuple[tuple[str, str], ...]) -> Answer:
 
 
 def _source(sources: list[OpenedModel], number: str) -> OpenedModel:
-    """Return the source with the index `number`, a string of digits from a request."""
+    """Return the source with the index `number`, a string from a request; raise a `SizeError` if there is none."""
     if not number.isdecimal() or whole_number(number) >= len(sources):
         raise SizeError(f"There is no source {number!r}; there are {len(sources)} sources, numbered from 0.")
     return sources[whole_number(number)]

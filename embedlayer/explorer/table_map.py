@@ -37,7 +37,7 @@ class TableMap:
     """What the page draws as the map of a table.
 
     Attributes:
-        layout: Coordinates `(V, 2)`, NaN for the rows that never learned, and the recall of the neighbours.
+        layout: Coordinates `(V, 2)`, NaN for the rows of `folded_rows`, and the recall of the neighbours.
         levels: Clusters of the rows at each level of `CLUSTERS`.
         names: IDs of the tokens that name each cluster, by level.
     """
@@ -89,7 +89,7 @@ class MapJob:
             self._ended.set()
 
     def start(self) -> None:
-        """Start the computation, unless it is running or done."""
+        """Start the computation, unless it is running or ready; one that failed or was cancelled starts again."""
         with self._lock:
             if self._state in ("running", "ready"):
                 return
@@ -199,7 +199,7 @@ def folded_rows(source: OpenedModel) -> Bool[Tensor, " V"]:
 
 
 def compute_map(source: OpenedModel, on_progress: OnProgress) -> TableMap:
-    """Compute the map of a source, or read its layout from the cache."""
+    """Compute the map of a source; its layout is read from the cache, or computed and stored there."""
     keep = ~folded_rows(source)
     on_progress(SEARCHING, 0.0)
     path = layout_path(source.rows, keep)
@@ -290,7 +290,10 @@ def exported_requests(source: OpenedModel) -> list[Params]:
 
 
 def prepare(source: OpenedModel, on_progress: OnProgress = lambda stage, share: None) -> bool:
-    """Compute the map for an exported page; return whether it stores one, which it does not of a large table."""
+    """Compute the map for an exported page; return whether it stores one, which it does not of a large table.
+
+    The errors are those of `MapJob.wait`.
+    """
     if source.table.vocab_size > EXPORTED_ROWS:
         return False
     map_job(source).wait(on_progress)

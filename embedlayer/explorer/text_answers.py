@@ -88,7 +88,7 @@ class PositionsFacts(TypedDict):
 
 
 class DropoutFacts(TypedDict):
-    """The probability of dropout; `shown_p` is that of the example."""
+    """The probability of dropout, null if the source states none; `shown_p` is that of the example."""
 
     p: float | None
     shown_p: float
@@ -119,7 +119,7 @@ class HeadFacts(TypedDict):
 
     Attributes:
         top_tokens: The most likely tokens after each token of the text.
-        next: Probability of the token that follows each token of the text.
+        next: Probability of the token that follows each token of the text but the last.
         candidates: The tokens that can be appended, of a whole decoder.
         tokens_left: Number of tokens by which the text can be longer, of a whole decoder.
     """
@@ -269,7 +269,7 @@ class NoScheme(SchemeFacts):
 
 
 class UndrawnScheme(SchemeFacts):
-    """A rotation that mixes more than two channels, which the page does not draw."""
+    """A scheme that does more to queries and keys than rotate pairs of channels, which the page does not draw."""
 
     kind: Literal["undrawn"]
 

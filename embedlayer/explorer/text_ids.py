@@ -139,7 +139,7 @@ def text_ids(vocabulary: Vocabulary, text: str, vocab_size: int, *, add_special_
 
 
 def _typed_ids(text: str, vocab_size: int) -> list[int]:
-    """Return the IDs in a text such as `#17 #42`."""
+    """Return the IDs in a text such as `#17 #42`; raise a `TokenIdError` if one is outside the table."""
     ids = [whole_number(digits) for digits in re.findall(r"\d+", text)]
     outside = next((number for number in ids if number >= vocab_size), None)
     if outside is not None:
@@ -167,7 +167,7 @@ def longer_text(
 
     Tokens become text only if the longer text is split into the same tokens, and if it is one line, as the page's text
     field is. So a special token stays appended, as do a part of a character, a token that would be merged with the one
-    before, and a line break with all that follows it.
+    before, and a line break with all that follows it. The errors are those of `text_ids`.
 
     Example:
         >>> tokenizer = train_tokenizer("dogs love cats", kind="word")

@@ -24,7 +24,7 @@ _SEEDS = {"table": 29, "position": 38, "blocks": 6, "head": 7}
 
 @cache
 def tiny_layer(position: str, *, tied: bool) -> DecoderLM:
-    """Return the decoder of one block with a table of 10 x 4, untrained.
+    """Return the decoder of one block with a table of 10 x 4, untrained; the same object at each call.
 
     Parameters are drawn from N(0, 0.5²) with fixed seeds and rounded to two digits, so that the page shows them
     exactly. All choices share one table. Norms keep their initial weights.

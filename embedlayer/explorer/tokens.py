@@ -36,14 +36,15 @@ def texts(source: OpenedModel, params: Params) -> TokenTexts:
 
 
 def axes(source: OpenedModel, params: Params) -> AxisShares:
-    """Return the share of the variance along each principal component, largest first."""
+    """Return the share of the variance along each of the first `COMPONENTS` principal components, largest first."""
     return {"explained": principal(source).explained_variance_ratio.tolist()}
 
 
 def coordinates(source: OpenedModel, params: Params) -> bytes:
     """Return the coordinates of all rows along the first principal components, as the bytes of float32 `(count, V)`.
 
-    The parameter `count` is the number of components, `COMPONENTS` by default. A row with NaN has NaN coordinates.
+    The parameter `count` is the number of components, `COMPONENTS` by default; there are fewer if the table has fewer
+    dimensions. A row with NaN has NaN coordinates.
 
     Raises:
         SizeError: `count` is not a number from 1 to `COMPONENTS`.
@@ -120,7 +121,7 @@ def vectors(source: OpenedModel, params: Params) -> bytes:
     """Return all rows rounded to int8, as bytes: first the scale of each row, then the rows.
 
     The scales are float32 `(V,)`: the largest absolute value of each row, which the integer 127 stands for. The rows
-    are int8 `(V, D)`.
+    are int8 `(V, D)`. The scale of a row with NaN or infinity is not finite, and its integers are arbitrary.
     """
     largest, parts = [], []
     for _, chunk in RowReader(source.rows).chunks():
@@ -185,7 +186,8 @@ def _is_small(source: OpenedModel) -> bool:
 def principal(source: OpenedModel) -> PrincipalComponents:
     """Return the principal components of a source's table, and the coordinates of its rows along them.
 
-    Rows with NaN have NaN coordinates. The first call computes the result and stores it in the source.
+    Rows with NaN have NaN coordinates. The first call computes the result and stores it in the source. A table without
+    a finite row raises a `SizeError`.
     """
     count = min(COMPONENTS, source.table.embed_dim)
     return source.once("principal_components", lambda: principal_components(source.rows, count, skip_nonfinite=True))
@@ -221,7 +223,10 @@ def token_ids(params: Params, name: str, vocab_size: int) -> list[int]:
 
 
 def _number(params: Params, name: str, default: int, *, most: int) -> int:
-    """Read a whole number from a parameter of a request; a missing parameter gives `default`."""
+    """Read a whole number from a parameter of a request; a missing parameter gives `default`.
+
+    Anything but a number from 1 to `most` raises a `SizeError`.
+    """
     text = params.get(name, str(default))
     if not text.isdecimal() or not 1 <= whole_number(text) <= most:
         raise SizeError(f"{name} is a number from 1 to {most}; found {text!r}.")

@@ -71,7 +71,8 @@ def read_user_columns(path: Path | str, source: OpenedModel) -> UserColumns:
     Raises:
         FileError: The file cannot be read or has another suffix; it has no key column, no other column, or a column
             twice; or a line has another number of values than the header.
-        SizeError: An ID or all tokens are unknown, or a key stands for several rows or occurs twice.
+        SizeError: An ID or all tokens are unknown, a key stands for several rows or occurs twice, or the two key
+            columns disagree.
         MissingExtraError: The file ends in `.parquet`, and pyarrow is missing: `pip install 'embedlayer[parquet]'`.
     """
     path = Path(path)
@@ -162,7 +163,7 @@ def _parsed(texts: list[str]) -> list[Cell]:
 
 
 def _read_parquet(path: Path) -> tuple[list[str], list[list[Any]]]:
-    """Read names and columns of a parquet file."""
+    """Read names and columns of a parquet file; booleans become the texts "true" and "false"."""
     require_file(path)
     parquet, arrow = require("pyarrow.parquet", extra="parquet"), require("pyarrow", extra="parquet")
     try:
@@ -176,7 +177,10 @@ def _read_parquet(path: Path) -> tuple[list[str], list[list[Any]]]:
 
 
 def _rows_of(keys: Mapping[str, list[Any]], source: OpenedModel, path: Path) -> list[int | None]:
-    """Return the row of the table for each line of a file; `None` for a line about a token that the table lacks."""
+    """Return the row of the table for each line of a file; `None` for a line about a token that the table lacks.
+
+    An ID outside the table, two lines about one row, and keys that disagree raise a `SizeError`.
+    """
     rows: list[int | None]
     if "id" in keys:
         rows = [_checked_id(key, source.table.vocab_size, path) for key in keys["id"]]
@@ -190,7 +194,7 @@ def _rows_of(keys: Mapping[str, list[Any]], source: OpenedModel, path: Path) -> 
 
 
 def _checked_id(key: Any, vocab_size: int, path: Path) -> int:
-    """Return a value of the column `id` as a row number."""
+    """Return a value of the column `id` as a row number; raise a `SizeError` if it is none of the table."""
     if not isinstance(key, int | float) or not 0 <= key < vocab_size or int(key) != key:
         raise SizeError(f"{path}: id is a row of the table, 0..{vocab_size - 1}; found {key!r}.")
     return int(key)
@@ -213,7 +217,7 @@ def _readable(source: OpenedModel) -> dict[str, list[int]]:
 
 
 def _check_texts(rows: list[int], texts: list[Any], source: OpenedModel, path: Path) -> None:
-    """Check that the column `token` of a file agrees with its column `id`."""
+    """Raise a `SizeError` if a text of the column `token` of a file is not that of the row in its column `id`."""
     entries, readable = _entries(source), _readable(source)
     for row, text in zip(rows, texts, strict=False):
         if text and row not in entries.get(text, []) + readable.get(text, []):
@@ -226,7 +230,8 @@ def _check_texts(rows: list[int], texts: list[Any], source: OpenedModel, path: P
 def _rows_of_texts(texts: list[str], source: OpenedModel, path: Path) -> list[int | None]:
     """Return the rows that the column `token` stands for; `None` for a text that no token has.
 
-    The texts are entries of the vocabulary or readable texts, whichever more of them are.
+    The texts are entries of the vocabulary or readable texts, whichever more of them are. A text of several rows, or a
+    file without any known text, raises a `SizeError`.
     """
     entries, by_text = _entries(source), _readable(source)
     if sum(text in entries for text in texts) >= sum(text in by_text for text in texts):

@@ -97,11 +97,12 @@ def create_dataloader_v1(
         num_workers: Number of processes that cut batches.
         tokenizer: A tokenizer, or the path of its files; see `load_tokenizer`. `None`: GPT-2's, from `encoder.json`
             and `vocab.bpe` (with any common prefix, as in `gpt2-encoder.json`) in the current directory, or from
-            Hugging Face's cache. Nothing is downloaded.
+            Hugging Face's cache. Nothing is downloaded. A `TokenCorpus` needs none.
         generator: Source of the random order; by default torch's global generator.
 
     Raises:
-        TokenizerError: GPT-2's tokenizer is not found, or the file found is another tokenizer.
+        TokenizerError: GPT-2's tokenizer is not found, or the file found is another tokenizer; or the tokenizer cannot
+            encode the text.
         TextError, SizeError: As for `create_dataloader`.
         FileError: A file of the text or of the tokenizer cannot be read.
 

@@ -255,6 +255,7 @@ class ScratchPositionEmbedding:
 
         Raises:
             PositionError: A position is outside the table.
+            TokenIdError: The array does not hold integers.
             ShapeError: There is no position.
         """
         positions = np.arange(seq_len) if isinstance(seq_len, int) else seq_len
@@ -397,6 +398,7 @@ class ScratchTiedHead:
 
         Raises:
             TokenIdError: A target is not an integer, or is outside the table and not -100.
+            ShapeError: There is no target, or `targets` is a scalar.
         """
         counted = targets != IGNORED_TARGET
         log_p = log_softmax(self.logits(hidden))

@@ -80,6 +80,8 @@ def demonstrate_embeddings(
 ) -> EmbeddingTour:
     """Demonstrate the layer on random tokens: look-up, gradient, positions, order, and the tied head.
 
+    Tokens and tables are drawn from NumPy's global generator, so `np.random.seed` fixes the results.
+
     Args:
         vocab_size: Rows of the table, V.
         embed_dim: Width of a row, D.

@@ -85,7 +85,7 @@ def rotary_scores(
         title: Title of the figure.
 
     Raises:
-        SizeError: The scheme does not rotate, or `starts` is empty.
+        SizeError: The scheme does not rotate or states no `head_dim`, or `starts` is empty.
         ShapeError: `q` or `k` has another width than the scheme's heads.
 
     Example:

@@ -44,7 +44,7 @@ def position_heatmap(
         positions: A scheme, drawn by its effect (`analysis.position_values`: added vectors, cosines of angles, or
             biases), or a matrix with one row per position and one column per dimension, pair or head.
         length: Number of positions of a scheme to show, T.
-        title: Title of the figure.
+        title: Title of the figure; `None` for one that names the effect of the scheme, and likewise for the labels.
         value_label: Label of the colour bar.
         row_label: Label of the rows.
         column_label: Label of the columns.
@@ -215,7 +215,7 @@ def limit_of(values: Float[Tensor, "..."]) -> float:
     """Return the end of a colour range for the values: the largest finite absolute value, or 1 without a nonzero one.
 
     A few outliers would make all other numbers pale. Therefore, if the largest value is more than twice the 99th
-    percentile, the range ends at that percentile.
+    percentile, the range ends at that percentile, unless it is 0.
     """
     sizes = values.detach()[values.isfinite()].abs().double().cpu()
     if not sizes.numel():

@@ -67,7 +67,8 @@ def place_labels(
     `wanted` has the point and the size `(width, height)` of each label, in order of priority, in the unit of `area`.
 
     Yields:
-        Index and side of each label that fits; labels that fit nowhere are left out.
+        Index and side of each label that fits; labels that fit nowhere in `area`, and those of points outside of it or
+        under an earlier label, are left out.
 
     Example:
         >>> here = [((10.0, 10.0), (8.0, 4.0))] * 5

@@ -165,7 +165,8 @@ def _components(rows: Float[Tensor, "V D"]) -> tuple[Float[Tensor, "V 2"], Float
 def _words(table: LookupTable, tokenizer: Tokenizer) -> dict[int, str]:
     """Return up to `NAMED_ROWS` whole words of a tokenizer as ID -> text, hubs first (see `labels.hubs`).
 
-    If there are more words, they are taken at equal intervals of the IDs, so that rare words are among them.
+    If there are more words, they are taken at equal intervals of the IDs, so that rare words are among them. Words have
+    3 letters or more, and begin with a space if any token does. IDs outside the table raise a `TokenizerError`.
     """
     require_rows(tokenizer, table.vocab_size)
     texts = token_texts(tokenizer)
@@ -180,7 +181,7 @@ def _words(table: LookupTable, tokenizer: Tokenizer) -> dict[int, str]:
 def _height_for(points: Any) -> float:
     """Return the height of a figure in inches, from 3.8 to 6.2, for points that have the same scale on both axes.
 
-    Rows that are not finite are ignored.
+    Rows that are not finite are ignored. Without an extent along both axes it is 5.
     """
     points = points[np.isfinite(points).all(1)]
     if not len(points):

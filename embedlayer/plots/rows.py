@@ -206,6 +206,8 @@ def used_rows(
 ) -> tuple[int, Int[Tensor, " N"], Float[Tensor, " N"]]:
     """Return the number of rows, the IDs of the rows with a nonzero gradient, and the L2 norms of these gradients.
 
+    The norm of a gradient with NaN or infinity is NaN.
+
     Args:
         gradient: A table after `backward()`, or a dense or sparse gradient.
 

@@ -189,7 +189,7 @@ def attention_orders(
 
 
 def _side_of(labels: Sequence[str], least: float) -> float:
-    """Return the side of a matrix in inches that its labels need, at least `least`."""
+    """Return the side of a matrix in inches that its labels need, at least `least`, and this for too many labels."""
     return max(least, SMALL_LABEL_HEIGHT * len(labels)) if len(labels) <= MOST_LABELS else least
 
 

@@ -150,7 +150,8 @@ def backing() -> dict[str, Any]:
 def svg(figure: Figure, *, prefix: str) -> str:
     """Return a figure as an SVG element for an HTML page.
 
-    Texts remain text, rasterised parts remain pixels, and the colours of `THEME` become `var(--name, colour)`.
+    Texts remain text, rasterised parts remain pixels, and the colours of `THEME` become `var(--name, colour)`. The page
+    decides on the size: the element has a `viewBox`, but neither width nor height.
 
     Args:
         figure: A figure from a function of `embedlayer.plots`.

@@ -55,7 +55,7 @@ def loss_curves(
     Raises:
         FileError: A file or folder does not exist or cannot be read.
         CheckpointError: A line of a file is damaged.
-        SizeError: There are more than four runs.
+        SizeError: There are more than four runs, or `key` is another one.
 
     Example:
         >>> tied = [{"step": 0, "loss": 8.3}, {"step": 100, "loss": 5.1}]
@@ -144,7 +144,7 @@ def optimizer_paths(
     Args:
         values: The number after each step, by name of the optimizer: one to three, the first drawn as a broad line. The
             legend says how many numbers are not finite.
-        touched: Steps at which the row had a gradient, marked at the lower edge.
+        touched: Steps, counted from 1, at which the row had a gradient; they are marked at the lower edge.
         title: Title of the figure.
 
     Raises:

@@ -71,7 +71,8 @@ class AnalogyScores:
     Attributes:
         sections: One result per heading.
         candidates: Number of words among which the answer was searched.
-        missing: Words that are not a single token, in the order of the file.
+        missing: Words that are not a single token, or whose ID is excluded by `restrict_vocab`, in the order of the
+            file.
     """
 
     sections: tuple[AnalogySection, ...]
@@ -168,7 +169,7 @@ def evaluate_word_analogies(
         table: A `LookupTable`, an `nn.Embedding`, or a tensor or array `(V, D)`.
         words: Word -> row ID, see `whole_words`; these words are the candidates for an answer.
         file: Four words per line, under headings that start with `:`.
-        restrict_vocab: Use only IDs below this number, in questions and answers; `None` for all.
+        restrict_vocab: Use only IDs below this number, in questions and answers; `None` or 0 for all.
 
     Raises:
         FileError: The file cannot be read.
@@ -199,7 +200,7 @@ def evaluate_word_analogies(
 def _questions(file: Path | str) -> list[tuple[str, list[str]]]:
     """Return the questions of an analogy file as `(heading, four words)`, in order and in lower case.
 
-    The heading is `"questions"` for questions above the first heading.
+    The heading is `"questions"` for questions above the first heading. A line that is neither raises a `TextError`.
     """
     heading, questions = "questions", []
     for number, line in _lines(file):
@@ -216,7 +217,10 @@ def _questions(file: Path | str) -> list[tuple[str, list[str]]]:
 
 
 def _lines(file: Path | str) -> list[tuple[int, str]]:
-    """Return the non-empty lines of a text file as `(line number from 1, line)`."""
+    """Return the non-empty lines of a text file as `(line number from 1, line)`.
+
+    A file that is too large or cannot be read raises a `FileError`, one that is not UTF-8 a `TextError`.
+    """
     try:
         require_file(file, most=MOST_BYTES)
         with file_errors(f"read {file}"):
@@ -244,5 +248,5 @@ def ranks(values: Float[Tensor, " N"] | Sequence[float]) -> Float[Tensor, " N"]:
 
 
 def correlation(a: Float[Tensor, " N"], b: Float[Tensor, " N"]) -> float:
-    """Return Pearson's correlation, from -1 to 1; 0 if one input is constant. Applied to `ranks` it is Spearman's."""
+    """Return Pearson's correlation, from -1 to 1; 0 if an input is constant or has NaN. Of `ranks` it is Spearman's."""
     return float(torch.corrcoef(torch.stack([a.double(), b.double()]))[0, 1].nan_to_num(0.0))

@@ -62,7 +62,8 @@ class CausalModel:
     def of(cls, opened: OpenedModel, model: nn.Module | None = None) -> "CausalModel":
         """Return the causal language model of what `open_model` opened.
 
-        Every window starts with the first token of `opened.text_limits` that starts a text, if there is one.
+        Every window starts with the first token of `opened.text_limits` that starts a text, else with the first that
+        ends one, if there is one.
 
         Args:
             opened: What `open_model` returned.
@@ -298,7 +299,7 @@ def evaluate_text(
 
 
 def _checked_sizes(models: Sequence[CausalModel], window: int | None, stride: int | None) -> tuple[int, int]:
-    """Return window and stride, by default those of `evaluate_text`."""
+    """Return window and stride, by default those of `evaluate_text`; raise a `SizeError` if one is out of range."""
     if window is None:
         lengths = [one.trained_length or one.max_seq_len or UNKNOWN_WINDOW for one in models]
         window = min(WINDOW, *lengths)
@@ -334,7 +335,10 @@ class _EncodedText(NamedTuple):
 
 
 def _encoded(model: CausalModel, text: str | Path) -> _EncodedText:
-    """Read and encode a text, the start token of the model in front, and count the bytes that its tokens encode."""
+    """Read and encode a text, the start token of the model in front, and count the bytes that its tokens encode.
+
+    An empty text, or one that looks like a path, raises a `TextError`.
+    """
     tokenizer = pure_tokenizer(as_tokenizer(model.tokenizer))
     if isinstance(text, str):
         raise_if_path(text)
@@ -373,9 +377,9 @@ class _Sums(NamedTuple):
         counts: How often each token is predicted, `(V,)`.
         losses: Summed losses in nats, `(M, V)`.
         entropies: Summed entropies in nats, `(M, V)`.
-        divergences: Summed KL(first || second) in nats, `(V,)`.
+        divergences: Summed KL(first || second) in nats, `(V,)`; zeros with one model.
         correct: How often each model's largest logit is that of the token, `(M,)`.
-        agreed: How often all models have the largest logit at the same token.
+        agreed: How often both models have the largest logit at the same token; 0 with one model.
     """
 
     counts: Float[Tensor, " V"]
@@ -446,7 +450,7 @@ def _batches(
 
 
 def _scores(model: CausalModel, text: _EncodedText, sums: _Sums, place: int) -> ModelScores:
-    """Return the scores of the model at index `place` of the sums."""
+    """Return the scores of the model at index `place` of the sums; a loss that is not finite is a `CheckpointError`."""
     tokenizer, count = as_tokenizer(model.tokenizer), int(sums.counts.sum())
     ids = sums.counts.nonzero()[:, 0]
     counts, losses, entropies = sums.counts[ids], sums.losses[place, ids], sums.entropies[place, ids]

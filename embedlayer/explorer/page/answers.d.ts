@@ -42,7 +42,7 @@ export interface TokenTexts {
   special: number[];
 }
 
-/** The share of the variance along each principal component, largest first. */
+/** The share of the variance along each of the first `tokens.COMPONENTS` principal components, largest first. */
 export interface AxisShares {
   explained: number[];
 }
@@ -60,7 +60,7 @@ export interface LayoutRecall {
   recall: number;
 }
 
-/** A cluster of the map: IDs of the tokens that name it, and its densest place. */
+/** A cluster of the map: IDs of the tokens that name it, number of its rows, densest place, and level from 0 on. */
 export interface Cluster {
   names: number[];
   size: number;
@@ -157,7 +157,7 @@ export interface RowGroups {
   ids: number[][];
 }
 
-/** What the rows of a table share, see `SharedVariance` of the analysis; null of fewer rows than can be measured. */
+/** What the rows of a table share, see `SharedVariance` of the analysis; null without rows, or without variance. */
 export interface SharedVariance {
   rows: number;
   scale: number | null;
@@ -268,7 +268,7 @@ export interface Health {
   never_touched: RowList | null;
   duplicates: RowGroups;
   near_duplicates: RowGroups;
-  /** Sentences that say what is wrong, worst first. */
+  /** Sentences that say what is wrong, worst first, or that the table is sound, then notes. */
   summary: string;
   is_sound: boolean;
   state: TableState;
@@ -447,7 +447,7 @@ export interface PositionsFacts {
   scheme: string;
 }
 
-/** The probability of dropout; `shown_p` is that of the example. */
+/** The probability of dropout, null if the source states none; `shown_p` is that of the example. */
 export interface DropoutFacts {
   p: number | null;
   shown_p: number;
@@ -478,7 +478,7 @@ export interface LikelyToken {
 export interface HeadFacts {
   /** The most likely tokens after each token of the text. */
   top_tokens: LikelyToken[][];
-  /** Probability of the token that follows each token of the text. */
+  /** Probability of the token that follows each token of the text but the last. */
   next: (number | null)[];
   tied: boolean;
   /** The tokens that can be appended, of a whole decoder. */
@@ -595,7 +595,7 @@ export interface NoScheme {
   kind: "none";
 }
 
-/** A rotation that mixes more than two channels, which the page does not draw. */
+/** A scheme that does more to queries and keys than rotate pairs of channels, which the page does not draw. */
 export interface UndrawnScheme {
   name: string;
   layers: string;
