@@ -25,6 +25,7 @@ from torch import Tensor
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.analysis.spelling import spelling_key
 from embedlayer.io.files import JsonObject
+from embedlayer.io.json_fields import finite_json
 
 FEWEST_PAIRS = 30
 MOST_PAIRS = 4096
@@ -83,7 +84,7 @@ class TokenizerFit:
 
     def to_json(self, limit: int) -> JsonObject:
         """Return the result as a JSON object with at most `limit` of `odd_rows`, as `{"rows": ..., "ids": ...}`."""
-        values = {name: None if value != value else value for name, value in asdict(self).items()}
+        values: JsonObject = finite_json(asdict(self))
         return {**values, "odd_rows": {"rows": len(self.odd_rows), "ids": list(self.odd_rows[:limit])}}
 
 

@@ -1,5 +1,7 @@
 """Whether a tokenizer belongs to a table."""
 
+import math
+
 import pytest
 import torch
 
@@ -65,3 +67,10 @@ def test_a_table_that_was_trained_little_is_not_called_mixed(noise) -> None:
     unused = torch.ones(900, dtype=torch.bool)
     unused[:890] = False
     assert not fit_of(related(noise), TEXTS, usable=unused).is_mixed
+
+
+def test_numbers_that_json_lacks_are_null() -> None:
+    fit = TokenizerFit(30, 0.0, math.inf, 0, 0.0, ("dog", "dogs"), 0.0, math.nan, False, ("dog", "dogs"), (4, 7))
+    values = fit.to_json(1)
+    assert values["error"] is values["alike_cosine"] is None
+    assert values["odd_rows"] == {"rows": 2, "ids": [4]}
