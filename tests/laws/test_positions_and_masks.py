@@ -74,6 +74,12 @@ def test_what_is_no_tensor_of_whole_numbers_is_refused(name, unchecked) -> None:
                 pytest.fail(f"{entry} took {wrong!r}: call {check}(positions) first")
 
 
+@every_scheme
+def test_an_additive_scheme_has_the_width_that_models_compare(name) -> None:
+    position = POSITIONS[name]()
+    assert not isinstance(position, AdditivePosition) or position.embed_dim == EMBED_DIM
+
+
 @pytest.mark.parametrize("name", [name for name, make in POSITIONS.items() if hasattr(make(), "head_dim")])
 def test_heads_of_another_width_than_that_of_the_scheme_are_refused(name, unchecked) -> None:
     right, wrong = heads(), torch.randn(B, NUM_HEADS, T, 2 * WIDTH)
