@@ -150,5 +150,8 @@ def _pair(s: Tensor, t: Tensor, s_bias: Tensor | None, t_bias: Tensor | None) ->
 
 
 def _parts(tokens: int) -> int:
-    """Return the number of parts that a thread of a CPU claims at once."""
+    """Return how many parts, of `PART` rows each, a CPU thread claims at once of a block with `tokens` columns.
+
+    They have at most `BLOCK_NUMEL` logits together, but there is at least one part.
+    """
     return max(1, BLOCK_NUMEL // (PART * max(tokens, 1)))

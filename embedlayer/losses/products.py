@@ -154,7 +154,10 @@ class HeadBlocks:
 
     @property
     def converted_bytes(self) -> int:
-        """Return the bytes of a number of a block's gradient in the dtype of the products; 0 if it has it already."""
+        """Return the bytes per element of a block's gradient after its conversion to the dtype of the products.
+
+        It is 0 if the gradient is not converted.
+        """
         rows = self.rows_VD
         if rows is None or rows.dtype == self.dtype or not has_wide_products(rows.dtype, device_kind(rows)):
             return 0

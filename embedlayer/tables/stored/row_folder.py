@@ -205,8 +205,11 @@ class RowFolder(RowStorage):
         """Roll the files back to a checkpoint in their log, from the last one to this, and mark the folder as open.
 
         A checkpoint that was passed is removed from the log before rows of an earlier one are written back. So the
-        process may be killed in between, and the log still says what the rows are. If the log is of arrays of other
-        sizes, nothing is changed.
+        process may be killed in between, and the log still says what the rows are.
+
+        Raises:
+            CheckpointError: The log is damaged, or of arrays of other sizes; nothing was changed.
+            FileError: The log cannot be read.
         """
         path, passed = self.path / LOG, content.checkpoints[place:]
         arrays = [self._arrays_after(state) for state, _, _ in passed]
