@@ -1,1 +1,1 @@
-"""Triton kernels for CUDA. `launch` runs them from the data that stands beside each."""
+"""Triton kernels for CUDA. `launch` launches them as the launch table of their module says."""

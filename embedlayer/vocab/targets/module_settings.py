@@ -118,7 +118,8 @@ def new_settings(modules: VocabularyModules, edit: ModelEdit) -> JsonObject:
 
     Raises:
         TokenIdError: The padding row would be dropped.
-        VocabularyError: A configuration names a removed token, or an n-gram hash has no room for the new tokens.
+        VocabularyError: A configuration names a removed token, or with the new tokens the products of an n-gram hash
+            would not fit into int64.
     """
     settings = settings_of(modules)
     assert edit.tokens is not None
