@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
+import pytest
 import torch
 from interpreted import interpreted
 from torch import Tensor
@@ -12,6 +13,41 @@ from embedlayer.core.devices import TAKEN_AS
 from embedlayer.core.index_checks import target_record
 from embedlayer.kernels import kernel, kernels_disabled
 from embedlayer.kernels.gpu import availability
+
+GPU_BACKENDS = ["triton", pytest.param("cuda", marks=pytest.mark.gpu)]
+"""What runs Triton kernels, for `running_on`: the interpreter, and a GPU where there is one."""
+
+
+@contextmanager
+def running_on(backend: str) -> Iterator[None]:
+    """Run kernels by numba on the CPU, Triton's in its interpreter (`"triton"`) or on a GPU (`"cuda"`).
+
+    On a GPU tensors that are made inside the block are there, and memory that is allocated and not written is NaN, as
+    in the interpreter. Skips where what is needed is missing.
+    """
+    pytest.importorskip("triton" if backend == "cuda" else backend)
+    if backend == "cuda":
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+        with torch.device("cuda"), _filled_memory():
+            yield
+            torch.cuda.synchronize()
+    elif backend == "triton":
+        with interpreted():
+            yield
+    else:
+        yield
+
+
+@contextmanager
+def _filled_memory() -> Iterator[None]:
+    """Fill memory that is allocated with NaN, or with the largest integer."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 @contextmanager

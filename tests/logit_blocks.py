@@ -1,12 +1,10 @@
 """Blocks of logits for tests of kernels, with what each objective computes of them: by kernels, and by definition."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-import pytest
 import torch
 from interpreted import interpreted
+from kernel_paths import running_on
 from torch import Tensor
 
 from embedlayer.kernels.gpu.launch import launches_observed
@@ -23,17 +21,6 @@ OBJECTIVES: dict[str, Objective] = {
     "reverse KL": ReverseKL(),
     "Jensen-Shannon": JensenShannon(0.3),
 }
-
-
-@contextmanager
-def running_on(backend: str) -> Iterator[None]:
-    """Run kernels by numba, or Triton's in its interpreter; skip without numba or Triton."""
-    pytest.importorskip(backend)
-    if backend == "triton":
-        with interpreted():
-            yield
-    else:
-        yield
 
 
 def a_block(rows: int, tokens: int, dtype: torch.dtype, *, has_bias: bool = True, requests: int = 2) -> LogitBlock:

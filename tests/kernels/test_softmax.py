@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from covering import cases, some
+from kernel_paths import running_on
 from logit_blocks import (
     OBJECTIVES,
     a_block,
@@ -20,7 +21,6 @@ from logit_blocks import (
     copied,
     plain_gradient,
     plain_totals,
-    running_on,
     some_grads,
 )
 

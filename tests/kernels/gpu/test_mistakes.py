@@ -13,6 +13,7 @@ import torch
 from compiled_code import compiled_code
 from far_blocks import assert_places_beyond_2_to_31_are_those_of_a_small_block, far_blocks
 from interpreted import WrongAccessError
+from kernel_paths import running_on
 from logit_blocks import (
     OBJECTIVES,
     a_block,
@@ -21,7 +22,6 @@ from logit_blocks import (
     assert_little_more_than_the_logits_is_moved,
     assert_no_worse_than_the_definition,
     assert_stored_logits_are_finished,
-    running_on,
 )
 
 from embedlayer.kernels.gpu.launch import launch_table
