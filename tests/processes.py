@@ -31,7 +31,8 @@ PRELOADED = ["embedlayer.distributed.sharded", "pytest", "tests.preloaded"]
 """What each rank needs, imported once. A file of tests adds what its ranks need."""
 PRELOADED_IF_USED = ["transformers.modeling_utils"]
 
-_context = get_context("forkserver")
+_context = get_context("spawn" if torch.cuda.is_available() else "forkserver")
+"""How processes start: CUDA, which a backward pass initialises, cannot be used in forks of a process that has it."""
 
 
 def on_ranks(ranks: int, function: Callable[..., Any], *arguments: Any, backend: str = "gloo") -> list[Any]:
