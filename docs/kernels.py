@@ -2,8 +2,8 @@
 
 The operations are those of `embedlayer.kernels.operations`. Each line of the table of targets is the ratio of two rows
 of one run, with what it is meant to reach. It shows the median over all runs in `benchmarks/results/`, the lowest and
-the highest, idle and beside two looping processes. The times until a kernel is ready are from the last run of `python -m benchmarks kernels --save`.
-The predictions are computed now, as `python -m benchmarks predictions` does.
+the highest, idle and beside two looping processes. The times until a kernel is ready are from the last run of
+`python -m benchmarks kernels --save`. The predictions are computed now, as `python -m benchmarks predictions` does.
 """
 
 import csv

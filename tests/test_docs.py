@@ -7,8 +7,6 @@ import inspect
 import re
 import runpy
 import sys
-from importlib import import_module
-from operator import attrgetter
 from pathlib import Path
 from statistics import median
 

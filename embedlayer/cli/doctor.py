@@ -199,9 +199,7 @@ def name_and_details(device: "torch.device") -> tuple[str, str]:
     return properties.name, f"{format_bytes(properties.total_memory)}, {capability}"
 
 
-def show(
-    versions: dict[str, str | None], devices: list[Device], operations: "list[Operation]", problem: str
-) -> None:
+def show(versions: dict[str, str | None], devices: list[Device], operations: "list[Operation]", problem: str) -> None:
     """Print the versions, the devices, a table of all operations, and why torch operators compute some of them."""
     console = make_console()
     groups = grouped(devices)
