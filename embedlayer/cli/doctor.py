@@ -206,7 +206,7 @@ def show(versions: dict[str, str | None], devices: list[Device], operations: "li
     built = next((f"built for {name} {versions[name]}" for name in ("CUDA", "ROCm") if versions[name]), "without CUDA")
     print_line(console, f"embedlayer {versions['embedlayer']} on Python {versions['Python']}, {platform.system()}")
     facts = [("torch", str(versions["torch"]), built)]
-    facts += [(name, versions[name] or "cannot be imported", "") for name in COMPILERS.values()]
+    facts += [(name, versions[name] or "none", "") for name in COMPILERS.values()]
     for label, each in groups:
         dtypes = f"kernels take {', '.join(each.dtypes)}" if each.dtypes else "no kernels"
         facts.append((label, each.name, f"{each.details}; {dtypes}"))
