@@ -1,9 +1,9 @@
 """Write the tables of docs/kernels.md: `python docs/kernels.py --write`.
 
-The table of operations is below. Each line of the table of targets is the ratio of two rows of one run, with what it is
-meant to reach. It shows the median over all runs in `benchmarks/results/`, the lowest and the highest, idle and beside
-two looping processes. The times until a kernel is ready are from the last run of `python -m benchmarks kernels --save`.
-The predictions are computed now, as `python -m benchmarks predictions` does.
+The operations are those of `embedlayer.kernels.operations`. Each line of the table of targets is the ratio of two rows
+of one run, with what it is meant to reach. It shows the median over all runs in `benchmarks/results/`, the lowest and
+the highest, idle and beside two looping processes. The times until a kernel is ready are from the last run of
+`python -m benchmarks kernels --save`. The predictions are computed now, as `python -m benchmarks predictions` does.
 """
 
 import csv
@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+
+from embedlayer.kernels.operations import OPERATIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "kernels.md"
@@ -163,82 +165,14 @@ TARGETS = [
 ]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Operation:
-    """An operation that has a kernel.
-
-    Attributes:
-        what: What it computes.
-        definition: Its definition in torch operators, as module and name.
-        cpu: Its kernels in `embedlayer.kernels.cpu`.
-        gpu: Its kernels in `embedlayer.kernels.gpu`.
-        checks: Files in `tests` that compare them with the definition.
-    """
-
-    what: str
-    definition: str
-    cpu: tuple[str, ...]
-    gpu: tuple[str, ...]
-    checks: tuple[str, ...]
-
-    def line(self) -> str:
-        """Return the line of the table."""
-        kernels = (", ".join(f"`{name}`" for name in names) for names in (self.cpu, self.gpu))
-        checks = ", ".join(f"`tests/{name}`" for name in self.checks)
-        return "| " + " | ".join([self.what, f"`{self.definition}`", *kernels, checks]) + " |"
-
-
-SOFTMAX = ("kernels/test_softmax.py",)
-
-OPERATIONS = [
-    Operation("look-up, scale, position vectors and dropout of the input", "inputs.fused:plain_scale_add_drop",
-              ("input.gather_scale_add_drop",), (), ("kernels/cpu/test_input.py", "inputs/test_fused.py")),
-    Operation("its backward pass: gradients of rows and positions", "inputs.fused:plain_scale_add_drop",
-              ("input.sum_masked_segments",), (), ("kernels/cpu/test_input.py", "inputs/test_fused.py")),
-    Operation("rotation of queries or keys", "positions.rotary.rotation:apply_rotary",
-              ("rotary.rotate_half_split", "rotary.rotate_interleaved"), (), ("positions/rotary/test_rotation.py",)),
-    Operation("look-up and dequantisation of int8 and int4 rows, of GGUF's q8_0 and q4_0 blocks",
-              "tables.quantized:dequantise",
-              ("quantized.dequantise_8_bits", "quantized.dequantise_4_bits", "quantized.dequantise_blocks"), (),
-              ("kernels/cpu/test_quantized.py",)),
-    Operation("places of equal IDs in a batch", "row_sparse.gradient:segments_of_equal_ids",
-              ("rows.segments_of_equal_ids",), (), ("kernels/cpu/test_rows.py",)),
-    Operation("sums of the gradients of equal IDs, and look-ups by segments", "row_sparse.gradient:sum_segments",
-              ("rows.sum_segments", "rows.gather_segments"), (), ("kernels/cpu/test_rows.py",)),
-    Operation("pending updates of rows", "row_sparse.arithmetic:apply_skipped_steps_",
-              ("rows.apply_pending", "rows.apply_pending_rowwise"), (), ("kernels/cpu/test_rows.py",)),
-    Operation("step of `RowAdamW` and `RowAdagrad`", "row_sparse.storage:RowTensors",
-              ("rows.adamw_step", "rows.rowwise_step"), (), ("kernels/cpu/test_rows.py",)),
-    Operation("statistics of the logits of a block: maximum, logsumexp, mean, squares, requested logits",
-              "losses.logit_statistics:LogitStatistics.terms", ("softmax.statistics",),
-              ("softmax.statistics", "softmax.merge"), SOFTMAX),
-    Operation("their gradient by the logits", "losses.logit_statistics:LogitStatistics.dlogits_",
-              ("softmax.statistics_gradient",),
-              ("softmax.statistics_factors", "softmax.statistics_gradient", "softmax.requested_gradient"),
-              SOFTMAX),
-    Operation("losses of tokens and their gradients by the statistics", "losses.logit_statistics:CrossEntropy.of", (),
-              ("softmax.cross_entropy",), SOFTMAX),
-    Operation("targets that are ignored, and those that are no tokens", "losses.counted_tokens:checked_ids", (),
-              ("softmax.check_targets",), ("losses/test_counted_tokens.py",)),
-    Operation("K largest logits, by keys that the statistics store", "losses.largest:top_k", ("softmax.largest",),
-              ("softmax.statistics_and_keys", "largest.keys_of_lanes", "largest.member_keys", "largest.logits_of_keys",
-               "largest.keys_of_logits"),
-              SOFTMAX),
-    Operation("forward and reverse KL of two blocks of logits", "losses.divergence_kinds:ForwardKL.terms",
-              ("softmax.divergence",), ("divergences.divergence", "divergences.merge"), SOFTMAX),
-    Operation("Jensen-Shannon divergence", "losses.divergence_kinds:JensenShannon.terms", ("softmax.jensen_shannon",),
-              ("divergences.jensen_shannon",), SOFTMAX),
-    Operation("gradient of a divergence by the student's logits", "losses.divergence_kinds:ForwardKL.dlogits_",
-              ("softmax.divergence_gradient",), ("divergences.divergence_gradient",), SOFTMAX),
-    Operation("float32 sums over chunks of bfloat16 products", "losses.compiled_blocks:add_bfloat16_",
-              ("softmax.add_bfloat16",), (), SOFTMAX),
-]  # fmt: skip
-
-
 def operations() -> str:
     """Return the table of operations."""
-    head = "| operation | definition | CPU kernels | GPU kernels | compared in |\n|---|---|---|---|---|\n"
-    return head + "".join(f"{operation.line()}\n" for operation in OPERATIONS)
+    lines = ["| operation | definition | CPU kernels | GPU kernels | compared in |", "|---|---|---|---|---|"]
+    for each in OPERATIONS:
+        kernels = (", ".join(f"`{name}`" for name in names) for names in (each.cpu, each.gpu))
+        checks = ", ".join(f"`tests/{name}`" for name in each.checks)
+        lines.append("| " + " | ".join([each.what, f"`{each.definition}`", *kernels, checks]) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def targets() -> str:

@@ -60,6 +60,18 @@ def without_numba() -> Iterator[None]:
 
 
 @contextmanager
+def machine_unknown() -> Iterator[None]:
+    """Forget in the block, and after it, what is known of this machine: whether kernels can be compiled."""
+    checks = availability._installation_failure, availability._compilation_failure
+    with patch.object(kernel, "_failure", kernel._Failure()):
+        for check in checks:
+            check.cache_clear()
+        yield
+    for check in checks:
+        check.cache_clear()
+
+
+@contextmanager
 def cpu_taken_for_cuda(*, triton: bool = False) -> Iterator[None]:
     """Take CPU tensors for CUDA tensors; no target may be recorded at the end.
 

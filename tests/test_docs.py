@@ -7,8 +7,6 @@ import inspect
 import re
 import runpy
 import sys
-from importlib import import_module
-from operator import attrgetter
 from pathlib import Path
 from statistics import median
 
@@ -223,23 +221,6 @@ def test_the_tables_about_kernels_are_those_of_the_command(name) -> None:
     with_table = runpy.run_path(str(ROOT / "docs" / "kernels.py"))["with_table"]
     text = (ROOT / "docs" / "kernels.md").read_text()
     assert text == with_table(text, name), "run python docs/kernels.py --write"
-
-
-def test_the_table_of_operations_has_every_kernel_with_a_definition_and_checks() -> None:
-    pytest.importorskip("triton")
-    from embedlayer.kernels.gpu.launch import MODULES, launch_table
-
-    operations = runpy.run_path(str(ROOT / "docs" / "kernels.py"))["OPERATIONS"]
-    for operation in operations:
-        module, _, name = operation.definition.partition(":")
-        attrgetter(name)(import_module(f"embedlayer.{module}"))
-        assert all((ROOT / "tests" / file).exists() for file in operation.checks), operation
-    on_gpu = [f"{module}.{name}" for module in MODULES for name in launch_table(module)]
-    assert sorted(name for each in operations for name in each.gpu) == sorted(on_gpu)
-    calls = re.findall(
-        r'Kernel\("(\w+)", "(\w+)"', "".join(file.read_text() for file in (ROOT / "embedlayer").rglob("*.py"))
-    )
-    assert {name for each in operations for name in each.cpu} == {f"{module}.{name}" for module, name in calls}
 
 
 def test_the_page_about_kernels_names_every_mistake_that_is_made_on_purpose() -> None:

@@ -18,6 +18,7 @@ from embedlayer import __version__
 from embedlayer.cli.compress import compress
 from embedlayer.cli.corpus import corpus
 from embedlayer.cli.demo import demo
+from embedlayer.cli.doctor import doctor
 from embedlayer.cli.embed import embed
 from embedlayer.cli.evaluate import evaluate
 from embedlayer.cli.explore import explore
@@ -62,7 +63,7 @@ def cli() -> None:
 
 
 COMMANDS = [train, corpus, embed, neighbors, inspect, evaluate, explore]
-COMMANDS += [generate, export, report, plan, vocab, compress, demo]
+COMMANDS += [generate, export, report, plan, vocab, compress, demo, doctor]
 for _command in COMMANDS:
     cli.add_command(_command)
 

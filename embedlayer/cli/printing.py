@@ -9,7 +9,7 @@ import click
 from embedlayer.io.json_fields import finite_json
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, JustifyMethod
 
 WIDTH_IN_FILES = 120  # columns of a line where output goes to a file or pipe
 
@@ -67,11 +67,13 @@ def print_table(
     long: str | None = None,
     indent: int = 2,
     widest: int = LONGEST_TOKEN,
+    wrap: bool = False,
 ) -> None:
     """Print a table with a line of headings and without rules between its cells.
 
     The columns with the indices `left` are aligned at the left, all others at the right. Cells of more than `widest`
-    characters are cut. A last column with the heading `long` may take the rest of the console's width.
+    characters are cut. A last column with the heading `long` may take the rest of the console's width; with `wrap` its
+    cells take several lines where they must.
     """
     from rich.cells import cell_len
     from rich.padding import Padding
@@ -84,8 +86,9 @@ def print_table(
         width = max(cell_len(cell) for cell in (column, *(line[place] for line in lines)))
         width = min(width, max(len(column), remaining) if column == long else widest)
         remaining -= width + 2
-        at_left = place in left or column == long
-        table.add_column(column, justify="left" if at_left else "right", no_wrap=True, overflow="ellipsis", width=width)
+        justify: JustifyMethod = "left" if place in left or column == long else "right"
+        no_wrap = not (wrap and column == long)
+        table.add_column(column, justify=justify, no_wrap=no_wrap, overflow="ellipsis", width=width)
     for line in lines:
         table.add_row(*map(Text, line))
     with console.capture() as shown:

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from embedlayer.core.devices import device_kind
 from embedlayer.core.forks import call_in_forked_processes, lock_held_at_forks
 from embedlayer.core.torch_state import fusible, is_dispatch_mode_active, plain_operators_only
-from embedlayer.kernels.gpu.availability import triton_applies
+from embedlayer.kernels.gpu.availability import triton_refusal
 
 Argument = Tensor | NDArray[Any] | int | float | bool | tuple[int, ...] | tuple[float, ...]
 Work = Callable[[int, int], object]
@@ -144,7 +144,11 @@ class Kernel:
         self._errors: tuple[type[Exception], ...] = FAILURES
 
     def applies(self, *tensors: Tensor | None) -> bool:
-        """Return whether this kernel may compute with `tensors`; `None` is skipped.
+        """Return whether this kernel may compute with `tensors`; `None` is skipped. See `refusal`."""
+        return not self.refusal(*tensors)
+
+    def refusal(self, *tensors: Tensor | None) -> str:
+        """Return why this kernel may not compute with `tensors`, or an empty string if it may; `None` is skipped.
 
         They must be ordinary tensors on the CPU, in eager mode, outside `torch.func` transforms, and with no dispatch
         mode that expects to see every operator. Kernels must be possible on this machine as well, as far as is known.
@@ -152,15 +156,19 @@ class Kernel:
         On one CUDA device Triton kernels compute, if there are some. There a dispatch mode sees the custom operator
         that launches them.
         """
+        if not _availability.enabled:
+            return "kernels are disabled"
+        if not fusible(*tensors):
+            return "a graph is traced, or a transform is running"
         if self.has_triton and any(x is not None and device_kind(x) == "cuda" for x in tensors):
-            return _availability.enabled and fusible(*tensors) and triton_applies(*tensors)
-        return (
-            _failure.reason is None
-            and _availability.enabled
-            and not is_dispatch_mode_active()
-            and fusible(*tensors)
-            and all(map(_is_ordinary, tensors))
-        )
+            return triton_refusal(*tensors)
+        for x in tensors:
+            if x is not None and not _is_ordinary(x):
+                kind = device_kind(x)
+                return f"no kernel takes {type(x).__name__} of {x.dtype}" if kind == "cpu" else f"no kernel for {kind}"
+        if is_dispatch_mode_active():
+            return "a dispatch mode is active"
+        return _failure.reason or ""
 
     def applies_in_graph(self, x: Tensor) -> bool:
         """Return whether a graph that is being traced should compute with `x` by an operator that runs this kernel.
@@ -213,10 +221,17 @@ class Kernel:
                 self._function(0, 0, *arrays)  # an empty range: compiles and computes nothing
                 log.debug("kernel %s.%s ready in %.3f s", self.module, self.name, time.perf_counter() - start)
             except self._errors as error:
-                _failure.set(f"{type(error).__name__}: {error}".splitlines()[0])
+                _failure.set(_reason(error))
                 return None
             self._compiled.add(types)
         return self._function
+
+
+def cpu_failure() -> str:
+    """Compile a small CPU kernel, or read it from the cache; return why no kernel of this process can be, or `""`."""
+    total = torch.zeros(1, 1, dtype=torch.bfloat16)
+    Kernel("softmax", "add_bfloat16").run(1, total, total.view(torch.uint16), total, True, block=1)
+    return _failure.reason or ""
 
 
 def operator(schema: str, *, mutates: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -274,12 +289,10 @@ def kernels_disabled() -> Iterator[None]:
         _availability.enabled = before
 
 
-def _is_ordinary(x: Tensor | None) -> bool:
-    """Return whether `x` is `None`, or a plain tensor or parameter that CPU kernels take: on the CPU, strided, and of
-    `FLOATS`, integers or booleans.
+def _is_ordinary(x: Tensor) -> bool:
+    """Return whether `x` is a plain tensor or parameter that CPU kernels take: on the CPU, strided, and of `FLOATS`,
+    integers or booleans.
     """
-    if x is None:
-        return True
     plain = type(x) in (Tensor, nn.Parameter) and device_kind(x) == "cpu" and x.layout is torch.strided
     return plain and (x.dtype in FLOATS or not (x.dtype.is_floating_point or x.dtype.is_complex))
 
@@ -327,6 +340,14 @@ def _require_numba() -> type[Exception]:
         raise ImportError(f"numba {numba.__version__} is older than {oldest}: pip install -U 'embedlayer[fast]'")
     compilation_error: type[Exception] = NumbaError
     return compilation_error
+
+
+def _reason(error: Exception) -> str:
+    """Return in one line why kernels cannot be compiled, with what helps."""
+    if isinstance(error, ImportError):
+        return str(error)
+    advice = "; NUMBA_CACHE_DIR can name another cache folder" if isinstance(error, FAILURES) else ""
+    return f"{type(error).__name__}: {error}".splitlines()[0] + advice
 
 
 def _divide(work: Work, items: int, block: int) -> None:

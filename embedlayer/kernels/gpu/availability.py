@@ -1,7 +1,11 @@
 """Whether Triton kernels may compute with some tensors. Where they may not, torch operators compute."""
 
 import logging
+import os
+import sysconfig
 from functools import cache
+from pathlib import Path
+from shutil import which
 from subprocess import SubprocessError
 
 import torch
@@ -20,21 +24,20 @@ OLDEST_TRITON = (3, 6)
 log = logging.getLogger("embedlayer")
 
 
-def triton_applies(*tensors: Tensor | None) -> bool:
-    """Return whether Triton kernels may compute with `tensors`, all on one CUDA device; `None` is skipped.
+def triton_refusal(*tensors: Tensor | None) -> str:
+    """Return why Triton kernels may not compute with `tensors`, or an empty string if they may; `None` is skipped.
 
-    They must be ordinary or fake tensors, and strided. The first call for a device compiles a small kernel and waits.
-    Where Triton is missing, too old or cannot compile, one line in the log says so.
+    They must be ordinary or fake tensors, and strided, all on one CUDA device. The first call for a device compiles a
+    small kernel and waits. Where Triton is missing, too old or cannot compile, one line in the log says so.
     """
     present = [x for x in tensors if x is not None]
     devices = {x.device for x in present}
-    return (
-        len(devices) == 1
-        and device_kind(present[0]) == "cuda"
-        and all(map(_is_accepted, present))
-        and not _installation_failure()
-        and (not all(map(has_memory, present)) or not _compilation_failure(devices.pop()))
-    )
+    if len(devices) > 1 or device_kind(present[0]) != "cuda":
+        return "the tensors are not on one CUDA device"
+    for x in present:
+        if not _is_accepted(x):
+            return f"no Triton kernel takes {type(x).__name__} of {x.dtype}"
+    return _installation_failure() or (_compilation_failure(devices.pop()) if all(map(has_memory, present)) else "")
 
 
 def _is_accepted(x: Tensor) -> bool:
@@ -47,13 +50,15 @@ def _is_accepted(x: Tensor) -> bool:
 def _installation_failure() -> str:
     """Return why no kernel can run in this process, or an empty string; logged when it is found."""
     if torch.version.hip is not None:
-        return _logged("they are for CUDA, and this torch is for ROCm")
+        return _logged("the kernels are for CUDA, and this torch is for ROCm")
+    advice = f"on Linux: pip install torch=={torch.__version__.partition('+')[0]} triton"
     try:
         import triton
     except (ImportError, OSError, RuntimeError) as error:
-        return _logged(f"Triton cannot be imported ({error}); torch for CUDA on Linux installs it")
+        missing = isinstance(error, ModuleNotFoundError)
+        return _logged(f"Triton {'is not installed' if missing else f'cannot be imported ({error})'}; {advice}")
     if tuple(int(part) for part in triton.__version__.split(".")[:2]) < OLDEST_TRITON:
-        return _logged(f"Triton {triton.__version__} is older than {'.'.join(map(str, OLDEST_TRITON))}")
+        return _logged(f"Triton {triton.__version__} is older than {'.'.join(map(str, OLDEST_TRITON))}; {advice}")
     return ""
 
 
@@ -74,8 +79,16 @@ def _compilation_failure(device: torch.device) -> str:
             tokens=1,
         )
     except (TritonError, RuntimeError, OSError, SubprocessError) as error:
-        return _logged(f"{type(error).__name__}: {error}".splitlines()[0])
+        return _logged(f"{type(error).__name__}: {error}".splitlines()[0] + _missing_to_compile())
     return ""
+
+
+def _missing_to_compile() -> str:
+    """Return the advice to install a C compiler and Python's headers, which Triton needs, or `""` if both are there."""
+    compiler = os.environ.get("CC") or which("gcc") or which("clang")
+    if compiler and Path(sysconfig.get_path("include"), "Python.h").exists():
+        return ""
+    return "; Triton needs a C compiler and Python's headers, on Debian: apt-get install gcc python3-dev"
 
 
 def _logged(reason: str) -> str:

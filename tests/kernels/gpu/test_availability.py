@@ -2,14 +2,16 @@
 
 import logging
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
+from kernel_paths import machine_unknown
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from embedlayer.core.devices import TAKEN_AS
 from embedlayer.kernels.gpu import availability
-from embedlayer.kernels.gpu.availability import triton_applies
+from embedlayer.kernels.gpu.availability import triton_refusal
 from embedlayer.kernels.kernel import Kernel, kernels_disabled
 
 triton = pytest.importorskip("triton")
@@ -24,13 +26,10 @@ def meta_is_cuda(monkeypatch) -> None:
 
 
 @pytest.fixture
-def unknown() -> None:
+def unknown() -> Iterator[None]:
     """Forget what is known of this machine, before and after a test."""
-    for check in (availability._installation_failure, availability._compilation_failure):
-        check.cache_clear()
-    yield
-    for check in (availability._installation_failure, availability._compilation_failure):
-        check.cache_clear()
+    with machine_unknown():
+        yield
 
 
 def on_meta(dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -77,29 +76,43 @@ def test_fake_tensors_are_taken_for_the_tensors_that_they_stand_for() -> None:
     ("change", "reason"),
     [
         (lambda patch: patch.setattr(torch.version, "hip", "6.4"), "ROCm"),
-        (lambda patch: patch.setitem(sys.modules, "triton", None), "cannot be imported"),
-        (lambda patch: patch.setattr(triton, "__version__", "3.1.0"), "3.1.0 is older than 3.6"),
+        (lambda patch: patch.setitem(sys.modules, "triton", None), "Triton is not installed; on Linux: pip install"),
+        (lambda patch: patch.setattr(triton, "__version__", "3.1.0"), "3.1.0 is older than 3.6; on Linux: pip install"),
     ],
     ids=["ROCm", "missing", "old"],
 )
 def test_one_line_says_why_there_are_none(change, reason, monkeypatch, caplog) -> None:
     change(monkeypatch)
     with caplog.at_level(logging.WARNING, "embedlayer"):
-        assert not triton_applies(on_meta())
-        assert not triton_applies(on_meta(torch.bfloat16))
+        assert reason in triton_refusal(on_meta())
+        assert not KERNEL.applies(on_meta(torch.bfloat16))
     assert len(caplog.records) == 1
     assert reason in caplog.text
 
 
 @pytest.mark.usefixtures("unknown")
-def test_a_device_for_which_nothing_can_be_compiled_has_none(monkeypatch, caplog) -> None:
+@pytest.mark.parametrize(
+    ("compiler", "headers", "advice"),
+    [("gcc", "include", ""), (None, "include", "apt-get install gcc"), ("gcc", "nowhere", "apt-get install gcc")],
+)
+def test_a_device_for_which_nothing_can_be_compiled_has_none(
+    compiler, headers, advice, monkeypatch, caplog, tmp_path
+) -> None:
     def failing(*_: object, **__: object) -> None:
         raise RuntimeError("Failed to find C compiler.\nMore.")
 
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "Python.h").touch()
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(availability, "which", lambda name: compiler)
+    monkeypatch.setattr(availability.sysconfig, "get_path", lambda name: str(tmp_path / headers))
     monkeypatch.setattr(availability, "launch", failing)
     monkeypatch.setitem(TAKEN_AS, "cpu", "cuda")
     with caplog.at_level(logging.WARNING, "embedlayer"):
-        assert not triton_applies(torch.empty(3))
-        assert not triton_applies(torch.empty(3))
+        for _ in range(2):
+            reason = triton_refusal(torch.empty(3))
+            assert reason.startswith("RuntimeError: Failed to find C compiler.")
+            assert advice in reason
+            assert ("apt-get" in reason) == bool(advice)
     assert caplog.text.count("RuntimeError: Failed to find C compiler.") == 1
     assert "More" not in caplog.text

@@ -1,0 +1,91 @@
+"""The operations that have compiled kernels: what they compute, their definitions, and what computes them where.
+
+This is the only list of them: `embedlayer doctor`, the table of docs/kernels.md and the tests read it.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from embedlayer.core.devices import device_kind
+from embedlayer.kernels.kernel import Kernel
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation that has a kernel.
+
+    Attributes:
+        what: What it computes.
+        definition: Its definition in torch operators, as module and name.
+        cpu: Its kernels in `embedlayer.kernels.cpu`.
+        gpu: Its kernels in `embedlayer.kernels.gpu`.
+        checks: Files in `tests` that compare them with the definition.
+    """
+
+    what: str
+    definition: str
+    cpu: tuple[str, ...]
+    gpu: tuple[str, ...]
+    checks: tuple[str, ...]
+
+    def kernels(self, x: Tensor) -> tuple[str, ...]:
+        """Return the kernels for tensors on the device of `x`; none for a device that is neither a CPU nor CUDA."""
+        return {"cpu": self.cpu, "cuda": self.gpu}.get(device_kind(x), ())
+
+    def refusal(self, x: Tensor) -> str:
+        """Return why torch operators compute with tensors such as `x`, or an empty string if kernels do.
+
+        `Kernel.refusal` decides it.
+        """
+        kernels = self.kernels(x)
+        if not kernels:
+            return f"the operation has no kernel for {device_kind(x)}"
+        return Kernel(*kernels[0].split("."), has_triton=bool(self.gpu)).refusal(x)
+
+
+SOFTMAX = ("kernels/test_softmax.py",)
+
+OPERATIONS = [
+    Operation("look-up, scale, position vectors and dropout of the input", "inputs.fused:plain_scale_add_drop",
+              ("input.gather_scale_add_drop",), (), ("kernels/cpu/test_input.py", "inputs/test_fused.py")),
+    Operation("its backward pass: gradients of rows and positions", "inputs.fused:plain_scale_add_drop",
+              ("input.sum_masked_segments",), (), ("kernels/cpu/test_input.py", "inputs/test_fused.py")),
+    Operation("rotation of queries or keys", "positions.rotary.rotation:apply_rotary",
+              ("rotary.rotate_half_split", "rotary.rotate_interleaved"), (), ("positions/rotary/test_rotation.py",)),
+    Operation("look-up and dequantisation of int8 and int4 rows, of GGUF's q8_0 and q4_0 blocks",
+              "tables.quantized:dequantise",
+              ("quantized.dequantise_8_bits", "quantized.dequantise_4_bits", "quantized.dequantise_blocks"), (),
+              ("kernels/cpu/test_quantized.py",)),
+    Operation("places of equal IDs in a batch", "row_sparse.gradient:segments_of_equal_ids",
+              ("rows.segments_of_equal_ids",), (), ("kernels/cpu/test_rows.py",)),
+    Operation("sums of the gradients of equal IDs, and look-ups by segments", "row_sparse.gradient:sum_segments",
+              ("rows.sum_segments", "rows.gather_segments"), (), ("kernels/cpu/test_rows.py",)),
+    Operation("pending updates of rows", "row_sparse.arithmetic:apply_skipped_steps_",
+              ("rows.apply_pending", "rows.apply_pending_rowwise"), (), ("kernels/cpu/test_rows.py",)),
+    Operation("step of `RowAdamW` and `RowAdagrad`", "row_sparse.storage:RowTensors",
+              ("rows.adamw_step", "rows.rowwise_step"), (), ("kernels/cpu/test_rows.py",)),
+    Operation("statistics of the logits of a block: maximum, logsumexp, mean, squares, requested logits",
+              "losses.logit_statistics:LogitStatistics.terms", ("softmax.statistics",),
+              ("softmax.statistics", "softmax.merge"), SOFTMAX),
+    Operation("their gradient by the logits", "losses.logit_statistics:LogitStatistics.dlogits_",
+              ("softmax.statistics_gradient",),
+              ("softmax.statistics_factors", "softmax.statistics_gradient", "softmax.requested_gradient"),
+              SOFTMAX),
+    Operation("losses of tokens and their gradients by the statistics", "losses.logit_statistics:CrossEntropy.of", (),
+              ("softmax.cross_entropy",), SOFTMAX),
+    Operation("targets that are ignored, and those that are no tokens", "losses.counted_tokens:checked_ids", (),
+              ("softmax.check_targets",), ("losses/test_counted_tokens.py",)),
+    Operation("K largest logits, by keys that the statistics store", "losses.largest:top_k", ("softmax.largest",),
+              ("softmax.statistics_and_keys", "largest.keys_of_lanes", "largest.member_keys", "largest.logits_of_keys",
+               "largest.keys_of_logits"),
+              SOFTMAX),
+    Operation("forward and reverse KL of two blocks of logits", "losses.divergence_kinds:ForwardKL.terms",
+              ("softmax.divergence",), ("divergences.divergence", "divergences.merge"), SOFTMAX),
+    Operation("Jensen-Shannon divergence", "losses.divergence_kinds:JensenShannon.terms", ("softmax.jensen_shannon",),
+              ("divergences.jensen_shannon",), SOFTMAX),
+    Operation("gradient of a divergence by the student's logits", "losses.divergence_kinds:ForwardKL.dlogits_",
+              ("softmax.divergence_gradient",), ("divergences.divergence_gradient",), SOFTMAX),
+    Operation("float32 sums over chunks of bfloat16 products", "losses.compiled_blocks:add_bfloat16_",
+              ("softmax.add_bfloat16",), (), SOFTMAX),
+]  # fmt: skip

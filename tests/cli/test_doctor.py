@@ -1,0 +1,190 @@
+"""`embedlayer doctor`: what computes each operation here, why, and what to install."""
+
+import json
+import logging
+import sys
+from typing import Any
+
+import pytest
+import torch
+from commands import run
+from kernel_paths import machine_unknown
+
+from embedlayer.cli import doctor
+from embedlayer.core.devices import TAKEN_AS
+from embedlayer.kernels import kernel
+from embedlayer.kernels.kernel import Kernel
+from embedlayer.kernels.operations import OPERATIONS, Operation
+
+numba, triton = pytest.importorskip("numba"), pytest.importorskip("triton")
+
+ON_CPU = [each.what for each in OPERATIONS if each.cpu]
+ON_CUDA = [each.what for each in OPERATIONS if each.gpu]
+
+
+@pytest.fixture(autouse=True)
+def unknown():
+    with machine_unknown():
+        yield
+
+
+@pytest.fixture
+def two_gpus(monkeypatch) -> None:
+    """Two equal devices, whose tensors are on meta and are taken for tensors on CUDA."""
+    monkeypatch.setitem(TAKEN_AS, "meta", "cuda")
+    devices = [torch.device("cpu"), torch.device("meta", 0), torch.device("meta", 1)]
+    monkeypatch.setattr(doctor, "usable_devices", lambda: devices)
+    known = doctor.name_and_details
+    monkeypatch.setattr(
+        doctor, "name_and_details", lambda device: known(device) if device.type == "cpu" else ("H100", "79.2 GiB")
+    )
+
+
+def printed(capsys, *arguments: str) -> str:
+    """Return what the command prints; nothing is printed on standard error."""
+    assert run("doctor", *arguments) == 0
+    shown, said = capsys.readouterr()
+    assert said == ""
+    return shown
+
+
+def answers(capsys) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return what computes each operation, by operation and device."""
+    return {each["operation"]: each["on"] for each in json.loads(printed(capsys, "--json"))["operations"]}
+
+
+def by_kernels(capsys, device: str, compiler: str) -> list[str]:
+    """Return the operations that kernels compute on a device."""
+    return [what for what, on in answers(capsys).items() if on[device]["implementation"] == compiler]
+
+
+def test_on_a_cpu_numba_computes_what_has_a_kernel(capsys) -> None:
+    result = json.loads(printed(capsys, "--json"))
+    assert [each["operation"] for each in result["operations"]] == [each.what for each in OPERATIONS]
+    cpu = result["devices"][0]
+    assert (cpu["device"], cpu["dtypes"], cpu["failure"]) == ("cpu", ["float32", "float64", "bfloat16"], "")
+    assert result["versions"]["torch"] == torch.__version__
+    assert result["versions"]["numba"] == numba.__version__
+    for operation, each in zip(OPERATIONS, result["operations"], strict=True):
+        on_cpu = each["on"]["cpu"]
+        assert on_cpu["kernels"] == list(operation.cpu)
+        assert (on_cpu["implementation"] == "numba") == (on_cpu["reason"] == "") == bool(operation.cpu)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_on_cuda_triton_computes_what_has_a_kernel(capsys) -> None:
+    assert by_kernels(capsys, "meta:0", "Triton") == by_kernels(capsys, "meta:1", "Triton") == ON_CUDA
+    assert by_kernels(capsys, "cpu", "numba") == ON_CPU
+    _, gpu, _ = json.loads(printed(capsys, "--json"))["devices"]
+    assert gpu["dtypes"] == ["float32", "bfloat16", "float16"]
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_new_operation_is_shown(monkeypatch, capsys) -> None:
+    new = Operation("an operation of tomorrow", "inputs.fused:plain", (), ("input.tomorrow",), ())
+    monkeypatch.setattr("embedlayer.kernels.operations.OPERATIONS", [*OPERATIONS, new])
+    assert "torch  Triton    an operation of tomorrow" in printed(capsys)
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_tables_fit_their_terminal_and_equal_devices_share_a_column(width, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("embedlayer.cli.printing.WIDTH_IN_FILES", width)
+    text = printed(capsys)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    assert "meta:0-1" in text
+    joined = " ".join(text.split())
+    cells = {each.what: ("numba" if each.cpu else "torch", "Triton" if each.gpu else "torch") for each in OPERATIONS}
+    for place, what in enumerate(cells):
+        start = f"{cells[what][0]} {cells[what][1]} {what.replace('`', '')}"
+        assert start in joined, OPERATIONS[place]
+    assert f"cpu, {len(OPERATIONS) - len(ON_CPU)} of {len(OPERATIONS)} operations:" in text
+
+
+MISSING = {
+    "numba": (lambda patch: patch.setitem(sys.modules, "numba", None), "cpu", "pip install 'embedlayer[fast]'"),
+    "old numba": (lambda patch: patch.setattr(numba, "__version__", "0.9.1"), "cpu", "pip install -U 'embedlayer"),
+    "Triton": (lambda patch: patch.setitem(sys.modules, "triton", None), "meta:0", "pip install torch=="),
+    "old Triton": (lambda patch: patch.setattr(triton, "__version__", "3.1.0"), "meta:0", "3.1.0 is older than 3.6"),
+    "ROCm": (lambda patch: patch.setattr(torch.version, "hip", "6.4"), "meta:0", "this torch is for ROCm"),
+}
+"""What is changed, the device whose kernels are off then, and a part of what is said."""
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize("name", MISSING)
+def test_what_is_missing_is_named_once_for_all_its_operations(name, monkeypatch, capsys) -> None:
+    change, device, words = MISSING[name]
+    change(monkeypatch)
+    result = json.loads(printed(capsys, "--json"))
+    compiler = "numba" if device == "cpu" else "Triton"
+    reasons = {each["on"][device]["reason"] for each in result["operations"]}
+    assert {each["on"][device]["implementation"] for each in result["operations"]} == {"torch"}
+    (advice,) = result["advice"]
+    assert reasons == {advice, f"the operation has no kernel for {TAKEN_AS.get(device.partition(':')[0], device)}"}
+    assert words in advice
+    assert (result["versions"][compiler] is None) == (name == compiler)
+    text = printed(capsys)
+    assert text.count(advice) == 1
+    assert "; no kernels" in " ".join(text.split())
+
+
+def test_kernels_that_cannot_be_stored_are_named_with_another_folder(monkeypatch, capsys) -> None:
+    def refuse(*_: object) -> bool:
+        raise OSError("Read-only file system")
+
+    monkeypatch.setattr(kernel, "import_module", refuse)
+    (advice,) = json.loads(printed(capsys, "--json"))["advice"]
+    assert advice == "OSError: Read-only file system; NUMBA_CACHE_DIR can name another cache folder"
+    assert by_kernels(capsys, "cpu", "numba") == []
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_device_that_cannot_be_used_is_named(monkeypatch, capsys) -> None:
+    zeros = torch.zeros
+
+    def full(*sizes: int, device: torch.device | None = None, **options: Any) -> torch.Tensor:
+        if device == torch.device("meta", 1):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.\nMore.")
+        return zeros(*sizes, device=device, **options)
+
+    monkeypatch.setattr(torch, "zeros", full)
+    (advice,) = json.loads(printed(capsys, "--json"))["advice"]
+    assert advice == "meta:1 cannot be used: CUDA out of memory. Tried to allocate 2.00 MiB."
+    assert {on["meta:1"]["implementation"] for on in answers(capsys).values()} == {None}
+    assert by_kernels(capsys, "meta:0", "Triton") == ON_CUDA
+    assert f"meta:1, {len(OPERATIONS)} of {len(OPERATIONS)} operations:\n    {advice}\n" in printed(capsys)
+
+
+@pytest.mark.parametrize(("cuda", "words"), [(None, "is built without CUDA"), ("12.8", "torch finds no GPU of NVIDIA")])
+def test_a_driver_without_a_gpu_for_torch_is_named(cuda, words, monkeypatch, capsys) -> None:
+    def no_device() -> None:
+        raise RuntimeError("The driver is too old.\nMore.")
+
+    monkeypatch.setattr(doctor, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", no_device)
+    monkeypatch.setattr(doctor, "usable_devices", lambda: [torch.device("cpu")])
+    (advice,) = json.loads(printed(capsys, "--json"))["advice"]
+    assert words in advice
+    assert cuda is None or advice.endswith(": The driver is too old.")
+    assert advice in printed(capsys)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert doctor.gpu_problem() == ""
+
+
+def test_the_log_is_on_again_afterwards(monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    printed(capsys)
+    assert not logging.getLogger("embedlayer").disabled
+    assert "numba is not installed" in Kernel("rotary", "rotate_half_split").refusal(torch.zeros(1))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_takes_the_kernels_of_triton(capsys) -> None:
+    _, gpu, *_ = json.loads(printed(capsys, "--json"))["devices"]
+    assert (gpu["device"], gpu["name"], gpu["failure"]) == ("cuda:0", torch.cuda.get_device_name(0), "")
+    assert by_kernels(capsys, "cuda:0", "Triton") == ON_CUDA
