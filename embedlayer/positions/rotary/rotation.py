@@ -130,6 +130,13 @@ def rotate_heads(
     if rotates_together(heads, cos, sin, factor):
         results: tuple[Tensor, ...] = _RotateHeads.apply(cos, sin, factor, layout, False, *heads)  # type: ignore[no-untyped-call]
         return results
+    return _rotate_each(heads, cos, sin, factor, layout)
+
+
+def _rotate_each(
+    heads: Sequence[Tensor], cos: Tensor, sin: Tensor, factor: Tensor | None, layout: RotaryLayout
+) -> tuple[Tensor, ...]:
+    """Compute `rotate_heads` for each tensor on its own."""
     first, *others = (rotate_head(x, cos, sin, layout) for x in heads)
     return (first if factor is None else scale_queries(first, factor), *others)
 
@@ -165,10 +172,21 @@ class _RotateHeads(torch.autograd.Function):
         cos, sin, factor = ctx.saved_tensors
         if rotates_together(grads, cos, sin, factor):
             results = _RotateHeads.apply(cos, sin, factor, ctx.layout, not ctx.inverse, *grads)  # type: ignore[no-untyped-call]
-        else:  # batched gradients
-            sin = sin if ctx.inverse else partners(sin, ctx.layout.distance)
-            results = rotate_heads(grads, cos, sin, factor, ctx.layout)
+            return None, None, None, None, None, *results
+        # Batched gradients: the gradient of the operators has batching rules that the operators lack.
+        with torch.enable_grad():
+            inputs = _zeros_like(grads)
+            outputs = _rotate_each(inputs, cos, sin, factor, ctx.layout)
+            if ctx.inverse:
+                by_inputs = _zeros_like(grads)
+                outputs, inputs = torch.autograd.grad(outputs, inputs, by_inputs, create_graph=True), by_inputs
+        results = torch.autograd.grad(outputs, inputs, grads, create_graph=torch.is_grad_enabled())
         return None, None, None, None, None, *results
+
+
+def _zeros_like(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return zeros in the shapes of tensors, without a batch dimension that these hide, that require gradients."""
+    return [torch.zeros(x.shape, dtype=x.dtype, device=x.device, requires_grad=True) for x in tensors]
 
 
 def rotate_pairs(
