@@ -67,13 +67,15 @@ def _rotate_heads(
     else:
         c = tl.load(cos + row * (2 * PAIRS) + channel, mask=mask, other=0.0)
         s = tl.load(sin + row * (2 * PAIRS) + channel, mask=mask, other=0.0)
+    if factor is not None:
+        times = tl.load(factor + row, mask=is_token, other=0.0)
+        c, s = c * times, s * times
+        if OWN:
+            c_b, s_b = c_b * times, s_b * times
     if not OWN:
         c_b, s_b = c, -s
     if INVERSE:
         s, s_b = s_b, s
-    if factor is not None:
-        times = tl.load(factor + row, mask=is_token, other=0.0)
-        c, c_b, s, s_b = c * times, c_b * times, s * times, s_b * times
     at = sequence * x_batch * UNIT + t * x_token * UNIT
     to = sequence * out_batch * UNIT + t * out_token * UNIT
     for head in range(first, tl.minimum(first + span, heads)):
@@ -87,8 +89,8 @@ def _rotate_heads(
         else:
             tl.store(out + out_at + FIRST + channel, new_a.to(out.dtype.element_ty), mask=mask)
             tl.store(out + out_at + (FIRST + DISTANCE) + channel, new_b.to(out.dtype.element_ty), mask=mask)
-        for start in range(0, WIDTH - 2 * PAIRS, BLOCK):
-            other = start + tl.arange(0, BLOCK)[None, :]
+        for start in range(0, WIDTH - 2 * PAIRS, channel.shape[1]):
+            other = start + tl.arange(0, channel.shape[1])[None, :]
             is_rest = is_token & (other < WIDTH - 2 * PAIRS)
             other += 0 if FIRST > 0 else 2 * PAIRS
             rest = tl.load(x + x_at + other, mask=is_rest, other=0.0).to(tl.float32)

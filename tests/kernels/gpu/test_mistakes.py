@@ -311,7 +311,7 @@ MISTAKES: dict[str, Mistake] = {
     "strides that the compiler cannot divide by 8": (
         "rotary",
         "x_at = at + tl.cast(head, tl.int64) * x_head * UNIT",
-        "x_at = at + tl.cast(head, tl.int64) * (x_head * UNIT + 0 * span)",
+        "x_at = at + tl.cast(head, tl.int64) * x_head",
         AssertionError,
         lambda: machine_code("rotary", "rotate"),
     ),
