@@ -179,6 +179,12 @@ def rotate(training: bool) -> Callable[[], Call]:
     return build
 
 
+def rotary_angles() -> Call:
+    """Build the computation of the angles of a forward pass."""
+    rotary, positions = el.RotaryEmbedding(128), torch.arange(TOKENS)
+    return lambda: rotary.prepare(positions)
+
+
 def row_step() -> Call:
     """Build a training step of a row-sparse table: look-up, backward pass and `RowAdamW`."""
     table, tokens = el.TokenEmbedding(VOCAB_SIZE, WIDTH, row_sparse=True), ids(2307)
@@ -242,6 +248,7 @@ PATHS = [
     HotPath("look-up", SIZES, look_up),
     HotPath("GPT-2 input embedding, evaluation", "(8, 1024) IDs, 50,257 x 768, float32", input_embedding(False)),
     HotPath("GPT-2 input embedding, training", "(8, 1024) IDs, 50,257 x 768, float32", input_embedding(True)),
+    HotPath("rotary, angles", f"{TOKENS:,} x 128", rotary_angles),
     HotPath("rotary", f"32 + 8 heads, {TOKENS:,} x 128, bfloat16", rotate(False)),
     HotPath("rotary, training", f"32 + 8 heads, {TOKENS:,} x 128, bfloat16", rotate(True)),
     HotPath(

@@ -265,8 +265,10 @@ def _watched(interpreter: ModuleType, run: Run) -> Iterator[tuple[Any, str, Any]
             ):
                 launch_all(self, *tensors, **arguments)
         except interpreter.InterpreterError as error:
-            causes = [error.__cause__, getattr(error.__cause__, "__cause__", None)]
-            raise next((cause for cause in causes if isinstance(cause, WrongAccessError)), error) from None
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, WrongAccessError):
+                cause = cause.__cause__  # one more for each function of the kernel
+            raise cause or error from None
         launch.check_order()
 
     rmw = builder.create_atomic_rmw

@@ -4,6 +4,7 @@ import pytest
 from covering import some
 from far_blocks import FAR, assert_places_beyond_2_to_31_are_those_of_a_small_block, far_blocks
 from logit_blocks import BLOCKS_MOVED, assert_little_more_than_the_logits_is_moved
+from rotary_schemes import assert_far_heads_are_rotated_as_near_ones, assert_little_more_than_queries_and_keys_is_moved
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("triton")
@@ -27,3 +28,13 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> list[Tensor]:
 @pytest.mark.parametrize("label", some(["softmax.statistics_gradient"], FAR))
 def test_places_beyond_2_to_31_are_those_of_a_small_block(label, blocks) -> None:
     assert_places_beyond_2_to_31_are_those_of_a_small_block(label, blocks)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_little_more_than_queries_and_keys_is_read_and_written(interleaved) -> None:
+    assert_little_more_than_queries_and_keys_is_moved(interleaved)
+
+
+@pytest.mark.parametrize("tokens_first", some([True], [True, False]))
+def test_heads_beyond_2_to_31_are_rotated_as_near_ones(tokens_first, blocks) -> None:
+    assert_far_heads_are_rotated_as_near_ones(tokens_first, blocks)

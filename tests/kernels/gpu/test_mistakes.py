@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from unittest.mock import patch
 
@@ -22,6 +23,11 @@ from logit_blocks import (
     assert_little_more_than_the_logits_is_moved,
     assert_no_worse_than_the_definition,
     assert_stored_logits_are_finished,
+)
+from rotary_schemes import (
+    assert_far_heads_are_rotated_as_near_ones,
+    assert_little_more_than_queries_and_keys_is_moved,
+    assert_rotation_is_no_worse_than_by_operators,
 )
 
 from embedlayer.kernels.gpu.launch import launch_table
@@ -67,7 +73,13 @@ def machine_code(module: str, name: str) -> None:
     assert code.registers <= entry.variants[variant].registers
 
 
-Mistake = tuple[str, str, str, type[AssertionError], Callable[[], None] | str]
+def rotation(name: str, positions: str = "each sequence") -> None:
+    """Rotated queries and keys against torch operators."""
+    with running_on("triton"):
+        assert_rotation_is_no_worse_than_by_operators(name, torch.float32, positions=positions)
+
+
+Mistake = tuple[str, str, str, type[AssertionError], Callable[..., None] | str]
 
 MISTAKES: dict[str, Mistake] = {
     "a mask with one token too many": (
@@ -198,8 +210,114 @@ MISTAKES: dict[str, Mistake] = {
         AssertionError,
         lambda: machine_code("divergences", "divergence"),
     ),
+    "a token too many": (
+        "rotary",
+        "is_token = (n < tokens)",
+        "is_token = (n <= tokens)",
+        WrongAccessError,
+        lambda: rotation("plain"),
+    ),
+    "a pair too many": (
+        "rotary",
+        "mask = is_token & (pair < PAIRS)",
+        "mask = is_token & (pair <= PAIRS)",
+        WrongAccessError,
+        lambda: rotation("plain"),
+    ),
+    "an offset of 32 bits between heads": (
+        "rotary",
+        "x_at = at + tl.cast(head, tl.int64) * x_head * UNIT",
+        "x_at = at + head * x_head * UNIT",
+        WrongAccessError,
+        lambda blocks: assert_far_heads_are_rotated_as_near_ones(False, blocks),
+    ),
+    "an offset of 32 bits between tokens": (
+        "rotary",
+        "(n % length).to(tl.int64)[:, None]",
+        "(n % length)[:, None]",
+        WrongAccessError,
+        lambda blocks: assert_far_heads_are_rotated_as_near_ones(True, blocks),
+    ),
+    "a sine of the wrong sign": (
+        "rotary",
+        "c_b, s_b = c, -s",
+        "c_b, s_b = c, s",
+        AssertionError,
+        lambda: rotation("plain"),
+    ),
+    "gradients that are rotated forward": (
+        "rotary",
+        "s, s_b = s_b, s",
+        "s, s_b = s, s_b",
+        AssertionError,
+        lambda: rotation("alternating"),
+    ),
+    "one angle for both channels": (
+        "rotary",
+        "if not OWN:",
+        "if True:",
+        AssertionError,
+        lambda: rotation("channels", "each axis"),
+    ),
+    "pairs over all channels": (
+        "rotary",
+        "pair + pair // DISTANCE * DISTANCE",
+        "pair",
+        AssertionError,
+        lambda: rotation("axial, within"),
+    ),
+    "keys with the factor of queries": (
+        "rotary",
+        "k_out_token, cos, sin, None,",
+        "k_out_token, cos, sin, factor,",
+        AssertionError,
+        lambda: rotation("query scaling"),
+    ),
+    "channels that are not copied": (
+        "rotary",
+        "is_rest = is_token & (other < WIDTH - 2 * PAIRS)",
+        "is_rest = is_token & (other < WIDTH - 2 * PAIRS - 1)",
+        AssertionError,
+        lambda: rotation("reversed, trailing"),
+    ),
+    "the angles of the first sequence": (
+        "rotary",
+        "row = sequence * angle_length + t",
+        "row = sequence * 0 + t",
+        AssertionError,
+        lambda: rotation("plain"),
+    ),
+    "positions of the first axis": (
+        "rotary",
+        "positions + of_axis * tokens + n",
+        "positions + of_axis * 0 + n",
+        AssertionError,
+        lambda: rotation("chunked", "each axis"),
+    ),
+    "a quarter of a rotation with the wrong sign": (
+        "rotary",
+        "((quarter + 1) & 2) == 2",
+        "(quarter & 2) == 2",
+        AssertionError,
+        lambda: rotation("plain"),
+    ),
+    "queries read twice": (
+        "rotary",
+        "        a, b = _pairs(x, x_at + FIRST, channel, mask, DISTANCE)\n",
+        2 * "        a, b = _pairs(x, x_at + FIRST, channel, mask, DISTANCE)\n",
+        AssertionError,
+        lambda: assert_little_more_than_queries_and_keys_is_moved(False),
+    ),
+    "strides that the compiler cannot divide by 8": (
+        "rotary",
+        "x_at = at + tl.cast(head, tl.int64) * x_head * UNIT",
+        "x_at = at + tl.cast(head, tl.int64) * x_head",
+        AssertionError,
+        lambda: machine_code("rotary", "rotate"),
+    ),
 }
-"""Module, the code, the code with the mistake, the error, and the law that finds it; for `far_blocks` the label."""
+"""Module, the code, the code with the mistake, the error, and the law that finds it. A law with an argument gets the
+result of `far_blocks`; a text is the label of what is compared there."""
 
 
 @contextmanager
@@ -226,7 +344,7 @@ def test_a_law_finds_each_mistake(label, blocks, tmp_path) -> None:
     def check() -> None:
         torch.manual_seed(0)
         if callable(law):
-            law()
+            law(*[blocks] * len(signature(law).parameters))
         else:
             assert_places_beyond_2_to_31_are_those_of_a_small_block(law, blocks)
 
