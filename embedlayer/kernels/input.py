@@ -248,7 +248,8 @@ class _GatherRows(torch.autograd.Function):
             is_scaled = ctx.scale != 1 or factor is not None
             grown = _masked(grad, ctx.dropout) if by_vector is None or is_scaled else by_vector
             shape = ctx.addend_shape
-            sums = grown.reshape(-1, math.prod(shape[:-1]) if places is None else len(places), shape[-1])
+            vectors = math.prod(shape[:-1]) if places is None else len(places)
+            sums = grown.reshape(grad.shape[:-1].numel() // max(1, vectors), vectors, shape[-1])
             sums = sums[0] if len(sums) == 1 else sums.sum(0)
             by_addend = sums.view(shape) if places is None else _gradient_of_rows(sums, places, shape, -1)
         return by_x, by_addend, None, None, None, None, None
