@@ -162,7 +162,7 @@ def input_embedding(training: bool, *, forward: bool = False, masked: bool = Fal
 
     def build() -> Call:
         layer, tokens = el.TransformerEmbedding(50_257, 768, 1024, dropout=0.1).train(training), ids(8, 1024)
-        mask = ids(8, 1024) if masked else None
+        mask = torch.ones(8, 1024, dtype=torch.int64) if masked else None
         call = partial(layer, tokens, attention_mask=mask)
         if not training:
             return torch.no_grad()(call)

@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from embedlayer.core.devices import device_kind
-from embedlayer.core.torch_state import fusible, has_hooks, is_capturing, is_unchanged
+from embedlayer.core.torch_state import fusible, has_hooks, has_memory, is_capturing, is_unchanged
 from embedlayer.kernels.input import Dropout, StoredRows, gather_rows, look_up_applies
 from embedlayer.kernels.kernel import Kernel
 from embedlayer.positions.position import AdditivePosition, Position
@@ -145,7 +145,7 @@ def _on_cuda(
         return plain_scale_add_drop(vectors, scale, added, dropout)
     if isinstance(source, Tensor) and scale is None and addend is None and dropout == 0:
         return source
-    if dropout and is_capturing(rows):
+    if dropout and has_memory(rows) and is_capturing(rows):
         return F.dropout(gather_rows(source, scale=scale, addend=addend), dropout)
     return gather_rows(source, scale=scale, addend=addend, dropout=Dropout.drawn(dropout))
 

@@ -15,6 +15,7 @@ from looked_up_rows import (
     rows_of,
     with_bad,
 )
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from embedlayer import (
     LearnedPositionalEmbedding,
@@ -252,3 +253,29 @@ def test_a_float64_table_on_cuda_is_looked_up_by_plain_operators() -> None:
         assert torch.equal(table(ids)[0], torch.stack([table.weight[1], torch.zeros(4, dtype=torch.float64)]))
         with pytest.raises(TokenIdError, match="token id 11 at row 0, column 1"):
             table.check()
+
+
+def test_a_compiled_layer_on_cuda_is_one_graph_of_plain_operators_and_records_the_same() -> None:
+    with running_on("triton"):
+        layer, ids = TransformerEmbedding(20, 8, 6, 0.0), torch.tensor([[1, 2, 3], [4, 25, 19]])
+        mask = torch.tensor([[0, 1, 1], [1, 2, 2]])
+        expected = layer(ids, attention_mask=mask)
+        record = layer.table.index_check.first_bad_index.clone()
+        layer.table.index_check.first_bad_index.fill_(-1)
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        names: list[str] = []
+        with launches_observed(lambda each: names.append(each.name)):
+            torch.testing.assert_close(compiled(ids, attention_mask=mask), expected)
+        assert torch.equal(layer.table.index_check.first_bad_index, record)
+        assert record.tolist() == [4, 25, 3]
+        assert not names
+
+
+def test_fake_tensors_on_cuda_are_looked_up_in_one_launch() -> None:
+    pytest.importorskip("triton")
+    names: list[str] = []
+    with FakeTensorMode(), torch.device("cuda"), launches_observed(lambda each: names.append(each.name)):
+        layer, ids = TransformerEmbedding(20, 8, 6, 0.1), torch.zeros(2, 3, dtype=torch.int64)
+        y = layer(ids, attention_mask=torch.ones_like(ids))
+    assert y.shape == (2, 3, 8)
+    assert names == ["positions_of_mask", "gather_scale_add_drop"]
