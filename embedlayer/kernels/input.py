@@ -12,7 +12,7 @@ from torch import Tensor
 from embedlayer.core.devices import device_kind
 from embedlayer.core.index_checks import length_of
 from embedlayer.core.numbers import random_words
-from embedlayer.core.torch_state import fusible
+from embedlayer.core.torch_state import fusible, has_memory
 from embedlayer.kernels.gpu.launch import launch
 from embedlayer.kernels.index_check import INDEX_CHECK, IndexCheck
 from embedlayer.kernels.kernel import operator
@@ -57,7 +57,8 @@ class Dropout(NamedTuple):
             return cls()
         kept_share = (1 << 16) - threshold
         if seed is None:
-            seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(-(1 << 63), None))
+            number = torch.empty((), dtype=torch.int64, device="cpu").random_(-(1 << 63), None)
+            seed = int(number) if has_memory(number) else 0  # a fake tensor has no number
         return cls(seed, threshold, (1 << 16) / kept_share if kept_share else 0.0)
 
     def mask(self, first: int, tokens: int, like: Tensor) -> Tensor:
