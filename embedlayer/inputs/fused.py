@@ -2,12 +2,13 @@
 
 As separate operations, `dropout(scale * rows[ids] + positions)` reads and writes all vectors five times, and dropout
 spends most of its time on drawing random numbers one after another. Here a compiled kernel gathers, scales, adds and
-masks one vector at a time. Without kernels, torch operators do the same with blocks of vectors that fit the CPU cache.
+masks one vector at a time, on a CPU and on CUDA (`embedlayer.kernels.input`). Without kernels, torch operators on a CPU
+do the same with blocks of vectors that fit its cache.
 
 Dropout draws 16 random bits for each element, so its probability is rounded to a multiple of 1/65536. The bits are a
 function of a seed and of the element's place (`random_words`), and the seed is drawn from torch's default generator. So
-the mask is not stored: the backward pass computes it again. It is the same with and without kernels. The masks of
-`torch.nn.functional.dropout` and of compiled graphs are other ones.
+the mask is not stored: the backward pass computes it again. It is the same with and without kernels on a CPU, and with
+kernels on CUDA. The masks of `torch.nn.functional.dropout` and of compiled graphs are other ones.
 """
 
 import math

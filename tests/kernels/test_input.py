@@ -280,3 +280,19 @@ def test_fake_tensors_on_cuda_are_looked_up_in_one_launch() -> None:
         y = layer(ids, attention_mask=torch.ones_like(ids))
     assert y.shape == (2, 3, 8)
     assert names == ["positions_of_mask", "gather_scale_add_drop"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_reads_rows_beyond_2_to_31_numbers_and_writes_as_many() -> None:
+    width, rows = 1032, 2**31 // 1032 + 9
+    with torch.device("cuda"):
+        weight, ids = torch.zeros(rows, width, dtype=torch.bfloat16), torch.zeros(rows, dtype=torch.int64)
+        weight[-3:] = torch.randn(3, width)
+        ids[-3:] = torch.tensor([rows - 1, rows - 3, rows])
+        check = IndexCheck(rows, "token id")
+        vectors = gather_rows(StoredRows(ids, weight, check=check))
+        assert torch.equal(vectors[-3:-1], weight[ids[-3:-1]])
+        assert not vectors[-1].any()
+        with pytest.raises(TokenIdError, match=f"token id {rows} at row 0, column {rows - 1}"):
+            check.check()
