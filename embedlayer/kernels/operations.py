@@ -48,9 +48,14 @@ SOFTMAX = ("kernels/test_softmax.py",)
 
 OPERATIONS = [
     Operation("look-up, scale, position vectors and dropout of the input", "inputs.fused:plain_scale_add_drop",
-              ("input.gather_scale_add_drop",), (), ("kernels/cpu/test_input.py", "inputs/test_fused.py")),
+              ("input.gather_scale_add_drop",), ("input.gather_scale_add_drop",),
+              ("kernels/cpu/test_input.py", "inputs/test_fused.py", "kernels/test_input.py")),
     Operation("its backward pass: gradients of rows and positions", "inputs.fused:plain_scale_add_drop",
               ("input.sum_masked_segments",), (), ("kernels/cpu/test_input.py", "inputs/test_fused.py")),
+    Operation("check of IDs or positions, for look-ups that do not make it", "core.index_checks:clamp_and_record", (),
+              ("index_check.clamp_and_record",), ("kernels/test_input.py",)),
+    Operation("positions of tokens in the documents of a mask", "positions.position:positions_of", (),
+              ("input.positions_of_mask",), ("kernels/test_input.py",)),
     Operation("rotation of queries and keys, on a GPU together, and its backward pass",
               "positions.rotary.rotation:apply_rotary", ("rotary.rotate_half_split", "rotary.rotate_interleaved"),
               ("rotary.rotate",), ("positions/rotary/test_rotation.py", "kernels/test_rotary.py")),

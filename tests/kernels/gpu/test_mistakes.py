@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import pytest
@@ -23,6 +24,13 @@ from logit_blocks import (
     assert_little_more_than_the_logits_is_moved,
     assert_no_worse_than_the_definition,
     assert_stored_logits_are_finished,
+)
+from looked_up_rows import (
+    assert_no_worse_than_the_definition as assert_look_up_is_no_worse,
+)
+from looked_up_rows import (
+    assert_rows_beyond_2_to_31_are_read,
+    assert_the_first_is_recorded,
 )
 from rotary_schemes import (
     assert_far_heads_are_rotated_as_near_ones,
@@ -61,6 +69,24 @@ def order() -> None:
     """Order of equal logits."""
     with running_on("triton"):
         assert_largest_logits_are_in_order(4)
+
+
+def look_up(added: str = "none", dropout: float = 0.0, width: int = 8) -> None:
+    """Values, gradients and records of a look-up."""
+    with running_on("triton"):
+        assert_look_up_is_no_worse(torch.float32, added, 2.0, dropout, (3, 5), width)
+
+
+def record() -> None:
+    """Record of the first bad index."""
+    with running_on("triton"):
+        assert_the_first_is_recorded([5, 517, 518], torch.int64)
+
+
+def far_rows() -> None:
+    """Rows beyond 2^31 numbers."""
+    with TemporaryDirectory() as folder:
+        assert_rows_beyond_2_to_31_are_read(Path(folder))
 
 
 def machine_code(module: str, name: str) -> None:
@@ -202,6 +228,55 @@ MISTAKES: dict[str, Mistake] = {
         "inside = (i < stop) & (c < tokens - 1 + (c >= 0))[None, :]",
         AssertionError,
         lambda: machine_code("softmax", "statistics"),
+    ),
+    "a record by every bad index": (
+        "index_check",
+        "mask=(place >= first) & (place < end)",
+        "mask=place < end",
+        WrongAccessError,
+        record,
+    ),
+    "a record that is overwritten": (
+        "index_check",
+        "other=0) < 0:",
+        "other=0) < 2**62:",
+        AssertionError,
+        record,
+    ),
+    "a row for a bad ID": (
+        "input",
+        "mask=inside & (is_bad == 0), other=0.0)",
+        "mask=inside, other=0.0)",
+        AssertionError,
+        look_up,
+    ),
+    "a gradient for a bad ID": (
+        "input",
+        "tl.store(kept_ids + n, tl.where(is_bad, ignored, row))",
+        "tl.store(kept_ids + n, tl.where(is_bad, 0, row))",
+        AssertionError,
+        look_up,
+    ),
+    "positions without their offset": (
+        "input",
+        "place = tl.load(places + at) + places_offset",
+        "place = tl.load(places + at)",
+        AssertionError,
+        lambda: look_up("positions (B, T)"),
+    ),
+    "random bits of another token": (
+        "input",
+        "word = n * ((width + 3) // 4)",
+        "word = n * (width // 4)",
+        AssertionError,
+        lambda: look_up(dropout=0.25, width=7),
+    ),
+    "an offset of 32 bits in a look-up": (
+        "input",
+        "x + tl.where(is_bad, 0, row) * stride + i",
+        "x + tl.where(is_bad, 0, row).to(tl.int32) * width + i",
+        WrongAccessError,
+        far_rows,
     ),
     "more rows than registers": (
         "divergences",
