@@ -68,7 +68,7 @@ class Launch:
         tensor, size = pointers.attr["tensor"], max(1, pointers.get_element_ty().primitive_bitwidth // 8)
         name = self._names[tensor.data_ptr(), tensor.dtype]
         addresses = np.ravel(pointers.data)
-        is_used = np.ravel(np.broadcast_to(mask.data, np.shape(pointers.data)))
+        is_used = np.ravel(np.broadcast_to(mask.data.astype(bool), np.shape(pointers.data)))
         used, bits = addresses[is_used], np.zeros(int(is_used.sum()), dtype=np.int64)
         if value is not None:
             numbers = np.ravel(np.broadcast_to(value.data, np.shape(pointers.data)))[is_used]

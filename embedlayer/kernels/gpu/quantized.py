@@ -13,14 +13,13 @@ within one group. No two programs write to the same memory. These kernels share 
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
 from embedlayer.kernels.gpu.index_check import record_first_bad
 from embedlayer.kernels.gpu.launch import Arguments, Grid, Launch, Variant
 
-INTEGERS = ("rows", "width_units", "group_units", "tokens", "first", "length")
+INTEGERS = ("rows", "width_units", "group_units", "tokens", "length")
 
 TWO_TO_23 = tl.constexpr(0x4B000000)
 """Bits of 2^23 in float32; a code in the lowest of them adds its value."""
@@ -52,20 +51,21 @@ def _sizes(width, group_size, BITS: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS:
 
 @triton.jit(do_not_specialize=INTEGERS)
 def look_up(
-    ids, packed, row_scale, out, record, rows, width_units, group_units, first, length,
+    ids, packed, row_scale, out, record, rows, width_units, group_units, length,
     BITS: tl.constexpr, BLOCKS: tl.constexpr, UNIT: tl.constexpr,
     CHUNKS: tl.constexpr, COLUMNS: tl.constexpr, SCANNED: tl.constexpr,
 ):  # fmt: skip
     """Store the numbers of a row for each ID, `(N, D)`: those of `dequantise`, bit for bit.
 
-    Without `ids` they are the rows from `first` on. A bad ID gives zeros, and the first one is recorded if `record` is
-    not `None`; see `embedlayer.kernels.gpu.index_check`.
+    Without `ids` they are all rows. A bad ID gives zeros, and the first one is recorded if `record` is not `None`; see
+    `embedlayer.kernels.gpu.index_check`.
     """
     n = tl.program_id(0).to(tl.int64)
-    row = first + n
+    row = n
     if ids is not None:
         row = tl.load(ids + n).to(tl.int64)
-    is_row = (row >= 0) & (row < rows)
+    is_bad = (row < 0) | (row >= rows)
+    row = tl.where(is_bad, 0, row)
     SIZE: tl.constexpr = 4 if BITS == 8 and not BLOCKS else 2
     width, group_size = width_units * UNIT, group_units * UNIT
     groups, chunks, code_bytes, group_bytes = _sizes(width, group_size, BITS, BLOCKS, COLUMNS)
@@ -76,8 +76,8 @@ def look_up(
     inside = column < width
     if UNIT == 1:
         inside = inside & (place < group_size)
-    stored = inside & is_row
-    at = packed + tl.where(is_row, row, 0) * (groups * group_bytes) + group * group_bytes + tl.zeros_like(place)
+    stored = inside & (is_bad == 0)
+    at = packed + row * (groups * group_bytes) + group * group_bytes + tl.zeros_like(place)
     header = at if BLOCKS else at + code_bytes
     step = _number(header, stored, SIZE, UNIT)
     byte = place
@@ -93,11 +93,12 @@ def look_up(
     else:
         number = step * code.to(tl.float32) + _number(header + SIZE, stored, SIZE, UNIT)
     if row_scale is not None:
-        number *= tl.load(row_scale + tl.where(is_row, row, 0))
+        number *= tl.load(row_scale + row)
     number = tl.where(stored, number, 0.0)
     tl.store(out + n * width + column, number.to(out.dtype.element_ty), mask=inside)
     if record is not None:
-        if (is_row == 0) & (tl.program_id(1) == 0):
+        reports = is_bad & (tl.program_id(1) == 0)
+        if reports:
             record_first_bad(ids, record, n, n + 1, rows, 0, length, SCANNED)
 
 
@@ -109,7 +110,7 @@ def logits(
 ):  # fmt: skip
     """Store the products of tokens and rows, `(tokens, V)`, for `x`, `(tokens, D)`; sums are in float32.
 
-    A program has one token, so its logits do not depend on the others, and `ROWS` rows. Programs of the same rows follow
+    A program has `ROWS` rows and one token, whose logits do not depend on the others. Programs of the same rows follow
     each other and share them in the cache. A lane has the `WORD` bytes at one place of each row. It multiplies codes,
     then the sum by the step of the group; with `WHOLE` a row is one group, and the sum is that of all its codes.
     """
@@ -237,7 +238,10 @@ LAUNCHES = {
                 name: Variant({**constants, "WHOLE": False, "UNIT": 32, "WORD": 2 if constants["BLOCKS"] else 4})
                 for name, constants in FORMATS.items()
             },
-            **{f"{name}, whole": Variant({**FORMATS[name], "WHOLE": True, "UNIT": 32, "WORD": 4}) for name in ("int8", "int4")},
+            **{
+                f"{name}, whole": Variant({**FORMATS[name], "WHOLE": True, "UNIT": 32, "WORD": 4})
+                for name in ("int8", "int4")
+            },
         },
     ),
     "logits_of_odd_groups": Launch(
