@@ -5,6 +5,7 @@ The law about launches and waits counts them, and so do the predictions of times
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -150,14 +151,22 @@ def look_up() -> Call:
     return trained([table.weight], lambda: table(tokens))
 
 
-def input_embedding(training: bool) -> Callable[[], Call]:
-    """Return a builder of GPT-2's input embedding, in training with its gradients."""
+def input_embedding(training: bool, *, forward: bool = False, masked: bool = False) -> Callable[[], Call]:
+    """Return a builder of GPT-2's input embedding, in training with its gradients.
+
+    Args:
+        training: Whether the layer is in training.
+        forward: Whether only the forward pass runs.
+        masked: Whether it gets an attention mask.
+    """
 
     def build() -> Call:
         layer, tokens = el.TransformerEmbedding(50_257, 768, 1024, dropout=0.1).train(training), ids(8, 1024)
-        if training:
-            return trained(list(layer.parameters()), lambda: layer(tokens))
-        return torch.no_grad()(lambda: layer(tokens))
+        mask = ids(8, 1024) if masked else None
+        call = partial(layer, tokens, attention_mask=mask)
+        if not training:
+            return torch.no_grad()(call)
+        return call if forward else trained(list(layer.parameters()), call)
 
     return build
 
@@ -217,6 +226,8 @@ def patched_model() -> Call:
 
 SIZES, ONE_TOKEN = (f"{tokens:,} x {WIDTH:,} x {VOCAB_SIZE:,}, bfloat16" for tokens in (TOKENS, 1))
 
+GPT2 = "(8, 1024) IDs, 50,257 x 768, float32"
+
 PASSES = [
     loss_path("loss"),
     loss_path("loss, two chunks", tokens=2 * TOKENS, chunks=2),
@@ -240,8 +251,11 @@ PATHS = [
     loss_path("loss, plain", impl="plain"),
     *PASSES,
     HotPath("look-up", SIZES, look_up),
-    HotPath("GPT-2 input embedding, evaluation", "(8, 1024) IDs, 50,257 x 768, float32", input_embedding(False)),
-    HotPath("GPT-2 input embedding, training", "(8, 1024) IDs, 50,257 x 768, float32", input_embedding(True)),
+    HotPath("GPT-2 input embedding, evaluation", GPT2, input_embedding(False)),
+    HotPath("GPT-2 input embedding, training", GPT2, input_embedding(True)),
+    HotPath("GPT-2 input embedding, forward", GPT2, input_embedding(True, forward=True)),
+    HotPath("GPT-2 input embedding with a mask, training", GPT2, input_embedding(True, masked=True)),
+    HotPath("GPT-2 input embedding with a mask, forward", GPT2, input_embedding(True, forward=True, masked=True)),
     HotPath("rotary", f"32 + 8 heads, {TOKENS:,} x 128, bfloat16", rotate(False)),
     HotPath("rotary, training", f"32 + 8 heads, {TOKENS:,} x 128, bfloat16", rotate(True)),
     HotPath(

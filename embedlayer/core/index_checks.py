@@ -124,8 +124,7 @@ def rows_without_record(indices: Tensor, size: int, kind: Kind, *, offset: int =
         TokenIdError: A token ID is outside, on the CPU.
         PositionError: A position is outside, on the CPU.
     """
-    if indices.dtype not in INTEGERS:
-        raise _not_integers(str(indices.dtype).removeprefix("torch."), "ids.long()")
+    check_integer_ids(indices)
     rows = indices + offset if offset else indices
     if device_kind(rows) == "meta":
         return rows
@@ -184,6 +183,16 @@ def as_ids(ids: IdsLike, *, beside: nn.Module | Tensor) -> Tensor:
         raise _not_integers(found, "tokenizer.encode(text).ids" if text else "ids.astype(numpy.int64)")
     tensor = beside if isinstance(beside, Tensor) else next(chain(beside.parameters(), beside.buffers()))
     return torch.from_numpy(array.astype(np.int64)).to(tensor.device)
+
+
+def check_integer_ids(ids: Tensor) -> None:
+    """Check that token IDs are a tensor of int64 or int32.
+
+    Raises:
+        ShapeError: They are not; the message names the dtype.
+    """
+    if ids.dtype not in INTEGERS:
+        raise _not_integers(str(ids.dtype).removeprefix("torch."), "ids.long()")
 
 
 def check_integer_positions(positions: object) -> None:

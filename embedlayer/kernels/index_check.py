@@ -15,6 +15,7 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.index_checks import (
     Kind,
     as_ids,
+    check_integer_ids,
     check_integer_positions,
     clamp_and_record,
     length_of,
@@ -122,6 +123,14 @@ class IndexCheck(nn.Module):
             if results is not None:
                 return results
         return clamp_and_record(indices, rows, record)
+
+    def require_integers(self, indices: Tensor) -> None:
+        """Check the dtype of indices that a look-up kernel checks.
+
+        Raises:
+            ShapeError: They are not int32 or int64.
+        """
+        (check_integer_positions if self.kind == "position" else check_integer_ids)(indices)
 
     def record_on(self, device: torch.device) -> Tensor:
         """Return `first_bad_index` on the device of the indices, moved there if weights were moved one by one."""

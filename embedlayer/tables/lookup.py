@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import wraps
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -18,25 +18,10 @@ from embedlayer.core.errors import SizeError
 from embedlayer.core.index_checks import as_ids, rows_without_record
 from embedlayer.core.shapes import Ids, IdsLike, Vectors
 from embedlayer.kernels.index_check import IndexCheck
+from embedlayer.kernels.input import StoredRows
 from embedlayer.saving import Pretrained
 
 LookUp: TypeAlias = Callable[[Any, Tensor], Tensor]  # a method `look_up` of a table
-
-
-class StoredRows(NamedTuple):
-    """Describe the look-up of a table that reads rows of one tensor, `weight[ids]`.
-
-    Attributes:
-        ids: Token IDs that were checked, `(...)`.
-        weight: The weight itself, `(num_rows, D)`. Read rows of a row-sparse table in a block of `applied_rows`.
-        padding_idx: Row that gets no gradient, or `None`.
-        sparse: Whether the gradient of the weight is sparse.
-    """
-
-    ids: Tensor
-    weight: Tensor
-    padding_idx: int | None = None
-    sparse: bool = False
 
 
 class LookupTable(Pretrained, ABC):
@@ -100,12 +85,13 @@ class LookupTable(Pretrained, ABC):
         """
 
     def stored(self, ids: Ids) -> StoredRows | None:
-        """Return checked IDs and the weight, from which a fused kernel can gather the vectors, without `scale`.
+        """Return IDs and the weight, from which a fused kernel can gather the vectors, without `scale`.
 
         `forward` does not call this method.
 
         Returns:
-            IDs and weight. `None` where a look-up is more than reading rows of one tensor.
+            IDs and weight; the IDs were checked, or the result has the check that a kernel on CUDA makes. `None` where
+            a look-up is more than reading rows of one tensor.
 
         Raises:
             TokenIdError: As in `look_up`.

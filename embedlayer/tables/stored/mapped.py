@@ -20,9 +20,10 @@ from embedlayer.io.mapped_rows import default_resident_bytes
 from embedlayer.io.safetensors_files import DTYPE_NAMES, TensorInfo
 from embedlayer.io.weight_files import WeightFiles, choose_weight_files, find_folder, no_such_path
 from embedlayer.kernels.index_check import IndexCheck
+from embedlayer.kernels.input import StoredRows
 from embedlayer.saving import check_saved
 from embedlayer.tables.dense import TokenEmbedding, resolve_init_std, resolve_scale
-from embedlayer.tables.lookup import LookupTable, StoredRows, check_sizes
+from embedlayer.tables.lookup import LookupTable, check_sizes
 from embedlayer.tables.packed_rows import DTYPES
 from embedlayer.tables.stored.folder_files import (
     FORMAT_VERSION,
