@@ -15,7 +15,7 @@ from torch import Tensor
 from embedlayer.core.block_sizes import NUMBERS, block_size
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
-from embedlayer.core.index_checks import as_ids, length_of, rows_without_record
+from embedlayer.core.index_checks import as_ids, length_of
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.core.torch_state import is_transformed, plain_operators_only
 from embedlayer.formats.layouts import GGUFBlocks, RowFormat, RowLayout, row_format_of
@@ -242,7 +242,7 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
         ids = as_ids(ids, beside=self)
         if not _applies_on_cuda(self.row_format, self.dtype, ids, self.packed, self.row_scale):
             return super().look_up(ids)
-        rows_without_record(ids, self.vocab_size, "token id")
+        self.index_check.require_integers(ids)
         record, places = self.index_check.record_on(ids.device), ids.reshape(-1).long().contiguous()
         arguments = record, length_of(ids), self.row_format, self.dtype
         vectors: Tensor = read_quantized_rows(places, self.packed, self.row_scale, *arguments)

@@ -223,6 +223,7 @@ LAUNCHES = {
         wide=("out",),
         reads=("ids",),
         writes=("out",),
+        gathered={"packed": lambda a: len(a["out"]) * a["packed"].shape[1], "row_scale": lambda a: len(a["out"])},
         variants={
             **{name: Variant({**constants, "UNIT": 32}) for name, constants in FORMATS.items()},
             **{f"{name}, odd": Variant({**constants, "UNIT": 1}) for name, constants in FORMATS.items()},
