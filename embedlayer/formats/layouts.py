@@ -253,7 +253,10 @@ class GGUFBlocks(RowLayout):
 LAYOUTS: tuple[RowLayout, ...] = (FusedRows(), GGUFBlocks())
 """The layouts, in the order of `RowFormat.layout_index`."""
 
-FUSED_KERNELS = {bits: Kernel("quantized", f"dequantise_{bits}_bits", has_triton=True) for bits in (8, 4)}
+FUSED_KERNELS = {
+    8: Kernel("quantized", "dequantise_8_bits", has_triton=True),
+    4: Kernel("quantized", "dequantise_4_bits", has_triton=True),
+}
 BLOCKS_KERNEL = Kernel("quantized", "dequantise_blocks", has_triton=True)
 
 
