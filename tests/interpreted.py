@@ -47,7 +47,8 @@ class Launch:
 
     Attributes:
         name: Name of the kernel.
-        read: Bytes that unmasked lanes read, by the name of the pointer.
+        read: Bytes that unmasked lanes read, by the name of the pointer; lanes of one access that read the same number
+            count once.
         written: Bytes that they write.
     """
 
@@ -74,7 +75,7 @@ class Launch:
             numbers = np.ravel(np.broadcast_to(value.data, np.shape(pointers.data)))[is_used]
             bits = numbers.view(f"u{numbers.itemsize}").astype(np.int64)
         if kind != "store":
-            self.read[name] += len(used) * size
+            self.read[name] += len(np.unique(used)) * size
         if kind != "load":
             self.written[name] += len(used) * size
         if len(used) == 0:

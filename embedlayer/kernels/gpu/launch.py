@@ -16,7 +16,7 @@ from torch import Tensor
 
 from embedlayer.core.torch_state import has_memory
 
-MODULES = ("softmax", "divergences", "largest", "rotary", "index_check", "input")
+MODULES = ("softmax", "divergences", "largest", "rotary", "index_check", "input", "quantized")
 """Modules of this package with kernels; each has a table `LAUNCHES` of its kernels by name."""
 
 TYPES = {
@@ -63,7 +63,8 @@ class Launch:
         wide: Pointers whose full-width loads and stores take 128 bits where sizes are divisible by 8.
         reads: Tensors that are read once, whole.
         writes: Tensors that are written once, whole; one that is overwritten is in both.
-        gathered: Tensors of which a kernel reads or writes single numbers, with the tensor that has as many numbers.
+        gathered: Tensors of which a kernel reads or writes single numbers, with the tensor that has as many numbers, or
+            a function from the arguments to how many.
         variants: Forms by name.
         dtypes: Dtypes that `"*z"` stands for.
         warps: Warps of a program.
@@ -78,7 +79,7 @@ class Launch:
     wide: tuple[str, ...]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
-    gathered: Mapping[str, str] = field(default_factory=dict)
+    gathered: Mapping[str, str | Callable[[Arguments], int]] = field(default_factory=dict)
     variants: Mapping[str, Variant] = field(default_factory=lambda: {"all": Variant({})})
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)
     warps: int = 4
@@ -110,10 +111,11 @@ class Launch:
 
         A tensor counts as often as these name it, so one that is overwritten counts twice.
         """
-        whole = [arguments[name] for name in (*self.reads, *self.writes)]
-        parts = [(arguments[name], arguments[count]) for name, count in self.gathered.items()]
-        parts += [(x, x) for x in whole]
-        return sum(x.element_size() * count.numel() for x, count in parts if x is not None and count is not None)
+        counts = {name: arguments[of] if isinstance(of, str) else of(arguments) for name, of in self.gathered.items()}
+        parts = [(arguments[name], count) for name, count in counts.items()]
+        parts += [(arguments[name], arguments[name]) for name in (*self.reads, *self.writes)]
+        numels = [(x, count.numel() if isinstance(count, Tensor) else count) for x, count in parts]
+        return sum(x.element_size() * count for x, count in numels if x is not None and count is not None)
 
 
 class Launched(NamedTuple):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -31,6 +32,13 @@ from looked_up_rows import (
 from looked_up_rows import (
     assert_rows_beyond_2_to_31_are_read,
     assert_the_first_is_recorded,
+)
+from quantised_tables import (
+    assert_logits_are_no_worse_than_the_products,
+    assert_rows_are_those_of_the_definition,
+    assert_rows_beyond_2_to_31_are_those_of_a_small_table,
+    assert_stored_bytes_are_read_once,
+    assert_the_first_bad_id_is_recorded,
 )
 from rotary_schemes import (
     assert_far_heads_are_rotated_as_near_ones,
@@ -87,6 +95,22 @@ def far_rows() -> None:
     """Rows beyond 2^31 numbers."""
     with TemporaryDirectory() as folder:
         assert_rows_beyond_2_to_31_are_read(Path(folder))
+
+
+def rows(kind: tuple[int, int | str | None], width: int = 96) -> None:
+    """Numbers of quantised rows."""
+    assert_rows_are_those_of_the_definition("triton", kind, width, torch.float32)
+
+
+def products(kind: tuple[int, int | str | None], width: int = 96) -> None:
+    """Products with quantised rows."""
+    assert_logits_are_no_worse_than_the_products("triton", kind, width, torch.float32)
+
+
+def far_quantised_rows() -> None:
+    """Quantised rows beyond 2^31 bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        assert_rows_beyond_2_to_31_are_those_of_a_small_table(Path(folder))
 
 
 def machine_code(module: str, name: str) -> None:
@@ -389,6 +413,76 @@ MISTAKES: dict[str, Mistake] = {
         "x_at = at + tl.cast(head, tl.int64) * x_head",
         AssertionError,
         lambda: machine_code("rotary", "rotate"),
+    ),
+    "codes of a byte exchanged": (
+        "quantized",
+        "place // 16 if BLOCKS else place % 2",
+        "place // 16 if BLOCKS else 1 - place % 2",
+        AssertionError,
+        lambda: rows((4, 32)),
+    ),
+    "codes of the wrong columns": (
+        "quantized",
+        "place = word * WORD + j // 2 + j % 2 * 16",
+        "place = word * WORD + j % 2 + j // 2 * 16",
+        AssertionError,
+        lambda: products((4, "gguf")),
+    ),
+    "a step of the group before": (
+        "quantized",
+        "header = packed + i.to(tl.int64) * group_bytes + code_bytes",
+        "header = packed + tl.maximum(i - 1, 0).to(tl.int64) * group_bytes + code_bytes",
+        AssertionError,
+        lambda: products((8, None)),
+    ),
+    "a forgotten scale of the row": (
+        "quantized",
+        "total *= tl.load(row_scale + i, mask=i < rows, other=0.0)",
+        "total *= 1.0",
+        AssertionError,
+        lambda: products((4, 32)),
+    ),
+    "columns that no row has": (
+        "quantized",
+        "has_column = (column < width) & (place < group_size)",
+        "has_column = column <= width",
+        AssertionError,
+        lambda: products((8, 5), 33),
+    ),
+    "an ID that is not checked": (
+        "quantized",
+        "is_bad = (row < 0) | (row >= rows)",
+        "is_bad = row < 0",
+        WrongAccessError,
+        lambda: assert_the_first_bad_id_is_recorded("triton", (8, "gguf")),
+    ),
+    "a bad ID that is recorded by no program": (
+        "quantized",
+        "record_first_bad(ids, record, n, n + 1, rows",
+        "record_first_bad(ids, record, n + 1, n + 1, rows",
+        AssertionError,
+        lambda: assert_the_first_bad_id_is_recorded("triton", (8, "gguf")),
+    ),
+    "an offset of 32 bits in a quantised look-up": (
+        "quantized",
+        "at = packed + row * (groups * group_bytes)",
+        "at = packed + row.to(tl.int32) * (groups * group_bytes)",
+        WrongAccessError,
+        far_quantised_rows,
+    ),
+    "an offset of 32 bits of a row": (
+        "quantized",
+        "row = packed + (i.to(tl.int64) * (groups * group_bytes))",
+        "row = packed + (i * (groups * group_bytes))",
+        WrongAccessError,
+        far_quantised_rows,
+    ),
+    "stored bytes read twice": (
+        "quantized",
+        "            sums += step * product\n",
+        "            sums += _number(header, stored, SIZE, UNIT) * product\n",
+        AssertionError,
+        lambda: assert_stored_bytes_are_read_once((4, 32)),
     ),
 }
 """Module, the code, the code with the mistake, the error, and the law that finds it. A law with an argument gets the
