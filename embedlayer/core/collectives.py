@@ -7,7 +7,7 @@ one process each operation returns its input, so the same code serves both.
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
+from embedlayer.core.devices import HostCopy
 from embedlayer.core.errors import PeerError, SizeError
 
 ReduceOp = Literal["sum", "max", "min"]
@@ -188,9 +189,13 @@ class Collectives(ABC):
 
     def exchange_counts(self, send_counts: Sequence[int]) -> list[int]:
         """Tell each rank how many rows this rank will send to it, and return how many each will send to this one."""
-        counts = torch.tensor(list(send_counts), dtype=torch.int64, device=self.device)
-        numbers: list[int] = self.all_to_all(counts, [1] * self.size, [1] * self.size).tolist()
+        counts = torch.tensor(list(send_counts), dtype=torch.int64).to(self.device, non_blocking=True)
+        numbers: list[int] = self.exchanged(counts).tolist()
         return numbers
+
+    def exchanged(self, counts: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
+        """Send `counts[r]` to rank r, and return the numbers received from all ranks; does not wait for the device."""
+        return self.all_to_all(counts, [1] * self.size, [1] * self.size)
 
     def barrier(self) -> None:
         """Wait until every rank has called this."""
@@ -198,18 +203,19 @@ class Collectives(ABC):
 
     def any(self, flag: bool) -> bool:
         """Return whether `flag` is true on any rank."""
-        return bool(self.all_reduce(torch.tensor(int(flag), device=self.device), "max"))
+        return bool(self.all_reduce(torch.full((), int(flag), device=self.device), "max"))
 
-    def all_equal(self, number: Tensor) -> bool:
-        """Return whether all ranks pass the same scalar.
+    def all_equal(self, number: Tensor) -> Callable[[], bool]:
+        """Compare a scalar over all ranks, and return a function that waits for the result: whether all are equal.
 
         With several ranks NaN equals nothing. A single process always gets `True`.
         """
         if self.size == 1:
-            return True
+            return lambda: True
         ends = torch.stack([number, -number]).detach().nan_to_num(math.inf, math.inf, -math.inf)
         self.all_reduce(ends, "max")
-        return bool(ends[0] == -ends[1])
+        is_equal = HostCopy(ends[0] == -ends[1])
+        return lambda: bool(is_equal.tolist())
 
     def partition(self, num_rows: int) -> RowPartition:
         """Return the `RowPartition` of `num_rows` over these ranks; raise a `SizeError` if a rank gets no row."""

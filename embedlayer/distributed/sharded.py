@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from embedlayer.core.collectives import ProcessGroup, RowPartition
 from embedlayer.core.computed_buffers import recompute_all_buffers
+from embedlayer.core.devices import HostCopy
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.core.index_checks import IndexCheck
 from embedlayer.core.option_docs import show_options
@@ -248,7 +249,8 @@ class ShardedTable(TokenTable, checks_ids=True):
     def look_up(self, ids: Ids) -> Vectors:
         """Return the vectors of `ids` without `scale`, `(...)` to `(..., D)`; every rank must call it.
 
-        Each distinct ID is sent once, to the rank that stores its row, and that rank sends the row back.
+        Each distinct ID is sent once, to the rank that stores its row, and that rank sends the row back. On CUDA it
+        waits once for the device, for the numbers of these IDs.
 
         Raises:
             ShapeError: The rows were replaced by others, as `fully_shard` does.
@@ -257,10 +259,12 @@ class ShardedTable(TokenTable, checks_ids=True):
         self._check_rows()
         group = self.collectives
         ids, outside = self.index_check(ids)
-        unique_ids, inverse = torch.unique(ids, return_inverse=True)
-        send_counts = torch.bincount(self.partition.rank_of(unique_ids), minlength=group.size).tolist()
-        receive_counts = group.exchange_counts(send_counts)
-        requested = group.all_to_all(unique_ids, send_counts, receive_counts) - self.partition.start
+        requests = DistinctIds(ids, self.partition)
+        counts = HostCopy(torch.cat([requests.counts, group.exchanged(requests.counts)]))
+        inverse, unique_ids = requests.inverse, requests.ids  # computed while the host waits
+        numbers: list[int] = counts.tolist()
+        send_counts, receive_counts = numbers[: group.size], numbers[group.size :]
+        requested = group.all_to_all(unique_ids[: sum(send_counts)], send_counts, receive_counts) - self.partition.start
         unused = requested.new_zeros(0 if len(requested) else 1)  # every rank must take part in the backward pass
         factors = self.local if isinstance(self.local, FactorizedEmbedding) else None
         own_rows = self.local if factors is None else factors.inner
@@ -367,6 +371,43 @@ class ShardedTable(TokenTable, checks_ids=True):
         everyones = self.collectives.all_gather(hidden.reshape(-1, self.embed_dim), counts)
         settings = LogitSettings(**options).of_rows(self.partition.start, self.partition.stop)
         return finish(as_table(self.local).raw_logits(everyones), settings)
+
+
+class DistinctIds:
+    """The distinct IDs of a batch in ascending order, computed without waiting for the device.
+
+    Args:
+        ids: Token IDs of any shape.
+        partition: Which rank stores which rows.
+
+    Attributes:
+        counts: Number of distinct IDs whose rows each rank stores, `(ranks,)`.
+
+    Example:
+        >>> found = DistinctIds(torch.tensor([7, 2, 7]), RowPartition(10, rank=0, size=2))
+        >>> found.counts, found.ids[:2], found.inverse
+        (tensor([1, 1]), tensor([2, 7]), tensor([1, 0, 1]))
+    """
+
+    def __init__(self, ids: Int[Tensor, "*batch"], partition: RowPartition) -> None:
+        self._shape = ids.shape
+        self._sorted, self._order = ids.flatten().sort()
+        is_first = torch.ones_like(self._sorted, dtype=torch.bool)
+        torch.ne(self._sorted[1:], self._sorted[:-1], out=is_first[1:])
+        totals = F.pad(is_first.cumsum(0), (1, 0))  # [i]: how many distinct IDs the first i sorted ones are
+        self._places = totals[1:] - 1
+        stops = torch.arange(1, partition.size + 1, device=ids.device, dtype=ids.dtype) * partition.rows_per_rank
+        self.counts = totals[torch.searchsorted(self._sorted, stops)].diff(prepend=totals[:1])
+
+    @property
+    def ids(self) -> Int[Tensor, " N"]:
+        """Return the distinct IDs, followed by undefined numbers: as many numbers as the batch has."""
+        return torch.zeros_like(self._sorted).scatter_(0, self._places, self._sorted)
+
+    @property
+    def inverse(self) -> Int[Tensor, "*batch"]:
+        """Return the index of each ID of the batch among the distinct ones."""
+        return torch.empty_like(self._order).scatter_(0, self._order, self._places).view(self._shape)
 
 
 def _take_gradient(parameter: Tensor) -> None:

@@ -103,10 +103,9 @@ class TokenChunks:
         self._mask = counted.mask if counted.places is None else None  # of tokens that are computed, and do not count
         self._others = counted.others
         self.all_count = self._mask is None or self._others is not None
-        count = tokens if self._places is None else len(self._places)
-        self.counts: list[int] = [count]
-        if ranks.size > 1:
-            self.counts = ranks.all_gather(torch.tensor([count], device=ranks.device), [1] * ranks.size).tolist()
+        self.of_ranks = counted.of_ranks
+        self.counts = [counted.computed_of(tokens)] if self.of_ranks is None else self.of_ranks.counts
+        assert len(self.counts) == ranks.size
 
     def chunks(self, step: int, hidden: list[Tensor], ids: Tensor | None) -> Iterator[Chunk]:
         """Yield the chunks, with at most `step` tokens of each rank.
@@ -162,10 +161,6 @@ class TokenChunks:
             return value
         value = value.movedim(dim, 0)
         return value.new_zeros(self.tokens, *value.shape[1:]).index_copy_(0, self._places, value).movedim(0, dim)
-
-    def any_rank(self, flag: bool) -> bool:
-        """Return whether `flag` is true on any rank; a single process does not communicate."""
-        return self.ranks.any(flag) if self.ranks.size > 1 else flag
 
 
 class _Packed:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from typing import Self, Unpack
+from typing import NamedTuple, Self, Unpack
 
 import torch
 from jaxtyping import Bool, Float
@@ -20,6 +20,7 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.torch_state import is_transformed, plain_operators_only
+from embedlayer.losses.counted_tokens import RankRequest
 from embedlayer.losses.definition import counted_states, loss_dtype
 from embedlayer.losses.finishing import finish
 from embedlayer.losses.fixed_row import check_rows_are_whole, linear_with_fixed_row, row_within, with_fixed_row
@@ -82,6 +83,11 @@ class UncomputedLogits(ABC):
         """Return whether a logit may be -inf, as that of a masked padding token or of a token with such a bias."""
         return self.options.masked is not None or self.options.bias is not None
 
+    @property
+    def rank_request(self) -> RankRequest | None:
+        """Return what this rank tells the others before a pass, if its rows are sharded, else `None`."""
+        return None
+
     def replaced(self, hidden: Tensor, options: LogitSettings) -> Self:
         """Return the logits of other hidden states of the same width, with other options, from the same rows."""
         logits = copy(self)
@@ -121,6 +127,19 @@ class UncomputedLogits(ABC):
         """Return raw logits of the tokens `start` to `stop - 1` after `finish_logits`, in the dtype of the losses."""
         logits = finish(raw_logits, self.options.of_rows(start, stop))
         return logits.to(loss_dtype(logits.dtype))
+
+
+class RequestedGradients(NamedTuple):
+    """Record for which of the three differentiable inputs of a head a gradient must be computed."""
+
+    hidden: bool
+    weight: bool
+    bias: bool
+
+    @classmethod
+    def of(cls, *tensors: Tensor | None) -> "RequestedGradients":
+        """Return which of hidden states, weight and bias autograd needs a gradient of."""
+        return cls(*(torch.is_grad_enabled() and x is not None and x.requires_grad for x in tensors))
 
 
 @show_options(LogitOptions)
@@ -223,6 +242,14 @@ class LinearLogits(UncomputedLogits):
     def is_sharded(self) -> bool:
         """Return whether other ranks store rows too."""
         return self._partition is not None
+
+    @property
+    def rank_request(self) -> RankRequest | None:
+        """Return what this rank tells the others before a pass, if its rows are sharded, else `None`."""
+        if not self.is_sharded:
+            return None
+        requested = RequestedGradients.of(self.hidden, self.weight, self.bias)
+        return RankRequest(self.collectives, any(requested), requested.hidden)
 
     @property
     def dtype(self) -> torch.dtype:
