@@ -337,7 +337,8 @@ class ShardedTable(TokenTable, checks_ids=True):
 
         Every rank must call each loss, statistic or divergence of them, and `backward` through it. They are always
         computed in chunks of tokens. The backward pass of a loss computes the gradients again if the ranks multiply
-        their losses by different numbers. Of a quantised table all rows of this rank are decoded at once.
+        their losses by different numbers; on CUDA it waits for the device to know. Of a quantised table all rows of
+        this rank are decoded at once.
 
         Args:
             hidden: Hidden states of the last block, `(..., D)`.

@@ -42,6 +42,8 @@ LAUNCHES = {
     "look-up, int4 in groups of 32": 36,
     "logits of one token, int8": 256,
     "logits of one token, int4 in groups of 32": 448,
+    "look-up, sharded": 56,
+    "loss, sharded": 202,
     "patched transformers model without blocks": 83,
 }
 """Most launches of a call: what there are today."""
@@ -78,9 +80,15 @@ WAITS = {
     **{path.name: 1 for path in PASSES},
     "loss, no target dropped": 0,
     "row-sparse step": 10,
+    "look-up, sharded": 1,
+    "loss, sharded": 2,
     "patched transformers model without blocks": 2,
 }
-"""Most waits of a call: a pass over the vocabulary counts the tokens and checks the IDs at once."""
+"""Most waits of a call: a pass over the vocabulary counts the tokens and checks the IDs at once.
+
+The backward pass of a sharded loss waits too: only the device knows whether the ranks multiply their losses by one
+number.
+"""
 
 WORK = 2**30
 """Bytes of the blocks of logits and the work space of a chunk whose logits are not kept until their gradients."""
