@@ -47,8 +47,7 @@ class HostCopy:
         if numbers.is_cuda:
             self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
             self._numbers.copy_(numbers, non_blocking=True)
-            self._copied = torch.cuda.Event()
-            self._copied.record(torch.cuda.current_stream(numbers.device))
+            self._copied = torch.cuda.current_stream(numbers.device).record_event()
 
     def tolist(self) -> Any:
         """Wait until the numbers are copied, and return them as `Tensor.tolist` does."""

@@ -392,23 +392,23 @@ class DistinctIds:
 
     def __init__(self, ids: Int[Tensor, "*batch"], partition: RowPartition) -> None:
         self._shape = ids.shape
-        self._sorted, self._order = ids.flatten().sort()
+        self._sorted, self._order = ids.flatten().long().sort()
         is_first = torch.ones_like(self._sorted, dtype=torch.bool)
         torch.ne(self._sorted[1:], self._sorted[:-1], out=is_first[1:])
         totals = F.pad(is_first.cumsum(0), (1, 0))  # [i]: how many distinct IDs the first i sorted ones are
         self._places = totals[1:] - 1
-        stops = torch.arange(1, partition.size + 1, device=ids.device, dtype=ids.dtype) * partition.rows_per_rank
+        stops = torch.arange(1, partition.size + 1, device=ids.device) * partition.rows_per_rank
         self.counts = totals[torch.searchsorted(self._sorted, stops)].diff(prepend=totals[:1])
 
     @property
     def ids(self) -> Int[Tensor, " N"]:
         """Return the distinct IDs, followed by undefined numbers: as many numbers as the batch has."""
-        return torch.zeros_like(self._sorted).scatter_(0, self._places, self._sorted)
+        return self._sorted.new_empty(len(self._sorted)).scatter_(0, self._places, self._sorted)
 
     @property
     def inverse(self) -> Int[Tensor, "*batch"]:
         """Return the index of each ID of the batch among the distinct ones."""
-        return torch.empty_like(self._order).scatter_(0, self._order, self._places).view(self._shape)
+        return self._order.new_empty(len(self._order)).scatter_(0, self._order, self._places).view(self._shape)
 
 
 def _take_gradient(parameter: Tensor) -> None:

@@ -189,7 +189,7 @@ def test_distinct_ids_are_those_of_torch_and_counted_by_the_ranks_of_their_rows(
     ids = torch.randint(0, V, shape, dtype=dtype)
     found, (unique, inverse) = DistinctIds(ids, partition), torch.unique(ids, return_inverse=True)
     assert torch.equal(found.counts, torch.bincount(partition.rank_of(unique), minlength=ranks))
-    assert torch.equal(found.ids[: len(unique)], unique)
+    assert torch.equal(found.ids[: len(unique)], unique.long())
     assert torch.equal(found.inverse, inverse)
 
 
