@@ -172,12 +172,12 @@ def look_up() -> Call:
     return trained([table.weight], lambda: table(tokens))
 
 
-def sharded_table() -> ShardedTable:
-    """Return the first shard of a table of all ranks."""
+def sharded_table(**options: Any) -> ShardedTable:
+    """Return the first shard of a table of all ranks, with options of `ShardedTable`."""
     with torch.device("cpu"):
         mesh = init_device_mesh("meta", (RANKS,))
     local = el.TokenEmbedding(VOCAB_SIZE // RANKS, WIDTH, dtype=torch.bfloat16)
-    return ShardedTable(local, mesh, vocab_size=VOCAB_SIZE)
+    return ShardedTable(local, mesh, vocab_size=VOCAB_SIZE, **options)
 
 
 def sharded_look_up() -> Call:
@@ -186,10 +186,16 @@ def sharded_look_up() -> Call:
     return trained([table.weight], lambda: table(tokens))
 
 
-def sharded_loss() -> Call:
-    """Build the loss of a sharded table on each rank's hidden states, with gradients."""
-    table, hidden, tokens = sharded_table(), numbers(1, TOKENS, WIDTH), ids(1, TOKENS)
-    return trained([table.weight, hidden], lambda: table.loss(hidden, tokens))
+def sharded_loss(**options: Any) -> HotPath:
+    """Return the loss of a sharded table on each rank's hidden states, with gradients; for options of the table."""
+
+    def build() -> Call:
+        table, hidden, tokens = sharded_table(**options), numbers(1, TOKENS, WIDTH), ids(1, TOKENS)
+        return trained([table.weight, hidden], lambda: table.loss(hidden, tokens))
+
+    name = ", ".join(["loss, sharded", *(option.replace("_", " ") for option in options)])
+    answers = {"_read_numbers": lambda: [-1, -1, -1, -1, 0, 0, *[4 * TOKENS + 3] * RANKS]}
+    return HotPath(name, f"{RANKS} ranks, on each {SIZES}", build, answers, chunks=4, ranks=RANKS)
 
 
 def input_embedding(training: bool) -> Callable[[], Call]:
@@ -307,13 +313,7 @@ PATHS = [
         {"tolist": lambda: [TOKENS // RANKS] * 2 * RANKS},
         ranks=RANKS,
     ),
-    HotPath(
-        "loss, sharded",
-        f"{RANKS} ranks, on each {SIZES}",
-        sharded_loss,
-        {"_read_numbers": lambda: [-1, -1, -1, -1, 0, 0, *[4 * TOKENS + 3] * RANKS]},
-        chunks=4,
-        ranks=RANKS,
-    ),
+    sharded_loss(),
+    sharded_loss(equal_loss_factors=True),
     HotPath("patched transformers model without blocks", SIZES, patched_model),
 ]

@@ -7,7 +7,7 @@ one process each operation returns its input, so the same code serves both.
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,7 +17,6 @@ import torch.distributed as dist
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from embedlayer.core.devices import HostCopy
 from embedlayer.core.errors import PeerError, SizeError
 
 ReduceOp = Literal["sum", "max", "min"]
@@ -205,17 +204,16 @@ class Collectives(ABC):
         """Return whether `flag` is true on any rank."""
         return bool(self.all_reduce(torch.full((), int(flag), device=self.device), "max"))
 
-    def all_equal(self, number: Tensor) -> Callable[[], bool]:
-        """Compare a scalar over all ranks, and return a function that waits for the result: whether all are equal.
+    def all_equal(self, number: Tensor) -> Bool[Tensor, ""]:
+        """Return whether all ranks pass the same scalar, on its device and without waiting for it.
 
-        With several ranks NaN equals nothing. A single process always gets `True`.
+        With several ranks NaN equals nothing. A single process always gets `True`, on the CPU.
         """
         if self.size == 1:
-            return lambda: True
+            return torch.ones((), dtype=torch.bool, device="cpu")
         ends = torch.stack([number, -number]).detach().nan_to_num(math.inf, math.inf, -math.inf)
         self.all_reduce(ends, "max")
-        is_equal = HostCopy(ends[0] == -ends[1])
-        return lambda: bool(is_equal.tolist())
+        return ends[0] == -ends[1]
 
     def partition(self, num_rows: int) -> RowPartition:
         """Return the `RowPartition` of `num_rows` over these ranks; raise a `SizeError` if a rank gets no row."""

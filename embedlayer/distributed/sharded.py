@@ -118,6 +118,10 @@ class ShardedTable(TokenTable, checks_ids=True):
         mesh: The ranks, a one-dimensional mesh.
         vocab_size: Number of tokens of all ranks, V.
         padding_idx: Padding token, or `None`.
+        equal_loss_factors: Whether all ranks multiply a loss by one number before `backward`, as they do that call
+            `loss.backward()`, divide by a number of accumulated batches or use a `GradScaler`. Then its backward pass
+            does not wait for the device. If the numbers differ after all, the gradients are NaN. By default the ranks
+            compare the numbers, and where they differ the gradients are computed again.
 
     Attributes:
         collectives: Collective operations of the ranks.
@@ -130,7 +134,13 @@ class ShardedTable(TokenTable, checks_ids=True):
     """
 
     def __init__(
-        self, local: LookupTable, mesh: DeviceMesh, *, vocab_size: int, padding_idx: int | None = None
+        self,
+        local: LookupTable,
+        mesh: DeviceMesh,
+        *,
+        vocab_size: int,
+        padding_idx: int | None = None,
+        equal_loss_factors: bool = False,
     ) -> None:
         super().__init__()
         self.mesh = mesh
@@ -139,6 +149,7 @@ class ShardedTable(TokenTable, checks_ids=True):
         self.collectives.partition(vocab_size)  # refuses a rank without rows at once
         self.embed_dim = local.embed_dim
         self.padding_idx = padding_idx
+        self.equal_loss_factors = equal_loss_factors
         self.scale = local.scale
         self.row_sparse = local.row_sparse
         self.local = local
@@ -151,7 +162,13 @@ class ShardedTable(TokenTable, checks_ids=True):
     def __deepcopy__(self, memo: dict[int, Any]) -> "ShardedTable":
         """Copy the table with this rank's rows. As in the original, gradients of the rows are means over the ranks."""
         local = deepcopy(self.local, memo)
-        copy = ShardedTable(local, self.mesh, vocab_size=self.vocab_size, padding_idx=self.padding_idx)
+        copy = ShardedTable(
+            local,
+            self.mesh,
+            vocab_size=self.vocab_size,
+            padding_idx=self.padding_idx,
+            equal_loss_factors=self.equal_loss_factors,
+        )
         return copy.train(self.training)
 
     @property
@@ -356,7 +373,8 @@ class ShardedTable(TokenTable, checks_ids=True):
         local = as_table(self.local)
         linear = local.as_linear(hidden)
         states, rows = (hidden, local.rows(0, local.vocab_size)) if linear is None else linear
-        return LinearLogits.sharded(states, rows, LogitSettings(**options), self.collectives, self.partition)
+        parts = states, rows, LogitSettings(**options), self.collectives, self.partition
+        return LinearLogits.sharded(*parts, equal_loss_factors=self.equal_loss_factors)
 
     def extra_repr(self) -> str:
         """Return which rows this rank stores, for `print`: `"rows 0 to 49 of 100"`."""
@@ -442,7 +460,9 @@ def collectives_of(mesh: DeviceMesh) -> ProcessGroup:
     return ProcessGroup(mesh.get_group(), mesh.device_type)
 
 
-def shard_table(table: TokenTable | nn.Embedding, mesh: DeviceMesh) -> ShardedTable:
+def shard_table(
+    table: TokenTable | nn.Embedding, mesh: DeviceMesh, *, equal_loss_factors: bool = False
+) -> ShardedTable:
     """Shard the rows of `table`, which must be the same on every rank, over the ranks of `mesh`.
 
     For a table on the meta device each rank draws its own rows only. They equal the rows that one process would draw
@@ -451,6 +471,7 @@ def shard_table(table: TokenTable | nn.Embedding, mesh: DeviceMesh) -> ShardedTa
     Args:
         table: A `TokenEmbedding`, `FactorizedEmbedding`, `QuantizedEmbedding` or `nn.Embedding`.
         mesh: The ranks, a one-dimensional mesh.
+        equal_loss_factors: See `ShardedTable`.
 
     Returns:
         The table of this rank; it shares no memory with `table`.
@@ -473,7 +494,13 @@ def shard_table(table: TokenTable | nn.Embedding, mesh: DeviceMesh) -> ShardedTa
     local = shard_of(table, partition)
     for whole, part in zip(table.parameters(), local.parameters(), strict=True):
         part.requires_grad_(whole.requires_grad)
-    return ShardedTable(local, mesh, vocab_size=table.vocab_size, padding_idx=table.padding_idx)
+    return ShardedTable(
+        local,
+        mesh,
+        vocab_size=table.vocab_size,
+        padding_idx=table.padding_idx,
+        equal_loss_factors=equal_loss_factors,
+    )
 
 
 def sharded_parameters(model: nn.Module) -> set[nn.Parameter]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from embedlayer.core.devices import device_kind
+from embedlayer.core.devices import HostCopy, device_kind
 from embedlayer.core.errors import SizeError
 from embedlayer.core.torch_state import is_transformed
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS, WORK_BYTES, tokens_within
@@ -272,15 +272,17 @@ class _LinearLoss(torch.autograd.Function):
         """Return the gradients of the forward pass times `grad_output`, or `None` where they are computed again.
 
         Of sharded rows the host waits for the device, whether the ranks have one `grad_output`. The device multiplies
-        meanwhile.
+        meanwhile. With `equal_loss_factors` it does not wait, and the gradients are NaN if they have several.
         """
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             return None
         are_equal = student.collectives.all_equal(grad_output)
-        is_one = device_kind(grad_output) == "cpu" and grad_output.item() == 1
-        scaled = job.like_inputs(gradients, student, None if is_one else grad_output)
-        return scaled if are_equal() else None
+        factor = grad_output.where(are_equal, torch.nan) if student.equal_loss_factors else grad_output
+        copy = None if student.equal_loss_factors else HostCopy(are_equal)
+        is_one = device_kind(factor) == "cpu" and factor.item() == 1
+        scaled = job.like_inputs(gradients, student, None if is_one else factor)
+        return scaled if copy is None or copy.tolist() else None
 
 
 def _block_totals(student: BlockLogits, request: Request) -> Totals:

@@ -47,7 +47,7 @@ def linear_cross_entropy(
     On CUDA it waits once for the device, to check targets and to count the ignored ones, which are then dropped. While
     a CUDA graph is captured, in compiled graphs, with `impl="plain"` and with `drop_ignored=False` it never waits: if a
     target is outside, the loss is NaN, and the next loss that waits raises the error. Over sharded rows it always waits
-    once, and its backward pass once more.
+    once, and its backward pass once more, unless the table has `equal_loss_factors`.
 
     Args:
         hidden: Hidden states of the last block, `(..., D)`.

@@ -166,6 +166,9 @@ class LinearLogits(UncomputedLogits):
     collectives: Collectives = SINGLE_PROCESS
     """The ranks over which the rows are sharded."""
 
+    equal_loss_factors = False
+    """Whether all ranks multiply a loss by one number; see `embedlayer.distributed.ShardedTable`."""
+
     def __init__(
         self,
         hidden: Float[Tensor, "*batch D"],
@@ -187,7 +190,14 @@ class LinearLogits(UncomputedLogits):
 
     @classmethod
     def sharded(
-        cls, hidden: Tensor, weight: Tensor, options: LogitSettings, collectives: Collectives, partition: RowPartition
+        cls,
+        hidden: Tensor,
+        weight: Tensor,
+        options: LogitSettings,
+        collectives: Collectives,
+        partition: RowPartition,
+        *,
+        equal_loss_factors: bool = False,
     ) -> "LinearLogits":
         """Describe the logits of this rank's hidden states over the rows of all ranks.
 
@@ -197,12 +207,14 @@ class LinearLogits(UncomputedLogits):
             options: Options for the logits of all tokens, checked.
             collectives: The ranks.
             partition: Which rows this rank stores.
+            equal_loss_factors: See `embedlayer.distributed.ShardedTable`.
         """
         fixed = with_fixed_row(weight, partition.local_or_none(options.padding_idx))
         check_token_options(options, partition.num_rows)
         logits = cls(hidden, fixed, impl="chunked")
         logits.vocab_size, logits.options = partition.num_rows, options
         logits.collectives, logits._partition = collectives, partition
+        logits.equal_loss_factors = equal_loss_factors
         return logits
 
     def with_tensors(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> "LinearLogits":

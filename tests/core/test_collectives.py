@@ -80,7 +80,7 @@ def every_operation() -> list[torch.Tensor]:
         group.all_reduce(torch.tensor([1.0 * rank, -1.0 * rank]), "max"),
         group.all_reduce(torch.tensor([1.0, 1.0 * rank])),
         group.broadcast(torch.tensor([7.0 + rank]), src=1),
-        torch.tensor([group.all_equal(torch.tensor(each))() for each in equal]),
+        torch.stack([group.all_equal(torch.tensor(each)) for each in equal]),
     ]
 
 
@@ -108,7 +108,7 @@ def test_one_process_gets_back_what_it_passes_in() -> None:
     assert SINGLE_PROCESS.exchange_counts([5]) == [5]
     assert SINGLE_PROCESS.all_gather_object({"a": 1}) == [{"a": 1}]
     assert SINGLE_PROCESS.broadcast_object("word") == "word"
-    assert SINGLE_PROCESS.all_equal(torch.tensor(math.nan))()
+    assert SINGLE_PROCESS.all_equal(torch.tensor(math.nan))
     assert [SINGLE_PROCESS.any(flag) for flag in (True, False)] == [True, False]
     SINGLE_PROCESS.barrier()
     SINGLE_PROCESS.require_equal({"a": 1})

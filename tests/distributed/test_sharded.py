@@ -175,6 +175,12 @@ def unlike_batches(sizes: tuple[int, ...], dtype: torch.dtype):
     (again,) = torch.autograd.grad(loss * (rank + 1), hidden, retain_graph=True)
     with pytest.raises(SizeError, match="create_graph"):
         torch.autograd.grad(loss, hidden, create_graph=True)
+    table.equal_loss_factors = True
+    for factor in (5.0, rank + 1.0):  # one of all ranks, and one of each
+        loss = copy.deepcopy(table).loss(hidden, torch.arange(sizes[rank]), label_smoothing=0.1, softcap=2.0)
+        (scaled,) = torch.autograd.grad(loss * factor, hidden)
+        expected = grad / (rank + 1) * 5 if factor == 5 else torch.full_like(grad, torch.nan)
+        torch.testing.assert_close(scaled, expected, equal_nan=True)
     fixed = hidden.detach().requires_grad_(rank != 2)  # who needs no gradient makes those of the others
     table.loss(fixed, torch.arange(sizes[rank]), label_smoothing=0.1, softcap=2.0).backward()
     assert fixed.grad is None if rank == 2 else torch.allclose(fixed.grad * (rank + 1), grad)
