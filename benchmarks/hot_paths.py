@@ -3,18 +3,22 @@
 The law about launches and waits counts them, and so do the predictions of times on GPUs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._pytree import tree_leaves
 
 import embedlayer as el
 from benchmarks.operator_counter import Answer, OperatorCounter
+from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.losses import ForwardKL, JensenShannon, divergence, linear_cross_entropy, token_statistics
 from embedlayer.losses.divergence_kinds import Divergence
 
@@ -22,6 +26,9 @@ Call = Callable[[], object]
 
 TOKENS, WIDTH, VOCAB_SIZE = 8192, 4096, 128_256
 """Tokens of a step, width and vocabulary of Llama 3 8B."""
+
+RANKS = 4
+"""Ranks over which the rows of a table are sharded, each of which has `TOKENS` tokens."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,7 @@ class HotPath:
         answers: Values that the call reads, as `OperatorCounter` takes them.
         tokens: Number of tokens, N.
         chunks: Chunks of tokens of a pass over the vocabulary, of both passes if the second computes the logits again.
+        ranks: Number of processes, of which the first one is counted. The others send and receive nothing.
     """
 
     name: str
@@ -43,15 +51,29 @@ class HotPath:
     answers: Mapping[str, Callable[[], Answer]] = field(default_factory=dict)
     tokens: int = TOKENS
     chunks: int = 1
+    ranks: int = 1
 
     def count(self) -> OperatorCounter:
         """Count the second call: the first allocates what an optimizer and a check of IDs keep."""
-        with torch.device("meta"):
-            call = self.build()
-        for _ in range(2):
-            with OperatorCounter({name: answer() for name, answer in self.answers.items()}) as count:
-                call()
+        with nullcontext() if self.ranks == 1 else fake_ranks(self.ranks):
+            with torch.device("meta"):
+                call = self.build()
+            for _ in range(2):
+                with OperatorCounter({name: answer() for name, answer in self.answers.items()}) as count:
+                    call()
         return count
+
+
+@contextmanager
+def fake_ranks(ranks: int) -> Iterator[None]:
+    """Make this process rank 0 of a default process group whose operations do nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def ids(*shape: int) -> Tensor:
@@ -149,6 +171,32 @@ def look_up() -> Call:
     """Build a look-up in a dense table, with its gradient."""
     table, tokens = el.TokenEmbedding(VOCAB_SIZE, WIDTH, dtype=torch.bfloat16), ids(1, TOKENS)
     return trained([table.weight], lambda: table(tokens))
+
+
+def sharded_table(**options: Any) -> ShardedTable:
+    """Return the first shard of a table of all ranks, with options of `ShardedTable`."""
+    with torch.device("cpu"):
+        mesh = init_device_mesh("meta", (RANKS,))
+    local = el.TokenEmbedding(VOCAB_SIZE // RANKS, WIDTH, dtype=torch.bfloat16)
+    return ShardedTable(local, mesh, vocab_size=VOCAB_SIZE, **options)
+
+
+def sharded_look_up() -> Call:
+    """Build a look-up in a sharded table, with its gradient."""
+    table, tokens = sharded_table(), ids(1, TOKENS)
+    return trained([table.weight], lambda: table(tokens))
+
+
+def sharded_loss(**options: Any) -> HotPath:
+    """Return the loss of a sharded table on each rank's hidden states, with gradients; for options of the table."""
+
+    def build() -> Call:
+        table, hidden, tokens = sharded_table(**options), numbers(1, TOKENS, WIDTH), ids(1, TOKENS)
+        return trained([table.weight, hidden], lambda: table.loss(hidden, tokens))
+
+    name = ", ".join(["loss, sharded", *(option.replace("_", " ") for option in options)])
+    answers = {"_read_numbers": lambda: [-1, -1, -1, -1, 0, 0, *[4 * TOKENS + 3] * RANKS]}
+    return HotPath(name, f"{RANKS} ranks, on each {SIZES}", build, answers, chunks=4, ranks=RANKS)
 
 
 def input_embedding(training: bool, *, forward: bool = False, masked: bool = False) -> Callable[[], Call]:
@@ -279,5 +327,14 @@ PATHS = [
     HotPath("look-up, int4 in groups of 32", SIZES, quantised(4)),
     HotPath("logits of one token, int8", ONE_TOKEN, quantised(8, logits=True)),
     HotPath("logits of one token, int4 in groups of 32", ONE_TOKEN, quantised(4, logits=True)),
+    HotPath(
+        "look-up, sharded",
+        f"{RANKS} ranks, on each {SIZES}",
+        sharded_look_up,
+        {"tolist": lambda: [TOKENS // RANKS] * 2 * RANKS},
+        ranks=RANKS,
+    ),
+    sharded_loss(),
+    sharded_loss(equal_loss_factors=True),
     HotPath("patched transformers model without blocks", SIZES, patched_model),
 ]

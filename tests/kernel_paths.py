@@ -1,7 +1,8 @@
 """How tests choose what computes: torch operators where numba is missing, and the branch for CUDA on the CPU."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -87,6 +88,16 @@ def cpu_taken_for_cuda(*, triton: bool = False) -> Iterator[None]:
         yield
         record = target_record(torch.device("cpu"))
         assert record.tolist() == [-1] * 4
+
+
+BRANCHES = ("cpu", "cuda", "triton")
+"""Code for CPUs, and that for CUDA by torch operators or by Triton kernels, for `on_branch`."""
+
+
+def on_branch(branch: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function computes on one of `BRANCHES`, with CPU tensors."""
+    with nullcontext() if branch == "cpu" else cpu_taken_for_cuda(triton=branch == "triton"):
+        return function(*arguments)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from embedlayer.core.collectives import Collectives
 from embedlayer.core.devices import device_kind
 from embedlayer.core.index_checks import (
     checked_copy,
@@ -24,6 +25,52 @@ from embedlayer.core.torch_state import is_capturing, plain_operators_only
 from embedlayer.kernels.softmax import STATISTICS, check_targets
 
 
+class RankFacts(NamedTuple):
+    """What the ranks of sharded rows tell each other before a pass over the vocabulary.
+
+    Attributes:
+        counts: Number of tokens that each rank computes.
+        gradients: Whether any rank requests a gradient.
+        hidden: Whether any rank requests the gradient of its hidden states.
+    """
+
+    counts: list[int]
+    gradients: bool
+    hidden: bool
+
+
+class RankRequest(NamedTuple):
+    """What a rank of sharded rows tells the others before a pass, besides the number of tokens that it computes.
+
+    Attributes:
+        ranks: The ranks.
+        gradients: Whether this rank requests a gradient.
+        hidden: Whether it requests the gradient of its hidden states.
+    """
+
+    ranks: Collectives
+    gradients: bool
+    hidden: bool
+
+    def gathered(self, count: Tensor) -> Tensor:
+        """All-gather what the ranks tell, one integer of each rank, without waiting for the device.
+
+        Args:
+            count: Number of tokens that this rank computes, int64 `(1,)`.
+        """
+        codes = (count * 4 + (2 * self.gradients + self.hidden)).to(self.ranks.device)
+        return self.ranks.all_gather(codes, [1] * self.ranks.size)
+
+    def facts(self, count: int) -> RankFacts:
+        """Return what all ranks tell, for a rank that knows its number of tokens. It waits for the device once."""
+        return rank_facts(_read_numbers(self.gathered(torch.full((1,), count, device=self.ranks.device))))
+
+
+def rank_facts(codes: list[int]) -> RankFacts:
+    """Return what the ranks tell from the numbers of `RankRequest.gathered`."""
+    return RankFacts([code // 4 for code in codes], any(code & 2 for code in codes), any(code & 1 for code in codes))
+
+
 class CountedTokens(NamedTuple):
     """Say which of N tokens count, and which are computed.
 
@@ -33,15 +80,21 @@ class CountedTokens(NamedTuple):
             and gradients of those that do not count are zeros.
         others: Mask of those that do not count, `(N,)`, if their IDs are -1, or V for bad ones, for which kernels
             compute the loss 0 or NaN; otherwise `None`.
+        of_ranks: What the ranks told each other, if the rows are sharded and it was gathered already.
     """
 
     mask: Tensor | None = None
     places: Tensor | None = None
     others: Tensor | None = None
+    of_ranks: RankFacts | None = None
 
     def number_of(self, tokens: int) -> int | None:
         """Return how many of `tokens` tokens count; `None` if the host has not counted them."""
         return tokens if self.mask is None else None if self.places is None else len(self.places)
+
+    def computed_of(self, tokens: int) -> int:
+        """Return how many of `tokens` tokens are computed."""
+        return tokens if self.places is None else len(self.places)
 
 
 class CheckedIds(NamedTuple):
@@ -75,23 +128,33 @@ class CheckedIds(NamedTuple):
         return result.masked_fill(is_bad, torch.nan)
 
 
-def counted_tokens(mask: Tensor, *, drop: bool) -> CountedTokens:
+def counted_tokens(mask: Tensor, *, drop: bool, request: RankRequest | None = None) -> CountedTokens:
     """Return the tokens that count by their mask `(...)`.
 
     Args:
         mask: Mask of the tokens that count.
         drop: Whether the others should not be computed. An accelerator then waits once, if it may.
+        request: What this rank tells the others, if the rows are sharded; gathered where the host waits anyway.
     """
     flat = mask.flatten()
     if not drop or not _may_read(mask):
         return CountedTokens(flat)
     if device_kind(mask) != "cpu":
         others = ~flat
-        return _dropped(flat, others, int(others.sum()))
+        (left_out,), of_ranks = _read_with_facts(others.sum().view(1), flat.numel(), request)
+        return _dropped(flat, others, left_out)._replace(of_ranks=of_ranks)
     return CountedTokens() if bool(flat.all()) else CountedTokens(flat, flat.nonzero().squeeze(1))
 
 
-def checked_ids(ids: Tensor, mask: Tensor | None, vocab_size: int, *, drop: bool, several: bool = False) -> CheckedIds:
+def checked_ids(
+    ids: Tensor,
+    mask: Tensor | None,
+    vocab_size: int,
+    *,
+    drop: bool,
+    several: bool = False,
+    request: RankRequest | None = None,
+) -> CheckedIds:
     """Check that the IDs of the tokens that count are tokens of the vocabulary.
 
     Under `torch.func` transforms, in `torch.export` and on the meta device other IDs are clamped to the first or last
@@ -103,6 +166,7 @@ def checked_ids(ids: Tensor, mask: Tensor | None, vocab_size: int, *, drop: bool
         vocab_size: Number of tokens, V.
         drop: Whether the tokens that do not count should not be computed. An accelerator then waits once, if it may.
         several: Whether each token has K IDs.
+        request: See `counted_tokens`.
 
     Raises:
         TokenIdError: An ID is outside, or one of an earlier loss on the same accelerator was. The message names the
@@ -120,7 +184,8 @@ def checked_ids(ids: Tensor, mask: Tensor | None, vocab_size: int, *, drop: bool
         raise_if_outside(ids, vocab_size, "token id")
         return CheckedIds(ids, CountedTokens() if mask is None else counted_tokens(mask, drop=drop), None)
     if drop and _may_read(ids):
-        return CheckedIds(ids, _read(ids, _flat(mask), _flat(others), vocab_size), None)
+        tokens = ids[..., 0].numel() if several else ids.numel()
+        return CheckedIds(ids, _read(ids, _flat(mask), _flat(others), vocab_size, tokens, request), None)
     ids, is_bad = clamp_and_record_targets(ids, vocab_size)
     is_bad = is_bad.any(-1) if several else is_bad
     is_good = ~(is_bad if others is None else others | is_bad)
@@ -128,7 +193,14 @@ def checked_ids(ids: Tensor, mask: Tensor | None, vocab_size: int, *, drop: bool
 
 
 def counted_targets(
-    targets: Tensor, vocab_size: int, ignore_index: int, *, drop: bool, other: int | None = 0, mean: bool = True
+    targets: Tensor,
+    vocab_size: int,
+    ignore_index: int,
+    *,
+    drop: bool,
+    other: int | None = 0,
+    mean: bool = True,
+    request: RankRequest | None = None,
 ) -> tuple[Tensor, CheckedIds]:
     """Return the mask of the targets that count, and the result of `checked_ids` for those that are not ignored.
 
@@ -140,6 +212,7 @@ def counted_targets(
         other: ID of those that do not count, where bad targets are recorded; `None` for those that
             `CountedTokens.others` describes, if kernels compute.
         mean: Whether the factors are those of a mean; otherwise they are those of a sum.
+        request: See `counted_tokens`.
 
     Raises:
         TokenIdError: See `checked_ids`.
@@ -147,7 +220,7 @@ def counted_targets(
     on_cuda = device_kind(targets) == "cuda" and targets.dtype == torch.int64 and targets.numel() > 0
     if not (on_cuda and STATISTICS.applies(targets)) or plain_operators_only():
         mask = targets != ignore_index
-        checked = checked_ids(targets, mask, vocab_size, drop=drop)
+        checked = checked_ids(targets, mask, vocab_size, drop=drop, request=request)
         if checked.is_bad is None:
             return mask, checked
         return checked.is_counted, checked._replace(ids=checked.ids.masked_fill(~checked.is_counted, other or 0))
@@ -158,17 +231,31 @@ def counted_targets(
         return mask, CheckedIds(ids, CountedTokens(mask.flatten(), None, is_bad.flatten()), None, factors)
     if not read:
         return mask, CheckedIds(ids, CountedTokens(mask.flatten()), is_bad, factors)
-    values = _read_numbers(numbers)
+    values, of_ranks = _read_with_facts(numbers, targets.numel(), request)
     *_, bad, left_out = values
     _raise_if_bad(ids, vocab_size, record, values, bad)
     tokens = CountedTokens() if left_out <= 0 else _dropped(mask.flatten(), ~mask.flatten(), left_out)
-    return mask, CheckedIds(ids, tokens, None, factors)
+    return mask, CheckedIds(ids, tokens._replace(of_ranks=of_ranks), None, factors)
 
 
 def _read_numbers(numbers: Tensor) -> list[int]:
     """Return numbers that the device computes. It waits for them."""
     values: list[int] = numbers.tolist()
     return values
+
+
+def _read_with_facts(numbers: Tensor, tokens: int, request: RankRequest | None) -> tuple[list[int], RankFacts | None]:
+    """Return numbers that the device computes, and what the ranks tell each other: one wait for both.
+
+    Args:
+        numbers: The numbers, of which the last one is that of the tokens that do not count.
+        tokens: Number of tokens.
+        request: What this rank tells, if the rows are sharded.
+    """
+    if request is None:
+        return _read_numbers(numbers), None
+    values = _read_numbers(torch.cat([numbers, request.gathered(tokens - numbers[-1:]).to(numbers.device)]))
+    return values[: len(numbers)], rank_facts(values[len(numbers) :])
 
 
 def _raise_if_bad(ids: Tensor, vocab_size: int, record: Tensor, values: list[int], bad: int) -> None:
@@ -187,19 +274,21 @@ def _flat(mask: Tensor | None) -> Tensor | None:
     return None if mask is None else mask.flatten()
 
 
-def _read(ids: Tensor, mask: Tensor | None, others: Tensor | None, vocab_size: int) -> CountedTokens:
-    """Check IDs on an accelerator and return the tokens that count: one wait for all numbers.
+def _read(
+    ids: Tensor, mask: Tensor | None, others: Tensor | None, vocab_size: int, tokens: int, request: RankRequest | None
+) -> CountedTokens:
+    """Check IDs on an accelerator and return which of the tokens count: one wait for all numbers.
 
     Raises:
         TokenIdError: An ID is outside, or one was recorded.
     """
     record = target_record(ids.device)
-    numbers = [record, (ids != ids.clamp(0, vocab_size - 1)).sum().view(1)]
-    if others is not None:
-        numbers.append(others.sum().view(1))
-    *recorded, bad, left_out = (*torch.cat(numbers).tolist(), 0)[: len(record) + 2]
+    bad_ids = (ids != ids.clamp(0, vocab_size - 1)).sum().view(1)
+    numbers = torch.cat([record, bad_ids, torch.zeros_like(bad_ids) if others is None else others.sum().view(1)])
+    (*recorded, bad, left_out), of_ranks = _read_with_facts(numbers, tokens, request)
     _raise_if_bad(ids, vocab_size, record, recorded, bad)
-    return CountedTokens() if mask is None or others is None else _dropped(mask, others, left_out)
+    counted = CountedTokens() if mask is None or others is None else _dropped(mask, others, left_out)
+    return counted._replace(of_ranks=of_ranks)
 
 
 def _dropped(mask: Tensor, others: Tensor, left_out: int) -> CountedTokens:

@@ -46,6 +46,9 @@ LAUNCHES = {
     "look-up, int4 in groups of 32": 1,
     "logits of one token, int8": 1,
     "logits of one token, int4 in groups of 32": 1,
+    "look-up, sharded": 55,
+    "loss, sharded": 202,
+    "loss, sharded, equal loss factors": 204,
     "patched transformers model without blocks": 83,
 }
 """Most launches of a call: what there are today."""
@@ -82,9 +85,16 @@ WAITS = {
     **{path.name: 1 for path in PASSES},
     "loss, no target dropped": 0,
     "row-sparse step": 10,
+    "look-up, sharded": 1,
+    "loss, sharded": 2,
+    "loss, sharded, equal loss factors": 1,
     "patched transformers model without blocks": 2,
 }
-"""Most waits of a call: a pass over the vocabulary counts the tokens and checks the IDs at once."""
+"""Most waits of a call: a pass over the vocabulary counts the tokens and checks the IDs at once.
+
+The backward pass of a sharded loss waits too, except with `equal_loss_factors`: only the device knows whether the ranks
+multiply their losses by one number.
+"""
 
 WORK = 2**30
 """Bytes of the blocks of logits and the work space of a chunk whose logits are not kept until their gradients."""
