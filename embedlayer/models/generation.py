@@ -124,9 +124,8 @@ def _decode(
     An accelerator waits once for the prompt, to check its IDs and its mask, and once a token if there are `stops`, or
     if positions may run out. Tokens that the model has chosen need no check.
     """
-    read, reach = ids.shape[-1] + max_new_tokens - 1, model.position.max_seq_len
-    cache = KeyValueCache(read if device_kind(ids) != "cpu" and max_new_tokens else None)
-    is_checked_again, unread = reach is not None and read > reach, ids
+    length, reach, unread = ids.shape[-1], model.position.max_seq_len, ids
+    cache = KeyValueCache(length + max_new_tokens - 1 if device_kind(ids) != "cpu" and max_new_tokens else None)
     ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
     last = torch.full((len(ids), 1), ids.shape[-1] - 1, device=ids.device)  # place of the last token of each text
     checks: list[Tensor] = []
@@ -141,7 +140,7 @@ def _decode(
         for stop in stops:
             ended = ended | (tokens == stop)
         all_ended = False
-        if number == 0 or is_checked_again:
+        if number == 0 or (reach is not None and length + number > reach):
             all_ended, *faults = check_indices(model, ended.all(), *checks)
             _require_text(any(faults))
         elif stops:
