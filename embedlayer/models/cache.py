@@ -28,12 +28,12 @@ class Slots:
         called: Number of tokens that were passed to calls; replays of a graph are not counted.
         used: Number of tokens that are stored, `(1,)`.
         new: Slot of each new token, `(T,)`; the last slot for tokens that have none.
-        overflow: 0, or NaN if a new token has no slot, a scalar.
+        overflow: 0, or NaN if a new token has no slot, `(1,)`.
     """
 
     used: Int[Tensor, "1"]
     new: Int[Tensor, " T"]
-    overflow: Float[Tensor, ""]
+    overflow: Float[Tensor, "1"]
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -43,10 +43,11 @@ class Slots:
         """Choose the slots of new tokens."""
         if self.called == 0:
             self.used = torch.zeros(1, dtype=torch.int64, device=device)
+            self._scores = torch.full((), torch.nan, device=device), torch.zeros((), device=device)
         self.called += tokens
         self.new = (self.used + torch.arange(tokens, device=device)).clamp(max=self.size - 1)
         self.used += tokens
-        self.overflow = torch.where(self.used > self.size, torch.nan, 0.0).squeeze()
+        self.overflow = torch.where(self.used > self.size, *self._scores)
 
     def allocate(self, first: Tensor, dim: int = -1) -> Tensor:
         """Return memory of all slots along a dimension, with those of the first tokens in front, and zeros behind."""

@@ -127,7 +127,7 @@ def _decode(
     length, reach, unread = ids.shape[-1], model.position.max_seq_len, ids
     cache = KeyValueCache(length + max_new_tokens - 1 if device_kind(ids) != "cpu" and max_new_tokens else None)
     ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
-    last = torch.full((len(ids), 1), ids.shape[-1] - 1, device=ids.device)  # place of the last token of each text
+    last: Tensor | None = None  # place of the last token of each text, if it is not the last of all
     checks: list[Tensor] = []
     if attention_mask is not None:
         checks.append(_is_without_text(attention_mask))
@@ -148,7 +148,7 @@ def _decode(
         yield tokens
         if stops and all_ended:
             return
-        last, attention_mask, unread = torch.zeros_like(last), None, tokens.unsqueeze(-1)  # it continues its text
+        last, attention_mask, unread = None, None, tokens.unsqueeze(-1)  # it continues its text
         ids = unread if sampler.repetition_penalty is None else torch.cat([ids, unread], dim=-1)
 
 
@@ -156,21 +156,23 @@ def _decode(
 def _logits_after(
     model: DecoderLM,
     ids: Int[Tensor, "B T"],
-    last: Int[Tensor, "B 1"],
+    last: Int[Tensor, "B 1"] | None,
     attention_mask: AttentionMask | None,
     cache: KeyValueCache,
 ) -> Float[Tensor, "B V"]:
     """Return the logits of the token that follows each text, computed in evaluation mode without gradients.
 
     Afterwards all modules of the model are in the mode that the model itself had. `last` is the place in `ids`, the new
-    tokens, of the last one of each text. `cache` has the tokens before, and gains the keys and values of `ids`. Tokens
-    that continue a cached text have no mask.
+    tokens, of the last one of each text; `None` if these are in the last column. `cache` has the tokens before, and
+    gains the keys and values of `ids`. Tokens that continue a cached text have no mask.
     """
     training = model.training
     model.eval()
     try:
         hidden = model.hidden(ids, attention_mask=attention_mask, cache=cache)
-        logits: Tensor = model.head(hidden.gather(1, last.unsqueeze(-1).expand(-1, -1, hidden.shape[-1])).squeeze(1))
+        if last is not None:
+            hidden = hidden.gather(1, last.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
+        logits: Tensor = model.head(hidden[:, -1])
     finally:
         model.train(training)
     return logits

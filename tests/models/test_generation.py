@@ -1,6 +1,7 @@
 """What a model says next."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -145,7 +146,7 @@ def test_a_mask_without_a_text_and_of_another_shape_is_refused(unchecked) -> Non
         generate(model, ids, max_new_tokens=1, attention_mask=torch.ones(2, 3, dtype=torch.long))
 
 
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "no end": {},
     "a token that ends": {"stop_id": [3, 17, 20]},
     "repetition penalty": {"repetition_penalty": 1.3, "stop_id": 3},
