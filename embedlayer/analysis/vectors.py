@@ -57,7 +57,7 @@ class TokenVectors:
     three differences. `vectors[word]` is a tensor. A word that is several tokens, or unknown, raises the error also
     where gensim skips it (`doesnt_match`); only `get_mean_vector` skips it. Equal cosines are ordered by ID.
 
-    The lists and numbers of all methods are on the CPU. For a table on an accelerator each of them waits for the device.
+    Results of all methods are on the CPU: for a table on an accelerator each call waits for the device.
 
     Args:
         table: A `LookupTable`, an `nn.Embedding`, or a plain tensor or NumPy array `(V, D)`.

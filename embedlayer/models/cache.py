@@ -1,7 +1,7 @@
 """Cache of keys and values, so that decoding computes those of each token once."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -257,16 +257,17 @@ class KeyValueCache:
         if isinstance(before, Tensor) and isinstance(self.length, Tensor):
             self.length = before.copy_(self.length)  # a graph reads what it wrote
 
-    def store_injections(self, states: Sequence[DecodingState]) -> None:
-        """Keep what the injections store of earlier tokens, one dictionary for each.
+    def keep_in_place(self, earlier: Mapping[int, DecodingState]) -> None:
+        """With `max_seq_len`, write what injections keep now to where it was before the call.
 
-        With `max_seq_len` it is written where the state before is, so that a graph reads what it wrote.
+        So a graph of the call reads what its last replay wrote.
+
+        Args:
+            earlier: The value of `injections` before the call.
         """
-        for number, state in enumerate(states):
-            before = self.injections[number] if self._slots is not None else {}
-            self.injections[number] = {
-                name: before[name].copy_(x) if name in before else x for name, x in state.items()
-            }
+        for number, state in earlier.items() if self._slots is not None else ():
+            for name, x in state.items():
+                self.injections[number][name] = x.copy_(self.injections[number][name])
 
     def append(
         self, positions: Int[Tensor, "*axes B T"], documents: AttentionMask | None

@@ -370,7 +370,8 @@ class DecoderLM(Pretrained):
             x = self.dropout(add_to_input(x, injected))
         queried = seen = positions
         if cache is not None:  # only now: a bad ID or position above leaves the cache as it was
-            cache.store_injections(states or ())
+            earlier = dict(cache.injections)
+            cache.injections.update(enumerate(states or ()))
             cache.rerotate(self.position, positions)
             seen, attention_mask = cache.append(positions, attention_mask)
             queried = positions.expand(*seen.shape[:-1], -1)
@@ -384,6 +385,8 @@ class DecoderLM(Pretrained):
             values = partial(add_to_values, injected=injected, block=number) if injected else None
             x = add_to_stream(block(x, self.position, prepared, scores, past, values), injected, number + 1)
             yield x.squeeze(0) if is_single else x
+        if cache is not None:
+            cache.keep_in_place(earlier)
 
     @property
     def _injections(self) -> list[EmbeddingInjection]:
