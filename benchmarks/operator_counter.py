@@ -135,6 +135,9 @@ class OperatorCounter:
         return Counter(f"{launch.place} {launch.name}" for launch in self.launches)
 
     def __enter__(self) -> "OperatorCounter":
+        from torch._dynamo.trace_rules import get_torch_obj_rule_map  # 4 s, which products of meta tensors take anyway
+
+        get_torch_obj_rule_map()  # Dynamo keeps this map of torch's functions: it must not have those below
         self._contexts.enter_context(patch.dict(TAKEN_AS, meta="cuda"))
         for owner, name in ((torch, "tensor"), (torch, "as_tensor"), (Tensor, "new_tensor")):
             self._contexts.enter_context(patch.object(owner, name, self._counted(getattr(owner, name), name)))
