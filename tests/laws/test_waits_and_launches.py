@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from covering import LONG, some
 
-from benchmarks.hot_paths import PASSES, PATHS, VOCAB_SIZE, WIDTH
+from benchmarks.hot_paths import BY_THE_HOST, PASSES, PATHS, VOCAB_SIZE, WIDTH
 from benchmarks.operator_counter import OperatorCounter
 from embedlayer.kernels import kernels_disabled
 
 pytest.importorskip("triton")
 
-BY_NAME = {path.name: path for path in PATHS}
+BY_NAME = {path.name: path for path in [*PATHS, *BY_THE_HOST]}
 LOSSES = [path.name for path in PASSES if path.name.startswith("loss")]
 
 LAUNCHES = {
