@@ -8,10 +8,13 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._pytree import tree_leaves
@@ -21,6 +24,8 @@ from benchmarks.operator_counter import Answer, OperatorCounter
 from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.losses import ForwardKL, JensenShannon, divergence, linear_cross_entropy, token_statistics
 from embedlayer.losses.divergence_kinds import Divergence
+from embedlayer.models.generation import next_tokens
+from embedlayer.tables import MappedEmbedding
 
 Call = Callable[[], object]
 
@@ -53,12 +58,12 @@ class HotPath:
     chunks: int = 1
     ranks: int = 1
 
-    def count(self) -> OperatorCounter:
-        """Count the second call: the first allocates what an optimizer and a check of IDs keep."""
+    def count(self, calls: int = 2) -> OperatorCounter:
+        """Count the last of several calls: the first allocates what an optimizer and a check of IDs keep."""
         with nullcontext() if self.ranks == 1 else fake_ranks(self.ranks):
             with torch.device("meta"):
                 call = self.build()
-            for _ in range(2):
+            for _ in range(calls):
                 with OperatorCounter({name: answer() for name, answer in self.answers.items()}) as count:
                     call()
         return count
@@ -268,6 +273,52 @@ def quantised(bits: int, *, logits: bool = False) -> Callable[[], Call]:
     return build
 
 
+def quantised_loss(bits: int) -> Callable[[], Call]:
+    """Return a builder of the loss of a quantised table, with the gradient of the hidden states."""
+
+    def build() -> Call:
+        table = el.QuantizedEmbedding(VOCAB_SIZE, WIDTH, bits, group_size=32 if bits == 4 else None)
+        table, hidden, targets = table.to(torch.bfloat16), numbers(TOKENS, WIDTH), ids(TOKENS)
+        return trained([hidden], lambda: table.loss(hidden, targets))
+
+    return build
+
+
+def delta_step() -> Call:
+    """Build a training step of 1,000 rows over a frozen table: look-up and loss, with their gradients."""
+    table = el.DeltaEmbedding.last(el.TokenEmbedding(VOCAB_SIZE, WIDTH, dtype=torch.bfloat16), 1000)
+    hidden, tokens = numbers(TOKENS, WIDTH), ids(TOKENS)
+    return trained([hidden, table.delta], lambda: (table(tokens), table.loss(hidden, tokens)))
+
+
+def mapped_look_up() -> Call:
+    """Build a look-up in a table whose rows stay in a file."""
+    with TemporaryDirectory() as folder:  # an open file is read after it is deleted
+        file = Path(folder) / "table.safetensors"
+        save_file({"weight": torch.zeros(1000, WIDTH, dtype=torch.bfloat16, device="cpu")}, file)
+        table, tokens = MappedEmbedding.open(file).to("meta"), ids(TOKENS)
+    return lambda: table(tokens)
+
+
+def decoder() -> el.DecoderLM:
+    """Return two blocks of Llama 3 8B, with its table and head."""
+    table, position = el.TokenEmbedding(VOCAB_SIZE, WIDTH), el.RotaryEmbedding(128, 500_000.0)
+    model = el.DecoderLM(table, position, num_layers=2, num_heads=32, num_kv_heads=8, mlp_dim=14_336)
+    return model.to(torch.bfloat16).eval()
+
+
+def generate_prompt() -> Call:
+    """Build the first token of `generate`: the model reads the prompt."""
+    model, prompt = decoder(), ids(1, TOKENS)
+    return lambda: next(next_tokens(model, prompt, max_new_tokens=1024, stop_id=[128_001, 128_009]))
+
+
+def generate_token() -> Call:
+    """Build a further token of `generate`: a step of cached decoding. The first call reads the prompt."""
+    new = next_tokens(decoder(), ids(1, TOKENS), max_new_tokens=1024, stop_id=[128_001, 128_009])
+    return lambda: next(new)
+
+
 def patched_model() -> Call:
     """Build a training step of a patched transformers model without blocks: embedding, norm, head and loss."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -336,5 +387,21 @@ PATHS = [
     ),
     sharded_loss(),
     sharded_loss(equal_loss_factors=True),
+    HotPath("loss, int8", SIZES, quantised_loss(8)),
+    HotPath("loss, int4 in groups of 32", SIZES, quantised_loss(4)),
+    HotPath("look-up and loss of 1,000 trained rows over a frozen table", SIZES, delta_step),
     HotPath("patched transformers model without blocks", SIZES, patched_model),
+    HotPath("generate, prompt, two blocks", SIZES, generate_prompt),
+    HotPath(
+        "generate, a token, two blocks",
+        f"{ONE_TOKEN}, {TOKENS + 1023:,} slots",
+        generate_token,
+        {"_decode": lambda: False},
+        tokens=1,
+    ),
 ]
+
+BY_THE_HOST = [
+    HotPath("look-up in a mapped file", f"{TOKENS:,} x {WIDTH:,}, bfloat16", mapped_look_up, {"look_up": lambda: 0}),
+]
+"""Calls whose work is on the CPU: their waits are counted, and their time on a GPU says nothing."""

@@ -22,6 +22,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._C import DispatchKey
 from torch._library.custom_ops import OPDEFS
@@ -134,9 +135,14 @@ class OperatorCounter:
         return Counter(f"{launch.place} {launch.name}" for launch in self.launches)
 
     def __enter__(self) -> "OperatorCounter":
+        from torch._dynamo.trace_rules import get_torch_obj_rule_map  # 4 s, which products of meta tensors take anyway
+
+        get_torch_obj_rule_map()  # Dynamo keeps this map of torch's functions: it must not have those below
         self._contexts.enter_context(patch.dict(TAKEN_AS, meta="cuda"))
         for owner, name in ((torch, "tensor"), (torch, "as_tensor"), (Tensor, "new_tensor")):
             self._contexts.enter_context(patch.object(owner, name, self._counted(getattr(owner, name), name)))
+        attention = self._attention(F.scaled_dot_product_attention)
+        self._contexts.enter_context(patch.object(F, "scaled_dot_product_attention", attention))
         self._contexts.enter_context(launches_observed(self._triton_launched))
         self._contexts.enter_context(_Mode(self))
         return self
@@ -175,6 +181,22 @@ class OperatorCounter:
             return x
 
         return counted
+
+    def _attention(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Return a function that counts an attention without gradients as one kernel, as torch has on a GPU.
+
+        For meta tensors torch would compute all scores.
+        """
+
+        def attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
+            if not _is_on_device(q) or torch.is_grad_enabled():
+                return function(q, k, v, attn_mask=attn_mask, **options)
+            y = torch.empty_like(q)
+            size = sum(_size(each) for each in (q, k, v, attn_mask, y) if each is not None)
+            self.launched("attention", size, flops=4 * q.numel() * k.shape[-2], dtype=q.dtype)
+            return y
+
+        return attention
 
 
 class _Mode(TorchDispatchMode):

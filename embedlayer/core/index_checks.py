@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlayer.core.devices import device_kind
-from embedlayer.core.errors import EmbedLayerError, PositionError, ShapeError, TokenIdError
+from embedlayer.core.errors import EmbedLayerError, PositionError, ShapeError, StaleRowsError, TokenIdError
 from embedlayer.core.shapes import Encoded, IdsLike
 from embedlayer.core.torch_state import constant_in_graphs, plain_operators_only
 
@@ -60,7 +60,8 @@ def target_record(device: torch.device) -> Tensor:
     """Return the record of the first bad target of all losses on an accelerator, int64 `(4,)`.
 
     It holds flat position, value, length of the last dimension and number of tokens of the vocabulary; -1s if there was
-    none. If a CUDA graph is captured before the first loss, each replay of the graph empties the record.
+    none. Zeros say that weights have changed (`record_changed_weights`). If a CUDA graph is captured before the first
+    loss, each replay of the graph empties the record.
     """
     record = _target_records.get(device)
     if record is None:
@@ -88,6 +89,27 @@ def clamp_and_record_targets(ids: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return clamp_and_record(ids, size, target_record(ids.device))
 
 
+def record_changed_weights(is_changed: Tensor) -> None:
+    """Record on an accelerator that the weights of unread logits have changed, without waiting for the device.
+
+    The record changes only if it is empty. What reads it next raises a `StaleRowsError`.
+
+    Args:
+        is_changed: Whether they have, a boolean scalar.
+    """
+    record = target_record(is_changed.device)
+    record.masked_fill_(is_changed & (record[0] < 0), 0)
+
+
+def changed_weights() -> StaleRowsError:
+    """Return the error for logits that are read after the weights of their LM head have changed."""
+    return StaleRowsError(
+        "The logits of a patched model are computed when they are read, and the weights of its LM head have changed "
+        "since the forward pass. Use them before optimizer.step() or any other change of the weights, keep them with "
+        "outputs.logits.detach(), or call embedlayer.unpatch(model)."
+    )
+
+
 def raise_recorded_target(record: Tensor, values: list[int]) -> None:
     """Empty a record of targets and raise its error, if it holds one.
 
@@ -97,10 +119,13 @@ def raise_recorded_target(record: Tensor, values: list[int]) -> None:
 
     Raises:
         TokenIdError: A target was outside.
+        StaleRowsError: Weights of logits were changed before the logits were read.
     """
     place, value, length, size = values
     if place >= 0:
         record.fill_(-1)
+        if size == 0:
+            raise changed_weights()
         raise outside_error("token id", value, size, first=0, row=place // length, column=place % length)
 
 

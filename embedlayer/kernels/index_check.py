@@ -185,7 +185,7 @@ def clamp_and_record_indices(indices: Tensor, record: Tensor, rows: int) -> tupl
     return clamped, outside
 
 
-def check_indices(module: nn.Module) -> None:
+def check_indices(module: nn.Module, *flags: Tensor) -> list[bool]:
     """Wait once for each device, and raise the error of a bad index that was recorded since the last check.
 
     These are the indices that the `IndexCheck`s of a module recorded, and the targets of all losses in this process
@@ -194,16 +194,25 @@ def check_indices(module: nn.Module) -> None:
 
     Args:
         module: Module whose parts looked the indices up.
+        *flags: Boolean scalars on one device, which are read with the indices there, without another wait.
+
+    Returns:
+        The values of the flags.
 
     Raises:
         TokenIdError: A token ID or a target was outside.
         PositionError: A position was outside.
+        StaleRowsError: Weights of a patched model were changed before logits were read; see `DeferredLogits`.
     """
+    records: list[tuple[Tensor, Callable[[list[int]], None]]]
     records = [(each.first_bad_index, each.raise_recorded) for each in module.modules() if isinstance(each, IndexCheck)]
     records += [(record, partial(raise_recorded_target, record)) for record in recorded_targets()]
-    for device in {record.device for record, _ in records if not record.is_meta}:
-        here = [(record, raise_error) for record, raise_error in records if record.device == device]
+    read: list[int] = []
+    records = [(flag.view(1).long(), read.extend) for flag in flags] + records
+    for device in {record.device for record, _ in records if device_kind(record) != "meta"}:
+        here = [(record, use) for record, use in records if record.device == device]
         values = torch.cat([record for record, _ in here]).tolist()
-        for record, raise_error in here:
-            raise_error(values[: len(record)])
+        for record, use in here:
+            use(values[: len(record)])
             del values[: len(record)]
+    return [value > 0 for value in read]

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from covering import LONG, some
 
-from benchmarks.hot_paths import PASSES, PATHS, VOCAB_SIZE, WIDTH
+from benchmarks.hot_paths import BY_THE_HOST, PASSES, PATHS, VOCAB_SIZE, WIDTH
 from benchmarks.operator_counter import OperatorCounter
 from embedlayer.kernels import kernels_disabled
 
 pytest.importorskip("triton")
 
-BY_NAME = {path.name: path for path in PATHS}
+BY_NAME = {path.name: path for path in [*PATHS, *BY_THE_HOST]}
 LOSSES = [path.name for path in PASSES if path.name.startswith("loss")]
 
 LAUNCHES = {
@@ -49,7 +49,13 @@ LAUNCHES = {
     "look-up, sharded": 55,
     "loss, sharded": 202,
     "loss, sharded, equal loss factors": 204,
-    "patched transformers model without blocks": 83,
+    "loss, int8": 3378,
+    "loss, int4 in groups of 32": 4512,
+    "look-up and loss of 1,000 trained rows over a frozen table": 1947,
+    "look-up in a mapped file": 14,
+    "patched transformers model without blocks": 76,
+    "generate, prompt, two blocks": 142,
+    "generate, a token, two blocks": 140,
 }
 """Most launches of a call: what there are today."""
 
@@ -88,9 +94,16 @@ WAITS = {
     "look-up, sharded": 1,
     "loss, sharded": 2,
     "loss, sharded, equal loss factors": 1,
-    "patched transformers model without blocks": 2,
+    "loss, int8": 1,
+    "loss, int4 in groups of 32": 1,
+    "look-up and loss of 1,000 trained rows over a frozen table": 1,
+    "look-up in a mapped file": 1,
+    "patched transformers model without blocks": 1,
+    "generate, prompt, two blocks": 1,
+    "generate, a token, two blocks": 1,
 }
-"""Most waits of a call: a pass over the vocabulary counts the tokens and checks the IDs at once.
+"""Most waits of a call: a pass over the vocabulary counts the tokens and checks the IDs at once; a mapped table needs
+the IDs on the CPU; `generate` checks the prompt, and reads whether all texts have ended.
 
 The backward pass of a sharded loss waits too, except with `equal_loss_factors`: only the device knows whether the ranks
 multiply their losses by one number.
@@ -141,6 +154,12 @@ def test_a_loss_launches_twelve_kernels_a_chunk(name) -> None:
 def test_a_hot_path_waits_no_more_often_than_its_ceiling(name) -> None:
     count = counted(name)
     assert len(count.waits) <= WAITS[name], count.waits
+
+
+def test_each_token_of_generate_launches_the_same_kernels_on_the_same_shapes() -> None:
+    """So a CUDA graph of a step can be replayed for the next ones."""
+    path = BY_NAME["generate, a token, two blocks"]
+    assert path.count(3).launches == path.count(2).launches
 
 
 @pytest.mark.parametrize("name", some(["loss", "loss of each token"], BY_TORCH_OPERATORS))

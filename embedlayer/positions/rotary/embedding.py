@@ -447,7 +447,12 @@ class RotaryEmbedding(Position, ComputedBuffers):
         return self._prepared(counted, wide_dtype(q))
 
     def rerotate(
-        self, cached_keys: Float[Tensor, "*batch G T K"], positions: Positions, *, from_length: int, to_length: int
+        self,
+        cached_keys: Float[Tensor, "*batch G T K"],
+        positions: Positions,
+        *,
+        from_length: Length,
+        to_length: Length,
     ) -> Float[Tensor, "*batch G T K"]:
         """Return cached keys rotated by the frequencies for `to_length` instead of those for `from_length`.
 

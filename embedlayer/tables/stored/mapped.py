@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from embedlayer.core.computed_buffers import ComputedBuffers
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import CheckpointError, SizeError
 from embedlayer.core.index_checks import as_ids
 from embedlayer.core.initialization import init_normal_rows_, zero_rows_
@@ -348,9 +349,12 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
         return {"example": torch.empty(0, dtype=self.example.dtype)}
 
     def look_up(self, ids: Ids) -> Vectors:
-        """Return the rows of `ids` without `scale`, `(...)` to `(..., D)`. See `LookupTable.look_up` for the errors."""
+        """Return the rows of `ids` without `scale`, `(...)` to `(..., D)`. See `LookupTable.look_up` for the errors.
+
+        For IDs on an accelerator the call waits for the device once: the rows are read from the file by the CPU.
+        """
         ids, outside = self.index_check(ids)
-        if ids.is_meta:
+        if device_kind(ids) == "meta":
             return torch.empty((*ids.shape, self.embed_dim), dtype=self.dtype, device="meta")
         source = self.source
         in_graph = torch.compiler.is_compiling() or plain_operators_only()
@@ -375,7 +379,8 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
         """Start to read the rows of the next batch in another thread, while this one is processed.
 
         On a read-only table, the next look-up of the same IDs uses what was read, and one of other IDs reads them
-        itself. On a trained table, this only brings the pages into memory.
+        itself. On a trained table, this only brings the pages into memory. For IDs on an accelerator the call waits for
+        the device.
 
         Args:
             ids: IDs of the next look-up, `(...)`.
