@@ -9,7 +9,7 @@ import click
 import benchmarks
 from benchmarks.harness import Case, busy_processes, report
 
-NOT_CASES = {"__main__", "harness", "hot_paths", "operator_counter"}
+NOT_CASES = {"__main__", "gpu_calls", "harness", "hot_paths", "operator_counter"}
 
 
 def case_names() -> list[str]:
