@@ -121,15 +121,19 @@ def test(file: Path, deadline: float) -> Row:
             code = "no time"
         output.seek(0)
         text = output.read()
-    row: Row = {"case": "pytest -m gpu", "setting": name, "seconds": round(time.monotonic() - start, 1)}
     outcomes = Counter(re.findall(r"^tests/\S+::.* (PASSED|FAILED|SKIPPED|ERROR|XFAIL)\b", text, flags=re.M))
-    row |= {kind.lower(): outcomes[kind] for kind in ("PASSED", "FAILED", "SKIPPED", "ERROR", "XFAIL")}
     listed = re.findall(r"^(?:SKIPPED|FAILED|ERROR|XFAIL) .*", text, flags=re.M)
+    row: Row = {"case": "pytest -m gpu", "setting": name, "seconds": round(time.monotonic() - start, 1)}
+    row |= {column: outcomes[kind] for kind, column in OUTCOMES.items()}
+    row |= {"not_passed": "; ".join(listed)} if listed else {}
     if code not in (0, NO_TESTS):
         print(text, flush=True)
-        listed.append(f"pytest ended with {code}")
-    return {**row, **({"error": "; ".join(listed)} if listed else {})}
+        row["error"] = f"pytest ended with {code}"
+    return row
 
+
+OUTCOMES = {"PASSED": "passed", "FAILED": "failed", "SKIPPED": "skipped", "ERROR": "errors", "XFAIL": "xfailed"}
+"""Columns of the numbers of tests, by pytest's words for their outcomes."""
 
 NO_TESTS = 5
 """Exit status of pytest where no test is marked."""

@@ -39,6 +39,7 @@ class HotPath:
         answers: Values that the call reads, as `OperatorCounter` takes them.
         tokens: Number of tokens, N.
         chunks: Chunks of tokens of a pass over the vocabulary, of both passes if the second computes the logits again.
+        ranks: Number of processes, of which the first one is counted. The others send and receive nothing.
     """
 
     name: str
@@ -47,6 +48,7 @@ class HotPath:
     answers: Mapping[str, Callable[[], Answer]] = field(default_factory=dict)
     tokens: int = TOKENS
     chunks: int = 1
+    ranks: int = 1
 
     def count(self) -> OperatorCounter:
         """Count the second call: the first allocates what an optimizer and a check of IDs keep."""

@@ -3,6 +3,7 @@
 import gc
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ import torch.nn.functional as F
 from covering import cases
 
 from benchmarks.hot_paths import PATHS
-from embedlayer import TokenEmbedding
+from embedlayer import RowAdamW, StaleRowsError, TokenEmbedding
+from embedlayer.kernels import kernels_disabled
+from embedlayer.kernels.gpu.launch import launches_observed
 from embedlayer.losses import linear_cross_entropy
 
 pytestmark = [
@@ -55,6 +58,8 @@ def test_a_wait_is_seen() -> None:
 def test_a_hot_path_waits_no_more_often_than_is_counted(path) -> None:
     if torch.cuda.mem_get_info()[1] < GIB * 2**30:
         pytest.skip(f"needs {GIB} GiB of memory on the device")
+    if path.ranks > torch.cuda.device_count():
+        pytest.skip(f"needs {path.ranks} CUDA devices")
     counted = len(path.count().waits)
     with torch.device("cuda"):
         call = path.build()
@@ -65,7 +70,7 @@ def test_a_hot_path_waits_no_more_often_than_is_counted(path) -> None:
 
 
 def captured(call) -> torch.cuda.CUDAGraph:
-    """Return a CUDA graph of a call, which has run before on another stream."""
+    """Return a CUDA graph of a call, which has run before on another stream; no autograd graph may outlive the call."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -91,7 +96,8 @@ def test_a_captured_loss_is_computed_for_new_inputs_at_each_replay(dtype, option
 
     def step() -> None:
         loss = linear_cross_entropy(hidden, weight, targets, **options)
-        result["loss"], result["grads"] = loss, torch.autograd.grad(loss.sum(), (hidden, weight))
+        result["grads"] = torch.autograd.grad(loss.sum(), (hidden, weight))
+        result["loss"] = loss.detach()
 
     def new_inputs() -> None:
         with torch.no_grad():
@@ -105,7 +111,7 @@ def test_a_captured_loss_is_computed_for_new_inputs_at_each_replay(dtype, option
     for _ in range(3):
         new_inputs()
         graph.replay()
-        replayed = [each.clone() for each in (result["loss"].detach(), *result["grads"])]
+        replayed = [each.clone() for each in (result["loss"], *result["grads"])]
         again = linear_cross_entropy(hidden, weight, targets, drop_ignored=False, **options)
         eager = [again.detach(), *torch.autograd.grad(again.sum(), (hidden, weight))]
         torch.testing.assert_close(replayed, eager)
@@ -122,8 +128,9 @@ def test_a_captured_look_up_reads_new_ids_and_records_a_bad_one() -> None:
     result: dict[str, Any] = {}
 
     def step() -> None:
-        result["vectors"] = table(ids)
-        (result["grad"],) = torch.autograd.grad(result["vectors"], table.weight, grad)
+        vectors = table(ids)
+        (result["grad"],) = torch.autograd.grad(vectors, table.weight, grad)
+        result["vectors"] = vectors.detach()
 
     graph = captured(step)
     for _ in range(3):
@@ -137,3 +144,52 @@ def test_a_captured_look_up_reads_new_ids_and_records_a_bad_one() -> None:
     graph.replay()
     with pytest.raises(IndexError, match="token id 100 at row 1, column 2"):
         table.check()
+
+
+def test_a_captured_step_of_a_row_sparse_table_is_refused() -> None:
+    table = TokenEmbedding(100, 8, row_sparse=True, device="cuda")
+    optimizer = RowAdamW(table.parameters(), lr=1e-2)
+    ids, grad = torch.randint(100, (2, 5), device="cuda"), torch.randn(2, 5, 8, device="cuda")
+
+    def step() -> None:
+        table(ids).backward(grad)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with pytest.raises(StaleRowsError, match="CUDA graph"):
+        captured(step)
+    step()  # and goes on outside of a graph
+    table.check()
+
+
+@pytest.mark.parametrize("disabled", [False, True])
+def test_kernels_are_disabled_in_backward_passes_too(disabled) -> None:
+    hidden, weight = (torch.randn(n, 32, device="cuda", requires_grad=True) for n in (64, 1000))
+    targets = torch.randint(1000, (64,), device="cuda")
+    launched: list[str] = []
+    with kernels_disabled() if disabled else nullcontext(), launches_observed(lambda each: launched.append(each.name)):
+        loss = linear_cross_entropy(hidden, weight, targets, reduction="none", impl="chunked")
+        del launched[:]
+        loss.sum().backward()
+    assert bool(launched) != disabled
+
+
+@cases("dtype", [torch.float32, torch.bfloat16])
+def test_autocast_and_a_gradient_scaler_train_as_without_a_gpu(dtype) -> None:
+    """A step under autocast with a scaler changes the rows as the same step in float32, up to rounding."""
+    torch.manual_seed(0)
+    start = torch.randn(50, 16)
+    ids = torch.randint(50, (4, 9))
+    after = []
+    for device in ("cpu", "cuda"):
+        table = TokenEmbedding.from_pretrained(start.clone()).to(device)
+        table.weight.requires_grad_()
+        optimizer = torch.optim.SGD(table.parameters(), lr=1.0)
+        scaler = torch.amp.GradScaler(device, enabled=device == "cuda")
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda" and dtype == torch.bfloat16):
+            loss = table.loss(table(ids.to(device)), ids.to(device))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        after.append(table.weight.detach().cpu())
+    error = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(*after, rtol=error, atol=error)
