@@ -8,6 +8,7 @@ import gc
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -16,11 +17,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.harness import Row, spread
 from benchmarks.hot_paths import PASSES, PATHS, TOKENS, VOCAB_SIZE, WIDTH, Call, HotPath, ids, numbers, trained
 from benchmarks.predictions import CARDS
-from embedlayer.core.errors import EmbedLayerError
 from embedlayer.kernels import kernels_disabled
 
 DEVICE = "cuda"
@@ -178,7 +179,8 @@ PEERS: Mapping[str, Mapping[str, Builder]] = {
 
 
 RATES = "rates of the card"
-OURS, IN_A_GRAPH, BY_OPERATORS = "embedlayer", "embedlayer in a CUDA graph", "embedlayer by torch operators"
+OURS, BY_OPERATORS = "embedlayer", "embedlayer by torch operators"
+KERNELS, IN_A_GRAPH, PREDICTED = "kernels of embedlayer", "embedlayer in a CUDA graph", "predicted"
 BY_NAME = {path.name: path for path in PATHS}
 CASES = [RATES, *(path.name for path in PATHS if path not in PASSES), *(path.name for path in PASSES)]
 """Names of what is measured, in this order: paths of which most launch few kernels, then passes over the vocabulary."""
@@ -220,13 +222,17 @@ def measured(path: HotPath) -> Iterator[Row]:
     for competitor, times in time_on_gpu(calls).items():
         yield {**rows[competitor], **times}
     prediction = predicted(path)
-    yield {"setting": path.setting, "competitor": "predicted", **prediction}
-    if OURS in calls and prediction["waits"] == 0:
-        row: Row = {"setting": path.setting, "competitor": IN_A_GRAPH}
+    yield {"setting": path.setting, "competitor": PREDICTED, **prediction}
+    further: dict[str, Callable[[Call], Row]] = {KERNELS: of_kernels}
+    if prediction["waits"] == 0:
+        further[IN_A_GRAPH] = lambda call: time_on_gpu({OURS: captured(call)})[OURS]
+    for competitor, measure in further.items() if OURS in calls else ():
+        row: Row = {"setting": path.setting, "competitor": competitor}
         try:
-            yield {**row, **time_on_gpu({OURS: captured(calls[OURS])})[OURS]}
-        except EmbedLayerError as error:  # such as a row-sparse table's refusal
+            yield {**row, **measure(calls[OURS])}
+        except Exception as error:  # noqa: BLE001 - such as a refusal to be captured
             yield {**row, "error": line_of(error)}
+            torch.rand(1, device=DEVICE)  # after an error of CUDA or of its generator the process ends here
 
 
 def by_torch_operators(build: Builder) -> Builder:
@@ -312,6 +318,21 @@ def milliseconds(call: Call, repeats: int) -> float:
     end.record()
     torch.cuda.synchronize()
     return float(start.elapsed_time(end)) / repeats
+
+
+def of_kernels(call: Call) -> Row:
+    """Return the number of kernels that a call launches and their time together; the slowest are printed."""
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        call()
+        torch.cuda.synchronize()
+    times = Counter[str]()
+    of_device = [event for event in trace.events() or () if event.device_type.name == "CUDA"]
+    kernels = [event for event in of_device if not event.name.startswith("Mem")]  # no copies and fills
+    for event in kernels:
+        times[event.name] += event.time_range.elapsed_us() / 1000
+    for name, time_ms in times.most_common(8):
+        print(f"    {time_ms:9.3f} ms  {name[:100]}", file=sys.stderr)
+    return {"kernels": len(kernels), "time_ms": round(sum(times.values()), 3)}
 
 
 def predicted(path: HotPath) -> Row:

@@ -10,7 +10,7 @@ from covering import some
 
 from benchmarks import gpu, gpu_calls
 from benchmarks.__main__ import main
-from benchmarks.gpu_calls import BY_NAME, BY_OPERATORS, IN_A_GRAPH, OURS, PEERS, measured
+from benchmarks.gpu_calls import BY_NAME, BY_OPERATORS, IN_A_GRAPH, KERNELS, OURS, PEERS, PREDICTED, measured
 from benchmarks.hot_paths import PATHS
 
 EVALUATION = "GPT-2 input embedding, evaluation"
@@ -18,12 +18,13 @@ EVALUATION = "GPT-2 input embedding, evaluation"
 
 @pytest.fixture
 def no_gpu(monkeypatch) -> None:
-    """Measure on the CPU, where a call takes 2 ms and adds 1 GiB, and cannot be captured in a graph."""
+    """Measure on the CPU, where a call takes 2 ms and adds 1 GiB, in a CUDA graph too."""
     monkeypatch.setattr(gpu_calls, "DEVICE", "cpu")
     monkeypatch.setattr(gpu_calls, "settle", lambda: None)
     monkeypatch.setattr(gpu_calls, "added_gib", lambda call: 1.0)
     monkeypatch.setattr(gpu_calls, "milliseconds", lambda call, repeats: 2.0)
     monkeypatch.setattr(gpu_calls, "captured", lambda call: call)
+    monkeypatch.setattr(gpu_calls, "of_kernels", lambda call: {"kernels": 3, "time_ms": 1.0})
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
 
 
@@ -48,12 +49,12 @@ def test_each_peer_is_one_of_a_hot_path_and_can_be_built() -> None:
 def test_a_path_is_measured_beside_its_peers_and_its_prediction(no_gpu, unchecked, name) -> None:
     pytest.importorskip("transformers", reason="the dev extra is not installed")
     rows = {row["competitor"]: row for row in measured(BY_NAME[name])}
-    assert list(rows) == [OURS, BY_OPERATORS, *PEERS[name], "predicted", IN_A_GRAPH]
+    assert list(rows) == [OURS, BY_OPERATORS, *PEERS[name], PREDICTED, KERNELS, IN_A_GRAPH]
     for competitor in (OURS, BY_OPERATORS, *PEERS[name]):
         assert rows[competitor]["time_ms"] == 2.0
         assert rows[competitor]["added_gib"] == 1.0
-    assert rows["predicted"]["waits"] == 0
-    assert 0.01 < rows["predicted"]["time_ms"] < 10
+    assert rows[PREDICTED]["waits"] == 0
+    assert 0.01 < rows[PREDICTED]["time_ms"] < 10
 
 
 def test_a_competitor_that_fails_leaves_the_others(no_gpu, unchecked, monkeypatch) -> None:
