@@ -1,6 +1,7 @@
-"""The calls of a training step and of decoding, at the sizes of real models, on meta tensors.
+"""The calls of a training step and of decoding, at the sizes of real models, on the default device of torch.
 
-The law about launches and waits counts them, and so do the predictions of times on GPUs.
+The law about launches and waits counts them on meta tensors, and so do the predictions of times on GPUs. On a GPU
+`python -m benchmarks gpu` measures them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +35,9 @@ TOKENS, WIDTH, VOCAB_SIZE = 8192, 4096, 128_256
 
 RANKS = 4
 """Ranks over which the rows of a table are sharded, each of which has `TOKENS` tokens."""
+
+SMALLEST_VOCAB_SIZE = 50_257
+"""That of GPT-2: IDs of all paths are smaller, so that each table has them."""
 
 
 @dataclass(frozen=True)
@@ -82,28 +86,29 @@ def fake_ranks(ranks: int) -> Iterator[None]:
 
 
 def ids(*shape: int) -> Tensor:
-    """Return token IDs on the meta device."""
-    return torch.empty(shape, dtype=torch.int64, device="meta")
+    """Return random token IDs."""
+    return torch.randint(SMALLEST_VOCAB_SIZE, shape)
 
 
 def numbers(*shape: int, trained: bool = True) -> Tensor:
-    """Return bfloat16 numbers on the meta device."""
-    return torch.empty(shape, dtype=torch.bfloat16, device="meta", requires_grad=trained)
+    """Return numbers from N(0, 0.02^2) in bfloat16, as hidden states, rows, queries or keys."""
+    return torch.empty(shape, dtype=torch.bfloat16).normal_(std=0.02).requires_grad_(trained)
 
 
 def trained(inputs: Sequence[Tensor | None], compute: Call) -> Call:
     """Return a call of `compute` and of the backward pass of its result, one tensor or several; gradients are dropped.
 
-    The gradient of the result is the caller's, so no kernel that fills it with ones is counted.
+    The gradient of the result is the caller's: the first call draws it, and later calls use it again.
 
     Args:
         inputs: Tensors with gradients.
         compute: Function without arguments.
     """
+    grads: list[Tensor] = []
 
     def call() -> None:
         results = [each for each in tree_leaves(compute()) if isinstance(each, Tensor) and each.requires_grad]
-        grads = [torch.empty_like(each) for each in results]
+        grads.extend(map(torch.randn_like, results[len(grads) :]))
         torch.autograd.backward(results, grads)
         for each in inputs:
             if each is not None:
@@ -136,7 +141,7 @@ def loss_path(
 
     def build() -> Call:
         hidden, weight = numbers(tokens, WIDTH), numbers(vocab_size, WIDTH, trained=not is_frozen)
-        added = torch.empty(vocab_size, requires_grad=True) if bias else None
+        added = torch.zeros(vocab_size, requires_grad=True) if bias else None
         targets = ids(tokens)
         more = {**options, "bias": added} if bias else options
         return trained([hidden, weight, added], lambda: linear_cross_entropy(hidden, weight, targets, **more))
@@ -230,7 +235,7 @@ def rotate(training: bool) -> Callable[[], Call]:
     def build() -> Call:
         rotary = el.RotaryEmbedding(128)
         q, k = numbers(1, 32, TOKENS, 128, trained=training), numbers(1, 8, TOKENS, 128, trained=training)
-        with OperatorCounter():
+        with OperatorCounter() if q.is_meta else nullcontext():
             positions = rotary.prepare(torch.arange(TOKENS))
         return (
             trained([q, k], lambda: rotary.rotate(q, k, positions))

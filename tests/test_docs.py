@@ -216,7 +216,7 @@ def test_the_numbers_on_a_page_are_rows_of_the_results(page) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["operations", "targets", "compilation", pytest.param("predictions", marks=pytest.mark.long)]
+    "name", ["operations", "targets", "compilation", "measured", pytest.param("predictions", marks=pytest.mark.long)]
 )
 def test_the_tables_about_kernels_are_those_of_the_command(name) -> None:
     pytest.importorskip("triton")

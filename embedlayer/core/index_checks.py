@@ -320,7 +320,7 @@ def outside_error(kind: Kind, value: int, size: int, *, first: int, row: int, co
     )
 
 
-@torch.library.custom_op("embedlayer::checked_copy", mutates_args=(), tags=torch.Tag.cudagraph_unsafe)
+@torch.library.custom_op("embedlayer::checked_copy", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def checked_copy(indices: Tensor, size: int, kind: str, offset: int = 0) -> Tensor:
     """Call `raise_if_outside` as a custom operator, and return a copy of `indices`.
 

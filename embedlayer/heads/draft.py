@@ -481,7 +481,7 @@ def _computes_logits_by(table: TokenTable, method: str) -> bool:
     return all(is_current(type(table), method, definition) for definition in ("rows", "raw_logits", "logits"))
 
 
-@torch.library.custom_op("embedlayer::require_draft_tokens", mutates_args=(), tags=torch.Tag.cudagraph_unsafe)
+@torch.library.custom_op("embedlayer::require_draft_tokens", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def require_draft_tokens(drafts: Tensor, targets: Tensor, missing: Tensor) -> Tensor:
     """Raise an error for the first target outside the draft vocabulary; else return a copy of `drafts`.
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from embedlayer.core.devices import device_kind
 from embedlayer.core.documents import AttentionMask, check_mask
 from embedlayer.core.errors import ShapeError, SizeError
-from embedlayer.core.index_checks import check_indices
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.shapes import Ids
+from embedlayer.kernels.index_check import check_indices
 from embedlayer.models.cache import KeyValueCache
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.models.sampling import Sampler, SamplingOptions

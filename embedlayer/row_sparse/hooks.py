@@ -327,7 +327,7 @@ def without_applying_updates(model: nn.Module) -> Iterator[None]:
         _raw_reads.handles = before
 
 
-@torch.library.custom_op("embedlayer::with_updates_applied", mutates_args=(), tags=torch.Tag.cudagraph_unsafe)
+@torch.library.custom_op("embedlayer::with_updates_applied", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def with_updates_applied(tensor: Tensor, handle: int, is_ids: bool) -> Tensor:
     """Apply the pending updates of a table as one node of a compiled graph, and return a copy of `tensor`.
 
