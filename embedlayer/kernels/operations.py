@@ -66,7 +66,7 @@ OPERATIONS = [
               ("quantized.dequantise_8_bits", "quantized.dequantise_4_bits", "quantized.dequantise_blocks"),
               ("quantized.look_up",), ("kernels/cpu/test_quantized.py", "kernels/test_quantized.py")),
     Operation("logits of few tokens by quantised rows", "tables.quantized:dequantise", (),
-              ("quantized.logits", "quantized.logits_of_odd_groups"), ("kernels/test_quantized.py",)),
+              ("quantized.logits",), ("kernels/test_quantized.py",)),
     Operation("places of equal IDs in a batch", "row_sparse.gradient:segments_of_equal_ids",
               ("rows.segments_of_equal_ids",), (), ("kernels/cpu/test_rows.py",)),
     Operation("sums of the gradients of equal IDs, and look-ups by segments", "row_sparse.gradient:sum_segments",

@@ -56,13 +56,11 @@ def logits_of_few_tokens(x: Tensor, packed: Tensor, row_scale: Tensor | None, ro
     `read_quantized_rows`.
     """
     rows = _stored_rows(packed, row_scale, row_format)
-    is_whole = rows["group_units"] == rows["width_units"] and not rows["BLOCKS"]
-    words = {"WHOLE": is_whole, "WORD": 2 if rows["BLOCKS"] else 4}
-    name = "logits"
-    if rows["UNIT"] == 1:
-        name, words = "logits_of_odd_groups", {"WHOLE": False, "WORD": 1}
+    is_odd, has_blocks = rows["UNIT"] == 1, rows["BLOCKS"]
+    is_whole = rows["group_units"] == rows["width_units"] and not is_odd and not has_blocks
+    words = {"WHOLE": is_whole, "WORD": 1 if is_odd else 2 if has_blocks else 4}
     out = x.new_empty(len(x), len(packed))
-    launch("quantized", name, x=x.contiguous(), out=out, tokens=len(x), **rows, **words)
+    launch("quantized", "logits", x=x.contiguous(), out=out, tokens=len(x), **rows, **words)
     return out
 
 

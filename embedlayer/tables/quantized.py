@@ -17,7 +17,7 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.index_checks import as_ids, length_of
 from embedlayer.core.shapes import Ids, Vectors
-from embedlayer.core.torch_state import is_transformed, plain_operators_only
+from embedlayer.core.torch_state import is_current, is_transformed, plain_operators_only
 from embedlayer.formats.layouts import GGUFBlocks, RowFormat, RowLayout, row_format_of
 from embedlayer.formats.rounding import CovarianceRounding, fit_levels, unit_rows
 from embedlayer.io.files import JsonObject
@@ -45,8 +45,9 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
     absolute value of the row, which is its float32 `row_scale`; so no range overflows, and a constant row is exact.
 
     A look-up reads the bytes of the requested rows. `logits` and `loss` dequantise a block of rows at a time, so the
-    whole table is in memory as floating point only under `torch.func` and in exports. Gradients of the hidden state are
-    exact; the codes have no gradient.
+    whole table is in memory as floating point only under `torch.func` and in exports. On CUDA a kernel multiplies few
+    tokens by the stored bytes, without rounding rows to `dtype`. Gradients of the hidden state are exact; the codes
+    have no gradient.
 
     Bytes of a row of width D in groups of g (one group: g = D), against 4 D in float32:
 
@@ -240,7 +241,8 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
     def look_up(self, ids: Ids) -> Vectors:
         """Return the dequantised vectors of `ids` without `scale`, `(...)` to `(..., D)`; on CUDA in one launch."""
         ids = as_ids(ids, beside=self)
-        if not _applies_on_cuda(self.row_format, self.dtype, ids, self.packed, self.row_scale):
+        by_kernel = is_current(type(self), "look_up", "dequantised")
+        if not by_kernel or not _applies_on_cuda(self.row_format, self.dtype, ids, self.packed, self.row_scale):
             return super().look_up(ids)
         self.index_check.require_integers(ids)
         record, places = self.index_check.record_on(ids.device), ids.reshape(-1).long().contiguous()

@@ -12,6 +12,7 @@ from quantised_tables import (
     definition,
     quantised,
 )
+from torch import Tensor
 
 from embedlayer import QuantizedEmbedding, ShapeError, TokenIdError
 from embedlayer.core.devices import TAKEN_AS
@@ -123,6 +124,20 @@ def test_ids_are_checked_once_and_their_error_is_raised_by_the_check(backend) ->
         table.index_check.check()
         with pytest.raises(ShapeError, match="int64 or int32"):
             table(torch.tensor([1.0]))
+
+
+class Doubled(QuantizedEmbedding):
+    """A table of twice the numbers."""
+
+    def dequantised(self, ids: Tensor) -> Tensor:
+        return 2 * super().dequantised(ids)
+
+
+def test_a_class_that_overrides_how_rows_are_dequantised_looks_these_up() -> None:
+    with running_on("triton"):
+        table, ids = Doubled(20, 64), torch.tensor([[3, 20]])
+        table.packed[:, -8:] = torch.ones(2).view(torch.uint8)
+        assert torch.equal(table(ids), torch.tensor([[2.0, 0.0]]).unsqueeze(-1).expand(1, 2, 64))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -205,15 +205,6 @@ def _of_kernel(kernel: Any) -> dict[str, str]:
     return {name: kind for name, kind in TYPES.items() if name in kernel.arg_names}
 
 
-LOGITS: dict[str, Any] = {
-    "kernel": logits,
-    "grid": _blocks_of_rows,
-    "types": _of_kernel(logits),
-    "wide": (),
-    "reads": ("x", "packed", "row_scale"),
-    "writes": ("out",),
-}
-
 LAUNCHES = {
     "look_up": Launch(
         look_up,
@@ -231,27 +222,23 @@ LAUNCHES = {
         fp_fusion=False,
     ),
     "logits": Launch(
-        **LOGITS,
+        logits,
+        grid=_blocks_of_rows,
+        types=_of_kernel(logits),
         blocks={"ROWS": 8, "LANES": 32, "COLUMNS": 32},
-        warps=1,
+        wide=(),
+        reads=("x", "packed", "row_scale"),
+        writes=("out",),
         variants={
-            **{
-                name: Variant({**constants, "WHOLE": False, "UNIT": 32, "WORD": 2 if constants["BLOCKS"] else 4})
-                for name, constants in FORMATS.items()
-            },
-            **{
-                f"{name}, whole": Variant({**FORMATS[name], "WHOLE": True, "UNIT": 32, "WORD": 4})
-                for name in ("int8", "int4")
-            },
+            name: Variant({**FORMATS[name.split(",")[0]], "UNIT": unit, "WORD": word, "WHOLE": "whole" in name}, 32)
+            for names, unit, word in (
+                (("int8", "int8, whole", "int4", "int4, whole"), 32, 4),
+                (("q8_0", "q4_0"), 32, 2),
+                (("int8, odd", "int4, odd", "q8_0, odd", "q4_0, odd"), 1, 1),
+            )
+            for name in names
         },
-    ),
-    "logits_of_odd_groups": Launch(
-        **LOGITS,
-        blocks={"ROWS": 8, "LANES": 32, "COLUMNS": 32},
         warps=1,
-        variants={
-            name: Variant({**constants, "WHOLE": False, "UNIT": 1, "WORD": 1}) for name, constants in FORMATS.items()
-        },
     ),
 }
 """How each kernel is launched."""
