@@ -151,7 +151,7 @@ class IndexCheck(nn.Module):
             TokenIdError: A token ID was outside.
             PositionError: A position was outside.
         """
-        if not self.first_bad_index.is_meta:
+        if device_kind(self.first_bad_index) != "meta":
             self.raise_recorded(self.first_bad_index.tolist())
 
     def raise_recorded(self, values: list[int]) -> None:

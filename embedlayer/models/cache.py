@@ -223,9 +223,8 @@ class KeyValueCache:
         assert self.positions is not None
         batch, cached = self.positions.shape[-2:]
         if self.documents is not None:
-            return torch.where(self.documents != 0, torch.arange(cached, device=self.positions.device), 0).amax(
-                -1, True
-            )
+            index = torch.arange(cached, device=self.positions.device)
+            return torch.where(self.documents != 0, index, 0).amax(-1, keepdim=True)
         if self._slots is not None:
             return (self._slots.used - 1).expand(batch, 1)
         return torch.full((batch, 1), cached - 1, device=self.positions.device)
@@ -245,9 +244,9 @@ class KeyValueCache:
         assert isinstance(position, RotaryEmbedding)
         before, reached = self.length, positions.max() + 1
         if self._slots is None:
-            self.length = max(before, int(reached))
+            self.length = max(int(before), int(reached))
         else:
-            self.length = torch.maximum(reached, torch.as_tensor(before, device=reached.device))
+            self.length = torch.maximum(before, reached) if isinstance(before, Tensor) else reached
         if self.positions is None or (self._slots is None and self.length == before):
             return
         for block in self.blocks.values():
@@ -280,7 +279,7 @@ class KeyValueCache:
             positions: Position of each new token.
             documents: 0 for padding, else the number of the token's document; `None` if all belong to one document.
         """
-        slots, text = self._slots, None
+        slots = self._slots
         if slots is not None:
             slots.take(positions.shape[-1], positions.device)
         if self.positions is None:
@@ -290,10 +289,9 @@ class KeyValueCache:
                 self.documents = None if documents is None else slots.allocate(documents.long())
             return positions, documents
         if documents is not None and self.documents is None:
-            text = torch.ones_like(self.positions[(0,) * (self.positions.dim() - 2)])
-            self.documents = (
-                text if slots is None else text * (torch.arange(slots.size, device=text.device) < slots.new[0])
-            )
+            self.documents = torch.ones_like(self.positions[(0,) * (self.positions.dim() - 2)])
+            if slots is not None:
+                self.documents *= torch.arange(slots.size, device=positions.device) < slots.new[0]
         axes = torch.broadcast_shapes(self.positions.shape[:-2], positions.shape[:-2])
         before, positions = (each.expand(*axes, *each.shape[-2:]) for each in (self.positions, positions))
         if slots is None:

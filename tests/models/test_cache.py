@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.operator_counter import OperatorCounter
 from embedlayer import (
     DecoderLM,
     KeyValueCache,
@@ -231,6 +232,19 @@ def test_a_step_can_be_recorded_and_replayed_for_the_next_tokens(name, padding, 
             tokens.append(token.clone())
         assert torch.equal(torch.cat(tokens, -1), torch.cat(expected, -1))
         assert len(cache) == 11
+
+
+@cases("name, padding", DECODERS, [0, 2])
+@torch.no_grad()
+def test_a_step_waits_for_nothing(unchecked: None, name, padding) -> None:
+    cache, waits = KeyValueCache(max_seq_len=11), []
+    model = DECODERS[name]().to("meta")
+    ids, token = (torch.ones(2, length, dtype=torch.long, device="meta") for length in (5, 1))
+    for tokens, mask in ((ids, torch.ones_like(ids) if padding else None), (token, None), (token, None)):
+        with OperatorCounter() as count:
+            model(tokens, attention_mask=mask, cache=cache)
+        waits.append(count.waits)
+    assert waits[-1] == []
 
 
 @torch.no_grad()
