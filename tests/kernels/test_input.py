@@ -39,11 +39,13 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 
 
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
-@cases("dtype, added, scale, dropout, shape, width", DTYPES, ADDENDS, [None, 3.0, "tensor"], [0.0, 0.25],
-       [(3, 5), (5,)], [8, 7, 1040], pairs=["added, shape"])  # fmt: skip
+@cases("dtype, added, scale_and_dropout, shape, width", DTYPES, ADDENDS,
+       [(None, 0.0), (3.0, 0.25), ("tensor", 0.0), (None, 0.25)], [(3, 5), (5,)], [8, 7, 1040],
+       pairs=["added, shape"])  # fmt: skip
 def test_values_and_gradients_are_no_worse_than_those_of_the_definition(
-    backend, dtype, added, scale, dropout, shape, width
+    backend, dtype, added, scale_and_dropout, shape, width
 ) -> None:
+    scale, dropout = scale_and_dropout
     with running_on(backend):
         assert_no_worse_than_the_definition(dtype, added, scale, dropout, shape, width)
 
