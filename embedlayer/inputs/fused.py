@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from embedlayer.core.devices import device_kind
 from embedlayer.core.torch_state import fusible, has_hooks, has_memory, is_capturing, is_unchanged
-from embedlayer.kernels.input import Dropout, StoredRows, gather_rows, look_up_applies
+from embedlayer.kernels.input import Dropout, StoredRows, gather_rows, look_up_applies, scale_applies
 from embedlayer.kernels.kernel import Kernel
 from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.row_sparse.gradient import Segments, finished_gradient, segments_of_equal_ids
@@ -138,9 +138,7 @@ def _on_cuda(
         addend = gather_rows(addend)
     if isinstance(addend, Tensor):
         addend = addend.to(rows.dtype).contiguous()
-    factor, added = (each if isinstance(each, Tensor) else None for each in (scale, addend))
-    has_gradient = factor is not None and factor.requires_grad
-    if has_gradient or not _fits(shape, addend) or not look_up_applies(rows, factor, added):
+    if not _fits(shape, addend) or not scale_applies(scale, rows, addend if isinstance(addend, Tensor) else None):
         vectors = gather_rows(source) if isinstance(source, StoredRows) else source
         added = gather_rows(addend) if isinstance(addend, StoredRows) else addend
         return plain_scale_add_drop(vectors, scale, added, dropout)

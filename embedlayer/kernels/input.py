@@ -87,6 +87,14 @@ def rows_on_cuda(ids: Tensor, weight: Tensor, check: IndexCheck, padding_idx: in
     return StoredRows(ids, weight, padding_idx, check=check) if applies else None
 
 
+def scale_applies(scale: float | Tensor | None, *tensors: Tensor | None) -> bool:
+    """Return whether the kernel reads these tensors and multiplies by `scale`: a number, or a tensor of one without a
+    gradient.
+    """
+    factor = scale if isinstance(scale, Tensor) else None
+    return not (factor is not None and factor.requires_grad) and look_up_applies(factor, *tensors)
+
+
 @operator(
     "(Tensor x, Tensor? ids, Tensor(a!)? record, SymInt rows, SymInt offset, SymInt ignored, Tensor? factor, "
     "float scale, Tensor? addend, Tensor? places, Tensor(b!)? places_record, SymInt places_offset, int seed, "
@@ -168,7 +176,7 @@ def embed_tokens(
         places_offset=places_offset,
         places_length=1 if places is None else length_of(places),
         scale=scale,
-        seed=seed,
+        seed=seed if threshold else None,
         threshold=threshold or None,
         growth=growth,
         UNIT=unit,

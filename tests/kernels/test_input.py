@@ -39,11 +39,13 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 
 
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
-@cases("dtype, added, scale, dropout, shape, width", DTYPES, ADDENDS, [None, 3.0, "tensor"], [0.0, 0.25],
-       [(3, 5), (5,)], [8, 7, 1040], pairs=["added, shape"])  # fmt: skip
+@cases("dtype, added, scale_and_dropout, shape, width", DTYPES, ADDENDS,
+       [(None, 0.0), (3.0, 0.25), ("tensor", 0.0), (None, 0.25)], [(3, 5), (5,)], [8, 7, 1040],
+       pairs=["added, shape"])  # fmt: skip
 def test_values_and_gradients_are_no_worse_than_those_of_the_definition(
-    backend, dtype, added, scale, dropout, shape, width
+    backend, dtype, added, scale_and_dropout, shape, width
 ) -> None:
+    scale, dropout = scale_and_dropout
     with running_on(backend):
         assert_no_worse_than_the_definition(dtype, added, scale, dropout, shape, width)
 
@@ -180,6 +182,30 @@ def test_each_additive_scheme_adds_the_vectors_of_its_definition(backend, kind) 
         layer, ids, mask = layer.to(device), ids.to(device), mask.to(device)
         found = [layer(ids), layer(ids, attention_mask=mask), layer(ids, positions=torch.arange(3, 9))]
         torch.testing.assert_close([each.cpu() for each in found], expected)
+
+
+@pytest.mark.parametrize("backend", GPU_BACKENDS)
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize("kind", ["table", "rotary layer"])
+def test_a_scaled_table_is_looked_up_in_one_launch(backend, rounded, kind) -> None:
+    table = TokenEmbedding(20, 24, scale="sqrt_dim", round_scale=rounded, padding_idx=3, dtype=torch.bfloat16)
+    layer = table if kind == "table" else TransformerEmbedding(20, 24, 8, position="rotary", num_heads=4, table=table)
+    ids, grad = torch.randint(20, (2, 6)), torch.randn(2, 6, 24).bfloat16()
+    expected = layer.eval()(ids)
+    expected.backward(grad)
+    right, table.weight.grad = table.weight.grad, None
+    with running_on(backend):
+        device = torch.empty(0).device
+        layer, ids, grad = layer.to(device), ids.to(device), grad.to(device)
+        layer(ids)  # compiles a kernel to see whether any can be
+        names: list[str] = []
+        with launches_observed(lambda each: names.append(each.name)):
+            y = layer(ids)
+        assert names == ["gather_scale_add_drop"]
+        slack = 0.0 if backend == "cuda" else 2**-7  # the interpreter rounds to bfloat16 towards zero
+        torch.testing.assert_close(y.cpu(), expected, rtol=slack, atol=0.0)
+        y.backward(grad)
+        torch.testing.assert_close(table.weight.grad.cpu(), right)
 
 
 MASKS = {

@@ -123,7 +123,7 @@ def _token_and_part(a: Arguments) -> Grid:
 
 NO_IDS = dict.fromkeys(("ids", "record", "kept_ids"))
 NO_PLACES = dict.fromkeys(("places", "places_record", "kept_places"))
-NO_DROPOUT = {"threshold": None}
+NO_DROPOUT = dict.fromkeys(("seed", "threshold"))
 
 LAUNCHES = {
     "gather_scale_add_drop": Launch(
