@@ -2,7 +2,8 @@
 
 `OperatorCounter` runs a call on meta tensors, which it lets the library take for CUDA tensors. It records each kernel
 that torch or Triton would launch, its bytes and FLOPs, each wait of the host for the device, and the memory that the
-call allocates. Reads of values, which meta tensors do not have, are answered with plausible ones.
+call allocates. Reads of values, which meta tensors do not have, are answered with plausible ones. A copy to the host
+that began before the `with` block is complete: to read it is no wait.
 
 It does not see the workspace of an operator of torch, nor of how many kernels one consists: a sort counts once.
 """
@@ -12,7 +13,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
 from math import prod
@@ -32,7 +33,7 @@ from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakTensorKeyDictionary
 
 import embedlayer
-from embedlayer.core.devices import TAKEN_AS, device_kind
+from embedlayer.core.devices import TAKEN_AS, HostCopy, device_kind
 from embedlayer.core.torch_state import sparse_indices, sparse_values
 from embedlayer.kernels.gpu.launch import Launched, launches_observed
 
@@ -143,6 +144,7 @@ class OperatorCounter:
             self._contexts.enter_context(patch.object(owner, name, self._counted(getattr(owner, name), name)))
         attention = self._attention(F.scaled_dot_product_attention)
         self._contexts.enter_context(patch.object(F, "scaled_dot_product_attention", attention))
+        self._contexts.enter_context(self._copies_observed())
         self._contexts.enter_context(launches_observed(self._triton_launched))
         self._contexts.enter_context(_Mode(self))
         return self
@@ -181,6 +183,23 @@ class OperatorCounter:
             return x
 
         return counted
+
+    def _copies_observed(self) -> AbstractContextManager[object]:
+        """Return a context in which reads of copies that began before it are no waits."""
+        begin, read, begun = HostCopy.__init__, HostCopy.tolist, weakref.WeakSet[HostCopy]()
+
+        def begin_here(copy: HostCopy, numbers: Tensor) -> None:
+            begun.add(copy)
+            begin(copy, numbers)
+
+        def tolist(copy: HostCopy) -> Any:
+            before = len(self.waits)
+            values = read(copy)
+            if copy not in begun:
+                del self.waits[before:]
+            return values
+
+        return patch.multiple(HostCopy, __init__=begin_here, tolist=tolist)
 
     def _attention(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """Return a function that counts an attention without gradients as one kernel, as torch has on a GPU.

@@ -31,7 +31,7 @@ class HostCopy:
     """A copy of a tensor's numbers to the host, which begins at once and is waited for when the numbers are read.
 
     On CUDA the host then waits for the kernels before the copy alone, not for those that were launched since. On other
-    devices the numbers are copied when they are read.
+    devices the numbers are copied when they are read first.
 
     Args:
         numbers: Tensor that is not changed until the numbers are read.
@@ -44,6 +44,7 @@ class HostCopy:
 
     def __init__(self, numbers: Tensor) -> None:
         self._numbers, self._copied = numbers, None
+        self._values: Any = None
         if numbers.is_cuda:
             self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
             self._numbers.copy_(numbers, non_blocking=True)
@@ -51,6 +52,8 @@ class HostCopy:
 
     def tolist(self) -> Any:
         """Wait until the numbers are copied, and return them as `Tensor.tolist` does."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._numbers.tolist()
+        if self._values is None:
+            if self._copied is not None:
+                self._copied.synchronize()
+            self._values = self._numbers.tolist()
+        return self._values

@@ -62,6 +62,14 @@ def is_transformed(*tensors: Tensor | None) -> bool:
     return False
 
 
+def are_saved_tensors_hooked() -> bool:
+    """Return whether what autograd saves is passed to hooks, as in activation checkpointing, also when it recomputes.
+
+    There the tensors of the two computations must have the same shapes.
+    """
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 def is_capturing(x: Tensor) -> bool:
     """Return whether a CUDA graph is captured on the current stream of the device of `x`: no value can be read then."""
     return x.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -332,13 +332,14 @@ def check_targets(
         other: What is returned in place of targets that do not count; `None`, only without `read`, for V where they are
             bad and -1 where they are ignored, as `cross_entropy_of_totals` takes them.
         mean: Whether the factors are those of a mean; otherwise they are those of a sum.
-        read: Whether the host reads numbers and so finds bad targets. These count then, and are returned as they are.
+        read: Whether the host reads the numbers at once and so finds bad targets. These count then, and are returned
+            as they are.
 
     Returns:
         The targets that count, with `other` in place of the others; a mask of those that count; without `read`, a mask
         of those that are no tokens, or of all that do not count if `other` is `None`; and the factor of each loss,
-        float32, 0 where the target does not count; all in the shape of the targets. And with `read`, numbers for the
-        host: those of the record, how many targets are no tokens, and how many are ignored.
+        float32, 0 where the target does not count; all in the shape of the targets. And numbers for the host: those of
+        the record, how many targets are no tokens, and how many do not count.
     """
     if device_kind(targets) != "cuda":
         return None
@@ -346,11 +347,9 @@ def check_targets(
     factors, numbers = torch.empty_like(targets, dtype=torch.float32), record.new_empty(len(record) + 2)
     sizes = {"tokens": targets.numel(), "length": targets.shape[-1] if targets.dim() else 1}
     sizes |= {"vocab_size": vocab_size, "ignore_index": ignore_index, "other": 0 if other is None else other}
-    outputs = {"ids": ids, "mask": mask, "is_bad": None if read else is_bad, "factors": factors}
-    outputs["numbers"] = numbers if read else None
-    launch(
-        "softmax", "check_targets", targets=targets, record=record, **outputs, **sizes, MEAN=mean, CODED=other is None
-    )
+    outputs = {"ids": ids, "mask": mask, "is_bad": None if read else is_bad, "factors": factors, "numbers": numbers}
+    constants = {"MEAN": mean, "CODED": other is None, "READ": read}
+    launch("softmax", "check_targets", targets=targets, record=record, **outputs, **sizes, **constants)
     return ids, mask, is_bad, factors, numbers
 
 

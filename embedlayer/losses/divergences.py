@@ -39,7 +39,7 @@ def divergence(
     ignore_index: int = -100,
     reduction: Reduction = "mean",
     chunk_bytes: int | None = None,
-    drop_ignored: bool = True,
+    drop_ignored: bool | None = None,
 ) -> Float[Tensor, "*result"]:
     """Compute the divergence between the distributions of two heads at each position, in nats.
 
@@ -86,7 +86,7 @@ def divergence(
     if labels is not None:
         check_ids(student.hidden, labels, "labels")
         kept = labels != ignore_index
-    drop = drop_ignored and not is_plain(student)
+    drop = False if is_plain(student) else drop_ignored
     if isinstance(teacher, TopKTargets):
         _check_top_k(student, teacher)
         mask = None if labels is None else kept

@@ -160,7 +160,7 @@ def reduced_and_token_losses(
     in_graph = logits if compiled and isinstance(logits, LinearLogits) and not logits.is_sharded else None
     if in_graph is not None and device_kind(targets) == "cpu":  # the operator checks the targets
         return _operator_losses(in_graph, targets, targets != loss.ignore_index, loss)
-    drop = loss.drop_ignored and not plain
+    drop = False if plain else loss.drop_ignored
     other: int | None = loss.ignore_index if plain else 0
     if isinstance(logits, LinearLogits) and not (plain or compiled or logits.is_sharded or loss.reduction == "none"):
         is_differentiated = any(RequestedGradients.of(logits.hidden, logits.weight, logits.bias))

@@ -68,7 +68,7 @@ def cross_entropy_operator(logits: LinearLogits, targets: Tensor, loss: LossSett
     schema="(Tensor hidden, Tensor weight, Tensor? bias, Tensor targets, Tensor? grad_output, SymInt vocab_size, "
     "ScalarType compute, float logit_scale, float? softcap, float temperature, SymInt? padding_idx, "
     "bool mask_padding, SymInt ignore_index, float label_smoothing, float z_loss, str reduction, "
-    "SymInt? chunk_bytes, bool drop_ignored, bool hidden_requested, bool weight_requested, bool bias_requested) "
+    "SymInt? chunk_bytes, bool? drop_ignored, bool hidden_requested, bool weight_requested, bool bias_requested) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
 )
 def _operator(

@@ -59,17 +59,21 @@ class ScoreOptions(LogitOptions):
         chunk_bytes: Bytes of the logits that `"chunked"` has in memory at once, and of intermediate results of their
             size, which a chunk of more than one token never exceeds. `None`, the default, is 64 MiB on a CPU, and on
             CUDA 4 GiB, or 1 GiB where there are such results or the logits are computed again.
-        drop_ignored: Whether `"chunked"` drops ignored targets before any work, as by default. An accelerator then
-            waits once for the device, to count them and to check the others. With `False` it never waits, as while a
-            CUDA graph is captured and in compiled graphs: the loss is NaN if a target is outside, and the next loss
-            that waits, or `check()` of a model, raises the error. On the CPU a bad target always raises an error.
+        drop_ignored: Whether `"chunked"` drops ignored targets before any work; otherwise it computes them from hidden
+            states of zeros. Results are equal up to rounding. On an accelerator `True` waits once for the device, to
+            count them and to check the others, and `False` never. `None`, the default, is `True` on CUDA if the
+            previous loss on this device with `None` ignored 1/16 of its targets or more, if there was none, and where
+            saved tensors have hooks, as in activation checkpointing; else `False`. Where a loss does not wait, as in
+            graphs, it is NaN if a target is outside. The loss after the next one with `None`, the next one that waits,
+            or `check()` of a model raises the error. On the CPU `None` is `True`, and a bad target always raises an
+            error.
     """
 
     ignore_index: NotRequired[int]
     vocab_size: NotRequired[int | None]
     impl: NotRequired[Impl]
     chunk_bytes: NotRequired[int | None]
-    drop_ignored: NotRequired[bool]
+    drop_ignored: NotRequired[bool | None]
 
 
 class LossOptions(ScoreOptions):
@@ -162,7 +166,7 @@ class LossSettings(NamedTuple):
     z_loss: float = 0.0
     reduction: Reduction = "mean"
     chunk_bytes: int | None = None
-    drop_ignored: bool = True
+    drop_ignored: bool | None = None
     token_weights: Tensor | None = None
     min_chunks: int = 1
 
@@ -241,7 +245,7 @@ _ALLOWED: dict[str, _Allowed] = {
     "vocab_size": _Allowed("a number of tokens or None", lambda x: x is None or (_is(x, _INTEGER) and x >= 1)),
     "impl": _Allowed(f"one of {', '.join(get_args(Impl))}", lambda x: x in get_args(Impl)),
     "chunk_bytes": _Allowed("a number of bytes or None", lambda x: x is None or (_is(x, _INTEGER) and x >= 1)),
-    "drop_ignored": _Allowed("True or False", lambda x: isinstance(x, bool)),
+    "drop_ignored": _Allowed("True, False or None", lambda x: x is None or isinstance(x, bool)),
     "label_smoothing": _Allowed("a number from 0 to 1", lambda x: _is(x, _NUMBER) and 0 <= x <= 1),
     "z_loss": _Allowed("a number of at least 0", lambda x: _is(x, _NUMBER) and 0 <= x < math.inf),
     "reduction": _Allowed(f"one of {', '.join(get_args(Reduction))}", lambda x: x in get_args(Reduction)),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from embedlayer.core.errors import SizeError
 from embedlayer.core.option_docs import show_options
-from embedlayer.losses.counted_tokens import checked_ids
+from embedlayer.losses.counted_tokens import counted_targets
 from embedlayer.losses.differentiable_totals import compute_totals
 from embedlayer.losses.largest import check_top_k
 from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits, tokens_and_weight
@@ -125,13 +125,13 @@ def token_statistics_of(
     if top_k:
         check_top_k(top_k, logits.vocab_size)
     shape = logits.hidden.shape[:-1]
-    kept, checked = torch.ones(shape, dtype=torch.bool, device=logits.hidden.device), None
-    if tokens is not None:
+    if tokens is None:
+        kept, checked = torch.ones(shape, dtype=torch.bool, device=logits.hidden.device), None
+    else:
         check_ids(logits.hidden, tokens, "tokens")
-        kept = tokens != loss.ignore_index
-        drop = loss.drop_ignored and not is_plain(logits)
-        checked = checked_ids(tokens, kept, logits.vocab_size, drop=drop, request=logits.rank_request)
-        kept = kept if checked.is_bad is None else checked.is_counted
+        drop = False if is_plain(logits) else loss.drop_ignored
+        of_rank = logits.rank_request
+        kept, checked = counted_targets(tokens, logits.vocab_size, loss.ignore_index, drop=drop, request=of_rank)
     best = max(top_k, 1) if "is_argmax" in wanted else top_k
     objective = LogitStatistics(mean="entropy" in wanted, squares="sum_squared_probs" in wanted, top_k=best)
     request = Request(objective, chunk_bytes=loss.chunk_bytes)

@@ -380,15 +380,15 @@ def cross_entropy(
 @triton.jit(do_not_specialize=("tokens", "length", "vocab_size", "ignore_index", "other"))
 def check_targets(
     targets, record, ids, mask, is_bad, factors, numbers, tokens, length, vocab_size, ignore_index, other,
-    MEAN: tl.constexpr, CODED: tl.constexpr, RECORD: tl.constexpr, TOKENS: tl.constexpr,
+    MEAN: tl.constexpr, CODED: tl.constexpr, READ: tl.constexpr, RECORD: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Store the targets with `other` for those that do not count, which count, and the factors of a sum or mean.
 
     One program has all targets, so that it knows how many count and which is the first bad one. `numbers` is what the
-    host reads in one wait: a copy of `record`, how many targets are neither tokens nor ignored, and how many are
-    ignored; bad targets count and are unchanged. Where `numbers` is `None` they do not count, `is_bad` marks them, and
-    the first one is recorded if `record` is empty; see `embedlayer.core.index_checks.target_record`. With `CODED` bad
-    ones are stored as V and ignored ones as -1, for `cross_entropy`, and `is_bad` marks both.
+    host reads: a copy of `record`, how many targets are neither tokens nor ignored, and how many do not count. With
+    `READ` bad targets count and are unchanged. Otherwise they do not count, `is_bad` marks them, and the first one is
+    recorded if `record` is empty; see `embedlayer.core.index_checks.target_record`. With `CODED` bad ones are stored as
+    V and ignored ones as -1, for `cross_entropy`, and `is_bad` marks both.
     """
     first = tl.zeros((TOKENS,), tl.int32) + tokens
     value = tl.zeros((TOKENS,), tl.int64)
@@ -401,7 +401,7 @@ def check_targets(
         outside = counts & ((target < 0) | (target >= vocab_size))
         ignored += (inside & (target == ignore_index)).to(tl.int32)
         bad += outside.to(tl.int32)
-        if numbers is None:
+        if not READ:
             counts = counts & (target >= 0) & (target < vocab_size)
             is_first = outside & (first == tokens)
             value = tl.where(is_first, target, value)
@@ -412,18 +412,18 @@ def check_targets(
         tl.store(mask + c, counts, mask=inside)
     left_out, wrong = tl.sum(ignored, 0), tl.sum(bad, 0)
     i = tl.arange(0, RECORD)
-    before = tl.load(record + i)
-    if numbers is None:
+    recorded = tl.load(record + i)
+    if not READ:
         left_out += wrong
         place = tl.min(first, 0)
         value = tl.sum(tl.where(first == place, value, 0), 0)
         found = tl.where(i == 0, place, tl.where(i == 1, value, tl.where(i == 2, length, vocab_size)))
-        is_new = (place < tokens) & (tl.sum(tl.where(i == 0, before, 0), 0) < 0)
-        tl.store(record + i, tl.where(is_new, found, before))
-    else:
-        tl.store(numbers + i, before)
-        tl.store(numbers + RECORD, wrong)
-        tl.store(numbers + RECORD + 1, left_out)
+        is_new = (place < tokens) & (tl.sum(tl.where(i == 0, recorded, 0), 0) < 0)
+        recorded = tl.where(is_new, found, recorded)
+        tl.store(record + i, recorded)
+    tl.store(numbers + i, recorded)
+    tl.store(numbers + RECORD, wrong)
+    tl.store(numbers + RECORD + 1, left_out)
     factor = 1.0
     if MEAN:
         factor = tl.math.div_rn(1.0, tl.maximum(tokens - left_out, 1).to(tl.float32))
@@ -431,7 +431,7 @@ def check_targets(
         c = start + tl.arange(0, TOKENS)
         target = tl.load(targets + c, mask=c < tokens, other=ignore_index)
         counts = target != ignore_index
-        if numbers is None:
+        if not READ:
             counts = counts & (target >= 0) & (target < vocab_size)
         tl.store(factors + c, tl.where(counts, factor, 0.0), mask=c < tokens)
 
@@ -584,10 +584,10 @@ LAUNCHES = {
         reads=("targets", "targets", "record"),
         writes=("ids", "mask", "is_bad", "factors", "numbers"),
         variants={
-            "recorded": Variant({"numbers": None, "MEAN": True, "CODED": True}),
-            "plain": Variant({"numbers": None, "MEAN": True, "CODED": False}),
-            "read": Variant({"is_bad": None, "MEAN": True, "CODED": False}),
-            "sum": Variant({"is_bad": None, "MEAN": False, "CODED": False}),
+            "recorded": Variant({"MEAN": True, "CODED": True, "READ": False}),
+            "plain": Variant({"MEAN": True, "CODED": False, "READ": False}),
+            "read": Variant({"is_bad": None, "MEAN": True, "CODED": False, "READ": True}),
+            "sum": Variant({"is_bad": None, "MEAN": False, "CODED": False, "READ": True}),
         },
         dtypes=(torch.float32,),
     ),
