@@ -16,7 +16,7 @@ from torch import Tensor
 
 from embedlayer.core.torch_state import has_memory
 
-MODULES = ("softmax", "divergences", "largest")
+MODULES = ("softmax", "divergences", "largest", "rows")
 """Modules of this package with kernels; each has a table `LAUNCHES` of its kernels by name."""
 
 TYPES = {
@@ -64,6 +64,7 @@ class Launch:
         reads: Tensors that are read once, whole.
         writes: Tensors that are written once, whole; one that is overwritten is in both.
         gathered: Tensors of which a kernel reads or writes single numbers, with the tensor that has as many numbers.
+        by_row: Tensors of which a program along the first axis reads or writes a row, and how often in all.
         variants: Forms by name.
         dtypes: Dtypes that `"*z"` stands for.
         warps: Warps of a program.
@@ -79,6 +80,7 @@ class Launch:
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     gathered: Mapping[str, str] = field(default_factory=dict)
+    by_row: Mapping[str, int] = field(default_factory=dict)
     variants: Mapping[str, Variant] = field(default_factory=lambda: {"all": Variant({})})
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)
     warps: int = 4
@@ -106,14 +108,16 @@ class Launch:
         return types, constants
 
     def bytes(self, arguments: Arguments) -> int:
-        """Return how many bytes a launch reads and writes, by `reads`, `writes` and `gathered`.
+        """Return how many bytes a launch reads and writes, by `reads`, `writes`, `gathered` and `by_row`.
 
         A tensor counts as often as these name it, so one that is overwritten counts twice.
         """
         whole = [arguments[name] for name in (*self.reads, *self.writes)]
         parts = [(arguments[name], arguments[count]) for name, count in self.gathered.items()]
         parts += [(x, x) for x in whole]
-        return sum(x.element_size() * count.numel() for x, count in parts if x is not None and count is not None)
+        size = sum(x.element_size() * count.numel() for x, count in parts if x is not None and count is not None)
+        rows = [(arguments[name], times) for name, times in self.by_row.items() if arguments[name] is not None]
+        return size + self.grid(arguments)[0] * sum(x[:1].nbytes * times for x, times in rows)
 
 
 class Launched(NamedTuple):
