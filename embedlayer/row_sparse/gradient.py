@@ -179,7 +179,8 @@ def sum_segments(values: Tensor, segments: Segments) -> Tensor:
     Vectors are added in the order of the batch, so the result does not depend on threads.
     """
     rows, order, offsets = segments
-    if device_kind(values) == "cpu" and SUM_SEGMENTS.applies(values, order) and values.is_floating_point() and values.dim() == 2:
+    is_matrix = values.is_floating_point() and values.dim() == 2
+    if is_matrix and device_kind(values) == "cpu" and SUM_SEGMENTS.applies(values, order):
         out = values.new_empty((len(rows), values.shape[1]))
         if SUM_SEGMENTS.run(len(rows), values.contiguous(), order, offsets, out, block=rows_in_block(out)):
             return out
@@ -353,6 +354,17 @@ def values_of_rows(grad: Tensor) -> Tensor:
     return with_torch_functions(values, grad) if is_sharded else values
 
 
+def mul_(grad: Tensor, factor: Number) -> Tensor:
+    """Multiply a gradient in place, as `Tensor.mul_` does, and return it.
+
+    By a number the values of a sparse gradient are multiplied where they are: torch would replace its row numbers too.
+    """
+    if grad.layout is torch.sparse_coo and (not isinstance(factor, Tensor) or factor.dim() == 0):
+        sparse_values(grad).mul_(factor)
+        return grad
+    return grad.mul_(factor)
+
+
 def foreach_mul_(grads: Sequence[Tensor], factors: Number | Sequence[Number]) -> None:
     """Multiply each gradient in place, as `torch._foreach_mul_` does; torch has none for sparse tensors.
 
@@ -360,7 +372,7 @@ def foreach_mul_(grads: Sequence[Tensor], factors: Number | Sequence[Number]) ->
     """
     each = factors if isinstance(factors, Sequence) else [factors] * len(grads)
     for grad, factor in zip(grads, each, strict=True):
-        grad.mul_(factor)
+        mul_(grad, factor)
 
 
 def clamp_(grad: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
@@ -378,7 +390,8 @@ def clamp_(grad: Tensor, min: float | None = None, max: float | None = None) -> 
             f"Clamping a row-sparse gradient {tuple(grad.shape)} to {min}..{max} would give every row a gradient. "
             f"The range must contain 0, or the table must be built with row_sparse=False."
         )
-    grad.copy_(coalesced(grad))  # equal rows are summed first
+    if (summed := coalesced(grad)) is not grad:  # equal rows are summed first
+        grad.copy_(summed)
     sparse_values(grad).clamp_(min, max)
     return grad
 
@@ -387,6 +400,7 @@ ON_GRADIENTS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.linalg.vector_norm: vector_norm,
     foreach_norm: lambda grads, *args, **options: [vector_norm(grad, *args, **options) for grad in grads],
     torch_foreach_mul_: foreach_mul_,
+    Tensor.mul_: mul_,
     Tensor.clamp_: clamp_,
     foreach_clamp_min_: lambda grads, least: [clamp_(grad, min=least) for grad in grads],
     foreach_clamp_max_: lambda grads, most: [clamp_(grad, max=most) for grad in grads],

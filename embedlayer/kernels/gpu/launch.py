@@ -70,6 +70,8 @@ class Launch:
         warps: Warps of a program.
         stages: Stages of software pipelining.
         fp_fusion: Whether a product and a sum may be computed with one rounding.
+        register_limit: Registers of a thread that the compiler may use. Without it, it may choose fewer so that more
+            programs run at a time, and write a few numbers to memory instead.
     """
 
     kernel: Any
@@ -86,11 +88,13 @@ class Launch:
     warps: int = 4
     stages: int = 1
     fp_fusion: bool = True
+    register_limit: int | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         """Return the options of the compiler."""
-        return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": self.fp_fusion}
+        options = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": self.fp_fusion}
+        return options if self.register_limit is None else {**options, "maxnreg": self.register_limit}
 
     def signature(self, variant: str, dtype: torch.dtype) -> tuple[dict[str, str], dict[str, Any]]:
         """Return the type of each argument, and the values of those that are constants, to compile ahead of time.

@@ -13,7 +13,6 @@ steps since its last update amount to. So the host reads nothing.
 
 import math
 
-import torch
 import triton
 import triton.language as tl
 
@@ -71,8 +70,8 @@ def sum_equal_rows(
 def _terms(record, place, count, j, log_ratio, log_beta2, log_decay):
     """Return the weights and the nodes of the skipped steps `j`, counted from 0, of a row updated at line `place`.
 
-    They are those of `embedlayer.row_sparse.history`, in float64. `log_decay` is the logarithm of the weight decay up to
-    the last of the steps. From `count` on weights are 0.
+    They are those of `embedlayer.row_sparse.history`, in float64. `log_decay` is the logarithm of the weight decay of
+    all steps up to the last one. From `count` on weights are 0.
     """
     here = j < count
     line = record + (place + 1 + tl.where(here, j, 0)) * NUMBERS
@@ -167,16 +166,19 @@ def update_rows(
 ):  # fmt: skip
     """Apply the pending updates of rows in place, and then make an optimizer's step on them where they have gradients.
 
-    A program has the place of one row. Rows outside of the table are left out.
+    A program has one place of a row. Rows outside of the table are left out.
 
-    `rows` are sorted row numbers, or `None` for the rows `first_row` to `stop_row - 1`. `gradients`, `(places, D)`, has the sum
-    of a row at its first place; `None` for no step. `step` is the number of this step, or of the last one before.
-    `value_steps` and `moment_steps`, `(V,)`, are the last steps that values and moments of a row include, `record` is
-    described in this module, `start` is the step of its line 0, and `most_terms` are the steps after which others are
-    negligible. `weight` is `(V, D)`, with rows up to `stop_row - 1`, D is `units * UNIT`; `exp_avg` is `(V, D)` or `None`;
-    `exp_avg_sq` is `(V, D)`, or `(V, 1)` if `ROWWISE`. Both halves of the seed of stochastic rounding are `None` to
-    round to nearest. From `add1` on arguments are the numbers of `StepRates`. `DECAY` is whether the moments decay up to
-    the last step without a step of their own.
+    - `rows`: sorted row numbers, or `None` for the rows `first_row` to `stop_row - 1`.
+    - `gradients`: sum of the gradients of a row at its first place, `(places, D)`; `None` for no step.
+    - `record`, `start`, `most_terms`: the steps, as this module describes them; the step of line 0; and the number of
+      skipped steps after which others are negligible.
+    - `value_steps`, `moment_steps`: last steps that values and moments of each row include, `(V,)`.
+    - `step`: number of the step; of the last one if no step is made.
+    - `weight`, `exp_avg`, `exp_avg_sq`: `(V, D)`, with rows up to `stop_row - 1`; D is `units * UNIT`. `exp_avg` may be
+      `None`; `exp_avg_sq` is `(V, 1)` if `ROWWISE`.
+    - `seed_high`, `seed_low`: halves of the seed of stochastic rounding; `None` to round to nearest.
+    - `add1` to `update`: the numbers of `StepRates`.
+    - `DECAY`: whether the moments decay up to the last step without a step of their own.
     """
     width = units * UNIT
     row = tl.program_id(0).to(tl.int64) + first_row
@@ -264,7 +266,7 @@ def update_rows(
                         is_low = (v < least) & (m != 0.0) & inside
                         if tl.max(is_low.to(tl.int32), 0) > 0:
                             exact = tl.zeros((COLUMNS,), tl.float32)
-                            for j in range(0, count):
+                            for j in range(count):
                                 term, node = _terms(record, line, count, j, log_ratio, log_beta2, log_decay)
                                 exact += (term * scale).to(tl.float32) / (root + (node * spread).to(tl.float32))
                             total = tl.where(is_low, exact, total)
@@ -273,10 +275,7 @@ def update_rows(
                 p = p * decay
             if gradients is not None:
                 g = tl.load(gradients + n * width + i, mask=inside, other=0.0).to(tl.float32)
-                if exp_avg is not None:
-                    m = m * fade1 + g * add1
-                else:
-                    m = g
+                m = g if exp_avg is None else m * fade1 + g * add1
                 if ROWWISE:
                     p = p * factor - rate * m
                 else:
@@ -322,9 +321,10 @@ ROWWISE_TABLE = {**TABLE, "exp_avg": "*fp32", "exp_avg_sq": "*fp32"}
 NO_STEP = dict.fromkeys(("gradients", "add1", "add2", "factor", "addend", "update"))
 TO_NEAREST = dict.fromkeys(("seed_high", "seed_low"))
 ALL_ROWS = {"rows": None, "DECAY": True}
-BLOCKS = {"TERMS": 128, "COLUMNS": 1024}
-STEPS = {"value_steps": 2, "moment_steps": 2}
+BLOCKS = {"TERMS": 128, "COLUMNS": 512}
+ROWWISE_BLOCKS = {"TERMS": 128, "COLUMNS": 1024}
 READ = {"value_steps": 2, "moment_steps": 1, "weight": 2, "exp_avg": 1, "exp_avg_sq": 1}
+WRITTEN = dict.fromkeys(READ, 2)
 
 LAUNCHES = {
     "sum_equal_rows": Launch(
@@ -335,10 +335,11 @@ LAUNCHES = {
             **dict.fromkeys(("values", "sums"), "*z"),
             **dict.fromkeys(("places", "units", "drop"), "i32"),
         },
-        blocks={"SEVERAL": 4, "COLUMNS": 1024},
+        blocks={"SEVERAL": 4, "COLUMNS": 512},
         wide=("values", "sums"),
         reads=("rows", "order", "values"),
         writes=("sums",),
+        register_limit=128,
         variants={"wide": Variant({"UNIT": 8}), "odd": Variant({"UNIT": 1})},
     ),
     "apply_pending": Launch(
@@ -350,6 +351,7 @@ LAUNCHES = {
         reads=("rows",),
         writes=(),
         by_row=READ,
+        register_limit=128,
         variants={
             "look-up": Variant({**NO_STEP, **TO_NEAREST, "DECAY": False, "ROWWISE": False, "UNIT": 8}),
             "rounded at random": Variant({**NO_STEP, "DECAY": False, "ROWWISE": False, "UNIT": 8}),
@@ -361,11 +363,12 @@ LAUNCHES = {
         update_rows,
         grid=_by_rows,
         types=ROWWISE_TABLE,
-        blocks=BLOCKS,
+        blocks=ROWWISE_BLOCKS,
         wide=("weight", "exp_avg"),
         reads=("rows",),
         writes=(),
         by_row=READ,
+        register_limit=128,
         variants={
             "look-up": Variant({**NO_STEP, **TO_NEAREST, "DECAY": False, "ROWWISE": True, "UNIT": 8}),
             "all rows": Variant({**NO_STEP, **ALL_ROWS, "ROWWISE": True, "UNIT": 8}),
@@ -382,7 +385,8 @@ LAUNCHES = {
         wide=("weight", "exp_avg", "exp_avg_sq", "gradients"),
         reads=("rows", "gradients"),
         writes=(),
-        by_row={**STEPS, "weight": 2, "exp_avg": 2, "exp_avg_sq": 2},
+        by_row=WRITTEN,
+        register_limit=128,
         variants={
             "plain": Variant({**TO_NEAREST, "DECAY": False, "ROWWISE": False, "UNIT": 8}),
             "rounded at random": Variant({"DECAY": False, "ROWWISE": False, "UNIT": 8}),
@@ -393,11 +397,12 @@ LAUNCHES = {
         update_rows,
         grid=_by_rows,
         types=ROWWISE_TABLE,
-        blocks=BLOCKS,
+        blocks=ROWWISE_BLOCKS,
         wide=("weight", "exp_avg", "gradients"),
         reads=("rows", "gradients"),
         writes=(),
-        by_row={**STEPS, "weight": 2, "exp_avg": 2, "exp_avg_sq": 2},
+        by_row=WRITTEN,
+        register_limit=128,
         variants={
             "plain": Variant({**TO_NEAREST, "DECAY": False, "ROWWISE": True, "UNIT": 8}),
             "rounded at random": Variant({"DECAY": False, "ROWWISE": True, "UNIT": 8}),
