@@ -15,11 +15,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from embedlayer.core.collectives import ProcessGroup, RowPartition
 from embedlayer.core.computed_buffers import recompute_all_buffers
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
-from embedlayer.core.index_checks import IndexCheck
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.distributed.dtensors import as_dtensor, is_dtensor, rank_of, rows_of_this_rank
 from embedlayer.io.files import JsonObject
+from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.losses.finishing import finish
 from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from embedlayer.core.computed_buffers import ComputedBuffers
 from embedlayer.core.errors import SizeError, TokenIdError
-from embedlayer.core.index_checks import IndexCheck
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.torch_state import is_current, is_unchanged, plain_operators_only
 from embedlayer.heads.draft_map import check_draft_tokens
@@ -18,6 +17,7 @@ from embedlayer.heads.logit_source import ModelLogitOptions
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.peft import AdaptedRows
 from embedlayer.heads.prediction import PredictionHead
+from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.losses.definition import transformed_states
 from embedlayer.losses.finishing import finish_logits
 from embedlayer.losses.fixed_row import linear_with_fixed_row

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from embedlayer.core.computed_buffers import ComputedBuffers
 from embedlayer.core.errors import SizeError
-from embedlayer.core.index_checks import IndexCheck
 from embedlayer.core.shapes import Positions
+from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.positions.position import AdditivePosition
 
 Layout = Literal["interleaved", "concatenated"]

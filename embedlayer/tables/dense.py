@@ -16,11 +16,11 @@ from embedlayer.core.computed_buffers import ComputedBuffers
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.held_parameters import former_parameter, watch_replacement
-from embedlayer.core.index_checks import IndexCheck
 from embedlayer.core.initialization import init_normal_, init_normal_rows_, zero_rows_
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.core.torch_state import is_transformed, plain_operators_only
 from embedlayer.io.files import JsonObject
+from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.row_sparse.gradient import call_plain
 from embedlayer.row_sparse.hooks import (
     RowSparseParameter,

@@ -15,8 +15,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.core.errors import SizeError
-from embedlayer.core.index_checks import IndexCheck, as_ids, rows_without_record
+from embedlayer.core.index_checks import as_ids, rows_without_record
 from embedlayer.core.shapes import Ids, IdsLike, Vectors
+from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.saving import Pretrained
 
 LookUp: TypeAlias = Callable[[Any, Tensor], Tensor]  # a method `look_up` of a table

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from embedlayer.kernels.gpu.launch import Launch
 
-INTEGERS = ("count", "rows", "offset", "length")
+INTEGERS = ("count", "rows", "length")
 
 
 @triton.jit
@@ -33,29 +33,28 @@ def record_first_bad(indices, record, first, stop, rows, offset, length, SCANNED
         is_bad = (i < end) & ((row < 0) | (row >= rows))
         place = tl.min(tl.where(is_bad, i, end), 0)
         start += SCANNED
-    if (place >= first) & (place < end):
-        if tl.load(record) < 0:
-            tl.store(record, place)
-            tl.store(record + 1, tl.load(indices + place).to(tl.int64) + offset)
-            tl.store(record + 2, tl.cast(length, tl.int64))
+    if tl.load(record, mask=(place >= first) & (place < end), other=0) < 0:
+        tl.store(record, place)
+        tl.store(record + 1, tl.load(indices + place).to(tl.int64) + offset)
+        tl.store(record + 2, tl.cast(length, tl.int64))
 
 
 @triton.jit(do_not_specialize=INTEGERS)
-def clamp_and_record(indices, record, clamped, outside, count, rows, offset, length, SIZE: tl.constexpr):
-    """Store the row numbers `indices + offset`, clamped to `0 .. rows - 1`, and which of them were not in that range.
+def clamp_and_record(indices, record, clamped, outside, count, rows, length, SIZE: tl.constexpr):
+    """Store the row numbers `indices`, clamped to `0 .. rows - 1`, and which of them were not in that range.
 
     All have `count` numbers; `outside` is boolean.
     """
     first = tl.program_id(0).to(tl.int64) * SIZE
     i = first + tl.arange(0, SIZE)
     inside = i < count
-    row = tl.load(indices + i, mask=inside, other=0) + offset
+    row = tl.load(indices + i, mask=inside, other=0)
     is_bad = inside & ((row < 0) | (row >= rows))
     tl.store(clamped + i, tl.minimum(tl.maximum(row, 0), rows - 1), mask=inside)
     tl.store(outside + i, is_bad, mask=inside)
     if tl.max(is_bad.to(tl.int32), 0) > 0:
         stop = tl.minimum(first + SIZE, tl.cast(count, tl.int64))
-        record_first_bad(indices, record, first, stop, rows, offset, length, SIZE)
+        record_first_bad(indices, record, first, stop, rows, 0, length, SIZE)
 
 
 LAUNCHES = {
@@ -63,7 +62,8 @@ LAUNCHES = {
         clamp_and_record,
         grid=lambda a: (-(-a["count"] // a["SIZE"]),),
         types={
-            **dict.fromkeys(("indices", "record", "clamped"), "*i64"),
+            **dict.fromkeys(("indices", "clamped"), "*z"),
+            "record": "*i64",
             "outside": "*i1",
             **dict.fromkeys(INTEGERS, "i32"),
         },
@@ -71,7 +71,7 @@ LAUNCHES = {
         wide=(),
         reads=("indices",),
         writes=("clamped", "outside"),
-        dtypes=(torch.float32,),
+        dtypes=(torch.int64, torch.int32),
     ),
 }
 """How each kernel is launched."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from embedlayer.core.torch_state import has_memory
 
-MODULES = ("softmax", "divergences", "largest", "index_check", "rows")
+MODULES = ("softmax", "divergences", "largest", "index_check", "input", "rows")
 """Modules of this package with kernels; each has a table `LAUNCHES` of its kernels by name."""
 
 TYPES = {

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from embedlayer.core.computed_buffers import ComputedBuffers
 from embedlayer.core.errors import CheckpointError, SizeError
-from embedlayer.core.index_checks import IndexCheck, as_ids
+from embedlayer.core.index_checks import as_ids
 from embedlayer.core.initialization import init_normal_rows_, zero_rows_
 from embedlayer.core.shapes import Ids, IdsLike, Vectors
 from embedlayer.core.torch_state import plain_operators_only
@@ -19,6 +19,7 @@ from embedlayer.io.files import JsonObject
 from embedlayer.io.mapped_rows import default_resident_bytes
 from embedlayer.io.safetensors_files import DTYPE_NAMES, TensorInfo
 from embedlayer.io.weight_files import WeightFiles, choose_weight_files, find_folder, no_such_path
+from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.saving import check_saved
 from embedlayer.tables.dense import TokenEmbedding, resolve_init_std, resolve_scale
 from embedlayer.tables.lookup import LookupTable, StoredRows, check_sizes
