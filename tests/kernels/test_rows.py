@@ -3,124 +3,76 @@
 Those of numba are in `tests/kernels/cpu/test_rows.py`.
 """
 
-from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
-from comparison import assert_no_worse
-from covering import cases
+from covering import cases, some
+from interpreted import interpreted
 from kernel_paths import GPU_BACKENDS, running_on
-from pending_rows import GAPS_AT, ROOTS, rates, recorded, replayed, with_pending
-from torch import Tensor, nn
+from pending_rows import (
+    DTYPES,
+    ROWS,
+    RULES,
+    SLACK,
+    a_table,
+    assert_pending_updates_are_the_loop_over_the_skipped_steps,
+    assert_rows_beyond_2_to_31_numbers_are_those_of_a_small_table,
+    assert_training_is_no_worse,
+    batch,
+    drawn,
+    here,
+    rates,
+    recorded,
+    trained,
+)
+from torch import nn
 
 from embedlayer import RowAdamW, StaleRowsError, TokenEmbedding, clip_grad_norm_
 from embedlayer.kernels.gpu.launch import launches_observed
 from embedlayer.kernels.kernel import kernels_disabled
-from embedlayer.kernels.rows import update_rows
-from embedlayer.optim import RowAdagrad, RowwiseSecondMoment
 from embedlayer.row_sparse import pending_updates
 from embedlayer.row_sparse.gradient import RowSparseGradient, SortedRows, summed_gradient
 from embedlayer.row_sparse.history import Betas
 from embedlayer.row_sparse.stochastic_rounding import StochasticRounding, round_rows
 
-ROWS = 30
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-SLACK = {torch.float32: 3e-7, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
-
-Rule = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-
-RULES: dict[str, Rule] = {
-    "two moments": lambda weights: RowAdamW(weights, weight_decay=0.1),
-    "betas (0.9, 0.95)": lambda weights: RowAdamW(weights, betas=(0.9, 0.95), weight_decay=0.1),
-    "no momentum": lambda weights: RowAdamW(weights, betas=(0.0, 0.9)),
-    "float32 first moment": lambda weights: RowAdamW(weights, weight_decay=0.1, state=RowwiseSecondMoment()),
-    "bfloat16 first moment": lambda weights: RowAdamW(weights, state=RowwiseSecondMoment(torch.bfloat16)),
-    "no first moment": lambda weights: RowAdamW(weights, weight_decay=0.1, state=RowwiseSecondMoment(None)),
-    "Adagrad": lambda weights: RowAdagrad(weights, weight_decay=0.1),
-}
-
-
-def here(x: Tensor) -> Tensor:
-    """Return numbers of the CPU on the device where new tensors are."""
-    return x.to(torch.empty(0).device)
-
-
-def drawn(*shape: int, seed: int) -> Tensor:
-    """Return normal numbers that bfloat16 and float16 can hold."""
-    numbers = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), device="cpu")
-    return here(numbers.mul(16).round().div(16))
-
-
-def a_table(dtype: torch.dtype, width: int, padding_idx: int | None = None) -> TokenEmbedding:
-    """Return a row-sparse table of a few drawn rows."""
-    table = TokenEmbedding(ROWS, width, row_sparse=True, dtype=dtype, padding_idx=padding_idx)
-    with torch.no_grad():
-        table.weight.copy_(drawn(ROWS, width, seed=0))
-        if padding_idx is not None:
-            table.weight[padding_idx] = 0
-    return table
-
-
-def batch(step: int) -> Tensor:
-    """Return the IDs of a step: of few rows, and at every fourth step of one row alone, so that the others wait."""
-    generator = torch.Generator().manual_seed(step)
-    high = 1 if step % 4 == 3 else ROWS
-    return here(torch.randint(0, high, (2, 4), generator=generator, device="cpu"))
-
-
-def trained(rule: Rule, dtype: torch.dtype, *, width: int, steps: int = 9, padding_idx: int | None = None) -> Tensor:
-    """Return the vectors of each step, then all rows and the optimizer's state at the end, as float64."""
-    table = a_table(dtype, width, padding_idx)
-    optimizer, results = rule([table.weight]), []
-    for step in range(steps):
-        optimizer.param_groups[0]["lr"] = 0.02 * (1 + step % 3)
-        vectors = table(batch(step))
-        results.append(vectors.detach().flatten())
-        vectors.backward(drawn(*vectors.shape, seed=step).to(dtype))
-        if step % 3 == 1:
-            clip_grad_norm_([table.weight], 3.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    results.append(table.rows(0, ROWS).detach().flatten())
-    if padding_idx is not None:
-        assert not table.rows(padding_idx, padding_idx + 1).any()
-    state = optimizer.state_dict()["state"][0]
-    results += [state[name].flatten() for name in state if name != "step"]
-    return torch.cat([each.double() for each in results])
-
 
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
-@cases("rule, dtype, width, padding_idx", RULES, DTYPES, [24, 5], [None, 0])
+@pytest.mark.parametrize(
+    "rule, dtype, width, padding_idx",
+    some(
+        [
+            ("two moments", torch.float32, 24, 0),
+            ("bfloat16 first moment", torch.bfloat16, 5, None),
+            ("Adagrad", torch.float16, 24, None),
+        ],
+        product(RULES, DTYPES, [24, 5], [None, 0]),
+    ),
+)
 def test_training_is_no_worse_than_by_torch_operators(backend, rule, dtype, width, padding_idx) -> None:
-    with running_on(backend):
-        launched: set[str] = set()
-        with launches_observed(lambda launch: launched.add(launch.name)):
-            found = trained(RULES[rule], dtype, width=width, padding_idx=padding_idx)
-        assert launched >= {"sum_equal_rows"}
-        assert any(name.endswith("step") for name in launched)
-        assert any(name.startswith("apply_pending") for name in launched)
-        exact = trained(RULES[rule], torch.float64, width=width, padding_idx=padding_idx)
-        with kernels_disabled():
-            plain = trained(RULES[rule], dtype, width=width, padding_idx=padding_idx)
-        assert_no_worse(found, plain, exact, slack=SLACK[dtype] * float(exact.abs().max()))
+    launched: set[str] = set()
+    with running_on(backend), launches_observed(lambda launch: launched.add(launch.name)):
+        assert_training_is_no_worse(rule, dtype, width, padding_idx)
+    assert launched >= {"sum_equal_rows"}
+    assert any(name.endswith("step") for name in launched)
+    assert any(name.startswith("apply_pending") for name in launched)
 
 
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
-@cases("betas, decay", [(0.9, 0.999), (0.9, 0.95), (0.95, 0.99), (0.0, 0.9)], [0.0, 0.1, 40.0])
+@pytest.mark.parametrize(
+    "betas, decay",
+    some([((0.9, 0.95), 0.1)], product([(0.9, 0.999), (0.9, 0.95), (0.95, 0.99), (0.0, 0.9)], [0.0, 0.1, 40.0])),
+)
 def test_pending_updates_are_the_loop_over_the_skipped_steps_for_every_mean_square(backend, betas, decay) -> None:
-    steps, betas = 1200, Betas(*betas, eps=1e-8)
     with running_on(backend):
-        m, v = torch.ones(len(GAPS_AT), len(ROOTS)).double(), here(ROOTS**2).expand(len(GAPS_AT), -1)
-        history = recorded(betas, rates(steps), decay)
-        table = with_pending(history, GAPS_AT, GAPS_AT, m, v, dtype=torch.float32)
-        found = table.rows(0, len(GAPS_AT)).detach().double()
-        for row, at in enumerate(GAPS_AT):
-            exact = replayed(m[row], v[row].float().double(), at, rates(steps)[at:], decay, betas)
-            assert ((found[row] - exact).abs() <= 3e-6 * exact.abs() + 1e-37).all()
+        assert_pending_updates_are_the_loop_over_the_skipped_steps(betas, decay)
 
 
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
-@cases("dtype, moments, rowwise", DTYPES, [False, True], [False, True])
+@pytest.mark.parametrize(
+    "dtype, moments, rowwise",
+    some([(torch.float32, True, False), (torch.bfloat16, True, True)], product(DTYPES, [False, True], [False, True])),
+)
 def test_all_rows_at_once_are_those_of_torch_operators(backend, dtype, moments, rowwise) -> None:
     generator = torch.Generator().manual_seed(0)
     at = torch.randint(1, 301, (20,), generator=generator, dtype=torch.int32)
@@ -155,7 +107,7 @@ def test_rows_are_rounded_at_random_by_the_bits_of_the_definition(backend) -> No
     with running_on(backend):
         table = a_table(torch.bfloat16, 40)
         optimizer = RowAdamW([table.weight], lr=0.5, weight_decay=0.5, rounding=StochasticRounding(seed))
-        before, ids = table.weight.detach().float(), here(torch.tensor([3, 29, 3]))
+        before, ids = table.weight.detach().float(), here(torch.tensor([3, 11, 3]))
         table(ids).backward(torch.zeros(3, 40, dtype=torch.bfloat16))
         optimizer.step()
         stepped = round_rows(before[ids] * 0.75, ids, seed=seed, step=1)
@@ -253,38 +205,22 @@ def test_a_training_step_in_a_captured_graph_is_refused_on_a_gpu() -> None:
         optimizer.step()
 
 
-FAR_ROWS, FAR_WIDTH = 1 << 20, 2056
-assert (FAR_ROWS - 1) * FAR_WIDTH > 2**31
+@pytest.mark.parametrize("rowwise", [False, True])
+def test_rows_beyond_2_to_31_numbers_are_those_of_a_small_table(rowwise) -> None:
+    with running_on("triton"):
+        assert_rows_beyond_2_to_31_numbers_are_those_of_a_small_table(rowwise=rowwise)
 
 
 @pytest.mark.parametrize("rowwise", [False, True])
-def test_rows_beyond_2_to_31_numbers_are_those_of_a_small_table(rowwise, tmp_path) -> None:
-    step, numbers = 5, [0.1, 0.001, 0.9, 1e-8, 0.01]
-    history = recorded(Betas(0.9, 0.99, 1e-8), rates(step), 0.1)
-    results = []
-    for num_rows in (3, FAR_ROWS):
-        size = num_rows * FAR_WIDTH
-        tables = [
-            torch.from_file(str(tmp_path / f"{name}{num_rows}"), shared=True, size=size, dtype=torch.bfloat16).view(
-                num_rows, FAR_WIDTH
-            )
-            for name in ("weight", "exp_avg", "exp_avg_sq")
-        ]
-        table, m, v = tables
-        for place, each in enumerate(tables):
-            each[-2:] = drawn(2, FAR_WIDTH, seed=place).square()
-        v = torch.ones(num_rows, 1) if rowwise else v
-        with running_on("triton"):
-            rows, gradients = torch.tensor([num_rows - 2, num_rows - 1]), drawn(2, FAR_WIDTH, seed=4).bfloat16()
-            steps = [torch.full((num_rows,), 2, dtype=torch.int32) for _ in range(2)]
-            record = torch.from_numpy(history.lines_from(0))
-            for made in (None, gradients):
-                last = step - (made is None)
-                update_rows(
-                    rows, made, record, *steps, table, m, v, 0, num_rows, 0, last, step, None, False,
-                    [] if made is None else numbers,
-                )  # fmt: skip
-            update_rows(None, None, record, *steps, table, m, v, num_rows - 2, num_rows, 0, step, step, 7, True, [])
-        results.append([each[-2:].clone() for each in (table, m, v, *steps)])
-    assert all(map(torch.equal, *results))
-    assert results[0][0].any()
+def test_a_step_reads_and_writes_each_row_once(rowwise) -> None:
+    rule = RULES["float32 first moment" if rowwise else "two moments"]
+    with interpreted() as run:
+        trained(rule, torch.float32, width=8, steps=3)
+    by_name = [(launch, "gradients" in launch.read) for launch in run.launches if launch.name == "update_rows"]
+    for launch, makes_step in by_name:
+        assert launch.read["weight"] == launch.written["weight"] > 0
+        if makes_step:
+            assert launch.read["gradients"] == launch.read["weight"] * (1 + rowwise)
+            assert launch.written["exp_avg"] == launch.read["exp_avg"] == launch.read["weight"]
+    assert any(makes_step for _, makes_step in by_name)
+    assert not all(makes_step for _, makes_step in by_name)

@@ -37,7 +37,8 @@ LAUNCHES = {
     "GPT-2 input embedding, training": 25,
     "rotary": 10,
     "rotary, training": 24,
-    "row-sparse step": 70,
+    "row-sparse step": 9,
+    "row-sparse step with clipping, Adagrad": 17,
     "look-up, int8": 30,
     "look-up, int4 in groups of 32": 36,
     "logits of one token, int8": 256,
@@ -77,7 +78,6 @@ WAITS = {
     **dict.fromkeys(BY_NAME, 0),
     **{path.name: 1 for path in PASSES},
     "loss, no target dropped": 0,
-    "row-sparse step": 10,
     "patched transformers model without blocks": 2,
 }
 """Most waits of a call: a pass over the vocabulary counts the tokens and checks the IDs at once."""
