@@ -79,12 +79,13 @@ def update_rows(
     rowwise = exp_avg_sq.shape[1] == 1
     name = ("apply_pending", "apply_pending_rowwise", "adamw_step", "rowwise_step")[rowwise + 2 * bool(rates)]
     halves = (None, None) if seed is None else (seed >> LOW_BITS, seed & ((1 << LOW_BITS) - 1))
-    arguments = {"rows": rows, "gradients": gradients, "record": record, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
-    arguments |= {"value_steps": value_steps, "moment_steps": moment_steps, "weight": weight, "DECAY": decay_moments}
-    numbers = {"first_row": first_row, "stop_row": stop_row, "start": start, "step": step, "most_terms": most_terms}
-    numbers |= dict(zip(("seed_high", "seed_low"), halves, strict=True))
-    numbers |= dict(zip(RATES, rates or [None] * len(RATES), strict=True))
-    launch("rows", name, **arguments, **_columns(weight), **numbers, ROWWISE=rowwise)
+    tensors = {"rows": rows, "gradients": gradients, "record": record, "weight": weight}
+    tensors |= {"value_steps": value_steps, "moment_steps": moment_steps, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+    numbers: dict[str, float | None] = dict(zip(("seed_high", "seed_low"), halves, strict=True))
+    numbers |= {"first_row": first_row, "stop_row": stop_row, "start": start, "step": step, "most_terms": most_terms}
+    numbers |= dict(zip(RATES, rates, strict=True)) if rates else dict.fromkeys(RATES)
+    flags = {"ROWWISE": rowwise, "DECAY": decay_moments}
+    launch("rows", name, **tensors, **_columns(weight), **numbers, **flags)
     return True
 
 

@@ -39,7 +39,7 @@ from embedlayer.row_sparse.stochastic_rounding import StochasticRounding, round_
 
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
 @pytest.mark.parametrize(
-    "rule, dtype, width, padding_idx",
+    ("rule", "dtype", "width", "padding_idx"),
     some(
         [
             ("two moments", torch.float32, 24, 0),
@@ -60,7 +60,7 @@ def test_training_is_no_worse_than_by_torch_operators(backend, rule, dtype, widt
 
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
 @pytest.mark.parametrize(
-    "betas, decay",
+    ("betas", "decay"),
     some([((0.9, 0.95), 0.1)], product([(0.9, 0.999), (0.9, 0.95), (0.95, 0.99), (0.0, 0.9)], [0.0, 0.1, 40.0])),
 )
 def test_pending_updates_are_the_loop_over_the_skipped_steps_for_every_mean_square(backend, betas, decay) -> None:
@@ -70,7 +70,7 @@ def test_pending_updates_are_the_loop_over_the_skipped_steps_for_every_mean_squa
 
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
 @pytest.mark.parametrize(
-    "dtype, moments, rowwise",
+    ("dtype", "moments", "rowwise"),
     some([(torch.float32, True, False), (torch.bfloat16, True, True)], product(DTYPES, [False, True], [False, True])),
 )
 def test_all_rows_at_once_are_those_of_torch_operators(backend, dtype, moments, rowwise) -> None:

@@ -119,9 +119,10 @@ class Launch:
         whole = [arguments[name] for name in (*self.reads, *self.writes)]
         parts = [(arguments[name], arguments[count]) for name, count in self.gathered.items()]
         parts += [(x, x) for x in whole]
-        size = sum(x.element_size() * count.numel() for x, count in parts if x is not None and count is not None)
+        size: int = sum(x.element_size() * count.numel() for x, count in parts if x is not None and count is not None)
         rows = [(arguments[name], times) for name, times in self.by_row.items() if arguments[name] is not None]
-        return size + self.grid(arguments)[0] * sum(x[:1].nbytes * times for x, times in rows)
+        of_a_row: int = sum(x[:1].nbytes * times for x, times in rows)
+        return size + self.grid(arguments)[0] * of_a_row
 
 
 class Launched(NamedTuple):
