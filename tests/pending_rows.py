@@ -111,7 +111,7 @@ def batch(step: int) -> Tensor:
 
 
 def trained(rule: Rule, dtype: torch.dtype, *, width: int, steps: int = 8, padding_idx: int | None = None) -> Tensor:
-    """Return the vectors of each step, then all rows and the optimizer's state at the end, as float64."""
+    """Return the vectors of each step, all rows midway and at the end, and the optimizer's state, as float64."""
     table = a_table(dtype, width, padding_idx)
     optimizer, results = rule([table.weight]), []
     for step in range(steps):
@@ -123,6 +123,8 @@ def trained(rule: Rule, dtype: torch.dtype, *, width: int, steps: int = 8, paddi
             clip_grad_norm_([table.weight], 3.0)
         optimizer.step()
         optimizer.zero_grad()
+        if step == 3:  # updates values, and not the moments
+            results.append(table.rows(0, ROWS).detach().flatten())
     results.append(table.rows(0, ROWS).detach().flatten())
     if padding_idx is not None:
         assert not table.rows(padding_idx, padding_idx + 1).any()
