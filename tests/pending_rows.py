@@ -110,7 +110,9 @@ def batch(step: int) -> Tensor:
     return here(torch.randint(0, high, (2, 3), generator=generator, device="cpu"))
 
 
-def trained(rule: Rule, dtype: torch.dtype, *, width: int, steps: int = 8, padding_idx: int | None = None) -> Tensor:
+def trained(
+    rule: Rule, dtype: torch.dtype, *, width: int = 8, steps: int = 8, padding_idx: int | None = None
+) -> Tensor:
     """Return the vectors of each step, all rows midway and at the end, and the optimizer's state, as float64."""
     table = a_table(dtype, width, padding_idx)
     optimizer, results = rule([table.weight]), []

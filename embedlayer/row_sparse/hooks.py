@@ -169,7 +169,8 @@ def look_up_rows(ids: Tensor, weight: Tensor) -> Tensor:
     busy machine. On a CPU the row numbers, of any shape, have been checked.
     """
     pending = pending_updates_of(weight)
-    if type(weight) is RowSparseParameter and pending is not None and sums_on_device(raw_weight(weight)):
+    learns = torch.is_grad_enabled() and weight.requires_grad
+    if learns and type(weight) is RowSparseParameter and pending is not None and sums_on_device(raw_weight(weight)):
         looked_up: Tensor = _LookUpSortedRows.apply(weight, ids)  # type: ignore[no-untyped-call]
         return looked_up
     numbers = ids.numel() * weight.shape[1]
@@ -235,8 +236,8 @@ class _LookUpSortedRows(torch.autograd.Function):
     def forward(ctx: Any, weight: Tensor, ids: Tensor) -> Tensor:
         pending = pending_updates_of(weight)
         assert pending is not None
-        places = SortedRows.of(ids) if ctx.needs_input_grad[0] or pending.has_pending else None
-        ctx.save_for_backward(ids, *(places or ()))
+        places = SortedRows.of(ids)
+        ctx.save_for_backward(ids, *places)
         ctx.shape, ctx.padding_idx = weight.shape, pending.padding_idx
         with pending.lock:
             pending.apply_to_ids(weight, ids, places)

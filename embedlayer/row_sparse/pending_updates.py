@@ -18,6 +18,7 @@ from weakref import ReferenceType, WeakValueDictionary
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -374,7 +375,7 @@ class PendingUpdates:
         """Make an optimizer's step on rows with a gradient; for the other rows it stays pending.
 
         Pending updates of the rows are applied first. Call `prepare_step` before. The rows are distinct and in
-        ascending order, `(U,)`, the gradients `(U, D)`.
+        ascending order, `(U,)`, the gradients `(U, D)`. On CUDA rows may repeat, as those of a `summed_gradient`.
 
         Raises:
             SizeError: `lr` is negative, or `lr * weight_decay` is not below 1.
@@ -389,6 +390,9 @@ class PendingUpdates:
             gradients = gradients.to(weight.dtype).contiguous()
             self._update_on_gpu(weight, rows.contiguous(), gradients=gradients, rates=rates)
             return
+        if device_kind(weight) == "cuda":
+            is_first = F.pad(rows[1:] != rows[:-1], (1, 0), value=True)[: len(rows)]
+            rows, gradients = rows[is_first], gradients[is_first]
         cached, self.cached = self.cached, None
         if self._step_in_one_pass(weight, rows, gradients, (*betas[:2], *rates)):
             steps.history.record(lr, weight_decay)
@@ -466,7 +470,8 @@ class PendingUpdates:
             raise StaleRowsError(
                 f"A CUDA graph is captured, and it would apply the optimizer steps of this moment to the row-sparse "
                 f"table {tuple(weight.shape)} at every replay. Leave the look-ups and the step of this table out of "
-                f"the graph, or build it with row_sparse=False."
+                f"the graph, build it with row_sparse=False, or look up in a copy.deepcopy of it, which has no "
+                f"optimizer."
             )
 
     def check_process(self) -> None:

@@ -3,6 +3,7 @@
 Those of numba are in `tests/kernels/cpu/test_rows.py`.
 """
 
+import copy
 from itertools import product
 
 import pytest
@@ -29,8 +30,9 @@ from pending_rows import (
 from torch import nn
 
 from embedlayer import RowAdamW, StaleRowsError, TokenEmbedding, clip_grad_norm_
-from embedlayer.kernels.gpu.launch import launches_observed
+from embedlayer.kernels.gpu.launch import launch_table, launches_observed
 from embedlayer.kernels.kernel import kernels_disabled
+from embedlayer.optim import RowwiseSecondMoment
 from embedlayer.row_sparse import pending_updates
 from embedlayer.row_sparse.gradient import RowSparseGradient, SortedRows, summed_gradient
 from embedlayer.row_sparse.history import Betas
@@ -83,7 +85,7 @@ def test_all_rows_at_once_are_those_of_torch_operators(backend, dtype, moments, 
         tables = []
         for _ in range(2):
             table = TokenEmbedding(20, 33, row_sparse=True, dtype=dtype)
-            state = m.to(dtype), (v if rowwise else v.to(dtype)).clone()
+            state = m.to(dtype, copy=True), (v if rowwise else v.to(dtype)).clone()
             tensors = {"value_steps": at, "moment_steps": before, "history": torch.from_numpy(history.lines)}
             rest = {"start": 0, "betas": list(history.betas)}
             with torch.no_grad():
@@ -116,6 +118,17 @@ def test_rows_are_rounded_at_random_by_the_bits_of_the_definition(backend) -> No
         table(ids).backward(torch.zeros(3, 40, dtype=torch.bfloat16))
         optimizer.step()
         assert torch.equal(table(others), round_rows(before[others] * 0.5625, others, seed=seed, step=2))
+
+
+@pytest.mark.parametrize("backend", GPU_BACKENDS)
+def test_moments_that_no_kernel_takes_are_stepped_by_torch_operators(backend) -> None:
+    with running_on(backend):
+        names: set[str] = set()
+        with launches_observed(lambda launch: names.add(launch.name)):
+            found = trained(lambda weights: RowAdamW(weights, state=RowwiseSecondMoment(torch.float64)), torch.float32)
+        assert names & {*launch_table("rows")} == {"sum_equal_rows"}
+        exact = trained(lambda weights: RowAdamW(weights, state=RowwiseSecondMoment(torch.float64)), torch.float64)
+        torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
@@ -164,11 +177,12 @@ def test_an_optimizer_step_in_a_captured_graph_is_refused_before_anything_is_wri
         optimizer.zero_grad()
         table(torch.tensor([1, 2])).sum().backward()
         optimizer.step()
-    before, steps = table.weight.detach().clone(), table.weight.pending_updates.step
+    before, steps, copied = table.weight.detach().clone(), table.weight.pending_updates.step, copy.deepcopy(table)
     monkeypatch.setattr(pending_updates, "is_capturing", lambda x: True)
     for call in (optimizer.step, lambda: table(torch.tensor([1]))):
         with pytest.raises(StaleRowsError, match=r"A CUDA graph is captured.*\(5, 4\) at every replay"):
             call()
+    copied(torch.tensor([1]))
     monkeypatch.undo()
     assert torch.equal(table.weight, before)
     assert table.weight.pending_updates.step == steps
@@ -193,6 +207,7 @@ def test_a_training_step_does_not_wait_on_a_gpu() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 def test_a_training_step_in_a_captured_graph_is_refused_on_a_gpu() -> None:
     with running_on("cuda"):
         table = a_table(torch.float32, 64)
