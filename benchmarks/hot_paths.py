@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -252,18 +251,24 @@ def rotary_angles() -> Call:
     return lambda: rotary.prepare(positions)
 
 
-def row_step() -> Call:
-    """Build a training step of a row-sparse table: look-up, backward pass and `RowAdamW`."""
-    table, tokens = el.TokenEmbedding(VOCAB_SIZE, WIDTH, row_sparse=True), ids(2307)
-    optimizer = el.RowAdamW(table.parameters(), lr=1e-3)
+def row_step(optimizer_of: Callable[[Iterator[Tensor]], torch.optim.Optimizer], *, clips: bool) -> Callable[[], Call]:
+    """Return a builder of a training step of a row-sparse table: look-up, backward pass, clipping and optimizer."""
 
-    def call() -> None:
-        vectors = table(tokens)
-        vectors.backward(torch.empty_like(vectors))
-        optimizer.step()
-        optimizer.zero_grad()
+    def build() -> Call:
+        table, tokens = el.TokenEmbedding(VOCAB_SIZE, WIDTH, row_sparse=True), ids(2307)
+        optimizer = optimizer_of(table.parameters())
 
-    return call
+        def call() -> None:
+            vectors = table(tokens)
+            vectors.backward(torch.empty_like(vectors))
+            if clips:
+                el.clip_grad_norm_(table.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return call
+
+    return build
 
 
 def quantised(bits: int, *, logits: bool = False) -> Callable[[], Call]:
@@ -337,6 +342,7 @@ def patched_model() -> Call:
 SIZES, ONE_TOKEN = (f"{tokens:,} x {WIDTH:,} x {VOCAB_SIZE:,}, bfloat16" for tokens in (TOKENS, 1))
 
 GPT2 = "(8, 1024) IDs, 50,257 x 768, float32"
+ROW_STEP = f"2,307 IDs, {VOCAB_SIZE:,} x {WIDTH:,}, float32"
 
 PASSES = [
     loss_path("loss"),
@@ -369,16 +375,8 @@ PATHS = [
     HotPath("rotary, angles", f"{TOKENS:,} x 128", rotary_angles),
     HotPath("rotary", f"32 + 8 heads, {TOKENS:,} x 128, bfloat16", rotate(False)),
     HotPath("rotary, training", f"32 + 8 heads, {TOKENS:,} x 128, bfloat16", rotate(True)),
-    HotPath(
-        "row-sparse step",
-        f"2,307 IDs, {VOCAB_SIZE:,} x {WIDTH:,}, float32",
-        row_step,
-        {
-            "apply_to_ids": lambda: True,
-            "skipped_terms": lambda: 0,
-            "coalesced": lambda: cycle([False, True]),
-        },
-    ),
+    HotPath("row-sparse step", ROW_STEP, row_step(el.RowAdamW, clips=False)),
+    HotPath("row-sparse step with clipping, Adagrad", ROW_STEP, row_step(el.RowAdagrad, clips=True)),
     HotPath("look-up, int8", SIZES, quantised(8)),
     HotPath("look-up, int4 in groups of 32", SIZES, quantised(4)),
     HotPath("logits of one token, int8", ONE_TOKEN, quantised(8, logits=True)),

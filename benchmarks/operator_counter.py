@@ -416,8 +416,13 @@ def _rows(x: Tensor, *, inverse: bool, counts: bool) -> tuple[Tensor, Tensor, Te
 
 
 def _cloned(x: Tensor, memory_format: torch.memory_format | None = None) -> Tensor:
-    """Return a copy of a sparse tensor."""
-    rows, values = sparse_indices(x).clone(), sparse_values(x).clone()
+    """Return a copy of a sparse tensor, or one over the same memory where autograd stores a gradient.
+
+    Autograd copies a gradient that something refers to, as a dispatch mode does; without a mode it does not.
+    """
+    rows, values = sparse_indices(x), sparse_values(x)
+    if _caller()[0]:
+        rows, values = rows.clone(), values.clone()
     return torch.sparse_coo_tensor(rows, values, x.shape, is_coalesced=x.is_coalesced(), check_invariants=False)
 
 

@@ -272,6 +272,21 @@ def _watched(interpreter: ModuleType, run: Run) -> Iterator[tuple[Any, str, Any]
             raise cause or error from None
         launch.check_order()
 
+    def cast(self: Any, source: Any, to: Any) -> Any:
+        """Convert numbers as a GPU does: Triton's interpreter cuts off bits of bfloat16 numbers instead of rounding."""
+        types = source.dtype.scalar, to.scalar
+        if types == (tl.float32, tl.bfloat16):
+            bits = source.data.view(np.uint32)
+            rounded = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16
+            data = np.where(np.isnan(source.data), bits >> 16 | 0x40, rounded).astype(np.uint16)
+        elif types == (tl.bfloat16, tl.float32):
+            data = (source.data.astype(np.uint32) << 16).view(np.float32)
+        else:
+            return cast_impl(self, source, to)
+        return interpreter.TensorHandle(data, to.scalar)
+
+    cast_impl, tl = builder.cast_impl, interpreter.tl
+    yield builder, "cast_impl", cast
     rmw = builder.create_atomic_rmw
     yield interpreter, "_implicit_cvt", converted
     for name in ("create_addptr", "create_splat", "create_broadcast", "create_expand_dims", "create_bitcast"):

@@ -2,7 +2,6 @@
 
 import importlib.util
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -32,6 +31,11 @@ from looked_up_rows import (
 from looked_up_rows import (
     assert_rows_beyond_2_to_31_are_read,
     assert_the_first_is_recorded,
+)
+from pending_rows import (
+    assert_pending_updates_are_the_loop_over_the_skipped_steps,
+    assert_rows_beyond_2_to_31_numbers_are_those_of_a_small_table,
+    assert_training_is_no_worse,
 )
 from quantised_tables import (
     assert_logits_are_no_worse_than_the_products,
@@ -73,6 +77,24 @@ def infinities(name: str) -> None:
         assert_infinite_logits_count_as_in_the_definition(OBJECTIVES[name], torch.float32)
 
 
+def row_steps(rule: str) -> None:
+    """Training of a row-sparse table against torch operators."""
+    with running_on("triton"):
+        assert_training_is_no_worse(rule, torch.float32, 5, 0)
+
+
+def pending_rows() -> None:
+    """Pending updates against the loop over the skipped steps."""
+    with running_on("triton"):
+        assert_pending_updates_are_the_loop_over_the_skipped_steps((0.9, 0.95), 0.1)
+
+
+def far_pending_rows() -> None:
+    """Rows beyond 2^31 numbers."""
+    with running_on("triton"):
+        assert_rows_beyond_2_to_31_numbers_are_those_of_a_small_table(rowwise=False)
+
+
 def order() -> None:
     """Order of equal logits."""
     with running_on("triton"):
@@ -109,7 +131,7 @@ def products(kind: tuple[int, int | str | None], width: int = 96) -> None:
 
 def far_quantised_rows() -> None:
     """Quantised rows beyond 2^31 bytes."""
-    with tempfile.TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder:
         assert_rows_beyond_2_to_31_are_those_of_a_small_table(Path(folder))
 
 
@@ -301,6 +323,76 @@ MISTAKES: dict[str, Mistake] = {
         "x + tl.where(is_bad, 0, row).to(tl.int32) * width + i",
         WrongAccessError,
         far_rows,
+    ),
+    "a row with several programs": (
+        "rows",
+        "return (n == 0) | (tl.load(rows + tl.maximum(n - 1, 0)) != row)",
+        "return (n == 0) | (tl.load(rows + tl.maximum(n - 1, 0)) != row) | (row >= 0)",
+        WrongAccessError,
+        lambda: row_steps("two moments"),
+    ),
+    "gradients of another row": (
+        "rows",
+        "equal = tl.load(rows + some, mask=inside, other=-1) == row",
+        "equal = tl.load(rows + some, mask=inside, other=-1) >= row",
+        AssertionError,
+        lambda: row_steps("Adagrad"),
+    ),
+    "a gradient of the padding row": (
+        "rows",
+        "_is_first(rows, n, row) & (row != drop)",
+        "_is_first(rows, n, row)",
+        AssertionError,
+        lambda: row_steps("two moments"),
+    ),
+    "moments that are taken for those of the values' step": (
+        "rows",
+        "lag = (at - at_moments).to(tl.float64)",
+        "lag = (at - at).to(tl.float64)",
+        AssertionError,
+        lambda: row_steps("two moments"),
+    ),
+    "a forgotten decay of a row": (
+        "rows",
+        "decay - m * total",
+        "1.0 - m * total",
+        AssertionError,
+        lambda: row_steps("two moments"),
+    ),
+    "no decay of one second moment": (
+        "rows",
+        "second = second * fade2 + add2",
+        "second = second + add2",
+        AssertionError,
+        lambda: row_steps("float32 first moment"),
+    ),
+    "a step that is not recorded": (
+        "rows",
+        "tl.store(value_steps + row, step)",
+        "tl.store(value_steps + row, step - 1)",
+        AssertionError,
+        lambda: row_steps("two moments"),
+    ),
+    "a rule of two nodes for every mean square": (
+        "rows",
+        "if least > 0.0:",
+        "if least > 1e38:",
+        AssertionError,
+        pending_rows,
+    ),
+    "an offset of 32 bits in a row": (
+        "rows",
+        "here = row * width + i",
+        "here = row.to(tl.int32) * width + i",
+        WrongAccessError,
+        far_pending_rows,
+    ),
+    "more columns than registers": (
+        "rows",
+        '{"TERMS": 128, "COLUMNS": 512}',
+        '{"TERMS": 128, "COLUMNS": 4096}',
+        AssertionError,
+        lambda: machine_code("rows", "adamw_step"),
     ),
     "more rows than registers": (
         "divergences",
