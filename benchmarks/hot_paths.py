@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,7 @@ import embedlayer as el
 from benchmarks.operator_counter import Answer, OperatorCounter
 from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.losses import ForwardKL, JensenShannon, divergence, linear_cross_entropy, token_statistics
+from embedlayer.losses.counted_tokens import previous_losses
 from embedlayer.losses.divergence_kinds import Divergence
 from embedlayer.models.generation import next_tokens
 from embedlayer.tables import MappedEmbedding
@@ -62,8 +64,11 @@ class HotPath:
     ranks: int = 1
 
     def count(self, calls: int = 2) -> OperatorCounter:
-        """Count the last of several calls: the first allocates what an optimizer and a check of IDs keep."""
-        with nullcontext() if self.ranks == 1 else fake_ranks(self.ranks):
+        """Count the last of several calls: the first allocates what an optimizer and a check of IDs keep.
+
+        There is no loss before the first.
+        """
+        with patch.dict(previous_losses, clear=True), nullcontext() if self.ranks == 1 else fake_ranks(self.ranks):
             with torch.device("meta"):
                 call = self.build()
             for _ in range(calls):
@@ -124,6 +129,7 @@ def loss_path(
     chunks: int = 1,
     bias: bool = False,
     is_frozen: bool = False,
+    ignored: int = 0,
     **options: Any,
 ) -> HotPath:
     """Return the loss of a head with its gradients.
@@ -135,6 +141,7 @@ def loss_path(
         chunks: Chunks of tokens.
         bias: Whether the head has a bias.
         is_frozen: Whether the rows need no gradient.
+        ignored: Number of targets that are ignored.
         **options: Options of `linear_cross_entropy`.
     """
 
@@ -142,10 +149,14 @@ def loss_path(
         hidden, weight = numbers(tokens, WIDTH), numbers(vocab_size, WIDTH, trained=not is_frozen)
         added = torch.zeros(vocab_size, requires_grad=True) if bias else None
         targets = ids(tokens)
+        targets[:ignored] = -100
         more = {**options, "bias": added} if bias else options
         return trained([hidden, weight, added], lambda: linear_cross_entropy(hidden, weight, targets, **more))
 
-    return HotPath(name, f"{tokens:,} x {WIDTH:,} x {vocab_size:,}, bfloat16", build, tokens=tokens, chunks=chunks)
+    numbers_read = [-1, -1, -1, -1, 0, ignored]
+    answers = {name: lambda: numbers_read for name in ("_read_numbers", "tolist") if ignored}
+    setting = f"{tokens:,} x {WIDTH:,} x {vocab_size:,}, bfloat16"
+    return HotPath(name, setting, build, answers, tokens=tokens, chunks=chunks)
 
 
 def statistics(**options: Any) -> Callable[[], Call]:
@@ -365,6 +376,7 @@ PASSES = [
 
 PATHS = [
     loss_path("loss, plain", impl="plain"),
+    loss_path("loss, half of the targets ignored", ignored=TOKENS // 2),
     *PASSES,
     HotPath("look-up", SIZES, look_up),
     HotPath("GPT-2 input embedding, evaluation", GPT2, input_embedding(False)),

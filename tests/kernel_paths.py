@@ -15,6 +15,7 @@ from embedlayer.core.devices import TAKEN_AS
 from embedlayer.core.index_checks import target_record
 from embedlayer.kernels import kernel, kernels_disabled
 from embedlayer.kernels.gpu import availability
+from embedlayer.losses.counted_tokens import previous_losses
 
 GPU_BACKENDS = ["triton", pytest.param("cuda", marks=pytest.mark.gpu)]
 """What runs Triton kernels, for `running_on`: the interpreter, and a GPU where there is one."""
@@ -78,13 +79,14 @@ def machine_unknown() -> Iterator[None]:
 
 @contextmanager
 def cpu_taken_for_cuda(*, triton: bool = False) -> Iterator[None]:
-    """Take CPU tensors for CUDA tensors; no target may be recorded at the end.
+    """Take CPU tensors for CUDA tensors, on a device without a previous loss; no target may be recorded at the end.
 
     Args:
         triton: Whether Triton kernels run, in Triton's interpreter; by default torch operators compute.
     """
     with (
         patch.dict(TAKEN_AS, cpu="cuda"),
+        patch.dict(previous_losses, clear=True),
         wide_products(),
         patch.object(availability, "_compilation_failure", lambda device: ""),
         interpreted() if triton else kernels_disabled(),

@@ -6,7 +6,7 @@ from memory import Memory
 from torch import Tensor
 
 from benchmarks.operator_counter import OperatorCounter
-from embedlayer.core.devices import TAKEN_AS, device_kind
+from embedlayer.core.devices import TAKEN_AS, HostCopy, device_kind
 from embedlayer.kernels.gpu.launch import Launch, launch
 
 META = "meta"
@@ -112,6 +112,19 @@ def test_reads_of_a_function_of_the_library_have_its_answers() -> None:
     assert {each.place.split(":")[0] for each in count.waits} == {"core/index_checks.py"}
     with pytest.raises(IndexError), OperatorCounter({"raise_if_outside": iter([False, 3, 7])}):
         raise_if_outside(ids, 5, "token id")
+
+
+def test_a_copy_to_the_host_is_waited_for_in_the_call_that_begins_it() -> None:
+    numbers = torch.empty(3, dtype=torch.int64, device=META)
+    calls: list[HostCopy] = []
+    for _ in range(2):
+        with OperatorCounter({"tolist": [1, 2, 3]}) as count:
+            copies = [HostCopy(numbers), HostCopy(numbers)]
+            assert copies[0].tolist() == copies[0].tolist() == [1, 2, 3]
+            for earlier in calls:
+                assert earlier.tolist() == [1, 2, 3]
+        calls.append(copies[1])
+        assert len(count.waits) == 1
 
 
 def test_memory_is_that_which_the_same_call_allocates_on_the_cpu() -> None:

@@ -85,7 +85,8 @@ def _plain_logits(logits: UncomputedLogits, kept: Tensor | None) -> Tensor:
 
 def _masked(totals: Totals, kept: Tensor) -> Totals:
     """Return the totals with 0 for tokens that are not kept."""
-    return {name: value.where(kept, torch.zeros_like(value)) for name, value in totals.items()}
+    others = ~kept
+    return {name: value.masked_fill(others, 0) for name, value in totals.items()}
 
 
 def compute_loss(

@@ -64,9 +64,9 @@ class ScoreOptions(LogitOptions):
             count them and to check the others, and `False` never. `None`, the default, is `True` on CUDA if the
             previous loss on this device with `None` ignored 1/16 of its targets or more, if there was none, and where
             saved tensors have hooks, as in activation checkpointing; else `False`. Where a loss does not wait, as in
-            graphs, it is NaN if a target is outside. The loss after the next one with `None`, the next one that waits,
-            or `check()` of a model raises the error. On the CPU `None` is `True`, and a bad target always raises an
-            error.
+            graphs, it is NaN if a target is outside, and a later loss raises the error: with `None` in both the next
+            one, else the next one that waits. So does `check()` of a model. On the CPU `None` is `True`, and a bad
+            target always raises an error.
     """
 
     ignore_index: NotRequired[int]

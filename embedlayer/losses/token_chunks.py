@@ -142,12 +142,12 @@ class TokenChunks:
     def masked(self, value: Tensor, dim: int = -1) -> Tensor:
         """Return the entries of `value` for all tokens, with 0 for those that are computed and do not count.
 
-        `value` may be overwritten.
+        Those that kernels know by their IDs have factors of 0, so their gradients are 0 already. `value` may be
+        overwritten.
         """
-        if self._others is not None:
-            value.movedim(dim, -1).masked_fill_(self._others, 0)
-            return value
-        return value if self._mask is None else value.movedim(dim, -1).where(self._mask, 0).movedim(-1, dim)
+        if self._mask is not None and self._others is None:
+            value.movedim(dim, -1).masked_fill_(~self._mask, 0)
+        return value
 
     def scattered(self, value: Tensor, dim: int = -1) -> Tensor:
         """Return a tensor for all tokens of this rank: the entries of `value` for the N tokens, and 0 for the others.

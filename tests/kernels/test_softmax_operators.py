@@ -74,7 +74,7 @@ def test_on_cuda_a_dispatch_mode_sees_the_operator_and_observers_its_launches(mo
 
 
 @pytest.mark.parametrize("size", [(3, 7), (1300,)])
-def test_one_launch_finds_ignored_and_bad_targets(size) -> None:
+def test_one_launch_finds_ignored_and_bad_targets_and_has_their_numbers_whether_or_not_they_are_read(size) -> None:
     pytest.importorskip("triton")
     targets = torch.randint(-4, 14, size)
     record = torch.tensor([5, 6, 7, 8])
@@ -87,3 +87,9 @@ def test_one_launch_finds_ignored_and_bad_targets(size) -> None:
     torch.testing.assert_close(factors, kept / kept.sum())
     bad = (kept & ((targets < 0) | (targets >= 10))).sum()
     assert numbers.tolist() == [*record.tolist(), bad, (~kept).sum()]
+    empty = torch.full_like(record, -1)
+    for before in (record, empty):
+        with interpreted():
+            *_, numbers = check_targets(targets, before, 10, -3, 0, True, False)
+        assert numbers.tolist() == [*before.tolist(), bad, (~kept).sum() + bad]
+    assert empty.tolist()[2:] == [size[-1], 10]

@@ -106,7 +106,7 @@ def peak_bytes(name: str, dtype: torch.dtype, *, kernels: bool, **options: objec
     hidden, weight, bias = inputs["hidden"].requires_grad_(), inputs["weight"], inputs["bias"].requires_grad_()
     targets = torch.empty(tokens, dtype=torch.long, device="meta")
     with OperatorCounter() as count, nullcontext() if kernels else kernels_disabled():
-        OUTPUTS[name](hidden, weight, targets, bias, **options).sum().backward()
+        OUTPUTS[name](hidden, weight, targets, bias, **{"drop_ignored": True, **options}).sum().backward()
     return count.memory.peak - 4 * hidden.numel()
 
 
@@ -116,6 +116,13 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 @cases("name, dtype, kernels", OUTPUTS, DTYPES, [True, False])
 def test_blocks_and_work_space_stay_within_1_gib(name, dtype, kernels) -> None:
     assert peak_bytes(name, dtype, kernels=kernels) <= WORK_BYTES + 2**23
+
+
+@cases("name, dtype, kernels", OUTPUTS, DTYPES, [True, False])
+def test_where_ignored_targets_are_not_dropped_hidden_states_are_copied_once_more(name, dtype, kernels) -> None:
+    dropped, computed = (peak_bytes(name, dtype, kernels=kernels, drop_ignored=drop) for drop in (True, False))
+    heads = 1 if name.startswith(("loss", "statistics")) else 2
+    assert computed <= dropped + heads * (8192 if kernels else 1100) * D * dtype.itemsize + 2**23
 
 
 @cases("name, kernels", OUTPUTS, [True, False])
@@ -136,12 +143,12 @@ def test_blocks_that_a_function_computes_stay_within_it_too(name, options) -> No
             for each in (hidden, hidden.detach())
         )
         if name == "statistics":
-            found = token_statistics(student, targets, top_k=5, **options)
+            found = token_statistics(student, targets, top_k=5, drop_ignored=True, **options)
             assert found.log_probs is not None
             assert found.entropy is not None
             result = found.entropy + found.log_probs + found.top_logits.sum(-1)
         else:
-            result = divergence(student, teacher, JensenShannon(0.3), labels=targets, **options)
+            result = divergence(student, teacher, JensenShannon(0.3), labels=targets, drop_ignored=True, **options)
         result.sum().backward()
     assert count.memory.peak <= options.get("chunk_bytes", WORK_BYTES) + 4 * 2 * hidden.numel() + 2**25
 
@@ -151,5 +158,5 @@ def test_one_chunk_of_bfloat16_logits_is_all_that_the_loss_needs_beside_its_grad
     hidden, weight = (torch.empty(n, D, dtype=torch.bfloat16, device="meta").requires_grad_() for n in (tokens, V))
     targets = torch.empty(tokens, dtype=torch.long, device="meta")
     with OperatorCounter() as count:
-        el.linear_cross_entropy(hidden, weight, targets)
+        el.linear_cross_entropy(hidden, weight, targets, drop_ignored=True)
     assert count.memory.peak <= 2 * tokens * V + 2 * weight.numel() + 4 * hidden.numel() + 2**25

@@ -1,13 +1,16 @@
 """On an accelerator a loss waits once or never, and a bad target raises its error at the next wait."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
 
 import pytest
 import torch
 from covering import cases
-from kernel_paths import cpu_taken_for_cuda
+from kernel_paths import GPU_BACKENDS, cpu_taken_for_cuda, running_on
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import embedlayer as el
 from benchmarks.operator_counter import OperatorCounter
@@ -21,6 +24,7 @@ from embedlayer.losses import (
     counted_tokens,
     divergence,
     token_statistics,
+    uncomputed_logits,
 )
 from embedlayer.losses.definition import reduction_factors
 from embedlayer.losses.options import LossSettings
@@ -98,6 +102,13 @@ WITH_IDS: dict[str, Callable[..., Tensor]] = {
 OUTPUTS = {**WITH_IDS, "Jensen-Shannon": of_teacher}
 
 
+@pytest.fixture(autouse=True)
+def no_previous_loss() -> Iterator[None]:
+    """Begin without a previous loss on any device."""
+    with patch.dict(counted_tokens.previous_losses, clear=True):
+        yield
+
+
 def waits(output: Callable[..., Tensor], **options: object) -> list[str]:
     """The lines at which the host waits in forward and backward."""
     hidden, weight = (torch.empty(rows, D, device="meta").requires_grad_() for rows in (N, V))
@@ -108,11 +119,115 @@ def waits(output: Callable[..., Tensor], **options: object) -> list[str]:
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_the_host_waits_once_and_never_where_it_is_not_to_wait(name, monkeypatch) -> None:
-    assert len(waits(OUTPUTS[name])) == 1
-    assert waits(OUTPUTS[name], drop_ignored=False) == []
+def test_the_host_waits_at_the_first_loss_and_never_where_it_is_not_to_wait(name, monkeypatch) -> None:
+    assert [len(waits(OUTPUTS[name])) for _ in range(3)] == [1, 0, 0]
+    assert [len(waits(OUTPUTS[name], drop_ignored=drop)) for drop in (True, False)] == [1, 0]
+    counted_tokens.previous_losses.clear()
     monkeypatch.setattr(counted_tokens, "is_capturing", lambda x: True)
     assert waits(OUTPUTS[name]) == []
+    assert not counted_tokens.previous_losses
+
+
+@contextmanager
+def on_a_gpu(backend: str) -> Iterator[list[None]]:
+    """Compute as on CUDA by `"torch operators"` or Triton; yield a list with an entry for each wait of a loss."""
+    reads: list[None] = []
+    read = counted_tokens._read_numbers
+
+    def counted(numbers: Tensor) -> list[int]:
+        reads.append(None)
+        return read(numbers)
+
+    device = running_on("cuda") if backend == "cuda" else cpu_taken_for_cuda(triton=backend == "triton")
+    with device, patch.object(counted_tokens, "_read_numbers", counted):
+        yield reads
+
+
+def value_and_gradients(output: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
+    *leaves, targets = inputs
+    leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+    result = output(*leaves, targets)
+    return [result.detach(), *torch.autograd.grad(result.sum(), leaves)]
+
+
+ROWS = 70
+
+
+@pytest.fixture
+def in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute few logits in chunks too."""
+    monkeypatch.setattr(uncomputed_logits, "FEW_LOGITS", 0)
+
+
+BACKENDS = ["torch operators", *GPU_BACKENDS]
+
+
+def sampled(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    found = token_statistics(hidden, weight, targets)
+    assert found.log_probs is not None
+    assert found.entropy is not None
+    return found.log_probs + found.entropy
+
+
+OF_STEPS = {"loss": losses, "none": none, "sampled": sampled, "K tokens": of_ids, "Jensen-Shannon": of_teacher}
+
+
+@cases("name, backend", OF_STEPS, BACKENDS)
+def test_losses_whose_share_of_ignored_targets_changes_equal_the_definition_and_wait_after_1_of_16(
+    name, backend, in_chunks
+) -> None:
+    ignored, waits = [0, 20, 21, 2, 3, 0, 1], [1, 0, 1, 1, 0, 1, 0]  # of 40 targets
+    steps = []
+    for count in ignored:
+        hidden, weight, targets = torch.randn(N, D), torch.randn(ROWS, D), torch.randint(0, ROWS, (N,))
+        hidden[:count], targets[:count] = torch.nan, -100
+        steps.append((hidden, weight, targets))
+    expected = [value_and_gradients(OF_STEPS[name], hidden.double(), weight.double(), y) for hidden, weight, y in steps]
+    found = []
+    with on_a_gpu(backend) as reads:
+        for step in steps:
+            before, inputs = len(reads), [x.to(torch.get_default_device()) for x in step]
+            ours = value_and_gradients(OF_STEPS[name], *inputs)
+            found.append((len(reads) - before, [x.cpu().double() for x in ours]))
+    assert [count for count, _ in found] == waits
+    for (_, ours), exact in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_next_loss_raises_the_error_of_a_target_for_which_the_host_did_not_wait(backend, in_chunks) -> None:
+    hidden, weight, targets = torch.randn(N, D), torch.randn(ROWS, D), torch.randint(0, ROWS, (N,))
+    bad = targets.clone()
+    bad[7] = ROWS + 5
+    message = f"token id {ROWS + 5} at row 0, column 7 is outside this table of {ROWS} rows"
+    with on_a_gpu(backend) as reads:
+        hidden, weight, targets, bad = (x.to(torch.get_default_device()) for x in (hidden, weight, targets, bad))
+        assert losses(hidden, weight, targets).isfinite()
+        del reads[:]
+        for check in (lambda: losses(hidden, weight, targets), lambda: of_teacher(hidden, weight, targets)):
+            assert losses(hidden, weight, bad).isnan()
+            assert not reads
+            with pytest.raises(el.TokenIdError, match=message):
+                check()
+            assert reads
+            assert losses(hidden, weight, targets).isfinite()
+            del reads[:]
+        assert losses(hidden, weight, bad).isnan()
+        with pytest.raises(el.TokenIdError, match=message):
+            el.TokenEmbedding(2, 2).check()
+        assert losses(hidden, weight, targets).isfinite()  # no error twice
+
+
+@pytest.mark.parametrize("name", ["none", "logits of a function"])
+def test_a_checkpointed_loss_is_recomputed_as_it_was_computed(name, in_chunks) -> None:
+    weight = torch.randn(ROWS, D, dtype=torch.float64)
+    output = OUTPUTS[name]
+    with cpu_taken_for_cuda():
+        for count in (0, 20, 1, 20):
+            hidden, targets = torch.randn(N, D, dtype=torch.float64), torch.randint(0, ROWS, (N,))
+            targets[:count] = -100
+            ours = value_and_gradients(lambda *x: checkpoint(output, *x, use_reentrant=False), hidden, weight, targets)
+            torch.testing.assert_close(ours, value_and_gradients(output, hidden, weight, targets))
 
 
 def entropy(hidden: Tensor, weight: Tensor, _: Tensor) -> Tensor:
@@ -143,7 +258,7 @@ def test_a_bad_target_is_nan_until_the_next_wait_raises_its_error(name) -> None:
             with pytest.raises(el.TokenIdError, match=f"token id {V + 5} .* outside this table of {V} rows"):
                 wait()
         with pytest.raises(el.TokenIdError, match=f"token id {V + 5} .* outside this table of {V} rows"):
-            WITH_IDS[name](hidden, weight, bad)
+            WITH_IDS[name](hidden, weight, bad, drop_ignored=True)
 
 
 @cases("length, drop, other, earlier", [1, 5, 2049], [False, True], [0, -100], [False, True])

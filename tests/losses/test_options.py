@@ -82,7 +82,7 @@ WRONG: dict[str, tuple[list[Any], str]] = {
     "vocab_size": ([0, 3.0], "a number of tokens or None"),
     "impl": (["fast", None], "one of auto, plain, chunked, triton"),
     "chunk_bytes": ([0, 2.0], "a number of bytes or None"),
-    "drop_ignored": ([1, None], "True or False"),
+    "drop_ignored": ([1, "auto"], "True, False or None"),
     "label_smoothing": ([1.5, -0.2, float("nan"), None], "a number from 0 to 1"),
     "z_loss": ([-1.0, float("inf"), None], "a number of at least 0"),
     "reduction": (["average", None], "one of mean, sum, none"),
