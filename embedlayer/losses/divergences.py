@@ -56,8 +56,8 @@ def divergence(
         ignore_index: Label of a position that does not count.
         reduction: `"mean"` over the counted positions (0 if there are none), `"sum"`, or `"none"`.
         chunk_bytes: See `ScoreOptions`.
-        drop_ignored: Whether positions that do not count are dropped before any work; see `ScoreOptions`. On CUDA the
-            call then waits once for the device if there are labels or `TopKTargets`, otherwise never.
+        drop_ignored: Whether positions that do not count are dropped before any work; see `ScoreOptions`. Without
+            labels and `TopKTargets` the call never waits for a device.
 
     Returns:
         A scalar, or `(...)` with `reduction="none"`, where the divergence is 0 at positions that do not count.
@@ -65,7 +65,8 @@ def divergence(
     Raises:
         ShapeError: The vocabularies, or the batches of hidden states, IDs and labels, have different sizes.
         SizeError: `reduction` is unknown, or K is 0 or above V. Of sharded rows, the teacher is sharded in another way.
-        TokenIdError: A teacher's token is outside the vocabulary; on CUDA where the call waits, else later.
+        TokenIdError: A teacher's token is outside the vocabulary; on CUDA where the call waits, else later. Or an ID of
+            an earlier loss on the same device was.
 
     Example:
         >>> student = LinearLogits(torch.randn(2, 5, 8), torch.randn(100, 8), temperature=2.0)

@@ -37,7 +37,7 @@ class HeadOutputs:
 
         Logits are computed and dropped in chunks. Where a subclass or a caller has replaced the method that returns
         logits, the loss is that of the logits it returns. On CUDA the call waits for the device where
-        `linear_cross_entropy` does: once, and with `drop_ignored=False` never.
+        `linear_cross_entropy` does: once, if the previous loss ignored many targets.
 
         Args:
             hidden: Output of the last block, after its final norm, `(..., D)`.

@@ -78,7 +78,7 @@ def token_statistics(
         top_k: K of `top_logits` and `top_ids`; 0 for neither.
         **options: See `ScoreOptions`; logits take `temperature` and `ignore_index` alone.
 
-    On CUDA it waits once for the device, to check and count the tokens, and without tokens never; see
+    On CUDA it may wait once for the device, to check and count the tokens, and without tokens never; see
     `linear_cross_entropy`, which waits in the same cases.
 
     Returns:
