@@ -22,6 +22,7 @@ from embedlayer.core.index_checks import (
 )
 from embedlayer.core.torch_state import is_capturing, plain_operators_only
 from embedlayer.kernels.softmax import STATISTICS, check_targets
+from embedlayer.losses.token_weights import raise_if_not_finite
 
 
 class CountedTokens(NamedTuple):
@@ -52,7 +53,8 @@ class CheckedIds(NamedTuple):
             are clamped.
         tokens: The tokens that count; those with a bad ID do not.
         is_bad: Mask of the tokens with a bad ID, in the shape of the tokens; `None` if there is none.
-        factors: Factor of each loss, float32, in the shape of the tokens, if a kernel computed it.
+        factors: Factor of each loss in the reduction, its weight included, float32, in the shape of the tokens, if a
+            kernel computed it.
     """
 
     ids: Tensor
@@ -91,7 +93,15 @@ def counted_tokens(mask: Tensor, *, drop: bool) -> CountedTokens:
     return CountedTokens() if bool(flat.all()) else CountedTokens(flat, flat.nonzero().squeeze(1))
 
 
-def checked_ids(ids: Tensor, mask: Tensor | None, vocab_size: int, *, drop: bool, several: bool = False) -> CheckedIds:
+def checked_ids(
+    ids: Tensor,
+    mask: Tensor | None,
+    vocab_size: int,
+    *,
+    drop: bool,
+    several: bool = False,
+    weights: Tensor | None = None,
+) -> CheckedIds:
     """Check that the IDs of the tokens that count are tokens of the vocabulary.
 
     Under `torch.func` transforms, in `torch.export` and on the meta device other IDs are clamped to the first or last
@@ -103,10 +113,12 @@ def checked_ids(ids: Tensor, mask: Tensor | None, vocab_size: int, *, drop: bool
         vocab_size: Number of tokens, V.
         drop: Whether the tokens that do not count should not be computed. An accelerator then waits once, if it may.
         several: Whether each token has K IDs.
+        weights: Weights of the tokens, which an accelerator that waits checks too; see `checked_weights`.
 
     Raises:
         TokenIdError: An ID is outside, or one of an earlier loss on the same accelerator was. The message names the
             first one, its row and its column.
+        SizeError: On an accelerator that waits, the weight of a token that counts is infinite or NaN.
     """
     others = None if mask is None else ~mask
     if others is not None:
@@ -120,7 +132,7 @@ def checked_ids(ids: Tensor, mask: Tensor | None, vocab_size: int, *, drop: bool
         raise_if_outside(ids, vocab_size, "token id")
         return CheckedIds(ids, CountedTokens() if mask is None else counted_tokens(mask, drop=drop), None)
     if drop and _may_read(ids):
-        return CheckedIds(ids, _read(ids, _flat(mask), _flat(others), vocab_size), None)
+        return CheckedIds(ids, _read(ids, mask, others, vocab_size, weights), None)
     ids, is_bad = clamp_and_record_targets(ids, vocab_size)
     is_bad = is_bad.any(-1) if several else is_bad
     is_good = ~(is_bad if others is None else others | is_bad)
@@ -128,7 +140,14 @@ def checked_ids(ids: Tensor, mask: Tensor | None, vocab_size: int, *, drop: bool
 
 
 def counted_targets(
-    targets: Tensor, vocab_size: int, ignore_index: int, *, drop: bool, other: int | None = 0, mean: bool = True
+    targets: Tensor,
+    vocab_size: int,
+    ignore_index: int,
+    *,
+    drop: bool,
+    other: int | None = 0,
+    mean: bool = True,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, CheckedIds]:
     """Return the mask of the targets that count, and the result of `checked_ids` for those that are not ignored.
 
@@ -140,27 +159,31 @@ def counted_targets(
         other: ID of those that do not count, where bad targets are recorded; `None` for those that
             `CountedTokens.others` describes, if kernels compute.
         mean: Whether the factors are those of a mean; otherwise they are those of a sum.
+        weights: See `checked_ids`; the factors contain them.
 
     Raises:
         TokenIdError: See `checked_ids`.
+        SizeError: See `checked_ids`.
     """
     on_cuda = device_kind(targets) == "cuda" and targets.dtype == torch.int64 and targets.numel() > 0
     if not (on_cuda and STATISTICS.applies(targets)) or plain_operators_only():
         mask = targets != ignore_index
-        checked = checked_ids(targets, mask, vocab_size, drop=drop)
+        checked = checked_ids(targets, mask, vocab_size, drop=drop, weights=weights)
         if checked.is_bad is None:
             return mask, checked
         return checked.is_counted, checked._replace(ids=checked.ids.masked_fill(~checked.is_counted, other or 0))
     record, read = target_record(targets.device), drop and _may_read(targets)
-    inputs = targets.contiguous(), record, vocab_size, ignore_index, 0 if read else other, mean, read
+    inputs = targets.contiguous(), weights, record, vocab_size, ignore_index, 0 if read else other, mean, read
     ids, mask, is_bad, factors, numbers = check_targets(*inputs)
     if not read and other is None:
         return mask, CheckedIds(ids, CountedTokens(mask.flatten(), None, is_bad.flatten()), None, factors)
     if not read:
         return mask, CheckedIds(ids, CountedTokens(mask.flatten()), is_bad, factors)
     values = _read_numbers(numbers)
-    *_, bad, left_out = values
+    *_, bad, left_out, infinite = values
     _raise_if_bad(ids, vocab_size, record, values, bad)
+    if weights is not None and infinite > 0:
+        raise_if_not_finite(weights, mask)
     tokens = CountedTokens() if left_out <= 0 else _dropped(mask.flatten(), ~mask.flatten(), left_out)
     return mask, CheckedIds(ids, tokens, None, factors)
 
@@ -187,19 +210,26 @@ def _flat(mask: Tensor | None) -> Tensor | None:
     return None if mask is None else mask.flatten()
 
 
-def _read(ids: Tensor, mask: Tensor | None, others: Tensor | None, vocab_size: int) -> CountedTokens:
-    """Check IDs on an accelerator and return the tokens that count: one wait for all numbers.
+def _read(
+    ids: Tensor, mask: Tensor | None, others: Tensor | None, vocab_size: int, weights: Tensor | None
+) -> CountedTokens:
+    """Check IDs and weights on an accelerator and return the tokens that count: one wait for all numbers.
 
     Raises:
         TokenIdError: An ID is outside, or one was recorded.
+        SizeError: The weight of a token that counts is infinite or NaN.
     """
     record = target_record(ids.device)
     numbers = [record, (ids != ids.clamp(0, vocab_size - 1)).sum().view(1)]
     if others is not None:
         numbers.append(others.sum().view(1))
-    *recorded, bad, left_out = (*torch.cat(numbers).tolist(), 0)[: len(record) + 2]
+    if weights is not None and mask is not None:
+        numbers.append((mask & ~weights.isfinite()).sum().view(1))
+    *recorded, bad, left_out, infinite = (*torch.cat(numbers).tolist(), 0, 0)[: len(record) + 3]
     _raise_if_bad(ids, vocab_size, record, recorded, bad)
-    return CountedTokens() if mask is None or others is None else _dropped(mask, others, left_out)
+    if weights is not None and mask is not None and infinite > 0:
+        raise_if_not_finite(weights, mask)
+    return CountedTokens() if mask is None or others is None else _dropped(mask.flatten(), others.flatten(), left_out)
 
 
 def _dropped(mask: Tensor, others: Tensor, left_out: int) -> CountedTokens:

@@ -1,0 +1,93 @@
+"""Weights of single tokens in a loss: which are accepted, and what they are where targets do not count."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from embedlayer.core.devices import device_kind
+from embedlayer.core.errors import ShapeError, SizeError
+from embedlayer.core.torch_state import plain_operators_only
+
+
+def require_token_weights(weights: Tensor, targets: Tensor, name: str = "targets") -> None:
+    """Check shape, dtype and device of weights of tokens; their values are not read.
+
+    Args:
+        weights: Weight of each target.
+        targets: Token IDs.
+        name: Name of the targets, for the message.
+
+    Raises:
+        ShapeError: The weights are no floats, have another shape than the targets, are on another device, or require a
+            gradient.
+    """
+    fits = weights.shape == targets.shape and weights.is_floating_point() and weights.device == targets.device
+    if fits and not weights.requires_grad:
+        return
+    found = f"{str(weights.dtype).removeprefix('torch.')} of shape {tuple(weights.shape)} on {weights.device}"
+    raise ShapeError(
+        f"token_weights must be floats of shape {tuple(targets.shape)} on {targets.device}, one for each of the {name}, "
+        f"without gradient; found {found}{' with gradient: pass weights.detach()' if weights.requires_grad else ''}."
+    )
+
+
+def checked_weights(
+    weights: Float[Tensor, "*batch"], targets: Int[Tensor, "*batch"], ignore_index: int, dtype: torch.dtype
+) -> Float[Tensor, "*batch"]:
+    """Return weights of targets in the dtype of the losses, checked as far as it needs no wait for a device.
+
+    On the CPU the values are checked, in graphs of `torch.compile` too. On an accelerator `counted_targets` checks them
+    where it waits; where it does not, under `torch.func` transforms and in exports `counted_weights` returns NaN.
+
+    Args:
+        weights: Weight of each target.
+        targets: Token IDs or `ignore_index`.
+        ignore_index: Target that is ignored.
+        dtype: Dtype of the losses.
+
+    Raises:
+        ShapeError: See `require_token_weights`.
+        SizeError: On the CPU, the weight of a target that is not ignored is infinite or NaN, or is so in `dtype`.
+    """
+    require_token_weights(weights, targets)
+    weights = weights.to(dtype)
+    if device_kind(weights) != "cpu" or plain_operators_only():
+        return weights
+    if torch.compiler.is_compiling():
+        copy: Tensor = _finite_copy(weights, targets != ignore_index)
+        return copy
+    raise_if_not_finite(weights, targets != ignore_index)
+    return weights
+
+
+def counted_weights(weights: Float[Tensor, "*batch"], kept: Bool[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    """Return the weights with 0 for tokens that do not count, and NaN for infinite weights of the others."""
+    return torch.where(weights.abs() < torch.inf, weights, torch.nan).where(kept, 0.0)
+
+
+def raise_if_not_finite(weights: Float[Tensor, "*batch"], kept: Bool[Tensor, "*batch"]) -> None:
+    """Raise an error for the first infinite weight or NaN of a token that counts. It waits for a device.
+
+    Raises:
+        SizeError: There is one; the message names its row and column.
+    """
+    is_bad = kept & ~weights.isfinite()
+    if not bool(is_bad.any()):
+        return
+    place, length = int(is_bad.flatten().nonzero()[0]), weights.shape[-1] if weights.dim() else 1
+    raise SizeError(
+        f"token_weights: {weights.flatten()[place].item()} at row {place // length}, column {place % length} is not "
+        f"finite in {str(weights.dtype).removeprefix('torch.')}. Only weights of ignored targets may be infinite or NaN."
+    )
+
+
+@torch.library.custom_op("embedlayer::finite_copy", mutates_args=(), tags=torch.Tag.cudagraph_unsafe)
+def _finite_copy(weights: Tensor, kept: Tensor) -> Tensor:
+    """Call `raise_if_not_finite` as a custom operator, and return a copy of the weights."""
+    raise_if_not_finite(weights, kept)
+    return weights.clone()
+
+
+@_finite_copy.register_fake
+def _(weights: Tensor, kept: Tensor) -> Tensor:
+    return torch.empty_like(weights)
