@@ -314,7 +314,8 @@ def cross_entropy_of_totals(
 
 
 @operator(
-    "(Tensor targets, Tensor? weights, Tensor(a!) record, SymInt vocab_size, SymInt ignore_index, SymInt? other, bool mean, bool read) "
+    "(Tensor targets, Tensor? weights, Tensor(a!) record, SymInt vocab_size, SymInt ignore_index, SymInt? other, "
+    "bool mean, bool read) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     mutates=("record",),
 )
@@ -345,9 +346,9 @@ def check_targets(
     Returns:
         The targets that count, with `other` in place of the others; a mask of those that count; without `read`, a mask
         of those that are no tokens, or of all that do not count if `other` is `None`; and the factor of each loss,
-        float32, 0 where the target does not count and NaN where a weight is not finite; all in the shape of the
-        targets. And with `read`, numbers for the host: those of the record, how many targets are no tokens, how many
-        are ignored, and how many of the others have a weight that is not finite.
+        float32, 0 where the target does not count; all in the shape of the targets. And with `read`, numbers for the
+        host: those of the record, how many targets are no tokens, how many are ignored, and how many of the others have
+        a weight that is not finite.
     """
     if device_kind(targets) != "cuda":
         return None

@@ -22,7 +22,7 @@ from embedlayer.core.index_checks import (
 )
 from embedlayer.core.torch_state import is_capturing, plain_operators_only
 from embedlayer.kernels.softmax import STATISTICS, check_targets
-from embedlayer.losses.token_weights import raise_if_not_finite
+from embedlayer.losses.token_weights import checked_on_cpu, finite_or_nan, raise_if_not_finite
 
 
 class CountedTokens(NamedTuple):
@@ -55,12 +55,14 @@ class CheckedIds(NamedTuple):
         is_bad: Mask of the tokens with a bad ID, in the shape of the tokens; `None` if there is none.
         factors: Factor of each loss in the reduction, its weight included, float32, in the shape of the tokens, if a
             kernel computed it.
+        weights: Weights of the tokens after the check of `counted_targets`; `None` for 1.
     """
 
     ids: Tensor
     tokens: CountedTokens
     is_bad: Tensor | None
     factors: Tensor | None = None
+    weights: Tensor | None = None
 
     @property
     def is_counted(self) -> Tensor:
@@ -113,7 +115,7 @@ def checked_ids(
         vocab_size: Number of tokens, V.
         drop: Whether the tokens that do not count should not be computed. An accelerator then waits once, if it may.
         several: Whether each token has K IDs.
-        weights: Weights of the tokens, which an accelerator that waits checks too; see `checked_weights`.
+        weights: Weights of the tokens, which an accelerator that waits checks too.
 
     Raises:
         TokenIdError: An ID is outside, or one of an earlier loss on the same accelerator was. The message names the
@@ -159,33 +161,39 @@ def counted_targets(
         other: ID of those that do not count, where bad targets are recorded; `None` for those that
             `CountedTokens.others` describes, if kernels compute.
         mean: Whether the factors are those of a mean; otherwise they are those of a sum.
-        weights: See `checked_ids`; the factors contain them.
+        weights: Weights of the tokens in the dtype of the losses, which the factors contain; those of tokens that count
+            must be finite. Where the host does not read values they are NaN otherwise.
 
     Raises:
         TokenIdError: See `checked_ids`.
-        SizeError: See `checked_ids`.
+        SizeError: The weight of a token that counts is infinite or NaN.
     """
+    read = drop and _may_read(targets)
+    if weights is not None and device_kind(targets) == "cpu" and not plain_operators_only():
+        weights = checked_on_cpu(weights, targets != ignore_index)
+    elif weights is not None and not read:
+        weights = finite_or_nan(weights)
     on_cuda = device_kind(targets) == "cuda" and targets.dtype == torch.int64 and targets.numel() > 0
     if not (on_cuda and STATISTICS.applies(targets)) or plain_operators_only():
         mask = targets != ignore_index
-        checked = checked_ids(targets, mask, vocab_size, drop=drop, weights=weights)
+        checked = checked_ids(targets, mask, vocab_size, drop=drop, weights=weights)._replace(weights=weights)
         if checked.is_bad is None:
             return mask, checked
         return checked.is_counted, checked._replace(ids=checked.ids.masked_fill(~checked.is_counted, other or 0))
-    record, read = target_record(targets.device), drop and _may_read(targets)
+    record = target_record(targets.device)
     inputs = targets.contiguous(), weights, record, vocab_size, ignore_index, 0 if read else other, mean, read
     ids, mask, is_bad, factors, numbers = check_targets(*inputs)
     if not read and other is None:
-        return mask, CheckedIds(ids, CountedTokens(mask.flatten(), None, is_bad.flatten()), None, factors)
+        return mask, CheckedIds(ids, CountedTokens(mask.flatten(), None, is_bad.flatten()), None, factors, weights)
     if not read:
-        return mask, CheckedIds(ids, CountedTokens(mask.flatten()), is_bad, factors)
+        return mask, CheckedIds(ids, CountedTokens(mask.flatten()), is_bad, factors, weights)
     values = _read_numbers(numbers)
     *_, bad, left_out, infinite = values
     _raise_if_bad(ids, vocab_size, record, values, bad)
     if weights is not None and infinite > 0:
         raise_if_not_finite(weights, mask)
     tokens = CountedTokens() if left_out <= 0 else _dropped(mask.flatten(), ~mask.flatten(), left_out)
-    return mask, CheckedIds(ids, tokens, None, factors)
+    return mask, CheckedIds(ids, tokens, None, factors, weights)
 
 
 def _read_numbers(numbers: Tensor) -> list[int]:
@@ -223,8 +231,8 @@ def _read(
     numbers = [record, (ids != ids.clamp(0, vocab_size - 1)).sum().view(1)]
     if others is not None:
         numbers.append(others.sum().view(1))
-    if weights is not None and mask is not None:
-        numbers.append((mask & ~weights.isfinite()).sum().view(1))
+        if weights is not None:
+            numbers.append((weights - weights).masked_fill(others, 0.0).isnan().sum().view(1))
     *recorded, bad, left_out, infinite = (*torch.cat(numbers).tolist(), 0, 0)[: len(record) + 3]
     _raise_if_bad(ids, vocab_size, record, recorded, bad)
     if weights is not None and mask is not None and infinite > 0:

@@ -23,7 +23,7 @@ from embedlayer.losses.logit_statistics import CrossEntropy, target_request
 from embedlayer.losses.operators import cross_entropy_operator
 from embedlayer.losses.options import LogitOptions, LossOptions, LossSettings, ScoreOptions, check_options
 from embedlayer.losses.products import RequestedGradients
-from embedlayer.losses.token_weights import checked_weights
+from embedlayer.losses.token_weights import require_token_weights
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids, is_plain
 
 
@@ -139,7 +139,8 @@ def cross_entropy_of(
     Raises:
         TokenIdError: A target is neither a token nor `ignore_index`; on CUDA where the call waits, else later.
         ShapeError: Targets, hidden states and weights of tokens do not fit each other.
-        SizeError: Two options exclude each other, or the weight of a token that counts is not finite. Of sharded rows, a `torch.func` transform is active.
+        SizeError: Two options exclude each other, or the weight of a token that counts is not finite. Of sharded rows,
+            a `torch.func` transform is active.
     """
     return reduced_and_token_losses(logits, targets, loss)[0]
 
@@ -154,8 +155,8 @@ def reduced_and_token_losses(
     """
     check_ids(logits.hidden, targets, "targets")
     if loss.token_weights is not None:
-        weights = checked_weights(loss.token_weights, targets, loss.ignore_index, loss_dtype(logits.dtype))
-        loss = loss._replace(token_weights=weights)
+        require_token_weights(loss.token_weights, targets)
+        loss = loss._replace(token_weights=loss.token_weights.to(loss_dtype(logits.dtype)))
     if loss.label_smoothing and logits.options.masked is not None:
         raise SizeError(
             "label_smoothing spreads over all tokens, and mask_padding leaves no probability to one of them: use one."
@@ -163,7 +164,7 @@ def reduced_and_token_losses(
     plain = is_plain(logits, loss)
     compiled = torch.compiler.is_compiling() and not plain
     in_graph = logits if compiled and isinstance(logits, LinearLogits) and not logits.is_sharded else None
-    if in_graph is not None and device_kind(targets) == "cpu":  # the operator checks the targets
+    if in_graph is not None and device_kind(targets) == "cpu":  # the operator checks targets and weights
         return cross_entropy_operator(in_graph, targets, loss)
     drop = loss.drop_ignored and not plain
     other: int | None = loss.ignore_index if plain else 0
@@ -179,6 +180,7 @@ def reduced_and_token_losses(
         mean=loss.reduction == "mean",
         weights=loss.token_weights,
     )
+    loss = loss._replace(token_weights=checked.weights)
     if plain:
         if checked.is_bad is not None:
             targets = checked.ids

@@ -13,7 +13,7 @@ from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.losses.definition import loss_dtype
 from embedlayer.losses.linear import cross_entropy_of, reduced_and_token_losses
 from embedlayer.losses.options import LossSettings
-from embedlayer.losses.token_weights import counted_weights, require_token_weights
+from embedlayer.losses.token_weights import counted_weights, finite_or_nan, require_token_weights
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
 
 
@@ -54,8 +54,7 @@ def multi_token_inputs(
     ignore_index: int,
     token_weights: Float[Tensor, "B T"] | None = None,
 ) -> MultiTokenInputs:
-    """Shift labels and weights for each depth, and join all depths; arguments and errors are as in `multi_token_loss`.
-    """
+    """Shift labels and weights for each depth, and join all depths; arguments and errors are as in `multi_token_loss`."""
     weights = [1.0] * len(hidden_states) if weights is None else list(weights)
     if len(weights) != len(hidden_states) or not weights:
         raise SizeError(f"{len(hidden_states)} depths and {len(weights)} weights: pass one weight for each depth.")
@@ -101,16 +100,15 @@ def multi_token_loss_of(logits: UncomputedLogits, inputs: MultiTokenInputs, loss
             torch.einsum("k,kbt->bt", torch.stack([losses.new_full((), weight) for weight in inputs.weights]), losses),
             losses.detach(),
         )
-    dtype = loss_dtype(logits.hidden.dtype)
-    divisors = [(each != loss.ignore_index).sum().clamp(min=1).to(dtype) for each in inputs.targets]
-    if loss.reduction == "sum":
-        divisors = [torch.ones_like(each) for each in divisors]
-    depths = zip(inputs.weights, divisors, lengths, strict=True)
-    factors = torch.cat([(weight / divisor).expand(length) for weight, divisor, length in depths])
+    dtype, kept = loss_dtype(logits.hidden.dtype), targets != loss.ignore_index
+    counts = torch.stack([part.sum() for part in kept.split(lengths)]).clamp(min=1).to(dtype)
+    shares = torch.ones_like(counts) if loss.reduction == "sum" else counts.reciprocal()
+    depths = zip(inputs.weights, shares, lengths, strict=True)
+    factors = torch.cat([(weight * share).expand(length) for weight, share, length in depths])
     if inputs.token_weights is not None:
-        factors = factors * inputs.token_weights.to(dtype)
+        of_tokens = finite_or_nan(inputs.token_weights.to(dtype))
+        factors = factors * of_tokens
     total, losses = reduced_and_token_losses(logits, targets, loss._replace(reduction="sum", token_weights=factors))
     if inputs.token_weights is not None:
-        losses = losses * counted_weights(inputs.token_weights.to(dtype), targets != loss.ignore_index)
-    sums = torch.stack([part.sum() for part in losses.split(lengths)])
-    return MultiTokenLoss(total, sums / torch.stack(divisors))
+        losses = losses * counted_weights(of_tokens, kept)
+    return MultiTokenLoss(total, torch.stack([part.sum() for part in losses.split(lengths)]) * shares)

@@ -11,6 +11,7 @@ from embedlayer.losses.definition import loss_dtype, reduction_factors
 from embedlayer.losses.logit_statistics import CrossEntropy, target_request
 from embedlayer.losses.options import LogitOptions, LogitSettings, LossSettings
 from embedlayer.losses.products import RequestedGradients
+from embedlayer.losses.token_weights import raise_if_not_finite
 from embedlayer.losses.uncomputed_logits import LinearLogits
 from embedlayer.losses.vocabulary_pass import VocabularyPass
 
@@ -85,7 +86,8 @@ def _operator(
     grad_output: Tensor | None,
     *rest: Any,
 ) -> tuple[Tensor, ...]:
-    """Compute the loss and its gradients in one pass. On a CPU targets are checked; on CUDA the host never waits.
+    """Compute the loss and its gradients in one pass. On a CPU targets and weights are checked; on CUDA the host never
+    waits.
 
     Returns:
         The loss, the losses of all tokens without weights, and the gradients of `hidden`, `weight` and `bias`. A
@@ -103,6 +105,8 @@ def _operator(
     weights = None if per_token and grad_output is None else factors * (1 if grad_output is None else grad_output)
     objective = CrossEntropy(arguments.vocab_size, loss.label_smoothing, loss.z_loss)
     if device_kind(targets) == "cpu":
+        if token_weights is not None:
+            raise_if_not_finite(token_weights, kept)
         checked = checked_ids(targets, kept, logits.vocab_size, drop=loss.drop_ignored)
     else:  # they were checked before, and the operator can be captured in a CUDA graph
         checked = CheckedIds(torch.where(kept, targets, 0).long(), CountedTokens(kept.flatten()), None)

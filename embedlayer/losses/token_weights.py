@@ -1,12 +1,10 @@
 """Weights of single tokens in a loss: which are accepted, and what they are where targets do not count."""
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
-from embedlayer.core.torch_state import plain_operators_only
 
 
 def require_token_weights(weights: Tensor, targets: Tensor, name: str = "targets") -> None:
@@ -31,38 +29,27 @@ def require_token_weights(weights: Tensor, targets: Tensor, name: str = "targets
     )
 
 
-def checked_weights(
-    weights: Float[Tensor, "*batch"], targets: Int[Tensor, "*batch"], ignore_index: int, dtype: torch.dtype
-) -> Float[Tensor, "*batch"]:
-    """Return weights of targets in the dtype of the losses, checked as far as it needs no wait for a device.
-
-    On the CPU the values are checked, in graphs of `torch.compile` too. On an accelerator `counted_targets` checks them
-    where it waits; where it does not, under `torch.func` transforms and in exports `counted_weights` returns NaN.
-
-    Args:
-        weights: Weight of each target.
-        targets: Token IDs or `ignore_index`.
-        ignore_index: Target that is ignored.
-        dtype: Dtype of the losses.
+def checked_on_cpu(weights: Float[Tensor, "*batch"], kept: Bool[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    """Return the weights of tokens on the CPU after `raise_if_not_finite`, in graphs of `torch.compile` too.
 
     Raises:
-        ShapeError: See `require_token_weights`.
-        SizeError: On the CPU, the weight of a target that is not ignored is infinite or NaN, or is so in `dtype`.
+        SizeError: See `raise_if_not_finite`.
     """
-    require_token_weights(weights, targets)
-    weights = weights.to(dtype)
-    if device_kind(weights) != "cpu" or plain_operators_only():
-        return weights
     if torch.compiler.is_compiling():
-        copy: Tensor = _finite_copy(weights, targets != ignore_index)
+        copy: Tensor = _finite_copy(weights, kept)
         return copy
-    raise_if_not_finite(weights, targets != ignore_index)
+    raise_if_not_finite(weights, kept)
     return weights
 
 
+def finite_or_nan(weights: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    """Return the weights with NaN for infinite ones, where nothing may read their values."""
+    return weights - weights + weights
+
+
 def counted_weights(weights: Float[Tensor, "*batch"], kept: Bool[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-    """Return the weights with 0 for tokens that do not count, and NaN for infinite weights of the others."""
-    return torch.where(weights.abs() < torch.inf, weights, torch.nan).where(kept, 0.0)
+    """Return the weights with 0 for tokens that do not count, even if they are infinite or NaN."""
+    return weights.masked_fill(~kept, 0.0)
 
 
 def raise_if_not_finite(weights: Float[Tensor, "*batch"], kept: Bool[Tensor, "*batch"]) -> None:

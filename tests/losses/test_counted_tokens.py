@@ -42,7 +42,9 @@ def regularised(hidden: Tensor, weight: Tensor, targets: Tensor, **options) -> T
 
 
 def weighted(hidden: Tensor, weight: Tensor, targets: Tensor, **options) -> Tensor:
-    return el.linear_cross_entropy(hidden, weight, targets, token_weights=torch.ones_like(hidden[:, 0]).detach(), **options)
+    return el.linear_cross_entropy(
+        hidden, weight, targets, token_weights=torch.ones_like(hidden[:, 0]).detach(), **options
+    )
 
 
 def masked(hidden: Tensor, weight: Tensor, targets: Tensor, **options) -> Tensor:

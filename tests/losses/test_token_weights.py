@@ -90,9 +90,7 @@ def test_where_the_host_never_waits_the_loss_is_nan(unchecked: None, value, redu
 
     def call(hidden: Tensor, weight: Tensor) -> Tensor:
         options = {"reduction": reduction, "impl": "plain" if path == "plain" else "chunked"}
-        return el.linear_cross_entropy(
-            hidden, weight, targets, token_weights=weights, drop_ignored=False, **options
-        )
+        return el.linear_cross_entropy(hidden, weight, targets, token_weights=weights, drop_ignored=False, **options)
 
     for triton in (False, True):
         with cpu_taken_for_cuda(triton=triton and path != "compiled"):

@@ -384,12 +384,12 @@ def check_targets(
 ):  # fmt: skip
     """Store the targets with `other` for those that do not count, which count, and the factors of a sum or mean.
 
-    A factor is times the weight of the target, NaN for one that is not finite; `weights` is `None` for 1. One program
-    has all targets, so that it knows how many count and which is the first bad one. `numbers` is what the host reads in
-    one wait: a copy of `record`, how many targets are neither tokens nor ignored, how many are ignored, and how many of
-    the others have a weight that is not finite; bad targets count and are unchanged. Where `numbers` is `None` they do not count, `is_bad` marks them, and
-    the first one is recorded if `record` is empty; see `embedlayer.core.index_checks.target_record`. With `CODED` bad
-    ones are stored as V and ignored ones as -1, for `cross_entropy`, and `is_bad` marks both.
+    A factor is times the weight of the target; `weights` is `None` for 1. One program has all targets, so that it knows
+    how many count and which is the first bad one. `numbers` is what the host reads in one wait: a copy of `record`, how
+    many targets are neither tokens nor ignored, how many are ignored, and how many of the others have a weight that is
+    not finite; bad targets count and are unchanged. Where `numbers` is `None` they do not count, `is_bad` marks them,
+    and the first one is recorded if `record` is empty; see `embedlayer.core.index_checks.target_record`. With `CODED`
+    bad ones are stored as V and ignored ones as -1, for `cross_entropy`, and `is_bad` marks both.
     """
     first = tl.zeros((TOKENS,), tl.int32) + tokens
     value = tl.zeros((TOKENS,), tl.int64)
@@ -442,8 +442,7 @@ def check_targets(
             counts = counts & (target >= 0) & (target < vocab_size)
         own = factor
         if weights is not None:
-            weight = tl.load(weights + c, mask=c < tokens, other=0.0)
-            own = tl.where(tl.abs(weight) < float("inf"), weight, float("nan"))
+            own = tl.load(weights + c, mask=c < tokens, other=0.0)
             if MEAN:
                 own = tl.math.div_rn(own, tl.zeros((TOKENS,), tl.float32) + count)
         tl.store(factors + c, tl.where(counts, own, 0.0), mask=c < tokens)
