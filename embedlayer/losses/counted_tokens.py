@@ -22,7 +22,7 @@ from embedlayer.core.index_checks import (
 )
 from embedlayer.core.torch_state import is_capturing, plain_operators_only
 from embedlayer.kernels.softmax import STATISTICS, check_targets
-from embedlayer.losses.token_weights import checked_on_cpu, finite_or_nan, raise_if_not_finite
+from embedlayer.losses.token_weights import checked_weights, raise_if_not_finite
 
 
 class CountedTokens(NamedTuple):
@@ -169,10 +169,8 @@ def counted_targets(
         SizeError: The weight of a token that counts is infinite or NaN.
     """
     read = drop and _may_read(targets)
-    if weights is not None and device_kind(targets) == "cpu" and not plain_operators_only():
-        weights = checked_on_cpu(weights, targets != ignore_index)
-    elif weights is not None and not read:
-        weights = finite_or_nan(weights)
+    if weights is not None:
+        weights = checked_weights(weights, targets != ignore_index, is_read=read)
     on_cuda = device_kind(targets) == "cuda" and targets.dtype == torch.int64 and targets.numel() > 0
     if not (on_cuda and STATISTICS.applies(targets)) or plain_operators_only():
         mask = targets != ignore_index

@@ -54,7 +54,7 @@ def multi_token_inputs(
     ignore_index: int,
     token_weights: Float[Tensor, "B T"] | None = None,
 ) -> MultiTokenInputs:
-    """Shift labels and weights for each depth, and join all depths; arguments and errors are as in `multi_token_loss`."""
+    """Shift labels and weights for each depth, and join all depths; arguments and errors: see `multi_token_loss`."""
     weights = [1.0] * len(hidden_states) if weights is None else list(weights)
     if len(weights) != len(hidden_states) or not weights:
         raise SizeError(f"{len(hidden_states)} depths and {len(weights)} weights: pass one weight for each depth.")

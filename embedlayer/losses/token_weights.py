@@ -4,7 +4,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
+from embedlayer.core.torch_state import plain_operators_only
 
 
 def require_token_weights(weights: Tensor, targets: Tensor, name: str = "targets") -> None:
@@ -23,18 +25,31 @@ def require_token_weights(weights: Tensor, targets: Tensor, name: str = "targets
     if fits and not weights.requires_grad:
         return
     found = f"{str(weights.dtype).removeprefix('torch.')} of shape {tuple(weights.shape)} on {weights.device}"
+    found += " with gradient: pass weights.detach()" if weights.requires_grad else ""
     raise ShapeError(
-        f"token_weights must be floats of shape {tuple(targets.shape)} on {targets.device}, one for each of the {name}, "
-        f"without gradient; found {found}{' with gradient: pass weights.detach()' if weights.requires_grad else ''}."
+        f"token_weights must be floats of shape {tuple(targets.shape)} on {targets.device}, one for each of the "
+        f"{name}, without gradient; found {found}."
     )
 
 
-def checked_on_cpu(weights: Float[Tensor, "*batch"], kept: Bool[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-    """Return the weights of tokens on the CPU after `raise_if_not_finite`, in graphs of `torch.compile` too.
+def checked_weights(
+    weights: Float[Tensor, "*batch"], kept: Bool[Tensor, "*batch"], *, is_read: bool = False
+) -> Float[Tensor, "*batch"]:
+    """Check that the weights of tokens that count are finite, as far as it needs no wait for a device.
+
+    On the CPU they are read, in graphs of `torch.compile` too. Elsewhere, under `torch.func` transforms and in exports
+    infinite weights are returned as NaN.
+
+    Args:
+        weights: Weights of tokens.
+        kept: Mask of the tokens that count.
+        is_read: Whether the caller reads elsewhere, for all its checks at once, how many are not finite.
 
     Raises:
-        SizeError: See `raise_if_not_finite`.
+        SizeError: On the CPU, the weight of a token that counts is infinite or NaN.
     """
+    if device_kind(weights) != "cpu" or plain_operators_only():
+        return weights if is_read else finite_or_nan(weights)
     if torch.compiler.is_compiling():
         copy: Tensor = _finite_copy(weights, kept)
         return copy
@@ -64,7 +79,7 @@ def raise_if_not_finite(weights: Float[Tensor, "*batch"], kept: Bool[Tensor, "*b
     place, length = int(is_bad.flatten().nonzero()[0]), weights.shape[-1] if weights.dim() else 1
     raise SizeError(
         f"token_weights: {weights.flatten()[place].item()} at row {place // length}, column {place % length} is not "
-        f"finite in {str(weights.dtype).removeprefix('torch.')}. Only weights of ignored targets may be infinite or NaN."
+        f"finite in {str(weights.dtype).removeprefix('torch.')}. Only those of ignored targets may be infinite or NaN."
     )
 
 

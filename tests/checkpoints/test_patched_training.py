@@ -2,7 +2,9 @@
 
 import copy
 import logging
+import pickle
 import warnings
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import torch.nn.functional as F
 from covering import some
 from torch import Tensor, nn
 
-from embedlayer import OutputHead, StaleRowsError, patch, unpatch
+from embedlayer import OutputHead, ShapeError, SizeError, StaleRowsError, patch, unpatch
 from embedlayer.heads.deferred import DeferredLogits
 from embedlayer.heads.logit_source import LogitsReport
 
@@ -69,15 +71,21 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def float64_loss(logits: Tensor, labels: Tensor, vocab_size: int, num_items_in_batch: Any = None, **others: Any):
-    """The loss of transformers' `loss_utils.py`, without rounding logits to float32."""
+def float64_loss(
+    logits: Tensor, labels: Tensor, vocab_size: int, num_items_in_batch: Any = None, token_weights: Any = None, **others
+):
+    """The loss of transformers' `loss_utils.py`, without rounding logits to float32; weighted with `token_weights`."""
+    if token_weights is None:
+        token_weights = torch.ones(labels.shape)
+    if others.get("shift_labels") is None:
+        token_weights = F.pad(token_weights, (0, 1))[..., 1:]
     if others.get("shift_labels") is None:
         labels = F.pad(labels, (0, 1), value=-100)[..., 1:]
     else:
         labels = others["shift_labels"]
-    reduction = "mean" if num_items_in_batch is None else "sum"
-    loss = F.cross_entropy(logits.view(-1, vocab_size), labels.reshape(-1), reduction=reduction)
-    return loss if num_items_in_batch is None else loss / num_items_in_batch
+    losses = F.cross_entropy(logits.view(-1, vocab_size), labels.reshape(-1), reduction="none")
+    loss = (losses * token_weights.reshape(-1).where(labels.reshape(-1) != -100, 0)).sum()
+    return loss / ((labels != -100).sum() if num_items_in_batch is None else num_items_in_batch)
 
 
 ARGUMENTS = {
@@ -85,6 +93,13 @@ ARGUMENTS = {
     "number of items": {"num_items_in_batch": 13},
     "number of items as a tensor": {"num_items_in_batch": torch.tensor(13)},
     "shifted labels": {"shift_labels": torch.arange(B * T).view(B, T)},
+}
+WEIGHTS = torch.linspace(-1, 2, B * T).view(B, T)
+WEIGHTS[:, 3] = torch.nan  # of a label that is ignored
+ARGUMENTS |= {
+    "weights": {"token_weights": WEIGHTS.bfloat16()},
+    "weights, number of items": {"token_weights": WEIGHTS, "num_items_in_batch": torch.tensor(13)},
+    "weights, shifted labels": {"token_weights": WEIGHTS.nan_to_num(0.5)} | ARGUMENTS["shifted labels"],
 }
 
 
@@ -94,9 +109,9 @@ def test_the_gradients_are_those_of_a_cross_entropy_in_float64(kind, name) -> No
     plain: Any = built(kind, torch.float64)
     patched = patch(copy.deepcopy(plain))
     report, inputs = reports(patched), batch(**ARGUMENTS[name])
-    theirs = plain(**inputs).loss
     ours = patched(**inputs).loss
-    torch.testing.assert_close(ours.double(), theirs.double(), rtol=1e-6, atol=0)
+    if "token_weights" not in inputs:
+        torch.testing.assert_close(ours.double(), plain(**inputs).loss.double(), rtol=1e-6, atol=0)
     plain.loss_function = float64_loss
     exact = plain(**inputs).loss
     exact.backward()
@@ -210,13 +225,49 @@ def test_logits_are_read_before_the_optimizer_steps() -> None:
         print(outputs.logits)
 
 
+def test_weights_of_tokens_are_refused_where_they_would_have_no_effect() -> None:
+    for kind in ("masked", "bias of the model"):
+        with pytest.raises((SizeError, TypeError), match="token_weights"):
+            patch(built(kind))(**batch(token_weights=torch.ones(B, T)))
+    patched, inputs = patch(built("tied")), batch()
+    with pytest.raises(SizeError, match=r"no loss with token_weights: pass labels too\."):
+        patched(inputs["input_ids"], token_weights=torch.ones(B, T))
+    with pytest.raises(ShapeError, match=r"token_weights must be floats of shape \(3, 10\) .* of the labels"):
+        patched(**inputs, token_weights=torch.ones(B, T - 1))
+    with pytest.raises(SizeError, match="token_weights: inf at row 0, column 4 is not finite"):
+        patched(**inputs, token_weights=torch.ones(B, T).index_fill(1, torch.tensor([5]), torch.inf))
+    patched.loss_function = float64_loss  # a loss of the caller's own gets them
+    own = patched(**inputs, token_weights=WEIGHTS).loss
+    torch.testing.assert_close(patch(built("tied"))(**inputs, token_weights=WEIGHTS).loss, own)
+
+
+@pytest.mark.filterwarnings("ignore:Model with `tie_word_embeddings=True`")
+def test_weights_of_tokens_reach_the_loss_of_copies_through_peft_and_checkpointing() -> None:
+    plain: Any = built("tied")
+    inputs = batch(token_weights=WEIGHTS)
+    patched = patch(copy.deepcopy(plain))
+    expected = patched(**inputs).loss
+    copies = copy.deepcopy(patched), pickle.loads(pickle.dumps(patched))
+    for model in (*copies, with_lora(patch(copy.deepcopy(plain)), target_modules=["q_proj"], init_lora_weights=True)):
+        report = reports(model)
+        model.train().gradient_checkpointing_enable()
+        loss = model(**inputs).loss
+        loss.backward()
+        torch.testing.assert_close(loss, expected)
+        assert not report.is_done
+    restored = unpatch(patched)
+    assert "forward" not in vars(restored)
+    assert restored.loss_function is plain.loss_function
+    assert restored(**batch()).loss == plain(**batch()).loss
+
+
 # PEFT
 
 
 def with_lora(model: nn.Module, **options: Any) -> nn.Module:
     peft = pytest.importorskip("peft", reason="the dev extra is not installed")
     torch.manual_seed(5)
-    config = peft.LoraConfig(r=3, lora_alpha=6, init_lora_weights=False, **options)
+    config = peft.LoraConfig(r=3, lora_alpha=6, **{"init_lora_weights": False, **options})
     with warnings.catch_warnings():  # that the head of a tied model does not follow: here it does
         warnings.filterwarnings("ignore", message=".*tie_word_embeddings=True.*")
         warnings.filterwarnings("ignore", message=".*but no tied modules are added.*")
@@ -357,12 +408,17 @@ def test_accelerate_prepares_a_patched_model() -> None:
     optimizer.step()
 
 
-@pytest.mark.parametrize("kind", some(["soft cap"], ["untied", "soft cap"]))
-def test_a_compiled_model_has_the_same_loss_and_gradients(unchecked: None, kind) -> None:
+@pytest.mark.parametrize(
+    ("kind", "weighted"), some([("soft cap", False), ("untied", True)], product(["untied", "soft cap"], [False, True]))
+)
+def test_a_compiled_model_has_the_same_loss_and_gradients(unchecked: None, kind, weighted) -> None:
     plain = built(kind)
     patched, found = patch(copy.deepcopy(plain)), []
+    weights = {"token_weights": WEIGHTS} if weighted else {}
+    if weighted:
+        plain.loss_function = float64_loss
     for model in (plain, torch.compile(patched, backend="aot_eager", fullgraph=True)):
-        loss = model(**batch(), use_cache=False).loss
+        loss = model(**batch(), use_cache=False, **weights).loss
         loss.backward()
         found.append(loss.detach())
     torch.testing.assert_close(found[1], found[0])
