@@ -442,7 +442,7 @@ def _loss_of_values(logits: Tensor, targets: Tensor, token_weights: Tensor | Non
     if token_weights is None:
         return F.cross_entropy(logits, targets, **arguments)
     kept = targets != arguments["ignore_index"]
-    weights = checked_weights(token_weights.to(loss_dtype(logits.dtype)), kept)
+    weights = checked_weights(token_weights.to(loss_dtype(logits.dtype)), targets, arguments["ignore_index"])
     loss = LossSettings(**arguments, token_weights=weights)
     result = reduce_losses(cross_entropy(logits, targets, loss), kept, loss)
     return torch.where(kept.any(), result, math.nan) if loss.reduction == "mean" else result  # as in torch

@@ -170,7 +170,7 @@ def counted_targets(
     """
     read = drop and _may_read(targets)
     if weights is not None:
-        weights = checked_weights(weights, targets != ignore_index, is_read=read)
+        weights = checked_weights(weights, targets, ignore_index, is_read=read)
     on_cuda = device_kind(targets) == "cuda" and targets.dtype == torch.int64 and targets.numel() > 0
     if not (on_cuda and STATISTICS.applies(targets)) or plain_operators_only():
         mask = targets != ignore_index

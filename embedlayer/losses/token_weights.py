@@ -1,7 +1,7 @@
 """Weights of single tokens in a loss: which are accepted, and what they are where targets do not count."""
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embedlayer.core.devices import device_kind
@@ -33,23 +33,25 @@ def require_token_weights(weights: Tensor, targets: Tensor, name: str = "targets
 
 
 def checked_weights(
-    weights: Float[Tensor, "*batch"], kept: Bool[Tensor, "*batch"], *, is_read: bool = False
+    weights: Float[Tensor, "*batch"], targets: Int[Tensor, "*batch"], ignore_index: int, *, is_read: bool = False
 ) -> Float[Tensor, "*batch"]:
-    """Check that the weights of tokens that count are finite, as far as it needs no wait for a device.
+    """Check that the weights of targets that are not ignored are finite, as far as it needs no wait for a device.
 
     On the CPU they are read, in graphs of `torch.compile` too. Elsewhere, under `torch.func` transforms and in exports
     infinite weights are returned as NaN.
 
     Args:
-        weights: Weights of tokens.
-        kept: Mask of the tokens that count.
+        weights: Weight of each target.
+        targets: Token IDs or `ignore_index`.
+        ignore_index: Target that is ignored.
         is_read: Whether the caller reads elsewhere, for all its checks at once, how many are not finite.
 
     Raises:
-        SizeError: On the CPU, the weight of a token that counts is infinite or NaN.
+        SizeError: On the CPU, such a weight is infinite or NaN.
     """
     if device_kind(weights) != "cpu" or plain_operators_only():
         return weights if is_read else finite_or_nan(weights)
+    kept = targets != ignore_index
     if torch.compiler.is_compiling():
         copy: Tensor = _finite_copy(weights, kept)
         return copy

@@ -229,7 +229,8 @@ def test_weights_of_tokens_are_refused_where_they_would_have_no_effect() -> None
     for kind in ("masked", "bias of the model"):
         with pytest.raises((SizeError, TypeError), match="token_weights"):
             patch(built(kind))(**batch(token_weights=torch.ones(B, T)))
-    patched, inputs = patch(built("tied")), batch()
+    patched: Any = patch(built("tied"))
+    inputs = batch()
     with pytest.raises(SizeError, match=r"no loss with token_weights: pass labels too\."):
         patched(inputs["input_ids"], token_weights=torch.ones(B, T))
     with pytest.raises(ShapeError, match=r"token_weights must be floats of shape \(3, 10\) .* of the labels"):
@@ -412,7 +413,7 @@ def test_accelerate_prepares_a_patched_model() -> None:
     ("kind", "weighted"), some([("soft cap", False), ("untied", True)], product(["untied", "soft cap"], [False, True]))
 )
 def test_a_compiled_model_has_the_same_loss_and_gradients(unchecked: None, kind, weighted) -> None:
-    plain = built(kind)
+    plain: Any = built(kind)
     patched, found = patch(copy.deepcopy(plain)), []
     weights = {"token_weights": WEIGHTS} if weighted else {}
     if weighted:
