@@ -204,3 +204,29 @@ def test_a_draft_head_weighs_the_targets_that_it_has(outside, reduction) -> None
     plain = losses if reduction == "none" else losses.sum() / divisor
     torch.testing.assert_close(ours, plain)
     torch.testing.assert_close(*(torch.autograd.grad(each.sum(), hidden) for each in (ours, plain)))
+
+
+@cases("impl, compiled", ["plain", "chunked"], [False, True])
+def test_under_autocast_weights_count_in_float32(unchecked: None, impl, compiled) -> None:
+    hidden, weight, targets, weights = batch()
+    weights[0, 1] = torch.nan
+
+    def call(token_weights: Tensor | None) -> Tensor:
+        return el.linear_cross_entropy(
+            hidden,
+            weight,
+            targets,
+            token_weights=token_weights,
+            reduction="none" if token_weights is None else "mean",
+            impl=impl,
+        )
+
+    run = torch.compile(call, backend="aot_eager", fullgraph=True) if compiled else call
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, losses = run(weights.half()), call(None)
+    expected = (losses * weights.half().nan_to_num(0.0)).sum() / 11
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(each, [hidden, weight]) for each in (loss, expected)), rtol=2e-2, atol=1e-3
+    )
