@@ -9,7 +9,7 @@ import click
 import benchmarks
 from benchmarks.harness import Case, busy_processes, report
 
-NOT_CASES = {"__main__", "harness", "hot_paths", "operator_counter"}
+NOT_CASES = {"__main__", "gpu_calls", "harness", "hot_paths", "operator_counter"}
 
 
 def case_names() -> list[str]:
@@ -26,7 +26,8 @@ def main(cases: tuple[str, ...], save: bool, busy: int) -> None:
         case = cast(Case, import_module(f"benchmarks.{name}").CASE)
         with busy_processes(busy):
             rows = case.run()
-        report(name, case.title, rows, save=save, busy=busy)
+        if rows:
+            report(name, case.title, rows, save=save, busy=busy)
 
 
 if __name__ == "__main__":

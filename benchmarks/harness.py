@@ -162,11 +162,6 @@ def environment() -> Row:
     """What a reader must know to judge a number."""
     import torch
 
-    try:
-        numba = version("numba")
-    except PackageNotFoundError:
-        numba = ""
-
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "device": _processor(),
@@ -177,9 +172,18 @@ def environment() -> Row:
         "torch": torch.__version__,
         "numpy": version("numpy"),
         "tokenizers": version("tokenizers"),
-        "numba": numba,
+        "numba": _version("numba"),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+        "triton": _version("triton"),
         "wait_policy": os.environ.get("OMP_WAIT_POLICY", ""),
     }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def spread(times: list[float]) -> Row:

@@ -1,26 +1,42 @@
-"""The calls of a training step and of decoding, at the sizes of real models, on meta tensors.
+"""The calls of a training step and of decoding, at the sizes of real models, on the default device of torch.
 
-The law about launches and waits counts them, and so do the predictions of times on GPUs.
+The law about launches and waits counts them on meta tensors, and so do the predictions of times on GPUs. On a GPU
+`python -m benchmarks gpu` measures them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import cycle
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._pytree import tree_leaves
 
 import embedlayer as el
 from benchmarks.operator_counter import Answer, OperatorCounter
+from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.losses import ForwardKL, JensenShannon, divergence, linear_cross_entropy, token_statistics
 from embedlayer.losses.divergence_kinds import Divergence
+from embedlayer.models.generation import next_tokens
+from embedlayer.tables import MappedEmbedding
 
 Call = Callable[[], object]
 
 TOKENS, WIDTH, VOCAB_SIZE = 8192, 4096, 128_256
 """Tokens of a step, width and vocabulary of Llama 3 8B."""
+
+RANKS = 4
+"""Ranks over which the rows of a table are sharded, each of which has `TOKENS` tokens."""
+
+SMALLEST_VOCAB_SIZE = 50_257
+"""That of GPT-2: IDs of all paths are smaller, so that each table has them."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +50,7 @@ class HotPath:
         answers: Values that the call reads, as `OperatorCounter` takes them.
         tokens: Number of tokens, N.
         chunks: Chunks of tokens of a pass over the vocabulary, of both passes if the second computes the logits again.
+        ranks: Number of processes, of which the first one is counted. The others send and receive nothing.
     """
 
     name: str
@@ -42,40 +59,55 @@ class HotPath:
     answers: Mapping[str, Callable[[], Answer]] = field(default_factory=dict)
     tokens: int = TOKENS
     chunks: int = 1
+    ranks: int = 1
 
-    def count(self) -> OperatorCounter:
-        """Count the second call: the first allocates what an optimizer and a check of IDs keep."""
-        with torch.device("meta"):
-            call = self.build()
-        for _ in range(2):
-            with OperatorCounter({name: answer() for name, answer in self.answers.items()}) as count:
-                call()
+    def count(self, calls: int = 2) -> OperatorCounter:
+        """Count the last of several calls: the first allocates what an optimizer and a check of IDs keep."""
+        with nullcontext() if self.ranks == 1 else fake_ranks(self.ranks):
+            with torch.device("meta"):
+                call = self.build()
+            for _ in range(calls):
+                with OperatorCounter({name: answer() for name, answer in self.answers.items()}) as count:
+                    call()
         return count
 
 
+@contextmanager
+def fake_ranks(ranks: int) -> Iterator[None]:
+    """Make this process rank 0 of a default process group whose operations do nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
 def ids(*shape: int) -> Tensor:
-    """Return token IDs on the meta device."""
-    return torch.empty(shape, dtype=torch.int64, device="meta")
+    """Return random token IDs."""
+    return torch.randint(SMALLEST_VOCAB_SIZE, shape)
 
 
 def numbers(*shape: int, trained: bool = True) -> Tensor:
-    """Return bfloat16 numbers on the meta device."""
-    return torch.empty(shape, dtype=torch.bfloat16, device="meta", requires_grad=trained)
+    """Return numbers from N(0, 0.02^2) in bfloat16, as hidden states, rows, queries or keys."""
+    return torch.empty(shape, dtype=torch.bfloat16).normal_(std=0.02).requires_grad_(trained)
 
 
 def trained(inputs: Sequence[Tensor | None], compute: Call) -> Call:
     """Return a call of `compute` and of the backward pass of its result, one tensor or several; gradients are dropped.
 
-    The gradient of the result is the caller's, so no kernel that fills it with ones is counted.
+    The gradient of the result is the caller's: the first call draws it, and later calls use it again.
 
     Args:
         inputs: Tensors with gradients.
         compute: Function without arguments.
     """
+    grads: list[Tensor] = []
 
     def call() -> None:
         results = [each for each in tree_leaves(compute()) if isinstance(each, Tensor) and each.requires_grad]
-        grads = [torch.empty_like(each) for each in results]
+        grads.extend(map(torch.randn_like, results[len(grads) :]))
         torch.autograd.backward(results, grads)
         for each in inputs:
             if each is not None:
@@ -110,7 +142,7 @@ def loss_path(
 
     def build() -> Call:
         hidden, weight = numbers(tokens, WIDTH), numbers(vocab_size, WIDTH, trained=not is_frozen)
-        added = torch.empty(vocab_size, requires_grad=True) if bias else None
+        added = torch.zeros(vocab_size, requires_grad=True) if bias else None
         targets = ids(tokens)
         more = {**options, "bias": added} if bias else dict(options)
         if is_weighted:
@@ -154,14 +186,48 @@ def look_up() -> Call:
     return trained([table.weight], lambda: table(tokens))
 
 
-def input_embedding(training: bool) -> Callable[[], Call]:
-    """Return a builder of GPT-2's input embedding, in training with its gradients."""
+def sharded_table(**options: Any) -> ShardedTable:
+    """Return the first shard of a table of all ranks, with options of `ShardedTable`."""
+    with torch.device("cpu"):
+        mesh = init_device_mesh("meta", (RANKS,))
+    local = el.TokenEmbedding(VOCAB_SIZE // RANKS, WIDTH, dtype=torch.bfloat16)
+    return ShardedTable(local, mesh, vocab_size=VOCAB_SIZE, **options)
+
+
+def sharded_look_up() -> Call:
+    """Build a look-up in a sharded table, with its gradient."""
+    table, tokens = sharded_table(), ids(1, TOKENS)
+    return trained([table.weight], lambda: table(tokens))
+
+
+def sharded_loss(**options: Any) -> HotPath:
+    """Return the loss of a sharded table on each rank's hidden states, with gradients; for options of the table."""
+
+    def build() -> Call:
+        table, hidden, tokens = sharded_table(**options), numbers(1, TOKENS, WIDTH), ids(1, TOKENS)
+        return trained([table.weight, hidden], lambda: table.loss(hidden, tokens))
+
+    name = ", ".join(["loss, sharded", *(option.replace("_", " ") for option in options)])
+    answers = {"_read_numbers": lambda: [-1, -1, -1, -1, 0, 0, *[4 * TOKENS + 3] * RANKS]}
+    return HotPath(name, f"{RANKS} ranks, on each {SIZES}", build, answers, chunks=4, ranks=RANKS)
+
+
+def input_embedding(training: bool, *, forward: bool = False, masked: bool = False) -> Callable[[], Call]:
+    """Return a builder of GPT-2's input embedding, in training with its gradients.
+
+    Args:
+        training: Whether the layer is in training.
+        forward: Whether only the forward pass runs.
+        masked: Whether it gets an attention mask.
+    """
 
     def build() -> Call:
         layer, tokens = el.TransformerEmbedding(50_257, 768, 1024, dropout=0.1).train(training), ids(8, 1024)
-        if training:
-            return trained(list(layer.parameters()), lambda: layer(tokens))
-        return torch.no_grad()(lambda: layer(tokens))
+        mask = torch.ones(8, 1024, dtype=torch.int64) if masked else None
+        call = partial(layer, tokens, attention_mask=mask)
+        if not training:
+            return torch.no_grad()(call)
+        return call if forward else trained(list(layer.parameters()), call)
 
     return build
 
@@ -172,7 +238,7 @@ def rotate(training: bool) -> Callable[[], Call]:
     def build() -> Call:
         rotary = el.RotaryEmbedding(128)
         q, k = numbers(1, 32, TOKENS, 128, trained=training), numbers(1, 8, TOKENS, 128, trained=training)
-        with OperatorCounter():
+        with OperatorCounter() if q.is_meta else nullcontext():
             positions = rotary.prepare(torch.arange(TOKENS))
         return (
             trained([q, k], lambda: rotary.rotate(q, k, positions))
@@ -183,18 +249,30 @@ def rotate(training: bool) -> Callable[[], Call]:
     return build
 
 
-def row_step() -> Call:
-    """Build a training step of a row-sparse table: look-up, backward pass and `RowAdamW`."""
-    table, tokens = el.TokenEmbedding(VOCAB_SIZE, WIDTH, row_sparse=True), ids(2307)
-    optimizer = el.RowAdamW(table.parameters(), lr=1e-3)
+def rotary_angles() -> Call:
+    """Build the computation of the angles of a forward pass."""
+    rotary, positions = el.RotaryEmbedding(128), torch.arange(TOKENS)
+    return lambda: rotary.prepare(positions)
 
-    def call() -> None:
-        vectors = table(tokens)
-        vectors.backward(torch.empty_like(vectors))
-        optimizer.step()
-        optimizer.zero_grad()
 
-    return call
+def row_step(optimizer_of: Callable[[Iterator[Tensor]], torch.optim.Optimizer], *, clips: bool) -> Callable[[], Call]:
+    """Return a builder of a training step of a row-sparse table: look-up, backward pass, clipping and optimizer."""
+
+    def build() -> Call:
+        table, tokens = el.TokenEmbedding(VOCAB_SIZE, WIDTH, row_sparse=True), ids(2307)
+        optimizer = optimizer_of(table.parameters())
+
+        def call() -> None:
+            vectors = table(tokens)
+            vectors.backward(torch.empty_like(vectors))
+            if clips:
+                el.clip_grad_norm_(table.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return call
+
+    return build
 
 
 def quantised(bits: int, *, logits: bool = False) -> Callable[[], Call]:
@@ -209,6 +287,52 @@ def quantised(bits: int, *, logits: bool = False) -> Callable[[], Call]:
     return build
 
 
+def quantised_loss(bits: int) -> Callable[[], Call]:
+    """Return a builder of the loss of a quantised table, with the gradient of the hidden states."""
+
+    def build() -> Call:
+        table = el.QuantizedEmbedding(VOCAB_SIZE, WIDTH, bits, group_size=32 if bits == 4 else None)
+        table, hidden, targets = table.to(torch.bfloat16), numbers(TOKENS, WIDTH), ids(TOKENS)
+        return trained([hidden], lambda: table.loss(hidden, targets))
+
+    return build
+
+
+def delta_step() -> Call:
+    """Build a training step of 1,000 rows over a frozen table: look-up and loss, with their gradients."""
+    table = el.DeltaEmbedding.last(el.TokenEmbedding(VOCAB_SIZE, WIDTH, dtype=torch.bfloat16), 1000)
+    hidden, tokens = numbers(TOKENS, WIDTH), ids(TOKENS)
+    return trained([hidden, table.delta], lambda: (table(tokens), table.loss(hidden, tokens)))
+
+
+def mapped_look_up() -> Call:
+    """Build a look-up in a table whose rows stay in a file."""
+    with TemporaryDirectory() as folder:  # an open file is read after it is deleted
+        file = Path(folder) / "table.safetensors"
+        save_file({"weight": torch.zeros(1000, WIDTH, dtype=torch.bfloat16, device="cpu")}, file)
+        table, tokens = MappedEmbedding.open(file).to("meta"), ids(TOKENS)
+    return lambda: table(tokens)
+
+
+def decoder() -> el.DecoderLM:
+    """Return two blocks of Llama 3 8B, with its table and head."""
+    table, position = el.TokenEmbedding(VOCAB_SIZE, WIDTH), el.RotaryEmbedding(128, 500_000.0)
+    model = el.DecoderLM(table, position, num_layers=2, num_heads=32, num_kv_heads=8, mlp_dim=14_336)
+    return model.to(torch.bfloat16).eval()
+
+
+def generate_prompt() -> Call:
+    """Build the first token of `generate`: the model reads the prompt."""
+    model, prompt = decoder(), ids(1, TOKENS)
+    return lambda: next(next_tokens(model, prompt, max_new_tokens=1024, stop_id=[128_001, 128_009]))
+
+
+def generate_token() -> Call:
+    """Build a further token of `generate`: a step of cached decoding. The first call reads the prompt."""
+    new = next_tokens(decoder(), ids(1, TOKENS), max_new_tokens=1024, stop_id=[128_001, 128_009])
+    return lambda: next(new)
+
+
 def patched_model() -> Call:
     """Build a training step of a patched transformers model without blocks: embedding, norm, head and loss."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -220,6 +344,9 @@ def patched_model() -> Call:
 
 
 SIZES, ONE_TOKEN = (f"{tokens:,} x {WIDTH:,} x {VOCAB_SIZE:,}, bfloat16" for tokens in (TOKENS, 1))
+
+GPT2 = "(8, 1024) IDs, 50,257 x 768, float32"
+ROW_STEP = f"2,307 IDs, {VOCAB_SIZE:,} x {WIDTH:,}, float32"
 
 PASSES = [
     loss_path("loss"),
@@ -245,23 +372,44 @@ PATHS = [
     loss_path("loss, plain", impl="plain"),
     *PASSES,
     HotPath("look-up", SIZES, look_up),
-    HotPath("GPT-2 input embedding, evaluation", "(8, 1024) IDs, 50,257 x 768, float32", input_embedding(False)),
-    HotPath("GPT-2 input embedding, training", "(8, 1024) IDs, 50,257 x 768, float32", input_embedding(True)),
+    HotPath("GPT-2 input embedding, evaluation", GPT2, input_embedding(False)),
+    HotPath("GPT-2 input embedding, training", GPT2, input_embedding(True)),
+    HotPath("GPT-2 input embedding, forward", GPT2, input_embedding(True, forward=True)),
+    HotPath("GPT-2 input embedding with a mask, training", GPT2, input_embedding(True, masked=True)),
+    HotPath("GPT-2 input embedding with a mask, forward", GPT2, input_embedding(True, forward=True, masked=True)),
+    HotPath("rotary, angles", f"{TOKENS:,} x 128", rotary_angles),
     HotPath("rotary", f"32 + 8 heads, {TOKENS:,} x 128, bfloat16", rotate(False)),
     HotPath("rotary, training", f"32 + 8 heads, {TOKENS:,} x 128, bfloat16", rotate(True)),
-    HotPath(
-        "row-sparse step",
-        f"2,307 IDs, {VOCAB_SIZE:,} x {WIDTH:,}, float32",
-        row_step,
-        {
-            "apply_to_ids": lambda: True,
-            "skipped_terms": lambda: 0,
-            "coalesced": lambda: cycle([False, True]),
-        },
-    ),
+    HotPath("row-sparse step", ROW_STEP, row_step(el.RowAdamW, clips=False)),
+    HotPath("row-sparse step with clipping, Adagrad", ROW_STEP, row_step(el.RowAdagrad, clips=True)),
     HotPath("look-up, int8", SIZES, quantised(8)),
     HotPath("look-up, int4 in groups of 32", SIZES, quantised(4)),
     HotPath("logits of one token, int8", ONE_TOKEN, quantised(8, logits=True)),
     HotPath("logits of one token, int4 in groups of 32", ONE_TOKEN, quantised(4, logits=True)),
+    HotPath(
+        "look-up, sharded",
+        f"{RANKS} ranks, on each {SIZES}",
+        sharded_look_up,
+        {"tolist": lambda: [TOKENS // RANKS] * 2 * RANKS},
+        ranks=RANKS,
+    ),
+    sharded_loss(),
+    sharded_loss(equal_loss_factors=True),
+    HotPath("loss, int8", SIZES, quantised_loss(8)),
+    HotPath("loss, int4 in groups of 32", SIZES, quantised_loss(4)),
+    HotPath("look-up and loss of 1,000 trained rows over a frozen table", SIZES, delta_step),
     HotPath("patched transformers model without blocks", SIZES, patched_model),
+    HotPath("generate, prompt, two blocks", SIZES, generate_prompt),
+    HotPath(
+        "generate, a token, two blocks",
+        f"{ONE_TOKEN}, {TOKENS + 1023:,} slots",
+        generate_token,
+        {"_decode": lambda: False},
+        tokens=1,
+    ),
 ]
+
+BY_THE_HOST = [
+    HotPath("look-up in a mapped file", f"{TOKENS:,} x {WIDTH:,}, bfloat16", mapped_look_up, {"look_up": lambda: 0}),
+]
+"""Calls whose work is on the CPU: their waits are counted, and their time on a GPU says nothing."""

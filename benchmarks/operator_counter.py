@@ -22,6 +22,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._C import DispatchKey
 from torch._library.custom_ops import OPDEFS
@@ -134,9 +135,14 @@ class OperatorCounter:
         return Counter(f"{launch.place} {launch.name}" for launch in self.launches)
 
     def __enter__(self) -> "OperatorCounter":
+        from torch._dynamo.trace_rules import get_torch_obj_rule_map  # 4 s, which products of meta tensors take anyway
+
+        get_torch_obj_rule_map()  # Dynamo keeps this map of torch's functions: it must not have those below
         self._contexts.enter_context(patch.dict(TAKEN_AS, meta="cuda"))
         for owner, name in ((torch, "tensor"), (torch, "as_tensor"), (Tensor, "new_tensor")):
             self._contexts.enter_context(patch.object(owner, name, self._counted(getattr(owner, name), name)))
+        attention = self._attention(F.scaled_dot_product_attention)
+        self._contexts.enter_context(patch.object(F, "scaled_dot_product_attention", attention))
         self._contexts.enter_context(launches_observed(self._triton_launched))
         self._contexts.enter_context(_Mode(self))
         return self
@@ -176,6 +182,22 @@ class OperatorCounter:
 
         return counted
 
+    def _attention(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Return a function that counts an attention without gradients as one kernel, as torch has on a GPU.
+
+        For meta tensors torch would compute all scores.
+        """
+
+        def attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
+            if not _is_on_device(q) or torch.is_grad_enabled():
+                return function(q, k, v, attn_mask=attn_mask, **options)
+            y = torch.empty_like(q)
+            size = sum(_size(each) for each in (q, k, v, attn_mask, y) if each is not None)
+            self.launched("attention", size, flops=4 * q.numel() * k.shape[-2], dtype=q.dtype)
+            return y
+
+        return attention
+
 
 class _Mode(TorchDispatchMode):
     """Sees every operator, also those in the bodies of custom operators."""
@@ -204,6 +226,9 @@ class _Mode(TorchDispatchMode):
         inputs = _tensors((args, kwargs))
         if _waits(name, inputs, args, kwargs):
             out = self._result(func, name, self.count.waited(name), args, kwargs)
+        elif func in (torch.ops.aten.addmm.dtype, torch.ops.aten.addmm.dtype_out) and inputs:
+            _, a, b, dtype = args  # torch 2.11 has no such product on the meta device
+            out = kwargs["out"] if "out" in kwargs else a.new_empty(len(a), b.shape[1], dtype=dtype)
         else:
             out = func(*args, **kwargs)
         outputs = _tensors(out)
@@ -372,8 +397,13 @@ def _rows(x: Tensor, *, inverse: bool, counts: bool) -> tuple[Tensor, Tensor, Te
 
 
 def _cloned(x: Tensor, memory_format: torch.memory_format | None = None) -> Tensor:
-    """Return a copy of a sparse tensor."""
-    rows, values = sparse_indices(x).clone(), sparse_values(x).clone()
+    """Return a copy of a sparse tensor, or one over the same memory where autograd stores a gradient.
+
+    Autograd copies a gradient that something refers to, as a dispatch mode does; without a mode it does not.
+    """
+    rows, values = sparse_indices(x), sparse_values(x)
+    if _caller()[0]:
+        rows, values = rows.clone(), values.clone()
     return torch.sparse_coo_tensor(rows, values, x.shape, is_coalesced=x.is_coalesced(), check_invariants=False)
 
 

@@ -2,8 +2,8 @@
 
 A matrix product takes its FLOPs by the card's rate of products, or its bytes by the bandwidth if that is longer. One
 that adds to sums also takes the time to read and write these. Any other kernel takes its bytes by the bandwidth. A call
-takes as long as its kernels one after another, or as the host needs to launch them. The time of a wait, and what stays
-in a cache between two kernels, is left out.
+takes as long as its kernels one after another, or as the host needs to launch them. The time of a wait, what stays in a
+cache between two kernels, and the network between ranks are left out.
 """
 
 from dataclasses import dataclass

@@ -4,6 +4,7 @@ The operations are those of `embedlayer.kernels.operations`. Each line of the ta
 of one run, with what it is meant to reach. It shows the median over all runs in `benchmarks/results/`, the lowest and
 the highest, idle and beside two looping processes. The times until a kernel is ready are from the last run of
 `python -m benchmarks kernels --save`. The predictions are computed now, as `python -m benchmarks predictions` does.
+What was measured on a GPU is from the last run of `python -m benchmarks gpu --save`.
 """
 
 import csv
@@ -206,7 +207,55 @@ def predictions() -> str:
     return "\n".join(lines) + "\n"
 
 
-TABLES = {"operations": operations, "targets": targets, "compilation": compilation, "predictions": predictions}
+def of_last_gpu_run() -> list[dict[str, str]]:
+    """Return the rows of the last run on a GPU."""
+    rows = rows_of("gpu")
+    return [row for row in rows if row["run"] == rows[-1]["run"]]
+
+
+def measured() -> str:
+    """Return the table of times and memory that were measured on a GPU, beside those that were predicted for it."""
+    from benchmarks.gpu_calls import BY_OPERATORS, IN_A_GRAPH, KERNELS, OURS, PREDICTED, RATES
+
+    rows = of_last_gpu_run()
+    by_call: dict[str, dict[str, dict[str, str]]] = {}
+    for row in rows:
+        by_call.setdefault(row["case"], {})[row["competitor"]] = row
+    lines = [f"{rows[0]['gpu']}, torch {rows[0]['torch']}, Triton {rows[0]['triton']}, {rows[0]['date']}:", ""]
+    for name, row in by_call[RATES].items():
+        rate = f"{row['tflops']} TFLOP/s in bfloat16" if row["tflops"] else f"{row['tb_per_s']} TB/s read and written"
+        lines.append(f"- {name}: {rate}")
+    heads = ["call", "sizes", "ms", "predicted", "kernels alone", "in a CUDA graph", "by torch operators"]
+    heads += ["kernels", "predicted", "GiB added", "predicted"]
+    lines += ["", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    cells = [(name, "time_ms") for name in (OURS, PREDICTED, KERNELS, IN_A_GRAPH, BY_OPERATORS)]
+    cells += [(KERNELS, "kernels"), (PREDICTED, "kernels"), (OURS, "added_gib"), (PREDICTED, "added_gib")]
+    for call, found in by_call.items():
+        if OURS in found:
+            numbers = [number(found.get(competitor, {}).get(column, "")) for competitor, column in cells]
+            lines.append(f"| {call} | {found[OURS]['setting']} | {' | '.join(numbers)} |")
+    heads = ["call", "beside", "ms", "GiB added", "ours, ms", "GiB added"]
+    lines += ["", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    for call, found in by_call.items():
+        for competitor, row in found.items():
+            if competitor not in dict(cells) and row["time_ms"] and OURS in found:
+                numbers = [number(each[column]) for each in (row, found[OURS]) for column in ("time_ms", "added_gib")]
+                lines.append(f"| {call} | {competitor} | {' | '.join(numbers)} |")
+    return "\n".join(lines) + "\n"
+
+
+def number(text: str) -> str:
+    """Return a number of a CSV file with three digits, or nothing."""
+    return f"{float(text):.3g}" if text else ""
+
+
+TABLES = {
+    "operations": operations,
+    "targets": targets,
+    "compilation": compilation,
+    "predictions": predictions,
+    "measured": measured,
+}
 
 
 def with_table(text: str, name: str) -> str:

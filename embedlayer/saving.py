@@ -19,11 +19,11 @@ from torch import nn
 from embedlayer.core.class_identifiers import KINDS, class_of, kind_of
 from embedlayer.core.computed_buffers import recompute_all_buffers
 from embedlayer.core.errors import CheckpointError, EmbedLayerError, FileError
-from embedlayer.core.index_checks import check_indices
 from embedlayer.core.torch_state import is_current
 from embedlayer.io.files import JsonObject, create_folder, read_json, recover_folder, write_json
 from embedlayer.io.json_fields import Range, check_arguments, printable
 from embedlayer.io.safetensors_files import load_tensors, require_whole, save_tensors
+from embedlayer.kernels.index_check import check_indices
 
 FORMAT_VERSION = 1
 Layer = TypeVar("Layer", bound="Pretrained")

@@ -11,6 +11,7 @@ from itertools import combinations, product
 from typing import Any
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 LONG = pytest.mark.long
 
@@ -20,19 +21,20 @@ def cases(names: str, *axes: Iterable[Any], pairs: Iterable[str] = ()) -> pytest
 
     Args:
         names: Names of the axes, separated by commas.
-        *axes: The values of each axis.
+        *axes: The values of each axis; a `pytest.param` has one value, whose marks its cases get.
         pairs: Axes that meet in the code, as `"head, kind"`.
     """
     order = [name.strip() for name in names.split(",")]
-    values = [list(axis) for axis in axes]
+    values = [[each if isinstance(each, ParameterSet) else pytest.param(each) for each in axis] for axis in axes]
     groups = [tuple(order.index(name.strip()) for name in pair.split(",")) for pair in pairs]
     whole = list(product(*map(range, map(len, values))))
     always = covering(whole, groups)
-    parts = [[axis[place] for axis, place in zip(values, case, strict=True)] for case in whole]
-    marks: list[Any] = [[] if case in always else LONG for case in whole]
-    return pytest.mark.parametrize(
-        names, [pytest.param(*part, marks=mark) for part, mark in zip(parts, marks, strict=True)]
-    )
+    params = []
+    for case in whole:
+        parts = [axis[place] for axis, place in zip(values, case, strict=True)]
+        marks = [mark for part in parts for mark in part.marks] + ([] if case in always else [LONG])
+        params.append(pytest.param(*(value for part in parts for value in part.values), marks=marks))
+    return pytest.mark.parametrize(names, params)
 
 
 def some(always: Collection[Hashable], values: Iterable[Hashable]) -> list[Any]:

@@ -1,10 +1,14 @@
-"""A small decoder with each position scheme, and a small patched model of transformers."""
+"""A small decoder with each position scheme, its caches, and a small patched model of transformers."""
+
+from functools import partial
 
 import torch
 from kinds import EMBED_DIM, NUM_HEADS, POSITIONS, VOCAB_SIZE
 from torch import nn
 
-from embedlayer import DecoderLM, TokenEmbedding, patch
+from embedlayer import DecoderLM, KeyValueCache, TokenEmbedding, patch
+
+CACHES = {"growing": KeyValueCache, "of a fixed size": partial(KeyValueCache, 17)}
 
 
 def small(position="rotary", *, table=None, head=None, **options) -> DecoderLM:

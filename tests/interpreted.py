@@ -47,7 +47,8 @@ class Launch:
 
     Attributes:
         name: Name of the kernel.
-        read: Bytes that unmasked lanes read, by the name of the pointer.
+        read: Bytes that unmasked lanes read, by the name of the pointer; lanes of one access that read the same number
+            count once.
         written: Bytes that they write.
     """
 
@@ -68,13 +69,13 @@ class Launch:
         tensor, size = pointers.attr["tensor"], max(1, pointers.get_element_ty().primitive_bitwidth // 8)
         name = self._names[tensor.data_ptr(), tensor.dtype]
         addresses = np.ravel(pointers.data)
-        is_used = np.ravel(np.broadcast_to(mask.data, np.shape(pointers.data)))
+        is_used = np.ravel(np.broadcast_to(mask.data, np.shape(pointers.data))).astype(bool)
         used, bits = addresses[is_used], np.zeros(int(is_used.sum()), dtype=np.int64)
         if value is not None:
             numbers = np.ravel(np.broadcast_to(value.data, np.shape(pointers.data)))[is_used]
             bits = numbers.view(f"u{numbers.itemsize}").astype(np.int64)
         if kind != "store":
-            self.read[name] += len(used) * size
+            self.read[name] += len(np.unique(used)) * size
         if kind != "load":
             self.written[name] += len(used) * size
         if len(used) == 0:
@@ -265,10 +266,27 @@ def _watched(interpreter: ModuleType, run: Run) -> Iterator[tuple[Any, str, Any]
             ):
                 launch_all(self, *tensors, **arguments)
         except interpreter.InterpreterError as error:
-            causes = [error.__cause__, getattr(error.__cause__, "__cause__", None)]
-            raise next((cause for cause in causes if isinstance(cause, WrongAccessError)), error) from None
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, WrongAccessError):
+                cause = cause.__cause__  # one more for each function of the kernel
+            raise cause or error from None
         launch.check_order()
 
+    def cast(self: Any, source: Any, to: Any) -> Any:
+        """Convert numbers as a GPU does: Triton's interpreter cuts off bits of bfloat16 numbers instead of rounding."""
+        types = source.dtype.scalar, to.scalar
+        if types == (tl.float32, tl.bfloat16):
+            bits = source.data.view(np.uint32)
+            rounded = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16
+            data = np.where(np.isnan(source.data), bits >> 16 | 0x40, rounded).astype(np.uint16)
+        elif types == (tl.bfloat16, tl.float32):
+            data = (source.data.astype(np.uint32) << 16).view(np.float32)
+        else:
+            return cast_impl(self, source, to)
+        return interpreter.TensorHandle(data, to.scalar)
+
+    cast_impl, tl = builder.cast_impl, interpreter.tl
+    yield builder, "cast_impl", cast
     rmw = builder.create_atomic_rmw
     yield interpreter, "_implicit_cvt", converted
     for name in ("create_addptr", "create_splat", "create_broadcast", "create_expand_dims", "create_bitcast"):

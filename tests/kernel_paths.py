@@ -1,7 +1,9 @@
 """How tests choose what computes: torch operators where numba is missing, and the branch for CUDA on the CPU."""
 
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -25,10 +27,10 @@ def running_on(backend: str) -> Iterator[None]:
     On a GPU tensors that are made inside the block are there, and memory that is allocated and not written is NaN, as
     in the interpreter. Skips where what is needed is missing.
     """
+    if backend == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
     pytest.importorskip("triton" if backend == "cuda" else backend)
     if backend == "cuda":
-        if not torch.cuda.is_available():
-            pytest.skip("needs a CUDA device")
         with torch.device("cuda"), _filled_memory():
             yield
             torch.cuda.synchronize()
@@ -37,15 +39,18 @@ def running_on(backend: str) -> Iterator[None]:
             yield
     else:
         yield
+        assert kernel._failure.reason is None
 
 
 @contextmanager
 def _filled_memory() -> Iterator[None]:
     """Fill memory that is allocated with NaN, or with the largest integer."""
     before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*deterministic")  # of operators that have no such algorithm
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            yield
     finally:
         torch.use_deterministic_algorithms(before)
 
@@ -87,6 +92,16 @@ def cpu_taken_for_cuda(*, triton: bool = False) -> Iterator[None]:
         yield
         record = target_record(torch.device("cpu"))
         assert record.tolist() == [-1] * 4
+
+
+BRANCHES = ("cpu", "cuda", "triton")
+"""Code for CPUs, and that for CUDA by torch operators or by Triton kernels, for `on_branch`."""
+
+
+def on_branch(branch: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function computes on one of `BRANCHES`, with CPU tensors."""
+    with nullcontext() if branch == "cpu" else cpu_taken_for_cuda(triton=branch == "triton"):
+        return function(*arguments)
 
 
 @contextmanager

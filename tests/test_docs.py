@@ -146,6 +146,8 @@ def test_every_module_has_its_test_file() -> None:
             for name in ("divergences", "largest", "cpu/softmax", "gpu/divergences", "gpu/largest", "gpu/softmax")
         },
         "losses/divergence_kinds.py": "losses/test_divergences.py",
+        "kernels/index_check.py": "core/test_index_checks.py",
+        **{f"kernels/gpu/{name}.py": "kernels/test_input.py" for name in ("index_check", "input")},
         "positions/rotary/blocks.py": "positions/rotary/test_config.py",
         "kernels/cpu/rotary.py": "positions/rotary/test_rotation.py",
         "losses/uncomputed_logits.py": "losses/test_statistics.py",
@@ -214,7 +216,7 @@ def test_the_numbers_on_a_page_are_rows_of_the_results(page) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["operations", "targets", "compilation", pytest.param("predictions", marks=pytest.mark.long)]
+    "name", ["operations", "targets", "compilation", "measured", pytest.param("predictions", marks=pytest.mark.long)]
 )
 def test_the_tables_about_kernels_are_those_of_the_command(name) -> None:
     pytest.importorskip("triton")

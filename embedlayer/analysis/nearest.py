@@ -82,7 +82,10 @@ def cosines_with(rows: Float[Tensor, "rows D"], queries: Float[Tensor, "Q D"]) -
 def table_cosines(
     rows: RowReader, queries: Float[Tensor, "Q D"], start: int = 0, stop: int | None = None
 ) -> Float[Tensor, "Q N"]:
-    """Return the cosine of each query with rows `start` to `stop - 1` of a table, by default all, on the CPU."""
+    """Return the cosine of each query with rows `start` to `stop - 1` of a table, by default all, on the CPU.
+
+    For a table on an accelerator the call waits for each chunk of rows.
+    """
     step = max(1, CHUNK_NUMBERS // max(1, rows.embed_dim))
     return torch.cat([cosines_with(chunk, queries).cpu() for _, chunk in rows.chunks(step, start, stop)], dim=1)
 
@@ -108,7 +111,7 @@ def nearest_rows(
         exclude: IDs that are not neighbours of their query; an ID outside the table excludes nothing.
 
     Returns:
-        IDs and cosines `(Q, K)`, on the CPU.
+        IDs and cosines `(Q, K)`, on the CPU. For a table on an accelerator the call waits for each chunk of rows.
 
     Raises:
         ShapeError: A tensor or array is not `(V, D)` of floats.

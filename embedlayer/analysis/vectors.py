@@ -57,6 +57,8 @@ class TokenVectors:
     three differences. `vectors[word]` is a tensor. A word that is several tokens, or unknown, raises the error also
     where gensim skips it (`doesnt_match`); only `get_mean_vector` skips it. Equal cosines are ordered by ID.
 
+    Results of all methods are on the CPU: for a table on an accelerator each call waits for the device.
+
     Args:
         table: A `LookupTable`, an `nn.Embedding`, or a plain tensor or NumPy array `(V, D)`.
             `open_model`'s result has both: `TokenVectors(open_model(source))`.

@@ -188,9 +188,13 @@ class Collectives(ABC):
 
     def exchange_counts(self, send_counts: Sequence[int]) -> list[int]:
         """Tell each rank how many rows this rank will send to it, and return how many each will send to this one."""
-        counts = torch.tensor(list(send_counts), dtype=torch.int64, device=self.device)
-        numbers: list[int] = self.all_to_all(counts, [1] * self.size, [1] * self.size).tolist()
+        counts = torch.tensor(list(send_counts), dtype=torch.int64).to(self.device, non_blocking=True)
+        numbers: list[int] = self.exchanged(counts).tolist()
         return numbers
+
+    def exchanged(self, counts: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
+        """Send `counts[r]` to rank r, and return the numbers received from all ranks; does not wait for the device."""
+        return self.all_to_all(counts, [1] * self.size, [1] * self.size)
 
     def barrier(self) -> None:
         """Wait until every rank has called this."""
@@ -198,18 +202,18 @@ class Collectives(ABC):
 
     def any(self, flag: bool) -> bool:
         """Return whether `flag` is true on any rank."""
-        return bool(self.all_reduce(torch.tensor(int(flag), device=self.device), "max"))
+        return bool(self.all_reduce(torch.full((), int(flag), device=self.device), "max"))
 
-    def all_equal(self, number: Tensor) -> bool:
-        """Return whether all ranks pass the same scalar.
+    def all_equal(self, number: Tensor) -> Bool[Tensor, ""]:
+        """Return whether all ranks pass the same scalar, on its device and without waiting for it.
 
-        With several ranks NaN equals nothing. A single process always gets `True`.
+        With several ranks NaN equals nothing. A single process always gets `True`, on the CPU.
         """
         if self.size == 1:
-            return True
+            return torch.ones((), dtype=torch.bool, device="cpu")
         ends = torch.stack([number, -number]).detach().nan_to_num(math.inf, math.inf, -math.inf)
         self.all_reduce(ends, "max")
-        return bool(ends[0] == -ends[1])
+        return ends[0] == -ends[1]
 
     def partition(self, num_rows: int) -> RowPartition:
         """Return the `RowPartition` of `num_rows` over these ranks; raise a `SizeError` if a rank gets no row."""

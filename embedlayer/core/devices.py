@@ -4,6 +4,8 @@ So the tests can take the CUDA branch of every choice on a machine without a GPU
 operators, launches and waits on tensors without memory; `TAKEN_AS["cpu"] = "cuda"` runs Triton's interpreter.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -23,3 +25,32 @@ def device_kind(x: Tensor | torch.device) -> str:
     """
     kind = x.type if isinstance(x, torch.device) else x.device.type
     return TAKEN_AS.get(kind, kind)
+
+
+class HostCopy:
+    """A copy of a tensor's numbers to the host, which begins at once and is waited for when the numbers are read.
+
+    On CUDA the host then waits for the kernels before the copy alone, not for those that were launched since. On other
+    devices the numbers are copied when they are read.
+
+    Args:
+        numbers: Tensor that is not changed until the numbers are read.
+
+    Example:
+        >>> copy = HostCopy(torch.tensor([3, 1]))
+        >>> copy.tolist()
+        [3, 1]
+    """
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._numbers, self._copied = numbers, None
+        if numbers.is_cuda:
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+            self._copied = torch.cuda.current_stream(numbers.device).record_event()
+
+    def tolist(self) -> Any:
+        """Wait until the numbers are copied, and return them as `Tensor.tolist` does."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._numbers.tolist()

@@ -1,12 +1,11 @@
-"""Checks of token IDs and positions before a look-up.
+"""What a bad token ID or position is, on each device, and its error; `embedlayer.kernels.index_check` checks layers'.
 
 On the CPU a bad index raises an error at once. On an accelerator no synchronisation is added: bad indices are clamped,
-the first one is recorded on the device, and `check()` raises the same error when the program waits for the device
-anyway. Under `torch.compile` the CPU check is one custom operator, so there is no graph break.
+the first one is recorded on the device, and the same error is raised when the program waits for the device anyway.
+Under `torch.compile` the CPU check is one custom operator, so there is no graph break.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from itertools import chain
 from typing import Literal
 
@@ -14,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from embedlayer.core.computed_buffers import apply_or_allocate
 from embedlayer.core.devices import device_kind
-from embedlayer.core.errors import EmbedLayerError, PositionError, ShapeError, TokenIdError
+from embedlayer.core.errors import EmbedLayerError, PositionError, ShapeError, StaleRowsError, TokenIdError
 from embedlayer.core.shapes import Encoded, IdsLike
 from embedlayer.core.torch_state import constant_in_graphs, plain_operators_only
 
@@ -25,131 +23,22 @@ Kind = Literal["token id", "position"]
 INTEGERS = (torch.int64, torch.int32)
 
 
-class IndexCheck(nn.Module):
-    """Check token IDs or positions before a look-up; a layer calls this submodule in its `forward`.
-
-    On the CPU an index outside the table raises an error at once. On an accelerator it is clamped and recorded, and
-    `check` raises the error later. Under `torch.func` transforms and in `torch.export` values cannot be read, so it is
-    clamped to the first or the last row without an error.
-
-    Args:
-        size: Number of valid indices, which count from 0.
-        kind: What the indices are, for error messages: `"token id"` or `"position"`.
-        offset: Number that is added to each index before the look-up. The table has `size + offset` rows, and
-            indices from `-offset` on are accepted.
-    """
-
-    first_bad_index: Tensor
-    """Flat position, value and length of the last dimension of the first bad index; -1s if there was none.
-
-    It is not a buffer, because it is no state of the model, DistributedDataParallel would overwrite it with that of
-    rank 0, and Opacus refuses trainable layers with buffers.
-    """
-
-    def __init__(self, size: int, kind: Kind, *, offset: int = 0) -> None:
-        super().__init__()
-        self.size = size
-        self.offset = offset
-        self.kind: Kind = kind
-        self.first_bad_index = torch.full((3,), -1)
-
-    def move_record(self, device: torch.device | str) -> None:
-        """Move `first_bad_index`, the record of the first bad index, to `device`.
-
-        A record on the meta device has no values, so it is replaced by an empty one.
-        """
-        lost = self.first_bad_index.is_meta
-        self.first_bad_index = torch.full((3,), -1, device=device) if lost else self.first_bad_index.to(device)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "IndexCheck":
-        """Cast or move the module as torch does, and move its record of the first bad index to the same device.
-
-        Args:
-            fn: Function that torch applies to each parameter and buffer.
-            recurse: Whether to include submodules.
-        """
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.move_record(apply_or_allocate(fn, self.first_bad_index).device)
-        return self
-
-    def forward(self, indices: IdsLike) -> tuple[Tensor, Tensor | None]:
-        """Return row numbers that are safe to look up, and a mask of the bad indices.
-
-        Args:
-            indices: Token IDs, as a tensor or as anything that `as_ids` converts; or positions, as a tensor.
-
-        Returns:
-            The row numbers, `indices + offset`, and a boolean mask of the same shape that is `True` for bad indices.
-            Only accelerators need the mask: it is `None` on the CPU and meta device, in exports and under `torch.func`
-            transforms.
-
-        Raises:
-            ShapeError: `indices` are not int32 or int64, or `as_ids` cannot convert them.
-            TokenIdError: A token ID is outside, on the CPU; the message names row, column, value and size.
-            PositionError: A position is outside, on the CPU.
-        """
-        if self.kind == "position":
-            check_integer_positions(indices)
-        indices = as_ids(indices, beside=self)
-        rows = rows_without_record(indices, self.size, self.kind, offset=self.offset)
-        return (rows, None) if rows is not None else self.clamp_and_record(indices + self.offset)
-
-    def clamp_and_record(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Clamp row numbers on an accelerator and record the first bad one, without waiting for the device.
-
-        The record changes only if it is empty; `check` reads and clears it.
-
-        Args:
-            indices: Row numbers: token IDs or positions, with the offset added.
-
-        Returns:
-            The clamped row numbers, and a boolean mask of the same shape that is `True` for the bad ones.
-        """
-        if self.first_bad_index.device != indices.device:  # weights may be moved one by one
-            self.move_record(indices.device)
-        return _clamp_and_record(indices, self.size + self.offset, self.first_bad_index)
-
-    def extra_repr(self) -> str:
-        """Return the kind and the number of rows, for `print`: `"token id < 100"`."""
-        return f"{self.kind} < {self.size}"
-
-    def check(self) -> None:
-        """Wait for the device, and raise the error of the first bad index since the last check, if there was one.
-
-        The record of the bad index is cleared.
-
-        Raises:
-            TokenIdError: A token ID was outside.
-            PositionError: A position was outside.
-        """
-        if not self.first_bad_index.is_meta:
-            self.raise_recorded(self.first_bad_index.tolist())
-
-    def raise_recorded(self, values: list[int]) -> None:
-        """Empty the record of the first bad index and raise its error, if it holds one.
-
-        Args:
-            values: The numbers of `first_bad_index`.
-
-        Raises:
-            TokenIdError: A token ID was outside.
-            PositionError: A position was outside.
-        """
-        place, value, length = values
-        if place >= 0:
-            self.first_bad_index.fill_(-1)
-            where = {"row": place // length, "column": place % length}
-            raise _outside(self.kind, value - self.offset, self.size, first=-self.offset, **where)
+def length_of(indices: Tensor) -> int:
+    """Return the size of the last dimension, by which a place is divided into row and column; 1 for a scalar."""
+    return indices.shape[-1] if indices.dim() else 1
 
 
-def _clamp_and_record(indices: Tensor, rows: int, record: Tensor) -> tuple[Tensor, Tensor]:
-    """Clamp row numbers and record the first bad one; see `IndexCheck.clamp_and_record`.
+def clamp_and_record(indices: Tensor, rows: int, record: Tensor) -> tuple[Tensor, Tensor]:
+    """Clamp row numbers on an accelerator and record the first bad one, without waiting for the device.
 
     Args:
         indices: Row numbers.
         rows: Number of rows.
         record: Flat position, value and length of the last dimension, and what else the caller stores behind these;
             overwritten if it is empty.
+
+    Returns:
+        The clamped row numbers, and a boolean mask of the same shape that is `True` for the bad ones.
     """
     clamped = indices.clamp(0, rows - 1)
     outside = clamped != indices
@@ -157,8 +46,7 @@ def _clamp_and_record(indices: Tensor, rows: int, record: Tensor) -> tuple[Tenso
         return clamped, outside
     first = outside.flatten().view(torch.uint8).argmax(0, keepdim=True)  # of equal maxima, torch returns the first
     found = [first, indices.flatten().index_select(0, first).to(torch.int64)]
-    length = indices.shape[-1] if indices.dim() else 1
-    found += [torch.full_like(first, number) for number in (length, rows)[: len(record) - 2]]
+    found += [torch.full_like(first, number) for number in (length_of(indices), rows)[: len(record) - 2]]
     is_new = outside.flatten().index_select(0, first) & (record[:1] < 0)
     record.copy_(torch.where(is_new, torch.cat(found), record))
     return clamped, outside
@@ -172,7 +60,8 @@ def target_record(device: torch.device) -> Tensor:
     """Return the record of the first bad target of all losses on an accelerator, int64 `(4,)`.
 
     It holds flat position, value, length of the last dimension and number of tokens of the vocabulary; -1s if there was
-    none. If a CUDA graph is captured before the first loss, each replay of the graph empties the record.
+    none. Zeros say that weights have changed (`record_changed_weights`). If a CUDA graph is captured before the first
+    loss, each replay of the graph empties the record.
     """
     record = _target_records.get(device)
     if record is None:
@@ -180,6 +69,11 @@ def target_record(device: torch.device) -> Tensor:
         if type(record) is Tensor:  # a fake tensor must not outlive its mode
             _target_records[device] = record
     return record
+
+
+def recorded_targets() -> list[Tensor]:
+    """Return the records of all devices, the results of `target_record` so far."""
+    return list(_target_records.values())
 
 
 def clamp_and_record_targets(ids: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -192,7 +86,28 @@ def clamp_and_record_targets(ids: Tensor, size: int) -> tuple[Tensor, Tensor]:
     Returns:
         The clamped IDs, and a boolean mask of the same shape that is `True` for the bad ones.
     """
-    return _clamp_and_record(ids, size, target_record(ids.device))
+    return clamp_and_record(ids, size, target_record(ids.device))
+
+
+def record_changed_weights(is_changed: Tensor) -> None:
+    """Record on an accelerator that the weights of unread logits have changed, without waiting for the device.
+
+    The record changes only if it is empty. What reads it next raises a `StaleRowsError`.
+
+    Args:
+        is_changed: Whether they have, a boolean scalar.
+    """
+    record = target_record(is_changed.device)
+    record.masked_fill_(is_changed & (record[0] < 0), 0)
+
+
+def changed_weights() -> StaleRowsError:
+    """Return the error for logits that are read after the weights of their LM head have changed."""
+    return StaleRowsError(
+        "The logits of a patched model are computed when they are read, and the weights of its LM head have changed "
+        "since the forward pass. Use them before optimizer.step() or any other change of the weights, keep them with "
+        "outputs.logits.detach(), or call embedlayer.unpatch(model)."
+    )
 
 
 def raise_recorded_target(record: Tensor, values: list[int]) -> None:
@@ -204,35 +119,14 @@ def raise_recorded_target(record: Tensor, values: list[int]) -> None:
 
     Raises:
         TokenIdError: A target was outside.
+        StaleRowsError: Weights of logits were changed before the logits were read.
     """
     place, value, length, size = values
     if place >= 0:
         record.fill_(-1)
-        raise _outside("token id", value, size, first=0, row=place // length, column=place % length)
-
-
-def check_indices(module: nn.Module) -> None:
-    """Wait once for each device, and raise the error of a bad index that was recorded since the last check.
-
-    These are the indices that the `IndexCheck`s of a module recorded, and the targets of all losses in this process
-    that did not wait for the device. The next loss that waits raises the error of a target too. Of several recorded
-    indices one raises its error here; the others stay recorded for the next call.
-
-    Args:
-        module: Module whose parts looked the indices up.
-
-    Raises:
-        TokenIdError: A token ID or a target was outside.
-        PositionError: A position was outside.
-    """
-    records = [(each.first_bad_index, each.raise_recorded) for each in module.modules() if isinstance(each, IndexCheck)]
-    records += [(record, partial(raise_recorded_target, record)) for record in _target_records.values()]
-    for device in {record.device for record, _ in records if not record.is_meta}:
-        here = [(record, raise_error) for record, raise_error in records if record.device == device]
-        values = torch.cat([record for record, _ in here]).tolist()
-        for record, raise_error in here:
-            raise_error(values[: len(record)])
-            del values[: len(record)]
+        if size == 0:
+            raise changed_weights()
+        raise outside_error("token id", value, size, first=0, row=place // length, column=place % length)
 
 
 def rows_without_record(indices: Tensor, size: int, kind: Kind, *, offset: int = 0) -> Tensor | None:
@@ -255,8 +149,7 @@ def rows_without_record(indices: Tensor, size: int, kind: Kind, *, offset: int =
         TokenIdError: A token ID is outside, on the CPU.
         PositionError: A position is outside, on the CPU.
     """
-    if indices.dtype not in INTEGERS:
-        raise _not_integers(str(indices.dtype).removeprefix("torch."), "ids.long()")
+    check_integer_ids(indices)
     rows = indices + offset if offset else indices
     if device_kind(rows) == "meta":
         return rows
@@ -271,14 +164,14 @@ def rows_without_record(indices: Tensor, size: int, kind: Kind, *, offset: int =
     return rows
 
 
-def as_ids(ids: IdsLike, *, beside: nn.Module) -> Tensor:
-    """Return `ids` as a tensor: tensors unchanged, anything else as int64 on the device of a module.
+def as_ids(ids: IdsLike, *, beside: nn.Module | Tensor) -> Tensor:
+    """Return `ids` as a tensor: tensors unchanged, anything else as int64 on the device of a module or tensor.
 
     Args:
         ids: A tensor, a number, a list of numbers or of lists of one length, a NumPy array of integers, or one or
             several encodings of a tokenizer.
-        beside: Module that looks the IDs up, with a parameter or buffer, or an `IndexCheck`; what is converted is put
-            on its device.
+        beside: Module that looks the IDs up, with a parameter or buffer, or a tensor; what is converted is put on its
+            device.
 
     Raises:
         ShapeError: The values are not integers, the sequences have different lengths, or `ids` is a mapping, as
@@ -313,9 +206,18 @@ def as_ids(ids: IdsLike, *, beside: nn.Module) -> Tensor:
         text = array.dtype.kind == "U"
         found = "text" if text else type(ids).__name__ if array.dtype.kind == "O" else array.dtype.name
         raise _not_integers(found, "tokenizer.encode(text).ids" if text else "ids.astype(numpy.int64)")
-    record = [beside.first_bad_index] if isinstance(beside, IndexCheck) else []
-    device = next(chain(record, beside.parameters(), beside.buffers())).device
-    return torch.from_numpy(array.astype(np.int64)).to(device)
+    tensor = beside if isinstance(beside, Tensor) else next(chain(beside.parameters(), beside.buffers()))
+    return torch.from_numpy(array.astype(np.int64)).to(tensor.device)
+
+
+def check_integer_ids(ids: Tensor) -> None:
+    """Check that token IDs are a tensor of int64 or int32.
+
+    Raises:
+        ShapeError: They are not; the message names the dtype.
+    """
+    if ids.dtype not in INTEGERS:
+        raise _not_integers(str(ids.dtype).removeprefix("torch."), "ids.long()")
 
 
 def check_integer_positions(positions: object) -> None:
@@ -385,12 +287,12 @@ def raise_if_outside(indices: Tensor, size: int, kind: Kind, *, ignore: int | No
         return
     outside = ((indices < 0) | (indices >= size)).flatten().to(torch.uint8)
     place = int(torch.nonzero(outside)[0])
-    length = indices.shape[-1] if indices.dim() else 1
+    length = length_of(indices)
     value = int(indices.flatten()[place]) - offset
-    raise _outside(kind, value, size - offset, first=-offset, row=place // length, column=place % length)
+    raise outside_error(kind, value, size - offset, first=-offset, row=place // length, column=place % length)
 
 
-def _outside(kind: Kind, value: int, size: int, *, first: int, row: int, column: int) -> EmbedLayerError:
+def outside_error(kind: Kind, value: int, size: int, *, first: int, row: int, column: int) -> EmbedLayerError:
     """Return the error for an index outside its table; the caller raises it.
 
     Args:
@@ -418,7 +320,7 @@ def _outside(kind: Kind, value: int, size: int, *, first: int, row: int, column:
     )
 
 
-@torch.library.custom_op("embedlayer::checked_copy", mutates_args=(), tags=torch.Tag.cudagraph_unsafe)
+@torch.library.custom_op("embedlayer::checked_copy", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def checked_copy(indices: Tensor, size: int, kind: str, offset: int = 0) -> Tensor:
     """Call `raise_if_outside` as a custom operator, and return a copy of `indices`.
 

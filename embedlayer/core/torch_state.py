@@ -202,3 +202,15 @@ def is_current(kind: type, shortcut: str, definition: str) -> bool:
         if definition in vars(part):
             return False
     raise AttributeError(f"{kind.__name__} has no {shortcut}.")
+
+
+def may_use(part: object, shortcut: str, definition: str) -> bool:
+    """Return whether the method `shortcut` of `part` may be used in place of its method `definition`.
+
+    It may not if a subclass overrides only `definition`, or if `definition` was replaced on the instance.
+
+    Example:
+        >>> may_use(TokenEmbedding(100, 8), "stored", "look_up")
+        True
+    """
+    return definition not in vars(part) and is_current(type(part), shortcut, definition)

@@ -51,7 +51,8 @@ def average_over_replicas(parameter: nn.Parameter, mesh: DeviceMesh) -> None:
         grad /= replicas.size
         return
     own = coalesced(grad)
-    ids, rows = replicas.all_gather(own._indices()[0]), replicas.all_gather(own._values())
+    counts = replicas.exchange_counts([own._nnz()] * replicas.size)
+    ids, rows = (replicas.all_gather(each, counts) for each in (own._indices()[0], own._values()))
     joined = torch.sparse_coo_tensor(ids.unsqueeze(0), rows / replicas.size, grad.shape, check_invariants=False)
     parameter.grad = coalesced(joined)
 

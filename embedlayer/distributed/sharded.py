@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from embedlayer.core.collectives import ProcessGroup, RowPartition
 from embedlayer.core.computed_buffers import recompute_all_buffers
+from embedlayer.core.devices import HostCopy
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
-from embedlayer.core.index_checks import IndexCheck
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.distributed.dtensors import as_dtensor, is_dtensor, rank_of, rows_of_this_rank
 from embedlayer.io.files import JsonObject
+from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.losses.finishing import finish
 from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
@@ -117,6 +118,10 @@ class ShardedTable(TokenTable, checks_ids=True):
         mesh: The ranks, a one-dimensional mesh.
         vocab_size: Number of tokens of all ranks, V.
         padding_idx: Padding token, or `None`.
+        equal_loss_factors: Whether all ranks multiply a loss by one number before `backward`, as they do that call
+            `loss.backward()`, divide by a number of accumulated batches or use a `GradScaler`. Then its backward pass
+            does not wait for the device. If the numbers differ after all, the gradients are NaN. By default the ranks
+            compare the numbers, and where they differ the gradients are computed again.
 
     Attributes:
         collectives: Collective operations of the ranks.
@@ -129,7 +134,13 @@ class ShardedTable(TokenTable, checks_ids=True):
     """
 
     def __init__(
-        self, local: LookupTable, mesh: DeviceMesh, *, vocab_size: int, padding_idx: int | None = None
+        self,
+        local: LookupTable,
+        mesh: DeviceMesh,
+        *,
+        vocab_size: int,
+        padding_idx: int | None = None,
+        equal_loss_factors: bool = False,
     ) -> None:
         super().__init__()
         self.mesh = mesh
@@ -138,6 +149,7 @@ class ShardedTable(TokenTable, checks_ids=True):
         self.collectives.partition(vocab_size)  # refuses a rank without rows at once
         self.embed_dim = local.embed_dim
         self.padding_idx = padding_idx
+        self.equal_loss_factors = equal_loss_factors
         self.scale = local.scale
         self.row_sparse = local.row_sparse
         self.local = local
@@ -150,7 +162,13 @@ class ShardedTable(TokenTable, checks_ids=True):
     def __deepcopy__(self, memo: dict[int, Any]) -> "ShardedTable":
         """Copy the table with this rank's rows. As in the original, gradients of the rows are means over the ranks."""
         local = deepcopy(self.local, memo)
-        copy = ShardedTable(local, self.mesh, vocab_size=self.vocab_size, padding_idx=self.padding_idx)
+        copy = ShardedTable(
+            local,
+            self.mesh,
+            vocab_size=self.vocab_size,
+            padding_idx=self.padding_idx,
+            equal_loss_factors=self.equal_loss_factors,
+        )
         return copy.train(self.training)
 
     @property
@@ -248,7 +266,8 @@ class ShardedTable(TokenTable, checks_ids=True):
     def look_up(self, ids: Ids) -> Vectors:
         """Return the vectors of `ids` without `scale`, `(...)` to `(..., D)`; every rank must call it.
 
-        Each distinct ID is sent once, to the rank that stores its row, and that rank sends the row back.
+        Each distinct ID is sent once, to the rank that stores its row, and that rank sends the row back. On CUDA it
+        waits once for the device, for the numbers of these IDs.
 
         Raises:
             ShapeError: The rows were replaced by others, as `fully_shard` does.
@@ -257,10 +276,12 @@ class ShardedTable(TokenTable, checks_ids=True):
         self._check_rows()
         group = self.collectives
         ids, outside = self.index_check(ids)
-        unique_ids, inverse = torch.unique(ids, return_inverse=True)
-        send_counts = torch.bincount(self.partition.rank_of(unique_ids), minlength=group.size).tolist()
-        receive_counts = group.exchange_counts(send_counts)
-        requested = group.all_to_all(unique_ids, send_counts, receive_counts) - self.partition.start
+        requests = DistinctIds(ids, self.partition)
+        counts = HostCopy(torch.cat([requests.counts, group.exchanged(requests.counts)]))
+        inverse, unique_ids = requests.inverse, requests.ids  # computed while the host waits
+        numbers: list[int] = counts.tolist()
+        send_counts, receive_counts = numbers[: group.size], numbers[group.size :]
+        requested = group.all_to_all(unique_ids[: sum(send_counts)], send_counts, receive_counts) - self.partition.start
         unused = requested.new_zeros(0 if len(requested) else 1)  # every rank must take part in the backward pass
         factors = self.local if isinstance(self.local, FactorizedEmbedding) else None
         own_rows = self.local if factors is None else factors.inner
@@ -333,7 +354,8 @@ class ShardedTable(TokenTable, checks_ids=True):
 
         Every rank must call each loss, statistic or divergence of them, and `backward` through it. They are always
         computed in chunks of tokens. The backward pass of a loss computes the gradients again if the ranks multiply
-        their losses by different numbers. Of a quantised table all rows of this rank are decoded at once.
+        their losses by different numbers; on CUDA it waits for the device to know. Of a quantised table all rows of
+        this rank are decoded at once.
 
         Args:
             hidden: Hidden states of the last block, `(..., D)`.
@@ -351,7 +373,8 @@ class ShardedTable(TokenTable, checks_ids=True):
         local = as_table(self.local)
         linear = local.as_linear(hidden)
         states, rows = (hidden, local.rows(0, local.vocab_size)) if linear is None else linear
-        return LinearLogits.sharded(states, rows, LogitSettings(**options), self.collectives, self.partition)
+        parts = states, rows, LogitSettings(**options), self.collectives, self.partition
+        return LinearLogits.sharded(*parts, equal_loss_factors=self.equal_loss_factors)
 
     def extra_repr(self) -> str:
         """Return which rows this rank stores, for `print`: `"rows 0 to 49 of 100"`."""
@@ -367,6 +390,43 @@ class ShardedTable(TokenTable, checks_ids=True):
         everyones = self.collectives.all_gather(hidden.reshape(-1, self.embed_dim), counts)
         settings = LogitSettings(**options).of_rows(self.partition.start, self.partition.stop)
         return finish(as_table(self.local).raw_logits(everyones), settings)
+
+
+class DistinctIds:
+    """The distinct IDs of a batch in ascending order, computed without waiting for the device.
+
+    Args:
+        ids: Token IDs of any shape.
+        partition: Which rank stores which rows.
+
+    Attributes:
+        counts: Number of distinct IDs whose rows each rank stores, `(ranks,)`.
+
+    Example:
+        >>> found = DistinctIds(torch.tensor([7, 2, 7]), RowPartition(10, rank=0, size=2))
+        >>> found.counts, found.ids[:2], found.inverse
+        (tensor([1, 1]), tensor([2, 7]), tensor([1, 0, 1]))
+    """
+
+    def __init__(self, ids: Int[Tensor, "*batch"], partition: RowPartition) -> None:
+        self._shape = ids.shape
+        self._sorted, self._order = ids.flatten().long().sort()
+        is_first = torch.ones_like(self._sorted, dtype=torch.bool)
+        torch.ne(self._sorted[1:], self._sorted[:-1], out=is_first[1:])
+        totals = F.pad(is_first.cumsum(0), (1, 0))  # [i]: how many distinct IDs the first i sorted ones are
+        self._places = totals[1:] - 1
+        stops = torch.arange(1, partition.size + 1, device=ids.device) * partition.rows_per_rank
+        self.counts = totals[torch.searchsorted(self._sorted, stops)].diff(prepend=totals[:1])
+
+    @property
+    def ids(self) -> Int[Tensor, " N"]:
+        """Return the distinct IDs, followed by undefined numbers: as many numbers as the batch has."""
+        return self._sorted.new_empty(len(self._sorted)).scatter_(0, self._places, self._sorted)
+
+    @property
+    def inverse(self) -> Int[Tensor, "*batch"]:
+        """Return the index of each ID of the batch among the distinct ones."""
+        return self._order.new_empty(len(self._order)).scatter_(0, self._order, self._places).view(self._shape)
 
 
 def _take_gradient(parameter: Tensor) -> None:
@@ -400,7 +460,9 @@ def collectives_of(mesh: DeviceMesh) -> ProcessGroup:
     return ProcessGroup(mesh.get_group(), mesh.device_type)
 
 
-def shard_table(table: TokenTable | nn.Embedding, mesh: DeviceMesh) -> ShardedTable:
+def shard_table(
+    table: TokenTable | nn.Embedding, mesh: DeviceMesh, *, equal_loss_factors: bool = False
+) -> ShardedTable:
     """Shard the rows of `table`, which must be the same on every rank, over the ranks of `mesh`.
 
     For a table on the meta device each rank draws its own rows only. They equal the rows that one process would draw
@@ -409,6 +471,7 @@ def shard_table(table: TokenTable | nn.Embedding, mesh: DeviceMesh) -> ShardedTa
     Args:
         table: A `TokenEmbedding`, `FactorizedEmbedding`, `QuantizedEmbedding` or `nn.Embedding`.
         mesh: The ranks, a one-dimensional mesh.
+        equal_loss_factors: See `ShardedTable`.
 
     Returns:
         The table of this rank; it shares no memory with `table`.
@@ -431,7 +494,13 @@ def shard_table(table: TokenTable | nn.Embedding, mesh: DeviceMesh) -> ShardedTa
     local = shard_of(table, partition)
     for whole, part in zip(table.parameters(), local.parameters(), strict=True):
         part.requires_grad_(whole.requires_grad)
-    return ShardedTable(local, mesh, vocab_size=table.vocab_size, padding_idx=table.padding_idx)
+    return ShardedTable(
+        local,
+        mesh,
+        vocab_size=table.vocab_size,
+        padding_idx=table.padding_idx,
+        equal_loss_factors=equal_loss_factors,
+    )
 
 
 def sharded_parameters(model: nn.Module) -> set[nn.Parameter]:

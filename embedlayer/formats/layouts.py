@@ -253,8 +253,11 @@ class GGUFBlocks(RowLayout):
 LAYOUTS: tuple[RowLayout, ...] = (FusedRows(), GGUFBlocks())
 """The layouts, in the order of `RowFormat.layout_index`."""
 
-FUSED_KERNELS = {8: Kernel("quantized", "dequantise_8_bits"), 4: Kernel("quantized", "dequantise_4_bits")}
-BLOCKS_KERNEL = Kernel("quantized", "dequantise_blocks")
+FUSED_KERNELS = {
+    8: Kernel("quantized", "dequantise_8_bits", has_triton=True),
+    4: Kernel("quantized", "dequantise_4_bits", has_triton=True),
+}
+BLOCKS_KERNEL = Kernel("quantized", "dequantise_blocks", has_triton=True)
 
 
 def row_format_of(bits: int, embed_dim: int, group_size: int | None, layout: RowLayout | None = None) -> RowFormat:

@@ -26,7 +26,7 @@ from torch.overrides import enable_reentrant_dispatch, resolve_name
 
 from embedlayer.core.devices import device_kind
 from embedlayer.core.torch_state import DisableTorchFunctionSubclass, is_transformed, make_wrapper_subclass, tree_map
-from embedlayer.heads.logit_source import HeadTensors, LogitSource, LogitsReport
+from embedlayer.heads.logit_source import HeadTensors, LogitSource, LogitsReport, marked
 from embedlayer.losses.definition import cross_entropy, loss_dtype, reduce_losses
 from embedlayer.losses.linear import cross_entropy_of
 from embedlayer.losses.options import LogitSettings, LossSettings, Reduction
@@ -169,8 +169,9 @@ class DeferredLogits(Deferred):
         source = self.source
         if not self.is_unread or source.is_freed or is_transformed(*source.originals):
             return None
-        with source.restored():
-            return source.with_originals(self.described) if source.requires_grad else self.described
+        with source.restored() as is_changed:
+            logits = source.with_originals(self.described) if source.requires_grad else self.described
+            return logits.replaced(marked(logits.hidden, is_changed), logits.options)
 
     def materialize(self) -> Tensor:
         """Return the real logits, a plain tensor at the same place of the autograd graph; it is the same each time.
@@ -316,8 +317,8 @@ class _Head(torch.autograd.Function):
             return (None, *grad.leaf_gradients())
         if not torch.is_grad_enabled():
             return (None, *source.gradients_of(source.logits(), grad))
-        with source.restored():  # create_graph=True
-            logits = source.tensors.replaced(originals[1:]).logits(originals[0])
+        with source.restored() as is_changed:  # create_graph=True
+            logits = source.tensors.replaced(originals[1:]).logits(marked(originals[0], is_changed))
         return (None, *source.gradients_of(logits, grad, originals))
 
 
@@ -364,11 +365,13 @@ class _Loss(torch.autograd.Function):
         ctx: Any, logits: DeferredLogits, targets: Tensor, dtype: torch.dtype, arguments: dict[str, Any]
     ) -> Tensor:
         source = logits.source
-        with source.restored():
-            # even few tokens never have all their logits at once
-            loss = cross_entropy_of(logits.described, targets, LossSettings(**arguments, min_chunks=2))
+        with source.restored() as is_changed:
+            # on a CPU even few tokens never have all their logits at once; elsewhere two chunks need float32 sums
+            chunks = 2 if device_kind(targets) == "cpu" else 1
+            loss = cross_entropy_of(logits.described, targets, LossSettings(**arguments, min_chunks=chunks))
             if arguments["reduction"] == "mean":  # over no target it is NaN, as in torch
-                loss = torch.where((targets != arguments["ignore_index"]).any(), loss, math.nan)
+                loss = loss.masked_fill((targets == arguments["ignore_index"]).all(), math.nan)
+            loss = marked(loss, is_changed)
         ctx.loss, ctx.logits, ctx.arguments = loss, logits, arguments
         ctx.save_for_backward(targets)
         return loss.detach().to(dtype, copy=True)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from embedlayer.core.computed_buffers import ComputedBuffers
 from embedlayer.core.errors import SizeError, TokenIdError
-from embedlayer.core.index_checks import IndexCheck
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.torch_state import is_current, is_unchanged, plain_operators_only
 from embedlayer.heads.draft_map import check_draft_tokens
@@ -18,6 +17,7 @@ from embedlayer.heads.logit_source import ModelLogitOptions
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.peft import AdaptedRows
 from embedlayer.heads.prediction import PredictionHead
+from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.losses.definition import transformed_states
 from embedlayer.losses.finishing import finish_logits
 from embedlayer.losses.fixed_row import linear_with_fixed_row
@@ -481,7 +481,7 @@ def _computes_logits_by(table: TokenTable, method: str) -> bool:
     return all(is_current(type(table), method, definition) for definition in ("rows", "raw_logits", "logits"))
 
 
-@torch.library.custom_op("embedlayer::require_draft_tokens", mutates_args=(), tags=torch.Tag.cudagraph_unsafe)
+@torch.library.custom_op("embedlayer::require_draft_tokens", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def require_draft_tokens(drafts: Tensor, targets: Tensor, missing: Tensor) -> Tensor:
     """Raise an error for the first target outside the draft vocabulary; else return a copy of `drafts`.
 

@@ -14,12 +14,16 @@ from torch import Tensor, nn
 from embedlayer.core.block_sizes import TABLE_ROWS, block_size
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import CheckpointError, StaleRowsError
+from embedlayer.core.index_checks import changed_weights, record_changed_weights
 from embedlayer.heads.peft import ChildReference
 from embedlayer.losses.options import LogitOptions, LogitSettings
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
 from embedlayer.tables.adapters import Adapter, LoraAdapter, adapt_products
 
 logger = logging.getLogger(__name__)
+
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers with as many bytes as a number of another dtype."""
 
 SAMPLES = 64  # number of rows and of columns of a weight that are compared to notice a write that torch does not count
 
@@ -153,7 +157,9 @@ class LogitSource:
     computed from them at any time without running hooks of the model's parameters.
 
     A change of weights is noticed by torch's version counters, and by samples of the weights: PEFT writes a merged
-    adapter through `.data`, and FSDP2 preserves the counters when it gathers weights.
+    adapter through `.data`, and FSDP2 preserves the counters when it gathers weights. An accelerator compares the
+    samples without waiting: what is computed from changed weights is NaN there, and the next loss that waits, or
+    `check()` of a layer, raises the error.
 
     Args:
         head: The head, which can gather sharded weights.
@@ -174,7 +180,7 @@ class LogitSource:
         device = device_kind(hidden)
         self.autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
         self.versions = [_version(each) for each in self.originals]
-        self.samples = [_sample(each) for each in self.originals[1:]]
+        self.samples = [_sample(each).clone() for each in self.originals[1:]]
         self._logits: Tensor | None = None
         self._logits_version = 0
 
@@ -203,8 +209,11 @@ class LogitSource:
         return own.uncomputed_logits(rows, logits.options._replace(bias=bias))
 
     @contextlib.contextmanager
-    def restored(self) -> Iterator[None]:
+    def restored(self) -> Iterator[Tensor | None]:
         """Restore grad mode and autocast of the forward pass, and gather weights that FSDP has sharded since.
+
+        Yields:
+            On an accelerator whether the weights have changed, a boolean scalar; else `None`.
 
         Raises:
             StaleRowsError: The weights were changed or freed since the forward pass.
@@ -219,23 +228,32 @@ class LogitSource:
         if is_freed:
             self.head.unshard()
         try:
-            is_same = self.versions == [_version(each) for each in self.originals]
-            is_same = is_same and all(
-                old.shape == now.shape and torch.allclose(old, now, rtol=0, atol=0, equal_nan=True)
-                for old, now in zip(self.samples, map(_sample, self.originals[1:]), strict=True)
-            )
-            if not is_same:
-                raise StaleRowsError(
-                    "The logits of a patched model are computed when they are read, and the weights of its LM head "
-                    "have changed since the forward pass. Use them before optimizer.step() or any other change of the "
-                    "weights, keep them with outputs.logits.detach(), or call embedlayer.unpatch(model)."
-                )
+            is_changed = self._changed_samples()
+            if self.versions != [_version(each) for each in self.originals] or is_changed is None:
+                raise changed_weights()
+            on_cpu = device_kind(is_changed) == "cpu"
+            if not on_cpu:
+                record_changed_weights(is_changed)
+            elif bool(is_changed):
+                raise changed_weights()
             device, dtype, enabled = self.autocast
             with torch.autocast(device, dtype, enabled=enabled), torch.set_grad_enabled(self.requires_grad):
-                yield
+                yield None if on_cpu else is_changed
         finally:
             if is_freed:
                 self.head.reshard()
+
+    def _changed_samples(self) -> Tensor | None:
+        """Return whether bits of the samples have changed, a boolean scalar; `None` if their shapes have."""
+        samples = [_sample(each) for each in self.originals[1:]]
+        if [each.shape for each in samples] != [each.shape for each in self.samples]:
+            return None
+        bits = (
+            (old.view(BITS[old.itemsize]), now.view(BITS[old.itemsize]))
+            for old, now in zip(self.samples, samples, strict=True)
+        )
+        changes = [(old != now).any() for old, now in bits]
+        return changes[0] if len(changes) == 1 else torch.stack(changes).any()
 
     def logits(self) -> Tensor:
         """Return the real logits, computed once, with a graph from the leaves.
@@ -243,8 +261,8 @@ class LogitSource:
         If they were written in place since, they are computed again. Errors are those of `restored`.
         """
         if self._logits is None or _version(self._logits) != self._logits_version:
-            with self.restored():
-                self._logits = self.tensors.logits(self.hidden)
+            with self.restored() as is_changed:
+                self._logits = self.tensors.logits(marked(self.hidden, is_changed))
             self._logits_version = _version(self._logits)
         return self._logits
 
@@ -287,6 +305,10 @@ def _version(tensor: Tensor) -> int:
 
 
 def _sample(tensor: Tensor) -> Tensor:
-    """Return a copy of every n-th row and column of `tensor`: at least `SAMPLES` of each, or all."""
-    steps = tuple(slice(None, None, max(1, size // SAMPLES)) for size in tensor.shape)
-    return tensor.detach()[steps].clone()
+    """Return a view of every n-th row and column of `tensor`: at least `SAMPLES` of each, or all."""
+    return tensor.detach()[tuple(slice(None, None, max(1, size // SAMPLES)) for size in tensor.shape)]
+
+
+def marked(x: Tensor, is_changed: Tensor | None) -> Tensor:
+    """Return `x`, and NaN in its place if the weights have changed, as `LogitSource.restored` says."""
+    return x if is_changed is None else x.masked_fill(is_changed, math.nan)

@@ -12,11 +12,11 @@ from torch import Tensor
 from embedlayer.core.computed_buffers import ComputedBuffers
 from embedlayer.core.documents import AttentionMask
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
-from embedlayer.core.index_checks import IndexCheck
 from embedlayer.core.numbers import random_words, signed
 from embedlayer.core.shapes import IdsLike
 from embedlayer.injections.history import DecodingState, documents_of, prepend_history
 from embedlayer.io.files import JsonObject
+from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.saving import Pretrained, describe
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.lookup import LookupTable

@@ -13,11 +13,12 @@ from embedlayer.core.documents import AttentionMask, check_mask
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.index_checks import as_ids
 from embedlayer.core.shapes import IdsLike, Positions, Vectors
-from embedlayer.core.torch_state import is_current
+from embedlayer.core.torch_state import may_use
 from embedlayer.injections.injection import EmbeddingInjection, injections_at_input
 from embedlayer.inputs.fused import gather_scale_add_drop, is_gathered_faster, may_skip_call, scale_add_drop
 from embedlayer.inputs.steps import TokenBatch, TracedStep, input_steps, run_steps, trace_steps
 from embedlayer.io.files import JsonObject
+from embedlayer.kernels.input import StoredRows
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.positions.position import AdditivePosition, Position, positions_of
@@ -416,25 +417,21 @@ def _embed_fused(
 
     The calls of `table` and `position` are skipped; `dropout` is called after the pass if its call may not be.
     """
-    addend = None
+    stored = table.stored(ids) if may_use(table, "stored", "look_up") else None
+    is_gathered = stored is not None and is_gathered_faster(stored)
+    addend: Tensor | StoredRows | None = None
     if isinstance(position, AdditivePosition):
-        if positions is None and _reads_stored(position, "vectors"):
+        reads_stored = may_use(position, "stored", "vectors")
+        if positions is None and reads_stored:
             addend = position.stored(ids.shape[-1])
         if addend is None:
-            addend = position.vectors(positions_of(ids) if positions is None else positions)
+            positions = positions_of(ids) if positions is None else positions
+            addend = position.stored_look_up(positions) if reads_stored else None
+            addend = position.vectors(positions) if addend is None else addend
     skips_dropout = isinstance(dropout, nn.Dropout) and may_skip_call(dropout)
     probability = dropout.p if isinstance(dropout, nn.Dropout) and skips_dropout and dropout.training else 0.0
-    stored = table.stored(ids) if _reads_stored(table, "look_up") else None
-    if stored is not None and is_gathered_faster(stored):
+    if stored is not None and is_gathered:
         x = gather_scale_add_drop(stored, table.factor, addend, probability)
     else:
         x = scale_add_drop(table.look_up(ids), table.factor, addend, probability)
     return x if skips_dropout or dropout is None else dropout(x)
-
-
-def _reads_stored(part: LookupTable | AdditivePosition, definition: str) -> bool:
-    """Return whether `part.stored`, the shortcut for its method `definition`, may be used in place of that method.
-
-    It may not if a subclass overrides only `definition`, or if `definition` was replaced on the instance.
-    """
-    return definition not in vars(part) and is_current(type(part), "stored", definition)

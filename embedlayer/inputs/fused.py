@@ -2,17 +2,18 @@
 
 As separate operations, `dropout(scale * rows[ids] + positions)` reads and writes all vectors five times, and dropout
 spends most of its time on drawing random numbers one after another. Here a compiled kernel gathers, scales, adds and
-masks one vector at a time. Without kernels, torch operators do the same with blocks of vectors that fit the CPU cache.
+masks one vector at a time, on a CPU and on CUDA (`embedlayer.kernels.input`). Without kernels, torch operators on a CPU
+do the same with blocks of vectors that fit its cache.
 
 Dropout draws 16 random bits for each element, so its probability is rounded to a multiple of 1/65536. The bits are a
 function of a seed and of the element's place (`random_words`), and the seed is drawn from torch's default generator. So
-the mask is not stored: the backward pass computes it again. It is the same with and without kernels. The masks of
-`torch.nn.functional.dropout` and of compiled graphs are other ones.
+the mask is not stored: the backward pass computes it again. It is the same with and without kernels on a CPU, and with
+kernels on CUDA. The masks of `torch.nn.functional.dropout` and of compiled graphs are other ones.
 """
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,14 +22,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from embedlayer.core.devices import device_kind
-from embedlayer.core.numbers import random_words
-from embedlayer.core.torch_state import fusible, has_hooks, is_unchanged
+from embedlayer.core.torch_state import fusible, has_hooks, has_memory, is_capturing, is_unchanged
+from embedlayer.kernels.input import Dropout, StoredRows, gather_rows, look_up_applies, scale_applies
 from embedlayer.kernels.kernel import Kernel
 from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.row_sparse.gradient import Segments, finished_gradient, segments_of_equal_ids
 from embedlayer.row_sparse.hooks import applied_rows
 from embedlayer.row_sparse.storage import raw_weight
-from embedlayer.tables.lookup import LookupTable, StoredRows
+from embedlayer.tables.lookup import LookupTable
 
 GATHER_SCALE_ADD_DROP = Kernel("input", "gather_scale_add_drop")
 SUM_MASKED_SEGMENTS = Kernel("input", "sum_masked_segments")
@@ -70,15 +71,18 @@ def may_skip_call(part: Callable[..., Any]) -> bool:
 def scale_add_drop(
     x: Float[Tensor, "*batch T D"],
     scale: float | Tensor | None,
-    addend: Float[Tensor, "*rows T D"] | None,
+    addend: Float[Tensor, "*rows T D"] | StoredRows | None,
     dropout: float,
 ) -> Float[Tensor, "*batch T D"]:
     """Compute `dropout(scale * x + addend)` of freshly looked-up vectors that no other code reads; may overwrite `x`.
 
-    `x` is `(T, D)` or `(B, T, D)`, and `dropout` the probability of a 0. On a CPU in eager mode this is one pass over
-    `x` in place. Elsewhere `plain_scale_add_drop` computes it. Without dropout both differ by one rounding at most,
-    because multiplication and addition are one operation here.
+    `x` is `(T, D)` or `(B, T, D)`, and `dropout` the probability of a 0. In eager mode this is one pass over `x`, on a
+    CPU in place and on CUDA into new memory. Elsewhere `plain_scale_add_drop` computes it. Without dropout both differ
+    by one rounding at most, because multiplication and addition are one operation here.
     """
+    if device_kind(x) == "cuda" and look_up_applies(x):
+        return _on_cuda(x, tuple(x.shape), scale, addend, dropout)
+    addend = gather_rows(addend) if isinstance(addend, StoredRows) else addend
     if device_kind(x) != "cpu" or isinstance(scale, Tensor) or not _fits(x.shape, addend) or not fusible(x, addend):
         return plain_scale_add_drop(x, scale, addend, dropout)
     if scale is None and addend is None and dropout == 0:
@@ -89,18 +93,26 @@ def scale_add_drop(
 
 
 def gather_scale_add_drop(
-    stored: StoredRows, scale: float | Tensor | None, addend: Float[Tensor, "*rows T D"] | None, dropout: float
+    stored: StoredRows,
+    scale: float | Tensor | None,
+    addend: Float[Tensor, "*rows T D"] | StoredRows | None,
+    dropout: float,
 ) -> Float[Tensor, "*batch T D"]:
-    """Compute `dropout(scale * weight[ids] + addend)` with the checked IDs and the weight of `stored`.
+    """Compute `dropout(scale * weight[ids] + addend)` with the IDs and the weight of `stored`.
 
-    The IDs are `(T,)` or `(B, T)`. On a CPU in eager mode this is one pass over the result. Elsewhere
-    `plain_scale_add_drop` computes it. The gradient of the weight is sparse if `stored.sparse`; its rows are then
-    distinct and in ascending order.
+    The IDs are `(T,)` or `(B, T)`. On a CPU in eager mode this is one pass over the result, and on CUDA too, where
+    `stored` has the check of the IDs. Elsewhere `plain_scale_add_drop` computes it. The gradient of the weight is
+    sparse if `stored.sparse`; its rows are then distinct and in ascending order. The addend may be the look-up of
+    position vectors on CUDA.
     """
-    ids, weight, padding_idx, sparse = stored
+    ids, weight, padding_idx, sparse, check = stored
+    shape = (*ids.shape, weight.shape[1])
+    if check is not None:
+        return _on_cuda(stored, shape, scale, addend, dropout)
+    addend = gather_rows(addend) if isinstance(addend, StoredRows) else addend
     rows = raw_weight(weight)
     addend = None if addend is None else addend.to(rows.dtype)
-    if isinstance(scale, Tensor) or not _fits((*ids.shape, rows.shape[1]), addend) or not fusible(weight, addend):
+    if isinstance(scale, Tensor) or not _fits(shape, addend) or not fusible(weight, addend):
         return plain_scale_add_drop(F.embedding(ids, weight, padding_idx, sparse=sparse), scale, addend, dropout)
     by_kernel = GATHER_SCALE_ADD_DROP.applies(ids, rows, addend)
     result: Tensor = _GatherScaleAddDrop.apply(  # type: ignore[no-untyped-call]
@@ -109,11 +121,42 @@ def gather_scale_add_drop(
     return result
 
 
+def _on_cuda(
+    source: Tensor | StoredRows,
+    shape: tuple[int, ...],
+    scale: float | Tensor | None,
+    addend: Tensor | StoredRows | None,
+    dropout: float,
+) -> Tensor:
+    """Compute `dropout(scale * source + addend)` on CUDA, in one launch where a kernel takes the scale and the addend.
+
+    `source` are vectors or their look-up. While a CUDA graph is captured, torch draws the mask: a seed of the kernel
+    would be the same in each replay.
+    """
+    rows = source.weight if isinstance(source, StoredRows) else source
+    if isinstance(addend, StoredRows) and addend.weight.dtype != rows.dtype:
+        addend = gather_rows(addend)
+    if isinstance(addend, Tensor):
+        addend = addend.to(rows.dtype).contiguous()
+    if not _fits(shape, addend) or not scale_applies(scale, rows, addend if isinstance(addend, Tensor) else None):
+        vectors = gather_rows(source) if isinstance(source, StoredRows) else source
+        added = gather_rows(addend) if isinstance(addend, StoredRows) else addend
+        return plain_scale_add_drop(vectors, scale, added, dropout)
+    if isinstance(source, Tensor) and scale is None and addend is None and dropout == 0:
+        return source
+    if dropout and has_memory(rows) and is_capturing(rows):
+        return F.dropout(gather_rows(source, scale=scale, addend=addend), dropout)
+    return gather_rows(source, scale=scale, addend=addend, dropout=Dropout.drawn(dropout))
+
+
 def is_gathered_faster(stored: StoredRows) -> bool:
     """Return whether `gather_scale_add_drop` is faster than `scale_add_drop` of rows that were looked up.
 
-    Without gradients it always is; with gradients a kernel must apply. It is not used for transformed weights.
+    On CUDA, where `stored` has a check, and without gradients it always is; with gradients on the CPU a kernel must
+    apply. It is not used for transformed weights.
     """
+    if stored.check is not None:
+        return True
     if torch.is_grad_enabled() and not GATHER_SCALE_ADD_DROP.applies(stored.ids, raw_weight(stored.weight)):
         return False
     return fusible(stored.weight)
@@ -132,41 +175,6 @@ def plain_scale_add_drop(
     x = x if scale is None else scale * x
     x = x if addend is None else x + addend.to(x.dtype)
     return F.dropout(x, dropout) if dropout else x
-
-
-class _Dropout(NamedTuple):
-    """Describe the dropout of one forward pass.
-
-    Attributes:
-        seed: Seed of the mask, a signed 64-bit number.
-        threshold: Probability of a 0 in the mask, times 65536.
-        growth: Factor of the elements that are kept, `1 / (1 - dropout)`; 0 if all are dropped.
-    """
-
-    seed: int
-    threshold: int
-    growth: float
-
-    @classmethod
-    def drawn(cls, probability: float, seed: int | None = None) -> "_Dropout":
-        """Return dropout with a seed, by default from torch's default generator; none is drawn for probability 0."""
-        threshold = round(probability * (1 << 16))
-        if not threshold:
-            return cls(0, 0, 1.0)
-        kept_share = (1 << 16) - threshold
-        if seed is None:
-            seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(-(1 << 63), None))
-        return cls(seed, threshold, (1 << 16) / kept_share if kept_share else 0.0)
-
-    def mask(self, first: int, tokens: int, like: Tensor) -> Tensor:
-        """Compute zeros and ones for the tokens from `first` on, `(tokens, D)`, in the dtype of `like`.
-
-        Each token begins with a new word of four elements.
-        """
-        width = like.shape[-1]
-        words = -(-width // 4)
-        bits = random_words(self.seed, first * words, tokens * words).view(torch.int16).view(tokens, -1)[:, :width]
-        return (bits >= self.threshold - (1 << 15)).to(like.dtype)
 
 
 def dropout_step(module: Callable[..., Any], x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
@@ -193,7 +201,7 @@ def dropout_in_graph(x: Tensor, seed: Tensor, probability: float) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
     vectors = (-1, x.shape[-1]) if x.dim() > 1 else (1, x.numel())
-    drawn, by_kernel = _Dropout.drawn(probability, int(seed)), GATHER_SCALE_ADD_DROP.applies(x)
+    drawn, by_kernel = Dropout.drawn(probability, int(seed)), GATHER_SCALE_ADD_DROP.applies(x)
     _compute(x.view(vectors), None, out.view(vectors), 1.0, None, drawn, by_kernel=by_kernel)
     return out
 
@@ -223,7 +231,7 @@ class _ScaleAddDrop(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, addend: Tensor | None, scale: float, dropout: float) -> Tensor:
-        ctx.scale, ctx.dropout = scale, _Dropout.drawn(dropout)
+        ctx.scale, ctx.dropout = scale, Dropout.drawn(dropout)
         ctx.addend_shape = None if addend is None else addend.shape
         ctx.mark_dirty(x)
         _compute(x, None, x, scale, addend, ctx.dropout, by_kernel=GATHER_SCALE_ADD_DROP.applies(x, addend))
@@ -258,7 +266,7 @@ class _GatherScaleAddDrop(torch.autograd.Function):
         ctx.save_for_backward(ids)
         ctx.shape, ctx.addend_shape = weight.shape, None if addend is None else addend.shape
         ctx.scale, ctx.padding_idx, ctx.sparse = scale, padding_idx, sparse
-        ctx.dropout = _Dropout.drawn(dropout)
+        ctx.dropout = Dropout.drawn(dropout)
         with applied_rows(weight, ids) as rows:
             out = rows.new_empty((*ids.shape, rows.shape[-1]))
             _compute(rows, ids, out, scale, addend, ctx.dropout, by_kernel=by_kernel)
@@ -286,7 +294,7 @@ class _GatherScaleAddDrop(torch.autograd.Function):
         return grad_weight, grad_addend, None, None, None, None, None, None
 
 
-def _fits(shape: tuple[int, ...], addend: Tensor | None) -> bool:
+def _fits(shape: tuple[int, ...], addend: Tensor | StoredRows | None) -> bool:
     """Return whether vectors `(B, T, D)` or `(T, D)` of this shape can take `addend` in one pass.
 
     This is so if one vector is added for each token, for each position of all sequences, or none (`None`). Vectors of
@@ -294,7 +302,10 @@ def _fits(shape: tuple[int, ...], addend: Tensor | None) -> bool:
     """
     if len(shape) not in (2, 3):
         return False
-    return addend is None or tuple(addend.shape) in (tuple(shape), tuple(shape[-2:]), (1, *shape[-2:]))
+    if addend is None:
+        return True
+    added = (*addend.ids.shape, addend.weight.shape[1]) if isinstance(addend, StoredRows) else tuple(addend.shape)
+    return added in (tuple(shape), tuple(shape[-2:]), (1, *shape[-2:]))
 
 
 def _compute(
@@ -303,7 +314,7 @@ def _compute(
     out: Tensor,
     scale: float,
     addend: Tensor | None,
-    dropout: _Dropout,
+    dropout: Dropout,
     *,
     by_kernel: bool,
 ) -> None:
@@ -338,7 +349,7 @@ def _compute(
             target.mul_(dropout.mask(first, len(target), target))
 
 
-def _masked(grad: Tensor, dropout: _Dropout) -> Tensor:
+def _masked(grad: Tensor, dropout: Dropout) -> Tensor:
     """Return `grad` times the dropout mask and the factor of kept elements; differentiable where that is needed."""
     if not dropout.threshold:
         return grad

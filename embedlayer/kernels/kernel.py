@@ -277,6 +277,8 @@ def operator(schema: str, *, mutates: tuple[str, ...] = ()) -> Callable[[Callabl
 def kernels_disabled() -> Iterator[None]:
     """Use torch operators instead of compiled kernels inside a `with` block, in this thread.
 
+    Backward passes run in this thread too: on CUDA torch would otherwise run them in another one.
+
     Example:
         >>> x = torch.randn(1, 32, 1024, 64)
         >>> with kernels_disabled():
@@ -284,7 +286,8 @@ def kernels_disabled() -> Iterator[None]:
     """
     before, _availability.enabled = _availability.enabled, False
     try:
-        yield
+        with torch.autograd.set_multithreading_enabled(False):
+            yield
     finally:
         _availability.enabled = before
 

@@ -347,8 +347,8 @@ def check_targets(
         The targets that count, with `other` in place of the others; a mask of those that count; without `read`, a mask
         of those that are no tokens, or of all that do not count if `other` is `None`; and the factor of each loss,
         float32, 0 where the target does not count; all in the shape of the targets. And with `read`, numbers for the
-        host: those of the record, how many targets are no tokens, how many are ignored, and how many of the others have
-        a weight that is not finite.
+        host: those of the record, how many targets are no tokens, how many that are not ignored have a weight that is
+        not finite, and how many are ignored.
     """
     if device_kind(targets) != "cuda":
         return None

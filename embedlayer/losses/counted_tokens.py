@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from embedlayer.core.collectives import Collectives
 from embedlayer.core.devices import device_kind
 from embedlayer.core.index_checks import (
     checked_copy,
@@ -25,6 +26,52 @@ from embedlayer.kernels.softmax import STATISTICS, check_targets
 from embedlayer.losses.token_weights import checked_weights, raise_if_not_finite
 
 
+class RankFacts(NamedTuple):
+    """What the ranks of sharded rows tell each other before a pass over the vocabulary.
+
+    Attributes:
+        counts: Number of tokens that each rank computes.
+        gradients: Whether any rank requests a gradient.
+        hidden: Whether any rank requests the gradient of its hidden states.
+    """
+
+    counts: list[int]
+    gradients: bool
+    hidden: bool
+
+
+class RankRequest(NamedTuple):
+    """What a rank of sharded rows tells the others before a pass, besides the number of tokens that it computes.
+
+    Attributes:
+        ranks: The ranks.
+        gradients: Whether this rank requests a gradient.
+        hidden: Whether it requests the gradient of its hidden states.
+    """
+
+    ranks: Collectives
+    gradients: bool
+    hidden: bool
+
+    def gathered(self, count: Tensor) -> Tensor:
+        """All-gather what the ranks tell, one integer of each rank, without waiting for the device.
+
+        Args:
+            count: Number of tokens that this rank computes, int64 `(1,)`.
+        """
+        codes = (count * 4 + (2 * self.gradients + self.hidden)).to(self.ranks.device)
+        return self.ranks.all_gather(codes, [1] * self.ranks.size)
+
+    def facts(self, count: int) -> RankFacts:
+        """Return what all ranks tell, for a rank that knows its number of tokens. It waits for the device once."""
+        return rank_facts(_read_numbers(self.gathered(torch.full((1,), count, device=self.ranks.device))))
+
+
+def rank_facts(codes: list[int]) -> RankFacts:
+    """Return what the ranks tell from the numbers of `RankRequest.gathered`."""
+    return RankFacts([code // 4 for code in codes], any(code & 2 for code in codes), any(code & 1 for code in codes))
+
+
 class CountedTokens(NamedTuple):
     """Say which of N tokens count, and which are computed.
 
@@ -34,15 +81,21 @@ class CountedTokens(NamedTuple):
             and gradients of those that do not count are zeros.
         others: Mask of those that do not count, `(N,)`, if their IDs are -1, or V for bad ones, for which kernels
             compute the loss 0 or NaN; otherwise `None`.
+        of_ranks: What the ranks told each other, if the rows are sharded and it was gathered already.
     """
 
     mask: Tensor | None = None
     places: Tensor | None = None
     others: Tensor | None = None
+    of_ranks: RankFacts | None = None
 
     def number_of(self, tokens: int) -> int | None:
         """Return how many of `tokens` tokens count; `None` if the host has not counted them."""
         return tokens if self.mask is None else None if self.places is None else len(self.places)
+
+    def computed_of(self, tokens: int) -> int:
+        """Return how many of `tokens` tokens are computed."""
+        return tokens if self.places is None else len(self.places)
 
 
 class CheckedIds(NamedTuple):
@@ -79,19 +132,21 @@ class CheckedIds(NamedTuple):
         return result.masked_fill(is_bad, torch.nan)
 
 
-def counted_tokens(mask: Tensor, *, drop: bool) -> CountedTokens:
+def counted_tokens(mask: Tensor, *, drop: bool, request: RankRequest | None = None) -> CountedTokens:
     """Return the tokens that count by their mask `(...)`.
 
     Args:
         mask: Mask of the tokens that count.
         drop: Whether the others should not be computed. An accelerator then waits once, if it may.
+        request: What this rank tells the others, if the rows are sharded; gathered where the host waits anyway.
     """
     flat = mask.flatten()
     if not drop or not _may_read(mask):
         return CountedTokens(flat)
     if device_kind(mask) != "cpu":
         others = ~flat
-        return _dropped(flat, others, int(others.sum()))
+        (left_out,), of_ranks = _read_with_facts(others.sum().view(1), flat.numel(), request)
+        return _dropped(flat, others, left_out)._replace(of_ranks=of_ranks)
     return CountedTokens() if bool(flat.all()) else CountedTokens(flat, flat.nonzero().squeeze(1))
 
 
@@ -103,6 +158,7 @@ def checked_ids(
     drop: bool,
     several: bool = False,
     weights: Tensor | None = None,
+    request: RankRequest | None = None,
 ) -> CheckedIds:
     """Check that the IDs of the tokens that count are tokens of the vocabulary.
 
@@ -116,6 +172,7 @@ def checked_ids(
         drop: Whether the tokens that do not count should not be computed. An accelerator then waits once, if it may.
         several: Whether each token has K IDs.
         weights: Weights of the tokens, which an accelerator that waits checks too.
+        request: See `counted_tokens`.
 
     Raises:
         TokenIdError: An ID is outside, or one of an earlier loss on the same accelerator was. The message names the
@@ -134,7 +191,9 @@ def checked_ids(
         raise_if_outside(ids, vocab_size, "token id")
         return CheckedIds(ids, CountedTokens() if mask is None else counted_tokens(mask, drop=drop), None)
     if drop and _may_read(ids):
-        return CheckedIds(ids, _read(ids, mask, others, vocab_size, weights), None)
+        tokens = ids[..., 0].numel() if several else ids.numel()
+        found = _read(ids, _flat(mask), _flat(others), vocab_size, tokens, request, weights)
+        return CheckedIds(ids, found, None)
     ids, is_bad = clamp_and_record_targets(ids, vocab_size)
     is_bad = is_bad.any(-1) if several else is_bad
     is_good = ~(is_bad if others is None else others | is_bad)
@@ -150,6 +209,7 @@ def counted_targets(
     other: int | None = 0,
     mean: bool = True,
     weights: Tensor | None = None,
+    request: RankRequest | None = None,
 ) -> tuple[Tensor, CheckedIds]:
     """Return the mask of the targets that count, and the result of `checked_ids` for those that are not ignored.
 
@@ -163,6 +223,7 @@ def counted_targets(
         mean: Whether the factors are those of a mean; otherwise they are those of a sum.
         weights: Weights of the tokens in the dtype of the losses, which the factors contain; those of tokens that count
             must be finite. Where the host does not read values they are NaN otherwise.
+        request: See `counted_tokens`.
 
     Raises:
         TokenIdError: See `checked_ids`.
@@ -174,7 +235,8 @@ def counted_targets(
     on_cuda = device_kind(targets) == "cuda" and targets.dtype == torch.int64 and targets.numel() > 0
     if not (on_cuda and STATISTICS.applies(targets)) or plain_operators_only():
         mask = targets != ignore_index
-        checked = checked_ids(targets, mask, vocab_size, drop=drop, weights=weights)._replace(weights=weights)
+        checked = checked_ids(targets, mask, vocab_size, drop=drop, weights=weights, request=request)
+        checked = checked._replace(weights=weights)
         if checked.is_bad is None:
             return mask, checked
         return checked.is_counted, checked._replace(ids=checked.ids.masked_fill(~checked.is_counted, other or 0))
@@ -185,19 +247,33 @@ def counted_targets(
         return mask, CheckedIds(ids, CountedTokens(mask.flatten(), None, is_bad.flatten()), None, factors, weights)
     if not read:
         return mask, CheckedIds(ids, CountedTokens(mask.flatten()), is_bad, factors, weights)
-    values = _read_numbers(numbers)
-    *_, bad, left_out, infinite = values
+    values, of_ranks = _read_with_facts(numbers, targets.numel(), request)
+    *_, bad, infinite, left_out = values
     _raise_if_bad(ids, vocab_size, record, values, bad)
     if weights is not None and infinite > 0:
         raise_if_not_finite(weights, mask)
     tokens = CountedTokens() if left_out <= 0 else _dropped(mask.flatten(), ~mask.flatten(), left_out)
-    return mask, CheckedIds(ids, tokens, None, factors, weights)
+    return mask, CheckedIds(ids, tokens._replace(of_ranks=of_ranks), None, factors, weights)
 
 
 def _read_numbers(numbers: Tensor) -> list[int]:
     """Return numbers that the device computes. It waits for them."""
     values: list[int] = numbers.tolist()
     return values
+
+
+def _read_with_facts(numbers: Tensor, tokens: int, request: RankRequest | None) -> tuple[list[int], RankFacts | None]:
+    """Return numbers that the device computes, and what the ranks tell each other: one wait for both.
+
+    Args:
+        numbers: The numbers, of which the last one is that of the tokens that do not count.
+        tokens: Number of tokens.
+        request: What this rank tells, if the rows are sharded.
+    """
+    if request is None:
+        return _read_numbers(numbers), None
+    values = _read_numbers(torch.cat([numbers, request.gathered(tokens - numbers[-1:]).to(numbers.device)]))
+    return values[: len(numbers)], rank_facts(values[len(numbers) :])
 
 
 def _raise_if_bad(ids: Tensor, vocab_size: int, record: Tensor, values: list[int], bad: int) -> None:
@@ -217,25 +293,33 @@ def _flat(mask: Tensor | None) -> Tensor | None:
 
 
 def _read(
-    ids: Tensor, mask: Tensor | None, others: Tensor | None, vocab_size: int, weights: Tensor | None
+    ids: Tensor,
+    mask: Tensor | None,
+    others: Tensor | None,
+    vocab_size: int,
+    tokens: int,
+    request: RankRequest | None,
+    weights: Tensor | None,
 ) -> CountedTokens:
-    """Check IDs and weights on an accelerator and return the tokens that count: one wait for all numbers.
+    """Check IDs and weights on an accelerator and return which of the tokens count: one wait for all numbers.
 
     Raises:
         TokenIdError: An ID is outside, or one was recorded.
         SizeError: The weight of a token that counts is infinite or NaN.
     """
     record = target_record(ids.device)
-    numbers = [record, (ids != ids.clamp(0, vocab_size - 1)).sum().view(1)]
-    if others is not None:
-        numbers.append(others.sum().view(1))
-        if weights is not None:
-            numbers.append((weights - weights).masked_fill(others, 0.0).isnan().sum().view(1))
-    *recorded, bad, left_out, infinite = (*torch.cat(numbers).tolist(), 0, 0)[: len(record) + 3]
-    _raise_if_bad(ids, vocab_size, record, recorded, bad)
-    if weights is not None and mask is not None and infinite > 0:
-        raise_if_not_finite(weights, mask)
-    return CountedTokens() if mask is None or others is None else _dropped(mask.flatten(), others.flatten(), left_out)
+    bad_ids = (ids != ids.clamp(0, vocab_size - 1)).sum().view(1)
+    numbers = [record, bad_ids]
+    if weights is not None and others is not None:
+        numbers.append((weights - weights).flatten().masked_fill(others, 0.0).isnan().sum().view(1))
+    numbers.append(torch.zeros_like(bad_ids) if others is None else others.sum().view(1))
+    values, of_ranks = _read_with_facts(torch.cat(numbers), tokens, request)
+    bad, left_out = values[len(record)], values[-1]
+    _raise_if_bad(ids, vocab_size, record, values, bad)
+    if weights is not None and mask is not None and values[-2] > 0:
+        raise_if_not_finite(weights, mask.view(weights.shape))
+    counted = CountedTokens() if mask is None or others is None else _dropped(mask, others, left_out)
+    return counted._replace(of_ranks=of_ranks)
 
 
 def _dropped(mask: Tensor, others: Tensor, left_out: int) -> CountedTokens:

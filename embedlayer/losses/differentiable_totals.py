@@ -13,15 +13,21 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from embedlayer.core.devices import device_kind
+from embedlayer.core.devices import HostCopy, device_kind
 from embedlayer.core.errors import SizeError
 from embedlayer.core.torch_state import is_transformed
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS, WORK_BYTES, tokens_within
 from embedlayer.losses.definition import counted_states, loss_dtype, reduce_losses, reduction_factors
 from embedlayer.losses.objective import LogitBlock, Request, TokenLoss, Totals, Workspace, stacked
 from embedlayer.losses.options import LossSettings
-from embedlayer.losses.products import Gradients, RequestedGradients
-from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits, is_plain
+from embedlayer.losses.products import Gradients
+from embedlayer.losses.uncomputed_logits import (
+    BlockLogits,
+    LinearLogits,
+    RequestedGradients,
+    UncomputedLogits,
+    is_plain,
+)
 from embedlayer.losses.vocabulary_pass import VocabularyPass
 
 
@@ -48,8 +54,8 @@ def chunked_totals(student: UncomputedLogits, request: Request) -> Totals:
         names: list[str] = []
         totals = _LinearTotals.apply(student.hidden, student.weight, job.local_bias(), job, names)  # type: ignore[no-untyped-call]
         found = dict(zip(names, totals, strict=True))
-        mask, places, _ = request.tokens
-        return found if mask is None or places is not None else _masked(found, mask)
+        mask = request.tokens.mask
+        return found if mask is None or request.tokens.places is not None else _masked(found, mask)
     assert isinstance(student, BlockLogits)
     return _block_totals(student, request)
 
@@ -120,9 +126,16 @@ def compute_loss(
 
 
 class _Job:
-    """Hold a request for a head whose rows are a matrix, without the tensors that autograd saves."""
+    """Hold a request for a head whose rows are a matrix, without the tensors that autograd saves.
+
+    Ranks of sharded rows tell each other what they compute, unless they did so when they checked the IDs.
+    """
 
     def __init__(self, student: LinearLogits, request: Request) -> None:
+        tokens, of_rank = request.tokens, student.rank_request
+        if of_rank is not None and tokens.of_ranks is None:
+            facts = of_rank.facts(tokens.computed_of(student.hidden.shape[:-1].numel()))
+            request = request._replace(tokens=tokens._replace(of_ranks=facts))
         self.student = student
         self.request = request
         self.requested = RequestedGradients.of(student.hidden, student.weight, student.bias)
@@ -245,23 +258,38 @@ class _LinearLoss(torch.autograd.Function):
         student, (factors,) = job.restored(ctx)
         if torch.is_grad_enabled() or is_transformed(grad_output):
             found = job.differentiable(student, lambda totals: [(ctx.loss.of(totals) * factors).sum()], [grad_output])
-        elif ctx.gradients is None or not student.collectives.all_equal(grad_output):
+        elif (scaled := _LinearLoss._scaled(ctx, job, student, grad_output)) is not None:
+            found = scaled
+        else:
             with torch.autocast(device_kind(student.hidden), enabled=False):
                 again = VocabularyPass(student, job.request)
                 _, found, _ = again.losses_and_gradients(ctx.loss, factors * grad_output, job.requested)
             found = job.like_inputs(found, student)
-        else:
-            found, ctx.gradients = ctx.gradients, None
-            is_one = device_kind(grad_output) == "cpu" and grad_output.item() == 1
-            found = job.like_inputs(found, student, None if is_one else grad_output)
         return (*found, None, None, None)
+
+    @staticmethod
+    def _scaled(ctx: Any, job: _Job, student: LinearLogits, grad_output: Tensor) -> Gradients | None:
+        """Return the gradients of the forward pass times `grad_output`, or `None` where they are computed again.
+
+        Of sharded rows the host waits for the device, whether the ranks have one `grad_output`. The device multiplies
+        meanwhile. With `equal_loss_factors` it does not wait, and the gradients are NaN if they have several.
+        """
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            return None
+        are_equal = student.collectives.all_equal(grad_output)
+        factor = grad_output.where(are_equal, torch.nan) if student.equal_loss_factors else grad_output
+        copy = None if student.equal_loss_factors else HostCopy(are_equal)
+        is_one = device_kind(factor) == "cpu" and factor.item() == 1
+        scaled = job.like_inputs(gradients, student, None if is_one else factor)
+        return scaled if copy is None or copy.tolist() else None
 
 
 def _block_totals(student: BlockLogits, request: Request) -> Totals:
     """Compute totals from checkpointed blocks of logits."""
     hidden = student.hidden.reshape(-1, student.hidden.shape[-1])
     teacher = None if request.teacher is None else request.teacher.hidden.detach().flatten(0, -2)
-    ids, (mask, places, _), tokens = request.ids, request.tokens, len(hidden)
+    ids, (mask, places, *_), tokens = request.ids, request.tokens, len(hidden)
     if places is not None:
         hidden, ids = hidden[places], None if ids is None else ids[places]
         teacher = None if teacher is None else teacher[places]

@@ -90,7 +90,8 @@ def divergence(
     if isinstance(teacher, TopKTargets):
         _check_top_k(student, teacher)
         mask = None if labels is None else kept
-        checked = checked_ids(teacher.ids, mask, student.vocab_size, drop=drop, several=True)
+        of_rank = student.rank_request
+        checked = checked_ids(teacher.ids, mask, student.vocab_size, drop=drop, several=True, request=of_rank)
         kept = kept if checked.is_bad is None else checked.is_counted
         ids = checked.ids.flatten(0, -2)
         totals = compute_totals(student, Request(LogitStatistics(), None, ids, checked.tokens, 1, chunk_bytes))
@@ -98,7 +99,7 @@ def divergence(
         losses = kind.of_log_probs(own, teacher.log_probs.detach().flatten(0, -2).to(own.dtype))
         return checked.marked(reduce_losses(losses.view(shape).where(kept, 0.0), kept, loss))
     _check_pair(student, teacher)
-    tokens = CountedTokens() if labels is None else counted_tokens(kept, drop=drop)
+    tokens = CountedTokens() if labels is None else counted_tokens(kept, drop=drop, request=student.rank_request)
     request = Request(kind, teacher, tokens=tokens, chunk_bytes=chunk_bytes)
     if is_plain(student):
         losses = kind.of(plain_totals(student, request)).view(shape)

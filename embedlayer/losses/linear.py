@@ -22,9 +22,8 @@ from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits,
 from embedlayer.losses.logit_statistics import CrossEntropy, target_request
 from embedlayer.losses.operators import cross_entropy_operator
 from embedlayer.losses.options import LogitOptions, LossOptions, LossSettings, ScoreOptions, check_options
-from embedlayer.losses.products import RequestedGradients
 from embedlayer.losses.token_weights import require_token_weights
-from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids, is_plain
+from embedlayer.losses.uncomputed_logits import LinearLogits, RequestedGradients, UncomputedLogits, check_ids, is_plain
 
 
 @show_options(LogitOptions, ScoreOptions, LossOptions)
@@ -48,7 +47,8 @@ def linear_cross_entropy(
 
     On CUDA it waits once for the device, to check targets and to count the ignored ones, which are then dropped. While
     a CUDA graph is captured, in compiled graphs, with `impl="plain"` and with `drop_ignored=False` it never waits: if a
-    target is outside, the loss is NaN, and the next loss that waits raises the error.
+    target is outside, the loss is NaN, and the next loss that waits raises the error. Over sharded rows it always waits
+    once, and its backward pass once more, unless the table has `equal_loss_factors`.
 
     Args:
         hidden: Hidden states of the last block, `(..., D)`.
@@ -179,6 +179,7 @@ def reduced_and_token_losses(
         other=other,
         mean=loss.reduction == "mean",
         weights=loss.token_weights,
+        request=logits.rank_request,
     )
     loss = loss._replace(token_weights=checked.weights)
     if plain:

@@ -10,9 +10,8 @@ from embedlayer.losses.counted_tokens import CheckedIds, CountedTokens, checked_
 from embedlayer.losses.definition import loss_dtype, reduction_factors
 from embedlayer.losses.logit_statistics import CrossEntropy, target_request
 from embedlayer.losses.options import LogitOptions, LogitSettings, LossSettings
-from embedlayer.losses.products import RequestedGradients
 from embedlayer.losses.token_weights import raise_if_not_finite
-from embedlayer.losses.uncomputed_logits import LinearLogits
+from embedlayer.losses.uncomputed_logits import LinearLogits, RequestedGradients
 from embedlayer.losses.vocabulary_pass import VocabularyPass
 
 

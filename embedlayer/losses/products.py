@@ -8,7 +8,6 @@ of converted copies (AVX2, 256 x 768 by 2,048 x 768 and its gradients). All sum 
 """
 
 from functools import cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,23 +20,10 @@ from embedlayer.losses.definition import loss_dtype
 from embedlayer.losses.finishing import BlockFinishing
 from embedlayer.losses.fixed_row import one_index
 from embedlayer.losses.token_chunks import Chunk, TokenChunks
-from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
+from embedlayer.losses.uncomputed_logits import LinearLogits, RequestedGradients, UncomputedLogits
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 """Gradients by hidden states, rows and bias; `None` if not requested."""
-
-
-class RequestedGradients(NamedTuple):
-    """Record for which of the three differentiable inputs of a head a gradient must be computed."""
-
-    hidden: bool
-    weight: bool
-    bias: bool
-
-    @classmethod
-    def of(cls, *tensors: Tensor | None) -> "RequestedGradients":
-        """Return which of hidden states, weight and bias autograd needs a gradient of."""
-        return cls(*(torch.is_grad_enabled() and x is not None and x.requires_grad for x in tensors))
 
 
 def product_dtype(dtype: torch.dtype, device: str) -> torch.dtype:

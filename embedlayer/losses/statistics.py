@@ -130,7 +130,7 @@ def token_statistics_of(
         check_ids(logits.hidden, tokens, "tokens")
         kept = tokens != loss.ignore_index
         drop = loss.drop_ignored and not is_plain(logits)
-        checked = checked_ids(tokens, kept, logits.vocab_size, drop=drop)
+        checked = checked_ids(tokens, kept, logits.vocab_size, drop=drop, request=logits.rank_request)
         kept = kept if checked.is_bad is None else checked.is_counted
     best = max(top_k, 1) if "is_argmax" in wanted else top_k
     objective = LogitStatistics(mean="entropy" in wanted, squares="sum_squared_probs" in wanted, top_k=best)

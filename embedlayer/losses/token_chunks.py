@@ -14,7 +14,7 @@ from embedlayer.core.devices import device_kind
 from embedlayer.losses.chunk_size import MULTIPLE
 from embedlayer.losses.counted_tokens import CountedTokens
 from embedlayer.losses.definition import counted_states
-from embedlayer.losses.objective import Totals, stacked
+from embedlayer.losses.objective import Totals
 
 
 class Chunk(NamedTuple):
@@ -79,9 +79,8 @@ class Chunk(NamedTuple):
             return totals
         packed = _Packed(totals)
         received = [self.ranks.all_to_all(rows, self.sizes, [mine] * size) for rows in packed.rows]
-        by_rank = [rows.view(size, mine, rows.shape[1]) for rows in received]
-        of_ranks = [packed.unpacked([rows[rank] for rows in by_rank]) for rank in range(size)]
-        result = _Packed(merge(stacked(of_ranks)))
+        of_ranks = packed.unpacked([rows.view(size, mine, rows.shape[1]) for rows in received])
+        result = _Packed(merge(of_ranks))
         return result.unpacked([self.ranks.all_gather(rows, self.sizes) for rows in result.rows])
 
 
@@ -103,10 +102,9 @@ class TokenChunks:
         self._mask = counted.mask if counted.places is None else None  # of tokens that are computed, and do not count
         self._others = counted.others
         self.all_count = self._mask is None or self._others is not None
-        count = tokens if self._places is None else len(self._places)
-        self.counts: list[int] = [count]
-        if ranks.size > 1:
-            self.counts = ranks.all_gather(torch.tensor([count], device=ranks.device), [1] * ranks.size).tolist()
+        self.of_ranks = counted.of_ranks
+        self.counts = [counted.computed_of(tokens)] if self.of_ranks is None else self.of_ranks.counts
+        assert len(self.counts) == ranks.size
 
     def chunks(self, step: int, hidden: list[Tensor], ids: Tensor | None) -> Iterator[Chunk]:
         """Yield the chunks, with at most `step` tokens of each rank.
@@ -163,10 +161,6 @@ class TokenChunks:
         value = value.movedim(dim, 0)
         return value.new_zeros(self.tokens, *value.shape[1:]).index_copy_(0, self._places, value).movedim(0, dim)
 
-    def any_rank(self, flag: bool) -> bool:
-        """Return whether `flag` is true on any rank; a single process does not communicate."""
-        return self.ranks.any(flag) if self.ranks.size > 1 else flag
-
 
 class _Packed:
     """Totals of a chunk as one tensor for each dtype, `(C, S)`, to send them to other ranks.
@@ -184,13 +178,13 @@ class _Packed:
         ]
 
     def unpacked(self, rows: list[Tensor]) -> Totals:
-        """Return totals with the names of the packed ones from other rows, a tensor `(C', S)` for each dtype."""
+        """Return totals with the names of the packed ones from other rows, a tensor `(..., C', S)` for each dtype."""
         totals: Totals = {}
         for dtype, rows_of_dtype in zip(self.dtypes, rows, strict=True):
             names = [name for name, value in self.like.items() if value.dtype == dtype]
             widths = [_as_rows(self.like[name]).shape[1] for name in names]
-            for name, part in zip(names, rows_of_dtype.split(widths, dim=1), strict=True):
-                totals[name] = part.T if self.like[name].dim() == 2 else part.squeeze(1)
+            for name, part in zip(names, rows_of_dtype.split(widths, dim=-1), strict=True):
+                totals[name] = part.mT if self.like[name].dim() == 2 else part.squeeze(-1)
         for suffix in self.suffixes:
             totals[f"log_sum{suffix}"] = totals[f"sums{suffix}"].log()
         return totals

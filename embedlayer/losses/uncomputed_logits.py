@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from typing import Self, Unpack
+from typing import NamedTuple, Self, Unpack
 
 import torch
 from jaxtyping import Bool, Float
@@ -20,6 +20,7 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.torch_state import is_transformed, plain_operators_only
+from embedlayer.losses.counted_tokens import RankRequest
 from embedlayer.losses.definition import counted_states, loss_dtype
 from embedlayer.losses.finishing import finish
 from embedlayer.losses.fixed_row import check_rows_are_whole, linear_with_fixed_row, row_within, with_fixed_row
@@ -82,6 +83,11 @@ class UncomputedLogits(ABC):
         """Return whether a logit may be -inf, as that of a masked padding token or of a token with such a bias."""
         return self.options.masked is not None or self.options.bias is not None
 
+    @property
+    def rank_request(self) -> RankRequest | None:
+        """Return what this rank tells the others before a pass, if its rows are sharded, else `None`."""
+        return None
+
     def replaced(self, hidden: Tensor, options: LogitSettings) -> Self:
         """Return the logits of other hidden states of the same width, with other options, from the same rows."""
         logits = copy(self)
@@ -123,6 +129,19 @@ class UncomputedLogits(ABC):
         return logits.to(loss_dtype(logits.dtype))
 
 
+class RequestedGradients(NamedTuple):
+    """Record for which of the three differentiable inputs of a head a gradient must be computed."""
+
+    hidden: bool
+    weight: bool
+    bias: bool
+
+    @classmethod
+    def of(cls, *tensors: Tensor | None) -> "RequestedGradients":
+        """Return which of hidden states, weight and bias autograd needs a gradient of."""
+        return cls(*(torch.is_grad_enabled() and x is not None and x.requires_grad for x in tensors))
+
+
 @show_options(LogitOptions)
 class LinearLogits(UncomputedLogits):
     """Logits of rows that are stored as a matrix: `finish_logits(hidden @ weight.T)`.
@@ -147,6 +166,9 @@ class LinearLogits(UncomputedLogits):
     collectives: Collectives = SINGLE_PROCESS
     """The ranks over which the rows are sharded."""
 
+    equal_loss_factors = False
+    """Whether all ranks multiply a loss by one number; see `embedlayer.distributed.ShardedTable`."""
+
     def __init__(
         self,
         hidden: Float[Tensor, "*batch D"],
@@ -168,7 +190,14 @@ class LinearLogits(UncomputedLogits):
 
     @classmethod
     def sharded(
-        cls, hidden: Tensor, weight: Tensor, options: LogitSettings, collectives: Collectives, partition: RowPartition
+        cls,
+        hidden: Tensor,
+        weight: Tensor,
+        options: LogitSettings,
+        collectives: Collectives,
+        partition: RowPartition,
+        *,
+        equal_loss_factors: bool = False,
     ) -> "LinearLogits":
         """Describe the logits of this rank's hidden states over the rows of all ranks.
 
@@ -178,12 +207,14 @@ class LinearLogits(UncomputedLogits):
             options: Options for the logits of all tokens, checked.
             collectives: The ranks.
             partition: Which rows this rank stores.
+            equal_loss_factors: See `embedlayer.distributed.ShardedTable`.
         """
         fixed = with_fixed_row(weight, partition.local_or_none(options.padding_idx))
         check_token_options(options, partition.num_rows)
         logits = cls(hidden, fixed, impl="chunked")
         logits.vocab_size, logits.options = partition.num_rows, options
         logits.collectives, logits._partition = collectives, partition
+        logits.equal_loss_factors = equal_loss_factors
         return logits
 
     def with_tensors(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> "LinearLogits":
@@ -223,6 +254,14 @@ class LinearLogits(UncomputedLogits):
     def is_sharded(self) -> bool:
         """Return whether other ranks store rows too."""
         return self._partition is not None
+
+    @property
+    def rank_request(self) -> RankRequest | None:
+        """Return what this rank tells the others before a pass, if its rows are sharded, else `None`."""
+        if not self.is_sharded:
+            return None
+        requested = RequestedGradients.of(self.hidden, self.weight, self.bias)
+        return RankRequest(self.collectives, any(requested), requested.hidden)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -42,9 +42,9 @@ from embedlayer.losses.objective import (
     joined,
     stacked,
 )
-from embedlayer.losses.products import Gradients, GradientSums, HeadBlocks, RequestedGradients
+from embedlayer.losses.products import Gradients, GradientSums, HeadBlocks
 from embedlayer.losses.token_chunks import Chunk, TokenChunks
-from embedlayer.losses.uncomputed_logits import LinearLogits
+from embedlayer.losses.uncomputed_logits import LinearLogits, RequestedGradients
 
 
 class VocabularyPass:
@@ -131,7 +131,8 @@ class VocabularyPass:
             Losses `(N,)`, 0 for tokens that do not count (NaN for those that `CountedTokens.others` marks as bad), the
             gradients, and `sum(factors * losses)` if a kernel computed it for all tokens, else `None`.
         """
-        if not self.tokens.any_rank(factors is not None and any(requested)):
+        of_ranks = self.tokens.of_ranks
+        if not (factors is not None and any(requested) if of_ranks is None else of_ranks.gradients):
             return self.tokens.masked(loss.of(self.totals())), (None, None, None), None
         assert factors is not None
         factors_N, step = self.tokens.compact(factors), self._kept_tokens(requested)
@@ -200,7 +201,8 @@ class VocabularyPass:
         Those of hidden states are computed if any rank requests them, as they need the rows of all ranks. `scale` is
         the factor of all gradients.
         """
-        requested = requested._replace(hidden=self.tokens.any_rank(requested.hidden))
+        of_ranks = self.tokens.of_ranks
+        requested = requested if of_ranks is None else requested._replace(hidden=of_ranks.hidden)
         chunks = math.ceil(max(self.tokens.counts) / step)
         head = self.heads[0]
         in_kernel = self.device == "cuda" and self.compiled and (self.finishes or head.finishing.softcap is None)

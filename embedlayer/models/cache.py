@@ -1,34 +1,95 @@
 """Cache of keys and values, so that decoding computes those of each token once."""
 
 from collections import defaultdict
+from collections.abc import Mapping
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embedlayer.core.documents import AttentionMask, check_mask
-from embedlayer.core.errors import ShapeError
+from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.shapes import Positions
 from embedlayer.injections.history import DecodingState
 from embedlayer.positions.position import Position, positions_of
 from embedlayer.positions.rotary.embedding import RotaryEmbedding
-from embedlayer.positions.rotary.scaling import DynamicNTKScaling, LongRopeScaling
+from embedlayer.positions.rotary.scaling import DynamicNTKScaling, Length, LongRopeScaling
+
+
+class Slots:
+    """Places of the tokens in a cache of a fixed size, one after another.
+
+    Their numbers are tensors on the device, so all shapes are the same in each step, the host waits for nothing, and a
+    CUDA graph of a step can be replayed for the next ones.
+
+    Attributes:
+        size: Number of slots: the largest number of tokens.
+        called: Number of tokens that were passed to calls; replays of a graph are not counted.
+        used: Number of tokens that are stored, `(1,)`.
+        new: Slot of each new token, `(T,)`; the last slot for tokens that have none.
+        overflow: 0, or NaN if a new token has no slot, `(1,)`.
+    """
+
+    used: Int[Tensor, "1"]
+    new: Int[Tensor, " T"]
+    overflow: Float[Tensor, "1"]
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.called = 0
+
+    def take(self, tokens: int, device: torch.device) -> None:
+        """Choose the slots of new tokens."""
+        if self.called == 0:
+            self.used = torch.zeros(1, dtype=torch.int64, device=device)
+            self._scores = torch.full((), torch.nan, device=device), torch.zeros((), device=device)
+        self.called += tokens
+        self.new = (self.used + torch.arange(tokens, device=device)).clamp(max=self.size - 1)
+        self.used += tokens
+        self.overflow = torch.where(self.used > self.size, *self._scores)
+
+    def allocate(self, first: Tensor, dim: int = -1) -> Tensor:
+        """Return memory of all slots along a dimension, with those of the first tokens in front, and zeros behind."""
+        sizes = list(first.shape)
+        sizes[dim] = self.size
+        slots = first.new_zeros(sizes)
+        slots.narrow(dim, 0, first.shape[dim]).copy_(first)
+        return slots
+
+    def store(self, slots: Tensor, new: Tensor, dim: int = -1) -> Tensor:
+        """Write what belongs to the new tokens to their slots, and return all slots."""
+        return slots.index_copy_(dim, self.new, new)
 
 
 class BlockCache:
-    """Hold the keys and the values of one block, each `(B, G, S, K)`; both are `None` before the first token."""
+    """Hold the keys and the values of one block, each `(B, G, S, K)`; both are `None` before the first token.
 
-    def __init__(self) -> None:
+    Args:
+        slots: Places of the tokens in a cache of a fixed size; `None` for one that grows.
+    """
+
+    def __init__(self, slots: Slots | None = None) -> None:
+        self.slots = slots
         self.keys: Float[Tensor, "B G S K"] | None = None
         self.values: Float[Tensor, "B G S K"] | None = None
 
     def extend(
         self, keys: Float[Tensor, "B G T K"], values: Float[Tensor, "B G T K"]
     ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S K"]]:
-        """Append keys and values of the new tokens in place, and return (keys, values) of all tokens so far."""
-        self.keys = keys if self.keys is None else torch.cat([self.keys, keys], dim=-2)
-        self.values = values if self.values is None else torch.cat([self.values, values], dim=-2)
-        return self.keys, self.values
+        """Append keys and values of the new tokens in place, and return (keys, values) of those that they attend to.
+
+        These are all tokens so far. In a cache of a fixed size they are all slots, but for its first tokens.
+        """
+        if self.keys is None or self.values is None:
+            self.keys, self.values = keys, values
+            if self.slots is not None:
+                self.keys, self.values = (self.slots.allocate(first, dim=-2) for first in (keys, values))
+            return keys, values
+        if self.slots is None:
+            self.keys, self.values = torch.cat([self.keys, keys], dim=-2), torch.cat([self.values, values], dim=-2)
+            return self.keys, self.values
+        return self.slots.store(self.keys, keys, dim=-2), self.slots.store(self.values, values, dim=-2)
 
 
 class KeyValueCache:
@@ -42,12 +103,24 @@ class KeyValueCache:
     come from attention with the earlier angles, so logits then differ from those of reading the whole text. A position
     from `RotaryEmbedding.at_length` has fixed frequencies and avoids this.
 
+    With `max_seq_len` the memory of all tokens is allocated at the first call, and keys and values are written in
+    place. After the first call all shapes are the same in each call with as many new tokens, and nothing waits for the
+    device: so `torch.cuda.graph` can capture such a call without positions and mask, and replay it for the next
+    tokens. Tokens that a replay adds behind the last slot get NaN. Nothing is differentiated by what is cached.
+
+    Args:
+        max_seq_len: Largest number of tokens of each row, padding included; `None` for a cache that grows.
+
+    Raises:
+        SizeError: `max_seq_len` is below 1.
+
     Attributes:
         positions: Position of each cached token, `(B, S)`, or `(A, B, S)` if some were passed on A axes; `None` for an
-            empty cache.
+            empty cache. With `max_seq_len` S is this number, and what is behind the last token has no meaning.
         documents: For each cached token 0 for padding, else the number of its document, `(B, S)`, as in the mask of
-            `positions_of`; `None` if each row is one document without padding.
-        length: Largest position so far plus one, where frequencies depend on the length; else 0.
+            `positions_of`; `None` if each row is one document without padding. It is 0 behind the last token.
+        length: Largest position so far plus one, where frequencies depend on the length; else 0. With `max_seq_len` a
+            scalar tensor.
         blocks: Number of the block -> its keys and values.
         injections: Number of the injection -> what it keeps of earlier tokens, such as the last IDs of an n-gram table.
 
@@ -59,15 +132,29 @@ class KeyValueCache:
         (4, True)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_seq_len: int | None = None) -> None:
+        if max_seq_len is not None and max_seq_len < 1:
+            raise SizeError(f"max_seq_len must be at least 1, not {max_seq_len}.")
+        self._slots = None if max_seq_len is None else Slots(max_seq_len)
         self.positions: Int[Tensor, "*axes B S"] | None = None
         self.documents: AttentionMask | None = None
-        self.length = 0
-        self.blocks: defaultdict[int, BlockCache] = defaultdict(BlockCache)
+        self.length: Length = 0
+        self.blocks: defaultdict[int, BlockCache] = defaultdict(partial(BlockCache, self._slots))
         self.injections: defaultdict[int, DecodingState] = defaultdict(dict)
 
     def __len__(self) -> int:
-        return 0 if self.positions is None else self.positions.shape[-1]
+        """Return the number of cached tokens of each row. With `max_seq_len` the call waits for the device."""
+        if self.positions is None:
+            return 0
+        return self.positions.shape[-1] if self._slots is None else int(self._slots.used)
+
+    @property
+    def attended_slots(self) -> Slots | None:
+        """Return the places of the tokens in a cache with `max_seq_len`, if its keys are attended to by slots.
+
+        The first tokens attend to each other alone, so for them the result is `None`.
+        """
+        return self._slots if self._slots is not None and self._slots.called > len(self._slots.new) else None
 
     def next_positions(
         self, ids: Int[Tensor, "B T"], positions: Positions | None, attention_mask: AttentionMask | None
@@ -87,7 +174,9 @@ class KeyValueCache:
         Raises:
             ShapeError: The batch size differs from the cached one; the cache has tokens, and the new ones have a mask
                 without positions, or a document before the last cached one.
+            SizeError: The tokens exceed `max_seq_len`, or with it gradients are recorded.
         """
+        self._check_slots(ids.shape[-1])
         if self.positions is None:
             positions = positions_of(ids, attention_mask) if positions is None else positions
             return positions.expand(*positions.shape[:-2], *ids.shape), attention_mask
@@ -101,9 +190,7 @@ class KeyValueCache:
                 "New tokens continue the last document of a cached text. To start another one with an attention_mask, "
                 "pass their positions too."
             )
-        index = torch.arange(len(self), device=ids.device).expand(len(ids), -1)
-        text = index if self.documents is None else torch.where(self.documents != 0, index, 0)
-        last = text.amax(-1, keepdim=True)  # of each row, the last token that is not padding
+        last = self._last_text_places()
         if positions is None:
             reached = self.positions if self.positions.dim() == 2 else self.positions.amax(0)
             positions = reached.gather(-1, last) + torch.arange(1, ids.shape[-1] + 1, device=ids.device)
@@ -114,6 +201,33 @@ class KeyValueCache:
         elif self.documents is not None:
             attention_mask = self.documents.gather(-1, last).expand(ids.shape)
         return positions.expand(*positions.shape[:-2], *ids.shape), attention_mask
+
+    def _check_slots(self, tokens: int) -> None:
+        """Raise a `SizeError` if new tokens do not fit into `max_seq_len`, or if they would be differentiated."""
+        slots = self._slots
+        if slots is None:
+            return
+        if slots.called + tokens > slots.size:
+            raise SizeError(
+                f"This KeyValueCache has memory for {slots.size} tokens of each row; it has {slots.called}, and "
+                f"{tokens} more were passed: build it with a larger max_seq_len, or without for one that grows."
+            )
+        if torch.is_grad_enabled():
+            raise SizeError(
+                "A KeyValueCache with max_seq_len is written in place, which autograd cannot differentiate: call the "
+                "model under torch.no_grad(), or leave max_seq_len out."
+            )
+
+    def _last_text_places(self) -> Int[Tensor, "B 1"]:
+        """Return the place of the last cached token of each row that is not padding."""
+        assert self.positions is not None
+        batch, cached = self.positions.shape[-2:]
+        if self.documents is not None:
+            index = torch.arange(cached, device=self.positions.device)
+            return torch.where(self.documents != 0, index, 0).amax(-1, keepdim=True)
+        if self._slots is not None:
+            return (self._slots.used - 1).expand(batch, 1)
+        return torch.full((batch, 1), cached - 1, device=self.positions.device)
 
     def rerotate(self, position: Position, positions: Int[Tensor, "*axes B T"]) -> None:
         """Rotate the cached keys in place to the angles of the longer sequence that the new tokens make.
@@ -128,30 +242,65 @@ class KeyValueCache:
         if not isinstance(scaling, DynamicNTKScaling | LongRopeScaling) or scaling.length is not None:
             return
         assert isinstance(position, RotaryEmbedding)
-        before, self.length = self.length, max(self.length, int(positions.max()) + 1)
-        if self.positions is None or self.length == before:
+        before, reached = self.length, positions.max() + 1
+        if self._slots is None:
+            self.length = max(int(before), int(reached))
+        else:
+            self.length = torch.maximum(before, reached) if isinstance(before, Tensor) else reached
+        if self.positions is None or (self._slots is None and self.length == before):
             return
         for block in self.blocks.values():
             if block.keys is not None:
-                block.keys = position.rerotate(block.keys, self.positions, from_length=before, to_length=self.length)
+                keys = position.rerotate(block.keys, self.positions, from_length=before, to_length=self.length)
+                block.keys = keys if self._slots is None else block.keys.copy_(keys)
+        if isinstance(before, Tensor) and isinstance(self.length, Tensor):
+            self.length = before.copy_(self.length)  # a graph reads what it wrote
+
+    def keep_in_place(self, earlier: Mapping[int, DecodingState]) -> None:
+        """With `max_seq_len`, write what injections keep now to where it was before the call.
+
+        So a graph of the call reads what its last replay wrote.
+
+        Args:
+            earlier: The value of `injections` before the call.
+        """
+        for number, state in earlier.items() if self._slots is not None else ():
+            for name, x in state.items():
+                self.injections[number][name] = x.copy_(self.injections[number][name])
 
     def append(
         self, positions: Int[Tensor, "*axes B T"], documents: AttentionMask | None
     ) -> tuple[Int[Tensor, "... S"], Int[Tensor, "B S"] | Bool[Tensor, "B S"] | None]:
         """Append positions and documents of new tokens in place, and return (positions, documents) of all tokens.
 
+        With `attended_slots` these are of all slots.
+
         Args:
             positions: Position of each new token.
             documents: 0 for padding, else the number of the token's document; `None` if all belong to one document.
         """
+        slots = self._slots
+        if slots is not None:
+            slots.take(positions.shape[-1], positions.device)
         if self.positions is None:
             self.positions, self.documents = positions, documents
+            if slots is not None:
+                self.positions = slots.allocate(positions)
+                self.documents = None if documents is None else slots.allocate(documents.long())
             return positions, documents
-        if documents is not None:
-            ones = torch.ones_like(self.positions[(0,) * (self.positions.dim() - 2)])
-            before = ones if self.documents is None else self.documents
-            self.documents = torch.cat([before, documents], dim=-1)
+        if documents is not None and self.documents is None:
+            self.documents = torch.ones_like(self.positions[(0,) * (self.positions.dim() - 2)])
+            if slots is not None:
+                self.documents *= torch.arange(slots.size, device=positions.device) < slots.new[0]
         axes = torch.broadcast_shapes(self.positions.shape[:-2], positions.shape[:-2])
-        both = (each.expand(*axes, *each.shape[-2:]) for each in (self.positions, positions))
-        self.positions = torch.cat(list(both), dim=-1)
+        before, positions = (each.expand(*axes, *each.shape[-2:]) for each in (self.positions, positions))
+        if slots is None:
+            self.positions = torch.cat([before, positions], dim=-1)
+            if documents is not None and self.documents is not None:
+                self.documents = torch.cat([self.documents, documents], dim=-1)
+        else:
+            self.positions = before if before.shape == self.positions.shape else before.clone()
+            slots.store(self.positions, positions)
+            if documents is not None and self.documents is not None:
+                slots.store(self.documents, documents.long())
         return self.positions, self.documents

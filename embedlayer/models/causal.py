@@ -17,8 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from embedlayer.core.errors import CheckpointError
-from embedlayer.core.index_checks import check_indices
 from embedlayer.heads.output import OutputHead
+from embedlayer.kernels.index_check import check_indices
 from embedlayer.losses.logit_arguments import resolve_logits
 from embedlayer.losses.options import LogitOptions, Reduction
 from embedlayer.losses.uncomputed_logits import UncomputedLogits

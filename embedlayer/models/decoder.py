@@ -33,7 +33,7 @@ from embedlayer.inputs.steps import TracedStep
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.options import LogitOptions, LossOptions, Reduction, ScoreOptions, check_options
 from embedlayer.losses.token_weights import require_token_weights
-from embedlayer.models.cache import BlockCache, KeyValueCache
+from embedlayer.models.cache import BlockCache, KeyValueCache, Slots
 from embedlayer.models.config import ModelConfig
 from embedlayer.positions.masks import allowed_keys
 from embedlayer.positions.position import Position, PreparedPositions, positions_of
@@ -380,12 +380,13 @@ class DecoderLM(Pretrained):
             x = self.dropout(add_to_input(x, injected))
         queried = seen = positions
         if cache is not None:  # only now: a bad ID or position above leaves the cache as it was
+            earlier = dict(cache.injections)
             cache.injections.update(enumerate(states or ()))
             cache.rerotate(self.position, positions)
             seen, attention_mask = cache.append(positions, attention_mask)
-            queried = seen[..., -ids.shape[-1] :]
-        bias = self.position.bias(queried, seen)
-        scores = attention_scores_bias(bias, attention_mask, ids.shape[-1], seen.shape[-1], device=ids.device)
+            queried = positions.expand(*seen.shape[:-1], -1)
+        bias, slots = self.position.bias(queried, seen), None if cache is None else cache.attended_slots
+        scores = attention_scores_bias(bias, attention_mask, ids.shape[-1], seen.shape[-1], slots, device=ids.device)
         prepared = self.position.prepare(positions)  # rotary angles: once, not in every block
         x = add_to_stream(x, injected, 0)
         yield x.squeeze(0) if is_single else x
@@ -394,6 +395,8 @@ class DecoderLM(Pretrained):
             values = partial(add_to_values, injected=injected, block=number) if injected else None
             x = add_to_stream(block(x, self.position, prepared, scores, past, values), injected, number + 1)
             yield x.squeeze(0) if is_single else x
+        if cache is not None:
+            cache.keep_in_place(earlier)
 
     @property
     def _injections(self) -> list[EmbeddingInjection]:
@@ -523,6 +526,9 @@ class Attention(nn.Module):
         v_BGTK = v_BGTK if add_to_values is None else add_to_values(v_BGTK, x)
         k_BGSK, v_BGSK = (k_BGTK, v_BGTK) if past is None else past.extend(k_BGTK, v_BGTK)
         mask = None if scores is None else scores.to(q_BHTK.dtype)
+        is_step = past is not None and past.slots is not None and mask is not None and q_BHTK.shape[-2] == 1
+        if is_step:  # kernels that take a mask know no groups
+            q_BHTK, mask = (None if each is None else _by_group(each, k_BGSK.shape[-3]) for each in (q_BHTK, mask))
         # the fused kernels have no forward-mode derivative, no second derivative and no vmap rule
         is_fused = not is_transformed(q_BHTK, k_BGSK, v_BGSK, mask)
         with nullcontext() if is_fused else sdpa_kernel(SDPBackend.MATH):
@@ -535,8 +541,18 @@ class Attention(nn.Module):
                 is_causal=scores is None and (past is None or bool(q_BHTK.shape[-2] == k_BGSK.shape[-2])),
                 enable_gqa=bool(q_BHTK.shape[-3] != k_BGTK.shape[-3]),
             )
+        if is_step:
+            y_BHTK = y_BHTK.flatten(-3, -2).unsqueeze(-2)
         result: Tensor = self.out(y_BHTK.transpose(-2, -3).flatten(-2))
         return result
+
+
+def _by_group(x: Tensor, groups: int) -> Tensor:
+    """Return queries or scores of one token, `(B, H, 1, ...)`, with the heads of a group as queries of one head.
+
+    The result is `(B, G, H / G, ...)`. Scores that are the same for all heads do not change.
+    """
+    return x.unflatten(-3, (groups, -1)).squeeze(-2) if x.dim() > 2 and x.shape[-3] > 1 else x
 
 
 class SwiGLU(nn.Module):
@@ -573,6 +589,7 @@ def attention_scores_bias(
     documents: Int[Tensor, "*batch S"] | Bool[Tensor, "*batch S"] | None,
     queries: int,
     keys: int,
+    slots: Slots | None = None,
     *,
     device: torch.device,
 ) -> Float[Tensor, "*rows T S"] | None:
@@ -581,9 +598,13 @@ def attention_scores_bias(
     The result broadcasts to `(B, H, T, S)`, for `queries` T new tokens, which are the last of all `keys` S. `documents`
     has for each key 0 for padding, else the number of its document; `None` for one document. The result is `None` if a
     causal mask is enough: no bias, one document, and either no earlier keys or a single query.
+
+    With `slots` the keys are all slots of a cache, and the queries are at `slots.new`.
     """
-    if bias is None and documents is None and queries in (keys, 1):
+    if bias is None and documents is None and slots is None and queries in (keys, 1):
         return None
-    allowed = allowed_keys(queries, keys, documents, None, device)
-    start = torch.zeros((), device=device) if bias is None else bias
+    allowed = allowed_keys(queries, keys, documents, None, device, None if slots is None else slots.new)
+    start = torch.zeros((), device=device) if slots is None else slots.overflow
+    if bias is not None:
+        start = bias if slots is None else bias + start
     return torch.where(allowed, start, float("-inf"))

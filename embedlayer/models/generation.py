@@ -4,13 +4,15 @@ from collections.abc import Collection, Iterator
 from typing import Any, Unpack
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from embedlayer.core.devices import device_kind
 from embedlayer.core.documents import AttentionMask, check_mask
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.shapes import Ids
+from embedlayer.kernels.index_check import check_indices
 from embedlayer.models.cache import KeyValueCache
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.models.sampling import Sampler, SamplingOptions
@@ -31,6 +33,10 @@ def generate(
     Keys and values are cached, so the model reads each token once. The result equals that of reading the whole text for
     every new token, except past the trained length of `DynamicNTKScaling` and `LongRopeScaling`; see `KeyValueCache`.
     Dropout is off during the call.
+
+    On an accelerator the memory of all keys and values is allocated first (`KeyValueCache(max_seq_len)`). The call
+    waits for the device once for the prompt, and then at most once a token: with `stop_id`, or if the text may become
+    longer than the positions of the model.
 
     Args:
         model: The model that computes the logits.
@@ -77,19 +83,30 @@ def next_tokens(
 
     The arguments, errors and tokens are those of `generate`, but `ids` are `(B, T)`. A text that has ended repeats its
     last token until all have ended. A wrong option or mask is an error at the call, and a bad ID when the first token
-    is requested.
+    is requested; on an accelerator there a mask with a row of padding alone too.
     """
     sampler = Sampler.of(sampling, "generate")
     if max_new_tokens < 0:
         raise SizeError(f"max_new_tokens must be at least 0, not {max_new_tokens}.")
     if ids.shape[-1] == 0:
         raise ShapeError("An empty text cannot be continued: pass at least one token, such as the token <s>.")
-    stops = torch.tensor(sorted({stop_id} if isinstance(stop_id, int) else set(stop_id or ())), device=ids.device)
+    stops = sorted({stop_id} if isinstance(stop_id, int) else set(stop_id or ()))
     if attention_mask is not None:
         check_mask(attention_mask, ids.shape)
-        if not bool((attention_mask != 0).any(-1).all()):
-            raise ShapeError("A text of padding alone cannot be continued: its mask needs at least one token.")
+        if device_kind(attention_mask) == "cpu":
+            _require_text(bool(_is_without_text(attention_mask)))
     return _decode(model, ids, attention_mask, max_new_tokens, sampler, stops)
+
+
+def _is_without_text(attention_mask: AttentionMask) -> Bool[Tensor, ""]:
+    """Return whether a row of a mask is padding alone."""
+    return (attention_mask == 0).all(-1).any()
+
+
+def _require_text(is_without_text: bool) -> None:
+    """Raise the error of a mask with a row of padding alone."""
+    if is_without_text:
+        raise ShapeError("A text of padding alone cannot be continued: its mask needs at least one token.")
 
 
 def _decode(
@@ -98,52 +115,64 @@ def _decode(
     attention_mask: AttentionMask | None,
     max_new_tokens: int,
     sampler: Sampler,
-    stops: Tensor,
+    stops: list[int],
 ) -> Iterator[Int[Tensor, " B"]]:
     """Yield the next token of each text, `(B,)`, until all texts have ended or there are `max_new_tokens` new ones.
 
     A text that has ended repeats its last token. `stops` are the IDs of the tokens that end a text.
+
+    An accelerator waits once for the prompt, to check its IDs and its mask, and once a token if there are `stops`, or
+    if positions may run out. Tokens that the model has chosen need no check.
     """
-    cache = KeyValueCache()
-    unread = ids
+    length, reach, unread = ids.shape[-1], model.position.max_seq_len, ids
+    cache = KeyValueCache(length + max_new_tokens - 1 if device_kind(ids) != "cpu" and max_new_tokens else None)
     ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
-    last = torch.full((len(ids), 1), ids.shape[-1] - 1, device=ids.device)  # place of the last token of each text
+    last: Tensor | None = None  # place of the last token of each text, if it is not the last of all
+    checks: list[Tensor] = []
     if attention_mask is not None:
+        checks.append(_is_without_text(attention_mask))
         is_text = attention_mask != 0
         last = torch.where(is_text, torch.arange(ids.shape[-1], device=ids.device), 0).amax(-1, keepdim=True)
         ids = torch.where(is_text, ids, ids.gather(-1, last))  # padding is no token that a text repeats
-    for _ in range(max_new_tokens):
+    for number in range(max_new_tokens):
         logits = _logits_after(model, unread, last, attention_mask, cache)
         tokens = torch.where(ended, ids[:, -1], sampler.next_tokens(logits, ids))
+        for stop in stops:
+            ended = ended | (tokens == stop)
+        all_ended = False
+        if number == 0 or (reach is not None and length + number > reach):
+            all_ended, *faults = check_indices(model, ended.all(), *checks)
+            _require_text(any(faults))
+        elif stops:
+            all_ended = bool(ended.all())
         yield tokens
-        last, attention_mask = torch.zeros_like(last), None  # new tokens continue their text
-        ended = ended | torch.isin(tokens, stops)
-        if len(stops) and bool(ended.all()):
+        if stops and all_ended:
             return
-        unread = tokens.unsqueeze(-1)
-        ids = torch.cat([ids, unread], dim=-1)
+        last, attention_mask, unread = None, None, tokens.unsqueeze(-1)  # it continues its text
+        ids = unread if sampler.repetition_penalty is None else torch.cat([ids, unread], dim=-1)
 
 
 @torch.no_grad()
 def _logits_after(
     model: DecoderLM,
     ids: Int[Tensor, "B T"],
-    last: Int[Tensor, "B 1"],
+    last: Int[Tensor, "B 1"] | None,
     attention_mask: AttentionMask | None,
     cache: KeyValueCache,
 ) -> Float[Tensor, "B V"]:
     """Return the logits of the token that follows each text, computed in evaluation mode without gradients.
 
     Afterwards all modules of the model are in the mode that the model itself had. `last` is the place in `ids`, the new
-    tokens, of the last one of each text. `cache` has the tokens before, and gains the keys and values of `ids`. Tokens
-    that continue a cached text have no mask.
+    tokens, of the last one of each text; `None` if these are in the last column. `cache` has the tokens before, and
+    gains the keys and values of `ids`. Tokens that continue a cached text have no mask.
     """
     training = model.training
     model.eval()
     try:
         hidden = model.hidden(ids, attention_mask=attention_mask, cache=cache)
-        logits: Tensor = model.head(hidden.gather(1, last.unsqueeze(-1).expand(-1, -1, hidden.shape[-1])).squeeze(1))
-        model.check()
+        if last is not None:
+            hidden = hidden.gather(1, last.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
+        logits: Tensor = model.head(hidden[:, -1])
     finally:
         model.train(training)
     return logits

@@ -101,8 +101,8 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
             ShapeError: A table was resized or replaced since its last step, or a table that is not row-sparse has a
                 sparse gradient.
             SizeError: An option of a group was set to a value outside its range.
-            StaleRowsError: A weight was written in place while its rows had pending updates, or a step is made inside
-                `with table.checkpoint():`.
+            StaleRowsError: A weight was written in place while its rows had pending updates, a step is made inside
+                `with table.checkpoint():`, or a CUDA graph is captured.
             CheckpointError: A resumed mapped table has the state of another rule.
             FileError: The disk of a mapped table is full.
         """
@@ -346,6 +346,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
                 if parameter.grad is None:
                     continue
                 if is_table:
+                    parameter.pending_updates.check_capture(parameter)
                     check_rates(float(group["lr"]), float(group["weight_decay"]))
                     tables.append((parameter, group))
                 elif parameter.grad.is_sparse:

@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from embedlayer.core.errors import SizeError
-from embedlayer.core.index_checks import IndexCheck
 from embedlayer.core.initialization import init_normal_
 from embedlayer.core.shapes import Positions
+from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.positions.position import AdditivePosition
 
 

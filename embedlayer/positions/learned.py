@@ -8,9 +8,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from embedlayer.core.errors import SizeError
-from embedlayer.core.index_checks import IndexCheck
 from embedlayer.core.initialization import init_normal_
 from embedlayer.core.shapes import Positions
+from embedlayer.kernels.index_check import IndexCheck
+from embedlayer.kernels.input import StoredRows, gather_rows, rows_on_cuda
 from embedlayer.positions.position import AdditivePosition
 
 
@@ -70,8 +71,15 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):  # type: ignor
         init_normal_(self.weight, std=self.init_std)
 
     def stored(self, length: int) -> Float[Tensor, "T D"] | None:
-        """Return the rows of positions `0 .. length - 1` as a view of `weight`; `None` beyond `max_seq_len`."""
-        return self.weight[self.offset : self.offset + length] if length <= (self.max_seq_len or 0) else None
+        """Return the rows of positions `0 .. length - 1`, which are `weight` or a view; `None` beyond `max_seq_len`."""
+        if length > (self.max_seq_len or 0):
+            return None
+        is_whole = not self.offset and length == len(self.weight)  # a slice would copy the gradient
+        return self.weight if is_whole else self.weight[self.offset : self.offset + length]
+
+    def stored_look_up(self, positions: Positions) -> StoredRows | None:
+        """Return the look-up `weight[positions + offset]` where a kernel on CUDA makes it."""
+        return rows_on_cuda(positions, self.weight, self.index_check)
 
     def vectors(self, positions: Positions) -> Float[Tensor, "*rows T D"]:
         """Return the row of each position, `weight[positions + offset]`.
@@ -81,6 +89,8 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):  # type: ignor
             PositionError: On the CPU, a position is outside `-offset .. max_seq_len - 1`. On an accelerator its vector
                 is zero, and the next `index_check.check()` raises the error.
         """
+        if (stored := self.stored_look_up(positions)) is not None:
+            return gather_rows(stored)
         index, outside = self.index_check(positions)
         rows = F.embedding(index, self.weight)
         return rows if outside is None else rows.masked_fill(outside.unsqueeze(-1), 0)

@@ -62,15 +62,20 @@ def allowed_keys(
     documents: Int[Tensor, "*batch S"] | Bool[Tensor, "*batch S"] | None,
     window: int | None,
     device: torch.device | str | None,
+    places: Int[Tensor, " T"] | None = None,
 ) -> Bool[Tensor, "*rows T S"]:
-    """Return the result of `causal_mask` for arguments that were checked, as a model checks them at its input."""
-    allowed: Bool[Tensor, "*rows T S"] = torch.ones(queries, keys, dtype=torch.bool, device=device)
-    allowed = allowed.tril(keys - queries)
+    """Return the result of `causal_mask` for arguments that were checked, as a model checks them at its input.
+
+    `places` are the indices of the queries among the keys; `None` for the last ones.
+    """
+    if places is None:
+        places = torch.arange(queries, device=device) + (keys - queries)
+    key, query = torch.arange(keys, device=device), places.unsqueeze(-1)
+    allowed = key <= query
     if window is not None:
-        allowed = allowed.triu(keys - queries - window + 1)
+        allowed = allowed & (key > query - window)
     if documents is None:
         return allowed
-    queried = documents[..., keys - queries :].unsqueeze(-1)
-    itself = torch.eye(keys, dtype=torch.bool, device=device)[keys - queries :]
-    allowed = (allowed & (queried == documents.unsqueeze(-2)) & (queried != 0)) | itself
+    of_queries = documents.index_select(-1, places).unsqueeze(-1)
+    allowed = (allowed & (of_queries == documents.unsqueeze(-2)) & (of_queries != 0)) | (key == query)
     return allowed.unsqueeze(-3)

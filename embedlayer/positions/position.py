@@ -20,6 +20,7 @@ from embedlayer.core.index_checks import check_integer_positions
 from embedlayer.core.shapes import Positions
 from embedlayer.core.torch_state import has_hooks, is_unchanged
 from embedlayer.io.files import JsonObject
+from embedlayer.kernels.input import StoredRows, look_up_applies, positions_of_mask
 from embedlayer.saving import Pretrained, config_from_attributes
 
 PreparedPositions = Positions | tuple[Any, ...]
@@ -203,6 +204,14 @@ class AdditivePosition(Position, ABC):
         """
         return None
 
+    def stored_look_up(self, positions: Positions) -> StoredRows | None:
+        """Return the look-up that gives `vectors(positions)`, for a kernel on CUDA that checks the positions itself.
+
+        Returns:
+            Positions, rows and check. `None` where the vectors are more than rows of one tensor, or no kernel applies.
+        """
+        return None
+
     def forward(self, positions: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:
         """Return the vector of each position, for positions of any shape, as `nn.Embedding` does.
 
@@ -270,6 +279,9 @@ def positions_of(
     if attention_mask is None:
         return torch.arange(offset, offset + ids.shape[-1], device=ids.device)
     check_mask(attention_mask, ids.shape)
+    if look_up_applies(mask := attention_mask.contiguous()):
+        positions: Tensor = positions_of_mask(mask, offset, padding_position)
+        return positions
     is_text = attention_mask != 0
     index = is_text.cumsum(-1) - 1
     document = attention_mask.long().cummax(-1).values

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from embedlayer.core.computed_buffers import ComputedBuffers
 from embedlayer.core.errors import SizeError
-from embedlayer.core.index_checks import IndexCheck
 from embedlayer.core.shapes import Positions
+from embedlayer.kernels.index_check import IndexCheck
+from embedlayer.kernels.input import StoredRows, gather_rows, rows_on_cuda
 from embedlayer.positions.position import AdditivePosition
 
 Layout = Literal["interleaved", "concatenated"]
@@ -150,6 +151,12 @@ class SinusoidalPositionalEmbedding(AdditivePosition, ComputedBuffers):
             return None
         return self.waves[self.offset : self.offset + length] if length <= (self.max_seq_len or 0) else None
 
+    def stored_look_up(self, positions: Positions) -> StoredRows | None:
+        """Return the look-up `waves[positions + offset]` where a kernel on CUDA makes it; `None` with a factor."""
+        if self.scale is not None:
+            return None
+        return rows_on_cuda(positions, self.waves, self.index_check)
+
     def vectors(self, positions: Positions) -> Float[Tensor, "*rows T D"]:
         """Return the row of each position, `scale * sinusoids(positions + offset)`, with 1 for a missing `scale`.
 
@@ -160,6 +167,8 @@ class SinusoidalPositionalEmbedding(AdditivePosition, ComputedBuffers):
             PositionError: On the CPU, a position is outside `-offset .. max_seq_len - 1`. On an accelerator its vector
                 is zero, and the next `index_check.check()` raises the error.
         """
+        if (stored := self.stored_look_up(positions)) is not None:
+            return gather_rows(stored)
         index, outside = self.index_check(positions)
         rows = F.embedding(index, self.waves)
         rows = rows if self.scale is None else self.scale * rows

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from embedlayer.core.collectives import ProcessGroup
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError
 from embedlayer.core.torch_state import (
     foreach_clamp_max_,
@@ -26,9 +27,10 @@ from embedlayer.core.torch_state import (
     unscale_all_,
 )
 from embedlayer.kernels.kernel import Kernel
+from embedlayer.kernels.rows import sum_equal_rows
 
 SEGMENTS_OF_EQUAL_IDS = Kernel("rows", "segments_of_equal_ids")
-SUM_SEGMENTS = Kernel("rows", "sum_segments")
+SUM_SEGMENTS = Kernel("rows", "sum_segments", has_triton=True)
 
 NUMBERS_IN_BLOCK = 1 << 16  # numbers in the rows that a thread of a kernel claims at once
 
@@ -91,9 +93,19 @@ class RowSparseGradient(TableGradient):
     Attributes:
         finished: Whether rows are distinct and in ascending order, without the padding row, and nothing else refers to
             the memory; set by `finished_gradient` for a gradient on its way to its parameter.
+        summed: On CUDA, where nobody waits for the number of distinct rows: the row numbers, if they are sorted, with
+            the sum of equal rows at the first place of each and zeros at the others; and the row that has zeros only.
+            `None` for any other gradient.
     """
 
     finished = False
+    summed: tuple[Tensor, int | None] | None = None
+
+    def is_summed(self, drop: int | None = None) -> bool:
+        """Return whether `summed` is still true, for a gradient without the row `drop`; such as after scaling."""
+        if self.summed is None or not _same_memory(self.summed[0], rows_and_values(self)[0]):
+            return False
+        return drop is None or drop == self.summed[1]
 
 
 class ShardedGradient(TableGradient):
@@ -109,6 +121,11 @@ def row_gradient(parameter: Tensor, grad: Tensor, *, drop: int | None = None) ->
     gradient = with_torch_functions(coalesced(grad, drop=drop), parameter)
     assert isinstance(gradient, RowSparseGradient)
     return gradient
+
+
+def _same_memory(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors, which both exist, are the same numbers in memory."""
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata and a.shape == b.shape
 
 
 def rows_in_block(table: Tensor) -> int:
@@ -162,11 +179,48 @@ def sum_segments(values: Tensor, segments: Segments) -> Tensor:
     Vectors are added in the order of the batch, so the result does not depend on threads.
     """
     rows, order, offsets = segments
-    if SUM_SEGMENTS.applies(values, order) and values.is_floating_point() and values.dim() == 2:
+    is_matrix = values.is_floating_point() and values.dim() == 2
+    if is_matrix and device_kind(values) == "cpu" and SUM_SEGMENTS.applies(values, order):
         out = values.new_empty((len(rows), values.shape[1]))
         if SUM_SEGMENTS.run(len(rows), values.contiguous(), order, offsets, out, block=rows_in_block(out)):
             return out
     return F.embedding_bag(order, values, offsets[:-1], mode="sum")
+
+
+class SortedRows(NamedTuple):
+    """Row numbers of a batch, sorted.
+
+    Attributes:
+        rows: Row numbers in ascending order, int64, `(N,)`.
+        order: Their places in the batch, sorted by row and then by place, `(N,)`.
+    """
+
+    rows: Tensor
+    order: Tensor
+
+    @classmethod
+    def of(cls, ids: Tensor) -> "SortedRows":
+        """Sort the IDs of a batch, of any shape."""
+        return cls(*torch.sort(ids.flatten().long(), stable=True))
+
+
+def sums_on_device(values: Tensor) -> bool:
+    """Return whether `summed_gradient` takes vectors: they are on a CUDA device, and Triton kernels apply to them."""
+    return device_kind(values) == "cuda" and SUM_SEGMENTS.applies(values)
+
+
+def summed_gradient(places: SortedRows, values: Tensor, shape: tuple[int, ...], drop: int | None) -> RowSparseGradient:
+    """Return a sparse COO gradient of vectors `values`, `(N, D)`, with sums of equal rows, without a wait.
+
+    It has N places, as nobody waits for the number of distinct rows: the sum of a row is at its first place, and zeros
+    are at the others. `drop` is a row that gets zeros, such as the padding row, or `None`.
+    """
+    sums = sum_equal_rows(*places, values.reshape(-1, shape[1]), drop)
+    grad = torch.sparse_coo_tensor(places.rows.unsqueeze(0), sums, shape, is_coalesced=False, check_invariants=False)
+    gradient = with_torch_functions(grad)
+    assert isinstance(gradient, RowSparseGradient)
+    gradient.summed = rows_and_values(gradient)[0], drop
+    return gradient
 
 
 def finished_gradient(rows: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -189,12 +243,18 @@ def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:
     The gradient is sparse COO with rows in any order, or dense; then its nonzero rows are kept. `drop` is a row to
     leave out, such as the padding row. Values of equal rows are summed in the order of the batch, so the result does
     not depend on threads. Where there is nothing to sum or leave out, the result shares the memory of a sparse `grad`.
+
+    On CUDA, where Triton kernels compute, a sparse gradient becomes a `summed_gradient`: rows repeat, with zeros.
     """
+    if isinstance(grad, RowSparseGradient) and grad.is_summed(drop):
+        return grad
     if grad.layout is not torch.sparse_coo:
         rows = (grad != 0).any(1).nonzero().squeeze(1)
         values = grad.index_select(0, rows)
     else:
         rows, values = rows_and_values(grad)
+        if sums_on_device(values):
+            return summed_gradient(SortedRows.of(rows), values, tuple(grad.shape), drop)
         # not `is_coalesced()`: autograd forgets that flag when it stores a gradient
         if not (rows[1:] > rows[:-1]).all():
             segments = segments_of_equal_ids(rows, drop=drop)
@@ -294,6 +354,17 @@ def values_of_rows(grad: Tensor) -> Tensor:
     return with_torch_functions(values, grad) if is_sharded else values
 
 
+def mul_(grad: Tensor, factor: Number) -> Tensor:
+    """Multiply a gradient in place, as `Tensor.mul_` does, and return it.
+
+    By a number the values of a sparse gradient are multiplied where they are: torch would replace its row numbers too.
+    """
+    if grad.layout is torch.sparse_coo and (not isinstance(factor, Tensor) or factor.dim() == 0):
+        sparse_values(grad).mul_(factor)
+        return grad
+    return grad.mul_(factor)
+
+
 def foreach_mul_(grads: Sequence[Tensor], factors: Number | Sequence[Number]) -> None:
     """Multiply each gradient in place, as `torch._foreach_mul_` does; torch has none for sparse tensors.
 
@@ -301,7 +372,7 @@ def foreach_mul_(grads: Sequence[Tensor], factors: Number | Sequence[Number]) ->
     """
     each = factors if isinstance(factors, Sequence) else [factors] * len(grads)
     for grad, factor in zip(grads, each, strict=True):
-        grad.mul_(factor)
+        mul_(grad, factor)
 
 
 def clamp_(grad: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
@@ -319,7 +390,8 @@ def clamp_(grad: Tensor, min: float | None = None, max: float | None = None) -> 
             f"Clamping a row-sparse gradient {tuple(grad.shape)} to {min}..{max} would give every row a gradient. "
             f"The range must contain 0, or the table must be built with row_sparse=False."
         )
-    grad.copy_(coalesced(grad))  # equal rows are summed first
+    if (summed := coalesced(grad)) is not grad:  # equal rows are summed first
+        grad.copy_(summed)
     sparse_values(grad).clamp_(min, max)
     return grad
 
@@ -328,6 +400,7 @@ ON_GRADIENTS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.linalg.vector_norm: vector_norm,
     foreach_norm: lambda grads, *args, **options: [vector_norm(grad, *args, **options) for grad in grads],
     torch_foreach_mul_: foreach_mul_,
+    Tensor.mul_: mul_,
     Tensor.clamp_: clamp_,
     foreach_clamp_min_: lambda grads, least: [clamp_(grad, min=least) for grad in grads],
     foreach_clamp_max_: lambda grads, most: [clamp_(grad, max=most) for grad in grads],

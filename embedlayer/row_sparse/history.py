@@ -192,6 +192,22 @@ class StepHistory:
         """
         return self._lines[:, 1 : self.size + 1].copy()
 
+    def lines_from(self, first: int) -> Float[np.ndarray, "N 3"]:
+        """Return the record from step `start + first` on, a line for each step, for kernels on a GPU.
+
+        A line has the numbers of a column of `lines`. That of step `start` has the binary logarithms of
+        `beta1 / sqrt(beta2)` and of `beta2`, and 0.
+        """
+        lines = np.array(self._lines[:, first : self.size + 1].T, order="C")
+        if first == 0:
+            with np.errstate(divide="ignore"):  # -inf without momentum
+                lines[0] = (np.log2(self._ratio), np.log2(self.betas.beta2), 0.0)
+        return lines
+
+    def most_terms(self, tolerance: float) -> int:
+        """Return after how many skipped steps of a row further ones are negligible at this tolerance."""
+        return self._terms(tolerance) if self._weak_decay else self.size
+
     def load(self, lines: Float[np.ndarray, "3 N"]) -> None:
         """Restore a record that `lines` returned, for the same `start` and `betas`. It replaces the present record."""
         self.size = lines.shape[1]

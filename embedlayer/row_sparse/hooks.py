@@ -21,12 +21,15 @@ from embedlayer.row_sparse.gradient import (
     SUM_SEGMENTS,
     RowSparseGradient,
     Segments,
+    SortedRows,
     coalesced,
     finished_gradient,
     require_row_sparse,
     rows_and_values,
     segments_of_equal_ids,
     sum_segments,
+    summed_gradient,
+    sums_on_device,
     with_torch_functions,
 )
 from embedlayer.row_sparse.pending_updates import GATHER, PendingUpdates, pending_updates_of, pending_updates_with
@@ -54,6 +57,7 @@ def watch(weight: nn.Parameter, pending: PendingUpdates) -> None:
         return
     pending.weight_ref = ref(weight)
     requires_grad = weight.requires_grad
+    arriving: list[tuple[Tensor, int | None]] = []  # `summed`: autograd stores a new tensor over the same memory
 
     def coalesce(grad: Tensor) -> Tensor:
         """Gradient hook: return the gradient with equal rows summed and without the padding row, in new memory.
@@ -64,10 +68,12 @@ def watch(weight: nn.Parameter, pending: PendingUpdates) -> None:
             ShapeError: The gradient is dense.
         """
         if isinstance(grad, RowSparseGradient) and grad.finished:
-            return grad
-        result = coalesced(require_row_sparse(grad), drop=pending.padding_idx)
-        if rows_and_values(result)[1].data_ptr() == rows_and_values(grad)[1].data_ptr():
-            result = result.clone()  # clipping works in place, and the caller may still use these numbers
+            result: Tensor = grad
+        else:
+            result = coalesced(require_row_sparse(grad), drop=pending.padding_idx)
+            if rows_and_values(result)[1].data_ptr() == rows_and_values(grad)[1].data_ptr():
+                result = result.clone()  # clipping works in place, and the caller may still use these numbers
+        arriving[:] = [result.summed] if isinstance(result, RowSparseGradient) and result.summed is not None else []
         return result
 
     def accept_clipping(parameter: Tensor) -> None:
@@ -77,7 +83,9 @@ def watch(weight: nn.Parameter, pending: PendingUpdates) -> None:
         """
         grad = parameter.grad
         if grad is not None and grad.layout is torch.sparse_coo:
-            with_torch_functions(grad, parameter)
+            gradient = with_torch_functions(grad, parameter)
+            assert isinstance(gradient, RowSparseGradient)
+            gradient.summed = arriving.pop() if arriving else None
 
     coalesce.__torch_unserializable__ = True  # type: ignore[attr-defined]
     pending.hooks = (
@@ -161,6 +169,10 @@ def look_up_rows(ids: Tensor, weight: Tensor) -> Tensor:
     busy machine. On a CPU the row numbers, of any shape, have been checked.
     """
     pending = pending_updates_of(weight)
+    learns = torch.is_grad_enabled() and weight.requires_grad
+    if learns and type(weight) is RowSparseParameter and pending is not None and sums_on_device(raw_weight(weight)):
+        looked_up: Tensor = _LookUpSortedRows.apply(weight, ids)  # type: ignore[no-untyped-call]
+        return looked_up
     numbers = ids.numel() * weight.shape[1]
     if type(weight) is RowSparseParameter and pending is not None and numbers >= SMALL_NUMEL:
         plain = raw_weight(weight)
@@ -212,6 +224,33 @@ class _LookUpRows(torch.autograd.Function):
             places = segments_of_equal_ids(ids.flatten(), drop=ctx.padding_idx)
         values = sum_segments(grad.reshape(-1, ctx.shape[1]), places)
         return finished_gradient(places.rows, values, ctx.shape), None
+
+
+class _LookUpSortedRows(torch.autograd.Function):
+    """Look up rows on a CUDA device without a wait, and sum their gradients; see `look_up_rows`.
+
+    The IDs are sorted once, for the pending updates, the sums and the optimizer's step.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, ids: Tensor) -> Tensor:
+        pending = pending_updates_of(weight)
+        assert pending is not None
+        places = SortedRows.of(ids)
+        ctx.save_for_backward(ids, *places)
+        ctx.shape, ctx.padding_idx = weight.shape, pending.padding_idx
+        with pending.lock:
+            pending.apply_to_ids(weight, ids, places)
+            return torch.embedding(raw_weight(weight), ids)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        ids, *places = ctx.saved_tensors
+        if torch.is_grad_enabled() or not sums_on_device(grad):
+            return torch.ops.aten.embedding_sparse_backward(grad, ids, ctx.shape[0], -1, False), None
+        gradient = summed_gradient(SortedRows(*places), grad, tuple(ctx.shape), ctx.padding_idx)
+        gradient.finished = True
+        return gradient, None
 
 
 _ATTRIBUTES = """shape dtype device layout ndim itemsize nbytes requires_grad is_leaf grad grad_fn _version _base
@@ -327,7 +366,7 @@ def without_applying_updates(model: nn.Module) -> Iterator[None]:
         _raw_reads.handles = before
 
 
-@torch.library.custom_op("embedlayer::with_updates_applied", mutates_args=(), tags=torch.Tag.cudagraph_unsafe)
+@torch.library.custom_op("embedlayer::with_updates_applied", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def with_updates_applied(tensor: Tensor, handle: int, is_ids: bool) -> Tensor:
     """Apply the pending updates of a table as one node of a compiled graph, and return a copy of `tensor`.
 

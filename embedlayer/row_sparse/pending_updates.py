@@ -18,6 +18,7 @@ from weakref import ReferenceType, WeakValueDictionary
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -25,11 +26,13 @@ from embedlayer.core.block_sizes import PENDING_ROWS, block_size
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import StaleRowsError
 from embedlayer.core.forks import call_in_forked_processes, lock_held_at_forks
+from embedlayer.core.torch_state import is_capturing
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.kernel import Kernel
+from embedlayer.kernels.rows import update_rows
 from embedlayer.row_sparse.arithmetic import chunk_slices, tolerance_of
-from embedlayer.row_sparse.gradient import Segments, rows_in_block, segments_of_equal_ids
-from embedlayer.row_sparse.history import Betas, StepHistory, step_rates
+from embedlayer.row_sparse.gradient import Segments, SortedRows, rows_in_block, segments_of_equal_ids
+from embedlayer.row_sparse.history import Betas, StepHistory, StepRates, step_rates
 from embedlayer.row_sparse.row_steps import RowSteps
 from embedlayer.row_sparse.storage import (
     RowsInMemory,
@@ -40,8 +43,14 @@ from embedlayer.row_sparse.storage import (
     raw_weight,
 )
 
-APPLY_PENDING = {False: Kernel("rows", "apply_pending"), True: Kernel("rows", "apply_pending_rowwise")}
-OPTIMIZER_STEP = {False: Kernel("rows", "adamw_step"), True: Kernel("rows", "rowwise_step")}
+APPLY_PENDING = {
+    False: Kernel("rows", "apply_pending", has_triton=True),
+    True: Kernel("rows", "apply_pending_rowwise", has_triton=True),
+}
+OPTIMIZER_STEP = {
+    False: Kernel("rows", "adamw_step", has_triton=True),
+    True: Kernel("rows", "rowwise_step", has_triton=True),
+}
 """Kernels for second moments of all numbers of a row, and for one a row."""
 
 GATHER = Kernel("input", "gather_scale_add_drop")
@@ -207,19 +216,23 @@ class PendingUpdates:
         return self.steps
 
     @exclusive
-    def apply_to_ids(self, weight: Tensor, ids: Tensor) -> None:
+    def apply_to_ids(self, weight: Tensor, ids: Tensor, places: SortedRows | None = None) -> None:
         """Apply the pending updates of the rows that a look-up is about to read, to the weight in place.
 
         If no kernel applies them and the weight is trained, values and moments of these rows, without the padding row,
-        are kept for the next optimizer step (`CachedRows`).
+        are kept for the next optimizer step (`CachedRows`). `places` are the sorted IDs, if the caller has them.
         """
         self.check_process()
         steps = self.steps
         if steps is None:
             return
+        self.check_capture(weight)
         check_state_size(weight, self.moments)
         self.check_for_writes(weight)
         if not steps.has_pending:
+            return
+        if self._has_gpu_kernels(weight):
+            self._update_on_gpu(weight, (SortedRows.of(ids) if places is None else places).rows)
             return
         ids = ids.flatten()
         if self._tensors(weight).kernel_applies(APPLY_PENDING, steps.value_steps, ids):
@@ -240,6 +253,41 @@ class PendingUpdates:
         values = self._update_rows(weight, rows, cache=learns)
         if learns:
             self.cached = CachedRows(rows, values, self._versions(weight))
+
+    def _has_gpu_kernels(self, weight: Tensor) -> bool:
+        """Return whether Triton kernels compute with the rows and the attached optimizer's state."""
+        if device_kind(weight) != "cuda" or self.steps is None:
+            return False
+        return self._tensors(weight).kernel_applies(APPLY_PENDING, self.steps.value_steps, self.steps.moment_steps)
+
+    def _update_on_gpu(
+        self,
+        weight: Tensor,
+        rows: Tensor | range,
+        *,
+        moments: bool = False,
+        gradients: Tensor | None = None,
+        rates: StepRates | None = None,
+    ) -> None:
+        """Apply the pending updates of rows by a Triton kernel, and then make a step on them if they have gradients.
+
+        `rows` are sorted row numbers, which may repeat, or a range. `gradients` are the sums of a `summed_gradient` of
+        these rows, and `rates` are those of the step, which is recorded already. With `moments`, those of the rows
+        decay up to the last step as well.
+        """
+        steps = self.steps
+        assert steps is not None
+        tensors = self._tensors(weight)
+        first, stop, chosen = (rows.start, rows.stop, None) if isinstance(rows, range) else (0, len(weight), rows)
+        most = steps.history.most_terms(tolerance_of(tensors.table))
+        record = (steps.record_on_device(), steps.value_steps, steps.moment_steps)
+        table, second = tensors.table, tensors.moments[-1]
+        first_moments = tensors.moments[0] if len(tensors.moments) > 1 else None
+        numbers = (first, stop, steps.history.start, steps.step, most, tensors.random_seed, moments, list(rates or ()))
+        update_rows(chosen, gradients, *record, table, first_moments, second, *numbers)
+        self.cached = None
+        torch.autograd.graph.increment_version((weight, *self.moments) if moments or rates else weight)
+        self.version = weight._version
 
     def _apply_in_one_pass(
         self,
@@ -327,7 +375,7 @@ class PendingUpdates:
         """Make an optimizer's step on rows with a gradient; for the other rows it stays pending.
 
         Pending updates of the rows are applied first. Call `prepare_step` before. The rows are distinct and in
-        ascending order, `(U,)`, the gradients `(U, D)`.
+        ascending order, `(U,)`, the gradients `(U, D)`. On CUDA rows may repeat, as those of a `summed_gradient`.
 
         Raises:
             SizeError: `lr` is negative, or `lr * weight_decay` is not below 1.
@@ -337,6 +385,14 @@ class PendingUpdates:
         self.check_for_writes(weight)
         betas, now = steps.history.betas, steps.step + 1
         rates = step_rates(betas, now, lr, weight_decay)
+        if self._has_gpu_kernels(weight):
+            steps.history.record(lr, weight_decay)
+            gradients = gradients.to(weight.dtype).contiguous()
+            self._update_on_gpu(weight, rows.contiguous(), gradients=gradients, rates=rates)
+            return
+        if device_kind(weight) == "cuda":
+            is_first = F.pad(rows[1:] != rows[:-1], (1, 0), value=True)[: len(rows)]
+            rows, gradients = rows[is_first], gradients[is_first]
         cached, self.cached = self.cached, None
         if self._step_in_one_pass(weight, rows, gradients, (*betas[:2], *rates)):
             steps.history.record(lr, weight_decay)
@@ -404,6 +460,20 @@ class PendingUpdates:
             f"RowAdamW(apply_pending_every=1)."
         )
 
+    def check_capture(self, weight: Tensor) -> None:
+        """Check that no CUDA graph is captured: a replay would not have the numbers of later steps.
+
+        Raises:
+            StaleRowsError: A graph is captured on the current stream.
+        """
+        if is_capturing(raw_weight(weight)):
+            raise StaleRowsError(
+                f"A CUDA graph is captured, and it would apply the optimizer steps of this moment to the row-sparse "
+                f"table {tuple(weight.shape)} at every replay. Leave the look-ups and the step of this table out of "
+                f"the graph, build it with row_sparse=False, or look up in a copy.deepcopy of it, which has no "
+                f"optimizer."
+            )
+
     def check_process(self) -> None:
         """Check that this is no forked process that cannot know which updates the rows lack.
 
@@ -430,11 +500,17 @@ class PendingUpdates:
         steps = self.steps
         if steps is None:
             return
+        self.check_capture(weight)
         self.check_for_writes(weight)
         if steps.step == steps.history.start or (not steps.has_pending and not moments):
             return
         check_state_size(weight, self.moments)
         stop = len(weight) if stop is None else min(stop, len(weight))
+        if self._has_gpu_kernels(weight):
+            self._update_on_gpu(weight, range(start, max(start, stop)), moments=moments)
+            if start == 0 and stop == len(weight):
+                steps.applied_step = steps.step
+            return
         fits = self._tensors(weight).kernel_applies(APPLY_PENDING, steps.value_steps)
         size = block_size(PENDING_ROWS, device_kind(weight))
         for first in range(start, stop, ROWS_IN_PASS):

@@ -28,6 +28,8 @@ class RowSteps:
     def __init__(self, history: StepHistory, value_steps: Tensor, moment_steps: Tensor) -> None:
         self.history, self.value_steps, self.moment_steps = history, value_steps, moment_steps
         self.applied_step = history.start
+        self._record: Tensor | None = None
+        self._sent = 0  # lines of the record that the device has
 
     @property
     def step(self) -> int:
@@ -97,6 +99,24 @@ class RowSteps:
             numbers = np.concatenate([skipped.decay[None], weights, nodes])
         return list(torch.from_numpy(numbers).to(table.device, compute_dtype(table)).unsqueeze(2))
 
+    def record_on_device(self) -> Tensor:
+        """Return the record of the steps on the device of the rows, as `embedlayer.kernels.gpu.rows` describes it.
+
+        It may have more lines than steps. New lines are sent without a wait: they are copied from page-locked memory,
+        which torch does not use again before the copy has ended.
+        """
+        size, device = self.history.size + 1, self.value_steps.device
+        if self._record is None or len(self._record) < size:
+            with torch.inference_mode(False):  # a later step writes to it
+                self._record = torch.empty(max(64, 2 * size), 3, dtype=torch.float64, device=device)
+            self._sent = 0
+        if self._sent < size:
+            lines = torch.from_numpy(self.history.lines_from(self._sent))
+            lines = lines.pin_memory() if self.value_steps.is_cuda else lines
+            self._record[self._sent : size].copy_(lines, non_blocking=True)
+            self._sent = size
+        return self._record
+
     def state(self) -> tuple[dict[str, Tensor], JsonObject]:
         """Return the tensors and the JSON entries from which `load` restores the record, for a checkpoint.
 
@@ -116,6 +136,7 @@ class RowSteps:
             CheckpointError: A row's step is below 0, or after the last step.
         """
         self.history.load(tensors["history"].cpu().numpy())
+        self._record = None
         for name, steps in (("value_steps", self.value_steps), ("moment_steps", self.moment_steps)):
             if name in tensors:
                 steps.copy_(_checked_steps(tensors[name], name, self.step))

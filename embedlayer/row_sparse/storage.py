@@ -98,6 +98,11 @@ class RowTensors(NamedTuple):
         tensors = (self.table, *self.moments)
         return all(each.is_contiguous() for each in tensors) and kernels[self.rowwise].applies(*tensors, *others)
 
+    @property
+    def random_seed(self) -> int | None:
+        """Return the seed of stochastic rounding, or `None` where rows are rounded to nearest."""
+        return self.rounding_seed if self.table.dtype == torch.bfloat16 else None
+
     def kernel_arguments(self) -> tuple[Tensor, Tensor, Tensor, int]:
         """Return table, first moments, second moments and rounding seed as kernels take them.
 
@@ -176,8 +181,8 @@ class RowTensors(NamedTuple):
 
     def write(self, rows: Tensor, values: Tensor, *, step: int) -> None:
         """Write new values of distinct rows, `(U, D)`, rounded to the dtype of the table. They include step `step`."""
-        if self.rounding_seed is not None and self.table.dtype == torch.bfloat16:
-            values = round_rows(values, rows, seed=self.rounding_seed, step=step)
+        if self.random_seed is not None:
+            values = round_rows(values, rows, seed=self.random_seed, step=step)
         self.table.index_copy_(0, rows, values.to(self.table.dtype))
 
 

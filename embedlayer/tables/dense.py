@@ -16,11 +16,12 @@ from embedlayer.core.computed_buffers import ComputedBuffers
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.held_parameters import former_parameter, watch_replacement
-from embedlayer.core.index_checks import IndexCheck
 from embedlayer.core.initialization import init_normal_, init_normal_rows_, zero_rows_
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.core.torch_state import is_transformed, plain_operators_only
 from embedlayer.io.files import JsonObject
+from embedlayer.kernels.index_check import IndexCheck
+from embedlayer.kernels.input import StoredRows, gather_rows, rows_on_cuda
 from embedlayer.row_sparse.gradient import call_plain
 from embedlayer.row_sparse.hooks import (
     RowSparseParameter,
@@ -30,7 +31,7 @@ from embedlayer.row_sparse.hooks import (
     with_updates_applied,
 )
 from embedlayer.row_sparse.pending_updates import PendingUpdates, pending_updates_of
-from embedlayer.tables.lookup import StoredRows, check_sizes
+from embedlayer.tables.lookup import check_sizes
 from embedlayer.tables.table import TokenTable
 from embedlayer.tables.torch_arguments import EmbeddingArguments, refuse_unsupported, resolve_sizes
 
@@ -223,6 +224,8 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
 
     def look_up(self, ids: Ids) -> Vectors:
         """Return `weight[ids]` without `scale`, `(...)` to `(..., D)`. See `LookupTable.look_up` for the errors."""
+        if device_kind(ids) == "cuda" and (stored := self.stored(ids)) is not None:
+            return gather_rows(stored)
         ids, outside = self._current_check()(ids)
         transformed, compiling = is_transformed(self.weight), torch.compiler.is_compiling()
         padding_idx, sparse = self.padding_idx, self.row_sparse and not transformed and not plain_operators_only()
@@ -246,20 +249,20 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
 
     def stored(self, ids: Ids) -> StoredRows | None:
-        """Return checked IDs and the weight, from which a fused kernel can gather the vectors, without `scale`.
+        """Return IDs and the weight, from which a fused kernel can gather the vectors, without `scale`.
 
         Pending updates of a row-sparse table are not applied: read its rows in a block of `applied_rows`.
 
         Returns:
-            IDs and weight. `None` on an accelerator, where the check of the IDs ends after the look-up and a fused
-            kernel could not wait for it.
+            IDs and weight. On CUDA the IDs are unchecked, and a kernel checks them as it reads the rows; `None` where
+            there is no such kernel.
 
         Raises:
             TokenIdError: As in `look_up`.
             ShapeError: As in `look_up`.
         """
         if device_kind(ids) != "cpu":
-            return None
+            return None if self.row_sparse else rows_on_cuda(ids, self.weight, self._current_check(), self.padding_idx)
         ids, _ = self._current_check()(ids)
         if self.row_sparse:
             self._refuse_divided_rows()

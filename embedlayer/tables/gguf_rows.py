@@ -20,8 +20,9 @@ class GGUFEmbedding(PackedRows):
 
     `embedlayer.load("model.gguf")` returns it for a quantised table, except for Q4_0 and Q8_0, which are tables of the
     kind `QuantizedEmbedding`. Its bytes are mapped to the file: a look-up reads those of the requested rows, and
-    `logits` those of a few thousand rows at a time. The package `gguf` dequantises them on the CPU. To train the rows,
-    copy them: `TokenEmbedding.from_pretrained(table.rows(0, table.vocab_size))`.
+    `logits` those of a few thousand rows at a time. The package `gguf` dequantises them on the CPU; a table on an
+    accelerator waits for it. To train the rows, copy them:
+    `TokenEmbedding.from_pretrained(table.rows(0, table.vocab_size))`.
 
     Args:
         vocab_size: Number of tokens, V.

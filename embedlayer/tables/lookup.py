@@ -8,34 +8,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import wraps
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError
-from embedlayer.core.index_checks import IndexCheck, as_ids, rows_without_record
+from embedlayer.core.index_checks import as_ids, rows_without_record
 from embedlayer.core.shapes import Ids, IdsLike, Vectors
+from embedlayer.core.torch_state import fusible, may_use
+from embedlayer.kernels.index_check import IndexCheck
+from embedlayer.kernels.input import StoredRows, gather_rows, scale_applies
 from embedlayer.saving import Pretrained
 
 LookUp: TypeAlias = Callable[[Any, Tensor], Tensor]  # a method `look_up` of a table
-
-
-class StoredRows(NamedTuple):
-    """Describe the look-up of a table that reads rows of one tensor, `weight[ids]`.
-
-    Attributes:
-        ids: Token IDs that were checked, `(...)`.
-        weight: The weight itself, `(num_rows, D)`. Read rows of a row-sparse table in a block of `applied_rows`.
-        padding_idx: Row that gets no gradient, or `None`.
-        sparse: Whether the gradient of the weight is sparse.
-    """
-
-    ids: Tensor
-    weight: Tensor
-    padding_idx: int | None = None
-    sparse: bool = False
 
 
 class LookupTable(Pretrained, ABC):
@@ -99,12 +87,13 @@ class LookupTable(Pretrained, ABC):
         """
 
     def stored(self, ids: Ids) -> StoredRows | None:
-        """Return checked IDs and the weight, from which a fused kernel can gather the vectors, without `scale`.
+        """Return IDs and the weight, from which a fused kernel can gather the vectors, without `scale`.
 
-        `forward` does not call this method.
+        `forward` calls this method only on CUDA, for a table with a scale.
 
         Returns:
-            IDs and weight. `None` where a look-up is more than reading rows of one tensor.
+            IDs and weight; the IDs were checked, or the result has the check that a kernel on CUDA makes. `None` where
+            a look-up is more than reading rows of one tensor.
 
         Raises:
             TokenIdError: As in `look_up`.
@@ -123,7 +112,12 @@ class LookupTable(Pretrained, ABC):
             TokenIdError: On the CPU, an ID is outside the table. See `look_up` for accelerators.
             ShapeError: `ids` are not integers.
         """
-        vectors, factor = self.look_up(as_ids(ids, beside=self)), self.factor
+        ids, factor = as_ids(ids, beside=self), self.factor
+        if factor is not None and device_kind(ids) == "cuda" and fusible(ids) and may_use(self, "stored", "look_up"):
+            stored = self.stored(ids)
+            if stored is not None and stored.check is not None and scale_applies(factor, stored.weight):
+                return gather_rows(stored, scale=factor)
+        vectors = self.look_up(ids)
         return vectors if factor is None else factor * vectors
 
     @property

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from embedlayer.core.computed_buffers import ComputedBuffers
 from embedlayer.core.errors import SizeError
-from embedlayer.core.index_checks import IndexCheck
 from embedlayer.core.shapes import Ids, Vectors
+from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.tables.dense import resolve_scale
 from embedlayer.tables.lookup import check_sizes
 from embedlayer.tables.table import TokenTable

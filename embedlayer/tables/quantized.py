@@ -15,10 +15,15 @@ from torch import Tensor
 from embedlayer.core.block_sizes import NUMBERS, block_size
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
-from embedlayer.core.torch_state import is_transformed, plain_operators_only
+from embedlayer.core.index_checks import as_ids, length_of
+from embedlayer.core.shapes import Ids, Vectors
+from embedlayer.core.torch_state import is_current, is_transformed, plain_operators_only
 from embedlayer.formats.layouts import GGUFBlocks, RowFormat, RowLayout, row_format_of
 from embedlayer.formats.rounding import CovarianceRounding, fit_levels, unit_rows
 from embedlayer.io.files import JsonObject
+from embedlayer.kernels.gpu.availability import FLOATS
+from embedlayer.kernels.quantized import logits_of_few_tokens, read_quantized_rows
+from embedlayer.losses.products import write_product
 from embedlayer.saving import describe
 from embedlayer.tables.conversions import TableLike, source_of_rows
 from embedlayer.tables.dense import describe_options
@@ -32,7 +37,7 @@ ROWS_OF_A_PRODUCT = 1024
 CLAIMED_NUMEL = 1 << 16  # numbers that a thread of a compiled kernel claims at once
 
 
-class QuantizedEmbedding(PackedRows):
+class QuantizedEmbedding(PackedRows, checks_ids=True):
     """A frozen table of integer codes: `out[..., j] = scale * row_scale * (step_g * code_j + offset_g)`.
 
     Each group g of columns, by default the whole row, has a step and an offset. Codes are in `0..2^bits - 1`. With 8
@@ -40,8 +45,9 @@ class QuantizedEmbedding(PackedRows):
     absolute value of the row, which is its float32 `row_scale`; so no range overflows, and a constant row is exact.
 
     A look-up reads the bytes of the requested rows. `logits` and `loss` dequantise a block of rows at a time, so the
-    whole table is in memory as floating point only under `torch.func` and in exports. Gradients of the hidden state are
-    exact; the codes have no gradient.
+    whole table is in memory as floating point only under `torch.func` and in exports. On CUDA a kernel multiplies few
+    tokens by the stored bytes, without rounding rows to `dtype`. Gradients of the hidden state are exact; the codes
+    have no gradient.
 
     Bytes of a row of width D in groups of g (one group: g = D), against 4 D in float32:
 
@@ -230,7 +236,19 @@ class QuantizedEmbedding(PackedRows):
             "dtype": str(self.dtype).removeprefix("torch."),
         }
 
-    look_up, rows = PackedRows.look_up, PackedRows.rows  # beside `raw_logits`: a class that overrides one is recognised
+    rows = PackedRows.rows  # beside `raw_logits`: a class that overrides one of both is recognised
+
+    def look_up(self, ids: Ids) -> Vectors:
+        """Return the dequantised vectors of `ids` without `scale`, `(...)` to `(..., D)`; on CUDA in one launch."""
+        ids = as_ids(ids, beside=self)
+        by_kernel = is_current(type(self), "look_up", "dequantised")
+        if not by_kernel or not _applies_on_cuda(self.row_format, self.dtype, ids, self.packed, self.row_scale):
+            return super().look_up(ids)
+        self.index_check.require_integers(ids)
+        record, places = self.index_check.record_on(ids.device), ids.reshape(-1).long().contiguous()
+        arguments = record, length_of(ids), self.row_format, self.dtype
+        vectors: Tensor = read_quantized_rows(places, self.packed, self.row_scale, *arguments)
+        return vectors.view(*ids.shape, self.embed_dim)
 
     def raw_logits(
         self, hidden: Float[Tensor, "*batch D"], start: int = 0, stop: int | None = None
@@ -375,13 +393,19 @@ def _weights(source: LookupTable, rounding: CovarianceRounding, device: torch.de
 
 
 def dequantised_rows(
-    ids: Int[Tensor, " N"], packed: Tensor, row_scale: Tensor | None, row_format: RowFormat, dtype: torch.dtype
+    ids: Int[Tensor, " N"] | None, packed: Tensor, row_scale: Tensor | None, row_format: RowFormat, dtype: torch.dtype
 ) -> Float[Tensor, "N D"]:
-    """Dequantise the stored rows of the given IDs: in one pass on the CPU, and with `dequantise` elsewhere.
+    """Dequantise the stored rows of the given IDs in one pass, or with `dequantise` where no kernel can run.
 
-    On the CPU this is a compiled kernel, or PyTorch's own kernels where that cannot run. `packed` are all stored rows,
-    uint8, `(V, row_format.row_bytes)`, and `row_scale` has the scale of each. The IDs were checked.
+    On the CPU PyTorch's own kernels come before `dequantise`. `packed` are all stored rows, uint8,
+    `(V, row_format.row_bytes)`, and `row_scale` has the scale of each. The IDs were checked; `None` is for all rows.
     """
+    if _applies_on_cuda(row_format, dtype, ids, packed, row_scale):
+        places = None if ids is None else ids.long().contiguous()
+        vectors: Tensor = read_quantized_rows(places, packed, row_scale, None, 1, row_format, dtype)
+        return vectors
+    if ids is None:
+        ids = torch.arange(len(packed), device=packed.device)
     if device_kind(packed) != "cpu" or plain_operators_only():
         chosen = None if row_scale is None else row_scale.index_select(0, ids)
         return dequantise(packed.index_select(0, ids), chosen, row_format).to(dtype)
@@ -389,15 +413,22 @@ def dequantised_rows(
         return torch.empty(0, row_format.embed_dim, dtype=dtype)
     if dtype == torch.float16:
         return dequantised_rows(ids, packed, row_scale, row_format, torch.float32).to(dtype)
-    vectors = _in_one_pass(ids, packed, row_scale, row_format, dtype)
-    if vectors is not None:
-        return vectors
+    by_kernel = _in_one_pass(ids, packed, row_scale, row_format, dtype)
+    if by_kernel is not None:
+        return by_kernel
     if dtype == torch.float32:
         return _with_torch_kernels(ids, packed, row_scale, row_format)
     vectors = torch.empty(len(ids), row_format.embed_dim, dtype=dtype)
     for start, stop in _blocks(len(ids), row_format.embed_dim, ids.device):
         vectors[start:stop] = _with_torch_kernels(ids[start:stop], packed, row_scale, row_format)
     return vectors
+
+
+def _applies_on_cuda(row_format: RowFormat, dtype: torch.dtype, *tensors: Tensor | None) -> bool:
+    """Return whether Triton kernels read the stored rows among `tensors`, and compute in this dtype."""
+    kernel, _ = row_format.layout.kernel(row_format)
+    is_on_cuda = any(x is not None and device_kind(x) == "cuda" for x in tensors)
+    return is_on_cuda and dtype in FLOATS and kernel.applies(*tensors)
 
 
 def _in_one_pass(
@@ -465,18 +496,25 @@ def times_rows(
     With `transposed` it is `x @ rows.T`, `(N, D)` to `(N, V)`, else `x @ rows`, `(N, V)` to `(N, D)`. The result has
     the dtype of `x`. `packed` are the stored rows, uint8, `(V, row_format.row_bytes)`, `row_scale` is `(V,)`, or `None`
     for 1, and `row_format` has the numbers of a `RowFormat`.
+
+    On CUDA a kernel multiplies few tokens by the stored rows themselves: as long as reading these once for each token
+    takes no more bytes than reading them once, and writing and reading the dequantised rows.
     """
     form, vocab_size = RowFormat(*row_format), len(packed)
+    of_blocks = packed.nbytes + 2 * vocab_size * form.embed_dim * x.itemsize
+    is_few = transposed and len(x) * packed.nbytes <= of_blocks
+    if is_few and _applies_on_cuda(form, x.dtype, x, packed, row_scale):
+        return logits_of_few_tokens(x, packed, row_scale, form)
     wide = x.dtype if x.dtype == torch.float64 else torch.float32
     result = x.new_empty(len(x), vocab_size) if transposed else x.new_zeros(len(x), form.embed_dim, dtype=wide)
     at_least = max(len(x), 2 * NUMBERS["cpu"] // form.embed_dim)  # products are faster with larger blocks
     for start, stop in _blocks(vocab_size, form.embed_dim, x.device, at_least=at_least):
-        ids = torch.arange(start, stop, device=packed.device)
-        rows = dequantised_rows(ids, packed, row_scale, form, x.dtype)
+        scales = None if row_scale is None else row_scale[start:stop]
+        rows = dequantised_rows(None, packed[start:stop], scales, form, x.dtype)
         if transposed:
-            result[:, start:stop] = x @ rows.T
+            torch.mm(x, rows.T, out=result[:, start:stop])
         else:
-            result += x[:, start:stop] @ rows
+            write_product(result, x[:, start:stop], rows, add=True)
     return result.to(x.dtype)
 
 

@@ -80,7 +80,7 @@ def every_operation() -> list[torch.Tensor]:
         group.all_reduce(torch.tensor([1.0 * rank, -1.0 * rank]), "max"),
         group.all_reduce(torch.tensor([1.0, 1.0 * rank])),
         group.broadcast(torch.tensor([7.0 + rank]), src=1),
-        torch.tensor([group.all_equal(torch.tensor(each)) for each in equal]),
+        torch.stack([group.all_equal(torch.tensor(each)) for each in equal]),
     ]
 
 

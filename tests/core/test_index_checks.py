@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from embedlayer import FactorizedEmbedding, PositionError, ShapeError, TokenEmbedding, TokenIdError
-from embedlayer.core.index_checks import IndexCheck
+from embedlayer.kernels.index_check import IndexCheck
 
 
 def test_a_bad_id_is_named_with_its_place_and_the_size(unchecked: None) -> None:

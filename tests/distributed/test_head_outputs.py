@@ -1,9 +1,12 @@
 """Statistics, divergences and losses of several depths over sharded rows are those of one process."""
 
+from itertools import product
+
 import pytest
 import torch
 import torch.distributed as dist
 from covering import some
+from kernel_paths import on_branch
 from processes import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -61,7 +64,8 @@ def outputs(table, hidden, tokens, teacher, teacher_hidden, ignored: float | Non
 
 
 def sharded_outputs():
-    chunk_size.MAX_CHUNK_TOKENS["cpu"], chunk_size.ROWS_OF_A_BLOCK["cpu"] = 8, 3
+    for device in ("cpu", "cuda"):
+        chunk_size.MAX_CHUNK_TOKENS[device], chunk_size.ROWS_OF_A_BLOCK[device] = 8, 3
     rank, ranks = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh("cpu", (ranks,))
     results = []
@@ -84,9 +88,13 @@ def sharded_outputs():
     return results
 
 
-@pytest.mark.parametrize("ranks", some([2], [1, 2, 3]))
-def test_they_equal_those_of_one_process_with_their_gradients(ranks) -> None:
-    results = on_ranks(ranks, sharded_outputs)
+@pytest.mark.parametrize(("branch", "ranks"), some([("cpu", 2), ("cuda", 2)], product(["cpu", "cuda"], [1, 2, 3])))
+def test_they_equal_those_of_one_process_with_their_gradients(branch, ranks) -> None:
+    results = on_ranks(ranks, on_branch, branch, sharded_outputs)
+    on_branch(branch, compare, ranks, results)
+
+
+def compare(ranks: int, results: list) -> None:
     for number, kind in enumerate(TABLES):
         table, teacher = whole(kind), TokenEmbedding(V, 4, init_std=0.5, dtype=torch.float64)
         pairs = [(hidden.requires_grad_(), tokens) for hidden, tokens in batches(ranks)]

@@ -1,4 +1,4 @@
-"""Sharded tables on GPUs, with NCCL."""
+"""Sharded tables and wrapped models on GPUs, with NCCL."""
 
 import json
 
@@ -7,9 +7,13 @@ import torch
 import torch.distributed as dist
 from launches import SECONDS, SIZES, TRAIN, assert_same_run, started, torchrun, unlucky
 from processes import on_ranks
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
-from embedlayer import TokenEmbedding, TokenIdError, clip_grad_norm_
+from embedlayer import DecoderLM, RotaryEmbedding, TokenEmbedding, TokenIdError, clip_grad_norm_
 from embedlayer.cli.demo import carried_text
 from embedlayer.core.collectives import ProcessGroup
 from embedlayer.distributed import shard_table
@@ -111,3 +115,37 @@ def test_a_run_on_gpus_is_that_of_one_process_and_goes_on_after_an_accident(rank
         assert "Continuing at step 4" in said
     assert json.loads((tmp_path / "many.json").read_text()) == []
     assert_same_run(tmp_path / "many", tmp_path / "alone")
+
+
+def with_both_ends() -> nn.Module:
+    torch.manual_seed(0)
+    table = TokenEmbedding(V, 8, padding_idx=2)
+    return DecoderLM(table, RotaryEmbedding(4), num_layers=1, num_heads=2).double()
+
+
+def trained_by(wrapper: str, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the weights after two steps of SGD on the loss of a wrapped model, by their names."""
+    model = with_both_ends().to(DEVICE)
+    wrapped = DistributedDataParallel(model, device_ids=[0]) if wrapper == "DDP" else fully_shard(model)
+    return after_two_steps(wrapped, model, ids.to(DEVICE))
+
+
+def after_two_steps(called: nn.Module, model: nn.Module, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        called(ids).logsumexp(-1).mean().backward()
+        optimizer.step()
+    weights = {name: each.detach() for name, each in model.named_parameters()}
+    return {name: (each.full_tensor() if isinstance(each, DTensor) else each).cpu() for name, each in weights.items()}
+
+
+@pytest.mark.parametrize("wrapper", ["DDP", "FSDP2"])
+def test_a_wrapped_model_on_one_gpu_trains_as_a_plain_one(wrapper) -> None:
+    ids = torch.randint(3, V, (2, 5), generator=torch.Generator().manual_seed(1))
+    model = with_both_ends()
+    expected = after_two_steps(model, model, ids)
+    (found,) = on_ranks(1, trained_by, wrapper, ids, backend="nccl")
+    assert found.keys() == expected.keys()
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, msg=name)

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from kernel_paths import cpu_taken_for_cuda
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from embedlayer import OutputHead, StaleRowsError, TokenIdError
+from embedlayer import OutputHead, StaleRowsError, TokenIdError, token_log_probs
+from embedlayer.core.index_checks import check_indices
 from embedlayer.heads.deferred import DeferredGradient, DeferredLogits
 from embedlayer.heads.logit_source import LogitsReport
 
@@ -395,6 +397,26 @@ def test_reading_logits_after_their_weights_changed_is_an_error(how) -> None:
         logits.argmax(-1)
     with pytest.raises(StaleRowsError, match="have changed since the forward pass"):
         F.cross_entropy(logits.view(-1, V), targets_for(B * T))
+
+
+def test_an_accelerator_gives_nan_for_changed_weights_and_raises_the_error_where_it_waits(monkeypatch) -> None:
+    _, head = heads()
+    with cpu_taken_for_cuda():
+        results = {
+            "logits": lambda logits: logits.softmax(-1),
+            "log-probabilities": lambda logits: token_log_probs(logits.view(-1, V), targets_for(B * T).clamp(min=0)),
+            "few logits": loss_of,
+        }
+        unread = {name: head(states()) for name in (*results, "loss")}
+        head.weight.data += 0.1
+        for name, result in results.items():
+            assert torch.isnan(result(unread[name])).all(), name
+            with pytest.raises(StaleRowsError, match="have changed since the forward pass"):
+                check_indices(head)
+        monkeypatch.setattr("embedlayer.losses.uncomputed_logits.FEW_LOGITS", 0)
+        with pytest.raises(StaleRowsError, match="have changed since the forward pass"):
+            loss_of(unread["loss"])
+        assert torch.isfinite(loss_of(head(states())))
 
 
 def test_what_reads_the_logits_is_logged_once(caplog) -> None:

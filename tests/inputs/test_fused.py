@@ -17,7 +17,7 @@ from embedlayer import (
 )
 from embedlayer.inputs import fused
 from embedlayer.inputs.fused import gather_scale_add_drop, plain_scale_add_drop, scale_add_drop
-from embedlayer.tables.lookup import StoredRows
+from embedlayer.kernels.input import StoredRows
 
 
 @pytest.fixture(params=[1 << 17, 50], ids=["one block", "small blocks"])

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from covering import cases, some
-from decoders import small
+from decoders import CACHES, small
 from kinds import EMBED_DIM, INJECTIONS, LOOKUP_TABLES, NUM_HEADS, VOCAB_SIZE, in_a_file, ngrams
 from torch import Tensor, nn
 
@@ -41,10 +41,10 @@ def test_an_injection_changes_the_logits_and_no_token_sees_a_later_one(name) -> 
     assert torch.allclose(logits[:, :6], model(changed)[:, :6], atol=1e-6)
 
 
-@pytest.mark.parametrize("name", INJECTIONS)
-@pytest.mark.parametrize("parts", [[1] * 10, [4, 6]], ids=str)
-def test_cached_decoding_equals_reading_everything_at_once(name, parts) -> None:
-    model, cache = decoder(name), el.KeyValueCache()
+@cases("name, parts, kind", INJECTIONS, [[1] * 10, [4, 6]], CACHES)
+@torch.no_grad()
+def test_cached_decoding_equals_reading_everything_at_once(name, parts, kind) -> None:
+    model, cache = decoder(name), CACHES[kind]()
     logits = [model(part, cache=cache) for part in IDS.split(parts, dim=1)]
     torch.testing.assert_close(torch.cat(logits, dim=1), model(IDS), atol=1e-5, rtol=1e-5)
 

@@ -14,7 +14,7 @@ from embedlayer import ShapeError, SizeError, TokenIdError, linear_cross_entropy
 from embedlayer.kernels.gpu.launch import launches_observed
 from embedlayer.losses import chunk_size, operators
 from embedlayer.losses.options import LogitSettings, LossSettings
-from embedlayer.losses.products import RequestedGradients
+from embedlayer.losses.uncomputed_logits import RequestedGradients
 from embedlayer.losses.vocabulary_pass import VocabularyPass
 
 OPTIONS = {

@@ -1,40 +1,52 @@
 """Cached decoding: what was read is not read again, and the logits are those of reading it all."""
 
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from covering import cases
-from decoders import small
-from kinds import POSITIONS
+from decoders import CACHES, small
+from kernel_paths import cpu_taken_for_cuda, running_on
+from kinds import INJECTIONS, POSITIONS
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from benchmarks.operator_counter import OperatorCounter
 from embedlayer import (
     DecoderLM,
     KeyValueCache,
     PositionError,
     RotaryEmbedding,
     ShapeError,
+    SizeError,
     TokenEmbedding,
     TokenIdError,
 )
 from embedlayer.positions import DynamicNTKScaling, LongRopeScaling
 
 
-@cases("position, steps", POSITIONS, ([5, 1, 1, 1, 2], [1] * 10, [10], [3, 4, 3]))
-def test_logits_are_those_of_reading_everything_at_once(position, steps) -> None:
+@cases("position, steps, kind", POSITIONS, ([5, 1, 1, 1, 2], [1] * 10, [10], [3, 4, 3]), CACHES)
+@torch.no_grad()
+def test_logits_are_those_of_reading_everything_at_once(position, steps, kind) -> None:
     model = small(position, num_kv_heads=2)
     ids = torch.randint(1, 50, (2, 10))
-    cache = KeyValueCache()
+    cache = CACHES[kind]()
     parts = [model(part, cache=cache) for part in ids.split(steps, dim=-1)]
     assert len(cache) == 10
     assert torch.allclose(torch.cat(parts, dim=1), model(ids), atol=1e-5)
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-def test_left_padding_is_remembered(position) -> None:
+@cases("position, kind", POSITIONS, CACHES)
+@torch.no_grad()
+def test_left_padding_is_remembered(position, kind) -> None:
     model = small(position)
     texts = torch.randint(1, 50, (3, 8))
     mask = torch.ones(3, 8, dtype=torch.long)
     mask[0, :3] = mask[1, :1] = 0
-    cache = KeyValueCache()
+    cache = CACHES[kind]()
     first = model(texts[:, :5], attention_mask=mask[:, :5], cache=cache)
     rest = [model(texts[:, t : t + 1], cache=cache) for t in range(5, 8)]
     assert torch.isfinite(first).all()
@@ -44,11 +56,12 @@ def test_left_padding_is_remembered(position) -> None:
         assert torch.allclose(cached, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-def test_a_further_document_can_be_appended_with_its_own_positions(position) -> None:
+@cases("position, kind", POSITIONS, CACHES)
+@torch.no_grad()
+def test_a_further_document_can_be_appended_with_its_own_positions(position, kind) -> None:
     model = small(position)
     ids = torch.randint(1, 50, (1, 7))
-    cache = KeyValueCache()
+    cache = CACHES[kind]()
     model(ids[:, :4], cache=cache)
     second = model(
         ids[:, 4:], positions=torch.arange(3), attention_mask=torch.full((1, 3), 2, dtype=torch.long), cache=cache
@@ -61,28 +74,34 @@ def test_a_further_document_can_be_appended_with_its_own_positions(position) -> 
     [DynamicNTKScaling(2.0, 6), LongRopeScaling([1.0, 1.5, 2.0], [2.0, 3.0, 4.0], 6, factor=2.0)],
     ids=["dynamic", "long"],
 )
-def test_remembered_keys_are_turned_on_when_the_length_asks_for_other_angles(scaling) -> None:
+@pytest.mark.parametrize("kind", CACHES)
+@torch.no_grad()
+def test_remembered_keys_are_turned_on_when_the_length_asks_for_other_angles(scaling, kind) -> None:
     """With one block, whose keys follow from the tokens alone, this is exact."""
     table = TokenEmbedding(50, 24, init_std=1.0)
     model = DecoderLM(table, RotaryEmbedding(6, scaling=scaling), num_layers=1, num_heads=4).eval()
-    ids, cache = torch.randint(1, 50, (2, 10)), KeyValueCache()
+    ids, cache = torch.randint(1, 50, (2, 10)), CACHES[kind]()
     for start, stop in ((0, 4), (4, 7), (7, 8), (8, 10)):
         logits = model(ids[:, start:stop], cache=cache)
         assert torch.allclose(logits, model(ids[:, :stop])[:, start:], atol=1e-5)
 
 
-def test_a_single_sequence_needs_no_batch() -> None:
+@pytest.mark.parametrize("kind", CACHES)
+@torch.no_grad()
+def test_a_single_sequence_needs_no_batch(kind) -> None:
     model = small()
     ids = torch.randint(1, 50, (6,))
-    cache = KeyValueCache()
+    cache = CACHES[kind]()
     parts = [model(part, cache=cache) for part in ids.split([4, 1, 1])]
     assert torch.allclose(torch.cat(parts), model(ids), atol=1e-5)
 
 
-def test_a_call_that_fails_leaves_the_cache_as_it_was() -> None:
+@pytest.mark.parametrize("kind", CACHES)
+@torch.no_grad()
+def test_a_call_that_fails_leaves_the_cache_as_it_was(kind) -> None:
     model = small("learned")
     ids = torch.randint(1, 50, (1, 17))
-    cache = KeyValueCache()
+    cache = CACHES[kind]()
     model(ids[:, :16], cache=cache)
     with pytest.raises(PositionError, match="a sequence of 17 exceeds the 16 positions"):
         model(ids[:, 16:], cache=cache)
@@ -106,3 +125,136 @@ def test_gradients_reach_what_was_cached() -> None:
     model(ids[:, :3], cache=cache)
     model(ids[:, 3:], cache=cache).sum().backward()
     assert model.blocks[0].attention.key.weight.grad.abs().sum() > 0
+
+
+def test_a_cache_of_a_fixed_size_refuses_more_tokens_and_gradients() -> None:
+    model, cache = small(), KeyValueCache(max_seq_len=4)
+    ids = torch.randint(1, 50, (2, 6))
+    with pytest.raises(SizeError, match="which autograd cannot differentiate"):
+        model(ids[:, :3], cache=cache)
+    with torch.no_grad():
+        model(ids[:, :3], cache=cache)
+        with pytest.raises(SizeError, match="memory for 4 tokens of each row; it has 3, and 3 more were passed"):
+            model(ids[:, 3:], cache=cache)
+    assert len(cache) == 3
+    with pytest.raises(SizeError, match="max_seq_len must be at least 1, not 0"):
+        KeyValueCache(0)
+
+
+def scaled(scaling) -> DecoderLM:
+    table = TokenEmbedding(50, 24, init_std=1.0)
+    return DecoderLM(table, RotaryEmbedding(6, scaling=scaling), num_layers=1, num_heads=4).eval()
+
+
+DECODERS = {
+    **{name: partial(small, name, num_kv_heads=2) for name in POSITIONS},
+    **{name: lambda name=name: small(injections=[INJECTIONS[name]()]) for name in INJECTIONS},
+    "dynamic": lambda: scaled(DynamicNTKScaling(2.0, 6)),
+    "long": lambda: scaled(LongRopeScaling([1.0, 1.5, 2.0], [2.0, 3.0, 4.0], 6, factor=2.0)),
+}
+
+
+class Operators(TorchDispatchMode):
+    """Records operators on tensors, and replays them as a CUDA graph does: in the same memory, without the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Any] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        assert func is not torch.ops.aten._local_scalar_dense.default, "the host reads a value"
+        if isinstance(result, Tensor | tuple):
+            self.calls.append((func, args, kwargs or {}, result))
+        return result
+
+    def replay(self) -> None:
+        for func, args, kwargs, result in self.calls:
+            for old, new in zip(tree_leaves(result), tree_leaves(func(*args, **kwargs)), strict=True):
+                if old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+@contextmanager
+def recorder(device):
+    """Yield what records a call on a device: a function that returns the replay, and whether recording runs it."""
+    if device == "cuda":
+        with running_on("cuda"):
+            graph = torch.cuda.CUDAGraph()
+
+            def captured(call):
+                with torch.cuda.graph(graph):
+                    call()
+                return graph.replay, False
+
+            yield captured
+    else:
+        operators = Operators()
+
+        def recorded(call):
+            with operators:
+                call()
+            return operators.replay, True
+
+        with cpu_taken_for_cuda():
+            yield recorded
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@cases("name, padding", DECODERS, [0, 2])
+@torch.no_grad()
+def test_a_step_can_be_recorded_and_replayed_for_the_next_tokens(name, padding, device) -> None:
+    with recorder(device) as record:
+        model, ids = DECODERS[name](), torch.randint(1, 50, (2, 5), device="cpu").to(torch.get_default_device())
+        for parameter in model.injections.parameters():  # gates that start at zero depend on nothing
+            nn.init.normal_(parameter, std=0.5)
+        mask = torch.ones_like(ids) if padding else None
+        if padding:
+            mask[0, :padding] = 0
+        expected, growing, unread, of_unread = [], KeyValueCache(), ids, mask
+        for _ in range(7):
+            unread, of_unread = model(unread, attention_mask=of_unread, cache=growing)[:, -1:].argmax(-1), None
+            expected.append(unread)
+        cache = KeyValueCache(max_seq_len=11)
+        token = model(ids, attention_mask=mask, cache=cache)[:, -1:].argmax(-1)
+        tokens = [token.clone()]
+
+        def step() -> None:
+            token.copy_(model(token, cache=cache)[:, -1:].argmax(-1))
+
+        step()  # a first call may allocate
+        tokens.append(token.clone())
+        replay, is_done = record(step)
+        while len(tokens) < 7:
+            if not is_done:
+                replay()
+            is_done = False
+            tokens.append(token.clone())
+        assert torch.equal(torch.cat(tokens, -1), torch.cat(expected, -1))
+        assert len(cache) == 11
+
+
+@cases("name, padding", DECODERS, [0, 2])
+@torch.no_grad()
+def test_a_step_waits_for_nothing(unchecked: None, name, padding) -> None:
+    cache, waits = KeyValueCache(max_seq_len=11), []
+    model = DECODERS[name]().to("meta")
+    ids, token = (torch.ones(2, length, dtype=torch.long, device="meta") for length in (5, 1))
+    for tokens, mask in ((ids, torch.ones_like(ids) if padding else None), (token, None), (token, None)):
+        with OperatorCounter() as count:
+            model(tokens, attention_mask=mask, cache=cache)
+        waits.append(count.waits)
+    assert waits[-1] == []
+
+
+@torch.no_grad()
+def test_replays_behind_the_last_slot_give_nan() -> None:
+    model, cache, operators = small(), KeyValueCache(max_seq_len=4), Operators()
+    with cpu_taken_for_cuda():
+        model(torch.tensor([[5, 6]]), cache=cache)
+        with operators:
+            logits = model(torch.tensor([[7]]), cache=cache)
+    operators.replay()
+    assert torch.isfinite(logits).all()
+    operators.replay()
+    assert torch.isnan(logits).all()

@@ -1,14 +1,17 @@
 """What a model says next."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from covering import cases
 from decoders import small
+from kernel_paths import cpu_taken_for_cuda
 from kinds import POSITIONS
 
 from embedlayer import OutputHead, PositionError, ShapeError, SizeError, TokenIdError, generate
+from embedlayer.models.generation import next_tokens
 
 
 def read_anew(model, ids, count):
@@ -141,3 +144,46 @@ def test_a_mask_without_a_text_and_of_another_shape_is_refused(unchecked) -> Non
         generate(model, ids, max_new_tokens=1, attention_mask=torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]]))
     with pytest.raises(ShapeError, match=r"attention_mask must be .* of shape \(2, 4\)"):
         generate(model, ids, max_new_tokens=1, attention_mask=torch.ones(2, 3, dtype=torch.long))
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "no end": {},
+    "a token that ends": {"stop_id": [3, 17, 20]},
+    "repetition penalty": {"repetition_penalty": 1.3, "stop_id": 3},
+    "samples": {"temperature": 2.0, "top_k": 5},
+}
+
+
+@cases("position, padding, options", POSITIONS, [False, True], OPTIONS)
+def test_an_accelerator_generates_the_same_tokens(position, padding, options) -> None:
+    """There keys and values are in a cache of a fixed size, and IDs are checked later."""
+    model = small(position, num_kv_heads=2, head=OutputHead(vocab_size=50, embed_dim=24, init_std=1.0))
+    ids, mask = torch.randint(1, 50, (3, 4)), torch.ones(3, 4, dtype=torch.long)
+    mask[0, :2] = 0
+    call = {"max_new_tokens": 13, "attention_mask": mask if padding else None, **OPTIONS[options]}
+    torch.manual_seed(0)
+    expected = generate(model, ids, **call)
+    torch.manual_seed(0)
+    with cpu_taken_for_cuda():
+        assert torch.equal(generate(model, ids, **call), expected)
+
+
+@pytest.mark.parametrize(
+    ("error", "ids", "mask", "tokens"),
+    [
+        (TokenIdError, [[5, 50], [5, 5]], None, 1),
+        (ShapeError, [[5, 5], [5, 5]], [[1, 1], [0, 0]], 1),
+        (PositionError, [[5, 5], [5, 5]], None, 16),
+    ],
+)
+def test_an_accelerator_raises_the_errors_of_a_cpu(error, ids, mask, tokens) -> None:
+    model, mask = small("learned"), None if mask is None else torch.tensor(mask)
+    with pytest.raises(error) as of_cpu:
+        generate(model, torch.tensor(ids), max_new_tokens=tokens, attention_mask=mask)
+    with cpu_taken_for_cuda():
+        new = next_tokens(model, torch.tensor(ids), max_new_tokens=tokens, attention_mask=mask)
+        for _ in range(tokens - 1):
+            next(new)
+        with pytest.raises(error) as of_accelerator:
+            next(new)
+    assert str(of_accelerator.value) == str(of_cpu.value)

@@ -233,10 +233,10 @@ def test_neither_logits_nor_loss_ever_hold_the_dense_table(monkeypatch) -> None:
     largest = 0
     made = quantized.dequantised_rows
 
-    def watched(ids, *rest):
+    def watched(ids, packed, *rest):
         nonlocal largest
-        largest = max(largest, len(ids))
-        return made(ids, *rest)
+        largest = max(largest, len(packed if ids is None else ids))
+        return made(ids, packed, *rest)
 
     monkeypatch.setattr(quantized, "dequantised_rows", watched)
     kept = []

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from embedlayer.core.torch_state import has_memory
 
-MODULES = ("softmax", "divergences", "largest")
+MODULES = ("softmax", "divergences", "largest", "rotary", "index_check", "input", "quantized", "rows")
 """Modules of this package with kernels; each has a table `LAUNCHES` of its kernels by name."""
 
 TYPES = {
@@ -63,12 +63,16 @@ class Launch:
         wide: Pointers whose full-width loads and stores take 128 bits where sizes are divisible by 8.
         reads: Tensors that are read once, whole.
         writes: Tensors that are written once, whole; one that is overwritten is in both.
-        gathered: Tensors of which a kernel reads or writes single numbers, with the tensor that has as many numbers.
+        gathered: Tensors of which a kernel reads or writes single numbers, with the tensor that has as many numbers, or
+            a function from the arguments to how many.
+        by_row: Tensors of which a program along the first axis reads or writes a row, and how often in all.
         variants: Forms by name.
         dtypes: Dtypes that `"*z"` stands for.
         warps: Warps of a program.
         stages: Stages of software pipelining.
         fp_fusion: Whether a product and a sum may be computed with one rounding.
+        register_limit: Registers of a thread that the compiler may use. Without it, it may choose fewer so that more
+            programs run at a time, and write a few numbers to memory instead.
     """
 
     kernel: Any
@@ -78,17 +82,20 @@ class Launch:
     wide: tuple[str, ...]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
-    gathered: Mapping[str, str] = field(default_factory=dict)
+    gathered: Mapping[str, str | Callable[[Arguments], int]] = field(default_factory=dict)
+    by_row: Mapping[str, int] = field(default_factory=dict)
     variants: Mapping[str, Variant] = field(default_factory=lambda: {"all": Variant({})})
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)
     warps: int = 4
     stages: int = 1
     fp_fusion: bool = True
+    register_limit: int | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         """Return the options of the compiler."""
-        return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": self.fp_fusion}
+        options = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": self.fp_fusion}
+        return options if self.register_limit is None else {**options, "maxnreg": self.register_limit}
 
     def signature(self, variant: str, dtype: torch.dtype) -> tuple[dict[str, str], dict[str, Any]]:
         """Return the type of each argument, and the values of those that are constants, to compile ahead of time.
@@ -106,14 +113,18 @@ class Launch:
         return types, constants
 
     def bytes(self, arguments: Arguments) -> int:
-        """Return how many bytes a launch reads and writes, by `reads`, `writes` and `gathered`.
+        """Return how many bytes a launch reads and writes, by `reads`, `writes`, `gathered` and `by_row`.
 
         A tensor counts as often as these name it, so one that is overwritten counts twice.
         """
-        whole = [arguments[name] for name in (*self.reads, *self.writes)]
-        parts = [(arguments[name], arguments[count]) for name, count in self.gathered.items()]
-        parts += [(x, x) for x in whole]
-        return sum(x.element_size() * count.numel() for x, count in parts if x is not None and count is not None)
+        counts = {name: arguments[of] if isinstance(of, str) else of(arguments) for name, of in self.gathered.items()}
+        parts = [(arguments[name], count) for name, count in counts.items()]
+        parts += [(arguments[name], arguments[name]) for name in (*self.reads, *self.writes)]
+        numels = [(x, count.numel() if isinstance(count, Tensor) else count) for x, count in parts]
+        size: int = sum(x.element_size() * count for x, count in numels if x is not None and count is not None)
+        rows = [(arguments[name], times) for name, times in self.by_row.items() if arguments[name] is not None]
+        of_a_row: int = sum(x[:1].nbytes * times for x, times in rows)
+        return size + self.grid(arguments)[0] * of_a_row
 
 
 class Launched(NamedTuple):

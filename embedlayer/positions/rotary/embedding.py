@@ -15,6 +15,7 @@ from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.core.shapes import Positions
 from embedlayer.core.torch_state import is_unchanged
 from embedlayer.io.files import JsonObject
+from embedlayer.kernels.rotary import RotaryLayout, rotary_tables, tables_apply
 from embedlayer.positions.position import Position, PreparedPositions
 from embedlayer.positions.rotary.axes import RotaryAxes
 from embedlayer.positions.rotary.blocks import read_blocks
@@ -23,10 +24,9 @@ from embedlayer.positions.rotary.query import (
     QueryScaledPosition,
     QueryScaling,
     query_factors,
-    scale_queries,
     wide_dtype,
 )
-from embedlayer.positions.rotary.rotation import channel_tables, rotate_channels, rotate_pairs
+from embedlayer.positions.rotary.rotation import channel_tables, rotate_heads
 from embedlayer.positions.rotary.scaling import Length, RotaryScaling, rotary_frequencies
 
 UNITS_PER_ROTATION = 2**53
@@ -288,9 +288,15 @@ class RotaryEmbedding(Position, ComputedBuffers):
         """
         self.check_positions(positions)
         length = self._length(positions) if length is None else length
-        angles, scaling = self._angles(positions, self.phase_increments_at(length), dtype), self.attention_scaling
+        return self._cos_sin(positions, self.phase_increments_at(length), dtype, self.attention_scaling)
+
+    def _cos_sin(
+        self, positions: Int[Tensor, "*shape"], phase_increments: Int[Tensor, " half"], dtype: torch.dtype, scale: float
+    ) -> tuple[Float[Tensor, "*rows T angles"], Float[Tensor, "*rows T angles"]]:
+        """Return cosine and sine of the result of `_angles`, times `scale`."""
+        angles = self._angles(positions, phase_increments, dtype)
         cos, sin = angles.cos(), angles.sin()
-        return (cos, sin) if scaling == 1 else (cos * scaling, sin * scaling)
+        return (cos, sin) if scale == 1 else (cos * scale, sin * scale)
 
     def _angles(
         self, positions: Int[Tensor, "*shape"], phase_increments: Int[Tensor, " half"], dtype: torch.dtype
@@ -347,9 +353,25 @@ class RotaryEmbedding(Position, ComputedBuffers):
 
     def _prepared(self, positions: Positions, dtype: torch.dtype = torch.float32) -> RotaryAngles:
         """Return angles and query factors of these positions, in shapes that broadcast with queries and keys."""
-        cos, sin = self._channel_tables(*self.cos_sin(positions, dtype=dtype))
+        self.check_positions(positions)
+        increments = self.phase_increments_at(self._length(positions))
+        cos, sin = self._tables(positions, increments, dtype, self.attention_scaling)
         factor = None if self.query_scaling is None else query_factors(self.query_scaling, positions, dtype)
-        return RotaryAngles(cos.unsqueeze(-3), sin.unsqueeze(-3), factor, positions, self._angles_of)
+        return RotaryAngles(cos, sin, factor, positions, self._angles_of)
+
+    def _tables(
+        self, positions: Int[Tensor, "*shape"], phase_increments: Int[Tensor, " half"], dtype: torch.dtype, scale: float
+    ) -> tuple[Float[Tensor, "*rows 1 T channels"], Float[Tensor, "*rows 1 T channels"]]:
+        """Return cosines and sines of all rotated channels times `scale`, on CUDA in one launch; see `channel_tables`.
+
+        `phase_increments` are frequencies in units of 2^-53 rotations per position.
+        """
+        axis = self.axis_index if self.axes is not None and positions.dim() == 3 else None
+        if dtype == torch.float32 and tables_apply(positions, phase_increments, axis):
+            cos, sin = rotary_tables(positions, phase_increments, axis, *self._layout, scale)
+        else:
+            cos, sin = self._channel_tables(*self._cos_sin(positions, phase_increments, dtype, scale))
+        return cos.unsqueeze(-3), sin.unsqueeze(-3)
 
     def _channel_tables(
         self, cos: Float[Tensor, "*rows T angles"], sin: Float[Tensor, "*rows T angles"]
@@ -372,6 +394,14 @@ class RotaryEmbedding(Position, ComputedBuffers):
         within = self.axes is not None and self.axes.pairs_within_axis and not self.interleaved
         return self.axes.num_axes if within and self.axes is not None else 1
 
+    @property
+    def _layout(self) -> RotaryLayout:
+        """Return which channels of a head are rotated, and which two are a pair."""
+        pairs = self.rotary_dim // 2
+        distance = 1 if self.interleaved else pairs // self._shares
+        own_angles = self.axes is not None and self.axes.divides_channels
+        return RotaryLayout(pairs, distance, self.head_dim - self.rotary_dim if self.trailing else 0, own_angles)
+
     def rotate(
         self, q: Float[Tensor, "*batch H T K"], k: Float[Tensor, "*batch G T K"], positions: PreparedPositions
     ) -> tuple[Float[Tensor, "*batch H T K"], Float[Tensor, "*batch G T K"]]:
@@ -390,8 +420,8 @@ class RotaryEmbedding(Position, ComputedBuffers):
         """
         self._check_widths(q, k)
         angles = self._angles_for(q, positions)
-        q, k = self._rotated(q, angles.cos, angles.sin), self._rotated(k, angles.cos, angles.sin)
-        return (q if angles.query_factor is None else scale_queries(q, angles.query_factor)), k
+        q, k = rotate_heads((q, k), angles.cos, angles.sin, angles.query_factor, self._layout)
+        return q, k
 
     def _check_widths(self, q: Tensor, k: Tensor) -> None:
         """Raise a `ShapeError` unless queries and keys are `head_dim` wide."""
@@ -416,26 +446,13 @@ class RotaryEmbedding(Position, ComputedBuffers):
             return positions
         return self._prepared(counted, wide_dtype(q))
 
-    def _rotated(
-        self,
-        x: Float[Tensor, "*batch T K"],
-        cos: Float[Tensor, "*rows T channels"],
-        sin: Float[Tensor, "*rows T channels"],
-    ) -> Float[Tensor, "*batch T K"]:
-        """Rotate the channels of queries or keys that this scheme rotates, by the result of `_channel_tables`.
-
-        The other channels stay as they are.
-        """
-        others = self.head_dim - self.rotary_dim if self.trailing else 0
-        rotated = x[..., others:] if others else x
-        if self._shares > 1 or (self.axes is not None and self.axes.divides_channels):
-            rotated = rotate_channels(rotated, cos, sin, shares=self._shares)
-        else:
-            rotated = rotate_pairs(rotated, cos, sin, interleaved=self.interleaved)
-        return torch.cat([x[..., :others], rotated], dim=-1) if others else rotated
-
     def rerotate(
-        self, cached_keys: Float[Tensor, "*batch G T K"], positions: Positions, *, from_length: int, to_length: int
+        self,
+        cached_keys: Float[Tensor, "*batch G T K"],
+        positions: Positions,
+        *,
+        from_length: Length,
+        to_length: Length,
     ) -> Float[Tensor, "*batch G T K"]:
         """Return cached keys rotated by the frequencies for `to_length` instead of those for `from_length`.
 
@@ -460,8 +477,9 @@ class RotaryEmbedding(Position, ComputedBuffers):
         self._check_widths(cached_keys, cached_keys)
         self.check_positions(positions, (*cached_keys.shape[:-3], cached_keys.shape[-2]))
         difference = self.phase_increments_at(to_length) - self.phase_increments_at(from_length)
-        angles = self._angles(positions, difference, wide_dtype(cached_keys)).unsqueeze(-3)
-        return self._rotated(cached_keys, *self._channel_tables(angles.cos(), angles.sin()))
+        tables = self._tables(positions, difference, wide_dtype(cached_keys), 1.0)
+        (keys,) = rotate_heads((cached_keys,), *tables, None, self._layout)
+        return keys
 
     def at_length(self, length: int) -> "RotaryEmbedding":
         """Return a copy that uses the frequencies for sequences of `length` in every call.

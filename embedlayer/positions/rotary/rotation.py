@@ -1,9 +1,11 @@
-"""Rotation of channel pairs by position angles: the definition `apply_rotary`, and ways that are fast on a CPU.
+"""Rotation of channel pairs by position angles: the definition `apply_rotary`, and ways that are faster.
 
 As one expression over all heads, four products and two sums go through memory ten times. `rotate_channels` computes one
-product and one sum, a compiled kernel needs one pass, and without kernels interleaved pairs are complex numbers.
+product and one sum, a compiled kernel needs one pass, and without kernels interleaved pairs are complex numbers. On
+CUDA `rotate_heads` rotates queries and keys in one launch.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +15,8 @@ from torch import Tensor
 from embedlayer.core.devices import device_kind
 from embedlayer.core.torch_state import fusible, has_more_than
 from embedlayer.kernels.kernel import Kernel
+from embedlayer.kernels.rotary import RotaryLayout, rotate_together, rotates_together
+from embedlayer.positions.rotary.query import scale_queries
 
 ROTATE_HALF_SPLIT = Kernel("rotary", "rotate_half_split")
 ROTATE_INTERLEAVED = Kernel("rotary", "rotate_interleaved")
@@ -73,34 +77,116 @@ def channel_tables(
     return torch.cat([cos, cos], dim=-1).flatten(-2), torch.cat([-sin, sin], dim=-1).flatten(-2)
 
 
+def partners(x: Float[Tensor, "*rows channels"], distance: int) -> Float[Tensor, "*rows channels"]:
+    """Exchange the two channels of each pair; `distance` is that of `RotaryLayout`."""
+    if 2 * distance == x.shape[-1]:
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat([second, first], dim=-1)
+    exchanged: Tensor = x.unflatten(-1, (-1, 2, distance)).flip(-2).flatten(-3)
+    return exchanged
+
+
 def rotate_channels(
     x: Float[Tensor, "*batch T K"],
     cos: Float[Tensor, "*#batch T channels"],
     sin: Float[Tensor, "*#batch T channels"],
     *,
-    interleaved: bool = False,
-    shares: int = 1,
+    distance: int,
 ) -> Float[Tensor, "*batch T K"]:
     """Compute `x * cos + partner(x) * sin`, where `partner` exchanges the two channels of each pair.
 
     With the tables of `channel_tables` this is `apply_rotary`. It also takes an angle for each channel, which is a
     rotation only where both channels of a pair have the same one. Channels beyond those of the tables stay those of
-    `x`.
+    `x`. `distance` is that of `RotaryLayout`.
     """
     rotary_dim = cos.shape[-1]
     if rotary_dim < x.shape[-1]:
-        rotated = rotate_channels(x[..., :rotary_dim], cos, sin, interleaved=interleaved, shares=shares)
+        rotated = rotate_channels(x[..., :rotary_dim], cos, sin, distance=distance)
         return torch.cat([rotated, x[..., rotary_dim:]], dim=-1)
-    if interleaved:
-        partner = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-    elif shares > 1:
-        partner = x.unflatten(-1, (shares, 2, -1)).flip(-2).flatten(-3)
-    else:
-        first, second = x.chunk(2, dim=-1)
-        partner = torch.cat([second, first], dim=-1)
+    partner = partners(x, distance)
     same = x.dtype == cos.dtype
     result: Tensor = torch.addcmul(x * cos, partner, sin) if same else (x * cos + partner * sin).to(x.dtype)
     return result
+
+
+def rotate_heads(
+    heads: Sequence[Tensor],
+    cos: Float[Tensor, "*rows T channels"],
+    sin: Float[Tensor, "*rows T channels"],
+    factor: Float[Tensor, "*rows T 1"] | None,
+    layout: RotaryLayout,
+) -> tuple[Tensor, ...]:
+    """Rotate queries and keys, or one of them alone, and multiply the first of them by a factor.
+
+    On CUDA this is one launch, and so is its backward pass.
+
+    Args:
+        heads: Queries `(..., H, T, K)`, and keys `(..., G, T, K)`.
+        cos: Cosine of each rotated channel's angle.
+        sin: Sine of the same angles, negated for the first channel of each pair.
+        factor: Factor of each query, or `None`.
+        layout: Which channels are rotated.
+    """
+    if rotates_together(heads, cos, sin, factor):
+        results: tuple[Tensor, ...] = _RotateHeads.apply(cos, sin, factor, layout, False, *heads)  # type: ignore[no-untyped-call]
+        return results
+    return _rotate_each(heads, cos, sin, factor, layout)
+
+
+def _rotate_each(
+    heads: Sequence[Tensor], cos: Tensor, sin: Tensor, factor: Tensor | None, layout: RotaryLayout
+) -> tuple[Tensor, ...]:
+    """Compute `rotate_heads` for each tensor on its own."""
+    first, *others = (rotate_head(x, cos, sin, layout) for x in heads)
+    return (first if factor is None else scale_queries(first, factor), *others)
+
+
+def rotate_head(
+    x: Float[Tensor, "*batch T K"],
+    cos: Float[Tensor, "*rows T channels"],
+    sin: Float[Tensor, "*rows T channels"],
+    layout: RotaryLayout,
+) -> Float[Tensor, "*batch T K"]:
+    """Rotate the channels of queries or keys that a layout rotates; the others stay those of `x`."""
+    rotated = x[..., layout.first :]
+    if layout.own_angles or layout.distance not in (1, layout.pairs):
+        rotated = rotate_channels(rotated, cos, sin, distance=layout.distance)
+    else:
+        rotated = rotate_pairs(rotated, cos, sin, interleaved=layout.distance == 1)
+    return torch.cat([x[..., : layout.first], rotated], dim=-1) if layout.first else rotated
+
+
+class _RotateHeads(torch.autograd.Function):
+    """Compute `rotate_heads` or its backward pass, which is the same with the transposed matrix of each pair."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, cos: Tensor, sin: Tensor, factor: Tensor | None, layout: RotaryLayout, inverse: bool, *heads: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(cos, sin, factor)
+        ctx.layout, ctx.inverse = layout, inverse
+        return tuple(rotate_together(list(heads), cos, sin, factor, *layout, inverse))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        cos, sin, factor = ctx.saved_tensors
+        if rotates_together(grads, cos, sin, factor):
+            results = _RotateHeads.apply(cos, sin, factor, ctx.layout, not ctx.inverse, *grads)  # type: ignore[no-untyped-call]
+            return None, None, None, None, None, *results
+        # Batched gradients: the gradient of the operators has batching rules that the operators lack.
+        with torch.enable_grad():
+            inputs = _zeros_like(grads)
+            outputs = _rotate_each(inputs, cos, sin, factor, ctx.layout)
+            if ctx.inverse:
+                by_inputs = _zeros_like(grads)
+                outputs, inputs = torch.autograd.grad(outputs, inputs, by_inputs, create_graph=True), by_inputs
+        results = torch.autograd.grad(outputs, inputs, grads, create_graph=torch.is_grad_enabled())
+        return None, None, None, None, None, *results
+
+
+def _zeros_like(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return zeros in the shapes of tensors, without a batch dimension that these hide, that require gradients."""
+    return [torch.zeros(x.shape, dtype=x.dtype, device=x.device, requires_grad=True) for x in tensors]
 
 
 def rotate_pairs(
@@ -127,7 +213,7 @@ def rotate_pairs(
                 return fused_apply_rotary(x, *_pair_angles(cos, sin, interleaved=interleaved), interleaved=interleaved)
         elif interleaved and _are_complex_numbers(x, cos, sin):
             return _rotate_complex(x, *_pair_angles(cos, sin, interleaved=True))
-    return rotate_channels(x, cos, sin, interleaved=interleaved)
+    return rotate_channels(x, cos, sin, distance=1 if interleaved else cos.shape[-1] // 2)
 
 
 def _pair_angles(cos: Tensor, sin: Tensor, *, interleaved: bool) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from embedlayer.core.computed_buffers import ComputedBuffers
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import CheckpointError, SizeError
-from embedlayer.core.index_checks import IndexCheck, as_ids
+from embedlayer.core.index_checks import as_ids
 from embedlayer.core.initialization import init_normal_rows_, zero_rows_
 from embedlayer.core.shapes import Ids, IdsLike, Vectors
 from embedlayer.core.torch_state import plain_operators_only
@@ -19,9 +20,11 @@ from embedlayer.io.files import JsonObject
 from embedlayer.io.mapped_rows import default_resident_bytes
 from embedlayer.io.safetensors_files import DTYPE_NAMES, TensorInfo
 from embedlayer.io.weight_files import WeightFiles, choose_weight_files, find_folder, no_such_path
+from embedlayer.kernels.index_check import IndexCheck
+from embedlayer.kernels.input import StoredRows
 from embedlayer.saving import check_saved
 from embedlayer.tables.dense import TokenEmbedding, resolve_init_std, resolve_scale
-from embedlayer.tables.lookup import LookupTable, StoredRows, check_sizes
+from embedlayer.tables.lookup import LookupTable, check_sizes
 from embedlayer.tables.packed_rows import DTYPES
 from embedlayer.tables.stored.folder_files import (
     FORMAT_VERSION,
@@ -346,9 +349,12 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
         return {"example": torch.empty(0, dtype=self.example.dtype)}
 
     def look_up(self, ids: Ids) -> Vectors:
-        """Return the rows of `ids` without `scale`, `(...)` to `(..., D)`. See `LookupTable.look_up` for the errors."""
+        """Return the rows of `ids` without `scale`, `(...)` to `(..., D)`. See `LookupTable.look_up` for the errors.
+
+        For IDs on an accelerator the call waits for the device once: the rows are read from the file by the CPU.
+        """
         ids, outside = self.index_check(ids)
-        if ids.is_meta:
+        if device_kind(ids) == "meta":
             return torch.empty((*ids.shape, self.embed_dim), dtype=self.dtype, device="meta")
         source = self.source
         in_graph = torch.compiler.is_compiling() or plain_operators_only()
@@ -373,7 +379,8 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
         """Start to read the rows of the next batch in another thread, while this one is processed.
 
         On a read-only table, the next look-up of the same IDs uses what was read, and one of other IDs reads them
-        itself. On a trained table, this only brings the pages into memory.
+        itself. On a trained table, this only brings the pages into memory. For IDs on an accelerator the call waits for
+        the device.
 
         Args:
             ids: IDs of the next look-up, `(...)`.

@@ -245,7 +245,7 @@ def gather_by_kernel(mapped: MappedRows, ids: Int[Tensor, " N"], vectors: Float[
     return True
 
 
-@torch.library.custom_op("embedlayer::mapped_rows", mutates_args=(), tags=torch.Tag.cudagraph_unsafe)
+@torch.library.custom_op("embedlayer::mapped_rows", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def mapped_rows(ids: Tensor, handle: int, width: int, dtype: torch.dtype) -> Tensor:
     """Look up rows of a read-only mapped table as one node of a compiled or exported graph.
 

@@ -13,9 +13,9 @@ from embedlayer import QuantizedEmbedding, TokenEmbedding, TransformerEmbedding
 from embedlayer.core.numbers import random_words
 from embedlayer.inputs import fused
 from embedlayer.inputs.fused import dropout_step, gather_scale_add_drop, plain_scale_add_drop, scale_add_drop
+from embedlayer.kernels.input import StoredRows
 from embedlayer.kernels.kernel import Kernel, kernels_disabled
 from embedlayer.lessons.book import GPTEmbedding
-from embedlayer.tables.lookup import StoredRows
 
 
 @pytest.fixture

@@ -3,22 +3,11 @@
 import pytest
 import torch
 from covering import cases
+from quantised_tables import KINDS, quantised
 
 from embedlayer import QuantizedEmbedding
-from embedlayer.formats import GGUFBlocks
 from embedlayer.tables import quantized
 from embedlayer.tables.quantized import dequantise
-
-KINDS = [(8, None), (8, 5), (4, None), (4, 6), (4, 32), (8, "gguf"), (4, "gguf")]
-
-
-def quantised(rows: torch.Tensor, bits: int, group_size: int | str | None, **options: object) -> QuantizedEmbedding:
-    """A table of these rows; of GGUF's blocks, whose scales are float16, rows of 0.001 to 1000."""
-    if group_size == "gguf":
-        rows = rows / rows.abs().amax(1, keepdim=True) * torch.logspace(-3, 3, len(rows)).unsqueeze(1)
-        return QuantizedEmbedding.from_table(rows, bits, layout=GGUFBlocks(), **options)
-    group_size = None if group_size is None or group_size > rows.shape[1] else group_size
-    return QuantizedEmbedding.from_table(rows, bits, group_size=group_size, **options)
 
 
 @pytest.fixture

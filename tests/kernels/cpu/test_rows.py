@@ -1,7 +1,5 @@
 """Kernels on rows: pending updates are the loop over the skipped steps, whatever the number of threads."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -9,19 +7,17 @@ import torch.nn.functional as F
 from covering import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pending_rows import GAPS_AT, ROOTS, rates, recorded, replayed, with_pending
 
 from embedlayer import RowAdamW, TokenEmbedding
 from embedlayer.kernels.kernel import Kernel, kernels_disabled
 from embedlayer.row_sparse.gradient import segments_of_equal_ids, sum_segments
-from embedlayer.row_sparse.history import Betas, StepHistory, replay
+from embedlayer.row_sparse.history import Betas
 from embedlayer.row_sparse.hooks import SMALL_NUMEL
 from embedlayer.row_sparse.pending_updates import PendingUpdates
-from embedlayer.row_sparse.storage import raw_weight
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
-ROOTS = torch.cat([torch.zeros(1), torch.logspace(-13, 1, 90)]).double()  # sqrt(v), far below eps to far above
-GAPS_AT = (0, 1, 5, 20, 50, 400, 1000, 1150, 1185, 1196, 1197, 1198, 1199)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 
 
@@ -39,33 +35,6 @@ def left_out(monkeypatch) -> list[int]:
     return numbers
 
 
-def rates(steps: int) -> list[float]:
-    return [1e-3 * min(1, t / 100) * (0.55 + 0.45 * math.cos(math.pi * t / steps)) for t in range(1, steps + 1)]
-
-
-def with_pending(history: StepHistory, value_steps, moment_steps, m, v, *, dtype=torch.float64) -> TokenEmbedding:
-    """Return a table of zeros whose rows have the moments `m` and `v`, and include these steps."""
-    table = TokenEmbedding(*m.shape, row_sparse=True, dtype=dtype)
-    raw_weight(table.weight).zero_()
-    tensors = {
-        "value_steps": torch.as_tensor(value_steps),
-        "moment_steps": torch.as_tensor(moment_steps),
-        "history": torch.from_numpy(history.lines),
-    }
-    rest = {"start": history.start, "betas": list(history.betas)}
-    table.weight.pending_updates.load_state(
-        table.weight, (m.to(dtype, copy=True), v.to(dtype, copy=True)), tensors, rest
-    )
-    return table
-
-
-def recorded(betas: Betas, all_rates: list[float], decay: float, start: int = 0) -> StepHistory:
-    history = StepHistory(start, betas)
-    for lr in all_rates:
-        history.record(lr, decay)
-    return history
-
-
 @cases("betas, decay, dtype", [(0.9, 0.999), (0.9, 0.95), (0.95, 0.99), (0.0, 0.9)], [0.0, 0.1], TOLERANCE)
 def test_pending_updates_are_the_loop_over_the_skipped_steps_for_every_mean_square(
     betas, decay, dtype, left_out
@@ -77,8 +46,7 @@ def test_pending_updates_are_the_loop_over_the_skipped_steps_for_every_mean_squa
     found = table.rows(0, len(GAPS_AT)).detach().double()
     assert not left_out
     for row, at in enumerate(GAPS_AT):
-        start = (torch.zeros(len(ROOTS)).double(), m[row], v[row].to(dtype).double())
-        exact, _, _ = replay(start, at, rates(steps)[at:], [decay] * (steps - at), betas)
+        exact = replayed(m[row], v[row].to(dtype).double(), at, rates(steps)[at:], decay, betas)
         assert ((found[row] - exact).abs() <= 3 * tolerance * exact.abs() + 1e-300).all()
 
 
@@ -97,8 +65,7 @@ def test_the_rule_of_a_row_is_right_from_its_smallest_root_on(lrs, start, decay,
     v = torch.logspace(2 * lowest, 2 * lowest + 8, 50).double()[None].contiguous()
     m, at = torch.ones_like(v), start + lag
     table = with_pending(recorded(betas, lrs, decay, start), [at], [start], m, v)
-    one_by_one = (torch.zeros_like(v), m * betas.beta1**lag, v * betas.beta2**lag)
-    exact, _, _ = replay(one_by_one, at, lrs[lag:], [decay] * (steps - lag), betas)
+    exact = replayed(m, v, at, lrs[lag:], decay, betas, moments_at=start)
     torch.testing.assert_close(table.rows(0, 1).detach(), exact, rtol=3e-12, atol=1e-300)
 
 
@@ -137,8 +104,7 @@ def test_rows_with_more_terms_than_a_kernel_computes_are_left_to_torch_operators
     found = (table(torch.arange(300) % 3)[-3:] if by_look_up else table.rows(0, 3)).detach().double()
     assert left_out == [2]
     for row in range(3):
-        start = (torch.zeros(width).double(), m[row], v[row])
-        exact, _, _ = replay(start, 10, rates(400)[10:], [0.1] * 390, history.betas)
+        exact = replayed(m[row], v[row], 10, rates(400)[10:], 0.1, history.betas)
         torch.testing.assert_close(found[row], exact, rtol=1e-6, atol=0)
 
 

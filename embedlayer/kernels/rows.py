@@ -1,0 +1,95 @@
+"""Operators on rows of a table on CUDA: sums of gradients of equal rows, pending updates, and an optimizer's step.
+
+`embedlayer.row_sparse.gradient`, `pending_updates` and `storage` define them, in plain operators, and call the numba
+kernels of `embedlayer.kernels.cpu.rows`. Nothing here waits for the device.
+"""
+
+from torch import Tensor
+
+from embedlayer.kernels.gpu.launch import launch
+from embedlayer.kernels.kernel import operator
+
+LOW_BITS = 31
+"""Bits of the lower half of a seed, so that both halves are positive numbers of 32 bits."""
+
+RATES = ("add1", "add2", "factor", "addend", "update")
+"""Names of the numbers of `embedlayer.row_sparse.history.StepRates` in kernels."""
+
+
+@operator("(Tensor rows, Tensor order, Tensor values, SymInt? drop) -> Tensor")
+def sum_equal_rows(rows: Tensor, order: Tensor, values: Tensor, drop: int | None) -> Tensor:
+    """Return the sum of the vectors of equal rows at the first place of each row, and zeros elsewhere, `(N, D)`.
+
+    Args:
+        rows: Sorted row numbers, int64, `(N,)`.
+        order: Their places in `values`, `(N,)`.
+        values: Vectors, `(N, D)`.
+        drop: Row whose sum is 0, or `None`.
+    """
+    sums = values.new_empty(values.shape)
+    arguments = {"rows": rows, "order": order, "values": values.contiguous(), "sums": sums, "places": len(rows)}
+    launch("rows", "sum_equal_rows", **arguments, **_columns(sums), drop=-1 if drop is None else drop)
+    return sums
+
+
+@operator(
+    "(Tensor? rows, Tensor? gradients, Tensor record, Tensor(a!) value_steps, Tensor(b!) moment_steps, "
+    "Tensor(c!) weight, Tensor(d!)? exp_avg, Tensor(e!) exp_avg_sq, SymInt first_row, SymInt stop_row, SymInt start, "
+    "SymInt step, SymInt most_terms, SymInt? seed, bool decay_moments, float[] rates) -> ()",
+    mutates=("value_steps", "moment_steps", "weight", "exp_avg", "exp_avg_sq"),
+)
+def update_rows(
+    rows: Tensor | None,
+    gradients: Tensor | None,
+    record: Tensor,
+    value_steps: Tensor,
+    moment_steps: Tensor,
+    weight: Tensor,
+    exp_avg: Tensor | None,
+    exp_avg_sq: Tensor,
+    first_row: int,
+    stop_row: int,
+    start: int,
+    step: int,
+    most_terms: int,
+    seed: int | None,
+    decay_moments: bool,
+    rates: list[float],
+) -> bool:
+    """Apply pending updates of rows in place, and then make an optimizer's step on them if they have gradients.
+
+    Args:
+        rows: Sorted row numbers, int64, `(N,)`, which may repeat; `None` for those from `first_row` to `stop_row - 1`.
+        gradients: Sums of the gradients of equal rows at the first place of each, `(N, D)`; `None` for no step.
+        record: `RowSteps.record_on_device`.
+        value_steps: Last step that each row's values include, `(V,)`.
+        moment_steps: Last step that each row's moments include, `(V,)`.
+        weight: Table, `(V, D)`.
+        exp_avg: First moments, `(V, D)`, or `None`.
+        exp_avg_sq: Second moments, `(V, D)` or `(V, 1)`.
+        first_row: First row; 0 with `rows`.
+        stop_row: Last row + 1; V with `rows`.
+        start: Step before the first recorded one.
+        step: Number of the step, or of the last one if no step is made.
+        most_terms: Number of skipped steps after which others are negligible.
+        seed: Seed of stochastic rounding, or `None` to round to nearest.
+        decay_moments: Whether the moments decay up to the last step too.
+        rates: The numbers of `StepRates`; empty for no step.
+    """
+    rowwise = exp_avg_sq.shape[1] == 1
+    name = ("apply_pending", "apply_pending_rowwise", "adamw_step", "rowwise_step")[rowwise + 2 * bool(rates)]
+    halves = (None, None) if seed is None else (seed >> LOW_BITS, seed & ((1 << LOW_BITS) - 1))
+    tensors = {"rows": rows, "gradients": gradients, "record": record, "weight": weight}
+    tensors |= {"value_steps": value_steps, "moment_steps": moment_steps, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+    numbers: dict[str, float | None] = dict(zip(("seed_high", "seed_low"), halves, strict=True))
+    numbers |= {"first_row": first_row, "stop_row": stop_row, "start": start, "step": step, "most_terms": most_terms}
+    numbers |= dict(zip(RATES, rates, strict=True)) if rates else dict.fromkeys(RATES)
+    flags = {"ROWWISE": rowwise, "DECAY": decay_moments}
+    launch("rows", name, **tensors, **_columns(weight), **numbers, **flags)
+    return True
+
+
+def _columns(table: Tensor) -> dict[str, int]:
+    """Return the arguments of kernels that say how many columns a table has."""
+    unit = 8 if table.shape[1] % 8 == 0 else 1
+    return {"units": table.shape[1] // unit, "UNIT": unit}
