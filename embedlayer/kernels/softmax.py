@@ -347,13 +347,16 @@ def check_targets(
         The targets that count, with `other` in place of the others; a mask of those that count; without `read`, a mask
         of those that are no tokens, or of all that do not count if `other` is `None`; and the factor of each loss,
         float32, 0 where the target does not count; all in the shape of the targets. And with `read`, numbers for the
-        host: those of the record, how many targets are no tokens, how many that are not ignored have a weight that is
-        not finite, and how many are ignored.
+        host: those of the record, how many targets are no tokens, with weights how many that are not ignored have one
+        that is not finite, and how many are ignored.
     """
     if device_kind(targets) != "cuda":
         return None
     ids, (mask, is_bad) = torch.empty_like(targets), (torch.empty_like(targets, dtype=torch.bool) for _ in range(2))
-    factors, numbers = torch.empty_like(targets, dtype=torch.float32), record.new_empty(len(record) + 3)
+    factors, numbers = (
+        torch.empty_like(targets, dtype=torch.float32),
+        record.new_empty(len(record) + (2 if weights is None else 3)),
+    )
     sizes = {"tokens": targets.numel(), "length": targets.shape[-1] if targets.dim() else 1}
     sizes |= {"vocab_size": vocab_size, "ignore_index": ignore_index, "other": 0 if other is None else other}
     outputs = {"ids": ids, "mask": mask, "is_bad": None if read else is_bad, "factors": factors}

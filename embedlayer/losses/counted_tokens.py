@@ -248,9 +248,9 @@ def counted_targets(
     if not read:
         return mask, CheckedIds(ids, CountedTokens(mask.flatten()), is_bad, factors, weights)
     values, of_ranks = _read_with_facts(numbers, targets.numel(), request)
-    *_, bad, infinite, left_out = values
+    bad, left_out = values[len(record)], values[-1]
     _raise_if_bad(ids, vocab_size, record, values, bad)
-    if weights is not None and infinite > 0:
+    if weights is not None and values[-2] > 0:
         raise_if_not_finite(weights, mask)
     tokens = CountedTokens() if left_out <= 0 else _dropped(mask.flatten(), ~mask.flatten(), left_out)
     return mask, CheckedIds(ids, tokens._replace(of_ranks=of_ranks), None, factors, weights)

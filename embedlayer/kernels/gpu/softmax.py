@@ -386,10 +386,10 @@ def check_targets(
 
     A factor is times the weight of the target; `weights` is `None` for 1. One program has all targets, so that it knows
     how many count and which is the first bad one. `numbers` is what the host reads in one wait: a copy of `record`, how
-    many targets are neither tokens nor ignored, how many that are not ignored have a weight that is not finite, and how
-    many are ignored; bad targets count and are unchanged. Where `numbers` is `None` they do not count, `is_bad` marks
-    them, and the first one is recorded if `record` is empty; see `embedlayer.core.index_checks.target_record`. With
-    `CODED` bad ones are stored as V and ignored ones as -1, for `cross_entropy`, and `is_bad` marks both.
+    many targets are neither tokens nor ignored, with weights how many that are not ignored have one that is not finite,
+    and how many are ignored; bad targets count and are unchanged. Where `numbers` is `None` they do not count, `is_bad`
+    marks them, and the first one is recorded if `record` is empty; see `embedlayer.core.index_checks.target_record`.
+    With `CODED` bad ones are stored as V and ignored ones as -1, for `cross_entropy`, and `is_bad` marks both.
     """
     first = tl.zeros((TOKENS,), tl.int32) + tokens
     value = tl.zeros((TOKENS,), tl.int64)
@@ -428,8 +428,11 @@ def check_targets(
     else:
         tl.store(numbers + i, before)
         tl.store(numbers + RECORD, wrong)
-        tl.store(numbers + RECORD + 1, tl.sum(infinite, 0))
-        tl.store(numbers + RECORD + 2, left_out)
+        if weights is None:
+            tl.store(numbers + RECORD + 1, left_out)
+        else:
+            tl.store(numbers + RECORD + 1, tl.sum(infinite, 0))
+            tl.store(numbers + RECORD + 2, left_out)
     count = tl.maximum(tokens - left_out, 1).to(tl.float32)
     factor = 1.0
     if MEAN:
