@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import pickle
 import warnings
 from itertools import product
 from typing import Any
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from covering import some
 from torch import Tensor, nn
 
-from embedlayer import OutputHead, ShapeError, SizeError, StaleRowsError, patch, unpatch
+from embedlayer import OutputHead, StaleRowsError, patch, unpatch
 from embedlayer.heads.deferred import DeferredLogits
 from embedlayer.heads.logit_source import LogitsReport
 
@@ -223,43 +222,6 @@ def test_logits_are_read_before_the_optimizer_steps() -> None:
     assert torch.equal(read.logits, before)
     with pytest.raises(StaleRowsError, match=r"Use them before optimizer.step\(\)"):
         print(outputs.logits)
-
-
-def test_weights_of_tokens_are_refused_where_they_would_have_no_effect() -> None:
-    for kind in ("masked", "bias of the model"):
-        with pytest.raises((SizeError, TypeError), match="token_weights"):
-            patch(built(kind))(**batch(token_weights=torch.ones(B, T)))
-    patched: Any = patch(built("tied"))
-    inputs = batch()
-    with pytest.raises(SizeError, match=r"no loss with token_weights: pass labels too\."):
-        patched(inputs["input_ids"], token_weights=torch.ones(B, T))
-    with pytest.raises(ShapeError, match=r"token_weights must be floats of shape \(3, 10\) .* of the labels"):
-        patched(**inputs, token_weights=torch.ones(B, T - 1))
-    with pytest.raises(SizeError, match="token_weights: inf at row 0, column 4 is not finite"):
-        patched(**inputs, token_weights=torch.ones(B, T).index_fill(1, torch.tensor([5]), torch.inf))
-    patched.loss_function = float64_loss  # a loss of the caller's own gets them
-    own = patched(**inputs, token_weights=WEIGHTS).loss
-    torch.testing.assert_close(patch(built("tied"))(**inputs, token_weights=WEIGHTS).loss, own)
-
-
-@pytest.mark.filterwarnings("ignore:Model with `tie_word_embeddings=True`")
-def test_weights_of_tokens_reach_the_loss_of_copies_through_peft_and_checkpointing() -> None:
-    plain: Any = built("tied")
-    inputs = batch(token_weights=WEIGHTS)
-    patched = patch(copy.deepcopy(plain))
-    expected = patched(**inputs).loss
-    copies = copy.deepcopy(patched), pickle.loads(pickle.dumps(patched))
-    for model in (*copies, with_lora(patch(copy.deepcopy(plain)), target_modules=["q_proj"], init_lora_weights=True)):
-        report = reports(model)
-        model.train().gradient_checkpointing_enable()
-        loss = model(**inputs).loss
-        loss.backward()
-        torch.testing.assert_close(loss, expected)
-        assert not report.is_done
-    restored = unpatch(patched)
-    assert "forward" not in vars(restored)
-    assert restored.loss_function is plain.loss_function
-    assert restored(**batch()).loss == plain(**batch()).loss
 
 
 # PEFT
