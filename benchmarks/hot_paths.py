@@ -124,6 +124,7 @@ def loss_path(
     chunks: int = 1,
     bias: bool = False,
     is_frozen: bool = False,
+    is_weighted: bool = False,
     **options: Any,
 ) -> HotPath:
     """Return the loss of a head with its gradients.
@@ -135,6 +136,7 @@ def loss_path(
         chunks: Chunks of tokens.
         bias: Whether the head has a bias.
         is_frozen: Whether the rows need no gradient.
+        is_weighted: Whether each token has a weight.
         **options: Options of `linear_cross_entropy`.
     """
 
@@ -142,7 +144,9 @@ def loss_path(
         hidden, weight = numbers(tokens, WIDTH), numbers(vocab_size, WIDTH, trained=not is_frozen)
         added = torch.zeros(vocab_size, requires_grad=True) if bias else None
         targets = ids(tokens)
-        more = {**options, "bias": added} if bias else options
+        more = {**options, "bias": added} if bias else dict(options)
+        if is_weighted:
+            more["token_weights"] = torch.empty(tokens)
         return trained([hidden, weight, added], lambda: linear_cross_entropy(hidden, weight, targets, **more))
 
     return HotPath(name, f"{tokens:,} x {WIDTH:,} x {vocab_size:,}, bfloat16", build, tokens=tokens, chunks=chunks)
@@ -353,6 +357,7 @@ PASSES = [
     loss_path("loss, bias", bias=True),
     loss_path("loss, label smoothing", label_smoothing=0.1),
     loss_path("loss, z_loss", z_loss=1e-4),
+    loss_path("loss, weights of tokens", is_weighted=True),
     loss_path("loss of each token", reduction="none", chunks=6),
     loss_path("loss, no target dropped", drop_ignored=False),
     HotPath("log-probabilities and entropies", SIZES, statistics(statistics=("log_probs", "entropy"))),

@@ -379,20 +379,22 @@ def cross_entropy(
 
 @triton.jit(do_not_specialize=("tokens", "length", "vocab_size", "ignore_index", "other"))
 def check_targets(
-    targets, record, ids, mask, is_bad, factors, numbers, tokens, length, vocab_size, ignore_index, other,
+    targets, weights, record, ids, mask, is_bad, factors, numbers, tokens, length, vocab_size, ignore_index, other,
     MEAN: tl.constexpr, CODED: tl.constexpr, RECORD: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Store the targets with `other` for those that do not count, which count, and the factors of a sum or mean.
 
-    One program has all targets, so that it knows how many count and which is the first bad one. `numbers` is what the
-    host reads in one wait: a copy of `record`, how many targets are neither tokens nor ignored, and how many are
-    ignored; bad targets count and are unchanged. Where `numbers` is `None` they do not count, `is_bad` marks them, and
-    the first one is recorded if `record` is empty; see `embedlayer.core.index_checks.target_record`. With `CODED` bad
-    ones are stored as V and ignored ones as -1, for `cross_entropy`, and `is_bad` marks both.
+    A factor is times the weight of the target; `weights` is `None` for 1. One program has all targets, so that it knows
+    how many count and which is the first bad one. `numbers` is what the host reads in one wait: a copy of `record`, how
+    many targets are neither tokens nor ignored, with weights how many that are not ignored have one that is not finite,
+    and how many are ignored; bad targets count and are unchanged. Where `numbers` is `None` they do not count, `is_bad`
+    marks them, and the first one is recorded if `record` is empty; see `embedlayer.core.index_checks.target_record`.
+    With `CODED` bad ones are stored as V and ignored ones as -1, for `cross_entropy`, and `is_bad` marks both.
     """
     first = tl.zeros((TOKENS,), tl.int32) + tokens
     value = tl.zeros((TOKENS,), tl.int64)
     ignored, bad = tl.zeros((TOKENS,), tl.int32), tl.zeros((TOKENS,), tl.int32)
+    infinite = tl.zeros((TOKENS,), tl.int32)
     for start in range(0, tokens, TOKENS):
         c = start + tl.arange(0, TOKENS)
         inside = c < tokens
@@ -401,6 +403,9 @@ def check_targets(
         outside = counts & ((target < 0) | (target >= vocab_size))
         ignored += (inside & (target == ignore_index)).to(tl.int32)
         bad += outside.to(tl.int32)
+        if weights is not None:
+            is_finite = tl.abs(tl.load(weights + c, mask=inside, other=0.0)) < float("inf")
+            infinite += (counts & (is_finite == 0)).to(tl.int32)
         if numbers is None:
             counts = counts & (target >= 0) & (target < vocab_size)
             is_first = outside & (first == tokens)
@@ -423,17 +428,27 @@ def check_targets(
     else:
         tl.store(numbers + i, before)
         tl.store(numbers + RECORD, wrong)
-        tl.store(numbers + RECORD + 1, left_out)
+        if weights is None:
+            tl.store(numbers + RECORD + 1, left_out)
+        else:
+            tl.store(numbers + RECORD + 1, tl.sum(infinite, 0))
+            tl.store(numbers + RECORD + 2, left_out)
+    count = tl.maximum(tokens - left_out, 1).to(tl.float32)
     factor = 1.0
     if MEAN:
-        factor = tl.math.div_rn(1.0, tl.maximum(tokens - left_out, 1).to(tl.float32))
+        factor = tl.math.div_rn(1.0, count)
     for start in range(0, tokens, TOKENS):
         c = start + tl.arange(0, TOKENS)
         target = tl.load(targets + c, mask=c < tokens, other=ignore_index)
         counts = target != ignore_index
         if numbers is None:
             counts = counts & (target >= 0) & (target < vocab_size)
-        tl.store(factors + c, tl.where(counts, factor, 0.0), mask=c < tokens)
+        own = factor
+        if weights is not None:
+            own = tl.load(weights + c, mask=c < tokens, other=0.0)
+            if MEAN:
+                own = tl.math.div_rn(own, tl.zeros((TOKENS,), tl.float32) + count)
+        tl.store(factors + c, tl.where(counts, own, 0.0), mask=c < tokens)
 
 
 def _tiles(a: Arguments) -> int:
@@ -576,18 +591,20 @@ LAUNCHES = {
         types={
             **dict.fromkeys(("targets", "record", "ids", "numbers"), "*i64"),
             **dict.fromkeys(("mask", "is_bad"), "*i1"),
-            "factors": "*fp32",
+            **dict.fromkeys(("weights", "factors"), "*fp32"),
             **dict.fromkeys(("tokens", "length", "vocab_size", "ignore_index", "other"), "i32"),
         },
         blocks={"RECORD": 4, "TOKENS": 1024},
         wide=(),
-        reads=("targets", "targets", "record"),
+        reads=("targets", "targets", "weights", "weights", "record"),
         writes=("ids", "mask", "is_bad", "factors", "numbers"),
         variants={
-            "recorded": Variant({"numbers": None, "MEAN": True, "CODED": True}),
-            "plain": Variant({"numbers": None, "MEAN": True, "CODED": False}),
-            "read": Variant({"is_bad": None, "MEAN": True, "CODED": False}),
-            "sum": Variant({"is_bad": None, "MEAN": False, "CODED": False}),
+            "recorded": Variant({"weights": None, "numbers": None, "MEAN": True, "CODED": True}),
+            "plain": Variant({"weights": None, "numbers": None, "MEAN": True, "CODED": False}),
+            "read": Variant({"weights": None, "is_bad": None, "MEAN": True, "CODED": False}),
+            "sum": Variant({"weights": None, "is_bad": None, "MEAN": False, "CODED": False}),
+            "weighted": Variant({"is_bad": None, "MEAN": True, "CODED": False}),
+            "weighted, recorded": Variant({"numbers": None, "MEAN": False, "CODED": True}),
         },
         dtypes=(torch.float32,),
     ),
