@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from embedlayer import OutputHead, StaleRowsError, TokenIdError, token_log_probs
-from embedlayer.core.index_checks import check_indices
 from embedlayer.heads.deferred import DeferredGradient, DeferredLogits
 from embedlayer.heads.logit_source import LogitsReport
+from embedlayer.kernels.index_check import check_indices
 
 B, T, D, V = 3, 8, 4, 97
 LOGGER = "embedlayer.heads.logit_source"

@@ -599,12 +599,15 @@ LAUNCHES = {
         reads=("targets", "targets", "weights", "weights", "record"),
         writes=("ids", "mask", "is_bad", "factors", "numbers"),
         variants={
-            "recorded": Variant({"weights": None, "numbers": None, "MEAN": True, "CODED": True}),
-            "plain": Variant({"weights": None, "numbers": None, "MEAN": True, "CODED": False}),
-            "read": Variant({"weights": None, "is_bad": None, "MEAN": True, "CODED": False}),
-            "sum": Variant({"weights": None, "is_bad": None, "MEAN": False, "CODED": False}),
-            "weighted": Variant({"is_bad": None, "MEAN": True, "CODED": False}),
-            "weighted, recorded": Variant({"numbers": None, "MEAN": False, "CODED": True}),
+            name: Variant(constants, registers=192)  # there is one program
+            for name, constants in {
+                "recorded": {"weights": None, "numbers": None, "MEAN": True, "CODED": True},
+                "plain": {"weights": None, "numbers": None, "MEAN": True, "CODED": False},
+                "read": {"weights": None, "is_bad": None, "MEAN": True, "CODED": False},
+                "sum": {"weights": None, "is_bad": None, "MEAN": False, "CODED": False},
+                "weighted": {"is_bad": None, "MEAN": True, "CODED": False},
+                "weighted, recorded": {"numbers": None, "MEAN": False, "CODED": True},
+            }.items()
         },
         dtypes=(torch.float32,),
     ),
