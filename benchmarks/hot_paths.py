@@ -130,6 +130,7 @@ def loss_path(
     bias: bool = False,
     is_frozen: bool = False,
     ignored: int = 0,
+    is_weighted: bool = False,
     **options: Any,
 ) -> HotPath:
     """Return the loss of a head with its gradients.
@@ -142,6 +143,7 @@ def loss_path(
         bias: Whether the head has a bias.
         is_frozen: Whether the rows need no gradient.
         ignored: Number of targets that are ignored.
+        is_weighted: Whether each token has a weight.
         **options: Options of `linear_cross_entropy`.
     """
 
@@ -150,7 +152,9 @@ def loss_path(
         added = torch.zeros(vocab_size, requires_grad=True) if bias else None
         targets = ids(tokens)
         targets[:ignored] = -100
-        more = {**options, "bias": added} if bias else options
+        more = {**options, "bias": added} if bias else dict(options)
+        if is_weighted:
+            more["token_weights"] = torch.empty(tokens)
         return trained([hidden, weight, added], lambda: linear_cross_entropy(hidden, weight, targets, **more))
 
     numbers_read = [-1, -1, -1, -1, 0, ignored]
@@ -364,6 +368,7 @@ PASSES = [
     loss_path("loss, bias", bias=True),
     loss_path("loss, label smoothing", label_smoothing=0.1),
     loss_path("loss, z_loss", z_loss=1e-4),
+    loss_path("loss, weights of tokens", is_weighted=True),
     loss_path("loss of each token", reduction="none", chunks=6),
     loss_path("loss, no target dropped", drop_ignored=False),
     HotPath("log-probabilities and entropies", SIZES, statistics(statistics=("log_probs", "entropy"))),

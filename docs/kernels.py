@@ -225,8 +225,8 @@ def measured() -> str:
     for name, row in by_call[RATES].items():
         rate = f"{row['tflops']} TFLOP/s in bfloat16" if row["tflops"] else f"{row['tb_per_s']} TB/s read and written"
         lines.append(f"- {name}: {rate}")
-    heads = ["call", "sizes", "ms", "predicted", "kernels alone", "in a CUDA graph", "by torch operators"]
-    heads += ["kernels", "predicted", "GiB added", "predicted"]
+    heads = ["call", "sizes", "ms", "predicted ms", "kernels alone", "in a CUDA graph", "by torch operators"]
+    heads += ["kernels", "predicted kernels", "GiB added", "predicted GiB"]
     lines += ["", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     cells = [(name, "time_ms") for name in (OURS, PREDICTED, KERNELS, IN_A_GRAPH, BY_OPERATORS)]
     cells += [(KERNELS, "kernels"), (PREDICTED, "kernels"), (OURS, "added_gib"), (PREDICTED, "added_gib")]

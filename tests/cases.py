@@ -26,8 +26,15 @@ LOSSES: dict[str, dict[str, object]] = {
     "soft cap, scale": {"softcap": 2.0, "logit_scale": 0.5},
     "padding": {"padding_idx": 0},
     "masked padding": {"padding_idx": 9, "mask_padding": True},
+    "weights of tokens": {"weighted": True},
     "all": {"label_smoothing": 0.1, "z_loss": 1e-2, "softcap": 2.0, "padding_idx": 3, "reduction": "none"},
 }
+
+
+def with_weights(targets: Tensor, *, weighted: bool = False, **options: Any) -> dict[str, Any]:
+    """The options of a loss of `LOSSES`; with `weighted` each target has a weight, NaN where it is ignored."""
+    weights = {"token_weights": targets.double().cos().masked_fill(targets == -100, torch.nan)} if weighted else {}
+    return {**options, **weights}
 
 
 class UsesPosition(nn.Module):
@@ -54,7 +61,9 @@ class UsesHead(nn.Module):
         self.table, self.head, self.options = table, head, options
 
     def forward(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor:
-        return self.head(hidden) if targets is None else self.head.loss(hidden, targets, **self.options)
+        if targets is None:
+            return self.head(hidden)
+        return self.head.loss(hidden, targets, **with_weights(targets, **self.options))
 
 
 class Case(NamedTuple):

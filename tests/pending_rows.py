@@ -141,7 +141,10 @@ def assert_training_is_no_worse(rule: str, dtype: torch.dtype, width: int, paddi
     exact = trained(RULES[rule], torch.float64, width=width, padding_idx=padding_idx)
     with kernels_disabled():
         plain = trained(RULES[rule], dtype, width=width, padding_idx=padding_idx)
-    assert_no_worse(found, plain, exact, slack=SLACK[dtype] * float(exact.abs().max()))
+    slack = max(
+        SLACK[dtype], SLACK[torch.float16] if "bfloat16" in rule else 0
+    )  # a moment may be rounded the other way
+    assert_no_worse(found, plain, exact, slack=slack * float(exact.abs().max()))
 
 
 def assert_pending_updates_are_the_loop_over_the_skipped_steps(betas: tuple[float, float], decay: float) -> None:

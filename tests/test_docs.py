@@ -148,6 +148,7 @@ def test_every_module_has_its_test_file() -> None:
         "losses/divergence_kinds.py": "losses/test_divergences.py",
         "kernels/index_check.py": "core/test_index_checks.py",
         **{f"kernels/gpu/{name}.py": "kernels/test_input.py" for name in ("index_check", "input")},
+        **{f"kernels/gpu/{name}.py": f"kernels/test_{name}.py" for name in ("quantized", "rotary", "rows")},
         "positions/rotary/blocks.py": "positions/rotary/test_config.py",
         "kernels/cpu/rotary.py": "positions/rotary/test_rotation.py",
         "losses/uncomputed_logits.py": "losses/test_statistics.py",

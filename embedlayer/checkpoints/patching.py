@@ -13,6 +13,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from embedlayer.checkpoints.model_loss import accept_token_weights, refuse_token_weights
 from embedlayer.checkpoints.reading.configuration import logit_factors, text_config, with_defaults, with_whole_model
 from embedlayer.core.errors import CheckpointError, check_release
 from embedlayer.core.own_attributes import (
@@ -54,6 +55,10 @@ def patch(model: Model, *, row_sparse: bool = False) -> Model:
     The logits of a patched head are computed when something reads them. The loss of `model(input_ids, labels=labels)`
     needs none of them: it is `linear_cross_entropy` of the hidden states (see `DeferredLogits`). Logits must be read
     before the weights change. The first function that reads them is logged at level INFO.
+
+    `model(input_ids, labels=labels, token_weights=weights)` multiplies the loss of each label by a weight, floats in
+    the shape of the labels, which are shifted as the labels are; see `LossOptions`. A model that computes its loss by
+    code of its own refuses them by name.
 
     `token_log_probs(outputs.logits, tokens)`, `token_statistics` and `divergence` take these logits without computing
     them. With `head = model.get_output_embeddings()`, `head.loss(hidden, targets)`, `token_log_probs`,
@@ -105,6 +110,8 @@ def patch(model: Model, *, row_sparse: bool = False) -> Model:
         if isinstance(child, OutputHead) and own_attribute(child, REPLACED) is not None:
             # it reads the tables that share its weight
             child.follow_references([table for table, module in places if isinstance(module, TokenEmbedding)], place)
+    if heads:
+        accept_token_weights(model)
     if (tables or heads) and hasattr(model, RESIZE):
         set_own_attribute(model, RESIZE, partial(_resized, model))
     return model
@@ -135,6 +142,7 @@ def unpatch(model: Model) -> Model:
         _swap(model, ours, original)
     for part in model.modules():
         remove_own_attribute(part, RESIZE)
+        refuse_token_weights(part)
     return model
 
 

@@ -1,4 +1,4 @@
-"""`embedlayer doctor`: what each operation runs on on this machine, and why."""
+"""`embedlayer doctor`: which implementation computes each operation on this machine, and why."""
 
 import logging
 import platform
@@ -68,7 +68,7 @@ class Device:
 @click.command()
 @json_option
 def doctor(as_json: bool) -> None:
-    """Show what each operation runs on on this machine, and why.
+    """Show which implementation computes each operation on this machine, and why.
 
     An operation is computed by a kernel that numba compiles for the CPU, by a kernel that Triton compiles for CUDA, or
     by torch operators. The first run compiles a small kernel for each device. What is missing is named, with the line

@@ -27,9 +27,10 @@ from torch.overrides import enable_reentrant_dispatch, resolve_name
 from embedlayer.core.devices import device_kind
 from embedlayer.core.torch_state import DisableTorchFunctionSubclass, is_transformed, make_wrapper_subclass, tree_map
 from embedlayer.heads.logit_source import HeadTensors, LogitSource, LogitsReport, marked
-from embedlayer.losses.definition import loss_dtype
+from embedlayer.losses.definition import cross_entropy, loss_dtype, reduce_losses
 from embedlayer.losses.linear import cross_entropy_of
-from embedlayer.losses.options import LogitSettings, LossSettings
+from embedlayer.losses.options import LogitSettings, LossSettings, Reduction
+from embedlayer.losses.token_weights import checked_weights
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
 
 PLAIN_TYPES = (Tensor, nn.Parameter)
@@ -380,7 +381,7 @@ class _Loss(torch.autograd.Function):
         (targets,), logits, loss, arguments = ctx.saved_tensors, ctx.logits, ctx.loss, ctx.arguments
 
         def gradient() -> Tensor:
-            return _gradient(lambda real: F.cross_entropy(real, targets, **arguments), logits, grad)
+            return _gradient(lambda real: _loss_of_values(real, targets, **arguments), logits, grad)
 
         if torch.is_grad_enabled() or is_transformed(grad):
             return gradient(), None, None, None
@@ -413,8 +414,11 @@ def _cross_entropy(
     reduce: bool | None = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    token_weights: Tensor | None = None,
 ) -> Tensor | None:
     """Return `F.cross_entropy` of unread logits `(N, V)` or `(V,)` and token IDs, from the hidden states.
+
+    With `token_weights` it is `weighted_cross_entropy`.
 
     The result is `None` for class probabilities, class weights, deprecated arguments, arguments that torch refuses, and
     targets that do not fit or are empty.
@@ -430,8 +434,43 @@ def _cross_entropy(
     if logits.source.logits_dtype == torch.float64:
         dtype = torch.float64  # also where the model casts its logits to float32: this loss never rounded them
     arguments = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
+    if token_weights is not None:
+        arguments["token_weights"] = token_weights
     result: Tensor = _Loss.apply(logits, target, dtype, arguments)  # type: ignore[no-untyped-call]
     return result
+
+
+def _loss_of_values(logits: Tensor, targets: Tensor, token_weights: Tensor | None = None, **arguments: Any) -> Tensor:
+    """Return `F.cross_entropy` of real logits, or `weighted_cross_entropy` of them."""
+    if token_weights is None:
+        return F.cross_entropy(logits, targets, **arguments)
+    kept = targets != arguments["ignore_index"]
+    weights = checked_weights(token_weights.to(loss_dtype(logits.dtype)), targets, arguments["ignore_index"])
+    loss = LossSettings(**arguments, token_weights=weights)
+    result = reduce_losses(cross_entropy(logits, targets, loss), kept, loss)
+    return torch.where(kept.any(), result, math.nan) if loss.reduction == "mean" else result  # as in torch
+
+
+def weighted_cross_entropy(
+    logits: Tensor, targets: Tensor, token_weights: Tensor, *, ignore_index: int, reduction: Reduction
+) -> Tensor:
+    """Return `F.cross_entropy` with a weight of each target, of deferred logits without computing them.
+
+    Args:
+        logits: Logits of a model, `(N, V)`.
+        targets: Token IDs or `ignore_index`, `(N,)`.
+        token_weights: See `LossOptions`, checked by `require_token_weights`, `(N,)`.
+        ignore_index: Target that is ignored.
+        reduction: `"mean"` divides by the number of targets that are not ignored; over none it is NaN, as in torch.
+
+    Raises:
+        SizeError: The weight of a target that is not ignored is infinite or NaN; see `LossOptions`.
+    """
+    arguments: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction, "token_weights": token_weights}
+    result, is_safe = None, torch.is_grad_enabled() or not logits.requires_grad  # see `__torch_function__`
+    if isinstance(logits, DeferredLogits) and logits.is_unread and is_safe:
+        result = _cross_entropy(logits, targets, **arguments)
+    return _loss_of_values(logits, targets, **arguments) if result is None else result
 
 
 def _rearranged(func: Function, logits: DeferredLogits, args: Args, kwargs: Kwargs) -> DeferredLogits | None:

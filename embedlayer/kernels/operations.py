@@ -40,7 +40,7 @@ class Operation:
         """
         kernels = self.kernels(x)
         if not kernels:
-            return f"the operation has no kernel for {device_kind(x)}"
+            return f"there is no kernel for {device_kind(x)}"
         return Kernel(*kernels[0].split("."), has_triton=bool(self.gpu)).refusal(x)
 
 
@@ -50,7 +50,8 @@ OPERATIONS = [
     Operation("look-up, scale, position vectors and dropout of the input", "inputs.fused:plain_scale_add_drop",
               ("input.gather_scale_add_drop",), ("input.gather_scale_add_drop",),
               ("kernels/cpu/test_input.py", "inputs/test_fused.py", "kernels/test_input.py")),
-    Operation("its backward pass: gradients of rows and positions", "inputs.fused:plain_scale_add_drop",
+    Operation("backward pass of the look-up of the input: gradients of rows and positions",
+              "inputs.fused:plain_scale_add_drop",
               ("input.sum_masked_segments",), (), ("kernels/cpu/test_input.py", "inputs/test_fused.py")),
     Operation("check of IDs or positions, for look-ups that do not make it", "core.index_checks:clamp_and_record", (),
               ("index_check.clamp_and_record",), ("kernels/test_input.py",)),
@@ -83,11 +84,11 @@ OPERATIONS = [
     Operation("statistics of the logits of a block: maximum, logsumexp, mean, squares, requested logits",
               "losses.logit_statistics:LogitStatistics.terms", ("softmax.statistics",),
               ("softmax.statistics", "softmax.merge"), SOFTMAX),
-    Operation("their gradient by the logits", "losses.logit_statistics:LogitStatistics.dlogits_",
+    Operation("gradient of the statistics of the logits", "losses.logit_statistics:LogitStatistics.dlogits_",
               ("softmax.statistics_gradient",),
               ("softmax.statistics_factors", "softmax.statistics_gradient", "softmax.requested_gradient"),
               SOFTMAX),
-    Operation("losses of tokens and their gradients by the statistics", "losses.logit_statistics:CrossEntropy.of", (),
+    Operation("losses of tokens by the statistics, and their gradients", "losses.logit_statistics:CrossEntropy.of", (),
               ("softmax.cross_entropy",), SOFTMAX),
     Operation("targets that are ignored, and those that are no tokens", "losses.counted_tokens:checked_ids", (),
               ("softmax.check_targets",), ("losses/test_counted_tokens.py",)),

@@ -314,17 +314,26 @@ def cross_entropy_of_totals(
 
 
 @operator(
-    "(Tensor targets, Tensor(a!) record, SymInt vocab_size, SymInt ignore_index, SymInt? other, bool mean, bool read) "
+    "(Tensor targets, Tensor? weights, Tensor(a!) record, SymInt vocab_size, SymInt ignore_index, SymInt? other, "
+    "bool mean, bool read) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     mutates=("record",),
 )
 def check_targets(
-    targets: Tensor, record: Tensor, vocab_size: int, ignore_index: int, other: int | None, mean: bool, read: bool
+    targets: Tensor,
+    weights: Tensor | None,
+    record: Tensor,
+    vocab_size: int,
+    ignore_index: int,
+    other: int | None,
+    mean: bool,
+    read: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:
     """Find the targets that are ignored, and those that are no tokens; elsewhere than on CUDA return `None`.
 
     Args:
         targets: Token IDs or `ignore_index`, int64, contiguous.
+        weights: Weight of each loss, in the shape of the targets, which is a factor of its factor; `None` for 1.
         record: `embedlayer.core.index_checks.target_record`. Without `read`, the first bad target is written to it if
             it is empty.
         vocab_size: Number of tokens, V.
@@ -339,17 +348,24 @@ def check_targets(
         The targets that count, with `other` in place of the others; a mask of those that count; without `read`, a mask
         of those that are no tokens, or of all that do not count if `other` is `None`; and the factor of each loss,
         float32, 0 where the target does not count; all in the shape of the targets. And numbers for the host: those of
-        the record, how many targets are no tokens, and how many do not count.
+        the record, how many targets are no tokens, with weights how many that are not ignored have one that is not
+        finite, and how many do not count.
     """
     if device_kind(targets) != "cuda":
         return None
     ids, (mask, is_bad) = torch.empty_like(targets), (torch.empty_like(targets, dtype=torch.bool) for _ in range(2))
-    factors, numbers = torch.empty_like(targets, dtype=torch.float32), record.new_empty(len(record) + 2)
+    factors, numbers = (
+        torch.empty_like(targets, dtype=torch.float32),
+        record.new_empty(len(record) + (2 if weights is None else 3)),
+    )
     sizes = {"tokens": targets.numel(), "length": targets.shape[-1] if targets.dim() else 1}
     sizes |= {"vocab_size": vocab_size, "ignore_index": ignore_index, "other": 0 if other is None else other}
     outputs = {"ids": ids, "mask": mask, "is_bad": None if read else is_bad, "factors": factors, "numbers": numbers}
+    if weights is not None:
+        weights = weights.float().contiguous()
+    inputs = {"targets": targets, "weights": weights, "record": record}
     constants = {"MEAN": mean, "CODED": other is None, "READ": read}
-    launch("softmax", "check_targets", targets=targets, record=record, **outputs, **sizes, **constants)
+    launch("softmax", "check_targets", **inputs, **outputs, **sizes, **constants)
     return ids, mask, is_bad, factors, numbers
 
 

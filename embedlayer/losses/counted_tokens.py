@@ -24,6 +24,7 @@ from embedlayer.core.index_checks import (
 )
 from embedlayer.core.torch_state import are_saved_tensors_hooked, is_capturing, plain_operators_only
 from embedlayer.kernels.softmax import STATISTICS, check_targets
+from embedlayer.losses.token_weights import checked_weights, raise_if_not_finite
 
 DROPPED_FROM = 16
 """By default a loss waits, and drops ignored targets, if the previous one ignored one target of so many, or more.
@@ -158,13 +159,16 @@ class CheckedIds(NamedTuple):
             are clamped.
         tokens: The tokens that count; those with a bad ID do not.
         is_bad: Mask of the tokens with a bad ID, in the shape of the tokens; `None` if there is none.
-        factors: Factor of each loss, float32, in the shape of the tokens, if a kernel computed it.
+        factors: Factor of each loss in the reduction, its weight included, float32, in the shape of the tokens, if a
+            kernel computed it.
+        weights: Weights of the tokens after the check of `counted_targets`; `None` for 1.
     """
 
     ids: Tensor
     tokens: CountedTokens
     is_bad: Tensor | None
     factors: Tensor | None = None
+    weights: Tensor | None = None
 
     @property
     def is_counted(self) -> Tensor:
@@ -217,6 +221,7 @@ def checked_ids(
     *,
     drop: bool | None,
     several: bool = False,
+    weights: Tensor | None = None,
     request: RankRequest | None = None,
 ) -> CheckedIds:
     """Check that the IDs of the tokens that count are tokens of the vocabulary.
@@ -230,11 +235,13 @@ def checked_ids(
         vocab_size: Number of tokens, V.
         drop: See `counted_tokens`.
         several: Whether each token has K IDs.
+        weights: Weights of the tokens, which an accelerator that waits checks too.
         request: See `counted_tokens`.
 
     Raises:
         TokenIdError: An ID is outside, or one of an earlier loss on the same accelerator was. The message names the
             first one, its row and its column.
+        SizeError: On an accelerator that waits, the weight of a token that counts is infinite or NaN.
     """
     others = None if mask is None else ~mask
     if others is not None:
@@ -250,7 +257,8 @@ def checked_ids(
     read, previous = _reads(ids, drop, request)
     tokens = ids[..., 0].numel() if several else ids.numel()
     if read:
-        return CheckedIds(ids, _read(ids, _flat(mask), _flat(others), vocab_size, tokens, request, previous), None)
+        found = _read(ids, _flat(mask), _flat(others), vocab_size, tokens, request, weights, previous)
+        return CheckedIds(ids, found, None)
     ids, is_bad = clamp_and_record_targets(ids, vocab_size)
     if previous is not None:
         previous.begin_copy(torch.cat([target_record(ids.device), _number_of(others, ids)]), tokens)
@@ -267,6 +275,7 @@ def counted_targets(
     drop: bool | None,
     other: int | None = 0,
     mean: bool = True,
+    weights: Tensor | None = None,
     request: RankRequest | None = None,
 ) -> tuple[Tensor, CheckedIds]:
     """Return the mask of the targets that count, and the result of `checked_ids` for those that are not ignored.
@@ -279,33 +288,41 @@ def counted_targets(
         other: ID of those that do not count, where bad targets are recorded; `None` for those that
             `CountedTokens.others` describes, if kernels compute.
         mean: Whether the factors are those of a mean; otherwise they are those of a sum.
+        weights: Weights of the tokens in the dtype of the losses, which the factors contain; those of tokens that count
+            must be finite. Where the host does not read values they are NaN otherwise.
         request: See `counted_tokens`.
 
     Raises:
         TokenIdError: See `checked_ids`.
+        SizeError: The weight of a token that counts is infinite or NaN.
     """
+    read, previous = _reads(targets, drop, request)
+    if weights is not None:
+        weights = checked_weights(weights, targets, ignore_index, is_read=read)
     on_cuda = device_kind(targets) == "cuda" and targets.dtype == torch.int64 and targets.numel() > 0
     if not (on_cuda and STATISTICS.applies(targets)) or plain_operators_only():
         mask = targets != ignore_index
-        checked = checked_ids(targets, mask, vocab_size, drop=drop, request=request)
+        checked = checked_ids(targets, mask, vocab_size, drop=drop, weights=weights, request=request)
+        checked = checked._replace(weights=weights)
         if checked.is_bad is None:
             return mask, checked
         return checked.is_counted, checked._replace(ids=checked.ids.masked_fill(~checked.is_counted, other or 0))
-    read, previous = _reads(targets, drop, request)
     record = target_record(targets.device)
-    inputs = targets.contiguous(), record, vocab_size, ignore_index, 0 if read else other, mean, read
+    inputs = targets.contiguous(), weights, record, vocab_size, ignore_index, 0 if read else other, mean, read
     ids, mask, is_bad, factors, numbers = check_targets(*inputs)
     if previous is not None:
         previous.begin_copy(numbers, targets.numel())
     if not read and other is None:
-        return mask, CheckedIds(ids, CountedTokens(mask.flatten(), None, is_bad.flatten()), None, factors)
+        return mask, CheckedIds(ids, CountedTokens(mask.flatten(), None, is_bad.flatten()), None, factors, weights)
     if not read:
-        return mask, CheckedIds(ids, CountedTokens(mask.flatten()), is_bad, factors)
+        return mask, CheckedIds(ids, CountedTokens(mask.flatten()), is_bad, factors, weights)
     values, of_ranks = _read_with_facts(numbers, targets.numel(), request)
-    *_, bad, left_out = values
+    bad, left_out = values[len(record)], values[-1]
     _raise_if_bad(ids, vocab_size, record, values, bad)
+    if weights is not None and values[-2] > 0:
+        raise_if_not_finite(weights, mask)
     tokens = CountedTokens() if left_out <= 0 else _dropped(mask.flatten(), ~mask.flatten(), left_out)
-    return mask, CheckedIds(ids, tokens._replace(of_ranks=of_ranks), None, factors)
+    return mask, CheckedIds(ids, tokens._replace(of_ranks=of_ranks), None, factors, weights)
 
 
 def _read_numbers(numbers: Tensor) -> list[int]:
@@ -375,20 +392,29 @@ def _read(
     vocab_size: int,
     tokens: int,
     request: RankRequest | None,
+    weights: Tensor | None,
     previous: PreviousLoss | None,
 ) -> CountedTokens:
-    """Check IDs on an accelerator and return which of the tokens count: one wait for all numbers.
+    """Check IDs and weights on an accelerator and return which of the tokens count: one wait for all numbers.
 
     Raises:
         TokenIdError: An ID is outside, or one was recorded.
+        SizeError: The weight of a token that counts is infinite or NaN.
     """
     record = target_record(ids.device)
     bad_ids = (ids != ids.clamp(0, vocab_size - 1)).sum().view(1)
-    numbers = torch.cat([record, bad_ids, _number_of(others, ids)])
+    numbers = [record, bad_ids]
+    if weights is not None and others is not None:
+        numbers.append((weights - weights).flatten().masked_fill(others, 0.0).isnan().sum().view(1))
+    numbers.append(_number_of(others, ids))
+    joined = torch.cat(numbers)
     if previous is not None:
-        previous.begin_copy(numbers, tokens)
-    (*recorded, bad, left_out), of_ranks = _read_with_facts(numbers, tokens, request)
-    _raise_if_bad(ids, vocab_size, record, recorded, bad)
+        previous.begin_copy(joined, tokens)
+    values, of_ranks = _read_with_facts(joined, tokens, request)
+    bad, left_out = values[len(record)], values[-1]
+    _raise_if_bad(ids, vocab_size, record, values, bad)
+    if weights is not None and mask is not None and values[-2] > 0:
+        raise_if_not_finite(weights, mask.view(weights.shape))
     counted = CountedTokens() if mask is None or others is None else _dropped(mask, others, left_out)
     return counted._replace(of_ranks=of_ranks)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from embedlayer.core.devices import device_kind
 from embedlayer.core.torch_state import fusible, is_dispatch_mode_active
 from embedlayer.losses.options import LossSettings
+from embedlayer.losses.token_weights import counted_weights
 
 
 def counted_states(hidden: Float[Tensor, "*batch D"], kept: Bool[Tensor, "*batch"] | None) -> Float[Tensor, "*batch D"]:
@@ -94,7 +95,7 @@ def reduce_losses(losses: Tensor, kept: Tensor, loss: LossSettings) -> Tensor:
         loss: Options of the loss.
     """
     if loss.token_weights is not None:
-        losses = losses * loss.token_weights
+        losses = losses * counted_weights(loss.token_weights, kept)
     if loss.reduction == "none":
         return losses
     return losses.sum() if loss.reduction == "sum" else losses.sum() / kept.sum().clamp(min=1)
@@ -112,7 +113,5 @@ def reduction_factors(kept: Tensor, loss: LossSettings, dtype: torch.dtype, coun
     is_narrow = dtype == torch.float32  # torch divides masks in float32
     if is_narrow and count is not None and loss.reduction == "mean" and loss.token_weights is None:
         return torch.div(kept, max(count, 1), out=torch.empty_like(kept, dtype=dtype))
-    factors = kept.to(dtype)
-    if loss.token_weights is not None:
-        factors = factors * loss.token_weights
+    factors = kept.to(dtype) if loss.token_weights is None else counted_weights(loss.token_weights, kept).to(dtype)
     return factors / kept.sum().clamp(min=1) if loss.reduction == "mean" else factors

@@ -105,7 +105,7 @@ def compute_loss(
         objective: Loss of a token as a function of its totals.
         kept: Mask of the tokens that count, `(...)`.
         loss: Reduction and weights of the tokens.
-        factors: Factor of each token's loss in the reduction without weights, if it is computed already, `(...)`.
+        factors: Factor of each token's loss in the reduction, if it is computed already, `(...)`.
 
     Returns:
         The reduced loss, and the losses of all tokens without gradient, `(...)`, 0 for those that do not count.
@@ -115,7 +115,7 @@ def compute_loss(
     """
     if isinstance(student, LinearLogits) and loss.reduction != "none":
         dtype = loss_dtype(student.dtype)
-        if factors is None or factors.dtype != dtype or loss.token_weights is not None:
+        if factors is None or factors.dtype != dtype:
             count = None if device_kind(kept) == "cpu" else request.tokens.number_of(kept.numel())
             factors = reduction_factors(kept, loss, dtype, count)
         job = _Job(student, request)

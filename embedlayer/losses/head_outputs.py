@@ -49,8 +49,10 @@ class HeadOutputs:
             target, `(...)`.
 
         Raises:
-            ShapeError: `hidden` has another width than the rows, or the targets another shape.
-            SizeError: An option is unknown or outside its range, or two options exclude each other.
+            ShapeError: `hidden` has another width than the rows, the targets another shape, or `token_weights` do not
+                fit the targets.
+            SizeError: An option is unknown or outside its range, two options exclude each other, or the weight of a
+                target that is not ignored is infinite or NaN.
             TokenIdError: A target is neither a token nor `ignore_index`; on CUDA where the call waits, else later.
         """
         check_options(options, LossOptions, f"{type(self).__name__}.loss")
@@ -125,17 +127,19 @@ class HeadOutputs:
             weights: Weight of each depth; `None` for 1 each.
             documents: Mask of padding and packed documents, `(B, T)`, as a model's `attention_mask`: at every depth,
                 a label is no target of padding or of a token of another document. `None` for one document in each row.
-            **options: See `LossOptions`.
+            **options: See `LossOptions`. `token_weights` are those of the labels, `(B, T)`, and shifted as these are.
 
         Raises:
-            ShapeError: Hidden states, labels and mask do not fit each other.
-            SizeError: There is no depth, another number of weights, or an option is unknown or outside its range.
+            ShapeError: Hidden states, labels, mask and `token_weights` do not fit each other.
+            SizeError: There is no depth, another number of weights, an option is unknown or outside its range, or the
+                weight of a target is infinite or NaN.
             TokenIdError: A label is neither a token nor `ignore_index`; on CUDA where the call waits, else later.
 
         Reference: DeepSeek-V3 technical report, 2024, equations 24 and 25: weights `(1, λ/D, ..., λ/D)`.
         """
         check_options(options, LossOptions, f"{type(self).__name__}.multi_token_loss")
         ignore_index = options.get("ignore_index", -100)
-        inputs = multi_token_inputs(hidden_states, labels, weights, documents, ignore_index)
+        token_weights = options.get("token_weights")
+        inputs = multi_token_inputs(hidden_states, labels, weights, documents, ignore_index, token_weights)
         logits, loss = resolve_logits(inputs.hidden, self, options)
         return multi_token_loss_of(logits, inputs, loss)

@@ -16,12 +16,13 @@ from embedlayer.core.option_docs import show_options
 from embedlayer.core.torch_state import fusible
 from embedlayer.kernels.softmax import STATISTICS
 from embedlayer.losses.counted_tokens import counted_targets
-from embedlayer.losses.definition import cross_entropy, reduce_losses
+from embedlayer.losses.definition import cross_entropy, loss_dtype, reduce_losses
 from embedlayer.losses.differentiable_totals import compute_loss
 from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits, tokens_and_weight
 from embedlayer.losses.logit_statistics import CrossEntropy, target_request
 from embedlayer.losses.operators import cross_entropy_operator
 from embedlayer.losses.options import LogitOptions, LossOptions, LossSettings, ScoreOptions, check_options
+from embedlayer.losses.token_weights import require_token_weights
 from embedlayer.losses.uncomputed_logits import LinearLogits, RequestedGradients, UncomputedLogits, check_ids, is_plain
 
 
@@ -62,7 +63,8 @@ def linear_cross_entropy(
     Raises:
         TokenIdError: A target is neither a token nor `ignore_index`; on CUDA where the call waits, else later.
         ShapeError: Shapes or dtypes do not fit each other.
-        SizeError: An option is unknown or outside its range, or two options exclude each other.
+        SizeError: An option is unknown or outside its range, two options exclude each other, or the weight of a target
+            that is not ignored is infinite or NaN.
 
     Example:
         >>> hidden, table = torch.randn(2, 5, 8), torch.randn(100, 8)
@@ -137,8 +139,9 @@ def cross_entropy_of(
 
     Raises:
         TokenIdError: A target is neither a token nor `ignore_index`; on CUDA where the call waits, else later.
-        ShapeError: Targets and hidden states do not fit each other.
-        SizeError: Two options exclude each other. Of sharded rows, a `torch.func` transform is active.
+        ShapeError: Targets, hidden states and weights of tokens do not fit each other.
+        SizeError: Two options exclude each other, or the weight of a token that counts is not finite. Of sharded rows,
+            a `torch.func` transform is active.
     """
     return reduced_and_token_losses(logits, targets, loss)[0]
 
@@ -152,6 +155,9 @@ def reduced_and_token_losses(
         SizeError: See `cross_entropy_of`, which has the same errors.
     """
     check_ids(logits.hidden, targets, "targets")
+    if loss.token_weights is not None:
+        require_token_weights(loss.token_weights, targets)
+        loss = loss._replace(token_weights=loss.token_weights.to(loss_dtype(logits.dtype)))
     if loss.label_smoothing and logits.options.masked is not None:
         raise SizeError(
             "label_smoothing spreads over all tokens, and mask_padding leaves no probability to one of them: use one."
@@ -159,8 +165,8 @@ def reduced_and_token_losses(
     plain = is_plain(logits, loss)
     compiled = torch.compiler.is_compiling() and not plain
     in_graph = logits if compiled and isinstance(logits, LinearLogits) and not logits.is_sharded else None
-    if in_graph is not None and device_kind(targets) == "cpu":  # the operator checks the targets
-        return _operator_losses(in_graph, targets, targets != loss.ignore_index, loss)
+    if in_graph is not None and device_kind(targets) == "cpu":  # the operator checks targets and weights
+        return cross_entropy_operator(in_graph, targets, loss)
     drop = False if plain else loss.drop_ignored
     other: int | None = loss.ignore_index if plain else 0
     if isinstance(logits, LinearLogits) and not (plain or compiled or logits.is_sharded or loss.reduction == "none"):
@@ -173,8 +179,10 @@ def reduced_and_token_losses(
         drop=drop,
         other=other,
         mean=loss.reduction == "mean",
+        weights=loss.token_weights,
         request=logits.rank_request,
     )
+    loss = loss._replace(token_weights=checked.weights)
     if plain:
         if checked.is_bad is not None:
             targets = checked.ids
@@ -183,19 +191,8 @@ def reduced_and_token_losses(
         losses = checked.marked(cross_entropy(logits.logits(kept), targets, loss))
         return reduce_losses(losses, kept, loss), losses.detach()
     if in_graph is not None:
-        found = _operator_losses(in_graph, torch.where(kept, checked.ids, loss.ignore_index), kept, loss)
+        found = cross_entropy_operator(in_graph, torch.where(kept, checked.ids, loss.ignore_index), loss)
     else:
         objective = CrossEntropy(logits.vocab_size, loss.label_smoothing, loss.z_loss)
         found = compute_loss(logits, target_request(checked, loss), objective, kept, loss, checked.factors)
     return checked.marked(found[0]), checked.marked(found[1])
-
-
-def _operator_losses(logits: LinearLogits, targets: Tensor, kept: Tensor, loss: LossSettings) -> tuple[Tensor, Tensor]:
-    """Return the results of `reduced_and_token_losses` by the operator for compiled graphs; with weights of tokens the
-    operator computes the losses, and torch operators reduce them.
-    """
-    if loss.token_weights is None:
-        result = cross_entropy_operator(logits, targets, loss)
-        return result, result.detach()
-    losses = cross_entropy_operator(logits, targets, loss._replace(reduction="none", token_weights=None))
-    return reduce_losses(losses, kept, loss), losses.detach()

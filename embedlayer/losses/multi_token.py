@@ -13,6 +13,7 @@ from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.losses.definition import loss_dtype
 from embedlayer.losses.linear import cross_entropy_of, reduced_and_token_losses
 from embedlayer.losses.options import LossSettings
+from embedlayer.losses.token_weights import counted_weights, finite_or_nan, require_token_weights
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
 
 
@@ -36,11 +37,13 @@ class MultiTokenInputs(NamedTuple):
         hidden: Hidden states, `(N, D)`.
         targets: Token IDs or `ignore_index` of each depth, `(B, T - 1 - k)`; they have N numbers together.
         weights: Weight of each depth.
+        token_weights: Weights of the targets, `(N,)`; `None` for 1.
     """
 
     hidden: Float[Tensor, "N D"]
     targets: list[Int[Tensor, "B _"]]
     weights: list[float]
+    token_weights: Float[Tensor, " N"] | None = None
 
 
 def multi_token_inputs(
@@ -49,12 +52,15 @@ def multi_token_inputs(
     weights: Sequence[float] | None,
     documents: AttentionMask | None,
     ignore_index: int,
+    token_weights: Float[Tensor, "B T"] | None = None,
 ) -> MultiTokenInputs:
-    """Shift the labels for each depth, and join all depths; arguments and errors are those of `multi_token_loss`."""
+    """Shift labels and weights for each depth, and join all depths; arguments and errors: see `multi_token_loss`."""
     weights = [1.0] * len(hidden_states) if weights is None else list(weights)
     if len(weights) != len(hidden_states) or not weights:
         raise SizeError(f"{len(hidden_states)} depths and {len(weights)} weights: pass one weight for each depth.")
-    hidden, targets = [], []
+    if token_weights is not None:
+        require_token_weights(token_weights, labels, "labels")
+    hidden, targets, of_tokens = [], [], []
     for depth, states in enumerate(hidden_states):
         if states.shape[:-1] != labels.shape:
             raise ShapeError(
@@ -64,7 +70,9 @@ def multi_token_inputs(
         shifted = shifted_targets(labels, documents, depth=depth, ignore_index=ignore_index)
         hidden.append(states[:, : shifted.shape[1]].flatten(0, 1))
         targets.append(shifted)
-    return MultiTokenInputs(torch.cat(hidden), targets, weights)
+        if token_weights is not None:
+            of_tokens.append(token_weights[:, depth + 1 :].flatten())
+    return MultiTokenInputs(torch.cat(hidden), targets, weights, torch.cat(of_tokens) if of_tokens else None)
 
 
 def multi_token_loss_of(logits: UncomputedLogits, inputs: MultiTokenInputs, loss: LossSettings) -> MultiTokenLoss:
@@ -73,14 +81,15 @@ def multi_token_loss_of(logits: UncomputedLogits, inputs: MultiTokenInputs, loss
     Args:
         logits: Logits of the hidden states of `inputs`.
         inputs: Targets and weights.
-        loss: Options of the loss of each depth.
+        loss: Options of the loss of each depth; weights of tokens are those of `inputs`.
 
     Raises:
         TokenIdError: A label is neither a token nor `ignore_index`; on CUDA where the call waits, else later.
-        SizeError: Two options exclude each other.
+        SizeError: Two options exclude each other, or the weight of a target is infinite or NaN.
         ShapeError: The targets have another shape than the hidden states.
     """
     targets, lengths = torch.cat([each.flatten() for each in inputs.targets]), [each.numel() for each in inputs.targets]
+    loss = loss._replace(token_weights=inputs.token_weights)
     if loss.reduction == "none":
         parts = cross_entropy_of(logits, targets, loss).split(lengths)
         steps = inputs.targets[0].shape[1] + 1
@@ -91,12 +100,15 @@ def multi_token_loss_of(logits: UncomputedLogits, inputs: MultiTokenInputs, loss
             torch.einsum("k,kbt->bt", torch.stack([losses.new_full((), weight) for weight in inputs.weights]), losses),
             losses.detach(),
         )
-    dtype = loss_dtype(logits.hidden.dtype)
-    divisors = [(each != loss.ignore_index).sum().clamp(min=1).to(dtype) for each in inputs.targets]
-    if loss.reduction == "sum":
-        divisors = [torch.ones_like(each) for each in divisors]
-    depths = zip(inputs.weights, divisors, lengths, strict=True)
-    factors = torch.cat([(weight / divisor).expand(length) for weight, divisor, length in depths])
+    dtype, kept = loss_dtype(logits.hidden.dtype), targets != loss.ignore_index
+    counts = torch.stack([part.sum() for part in kept.split(lengths)]).clamp(min=1).to(dtype)
+    shares = torch.ones_like(counts) if loss.reduction == "sum" else counts.reciprocal()
+    depths = zip(inputs.weights, shares, lengths, strict=True)
+    factors = torch.cat([(weight * share).expand(length) for weight, share, length in depths])
+    if inputs.token_weights is not None:
+        of_tokens = finite_or_nan(inputs.token_weights.to(dtype))
+        factors = factors * of_tokens
     total, losses = reduced_and_token_losses(logits, targets, loss._replace(reduction="sum", token_weights=factors))
-    sums = torch.stack([part.sum() for part in losses.split(lengths)])
-    return MultiTokenLoss(total, sums / torch.stack(divisors))
+    if inputs.token_weights is not None:
+        losses = losses * counted_weights(of_tokens, kept)
+    return MultiTokenLoss(total, torch.stack([part.sum() for part in losses.split(lengths)]) * shares)

@@ -10,6 +10,7 @@ from embedlayer.losses.counted_tokens import CheckedIds, CountedTokens, checked_
 from embedlayer.losses.definition import loss_dtype, reduction_factors
 from embedlayer.losses.logit_statistics import CrossEntropy, target_request
 from embedlayer.losses.options import LogitOptions, LogitSettings, LossSettings
+from embedlayer.losses.token_weights import raise_if_not_finite
 from embedlayer.losses.uncomputed_logits import LinearLogits, RequestedGradients
 from embedlayer.losses.vocabulary_pass import VocabularyPass
 
@@ -21,7 +22,7 @@ class OperatorArguments(NamedTuple):
         vocab_size: Number of tokens, V.
         compute: Dtype of the matrix products.
         options: Options of the logits, without the bias.
-        loss: Options of the loss, without weights of tokens.
+        loss: Options of the loss, without the weights of tokens.
         requested: Which gradients are computed.
     """
 
@@ -45,43 +46,55 @@ class OperatorArguments(NamedTuple):
         return cls(vocab_size, compute, options, LossSettings(*values[7:13]), RequestedGradients(*values[13:]))
 
 
-def cross_entropy_operator(logits: LinearLogits, targets: Tensor, loss: LossSettings) -> Tensor:
-    """Compute `cross_entropy_of` by the custom operator of this module, which graphs of `torch.compile` can contain.
+def cross_entropy_operator(logits: LinearLogits, targets: Tensor, loss: LossSettings) -> tuple[Tensor, Tensor]:
+    """Compute a loss as `reduced_and_token_losses` does, by the custom operator of this module.
+
+    Graphs of `torch.compile` can contain it.
 
     Args:
         logits: The head and its hidden states.
         targets: Token IDs or `ignore_index`, `(...)`.
-        loss: Options of the loss; the operator has no `token_weights`.
+        loss: Options of the loss.
 
     Returns:
-        A scalar, or `(...)` with `reduction="none"`.
+        The loss, a scalar or `(...)` with `reduction="none"`, and the losses of all tokens without weights and without
+        gradient, `(...)`.
     """
     requested = RequestedGradients.of(logits.hidden, logits.weight, logits.bias)
     arguments = OperatorArguments(logits.vocab_size, logits.dtype, logits.options, loss, requested)
-    result: Tensor = _operator(logits.hidden, logits.weight, logits.bias, targets, None, *arguments.flat())[0]
-    return result
+    tensors = logits.hidden, logits.weight, logits.bias, targets, loss.token_weights, None
+    result, losses, *_ = _operator(*tensors, *arguments.flat())
+    return result, losses.detach()
 
 
 @torch.library.custom_op(
     "embedlayer::chunked_cross_entropy",
     mutates_args=(),
-    schema="(Tensor hidden, Tensor weight, Tensor? bias, Tensor targets, Tensor? grad_output, SymInt vocab_size, "
-    "ScalarType compute, float logit_scale, float? softcap, float temperature, SymInt? padding_idx, "
+    schema="(Tensor hidden, Tensor weight, Tensor? bias, Tensor targets, Tensor? token_weights, Tensor? grad_output, "
+    "SymInt vocab_size, ScalarType compute, float logit_scale, float? softcap, float temperature, SymInt? padding_idx, "
     "bool mask_padding, SymInt ignore_index, float label_smoothing, float z_loss, str reduction, "
     "SymInt? chunk_bytes, bool? drop_ignored, bool hidden_requested, bool weight_requested, bool bias_requested) "
-    "-> (Tensor, Tensor, Tensor, Tensor)",
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _operator(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, grad_output: Tensor | None, *rest: Any
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    token_weights: Tensor | None,
+    grad_output: Tensor | None,
+    *rest: Any,
 ) -> tuple[Tensor, ...]:
-    """Compute the loss and its gradients in one pass. On a CPU targets are checked; on CUDA the host never waits.
+    """Compute the loss and its gradients in one pass. On a CPU targets and weights are checked; on CUDA the host never
+    waits.
 
     Returns:
-        The loss, and the gradients of `hidden`, `weight` and `bias`. A gradient that is not requested is an empty
-        tensor, as are all with `reduction="none"` and without `grad_output`.
+        The loss, the losses of all tokens without weights, and the gradients of `hidden`, `weight` and `bias`. A
+        gradient that is not requested is an empty tensor, as are all with `reduction="none"` and without `grad_output`.
     """
     arguments = OperatorArguments.of(rest)
-    compute, loss, options = arguments.compute, arguments.loss, arguments.options._replace(bias=bias)
+    compute, options = arguments.compute, arguments.options._replace(bias=bias)
+    loss = arguments.loss._replace(token_weights=token_weights)
     logits = LinearLogits(
         hidden.to(compute), weight.to(compute), vocab_size=arguments.vocab_size, **cast(LogitOptions, options._asdict())
     )
@@ -91,6 +104,8 @@ def _operator(
     weights = None if per_token and grad_output is None else factors * (1 if grad_output is None else grad_output)
     objective = CrossEntropy(arguments.vocab_size, loss.label_smoothing, loss.z_loss)
     if device_kind(targets) == "cpu":
+        if token_weights is not None:
+            raise_if_not_finite(token_weights, kept)
         checked = checked_ids(targets, kept, logits.vocab_size, drop=loss.drop_ignored)
     else:  # they were checked before, and the operator can be captured in a CUDA graph
         checked = CheckedIds(torch.where(kept, targets, 0).long(), CountedTokens(kept.flatten()), None)
@@ -100,11 +115,12 @@ def _operator(
     )
     if options.padding_idx is not None and gradients[1] is not None:
         gradients[1][options.padding_idx] = 0
-    losses = losses.view(targets.shape)
-    result = losses * kept if per_token else (losses * factors).sum()
+    losses = losses.view(targets.shape) * kept
+    weighted = losses * factors
+    result = weighted if per_token else weighted.sum()
     dtypes = _gradient_dtypes(weight, compute)
     parts = zip(gradients, dtypes, strict=True)
-    return (result, *(result.new_empty(0, dtype=dtype) if x is None else x.to(dtype) for x, dtype in parts))
+    return (result, losses, *(result.new_empty(0, dtype=dtype) if x is None else x.to(dtype) for x, dtype in parts))
 
 
 def _gradient_dtypes(weight: Tensor, compute: torch.dtype) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
@@ -115,7 +131,13 @@ def _gradient_dtypes(weight: Tensor, compute: torch.dtype) -> tuple[torch.dtype,
 
 @_operator.register_fake
 def _(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, grad_output: Tensor | None, *rest: Any
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    token_weights: Tensor | None,
+    grad_output: Tensor | None,
+    *rest: Any,
 ) -> tuple[Tensor, ...]:
     arguments = OperatorArguments.of(rest)
     dtype, per_token = loss_dtype(arguments.compute), arguments.loss.reduction == "none"
@@ -127,15 +149,16 @@ def _(
             (hidden, weight, bias_like), arguments.requested, _gradient_dtypes(weight, arguments.compute), strict=True
         )
     )
-    return (hidden.new_empty(targets.shape if per_token else (), dtype=dtype), *gradients)
+    losses = hidden.new_empty(targets.shape, dtype=dtype)
+    return (losses.new_empty(targets.shape if per_token else ()), losses, *gradients)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     """Save in `ctx` what `_backward` needs: the inputs of `_operator`, and the gradients among its outputs."""
-    hidden, weight, bias, targets, _, *rest = inputs
+    hidden, weight, bias, targets, token_weights, _, *rest = inputs
     ctx.set_materialize_grads(False)
     ctx.rest = rest
-    ctx.save_for_backward(hidden, weight, bias, targets, *output[1:])
+    ctx.save_for_backward(hidden, weight, bias, targets, token_weights, *output[2:])
 
 
 def _backward(ctx: Any, grad_output: Tensor, *_: Tensor | None) -> tuple[Any, ...]:
@@ -144,17 +167,17 @@ def _backward(ctx: Any, grad_output: Tensor, *_: Tensor | None) -> tuple[Any, ..
     The gradients that `_operator` returned are multiplied by `grad_output`. With `reduction="none"` they are computed
     now.
     """
-    hidden, weight, bias, targets, *gradients = ctx.saved_tensors
+    hidden, weight, bias, targets, token_weights, *gradients = ctx.saved_tensors
     arguments = OperatorArguments.of(ctx.rest)
     if arguments.loss.reduction == "none":
-        gradients = _operator(hidden, weight, bias, targets, grad_output, *ctx.rest)[1:]
+        gradients = _operator(hidden, weight, bias, targets, token_weights, grad_output, *ctx.rest)[2:]
     else:
         gradients = [part * grad_output for part in gradients]
     converted = (
         part.to(like.dtype) if need and like is not None else None
         for part, like, need in zip(gradients, (hidden, weight, bias), arguments.requested, strict=True)
     )
-    return (*converted, *(None for _ in range(2 + len(ctx.rest))))
+    return (*converted, *(None for _ in range(3 + len(ctx.rest))))
 
 
 _operator.register_autograd(_backward, setup_context=_save)

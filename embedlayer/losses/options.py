@@ -85,11 +85,17 @@ class LossOptions(ScoreOptions):
         z_loss: Factor, 0 or more, of the penalty `logsumexp(logits) ** 2`, which keeps logsumexp near 0 (PaLM); 0 by
             default.
         reduction: `"mean"` over the targets that are not ignored (0 if all are), `"sum"`, or `"none"`.
+        token_weights: Factor of the loss of each target, floats of any sign in the shape of the targets, without
+            gradient, whatever the reduction; `None`, the default, is 1. `"mean"` divides by the number of targets that
+            are not ignored, not by the sum of the weights. Those of ignored targets have no effect, and may be infinite
+            or NaN; any other such weight raises an error. Where the host never waits for an accelerator, under
+            `torch.func` transforms and in exports, the loss and its gradients are NaN instead.
     """
 
     label_smoothing: NotRequired[float]
     z_loss: NotRequired[float]
     reduction: NotRequired[Reduction]
+    token_weights: NotRequired[Float[Tensor, "*batch"] | None]
 
 
 class LogitSettings(NamedTuple):
@@ -156,7 +162,7 @@ class LossSettings(NamedTuple):
         reduction: `"mean"`, `"sum"` or `"none"`.
         chunk_bytes: See `ScoreOptions`.
         drop_ignored: See `ScoreOptions`.
-        token_weights: Factor of the loss of each target after the reduction, `(...)`, without gradient; `None` for 1.
+        token_weights: See `LossOptions`.
         min_chunks: Number of chunks into which the tokens are divided at least; with 2 or more chunks not even a small
             batch has all its logits at once. A compiled graph ignores it.
     """
@@ -248,6 +254,7 @@ _ALLOWED: dict[str, _Allowed] = {
     "drop_ignored": _Allowed("True, False or None", lambda x: x is None or isinstance(x, bool)),
     "label_smoothing": _Allowed("a number from 0 to 1", lambda x: _is(x, _NUMBER) and 0 <= x <= 1),
     "z_loss": _Allowed("a number of at least 0", lambda x: _is(x, _NUMBER) and 0 <= x < math.inf),
+    "token_weights": _Allowed("a tensor of floats or None", lambda x: x is None or isinstance(x, Tensor)),
     "reduction": _Allowed(f"one of {', '.join(get_args(Reduction))}", lambda x: x in get_args(Reduction)),
 }
 """The values of every option."""

@@ -32,6 +32,7 @@ from embedlayer.inputs.embedding import InputOptions, PositionName, as_position,
 from embedlayer.inputs.steps import TracedStep
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.options import LogitOptions, LossOptions, Reduction, ScoreOptions, check_options
+from embedlayer.losses.token_weights import require_token_weights
 from embedlayer.models.cache import BlockCache, KeyValueCache, Slots
 from embedlayer.models.config import ModelConfig
 from embedlayer.positions.masks import allowed_keys
@@ -217,6 +218,7 @@ class DecoderLM(Pretrained):
         input_ids: IdsLike | None = None,
         labels: Int[Tensor, "*batch T"] | None = None,
         num_items_in_batch: float | Shaped[Tensor, ""] | None = None,
+        token_weights: Float[Tensor, "*batch T"] | None = None,
     ) -> Float[Tensor, "*batch T V"] | CausalLMOutput:
         """Return the logits of the next token after every token, `(T,)` or `(B, T)` to `(..., T, V)`.
 
@@ -233,15 +235,23 @@ class DecoderLM(Pretrained):
                 without logits in training.
             num_items_in_batch: Number of targets in all accumulated batches, by which the summed loss is divided;
                 `None` for the number of targets in this batch. Without any target the loss is then 0.
+            token_weights: Weight of the loss of each label, shifted as the labels are; see `LossOptions`.
 
         Raises:
-            SizeError: Not exactly one of `ids`, `input_ids` and `inputs_embeds` is passed, or labels with a cache; the
-                other errors are those of `hidden` and, with labels, of `shifted_targets` and the head's `loss`.
+            SizeError: Not exactly one of `ids`, `input_ids` and `inputs_embeds` is passed, labels with a cache, or
+                `token_weights` without labels; the other errors are those of `hidden` and, with labels, of
+                `shifted_targets` and the head's `loss`.
+            ShapeError: `token_weights` do not fit the labels; see `require_token_weights`.
         """
         if ids is not None and input_ids is not None:
             raise SizeError("Pass the token IDs once: model(ids), or model(input_ids=ids) as transformers' tools do.")
         if labels is not None and cache is not None:
             raise SizeError("A loss is computed over whole sequences: pass labels without a cache.")
+        if token_weights is not None:
+            if labels is None:
+                raise SizeError("token_weights are those of labels: pass labels too.")
+            require_token_weights(token_weights, labels, "labels")
+            token_weights = token_weights[..., 1:]
         hidden = self.hidden(
             input_ids if ids is None else ids,
             inputs_embeds=inputs_embeds,
@@ -252,7 +262,7 @@ class DecoderLM(Pretrained):
         if labels is not None:
             reduction: Reduction = "mean" if num_items_in_batch is None else "sum"
             targets = shifted_targets(labels, attention_mask)
-            loss = self.head.loss(hidden[..., :-1, :], targets, reduction=reduction)
+            loss = self.head.loss(hidden[..., :-1, :], targets, reduction=reduction, token_weights=token_weights)
             loss = loss if num_items_in_batch is None else loss / num_items_in_batch
             return CausalLMOutput(loss, None if self.training else self.head(hidden))
         logits: Tensor = self.head(hidden)

@@ -3,6 +3,7 @@
 import copy
 import logging
 import warnings
+from itertools import product
 from typing import Any
 
 import pytest
@@ -69,15 +70,21 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def float64_loss(logits: Tensor, labels: Tensor, vocab_size: int, num_items_in_batch: Any = None, **others: Any):
-    """The loss of transformers' `loss_utils.py`, without rounding logits to float32."""
+def float64_loss(
+    logits: Tensor, labels: Tensor, vocab_size: int, num_items_in_batch: Any = None, token_weights: Any = None, **others
+):
+    """The loss of transformers' `loss_utils.py`, without rounding logits to float32; weighted with `token_weights`."""
+    if token_weights is None:
+        token_weights = torch.ones(labels.shape)
+    if others.get("shift_labels") is None:
+        token_weights = F.pad(token_weights, (0, 1))[..., 1:]
     if others.get("shift_labels") is None:
         labels = F.pad(labels, (0, 1), value=-100)[..., 1:]
     else:
         labels = others["shift_labels"]
-    reduction = "mean" if num_items_in_batch is None else "sum"
-    loss = F.cross_entropy(logits.view(-1, vocab_size), labels.reshape(-1), reduction=reduction)
-    return loss if num_items_in_batch is None else loss / num_items_in_batch
+    losses = F.cross_entropy(logits.view(-1, vocab_size), labels.reshape(-1), reduction="none")
+    loss = (losses * token_weights.reshape(-1).where(labels.reshape(-1) != -100, 0)).sum()
+    return loss / ((labels != -100).sum() if num_items_in_batch is None else num_items_in_batch)
 
 
 ARGUMENTS = {
@@ -85,6 +92,13 @@ ARGUMENTS = {
     "number of items": {"num_items_in_batch": 13},
     "number of items as a tensor": {"num_items_in_batch": torch.tensor(13)},
     "shifted labels": {"shift_labels": torch.arange(B * T).view(B, T)},
+}
+WEIGHTS = torch.linspace(-1, 2, B * T).view(B, T)
+WEIGHTS[:, 3] = torch.nan  # of a label that is ignored
+ARGUMENTS |= {
+    "weights": {"token_weights": WEIGHTS.bfloat16()},
+    "weights, number of items": {"token_weights": WEIGHTS, "num_items_in_batch": torch.tensor(13)},
+    "weights, shifted labels": {"token_weights": WEIGHTS.nan_to_num(0.5)} | ARGUMENTS["shifted labels"],
 }
 
 
@@ -94,9 +108,9 @@ def test_the_gradients_are_those_of_a_cross_entropy_in_float64(kind, name) -> No
     plain: Any = built(kind, torch.float64)
     patched = patch(copy.deepcopy(plain))
     report, inputs = reports(patched), batch(**ARGUMENTS[name])
-    theirs = plain(**inputs).loss
     ours = patched(**inputs).loss
-    torch.testing.assert_close(ours.double(), theirs.double(), rtol=1e-6, atol=0)
+    if "token_weights" not in inputs:
+        torch.testing.assert_close(ours.double(), plain(**inputs).loss.double(), rtol=1e-6, atol=0)
     plain.loss_function = float64_loss
     exact = plain(**inputs).loss
     exact.backward()
@@ -216,7 +230,7 @@ def test_logits_are_read_before_the_optimizer_steps() -> None:
 def with_lora(model: nn.Module, **options: Any) -> nn.Module:
     peft = pytest.importorskip("peft", reason="the dev extra is not installed")
     torch.manual_seed(5)
-    config = peft.LoraConfig(r=3, lora_alpha=6, init_lora_weights=False, **options)
+    config = peft.LoraConfig(r=3, lora_alpha=6, **{"init_lora_weights": False, **options})
     with warnings.catch_warnings():  # that the head of a tied model does not follow: here it does
         warnings.filterwarnings("ignore", message=".*tie_word_embeddings=True.*")
         warnings.filterwarnings("ignore", message=".*but no tied modules are added.*")
@@ -357,12 +371,17 @@ def test_accelerate_prepares_a_patched_model() -> None:
     optimizer.step()
 
 
-@pytest.mark.parametrize("kind", some(["soft cap"], ["untied", "soft cap"]))
-def test_a_compiled_model_has_the_same_loss_and_gradients(unchecked: None, kind) -> None:
-    plain = built(kind)
+@pytest.mark.parametrize(
+    ("kind", "weighted"), some([("soft cap", False), ("untied", True)], product(["untied", "soft cap"], [False, True]))
+)
+def test_a_compiled_model_has_the_same_loss_and_gradients(unchecked: None, kind, weighted) -> None:
+    plain: Any = built(kind)
     patched, found = patch(copy.deepcopy(plain)), []
+    weights = {"token_weights": WEIGHTS} if weighted else {}
+    if weighted:
+        plain.loss_function = float64_loss
     for model in (plain, torch.compile(patched, backend="aot_eager", fullgraph=True)):
-        loss = model(**batch(), use_cache=False).loss
+        loss = model(**batch(), use_cache=False, **weights).loss
         loss.backward()
         found.append(loss.detach())
     torch.testing.assert_close(found[1], found[0])

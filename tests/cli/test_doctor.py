@@ -122,7 +122,7 @@ def test_what_is_missing_is_named_once_for_all_its_operations(name, monkeypatch,
     reasons = {each["on"][device]["reason"] for each in result["operations"]}
     assert {each["on"][device]["implementation"] for each in result["operations"]} == {"torch"}
     (advice,) = result["advice"]
-    assert reasons == {advice, f"the operation has no kernel for {TAKEN_AS.get(device.partition(':')[0], device)}"}
+    assert reasons == {advice, f"there is no kernel for {TAKEN_AS.get(device.partition(':')[0], device)}"}
     assert words in advice
     assert (result["versions"][compiler] is None) == (name == compiler)
     text = printed(capsys)

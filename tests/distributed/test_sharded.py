@@ -52,6 +52,7 @@ OPTIONS = {
     "all": {"softcap": 3.0, "label_smoothing": 0.1, "z_loss": 1e-2, "logit_scale": 0.7},
     "masked": {"mask_padding": True},
     "each": {"reduction": "none"},
+    "weights": {"token_weights": torch.randn(2, T // 2, generator=torch.Generator().manual_seed(2)).bfloat16()},
 }
 
 

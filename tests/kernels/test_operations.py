@@ -54,6 +54,6 @@ def test_an_operation_takes_what_its_kernel_says(operation, kind, monkeypatch) -
     assert bool(operation.kernels(x)) == has_kernels
     for name in operation.cpu:
         assert Kernel(*name.split("."), has_triton=bool(operation.gpu)).applies(x) == has_kernels
-    assert operation.refusal(x) == ("" if has_kernels else f"the operation has no kernel for {kind}")
+    assert operation.refusal(x) == ("" if has_kernels else f"there is no kernel for {kind}")
     with kernels_disabled():
         assert operation.refusal(x)

@@ -74,22 +74,29 @@ def test_on_cuda_a_dispatch_mode_sees_the_operator_and_observers_its_launches(mo
 
 
 @pytest.mark.parametrize("size", [(3, 7), (1300,)])
-def test_one_launch_finds_ignored_and_bad_targets_and_has_their_numbers_whether_or_not_they_are_read(size) -> None:
+@pytest.mark.parametrize("weighted", [False, True])
+def test_one_launch_finds_ignored_and_bad_targets_and_has_numbers_for_the_host(size, weighted) -> None:
     pytest.importorskip("triton")
     targets = torch.randint(-4, 14, size)
+    weights = torch.randn(size).masked_fill(torch.rand(size) < 0.3, torch.inf) if weighted else torch.ones(size)
     record = torch.tensor([5, 6, 7, 8])
     with interpreted() as run:
-        ids, mask, _, factors, numbers = check_targets(targets, record, 10, -3, 0, True, True)
+        ids, mask, _, factors, numbers = check_targets(
+            targets, weights.half() if weighted else None, record, 10, -3, 0, True, True
+        )
     assert [each.name for each in run.launches] == ["check_targets"]
     kept = targets != -3
     assert torch.equal(mask, kept)
     assert torch.equal(ids, targets.where(kept, 0))
-    torch.testing.assert_close(factors, kept / kept.sum())
+    expected = weights.half().float().where(kept, 0) / kept.sum()
+    torch.testing.assert_close(factors, expected)
     bad = (kept & ((targets < 0) | (targets >= 10))).sum()
-    assert numbers.tolist() == [*record.tolist(), bad, (~kept).sum()]
+    infinite = [(kept & weights.isinf()).sum()] * weighted
+    assert numbers.tolist() == [*record.tolist(), bad, *infinite, (~kept).sum()]
     empty = torch.full_like(record, -1)
     for before in (record, empty):
         with interpreted():
-            *_, numbers = check_targets(targets, before, 10, -3, 0, True, False)
-        assert numbers.tolist() == [*before.tolist(), bad, (~kept).sum() + bad]
+            inputs = targets, weights.half() if weighted else None, before
+            *_, numbers = check_targets(*inputs, 10, -3, 0, True, False)
+        assert numbers.tolist() == [*before.tolist(), bad, *infinite, (~kept).sum() + bad]
     assert empty.tolist()[2:] == [size[-1], 10]

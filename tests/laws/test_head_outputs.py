@@ -150,17 +150,38 @@ def test_a_teacher_of_k_tokens_counts_these_alone(name, kind) -> None:
     assert_same(ours, each.sum() / (labels != -100).sum(), leaves_of(module, hidden))
 
 
-@every_head
-def test_several_depths_are_the_weighted_sum_of_their_losses(name) -> None:
+@cases("name, reduction, impl", HEADS, ("mean", "sum", "none"), ("plain", "chunked"), pairs=["reduction, impl"])
+def test_weights_of_tokens_are_factors_of_their_losses(name, reduction, impl) -> None:
+    module = HEADS[name]().double()
+    hidden, targets = batch()
+    weights = torch.randn(len(targets)).bfloat16().masked_fill(targets == -100, torch.inf)
+    ours = module.head.loss(
+        hidden, targets, token_weights=weights, reduction=reduction, z_loss=0.1, temperature=0.7, impl=impl
+    )
+    logits, kept = module.head(hidden) / 0.7, targets != -100
+    each = F.cross_entropy(logits, targets, reduction="none") + 0.1 * logits.logsumexp(-1).square()
+    each = each.where(kept, 0) * weights.double().where(kept, 0)
+    plain = each if reduction == "none" else each.sum() / (kept.sum() if reduction == "mean" else 1)
+    assert_same(ours, plain, leaves_of(module, hidden))
+
+
+@cases("name, weighted", HEADS, (False, True))
+def test_several_depths_are_the_weighted_sum_of_their_losses(name, weighted) -> None:
     module = HEADS[name]().double()
     hidden = [torch.randn(2, 6, EMBED_DIM, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     labels = torch.randint(1, VOCAB_SIZE, (2, 6))
     labels[0, 4] = -100
-    ours = module.head.multi_token_loss(hidden, labels, weights=[1.0, 0.3, 0.2], impl="chunked")
-    each = [
-        F.cross_entropy(module.head(states[:, : 5 - depth]).flatten(0, 1), labels[:, 1 + depth :].flatten())
-        for depth, states in enumerate(hidden)
-    ]
+    of_labels = torch.randn(2, 6).masked_fill(labels == -100, torch.nan) if weighted else None
+    ours = module.head.multi_token_loss(
+        hidden, labels, weights=[1.0, 0.3, 0.2], impl="chunked", token_weights=of_labels
+    )
+    each = []
+    for depth, states in enumerate(hidden):
+        targets = labels[:, 1 + depth :].flatten()
+        losses = F.cross_entropy(module.head(states[:, : 5 - depth]).flatten(0, 1), targets, reduction="none")
+        if of_labels is not None:
+            losses = losses * of_labels[:, 1 + depth :].flatten().nan_to_num(0.0)
+        each.append(losses.sum() / (targets != -100).sum())
     torch.testing.assert_close(ours.losses, torch.stack(each).detach(), rtol=1e-10, atol=1e-10)
     assert_same(ours.loss, each[0] + 0.3 * each[1] + 0.2 * each[2], leaves_of(module, *hidden))
 

@@ -37,6 +37,11 @@ def loss(hidden, weight, bias, targets, teacher, **options) -> list[Tensor]:
     return [el.linear_cross_entropy(hidden, weight, targets, bias=bias, **options)]
 
 
+def weighted(hidden, weight, bias, targets, teacher, value=torch.nan, **options) -> list[Tensor]:
+    weights = (targets % 7 - 3).to(hidden.dtype).div(4).masked_fill(targets == -100, value)  # exact in every dtype
+    return [el.linear_cross_entropy(hidden, weight, targets, bias=bias, token_weights=weights, **options)]
+
+
 def log_probs(hidden, weight, bias, targets, teacher, **options) -> list[Tensor]:
     return [el.token_log_probs(hidden, weight, targets, bias=bias, **options)]
 
@@ -77,6 +82,8 @@ def with_options(function: Function, **options: Any) -> Function:
 
 OUTPUTS: dict[str, Function] = {
     **{f"loss, {reduction}": with_options(loss, reduction=reduction) for reduction in ("mean", "sum", "none")},
+    **{f"loss, weights, {reduction}": with_options(weighted, reduction=reduction) for reduction in ("mean", "none")},
+    "loss, weights, smoothing": with_options(weighted, value=torch.inf, label_smoothing=0.2, z_loss=0.1, softcap=4.0),
     "loss, z-loss, smoothing": with_options(loss, z_loss=0.1, label_smoothing=0.2),
     "log-probabilities": log_probs,
     "statistics": statistics,
@@ -144,6 +151,8 @@ COMPILED = [
     ("logits of a function", torch.nan),
     ("loss, mean", torch.inf),
     ("loss, none", torch.nan),
+    ("loss, weights, mean", torch.nan),
+    ("loss, weights, none", torch.inf),
     ("statistics", torch.inf),
     ("forward, mean", torch.nan),
 ]

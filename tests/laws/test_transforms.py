@@ -6,7 +6,7 @@ comparison here is also one of the two. All in float64.
 
 import pytest
 import torch
-from cases import CASES, IDS, LOSSES, Case
+from cases import CASES, IDS, LOSSES, Case, with_weights
 from kinds import EMBED_DIM, LAYERS, MAX_SEQ_LEN, POSITIONS, TABLES, UNTIED_HEADS, VOCAB_SIZE, with_pending_updates
 from torch import Tensor, nn
 from torch.autograd import forward_ad
@@ -135,7 +135,8 @@ def test_the_hessian_of_a_loss_is_that_of_autograd(options) -> None:
     targets = torch.tensor([6, LOSSES[options].get("ignore_index", -100)])
 
     def value(x: Tensor) -> Tensor:
-        return el.linear_cross_entropy(x, weight, targets, impl="chunked", **LOSSES[options]).sum()
+        options_of_loss = with_weights(targets, impl="chunked", **LOSSES[options])
+        return el.linear_cross_entropy(x, weight, targets, **options_of_loss).sum()
 
     assert_close(hessian(value)(x), torch.autograd.functional.hessian(value, x))
 

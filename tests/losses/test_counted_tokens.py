@@ -45,6 +45,12 @@ def regularised(hidden: Tensor, weight: Tensor, targets: Tensor, **options) -> T
     return el.linear_cross_entropy(hidden, weight, targets, **options)
 
 
+def weighted(hidden: Tensor, weight: Tensor, targets: Tensor, **options) -> Tensor:
+    return el.linear_cross_entropy(
+        hidden, weight, targets, token_weights=torch.ones_like(hidden[:, 0]).detach(), **options
+    )
+
+
 def masked(hidden: Tensor, weight: Tensor, targets: Tensor, **options) -> Tensor:
     options |= {"padding_idx": 3, "mask_padding": True, "bias": weight[:, 0]}
     return el.linear_cross_entropy(hidden, weight, targets, **options)
@@ -92,6 +98,7 @@ WITH_IDS: dict[str, Callable[..., Tensor]] = {
     "loss": losses,
     "none": none,
     "regularised": regularised,
+    "weighted": weighted,
     "masked padding": masked,
     "statistics": statistics,
     "logits of a function": of_function,
@@ -261,19 +268,20 @@ def test_a_bad_target_is_nan_until_the_next_wait_raises_its_error(name) -> None:
             WITH_IDS[name](hidden, weight, bad, drop_ignored=True)
 
 
-@cases("length, drop, other, earlier", [1, 5, 2049], [False, True], [0, -100], [False, True])
-def test_kernels_check_targets_as_torch_operators_do(length, drop, other, earlier) -> None:
+@cases("length, drop, other, earlier, weighted", [1, 5, 2049], [False, True], [0, -100], [False, True], [False, True])
+def test_kernels_check_targets_as_torch_operators_do(length, drop, other, earlier, weighted) -> None:
     pytest.importorskip("triton")
     targets = torch.randint(0 if drop else -3, V + 3 * (not drop), (2, length))
     targets[0, 0] = -100
+    weights = torch.randn(2, length) if weighted else None
     found = []
     for triton in (False, True):
         with cpu_taken_for_cuda(triton=triton):
             record = target_record(targets.device)
             if earlier and not drop:
                 record.copy_(torch.tensor([3, V, 2, V]))
-            mask, checked = counted_tokens.counted_targets(targets, V, -100, drop=drop, other=other)
-            factors = reduction_factors(mask, LossSettings(), torch.float32)
+            mask, checked = counted_tokens.counted_targets(targets, V, -100, drop=drop, other=other, weights=weights)
+            factors = reduction_factors(mask, LossSettings(token_weights=weights), torch.float32)
             assert checked.factors is None or torch.equal(checked.factors, factors)
             found.append([mask, checked.ids, *checked.tokens, checked.is_bad, record.clone()])
             record.fill_(-1)
@@ -282,7 +290,10 @@ def test_kernels_check_targets_as_torch_operators_do(length, drop, other, earlie
 
 
 @cases(
-    "name, is_bad, chunk_bytes", ["loss", "regularised", "masked padding", "multi-token"], [False, True], [None, 6000]
+    "name, is_bad, chunk_bytes",
+    ["loss", "regularised", "weighted", "masked padding", "multi-token"],
+    [False, True],
+    [None, 6000],
 )
 def test_kernels_give_bad_and_ignored_targets_the_results_of_torch_operators(name, is_bad, chunk_bytes) -> None:
     pytest.importorskip("triton")

@@ -23,11 +23,13 @@ def test_each_depth_has_the_loss_that_the_head_has_for_it_with_all_its_options(r
     head, labels = OutputHead(4, 9, softcap=2.0, init_std=1.0), torch.randint(0, 9, (2, 6))
     labels[0, 3] = -1
     hidden, weights = [torch.randn(2, 6, 4, requires_grad=True) for _ in range(3)], [1.0, 0.3, 2.0]
+    of_labels = torch.randn(2, 6, dtype=torch.float64)
     options = {"z_loss": 0.1, "label_smoothing": 0.2, "temperature": 0.7, "ignore_index": -1, "impl": impl}
-    found = head.multi_token_loss(hidden, labels, weights, reduction=reduction, **options)
+    found = head.multi_token_loss(hidden, labels, weights, reduction=reduction, token_weights=of_labels, **options)
     shape, expected = (2, 6) if reduction == "none" else (), []
     for depth, states in enumerate(hidden):
-        each = head.loss(states[:, : 5 - depth], labels[:, 1 + depth :], reduction=reduction, **options)
+        shifted = {"token_weights": of_labels[:, 1 + depth :], "reduction": reduction}
+        each = head.loss(states[:, : 5 - depth], labels[:, 1 + depth :], **shifted, **options)
         expected.append(F.pad(each, (0, 1 + depth)) if reduction == "none" else each)
     assert found.losses.shape == (3, *shape)
     torch.testing.assert_close(found.losses, torch.stack(expected).detach())
@@ -48,6 +50,10 @@ def test_what_does_not_fit_is_refused(unchecked: None) -> None:
         head.multi_token_loss([], labels)
     with pytest.raises(ShapeError, match=r"hidden states of depth 1 \(2, 4, 4\)"):
         head.multi_token_loss([hidden, hidden[:, 1:]], labels)
+    with pytest.raises(
+        ShapeError, match=r"token_weights must be floats of shape \(2, 5\) .* one for each of the labels"
+    ):
+        head.multi_token_loss([hidden], labels, token_weights=torch.ones(2, 4))
     labels[1, 3] = 9
     with pytest.raises(TokenIdError, match="token id 9"):
         head.multi_token_loss([hidden], labels)

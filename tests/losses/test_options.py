@@ -86,6 +86,7 @@ WRONG: dict[str, tuple[list[Any], str]] = {
     "label_smoothing": ([1.5, -0.2, float("nan"), None], "a number from 0 to 1"),
     "z_loss": ([-1.0, float("inf"), None], "a number of at least 0"),
     "reduction": (["average", None], "one of mean, sum, none"),
+    "token_weights": ([1.0, [1.0] * 3], "a tensor of floats or None"),
     "temprature": ([2.0], ""),
     "min_chunks": ([2], ""),
 }

@@ -284,12 +284,14 @@ def test_it_compiles_to_one_graph(unchecked: None, backend, reduction) -> None:
 
 @pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_operator_keeps_torchs_rules(dtype) -> None:
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_operator_keeps_torchs_rules(dtype, weighted) -> None:
     hidden, weight, targets, _ = make({}, dtype, (4,), 9, 3)
     for reduction in ("mean", "none"):
         requested = RequestedGradients(hidden=True, weight=True, bias=False)
         settings = operators.OperatorArguments(9, dtype, LogitSettings(), LossSettings(reduction=reduction), requested)
-        inputs = (hidden, weight, None, targets, None, *settings.flat())
+        weights = torch.rand(targets.shape) if weighted else None
+        inputs = (hidden, weight, None, targets, weights, None, *settings.flat())
         torch.library.opcheck(
             operators._operator, inputs, test_utils=("test_schema", "test_faketensor", "test_autograd_registration")
         )

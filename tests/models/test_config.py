@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from kinds import TABLES, VOCAB_SIZE, dense
 
-from embedlayer import DecoderLM, OutputHead, SizeError
+from embedlayer import DecoderLM, OutputHead, ShapeError, SizeError
 from embedlayer.saving import build, describe
 
 IDS = torch.randint(1, VOCAB_SIZE, (24, 8), generator=torch.Generator().manual_seed(0))
@@ -72,6 +72,26 @@ def test_labels_are_shifted_and_minus_100_costs_nothing() -> None:
     assert torch.equal(logits, model(IDS))
     assert torch.equal(model(input_ids=IDS).logits, model(IDS))
     assert model(input_ids=IDS[:, :1], labels=IDS[:, :1]).loss.item() == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_weights_of_tokens_are_shifted_as_the_labels(dtype, unchecked) -> None:
+    model, labels = decoder().double(), with_ignored(IDS)
+    weights = torch.randn(labels.shape).to(dtype).masked_fill(labels == -100, torch.inf)
+    weights[:, 0] = torch.nan  # the first token is no target
+    logits, kept = model(IDS)[:, :-1], labels[:, 1:] != -100
+    each = F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="none")
+    expected = (each * weights[:, 1:].where(kept, 0).flatten()).sum()
+    found = [
+        model(IDS, labels=labels, token_weights=weights).loss * kept.sum(),
+        model(IDS, labels=labels, token_weights=weights, num_items_in_batch=5.0).loss * 5,
+        model.loss(IDS[:, :-1], labels[:, 1:], token_weights=weights[:, 1:], reduction="sum"),
+    ]
+    torch.testing.assert_close(found, [expected] * 3)
+    with pytest.raises(SizeError, match="token_weights are those of labels: pass labels too"):
+        model(IDS, token_weights=weights)
+    with pytest.raises(ShapeError, match="one for each of the labels"):
+        model(IDS, labels=labels, token_weights=weights.long())
 
 
 @pytest.mark.parametrize("arguments", [{}, {"ids": IDS, "input_ids": IDS}])

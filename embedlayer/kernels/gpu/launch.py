@@ -65,7 +65,6 @@ class Launch:
         writes: Tensors that are written once, whole; one that is overwritten is in both.
         gathered: Tensors of which a kernel reads or writes single numbers, with the tensor that has as many numbers, or
             a function from the arguments to how many.
-        by_row: Tensors of which a program along the first axis reads or writes a row, and how often in all.
         variants: Forms by name.
         dtypes: Dtypes that `"*z"` stands for.
         warps: Warps of a program.
@@ -83,7 +82,6 @@ class Launch:
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     gathered: Mapping[str, str | Callable[[Arguments], int]] = field(default_factory=dict)
-    by_row: Mapping[str, int] = field(default_factory=dict)
     variants: Mapping[str, Variant] = field(default_factory=lambda: {"all": Variant({})})
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)
     warps: int = 4
@@ -113,7 +111,7 @@ class Launch:
         return types, constants
 
     def bytes(self, arguments: Arguments) -> int:
-        """Return how many bytes a launch reads and writes, by `reads`, `writes`, `gathered` and `by_row`.
+        """Return how many bytes a launch reads and writes, by `reads`, `writes` and `gathered`.
 
         A tensor counts as often as these name it, so one that is overwritten counts twice.
         """
@@ -121,10 +119,7 @@ class Launch:
         parts = [(arguments[name], count) for name, count in counts.items()]
         parts += [(arguments[name], arguments[name]) for name in (*self.reads, *self.writes)]
         numels = [(x, count.numel() if isinstance(count, Tensor) else count) for x, count in parts]
-        size: int = sum(x.element_size() * count for x, count in numels if x is not None and count is not None)
-        rows = [(arguments[name], times) for name, times in self.by_row.items() if arguments[name] is not None]
-        of_a_row: int = sum(x[:1].nbytes * times for x, times in rows)
-        return size + self.grid(arguments)[0] * of_a_row
+        return sum(x.element_size() * count for x, count in numels if x is not None and count is not None)
 
 
 class Launched(NamedTuple):

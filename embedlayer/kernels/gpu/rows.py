@@ -12,6 +12,7 @@ steps since its last update amount to. So the host reads nothing.
 """
 
 import math
+from collections.abc import Callable
 
 import triton
 import triton.language as tl
@@ -308,6 +309,15 @@ def _by_rows(a: Arguments) -> Grid:
     return (a["stop_row"] - a["first_row"] if a["rows"] is None else len(a["rows"]),)
 
 
+def _of_each_row(**times: int) -> dict[str, Callable[[Arguments], int]]:
+    """Return how many numbers of some tensors a launch reads and writes, from how often it accesses each row."""
+
+    def numbers(name: str, often: int) -> Callable[[Arguments], int]:
+        return lambda a: 0 if a[name] is None else often * _by_rows(a)[0] * a[name][:1].numel()
+
+    return {name: numbers(name, often) for name, often in times.items()}
+
+
 TABLE = {
     "rows": "*i64",
     "gradients": "*z",
@@ -323,8 +333,8 @@ TO_NEAREST = dict.fromkeys(("seed_high", "seed_low"))
 ALL_ROWS = {"rows": None, "DECAY": True}
 BLOCKS = {"TERMS": 128, "COLUMNS": 512}
 ROWWISE_BLOCKS = {"TERMS": 128, "COLUMNS": 1024}
-READ = {"value_steps": 2, "moment_steps": 1, "weight": 2, "exp_avg": 1, "exp_avg_sq": 1}
-WRITTEN = dict.fromkeys(READ, 2)
+READ = _of_each_row(value_steps=2, moment_steps=1, weight=2, exp_avg=1, exp_avg_sq=1)
+WRITTEN = _of_each_row(value_steps=2, moment_steps=2, weight=2, exp_avg=2, exp_avg_sq=2)
 
 LAUNCHES = {
     "sum_equal_rows": Launch(
@@ -350,7 +360,7 @@ LAUNCHES = {
         wide=("weight", "exp_avg", "exp_avg_sq"),
         reads=("rows",),
         writes=(),
-        by_row=READ,
+        gathered=READ,
         register_limit=128,
         variants={
             "look-up": Variant({**NO_STEP, **TO_NEAREST, "DECAY": False, "ROWWISE": False, "UNIT": 8}),
@@ -367,7 +377,7 @@ LAUNCHES = {
         wide=("weight", "exp_avg"),
         reads=("rows",),
         writes=(),
-        by_row=READ,
+        gathered=READ,
         register_limit=128,
         variants={
             "look-up": Variant({**NO_STEP, **TO_NEAREST, "DECAY": False, "ROWWISE": True, "UNIT": 8}),
@@ -385,7 +395,7 @@ LAUNCHES = {
         wide=("weight", "exp_avg", "exp_avg_sq", "gradients"),
         reads=("rows", "gradients"),
         writes=(),
-        by_row=WRITTEN,
+        gathered=WRITTEN,
         register_limit=128,
         variants={
             "plain": Variant({**TO_NEAREST, "DECAY": False, "ROWWISE": False, "UNIT": 8}),
@@ -401,7 +411,7 @@ LAUNCHES = {
         wide=("weight", "exp_avg", "gradients"),
         reads=("rows", "gradients"),
         writes=(),
-        by_row=WRITTEN,
+        gathered=WRITTEN,
         register_limit=128,
         variants={
             "plain": Variant({**TO_NEAREST, "DECAY": False, "ROWWISE": True, "UNIT": 8}),

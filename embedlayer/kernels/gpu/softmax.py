@@ -379,20 +379,22 @@ def cross_entropy(
 
 @triton.jit(do_not_specialize=("tokens", "length", "vocab_size", "ignore_index", "other"))
 def check_targets(
-    targets, record, ids, mask, is_bad, factors, numbers, tokens, length, vocab_size, ignore_index, other,
+    targets, weights, record, ids, mask, is_bad, factors, numbers, tokens, length, vocab_size, ignore_index, other,
     MEAN: tl.constexpr, CODED: tl.constexpr, READ: tl.constexpr, RECORD: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Store the targets with `other` for those that do not count, which count, and the factors of a sum or mean.
 
-    One program has all targets, so that it knows how many count and which is the first bad one. `numbers` is what the
-    host reads: a copy of `record`, how many targets are neither tokens nor ignored, and how many do not count. With
-    `READ` bad targets count and are unchanged. Otherwise they do not count, `is_bad` marks them, and the first one is
-    recorded if `record` is empty; see `embedlayer.core.index_checks.target_record`. With `CODED` bad ones are stored as
-    V and ignored ones as -1, for `cross_entropy`, and `is_bad` marks both.
+    A factor is times the weight of the target; `weights` is `None` for 1. One program has all targets, so that it knows
+    how many count and which is the first bad one. `numbers` is what the host reads: a copy of `record`, how many
+    targets are neither tokens nor ignored, with weights how many that are not ignored have one that is not finite, and
+    how many do not count. With `READ` bad targets count and are unchanged. Otherwise they do not count, `is_bad` marks
+    them, and the first one is recorded if `record` is empty; see `embedlayer.core.index_checks.target_record`. With
+    `CODED` bad ones are stored as V and ignored ones as -1, for `cross_entropy`, and `is_bad` marks both.
     """
     first = tl.zeros((TOKENS,), tl.int32) + tokens
     value = tl.zeros((TOKENS,), tl.int64)
     ignored, bad = tl.zeros((TOKENS,), tl.int32), tl.zeros((TOKENS,), tl.int32)
+    infinite = tl.zeros((TOKENS,), tl.int32)
     for start in range(0, tokens, TOKENS):
         c = start + tl.arange(0, TOKENS)
         inside = c < tokens
@@ -401,6 +403,9 @@ def check_targets(
         outside = counts & ((target < 0) | (target >= vocab_size))
         ignored += (inside & (target == ignore_index)).to(tl.int32)
         bad += outside.to(tl.int32)
+        if weights is not None:
+            is_finite = tl.abs(tl.load(weights + c, mask=inside, other=0.0)) < float("inf")
+            infinite += (counts & (is_finite == 0)).to(tl.int32)
         if not READ:
             counts = counts & (target >= 0) & (target < vocab_size)
             is_first = outside & (first == tokens)
@@ -423,17 +428,27 @@ def check_targets(
         tl.store(record + i, recorded)
     tl.store(numbers + i, recorded)
     tl.store(numbers + RECORD, wrong)
-    tl.store(numbers + RECORD + 1, left_out)
+    if weights is None:
+        tl.store(numbers + RECORD + 1, left_out)
+    else:
+        tl.store(numbers + RECORD + 1, tl.sum(infinite, 0))
+        tl.store(numbers + RECORD + 2, left_out)
+    count = tl.maximum(tokens - left_out, 1).to(tl.float32)
     factor = 1.0
     if MEAN:
-        factor = tl.math.div_rn(1.0, tl.maximum(tokens - left_out, 1).to(tl.float32))
+        factor = tl.math.div_rn(1.0, count)
     for start in range(0, tokens, TOKENS):
         c = start + tl.arange(0, TOKENS)
         target = tl.load(targets + c, mask=c < tokens, other=ignore_index)
         counts = target != ignore_index
         if not READ:
             counts = counts & (target >= 0) & (target < vocab_size)
-        tl.store(factors + c, tl.where(counts, factor, 0.0), mask=c < tokens)
+        own = factor
+        if weights is not None:
+            own = tl.load(weights + c, mask=c < tokens, other=0.0)
+            if MEAN:
+                own = tl.math.div_rn(own, tl.zeros((TOKENS,), tl.float32) + count)
+        tl.store(factors + c, tl.where(counts, own, 0.0), mask=c < tokens)
 
 
 def _tiles(a: Arguments) -> int:
@@ -458,6 +473,15 @@ FEW: dict[str, bool] = {"SUM": False, "MEAN": False, "SQUARES": False}
 ALL: dict[str, bool] = {"SUM": True, "MEAN": True, "SQUARES": True}
 
 STATISTICS = {**BLOCK, "found": "*fp32", "lane_keys": "*i64", "part_keys": "*i64", "parts": "i32"}
+
+CHECKS: dict[str, dict[str, bool | None]] = {
+    "recorded": {"weights": None, "MEAN": True, "CODED": True, "READ": False},
+    "plain": {"weights": None, "MEAN": True, "CODED": False, "READ": False},
+    "read": {"weights": None, "is_bad": None, "MEAN": True, "CODED": False, "READ": True},
+    "sum": {"weights": None, "is_bad": None, "MEAN": False, "CODED": False, "READ": True},
+    "weighted": {"is_bad": None, "MEAN": True, "CODED": False, "READ": True},
+    "weighted, recorded": {"MEAN": False, "CODED": True, "READ": False},
+}
 
 LAUNCHES = {
     "statistics": Launch(
@@ -576,18 +600,16 @@ LAUNCHES = {
         types={
             **dict.fromkeys(("targets", "record", "ids", "numbers"), "*i64"),
             **dict.fromkeys(("mask", "is_bad"), "*i1"),
-            "factors": "*fp32",
+            **dict.fromkeys(("weights", "factors"), "*fp32"),
             **dict.fromkeys(("tokens", "length", "vocab_size", "ignore_index", "other"), "i32"),
         },
         blocks={"RECORD": 4, "TOKENS": 1024},
         wide=(),
-        reads=("targets", "targets", "record"),
+        reads=("targets", "targets", "weights", "weights", "record"),
         writes=("ids", "mask", "is_bad", "factors", "numbers"),
         variants={
-            "recorded": Variant({"MEAN": True, "CODED": True, "READ": False}),
-            "plain": Variant({"MEAN": True, "CODED": False, "READ": False}),
-            "read": Variant({"is_bad": None, "MEAN": True, "CODED": False, "READ": True}),
-            "sum": Variant({"is_bad": None, "MEAN": False, "CODED": False, "READ": True}),
+            name: Variant(constants, registers=192)  # there is one program
+            for name, constants in CHECKS.items()
         },
         dtypes=(torch.float32,),
     ),
