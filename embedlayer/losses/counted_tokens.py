@@ -297,10 +297,11 @@ def counted_targets(
         SizeError: The weight of a token that counts is infinite or NaN.
     """
     read, previous = _reads(targets, drop, request)
-    if weights is not None:
-        weights = checked_weights(weights, targets, ignore_index, is_read=read)
     on_cuda = device_kind(targets) == "cuda" and targets.dtype == torch.int64 and targets.numel() > 0
-    if not (on_cuda and STATISTICS.applies(targets)) or plain_operators_only():
+    by_kernel = on_cuda and STATISTICS.applies(targets) and not plain_operators_only()
+    if weights is not None:  # with `other=None` the kernel's factors alone are used, which are NaN for infinite ones
+        weights = checked_weights(weights, targets, ignore_index, is_read=read or (by_kernel and other is None))
+    if not by_kernel:
         mask = targets != ignore_index
         checked = checked_ids(targets, mask, vocab_size, drop=drop, weights=weights, request=request)
         checked = checked._replace(weights=weights)

@@ -88,7 +88,7 @@ class LossOptions(ScoreOptions):
         token_weights: Factor of the loss of each target, floats of any sign in the shape of the targets, without
             gradient, whatever the reduction; `None`, the default, is 1. `"mean"` divides by the number of targets that
             are not ignored, not by the sum of the weights. Those of ignored targets have no effect, and may be infinite
-            or NaN; any other such weight raises an error. Where the host never waits for an accelerator, under
+            or NaN; any other such weight raises an error. Where the host does not wait for an accelerator, under
             `torch.func` transforms and in exports, the loss and its gradients are NaN instead.
     """
 

@@ -384,7 +384,7 @@ def check_targets(
 ):  # fmt: skip
     """Store the targets with `other` for those that do not count, which count, and the factors of a sum or mean.
 
-    A factor is times the weight of the target; `weights` is `None` for 1. One program has all targets, so that it knows
+    A factor is times the weight of the target, NaN if it is infinite; `weights` is `None` for 1. One program has all targets, so that it knows
     how many count and which is the first bad one. `numbers` is what the host reads: a copy of `record`, how many
     targets are neither tokens nor ignored, with weights how many that are not ignored have one that is not finite, and
     how many do not count. With `READ` bad targets count and are unchanged. Otherwise they do not count, `is_bad` marks
@@ -446,6 +446,7 @@ def check_targets(
         own = factor
         if weights is not None:
             own = tl.load(weights + c, mask=c < tokens, other=0.0)
+            own = tl.where(tl.abs(own) < float("inf"), own, float("nan"))
             if MEAN:
                 own = tl.math.div_rn(own, tl.zeros((TOKENS,), tl.float32) + count)
         tl.store(factors + c, tl.where(counts, own, 0.0), mask=c < tokens)
