@@ -384,12 +384,13 @@ def check_targets(
 ):  # fmt: skip
     """Store the targets with `other` for those that do not count, which count, and the factors of a sum or mean.
 
-    A factor is times the weight of the target, NaN if it is infinite; `weights` is `None` for 1. One program has all targets, so that it knows
-    how many count and which is the first bad one. `numbers` is what the host reads: a copy of `record`, how many
-    targets are neither tokens nor ignored, with weights how many that are not ignored have one that is not finite, and
-    how many do not count. With `READ` bad targets count and are unchanged. Otherwise they do not count, `is_bad` marks
-    them, and the first one is recorded if `record` is empty; see `embedlayer.core.index_checks.target_record`. With
-    `CODED` bad ones are stored as V and ignored ones as -1, for `cross_entropy`, and `is_bad` marks both.
+    A factor is times the weight of the target, NaN if it is infinite; `weights` is `None` for 1. One program has all
+    targets, so that it knows how many count and which is the first bad one. `numbers` is what the host reads: a copy of
+    `record`, how many targets are neither tokens nor ignored, with weights how many that are not ignored have one that
+    is not finite, and how many do not count. With `READ` bad targets count and are unchanged. Otherwise they do not
+    count, `is_bad` marks them, and the first one is recorded if `record` is empty; see
+    `embedlayer.core.index_checks.target_record`. With `CODED` bad ones are stored as V and ignored ones as -1, for
+    `cross_entropy`, and `is_bad` marks both.
     """
     first = tl.zeros((TOKENS,), tl.int32) + tokens
     value = tl.zeros((TOKENS,), tl.int64)
