@@ -44,8 +44,8 @@ _READS_TOKENIZER_JSON = ("PreTrainedTokenizerFast", "TokenizersBackend")
 LISTS_OF_NAMES = ("additional_special_tokens", "extra_special_tokens")
 """Names under which transformers lists special tokens that have no role."""
 
-_BERT = ("Bert", "ConvBert", "Electra", "Lxmert", "MarkupLM", "MobileBert", "SqueezeBert")
-_BERT += ("DPRContextEncoder", "DPRQuestionEncoder")
+_DPR = ("DPRContextEncoder", "DPRQuestionEncoder")
+_BERT = ("Bert", "ConvBert", *_DPR, "Electra", "Lxmert", "MarkupLM", "MobileBert", "SqueezeBert")
 _DEBERTA = ("Deberta", "DebertaV2")
 _PADS_LEFT = ("CodeLlama", "Cohere", "Gemma", "Llama", "Phi3", "Siglip2", "XLNet")
 """Tokenizer classes of transformers, without `Tokenizer`, whose settings differ from those of the generic class."""
