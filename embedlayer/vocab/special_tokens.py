@@ -44,9 +44,10 @@ _READS_TOKENIZER_JSON = ("PreTrainedTokenizerFast", "TokenizersBackend")
 LISTS_OF_NAMES = ("additional_special_tokens", "extra_special_tokens")
 """Names under which transformers lists special tokens that have no role."""
 
-_BERT = ("Bert", "ConvBert", "MobileBert", "SqueezeBert", "DPRContextEncoder", "DPRQuestionEncoder", "MarkupLM")
+_DPR = ("DPRContextEncoder", "DPRQuestionEncoder")
+_BERT = ("Bert", "ConvBert", *_DPR, "Electra", "Lxmert", "MarkupLM", "MobileBert", "SqueezeBert")
 _DEBERTA = ("Deberta", "DebertaV2")
-_PADS_LEFT = ("CodeLlama", "Cohere", "Gemma", "Llama", "Siglip2", "XLNet")
+_PADS_LEFT = ("CodeLlama", "Cohere", "Gemma", "Llama", "Phi3", "Siglip2", "XLNet")
 """Tokenizer classes of transformers, without `Tokenizer`, whose settings differ from those of the generic class."""
 
 _OF_THE_MODEL = ("model_max_length", "padding_side", "truncation_side", "model_input_names", "chat_template")

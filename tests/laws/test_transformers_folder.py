@@ -322,10 +322,14 @@ def test_every_kind_of_tokenizer_stays_in_step_with_transformers_after_every_edi
 
 def test_settings_of_tokenizer_classes_are_those_of_transformers() -> None:
     import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     generic = transformers.PreTrainedTokenizerFast
-    for name in dir(transformers):
-        one = getattr(transformers, name) if name.endswith(("Tokenizer", "TokenizerFast")) else None
+    families = {each.removesuffix("Config") for each in CONFIG_MAPPING_NAMES.values()}  # `dir` lacks some classes
+    for name in sorted(
+        {*dir(transformers), *(f"{family}Tokenizer{fast}" for family in families for fast in ("", "Fast"))}
+    ):
+        one = getattr(transformers, name, None) if name.endswith(("Tokenizer", "TokenizerFast")) else None
         if isinstance(one, type) and issubclass(one, generic) and not name.startswith("LayoutLM"):
             found = {"padding_side": generic.padding_side, "model_input_names": generic.model_input_names}
             family = name.removesuffix("Fast").removesuffix("Tokenizer").lower()

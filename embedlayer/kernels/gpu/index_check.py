@@ -22,7 +22,7 @@ def record_first_bad(indices, record, first, stop, rows, offset, length, SCANNED
     A program calls it if one of its indices is bad, in one of several programs that have the same indices. An index is
     bad if `indices[place] + offset` is not in `0 .. rows - 1`. The program has the places `first` to `stop - 1` of
     `indices`. `record` has the flat place, the index with the offset, and `length`, the size of the last dimension of
-    the indices; see `embedlayer.kernels.index_check.IndexCheck.first_bad_index`. `SCANNED` indices are read at a time.
+    the indices; see `embedlayer.kernels.index_check.IndexCheck`. `SCANNED` indices are read at a time.
     """
     end = tl.cast(stop, tl.int64)
     start = end * 0
