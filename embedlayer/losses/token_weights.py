@@ -85,7 +85,7 @@ def raise_if_not_finite(weights: Float[Tensor, "*batch"], kept: Bool[Tensor, "*b
     )
 
 
-@torch.library.custom_op("embedlayer::finite_copy", mutates_args=(), tags=torch.Tag.cudagraph_unsafe)
+@torch.library.custom_op("embedlayer::finite_copy", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def _finite_copy(weights: Tensor, kept: Tensor) -> Tensor:
     """Call `raise_if_not_finite` as a custom operator, and return a copy of the weights."""
     raise_if_not_finite(weights, kept)
