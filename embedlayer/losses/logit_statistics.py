@@ -8,7 +8,7 @@ from torch import Tensor
 
 from embedlayer.core.devices import device_kind
 from embedlayer.kernels.largest import NO_ID
-from embedlayer.kernels.softmax import cross_entropy_of_totals
+from embedlayer.kernels.softmax import PART, cross_entropy_of_totals
 from embedlayer.losses.compiled_blocks import gradient_of_statistics, statistics_of_blocks, with_largest
 from embedlayer.losses.counted_tokens import CheckedIds
 from embedlayer.losses.largest import GROUP, LEAST_GROUPED, ordered_top_k, top_k
@@ -72,6 +72,10 @@ class LogitStatistics(Objective):
         """
         sorted_rows = min(rows, max(4 * GROUP * self.top_k, LEAST_GROUPED)) if self.top_k > 1 else 0
         return self.slots * rows + SORTED * sorted_rows
+
+    def bytes_of_parts(self, rows: int) -> int:
+        """Return the bytes of `Objective.bytes_of_parts`; of the largest logits each part has 9 keys of 8 bytes."""
+        return super().bytes_of_parts(rows) + (-(-rows // PART) * 72 if self.top_k else 0)
 
     def terms(self, block: LogitBlock, previous: Totals) -> Totals:
         """Return the statistics over the rows of the block; `selected` is 0 where the ID is another row."""

@@ -170,6 +170,14 @@ class Objective(ABC):
         """
         return self.slots * rows
 
+    def bytes_of_parts(self, rows: int) -> int:
+        """Return the bytes per token of what Triton kernels store of the parts of a block, until these are merged.
+
+        Args:
+            rows: Rows of a block.
+        """
+        return rows // 8
+
     def in_sweeps(self, sweep: Callable[[Totals], Totals]) -> Totals:
         """Return the totals of all sweeps.
 

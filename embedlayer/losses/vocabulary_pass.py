@@ -177,7 +177,7 @@ class VocabularyPass:
         rows = min(ROWS_OF_A_BLOCK[self.device], math.ceil(self.student.vocab_size / ranks))
         if self.device == "cuda" or self.max_bytes is not None:
             size = rows * sum(head.dtype.itemsize for head in self.heads) + self._work_bytes(rows)
-            size += rows * self.dtype.itemsize // 32  # totals of parts of a block
+            size += self.objective.bytes_of_parts(rows)
             most = min(most, tokens_within(self.max_bytes or WORK_BYTES, size))
         return self._chunk_tokens(most // ranks)
 

@@ -131,7 +131,7 @@ HEADS: dict[str, Callable[[], el.OutputHead | DraftHead]] = {
 
 
 class Products(TorchDispatchMode):
-    """Count matrix products by their names, and the numbers that those of dense matrices multiply."""
+    """Count matrix products by their names, and the numbers that dense ones over the vocabulary multiply."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class Products(TorchDispatchMode):
         name = func._overloadpacket.__name__
         if "mm" in name:
             left, right = args[-2:]
-            self.numbers += left.numel() * right.shape[-1]
+            self.numbers += left.numel() * right.shape[-1] * (VOCAB_SIZE in (*left.shape, *right.shape))
         if "mm" in name or name == "times_quantized_rows":
             self.calls[name] += 1
         return func(*args, **(kwargs or {}))
