@@ -63,7 +63,8 @@ CARDS = [
     Card("RTX 4090", 1.008e12, 165.2e12, 82.6e12),
 ]
 """A100 (80 GB) and H100 are the SXM models. The fraction of products was published for the H100 (30.6 TFLOP in 42 ms),
-and for the B200 (25.8 TFLOP and a softmax in 18.8 ms); for the other cards that of the H100 is taken."""
+and for the B200 (25.8 TFLOP and a softmax in 18.8 ms); for the other cards that of the H100 is taken. One H100 that we
+measured reached 0.80 with products alone and 0.90 with copies; with 0.736 predicted losses are within 5 % of its."""
 
 PUBLISHED_SIZE = 151_936
 """Vocabulary of Qwen2.5, of which times of other libraries were published."""
