@@ -116,9 +116,9 @@ class KeyValueCache:
 
     Attributes:
         positions: Position of each cached token, `(B, S)`, or `(A, B, S)` if some were passed on A axes; `None` for an
-            empty cache. With `max_seq_len` S is this number, and what is behind the last token has no meaning.
+            empty cache. With `max_seq_len` S is this number; entries after the last token are undefined.
         documents: For each cached token 0 for padding, else the number of its document, `(B, S)`, as in the mask of
-            `positions_of`; `None` if each row is one document without padding. It is 0 behind the last token.
+            `positions_of`; `None` if each row is one document without padding. It is 0 after the last token.
         length: Largest position so far plus one, where frequencies depend on the length; else 0. With `max_seq_len` a
             scalar tensor.
         blocks: Number of the block -> its keys and values.
