@@ -25,8 +25,9 @@ from embedlayer.heads.prediction import PredictionHead
 from embedlayer.inputs.embedding import TransformerEmbedding
 from embedlayer.inputs.steps import TokenBatch, TracedStep, input_steps, trace_steps
 from embedlayer.io.files import JsonObject
-from embedlayer.losses.finishing import finish_logits
+from embedlayer.losses.finishing import finish
 from embedlayer.losses.largest import top_k
+from embedlayer.losses.options import LogitSettings
 from embedlayer.models.decoder import Attention, DecoderLM
 from embedlayer.positions.position import Position, positions_of
 from embedlayer.tables.lookup import LookupTable
@@ -327,7 +328,7 @@ def _head_steps(
     if isinstance(head, PredictionHead):
         hidden = head.transform(hidden)
     raw_logits = F.linear(hidden, output.weight) if output.table is None else output.table.raw_logits(hidden)
-    logits = finish_logits(raw_logits, **output.logit_options()).float()
+    logits = finish(raw_logits, LogitSettings(**output.logit_options())).float()
     chances = logits.detach().softmax(-1)
     best = chances.topk(min(TOP_TOKENS, chances.shape[-1]), dim=-1)
     names = iter(shown_tokens(vocabulary, best.indices.flatten().tolist()))

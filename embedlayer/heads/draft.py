@@ -19,11 +19,19 @@ from embedlayer.heads.peft import AdaptedRows
 from embedlayer.heads.prediction import PredictionHead
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.losses.definition import transformed_states
-from embedlayer.losses.finishing import finish_logits
+from embedlayer.losses.finishing import finish
 from embedlayer.losses.fixed_row import linear_with_fixed_row
 from embedlayer.losses.linear import cross_entropy_of
 from embedlayer.losses.logit_arguments import resolve_logits
-from embedlayer.losses.options import Impl, LogitOptions, LossOptions, LossSettings, ScoreOptions, check_options
+from embedlayer.losses.options import (
+    Impl,
+    LogitOptions,
+    LogitSettings,
+    LossOptions,
+    LossSettings,
+    ScoreOptions,
+    check_options,
+)
 from embedlayer.losses.statistics import Statistic, TokenStatistics, token_statistics_of
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.tables.conversions import as_table
@@ -159,7 +167,7 @@ class DraftHead(ComputedBuffers):
         if operands is None:
             return self._selected_logits({}, hidden)
         options = self._draft_options(self._logit_options())
-        return finish_logits(linear_with_fixed_row(*operands, options.get("padding_idx")), **options)
+        return finish(linear_with_fixed_row(*operands, options.get("padding_idx")), LogitSettings(**options))
 
     @show_options(LogitOptions, ScoreOptions, LossOptions)
     def loss(
@@ -428,7 +436,7 @@ class DraftHead(ComputedBuffers):
         ids = self.token_tensor.to(hidden.device)
         if isinstance(self.head, TokenTable):
             return self.head.logits(hidden, **options).index_select(-1, ids)
-        return finish_logits(self.head(hidden).index_select(-1, ids), **self._draft_options(options))
+        return finish(self.head(hidden).index_select(-1, ids), LogitSettings(**self._draft_options(options)))
 
     def _logit_options(self) -> LogitOptions:
         """Return the logit options of the head, in terms of the full vocabulary."""

@@ -26,10 +26,10 @@ from embedlayer.heads.peft import (
     weight_of,
 )
 from embedlayer.io.files import JsonObject
-from embedlayer.losses.finishing import finish_logits
+from embedlayer.losses.finishing import finish
 from embedlayer.losses.fixed_row import linear_with_fixed_row
 from embedlayer.losses.head_outputs import HeadOutputs
-from embedlayer.losses.options import Impl, LogitOptions, check_options
+from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.saving import Pretrained
 from embedlayer.tables.conversions import as_table
@@ -70,6 +70,9 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         padding_idx: Padding token of an untied head, whose row is initialised to zero and gets no gradient; `None` for
             no such token. A tied head has that of its table.
         init_std: Standard deviation of the normal initialisation of an untied head.
+        head_dtype: `torch.float32` (or `"float32"`) for logits in float32 whatever dtype rows and hidden states have;
+            see `LogitOptions`.
+        batch_invariant: Whether the results of a token do not depend on the other tokens of a call; see `LogitOptions`.
         device: Device of the rows of an untied head and of the bias.
         dtype: Dtype of the rows of an untied head and of the bias.
 
@@ -105,6 +108,8 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         mask_padding: bool = False,
         padding_idx: int | None = None,
         init_std: float = 0.02,
+        head_dtype: torch.dtype | str | None = None,
+        batch_invariant: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -112,9 +117,12 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             table, in_features = None, _one_of(table, in_features, "in_features")
         embed_dim = _one_of(embed_dim, in_features, "in_features (embed_dim)")
         vocab_size = _one_of(vocab_size, out_features, "out_features (vocab_size)")
-        check_options(
-            {}, LogitOptions, "OutputHead", softcap=softcap, logit_scale=logit_scale, mask_padding=mask_padding
-        )
+        head_dtype = torch.float32 if head_dtype == "float32" else head_dtype
+        of_logits = {"softcap": softcap, "logit_scale": logit_scale, "mask_padding": mask_padding}
+        of_products = {"head_dtype": head_dtype, "batch_invariant": batch_invariant}
+        check_options({}, LogitOptions, "OutputHead", **of_logits, **of_products)
+        self.head_dtype = cast(torch.dtype | None, head_dtype)
+        self.batch_invariant = batch_invariant
         self.init_std = init_std
         self.softcap = softcap
         self.logit_scale = logit_scale
@@ -332,6 +340,8 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             "softcap": self.softcap,
             "logit_scale": self.logit_scale,
             "mask_padding": self.mask_padding,
+            "head_dtype": None if self.head_dtype is None else str(self.head_dtype).removeprefix("torch."),
+            "batch_invariant": self.batch_invariant,
         }
         if self.tied:
             return options
@@ -412,9 +422,10 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             return table.logits(hidden, **options)
         self._check_width(hidden)
         if self.logit_scale != 1.0:
-            return finish_logits(linear_with_fixed_row(hidden, self.weight, self.padding_idx), **options)
+            return finish(linear_with_fixed_row(hidden, self.weight, self.padding_idx), LogitSettings(**options))
         options["bias"] = None  # as in nn.Linear it is added where the product is computed, before rounding
-        return finish_logits(linear_with_fixed_row(hidden, self.weight, self.padding_idx, self.bias), **options)
+        products = linear_with_fixed_row(hidden, self.weight, self.padding_idx, self.bias)
+        return finish(products, LogitSettings(**options))
 
     def _deferred(self, hidden: Tensor, table: TokenTable | None, report: LogitsReport) -> Tensor | None:
         """Return deferred logits, or `None` if they must be computed now."""
@@ -515,6 +526,8 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             "softcap": self.softcap,
             "padding_idx": self.padding_idx,
             "mask_padding": self.mask_padding,
+            "head_dtype": self.head_dtype,
+            "batch_invariant": self.batch_invariant,
         }
 
     def extra_repr(self) -> str:
@@ -522,6 +535,8 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         parts = [f"{self.in_features}, {self.out_features}", "tied" if self.tied else "untied"]
         parts += [f"softcap={self.softcap:g}"] if self.softcap is not None else []
         parts += [f"logit_scale={self.logit_scale:g}"] if self.logit_scale != 1.0 else []
+        parts += ["head_dtype=float32"] if self.head_dtype is not None else []
+        parts += ["batch_invariant"] if self.batch_invariant else []
         return ", ".join(parts)
 
 

@@ -41,9 +41,9 @@ class OperatorArguments(NamedTuple):
     @classmethod
     def of(cls, values: tuple[Any, ...]) -> "OperatorArguments":
         """Rebuild the arguments from the result of `flat`."""
-        vocab_size, compute, scale, *of_logits = values[:7]
+        vocab_size, compute, scale, *of_logits = values[:9]
         options = LogitSettings(scale, None, *of_logits)
-        return cls(vocab_size, compute, options, LossSettings(*values[7:13]), RequestedGradients(*values[13:]))
+        return cls(vocab_size, compute, options, LossSettings(*values[9:15]), RequestedGradients(*values[15:]))
 
 
 def cross_entropy_operator(logits: LinearLogits, targets: Tensor, loss: LossSettings) -> tuple[Tensor, Tensor]:
@@ -72,8 +72,9 @@ def cross_entropy_operator(logits: LinearLogits, targets: Tensor, loss: LossSett
     mutates_args=(),
     schema="(Tensor hidden, Tensor weight, Tensor? bias, Tensor targets, Tensor? token_weights, Tensor? grad_output, "
     "SymInt vocab_size, ScalarType compute, float logit_scale, float? softcap, float temperature, SymInt? padding_idx, "
-    "bool mask_padding, SymInt ignore_index, float label_smoothing, float z_loss, str reduction, "
-    "SymInt? chunk_bytes, bool? drop_ignored, bool hidden_requested, bool weight_requested, bool bias_requested) "
+    "bool mask_padding, ScalarType? head_dtype, bool batch_invariant, SymInt ignore_index, float label_smoothing, "
+    "float z_loss, str reduction, SymInt? chunk_bytes, bool? drop_ignored, bool hidden_requested, "
+    "bool weight_requested, bool bias_requested) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _operator(

@@ -24,9 +24,14 @@ Reduction = Literal["mean", "sum", "none"]
 
 
 class LogitOptions(TypedDict):
-    """Options that `finish_logits` applies, in this order, to raw logits `hidden @ weight.T`.
+    """Options of logits: how `hidden @ weight.T` is computed, and what `finish_logits` does to it, in this order.
 
     Attributes:
+        head_dtype: `torch.float32` for products and logits in float32, whatever dtype hidden states and rows have, of
+            which both may differ. Rows are converted in blocks, never as a whole, and autocast has no effect. `None`,
+            the default, is the dtype of hidden states and rows, or that of autocast.
+        batch_invariant: Whether the results and the hidden gradient of a token do not depend on the other tokens of a
+            call, their order or number, to the bit; `False` by default. See `check_batch_invariance`.
         logit_scale: Factor of the raw logits; 1 by default.
         bias: Bias of each token `(V,)`, added after the scale; `None` by default.
         softcap: Replace each logit by `softcap * tanh(logit / softcap)` (Gemma 2), above 0. `None`, the default, is no
@@ -38,6 +43,8 @@ class LogitOptions(TypedDict):
         mask_padding: Whether that logit is -inf, so that padding is never predicted; `False` by default.
     """
 
+    head_dtype: NotRequired[torch.dtype | None]
+    batch_invariant: NotRequired[bool]
     logit_scale: NotRequired[float]
     bias: NotRequired[Float[Tensor, " V"] | None]
     softcap: NotRequired[float | None]
@@ -99,7 +106,7 @@ class LossOptions(ScoreOptions):
 
 
 class LogitSettings(NamedTuple):
-    """Hold the values of all `LogitOptions`, which are its attributes: what `finish_logits` does to raw logits."""
+    """Hold the values of all `LogitOptions`, which are its attributes."""
 
     logit_scale: float = 1.0
     bias: Tensor | None = None
@@ -107,6 +114,8 @@ class LogitSettings(NamedTuple):
     temperature: float = 1.0
     padding_idx: int | None = None
     mask_padding: bool = False
+    head_dtype: torch.dtype | None = None
+    batch_invariant: bool = False
 
     @property
     def masked(self) -> int | None:
@@ -247,6 +256,8 @@ _ALLOWED: dict[str, _Allowed] = {
     "temperature": _Allowed("a number above 0", lambda x: _is(x, _NUMBER) and 0 < x < math.inf),
     "padding_idx": _Allowed("a token ID or None", lambda x: x is None or (_is(x, _INTEGER) and x >= 0)),
     "mask_padding": _Allowed("True or False", lambda x: isinstance(x, bool)),
+    "head_dtype": _Allowed("torch.float32 or None", lambda x: x in (torch.float32, None)),
+    "batch_invariant": _Allowed("True or False", lambda x: isinstance(x, bool)),
     "ignore_index": _Allowed("an integer", lambda x: _is(x, _INTEGER)),
     "vocab_size": _Allowed("a number of tokens or None", lambda x: x is None or (_is(x, _INTEGER) and x >= 1)),
     "impl": _Allowed(f"one of {', '.join(get_args(Impl))}", lambda x: x in get_args(Impl)),

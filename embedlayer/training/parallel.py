@@ -42,7 +42,7 @@ from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import TokenTable
 
 NOT_BY_ROWS = ("step", "history")
-HEAD_OPTIONS = ("softcap", "logit_scale", "mask_padding")
+HEAD_OPTIONS = ("softcap", "logit_scale", "mask_padding", "head_dtype", "batch_invariant")
 
 
 class ParallelContext:
