@@ -18,6 +18,7 @@ from embedlayer.heads.output import OutputHead
 from embedlayer.heads.peft import AdaptedRows
 from embedlayer.heads.prediction import PredictionHead
 from embedlayer.kernels.index_check import IndexCheck
+from embedlayer.losses.converted_rows import in_head_dtype
 from embedlayer.losses.definition import transformed_states
 from embedlayer.losses.finishing import finish
 from embedlayer.losses.fixed_row import linear_with_fixed_row
@@ -33,7 +34,7 @@ from embedlayer.losses.options import (
     check_options,
 )
 from embedlayer.losses.statistics import Statistic, TokenStatistics, token_statistics_of
-from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
+from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_dtypes
 from embedlayer.tables.conversions import as_table
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import TokenTable, check_width, logits_of_function
@@ -159,15 +160,21 @@ class DraftHead(ComputedBuffers):
         logits are computed and the draft vocabulary is selected.
 
         Raises:
-            ShapeError: `hidden` has another width than the rows.
+            ShapeError: `hidden` has another width than the rows or, without `head_dtype` and autocast, another dtype.
             SizeError: The other head has another number of tokens than when this head was built.
             CheckpointError: PEFT has replaced a module of the head by one that a draft head cannot read.
         """
-        operands = self._operands(hidden)
+        settings = LogitSettings(**self._draft_options(self._logit_options()))
+        operands = self._operands(hidden, settings.head_dtype)
         if operands is None:
             return self._selected_logits({}, hidden)
-        options = self._draft_options(self._logit_options())
-        return finish(linear_with_fixed_row(*operands, options.get("padding_idx")), LogitSettings(**options))
+        states, rows = operands
+        check_dtypes(states, rows.dtype, settings.head_dtype)
+        padding_idx = settings.padding_idx
+        products = in_head_dtype(
+            lambda wide: linear_with_fixed_row(wide, rows, padding_idx), states, settings.head_dtype
+        )
+        return finish(products, settings)
 
     @show_options(LogitOptions, ScoreOptions, LossOptions)
     def loss(
@@ -316,10 +323,11 @@ class DraftHead(ComputedBuffers):
         check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
         of_model = self._model_options()
         options = {**({} if of_model is None else of_model.logit_options()), **options}
-        operands = self._operands(hidden)
+        of_draft = self._draft_options({**self._logit_options(), **options})
+        operands = self._operands(hidden, of_draft.get("head_dtype"))
         if operands is None:
             return logits_of_function(partial(self._selected_logits, options), hidden, self.draft_vocab_size)
-        return LinearLogits(*operands, impl=impl, **self._draft_options({**self._logit_options(), **options}))
+        return LinearLogits(*operands, impl=impl, **of_draft)
 
     def untied(self) -> OutputHead:
         """Return an untied `OutputHead` over the draft IDs, with a copy of the N rows and of the bias.
@@ -348,7 +356,7 @@ class DraftHead(ComputedBuffers):
         shaping = self._draft_options(self._logit_options())
         bias = shaping.pop("bias", None)
         with torch.no_grad():
-            rows = self._rows(table, self._device())
+            rows = self._rows(table, self._device(), shaping.get("head_dtype"))
             options: dict[str, Any] = {**shaping, "vocab_size": len(rows), "embed_dim": rows.shape[1]}
             head = OutputHead(bias=bias is not None, device="meta", **options)
             head.weight = nn.Parameter(rows)
@@ -381,7 +389,7 @@ class DraftHead(ComputedBuffers):
         missing = (drafts < 0) & ~ignored
         return drafts.masked_fill(missing | ignored, _IGNORED), missing
 
-    def _operands(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _operands(self, hidden: Tensor, head_dtype: torch.dtype | None) -> tuple[Tensor, Tensor] | None:
         """Return two tensors whose product is the raw draft logits: `(..., K)`, and rows `(N, K)`.
 
         K is the width of the stored rows, as in `TokenTable.as_linear`. The result is `None` if the head or the table
@@ -396,16 +404,17 @@ class DraftHead(ComputedBuffers):
             states, self.head.embed_dim if isinstance(self.head, TokenTable) else _output(self.head).in_features
         )
         if table is not None and not table.row_sparse and _computes_logits_by(table, "as_linear"):
-            linear = table.as_linear(states)
+            wide = states if head_dtype is None else states.to(head_dtype)
+            linear = in_head_dtype(table.as_linear, wide, head_dtype)
             if linear is not None:
                 return linear[0], linear[1].index_select(0, self.token_tensor.to(hidden.device))
-        return states, self._rows(table, hidden.device)
+        return states, self._rows(table, hidden.device, head_dtype)
 
-    def _rows(self, table: TokenTable | None, device: torch.device) -> Tensor:
-        """Return the rows of the draft vocabulary, `(N, D)`, as a new tensor."""
+    def _rows(self, table: TokenTable | None, device: torch.device, head_dtype: torch.dtype | None) -> Tensor:
+        """Return the rows of the draft vocabulary, `(N, D)`, as a new tensor, for products in `head_dtype`."""
         ids = self.token_tensor.to(device)
         if table is not None:
-            return table.look_up(ids)
+            return table.look_up(ids) if head_dtype is None else table.vectors_as(ids, head_dtype)
         rows: Tensor = _output(self.head).weight.index_select(0, ids)
         return rows
 

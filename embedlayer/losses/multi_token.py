@@ -100,7 +100,7 @@ def multi_token_loss_of(logits: UncomputedLogits, inputs: MultiTokenInputs, loss
             torch.einsum("k,kbt->bt", torch.stack([losses.new_full((), weight) for weight in inputs.weights]), losses),
             losses.detach(),
         )
-    dtype, kept = loss_dtype(logits.hidden.dtype), targets != loss.ignore_index
+    dtype, kept = loss_dtype(logits.dtype), targets != loss.ignore_index
     counts = torch.stack([part.sum() for part in kept.split(lengths)]).clamp(min=1).to(dtype)
     shares = torch.ones_like(counts) if loss.reduction == "sum" else counts.reciprocal()
     depths = zip(inputs.weights, shares, lengths, strict=True)
