@@ -267,7 +267,7 @@ class GradientSums:
             is_narrow = dtype == gradient_dtype(whole) == torch.bfloat16 and (chunks < 2 or has_residual)
             self.weight = like.new_empty(whole.shape, dtype=torch.bfloat16 if is_narrow else None)
             if is_narrow and chunks > 1:
-                self._residual = torch.zeros_like(self.weight, dtype=torch.uint16)
+                self._residual = torch.zeros_like(self.weight.zero_(), dtype=torch.uint16)
             if chunks == 0 or len(whole) > count:
                 self.weight[count if chunks else 0 :].zero_()  # the first chunk overwrites the others
 
@@ -297,7 +297,7 @@ class GradientSums:
             return
         for here in self.rows.parts(start, start + len(dlogits_RC)):
             part_RC = dlogits_RC[here.start - start : here.stop - start]
-            if self._residual is None or self._chunk == 0:  # the first chunk overwrites what is not initialised
+            if self._residual is None:  # the first chunk overwrites what is not initialised
                 write_product(self.weight[here], part_RC, x_CD, add=self._chunk > 0)
             else:
                 addend, is_last = matrix_product(part_RC, x_CD), self._chunk == self._chunks - 1
