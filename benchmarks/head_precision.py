@@ -1,8 +1,8 @@
 """Errors of what a head over bfloat16 rows computes, with and without `head_dtype`, against float64.
 
 The reference are the same stored numbers, multiplied and reduced in float64. Beside the head stands an untied float32
-copy of its rows, what TRL's `cast_lm_head_to_fp32` makes. Nothing is timed. The real table is that of stories260K, whose
-model reads a text in bfloat16; without the folder of shared data there is no row for it.
+copy of its rows, what TRL's `cast_lm_head_to_fp32` makes. Nothing is timed. The real table is that of stories260K,
+whose model reads a text in bfloat16; without the folder of shared data there is no row for it.
 """
 
 import math
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -34,8 +34,9 @@ class Inputs(NamedTuple):
     weight: Tensor
     targets: Tensor
 
-    def converted(self, dtype: torch.dtype) -> "Inputs":
-        return Inputs(*(each.to(dtype) for each in self[:3]), self.targets)
+    def converted(self, states: torch.dtype, rows: torch.dtype) -> "Inputs":
+        """The same with other dtypes of hidden states and rows."""
+        return Inputs(self.hidden.to(states), self.teacher.to(states), self.weight.to(rows), self.targets)
 
 
 class Results(NamedTuple):
@@ -56,25 +57,23 @@ def computed(inputs: Inputs, **options: Any) -> Results:
         found = token_statistics(hidden, weight, targets, statistics=("log_probs", "entropy"), **options)
         heads = (LinearLogits(states, weight, **options) for states in (hidden, teacher))
         kl = divergence(*heads, ForwardKL(), reduction="none")
-    linear_cross_entropy(hidden, weight, targets, chunk_bytes=2**22, **options).backward()  # several chunks
-    assert found.log_probs is not None and found.entropy is not None
-    assert hidden.grad is not None and weight.grad is not None
-    return Results(found.log_probs, found.entropy, kl, hidden.grad, weight.grad)
+    loss = linear_cross_entropy(hidden, weight, targets, chunk_bytes=2**22, **options)  # in several chunks
+    of_hidden, of_rows = torch.autograd.grad(loss, [hidden, weight])
+    return Results(cast(Tensor, found.log_probs), cast(Tensor, found.entropy), kl, of_hidden, of_rows)
 
 
 def reference(inputs: Inputs) -> Results:
     """The definition, in float64."""
-    hidden, teacher, weight, targets = inputs.converted(torch.float64)
+    hidden, teacher, weight, targets = inputs.converted(torch.float64, torch.float64)
     hidden.requires_grad_()
     weight.requires_grad_()
     log_p = F.log_softmax(hidden @ weight.T, dim=-1)
     log_q = F.log_softmax(teacher @ weight.detach().T, dim=-1)
-    F.nll_loss(log_p, targets).backward()
-    assert hidden.grad is not None and weight.grad is not None
+    gradients = torch.autograd.grad(F.nll_loss(log_p, targets), [hidden, weight], retain_graph=True)
     with torch.no_grad():
         kl = (log_q.exp() * (log_q - log_p)).sum(-1)
         entropy = -(log_p.exp() * log_p).sum(-1)
-        return Results(log_p.gather(-1, targets[:, None])[:, 0], entropy, kl, hidden.grad, weight.grad)
+        return Results(log_p.gather(-1, targets[:, None])[:, 0], entropy, kl, *gradients)
 
 
 def synthetic(largest: float) -> Inputs:
@@ -84,7 +83,9 @@ def synthetic(largest: float) -> Inputs:
     hidden, teacher = torch.randn(2, TOKENS, 768)
     hidden = hidden * largest / (hidden @ weight.T).amax()
     teacher = hidden + 0.1 * hidden.std() * teacher
-    return Inputs(hidden, teacher, weight, torch.randint(0, len(weight), (TOKENS,))).converted(torch.bfloat16)
+    return Inputs(hidden, teacher, weight, torch.randint(0, len(weight), (TOKENS,))).converted(
+        torch.bfloat16, torch.bfloat16
+    )
 
 
 def stories() -> Inputs:
@@ -103,15 +104,18 @@ SOURCES: dict[str, Callable[[], Inputs]] = {
     "stories260K": stories,
     **{f"synthetic, logits up to {size}": lambda size=size: synthetic(size) for size in (10, 20, 50)},  # type: ignore[misc]
 }
-VARIANTS: dict[str, tuple[torch.dtype, bool, dict[str, Any]]] = {
-    "bfloat16": (torch.bfloat16, True, {}),
-    "bfloat16, without kernels": (torch.bfloat16, False, {}),
-    'bfloat16, impl="plain"': (torch.bfloat16, True, {"impl": "plain"}),
-    "head_dtype=torch.float32": (torch.bfloat16, True, {"head_dtype": torch.float32}),
-    "head_dtype=torch.float32, without kernels": (torch.bfloat16, False, {"head_dtype": torch.float32}),
-    "untied float32 copy": (torch.float32, True, {}),
+NARROW, WIDE = torch.bfloat16, torch.float32
+IN_FLOAT32 = {"head_dtype": WIDE}
+VARIANTS: dict[str, tuple[torch.dtype, torch.dtype, bool, dict[str, Any]]] = {
+    "bfloat16": (NARROW, NARROW, True, {}),
+    "bfloat16, without kernels": (NARROW, NARROW, False, {}),
+    'bfloat16, impl="plain"': (NARROW, NARROW, True, {"impl": "plain"}),
+    "head_dtype=torch.float32": (NARROW, NARROW, True, IN_FLOAT32),
+    "head_dtype=torch.float32, without kernels": (NARROW, NARROW, False, IN_FLOAT32),
+    "head_dtype=torch.float32, float32 hidden states": (WIDE, NARROW, True, IN_FLOAT32),
+    "untied float32 copy, float32 hidden states": (WIDE, WIDE, True, {}),
 }
-"""Dtype of hidden states and rows, whether compiled kernels run, and options."""
+"""Dtypes of hidden states and of rows, whether compiled kernels run, and options."""
 
 
 def largest(found: Tensor, expected: Tensor) -> float:
@@ -131,10 +135,10 @@ def run() -> list[Row]:
         inputs = make()
         expected = reference(inputs)
         logits = (inputs.hidden.double() @ inputs.weight.double().T).abs().amax().item()
-        for name, (dtype, has_kernels, options) in VARIANTS.items():
+        for name, (states, weight, has_kernels, options) in VARIANTS.items():
             context: AbstractContextManager[object] = nullcontext() if has_kernels else kernels_disabled()
             with context:
-                found = computed(inputs.converted(dtype), **options)
+                found = computed(inputs.converted(states, weight), **options)
             errors = {key: largest(*pair) for key, *pair in zip(Results._fields, found, expected, strict=True)}
             rows.append(
                 {
