@@ -131,6 +131,7 @@ def loss_path(
     is_frozen: bool = False,
     ignored: int = 0,
     is_weighted: bool = False,
+    states: torch.dtype = torch.bfloat16,
     **options: Any,
 ) -> HotPath:
     """Return the loss of a head with its gradients.
@@ -144,11 +145,13 @@ def loss_path(
         is_frozen: Whether the rows need no gradient.
         ignored: Number of targets that are ignored.
         is_weighted: Whether each token has a weight.
+        states: Dtype of the hidden states.
         **options: Options of `linear_cross_entropy`.
     """
 
     def build() -> Call:
-        hidden, weight = numbers(tokens, WIDTH), numbers(vocab_size, WIDTH, trained=not is_frozen)
+        hidden = numbers(tokens, WIDTH, trained=False).to(states).requires_grad_()
+        weight = numbers(vocab_size, WIDTH, trained=not is_frozen)
         added = torch.zeros(vocab_size, requires_grad=True) if bias else None
         targets = ids(tokens)
         targets[:ignored] = -100
@@ -382,6 +385,8 @@ PASSES = [
 PATHS = [
     loss_path("loss, plain", impl="plain"),
     loss_path("loss, half of the targets ignored", ignored=TOKENS // 2),
+    loss_path("loss, head in float32", chunks=6, head_dtype=torch.float32),
+    loss_path("loss, head and hidden states in float32", head_dtype=torch.float32, states=torch.float32),
     *PASSES,
     HotPath("look-up", SIZES, look_up),
     HotPath("GPT-2 input embedding, evaluation", GPT2, input_embedding(False)),

@@ -5,6 +5,7 @@ import doctest
 import importlib.util
 import inspect
 import re
+import importlib
 import runpy
 import sys
 from pathlib import Path
@@ -77,11 +78,11 @@ def test_the_source_tree_is_the_tree(monkeypatch) -> None:
     assert source_tree.PAGE.read_text() == source_tree.page(), "run: python docs/source_tree.py --write"
 
 
-def test_the_costs_of_head_outputs_are_the_results(monkeypatch) -> None:
+@pytest.mark.parametrize("name", ["head_outputs", "head_precision"])
+def test_the_costs_and_errors_of_head_outputs_are_the_results(name, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    import head_outputs
-
-    assert head_outputs.PAGE.read_text() == head_outputs.page(), "run: python docs/head_outputs.py --write"
+    command = importlib.import_module(name)
+    assert command.PAGE.read_text() == command.page(), f"run: python docs/{name}.py --write"
 
 
 def test_the_bytes_and_times_of_row_state_are_those_of_the_planner_and_the_results() -> None:

@@ -18,6 +18,8 @@ LOSSES = [path.name for path in PASSES if path.name.startswith("loss")]
 LAUNCHES = {
     "loss, plain": 23,
     "loss, half of the targets ignored": 19,
+    "loss, head in float32": 54,
+    "loss, head and hidden states in float32": 104,
     "loss": 11,
     "loss, two chunks": 20,
     "loss in 8 chunks": 62,
