@@ -25,7 +25,7 @@ NOT_ON_MACOS: dict[ModuleType, tuple[str, ...]] = {os: ("posix_fallocate", "sche
 """Names of Python's modules that the package uses, and that macOS lacks; `test_systems.py` finds what is not listed."""
 
 NOT_EVERYWHERE: dict[ModuleType, tuple[str, ...]] = {
-    os: ("pwritev", "register_at_fork", "fork", "O_NOFOLLOW"),
+    os: ("pwritev", "register_at_fork", "fork"),
     mmap: ("MADV_DONTNEED", "MADV_RANDOM", "MADV_WILLNEED"),
 }
 """Further names that only some systems have. Tests themselves may fork: `fork` is hidden from fresh interpreters."""
