@@ -198,6 +198,15 @@ def both_paths(request: pytest.FixtureRequest) -> Iterator[str]:
             yield request.param
 
 
+@pytest.fixture(params=["Linux", "macOS", "POSIX"])
+def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run a test with all calls of this system, and again without those that others lack; see `hidden_calls.py`."""
+    from hidden_calls import hide  # it imports the package, whose shapes are checked from now on
+
+    hide(request.param, monkeypatch)
+    return request.param
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Real texts, tokenizers and models that stand beside the checkout; skips where they do not."""

@@ -109,7 +109,7 @@ def _reader_is_gone() -> bool:
     try:
         output = select.poll()
         output.register(sys.stdout.fileno(), 0)  # reports nothing but an error, such as a pipe without a reader
-        is_gone = bool(output.poll(0))
+        is_gone = any(events & (select.POLLERR | select.POLLHUP) for _, events in output.poll(0))
         sys.stdout.flush()
     except BrokenPipeError:
         is_gone = True

@@ -35,6 +35,7 @@ from embedlayer.io.partials import (
     temporary_path,
     temporary_paths,
 )
+from embedlayer.io.system_calls import flush
 
 JsonObject = dict[str, Any]
 
@@ -93,7 +94,7 @@ def replace_file(path: Path | str) -> Iterator[Path]:
             with _created(folder / _name(path, target), target) as partial:
                 yield partial
             partial.replace(target)
-            _flush_to_disk(target.parent)
+            flush_to_disk(target.parent)
 
 
 @contextmanager
@@ -147,7 +148,7 @@ def new_files(path: Path | str, *beside: Path | str) -> Iterator[Sequence[Path]]
                 if isinstance(error, FileExistsError):
                     raise _appeared(targets[len(named)]) from error
                 raise
-            _flush_to_disk(targets[0].parent)
+            flush_to_disk(targets[0].parent)
 
 
 def check_new_files(path: Path | str, *beside: Path | str) -> None:
@@ -220,7 +221,7 @@ def _created(partial: Path, old_file: Path | None) -> Iterator[Path]:
     yield partial
     if stat.S_IMODE(partial.stat().st_mode) != mode:  # safetensors' own file is private
         partial.chmod(mode)
-    _flush_to_disk(partial)
+    flush_to_disk(partial)
 
 
 @contextmanager
@@ -253,7 +254,7 @@ def replace_folder(path: Path | str) -> Iterator[Path]:
                 _replace_folder(partial, target, before)
             else:
                 _name_folder(partial, target)
-            _flush_to_disk(target.parent)
+            flush_to_disk(target.parent)
             for old in temporary_paths(target, OLD):
                 remove(old)
 
@@ -278,7 +279,7 @@ def new_folder(path: Path | str) -> Iterator[Path]:
             yield partial
             _flush_folder(partial)
             _name_folder(partial, target)
-            _flush_to_disk(target.parent)
+            flush_to_disk(target.parent)
 
 
 def check_new_folder(path: Path | str) -> None:
@@ -549,18 +550,18 @@ def read_fields(path: Path | str, kind: type, *, version: int | None = None) -> 
 
 
 def _flush_folder(path: Path) -> None:
-    """Call `fsync` on a folder and all that is in it."""
+    """Write a folder and all that is in it to the disk."""
     for file in (*path.rglob("*"), path):
-        _flush_to_disk(file)
+        flush_to_disk(file)
 
 
-def _flush_to_disk(path: Path) -> None:
-    """Call `fsync` on a file or a folder, so that its content survives a power failure.
+def flush_to_disk(path: Path) -> None:
+    """Write a file or a folder to the disk, so that its content survives a power failure.
 
     The content of a folder is its list of names; its files are not flushed.
     """
     handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        flush(handle)
     finally:
         os.close(handle)

@@ -7,7 +7,6 @@ The lock is `flock`, which Linux and macOS have on local disks and, between mach
 (Windows, some network file systems), a warning is given and nothing is locked.
 """
 
-import errno
 import os
 import socket
 import threading
@@ -19,11 +18,7 @@ from pathlib import Path
 
 from embedlayer.core.errors import EmbedLayerWarning, FileError
 from embedlayer.core.forks import call_in_forked_processes
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from embedlayer.io.system_calls import flock
 
 LOCK = ".lock"
 """Name of the lock file in a folder."""
@@ -91,18 +86,18 @@ class FileLock:
             FileError: Another process has the lock. The message names the process.
         """
         key = _key(self.path)
-        if fcntl is None or key in _locks:
+        if key in _locks:
             return
         try:
             descriptor = os.open(key, os.O_RDONLY)
         except OSError:  # there is no lock file that can be read, so no process writes
             return
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise _in_use(self.what, descriptor) from error
-        except OSError:  # not supported; the writer was warned
-            return
+            is_free = True
+            with suppress(OSError):  # not supported; the writer was warned
+                is_free = flock(descriptor, shared=True)
+            if not is_free:
+                raise _in_use(self.what, descriptor)
         finally:
             os.close(descriptor)
 
@@ -201,20 +196,6 @@ def _try_to_lock(descriptor: int, what: str) -> bool:
             stacklevel=5,
         )
         return True
-
-
-def flock(descriptor: int) -> bool:
-    """Lock an open file for this process without waiting; return `False` if another process has locked it.
-
-    An `OSError` says that the system or the file system has no locks.
-    """
-    if fcntl is None:
-        raise OSError(errno.ENOSYS, "this system has no flock")
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def is_still_at(descriptor: int, path: str | Path) -> bool:

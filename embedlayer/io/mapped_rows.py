@@ -17,7 +17,7 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from embedlayer.core.errors import CheckpointError
-from embedlayer.io.files import file_errors, require_file
+from embedlayer.io.files import file_errors, flush_to_disk, require_file
 
 RESIDENT_BYTES = 1 << 27
 """Default of `ResidentLimit`: 128 MiB."""
@@ -198,6 +198,7 @@ class MappedRows:
         with file_errors(f"write {self.path} to the disk"):
             if self._map is not None:
                 self._map.flush()
+                flush_to_disk(self.path)
 
 
 class _Memory:
@@ -228,7 +229,7 @@ def default_resident_bytes(nbytes: int) -> int | None:
 
 def machine_bytes() -> int | None:
     """Return the bytes of this machine's memory; `None` where the system does not say."""
-    if not hasattr(os, "sysconf"):
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
         return None
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 

@@ -4,7 +4,6 @@ What is written lies in a hidden folder beside its target, which is locked while
 the same target removes those that killed processes left.
 """
 
-import ctypes
 import errno
 import hashlib
 import os
@@ -12,14 +11,14 @@ import re
 import secrets
 import shutil
 import stat
-import sys
 import tempfile
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from embedlayer.io.locks import flock, is_still_at
+from embedlayer.io.locks import is_still_at
+from embedlayer.io.system_calls import EXCHANGE, NO_REPLACE, flock, rename
 
 PARTIAL, OLD = ".partial", ".old"
 """Suffixes of hidden names: of what is being written, and of an old folder that is being replaced."""
@@ -27,13 +26,8 @@ PARTIAL, OLD = ".partial", ".old"
 LONGEST = 100
 """Bytes of a target's name that a hidden name repeats: both fit into every file system (ext4: 255, eCryptfs: 143)."""
 
-_EXCHANGE, _NO_REPLACE = (2, 2), (1, 4)
-"""Flags of `renameat2` (<linux/fs.h>) and of `renamex_np` (<sys/stdio.h>)."""
-
 _own_folders: deque[Path] = deque(maxlen=256)
 """The last folders of this process, most of which are removed."""
-
-_UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM)
 
 
 @contextmanager
@@ -82,8 +76,8 @@ def remove_own_folders() -> None:
 
 
 def lock_path(folder: Path, target: Path) -> Path:
-    """Return the lock file in a folder of `partial_folder`, whose name is not that of the target."""
-    return folder / ("lock" if target.name != "lock" else "lock-")
+    """Return the lock file in a folder of `partial_folder`, whose name is not that of the target, whatever its case."""
+    return folder / ("lock" if target.name.lower() != "lock" else "lock-")
 
 
 def remove_free_partials(target: Path) -> None:
@@ -158,7 +152,7 @@ def name_new_file(partial: Path, path: Path) -> None:
         FileExistsError: Something is at `path`. Nothing changed.
         OSError: The file cannot be renamed.
     """
-    if _renamed(partial, path, _NO_REPLACE):
+    if rename(partial, path, NO_REPLACE):
         return
     try:
         os.link(partial, path)
@@ -199,29 +193,4 @@ def exchange(one: Path, other: Path) -> bool:
 
     The result is `False`, and nothing changed, if the system or the file system cannot exchange names.
     """
-    return _renamed(one, other, _EXCHANGE)
-
-
-def _renamed(one: Path, other: Path, flags: tuple[int, int]) -> bool:
-    """Rename with a flag that Python's standard library lacks; return `False` if the system does not support it.
-
-    `flags` are that of Linux and that of macOS. `False` also says that the file system does not support the flag. Any
-    other failure is an `OSError`.
-    """
-    if sys.platform not in ("linux", "darwin"):
-        return False
-    libc = ctypes.CDLL(None, use_errno=True)
-    names = os.fsencode(one), os.fsencode(other)
-    if hasattr(libc, "renameat2"):
-        here = -100  # AT_FDCWD
-        failed = libc.renameat2(here, names[0], here, names[1], ctypes.c_uint(flags[0]))
-    elif hasattr(libc, "renamex_np"):
-        failed = libc.renamex_np(*names, ctypes.c_uint(flags[1]))
-    else:
-        return False
-    if not failed:
-        return True
-    code = ctypes.get_errno()
-    if code in _UNSUPPORTED:
-        return False
-    raise OSError(code, os.strerror(code), str(other))
+    return rename(one, other, EXCHANGE)

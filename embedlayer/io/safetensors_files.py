@@ -24,6 +24,7 @@ from torch import Tensor
 from embedlayer.core.errors import CheckpointError, FileError
 from embedlayer.io.files import GGUF, file_errors, replace_file, require_file
 from embedlayer.io.mapped_rows import MappedRows, ResidentLimit
+from embedlayer.io.system_calls import allocate
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -285,10 +286,10 @@ def encode_header(
 
 
 def create_tensor_file(path: Path | str, name: str, shape: Sequence[int], dtype: torch.dtype) -> TensorInfo:
-    """Create a safetensors file with one tensor of zeros, without writing them, and return where the tensor is in it.
+    """Create a safetensors file with one tensor of zeros, and return where the tensor is in it.
 
-    The disk space is allocated (not on macOS), so that later writes through a memory map cannot find the disk full. The
-    rows start at a multiple of 4096 bytes.
+    The disk space is allocated, so that later writes through a memory map do not find the disk full. The rows start at
+    a multiple of 4096 bytes.
 
     Raises:
         FileError: The file exists, cannot be written, or does not fit on the disk. Then there is no new file.
@@ -299,10 +300,7 @@ def create_tensor_file(path: Path | str, name: str, shape: Sequence[int], dtype:
     with file_errors(f"create {path} of {info.stop:,} bytes", " Free some space or choose another folder."):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(descriptor, 0, info.stop)
-            else:  # macOS
-                os.ftruncate(descriptor, info.stop)
+            allocate(descriptor, info.stop)
             os.pwrite(descriptor, header, 0)
         except BaseException:
             path.unlink()

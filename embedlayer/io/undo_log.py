@@ -26,6 +26,7 @@ from torch import Tensor
 from embedlayer.core.errors import CheckpointError, FileError
 from embedlayer.io.files import JsonObject, file_errors, replace_file, require_file
 from embedlayer.io.json_fields import parse_json
+from embedlayer.io.system_calls import flush
 
 HEAD, ROWS, NEXT = b"HEAD", b"ROWS", b"NEXT"
 BLOCK_BYTES = 1 << 24
@@ -142,7 +143,7 @@ class UndoLog:
         """Write the complete blocks to the disk, and wait for it. What follows them is removed."""
         self.cut(self.size)
         with file_errors(f"write {self.path} to the disk"):
-            os.fsync(self._descriptor)
+            flush(self._descriptor)
 
     def _append(self, views: list[memoryview]) -> None:
         """Write the parts of a block at the end of the complete blocks; on any error the block is not in the log."""

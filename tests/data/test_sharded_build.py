@@ -73,7 +73,7 @@ def processes_of(folder: Path) -> list[str]:
 def hasty_disk():
     """Files that are not flushed, where many small ones are written and none has to outlive a fall of the machine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("embedlayer.io.files._flush_to_disk", lambda path: None)
+        patch.setattr("embedlayer.io.files.flush_to_disk", lambda path: None)
         yield
 
 

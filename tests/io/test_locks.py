@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from embedlayer.core.errors import EmbedLayerWarning, FileError
-from embedlayer.io import locks
+from embedlayer.io import system_calls
 from embedlayer.io.locks import FileLock
+
+pytestmark = pytest.mark.usefixtures("system")
 
 HOLD = "import sys; from embedlayer.io.locks import FileLock; lock = FileLock(sys.argv[1], 'it'); lock.acquire(); "
 WAIT = "print('held', flush=True); sys.stdin.read()"
@@ -107,9 +109,9 @@ def test_where_there_are_no_locks_a_warning_says_so(tmp_path: Path, monkeypatch,
         raise OSError(95, "Operation not supported")
 
     if missing == "system":
-        monkeypatch.setattr(locks, "fcntl", None)
+        monkeypatch.setattr(system_calls, "fcntl", None)
     else:
-        monkeypatch.setattr(locks.fcntl, "flock", refuse)
+        monkeypatch.setattr(system_calls.fcntl, "flock", refuse)
     with pytest.warns(EmbedLayerWarning, match="it is not protected from a second process"):
         lock = FileLock(tmp_path / "lock", "it").__enter__()
     lock.check_unlocked()

@@ -8,6 +8,8 @@ from embedlayer.core.errors import CheckpointError, FileError
 from embedlayer.io import mapped_rows
 from embedlayer.io.mapped_rows import RESIDENT_BYTES, MappedRows, ResidentLimit, default_resident_bytes
 
+pytestmark = pytest.mark.usefixtures("system")
+
 
 @pytest.fixture(params=[None, 0, 1 << 27], ids=["no limit", "no memory", "a limit"])
 def limit(request) -> ResidentLimit:

@@ -10,6 +10,8 @@ from embedlayer.core.errors import CheckpointError, FileError
 from embedlayer.io import undo_log
 from embedlayer.io.undo_log import UndoLog, check_rows, read_log, roll_back
 
+pytestmark = pytest.mark.usefixtures("system")
+
 
 def arrays() -> list[torch.Tensor]:
     return [torch.arange(60).view(20, 3), torch.arange(20, dtype=torch.int32).view(20, 1)]

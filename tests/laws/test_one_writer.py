@@ -16,6 +16,8 @@ import embedlayer as el
 from embedlayer.data.sharded_build import build_in_shards, build_shard
 from embedlayer.io.locks import LOCK
 
+pytestmark = pytest.mark.usefixtures("system")
+
 WAIT_SECONDS = 120
 HOLD = """
 import sys

@@ -33,6 +33,8 @@ from embedlayer.io.undo_log import UndoLog
 from embedlayer.vocab import edit_vocabulary
 from embedlayer.vocab.receipt import last_receipt
 
+pytestmark = pytest.mark.usefixtures("system")
+
 GPT2 = {"model_type": "gpt2", "vocab_size": 20, "n_positions": 9, "n_embd": 8}
 TEXT = "the cat sat on the mat and the dog sat on the cat . " * 300
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import embedlayer as el
-from embedlayer.io import undo_log
+from embedlayer.io import safetensors_files, undo_log
 from embedlayer.row_sparse import pending_updates_applied
 from embedlayer.row_sparse.storage import raw_weight
 from embedlayer.tables import MappedEmbedding
@@ -45,7 +45,7 @@ class Run:
 
 FAILURES: dict[str, Callable[[Run, pytest.MonkeyPatch], object]] = {
     "full disk": lambda _, patch: patch.setattr(undo_log, "write_at", full_disk),
-    "full disk for state": lambda _, patch: patch.setattr(os, "posix_fallocate", full_disk),
+    "full disk for state": lambda _, patch: patch.setattr(safetensors_files, "allocate", full_disk),
     "inside a checkpoint": lambda run, patch: patch.setattr(run.mapped.source.folder("test"), "_saving", True),
     "large weight decay": lambda run, patch: patch.setitem(run.optimizer.param_groups[0], "weight_decay", 10.0),
 }

@@ -8,6 +8,8 @@ import embedlayer as el
 from embedlayer.cli.demo import carried_text
 from embedlayer.vocab.token_usage import used_tokens
 
+pytestmark = pytest.mark.usefixtures("system")
+
 TEXT = carried_text()[:30_000]
 
 

@@ -16,6 +16,8 @@ from embedlayer.vocab.init.row_init import count_origins
 from embedlayer.vocab.map import RowMap
 from embedlayer.vocab.receipt import Receipt
 
+pytestmark = pytest.mark.usefixtures("system")
+
 
 def receipt_of(sources, old=8, **options) -> Receipt:
     return Receipt(RowMap(torch.tensor(sources), old), (old, len(sources)), **options)

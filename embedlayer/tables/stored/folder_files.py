@@ -14,6 +14,7 @@ from embedlayer.io.files import JsonObject, file_errors, read_fields
 from embedlayer.io.json_fields import Count, Range, Step, check_fields
 from embedlayer.io.locks import LOCK, FileLock
 from embedlayer.io.safetensors_files import DTYPE_NAMES, DTYPES
+from embedlayer.io.system_calls import boot_id
 from embedlayer.io.undo_log import LogContent, read_log
 
 FORMAT_VERSION = 1
@@ -207,14 +208,22 @@ def _check_mark(path: Path) -> JsonObject:
     """Return the content of `open.json`, of a folder whose process was killed.
 
     Raises:
-        CheckpointError: The folder was open when it was copied, or when the machine stopped.
+        CheckpointError: The folder was open when it was copied, or when the machine stopped; or the system does not
+            tell whether it stopped.
         FileError: The mark cannot be read.
     """
     mark = read_fields(path / OPEN, OpenFields)
     copied = mark["inode"] != os.stat(path / WEIGHT).st_ino
-    if not copied and mark["boot"] == boot_id():
+    boot = boot_id()
+    if not copied and boot and mark["boot"] == boot:
         return mark
-    how = "copied while a process had it open" if copied else "open when the machine stopped"
+    how = (
+        "copied while a process had it open"
+        if copied
+        else "open when the machine stopped"
+        if boot
+        else "open when its process ended, and this system does not tell whether the machine has stopped since"
+    )
     advice = (
         "Copy the original again after close()."
         if copied
@@ -224,14 +233,6 @@ def _check_mark(path: Path) -> JsonObject:
         f"{path} was {how}, so its rows and its log may not belong together. {advice} If you know that no process "
         f"was writing and that the system had written everything to the disk, delete {path / OPEN} and resume."
     )
-
-
-def boot_id() -> str:
-    """Return what identifies the present start of the machine; an empty string where the system does not tell."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 def encode_tensor(tensor: Tensor) -> JsonObject:

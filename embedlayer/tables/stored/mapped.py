@@ -172,8 +172,9 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
         """Create a table in a folder of its own, which is trained in place.
 
         The disk space of the rows is allocated now, and that of each array of optimizer state at its first step. So a
-        full disk is a `FileError` then, or when old rows are appended to the log, and never while rows are written. On
-        macOS no space is allocated, and a full disk can end the process while rows are written.
+        full disk is a `FileError` then, or when old rows are appended to the log, and not while rows are written. On
+        systems without `posix_fallocate`, such as macOS, allocating takes as long as writing zeros. A file system that
+        copies what is written, or compresses it, may need more space later; without it, the process ends.
 
         Args:
             folder: The folder, created if missing.

@@ -37,6 +37,7 @@ from embedlayer.io.files import JsonObject, create_folder, file_errors, write_js
 from embedlayer.io.locks import FileLock
 from embedlayer.io.mapped_rows import MappedRows, ResidentLimit
 from embedlayer.io.safetensors_files import CHUNK_BYTES, DTYPE_NAMES, DTYPES, create_tensor_file, read_header
+from embedlayer.io.system_calls import boot_id
 from embedlayer.io.undo_log import LogContent, UndoLog, check_rows, roll_back
 from embedlayer.io.weight_files import is_plain_name
 from embedlayer.row_sparse.storage import RowStorage
@@ -51,7 +52,6 @@ from embedlayer.tables.stored.folder_files import (
     OpenFields,
     StateFields,
     TableFields,
-    boot_id,
     decode_tensor,
     encode_tensor,
     lock_folder,

@@ -13,9 +13,14 @@ import torch
 
 from embedlayer import RowAdagrad, RowAdamW
 from embedlayer.core.errors import CheckpointError, FileError, SizeError, StaleRowsError
-from embedlayer.io import undo_log
+from embedlayer.io import safetensors_files, undo_log
 from embedlayer.row_sparse.hooks import without_applying_updates
 from embedlayer.tables.stored.mapped import MappedEmbedding
+
+pytestmark = [
+    pytest.mark.usefixtures("system"),
+    pytest.mark.parametrize("system", ["Linux", "macOS"], indirect=True),  # others cannot tell a restart of the machine
+]
 
 
 def step_of(table: MappedEmbedding, optimizer: RowAdamW, seed: int = 0) -> None:
@@ -271,16 +276,16 @@ def test_files_that_do_not_belong_together_are_named_and_not_changed(tmp_path, t
 def test_a_full_disk_is_found_when_files_are_created_and_leaves_the_rest(tmp_path, trained, monkeypatch) -> None:
     table, _, rows = trained
     with monkeypatch.context() as patch:
-        patch.setattr(os, "posix_fallocate", full_disk)
+        patch.setattr(safetensors_files, "allocate", full_disk)
         with pytest.raises(FileError, match="Cannot create .* No space left"):
             MappedEmbedding.create(tmp_path / "new", 50, 4)
         second = RowAdamW(table.parameters())
         with pytest.raises(FileError, match="Cannot create .* No space left"):
             step_of(table, second)
     for _ in range(2):  # room for one of two moments
-        calls = iter([os.posix_fallocate, full_disk])
+        calls = iter([safetensors_files.allocate, full_disk])
         with monkeypatch.context() as patch, pytest.raises(FileError, match="No space left"):
-            patch.setattr(os, "posix_fallocate", lambda *arguments, calls=calls: next(calls)(*arguments))
+            patch.setattr(safetensors_files, "allocate", lambda *arguments, calls=calls: next(calls)(*arguments))
             step_of(table, second)
     step_of(table, second)
     assert len(names_in(tmp_path / "rows" / "state")) == 8  # of the checkpoint, and of the second optimizer
