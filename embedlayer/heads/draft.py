@@ -18,7 +18,6 @@ from embedlayer.heads.output import OutputHead
 from embedlayer.heads.peft import AdaptedRows
 from embedlayer.heads.prediction import PredictionHead
 from embedlayer.kernels.index_check import IndexCheck
-from embedlayer.losses.definition import transformed_states
 from embedlayer.losses.finishing import finish
 from embedlayer.losses.fixed_row import linear_with_fixed_row
 from embedlayer.losses.linear import cross_entropy_of
@@ -33,10 +32,11 @@ from embedlayer.losses.options import (
     check_options,
 )
 from embedlayer.losses.statistics import Statistic, TokenStatistics, token_statistics_of
+from embedlayer.losses.token_chunks import own_tokens, padded_tokens
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.tables.conversions import as_table
 from embedlayer.tables.lookup import LookupTable
-from embedlayer.tables.table import TokenTable, check_width, logits_of_function
+from embedlayer.tables.table import TokenTable, check_width, logits_of_function, of_products
 
 Outside = Literal["ignore", "count", "error"]
 """What a loss does with a target that is not in the draft vocabulary; see `DraftHead.loss`."""
@@ -163,10 +163,12 @@ class DraftHead(ComputedBuffers):
             SizeError: The other head has another number of tokens than when this head was built.
             CheckpointError: PEFT has replaced a module of the head by one that a draft head cannot read.
         """
-        operands = self._operands(hidden)
+        options = self._draft_options(self._logit_options())
+        operands = self._operands(hidden, options)
         if operands is None:
             return self._selected_logits({}, hidden)
-        options = self._draft_options(self._logit_options())
+        if options.get("batch_invariant"):
+            return LinearLogits(*operands, **options).head_logits()
         return finish(linear_with_fixed_row(*operands, options.get("padding_idx")), LogitSettings(**options))
 
     @show_options(LogitOptions, ScoreOptions, LossOptions)
@@ -316,10 +318,12 @@ class DraftHead(ComputedBuffers):
         check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
         of_model = self._model_options()
         options = {**({} if of_model is None else of_model.logit_options()), **options}
-        operands = self._operands(hidden)
+        of_head: LogitOptions = {**self._logit_options(), **options}
+        operands = self._operands(hidden, of_head)
         if operands is None:
-            return logits_of_function(partial(self._selected_logits, options), hidden, self.draft_vocab_size)
-        return LinearLogits(*operands, impl=impl, **self._draft_options({**self._logit_options(), **options}))
+            function = partial(self._selected_logits, options)
+            return logits_of_function(function, hidden, self.draft_vocab_size, **of_products(of_head))
+        return LinearLogits(*operands, impl=impl, **self._draft_options(of_head))
 
     def untied(self) -> OutputHead:
         """Return an untied `OutputHead` over the draft IDs, with a copy of the N rows and of the bias.
@@ -381,7 +385,7 @@ class DraftHead(ComputedBuffers):
         missing = (drafts < 0) & ~ignored
         return drafts.masked_fill(missing | ignored, _IGNORED), missing
 
-    def _operands(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _operands(self, hidden: Tensor, options: LogitOptions) -> tuple[Tensor, Tensor] | None:
         """Return two tensors whose product is the raw draft logits: `(..., K)`, and rows `(N, K)`.
 
         K is the width of the stored rows, as in `TokenTable.as_linear`. The result is `None` if the head or the table
@@ -391,14 +395,18 @@ class DraftHead(ComputedBuffers):
         table = self._table()
         if not self._is_product(table):
             return None
-        states = transformed_states(self.head.transform, hidden) if isinstance(self.head, PredictionHead) else hidden
+        pads, states = options.get("batch_invariant", False), hidden
+        if isinstance(self.head, PredictionHead):
+            states = self.head.transformed(hidden, batch_invariant=pads)
         check_width(
             states, self.head.embed_dim if isinstance(self.head, TokenTable) else _output(self.head).in_features
         )
         if table is not None and not table.row_sparse and _computes_logits_by(table, "as_linear"):
-            linear = table.as_linear(states)
+            linear = table.as_linear(padded_tokens(states) if pads else states)
             if linear is not None:
-                return linear[0], linear[1].index_select(0, self.token_tensor.to(hidden.device))
+                return own_tokens(linear[0], states) if pads else linear[0], linear[1].index_select(
+                    0, self.token_tensor.to(hidden.device)
+                )
         return states, self._rows(table, hidden.device)
 
     def _rows(self, table: TokenTable | None, device: torch.device) -> Tensor:

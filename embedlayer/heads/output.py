@@ -421,6 +421,8 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         if table is not None:
             return table.logits(hidden, **options)
         self._check_width(hidden)
+        if self.batch_invariant:
+            return LinearLogits(hidden, self.weight, **options).head_logits()
         if self.logit_scale != 1.0:
             return finish(linear_with_fixed_row(hidden, self.weight, self.padding_idx), LogitSettings(**options))
         options["bias"] = None  # as in nn.Linear it is added where the product is computed, before rounding
@@ -491,6 +493,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         if not is_unchanged(self, **_FORWARD):
             options.setdefault("padding_idx", self.padding_idx)
             options.setdefault("mask_padding", self.mask_padding)
+            options.setdefault("batch_invariant", self.batch_invariant)
             return logits_of_function(self.forward, hidden, self.out_features, **options)
         table = self.table
         options = {**self.logit_options(), **options}
