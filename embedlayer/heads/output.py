@@ -436,7 +436,8 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             return None
         self._check_width(hidden)
         tensors = HeadTensors(cast(Tensor, rows.table.weight), self.bias, rows.adapters)
-        return defer_logits(self, hidden, tensors, report)
+        settings = LogitSettings(head_dtype=self.head_dtype, batch_invariant=self.batch_invariant)
+        return defer_logits(self, hidden, tensors, settings, report)
 
     def _dense_rows(self, table: TokenTable | None) -> AdaptedTable | None:
         """Return the module that has the dense weight of the head, with PEFT's adapters of its rows.
