@@ -409,7 +409,21 @@ class BlockLogits(UncomputedLogits):
     def block(self, hidden: Tensor, start: int, stop: int) -> Float[Tensor, "*batch N"]:
         """Return the logits of other hidden states of the same width over the tokens `start` to `stop - 1`."""
         with self._autocast():
-            return self._finished(self.raw_logits(hidden, start, stop), start, stop)
+            if not self.options.batch_invariant:
+                return self._finished(self.raw_logits(hidden, start, stop), start, stop)
+            products = self.raw_logits(_tokens_last(hidden), start, stop)
+            if products.requires_grad:
+                products.register_hook(_tokens_last)
+            return self._finished(products, start, stop)
+
+
+def _tokens_last(x: Tensor) -> Tensor:
+    """Return a matrix `(C, D)` as the transpose of one in memory.
+
+    In products with a few rows, such as those of LoRA, how a token is rounded depends on the address of its numbers,
+    which in a matrix `(C, D)` in memory depends on its place.
+    """
+    return x.mT.contiguous().mT
 
 
 def is_plain(logits: UncomputedLogits, loss: LossSettings | None = None) -> bool:
