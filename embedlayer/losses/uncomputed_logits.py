@@ -414,10 +414,28 @@ class BlockLogits(UncomputedLogits):
     def block(self, hidden: Tensor, start: int, stop: int) -> Float[Tensor, "*batch N"]:
         """Return the logits of other hidden states of the same width over the tokens `start` to `stop - 1`."""
         with self._autocast():
-            raw_logits = in_head_dtype(
-                lambda states: self.raw_logits(states, start, stop), hidden, self.options.head_dtype
+            products = in_head_dtype(
+                lambda states: self._products(states, start, stop), hidden, self.options.head_dtype
             )
-            return self._finished(raw_logits, start, stop)
+            return self._finished(products, start, stop)
+
+    def _products(self, hidden: Tensor, start: int, stop: int) -> Tensor:
+        """Return the raw logits of hidden states in the dtype of the products."""
+        if not self.options.batch_invariant:
+            return self.raw_logits(hidden, start, stop)
+        products = self.raw_logits(_tokens_last(hidden), start, stop)
+        if products.requires_grad:
+            products.register_hook(_tokens_last)
+        return products
+
+
+def _tokens_last(x: Tensor) -> Tensor:
+    """Return a matrix `(C, D)` as the transpose of one in memory.
+
+    In products with a few rows, such as those of LoRA, how a token is rounded depends on the address of its numbers,
+    which in a matrix `(C, D)` in memory depends on its place.
+    """
+    return x.mT.contiguous().mT
 
 
 def is_plain(logits: UncomputedLogits, loss: LossSettings | None = None) -> bool:
