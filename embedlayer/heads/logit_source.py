@@ -128,7 +128,7 @@ class HeadTensors(NamedTuple):
         return HeadTensors(weight, bias, tuple(adapters))
 
     def raw_logits(self, hidden: Tensor, start: int, stop: int) -> Tensor:
-        """Return `hidden @ rows[start:stop].T` in the dtype of `hidden`, with the adapters applied, without the bias."""
+        """Return `hidden @ rows[start:stop].T` in the dtype of `hidden`, with the adapters and without the bias."""
         products = linear(hidden, self.weight[start:stop])
         for adapter in self.adapters:
             products = adapt_products(adapter, products, hidden, start, stop)

@@ -362,10 +362,9 @@ class LinearLogits(UncomputedLogits):
         if self.is_sharded:
             raise SizeError("The logits of a sharded table are computed by all ranks together: call table.logits.")
         fixed, rows = row_within(self.options.padding_idx, start, stop), self.weight[start:stop]
-        if self.options.head_dtype is None and self.dtype == torch.float16:  # that of the inputs, or of autocast
+        head_dtype = self.options.head_dtype
+        if self.dtype == torch.float16:  # that of the inputs, or of autocast
             hidden, rows, head_dtype = hidden.half(), rows.half(), torch.float32
-        else:
-            head_dtype = self.options.head_dtype
         with self._autocast():
             products = in_head_dtype(lambda states: linear_with_fixed_row(states, rows, fixed), hidden, head_dtype)
             return self._finished(products, start, stop)
