@@ -43,7 +43,13 @@ RESIZE = "resize_token_embeddings"
 """The method that `patch` replaces in a model of transformers."""
 
 
-def patch(model: Model, *, row_sparse: bool = False) -> Model:
+def patch(
+    model: Model,
+    *,
+    row_sparse: bool = False,
+    head_dtype: torch.dtype | None = None,
+    batch_invariant: bool = False,
+) -> Model:
     """Replace token embeddings and LM heads of a transformers model in place, without changing its outputs.
 
     Every token look-up becomes a `TokenEmbedding`: the model's input embeddings, those of its encoder and decoder, and
@@ -67,21 +73,30 @@ def patch(model: Model, *, row_sparse: bool = False) -> Model:
     model applies outside the head (Gemma 2, Cohere, Granite, T5), while `head(hidden)` is the product alone. For a
     model type whose scale and cap are not known here they raise `CheckpointError`.
 
+    With `head_dtype=torch.float32` the products with the rows of a head, its logits, and what follows from them are in
+    float32, also in a model in bfloat16 and under autocast, with tied weights and with adapters, and without a float32
+    copy of the rows. So `outputs.logits`, the loss of the model and everything above are those of a head in float32.
+
     A bad ID then raises an error that names its row and column. `edit_vocabulary` and `model.resize_token_embeddings`
     change the vocabulary of a patched model.
 
     Args:
         model: A model of transformers, before PEFT wraps it. Modules that are already patched stay as they are.
         row_sparse: Store gradients of the looked-up rows only, for `RowAdamW`; requires untied heads.
+        head_dtype: `torch.float32` for LM heads in float32, or `None`; see `LogitOptions`.
+        batch_invariant: Whether results of the LM heads do not depend on the other tokens of a call; see
+            `LogitOptions`.
 
     Returns:
         The same model.
 
     Raises:
+        SizeError: `head_dtype` is neither `torch.float32` nor `None`.
         CheckpointError: `get_input_embeddings` is missing or returns no `nn.Embedding` but, for example, the module in
             which PEFT wraps it; an embedding does more than look-up and scale, or has a replaced `forward`;
-            `row_sparse` is requested for a model with a tied head, or for one that is patched; or `fully_shard` was
-            called before. The model is then unchanged.
+            `row_sparse` is requested for a model with a tied head, or for one that is patched; options of heads are
+            passed for a model without one that can be replaced; or `fully_shard` was called before. The model is then
+            unchanged.
         VersionError: The installed release of transformers is not supported.
 
     Example:
@@ -97,9 +112,12 @@ def patch(model: Model, *, row_sparse: bool = False) -> Model:
         raise CheckpointError("FSDP gathers parameters for the modules it was given: patch before fully_shard.")
     if row_sparse:
         _refuse_tied(old_tables, model)
+    if (head_dtype is not None or batch_invariant) and not old_heads:
+        _refuse_options(model)
     tables = [(old, _table_like(old, row_sparse=row_sparse)) for old in old_tables]
     report = LogitsReport(type(model).__name__)
-    heads = [(old, _head_like(old, report, _model_options(model, old))) for old in old_heads]
+    products = {"head_dtype": head_dtype, "batch_invariant": batch_invariant}
+    heads = [(old, _head_like(old, report, _model_options(model, old), products)) for old in old_heads]
     for old, new in (*tables, *heads):
         _swap(model, old, new)
         set_own_attribute(new, REPLACED, old)
@@ -242,6 +260,17 @@ def _refuse_tied(tables: list[nn.Embedding], model: nn.Module) -> None:
             )
 
 
+def _refuse_options(model: nn.Module) -> None:
+    """Raise the `CheckpointError` of options of LM heads for a model without a head that `patch` can replace."""
+    patched = any(isinstance(each, OutputHead) for each in model.modules())
+    raise CheckpointError(
+        "The model is patched already: unpatch it first, then patch it with head_dtype or batch_invariant."
+        if patched
+        else f"head_dtype and batch_invariant are options of an LM head, and a {type(model).__name__} has none that is "
+        f"an nn.Linear: leave them out."
+    )
+
+
 def _table_like(old: nn.Embedding, *, row_sparse: bool) -> TokenEmbedding:
     """Return a `TokenEmbedding` that shares the parameter, the scale and the padding ID of `old`.
 
@@ -313,10 +342,15 @@ def _scale_of(old: nn.Module) -> tuple[float | None, bool]:
     return (float(scales[0]) if scales else None), bool(scales) and isinstance(scales[-1], Tensor)
 
 
-def _head_like(old: nn.Linear, report: LogitsReport, options: ModelLogitOptions) -> OutputHead:
-    """Return an `OutputHead` with deferred logits, whose weight and bias are the parameters of a linear layer."""
+def _head_like(
+    old: nn.Linear, report: LogitsReport, options: ModelLogitOptions, products: dict[str, Any]
+) -> OutputHead:
+    """Return an `OutputHead` with deferred logits, whose weight and bias are the parameters of a linear layer.
+
+    `products` are its options `head_dtype` and `batch_invariant`.
+    """
     with torch.device("meta"):
-        head = OutputHead(vocab_size=old.out_features, embed_dim=old.in_features, bias=old.bias is not None)
+        head = OutputHead(old.in_features, old.out_features, bias=old.bias is not None, **products)
     head._parameters.clear()
     head._parameters.update(old._parameters)  # transformers ties and saves a tied weight under this name
     head.logits_report, head.model_options = report, options
@@ -368,14 +402,18 @@ def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:
     """Resize the vocabulary of a patched model with transformers' own method, then patch the modules that it created.
 
     `patch` installs this function as the model's `resize_token_embeddings`; it returns the input embeddings. Pending
-    lazy updates are applied first.
+    lazy updates are applied first. Heads keep `head_dtype` and `batch_invariant`.
     """
+    heads = {name: module for name, module in model.named_modules() if isinstance(module, OutputHead)}
     for module in model.modules():
         if isinstance(module, TokenEmbedding) and module.pending_updates is not None:
             module.pending_updates.apply_all(module.weight, moments=True)
             module.pending_updates.detach()
     type(model).resize_token_embeddings(model, *arguments, **options)
     patch(model)
+    for name, former in heads.items():
+        head = model.get_submodule(name)
+        head.head_dtype, head.batch_invariant = former.head_dtype, former.batch_invariant
     table: nn.Module = model.get_input_embeddings()
     return table
 

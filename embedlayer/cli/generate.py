@@ -1,11 +1,18 @@
 """`embedlayer generate`: continue a text with a decoder."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from embedlayer.cli.options import SOURCE, chosen_device, json_option, tokenizer_option
 from embedlayer.cli.printing import print_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from embedlayer.models.generation import GeneratedTokens, LogprobsMode
 
 TOKENS = 256
 TEMPERATURE, TOP_P = 0.8, 0.95
@@ -37,6 +44,11 @@ SEEDS = 1_000_000  # a seed that the command chooses is below this, so that it i
 @click.option(
     "--seed", type=int, help="Seed of sampling; the same seed repeats a text.  [default: a new one each time]"
 )
+@click.option(
+    "--log-probs",
+    type=click.Choice(["raw_logprobs", "processed_logprobs"]),
+    help="With --json, add the log-probability of each new token: of the model, or of the distribution sampled from.",
+)
 @tokenizer_option
 @click.option("--device", default="auto", help="Device to run on: cpu, cuda, ...")
 @json_option
@@ -51,6 +63,7 @@ def generate(
     repetition_penalty: float | None,
     greedy: bool,
     seed: int | None,
+    log_probs: "LogprobsMode | None",
     tokenizer_from: Path | None,
     device: str,
     as_json: bool,
@@ -71,6 +84,8 @@ def generate(
         raise click.UsageError(
             "--greedy samples nothing: leave --temperature, --top-k, --top-p, --min-p and --seed out."
         )
+    if log_probs is not None and not as_json:
+        raise click.UsageError("--log-probs adds numbers to the result of --json: pass --json too.")
     temperature = 0.0 if greedy else TEMPERATURE if temperature is None else temperature
     top_p = TOP_P if top_p is None else top_p
     seed = torch.Generator().seed() % SEEDS if seed is None else seed
@@ -83,13 +98,13 @@ def generate(
     penalty: SamplingOptions = {"repetition_penalty": repetition_penalty}
     sampling: SamplingOptions = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, **penalty}
     torch.manual_seed(seed)
-    following = next_tokens(
-        model,
-        torch.tensor([ids], device=next(model.parameters()).device),
-        max_new_tokens=tokens,
-        stop_id=stops,
-        **sampling,
-    )
+    prompt = torch.tensor([ids], device=next(model.parameters()).device)
+    options: dict[str, Any] = {"max_new_tokens": tokens, "stop_id": stops, **sampling}
+    numbers: list[float] = []
+    following = next_tokens(model, prompt, **options)
+    if log_probs is not None:
+        scored = next_tokens(model, prompt, return_log_probs=True, logprobs_mode=log_probs, **options)
+        following = _recorded(scored, numbers)
     new: list[int] = []
     shown = ""
     for token in following:
@@ -104,6 +119,7 @@ def generate(
     stopped = bool(new) and new[-1] in stops
     if as_json:
         result = {"text": whole, "ids": ids + new, "new_tokens": len(new), "stopped": stopped}
+        result |= {} if log_probs is None else {"logprobs_mode": log_probs, "log_probs": numbers}
         chosen = {**sampling, "seed": seed} if temperature else penalty
         print_json({**result, "greedy": not temperature, **chosen})
         return
@@ -112,13 +128,20 @@ def generate(
         shown = ""
     click.echo(whole[len(shown) :])
     end = ", where the model ended the text" if stopped else ""
-    options = ", ".join(
+    named = ", ".join(
         f"{name.replace('_', '-')} {value:g}"
         for name, value in (sampling if temperature else penalty).items()
         if value is not None
     )
     if temperature:
-        how = f"sampled at {options}; --seed {seed} gives the same text again"
+        how = f"sampled at {named}; --seed {seed} gives the same text again"
     else:
-        how = ", ".join(filter(None, ("the most likely token each time (--greedy)", options)))
+        how = ", ".join(filter(None, ("the most likely token each time (--greedy)", named)))
     click.echo(f"\n{source} added {len(new):,} tokens to the {len(ids):,} of the prompt{end}: {how}.", err=True)
+
+
+def _recorded(generated: "Iterable[GeneratedTokens]", numbers: list[float]) -> "Iterator[Tensor]":
+    """Yield the tokens, and append the log-probability of each to `numbers`."""
+    for each in generated:
+        numbers.append(float(each.log_probs))
+        yield each.ids

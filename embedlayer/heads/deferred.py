@@ -318,7 +318,7 @@ class _Head(torch.autograd.Function):
         if not torch.is_grad_enabled():
             return (None, *source.gradients_of(source.logits(), grad))
         with source.restored() as is_changed:  # create_graph=True
-            logits = source.tensors.replaced(originals[1:]).logits(marked(originals[0], is_changed))
+            logits = source.tensors.replaced(originals[1:]).logits(marked(originals[0], is_changed), source.settings)
         return (None, *source.gradients_of(logits, grad, originals))
 
 
@@ -623,15 +623,18 @@ WITHOUT_VALUES = {
 """Functions that read only what deferred tensors have: shape, dtype, device, and their place in the autograd graph."""
 
 
-def defer_logits(head: nn.Module, hidden: Tensor, tensors: HeadTensors, report: LogitsReport) -> DeferredLogits | None:
+def defer_logits(
+    head: nn.Module, hidden: Tensor, tensors: HeadTensors, settings: LogitSettings, report: LogitsReport
+) -> DeferredLogits | None:
     """Return the deferred logits of a head, or `None` where its logits must be computed at once.
 
     That is the case for no or a single position, as in generation; for hidden states that are not floats; on the meta
     device; under `torch.func`, tracing and CUDA graph capture; where the tensors differ in device; where hidden states
-    and weight differ in dtype, without autocast or with one of them in float64; and for tensor subclasses, such as a
-    `DTensor` or a quantised weight.
+    and weight differ in dtype, without `head_dtype` and without autocast, or with autocast and one of them in float64;
+    and for tensor subclasses, such as a `DTensor` or a quantised weight.
 
-    `head` gathers its weights if FSDP has sharded it, and `report` logs that logits are read.
+    `head` gathers its weights if FSDP has sharded it, `settings` have `head_dtype` and `batch_invariant`, and `report`
+    logs that logits are read.
     """
     parts = (hidden, *tensors.flat())
     is_batch = hidden.dim() > 1 and hidden.shape[-2] > 1 and hidden.numel() > 0
@@ -641,9 +644,10 @@ def defer_logits(head: nn.Module, hidden: Tensor, tensors: HeadTensors, report: 
     is_recorded = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     if is_recorded or is_transformed(*parts) or (hidden.is_cuda and torch.cuda.is_current_stream_capturing()):
         return None
-    fits = hidden.dtype == tensors.weight.dtype or torch.is_autocast_enabled(device_kind(hidden))
-    if not fits or (hidden.dtype == torch.float64) != (tensors.weight.dtype == torch.float64):
+    dtypes = {hidden.dtype, tensors.weight.dtype}
+    fits = len(dtypes) == 1 or (torch.is_autocast_enabled(device_kind(hidden)) and torch.float64 not in dtypes)
+    if not fits and settings.head_dtype is None:
         return None
-    source = LogitSource(head, hidden, tensors, report)
+    source = LogitSource(head, hidden, tensors, settings, report)
     result: DeferredLogits = _Head.apply(source, *source.originals)  # type: ignore[no-untyped-call]
     return result

@@ -20,7 +20,6 @@ from embedlayer.heads.peft import AdaptedRows
 from embedlayer.heads.prediction import PredictionHead
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.losses.converted_rows import in_head_dtype
-from embedlayer.losses.definition import transformed_states
 from embedlayer.losses.finishing import finish
 from embedlayer.losses.fixed_row import linear_with_fixed_row
 from embedlayer.losses.linear import cross_entropy_of
@@ -35,10 +34,11 @@ from embedlayer.losses.options import (
     check_options,
 )
 from embedlayer.losses.statistics import Statistic, TokenStatistics, token_statistics_of
+from embedlayer.losses.token_chunks import own_tokens, padded_tokens
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_dtypes
 from embedlayer.tables.conversions import as_table
 from embedlayer.tables.lookup import LookupTable
-from embedlayer.tables.table import TokenTable, check_width, logits_of_function
+from embedlayer.tables.table import TokenTable, check_width, logits_of_function, of_products
 
 Outside = Literal["ignore", "count", "error"]
 """What a loss does with a target that is not in the draft vocabulary; see `DraftHead.loss`."""
@@ -165,11 +165,14 @@ class DraftHead(ComputedBuffers):
             SizeError: The other head has another number of tokens than when this head was built.
             CheckpointError: PEFT has replaced a module of the head by one that a draft head cannot read.
         """
-        settings = LogitSettings(**self._draft_options(self._logit_options()))
-        operands = self._operands(hidden, settings.head_dtype)
+        options = self._draft_options(self._logit_options())
+        operands = self._operands(hidden, options)
         if operands is None:
             return self._selected_logits({}, hidden)
+        if options.get("batch_invariant"):
+            return LinearLogits(*operands, **options).head_logits()
         states, rows = operands
+        settings = LogitSettings(**options)
         check_dtypes(states, rows.dtype, settings.head_dtype)
         padding_idx = settings.padding_idx
         products = in_head_dtype(
@@ -325,9 +328,10 @@ class DraftHead(ComputedBuffers):
         of_model = self._model_options()
         options = {**({} if of_model is None else of_model.logit_options()), **options}
         of_draft = self._draft_options({**self._logit_options(), **options})
-        operands = self._operands(hidden, of_draft.get("head_dtype"))
+        operands = self._operands(hidden, of_draft)
         if operands is None:
-            return logits_of_function(partial(self._selected_logits, options), hidden, self.draft_vocab_size)
+            function = partial(self._selected_logits, options)
+            return logits_of_function(function, hidden, self.draft_vocab_size, **of_products(of_draft))
         return LinearLogits(*operands, impl=impl, **of_draft)
 
     def untied(self) -> OutputHead:
@@ -390,7 +394,7 @@ class DraftHead(ComputedBuffers):
         missing = (drafts < 0) & ~ignored
         return drafts.masked_fill(missing | ignored, _IGNORED), missing
 
-    def _operands(self, hidden: Tensor, head_dtype: torch.dtype | None) -> tuple[Tensor, Tensor] | None:
+    def _operands(self, hidden: Tensor, options: LogitOptions) -> tuple[Tensor, Tensor] | None:
         """Return two tensors whose product is the raw draft logits: `(..., K)`, and rows `(N, K)`.
 
         K is the width of the stored rows, as in `TokenTable.as_linear`. The result is `None` if the head or the table
@@ -400,15 +404,18 @@ class DraftHead(ComputedBuffers):
         table = self._table()
         if not self._is_product(table):
             return None
-        states = transformed_states(self.head.transform, hidden) if isinstance(self.head, PredictionHead) else hidden
+        pads, head_dtype, states = options.get("batch_invariant", False), options.get("head_dtype"), hidden
+        if isinstance(self.head, PredictionHead):
+            states = self.head.transformed(hidden, batch_invariant=pads)
         check_width(
             states, self.head.embed_dim if isinstance(self.head, TokenTable) else _output(self.head).in_features
         )
         if table is not None and not table.row_sparse and _computes_logits_by(table, "as_linear"):
             wide = states if head_dtype is None else states.to(head_dtype)
-            linear = in_head_dtype(table.as_linear, wide, head_dtype)
+            linear = in_head_dtype(table.as_linear, padded_tokens(wide) if pads else wide, head_dtype)
             if linear is not None:
-                return linear[0], linear[1].index_select(0, self.token_tensor.to(hidden.device))
+                own = own_tokens(linear[0], states) if pads else linear[0]
+                return own, linear[1].index_select(0, self.token_tensor.to(hidden.device))
         return states, self._rows(table, hidden.device, head_dtype)
 
     def _rows(self, table: TokenTable | None, device: torch.device, head_dtype: torch.dtype | None) -> Tensor:

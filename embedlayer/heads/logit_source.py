@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from embedlayer.core.block_sizes import TABLE_ROWS, block_size
@@ -16,6 +15,7 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import CheckpointError, StaleRowsError
 from embedlayer.core.index_checks import changed_weights, record_changed_weights
 from embedlayer.heads.peft import ChildReference
+from embedlayer.losses.converted_rows import in_head_dtype, linear
 from embedlayer.losses.options import LogitOptions, LogitSettings
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
 from embedlayer.tables.adapters import Adapter, LoraAdapter, adapt_products
@@ -128,16 +128,25 @@ class HeadTensors(NamedTuple):
         return HeadTensors(weight, bias, tuple(adapters))
 
     def raw_logits(self, hidden: Tensor, start: int, stop: int) -> Tensor:
-        """Return `hidden @ rows[start:stop].T` with the adapters applied, without the bias."""
-        products = F.linear(hidden, self.weight[start:stop])
+        """Return `hidden @ rows[start:stop].T` in the dtype of `hidden`, with the adapters and without the bias."""
+        products = linear(hidden, self.weight[start:stop])
         for adapter in self.adapters:
             products = adapt_products(adapter, products, hidden, start, stop)
         return products
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return all logits, computed by the operations of the plain head."""
+    def logits(self, hidden: Tensor, settings: LogitSettings) -> Tensor:
+        """Return all logits, computed by the operations of the plain head; the bias is that of these tensors.
+
+        Of `settings`, `head_dtype` and `batch_invariant` apply.
+        """
+        if settings.batch_invariant:
+            return self.uncomputed_logits(hidden, settings._replace(bias=self.bias)).head_logits()
+        return in_head_dtype(self._plain_logits, hidden, settings.head_dtype)
+
+    def _plain_logits(self, hidden: Tensor) -> Tensor:
+        """Return all logits in the dtype of `hidden`, or in that of autocast."""
         if not self.adapters:
-            return F.linear(hidden, self.weight, self.bias)
+            return linear(hidden, self.weight, self.bias)
         products = self.raw_logits(hidden, 0, len(self.weight))
         return products if self.bias is None else products + self.bias
 
@@ -165,11 +174,15 @@ class LogitSource:
         head: The head, which can gather sharded weights.
         hidden: Hidden states, `(..., D)`.
         tensors: Tensors of the head.
+        settings: How the products are computed: `head_dtype` and `batch_invariant`.
         report: Where to log that logits are read.
     """
 
-    def __init__(self, head: nn.Module, hidden: Tensor, tensors: HeadTensors, report: LogitsReport) -> None:
+    def __init__(
+        self, head: nn.Module, hidden: Tensor, tensors: HeadTensors, settings: LogitSettings, report: LogitsReport
+    ) -> None:
         self.head: Any = head
+        self.settings = settings
         self.report = report
         self.originals = [hidden, *tensors.flat()]
         with_grad = torch.is_grad_enabled()
@@ -186,7 +199,12 @@ class LogitSource:
 
     @property
     def logits_dtype(self) -> torch.dtype:
-        """Return the dtype of the logits: that of autocast if it was active, except for hidden states in float64."""
+        """Return the dtype of the logits: `head_dtype`, or that of autocast if it was active, or of the hidden states.
+
+        Autocast has no effect on hidden states in float64.
+        """
+        if self.settings.head_dtype is not None:
+            return self.settings.head_dtype
         _, narrow, enabled = self.autocast
         return narrow if enabled and self.hidden.dtype != torch.float64 else self.hidden.dtype
 
@@ -197,7 +215,7 @@ class LogitSource:
 
     def described(self) -> UncomputedLogits:
         """Return the logits of the leaves, not computed."""
-        return self.tensors.uncomputed_logits(self.hidden, LogitSettings(bias=self.tensors.bias))
+        return self.tensors.uncomputed_logits(self.hidden, self.settings._replace(bias=self.tensors.bias))
 
     def with_originals(self, logits: UncomputedLogits) -> UncomputedLogits:
         """Return logits that follow from those of `described`, with gradients to the model's own tensors."""
@@ -262,7 +280,7 @@ class LogitSource:
         """
         if self._logits is None or _version(self._logits) != self._logits_version:
             with self.restored() as is_changed:
-                self._logits = self.tensors.logits(marked(self.hidden, is_changed))
+                self._logits = self.tensors.logits(marked(self.hidden, is_changed), self.settings)
             self._logits_version = _version(self._logits)
         return self._logits
 

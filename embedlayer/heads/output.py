@@ -423,6 +423,8 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             return table.logits(hidden, **options)
         self._check_width(hidden)
         check_dtypes(hidden, self.weight.dtype, self.head_dtype)
+        if self.batch_invariant:
+            return LinearLogits(hidden, self.weight, **options).head_logits()
         weight, padding_idx, bias = self.weight, self.padding_idx, None
         if self.logit_scale == 1.0:  # as in nn.Linear it is added where the product is computed, before rounding
             bias, options["bias"] = self.bias, None
@@ -438,7 +440,8 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             return None
         self._check_width(hidden)
         tensors = HeadTensors(cast(Tensor, rows.table.weight), self.bias, rows.adapters)
-        return defer_logits(self, hidden, tensors, report)
+        settings = LogitSettings(head_dtype=self.head_dtype, batch_invariant=self.batch_invariant)
+        return defer_logits(self, hidden, tensors, settings, report)
 
     def _dense_rows(self, table: TokenTable | None) -> AdaptedTable | None:
         """Return the module that has the dense weight of the head, with PEFT's adapters of its rows.
@@ -497,6 +500,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
                 raise SizeError("The forward of this head is overridden: set head_dtype on the head, not for one call.")
             options.setdefault("padding_idx", self.padding_idx)
             options.setdefault("mask_padding", self.mask_padding)
+            options.setdefault("batch_invariant", self.batch_invariant)
             return logits_of_function(self.forward, hidden, self.out_features, **options)
         table = self.table
         options = {**self.logit_options(), **options}

@@ -16,6 +16,7 @@ from embedlayer.io.files import JsonObject
 from embedlayer.losses.definition import transformed_states
 from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.losses.options import Impl, LogitOptions, check_options
+from embedlayer.losses.token_chunks import own_tokens, padded_tokens
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
 from embedlayer.saving import Described, build, check_saved, describe, is_description
 from embedlayer.tables.table import TokenTable
@@ -85,8 +86,16 @@ class PredictionHead(HeadOutputs, nn.Module):
 
     def forward(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
         """Return the logits of every token, `(..., D)` to `(..., V)`."""
-        logits: Tensor = self.output(self.transform(hidden))
+        logits: Tensor = self.output(
+            self.transformed(hidden) if self.output.batch_invariant else self.transform(hidden)
+        )
         return logits
+
+    def transformed(self, hidden: Float[Tensor, "*batch D"], *, batch_invariant: bool = True) -> Tensor:
+        """Return `transform(hidden)` by `transformed_states`, of tokens that are padded if they are to be invariant."""
+        if not batch_invariant:
+            return transformed_states(self.transform, hidden)
+        return own_tokens(transformed_states(self.transform, padded_tokens(hidden)), hidden)
 
     @show_options(LogitOptions)
     def uncomputed_logits(
@@ -102,7 +111,8 @@ class PredictionHead(HeadOutputs, nn.Module):
             **options: Options that replace those of the head; see `LogitOptions`.
         """
         check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
-        return self.output.uncomputed_logits(transformed_states(self.transform, hidden), impl=impl, **options)
+        states = self.transformed(hidden, batch_invariant=options.get("batch_invariant", self.output.batch_invariant))
+        return self.output.uncomputed_logits(states, impl=impl, **options)
 
     def extra_repr(self) -> str:
         """Return the activation for `print`, such as `activation=gelu`, or "" if there is none."""

@@ -21,6 +21,13 @@ ROWS_OF_A_BLOCK = {"cpu": 2048, "cuda": sys.maxsize}
 """Rows whose logits are computed and reduced before the next: on a CPU a block stays in the cache, and on CUDA, where
 every block costs launches of kernels, it is the whole vocabulary."""
 
+INVARIANT_MULTIPLES = 32, 64
+"""With `batch_invariant` the tokens of a chunk are padded to a multiple of the first of these whose results are equal;
+see `batch_invariance`. Rows and elements of wider vectors than 64 numbers do not exist on CPUs."""
+
+LEAST_ROWS = 64
+"""Least rows of the last of several blocks with `batch_invariant`: products with a few rows round in another way."""
+
 LEAST_TRAINED_TOKENS, FROZEN_TOKENS = 1024, 2048
 """On CUDA, least tokens of a chunk if the gradient of the rows is summed over several; tokens if it is not needed."""
 
@@ -84,3 +91,21 @@ def tokens_within(max_bytes: int, bytes_per_token: int) -> int:
     """Return how many tokens need at most `max_bytes`: one at least, and of 16 or more a multiple of 16."""
     tokens = max(max_bytes // max(bytes_per_token, 1), 1)
     return tokens // MULTIPLE * MULTIPLE or tokens
+
+
+def row_blocks(rows: int, size: int, *, least: int = 1) -> list[tuple[int, int]]:
+    """Divide rows into blocks of `size`, and return the first row of each and the row behind it.
+
+    Args:
+        rows: Number of rows.
+        size: Rows of each block but the last.
+        least: If the last one had fewer, its rows are part of the one before.
+
+    Example:
+        >>> row_blocks(10, 4), row_blocks(9, 4, least=2)
+        ([(0, 4), (4, 8), (8, 10)], [(0, 4), (4, 9)])
+    """
+    starts = list(range(0, rows, size))
+    if len(starts) > 1 and rows - starts[-1] < least:
+        starts.pop()
+    return list(zip(starts, [*starts[1:], rows], strict=True))

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from embedlayer.core.devices import HostCopy, device_kind
 from embedlayer.core.errors import SizeError
 from embedlayer.core.torch_state import is_transformed
-from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS, WORK_BYTES, tokens_within
+from embedlayer.losses.chunk_size import LEAST_ROWS, MAX_CHUNK_TOKENS, WORK_BYTES, row_blocks, tokens_within
 from embedlayer.losses.definition import (
     counted_states,
     gradient_dtype,
@@ -24,15 +24,17 @@ from embedlayer.losses.definition import (
     reduce_losses,
     reduction_factors,
 )
-from embedlayer.losses.objective import LogitBlock, Request, TokenLoss, Totals, Workspace, stacked
+from embedlayer.losses.objective import LogitBlock, Objective, Request, TokenLoss, Totals, Workspace, stacked
 from embedlayer.losses.options import LossSettings
 from embedlayer.losses.products import Gradients
+from embedlayer.losses.token_chunks import padded_states
 from embedlayer.losses.uncomputed_logits import (
     BlockLogits,
     LinearLogits,
     RequestedGradients,
     UncomputedLogits,
     is_plain,
+    joint_multiple,
 )
 from embedlayer.losses.vocabulary_pass import VocabularyPass
 
@@ -292,6 +294,69 @@ class _LinearLoss(torch.autograd.Function):
         return scaled if copy is None or copy.tolist() else None
 
 
+def logits_in_blocks(logits: UncomputedLogits) -> Tensor:
+    """Compute all logits, `(..., V)`, from the products of a pass, each of some tokens and a block of rows."""
+    shape = (*logits.hidden.shape[:-1], logits.vocab_size)
+    if isinstance(logits, LinearLogits):
+        job = _Job(logits, Request(_AllLogits()))
+        result: Tensor = _LinearLogits.apply(logits.hidden, logits.weight, logits.bias, job)  # type: ignore[no-untyped-call]
+        return result.view(shape)
+    assert isinstance(logits, BlockLogits)
+    parts = []
+    for x in logits.hidden.reshape(-1, logits.hidden.shape[-1]).split(MAX_CHUNK_TOKENS["cpu"]):
+        states = padded_states(x, logits.token_multiple)
+        blocks = [logits.block(states, *each)[: len(x)] for each in _blocks_of_rows(logits)]
+        parts.append(torch.cat(blocks, dim=-1))
+    return torch.cat(parts).view(shape)
+
+
+class _AllLogits(Objective):
+    """Take all logits as the totals of a token, so that their gradient is that of the products of a pass."""
+
+    slots = 0
+
+    def terms(self, block: LogitBlock, previous: Totals) -> Totals:
+        """Return the logits of the block."""
+        return {"logits": block.student}
+
+    def merge(self, parts: Totals) -> Totals:
+        """Concatenate the logits of blocks of as many rows."""
+        return {"logits": parts["logits"].flatten(0, 1)}
+
+    def dlogits_(self, block: LogitBlock, totals: Totals, grads: Totals) -> None:
+        """Replace the logits by their gradient."""
+        block.student.copy_(grads["logits"][block.start : block.start + len(block.student)])
+
+
+class _LinearLogits(torch.autograd.Function):
+    """Compute the finished logits of all tokens, `(N, V)`, by the products of a pass, and their gradient by its own."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, job: _Job) -> Tensor:
+        with torch.autocast(device_kind(hidden), enabled=False):
+            logits = VocabularyPass(job.student, job.request).logits()
+        job.save(ctx)
+        return logits
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        job: _Job = ctx.job
+        student, _ = job.restored(ctx)
+        if torch.is_grad_enabled() or is_transformed(grad):
+            plain = student.replaced(student.hidden, student.options._replace(batch_invariant=False))
+            found = job.differentiable(plain, lambda totals: [totals["logits"]], [grad.T])
+        else:
+            with torch.autocast(device_kind(student.hidden), enabled=False):
+                found = VocabularyPass(student, job.request).gradients({}, {"logits": grad.T}, job.requested)
+            found = job.like_inputs(found, student)
+        return (*found, None)
+
+
+def _blocks_of_rows(logits: BlockLogits) -> list[tuple[int, int]]:
+    """Return the first row of each block, and the row behind it."""
+    return row_blocks(logits.vocab_size, logits.rows_at_once, least=LEAST_ROWS if logits.options.batch_invariant else 1)
+
+
 def _block_totals(student: BlockLogits, request: Request) -> Totals:
     """Compute totals from checkpointed blocks of logits."""
     hidden = student.hidden.reshape(-1, student.hidden.shape[-1])
@@ -303,12 +368,17 @@ def _block_totals(student: BlockLogits, request: Request) -> Totals:
     else:
         hidden = counted_states(hidden, mask)
         teacher = None if teacher is None else counted_states(teacher, mask)
-    step = _tokens_at_once(student, request)
+    multiple = joint_multiple(student, request.teacher)
+    step = max(_tokens_at_once(student, request) // multiple, 1) * multiple
     found = []
     for start in range(0, max(len(hidden), 1), step):
-        here = slice(start, start + step)
-        chunk = (hidden[here], None if teacher is None else teacher[here], None if ids is None else ids[here].T)
-        found.append(request.objective.in_sweeps(partial(_sweep, student, request, chunk)))
+        states, of_teacher, of_ids = (
+            None if x is None else padded_states(x[start : start + step], multiple) for x in (hidden, teacher, ids)
+        )
+        assert states is not None
+        chunk = states, of_teacher, None if of_ids is None else of_ids.T
+        totals = request.objective.in_sweeps(partial(_sweep, student, request, chunk))
+        found.append({name: value[..., : len(hidden) - start] for name, value in totals.items()})
     joined = {name: torch.cat([each[name] for each in found], dim=-1) for name in found[0]}
     if places is None:
         return joined if mask is None else _masked(joined, mask)
@@ -341,8 +411,7 @@ def _sweep(
                 t = request.teacher.block(teacher_hidden, start, stop).T
         return request.objective.terms(LogitBlock(z, t, ids, start, True, Workspace()), previous)
 
-    size = student.rows_at_once
-    blocks = [(start, min(start + size, student.vocab_size)) for start in range(0, student.vocab_size, size)]
+    blocks = _blocks_of_rows(student)
     if torch.is_grad_enabled():
         parts = [checkpoint(terms, hidden, *block, use_reentrant=False) for block in blocks]
     else:

@@ -162,7 +162,7 @@ class JensenShannon(Divergence):
 
     beta: float = 0.5
     sweeps = 2
-    slots = 4
+    slots = 5
 
     def __post_init__(self) -> None:
         if not 0 < self.beta < 1:
@@ -233,13 +233,13 @@ class JensenShannon(Divergence):
         s.exp_().mul_(above.sub_(totals["student"]).mul_(grads["student"]))
 
     def _log_mixture(self, block: LogitBlock, log_q: Tensor, log_p: Tensor) -> Tensor:
-        """Return `log m` from the log-probabilities of both heads; it uses the last two slots of the workspace."""
+        """Return `log m` from the log-probabilities of both heads; it uses the last three slots of the workspace."""
         q = block.work.add(log_q, math.log1p(-self.beta), slot=2)
         p = block.work.add(log_p, math.log(self.beta), slot=3)
         if block.may_be_infinite:  # the gradient of logaddexp at -inf twice would be NaN
             neither = (log_q == -torch.inf) & (log_p == -torch.inf)
             q, p = block.work.masked_fill(q, neither, 0.0), block.work.masked_fill(p, neither, 0.0)
-        return block.work.logaddexp(q, p, slot=2)
+        return block.work.logaddexp(q, p, slots=(4, 2))
 
 
 def _pair(block: LogitBlock) -> tuple[Tensor, Tensor]:

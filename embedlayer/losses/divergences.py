@@ -15,6 +15,7 @@ from embedlayer.losses.logit_arguments import Logits, resolve_logits
 from embedlayer.losses.logit_statistics import LogitStatistics
 from embedlayer.losses.objective import Request, log_probs
 from embedlayer.losses.options import LossOptions, LossSettings, Reduction, check_options
+from embedlayer.losses.token_chunks import padded_tokens
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids, is_plain
 
 
@@ -97,7 +98,10 @@ def divergence(
         ids = checked.ids.flatten(0, -2)
         totals = compute_totals(student, Request(LogitStatistics(), None, ids, checked.tokens, 1, chunk_bytes))
         own = log_probs(totals, totals["selected"]).T
-        losses = kind.of_log_probs(own, teacher.log_probs.detach().flatten(0, -2).to(own.dtype))
+        of_teacher = teacher.log_probs.detach().flatten(0, -2).to(own.dtype)
+        if student.options.batch_invariant:
+            own, of_teacher = padded_tokens(own), padded_tokens(of_teacher)
+        losses = kind.of_log_probs(own, of_teacher)[: kept.numel()]
         return checked.marked(reduce_losses(losses.view(shape).where(kept, 0.0), kept, loss))
     _check_pair(student, teacher)
     tokens = CountedTokens() if labels is None else counted_tokens(kept, drop=drop, request=student.rank_request)

@@ -96,10 +96,11 @@ def multi_token_loss_of(logits: UncomputedLogits, inputs: MultiTokenInputs, loss
         losses = torch.stack(
             [F.pad(x.view(y.shape), (0, steps - y.shape[1])) for x, y in zip(parts, inputs.targets, strict=True)]
         )
-        return MultiTokenLoss(
-            torch.einsum("k,kbt->bt", torch.stack([losses.new_full((), weight) for weight in inputs.weights]), losses),
-            losses.detach(),
-        )
+        weighted = [weight * each for weight, each in zip(inputs.weights, losses.unbind(), strict=True)]
+        total = torch.zeros_like(losses[0])
+        for each in weighted:  # a product of matrices would sum in an order that depends on the number of tokens
+            total = total + each
+        return MultiTokenLoss(total, losses.detach())
     dtype, kept = loss_dtype(logits.dtype), targets != loss.ignore_index
     counts = torch.stack([part.sum() for part in kept.split(lengths)]).clamp(min=1).to(dtype)
     shares = torch.ones_like(counts) if loss.reduction == "sum" else counts.reciprocal()

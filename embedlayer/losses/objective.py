@@ -50,9 +50,16 @@ class Workspace:
         """Return `a + number` in the memory of a slot."""
         return torch.add(a, number, out=self._slot(slot, a))
 
-    def logaddexp(self, a: Tensor, b: Tensor, slot: int) -> Tensor:
-        """Return `log(exp(a) + exp(b))` in the memory of a slot, which may be that of `a` or `b`."""
-        return torch.logaddexp(a, b, out=self._slot(slot, a))
+    def logaddexp(self, a: Tensor, b: Tensor, slots: tuple[int, int]) -> Tensor:
+        """Return `log(exp(a) + exp(b))` in the memory of the first of two slots; the second may be that of `a` or `b`.
+
+        `torch.logaddexp` rounds the last numbers that a thread computes in another way than the others.
+        """
+        top = torch.maximum(a, b, out=self._slot(slots[0], a))
+        below = self.subtract(a, b, slots[1])
+        if self.buffers:
+            return top.add_(below.abs_().neg_().exp_().log1p_())
+        return top + (-below.abs()).exp().log1p()
 
     def exp(self, a: Tensor) -> Tensor:
         """Return `exp(a)`, in the memory of `a` if results may be overwritten."""

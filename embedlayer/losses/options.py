@@ -196,7 +196,8 @@ def check_options(options: Mapping[str, object], kind: type, call: str, **argume
         **arguments: Options that the function has as arguments of its own, whose values are checked too.
 
     Raises:
-        SizeError: `kind` does not declare an option, or a value is outside its range.
+        SizeError: `kind` does not declare an option, a value is outside its range, or `batch_invariant` and
+            `impl="plain"` meet.
 
     Example:
         >>> check_options({"z_loss": -1.0}, LossOptions, "linear_cross_entropy")
@@ -210,6 +211,12 @@ def check_options(options: Mapping[str, object], kind: type, call: str, **argume
         if not allowed.contains(value):
             found = f"a {type(value).__name__}" if isinstance(value, Tensor) else repr(value)
             raise SizeError(f"{call}: {name} must be {allowed.text}, not {found}.")
+    values = {**options, **arguments}
+    if values.get("batch_invariant") and values.get("impl") == "plain":
+        raise SizeError(
+            f"{call}: with batch_invariant=True logits are computed in blocks of some tokens, with impl='plain' all at "
+            f"once: leave one of them out."
+        )
 
 
 def check_token_options(options: LogitSettings, vocab_size: int) -> None:

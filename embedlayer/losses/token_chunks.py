@@ -11,7 +11,7 @@ from torch import Tensor
 
 from embedlayer.core.collectives import Collectives
 from embedlayer.core.devices import device_kind
-from embedlayer.losses.chunk_size import MULTIPLE
+from embedlayer.losses.chunk_size import INVARIANT_MULTIPLES, MULTIPLE
 from embedlayer.losses.counted_tokens import CountedTokens
 from embedlayer.losses.definition import counted_states
 from embedlayer.losses.objective import Totals
@@ -91,14 +91,15 @@ class TokenChunks:
         ranks: The ranks.
         tokens: Number of tokens of this rank, those that are not computed included.
         counted: Which of them count, and which N are computed.
+        multiple: Number of tokens to a multiple of which each chunk is padded on a CPU.
 
     Attributes:
         counts: Number of tokens that each rank computes.
         all_count: Whether all tokens that this rank computes count, or kernels know by the IDs which do.
     """
 
-    def __init__(self, ranks: Collectives, tokens: int, counted: CountedTokens) -> None:
-        self.ranks, self.tokens, self._places = ranks, tokens, counted.places
+    def __init__(self, ranks: Collectives, tokens: int, counted: CountedTokens, multiple: int = 1) -> None:
+        self.ranks, self.tokens, self.multiple, self._places = ranks, tokens, multiple, counted.places
         self._mask = counted.mask if counted.places is None else None  # of tokens that are computed, and do not count
         self._others = counted.others
         self.all_count = self._mask is None or self._others is not None
@@ -110,17 +111,17 @@ class TokenChunks:
         """Yield the chunks, with at most `step` tokens of each rank.
 
         On CUDA a single process pads them to a multiple of 16 tokens: only then are the rows of `(R, C)` blocks
-        aligned, so that matrix products and kernels read 128 bits at once.
+        aligned, so that matrix products and kernels read 128 bits at once. On a CPU `multiple` pads them.
 
         Args:
             step: Largest number of tokens of a rank in a chunk.
             hidden: Hidden states of this rank's N tokens for each head, `(N, D)`.
             ids: Requested token IDs of these, `(N, K)`, or `None`.
         """
-        pads = len(self.counts) == 1 and device_kind(hidden[0]) == "cuda"
+        multiple = MULTIPLE if len(self.counts) == 1 and device_kind(hidden[0]) == "cuda" else self.multiple
         for start in range(0, max(self.counts), step):
             sizes = [min(max(count - start, 0), step) for count in self.counts]
-            padding = -sizes[0] % MULTIPLE if pads else 0
+            padding = -sizes[0] % multiple
             chunk = Chunk(slice(start, start + step), sizes, self.ranks, [], None, padding)
             chunk.hidden.extend(chunk.gathered(each) for each in hidden)
             yield chunk if ids is None else chunk._replace(ids=chunk.gathered(ids).T)
@@ -160,6 +161,23 @@ class TokenChunks:
             return value
         value = value.movedim(dim, 0)
         return value.new_zeros(self.tokens, *value.shape[1:]).index_copy_(0, self._places, value).movedim(0, dim)
+
+
+def padded_states(rows: Tensor, multiple: int) -> Tensor:
+    """Return a row of each token, `(N, ...)`, followed by rows of zeros up to a multiple of N."""
+    padding = -len(rows) % multiple
+    return torch.cat([rows, rows.new_zeros(padding, *rows.shape[1:])]) if padding else rows
+
+
+def padded_tokens(hidden: Tensor) -> Tensor:
+    """Return hidden states `(..., D)` as `(N, D)`, padded to a multiple of tokens with which results are invariant."""
+    return padded_states(hidden.reshape(-1, hidden.shape[-1]), INVARIANT_MULTIPLES[-1])
+
+
+def own_tokens(states: Tensor, hidden: Tensor) -> Tensor:
+    """Return the results `(..., R)` of hidden states `(..., D)` from those of `padded_tokens`, `(N, R)`."""
+    shape = hidden.shape[:-1]
+    return states[: shape.numel()].view(*shape, states.shape[-1])
 
 
 class _Packed:

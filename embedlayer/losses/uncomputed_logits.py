@@ -50,11 +50,16 @@ class UncomputedLogits(ABC):
         options: What `finish_logits` does to raw logits, checked.
 
     Raises:
-        SizeError: The padding token is outside the vocabulary.
+        SizeError: The padding token is outside the vocabulary, or `batch_invariant` is set where results are not.
         ShapeError: The bias has another size than the vocabulary.
     """
 
+    tested_multiple: int | None = None
+    """Number of tokens to a multiple of which those of an invariant head are padded, once it is known."""
+
     def __init__(self, hidden: Tensor, vocab_size: int, options: LogitSettings) -> None:
+        if options.batch_invariant:
+            require_invariance(hidden, options.bias)
         check_token_options(options, vocab_size)
         self.hidden = hidden
         self.vocab_size = vocab_size
@@ -109,11 +114,38 @@ class UncomputedLogits(ABC):
     def logits(self, kept: Bool[Tensor, "*batch"] | None = None) -> Float[Tensor, "*batch V"]:
         """Compute all logits at once, `(..., V)`, differentiable any number of times: the plain definition.
 
+        With `batch_invariant` they are computed in the blocks of a pass.
+
         Args:
             kept: Mask of the tokens that count, `(...)`; the others have the logits of the hidden state 0. `None` for
                 all.
         """
-        return self.block(counted_states(self.hidden, kept), 0, self.vocab_size)
+        hidden = counted_states(self.hidden, kept)
+        if self.options.batch_invariant:
+            from embedlayer.losses.differentiable_totals import logits_in_blocks  # which computes with this module
+
+            return logits_in_blocks(self.replaced(hidden, self.options))
+        return self.block(hidden, 0, self.vocab_size)
+
+    def head_logits(self) -> Float[Tensor, "*batch V"]:
+        """Return `logits()` in the dtype of the products and the bias, as `head(hidden)` returns them."""
+        bias, dtype = self.options.bias, self.dtype
+        return self.logits().to(dtype if bias is None else torch.promote_types(dtype, bias.dtype))
+
+    @property
+    def token_multiple(self) -> int:
+        """Return the number of tokens to a multiple of which a pass pads its chunks on a CPU; 1 for no padding.
+
+        Raises:
+            SizeError: With `batch_invariant`, results differ on this machine with each of `INVARIANT_MULTIPLES`.
+        """
+        if not self.options.batch_invariant:
+            return 1
+        if self.tested_multiple is None:
+            from embedlayer.losses.batch_invariance import tested_multiple  # which computes with this module
+
+            self.tested_multiple = tested_multiple(self)
+        return self.tested_multiple
 
     def _autocast(self) -> AbstractContextManager[object]:
         """Return a context with the autocast state in which the object was created, as the backward pass has another.
@@ -129,6 +161,35 @@ class UncomputedLogits(ABC):
         """Return raw logits of the tokens `start` to `stop - 1` after `finish_logits`, in the dtype of the losses."""
         logits = finish(raw_logits, self.options.of_rows(start, stop))
         return logits.to(loss_dtype(logits.dtype))
+
+
+def require_invariance(*tensors: Tensor | None) -> None:
+    """Check that `batch_invariant` holds where these tensors are: on the CPU, in eager mode, without a transform.
+
+    Raises:
+        SizeError: It does not; the message says why.
+    """
+    device = next(device_kind(x) for x in tensors if x is not None)
+    if device != "cpu":
+        reason = f"of products on {device} the order of sums depends on the number of tokens; move the head to the CPU"
+    elif torch.compiler.is_compiling():
+        reason = "a graph of torch.compile computes sums in an order of its own; call the head outside of it"
+    elif plain_operators_only() or is_transformed(*tensors):
+        reason = "exports and torch.func transforms compute all logits at once; call the head outside of them"
+    else:
+        return
+    raise SizeError(f"batch_invariant=True is not possible here: {reason}, or leave the option out.")
+
+
+def joint_multiple(student: UncomputedLogits, teacher: UncomputedLogits | None) -> int:
+    """Return the number of tokens to a multiple of which a pass over two heads pads its chunks on a CPU.
+
+    Whether results are invariant is an option of the student.
+    """
+    if teacher is None or not student.options.batch_invariant:
+        return student.token_multiple
+    other = teacher.replaced(teacher.hidden, teacher.options._replace(batch_invariant=True))
+    return max(student.token_multiple, other.token_multiple)
 
 
 class RequestedGradients(NamedTuple):
@@ -210,7 +271,15 @@ class LinearLogits(UncomputedLogits):
             collectives: The ranks.
             partition: Which rows this rank stores.
             equal_loss_factors: See `embedlayer.distributed.ShardedTable`.
+
+        Raises:
+            SizeError: The options contain `batch_invariant`.
         """
+        if options.batch_invariant:
+            raise SizeError(
+                "batch_invariant=True is not possible over sharded rows, whose ranks merge the tokens of all of them: "
+                "leave the option out."
+            )
         fixed = with_fixed_row(weight, partition.local_or_none(options.padding_idx))
         check_token_options(options, partition.num_rows)
         logits = cls(hidden, fixed, impl="chunked", head_dtype=options.head_dtype)
@@ -244,6 +313,8 @@ class LinearLogits(UncomputedLogits):
     @property
     def prefers_plain(self) -> bool:
         """Return whether all logits are to be computed at once: on request, or by default if there are few."""
+        if self.options.batch_invariant:
+            return False
         few = self.hidden.shape[:-1].numel() * self.vocab_size <= FEW_LOGITS
         return self.impl == "plain" or (self.impl == "auto" and few)
 
@@ -342,10 +413,28 @@ class BlockLogits(UncomputedLogits):
     def block(self, hidden: Tensor, start: int, stop: int) -> Float[Tensor, "*batch N"]:
         """Return the logits of other hidden states of the same width over the tokens `start` to `stop - 1`."""
         with self._autocast():
-            raw_logits = in_head_dtype(
-                lambda states: self.raw_logits(states, start, stop), hidden, self.options.head_dtype
+            products = in_head_dtype(
+                lambda states: self._products(states, start, stop), hidden, self.options.head_dtype
             )
-            return self._finished(raw_logits, start, stop)
+            return self._finished(products, start, stop)
+
+    def _products(self, hidden: Tensor, start: int, stop: int) -> Tensor:
+        """Return the raw logits of hidden states in the dtype of the products."""
+        if not self.options.batch_invariant:
+            return self.raw_logits(hidden, start, stop)
+        products = self.raw_logits(_tokens_last(hidden), start, stop)
+        if products.requires_grad:
+            products.register_hook(_tokens_last)
+        return products
+
+
+def _tokens_last(x: Tensor) -> Tensor:
+    """Return a matrix `(C, D)` as the transpose of one in memory.
+
+    In products with a few rows, such as those of LoRA, how a token is rounded depends on the address of its numbers,
+    which in a matrix `(C, D)` in memory depends on its place.
+    """
+    return x.mT.contiguous().mT
 
 
 def is_plain(logits: UncomputedLogits, loss: LossSettings | None = None) -> bool:
@@ -360,8 +449,12 @@ def is_plain(logits: UncomputedLogits, loss: LossSettings | None = None) -> bool
             graphs are computed from all logits.
 
     Raises:
-        SizeError: The rows are sharded, and a `torch.func` transform is active.
+        SizeError: A `torch.func` transform is active, and the rows are sharded or the options contain
+            `batch_invariant`.
     """
+    if logits.options.batch_invariant:
+        require_invariance(*logits.tensors)
+        return False
     if isinstance(logits, LinearLogits) and logits.is_sharded:
         if plain_operators_only():  # the ranks cannot follow a transform
             raise SizeError(

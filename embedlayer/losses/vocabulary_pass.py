@@ -25,10 +25,12 @@ from torch import Tensor
 from embedlayer.core.devices import device_kind
 from embedlayer.kernels.softmax import STATISTICS, concatenated
 from embedlayer.losses.chunk_size import (
+    LEAST_ROWS,
     MAX_CHUNK_TOKENS,
     MULTIPLE,
     ROWS_OF_A_BLOCK,
     WORK_BYTES,
+    row_blocks,
     tokens_per_chunk,
     tokens_within,
 )
@@ -45,7 +47,7 @@ from embedlayer.losses.objective import (
 )
 from embedlayer.losses.products import Gradients, GradientSums, HeadBlocks
 from embedlayer.losses.token_chunks import Chunk, TokenChunks
-from embedlayer.losses.uncomputed_logits import LinearLogits, RequestedGradients
+from embedlayer.losses.uncomputed_logits import LinearLogits, RequestedGradients, joint_multiple
 
 
 class VocabularyPass:
@@ -65,7 +67,9 @@ class VocabularyPass:
         self.student = student
         partition, self.dtype = student.partition, loss_dtype(student.dtype)
         self.first, self.rows = partition.start, len(partition)
-        self.tokens = TokenChunks(student.collectives, student.hidden.shape[:-1].numel(), counted)
+        self.is_invariant = student.options.batch_invariant
+        multiple = joint_multiple(student, teacher)
+        self.tokens = TokenChunks(student.collectives, student.hidden.shape[:-1].numel(), counted, multiple)
         self.ids = self.tokens.compact_ids(ids)
         both = [student] if teacher is None else [student, teacher]
         self.may_be_infinite = any(each.may_be_infinite for each in both)
@@ -77,6 +81,8 @@ class VocabularyPass:
         self.hidden = [head.hidden_ND for head in self.heads]
         self.like = student.hidden.new_empty(0, dtype=self.dtype)
         self.device = "cuda" if device_kind(self.like) == "cuda" else "cpu"  # the key of the tables of block sizes
+        least = LEAST_ROWS if self.is_invariant else 1
+        self.row_blocks = row_blocks(self.rows, ROWS_OF_A_BLOCK[self.device], least=least)
         self.work, self.softcap_buffer = Workspace(), self.like
 
     def totals(self) -> Totals:
@@ -90,6 +96,18 @@ class VocabularyPass:
             parts.append({name: chunk.own(value) for name, value in totals.items()})
         parts = parts or [self._totals_of_nothing()]
         return {name: self.tokens.scattered(torch.cat([part[name] for part in parts], dim=-1)) for name in parts[0]}
+
+    def logits(self) -> Tensor:
+        """Return the finished logits of all tokens, `(N, V)`, from the products that totals are computed from."""
+        step = self._recomputed_tokens()
+        buffers = self._allocate(step, kept=False)
+        logits_NV = self.like.new_empty(sum(self.tokens.counts), self.rows)
+        for chunk in self.tokens.chunks(step, self.hidden, None):
+            for block in self._blocks(chunk, buffers, kept=False):
+                self._fill(block, chunk)
+                logits_RC = chunk.own(block.finished(self.dtype).student)
+                logits_NV[chunk.here, block.start : block.start + len(logits_RC)] = logits_RC.T
+        return logits_NV
 
     def _totals_of_nothing(self) -> Totals:
         """Return empty totals, for a batch without tokens on any rank."""
@@ -165,7 +183,7 @@ class VocabularyPass:
         ranks, width = len(self.tokens.counts), self.hidden[0].shape[1]
         rows, sizes = math.ceil(self.student.vocab_size / ranks), [head.dtype.itemsize for head in self.heads]
         tokens = tokens_per_chunk(
-            sum(self.tokens.counts),
+            self._padded(sum(self.tokens.counts)),
             rows,
             width,
             self.device,
@@ -198,8 +216,17 @@ class VocabularyPass:
         return work + head.converted_bytes * rows
 
     def _chunk_tokens(self, most: int) -> int:
-        """Return the number of tokens of each rank in a chunk: at most `most`, for `min_chunks` chunks or more."""
-        return max(min(most, math.ceil(max(self.tokens.counts) / self.min_chunks)), 1)
+        """Return the number of tokens of each rank in a chunk: at most `most`, for `min_chunks` chunks or more.
+
+        Of tokens that are padded it is a multiple, and at least one.
+        """
+        multiple = self.tokens.multiple
+        most = min(most, math.ceil(self._padded(max(self.tokens.counts)) / self.min_chunks))
+        return max(most // multiple, 1) * multiple
+
+    def _padded(self, tokens: int) -> int:
+        """Return the number of tokens with those of the padding on a CPU."""
+        return math.ceil(tokens / self.tokens.multiple) * self.tokens.multiple
 
     def _sums(self, requested: RequestedGradients, step: int, scale: Tensor | None) -> GradientSums:
         """Allocate the requested gradients, for chunks of at most `step` tokens of each rank.
@@ -222,7 +249,7 @@ class VocabularyPass:
         tokens = step * len(self.tokens.counts)
         if self.device == "cuda":
             tokens = math.ceil(tokens / MULTIPLE) * MULTIPLE
-        numbers = min(ROWS_OF_A_BLOCK[self.device], self.rows) * tokens
+        numbers = max((stop - start for start, stop in self.row_blocks), default=0) * tokens
         slots = 0 if self.compiled else self.objective.slots
         self.work = Workspace(tuple(self.like.new_empty(numbers) for _ in range(slots)))
         is_capped = self.heads[0].finishing.softcap is not None and not self.finishes
@@ -234,9 +261,8 @@ class VocabularyPass:
 
         With `kept` the memory in `buffers` is of all rows, else of one block, which all blocks share.
         """
-        tokens, size, blocks = len(chunk.hidden[0]), ROWS_OF_A_BLOCK[self.device], []
-        for start in range(0, self.rows, size):
-            stop = min(start + size, self.rows)
+        tokens, blocks = len(chunk.hidden[0]), []
+        for start, stop in self.row_blocks:
             place = slice(start * tokens, stop * tokens) if kept else slice((stop - start) * tokens)
             logits = [buffer[place].view(stop - start, tokens) for buffer in buffers]
             biases = [None if x is None else x[start:stop] for x in (head.unadded_bias for head in self.heads)]
@@ -285,7 +311,7 @@ class VocabularyPass:
         """
         x_CD = chunk.hidden[0]
         compiled = self.objective.compiled_dlogits(chunk.ids, totals, grads) if self.compiled else None
-        in_one_product = kept is not None and sums.multiplies(kept.dtype)
+        in_one_product = kept is not None and sums.multiplies(kept.dtype) and not self.is_invariant
         for block in blocks:
             if kept is None:
                 self._fill(block, chunk)

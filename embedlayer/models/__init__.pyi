@@ -2,6 +2,8 @@ from .cache import KeyValueCache as KeyValueCache
 from .config import ModelConfig as ModelConfig
 from .decoder import CausalLMOutput as CausalLMOutput
 from .decoder import DecoderLM as DecoderLM
+from .generation import GeneratedTokens as GeneratedTokens
+from .generation import GenerationOptions as GenerationOptions
 from .generation import generate as generate
 from .generation import next_tokens as next_tokens
 from .llama import load_llama as load_llama

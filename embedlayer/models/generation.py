@@ -1,7 +1,7 @@
 """Generate text with a `DecoderLM`: greedy decoding or sampling, with cached keys and values."""
 
 from collections.abc import Collection, Iterator
-from typing import Any, Unpack
+from typing import Any, Literal, NamedTuple, Unpack, cast, get_args, overload
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,13 +12,56 @@ from embedlayer.core.documents import AttentionMask, check_mask
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.shapes import Ids
+from embedlayer.heads.output import OutputHead
+from embedlayer.heads.prediction import PredictionHead
 from embedlayer.kernels.index_check import check_indices
+from embedlayer.losses.options import LogitOptions, LossSettings, check_options
+from embedlayer.losses.statistics import token_statistics_of
 from embedlayer.models.cache import KeyValueCache
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.models.sampling import Sampler, SamplingOptions
 
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
+"""Of which distribution log-probabilities of new tokens are: that of the logits, or the one that is sampled from."""
 
-@show_options(SamplingOptions)
+
+class GenerationOptions(SamplingOptions, total=False):
+    """Options of `generate` and `next_tokens`: `SamplingOptions`, how logits are computed, and which log-probabilities.
+
+    Attributes:
+        logprobs_mode: `"raw_logprobs"`, the default, for what `model.head.token_statistics` returns for the new token
+            and the hidden state before it. `"processed_logprobs"` for the distribution that is sampled from: with a
+            temperature alone `token_statistics(temperature=...)`, else the softmax of the logits after repetition
+            penalty, temperature, top-k, top-p and min-p. Temperature 0 counts as 1 without filters there.
+        head_dtype: See `LogitOptions`; `None` for that of the model's head.
+        batch_invariant: See `LogitOptions`; `None` for that of the model's head. If it is true, logits and
+            log-probabilities are those of a pass over the finished text to the bit, for equal hidden states. It does
+            not act on the blocks of the model, nor on samples: those of a batch share one sequence of random numbers.
+    """
+
+    logprobs_mode: LogprobsMode
+    head_dtype: torch.dtype | None
+    batch_invariant: bool | None
+
+
+class GeneratedTokens(NamedTuple):
+    """Hold tokens that a model has generated, with their log-probabilities.
+
+    N is the number of tokens that were added to each text. In `next_tokens` all three have the shape `(B,)`.
+
+    Attributes:
+        ids: The tokens of the texts and the new ones, `(..., T + N)`; in `next_tokens` the new one of each text.
+        log_probs: Log-probability of each new token, in nats, `(..., N)`; 0 where `mask` is `False`.
+        mask: Whether a new token belongs to its text, `(..., N)`; `False` where the last token of a text that has ended
+            is repeated until all have.
+    """
+
+    ids: Int[Tensor, "*batch S"]
+    log_probs: Float[Tensor, "*batch N"]
+    mask: Bool[Tensor, "*batch N"]
+
+
+@overload
 def generate(
     model: DecoderLM,
     ids: Ids,
@@ -26,8 +69,35 @@ def generate(
     max_new_tokens: int,
     stop_id: int | Collection[int] | None = None,
     attention_mask: AttentionMask | None = None,
-    **sampling: Unpack[SamplingOptions],
-) -> Int[Tensor, "*batch S"]:
+    return_log_probs: Literal[False] = False,
+    **options: Unpack[GenerationOptions],
+) -> Int[Tensor, "*batch S"]: ...
+
+
+@overload
+def generate(
+    model: DecoderLM,
+    ids: Ids,
+    *,
+    max_new_tokens: int,
+    stop_id: int | Collection[int] | None = None,
+    attention_mask: AttentionMask | None = None,
+    return_log_probs: Literal[True],
+    **options: Unpack[GenerationOptions],
+) -> GeneratedTokens: ...
+
+
+@show_options(SamplingOptions, GenerationOptions)
+def generate(
+    model: DecoderLM,
+    ids: Ids,
+    *,
+    max_new_tokens: int,
+    stop_id: int | Collection[int] | None = None,
+    attention_mask: AttentionMask | None = None,
+    return_log_probs: bool = False,
+    **options: Unpack[GenerationOptions],
+) -> Int[Tensor, "*batch S"] | GeneratedTokens:
     """Continue `ids` token by token: the most likely token, or a sample from `softmax(logits / temperature)`.
 
     Keys and values are cached, so the model reads each token once. The result equals that of reading the whole text for
@@ -45,11 +115,14 @@ def generate(
         stop_id: A token ID, or several, that ends a text. The result includes it. `None` for none.
         attention_mask: Of the shape of `ids`: 0 for padding, which is not read; 1 for text, or 1, 2, 3, ... for packed
             documents, of which the last one of a row is continued. `None` for one text without padding.
-        **sampling: See `SamplingOptions`.
+        return_log_probs: Whether to return `GeneratedTokens`, with the log-probability of each new token. They need a
+            second pass over the rows of the head for each token, except those of filtered logits.
+        **options: See `GenerationOptions`.
 
     Returns:
         The tokens in `ids`, padding included, and the new ones. A text that ends before others of its batch is filled
-        with its last token. Pad at the left, so that the new tokens follow the text.
+        with its last token. Pad at the left, so that the new tokens follow the text. With `return_log_probs`, the
+        `GeneratedTokens`.
 
     Raises:
         SizeError: An option is out of its range.
@@ -62,12 +135,49 @@ def generate(
     Example:
         >>> generate(model, torch.tensor([1, 2, 3]), max_new_tokens=4).shape
         torch.Size([7])
+        >>> generate(model, torch.tensor([1, 2, 3]), max_new_tokens=4, return_log_probs=True).log_probs.shape
+        torch.Size([4])
     """
     batch = torch.atleast_2d(ids)
     mask = None if attention_mask is None else torch.atleast_2d(attention_mask)
-    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop_id": stop_id, "attention_mask": mask}
-    new = next_tokens(model, batch, **options, **sampling)
-    return torch.cat([batch, *(token.to(ids.dtype).unsqueeze(-1) for token in new)], dim=-1).view(*ids.shape[:-1], -1)
+    call: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop_id": stop_id, "attention_mask": mask, **options}
+    empty = batch.new_empty(len(batch), 0)
+    parts = [[batch], [empty.float()], [empty.bool()]]
+    if return_log_probs:
+        for new in next_tokens(model, batch, return_log_probs=True, **call):
+            for part, column in zip(parts, new, strict=True):
+                part.append(column.unsqueeze(-1))
+    else:
+        parts[0] += [tokens.unsqueeze(-1) for tokens in next_tokens(model, batch, **call)]
+    joined = GeneratedTokens(*(torch.cat(part, dim=-1).view(*ids.shape[:-1], -1) for part in parts))
+    generated = joined._replace(ids=joined.ids.to(ids.dtype))
+    return generated if return_log_probs else generated.ids
+
+
+@overload
+def next_tokens(
+    model: DecoderLM,
+    ids: Int[Tensor, "B T"],
+    *,
+    max_new_tokens: int,
+    stop_id: int | Collection[int] | None = None,
+    attention_mask: AttentionMask | None = None,
+    return_log_probs: Literal[False] = False,
+    **options: Unpack[GenerationOptions],
+) -> Iterator[Int[Tensor, " B"]]: ...
+
+
+@overload
+def next_tokens(
+    model: DecoderLM,
+    ids: Int[Tensor, "B T"],
+    *,
+    max_new_tokens: int,
+    stop_id: int | Collection[int] | None = None,
+    attention_mask: AttentionMask | None = None,
+    return_log_probs: Literal[True],
+    **options: Unpack[GenerationOptions],
+) -> Iterator[GeneratedTokens]: ...
 
 
 def next_tokens(
@@ -77,15 +187,23 @@ def next_tokens(
     max_new_tokens: int,
     stop_id: int | Collection[int] | None = None,
     attention_mask: AttentionMask | None = None,
-    **sampling: Unpack[SamplingOptions],
-) -> Iterator[Int[Tensor, " B"]]:
-    """Yield the new token of each text, `(B,)`, as soon as it is computed.
+    return_log_probs: bool = False,
+    **options: Unpack[GenerationOptions],
+) -> Iterator[Int[Tensor, " B"]] | Iterator[GeneratedTokens]:
+    """Yield the new token of each text, `(B,)`, as soon as it is computed; or `GeneratedTokens` of it.
 
     The arguments, errors and tokens are those of `generate`, but `ids` are `(B, T)`. A text that has ended repeats its
     last token until all have ended. A wrong option or mask is an error at the call, and a bad ID when the first token
     is requested; on an accelerator there a mask with a row of padding alone too.
     """
-    sampler = Sampler.of(sampling, "generate")
+    sampling: dict[str, Any] = dict(options)
+    mode = sampling.pop("logprobs_mode", "raw_logprobs")
+    if mode not in get_args(LogprobsMode):
+        raise SizeError(f"logprobs_mode must be one of {', '.join(get_args(LogprobsMode))}, not {mode!r}.")
+    passed = {name: sampling.pop(name, None) for name in ("head_dtype", "batch_invariant")}
+    of_logits = {name: value for name, value in passed.items() if value is not None}
+    check_options(of_logits, LogitOptions, "generate")
+    sampler = Sampler.of(cast(SamplingOptions, sampling), "generate")
     if max_new_tokens < 0:
         raise SizeError(f"max_new_tokens must be at least 0, not {max_new_tokens}.")
     if ids.shape[-1] == 0:
@@ -95,7 +213,45 @@ def next_tokens(
         check_mask(attention_mask, ids.shape)
         if device_kind(attention_mask) == "cpu":
             _require_text(bool(_is_without_text(attention_mask)))
-    return _decode(model, ids, attention_mask, max_new_tokens, sampler, stops)
+    settings = _Settings(sampler, cast(LogitOptions, of_logits), mode if return_log_probs else None)
+    new = _decode(model, ids, attention_mask, max_new_tokens, settings, stops)
+    if not return_log_probs:
+        return (tokens for tokens, *_ in new)
+    return (
+        GeneratedTokens(tokens, cast(Tensor, log_probs).masked_fill(ended, 0), ~ended)
+        for tokens, log_probs, ended in new
+    )
+
+
+class _Settings(NamedTuple):
+    """Hold how a token is chosen from the hidden state before it.
+
+    Attributes:
+        sampler: It chooses the token from the logits.
+        of_logits: Options of the logits that replace those of the head.
+        logprobs_mode: Which log-probabilities to compute; `None` for none.
+    """
+
+    sampler: Sampler
+    of_logits: LogitOptions
+    logprobs_mode: LogprobsMode | None
+
+    def choose(
+        self, head: OutputHead | PredictionHead, hidden: Float[Tensor, "B D"], ids: Int[Tensor, "B T"]
+    ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"] | None]:
+        """Return the token after each hidden state, and its log-probability; `ids` are all tokens of each text."""
+        logits = head.uncomputed_logits(hidden, **self.of_logits).logits() if self.of_logits else head(hidden)
+        processed, is_raw = self.sampler.processed_logits(logits, ids), self.logprobs_mode == "raw_logprobs"
+        tokens = self.sampler.sampled(processed)
+        if self.logprobs_mode is None:
+            return tokens, None
+        if not is_raw and not self.sampler.only_divides:
+            return tokens, processed.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        temperature = 1.0 if is_raw else self.sampler.divisor
+        uncomputed = head.uncomputed_logits(hidden, **self.of_logits).divided_by(temperature)
+        # nothing is dropped, so that an accelerator does not wait to count
+        loss = LossSettings(drop_ignored=False)
+        return tokens, token_statistics_of(uncomputed, tokens, loss, statistics=("log_probs",)).log_probs
 
 
 def _is_without_text(attention_mask: AttentionMask) -> Bool[Tensor, ""]:
@@ -114,12 +270,13 @@ def _decode(
     ids: Int[Tensor, "B T"],
     attention_mask: AttentionMask | None,
     max_new_tokens: int,
-    sampler: Sampler,
+    settings: _Settings,
     stops: list[int],
-) -> Iterator[Int[Tensor, " B"]]:
+) -> Iterator[tuple[Int[Tensor, " B"], Float[Tensor, " B"] | None, Bool[Tensor, " B"]]]:
     """Yield the next token of each text, `(B,)`, until all texts have ended or there are `max_new_tokens` new ones.
 
-    A text that has ended repeats its last token. `stops` are the IDs of the tokens that end a text.
+    With it come its log-probability, if it is wanted, and whether the text had ended before. A text that has ended
+    repeats its last token. `stops` are the IDs of the tokens that end a text.
 
     An accelerator waits once for the prompt, to check its IDs and its mask, and once a token if there are `stops`, or
     if positions may run out. Tokens that the model has chosen need no check.
@@ -135,8 +292,8 @@ def _decode(
         last = torch.where(is_text, torch.arange(ids.shape[-1], device=ids.device), 0).amax(-1, keepdim=True)
         ids = torch.where(is_text, ids, ids.gather(-1, last))  # padding is no token that a text repeats
     for number in range(max_new_tokens):
-        logits = _logits_after(model, unread, last, attention_mask, cache)
-        tokens = torch.where(ended, ids[:, -1], sampler.next_tokens(logits, ids))
+        tokens, log_probs = _tokens_after(model, unread, last, attention_mask, cache, ids, settings)
+        tokens, had_ended = torch.where(ended, ids[:, -1], tokens), ended
         for stop in stops:
             ended = ended | (tokens == stop)
         all_ended = False
@@ -145,34 +302,36 @@ def _decode(
             _require_text(any(faults))
         elif stops:
             all_ended = bool(ended.all())
-        yield tokens
+        yield tokens, log_probs, had_ended
         if stops and all_ended:
             return
         last, attention_mask, unread = None, None, tokens.unsqueeze(-1)  # it continues its text
-        ids = unread if sampler.repetition_penalty is None else torch.cat([ids, unread], dim=-1)
+        ids = unread if settings.sampler.repetition_penalty is None else torch.cat([ids, unread], dim=-1)
 
 
 @torch.no_grad()
-def _logits_after(
+def _tokens_after(
     model: DecoderLM,
-    ids: Int[Tensor, "B T"],
+    unread: Int[Tensor, "B S"],
     last: Int[Tensor, "B 1"] | None,
     attention_mask: AttentionMask | None,
     cache: KeyValueCache,
-) -> Float[Tensor, "B V"]:
-    """Return the logits of the token that follows each text, computed in evaluation mode without gradients.
+    ids: Int[Tensor, "B T"],
+    settings: _Settings,
+) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"] | None]:
+    """Return the token that follows each text, and its log-probability if it is wanted, without gradients.
 
-    Afterwards all modules of the model are in the mode that the model itself had. `last` is the place in `ids`, the new
-    tokens, of the last one of each text; `None` if these are in the last column. `cache` has the tokens before, and
-    gains the keys and values of `ids`. Tokens that continue a cached text have no mask.
+    The model runs in evaluation mode. Afterwards all of its modules are in the mode that the model itself had. `last`
+    is the place in `unread`, the tokens that the model has not read, of the last one of each text; `None` if these are
+    in the last column. `cache` has the tokens before, and gains the keys and values of `unread`. Tokens that continue a
+    cached text have no mask. `ids` are all tokens of each text, as far as the sampler reads them.
     """
     training = model.training
     model.eval()
     try:
-        hidden = model.hidden(ids, attention_mask=attention_mask, cache=cache)
+        hidden = model.hidden(unread, attention_mask=attention_mask, cache=cache)
         if last is not None:
             hidden = hidden.gather(1, last.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
-        logits: Tensor = model.head(hidden[:, -1])
+        return settings.choose(model.head, hidden[:, -1], ids)
     finally:
         model.train(training)
-    return logits

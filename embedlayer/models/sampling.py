@@ -85,10 +85,26 @@ class Sampler:
 
         `ids` are all tokens of each text so far.
         """
-        processed = self.processed_logits(logits, ids)
+        return self.sampled(self.processed_logits(logits, ids))
+
+    def sampled(self, processed: Float[Tensor, "B V"]) -> Int[Tensor, " B"]:
+        """Return one token ID per row of `processed_logits`: the largest at temperature 0, else a random sample."""
         if self.temperature == 0:
             return processed.argmax(dim=-1)
         return processed.softmax(dim=-1).multinomial(1, generator=self.generator).squeeze(-1)
+
+    @property
+    def divisor(self) -> float:
+        """Return the number by which logits are divided: the temperature, or 1 for temperature 0."""
+        # beyond these bounds float32 gives infinities and NaN
+        return min(max(self.temperature, 1e-30), 1e30) if self.temperature else 1.0
+
+    @property
+    def only_divides(self) -> bool:
+        """Return whether `processed_logits` are the logits divided by `divisor`, and nothing else."""
+        if self.repetition_penalty is not None:
+            return False
+        return self.temperature == 0 or (self.top_k, self.top_p, self.min_p) == (None, None, None)
 
     def processed_logits(self, logits: Float[Tensor, "B V"], ids: Int[Tensor, "B T"]) -> Float[Tensor, "B V"]:
         """Return the float32 logits whose softmax is sampled from; they are -inf for tokens that are excluded.
@@ -100,7 +116,7 @@ class Sampler:
             logits = _penalize_repetition(logits, ids, self.repetition_penalty)
         if self.temperature == 0:
             return logits
-        logits = logits / min(max(self.temperature, 1e-30), 1e30)  # beyond, float32 gives infinities and NaN
+        logits = logits / self.divisor
         if self.top_k is not None:
             logits = _keep_top_k(logits, self.top_k)
         if self.top_p is not None and self.top_p < 1:

@@ -7,7 +7,7 @@ of an LM head. Every storage format is a `TokenTable`. Tying is not a flag: both
 from abc import ABC
 from collections.abc import Callable
 from functools import partial
-from typing import Unpack
+from typing import Unpack, cast
 
 import torch
 from jaxtyping import Float
@@ -24,6 +24,7 @@ from embedlayer.losses.finishing import finish
 from embedlayer.losses.fixed_row import linear_with_fixed_row, row_within
 from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options
+from embedlayer.losses.token_chunks import own_tokens, padded_tokens
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits, check_dtypes
 from embedlayer.tables.lookup import LookupTable
 
@@ -120,6 +121,8 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
         check_options(options, LogitOptions, f"{type(self).__name__}.logits")
         check_width(hidden, self.embed_dim)
         options.setdefault("padding_idx", self.padding_idx)
+        if options.get("batch_invariant"):
+            return self._products(hidden, "auto", options).head_logits()
         settings = LogitSettings(**options)
         check_dtypes(hidden, self.dtype, settings.head_dtype)
         return finish(in_head_dtype(self.raw_logits, hidden, settings.head_dtype), settings)
@@ -144,16 +147,25 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
         check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
         check_width(hidden, self.embed_dim)
         if not is_current(type(self), "uncomputed_logits", "logits"):
-            return logits_of_function(partial(self.logits, **options), hidden, self.vocab_size)
+            function = partial(self.logits, **options)
+            return logits_of_function(function, hidden, self.vocab_size, **of_products(options))
         options.setdefault("padding_idx", self.padding_idx)
-        head_dtype = options.get("head_dtype")
+        return self._products(hidden, impl, options)
+
+    def _products(self, hidden: Tensor, impl: Impl, options: LogitOptions) -> UncomputedLogits:
+        """Describe the logits that follow from the rows, even in a subclass that overrides `logits`."""
+        pads, head_dtype = options.get("batch_invariant", False), options.get("head_dtype")
         check_dtypes(hidden, self.dtype, head_dtype)
         wide = hidden if head_dtype is None else hidden.to(head_dtype)
+        wide = padded_tokens(wide) if pads else wide
         is_linear = is_current(type(self), "as_linear", "raw_logits")
         linear = in_head_dtype(self._linear, wide, head_dtype) if is_linear else None
         if linear is not None:
             states, matrix = linear
-            states = hidden if states is wide else states  # a pass converts a chunk at a time
+            if states is wide:  # a pass converts and pads a chunk at a time
+                states = hidden
+            elif pads:
+                states = own_tokens(states, hidden)
             return LinearLogits(states, matrix, vocab_size=self.vocab_size, impl=impl, **options)
         rows_at_once = block_size(TABLE_ROWS, device_kind(hidden))
         return BlockLogits(hidden, self.raw_logits, self.vocab_size, rows_at_once, **options)
@@ -194,6 +206,12 @@ class UnstoredWeight:
         """Return one row, or a part of it, as `weight[row]` and `weight[row, :]` do; Gemma 4 reads its padding row."""
         row, *rest = key if isinstance(key, tuple) else (key,)
         return self._table.rows(row, row + 1)[0][tuple(rest)]
+
+
+def of_products(options: LogitOptions) -> LogitOptions:
+    """Return the options of the products of logits, without those of their finishing."""
+    names = ("head_dtype", "batch_invariant")
+    return cast(LogitOptions, {name: value for name, value in options.items() if name in names})
 
 
 def logits_of_function(

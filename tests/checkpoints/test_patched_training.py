@@ -4,17 +4,20 @@ import copy
 import logging
 import warnings
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.nn.functional as F
 from covering import some
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from embedlayer import OutputHead, StaleRowsError, patch, unpatch
+from embedlayer import CheckpointError, OutputHead, SizeError, StaleRowsError, patch, token_log_probs, unpatch
 from embedlayer.heads.deferred import DeferredLogits
 from embedlayer.heads.logit_source import LogitsReport
+from embedlayer.vocab.operations import edit_vocabulary
 
 transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
 
@@ -386,3 +389,201 @@ def test_a_compiled_model_has_the_same_loss_and_gradients(unchecked: None, kind,
         found.append(loss.detach())
     torch.testing.assert_close(found[1], found[0])
     torch.testing.assert_close(gradients(patched), gradients(plain), rtol=1e-4, atol=1e-6)
+
+
+# A head in float32, and results that do not depend on the batch
+
+
+class Float32Head(nn.Module):
+    """An untied float32 copy of a head, under autocast too."""
+
+    def __init__(self, head: nn.Linear) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(head.weight.detach().float())
+        self.bias = None if head.bias is None else nn.Parameter(head.bias.detach().float())
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return F.linear(hidden.float(), self.weight, self.bias)
+
+
+def with_float32_head(model: nn.Module) -> nn.Module:
+    """A copy of a model of transformers with an untied float32 head; the model itself is patched with `head_dtype`."""
+    other: Any = copy.deepcopy(model)
+    head = other.get_output_embeddings()
+    parent, _, name = next(n for n, each in other.named_modules() if each is head).rpartition(".")
+    setattr(other.get_submodule(parent), name, Float32Head(head))
+    patch(model, head_dtype=torch.float32)
+    return other
+
+
+def without_heads(found: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """The gradients of the blocks of a model: neither of its tables nor of its heads."""
+    ends = [part for part in model.modules() if isinstance(part, nn.Embedding | nn.Linear)]
+    ends = [part for part in ends if len(cast(Tensor, part.weight)) == V]
+    ids = {id(parameter) for part in ends for parameter in part.parameters(recurse=False)}
+    names = {name for name, parameter in model.named_parameters() if id(parameter) not in ids}
+    return {name: each for name, each in found.items() if name in names}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, "autocast"])
+def test_with_head_dtype_loss_and_logits_are_those_of_an_untied_float32_head(kind, dtype) -> None:
+    patched: Any = built(kind, torch.float32 if dtype == "autocast" else dtype)
+    exact = with_float32_head(patched)
+    report, losses, found = reports(patched), [], []
+    for model in (exact, patched):
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "autocast"):
+            outputs = model(**batch())
+        assert outputs.logits.dtype == torch.float32
+        outputs.loss.backward()
+        losses.append(outputs.loss.detach())
+        found.append(without_heads(gradients(model), patched))
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-6, atol=1e-6)
+    errors, norms = (
+        torch.stack([x.float().norm() for x in parts]).norm()
+        for parts in ([found[1][name] - each for name, each in found[0].items()], found[0].values())
+    )
+    assert errors <= 1e-2 * norms  # hidden gradients are rounded to the dtype of the hidden states, as in the copy
+    assert isinstance(outputs.logits, DeferredLogits)
+    assert not report.is_done
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == "autocast"):
+        logits, tokens = exact(**batch()).logits, batch()["input_ids"]
+        expected = logits.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        ours = patched(**batch()).logits
+        torch.testing.assert_close(token_log_probs(ours, tokens), expected, rtol=0, atol=2e-6)
+        assert ours.is_unread
+        torch.testing.assert_close(ours + 0, logits, rtol=1e-6, atol=1e-5)
+        one = patched(**{name: each[:1, :1] for name, each in batch().items()}).logits
+        assert one.dtype == torch.float32
+
+
+def test_the_loss_of_a_head_in_float32_is_that_of_its_model() -> None:
+    patched: Any = built("soft cap", torch.bfloat16)
+    exact: Any = with_float32_head(patched)
+    hidden = patched.model(batch()["input_ids"]).last_hidden_state[:, :-1]
+    targets = batch()["labels"][:, 1:]
+    loss = patched.get_output_embeddings().loss(hidden, targets)
+    torch.testing.assert_close(loss, exact(**batch()).loss, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_with_head_dtype_lora_trains_as_beside_an_untied_float32_head(name) -> None:
+    kind, options, reads = ADAPTERS[name]
+    patched = built(kind, torch.bfloat16)
+    exact = with_float32_head(patched)
+    if name == "head":  # PEFT knows no adapter of another module than nn.Linear
+        exact.lm_head = linear_copy(exact.lm_head)
+    exact, patched = (with_lora(model, **options) for model in (exact, patched))
+    with torch.no_grad():  # PEFT rounds the adapters to the dtype of the rows first
+        for each, parameter in exact.named_parameters():
+            if "lora_" in each:
+                parameter.copy_(patched.get_parameter(each))
+    report = reports(patched)
+    losses = [model(**batch()).loss for model in (exact, patched)]
+    losses[1].backward()
+    assert report.is_done == reads
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-6, atol=1e-6)
+    assert all(each.isfinite().all() for each in gradients(patched).values())
+
+
+class WideLinear(nn.Linear):
+    """A linear layer in float32 of hidden states of any dtype."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return super().forward(hidden.float())
+
+
+def linear_copy(head: nn.Module) -> nn.Linear:
+    weight: Any = head.weight
+    layer = WideLinear(weight.shape[1], len(weight), bias=False)
+    layer.weight = weight
+    return layer
+
+
+@pytest.mark.parametrize(
+    "options", [{"gradient_accumulation_steps": 2}, {"bf16": True}], ids=["accumulation", "autocast"]
+)
+def test_the_trainers_loss_is_that_of_an_untied_float32_head(options, tmp_path) -> None:
+    patched = built("tied", torch.float32 if "bf16" in options else torch.bfloat16)
+    exact = with_float32_head(patched)
+    losses = []
+    for model in (exact, patched):
+        torch.manual_seed(2)
+        runner = trainer(model, tmp_path, **options, logging_steps=1, eval_strategy="no")
+        losses.append((runner.evaluate()["eval_loss"], runner.train().training_loss))
+    torch.testing.assert_close(losses[1][0], losses[0][0], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(losses[1][1], losses[0][1], rtol=1e-3, atol=1e-3)  # after a step of tied rows
+
+
+def test_a_compiled_model_has_a_head_in_float32(unchecked: None) -> None:
+    patched = built("tied", torch.bfloat16)
+    exact: Any = with_float32_head(patched)
+    compiled = torch.compile(patched, backend="aot_eager", fullgraph=True)
+    outputs = compiled(**batch(), use_cache=False)
+    assert outputs.logits.dtype == torch.float32
+    torch.testing.assert_close(outputs.loss, exact(**batch()).loss, rtol=1e-6, atol=1e-6)
+    outputs.loss.backward()
+    assert all(each.isfinite().all() for each in gradients(patched).values())
+
+
+def test_no_float32_copy_of_the_rows_exists() -> None:
+    class LargestFloat32(TorchDispatchMode):
+        numbers = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            for each in tree_leaves(result):
+                if isinstance(each, Tensor) and each.dtype == torch.float32 and not each.is_meta:
+                    self.numbers = max(self.numbers, each.untyped_storage().nbytes() // 4)
+            return result
+
+    config = {**LLAMA, "vocab_size": 20_000, "hidden_size": 64, "tie_word_embeddings": True}
+    patched = patch(
+        transformers.LlamaForCausalLM(transformers.LlamaConfig(**config)).bfloat16(), head_dtype=torch.float32
+    )
+    patched.get_input_embeddings().weight.requires_grad_(False)  # a gradient of the rows may be summed in float32
+    with LargestFloat32() as largest:
+        outputs = patched(**batch())
+        outputs.loss.backward()
+        token_log_probs(patched(**batch()).logits, batch()["input_ids"]).sum().backward()
+        (patched(**batch()).logits[:, :2] * 1.0).sum().backward()
+    assert largest.numbers < 20_000 * 64
+
+
+def test_a_patched_head_keeps_its_options_until_it_is_unpatched() -> None:
+    patched: Any = patch(built("tied", torch.bfloat16), head_dtype=torch.float32, batch_invariant=True)
+    with pytest.raises(CheckpointError, match="patched already: unpatch it first"):
+        patch(patched, head_dtype=torch.float32)
+    patched.resize_token_embeddings(V + 5)
+    head = patched.get_output_embeddings()
+    assert (head.head_dtype, head.batch_invariant, head.out_features) == (torch.float32, True, V + 5)
+    edit_vocabulary(patched, remove=[3, 4])
+    head = patched.get_output_embeddings()
+    assert (head.head_dtype, head.batch_invariant, head.out_features) == (torch.float32, True, V + 3)
+    assert patched(**batch()).logits.dtype == torch.float32
+    assert unpatch(patched)(**batch()).logits.dtype == torch.bfloat16
+    with pytest.raises(CheckpointError, match="a LlamaModel has none that is an nn.Linear"):
+        patch(built("tied").model, batch_invariant=True)
+    with pytest.raises(SizeError, match="head_dtype must be torch.float32 or None"):
+        patch(built("tied"), head_dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", ["tied", "soft cap", "scale", "masked"])
+@pytest.mark.parametrize("head_dtype", [None, torch.float32])
+def test_results_of_a_batch_invariant_head_are_those_of_any_part_of_the_batch(kind, head_dtype) -> None:
+    patched: Any = patch(built(kind, torch.bfloat16), batch_invariant=True, head_dtype=head_dtype)
+    head, tokens = patched.get_output_embeddings(), batch()["input_ids"]
+    hidden = torch.randn(B, T, 16).bfloat16()
+    with torch.no_grad():
+        logits = head(hidden)
+        assert isinstance(logits, DeferredLogits)
+        log_probs = token_log_probs(logits, tokens)
+        assert logits.is_unread
+        for part in (slice(0, 1), slice(1, 3)):
+            of_part = head(hidden[part])
+            assert torch.equal(token_log_probs(of_part, tokens[part]), log_probs[part])
+            assert torch.equal(of_part + 0, logits[part] + 0)
+        steps = torch.stack([head(hidden[:, step]) for step in range(T)], 1)  # as with cached keys and values
+        assert torch.equal(steps, logits + 0)
+        assert torch.equal(token_log_probs(steps, tokens), token_log_probs(logits + 0, tokens))

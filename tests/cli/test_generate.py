@@ -60,6 +60,21 @@ def test_it_samples_by_default_and_says_with_which_seed_the_text_comes_again(fol
     assert (result["greedy"], result["temperature"], result["top_p"], result["seed"]) == (False, 0.8, 0.95, int(seed))
 
 
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+def test_the_log_probabilities_of_new_tokens_are_those_of_the_function(folder, capsys, mode) -> None:
+    asked = ["generate", folder, "Once", "--tokens", 20, "--seed", 4, "--log-probs", mode]
+    assert run(*asked, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    model, prompt = DecoderLM.from_pretrained(folder), torch.tensor(result["ids"][:4])
+    torch.manual_seed(4)
+    options = {"max_new_tokens": 20, "stop_id": 256, "temperature": 0.8, "top_p": 0.95}
+    expected = generate(model, prompt, return_log_probs=True, logprobs_mode=mode, **options)
+    assert (result["ids"], result["logprobs_mode"]) == (expected.ids.tolist(), mode)
+    assert result["log_probs"] == expected.log_probs.tolist()
+    assert run(*asked) == 2
+    assert "pass --json too" in capsys.readouterr().err
+
+
 def test_min_p_and_repetition_penalty_are_those_of_the_function_and_are_named_in_the_last_sentence(
     folder, capsys
 ) -> None:

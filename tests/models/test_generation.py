@@ -9,9 +9,11 @@ from covering import cases
 from decoders import small
 from kernel_paths import cpu_taken_for_cuda
 from kinds import POSITIONS
+from torch import Tensor
 
-from embedlayer import OutputHead, PositionError, ShapeError, SizeError, TokenIdError, generate
-from embedlayer.models.generation import next_tokens
+from embedlayer import DecoderLM, OutputHead, PositionError, ShapeError, SizeError, TokenIdError, generate
+from embedlayer.models.generation import GeneratedTokens, next_tokens
+from embedlayer.models.sampling import Sampler
 
 
 def read_anew(model, ids, count):
@@ -101,6 +103,11 @@ def test_dropout_is_off_and_the_mode_comes_back() -> None:
         ({"repetition_penalty": -1.0}, "repetition_penalty must be a positive number, not -1.0"),
         ({"repetition_penalty": math.inf}, "repetition_penalty must be a positive number, not inf"),
         ({"repetition_penalty": math.nan}, "repetition_penalty must be a positive number, not nan"),
+        (
+            {"logprobs_mode": "raw_logits"},
+            "logprobs_mode must be one of raw_logprobs, processed_logprobs, not 'raw_logits'",
+        ),
+        ({"head_dtype": torch.float64}, "head_dtype must be torch.float32 or None"),
         ({"max_new_tokens": -1}, "max_new_tokens must be at least 0, not -1"),
     ],
 )
@@ -187,3 +194,68 @@ def test_an_accelerator_raises_the_errors_of_a_cpu(error, ids, mask, tokens) -> 
         with pytest.raises(error) as of_accelerator:
             next(new)
     assert str(of_accelerator.value) == str(of_cpu.value)
+
+
+def generated(model: DecoderLM, ids: Tensor, **options: Any) -> tuple[GeneratedTokens, Tensor]:
+    """Tokens with their log-probabilities, and the hidden state from which each was computed, `(B, N, D)`."""
+    states: list[Tensor] = []
+    hook = model.norm.register_forward_hook(lambda module, inputs, hidden: states.append(hidden[:, -1]))
+    found = generate(model, ids, return_log_probs=True, **options)
+    hook.remove()
+    return found, torch.stack(states, 1)
+
+
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "greedy, repetition penalty": {"repetition_penalty": 1.4},
+    "temperature": {"temperature": 0.7},
+    "filters": {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.2},
+}
+
+
+@cases("sampling, mode, tied", SAMPLING, ["raw_logprobs", "processed_logprobs"], [False, True])
+def test_log_probabilities_are_those_of_the_new_tokens_after_the_same_hidden_states(sampling, mode, tied) -> None:
+    head = None if tied else OutputHead(24, 50, init_std=1.0, softcap=5.0, bias=True)
+    model, ids, options = small(head=head), torch.randint(1, 50, (3, 4)), SAMPLING[sampling]
+    found, hidden = generated(model, ids, max_new_tokens=9, logprobs_mode=mode, **options)
+    torch.manual_seed(0)
+    tokens = found.ids[:, 4:]
+    if mode == "raw_logprobs":
+        expected = model.head.token_log_probs(hidden, tokens)
+    else:
+        sampler = Sampler(**options)
+        processed = [
+            sampler.processed_logits(model.head(hidden[:, step]), found.ids[:, : 4 + step]) for step in range(9)
+        ]
+        expected = torch.stack(processed, 1).log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(found.log_probs, expected, rtol=1e-5, atol=1e-5)
+    assert found.mask.all()
+    assert found.log_probs.dtype == torch.float32
+
+
+def test_the_last_token_that_fills_up_an_ended_text_has_no_log_probability() -> None:
+    model = small(head=OutputHead(vocab_size=50, embed_dim=24, init_std=1.0))
+    ids = torch.randint(1, 50, (3, 4))
+    plain = generate(model, ids, max_new_tokens=10)
+    stop = int(plain[0, 7])
+    found, hidden = generated(model, ids, max_new_tokens=10, stop_id=stop)
+    assert torch.equal(found.ids, generate(model, ids, max_new_tokens=10, stop_id=stop))
+    new = found.ids[:, 4:]
+    before = (new == stop).cumsum(1) - (new == stop).long()
+    assert torch.equal(found.mask, before == 0)
+    assert not found.mask.all()
+    expected = model.head.token_log_probs(hidden, new.masked_fill(~found.mask, -100))
+    torch.testing.assert_close(found.log_probs, expected, rtol=1e-5, atol=1e-5)
+    assert found.log_probs[~found.mask].eq(0).all()
+    steps = list(next_tokens(model, ids, max_new_tokens=10, stop_id=stop, return_log_probs=True))
+    assert torch.equal(torch.stack([each.log_probs for each in steps], 1), found.log_probs)
+    assert torch.equal(torch.stack([each.mask for each in steps], 1), found.mask)
+
+
+def test_log_probabilities_have_the_shape_of_the_new_tokens() -> None:
+    model = small()
+    found = generate(model, torch.tensor([3, 4], dtype=torch.int32), max_new_tokens=5, return_log_probs=True)
+    assert (found.ids.shape, found.log_probs.shape, found.mask.shape) == ((7,), (5,), (5,))
+    assert found.ids.dtype == torch.int32
+    none = generate(model, torch.tensor([[3, 4]]), max_new_tokens=0, return_log_probs=True)
+    assert (none.ids.shape, none.log_probs.shape, none.mask.shape) == ((1, 2), (1, 0), (1, 0))

@@ -1,0 +1,177 @@
+"""With `batch_invariant` no result of a token, nor the gradient of its hidden state, depends on the others of a call.
+
+All bits are compared, at sizes with which those of the last tokens of a batch differ without the option: several chunks
+of tokens, several blocks of rows, and a last block of 3 rows.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import kinds
+import pytest
+import torch
+from covering import cases
+from kinds import TABLES, TIED_HEADS, UNTIED_HEADS
+from torch import Tensor, nn
+
+import embedlayer as el
+from embedlayer.core.errors import SizeError
+from embedlayer.heads.draft import DraftHead
+from embedlayer.heads.peft import AdaptedRows, AdaptedTable
+from embedlayer.heads.prediction import PredictionHead
+from embedlayer.kernels import kernels_disabled
+from embedlayer.losses import (
+    ForwardKL,
+    JensenShannon,
+    LinearLogits,
+    ReverseKL,
+    TopKTargets,
+    batch_invariance,
+    check_batch_invariance,
+    chunk_size,
+    divergence,
+)
+from embedlayer.tables.adapters import LoraAdapter, TrainableTokens
+from embedlayer.tables.gguf_rows import GGUFEmbedding
+
+V, D, TOKENS = 2051, 128, 300
+STATISTICS = ("log_probs", "entropy", "logsumexp", "sum_squared_probs", "is_argmax")
+ON = {"batch_invariant": True}
+Results = dict[str, Tensor]
+
+
+class Overridden(el.OutputHead):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return super().forward(hidden).tanh() * 3
+
+
+def with_transform() -> nn.Module:
+    dense = nn.Linear(D, D)
+    return PredictionHead(el.OutputHead(TABLES["dense"](), **ON), dense=dense, activation="gelu", norm=nn.LayerNorm(D))
+
+
+def adapted() -> nn.Module:
+    table = el.TokenEmbedding(V, D, padding_idx=0)
+    lora = LoraAdapter(torch.randn(4, V) / 9, torch.randn(D, 4) / 9, 0.5)
+    adapters = [lora, TrainableTokens([3, 2050, 5], torch.randn(3, D))]
+    return el.OutputHead(AdaptedRows(lambda: AdaptedTable(table, adapters)), **ON)
+
+
+def of_a_file() -> nn.Module:
+    from gguf_models import blocks
+
+    table = GGUFEmbedding(V, 256, "Q4_K")
+    table.packed.copy_(torch.from_numpy(blocks("Q4_K", V, 256)))
+    return el.OutputHead(table, **ON)
+
+
+HEADS: dict[str, Callable[[], nn.Module]] = {
+    **{name: lambda table=table: el.OutputHead(TABLES[table](), **ON) for name, table in TIED_HEADS.items()},
+    **{name: lambda name=name: invariant(UNTIED_HEADS[name]()) for name in UNTIED_HEADS},
+    "with a transform": with_transform,
+    "overridden": lambda: Overridden(D, V, **ON),
+    "adapted": adapted,
+    "of a file": of_a_file,
+    "draft": lambda: DraftHead(el.OutputHead(TABLES["dense"](), bias=True, **ON), range(5, 1100)),
+    "draft of a transform": lambda: DraftHead(with_transform(), range(5, 1100)),
+    "draft of a low rank": lambda: DraftHead(el.OutputHead(TABLES["factorised"](), **ON), range(5, 1100)),
+}
+PATHS: dict[str, tuple[int, Callable[[], AbstractContextManager[None]]]] = {
+    "kernels, one thread": (1, nullcontext),
+    "kernels, two threads": (2, nullcontext),
+    "torch, one thread": (1, kernels_disabled),
+    "torch, two threads": (2, kernels_disabled),
+    "torch, three threads": (3, kernels_disabled),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "temperature, small chunks": {"temperature": 0.7, "chunk_bytes": 100_000},
+    "soft cap, scale": {"softcap": 5.0, "logit_scale": 0.3},
+    "masked": {"padding_idx": 7, "mask_padding": True, "drop_ignored": False},
+}
+
+
+def invariant(head: el.OutputHead) -> el.OutputHead:
+    head.batch_invariant = True
+    return head
+
+
+@pytest.fixture(autouse=True)
+def larger_heads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(kinds, "VOCAB_SIZE", V)
+    monkeypatch.setattr(kinds, "EMBED_DIM", D)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+class Batch:
+    """Hidden states with targets, the hidden states of a teacher, and its most likely tokens."""
+
+    def __init__(self, dtype: torch.dtype, vocab_size: int, width: int = D) -> None:
+        self.hidden = (torch.randn(TOKENS, width) / 2).to(dtype)
+        self.ids = torch.randint(5, 1100, (TOKENS,)).masked_fill(torch.rand(TOKENS) < 0.1, -100)
+        self.of_teacher = torch.randn(TOKENS, 24)
+        self.teacher = torch.randn(vocab_size, 24)
+        known = torch.randn(TOKENS, vocab_size).log_softmax(-1).topk(5)
+        self.known = TopKTargets(known.indices, known.values)
+
+
+def results(head: Any, batch: Batch, part: Tensor, options: dict[str, Any]) -> Results:
+    """Every result of some tokens, and gradients of their hidden states, with the tokens along the first dimension."""
+    hidden, ids = batch.hidden[part].requires_grad_(), batch.ids[part]
+    scores = {"chunk_bytes": options.get("chunk_bytes"), "drop_ignored": options.get("drop_ignored")}
+    statistics = head.token_statistics(hidden, ids, statistics=STATISTICS, top_k=4, **options)
+    found = {name: value for name, value in statistics._asdict().items() if value is not None}
+    smoothing = {} if options.get("mask_padding") else {"label_smoothing": 0.1}
+    weights = torch.cos(ids)
+    losses = {"z_loss": 1e-3, "token_weights": weights, **smoothing, **options}
+    found["losses"] = head.loss(hidden, ids, reduction="none", **losses)
+    student = head.uncomputed_logits(hidden, **{name: x for name, x in options.items() if name not in scores})
+    teacher = LinearLogits(batch.of_teacher[part], batch.teacher, temperature=1.5)
+    for kind in (ForwardKL(), ReverseKL(), JensenShannon(0.3)):
+        found[str(kind)] = divergence(student, teacher, kind, labels=ids, reduction="none", **scores)
+    known = TopKTargets(*(each[part] for each in batch.known))
+    found["of known tokens"] = divergence(student, known, JensenShannon(0.3), reduction="none", **scores)
+    found["logits"] = student.logits()
+    if not options:
+        found["head(hidden)"] = head(hidden)
+        depths = head.multi_token_loss if hasattr(head, "multi_token_loss") else None
+        if depths is not None:
+            states = hidden.unsqueeze(1).expand(-1, 4, -1)
+            labels = (ids.clamp(min=5).unsqueeze(1) + torch.arange(4)) % 1000 + 5
+            found["depths"] = depths([states, states], labels, [1.0, 0.3], reduction="none").loss
+    by_hidden = {"a sum of losses": head.loss(hidden, ids, reduction="sum", **losses)}
+    by_hidden |= {name: value.nan_to_num(neginf=0.0).sin().sum() for name, value in found.items() if value.requires_grad}
+    for name, value in by_hidden.items():
+        found[f"gradient of {name}"] = torch.autograd.grad(value, hidden, retain_graph=True)[0]
+    return found
+
+
+def assert_independent(head: Any, dtype: torch.dtype, options: dict[str, Any], seed: int = 0) -> None:
+    """Compare all tokens at once with parts of random sizes in random order."""
+    torch.manual_seed(seed)
+    draft = getattr(head, "draft_vocab_size", None)
+    batch = Batch(dtype, V if draft is None else draft, 256 if "Q4_K" in repr(getattr(head, "table", "")) else D)
+    if draft is not None:
+        batch.ids = batch.ids.where(batch.ids != 7, 8)
+    whole = results(head, batch, torch.arange(TOKENS), options)
+    sizes = [1, 2, 7, int(torch.randint(8, 90, ())), int(torch.randint(60, 70, ()))]
+    differing = set()
+    for part in torch.randperm(TOKENS).split([*sizes, TOKENS - sum(sizes)]):
+        found = results(head, batch, part, options)
+        assert found.keys() == whole.keys()
+        for name, value in found.items():
+            if not torch.equal(value.nan_to_num(), whole[name][part].nan_to_num()):
+                differing.add(name)
+    assert not differing, sorted(differing)
+
+
+@cases("name, path, choice", HEADS, PATHS, OPTIONS, pairs=["path, choice"])
+def test_no_result_of_a_token_depends_on_the_others(unchecked: None, name, path, choice) -> None:
+    threads, context = PATHS[path]
+    head = HEADS[name]()
+    torch.set_num_threads(threads)
+    with context():
+        assert_independent(head, torch.float32, OPTIONS[choice])
