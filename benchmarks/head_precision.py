@@ -7,7 +7,7 @@ whose model reads a text in bfloat16; without the folder of shared data there is
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -34,6 +34,10 @@ class Inputs(NamedTuple):
     weight: Tensor
     targets: Tensor
 
+    def on(self, device: str) -> "Inputs":
+        """The same on a device."""
+        return Inputs(*(each.to(device) for each in self))
+
     def converted(self, states: torch.dtype, rows: torch.dtype) -> "Inputs":
         """The same with other dtypes of hidden states and rows."""
         return Inputs(self.hidden.to(states), self.teacher.to(states), self.weight.to(rows), self.targets)
@@ -55,8 +59,8 @@ def computed(inputs: Inputs, **options: Any) -> Results:
     hidden, weight = hidden.detach().requires_grad_(), weight.detach().requires_grad_()
     with torch.no_grad():
         found = token_statistics(hidden, weight, targets, statistics=("log_probs", "entropy"), **options)
-        heads = (LinearLogits(states, weight, **options) for states in (hidden, teacher))
-        kl = divergence(*heads, ForwardKL(), reduction="none")
+        student, of_teacher = (LinearLogits(states, weight, **options) for states in (hidden, teacher))
+        kl = divergence(student, of_teacher, ForwardKL(), reduction="none")
     loss = linear_cross_entropy(hidden, weight, targets, chunk_bytes=2**22, **options)  # in several chunks
     of_hidden, of_rows = torch.autograd.grad(loss, [hidden, weight])
     return Results(cast(Tensor, found.log_probs), cast(Tensor, found.entropy), kl, of_hidden, of_rows)
@@ -126,35 +130,37 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return float(f"{((found.double() - expected).norm() / expected.norm()).item():.2g}")
 
 
+def measured(inputs: Inputs, source: str) -> Iterator[Row]:
+    """A row for each implementation, on the device of the inputs."""
+    expected = reference(inputs)
+    logits = (inputs.hidden.double() @ inputs.weight.double().T).abs().amax().item()
+    for name, (states, weight, has_kernels, options) in VARIANTS.items():
+        context: AbstractContextManager[object] = nullcontext() if has_kernels else kernels_disabled()
+        with context:
+            found = computed(inputs.converted(states, weight), **options)
+        errors = {key: largest(*pair) for key, *pair in zip(Results._fields, found, expected, strict=True)}
+        yield {
+            "competitor": name,
+            "source": source,
+            "tokens": len(inputs.targets),
+            "vocab_size": len(inputs.weight),
+            "embed_dim": inputs.weight.shape[1],
+            "largest_logit": math.floor(logits * 10) / 10,
+            "log_probs_nats": errors["log_probs"],
+            "entropy_nats": errors["entropy"],
+            "divergence_nats": errors["divergence"],
+            "hidden_gradient": relative(found.hidden_gradient, expected.hidden_gradient),
+            "rows_gradient": relative(found.rows_gradient, expected.rows_gradient),
+        }
+
+
 def run() -> list[Row]:
     rows: list[Row] = []
     for source, make in SOURCES.items():
         if source == "stories260K" and not SHARED.is_dir():
             print(f"No row for {source}: there is no {SHARED}", file=sys.stderr)
             continue
-        inputs = make()
-        expected = reference(inputs)
-        logits = (inputs.hidden.double() @ inputs.weight.double().T).abs().amax().item()
-        for name, (states, weight, has_kernels, options) in VARIANTS.items():
-            context: AbstractContextManager[object] = nullcontext() if has_kernels else kernels_disabled()
-            with context:
-                found = computed(inputs.converted(states, weight), **options)
-            errors = {key: largest(*pair) for key, *pair in zip(Results._fields, found, expected, strict=True)}
-            rows.append(
-                {
-                    "competitor": name,
-                    "source": source,
-                    "tokens": len(inputs.targets),
-                    "vocab_size": len(inputs.weight),
-                    "embed_dim": inputs.weight.shape[1],
-                    "largest_logit": math.floor(logits * 10) / 10,
-                    "log_probs_nats": errors["log_probs"],
-                    "entropy_nats": errors["entropy"],
-                    "divergence_nats": errors["divergence"],
-                    "hidden_gradient": relative(found.hidden_gradient, expected.hidden_gradient),
-                    "rows_gradient": relative(found.rows_gradient, expected.rows_gradient),
-                }
-            )
+        rows += measured(make().on("cuda" if torch.cuda.is_available() else "cpu"), source)
     return rows
 
 

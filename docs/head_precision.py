@@ -28,7 +28,8 @@ def tables() -> str:
     latest: dict[str, dict[str, dict[str, str]]] = {}
     with RESULTS.open(newline="") as file:
         for row in csv.DictReader(file):
-            latest.setdefault(row["source"], {})[row["competitor"]] = row
+            where = row["gpu"] or f"{row['device']}, {row['instructions']}"
+            latest.setdefault(f"{row['source']}, on {where}", {})[row["competitor"]] = row
     return "\n".join(
         f"**{source}: {next(iter(rows.values()))['tokens']} tokens, largest logit "
         f"{next(iter(rows.values()))['largest_logit']}**\n\n"

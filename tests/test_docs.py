@@ -2,10 +2,10 @@
 
 import csv
 import doctest
+import importlib
 import importlib.util
 import inspect
 import re
-import importlib
 import runpy
 import sys
 from pathlib import Path
