@@ -181,6 +181,15 @@ def require_invariance(*tensors: Tensor | None) -> None:
     raise SizeError(f"batch_invariant=True is not possible here: {reason}, or leave the option out.")
 
 
+def refuse_sharded_invariance(options: LogitSettings) -> None:
+    """Raise the `SizeError` of `batch_invariant` over sharded rows, if it is among the options."""
+    if options.batch_invariant:
+        raise SizeError(
+            "batch_invariant=True is not possible over sharded rows, whose ranks merge the tokens of all of them: "
+            "leave the option out."
+        )
+
+
 def joint_multiple(student: UncomputedLogits, teacher: UncomputedLogits | None) -> int:
     """Return the number of tokens to a multiple of which a pass over two heads pads its chunks on a CPU.
 
@@ -275,11 +284,7 @@ class LinearLogits(UncomputedLogits):
         Raises:
             SizeError: The options contain `batch_invariant`.
         """
-        if options.batch_invariant:
-            raise SizeError(
-                "batch_invariant=True is not possible over sharded rows, whose ranks merge the tokens of all of them: "
-                "leave the option out."
-            )
+        refuse_sharded_invariance(options)
         fixed = with_fixed_row(weight, partition.local_or_none(options.padding_idx))
         check_token_options(options, partition.num_rows)
         logits = cls(hidden, fixed, impl="chunked", head_dtype=options.head_dtype)
