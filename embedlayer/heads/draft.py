@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from embedlayer.core.computed_buffers import ComputedBuffers
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError, TokenIdError
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.torch_state import is_current, is_unchanged, plain_operators_only
@@ -421,7 +422,10 @@ class DraftHead(ComputedBuffers):
         """Return the rows of the draft vocabulary, `(N, D)`, as a new tensor, for products in `head_dtype`."""
         ids = self.token_tensor.to(device)
         if table is not None:
-            return table.look_up(ids) if head_dtype is None else table.vectors_as(ids, head_dtype)
+            if head_dtype is None:
+                return table.look_up(ids)
+            with torch.autocast(device_kind(device), enabled=False):
+                return table.vectors_as(ids, head_dtype)
         rows: Tensor = _output(self.head).weight.index_select(0, ids)
         return rows
 

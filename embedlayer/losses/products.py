@@ -121,7 +121,6 @@ class HeadBlocks:
         hidden_ND = logits.hidden.detach().reshape(-1, logits.hidden.shape[-1])
         self.hidden_ND = tokens.states(hidden_ND)
         self.rows: ConvertedRows | None = None
-        self._narrow: Tensor | None = None  # memory of a block that is rounded to bfloat16
         self.bias: Tensor | None = None
         self.unadded_bias: Tensor | None = None
         if isinstance(logits, LinearLogits):
@@ -189,14 +188,11 @@ class HeadBlocks:
             first = self.partition.start
             out_RC.copy_(self.logits.block(x_CD, first + start, first + stop).detach().T)
             return
-        rounded_RC = out_RC
-        if self.logits.dtype == torch.bfloat16 != out_RC.dtype:
-            if self._narrow is None or self._narrow.numel() < out_RC.numel():
-                self._narrow = torch.empty_like(out_RC, dtype=torch.bfloat16).flatten()
-            rounded_RC = self._narrow[: out_RC.numel()].view(out_RC.shape)
+        is_rounded = self.logits.dtype == torch.bfloat16 != out_RC.dtype
+        rounded_RC = torch.empty_like(out_RC, dtype=torch.bfloat16) if is_rounded else out_RC
         for part in self.rows.parts(start, stop):
             write_product(rounded_RC[part.start - start : part.stop - start], self.rows[part], x_CD.T)
-        if rounded_RC is not out_RC:
+        if is_rounded:
             out_RC.copy_(rounded_RC)
         if self._in_kernel:
             return
@@ -267,7 +263,7 @@ class GradientSums:
             is_narrow = dtype == gradient_dtype(whole) == torch.bfloat16 and (chunks < 2 or has_residual)
             self.weight = like.new_empty(whole.shape, dtype=torch.bfloat16 if is_narrow else None)
             if is_narrow and chunks > 1:
-                self._residual = torch.zeros_like(self.weight, dtype=torch.uint16)
+                self._residual = torch.zeros_like(self.weight.zero_(), dtype=torch.uint16)
             if chunks == 0 or len(whole) > count:
                 self.weight[count if chunks else 0 :].zero_()  # the first chunk overwrites the others
 
@@ -297,7 +293,7 @@ class GradientSums:
             return
         for here in self.rows.parts(start, start + len(dlogits_RC)):
             part_RC = dlogits_RC[here.start - start : here.stop - start]
-            if self._residual is None or self._chunk == 0:  # the first chunk overwrites what is not initialised
+            if self._residual is None:  # the first chunk overwrites what is not initialised
                 write_product(self.weight[here], part_RC, x_CD, add=self._chunk > 0)
             else:
                 addend, is_last = matrix_product(part_RC, x_CD), self._chunk == self._chunks - 1
