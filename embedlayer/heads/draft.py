@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from embedlayer.core.computed_buffers import ComputedBuffers
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError, TokenIdError
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.torch_state import is_current, is_unchanged, plain_operators_only
@@ -18,6 +19,7 @@ from embedlayer.heads.output import OutputHead
 from embedlayer.heads.peft import AdaptedRows
 from embedlayer.heads.prediction import PredictionHead
 from embedlayer.kernels.index_check import IndexCheck
+from embedlayer.losses.converted_rows import in_head_dtype
 from embedlayer.losses.finishing import finish
 from embedlayer.losses.fixed_row import linear_with_fixed_row
 from embedlayer.losses.linear import cross_entropy_of
@@ -33,10 +35,10 @@ from embedlayer.losses.options import (
 )
 from embedlayer.losses.statistics import Statistic, TokenStatistics, token_statistics_of
 from embedlayer.losses.token_chunks import own_tokens, padded_tokens
-from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
+from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_dtypes
 from embedlayer.tables.conversions import as_table
 from embedlayer.tables.lookup import LookupTable
-from embedlayer.tables.table import TokenTable, check_width, logits_of_function, of_products
+from embedlayer.tables.table import TokenTable, check_width, logits_of_function
 
 Outside = Literal["ignore", "count", "error"]
 """What a loss does with a target that is not in the draft vocabulary; see `DraftHead.loss`."""
@@ -159,17 +161,24 @@ class DraftHead(ComputedBuffers):
         logits are computed and the draft vocabulary is selected.
 
         Raises:
-            ShapeError: `hidden` has another width than the rows.
+            ShapeError: `hidden` has another width than the rows or, without `head_dtype` and autocast, another dtype.
             SizeError: The other head has another number of tokens than when this head was built.
             CheckpointError: PEFT has replaced a module of the head by one that a draft head cannot read.
         """
         options = self._draft_options(self._logit_options())
-        operands = self._operands(hidden, options)
+        settings = LogitSettings(**options)
+        operands = self._operands(hidden, settings)
         if operands is None:
             return self._selected_logits({}, hidden)
-        if options.get("batch_invariant"):
-            return LinearLogits(*operands, **options).head_logits()
-        return finish(linear_with_fixed_row(*operands, options.get("padding_idx")), LogitSettings(**options))
+        states, rows = operands
+        if settings.batch_invariant:
+            return LinearLogits(states, rows, **options).head_logits()
+        check_dtypes(states, rows.dtype, settings.head_dtype)
+        padding_idx = settings.padding_idx
+        products = in_head_dtype(
+            lambda wide: linear_with_fixed_row(wide, rows, padding_idx), states, settings.head_dtype
+        )
+        return finish(products, settings)
 
     @show_options(LogitOptions, ScoreOptions, LossOptions)
     def loss(
@@ -318,12 +327,12 @@ class DraftHead(ComputedBuffers):
         check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
         of_model = self._model_options()
         options = {**({} if of_model is None else of_model.logit_options()), **options}
-        of_head: LogitOptions = {**self._logit_options(), **options}
-        operands = self._operands(hidden, of_head)
+        of_draft = self._draft_options({**self._logit_options(), **options})
+        operands = self._operands(hidden, LogitSettings(**of_draft))
         if operands is None:
-            function = partial(self._selected_logits, options)
-            return logits_of_function(function, hidden, self.draft_vocab_size, **of_products(of_head))
-        return LinearLogits(*operands, impl=impl, **self._draft_options(of_head))
+            function, is_invariant = partial(self._selected_logits, options), of_draft.get("batch_invariant", False)
+            return logits_of_function(function, hidden, self.draft_vocab_size, batch_invariant=is_invariant)
+        return LinearLogits(*operands, impl=impl, **of_draft)
 
     def untied(self) -> OutputHead:
         """Return an untied `OutputHead` over the draft IDs, with a copy of the N rows and of the bias.
@@ -352,7 +361,7 @@ class DraftHead(ComputedBuffers):
         shaping = self._draft_options(self._logit_options())
         bias = shaping.pop("bias", None)
         with torch.no_grad():
-            rows = self._rows(table, self._device())
+            rows = self._rows(table, self._device(), shaping.get("head_dtype"))
             options: dict[str, Any] = {**shaping, "vocab_size": len(rows), "embed_dim": rows.shape[1]}
             head = OutputHead(bias=bias is not None, device="meta", **options)
             head.weight = nn.Parameter(rows)
@@ -385,7 +394,7 @@ class DraftHead(ComputedBuffers):
         missing = (drafts < 0) & ~ignored
         return drafts.masked_fill(missing | ignored, _IGNORED), missing
 
-    def _operands(self, hidden: Tensor, options: LogitOptions) -> tuple[Tensor, Tensor] | None:
+    def _operands(self, hidden: Tensor, options: LogitSettings) -> tuple[Tensor, Tensor] | None:
         """Return two tensors whose product is the raw draft logits: `(..., K)`, and rows `(N, K)`.
 
         K is the width of the stored rows, as in `TokenTable.as_linear`. The result is `None` if the head or the table
@@ -395,25 +404,28 @@ class DraftHead(ComputedBuffers):
         table = self._table()
         if not self._is_product(table):
             return None
-        pads, states = options.get("batch_invariant", False), hidden
+        pads, head_dtype, states = options.batch_invariant, options.head_dtype, hidden
         if isinstance(self.head, PredictionHead):
             states = self.head.transformed(hidden, batch_invariant=pads)
         check_width(
             states, self.head.embed_dim if isinstance(self.head, TokenTable) else _output(self.head).in_features
         )
         if table is not None and not table.row_sparse and _computes_logits_by(table, "as_linear"):
-            linear = table.as_linear(padded_tokens(states) if pads else states)
+            wide = states if head_dtype is None else states.to(head_dtype)
+            linear = in_head_dtype(table.as_linear, padded_tokens(wide) if pads else wide, head_dtype)
             if linear is not None:
-                return own_tokens(linear[0], states) if pads else linear[0], linear[1].index_select(
-                    0, self.token_tensor.to(hidden.device)
-                )
-        return states, self._rows(table, hidden.device)
+                x = own_tokens(linear[0], states) if pads else linear[0]
+                return x, linear[1].index_select(0, self.token_tensor.to(hidden.device))
+        return states, self._rows(table, hidden.device, head_dtype)
 
-    def _rows(self, table: TokenTable | None, device: torch.device) -> Tensor:
-        """Return the rows of the draft vocabulary, `(N, D)`, as a new tensor."""
+    def _rows(self, table: TokenTable | None, device: torch.device, head_dtype: torch.dtype | None) -> Tensor:
+        """Return the rows of the draft vocabulary, `(N, D)`, as a new tensor, for products in `head_dtype`."""
         ids = self.token_tensor.to(device)
         if table is not None:
-            return table.look_up(ids)
+            if head_dtype is None:
+                return table.look_up(ids)
+            with torch.autocast(device_kind(device), enabled=False):
+                return table.vectors_as(ids, head_dtype)
         rows: Tensor = _output(self.head).weight.index_select(0, ids)
         return rows
 

@@ -26,11 +26,12 @@ from embedlayer.heads.peft import (
     weight_of,
 )
 from embedlayer.io.files import JsonObject
+from embedlayer.losses.converted_rows import in_head_dtype
 from embedlayer.losses.finishing import finish
 from embedlayer.losses.fixed_row import linear_with_fixed_row
 from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options
-from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
+from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_dtypes
 from embedlayer.saving import Pretrained
 from embedlayer.tables.conversions import as_table
 from embedlayer.tables.dense import TokenEmbedding
@@ -408,7 +409,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         them.
 
         Raises:
-            ShapeError: `hidden` has another width than the rows.
+            ShapeError: `hidden` has another width than the rows or, without `head_dtype` and autocast, another dtype.
             SizeError: The bias has another size than the number of rows.
             CheckpointError: PEFT has replaced the table or the head by a module that a tied head cannot read.
         """
@@ -423,10 +424,13 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         self._check_width(hidden)
         if self.batch_invariant:
             return LinearLogits(hidden, self.weight, **options).head_logits()
-        if self.logit_scale != 1.0:
-            return finish(linear_with_fixed_row(hidden, self.weight, self.padding_idx), LogitSettings(**options))
-        options["bias"] = None  # as in nn.Linear it is added where the product is computed, before rounding
-        products = linear_with_fixed_row(hidden, self.weight, self.padding_idx, self.bias)
+        check_dtypes(hidden, self.weight.dtype, self.head_dtype)
+        weight, padding_idx, bias = self.weight, self.padding_idx, None
+        if self.logit_scale == 1.0:  # as in nn.Linear it is added where the product is computed, before rounding
+            bias, options["bias"] = self.bias, None
+        products = in_head_dtype(
+            lambda states: linear_with_fixed_row(states, weight, padding_idx, bias), hidden, self.head_dtype
+        )
         return finish(products, LogitSettings(**options))
 
     def _deferred(self, hidden: Tensor, table: TokenTable | None, report: LogitsReport) -> Tensor | None:
@@ -491,6 +495,8 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
         options = {**({} if self.model_options is None else self.model_options.logit_options()), **options}
         if not is_unchanged(self, **_FORWARD):
+            if options.pop("head_dtype", self.head_dtype) != self.head_dtype:
+                raise SizeError("The forward of this head is overridden: set head_dtype on the head, not for one call.")
             options.setdefault("padding_idx", self.padding_idx)
             options.setdefault("mask_padding", self.mask_padding)
             options.setdefault("batch_invariant", self.batch_invariant)

@@ -9,6 +9,7 @@ Any other module raises a `CheckpointError`. PEFT is not imported; its modules a
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -216,19 +217,26 @@ class AdaptedRows(TokenTable, checks_ids=True):
         """Return the width of a row, D."""
         return self.table.embed_dim
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the data type of the vectors of the table."""
+        return self.table.dtype
+
     def look_up(self, ids: Ids) -> Vectors:
         """Return the rows of `ids` with adapters applied, `(...)` to `(..., D)`. No other row is computed."""
-        vectors = self.table.look_up(ids)
-        for adapter in self.adapted_table().adapters:
-            vectors = adapt_vectors(adapter, vectors, ids)
-        return vectors
+        return self._adapted_vectors(self.table.look_up(ids), ids)
+
+    def vectors_as(self, ids: Ids, dtype: torch.dtype) -> Vectors:
+        """Return vectors for products in `dtype`, to which adapters are applied in it; see `TokenTable.rows_as`."""
+        return self._adapted_vectors(self.table.vectors_as(ids, dtype).to(dtype), ids)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Return rows `start` to `stop - 1` with adapters applied."""
-        rows = self.table.rows(start, stop)
-        for adapter in self.adapted_table().adapters:
-            rows = adapt_rows(adapter, rows, start, stop)
-        return rows
+        return self._adapted(self.table.rows(start, stop), start, stop)
+
+    def rows_as(self, start: int, stop: int, dtype: torch.dtype) -> Float[Tensor, "N D"]:
+        """Return rows for products in `dtype`, to which adapters are applied in it; see `TokenTable.rows_as`."""
+        return self._adapted(self.table.rows_as(start, stop, dtype).to(dtype), start, stop)
 
     def raw_logits(
         self, hidden: Float[Tensor, "*batch D"], start: int = 0, stop: int | None = None
@@ -244,5 +252,17 @@ class AdaptedRows(TokenTable, checks_ids=True):
         fixed = row_within(self.table.padding_idx, start, stop)
         if fixed is not None:  # its adapters get no gradient either
             row = start + fixed
-            products = with_fixed_product(products, hidden, self.rows(row, row + 1), fixed)
+            products = with_fixed_product(products, hidden, self.rows_as(row, row + 1, hidden.dtype), fixed)
         return products
+
+    def _adapted_vectors(self, vectors: Vectors, ids: Ids) -> Vectors:
+        """Return looked-up vectors with adapters applied."""
+        for adapter in self.adapted_table().adapters:
+            vectors = adapt_vectors(adapter, vectors, ids)
+        return vectors
+
+    def _adapted(self, rows: Tensor, start: int, stop: int) -> Tensor:
+        """Return rows `start` to `stop - 1` with adapters applied."""
+        for adapter in self.adapted_table().adapters:
+            rows = adapt_rows(adapter, rows, start, stop)
+        return rows

@@ -183,7 +183,7 @@ def add_bfloat16_(total: Tensor, residual: Tensor, addend: Tensor, *, last: bool
     Args:
         total: High 16 bits of the sums, bfloat16, `(R, D)`; overwritten.
         residual: Low 16 bits, uint16, `(R, D)`; overwritten.
-        addend: What is added, bfloat16, `(R, D)`.
+        addend: What is added, bfloat16 or float32, `(R, D)`.
         last: Whether this is the last addition: then `total` is rounded to the nearest, and `residual` is not needed.
     """
     if ADD_BFLOAT16.run(len(total), total, residual, addend, last, block=max(1, BLOCK_NUMEL // total.shape[1])):

@@ -86,6 +86,12 @@ def loss_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def gradient_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype of the gradient of a tensor: its own, or `grad_dtype`, which torch has from 2.13 on."""
+    dtype: torch.dtype | None = getattr(x, "grad_dtype", None) if x.is_leaf else None
+    return x.dtype if dtype is None else dtype
+
+
 def reduce_losses(losses: Tensor, kept: Tensor, loss: LossSettings) -> Tensor:
     """Return the mean, the sum or all of the losses of tokens, as `loss.reduction` says, times `loss.token_weights`.
 

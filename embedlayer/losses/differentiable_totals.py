@@ -17,7 +17,13 @@ from embedlayer.core.devices import HostCopy, device_kind
 from embedlayer.core.errors import SizeError
 from embedlayer.core.torch_state import is_transformed
 from embedlayer.losses.chunk_size import LEAST_ROWS, MAX_CHUNK_TOKENS, WORK_BYTES, row_blocks, tokens_within
-from embedlayer.losses.definition import counted_states, loss_dtype, reduce_losses, reduction_factors
+from embedlayer.losses.definition import (
+    counted_states,
+    gradient_dtype,
+    loss_dtype,
+    reduce_losses,
+    reduction_factors,
+)
 from embedlayer.losses.objective import LogitBlock, Objective, Request, TokenLoss, Totals, Workspace, stacked
 from embedlayer.losses.options import LossSettings
 from embedlayer.losses.products import Gradients
@@ -191,7 +197,7 @@ class _Job:
             return torch.mul(grad, factor, out=torch.empty_like(grad, dtype=dtype))
 
         return tuple(  # type: ignore[return-value]
-            None if grad is None or part is None else converted(grad, part.dtype)
+            None if grad is None or part is None else converted(grad, gradient_dtype(part))
             for grad, part in zip(gradients, parts, strict=True)
         )
 

@@ -3,12 +3,12 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.core.errors import ShapeError
 from embedlayer.core.torch_state import fusible, is_exporting, is_transformed
+from embedlayer.losses.converted_rows import linear
 
 
 def with_fixed_row(weight: Float[Tensor, "V D"], row: int | None) -> Float[Tensor, "V D"]:
@@ -33,7 +33,7 @@ def linear_with_fixed_row(
     row: int | None,
     bias: Float[Tensor, " V"] | None = None,
 ) -> Float[Tensor, "*batch V"]:
-    """Compute `hidden @ weight.T + bias`, of which one row of the weight gets no gradient.
+    """Compute `hidden @ weight.T + bias` as `linear`, of which one row of the weight gets no gradient.
 
     Args:
         hidden: Hidden states, `(..., D)`.
@@ -46,8 +46,8 @@ def linear_with_fixed_row(
     """
     check_rows_are_whole(hidden, weight)
     if row is None or is_exporting() or fusible(weight):
-        return F.linear(hidden, with_fixed_row(weight, row), bias)
-    products = with_fixed_product(F.linear(hidden, weight), hidden, weight[row : row + 1], row)
+        return linear(hidden, with_fixed_row(weight, row), bias)
+    products = with_fixed_product(linear(hidden, weight), hidden, weight[row : row + 1], row)
     return products if bias is None else products + bias
 
 
@@ -77,7 +77,7 @@ def with_fixed_product(
         vector: The row, `(1, D)`.
         row: Its number.
     """
-    own = F.linear(hidden, vector.detach()).to(products.dtype)
+    own = linear(hidden, vector.detach()).to(products.dtype)
     return products.index_copy(-1, one_index(row, products), own)
 
 

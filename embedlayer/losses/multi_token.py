@@ -101,7 +101,7 @@ def multi_token_loss_of(logits: UncomputedLogits, inputs: MultiTokenInputs, loss
         for each in weighted:  # a product of matrices would sum in an order that depends on the number of tokens
             total = total + each
         return MultiTokenLoss(total, losses.detach())
-    dtype, kept = loss_dtype(logits.hidden.dtype), targets != loss.ignore_index
+    dtype, kept = loss_dtype(logits.dtype), targets != loss.ignore_index
     counts = torch.stack([part.sum() for part in kept.split(lengths)]).clamp(min=1).to(dtype)
     shares = torch.ones_like(counts) if loss.reduction == "sum" else counts.reciprocal()
     depths = zip(inputs.weights, shares, lengths, strict=True)

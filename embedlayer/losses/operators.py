@@ -96,9 +96,11 @@ def _operator(
     arguments = OperatorArguments.of(rest)
     compute, options = arguments.compute, arguments.options._replace(bias=bias)
     loss = arguments.loss._replace(token_weights=token_weights)
-    logits = LinearLogits(
-        hidden.to(compute), weight.to(compute), vocab_size=arguments.vocab_size, **cast(LogitOptions, options._asdict())
-    )
+    if options.head_dtype is None:  # that of autocast, which is not active here, may be another
+        states, rows = hidden.to(compute), weight.to(compute)
+    else:
+        states, rows = hidden, weight
+    logits = LinearLogits(states, rows, vocab_size=arguments.vocab_size, **cast(LogitOptions, options._asdict()))
     kept = targets != loss.ignore_index
     per_token = loss.reduction == "none"
     factors = reduction_factors(kept, loss, loss_dtype(compute))
@@ -119,15 +121,16 @@ def _operator(
     losses = losses.view(targets.shape) * kept
     weighted = losses * factors
     result = weighted if per_token else weighted.sum()
-    dtypes = _gradient_dtypes(weight, compute)
+    dtypes = _gradient_dtypes(weight, arguments)
     parts = zip(gradients, dtypes, strict=True)
     return (result, losses, *(result.new_empty(0, dtype=dtype) if x is None else x.to(dtype) for x, dtype in parts))
 
 
-def _gradient_dtypes(weight: Tensor, compute: torch.dtype) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
+def _gradient_dtypes(weight: Tensor, arguments: OperatorArguments) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
     """Return the dtypes of the gradients: bfloat16 for rows that have it, otherwise that of the loss."""
-    dtype = loss_dtype(compute)
-    return dtype, torch.bfloat16 if weight.dtype == compute == torch.bfloat16 else dtype, dtype
+    dtype, keeps_rows = loss_dtype(arguments.compute), arguments.options.head_dtype is not None
+    is_narrow = weight.dtype == torch.bfloat16 and (keeps_rows or arguments.compute == torch.bfloat16)
+    return dtype, torch.bfloat16 if is_narrow else dtype, dtype
 
 
 @_operator.register_fake
@@ -147,7 +150,7 @@ def _(
     gradients = (
         hidden.new_empty(like.shape if need and is_computed else (0,), dtype=like_dtype)
         for like, need, like_dtype in zip(
-            (hidden, weight, bias_like), arguments.requested, _gradient_dtypes(weight, arguments.compute), strict=True
+            (hidden, weight, bias_like), arguments.requested, _gradient_dtypes(weight, arguments), strict=True
         )
     )
     losses = hidden.new_empty(targets.shape, dtype=dtype)

@@ -4,7 +4,11 @@ Of float16 they are float32, and of bfloat16 on a CPU without instructions for i
 into float32 results without being rounded (`out_dtype` of torch). A product of float16 numbers may
 exceed 65,504, the largest of them, so it is not rounded to float16. Products of bfloat16 have the range of float32. On
 a CPU without instructions torch multiplies narrow matrices by plain loops: 6 to 115 times as slow as float32 products
-of converted copies (AVX2, 256 x 768 by 2,048 x 768 and its gradients). All sum in float32.
+of converted copies (AVX2, 256 x 768 by 2,048 x 768 and its gradients). All sum in float32. With `head_dtype` products
+are float32 whatever is multiplied. Logits of bfloat16 are rounded to it once, also where their products are float32.
+
+Where products have another dtype than rows and hidden states, the hidden states of a chunk and the rows of a block are
+converted for them. Of rows there is one buffer.
 """
 
 from functools import cache
@@ -16,7 +20,8 @@ from embedlayer.core.collectives import Collectives, RowPartition
 from embedlayer.core.devices import device_kind
 from embedlayer.kernels.softmax import Finishing
 from embedlayer.losses.compiled_blocks import add_bfloat16_
-from embedlayer.losses.definition import loss_dtype
+from embedlayer.losses.converted_rows import ConvertedRows
+from embedlayer.losses.definition import gradient_dtype, loss_dtype
 from embedlayer.losses.finishing import BlockFinishing
 from embedlayer.losses.fixed_row import one_index
 from embedlayer.losses.token_chunks import Chunk, TokenChunks
@@ -81,7 +86,7 @@ def _cpu_multiplies_bfloat16() -> bool:
 
 
 class HeadBlocks:
-    """Compute blocks of logits of one head, from hidden states and this rank's rows in the dtype of the products.
+    """Compute blocks of logits of one head, from hidden states and this rank's rows.
 
     Args:
         logits: The head and its hidden states.
@@ -93,6 +98,7 @@ class HeadBlocks:
 
     Attributes:
         dtype: Dtype of the blocks.
+        rows: This rank's rows in the dtype of the products, `(V, D)`; `None` for rows that are not stored as a matrix.
         unadded_bias: Bias of this rank's rows that the blocks do not contain, `(V,)`, or `None`.
     """
 
@@ -112,25 +118,29 @@ class HeadBlocks:
         options = logits.options.of_rows(partition.start, partition.stop)
         self.finishing = BlockFinishing(options)
         self.hidden_scale, self.block_scale = self.finishing.scale, 1.0
-        if logits.dtype == torch.float16:  # scaled hidden states may be outside of its range
-            self.hidden_scale, self.block_scale = 1.0, self.hidden_scale
         hidden_ND = logits.hidden.detach().reshape(-1, logits.hidden.shape[-1])
         self.hidden_ND = tokens.states(hidden_ND)
-        self.rows_VD: Tensor | None = None
+        self.rows: ConvertedRows | None = None
+        self._narrow: Tensor | None = None  # memory of a block that is rounded to bfloat16
         self.bias: Tensor | None = None
         self.unadded_bias: Tensor | None = None
         if isinstance(logits, LinearLogits):
             weight = logits.weight.detach()
             rows = weight[: len(partition)] if logits.is_sharded else weight[partition.start : partition.stop]
-            self.rows_VD = rows.to(logits.dtype)
-            self.hidden_ND = self.hidden_ND.to(logits.dtype)
+            if options.head_dtype is None:  # that of autocast may be another
+                rows, self.hidden_ND = rows.to(logits.dtype), self.hidden_ND.to(logits.dtype)
+            both = {rows.dtype, self.hidden_ND.dtype}
+            is_wide = len(both) == 1 and has_wide_products(rows.dtype, device_kind(rows))
+            self.rows = ConvertedRows(rows, rows.dtype if is_wide else product_dtype(logits.dtype, device_kind(rows)))
+            if logits.dtype == torch.float16 or logits.dtype != self.hidden_ND.dtype:
+                self.hidden_scale, self.block_scale = 1.0, self.hidden_scale  # it would be rounded, or out of range
             if self.hidden_scale != 1:
                 self.hidden_ND = self.hidden_ND * self.hidden_scale
             if options.bias is not None:
                 bias = options.bias.detach().to(dtype)
                 self.bias = bias if self.finishing.divisor == 1 else bias / self.finishing.divisor
-        self._in_kernel = unfinished and self.rows_VD is not None
-        if compiled and self.rows_VD is not None and (self.finishing.softcap is None or self._in_kernel):
+        self._in_kernel = unfinished and self.rows is not None
+        if compiled and self.rows is not None and (self.finishing.softcap is None or self._in_kernel):
             self.dtype = torch.bfloat16 if logits.dtype == torch.bfloat16 else dtype
             if self.bias is not None:
                 self.unadded_bias, self.bias = self.bias.contiguous(), None
@@ -144,10 +154,10 @@ class HeadBlocks:
 
         It is 0 if the gradient is not converted.
         """
-        rows = self.rows_VD
-        if rows is None or rows.dtype == self.dtype or not has_wide_products(rows.dtype, device_kind(rows)):
+        rows = self.rows
+        if rows is None or rows.dtype == self.dtype or not has_wide_products(rows.dtype, device_kind(rows.rows)):
             return 0
-        return rows.itemsize
+        return rows.dtype.itemsize
 
     def narrow_scale(self, grads: list[Tensor], ranks: Collectives) -> Tensor | None:
         """Return a factor of gradients of results, with which those of the logits stay in the range of their dtype.
@@ -159,23 +169,35 @@ class HeadBlocks:
             grads: Gradients of the results of this rank's tokens.
             ranks: The ranks, all of which call this.
         """
-        if self.converted_bytes == 0 or self.logits.dtype != torch.float16:
+        if self.converted_bytes == 0 or self.rows is None or self.rows.dtype != torch.float16:
             return None
         largest = torch.stack([grad.abs().amax() if grad.numel() else grad.sum() for grad in grads]).amax()
         largest = ranks.all_reduce(largest * abs(self.block_scale), "max")
         return 1 / largest.nan_to_num(1.0).clamp(1e-30, 1e30)
 
+    def states(self, x_CD: Tensor) -> Tensor:
+        """Return the hidden states of a chunk in the dtype of the products."""
+        return x_CD if self.rows is None else x_CD.to(self.rows.dtype)
+
     def fill(self, out_RC: Tensor, x_CD: Tensor, start: int) -> None:
         """Write the logits of a chunk over the rows from `start` on, of this rank's rows, to `out_RC`.
 
-        They are finished except for `unadded_bias` and `unfinished`.
+        They are finished except for `unadded_bias` and `unfinished`. Those of bfloat16 are rounded to it first.
         """
         stop = start + len(out_RC)
-        if self.rows_VD is None:
+        if self.rows is None:
             first = self.partition.start
             out_RC.copy_(self.logits.block(x_CD, first + start, first + stop).detach().T)
             return
-        write_product(out_RC, self.rows_VD[start:stop], x_CD.T)
+        rounded_RC = out_RC
+        if self.logits.dtype == torch.bfloat16 != out_RC.dtype:
+            if self._narrow is None or self._narrow.numel() < out_RC.numel():
+                self._narrow = torch.empty_like(out_RC, dtype=torch.bfloat16).flatten()
+            rounded_RC = self._narrow[: out_RC.numel()].view(out_RC.shape)
+        for part in self.rows.parts(start, stop):
+            write_product(rounded_RC[part.start - start : part.stop - start], self.rows[part], x_CD.T)
+        if rounded_RC is not out_RC:
+            out_RC.copy_(rounded_RC)
         if self._in_kernel:
             return
         self.scale_(out_RC)
@@ -225,28 +247,29 @@ class GradientSums:
         overwrites_bias: bool = False,
         scale: Tensor | None = None,
     ) -> None:
-        assert head.rows_VD is not None
+        assert head.rows is not None
         assert isinstance(head.logits, LinearLogits)
-        self.head, self.rows_VD, self._scale = head, head.rows_VD, scale
+        self.head, self.rows, self._scale = head, head.rows, scale
+        count, dtype = head.rows.rows.shape[0], head.rows.rows.dtype
         self._chunk, self._chunks = 0, chunks
         whole = head.logits.weight
         like = head.hidden_ND.new_empty(0, dtype=loss_dtype(head.logits.dtype))
         self.hidden = like.new_empty(head.hidden_ND.shape) if requested.hidden else None
         self._overwrites_bias = overwrites_bias and chunks > 0
         allocate = like.new_empty if self._overwrites_bias else like.new_zeros
-        self.bias = allocate(len(self.rows_VD)) if requested.bias else None
+        self.bias = allocate(count) if requested.bias else None
         self._of_chunk: Tensor | None = None  # gradients of the hidden states of the chunk, of all ranks
         self._is_stored = False  # whether they are computed where `hidden` stores them
         self.weight: Tensor | None = None
         self._residual: Tensor | None = None
         if requested.weight:
             has_residual = compiled and device_kind(whole) == "cpu"
-            is_narrow = self.rows_VD.dtype == whole.dtype == torch.bfloat16 and (chunks < 2 or has_residual)
+            is_narrow = dtype == gradient_dtype(whole) == torch.bfloat16 and (chunks < 2 or has_residual)
             self.weight = like.new_empty(whole.shape, dtype=torch.bfloat16 if is_narrow else None)
             if is_narrow and chunks > 1:
-                self._residual = torch.zeros_like(self.weight, dtype=torch.uint16)
-            if chunks == 0 or len(whole) > len(self.rows_VD):
-                self.weight[len(self.rows_VD) if chunks else 0 :].zero_()  # the first chunk overwrites the others
+                self._residual = torch.zeros_like(self.weight.zero_(), dtype=torch.uint16)
+            if chunks == 0 or len(whole) > count:
+                self.weight[count if chunks else 0 :].zero_()  # the first chunk overwrites the others
 
     @property
     def adds_to_bias(self) -> bool:
@@ -255,11 +278,11 @@ class GradientSums:
 
     def multiplies(self, dtype: torch.dtype) -> bool:
         """Return whether products of the rows with dlogits of this dtype convert neither of them."""
-        return {self.rows_VD.dtype, product_dtype(self.rows_VD.dtype, device_kind(self.rows_VD))} == {dtype}
+        return self.rows.are_stored and self.rows.dtype == dtype
 
     def narrowed(self, dlogits_RC: Tensor) -> Tensor:
         """Return the gradient of a block in the dtype of its products, if both products need it in this dtype."""
-        dtype = self.rows_VD.dtype
+        dtype = self.rows.dtype
         return dlogits_RC.to(dtype) if has_wide_products(dtype, device_kind(dlogits_RC)) else dlogits_RC
 
     def add_to_rows(self, dlogits_RC: Tensor, x_CD: Tensor, start: int) -> None:
@@ -272,12 +295,13 @@ class GradientSums:
         """
         if self.weight is None:
             return
-        here = slice(start, start + len(dlogits_RC))
-        if self._residual is None or self._chunk == 0:  # the first chunk overwrites what is not initialised
-            write_product(self.weight[here], dlogits_RC, x_CD, add=self._chunk > 0)
-        else:
-            addend = matrix_product(dlogits_RC, x_CD).to(self.weight.dtype)
-            add_bfloat16_(self.weight[here], self._residual[here], addend, last=self._chunk == self._chunks - 1)
+        for here in self.rows.parts(start, start + len(dlogits_RC)):
+            part_RC = dlogits_RC[here.start - start : here.stop - start]
+            if self._residual is None:  # the first chunk overwrites what is not initialised
+                write_product(self.weight[here], part_RC, x_CD, add=self._chunk > 0)
+            else:
+                addend, is_last = matrix_product(part_RC, x_CD), self._chunk == self._chunks - 1
+                add_bfloat16_(self.weight[here], self._residual[here], addend, last=is_last)
 
     def add_to_hidden(self, dlogits_RC: Tensor, chunk: Chunk, start: int) -> None:
         """Add the gradients of one block, or of all rows, to those of the hidden states of the chunk.
@@ -290,8 +314,9 @@ class GradientSums:
             self._is_stored = device_kind(self.hidden) == "cuda" and chunk.ranks.size == 1 and not chunk.padding
             shape = chunk.hidden[0].shape
             self._of_chunk = self.hidden[chunk.here] if self._is_stored else self.hidden.new_empty(shape)
-        rows_RD = self.rows_VD[start : start + len(dlogits_RC)]
-        write_product(self._of_chunk, dlogits_RC.T, rows_RD, add=start > 0)
+        for here in self.rows.parts(start, start + len(dlogits_RC)):
+            part_RC = dlogits_RC[here.start - start : here.stop - start]
+            write_product(self._of_chunk, part_RC.T, self.rows[here], add=here.start > 0)
 
     def finish_chunk(self, chunk: Chunk) -> None:
         """Reduce-scatter: sum the gradients of the chunk's hidden states over all ranks, and store this rank's."""

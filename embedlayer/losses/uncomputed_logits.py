@@ -20,6 +20,7 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.torch_state import is_transformed, plain_operators_only
+from embedlayer.losses.converted_rows import in_head_dtype
 from embedlayer.losses.counted_tokens import RankRequest
 from embedlayer.losses.definition import counted_states, loss_dtype
 from embedlayer.losses.finishing import finish
@@ -64,7 +65,8 @@ class UncomputedLogits(ABC):
         self.vocab_size = vocab_size
         self.options = options
         device = device_kind(hidden)
-        self.autocast_dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        follows_autocast = torch.is_autocast_enabled(device) and options.head_dtype is None
+        self.autocast_dtype = torch.get_autocast_dtype(device) if follows_autocast else None
 
     @abstractmethod
     def block(self, hidden: Tensor, start: int, stop: int) -> Float[Tensor, "*batch N"]:
@@ -241,7 +243,7 @@ class LinearLogits(UncomputedLogits):
     ) -> None:
         # in a compiled graph this also reads symbolic numbers outside of the subgraphs of blocks, for all later uses
         check_options(options, LogitOptions, type(self).__name__, vocab_size=vocab_size, impl=impl)
-        check_fit(hidden, weight)
+        check_fit(hidden, weight, options.get("head_dtype"))
         if vocab_size is not None and vocab_size > len(weight):
             raise SizeError(f"vocab_size must be at most the {len(weight)} rows of weight, not {vocab_size}.")
         super().__init__(hidden, len(weight) if vocab_size is None else vocab_size, LogitSettings(**options))
@@ -280,7 +282,7 @@ class LinearLogits(UncomputedLogits):
             )
         fixed = with_fixed_row(weight, partition.local_or_none(options.padding_idx))
         check_token_options(options, partition.num_rows)
-        logits = cls(hidden, fixed, impl="chunked")
+        logits = cls(hidden, fixed, impl="chunked", head_dtype=options.head_dtype)
         logits.vocab_size, logits.options = partition.num_rows, options
         logits.collectives, logits._partition = collectives, partition
         logits.equal_loss_factors = equal_loss_factors
@@ -336,7 +338,9 @@ class LinearLogits(UncomputedLogits):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of what is multiplied: that of autocast if it is active, else the dtype of the inputs."""
+        """Return the dtype of the products: `head_dtype`, or that of autocast if it is active, or of the inputs."""
+        if self.options.head_dtype is not None:
+            return self.options.head_dtype
         if self.autocast_dtype is not None and torch.float64 not in (self.hidden.dtype, self.weight.dtype):
             return self.autocast_dtype
         return torch.promote_types(self.hidden.dtype, self.weight.dtype)
@@ -358,12 +362,12 @@ class LinearLogits(UncomputedLogits):
         if self.is_sharded:
             raise SizeError("The logits of a sharded table are computed by all ranks together: call table.logits.")
         fixed, rows = row_within(self.options.padding_idx, start, stop), self.weight[start:stop]
-        if self.dtype == torch.float16:
-            with torch.autocast(device_kind(hidden), enabled=False):
-                products = linear_with_fixed_row(hidden.half().float(), rows.half().float(), fixed)
-                return self._finished(products, start, stop)
+        head_dtype = self.options.head_dtype
+        if self.dtype == torch.float16:  # that of the inputs, or of autocast
+            hidden, rows, head_dtype = hidden.half(), rows.half(), torch.float32
         with self._autocast():
-            return self._finished(linear_with_fixed_row(hidden, rows, fixed), start, stop)
+            products = in_head_dtype(lambda states: linear_with_fixed_row(states, rows, fixed), hidden, head_dtype)
+            return self._finished(products, start, stop)
 
 
 @show_options(LogitOptions)
@@ -398,8 +402,8 @@ class BlockLogits(UncomputedLogits):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of the hidden states, or that of autocast if it is active."""
-        return self.hidden.dtype if self.autocast_dtype is None else self.autocast_dtype
+        """Return `head_dtype`, or that of autocast if it is active, or that of the hidden states."""
+        return self.options.head_dtype or self.autocast_dtype or self.hidden.dtype
 
     @property
     def may_be_infinite(self) -> bool:
@@ -409,12 +413,19 @@ class BlockLogits(UncomputedLogits):
     def block(self, hidden: Tensor, start: int, stop: int) -> Float[Tensor, "*batch N"]:
         """Return the logits of other hidden states of the same width over the tokens `start` to `stop - 1`."""
         with self._autocast():
-            if not self.options.batch_invariant:
-                return self._finished(self.raw_logits(hidden, start, stop), start, stop)
-            products = self.raw_logits(_tokens_last(hidden), start, stop)
-            if products.requires_grad:
-                products.register_hook(_tokens_last)
+            products = in_head_dtype(
+                lambda states: self._products(states, start, stop), hidden, self.options.head_dtype
+            )
             return self._finished(products, start, stop)
+
+    def _products(self, hidden: Tensor, start: int, stop: int) -> Tensor:
+        """Return the raw logits of hidden states; if they are to be invariant, with the tokens last in memory."""
+        if not self.options.batch_invariant:
+            return self.raw_logits(hidden, start, stop)
+        products = self.raw_logits(_tokens_last(hidden), start, stop)
+        if products.requires_grad:
+            products.register_hook(_tokens_last)
+        return products
 
 
 def _tokens_last(x: Tensor) -> Tensor:
@@ -460,8 +471,8 @@ def is_plain(logits: UncomputedLogits, loss: LossSettings | None = None) -> bool
     return logits.prefers_plain and loss.min_chunks == 1
 
 
-def check_fit(hidden: Tensor, weight: Tensor) -> None:
-    """Check that hidden states and rows have one width and one dtype; under autocast dtypes may differ.
+def check_fit(hidden: Tensor, weight: Tensor, head_dtype: torch.dtype | None = None) -> None:
+    """Check that hidden states and rows have one width and, without `head_dtype` and autocast, one dtype.
 
     Raises:
         ShapeError: A shape or dtype does not fit, or only the rows are a DTensor; the message names what was found.
@@ -472,9 +483,19 @@ def check_fit(hidden: Tensor, weight: Tensor) -> None:
             f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} do not fit: "
             f"they must be (..., D) and (V, D) of one width D."
         )
-    if hidden.dtype != weight.dtype and not torch.is_autocast_enabled(device_kind(hidden)):
+    check_dtypes(hidden, weight.dtype, head_dtype)
+
+
+def check_dtypes(hidden: Tensor, dtype: torch.dtype, head_dtype: torch.dtype | None) -> None:
+    """Check that hidden states have the dtype of the rows, unless `head_dtype` or autocast says that of the products.
+
+    Raises:
+        ShapeError: They have another.
+    """
+    if hidden.dtype != dtype and head_dtype is None and not torch.is_autocast_enabled(device_kind(hidden)):
         raise ShapeError(
-            f"hidden is {hidden.dtype} and weight {weight.dtype}: convert one of them, or use torch.autocast."
+            f"hidden is {hidden.dtype} and weight {dtype}: pass head_dtype=torch.float32, with which both may differ "
+            f"and rows are converted a block at a time; convert one of them with .to(dtype); or use torch.autocast."
         )
 
 

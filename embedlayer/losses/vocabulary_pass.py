@@ -16,6 +16,7 @@ block, D columns, K requested IDs.
 """
 
 import math
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -89,7 +90,7 @@ class VocabularyPass:
         step = self._recomputed_tokens()
         buffers = self._allocate(step, kept=False)
         parts: list[Totals] = []
-        for chunk in self.tokens.chunks(step, self.hidden, self.ids):
+        for chunk in self._chunks(step):
             blocks = self._blocks(chunk, buffers, kept=False)
             totals = self.objective.in_sweeps(partial(self._sweep, chunk, blocks, False))
             parts.append({name: chunk.own(value) for name, value in totals.items()})
@@ -129,7 +130,7 @@ class VocabularyPass:
         scale = self.heads[0].narrow_scale(list(grads.values()), self.student.collectives)
         grads = grads if scale is None else {name: x * scale for name, x in grads.items()}
         sums = self._sums(requested, step, scale)
-        for chunk in self.tokens.chunks(step, self.hidden, self.ids):
+        for chunk in self._chunks(step):
             blocks = self._blocks(chunk, buffers, kept=False)
             of_chunk = chunk.gathered_totals(totals), chunk.gathered_total_gradients(grads)
             self._add_gradients(sums, chunk, blocks, *of_chunk, kept=None)
@@ -158,7 +159,7 @@ class VocabularyPass:
         factors_N = factors_N if scale is None else factors_N * scale
         sums, buffers = self._sums(requested, step, scale), self._allocate(step, kept=True)
         parts, total = [], None
-        for chunk in self.tokens.chunks(step, self.hidden, self.ids):
+        for chunk in self._chunks(step):
             blocks = self._blocks(chunk, buffers, kept=True)
             totals = self.objective.in_sweeps(partial(self._sweep, chunk, blocks, True))
             factors_C = chunk.gathered_gradients(factors_N)
@@ -171,6 +172,11 @@ class VocabularyPass:
         losses_N = self.tokens.scattered(losses_N)
         losses_N = losses_N if self.compiled and self.tokens.all_count else self.tokens.masked(losses_N)
         return losses_N, sums.finished(self.tokens), total if is_all else None
+
+    def _chunks(self, step: int) -> Iterator[Chunk]:
+        """Yield the chunks of at most `step` tokens of each rank, with hidden states in the dtype of the products."""
+        for chunk in self.tokens.chunks(step, self.hidden, self.ids):
+            yield chunk._replace(hidden=[head.states(x) for head, x in zip(self.heads, chunk.hidden, strict=True)])
 
     def _kept_tokens(self, requested: RequestedGradients) -> int:
         """Return the number of tokens of each rank in a chunk whose logits are kept for their gradients."""

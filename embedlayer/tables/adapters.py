@@ -43,7 +43,9 @@ Adapter = LoraAdapter | TrainableTokens
 def adapt_rows(adapter: Adapter, rows: Tensor, start: int, stop: int) -> Tensor:
     """Return rows `start` to `stop - 1` of a table, `(stop - start, D)`, with an adapter applied, as a new tensor."""
     if isinstance(adapter, LoraAdapter):
-        return rows + (adapter.a[:, start:stop].T @ adapter.b.T * adapter.scaling).to(rows.device, rows.dtype)
+        dtype = torch.promote_types(rows.dtype, adapter.b.dtype)
+        added = adapter.a[:, start:stop].T.to(dtype) @ adapter.b.T.to(dtype) * adapter.scaling
+        return rows + added.to(rows.device, rows.dtype)
     index, values = _trained_between(adapter, start, stop)
     return rows.index_copy(0, index.to(rows.device), values.to(rows.device, rows.dtype))
 
@@ -51,7 +53,9 @@ def adapt_rows(adapter: Adapter, rows: Tensor, start: int, stop: int) -> Tensor:
 def adapt_vectors(adapter: Adapter, vectors: Tensor, ids: Tensor) -> Tensor:
     """Return looked-up rows, `(..., D)` for IDs `(...)`, with an adapter applied, as a new tensor."""
     if isinstance(adapter, LoraAdapter):
-        return vectors + (F.embedding(ids, adapter.a.T) @ adapter.b.T * adapter.scaling).to(vectors.dtype)
+        dtype = torch.promote_types(vectors.dtype, adapter.b.dtype)
+        added = F.embedding(ids, adapter.a.T).to(dtype) @ adapter.b.T.to(dtype) * adapter.scaling
+        return vectors + added.to(vectors.dtype)
     tokens, order = torch.tensor(adapter.token_ids, dtype=torch.long, device=ids.device).sort()
     places = torch.searchsorted(tokens, ids.long().contiguous()).clamp(max=len(tokens) - 1)
     trained = F.embedding(order[places], adapter.values).to(vectors.dtype)
@@ -65,8 +69,9 @@ def adapt_products(adapter: Adapter, products: Tensor, hidden: Tensor, start: in
     is `hidden @ rows.T` for the unadapted rows `start` to `stop - 1`, and `hidden` is `(..., D)`.
     """
     if isinstance(adapter, LoraAdapter):
-        narrow = hidden.to(adapter.b.dtype) @ adapter.b * adapter.scaling
-        return products + (narrow @ adapter.a[:, start:stop]).to(products.dtype)
+        dtype = torch.promote_types(hidden.dtype, adapter.b.dtype)
+        narrow = hidden.to(dtype) @ adapter.b.to(dtype) * adapter.scaling
+        return products + (narrow @ adapter.a[:, start:stop].to(dtype)).to(products.dtype)
     index, values = _trained_between(adapter, start, stop)
     return products.index_copy(-1, index, F.linear(hidden, values.to(hidden.dtype)).to(products.dtype))
 

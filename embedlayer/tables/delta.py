@@ -128,6 +128,11 @@ class DeltaEmbedding(TokenTable, ComputedBuffers, checks_ids=True):
         return self.base.num_rows
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Return the data type of the vectors of the base."""
+        return self.base.dtype
+
+    @property
     def config(self) -> JsonObject:
         """Return the constructor's arguments as JSON: a description of the base, and `token_ids`."""
         return {"base": describe(self.base), "token_ids": list(self.token_ids)}
@@ -162,7 +167,14 @@ class DeltaEmbedding(TokenTable, ComputedBuffers, checks_ids=True):
         They are the trained rows for `token_ids` and the vectors of the base for other tokens, in the dtype of the
         base. See `LookupTable.look_up` for the errors.
         """
-        vectors = self.base.look_up(ids)
+        return self._replaced(self.base.look_up(ids), ids)
+
+    def vectors_as(self, ids: Ids, dtype: torch.dtype) -> Vectors:
+        """Return vectors for products in `dtype`: trained rows are not rounded to the dtype of the base."""
+        return self._replaced(self.base.vectors_as(ids, dtype).to(dtype), ids)
+
+    def _replaced(self, vectors: Vectors, ids: Ids) -> Vectors:
+        """Return vectors of the base, with those of trained tokens replaced."""
         places = self._places(ids.long().contiguous()).clamp(max=len(self.token_ids) - 1)
         ours = F.embedding(places, self.token_tensor.unsqueeze(-1)).squeeze(-1) == ids
         if ids.dim() and device_kind(vectors) == "cpu" and fusible(vectors, self.delta):

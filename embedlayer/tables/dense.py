@@ -280,6 +280,11 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         rows: Tensor = call_plain(Tensor.__getitem__, (), (self.weight, slice(start, stop)), {})
         return rows
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the data type of the weight."""
+        return self.weight.dtype
+
     def as_linear(self, hidden: Float[Tensor, "*batch D"]) -> tuple[Tensor, Tensor]:
         """Return `(hidden, weight)`, whose product `hidden @ weight.T` is the raw logits of all rows.
 

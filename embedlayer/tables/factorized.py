@@ -4,7 +4,6 @@ import math
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
@@ -14,6 +13,7 @@ from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.initialization import NormalLinear
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.io.files import JsonObject
+from embedlayer.losses.converted_rows import linear
 from embedlayer.losses.definition import transformed_states
 from embedlayer.tables.conversions import TableLike, source_of_rows
 from embedlayer.tables.dense import TokenEmbedding, resolve_init_std, resolve_scale
@@ -176,6 +176,11 @@ class FactorizedEmbedding(TokenTable, checks_ids=True):
         return factors
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Return the data type of the factors."""
+        return self.inner.dtype
+
+    @property
     def config(self) -> JsonObject:
         """Return the constructor's arguments as JSON."""
         return {
@@ -210,7 +215,7 @@ class FactorizedEmbedding(TokenTable, checks_ids=True):
             wide = self.projection.weight.T
         else:
             wide = self.projection(torch.eye(self.rank, dtype=narrow.dtype, device=narrow.device))
-        return transformed_states(lambda states: F.linear(states, wide), hidden), narrow
+        return transformed_states(lambda states: linear(states, wide), hidden), narrow
 
     def extra_repr(self) -> str:
         """Return the number of tokens, the width and the rank, for `print`: `"30000, 768, rank=128"`."""

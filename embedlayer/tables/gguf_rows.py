@@ -97,12 +97,12 @@ class GGUFEmbedding(PackedRows):
             "dtype": str(self.dtype).removeprefix("torch."),
         }
 
-    def dequantised(self, ids: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
+    def dequantised(self, ids: Int[Tensor, " N"], dtype: torch.dtype | None = None) -> Float[Tensor, "N D"]:
         """Return the vectors of IDs that were checked, without `scale`; a few rows at a time are dequantised.
 
         A `CheckpointError` says that `gguf` cannot dequantise the type of the blocks.
         """
-        vectors = torch.empty((len(ids), self.embed_dim), dtype=self.dtype, device=self.packed.device)
+        vectors = torch.empty((len(ids), self.embed_dim), dtype=dtype or self.dtype, device=self.packed.device)
         step = max(1, _NUMBERS_AT_ONCE // self.embed_dim)
         for start in range(0, len(ids), step):
             stored = self.packed.index_select(0, ids[start : start + step])

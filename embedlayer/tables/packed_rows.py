@@ -10,6 +10,7 @@ from torch import Tensor
 from embedlayer.core.computed_buffers import ComputedBuffers
 from embedlayer.core.errors import SizeError
 from embedlayer.core.shapes import Ids, Vectors
+from embedlayer.core.torch_state import is_current
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.tables.dense import resolve_scale
 from embedlayer.tables.lookup import check_sizes
@@ -62,8 +63,8 @@ class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
         self.recompute_buffers(self.packed.device)
 
     @abstractmethod
-    def dequantised(self, ids: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
-        """Return the vectors of IDs that were checked, without `scale`."""
+    def dequantised(self, ids: Int[Tensor, " N"], dtype: torch.dtype | None = None) -> Float[Tensor, "N D"]:
+        """Return the vectors of IDs that were checked, without `scale`, in a dtype; `None` is that of the table."""
 
     @property
     @abstractmethod
@@ -97,8 +98,24 @@ class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
 
         Bounds are handled like those of a slice.
         """
+        return self.dequantised(self._places(start, stop))
+
+    def rows_as(self, start: int, stop: int, dtype: torch.dtype) -> Float[Tensor, "N D"]:
+        """Return rows for products in `dtype`, dequantised to it; see `TokenTable.rows_as`."""
+        if not is_current(type(self), "rows_as", "rows"):
+            return self.rows(start, stop)
+        return self.dequantised(self._places(start, stop), dtype)
+
+    def vectors_as(self, ids: Ids, dtype: torch.dtype) -> Vectors:
+        """Return vectors for products in `dtype`, dequantised to it; see `TokenTable.rows_as`."""
+        if not is_current(type(self), "vectors_as", "look_up"):
+            return self.look_up(ids)
+        return self.dequantised(ids.reshape(-1), dtype).view(*ids.shape, self.embed_dim)
+
+    def _places(self, start: int, stop: int) -> Int[Tensor, " N"]:
+        """Return the IDs `start` to `stop - 1`, with the bounds of a slice."""
         start, stop, _ = slice(start, stop).indices(self.vocab_size)
-        return self.dequantised(torch.arange(start, max(start, stop), device=self.packed.device))
+        return torch.arange(start, max(start, stop), device=self.packed.device)
 
     def requires_grad_(self, requires_grad: bool = True) -> "PackedRows":
         """Return the table unchanged for `requires_grad=False`, and refuse `True`: stored bytes have no gradient.

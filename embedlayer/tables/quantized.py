@@ -236,7 +236,8 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
             "dtype": str(self.dtype).removeprefix("torch."),
         }
 
-    rows = PackedRows.rows  # beside `raw_logits`: a class that overrides one of both is recognised
+    rows = PackedRows.rows  # beside `raw_logits` and `look_up`: a class that overrides one of them is recognised
+    rows_as, vectors_as = PackedRows.rows_as, PackedRows.vectors_as
 
     def look_up(self, ids: Ids) -> Vectors:
         """Return the dequantised vectors of `ids` without `scale`, `(...)` to `(..., D)`; on CUDA in one launch."""
@@ -255,34 +256,31 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
     ) -> Float[Tensor, "*batch N"]:
         """Return `hidden @ rows(start, stop).T`: logits before scale, bias and soft cap.
 
-        Rows are dequantised block by block, and again in the backward pass. Under autocast, `hidden` is cast to
-        autocast's dtype. See `TokenTable.raw_logits` for the arguments.
+        Rows are dequantised block by block to the dtype of `hidden`, and again in the backward pass. Under autocast,
+        `hidden` is cast to autocast's dtype. See `TokenTable.raw_logits` for the arguments.
 
         Raises:
-            ShapeError: `hidden` has another width or, outside autocast, another dtype than the vectors.
+            ShapeError: `hidden` has another width.
         """
         device = device_kind(hidden)
         if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
             hidden = hidden.to(torch.get_autocast_dtype(device))
-        elif hidden.dtype != self.dtype:
-            raise ShapeError(
-                f"hidden is {hidden.dtype} and this table returns {self.dtype}: convert one of them with .to(dtype), "
-                f"or use torch.autocast."
-            )
         check_width(hidden, self.embed_dim)
         if plain_operators_only() or is_transformed(hidden):
-            return F.linear(hidden, self.rows(start, self.vocab_size if stop is None else stop).to(hidden.dtype))
+            rows = self.rows_as(start, self.vocab_size if stop is None else stop, hidden.dtype)
+            return F.linear(hidden, rows.to(hidden.dtype))
         packed = self.packed[start:stop]
         row_scale = None if self.row_scale is None else self.row_scale[start:stop]
         logits: Tensor = times_rows(hidden.reshape(-1, self.embed_dim), packed, row_scale, self.row_format, True)
         return logits.view(*hidden.shape[:-1], len(packed))
 
-    def dequantised(self, ids: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
+    def dequantised(self, ids: Int[Tensor, " N"], dtype: torch.dtype | None = None) -> Float[Tensor, "N D"]:
         """Return the vectors of IDs that were checked, without `scale`: those of `dequantise`, by the fastest way."""
+        dtype = self.dtype if dtype is None else dtype
         if torch.compiler.is_compiling() and not plain_operators_only() and device_kind(ids) == "cpu":
-            vectors: Tensor = rows_of(ids, self.packed, self.row_scale, self.row_format, self.dtype)
+            vectors: Tensor = rows_of(ids, self.packed, self.row_scale, self.row_format, dtype)
             return vectors
-        return dequantised_rows(ids, self.packed, self.row_scale, self.row_format, self.dtype)
+        return dequantised_rows(ids, self.packed, self.row_scale, self.row_format, dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QuantizedEmbedding":
         """Move or cast the table, as in torch. A cast changes `dtype`, the type of the vectors, and not `row_scale`."""

@@ -7,7 +7,7 @@ of an LM head. Every storage format is a `TokenTable`. Tying is not a flag: both
 from abc import ABC
 from collections.abc import Callable
 from functools import partial
-from typing import Unpack, cast
+from typing import Unpack
 
 import torch
 from jaxtyping import Float
@@ -17,13 +17,15 @@ from embedlayer.core.block_sizes import TABLE_ROWS, block_size
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError
 from embedlayer.core.option_docs import show_options
+from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.core.torch_state import is_current
+from embedlayer.losses.converted_rows import in_head_dtype
 from embedlayer.losses.finishing import finish
 from embedlayer.losses.fixed_row import linear_with_fixed_row, row_within
 from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options
 from embedlayer.losses.token_chunks import own_tokens, padded_tokens
-from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
+from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits, check_dtypes
 from embedlayer.tables.lookup import LookupTable
 
 
@@ -37,6 +39,28 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
     The rows of a `row_sparse=True` table learn from look-ups only. If they are trained, the backward pass of `logits`
     or `loss` raises `ShapeError`, because it would give a gradient to every row.
     """
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the data type of looked-up vectors and of `rows`. What is stored may have another one."""
+        return self.rows(0, 1).dtype
+
+    def rows_as(self, start: int, stop: int, dtype: torch.dtype) -> Float[Tensor, "N D"]:
+        """Return `rows(start, stop)` for products in `dtype`.
+
+        Rows that are computed from others have this dtype, and were not rounded to that of the table before. Rows that
+        are stored are returned as they are, and products convert them.
+
+        Args:
+            start: First row.
+            stop: Last row + 1.
+            dtype: Dtype of the products.
+        """
+        return self.rows(start, stop)
+
+    def vectors_as(self, ids: Ids, dtype: torch.dtype) -> Vectors:
+        """Return `look_up(ids)` for products in `dtype`, as `rows_as` does."""
+        return self.look_up(ids)
 
     def as_linear(self, hidden: Float[Tensor, "*batch D"]) -> tuple[Tensor, Tensor] | None:
         """Return two tensors whose product is the raw logits of all rows, or `None` if the table stores no such matrix.
@@ -57,6 +81,8 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
     ) -> Float[Tensor, "*batch N"]:
         """Return `hidden @ rows(start, stop).T` as a new tensor: logits before scale, bias, soft cap and padding.
 
+        The products have the dtype of `hidden`, whatever dtype the rows have, or that of autocast.
+
         Args:
             hidden: Output of the last block, `(..., D)`.
             start: First row.
@@ -73,7 +99,7 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
         for first in range(start, stop, size):
             last = min(first + size, stop)
             fixed = row_within(self.padding_idx, first, last)
-            parts.append(linear_with_fixed_row(hidden, self.rows(first, last), fixed))
+            parts.append(linear_with_fixed_row(hidden, self.rows_as(first, last, hidden.dtype), fixed))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     @show_options(LogitOptions)
@@ -89,15 +115,17 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
             **options: See `LogitOptions`.
 
         Raises:
-            ShapeError: `hidden` has another width than the rows.
+            ShapeError: `hidden` has another width than the rows or, without `head_dtype` and autocast, another dtype.
             SizeError: An option is unknown or outside its range.
         """
         check_options(options, LogitOptions, f"{type(self).__name__}.logits")
         check_width(hidden, self.embed_dim)
         options.setdefault("padding_idx", self.padding_idx)
-        if options.get("batch_invariant"):
+        settings = LogitSettings(**options)
+        if settings.batch_invariant:
             return self._products(hidden, "auto", options).head_logits()
-        return finish(self.raw_logits(hidden), LogitSettings(**options))
+        check_dtypes(hidden, self.dtype, settings.head_dtype)
+        return finish(in_head_dtype(self.raw_logits, hidden, settings.head_dtype), settings)
 
     @show_options(LogitOptions)
     def uncomputed_logits(
@@ -113,26 +141,32 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
             **options: See `LogitOptions`.
 
         Raises:
-            ShapeError: `hidden` has another width than the rows.
+            ShapeError: `hidden` has another width than the rows or, without `head_dtype` and autocast, another dtype.
             SizeError: An option is unknown or outside its range.
         """
         check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
         check_width(hidden, self.embed_dim)
         if not is_current(type(self), "uncomputed_logits", "logits"):
-            function = partial(self.logits, **options)
-            return logits_of_function(function, hidden, self.vocab_size, **of_products(options))
+            function, is_invariant = partial(self.logits, **options), options.get("batch_invariant", False)
+            return logits_of_function(function, hidden, self.vocab_size, batch_invariant=is_invariant)
         options.setdefault("padding_idx", self.padding_idx)
         return self._products(hidden, impl, options)
 
     def _products(self, hidden: Tensor, impl: Impl, options: LogitOptions) -> UncomputedLogits:
         """Describe the logits that follow from the rows, even in a subclass that overrides `logits`."""
-        pads = options.get("batch_invariant", False)
-        states = padded_tokens(hidden) if pads else hidden
-        linear = self._linear(states) if is_current(type(self), "as_linear", "raw_logits") else None
+        head_dtype, pads = options.get("head_dtype"), options.get("batch_invariant", False)
+        check_dtypes(hidden, self.dtype, head_dtype)
+        wide = hidden if head_dtype is None else hidden.to(head_dtype)
+        wide = padded_tokens(wide) if pads else wide
+        is_linear = is_current(type(self), "as_linear", "raw_logits")
+        linear = in_head_dtype(self._linear, wide, head_dtype) if is_linear else None
         if linear is not None:
-            states, weight = linear
-            states = own_tokens(states, hidden) if pads else states
-            return LinearLogits(states, weight, vocab_size=self.vocab_size, impl=impl, **options)
+            states, matrix = linear
+            if states is wide:  # a pass converts a chunk at a time
+                states = hidden
+            elif pads:
+                states = own_tokens(states, hidden)
+            return LinearLogits(states, matrix, vocab_size=self.vocab_size, impl=impl, **options)
         rows_at_once = block_size(TABLE_ROWS, device_kind(hidden))
         return BlockLogits(hidden, self.raw_logits, self.vocab_size, rows_at_once, **options)
 
@@ -161,7 +195,7 @@ class UnstoredWeight:
     @property
     def dtype(self) -> torch.dtype:
         """Return the dtype of looked-up vectors."""
-        return self._table.rows(0, 1).dtype
+        return self._table.dtype
 
     @property
     def device(self) -> torch.device:
@@ -172,12 +206,6 @@ class UnstoredWeight:
         """Return one row, or a part of it, as `weight[row]` and `weight[row, :]` do; Gemma 4 reads its padding row."""
         row, *rest = key if isinstance(key, tuple) else (key,)
         return self._table.rows(row, row + 1)[0][tuple(rest)]
-
-
-def of_products(options: LogitOptions) -> LogitOptions:
-    """Return the options of the products of logits, without those of their finishing."""
-    names = ("head_dtype", "batch_invariant")
-    return cast(LogitOptions, {name: value for name, value in options.items() if name in names})
 
 
 def logits_of_function(

@@ -130,8 +130,8 @@ def test_ids_are_checked_once_and_their_error_is_raised_by_the_check(backend) ->
 class Doubled(QuantizedEmbedding):
     """A table of twice the numbers."""
 
-    def dequantised(self, ids: Tensor) -> Tensor:
-        return 2 * super().dequantised(ids)
+    def dequantised(self, ids: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        return 2 * super().dequantised(ids, dtype)
 
 
 def test_a_class_that_overrides_how_rows_are_dequantised_looks_these_up() -> None:

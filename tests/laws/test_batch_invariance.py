@@ -89,6 +89,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "temperature, small chunks": {"temperature": 0.7, "chunk_bytes": 100_000},
     "soft cap, scale": {"softcap": 5.0, "logit_scale": 0.3},
+    "float32": {"head_dtype": torch.float32},
     "masked": {"padding_idx": 7, "mask_padding": True, "drop_ignored": False},
 }
 
@@ -184,8 +185,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NARROW = ("untied", "untied, bias, softcap", "tied to dense", "tied to factorised", "tied to delta", "with a transform")
 
 
-@cases("name, dtype, path", NARROW, DTYPES, PATHS, pairs=["dtype, path"])
-def test_so_it_is_in_every_dtype(unchecked: None, name, dtype, path) -> None:
+@cases("name, dtype, path, choice", NARROW, DTYPES, PATHS, ("plain", "float32"), pairs=["dtype, path, choice"])
+def test_so_it_is_in_every_dtype(unchecked: None, name, dtype, path, choice) -> None:
     threads, context = PATHS[path]
     head = HEADS[name]()
     tied = getattr(getattr(head, "output", head), "table", None)
@@ -193,7 +194,7 @@ def test_so_it_is_in_every_dtype(unchecked: None, name, dtype, path) -> None:
         each.to(dtype)
     torch.set_num_threads(threads)
     with context():
-        assert_independent(head, dtype, {})
+        assert_independent(head, dtype, OPTIONS[choice])
 
 
 @cases("name, vocab_size, width", TIED_HEADS, (2305, 50, 4160), (100, 24))

@@ -429,7 +429,7 @@ def add_bfloat16(start: int, stop: int, total: Any, residual: Any, addend: Any, 
         stop: Last row + 1.
         total: High 16 bits, `(R, D)`.
         residual: Low 16 bits, `(R, D)`.
-        addend: Numbers in bfloat16, `(R, D)`.
+        addend: Numbers in bfloat16 or float32, `(R, D)`.
         last: Whether to round the sums to the nearest bfloat16 in `total`, and leave `residual` as it is.
     """
     for r in range(start, stop):
