@@ -172,10 +172,10 @@ def require_invariance(*tensors: Tensor | None) -> None:
     device = next(device_kind(x) for x in tensors if x is not None)
     if device != "cpu":
         reason = f"of products on {device} the order of sums depends on the number of tokens; move the head to the CPU"
-    elif torch.compiler.is_compiling():
-        reason = "a graph of torch.compile computes sums in an order of its own; call the head outside of it"
     elif plain_operators_only() or is_transformed(*tensors):
         reason = "exports and torch.func transforms compute all logits at once; call the head outside of them"
+    elif torch.compiler.is_compiling():
+        reason = "a graph of torch.compile computes sums in an order of its own; call the head outside of it"
     else:
         return
     raise SizeError(f"batch_invariant=True is not possible here: {reason}, or leave the option out.")
@@ -428,7 +428,7 @@ class BlockLogits(UncomputedLogits):
             return self._finished(products, start, stop)
 
     def _products(self, hidden: Tensor, start: int, stop: int) -> Tensor:
-        """Return the raw logits of hidden states in the dtype of the products."""
+        """Return the raw logits of hidden states; if they are to be invariant, with the tokens last in memory."""
         if not self.options.batch_invariant:
             return self.raw_logits(hidden, start, stop)
         products = self.raw_logits(_tokens_last(hidden), start, stop)
