@@ -21,9 +21,13 @@ from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.distributed.dtensors import as_dtensor, is_dtensor, rank_of, rows_of_this_rank
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.index_check import IndexCheck
-from embedlayer.losses.finishing import finish
 from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options
-from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
+from embedlayer.losses.uncomputed_logits import (
+    LinearLogits,
+    UncomputedLogits,
+    check_dtypes,
+    refuse_sharded_invariance,
+)
 from embedlayer.row_sparse.gradient import with_torch_functions
 from embedlayer.tables.conversions import as_table
 from embedlayer.tables.dense import TokenEmbedding
@@ -177,6 +181,11 @@ class ShardedTable(TokenTable, checks_ids=True):
         return {**self.local.config, "vocab_size": self.vocab_size, "padding_idx": self.padding_idx}
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Return the data type of this rank's rows, which is that of all ranks."""
+        return as_table(self.local).dtype
+
+    @property
     def factor(self) -> float | Tensor | None:
         """Return the factor that multiplies looked-up rows, or `None` for 1."""
         return self.local.factor
@@ -307,8 +316,10 @@ class ShardedTable(TokenTable, checks_ids=True):
             **options: See `LogitOptions`.
 
         Raises:
-            ShapeError: `hidden` has another width than the rows, or the rows were replaced.
-            SizeError: An option is unknown or outside its range, or the rows are a `MappedEmbedding`.
+            ShapeError: `hidden` has another width than the rows or, without `head_dtype` and autocast, another dtype;
+                or the rows were replaced.
+            SizeError: An option is unknown or outside its range, `batch_invariant` is one, or the rows are a
+                `MappedEmbedding`.
         """
         check_options(options, LogitOptions, f"{type(self).__name__}.logits")
         check_width(hidden, self.embed_dim)
@@ -335,8 +346,10 @@ class ShardedTable(TokenTable, checks_ids=True):
             **options: See `LogitOptions`.
 
         Raises:
-            ShapeError: `hidden` has another width than the rows, or the rows were replaced.
-            SizeError: An option is unknown or outside its range, or the rows are a `MappedEmbedding`.
+            ShapeError: `hidden` has another width than the rows or, without `head_dtype` and autocast, another dtype;
+                or the rows were replaced.
+            SizeError: An option is unknown or outside its range, `batch_invariant` is one, or the rows are a
+                `MappedEmbedding`.
         """
         check_options(options, LogitOptions, f"{type(self).__name__}.sharded_logits")
         check_width(hidden, self.embed_dim)
@@ -355,7 +368,7 @@ class ShardedTable(TokenTable, checks_ids=True):
         Every rank must call each loss, statistic or divergence of them, and `backward` through it. They are always
         computed in chunks of tokens. The backward pass of a loss computes the gradients again if the ranks multiply
         their losses by different numbers; on CUDA it waits for the device to know. Of a quantised table all rows of
-        this rank are decoded at once.
+        this rank are decoded at once, with `head_dtype` in this dtype. Hidden states are sent in their own dtype.
 
         Args:
             hidden: Hidden states of the last block, `(..., D)`.
@@ -364,16 +377,23 @@ class ShardedTable(TokenTable, checks_ids=True):
 
         Raises:
             ShapeError: Shapes or dtypes do not fit each other, or the rows were replaced.
-            SizeError: An option is unknown or outside its range, or the rows are a `MappedEmbedding`.
+            SizeError: An option is unknown or outside its range, `batch_invariant` is one, or the rows are a
+                `MappedEmbedding`.
         """
         check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
         check_width(hidden, self.embed_dim)
         options.setdefault("padding_idx", self.padding_idx)
         self._check_rows()
-        local = as_table(self.local)
-        linear = local.as_linear(hidden)
-        states, rows = (hidden, local.rows(0, local.vocab_size)) if linear is None else linear
-        parts = states, rows, LogitSettings(**options), self.collectives, self.partition
+        local, settings = as_table(self.local), LogitSettings(**options)
+        refuse_sharded_invariance(settings)
+        own = local.uncomputed_logits(hidden, padding_idx=None, head_dtype=settings.head_dtype)
+        if isinstance(own, LinearLogits):
+            rows = own.weight
+        elif settings.head_dtype is None:
+            rows = local.rows(0, local.vocab_size)
+        else:
+            rows = local.rows_as(0, local.vocab_size, settings.head_dtype)
+        parts = own.hidden, rows, settings, self.collectives, self.partition
         return LinearLogits.sharded(*parts, equal_loss_factors=self.equal_loss_factors)
 
     def extra_repr(self) -> str:
@@ -387,9 +407,12 @@ class ShardedTable(TokenTable, checks_ids=True):
         """
         self._check_rows()
         options.setdefault("padding_idx", self.padding_idx)
+        settings = LogitSettings(**options)
+        refuse_sharded_invariance(settings)
+        local = as_table(self.local)
+        check_dtypes(hidden, local.dtype, settings.head_dtype)  # before the ranks wait for each other
         everyones = self.collectives.all_gather(hidden.reshape(-1, self.embed_dim), counts)
-        settings = LogitSettings(**options).of_rows(self.partition.start, self.partition.stop)
-        return finish(as_table(self.local).raw_logits(everyones), settings)
+        return local.logits(everyones, **settings.of_rows(self.partition.start, self.partition.stop)._asdict())
 
 
 class DistinctIds:

@@ -7,6 +7,7 @@ each row with autograd's.
 import base64
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import NamedTuple, cast
 
 import torch
@@ -25,6 +26,7 @@ from embedlayer.heads.prediction import PredictionHead
 from embedlayer.inputs.embedding import TransformerEmbedding
 from embedlayer.inputs.steps import TokenBatch, TracedStep, input_steps, trace_steps
 from embedlayer.io.files import JsonObject
+from embedlayer.losses.converted_rows import in_head_dtype, linear
 from embedlayer.losses.finishing import finish
 from embedlayer.losses.largest import top_k
 from embedlayer.losses.options import LogitSettings
@@ -327,7 +329,8 @@ def _head_steps(
     output = head.output if isinstance(head, PredictionHead) else head
     if isinstance(head, PredictionHead):
         hidden = head.transform(hidden)
-    raw_logits = F.linear(hidden, output.weight) if output.table is None else output.table.raw_logits(hidden)
+    product = partial(linear, weight=output.weight) if output.table is None else output.table.raw_logits
+    raw_logits = in_head_dtype(product, hidden, output.head_dtype)
     logits = finish(raw_logits, LogitSettings(**output.logit_options())).float()
     chances = logits.detach().softmax(-1)
     best = chances.topk(min(TOP_TOKENS, chances.shape[-1]), dim=-1)
@@ -367,15 +370,15 @@ def _gradient(
     Of more than `BINS` rows it has the largest norm in each of at most `BINS` bins of rows. The gradient flows
     through the look-up and, with a tied head, also through the scores.
     """
-    ids, table, tied, hidden = traced.ids, parts_of(traced.model)[0], head.tied, hidden.detach()
-    of_rows, of_logits = torch.autograd.grad(loss, [traced.steps[0].vectors, raw_logits])
+    ids, table, tied = traced.ids, parts_of(traced.model)[0], head.tied
+    of_rows, scores = torch.autograd.grad(loss, [traced.steps[0].vectors, raw_logits])
     if table.padding_idx is not None:
         of_rows = of_rows.masked_fill((ids == table.padding_idx).unsqueeze(-1), 0)
     if head.padding_idx is not None:
-        of_logits[:, head.padding_idx] = 0  # its row gets no gradient under the head either
+        scores[:, head.padding_idx] = 0  # its row gets no gradient under the head either
     used, index, times = ids.unique(return_inverse=True, return_counts=True)
     by_rows = torch.zeros_like(of_rows[: len(used)]).index_add_(0, index, of_rows)
-    scores = of_logits.to(hidden.dtype)
+    hidden = hidden.detach().to(scores.dtype)
     by_head = scores[:, used].T @ hidden if tied else torch.zeros_like(by_rows)
     through_head = torch.cat([_norms(some.T @ hidden) for some in scores.split(ROWS_AT_ONCE, dim=1)])
     through_rows = torch.zeros(table.vocab_size, device=ids.device)

@@ -38,7 +38,7 @@ from embedlayer.losses.token_chunks import own_tokens, padded_tokens
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_dtypes
 from embedlayer.tables.conversions import as_table
 from embedlayer.tables.lookup import LookupTable
-from embedlayer.tables.table import TokenTable, check_width, logits_of_function, of_products
+from embedlayer.tables.table import TokenTable, check_width, logits_of_function
 
 Outside = Literal["ignore", "count", "error"]
 """What a loss does with a target that is not in the draft vocabulary; see `DraftHead.loss`."""
@@ -166,13 +166,13 @@ class DraftHead(ComputedBuffers):
             CheckpointError: PEFT has replaced a module of the head by one that a draft head cannot read.
         """
         options = self._draft_options(self._logit_options())
-        operands = self._operands(hidden, options)
+        settings = LogitSettings(**options)
+        operands = self._operands(hidden, settings)
         if operands is None:
             return self._selected_logits({}, hidden)
-        if options.get("batch_invariant"):
-            return LinearLogits(*operands, **options).head_logits()
         states, rows = operands
-        settings = LogitSettings(**options)
+        if settings.batch_invariant:
+            return LinearLogits(states, rows, **options).head_logits()
         check_dtypes(states, rows.dtype, settings.head_dtype)
         padding_idx = settings.padding_idx
         products = in_head_dtype(
@@ -328,10 +328,10 @@ class DraftHead(ComputedBuffers):
         of_model = self._model_options()
         options = {**({} if of_model is None else of_model.logit_options()), **options}
         of_draft = self._draft_options({**self._logit_options(), **options})
-        operands = self._operands(hidden, of_draft)
+        operands = self._operands(hidden, LogitSettings(**of_draft))
         if operands is None:
-            function = partial(self._selected_logits, options)
-            return logits_of_function(function, hidden, self.draft_vocab_size, **of_products(of_draft))
+            function, is_invariant = partial(self._selected_logits, options), of_draft.get("batch_invariant", False)
+            return logits_of_function(function, hidden, self.draft_vocab_size, batch_invariant=is_invariant)
         return LinearLogits(*operands, impl=impl, **of_draft)
 
     def untied(self) -> OutputHead:
@@ -394,7 +394,7 @@ class DraftHead(ComputedBuffers):
         missing = (drafts < 0) & ~ignored
         return drafts.masked_fill(missing | ignored, _IGNORED), missing
 
-    def _operands(self, hidden: Tensor, options: LogitOptions) -> tuple[Tensor, Tensor] | None:
+    def _operands(self, hidden: Tensor, options: LogitSettings) -> tuple[Tensor, Tensor] | None:
         """Return two tensors whose product is the raw draft logits: `(..., K)`, and rows `(N, K)`.
 
         K is the width of the stored rows, as in `TokenTable.as_linear`. The result is `None` if the head or the table
@@ -404,7 +404,7 @@ class DraftHead(ComputedBuffers):
         table = self._table()
         if not self._is_product(table):
             return None
-        pads, head_dtype, states = options.get("batch_invariant", False), options.get("head_dtype"), hidden
+        pads, head_dtype, states = options.batch_invariant, options.head_dtype, hidden
         if isinstance(self.head, PredictionHead):
             states = self.head.transformed(hidden, batch_invariant=pads)
         check_width(
@@ -414,8 +414,8 @@ class DraftHead(ComputedBuffers):
             wide = states if head_dtype is None else states.to(head_dtype)
             linear = in_head_dtype(table.as_linear, padded_tokens(wide) if pads else wide, head_dtype)
             if linear is not None:
-                own = own_tokens(linear[0], states) if pads else linear[0]
-                return own, linear[1].index_select(0, self.token_tensor.to(hidden.device))
+                x = own_tokens(linear[0], states) if pads else linear[0]
+                return x, linear[1].index_select(0, self.token_tensor.to(hidden.device))
         return states, self._rows(table, hidden.device, head_dtype)
 
     def _rows(self, table: TokenTable | None, device: torch.device, head_dtype: torch.dtype | None) -> Tensor:

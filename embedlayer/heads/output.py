@@ -422,9 +422,9 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         if table is not None:
             return table.logits(hidden, **options)
         self._check_width(hidden)
-        check_dtypes(hidden, self.weight.dtype, self.head_dtype)
         if self.batch_invariant:
             return LinearLogits(hidden, self.weight, **options).head_logits()
+        check_dtypes(hidden, self.weight.dtype, self.head_dtype)
         weight, padding_idx, bias = self.weight, self.padding_idx, None
         if self.logit_scale == 1.0:  # as in nn.Linear it is added where the product is computed, before rounding
             bias, options["bias"] = self.bias, None

@@ -198,5 +198,7 @@ def _results(head: Head, hidden: Tensor, ids: Tensor, multiple: int) -> dict[str
                 ("logits", *totals[-1]),
                 ("the sum of losses", cross_entropy_of(logits, ids, losses[1]), None),
             ):
-                results[f"hidden gradients of {name}"] = torch.autograd.grad(value, states, factor)[0]
+                results[f"hidden gradients of {name}"] = torch.autograd.grad(value, states, factor, retain_graph=True)[
+                    0
+                ]
     return results

@@ -172,13 +172,22 @@ def require_invariance(*tensors: Tensor | None) -> None:
     device = next(device_kind(x) for x in tensors if x is not None)
     if device != "cpu":
         reason = f"of products on {device} the order of sums depends on the number of tokens; move the head to the CPU"
-    elif torch.compiler.is_compiling():
-        reason = "a graph of torch.compile computes sums in an order of its own; call the head outside of it"
     elif plain_operators_only() or is_transformed(*tensors):
         reason = "exports and torch.func transforms compute all logits at once; call the head outside of them"
+    elif torch.compiler.is_compiling():
+        reason = "a graph of torch.compile computes sums in an order of its own; call the head outside of it"
     else:
         return
     raise SizeError(f"batch_invariant=True is not possible here: {reason}, or leave the option out.")
+
+
+def refuse_sharded_invariance(options: LogitSettings) -> None:
+    """Raise the `SizeError` of `batch_invariant` over sharded rows, if it is among the options."""
+    if options.batch_invariant:
+        raise SizeError(
+            "batch_invariant=True is not possible over sharded rows, whose ranks merge the tokens of all of them: "
+            "leave the option out."
+        )
 
 
 def joint_multiple(student: UncomputedLogits, teacher: UncomputedLogits | None) -> int:
@@ -275,11 +284,7 @@ class LinearLogits(UncomputedLogits):
         Raises:
             SizeError: The options contain `batch_invariant`.
         """
-        if options.batch_invariant:
-            raise SizeError(
-                "batch_invariant=True is not possible over sharded rows, whose ranks merge the tokens of all of them: "
-                "leave the option out."
-            )
+        refuse_sharded_invariance(options)
         fixed = with_fixed_row(weight, partition.local_or_none(options.padding_idx))
         check_token_options(options, partition.num_rows)
         logits = cls(hidden, fixed, impl="chunked", head_dtype=options.head_dtype)
@@ -312,10 +317,14 @@ class LinearLogits(UncomputedLogits):
 
     @property
     def prefers_plain(self) -> bool:
-        """Return whether all logits are to be computed at once: on request, or by default if there are few."""
+        """Return whether all logits are to be computed at once: on request, or by default if there are few.
+
+        Of rows that products convert they are computed in blocks, whose memory is overwritten.
+        """
         if self.options.batch_invariant:
             return False
-        few = self.hidden.shape[:-1].numel() * self.vocab_size <= FEW_LOGITS
+        is_converted = self.options.head_dtype not in (None, self.weight.dtype)
+        few = self.hidden.shape[:-1].numel() * self.vocab_size <= FEW_LOGITS and not is_converted
         return self.impl == "plain" or (self.impl == "auto" and few)
 
     @property
@@ -419,7 +428,7 @@ class BlockLogits(UncomputedLogits):
             return self._finished(products, start, stop)
 
     def _products(self, hidden: Tensor, start: int, stop: int) -> Tensor:
-        """Return the raw logits of hidden states in the dtype of the products."""
+        """Return the raw logits of hidden states; if they are to be invariant, with the tokens last in memory."""
         if not self.options.batch_invariant:
             return self.raw_logits(hidden, start, stop)
         products = self.raw_logits(_tokens_last(hidden), start, stop)

@@ -102,7 +102,7 @@ class VocabularyPass:
         step = self._recomputed_tokens()
         buffers = self._allocate(step, kept=False)
         logits_NV = self.like.new_empty(sum(self.tokens.counts), self.rows)
-        for chunk in self.tokens.chunks(step, self.hidden, None):
+        for chunk in self._chunks(step):
             for block in self._blocks(chunk, buffers, kept=False):
                 self._fill(block, chunk)
                 logits_RC = chunk.own(block.finished(self.dtype).student)

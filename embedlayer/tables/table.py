@@ -7,7 +7,7 @@ of an LM head. Every storage format is a `TokenTable`. Tying is not a flag: both
 from abc import ABC
 from collections.abc import Callable
 from functools import partial
-from typing import Unpack, cast
+from typing import Unpack
 
 import torch
 from jaxtyping import Float
@@ -121,9 +121,9 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
         check_options(options, LogitOptions, f"{type(self).__name__}.logits")
         check_width(hidden, self.embed_dim)
         options.setdefault("padding_idx", self.padding_idx)
-        if options.get("batch_invariant"):
-            return self._products(hidden, "auto", options).head_logits()
         settings = LogitSettings(**options)
+        if settings.batch_invariant:
+            return self._products(hidden, "auto", options).head_logits()
         check_dtypes(hidden, self.dtype, settings.head_dtype)
         return finish(in_head_dtype(self.raw_logits, hidden, settings.head_dtype), settings)
 
@@ -147,14 +147,14 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
         check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
         check_width(hidden, self.embed_dim)
         if not is_current(type(self), "uncomputed_logits", "logits"):
-            function = partial(self.logits, **options)
-            return logits_of_function(function, hidden, self.vocab_size, **of_products(options))
+            function, is_invariant = partial(self.logits, **options), options.get("batch_invariant", False)
+            return logits_of_function(function, hidden, self.vocab_size, batch_invariant=is_invariant)
         options.setdefault("padding_idx", self.padding_idx)
         return self._products(hidden, impl, options)
 
     def _products(self, hidden: Tensor, impl: Impl, options: LogitOptions) -> UncomputedLogits:
         """Describe the logits that follow from the rows, even in a subclass that overrides `logits`."""
-        pads, head_dtype = options.get("batch_invariant", False), options.get("head_dtype")
+        head_dtype, pads = options.get("head_dtype"), options.get("batch_invariant", False)
         check_dtypes(hidden, self.dtype, head_dtype)
         wide = hidden if head_dtype is None else hidden.to(head_dtype)
         wide = padded_tokens(wide) if pads else wide
@@ -162,7 +162,7 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
         linear = in_head_dtype(self._linear, wide, head_dtype) if is_linear else None
         if linear is not None:
             states, matrix = linear
-            if states is wide:  # a pass converts and pads a chunk at a time
+            if states is wide:  # a pass converts a chunk at a time
                 states = hidden
             elif pads:
                 states = own_tokens(states, hidden)
@@ -206,12 +206,6 @@ class UnstoredWeight:
         """Return one row, or a part of it, as `weight[row]` and `weight[row, :]` do; Gemma 4 reads its padding row."""
         row, *rest = key if isinstance(key, tuple) else (key,)
         return self._table.rows(row, row + 1)[0][tuple(rest)]
-
-
-def of_products(options: LogitOptions) -> LogitOptions:
-    """Return the options of the products of logits, without those of their finishing."""
-    names = ("head_dtype", "batch_invariant")
-    return cast(LogitOptions, {name: value for name, value in options.items() if name in names})
 
 
 def logits_of_function(

@@ -37,6 +37,21 @@ def test_token_types_are_those_of_transformers(load_model, name) -> None:
             layer.input(ids, token_type_ids=wrong)
 
 
+@pytest.mark.parametrize("name", ["GPT-2", "BERT", "LLaMA 2"])
+def test_the_options_of_the_products_of_a_head_are_saved_with_the_layer(load_model, tmp_path, name) -> None:
+    layer = load_model(name)[1]
+    output = getattr(layer.head, "output", layer.head)
+    output.head_dtype, output.batch_invariant = torch.float32, True
+    hidden = torch.randn(2, 5, output.in_features if output is layer.head else layer.head.dense.in_features).bfloat16()
+    layer = layer.bfloat16()
+    logits = layer.head(hidden)
+    assert logits.dtype == torch.float32
+    layer.save_pretrained(tmp_path / "layer")
+    again = el.EmbeddingLayer.from_pretrained(tmp_path / "layer")
+    assert torch.equal(again.head(hidden), logits)
+    assert torch.equal(again.head(hidden[:1, 2]), logits[:1, 2])
+
+
 @pytest.mark.parametrize("name", ["GPT-2", "BERT", "RoBERTa", "OPT"])
 def test_position_ids_are_counted_as_transformers_counts(load_model, name) -> None:
     model, layer = load_model(name)

@@ -10,7 +10,15 @@ from kernel_paths import on_branch
 from processes import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 
-from embedlayer import FactorizedEmbedding, OutputHead, QuantizedEmbedding, SizeError, TokenEmbedding, TokenTable
+from embedlayer import (
+    FactorizedEmbedding,
+    OutputHead,
+    QuantizedEmbedding,
+    ShapeError,
+    SizeError,
+    TokenEmbedding,
+    TokenTable,
+)
 from embedlayer.distributed.sharded import shard_table
 from embedlayer.losses import ForwardKL, JensenShannon, LinearLogits, ReverseKL, TopKTargets, chunk_size, divergence
 
@@ -143,3 +151,66 @@ def test_of_equal_logits_on_several_ranks_the_lowest_id_comes_first() -> None:
         assert torch.equal(found[0], values[:, :13])
         assert torch.equal(found[1], ids[:, :13])
         assert torch.equal(found[2], ids[:, 0] == hidden[:, 0].abs().long())
+
+
+def in_float32(kind: str, dtype: torch.dtype) -> list[torch.Tensor]:
+    """What a sharded head in float32 over bfloat16 rows returns for this rank's tokens, and gradients."""
+    table = shard_table(whole(kind).bfloat16(), init_device_mesh("cpu", (dist.get_world_size(),)))
+    states, tokens = batches(dist.get_world_size())[dist.get_rank()]
+    hidden = (8 * states).to(dtype).requires_grad_()
+    head = OutputHead(table, head_dtype=torch.float32)
+    statistics = head.token_statistics(hidden, tokens)
+    assert statistics.log_probs is not None
+    assert statistics.entropy is not None
+    logits, sharded = head(hidden), table.sharded_logits(hidden, head_dtype=torch.float32).full_tensor()
+    loss = head.loss(hidden, tokens)
+    loss.backward()
+    assert hidden.grad is not None
+    own = head.loss(hidden.to(torch.float32 if dtype == torch.bfloat16 else torch.bfloat16), tokens)  # other dtype
+    with pytest.raises(SizeError, match="not possible over sharded rows"):
+        head.loss(hidden, tokens, batch_invariant=True)
+    for call in (table.logits, table.sharded_logits):
+        with pytest.raises(SizeError, match="not possible over sharded rows"):
+            call(hidden, batch_invariant=True)
+    if dtype == torch.float32:
+        for call in (table.logits, table.sharded_logits, table.uncomputed_logits):
+            with pytest.raises(ShapeError, match="head_dtype=torch.float32"):
+                call(hidden)
+    with torch.autocast("cpu", torch.bfloat16):
+        under_autocast = head(hidden)
+    found = [statistics.log_probs, statistics.entropy, loss, own, logits, under_autocast, sharded, hidden.grad]
+    return [each.detach() for each in found]
+
+
+def all_in_float32() -> list[list[torch.Tensor]]:
+    return [in_float32(kind, dtype) for kind in TABLES for dtype in (torch.bfloat16, torch.float32)]
+
+
+def test_a_sharded_head_in_float32_is_that_of_one_process_in_float64() -> None:
+    ranks = on_ranks(2, all_in_float32)
+    for number, (kind, dtype) in enumerate(product(TABLES, (torch.bfloat16, torch.float32))):
+        exact = whole(kind).bfloat16()
+        # the scales of int8 rows are stored in float32, whatever dtype the vectors have
+        rows = exact.rows_as(0, V, torch.float64) if kind == "int8" else exact.double().rows(0, V)
+        everyones = []
+        for (states, tokens), found in zip(batches(2), ranks, strict=True):
+            log_probs, entropy, loss, own, logits, under_autocast, sharded, gradient = found[number]
+            hidden = (8 * states).to(dtype).double().requires_grad_()
+            z = hidden @ rows.T
+            everyones.append(z.flatten(0, -2))
+            kept = tokens != -100
+            expected = z.log_softmax(-1).gather(-1, tokens.clamp(min=0).unsqueeze(-1)).squeeze(-1).where(kept, 0.0)
+            torch.testing.assert_close(log_probs.double(), expected.detach(), rtol=0, atol=2e-5)
+            entropies = -(z.softmax(-1) * z.log_softmax(-1)).sum(-1).where(kept, 0.0)
+            torch.testing.assert_close(entropy.double(), entropies.detach(), rtol=0, atol=2e-5)
+            exact_loss = -expected.sum() / kept.sum()
+            torch.testing.assert_close(loss.double(), exact_loss.detach(), rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(own.double(), exact_loss.detach(), rtol=2e-2, atol=2e-2)
+            for each in (logits, under_autocast):
+                assert each.dtype == torch.float32
+                torch.testing.assert_close(each.double(), z.detach(), rtol=1e-5, atol=2e-5)
+            (expected_gradient,) = torch.autograd.grad(exact_loss, hidden)
+            assert gradient.dtype == dtype
+            error = (gradient.double() - expected_gradient).norm() / expected_gradient.norm()
+            assert error <= (1e-6 if dtype == torch.float32 else 5e-3)
+        torch.testing.assert_close(sharded.double(), torch.cat(everyones).detach(), rtol=1e-5, atol=2e-5)

@@ -61,6 +61,11 @@ CASES = {
     "FSDP2, the head alone": ("untied", fsdp(head=True)),
     "FSDP2, the head alone, kept": ("untied", fsdp(head=True, reshard_after_forward=False)),
     "FSDP2, mixed precision": ("untied", fsdp(head=True, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))),
+    "FSDP2, float32 head": ("tied", fsdp()),
+    "FSDP2, mixed precision, float32 head": (
+        "untied",
+        fsdp(head=True, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)),
+    ),
 }
 
 
@@ -75,7 +80,8 @@ def gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
 def trained() -> dict[str, Any]:
     results = {}
     for name, (kind, wrap) in CASES.items():
-        model = patch(built(kind))
+        head_dtype = torch.float32 if "float32 head" in name else None
+        model = patch(built(kind), head_dtype=head_dtype)
         report = LogitsReport(name)
         for head in (module for module in model.modules() if isinstance(module, OutputHead)):
             head.logits_report = report
@@ -87,6 +93,7 @@ def trained() -> dict[str, Any]:
             outputs.loss.backward()
             losses.append(outputs.loss.detach())
         assert isinstance(outputs.logits, DeferredLogits)
+        assert head_dtype in (None, outputs.logits.dtype)
         assert not report.is_done
         found = gradients(model)
         with torch.no_grad():

@@ -88,6 +88,7 @@ def test_the_gradient_is_autograds(words, tied, at_once, monkeypatch):
     monkeypatch.setattr(module, "ROWS_AT_ONCE", at_once)
     head = None if tied else OutputHead(vocab_size=50, embed_dim=24, softcap=3.0, logit_scale=0.7, bias=True)
     model = small("learned", head=head)
+    model.head.head_dtype = torch.float32
     walked = pipeline(model, words, TEXT)
     ids = ids_of(walked)
     model.loss(ids[:-1], ids[1:]).backward()
@@ -101,6 +102,16 @@ def test_the_gradient_is_autograds(words, tied, at_once, monkeypatch):
     if not tied:
         assert step.facts["touched"] == len(set(ids[:-1].tolist()))
         assert all(row["through_head"] == 0 for row in step.facts["rows"])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_scores_of_a_head_in_float32_are_not_rounded(words, tied):
+    head = None if tied else OutputHead(vocab_size=50, embed_dim=24, softcap=3.0, bias=True)
+    model = small("learned", head=head).bfloat16()
+    model.head.head_dtype = torch.float32
+    step = pipeline(model, words, TEXT).step("head")
+    assert torch.equal(step.values["logits"], model.head(step.values["hidden"])[-1:])
+    assert not torch.equal(step.values["logits"], step.values["logits"].bfloat16())
 
 
 def test_the_loss_is_that_of_the_model(model, words):

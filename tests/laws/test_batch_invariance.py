@@ -13,6 +13,7 @@ import pytest
 import torch
 from covering import cases
 from kinds import TABLES, TIED_HEADS, UNTIED_HEADS
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 import embedlayer as el
@@ -88,6 +89,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "temperature, small chunks": {"temperature": 0.7, "chunk_bytes": 100_000},
     "soft cap, scale": {"softcap": 5.0, "logit_scale": 0.3},
+    "float32": {"head_dtype": torch.float32},
     "masked": {"padding_idx": 7, "mask_padding": True, "drop_ignored": False},
 }
 
@@ -143,7 +145,9 @@ def results(head: Any, batch: Batch, part: Tensor, options: dict[str, Any]) -> R
             labels = (ids.clamp(min=5).unsqueeze(1) + torch.arange(4)) % 1000 + 5
             found["depths"] = depths([states, states], labels, [1.0, 0.3], reduction="none").loss
     by_hidden = {"a sum of losses": head.loss(hidden, ids, reduction="sum", **losses)}
-    by_hidden |= {name: value.nan_to_num(neginf=0.0).sin().sum() for name, value in found.items() if value.requires_grad}
+    by_hidden |= {
+        name: value.nan_to_num(neginf=0.0).sin().sum() for name, value in found.items() if value.requires_grad
+    }
     for name, value in by_hidden.items():
         found[f"gradient of {name}"] = torch.autograd.grad(value, hidden, retain_graph=True)[0]
     return found
@@ -175,3 +179,122 @@ def test_no_result_of_a_token_depends_on_the_others(unchecked: None, name, path,
     torch.set_num_threads(threads)
     with context():
         assert_independent(head, torch.float32, OPTIONS[choice])
+
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+NARROW = ("untied", "untied, bias, softcap", "tied to dense", "tied to factorised", "tied to delta", "with a transform")
+
+
+@cases("name, dtype, path, choice", NARROW, DTYPES, PATHS, ("plain", "float32"), pairs=["dtype, path, choice"])
+def test_so_it_is_in_every_dtype(unchecked: None, name, dtype, path, choice) -> None:
+    threads, context = PATHS[path]
+    head = HEADS[name]()
+    tied = getattr(getattr(head, "output", head), "table", None)
+    for each in (head, *([] if tied is None else [tied])):
+        each.to(dtype)
+    torch.set_num_threads(threads)
+    with context():
+        assert_independent(head, dtype, OPTIONS[choice])
+
+
+@cases("name, vocab_size, width", TIED_HEADS, (2305, 50, 4160), (100, 24))
+def test_so_it_is_for_other_sizes(unchecked: None, monkeypatch, name, vocab_size, width) -> None:
+    monkeypatch.setattr(kinds, "VOCAB_SIZE", vocab_size)
+    monkeypatch.setattr(kinds, "EMBED_DIM", width)
+    head = HEADS[name]()
+    hidden, ids = torch.randn(TOKENS, width), torch.randint(vocab_size, (TOKENS,))
+    whole = head.token_log_probs(hidden, ids), head(hidden)
+    for part in torch.randperm(TOKENS).split([1, 66, 233]):
+        assert torch.equal(head.token_log_probs(hidden[part], ids[part]), whole[0][part])
+        assert torch.equal(head(hidden[part]), whole[1][part])
+
+
+@cases("name, choice", HEADS, OPTIONS)
+def test_logits_of_a_cached_step_are_those_of_the_pass(unchecked: None, name, choice) -> None:
+    head = HEADS[name]()
+    hidden = torch.randn(2, 31, 256 if name == "of a file" else D)
+    with torch.inference_mode():
+        logits = head(hidden)
+        for place in (0, 17, 30):
+            assert torch.equal(head(hidden[:, place : place + 1]), logits[:, place : place + 1])
+            assert torch.equal(head(hidden[1, place]), logits[1, place])
+    if choice != "masked":  # whose token has another ID in a draft vocabulary
+        options = OPTIONS[choice]
+        top = head.token_statistics(hidden, statistics=(), top_k=9, **options)
+        options = {name: value for name, value in options.items() if name != "chunk_bytes"}
+        finished = head.uncomputed_logits(hidden, **options).logits()
+        assert torch.equal(top.top_logits, finished.topk(9).values)
+        assert options or torch.equal(finished, logits)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_logits_are_those_of_the_head_without_the_option(unchecked: None, name) -> None:
+    head = HEADS[name]()
+    hidden = torch.randn(3, 7, 256 if name == "of a file" else D).requires_grad_()
+    ours, factors = head(hidden), torch.randn(3, 7, V if not name.startswith("draft") else 1095)
+    grads = torch.autograd.grad(ours, hidden, factors)
+    for each in head.modules() if not isinstance(head, DraftHead) else [head.head, getattr(head.head, "output", None)]:
+        if isinstance(each, el.OutputHead):
+            each.batch_invariant = False
+    plain = head(hidden)
+    torch.testing.assert_close(ours, plain)
+    torch.testing.assert_close(grads, torch.autograd.grad(plain, hidden, factors))
+    assert ours.dtype == plain.dtype
+
+
+def test_the_self_test_chooses_the_first_multiple_with_which_nothing_differs(monkeypatch) -> None:
+    head = el.OutputHead(D, V, **ON)
+    report = check_batch_invariance(head)
+    assert report.multiple in chunk_size.INVARIANT_MULTIPLES
+    assert report.differing[report.multiple] == ()
+    assert head.uncomputed_logits(torch.randn(3, D)).token_multiple == report.multiple
+    monkeypatch.setattr(batch_invariance, "_tested", {})
+    differing = iter([("entropy",), (), ("entropy",), ("entropy", "logits")])
+    monkeypatch.setattr(batch_invariance, "_differing", lambda *_: next(differing))
+    assert head.uncomputed_logits(torch.randn(3, D)).token_multiple == 64
+    assert head.uncomputed_logits(torch.randn(9, D)).token_multiple == 64  # tested once
+    with pytest.raises(SizeError, match="entropy, logits depend on the others"):
+        el.OutputHead(D, V, softcap=3.0, **ON)(torch.randn(3, D))
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_every_head_can_be_checked(unchecked: None, name) -> None:
+    report = check_batch_invariance(HEADS[name]())
+    assert report.multiple is not None
+    assert report.differing.keys() == {1, *chunk_size.INVARIANT_MULTIPLES}
+
+
+def test_the_self_test_leaves_no_trace(unchecked: None, monkeypatch) -> None:
+    monkeypatch.setattr(batch_invariance, "_tested", {})
+    head = el.OutputHead(D, V, **ON)
+    hidden = torch.randn(3, D, requires_grad=True)
+    state = torch.get_rng_state()
+    loss = torch.utils.checkpoint.checkpoint(lambda x: head(x).sin().sum(), hidden, use_reentrant=False)
+    loss.backward()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert batch_invariance._tested
+
+
+def refused(head: el.OutputHead, hidden: Tensor) -> dict[str, tuple[Callable[[], object], str]]:
+    ids = torch.zeros(hidden.shape[:-1], dtype=torch.long)
+
+    def in_dual() -> object:
+        with torch.autograd.forward_ad.dual_level():
+            return head.loss(torch.autograd.forward_ad.make_dual(hidden, hidden), ids)
+
+    return {
+        "plain": (lambda: head.loss(hidden, ids, impl="plain"), "impl='plain'"),
+        "meta": (lambda: head.to("meta")(hidden.to("meta")), "on meta"),
+        "a transform": (lambda: torch.func.vmap(head)(hidden), "torch.func"),
+        "a tangent": (in_dual, "torch.func"),
+        "a graph": (lambda: torch.compile(head, backend="eager", fullgraph=True)(hidden), "torch.compile"),
+        "an export": (lambda: torch.export.export(head, (hidden,)), "xport"),
+    }
+
+
+@pytest.mark.parametrize("what", ["plain", "meta", "a transform", "a tangent", "a graph", "an export"])
+def test_where_it_is_not_possible_it_is_refused_by_name(unchecked: None, what) -> None:
+    call, reason = refused(el.OutputHead(D, 70, **ON), torch.randn(5, D))[what]
+    with pytest.raises(Exception, match="batch_invariant") as error:
+        call()
+    assert reason in str(error.value)

@@ -104,7 +104,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 4)
     monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", 16)
     monkeypatch.setitem(block_sizes.TABLE_ROWS, "cpu", 12)
-    monkeypatch.setitem(block_sizes.TABLE_ROWS, "cuda", 12)
+    for device in ("cpu", "cuda"):
+        monkeypatch.setitem(block_sizes.CONVERTED_ROWS, device, 12)
     monkeypatch.setitem(block_sizes.NUMBERS, "cpu", 6 * EMBED_DIM)
 
 

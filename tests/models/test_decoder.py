@@ -8,7 +8,17 @@ from covering import some
 from decoders import small
 from kinds import POSITIONS
 
-from embedlayer import CheckpointError, DecoderLM, FactorizedEmbedding, OutputHead, SizeError, TokenEmbedding
+from embedlayer import (
+    CheckpointError,
+    DecoderLM,
+    FactorizedEmbedding,
+    OutputHead,
+    QuantizedEmbedding,
+    SizeError,
+    TokenEmbedding,
+)
+from embedlayer.compress.convert import replace_table
+from embedlayer.vocab.operations import edit_vocabulary
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -101,6 +111,32 @@ def test_what_was_saved_is_read_back_bit_for_bit(tmp_path, position, tied) -> No
     assert again.config == model.config
     assert again.head.tied == tied
     assert (again.head.weight is again.table.weight) == tied
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_options_of_the_products_of_a_head_are_saved_and_used_everywhere(tmp_path, tied) -> None:
+    head = OutputHead(24, 50, head_dtype="float32", batch_invariant=True, init_std=1.0)
+    table = TokenEmbedding(50, 24, init_std=1.0)
+    head = OutputHead(table, head_dtype=torch.float32, batch_invariant=True) if tied else head
+    model = small(table=table, head=head).bfloat16()
+    ids = torch.randint(0, 50, (2, 7))
+    with torch.no_grad():
+        logits, outputs = model(ids), model(input_ids=ids, labels=ids)
+        exact = model.hidden(ids).double() @ model.head.weight.double().T
+        assert logits.dtype == outputs.logits.dtype == outputs.loss.dtype == torch.float32
+        torch.testing.assert_close(logits.double(), exact, rtol=1e-5, atol=1e-5)
+        expected = torch.nn.functional.cross_entropy(exact[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        torch.testing.assert_close(outputs.loss.double(), expected, rtol=1e-6, atol=1e-6)
+        model.save_pretrained(tmp_path)
+        again = DecoderLM.from_pretrained(tmp_path).eval()
+        assert (again.head.head_dtype, again.head.batch_invariant, again.head.tied) == (torch.float32, True, tied)
+        assert torch.equal(again(ids), logits)
+        compressed = replace_table(model, QuantizedEmbedding.from_table(model.table, 8))
+        assert (compressed.head.head_dtype, compressed.head.batch_invariant) == (torch.float32, True)
+        assert compressed(ids).dtype == torch.float32
+        edit_vocabulary(model, remove=[7])
+        assert (model.head.head_dtype, model.head.batch_invariant) == (torch.float32, True)
+        assert model(ids.clamp(max=48)).dtype == torch.float32
 
 
 def test_a_factorised_table_ties_too(tmp_path) -> None:

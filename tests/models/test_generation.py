@@ -233,6 +233,37 @@ def test_log_probabilities_are_those_of_the_new_tokens_after_the_same_hidden_sta
     assert found.log_probs.dtype == torch.float32
 
 
+@cases(
+    "sampling, mode, dtype, head_dtype, tied",
+    SAMPLING,
+    ["raw_logprobs", "processed_logprobs"],
+    [torch.float32, torch.bfloat16],
+    [None, torch.float32],
+    [False, True],
+)
+def test_a_cached_step_has_the_bits_of_the_pass_over_the_finished_text(sampling, mode, dtype, head_dtype, tied) -> None:
+    head = None if tied else OutputHead(24, 50, init_std=1.0, softcap=5.0)
+    model, ids, options = small(head=head).to(dtype), torch.randint(1, 50, (3, 4)), SAMPLING[sampling]
+    products = {"batch_invariant": True, "head_dtype": head_dtype}
+    found, hidden = generated(model, ids, max_new_tokens=9, logprobs_mode=mode, **products, **options)
+    tokens, logits = found.ids[:, 4:], model.head.uncomputed_logits(hidden, **products).logits()
+    steps = [model.head.uncomputed_logits(hidden[:, step], **products).logits() for step in range(9)]
+    assert torch.equal(torch.stack(steps, 1), logits)
+    sampler = Sampler(**options)
+    if mode == "raw_logprobs" or sampler.only_divides:
+        temperature = options.get("temperature", 1.0) if mode == "processed_logprobs" else 1.0
+        expected = model.head.token_log_probs(hidden, tokens, temperature=temperature, **products)
+    else:
+        processed = [sampler.processed_logits(logits[:, step], found.ids[:, : 4 + step]) for step in range(9)]
+        expected = torch.stack(processed, 1).log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    assert torch.equal(found.log_probs, expected)
+    model.head.head_dtype, model.head.batch_invariant = head_dtype, True
+    again = generate(model, ids, max_new_tokens=9, return_log_probs=True, logprobs_mode=mode, **options)
+    if not options.get("temperature"):
+        assert torch.equal(again.ids, found.ids)
+        assert torch.equal(again.log_probs, found.log_probs)
+
+
 def test_the_last_token_that_fills_up_an_ended_text_has_no_log_probability() -> None:
     model = small(head=OutputHead(vocab_size=50, embed_dim=24, init_std=1.0))
     ids = torch.randint(1, 50, (3, 4))

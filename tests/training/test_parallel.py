@@ -53,7 +53,7 @@ def dense(**options):
 
 
 def free_head():
-    return OutputHead(vocab_size=V, embed_dim=8, bias=True, padding_idx=3)
+    return OutputHead(vocab_size=V, embed_dim=8, bias=True, padding_idx=3, head_dtype=torch.float32)
 
 
 def added_tables():
