@@ -113,6 +113,11 @@ class StoredFormat(Described, ABC):
     embed_dim: int
 
     @property
+    def name(self) -> str:
+        """Return the name of the type of the stored rows for people, such as `"MLX affine"`."""
+        return f"{self.library} {self.title}"
+
+    @property
     def config(self) -> JsonObject:
         """Return the constructor's arguments as JSON."""
         return {field.name: getattr(self, field.name) for field in fields(self)}

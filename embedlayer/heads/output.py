@@ -79,9 +79,9 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         dtype: Dtype of the rows of an untied head and of the bias.
 
     Raises:
-        SizeError: Not exactly one of a table, two sizes and `rows` is passed; a size is passed under two names, or below 1;
-            `padding_idx` is not a token; the table is row-sparse or a plain `nn.Embedding`; or soft cap or scale is
-            outside its range.
+        SizeError: Not exactly one of a table, two sizes and `rows` is passed; a size is passed under two names, or is
+            below 1; `padding_idx` is not a token; the table is row-sparse or a plain `nn.Embedding`; or soft cap or
+            scale is outside its range.
 
     Example:
         >>> table = TokenEmbedding(100, 8)
