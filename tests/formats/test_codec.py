@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from embedlayer.formats.codec import E2M1, E4M3, E8M0, Codec, shifted, signed, unpack, unsigned
 
 
