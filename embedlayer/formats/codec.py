@@ -10,6 +10,14 @@ from torch import Tensor
 E2M1 = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], device="cpu")
 """Numbers of the 16 codes of FP4: a sign, two bits of exponent and one of fraction, low bits last."""
 
+_E2M3 = torch.tensor(
+    [code / 8 if code < 8 else (1 + code % 8 / 8) * 2.0 ** (code // 8 - 1) for code in range(32)],
+    device="cpu",
+)
+
+E2M3 = torch.cat([_E2M3, -_E2M3])
+"""Numbers of the 64 codes of FP6 E2M3."""
+
 E4M3 = torch.arange(256, dtype=torch.uint8, device="cpu").view(torch.float8_e4m3fn).to(torch.float32)
 """Numbers of the 256 codes of FP8 E4M3."""
 
@@ -84,6 +92,50 @@ class Codec(NamedTuple):
     def _of_columns(self, numbers: Tensor) -> Float[Tensor, "N D"]:
         """Return the number of the group of each column, in float32."""
         return numbers.to(torch.float32).repeat_interleave(self.group_size, dim=1)[:, : self.embed_dim]
+
+
+class BlockFloats(NamedTuple):
+    """A format of small floating-point codes in groups, each with a scale that is itself a code.
+
+    Attributes:
+        bits: Bits of a code.
+        levels: Number of each code, `(2^bits,)`.
+        group_size: Columns of a group.
+        scale_levels: Number of each code of a scale, `(256,)`.
+    """
+
+    bits: int
+    levels: Tensor
+    group_size: int
+    scale_levels: Tensor
+
+    def codec(
+        self, codes: Tensor, scales: Tensor, embed_dim: int, rounding: torch.dtype, divisor: Tensor | None = None
+    ) -> Codec:
+        """Return rows of packed codes as a compiled kernel reads them.
+
+        Args:
+            codes: Codes, `(N, ...)`, of any type whose bytes are the packed codes.
+            scales: Codes of the scales, `(N, G)`, of any type of one byte.
+            embed_dim: Columns of a row, D.
+            rounding: Data type of the products.
+            divisor: Number by which all scales are divided, float32, `(1,)`; `None` for 1.
+        """
+        levels = self.scale_levels if divisor is None else self.scale_levels.to(divisor.device) / divisor
+        stored = codes.view(torch.uint8), scales.view(torch.uint8)
+        return Codec(stored[0], self.bits, self.levels, stored[1], self.group_size, embed_dim, rounding, levels)
+
+
+BLOCK_FLOATS = {
+    "nvfp4": BlockFloats(4, E2M1, 16, E4M3),
+    "mxfp4": BlockFloats(4, E2M1, 32, E8M0),
+    "mxfp6": BlockFloats(6, E2M3, 32, E8M0),
+    "mxfp8": BlockFloats(8, E4M3, 32, E8M0),
+}
+"""Formats of floating-point codes in groups, by name.
+
+Reference: OCP Microscaling Formats (MX) Specification 1.0, and NVIDIA's NVFP4.
+"""
 
 
 def unpack(codes: UInt8[Tensor, "N bytes"], bits: int, count: int) -> UInt8[Tensor, "N count"]:

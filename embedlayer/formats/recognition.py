@@ -1,8 +1,16 @@
 """Find the format of a module's stored tensors."""
 
+from embedlayer.formats.compressed_tensors import CompressedFloatRows, NaiveQuantizedRows, PackQuantizedRows
+from embedlayer.formats.mlx import MLXAffineRows, MLXFloatRows
 from embedlayer.formats.stored import StoredFormat, StoredModule
 
-FORMATS: tuple[type[StoredFormat], ...] = ()
+FORMATS: tuple[type[StoredFormat], ...] = (
+    MLXAffineRows,
+    MLXFloatRows,
+    PackQuantizedRows,
+    NaiveQuantizedRows,
+    CompressedFloatRows,
+)
 """The formats that are recognised by the tensors of a module. At most one recognises the same tensors."""
 
 

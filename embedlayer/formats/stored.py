@@ -43,6 +43,20 @@ class StoredModule(NamedTuple):
         """Return the type of a tensor as safetensors names it, such as `"BF16"`; `""` if the module has no such one."""
         return self.tensors[part].dtype if part in self.tensors else ""
 
+    def matrix(self, part: str, *dtypes: str) -> tuple[int, int]:
+        """Return the shape of a tensor of two dimensions, none of them 0, and one of some types.
+
+        Raises:
+            CheckpointError: The module has no such tensor, or it has another type or shape.
+        """
+        info = self.tensors.get(part)
+        if info is None:
+            raise self.error(part, f"is missing beside {', '.join(sorted(self.tensors))}")
+        if len(info.shape) != 2 or 0 in info.shape or info.dtype not in dtypes:
+            wanted = f"{' or '.join(dtypes)} of two dimensions"
+            raise self.error(part, f"is stored as {info.dtype} {list(info.shape)} instead of {wanted}")
+        return info.shape[0], info.shape[1]
+
     def error(self, part: str, what: str) -> CheckpointError:
         """Return, without raising it, the error for the tensor `part`; `what` completes the sentence."""
         info = self.tensors.get(part) or next(iter(self.tensors.values()))
