@@ -128,8 +128,9 @@ class StoredFormat(Described, ABC):
 
     @property
     def name(self) -> str:
-        """Return the name of the type of the stored rows for people, such as `"MLX affine"`."""
-        return f"{self.library} {self.title}"
+        """Return library and sizes of the stored rows for people: `"MLX (bits 4, group_size 64, scale_dtype BF16)"`."""
+        sizes = [f"{each.name} {getattr(self, each.name)}" for each in fields(self) if each.name != "embed_dim"]
+        return f"{self.library} ({', '.join(sizes)})"
 
     @property
     def config(self) -> JsonObject:

@@ -135,3 +135,8 @@ class StoredParts(nn.Module):
 
         super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
         return self
+
+    def extra_repr(self) -> str:
+        """Return names, dtypes and shapes of the tensors, for `print`."""
+        kinds = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in self.tensors.items()}
+        return ", ".join(f"{name} {kinds[name]} {list(tensor.shape)}" for name, tensor in self.tensors.items())

@@ -87,6 +87,13 @@ class CheckpointTensors:
         return names
 
     @property
+    def own_names(self) -> set[str]:
+        """Return the names of the tensors that were read, of equal copies, and of all tensors beside stored rows."""
+        stored = [name for key in self.stored for name in self.names.get(key, ())]
+        beside = {each for name in stored for each in self.checkpoint.module_tensors(name).values()}
+        return beside | {name for names in self.names.values() for name in names}
+
+    @property
     def remedy(self) -> str:
         """Return what to do about a tensor that is missing or has another shape, as a sentence."""
         if "auto_map" in self.checkpoint.config:
