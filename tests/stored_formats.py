@@ -3,7 +3,8 @@
 Each case is built by the library itself, and so are the numbers that its rows must equal.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,10 +31,10 @@ class StoredCase(NamedTuple):
         metadata: Metadata of the file.
     """
 
-    tensors: dict[str, Tensor]
-    settings: dict[str, Any]
+    tensors: Mapping[str, Tensor]
+    settings: Mapping[str, Any]
     rows: Tensor
-    metadata: dict[str, str] = {}
+    metadata: Mapping[str, str] = {}
 
     @property
     def module(self) -> StoredModule:
@@ -42,7 +43,12 @@ class StoredCase(NamedTuple):
             name: TensorInfo(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), Path("model.safetensors"), 0, 0)
             for name, tensor in self.tensors.items()
         }
-        return StoredModule(NAME, infos, self.tensors.__getitem__, self.settings, self.metadata)
+        return StoredModule(NAME, infos, self.tensors.__getitem__, dict(self.settings), self.metadata)
+
+    def changed(self, **tensors: Tensor | None) -> "StoredCase":
+        """Return the case with some tensors replaced, or for `None` removed."""
+        every = {**self.tensors, **tensors}
+        return self._replace(tensors={name: tensor for name, tensor in every.items() if tensor is not None})
 
 
 def weights(embed_dim: int, dtype: torch.dtype = torch.float32, vocab_size: int = VOCAB_SIZE) -> Tensor:
@@ -52,10 +58,8 @@ def weights(embed_dim: int, dtype: torch.dtype = torch.float32, vocab_size: int 
     return rows.to(dtype)
 
 
-def mlx_case(
-    dtype: str, bits: int, group_size: int, mode: str = "affine", *, embed_dim: int = 384, vocab_size: int = VOCAB_SIZE
-) -> StoredCase:
-    """Quantise with `mlx.core.quantize`, and dequantise with `mlx.core.dequantize`."""
+def mlx_case(rows: Tensor, dtype: str = "float32", mode: str = "affine", **sizes: int) -> StoredCase:
+    """Quantise with `mlx.core.quantize` in groups of `group_size` and to `bits`; dequantise with MLX too."""
     mx = pytest.importorskip("mlx.core")
 
     def from_mlx(array: Any) -> Tensor:
@@ -63,23 +67,14 @@ def mlx_case(
             return torch.from_dlpack(array.view(mx.uint16)).clone().view(torch.bfloat16)
         return torch.from_dlpack(array).clone()
 
-    rows = mx.array(weights(embed_dim, vocab_size=vocab_size).numpy()).astype(getattr(mx, dtype))
-    sizes = {"group_size": group_size, "bits": bits, "mode": mode}
-    parts = mx.quantize(rows, **sizes)
-    numbers = mx.dequantize(*parts, **sizes)
+    parts = mx.quantize(mx.array(rows.numpy()).astype(getattr(mx, dtype)), mode=mode, **sizes)
+    numbers = mx.dequantize(*parts, mode=mode, **sizes)
     tensors = dict(zip(("weight", "scales", "biases"), map(from_mlx, parts), strict=False))
-    return StoredCase(tensors, sizes, from_mlx(numbers))
+    return StoredCase(tensors, {"mode": mode, **sizes}, from_mlx(numbers))
 
 
-def compressed_case(
-    container: str,
-    dtype: torch.dtype,
-    *,
-    embed_dim: int = 192,
-    vocab_size: int = VOCAB_SIZE,
-    **weight_options: Any,
-) -> StoredCase:
-    """Compress an `nn.Embedding` as compressed-tensors does, with scales by its own rule, and decompress it."""
+def compressed_case(rows: Tensor, container: str, **weight_options: Any) -> StoredCase:
+    """Compress an embedding as compressed-tensors does, with scales by its own rule, and decompress it."""
     pytest.importorskip("compressed_tensors")
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
@@ -87,12 +82,9 @@ def compressed_case(
 
     options = QuantizationArgs(**weight_options)
     scheme = QuantizationScheme(targets=["Embedding"], weights=options, format=container)
-    rows = weights(embed_dim, dtype, vocab_size)
-    groups = {"tensor": rows.reshape(1, -1), "channel": rows.unsqueeze(1)}.get(options.strategy)
-    if groups is None:
-        groups = rows.unflatten(-1, (-1, options.group_size))
-    state = {"weight": rows}
-    factor = None
+    groups = {"tensor": rows.reshape(1, -1), "channel": rows.unsqueeze(1)}.get(str(options.strategy))
+    groups = rows.unflatten(-1, (-1, options.group_size or 1)) if groups is None else groups
+    state, factor = {"weight": rows}, None
     if options.strategy == "tensor_group":
         factor = state["weight_global_scale"] = generate_gparam(rows.min(), rows.max())
     scale, zero = calculate_qparams(groups.amin(-1), groups.amax(-1), options, factor)
@@ -103,80 +95,56 @@ def compressed_case(
         "quant_method": "compressed-tensors",
         "format": container,
         "config_groups": {"group_0": {"targets": ["Embedding"], "weights": options.model_dump(mode="json")}},
-        "ignore": ["model.embed_tokens", "lm_head"],  # the tensors decide
+        "ignore": [NAME, "lm_head"],  # the tensors decide
     }
-    return StoredCase(dict(tensors), settings, compressor.decompress(tensors, scheme)["weight"])
+    return StoredCase(tensors, settings, compressor.decompress(tensors, scheme)["weight"])
 
 
-def packed(bits: int, dtype: torch.dtype, symmetric: bool, **options: Any) -> Callable[[], StoredCase]:
-    """Return a function that builds a case of `pack-quantized`."""
-    return lambda: compressed_case("pack-quantized", dtype, num_bits=bits, symmetric=symmetric, **options)
-
-
-CASES: dict[str, Callable[[], StoredCase]] = {
-    **{
-        f"MLX {bits} bits, groups of {size}, {dtype}": lambda bits=bits, size=size, dtype=dtype: mlx_case(
-            dtype, bits, size
+def _mlx_cases() -> dict[str, Callable[[], StoredCase]]:
+    """Return all layouts of MLX."""
+    cases: dict[str, Callable[[], StoredCase]] = {
+        f"MLX {bits} bits, groups of {size}, {dtype}": partial(
+            lambda **options: mlx_case(weights(384), **options), dtype=dtype, bits=bits, group_size=size
         )
         for bits, size, dtype in product((2, 3, 4, 5, 6, 8), (32, 64, 128), DTYPES)
-    },
-    **{
-        f"MLX {mode}": lambda mode=mode, bits=bits, size=size: mlx_case("bfloat16", bits, size, mode)
-        for mode, bits, size in (("mxfp4", 4, 32), ("nvfp4", 4, 16), ("mxfp8", 8, 32))
-    },
-    **{
-        f"pack-quantized {bits} bits, {strategy}, {'' if symmetric else 'a'}symmetric, {name}": packed(
-            bits, dtype, symmetric, strategy=strategy, group_size=32 if strategy == "group" else None, **sizes
-        )
-        for bits, strategy, symmetric, (name, dtype), sizes in product(
-            range(1, 9), ("group", "channel"), (True, False), DTYPES.items(), ({},)
-        )
-    },
-    **{
-        f"pack-quantized {bits} bits, width {width}": packed(
-            bits, torch.bfloat16, False, strategy="channel", embed_dim=width
-        )
-        for bits, width in product((2, 3, 4, 5, 7), (33, 50))
-    },
-    "pack-quantized 4 bits, tensor": packed(4, torch.float32, True, strategy="tensor"),
-    **{
-        f"{container} {strategy}, {'' if symmetric else 'a'}symmetric, {name}": lambda c=container, s=strategy, y=symmetric, d=dtype: (
-            compressed_case(
-                c,
-                d,
-                num_bits=8,
-                type=c.split("-")[0],
-                strategy=s,
-                symmetric=y,
-                group_size=64 if s == "group" else None,
-            )
-        )
-        for container, strategies, symmetries in (
-            ("int-quantized", ("tensor", "channel", "group"), (True, False)),
-            ("float-quantized", ("tensor", "channel", "group"), (True,)),
-        )
-        for strategy, symmetric, (name, dtype) in product(strategies, symmetries, DTYPES.items())
-    },
-    "nvfp4-pack-quantized": lambda: compressed_case(
-        "nvfp4-pack-quantized",
-        torch.bfloat16,
-        num_bits=4,
-        type="float",
-        strategy="tensor_group",
-        group_size=16,
-        scale_dtype=torch.float8_e4m3fn,
-    ),
-    **{
-        f"{container}": lambda container=container, bits=bits: compressed_case(
-            container,
-            torch.bfloat16,
-            num_bits=bits,
-            type="float",
-            strategy="group",
-            group_size=32,
-            scale_dtype=torch.uint8,
-        )
-        for container, bits in (("mxfp4-pack-quantized", 4), ("mxfp6-pack-quantized", 6), ("mxfp8-quantized", 8))
-    },
-}
+    }
+    for mode, bits, size in (("mxfp4", 4, 32), ("nvfp4", 4, 16), ("mxfp8", 8, 32)):
+        cases[f"MLX {mode}"] = partial(mlx_case, weights(384), mode=mode, bits=bits, group_size=size)
+    return cases
+
+
+def _compressed_cases() -> dict[str, Callable[[], StoredCase]]:
+    """Return all layouts of compressed-tensors: those of integers in each dtype, width and way to share scales."""
+    cases: dict[str, Callable[[], StoredCase]] = {}
+
+    def add(name: str, rows: Tensor, container: str, **options: Any) -> None:
+        if options.get("strategy") == "group":
+            options.setdefault("group_size", 32)
+        cases[f"{container} {name}".strip()] = partial(compressed_case, rows, container, **options)
+
+    for strategy, symmetric, (dtype_name, dtype) in product(("group", "channel"), (True, False), DTYPES.items()):
+        how = {"strategy": strategy, "symmetric": symmetric}
+        name = f"{strategy}, {'' if symmetric else 'a'}symmetric, {dtype_name}"
+        for bits in range(1, 9):
+            add(f"{bits} bits, {name}", weights(192, dtype), "pack-quantized", num_bits=bits, **how)
+        add(name, weights(192, dtype), "int-quantized", num_bits=8, **how)
+        if symmetric:
+            add(name, weights(192, dtype), "float-quantized", num_bits=8, type="float", **how)
+    for bits, width in product((2, 3, 4, 5, 7), (33, 50)):  # the last word of a row is not full
+        options = {"num_bits": bits, "strategy": "channel", "symmetric": False}
+        add(f"{bits} bits, width {width}", weights(width, torch.bfloat16), "pack-quantized", **options)
+    for dtype_name, dtype in DTYPES.items():
+        whole = {"num_bits": 8, "strategy": "tensor"}
+        add(f"tensor, {dtype_name}", weights(192, dtype), "float-quantized", type="float", **whole)
+        add(f"tensor, {dtype_name}", weights(192, dtype), "int-quantized", symmetric=False, **whole)
+        add(f"tensor, {dtype_name}", weights(192, dtype), "pack-quantized", **whole)
+    for container, bits in (("mxfp4-pack-quantized", 4), ("mxfp6-pack-quantized", 6), ("mxfp8-quantized", 8)):
+        floats = {"num_bits": bits, "type": "float", "strategy": "group", "scale_dtype": torch.uint8}
+        add("", weights(192, torch.bfloat16), container, **floats)
+    floats = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "scale_dtype": torch.float8_e4m3fn}
+    add("", weights(192, torch.bfloat16), "nvfp4-pack-quantized", group_size=16, **floats)
+    return cases
+
+
+CASES: dict[str, Callable[[], StoredCase]] = {**_mlx_cases(), **_compressed_cases()}
 """A function that builds each case, by name. A library that is not installed skips the test by its name."""

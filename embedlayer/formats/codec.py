@@ -152,4 +152,5 @@ def unpack(codes: UInt8[Tensor, "N bytes"], bits: int, count: int) -> UInt8[Tens
     following = [min(start // 8 + 1, bits - 1) for start in starts]  # the last code ends with its byte
     words = blocks[..., [start // 8 for start in starts]] | blocks[..., following] << 8
     places = torch.tensor([start % 8 for start in starts], device=codes.device)
-    return (words >> places & (1 << bits) - 1).to(torch.uint8).flatten(1)[:, :count]
+    unpacked: Tensor = (words >> places & (1 << bits) - 1).to(torch.uint8).flatten(1)[:, :count]
+    return unpacked

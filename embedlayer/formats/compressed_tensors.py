@@ -11,7 +11,6 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from embedlayer.core.errors import CheckpointError
 from embedlayer.formats.codec import BLOCK_FLOATS, E4M3, Codec, shifted, signed, unpack
 from embedlayer.formats.stored import Part, StoredFormat, StoredModule
 from embedlayer.io.files import JsonObject
@@ -157,8 +156,9 @@ class PackQuantizedRows(ScaledRows):
         words, groups = module.matrix(part, "I32")
         if words != -(-vocab_size * self.bits // 32) or groups != self.groups:
             raise module.error(part, f"has shape [{words}, {groups}] for {vocab_size} rows in {self.groups} groups")
-        codes = unpack(module.read(part).T.contiguous().view(torch.uint8), self.bits, vocab_size)
-        return (codes.T.to(torch.int16) - 2 ** (self.bits - 1)).to(torch.int8).contiguous()
+        codes: Tensor = unpack(module.read(part).T.contiguous().view(torch.uint8), self.bits, vocab_size)
+        zeros: Tensor = (codes.T.to(torch.int16) - 2 ** (self.bits - 1)).to(torch.int8)
+        return zeros.contiguous()
 
 
 @dataclass(frozen=True)
@@ -288,23 +288,21 @@ def _groups(module: StoredModule, vocab_size: int, embed_dim: int) -> int:
     Raises:
         CheckpointError: There are no scales, they do not divide the columns, or they are those of blocks of rows.
     """
-    if SCALE in module.tensors and module.tensors[SCALE].shape in ((), (1,)):
+    info = module.tensors.get(SCALE)
+    if info is not None and info.shape in ((), (1,)) and info.dtype in _FLOATS:
         return 0
     rows, groups = module.matrix(SCALE, *_FLOATS)
+    if 2 * rows <= vocab_size + 1:
+        raise module.error(
+            SCALE,
+            f"has {rows} rows for {vocab_size} rows of codes: a scale is that of a block of several rows, which is not "
+            f"read, because no row has scales of its own",
+        )
     if rows != vocab_size:
-        raise refused_blocks(module, SCALE)
+        raise module.error(SCALE, f"has {rows} rows for {vocab_size} rows of codes")
     if embed_dim % groups:
         raise module.error(SCALE, f"has {groups} scales a row, into which {embed_dim} columns cannot be divided")
     return groups
-
-
-def refused_blocks(module: StoredModule, part: str) -> CheckpointError:
-    """Return, without raising it, the error for a matrix whose scales are those of blocks of rows and columns."""
-    info, codes = module.tensors[part], module.tensors["weight"]
-    return CheckpointError(
-        f"{info.file}: {module.name}.{part} has shape {list(info.shape)} for codes of shape {list(codes.shape)}: a "
-        f"scale is that of a block of rows and columns, so no row has scales of its own."
-    )
 
 
 def _schemes(module: StoredModule) -> list[JsonObject]:

@@ -1,0 +1,96 @@
+"""What compressed-tensors' configuration adds to its tensors, and what is refused.
+
+That rows are those of the library is a law of `test_stored_formats.py`.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from stored_formats import CASES, NAME, StoredCase, compressed_case, weights
+
+from embedlayer.core.errors import CheckpointError
+from embedlayer.formats.recognition import recognise
+
+INTEGERS = {"strategy": "group", "group_size": 32, "symmetric": False}
+
+
+@pytest.fixture
+def case() -> StoredCase:
+    return compressed_case(weights(96), "pack-quantized", num_bits=4, **INTEGERS)
+
+
+def stating(case: StoredCase, *schemes: dict[str, Any]) -> StoredCase:
+    groups = {f"group_{place}": {"targets": ["Linear"], "weights": scheme} for place, scheme in enumerate(schemes)}
+    return case._replace(settings={"quant_method": "compressed-tensors", "config_groups": groups})
+
+
+def refused(case: StoredCase, part: str, message: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"model\.safetensors: {NAME}\.{part} {message}"):
+        recognise(case.module)
+
+
+def test_the_tensors_decide_which_group_of_modules_they_belong_to(case):
+    record, _ = recognise(case.module)
+    assert recognise(case._replace(settings={}).module)[0] == record
+    assert (
+        recognise(stating(case, {"num_bits": 8, "strategy": "channel"}, {"num_bits": 4, **INTEGERS}).module)[0]
+        == record
+    )
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        {"num_bits": 8, **INTEGERS},
+        {"num_bits": 4, **INTEGERS, "group_size": 16},
+        {"num_bits": 4, "strategy": "channel", "symmetric": False},
+        {"num_bits": 4, **INTEGERS, "symmetric": True},
+        {"num_bits": 4, **INTEGERS, "type": "float"},
+    ],
+)
+def test_a_configuration_that_the_tensors_contradict_is_refused(case: StoredCase, scheme: dict[str, Any]):
+    refused(stating(case, scheme), "weight_packed", "has 12 words for 96 columns: 4 bits in 3 groups .*states num_bits")
+
+
+def test_a_number_of_bits_that_a_short_row_does_not_tell_is_stated_by_the_configuration():
+    case = compressed_case(weights(3), "pack-quantized", num_bits=3, strategy="channel", symmetric=True)
+    assert recognise(case.module)[0].bits == 3
+    refused(case._replace(settings={}), "weight_packed", "has 1 words for 3 columns: 1 or 2 or 3 .* or 8 bits")
+
+
+@pytest.mark.parametrize("shape", [[78, 96], [77, 0], [77, 95]])
+def test_a_shape_that_the_codes_contradict_is_refused(case, shape):
+    part = "weight_shape" if shape != [77, 95] else "weight_scale"
+    refused(case.changed(weight_shape=torch.tensor(shape)), part, "")
+
+
+def test_columns_in_an_order_of_their_own_are_refused(case):
+    refused(case.changed(weight_g_idx=torch.arange(96)), "weight_g_idx", "puts columns into groups in an order")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_scales_of_blocks_of_rows_are_refused(dtype):
+    tensors = {"weight": torch.zeros(300, 200).to(dtype), "weight_scale": torch.ones(3, 2)}
+    refused(StoredCase(tensors, {}, torch.zeros(0)), "weight_scale", "has 3 rows for 300 rows of codes: .* block")
+
+
+def test_a_group_that_does_not_divide_the_width_is_refused():
+    tensors = {"weight": torch.zeros(5, 10, dtype=torch.int8), "weight_scale": torch.ones(5, 3)}
+    refused(StoredCase(tensors, {}, torch.zeros(0)), "weight_scale", "has 3 scales a row, .* 10 columns")
+
+
+def test_codes_of_another_library_are_not_read_by_this_rounding():
+    case = CASES["float-quantized channel, symmetric, float32"]()
+    assert recognise(case._replace(settings={"quant_method": "modelopt"}).module) is None
+    assert recognise(case.changed(weight_scale=None)._replace(settings={}).module) is None
+
+
+def test_zero_points_beside_floating_point_codes_are_refused():
+    case = CASES["mxfp4-pack-quantized"]()
+    refused(case.changed(weight_zero_point=torch.zeros(77, 6)), "weight_zero_point", "is not read")
+
+
+def test_4_bit_floats_contradict_a_configuration_of_integers():
+    case = CASES["nvfp4-pack-quantized"]()
+    refused(stating(case, {"num_bits": 4, **INTEGERS}), "weight_packed", "is nvfp4, and the configuration states")
