@@ -39,7 +39,8 @@ def load_llama(
       folder. A missing rotary base is 10000, as in LLaMA 1 and 2. A missing LM head is tied to the table.
     - A GGUF file of the architecture `llama`.
 
-    The table and an untied head may be quantised, the blocks may not. Table, position scheme and head are read as by `load`.
+    The table and an untied head may be quantised, the blocks may not. They and the position scheme are read as by
+    `load`.
 
     Args:
         source: A file, a folder, or a name on the hub.

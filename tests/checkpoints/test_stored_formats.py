@@ -1,4 +1,4 @@
-"""Checkpoints whose table and head a library quantised: read, used and compared with the library's own dequantisation."""
+"""Checkpoints whose table and head a library quantised: read, used, and compared with the dequantised model."""
 
 import re
 
