@@ -281,6 +281,11 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         return (self.own_table is not None and self.own_rows is None) or bool(self._resolved())
 
     @property
+    def has_weight(self) -> bool:
+        """Return whether the head stores its rows in a weight of its own: whether it is untied, without `own_rows`."""
+        return self.own_rows is None and not self.tied
+
+    @property
     def own_rows(self) -> TokenTable | None:
         """Return the table that stores the rows of an untied head; `None` if it is tied or has a weight."""
         rows: Any = self._modules.get(ROWS)

@@ -351,6 +351,11 @@ class _LossModule(nn.Module):
 
 def _plain_head(head: OutputHead) -> OutputHead:
     """Return a head unchanged; raise a `SizeError` unless it is an `OutputHead`, whose rows can be sharded."""
+    if head.own_rows is not None:
+        raise SizeError(
+            f"The rows of this head are a {type(head.own_rows).__name__}, which is not sharded over ranks: train it "
+            f"with one process, or with DistributedDataParallel."
+        )
     if type(head) is not OutputHead:
         raise SizeError(
             f"A {type(head).__name__} is not sharded over ranks: only OutputHead is. Train it with one process, or "
