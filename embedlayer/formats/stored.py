@@ -215,3 +215,8 @@ class StoredFormat(Described, ABC):
             if codec is not None and not codec.scales().isfinite().all():
                 raise module.error(self.scales[0], "holds scales that are NaN or infinite")
         return rows
+
+
+def codec_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the data type to which a codec rounds products for a library that computes in `dtype`."""
+    return torch.float32 if dtype == torch.float64 else dtype
