@@ -4,7 +4,7 @@ Weights alone are read: a runtime that also quantises the input of a head, by `i
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -12,12 +12,19 @@ import torch
 from torch import Tensor
 
 from embedlayer.formats.codec import BLOCK_FLOATS, E4M3, Codec, shifted, signed, unpack
-from embedlayer.formats.stored import Part, StoredFormat, StoredModule
+from embedlayer.formats.stored import Part, StoredFormat, StoredModule, whole_groups
 from embedlayer.io.files import JsonObject
 from embedlayer.io.safetensors_files import DTYPES
 
 METHOD = "compressed-tensors"
 """Name of the library in the key `quant_method` of a configuration."""
+
+DEQUANTISE = (
+    "Dequantise the model with the packages transformers and compressed-tensors: model = AutoModelForCausalLM."
+    "from_pretrained(folder, quantization_config=CompressedTensorsConfig(dequantize=True)); "
+    "model.save_pretrained(new_folder)"
+)
+"""Advice for a folder of this library that is not read."""
 
 SCALE, ZERO, GLOBAL = "weight_scale", "weight_zero_point", "weight_global_scale"
 _FLOATS = ("F32", "F16", "BF16")
@@ -32,7 +39,7 @@ class ScaledRows(StoredFormat):
 
     Args:
         embed_dim: Columns of a row, D.
-        groups: Number of scales of a row, G; 0 for one scale of the whole matrix.
+        group_size: Columns that share a scale, D for all columns of a row; 0 for one scale of the whole matrix.
         scale_dtype: Data type of the scales: `"F32"`, `"F16"` or `"BF16"`.
         is_symmetric: Whether there are no zero points.
     """
@@ -40,9 +47,24 @@ class ScaledRows(StoredFormat):
     library: ClassVar[str] = METHOD
     scales: ClassVar[tuple[str, ...]] = (SCALE,)
 
-    groups: int
+    group_size: int
     scale_dtype: str
     is_symmetric: bool
+
+    @property
+    def choices(self) -> dict[str, Collection[int | str]]:
+        """Return the sizes and types that the library has, with those of codes."""
+        return {
+            "embed_dim": whole_groups(self.group_size),
+            "group_size": range(self.embed_dim + 1),
+            "scale_dtype": _FLOATS,
+            **self.code_choices,
+        }
+
+    @property
+    @abstractmethod
+    def code_choices(self) -> dict[str, Collection[int | str]]:
+        """Return the values that the argument for the codes may have, by its name."""
 
     @property
     @abstractmethod
@@ -63,17 +85,31 @@ class ScaledRows(StoredFormat):
     def row_parts(self) -> dict[str, Part]:
         """Return the codes, and what each row has of scales and zero points."""
         name, codes = self.codes
-        return {name: codes} | (self._scale_parts if self.groups else {})
+        return {name: codes} | (self._scale_parts if self.group_size else {})
 
     @property
     def shared_parts(self) -> dict[str, Part]:
         """Return scale and zero point of the whole matrix, if it has one scale."""
-        return {} if self.groups else self._scale_parts
+        return {} if self.group_size else self._scale_parts
 
     @property
     def _scale_parts(self) -> dict[str, Part]:
-        scale = Part(self.dtype, (self.groups or 1,))
+        scale = Part(self.dtype, (self.embed_dim // (self.group_size or self.embed_dim),))
         return {SCALE: scale} | ({} if self.is_symmetric else {ZERO: Part(torch.int8, scale.shape)})
+
+    def read_part(self, module: StoredModule, part: str, vocab_size: int) -> Tensor:
+        """Read a part; zero points that are packed along the rows are unpacked to int8, `(V, G)`."""
+        tensor = module.read(part)
+        if part in self.shared_parts:
+            return tensor.reshape(1) if tensor.numel() == 1 else tensor
+        if part != ZERO or self.codes[0] == "weight":
+            return tensor
+        bits = self.levels[0]
+        shape, wanted = module.matrix(part, "I32"), (-(-vocab_size * bits // 32), self.embed_dim // self.group_size)
+        if shape != wanted:
+            raise module.error(part, f"has shape {list(shape)}, and by the other tensors of the module {list(wanted)}")
+        codes: Tensor = unpack(tensor.T.contiguous().view(torch.uint8), bits, vocab_size)
+        return (codes.T.to(torch.int16) - 2 ** (bits - 1)).to(torch.int8).contiguous()
 
     def codec(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> Codec:
         """Return the rows as a compiled kernel reads them; the library computes in the dtype of the scales."""
@@ -82,8 +118,9 @@ class ScaledRows(StoredFormat):
             shared[name].expand(len(codes), 1) if name in shared else rows.get(name) for name in (SCALE, ZERO)
         )
         assert scale is not None
-        group_size = self.embed_dim // (self.groups or 1)
-        return Codec(codes, *self.levels, scale, group_size, self.embed_dim, self.dtype, zero=zero)
+        return Codec(
+            codes, *self.levels, scale, self.group_size or self.embed_dim, self.embed_dim, self.dtype, zero=zero
+        )
 
 
 @dataclass(frozen=True)
@@ -95,7 +132,7 @@ class PackQuantizedRows(ScaledRows):
 
     Args:
         embed_dim: Columns of a row, D.
-        groups: Number of scales of a row, G; 0 for one scale of the whole matrix.
+        group_size: Columns that share a scale, D for all columns of a row; 0 for one scale of the whole matrix.
         scale_dtype: Data type of the scales: `"F32"`, `"F16"` or `"BF16"`.
         is_symmetric: Whether there are no zero points.
         bits: Bits of a code, 1 to 8.
@@ -106,6 +143,11 @@ class PackQuantizedRows(ScaledRows):
     title: ClassVar[str] = "pack-quantized: integers of 1 to 8 bits by group, row or matrix, also asymmetric"
 
     bits: int
+
+    @property
+    def code_choices(self) -> dict[str, Collection[int | str]]:
+        """Return the numbers of bits."""
+        return {"bits": range(1, 9)}
 
     @classmethod
     def recognise(cls, module: StoredModule) -> tuple[Self, int] | None:
@@ -120,22 +162,22 @@ class PackQuantizedRows(ScaledRows):
             raise module.error("weight_shape", f"says [{rows}, {embed_dim}] beside {vocab_size} rows of weight_packed")
         if "weight_g_idx" in module.tensors:
             raise module.error("weight_g_idx", "puts columns into groups in an order of its own, which is not read")
-        groups, is_symmetric = _groups(module, vocab_size, embed_dim), ZERO not in module.tensors
+        size, is_symmetric = _group_size(module, vocab_size, embed_dim), ZERO not in module.tensors
         fitting = [bits for bits in range(1, 9) if -(-embed_dim * bits // 32) == words]
         schemes = _schemes(module)
         chosen = [
             bits
             for bits in fitting
-            if not schemes or any(_fits(each, bits, "int", embed_dim, groups, is_symmetric) for each in schemes)
+            if not schemes or any(_fits(each, bits, "int", embed_dim, size, is_symmetric) for each in schemes)
         ]
         if len(chosen) != 1:
-            layout = f"{' or '.join(map(str, fitting)) or 'no number of'} bits in {groups or 'no'} groups a row"
+            layout = f"{' or '.join(map(str, fitting)) or 'no number of'} bits in {_grouping(size)}"
             symmetry = "without" if is_symmetric else "with"
             raise module.error(
                 "weight_packed",
                 f"has {words} words for {embed_dim} columns: {layout}, {symmetry} zero points{_stated(module)}",
             )
-        return cls(embed_dim, groups, module.dtype(SCALE), is_symmetric, chosen[0]), vocab_size
+        return cls(embed_dim, size, module.dtype(SCALE), is_symmetric, chosen[0]), vocab_size
 
     @property
     def codes(self) -> tuple[str, Part]:
@@ -147,19 +189,6 @@ class PackQuantizedRows(ScaledRows):
         """Return the bits of a code, and the number of each code."""
         return self.bits, shifted(self.bits)
 
-    def read_part(self, module: StoredModule, part: str, vocab_size: int) -> Tensor:
-        """Read a part; zero points are unpacked to int8, `(V, G)`."""
-        if part == SCALE and not self.groups:
-            return module.read(part).reshape(1)
-        if part != ZERO or not self.groups:
-            return module.read(part)
-        words, groups = module.matrix(part, "I32")
-        if words != -(-vocab_size * self.bits // 32) or groups != self.groups:
-            raise module.error(part, f"has shape [{words}, {groups}] for {vocab_size} rows in {self.groups} groups")
-        codes: Tensor = unpack(module.read(part).T.contiguous().view(torch.uint8), self.bits, vocab_size)
-        zeros: Tensor = (codes.T.to(torch.int16) - 2 ** (self.bits - 1)).to(torch.int8)
-        return zeros.contiguous()
-
 
 @dataclass(frozen=True)
 class NaiveQuantizedRows(ScaledRows):
@@ -169,7 +198,7 @@ class NaiveQuantizedRows(ScaledRows):
 
     Args:
         embed_dim: Columns of a row, D.
-        groups: Number of scales of a row, G; 0 for one scale of the whole matrix.
+        group_size: Columns that share a scale, D for all columns of a row; 0 for one scale of the whole matrix.
         scale_dtype: Data type of the scales: `"F32"`, `"F16"` or `"BF16"`.
         is_symmetric: Whether there are no zero points.
         code_dtype: Data type of the codes, `"I8"` or `"F8_E4M3"`.
@@ -181,6 +210,11 @@ class NaiveQuantizedRows(ScaledRows):
 
     code_dtype: str
 
+    @property
+    def code_choices(self) -> dict[str, Collection[int | str]]:
+        """Return the data types of codes."""
+        return {"code_dtype": tuple(_CODES)}
+
     @classmethod
     def recognise(cls, module: StoredModule) -> tuple[Self, int] | None:
         """Return the record of a module with `weight` of bytes, and the number of rows; see the base class."""
@@ -189,11 +223,11 @@ class NaiveQuantizedRows(ScaledRows):
         if code_dtype not in _CODES or module.dtype(SCALE) == "U8" or not is_here:
             return None
         vocab_size, embed_dim = module.matrix("weight", code_dtype)
-        groups, schemes = _groups(module, vocab_size, embed_dim), _schemes(module)
+        size, schemes = _group_size(module, vocab_size, embed_dim), _schemes(module)
         kind = "int" if code_dtype == "I8" else "float"
-        if schemes and not any(_fits(each, 8, kind, embed_dim, groups, None) for each in schemes):
-            raise module.error("weight", f"is {code_dtype} in {groups or 'no'} groups a row{_stated(module)}")
-        return cls(embed_dim, groups, module.dtype(SCALE), ZERO not in module.tensors, code_dtype), vocab_size
+        if schemes and not any(_fits(each, 8, kind, embed_dim, size, None) for each in schemes):
+            raise module.error("weight", f"is {code_dtype} in {_grouping(size)}{_stated(module)}")
+        return cls(embed_dim, size, module.dtype(SCALE), ZERO not in module.tensors, code_dtype), vocab_size
 
     @property
     def codes(self) -> tuple[str, Part]:
@@ -204,10 +238,6 @@ class NaiveQuantizedRows(ScaledRows):
     def levels(self) -> tuple[int, Tensor]:
         """Return 8 bits, and the number of each code."""
         return 8, _CODES[self.code_dtype]
-
-    def read_part(self, module: StoredModule, part: str, vocab_size: int) -> Tensor:
-        """Read a part."""
-        return module.read(part).reshape(1) if part in self.shared_parts else module.read(part)
 
 
 @dataclass(frozen=True)
@@ -231,6 +261,12 @@ class CompressedFloatRows(StoredFormat):
 
     mode: str
 
+    @property
+    def choices(self) -> dict[str, Collection[int | str]]:
+        """Return the modes, and the widths of whole groups."""
+        size = BLOCK_FLOATS[self.mode].group_size if self.mode in BLOCK_FLOATS else 1
+        return {"mode": tuple(BLOCK_FLOATS), "embed_dim": whole_groups(size)}
+
     @classmethod
     def recognise(cls, module: StoredModule) -> tuple[Self, int] | None:
         """Return the record of a module with floating-point codes in groups, and the number of rows."""
@@ -248,7 +284,7 @@ class CompressedFloatRows(StoredFormat):
             raise module.error(name, f"has {nbytes} bytes and {groups} scales a row, which is not {' or '.join(modes)}")
         kind, schemes = BLOCK_FLOATS[mode], _schemes(module)
         embed_dim = groups * kind.group_size
-        if schemes and not any(_fits(each, kind.bits, "float", embed_dim, groups, None) for each in schemes):
+        if schemes and not any(_fits(each, kind.bits, "float", embed_dim, kind.group_size, None) for each in schemes):
             raise module.error(name, f"is {mode}{_stated(module)}")
         if ZERO in module.tensors:
             raise module.error(ZERO, "is not read beside codes in floating point")
@@ -282,8 +318,8 @@ class CompressedFloatRows(StoredFormat):
         return BLOCK_FLOATS[self.mode].codec(codes, scales, self.embed_dim, torch.bfloat16, shared.get(GLOBAL))
 
 
-def _groups(module: StoredModule, vocab_size: int, embed_dim: int) -> int:
-    """Return the number of scales of a row; 0 for one scale of the whole matrix.
+def _group_size(module: StoredModule, vocab_size: int, embed_dim: int) -> int:
+    """Return the number of columns that share a scale; 0 for one scale of the whole matrix.
 
     Raises:
         CheckpointError: There are no scales, they do not divide the columns, or they are those of blocks of rows.
@@ -297,12 +333,18 @@ def _groups(module: StoredModule, vocab_size: int, embed_dim: int) -> int:
             SCALE,
             f"has {rows} rows for {vocab_size} rows of codes: a scale is that of a block of several rows, which is not "
             f"read, because no row has scales of its own",
+            DEQUANTISE,
         )
     if rows != vocab_size:
         raise module.error(SCALE, f"has {rows} rows for {vocab_size} rows of codes")
     if embed_dim % groups:
         raise module.error(SCALE, f"has {groups} scales a row, into which {embed_dim} columns cannot be divided")
-    return groups
+    return embed_dim // groups
+
+
+def _grouping(group_size: int) -> str:
+    """Return in words which numbers share a scale."""
+    return f"groups of {group_size} columns" if group_size else "one group"
 
 
 def _schemes(module: StoredModule) -> list[JsonObject]:
@@ -314,10 +356,10 @@ def _schemes(module: StoredModule) -> list[JsonObject]:
     return [scheme for scheme in schemes if isinstance(scheme, dict)]
 
 
-def _fits(scheme: JsonObject, bits: int, kind: str, embed_dim: int, groups: int, is_symmetric: bool | None) -> bool:
+def _fits(scheme: JsonObject, bits: int, kind: str, embed_dim: int, group_size: int, is_symmetric: bool | None) -> bool:
     """Return whether a scheme of the configuration describes these tensors; symmetry is not compared for `None`."""
     size = scheme.get("group_size")
-    has_size = groups <= 1 if size in (None, -1) else groups > 0 and size == embed_dim // groups
+    has_size = group_size in (0, embed_dim) if size in (None, -1) else size == group_size
     has_symmetry = is_symmetric in (None, scheme.get("symmetric", True))
     return has_size and has_symmetry and scheme.get("num_bits") == bits and scheme.get("type", "int") == kind
 

@@ -1,6 +1,6 @@
 """Tables and heads that MLX quantised: `mlx.nn.quantize`, and the models of mlx-lm, LM Studio and Ollama."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.formats.codec import BLOCK_FLOATS, Codec, unsigned
-from embedlayer.formats.stored import Part, StoredFormat, StoredModule
+from embedlayer.formats.stored import Part, StoredFormat, StoredModule, whole_groups
 from embedlayer.io.safetensors_files import DTYPES
 
 _BITS, _GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
@@ -41,11 +41,17 @@ class MLXAffineRows(StoredFormat):
     group_size: int
     scale_dtype: str
 
+    @property
+    def choices(self) -> dict[str, Collection[int | str]]:
+        """Return the sizes and types that MLX has."""
+        widths = whole_groups(self.group_size)
+        return {"bits": _BITS, "group_size": _GROUPS, "scale_dtype": _FLOATS, "embed_dim": widths}
+
     @classmethod
     def recognise(cls, module: StoredModule) -> tuple[Self, int] | None:
         """Return the record of tensors `weight`, `scales` and `biases`, and the number of rows; see the base class."""
-        if module.dtype("weight") != "U32" or module.dtype("scales") == "U8":
-            return None
+        if module.dtype("weight") != "U32" or module.dtype("scales") == "U8" or "qbiases" in module.tensors:
+            return None  # `qbiases` are those of transformers' MetalConfig, which rounds in another way
         vocab_size, words = module.matrix("weight", "U32")
         groups = module.matrix("scales", *_FLOATS)[1]
         module.matrix("biases", *_FLOATS)
@@ -109,6 +115,12 @@ class MLXFloatRows(StoredFormat):
     scales: ClassVar[tuple[str, ...]] = ("scales",)
 
     mode: str
+
+    @property
+    def choices(self) -> dict[str, Collection[int | str]]:
+        """Return the modes, and the widths of whole groups."""
+        size = BLOCK_FLOATS[self.mode].group_size if self.mode in _MODES else 1
+        return {"mode": _MODES, "embed_dim": whole_groups(size)}
 
     @classmethod
     def recognise(cls, module: StoredModule) -> tuple[Self, int] | None:

@@ -5,7 +5,7 @@ names, types and shapes, and dequantises rows as its own library does, bit for b
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -13,13 +13,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.core.errors import CheckpointError
+from embedlayer.core.errors import CheckpointError, SizeError
 from embedlayer.formats.codec import Codec
 from embedlayer.io.files import JsonObject
 from embedlayer.io.safetensors_files import TensorInfo
 from embedlayer.saving import Described
 
-_ROWS_AT_ONCE = 8192
+_ROWS_AT_ONCE, _WIDEST = 8192, 1 << 40
 
 
 class StoredModule(NamedTuple):
@@ -57,10 +57,10 @@ class StoredModule(NamedTuple):
             raise self.error(part, f"is stored as {info.dtype} {list(info.shape)} instead of {wanted}")
         return info.shape[0], info.shape[1]
 
-    def error(self, part: str, what: str) -> CheckpointError:
+    def error(self, part: str, what: str, advice: str = "Copy the checkpoint again.") -> CheckpointError:
         """Return, without raising it, the error for the tensor `part`; `what` completes the sentence."""
         info = self.tensors.get(part) or next(iter(self.tensors.values()))
-        return CheckpointError(f"{info.file}: {self.name}.{part} {what}. Copy the checkpoint again.")
+        return CheckpointError(f"{info.file}: {self.name}.{part} {what}. {advice}")
 
 
 class Part(NamedTuple):
@@ -125,6 +125,16 @@ class StoredFormat(Described, ABC):
     scales: ClassVar[tuple[str, ...]] = ()
 
     embed_dim: int
+
+    def __post_init__(self) -> None:
+        for name, allowed in self.choices.items():
+            if (value := getattr(self, name)) not in allowed:
+                raise SizeError(f"{name} of {type(self).__name__} must be in {allowed}, not {value!r}.")
+
+    @property
+    def choices(self) -> dict[str, Collection[int | str]]:
+        """Return the values that arguments of the constructor may have, by name: by default any width."""
+        return {"embed_dim": whole_groups(1)}
 
     @property
     def config(self) -> JsonObject:
@@ -220,3 +230,8 @@ class StoredFormat(Described, ABC):
 def codec_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the data type to which a codec rounds products for a library that computes in `dtype`."""
     return torch.float32 if dtype == torch.float64 else dtype
+
+
+def whole_groups(group_size: int) -> range:
+    """Return the widths of rows of whole groups of columns; a size below 1 is taken for 1."""
+    return range(max(1, group_size), _WIDEST, max(1, group_size))

@@ -3,13 +3,16 @@
 That rows are those of the library is a law of `test_stored_formats.py`.
 """
 
+import warnings
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from stored_formats import CASES, NAME, StoredCase, compressed_case, weights
 
 from embedlayer.core.errors import CheckpointError
+from embedlayer.formats.compressed_tensors import DEQUANTISE
 from embedlayer.formats.recognition import recognise
 
 INTEGERS = {"strategy": "group", "group_size": 32, "symmetric": False}
@@ -50,7 +53,11 @@ def test_the_tensors_decide_which_group_of_modules_they_belong_to(case):
     ],
 )
 def test_a_configuration_that_the_tensors_contradict_is_refused(case: StoredCase, scheme: dict[str, Any]):
-    refused(stating(case, scheme), "weight_packed", "has 12 words for 96 columns: 4 bits in 3 groups .*states num_bits")
+    refused(
+        stating(case, scheme),
+        "weight_packed",
+        "has 12 words for 96 columns: 4 bits in groups of 32 columns, with .*states num_bits",
+    )
 
 
 def test_a_number_of_bits_that_a_short_row_does_not_tell_is_stated_by_the_configuration():
@@ -94,3 +101,35 @@ def test_zero_points_beside_floating_point_codes_are_refused():
 def test_4_bit_floats_contradict_a_configuration_of_integers():
     case = CASES["nvfp4-pack-quantized"]()
     refused(stating(case, {"num_bits": 4, **INTEGERS}), "weight_packed", "is nvfp4, and the configuration states")
+
+
+def test_the_advice_for_blocks_dequantises_a_folder(tmp_path):
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.quantization import (
+        QuantizationArgs,
+        QuantizationConfig,
+        QuantizationScheme,
+        apply_quantization_config,
+    )
+    from transformers import AutoModelForCausalLM, CompressedTensorsConfig, LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=80, tie_word_embeddings=False, **sizes))
+    blocks = QuantizationArgs(num_bits=8, type="float", strategy="block", block_structure=[16, 16])
+    scheme = QuantizationScheme(targets=["Linear"], weights=blocks)
+    apply_quantization_config(model, QuantizationConfig(config_groups={"group_0": scheme}, format="float-quantized"))
+    compressor = ModelCompressor.from_pretrained_model(model)
+    compressor.compress_model(model)
+    model.save_pretrained(tmp_path / "blocks")
+    compressor.update_config(tmp_path / "blocks")
+    stored = load_file(tmp_path / "blocks/model.safetensors")
+    tensors = {name: stored[f"lm_head.{name}"] for name in ("weight", "weight_scale")}
+    refused(StoredCase(tensors, {}, torch.zeros(0)), "weight_scale", "has 5 rows for 80 rows of codes: .* block")
+
+    names = {"AutoModelForCausalLM": AutoModelForCausalLM, "CompressedTensorsConfig": CompressedTensorsConfig}
+    with warnings.catch_warnings(action="ignore"):
+        exec(DEQUANTISE.partition(": ")[2], names | {"folder": tmp_path / "blocks", "new_folder": tmp_path / "dense"})
+    dense = load_file(tmp_path / "dense/model.safetensors")["lm_head.weight"]
+    numbers = stored["lm_head.weight_scale"].repeat_interleave(16, 0).repeat_interleave(16, 1)
+    assert torch.equal(dense, stored["lm_head.weight"].to(numbers.dtype) * numbers)

@@ -1,12 +1,14 @@
 """Laws of all records of stored formats. The cases are built by the libraries that define the formats."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from stored_formats import CASES, NAME, StoredCase
 from torch import Tensor
 
 from embedlayer.core.class_identifiers import KINDS
-from embedlayer.core.errors import CheckpointError
+from embedlayer.core.errors import CheckpointError, SizeError
 from embedlayer.formats.recognition import FORMATS, recognise
 from embedlayer.formats.stored import StoredRows
 from embedlayer.saving import build, describe
@@ -84,6 +86,17 @@ def test_a_record_is_rebuilt_from_its_description(one_of_each: StoredCase) -> No
     assert build(describe(record)) == record
 
 
+def test_sizes_that_no_file_has_are_refused(one_of_each: StoredCase) -> None:
+    record = read(one_of_each).format
+    for name, value in record.config.items():
+        damaged: tuple[object, ...] = ("F8_E5M2",) if isinstance(value, str) else (-1, 1 << 50)
+        for each in () if isinstance(value, bool) else damaged:
+            with pytest.raises(SizeError, match=f"^({name}|embed_dim) of "):
+                replace(record, **{name: each})
+    with pytest.raises(SizeError, match="embed_dim"):
+        replace(record, embed_dim=0)
+
+
 def test_every_format_has_an_identifier_and_a_case() -> None:
     assert {f"{record.__module__}:{record.__qualname__}" for record in FORMATS} <= set(KINDS.values())
 
@@ -117,12 +130,13 @@ def test_a_missing_tensor_is_named(one_of_each: StoredCase) -> None:
 
 def test_a_tensor_that_is_cut_short_is_named(one_of_each: StoredCase) -> None:
     record, names = read(one_of_each).format, parts(one_of_each)
+    has_groups = getattr(record, "group_size", 1) not in (0, record.embed_dim)
     for name in names:
         tensor = one_of_each.tensors[name]
         assert_refused(one_of_each.changed(**{name: tensor[:0]}), *names, "weight_shape")
         if name in record.row_parts and len(record.row_parts) > 1:
             assert_refused(one_of_each.changed(**{name: tensor[:-1].contiguous()}), *names, "weight_shape")
-        if tensor.shape[-1] > 1 and getattr(record, "groups", 2) > 1:  # else the width is that of the codes
+        if tensor.shape[-1] > 1 and has_groups:  # else the codes tell the width
             assert_refused(one_of_each.changed(**{name: tensor[:, :-1].contiguous()}), *names)
 
 
