@@ -1,7 +1,7 @@
 """Tables and heads that bitsandbytes quantised: int8 by row, and blocks of 4 bits whose scales are plain numbers."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.formats.codec import Codec
-from embedlayer.formats.stored import Part, StoredFormat, StoredModule
+from embedlayer.formats.stored import Part, StoredFormat, StoredModule, whole_groups
 from embedlayer.io.files import JsonObject
 from embedlayer.io.safetensors_files import DTYPES
 
@@ -17,6 +17,7 @@ STATES = {f"weight.quant_state.bitsandbytes__{kind}": kind for kind in ("nf4", "
 """Names of the tensor with the sizes of a matrix of 4 bits, and what each says about the codes."""
 
 _INVERSE_127 = 7.874015718698502e-3
+_ROW_DTYPES = {str(DTYPES[name]).removeprefix("torch."): DTYPES[name] for name in ("F32", "F16", "BF16")}
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,15 @@ class FourBitRows(StoredFormat):
     block_size: int
     row_dtype: str
 
+    @property
+    def choices(self) -> dict[str, Collection[int | str]]:
+        """Return the sizes, types and names that the library has."""
+        return {
+            "embed_dim": whole_groups(self.block_size),
+            "block_size": range(2, self.embed_dim + 1, 2),
+            "row_dtype": tuple(_ROW_DTYPES),
+        }
+
     @classmethod
     def recognise(cls, module: StoredModule) -> tuple[Self, int] | None:
         """Return the record of a module with `weight` of 4 bits and plain `weight.absmax`, and the number of rows."""
@@ -118,12 +128,12 @@ class FourBitRows(StoredFormat):
                 is_stored = "is missing" if info is None else f"is stored as {info.dtype} {list(info.shape)}"
                 raise module.error(name, f"{is_stored}, for {shape} in blocks of {block_size} {dtype} {list(size)}")
         row_dtype = state.get("dtype")
-        return cls(embed_dim, block_size, row_dtype if row_dtype in _names() else "float32"), vocab_size
+        return cls(embed_dim, block_size, row_dtype if row_dtype in _ROW_DTYPES else "float32"), vocab_size
 
     @property
     def dtype(self) -> torch.dtype:
         """Return the data type of the matrix that was quantised."""
-        return _names()[self.row_dtype]
+        return _ROW_DTYPES[self.row_dtype]
 
     @property
     def row_parts(self) -> dict[str, Part]:
@@ -150,11 +160,6 @@ class FourBitRows(StoredFormat):
         """Return the rows as a compiled kernel reads them."""
         levels = shared["quant_map"]
         return Codec(rows["weight"], 4, levels, rows["absmax"], self.block_size, self.embed_dim, torch.float32)
-
-
-def _names() -> dict[str, torch.dtype]:
-    """Return the data types of vectors by name."""
-    return {str(DTYPES[name]).removeprefix("torch."): DTYPES[name] for name in ("F32", "F16", "BF16")}
 
 
 def _state(module: StoredModule, name: str) -> JsonObject:

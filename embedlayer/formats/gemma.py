@@ -4,8 +4,9 @@ Weights alone are read: transformers also rounds inputs and outputs of a head by
 `output_activation_scale`, so its logits differ.
 """
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.formats.codec import Codec, shifted, signed
-from embedlayer.formats.stored import Part, StoredFormat, StoredModule, codec_dtype
+from embedlayer.formats.stored import Part, StoredFormat, StoredModule, codec_dtype, whole_groups
 
 METHOD = "gemma"
 """Name of the layout in the key `quant_method` of a configuration."""
@@ -26,14 +27,14 @@ _DEFAULT_BITS = 4
 class GemmaRows(StoredFormat):
     """Gemma's layout: `number = code * scale`; the scale is rounded to the dtype of the result before the product.
 
-    A table has `embedding_quantized` and `embedding_scale`, a head `weight` and `weight_scale`. Codes are int8, or uint8
-    with two codes of 4 or four of 2 bits in a byte, to which `2^(bits - 1)` was added; which of the two, only the
+    A table has `embedding_quantized` and `embedding_scale`, a head `weight` and `weight_scale`. Codes are int8, or
+    uint8 with two codes of 4 or four of 2 bits in a byte, to which `2^(bits - 1)` was added; which of the two, only the
     configuration tells. Scales are float32, `(V, 1)`, or of groups of columns.
 
     Args:
         embed_dim: Columns of a row, D.
         bits: Bits of a code: 2, 4 or 8.
-        groups: Number of scales of a row, G.
+        group_size: Columns that share a scale.
         codes: Name of the tensor of codes: `"embedding_quantized"` or `"weight"`.
 
     Reference: `QuantizedEmbedding` and `QuantizedLinear` of transformers' `integrations/gemma_quant.py`.
@@ -44,8 +45,18 @@ class GemmaRows(StoredFormat):
     scales: ClassVar[tuple[str, ...]] = ("embedding_scale", "weight_scale")
 
     bits: int
-    groups: int
+    group_size: int
     codes: str
+
+    @property
+    def choices(self) -> dict[str, Collection[int | str]]:
+        """Return the sizes, types and names that the library has."""
+        return {
+            "embed_dim": whole_groups(math.lcm(self.group_size, 8 // self.bits)) if self.bits in (2, 4, 8) else (),
+            "bits": (2, 4, 8),
+            "group_size": range(1, self.embed_dim + 1),
+            "codes": ("embedding_quantized", "weight"),
+        }
 
     @classmethod
     def recognise(cls, module: StoredModule) -> tuple[Self, int] | None:
@@ -67,7 +78,7 @@ class GemmaRows(StoredFormat):
             raise module.error(
                 _scale_name(codes), f"has {groups} scales a row, into which {embed_dim} columns cannot be divided"
             )
-        return cls(embed_dim, bits, groups, codes), vocab_size
+        return cls(embed_dim, bits, embed_dim // groups, codes), vocab_size
 
     @property
     def dtype(self) -> torch.dtype:
@@ -79,15 +90,14 @@ class GemmaRows(StoredFormat):
         """Return codes and scales."""
         dtype = torch.int8 if self.bits == 8 else torch.uint8
         codes = Part(dtype, (self.embed_dim * self.bits // 8,))
-        return {self.codes: codes, _scale_name(self.codes): Part(torch.float32, (self.groups,))}
+        return {self.codes: codes, _scale_name(self.codes): Part(torch.float32, (self.embed_dim // self.group_size,))}
 
     def codec(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> Codec:
         """Return the rows as a compiled kernel reads them, with scales rounded to `dtype`."""
         rounding, levels = codec_dtype(dtype), signed(8) if self.bits == 8 else shifted(self.bits)
         scale = rows[_scale_name(self.codes)].to(rounding)
-        group_size = self.embed_dim // self.groups
         codes = rows[self.codes].view(torch.uint8)
-        return Codec(codes, self.bits, levels, scale, group_size, self.embed_dim, rounding)
+        return Codec(codes, self.bits, levels, scale, self.group_size, self.embed_dim, rounding)
 
 
 def _scale_name(codes: str) -> str:

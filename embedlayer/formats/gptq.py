@@ -1,7 +1,7 @@
 """Heads that GPTQ and AWQ quantised. Their files have tokens as columns; they are repacked into rows on reading."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.formats.codec import Codec, unpack, unsigned
-from embedlayer.formats.stored import Part, StoredFormat, StoredModule
+from embedlayer.formats.stored import FULL_PRECISION, Part, StoredFormat, StoredModule, whole_groups
 from embedlayer.io.safetensors_files import DTYPES
 
 _FLOATS = ("F16", "BF16", "F32")
@@ -29,15 +29,24 @@ class ColumnRows(StoredFormat):
     Args:
         embed_dim: Columns of a row, D.
         bits: Bits of a code.
-        groups: Number of scales of a row, G.
+        group_size: Columns that share a scale.
         scale_dtype: Data type of the scales: `"F32"`, `"F16"` or `"BF16"`.
     """
 
     scales: ClassVar[tuple[str, ...]] = ("scales",)
 
     bits: int
-    groups: int
+    group_size: int
     scale_dtype: str
+
+    @property
+    def column_choices(self) -> dict[str, Collection[int | str]]:
+        """Return the sizes and types of both layouts."""
+        return {
+            "embed_dim": whole_groups(self.group_size),
+            "group_size": range(1, self.embed_dim + 1),
+            "scale_dtype": _FLOATS,
+        }
 
     @property
     def dtype(self) -> torch.dtype:
@@ -47,10 +56,11 @@ class ColumnRows(StoredFormat):
     @property
     def row_parts(self) -> dict[str, Part]:
         """Return codes, scales and zero points."""
+        groups = (self.embed_dim // self.group_size,)
         return {
             "qweight": Part(torch.uint8, (self.embed_dim * self.bits // 8,)),
-            "scales": Part(self.dtype, (self.groups,)),
-            "qzeros": Part(torch.int16, (self.groups,)),
+            "scales": Part(self.dtype, groups),
+            "qzeros": Part(torch.int16, groups),
         }
 
     @abstractmethod
@@ -77,7 +87,7 @@ class ColumnRows(StoredFormat):
             self.bits,
             unsigned(self.bits),
             rows["scales"],
-            self.embed_dim // self.groups,
+            self.group_size,
             self.embed_dim,
             self.dtype,
             zero=rows["qzeros"],
@@ -94,7 +104,7 @@ class GPTQRows(ColumnRows):
     Args:
         embed_dim: Columns of a row, D.
         bits: Bits of a code: 2, 3, 4 or 8.
-        groups: Number of scales of a row, G.
+        group_size: Columns that share a scale.
         scale_dtype: Data type of the scales: `"F32"`, `"F16"` or `"BF16"`.
         zero_offset: What is added to a stored zero point, 1 or 0.
 
@@ -105,6 +115,11 @@ class GPTQRows(ColumnRows):
     title: ClassVar[str] = "heads of 2, 3, 4 and 8 bits by group, also asymmetric"
 
     zero_offset: int
+
+    @property
+    def choices(self) -> dict[str, Collection[int | str]]:
+        """Return the sizes and types that the library has."""
+        return {**self.column_choices, "bits": _BITS, "zero_offset": range(2)}
 
     @classmethod
     def recognise(cls, module: StoredModule) -> tuple[Self, int] | None:
@@ -135,18 +150,20 @@ class GPTQRows(ColumnRows):
         if vocab_size < embed_dim:
             raise module.error(
                 "scales",
-                f"has groups of tokens instead of columns, for {vocab_size} columns of {embed_dim} tokens, as GPTQModel "
-                f"stores an embedding: no row has scales of its own, and 8 tokens share a word. Load the checkpoint in "
-                f"full precision that was quantised, or quantise it with the embedding left out",
+                f"has groups of tokens for {vocab_size} columns and {embed_dim} tokens, as GPTQModel stores an "
+                f"embedding, which is not read: no row has scales of its own, and 8 tokens share a word",
+                FULL_PRECISION,
             )
         if embed_dim % groups:
             raise module.error("scales", f"has {groups} rows, into which {embed_dim} columns cannot be divided")
         if columns is not None:
             order = module.read("g_idx")
             if not torch.equal(order.long(), torch.arange(embed_dim) // (embed_dim // groups)):
-                raise module.error("g_idx", "puts columns into groups in an order of its own, which is not read")
+                raise module.error(
+                    "g_idx", "puts columns into groups in an order of its own, which is not read", FULL_PRECISION
+                )
         is_second = module.settings.get("checkpoint_format") == "gptq_v2"
-        return cls(embed_dim, bits, groups, module.dtype("scales"), 0 if is_second else 1), vocab_size
+        return cls(embed_dim, bits, embed_dim // groups, module.dtype("scales"), 0 if is_second else 1), vocab_size
 
     def rows_of_codes(self, columns: Tensor) -> Tensor:
         """Return the rows of codes: a transposed matrix of words."""
@@ -169,7 +186,7 @@ class AWQRows(ColumnRows):
     Args:
         embed_dim: Columns of a row, D.
         bits: Bits of a code, 4.
-        groups: Number of scales of a row, G.
+        group_size: Columns that share a scale.
         scale_dtype: Data type of the scales: `"F32"`, `"F16"` or `"BF16"`.
 
     Reference: `AutoAWQConverter` of compressed-tensors.
@@ -177,6 +194,11 @@ class AWQRows(ColumnRows):
 
     library: ClassVar[str] = "AWQ"
     title: ClassVar[str] = "heads of version gemm, 4 bits by group"
+
+    @property
+    def choices(self) -> dict[str, Collection[int | str]]:
+        """Return the sizes and types that the library has."""
+        return {**self.column_choices, "bits": (4,)}
 
     @classmethod
     def recognise(cls, module: StoredModule) -> tuple[Self, int] | None:
@@ -190,12 +212,13 @@ class AWQRows(ColumnRows):
         if 8 * words != vocab_size or zero_shape != (groups, words) or embed_dim % groups or embed_dim % 2:
             raise module.error(
                 "qweight",
-                f"is [{embed_dim}, {words}] beside scales [{groups}, {vocab_size}] and qzeros {list(zero_shape)}, which "
-                f"is neither GPTQ nor AWQ of version gemm and 4 bits",
+                f"is [{embed_dim}, {words}] beside scales [{groups}, {vocab_size}] and qzeros {list(zero_shape)}: "
+                f"neither GPTQ nor AWQ of version gemm and 4 bits",
+                FULL_PRECISION,
             )
         if module.settings.get("bits", 4) != 4:
             raise module.error("qweight", f"has 4 bits, and the configuration states {module.settings['bits']} bits")
-        return cls(embed_dim, 4, groups, module.dtype("scales")), vocab_size
+        return cls(embed_dim, 4, embed_dim // groups, module.dtype("scales")), vocab_size
 
     def rows_of_codes(self, columns: Tensor) -> Tensor:
         """Return the rows of codes, a few thousand tokens at a time."""

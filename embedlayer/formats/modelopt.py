@@ -3,7 +3,7 @@
 Weights alone are read: a runtime that also quantises the input of a head, by `input_scale`, computes other logits.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.formats.codec import BLOCK_FLOATS, E2M1, E4M3, Codec
-from embedlayer.formats.stored import Part, StoredFormat, StoredModule, codec_dtype
+from embedlayer.formats.stored import FULL_PRECISION, Part, StoredFormat, StoredModule, codec_dtype, whole_groups
 
 METHOD = "modelopt"
 """Name of the library in the key `quant_method` of a configuration."""
@@ -38,6 +38,11 @@ class NVFP4Rows(StoredFormat):
     library: ClassVar[str] = "ModelOpt"
     title: ClassVar[str] = "NVFP4"
     scales: ClassVar[tuple[str, ...]] = (SCALE, SECOND_SCALE)
+
+    @property
+    def choices(self) -> dict[str, Collection[int | str]]:
+        """Return the sizes, types and names that the library has."""
+        return {"embed_dim": whole_groups(_NVFP4.group_size)}
 
     @classmethod
     def recognise(cls, module: StoredModule) -> tuple[Self, int] | None:
@@ -123,6 +128,7 @@ class FP8Rows(StoredFormat):
                 SCALE,
                 f"has shape {list(info.shape)} for {vocab_size} rows of {embed_dim} columns: only scales of the whole "
                 f"matrix and of rows are read",
+                FULL_PRECISION,
             )
         check_no_input_factor(module, INPUT_FACTOR)
         stated = stated_algorithms(module)
@@ -166,7 +172,9 @@ def check_no_input_factor(module: StoredModule, part: str) -> None:
     """
     if part in module.tensors:
         raise module.error(
-            part, "multiplies the hidden states before the head, which is not read: rows alone do not give its logits"
+            part,
+            "multiplies the hidden states before the head, which is not read: rows alone do not give its logits",
+            FULL_PRECISION,
         )
 
 

@@ -5,7 +5,7 @@ quantises the input of a head computes other logits.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from embedlayer.formats.codec import E4M3, Codec, signed
 from embedlayer.formats.modelopt import check_no_input_factor
-from embedlayer.formats.stored import Part, StoredFormat, StoredModule, codec_dtype
+from embedlayer.formats.stored import FULL_PRECISION, Part, StoredFormat, StoredModule, codec_dtype, whole_groups
 from embedlayer.io.files import JsonObject
 from embedlayer.io.safetensors_files import DTYPES
 
@@ -22,6 +22,8 @@ CODES, SCALE, ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
 _FLOATS = ("F32", "F16", "BF16")
 _CODE_TYPES = {"Int8Tensor": "I8", "IntxUnpackedToInt8Tensor": "I8", "Float8Tensor": "F8_E4M3"}
 """Data type of the codes of each type of torchao that is read."""
+
+_ROW_DTYPES = {str(DTYPES[name]).removeprefix("torch."): DTYPES[name] for name in _FLOATS}
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class TorchAORows(StoredFormat):
     Args:
         embed_dim: Columns of a row, D.
         tensor_type: Name of torchao's class.
-        groups: Number of scales of a row, G; 0 for one scale of the whole matrix.
+        group_size: Columns that share a scale, D for all columns of a row; 0 for one scale of the whole matrix.
         scale_dtype: Data type of the scales: `"F32"`, `"F16"` or `"BF16"`.
         has_zero_points: Whether there are zero points.
         row_dtype: Data type of the matrix that was quantised, such as `"bfloat16"`.
@@ -48,10 +50,21 @@ class TorchAORows(StoredFormat):
     scales: ClassVar[tuple[str, ...]] = (SCALE,)
 
     tensor_type: str
-    groups: int
+    group_size: int
     scale_dtype: str
     has_zero_points: bool
     row_dtype: str
+
+    @property
+    def choices(self) -> dict[str, Collection[int | str]]:
+        """Return the sizes, types and names that the library has."""
+        return {
+            "embed_dim": whole_groups(self.group_size),
+            "tensor_type": tuple(_CODE_TYPES),
+            "group_size": range(self.embed_dim + 1),
+            "scale_dtype": _FLOATS,
+            "row_dtype": tuple(_ROW_DTYPES),
+        }
 
     @classmethod
     def recognise(cls, module: StoredModule) -> tuple[Self, int] | None:
@@ -65,7 +78,9 @@ class TorchAORows(StoredFormat):
         rows, groups = module.matrix(SCALE, *_FLOATS)
         if rows not in (1, vocab_size) or (rows == 1 < vocab_size and groups > 1) or embed_dim % groups:
             raise module.error(
-                SCALE, f"has shape [{rows}, {groups}] for {vocab_size} rows of {embed_dim} columns, which is not read"
+                SCALE,
+                f"has shape [{rows}, {groups}] for {vocab_size} rows of {embed_dim} columns, which is not read",
+                FULL_PRECISION,
             )
         blocks = data.get("block_size")
         if isinstance(blocks, list) and blocks and blocks != [vocab_size // rows, embed_dim // groups]:
@@ -75,33 +90,29 @@ class TorchAORows(StoredFormat):
         check_no_input_factor(module, "_weight_act_pre_scale")
         row_dtype = data.get("dtype")
         name = row_dtype.get("_data") if isinstance(row_dtype, dict) else None
-        names = {str(DTYPES[each]).removeprefix("torch.") for each in _FLOATS}
-        row_dtype = name if name in names else "float32"
-        is_shared = rows == 1 < vocab_size
-        record = cls(
-            embed_dim, tensor_type, 0 if is_shared else groups, module.dtype(SCALE), ZERO in module.tensors, row_dtype
-        )
-        return record, vocab_size
+        row_dtype = name if name in _ROW_DTYPES else "float32"
+        size = 0 if rows == 1 < vocab_size else embed_dim // groups
+        return cls(embed_dim, tensor_type, size, module.dtype(SCALE), ZERO in module.tensors, row_dtype), vocab_size
 
     @property
     def dtype(self) -> torch.dtype:
         """Return the data type of the matrix that was quantised."""
-        return {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}[self.row_dtype]
+        return _ROW_DTYPES[self.row_dtype]
 
     @property
     def row_parts(self) -> dict[str, Part]:
         """Return the codes, and what each row has of scales and zero points."""
         codes = Part(DTYPES[_CODE_TYPES[self.tensor_type]], (self.embed_dim,))
-        return {CODES: codes} | (self._scale_parts if self.groups else {})
+        return {CODES: codes} | (self._scale_parts if self.group_size else {})
 
     @property
     def shared_parts(self) -> dict[str, Part]:
         """Return scale and zero point of the whole matrix, if it has one scale."""
-        return {} if self.groups else self._scale_parts
+        return {} if self.group_size else self._scale_parts
 
     @property
     def _scale_parts(self) -> dict[str, Part]:
-        shape = (self.groups,) if self.groups else (1, 1)
+        shape = (self.embed_dim // self.group_size,) if self.group_size else (1, 1)
         zero = {ZERO: Part(torch.int8, shape)} if self.has_zero_points else {}
         return {SCALE: Part(DTYPES[self.scale_dtype], shape), **zero}
 
@@ -114,7 +125,7 @@ class TorchAORows(StoredFormat):
         assert scale is not None
         is_float = self.tensor_type == "Float8Tensor"
         rounding = torch.float32 if is_float else codec_dtype(torch.promote_types(dtype, scale.dtype))
-        levels, group_size = E4M3 if is_float else signed(8), self.embed_dim // (self.groups or 1)
+        levels, group_size = E4M3 if is_float else signed(8), self.group_size or self.embed_dim
         return Codec(codes, 8, levels, scale, group_size, self.embed_dim, rounding, zero=zero)
 
 
