@@ -60,7 +60,7 @@ class StoredCase(NamedTuple):
 def weights(embed_dim: int, dtype: torch.dtype = torch.float32, vocab_size: int = VOCAB_SIZE) -> Tensor:
     """Return rows of a table, some of them zero, constant or large."""
     rows = 0.05 * torch.randn(vocab_size, embed_dim, generator=torch.Generator().manual_seed(embed_dim))
-    rows[3], rows[5], rows[7] = 0.0, 0.25, 40 * rows[7]
+    rows[3:4], rows[5:6], rows[7:8] = 0.0, 0.25, 40 * rows[7:8]
     return rows.to(dtype)
 
 

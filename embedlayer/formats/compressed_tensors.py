@@ -108,8 +108,10 @@ class ScaledRows(StoredFormat):
         shape, wanted = module.matrix(part, "I32"), (-(-vocab_size * bits // 32), self.embed_dim // self.group_size)
         if shape != wanted:
             raise module.error(part, f"has shape {list(shape)}, and by the other tensors of the module {list(wanted)}")
-        codes: Tensor = unpack(tensor.T.contiguous().view(torch.uint8), bits, vocab_size)
-        return (codes.T.to(torch.int16) - 2 ** (bits - 1)).to(torch.int8).contiguous()
+        words = tensor.T.clone(memory_format=torch.contiguous_format)  # `contiguous` keeps strides of sizes of 1
+        codes: Tensor = unpack(words.view(torch.uint8), bits, vocab_size)
+        zeros: Tensor = (codes.T.to(torch.int16) - 2 ** (bits - 1)).to(torch.int8)
+        return zeros.contiguous()
 
     def codec(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> Codec:
         """Return the rows as a compiled kernel reads them; the library computes in the dtype of the scales."""
@@ -328,7 +330,7 @@ def _group_size(module: StoredModule, vocab_size: int, embed_dim: int) -> int:
     if info is not None and info.shape in ((), (1,)) and info.dtype in _FLOATS:
         return 0
     rows, groups = module.matrix(SCALE, *_FLOATS)
-    if 2 * rows <= vocab_size + 1:
+    if rows != vocab_size and 2 * rows <= vocab_size + 1:
         raise module.error(
             SCALE,
             f"has {rows} rows for {vocab_size} rows of codes: a scale is that of a block of several rows, which is not "

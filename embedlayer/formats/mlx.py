@@ -9,6 +9,7 @@ from torch import Tensor
 
 from embedlayer.formats.codec import BLOCK_FLOATS, Codec, unsigned
 from embedlayer.formats.stored import Part, StoredFormat, StoredModule, whole_groups
+from embedlayer.io.files import JsonObject
 from embedlayer.io.safetensors_files import DTYPES
 
 _BITS, _GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
@@ -56,17 +57,11 @@ class MLXAffineRows(StoredFormat):
         groups = module.matrix("scales", *_FLOATS)[1]
         module.matrix("biases", *_FLOATS)
         fitting = [(bits, size) for bits in _BITS for size in _GROUPS if bits * size * groups == 32 * words]
-        stated = module.settings.get(module.name)
-        stated = stated if isinstance(stated, dict) else module.settings
-        bits, size = stated.get("bits"), stated.get("group_size")
-        chosen = [pair for pair in fitting if bits in (None, pair[0]) and size in (None, pair[1])]
+        chosen = [pair for pair in fitting if _is_stated(module, "affine", *pair)]
         if len(chosen) != 1:
             pairs = " or ".join(f"{bits} bits in groups of {size}" for bits, size in fitting)
-            raise module.error(
-                "weight",
-                f"has {words} words and {groups} scales a row, which is {pairs or 'no layout of MLX'}, and the "
-                f"configuration states {'nothing' if bits is size is None else f'{bits} bits in groups of {size}'}",
-            )
+            layout = f"has {words} words and {groups} scales a row, which is {pairs or 'no layout of MLX'}"
+            raise module.error("weight", f"{layout}, and the configuration states {_stated(module) or 'nothing'}")
         ((bits, size),) = chosen
         return cls(groups * size, bits, size, module.dtype("scales")), vocab_size
 
@@ -129,13 +124,15 @@ class MLXFloatRows(StoredFormat):
             return None
         vocab_size, words = module.matrix("weight", "U32")
         groups = module.matrix("scales", "U8")[1]
-        for mode in _MODES:
-            kind = BLOCK_FLOATS[mode]
-            if kind.bits * kind.group_size * groups == 32 * words:
-                return cls(groups * kind.group_size, mode), vocab_size
-        raise module.error(
-            "weight", f"has {words} words and {groups} scales a row, which is none of {', '.join(_MODES)}"
-        )
+        bits_of = {mode: BLOCK_FLOATS[mode].bits * BLOCK_FLOATS[mode].group_size for mode in _MODES}  # of a group
+        mode = next((mode for mode in _MODES if bits_of[mode] * groups == 32 * words), None)
+        layout = f"has {words} words and {groups} scales a row"
+        if mode is None:
+            raise module.error("weight", f"{layout}, which is none of {', '.join(_MODES)}")
+        kind = BLOCK_FLOATS[mode]
+        if not _is_stated(module, mode, kind.bits, kind.group_size):
+            raise module.error("weight", f"{layout}, which is {mode}, and the configuration states {_stated(module)}")
+        return cls(groups * kind.group_size, mode), vocab_size
 
     @property
     def dtype(self) -> torch.dtype:
@@ -154,3 +151,16 @@ class MLXFloatRows(StoredFormat):
     def codec(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> Codec:
         """Return the rows as a compiled kernel reads them."""
         return BLOCK_FLOATS[self.mode].codec(rows["weight"], rows["scales"], self.embed_dim, torch.bfloat16)
+
+
+def _stated(module: StoredModule) -> JsonObject:
+    """Return what the configuration states about a module, or else about all: some of `mode`, `bits`, `group_size`."""
+    own = module.settings.get(module.name)
+    stated = own if isinstance(own, dict) else module.settings
+    return {name: stated[name] for name in ("mode", "bits", "group_size") if stated.get(name) is not None}
+
+
+def _is_stated(module: StoredModule, mode: str, bits: int, group_size: int) -> bool:
+    """Return whether the configuration states a layout, or nothing that contradicts it."""
+    layout = {"mode": mode, "bits": bits, "group_size": group_size}
+    return layout | _stated(module) == layout

@@ -42,6 +42,27 @@ def test_the_tensors_decide_which_group_of_modules_they_belong_to(case):
     )
 
 
+@pytest.mark.parametrize("vocab_size", [1, 7, 8, 9, 31, 33])
+@pytest.mark.parametrize("bits", [3, 4, 5, 8])
+def test_few_rows_have_their_packed_zero_points(vocab_size: int, bits: int) -> None:
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from compressed_tensors.quantization.lifecycle.forward import fake_quantize
+
+    options = QuantizationArgs(num_bits=bits, **INTEGERS)
+    scheme = QuantizationScheme(targets=["Embedding"], weights=options)
+    rows, half = weights(64, vocab_size=vocab_size), 2 ** (bits - 1)
+    scale, zero = torch.rand(vocab_size, 2) / 50, torch.randint(-half, half, (vocab_size, 2), dtype=torch.int8)
+    state = {"weight": rows, "weight_scale": scale, "weight_zero_point": zero}
+    compressor = BaseCompressor.get_value_from_registry("pack-quantized")
+    case = StoredCase(compressor.compress(state, scheme), {}, torch.zeros(0))
+    record, count = recognise(case.module)
+    stored = record.read(case.module, count)
+    assert torch.equal(stored.rows["weight_zero_point"], zero)
+    assert torch.equal(stored.dequantise(torch.float32), fake_quantize(rows, scale, zero, options))
+
+
 @pytest.mark.parametrize(
     "scheme",
     [
