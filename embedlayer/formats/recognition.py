@@ -1,9 +1,14 @@
 """Find the format of a module's stored tensors."""
 
+from embedlayer.formats.bitsandbytes import FourBitRows, Int8Rows
 from embedlayer.formats.compressed_tensors import CompressedFloatRows, NaiveQuantizedRows, PackQuantizedRows
+from embedlayer.formats.gemma import GemmaRows
 from embedlayer.formats.gguf import GGUFRows
+from embedlayer.formats.gptq import AWQRows, GPTQRows
 from embedlayer.formats.mlx import MLXAffineRows, MLXFloatRows
+from embedlayer.formats.modelopt import FP8Rows, NVFP4Rows
 from embedlayer.formats.stored import StoredFormat, StoredModule
+from embedlayer.formats.torchao import TorchAORows
 
 FORMATS: tuple[type[StoredFormat], ...] = (
     GGUFRows,
@@ -12,6 +17,14 @@ FORMATS: tuple[type[StoredFormat], ...] = (
     PackQuantizedRows,
     NaiveQuantizedRows,
     CompressedFloatRows,
+    NVFP4Rows,
+    FP8Rows,
+    GemmaRows,
+    TorchAORows,
+    GPTQRows,
+    AWQRows,
+    Int8Rows,
+    FourBitRows,
 )
 """The formats that are recognised by the tensors of a module. At most one recognises the same tensors."""
 

@@ -22,6 +22,10 @@ from embedlayer.saving import Described
 _ROWS_AT_ONCE, _WIDEST = 8192, 1 << 40
 
 
+FULL_PRECISION = "Load the checkpoint in full precision that was quantised."
+"""Advice for tensors that no program dequantises on every machine."""
+
+
 class StoredModule(NamedTuple):
     """The tensors of one module of a checkpoint, before it is known whether they are a quantised matrix.
 
@@ -231,6 +235,11 @@ class StoredFormat(Described, ABC):
             if codec is not None and not codec.scales().isfinite().all():
                 raise module.error(self.scales[0], "holds scales that are NaN or infinite")
         return rows
+
+
+def codec_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the data type to which a codec rounds products for a library that computes in `dtype`."""
+    return torch.float32 if dtype == torch.float64 else dtype
 
 
 def whole_groups(group_size: int) -> range:

@@ -54,13 +54,13 @@ def test_rows_are_those_of_the_library_bit_for_bit(case: StoredCase) -> None:
     assert rows.shape == case.rows.shape
     assert rows.format.dtype == case.rows.dtype
     for dtype in DTYPES:
-        assert have_same_bits(rows.dequantise(dtype), case.rows.to(dtype))
+        assert have_same_bits(rows.dequantise(dtype), case.rows_in(dtype))
 
 
 def test_any_rows_are_dequantised_alone(one_of_each: StoredCase) -> None:
     rows, ids = read(one_of_each), torch.tensor([5, 70, 5, 0])
-    assert have_same_bits(rows.take(ids).dequantise(torch.bfloat16), one_of_each.rows.to(torch.bfloat16)[ids])
-    assert have_same_bits(rows.take(slice(7, 9)).dequantise(torch.float32), one_of_each.rows.float()[7:9])
+    assert have_same_bits(rows.take(ids).dequantise(torch.bfloat16), one_of_each.rows_in(torch.bfloat16)[ids])
+    assert have_same_bits(rows.take(slice(7, 9)).dequantise(torch.float32), one_of_each.rows_in(torch.float32)[7:9])
     assert rows.take(ids[:0]).dequantise(torch.float32).shape == (0, rows.format.embed_dim)
 
 
