@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from embedlayer.core.errors import CheckpointError
 from embedlayer.formats.stored import StoredModule
-from embedlayer.formats.torchao import CODES, TorchAORows, tensor_metadata
+from embedlayer.formats.torchao import CODES, TorchAORows
 
 FULL_PRECISION = "Load the checkpoint in full precision that was quantised."
 """Advice for layouts that no program dequantises on every machine."""
@@ -32,7 +32,9 @@ class RefusedLayout(NamedTuple):
 
     def error(self, module: StoredModule, part: str) -> CheckpointError:
         """Return, without raising it, the error for a module in this layout, which names the tensor `part`."""
-        return module.error(part, f"belongs to {self.title} of {self.library}, which is not read: {self.reason}", self.advice)
+        return module.error(
+            part, f"belongs to {self.title} of {self.library}, which is not read: {self.reason}", self.advice
+        )
 
 
 def _first(*names: str) -> Callable[[StoredModule], str | None]:
