@@ -99,15 +99,20 @@ class StoredRows(NamedTuple):
 
     def take(self, rows: slice | Tensor) -> "StoredRows":
         """Return the stored tensors of some rows: of a slice, as views, or of IDs, copied."""
-        chosen = {
-            name: part[rows] if isinstance(rows, slice) else part.index_select(0, rows)
-            for name, part in self.rows.items()
-        }
-        return self._replace(rows=chosen)
+        if isinstance(rows, slice):
+            return self._replace(rows={name: part[rows] for name, part in self.rows.items()})
+        return self._replace(rows={name: _selected(part, rows) for name, part in self.rows.items()})
 
     def dequantise(self, dtype: torch.dtype) -> Float[Tensor, "N D"]:
         """Return the numbers of all rows in `dtype`, as the library of the format computes them."""
         return self.format.dequantise(self.rows, self.shared, dtype)
+
+
+def _selected(part: Tensor, ids: Tensor) -> Tensor:
+    """Return the rows of a stored tensor; numbers of one byte as bytes, since `vmap` does not select FP8."""
+    if part.itemsize > 1:
+        return part.index_select(0, ids)
+    return part.view(torch.uint8).index_select(0, ids).view(part.dtype)
 
 
 @dataclass(frozen=True)
