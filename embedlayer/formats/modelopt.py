@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from embedlayer.formats.codec import BLOCK_FLOATS, E2M1, E4M3, Codec
-from embedlayer.formats.stored import FULL_PRECISION, Part, StoredFormat, StoredModule, codec_dtype, whole_groups
+from embedlayer.formats.refused import FULL_PRECISION, INPUT_FACTOR
+from embedlayer.formats.stored import Part, StoredFormat, StoredModule, codec_dtype, whole_groups
 
 METHOD = "modelopt"
 """Name of the library in the key `quant_method` of a configuration."""
 
-SCALE, SECOND_SCALE, INPUT_FACTOR = "weight_scale", "weight_scale_2", "pre_quant_scale"
+SCALE, SECOND_SCALE, FACTOR = "weight_scale", "weight_scale_2", "pre_quant_scale"
 _NVFP4 = BLOCK_FLOATS["nvfp4"]
 _LEVELS = E2M1 + 0.0
 """ModelOpt's numbers of FP4 codes: they have no negative zero."""
@@ -57,7 +58,8 @@ class NVFP4Rows(StoredFormat):
             )
         if SECOND_SCALE not in module.tensors:
             raise module.error(SECOND_SCALE, f"is missing beside {', '.join(sorted(module.tensors))}")
-        check_no_input_factor(module, INPUT_FACTOR)
+        if FACTOR in module.tensors:
+            raise INPUT_FACTOR.error(module, FACTOR)
         stated = stated_algorithms(module)
         if stated and not any("NVFP4" in each for each in stated):
             raise module.error("weight", f"is NVFP4, and the configuration states {' or '.join(sorted(stated))}")
@@ -130,7 +132,8 @@ class FP8Rows(StoredFormat):
                 f"matrix and of rows are read",
                 FULL_PRECISION,
             )
-        check_no_input_factor(module, INPUT_FACTOR)
+        if FACTOR in module.tensors:
+            raise INPUT_FACTOR.error(module, FACTOR)
         stated = stated_algorithms(module)
         if stated and not any("FP8" in each for each in stated):
             raise module.error("weight", f"is FP8, and the configuration states {' or '.join(sorted(stated))}")
@@ -162,20 +165,6 @@ class FP8Rows(StoredFormat):
         codes, rounding = rows["weight"].view(torch.uint8), codec_dtype(dtype)
         scale = (rows[SCALE] if self.has_row_scales else shared[SCALE].expand(len(codes), 1)).to(rounding)
         return Codec(codes, 8, E4M3, scale, self.embed_dim, self.embed_dim, rounding)
-
-
-def check_no_input_factor(module: StoredModule, part: str) -> None:
-    """Check that the inputs of a head are not multiplied by a factor of each column.
-
-    Raises:
-        CheckpointError: They are: the rows alone do not give the logits.
-    """
-    if part in module.tensors:
-        raise module.error(
-            part,
-            "multiplies the hidden states before the head, which is not read: rows alone do not give its logits",
-            FULL_PRECISION,
-        )
 
 
 def stated_algorithms(module: StoredModule) -> set[str]:

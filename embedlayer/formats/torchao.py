@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from embedlayer.formats.codec import E4M3, Codec, signed
-from embedlayer.formats.modelopt import check_no_input_factor
-from embedlayer.formats.stored import FULL_PRECISION, Part, StoredFormat, StoredModule, codec_dtype, whole_groups
+from embedlayer.formats.refused import FULL_PRECISION, INPUT_FACTOR
+from embedlayer.formats.stored import Part, StoredFormat, StoredModule, codec_dtype, whole_groups
 from embedlayer.io.files import JsonObject
 from embedlayer.io.safetensors_files import DTYPES
 
 CODES, SCALE, ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
+FACTOR = "_weight_act_pre_scale"
 _FLOATS = ("F32", "F16", "BF16")
 _CODE_TYPES = {"Int8Tensor": "I8", "IntxUnpackedToInt8Tensor": "I8", "Float8Tensor": "F8_E4M3"}
 """Data type of the codes of each type of torchao that is read."""
@@ -87,7 +88,8 @@ class TorchAORows(StoredFormat):
             raise module.error(SCALE, f"has shape [{rows}, {groups}], and the metadata of the file states {blocks}")
         if ZERO in module.tensors:
             module.matrix(ZERO, "I8")
-        check_no_input_factor(module, "_weight_act_pre_scale")
+        if FACTOR in module.tensors:
+            raise INPUT_FACTOR.error(module, FACTOR)
         row_dtype = data.get("dtype")
         name = row_dtype.get("_data") if isinstance(row_dtype, dict) else None
         row_dtype = name if name in _ROW_DTYPES else "float32"
