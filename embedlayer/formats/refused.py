@@ -40,11 +40,14 @@ def _first(*names: str) -> Callable[[StoredModule], str | None]:
     return lambda module: next((name for name in names if name in module.tensors), None)
 
 
-def _float8_blocks(module: StoredModule) -> str | None:
-    """Return the scales of blocks of FP8 codes."""
-    name = _first("weight_scale_inv", "scale")(module)
-    is_matrix = name is not None and len(module.tensors[name].shape) == 2
-    return name if is_matrix and module.dtype("weight") in _FLOAT8 else None
+def _beside_float8(name: str) -> Callable[[StoredModule], str | None]:
+    """Return a function that returns the name of a matrix of scales, if a module has it beside codes of FP8."""
+
+    def part(module: StoredModule) -> str | None:
+        is_matrix = name in module.tensors and len(module.tensors[name].shape) == 2
+        return name if is_matrix and module.dtype("weight") in _FLOAT8 else None
+
+    return part
 
 
 def _not_here(module: StoredModule) -> None:
@@ -95,10 +98,16 @@ REFUSED = (
         "DeepSeek",
         "FP8 blocks of rows and columns",
         "128 rows share a scale, so no row has scales of its own",
-        _float8_blocks,
+        _beside_float8("weight_scale_inv"),
         "Dequantise it with the package compressed-tensors: from compressed_tensors.entrypoints.convert import "
         "FP8BlockDequantizer, convert_checkpoint; convert_checkpoint(folder, new_folder, "
         "FP8BlockDequantizer.from_pretrained(folder)).",
+    ),
+    RefusedLayout(
+        "DeepSeek",
+        "FP8 blocks with scales that are powers of two",
+        "128 rows share a scale, so no row has scales of its own",
+        _beside_float8("scale"),
     ),
     DOUBLE_QUANTISATION,
     CROSSING_BLOCKS,

@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from stored_formats import NAME, StoredCase, bitsandbytes_case, weights
 from torch import Tensor
 
 from embedlayer.core.errors import CheckpointError
 from embedlayer.formats.recognition import recognise
 from embedlayer.formats.refused import REFUSED
-from embedlayer.io.safetensors_files import read_tensors
 
 
 def refused(tensors: dict[str, Tensor], settings: dict[str, object], message: str, **metadata: str) -> None:
@@ -33,7 +32,7 @@ def codes(*shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
             "128 rows share a scale",
         ),
         (
-            {"weight": codes(300, 200, dtype=torch.float8_e4m3fn), "scale": codes(3, 2, dtype=torch.float8_e8m0fnu)},
+            {"weight": codes(300, 200, dtype=torch.float8_e4m3fn), "scale": torch.ones(3, 2)},
             {},
             "scale",
             "128 rows share a scale",
@@ -82,12 +81,12 @@ def test_blocks_of_fp8_are_dequantised_as_advised(tmp_path: Path) -> None:
     convert = pytest.importorskip("compressed_tensors.entrypoints.convert")
     folder, new_folder = tmp_path / "fp8", tmp_path / "dense"
     folder.mkdir()
-    rows = weights(200, vocab_size=300)
+    rows = weights(256, vocab_size=300)
     tensors = {f"{NAME}.weight": rows.to(torch.float8_e4m3fn), f"{NAME}.weight_scale_inv": torch.full((3, 2), 2.0)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text('{"quantization_config": {"quant_method": "fp8"}}')
     convert.convert_checkpoint(folder, new_folder, convert.FP8BlockDequantizer.from_pretrained(folder), device="cpu")
-    (dense,) = read_tensors(new_folder / "model.safetensors").values()
+    (dense,) = load_file(new_folder / "model.safetensors").values()
     assert torch.equal(dense, (2 * tensors[f"{NAME}.weight"].float()).bfloat16())
 
 
@@ -103,9 +102,9 @@ def test_a_model_of_bitsandbytes_is_dequantised_as_advised(tmp_path: Path) -> No
     )
     quantised = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "dense", quantization_config=options)
     quantised.save_pretrained(tmp_path / "nf4")
-    assert "lm_head.weight.nested_absmax" in read_tensors(tmp_path / "nf4" / "model.safetensors")
+    assert "lm_head.weight.nested_absmax" in load_file(tmp_path / "nf4" / "model.safetensors")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "nf4").dequantize()
     model.save_pretrained(tmp_path / "again")
-    tensors = read_tensors(tmp_path / "again" / "model.safetensors")
+    tensors = load_file(tmp_path / "again" / "model.safetensors")
     assert tensors["lm_head.weight"].shape == (64, 64)
     assert tensors["lm_head.weight"].is_floating_point()
