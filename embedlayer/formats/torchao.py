@@ -70,11 +70,14 @@ class TorchAORows(StoredFormat):
     @classmethod
     def recognise(cls, module: StoredModule) -> tuple[Self, int] | None:
         """Return the record of a module with `_weight_qdata` of a type that is read, and the number of rows."""
-        tensor_type, data = tensor_metadata(module)
+        tensor_type, data, names = tensor_metadata(module)
         if CODES not in module.tensors or (tensor_type and tensor_type not in _CODE_TYPES):
             return None
         if not tensor_type:
             raise module.error(CODES, "has no type of torchao in the metadata of the file")
+        for name in names:
+            if name not in module.tensors:
+                raise module.error(name, f"is missing beside {', '.join(sorted(module.tensors))}")
         vocab_size, embed_dim = module.matrix(CODES, _CODE_TYPES[tensor_type])
         rows, groups = module.matrix(SCALE, *_FLOATS)
         if rows not in (1, vocab_size) or (rows == 1 < vocab_size and groups > 1) or embed_dim % groups:
@@ -131,14 +134,22 @@ class TorchAORows(StoredFormat):
         return Codec(codes, 8, levels, scale, group_size, self.embed_dim, rounding, zero=zero)
 
 
-def tensor_metadata(module: StoredModule) -> tuple[str, JsonObject]:
-    """Return torchao's class of the weight of a module and its attributes, by the metadata of the file; `""` if none.
+def tensor_metadata(module: StoredModule) -> tuple[str, JsonObject, list[str]]:
+    """Return what the metadata of the file states about the weight of a module.
+
+    These are torchao's class, its attributes, and the names of its tensors; `""` and nothing if it states none.
 
     Reference: `torchao.prototype.safetensors.safetensors_utils`.
     """
     try:
         stated = json.loads(module.metadata.get(f"{module.name}.weight", "{}"))
     except json.JSONDecodeError:
-        return "", {}
-    kind, data = (stated.get("_type"), stated.get("_data")) if isinstance(stated, dict) else (None, None)
-    return kind if isinstance(kind, str) else "", data if isinstance(data, dict) else {}
+        return "", {}, []
+    if not isinstance(stated, dict) or not isinstance(stated.get("_type"), str):
+        return "", {}, []
+    data, names = stated.get("_data"), stated.get("_tensor_data_names")
+    return (
+        stated["_type"],
+        data if isinstance(data, dict) else {},
+        [f"_weight_{name}" for name in names] if isinstance(names, list) else [],
+    )
