@@ -113,11 +113,13 @@ REFUSED = (
     CROSSING_BLOCKS,
     RefusedLayout(
         "torchao",
-        "int4 and other types for GPUs",
-        "torchao itself dequantises them on a GPU only, or not at all",
+        "types of int4, MX and NVFP4",
+        "torchao has no function that dequantises int4 on a CPU, and the scales of others may be permuted across rows",
         _first("_weight_qdata"),
     ),
-    RefusedLayout("ExLlamaV3", "EXL3 matrices", "a trellis code runs over blocks of 16 rows", _first("trellis")),
+    RefusedLayout(
+        "ExLlamaV3", "EXL3 matrices", "a trellis code runs over tiles of 16 rows and 16 columns", _first("trellis")
+    ),
     RefusedLayout(
         "quanto",
         "packed weights",

@@ -93,9 +93,9 @@ class TorchAORows(StoredFormat):
             module.matrix(ZERO, "I8")
         if FACTOR in module.tensors:
             raise INPUT_FACTOR.error(module, FACTOR)
-        row_dtype = data.get("dtype")
-        name = row_dtype.get("_data") if isinstance(row_dtype, dict) else None
-        row_dtype = name if name in _ROW_DTYPES else "float32"
+        stated = data.get("dtype")
+        name = stated.get("_data") if isinstance(stated, dict) else None
+        row_dtype = name if isinstance(name, str) and name in _ROW_DTYPES else "float32"
         size = 0 if rows == 1 < vocab_size else embed_dim // groups
         return cls(embed_dim, tensor_type, size, module.dtype(SCALE), ZERO in module.tensors, row_dtype), vocab_size
 

@@ -60,7 +60,7 @@ def test_a_layout_is_refused_by_name_with_the_reason(tensors, settings, part, re
 @pytest.mark.parametrize("kind", ["Int4Tensor", "MXTensor"])
 def test_other_types_of_torchao_are_refused(kind: str) -> None:
     metadata = {f"{NAME}.weight": f'{{"_type": "{kind}", "_data": {{}}}}'}
-    refused({"_weight_qdata": codes(77, 32)}, {}, "_weight_qdata belongs to int4 and other types", **metadata)
+    refused({"_weight_qdata": codes(77, 32)}, {}, "_weight_qdata belongs to types of int4", **metadata)
 
 
 def test_double_quantisation_and_blocks_across_rows_are_refused() -> None:
