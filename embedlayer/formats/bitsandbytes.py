@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.formats.codec import Codec
+from embedlayer.formats.refused import CROSSING_BLOCKS
 from embedlayer.formats.stored import Part, StoredFormat, StoredModule, whole_groups
 from embedlayer.io.files import JsonObject
 from embedlayer.io.safetensors_files import DTYPES
@@ -114,9 +115,7 @@ class FourBitRows(StoredFormat):
             raise module.error(state_name, f"states shape {shape} and blocksize {block_size}")
         vocab_size, embed_dim = shape
         if embed_dim % block_size or block_size % 2:
-            raise module.error(
-                state_name, f"states blocks of {block_size}, into which {embed_dim} columns cannot be divided"
-            )
+            raise CROSSING_BLOCKS.error(module, state_name)
         wanted = {
             "weight": ("U8", (vocab_size * embed_dim // 2, 1)),
             "weight.absmax": ("F32", (vocab_size * embed_dim // block_size,)),

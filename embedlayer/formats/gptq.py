@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from embedlayer.formats.codec import Codec, unpack, unsigned
-from embedlayer.formats.stored import FULL_PRECISION, Part, StoredFormat, StoredModule, whole_groups
+from embedlayer.formats.refused import COLUMN_ORDER, FULL_PRECISION, GPTQ_EMBEDDING
+from embedlayer.formats.stored import Part, StoredFormat, StoredModule, whole_groups
 from embedlayer.io.safetensors_files import DTYPES
 
 _FLOATS = ("F16", "BF16", "F32")
@@ -148,20 +149,13 @@ class GPTQRows(ColumnRows):
             )
         embed_dim = 32 * words // bits
         if vocab_size < embed_dim:
-            raise module.error(
-                "scales",
-                f"has groups of tokens for {vocab_size} columns and {embed_dim} tokens, as GPTQModel stores an "
-                f"embedding, which is not read: no row has scales of its own, and 8 tokens share a word",
-                FULL_PRECISION,
-            )
+            raise GPTQ_EMBEDDING.error(module, "scales")
         if embed_dim % groups:
             raise module.error("scales", f"has {groups} rows, into which {embed_dim} columns cannot be divided")
         if columns is not None:
             order = module.read("g_idx")
             if not torch.equal(order.long(), torch.arange(embed_dim) // (embed_dim // groups)):
-                raise module.error(
-                    "g_idx", "puts columns into groups in an order of its own, which is not read", FULL_PRECISION
-                )
+                raise COLUMN_ORDER.error(module, "g_idx")
         is_second = module.settings.get("checkpoint_format") == "gptq_v2"
         return cls(embed_dim, bits, embed_dim // groups, module.dtype("scales"), 0 if is_second else 1), vocab_size
 
@@ -230,7 +224,7 @@ class AWQRows(ColumnRows):
 
     def rows_of_zeros(self, words: Tensor, vocab_size: int) -> Tensor:
         """Return the codes of 4 bits in words, transposed."""
-        codes = unpack(words.contiguous().view(torch.uint8), 4, vocab_size)
+        codes: Tensor = unpack(words.contiguous().view(torch.uint8), 4, vocab_size)
         return codes.unflatten(1, (-1, 8))[..., _AWQ_ORDER].flatten(1).T
 
 

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from embedlayer.formats.codec import BLOCK_FLOATS, E2M1, E4M3, Codec
-from embedlayer.formats.stored import FULL_PRECISION, Part, StoredFormat, StoredModule, codec_dtype, whole_groups
+from embedlayer.formats.refused import FULL_PRECISION, INPUT_FACTOR
+from embedlayer.formats.stored import Part, StoredFormat, StoredModule, codec_dtype, whole_groups
 
 METHOD = "modelopt"
 """Name of the library in the key `quant_method` of a configuration."""
 
-SCALE, SECOND_SCALE, INPUT_FACTOR = "weight_scale", "weight_scale_2", "pre_quant_scale"
+SCALE, SECOND_SCALE, FACTOR = "weight_scale", "weight_scale_2", "pre_quant_scale"
 _NVFP4 = BLOCK_FLOATS["nvfp4"]
 _LEVELS = E2M1 + 0.0
 """ModelOpt's numbers of FP4 codes: they have no negative zero."""
@@ -47,7 +48,7 @@ class NVFP4Rows(StoredFormat):
     @classmethod
     def recognise(cls, module: StoredModule) -> tuple[Self, int] | None:
         """Return the record of a module with `weight` of uint8 and scales of E4M3, and the number of rows."""
-        if module.dtype("weight") != "U8" or module.dtype(SCALE) != "F8_E4M3":
+        if module.dtype("weight") != "U8" or (module.dtype(SCALE) != "F8_E4M3" and SECOND_SCALE not in module.tensors):
             return None
         vocab_size, nbytes = module.matrix("weight", "U8")
         groups = module.matrix(SCALE, "F8_E4M3")[1]
@@ -57,7 +58,8 @@ class NVFP4Rows(StoredFormat):
             )
         if SECOND_SCALE not in module.tensors:
             raise module.error(SECOND_SCALE, f"is missing beside {', '.join(sorted(module.tensors))}")
-        check_no_input_factor(module, INPUT_FACTOR)
+        if FACTOR in module.tensors:
+            raise INPUT_FACTOR.error(module, FACTOR)
         stated = stated_algorithms(module)
         if stated and not any("NVFP4" in each for each in stated):
             raise module.error("weight", f"is NVFP4, and the configuration states {' or '.join(sorted(stated))}")
@@ -101,7 +103,7 @@ class FP8Rows(StoredFormat):
 
     Args:
         embed_dim: Columns of a row, D.
-        has_row_scales: Whether each row has a scale.
+        group_size: D for a scale of each row, 0 for one scale of the whole matrix.
 
     Reference: `FP8QTensor` of ModelOpt.
     """
@@ -110,7 +112,12 @@ class FP8Rows(StoredFormat):
     title: ClassVar[str] = "FP8 by row or matrix"
     scales: ClassVar[tuple[str, ...]] = (SCALE,)
 
-    has_row_scales: bool
+    group_size: int
+
+    @property
+    def choices(self) -> dict[str, Collection[int | str]]:
+        """Return the sizes that the library has."""
+        return {"embed_dim": whole_groups(1), "group_size": (0, self.embed_dim)}
 
     @classmethod
     def recognise(cls, module: StoredModule) -> tuple[Self, int] | None:
@@ -130,11 +137,12 @@ class FP8Rows(StoredFormat):
                 f"matrix and of rows are read",
                 FULL_PRECISION,
             )
-        check_no_input_factor(module, INPUT_FACTOR)
+        if FACTOR in module.tensors:
+            raise INPUT_FACTOR.error(module, FACTOR)
         stated = stated_algorithms(module)
         if stated and not any("FP8" in each for each in stated):
             raise module.error("weight", f"is FP8, and the configuration states {' or '.join(sorted(stated))}")
-        return cls(embed_dim, info.shape not in ((), (1,))), vocab_size
+        return cls(embed_dim, 0 if info.shape in ((), (1,)) else embed_dim), vocab_size
 
     @property
     def dtype(self) -> torch.dtype:
@@ -145,37 +153,23 @@ class FP8Rows(StoredFormat):
     def row_parts(self) -> dict[str, Part]:
         """Return the codes, and the scales if rows have them."""
         codes = {"weight": Part(torch.float8_e4m3fn, (self.embed_dim,))}
-        return codes | ({SCALE: Part(torch.float32, (1,))} if self.has_row_scales else {})
+        return codes | ({SCALE: Part(torch.float32, (1,))} if self.group_size else {})
 
     @property
     def shared_parts(self) -> dict[str, Part]:
         """Return the scale of the whole matrix, if rows have none."""
-        return {} if self.has_row_scales else {SCALE: Part(torch.float32, (1,))}
+        return {} if self.group_size else {SCALE: Part(torch.float32, (1,))}
 
     def read_part(self, module: StoredModule, part: str, vocab_size: int) -> Tensor:
         """Read a part; scales become `(V, 1)` or `(1,)`."""
         tensor = module.read(part)
-        return tensor.reshape((-1, 1) if self.has_row_scales else (-1,)) if part == SCALE else tensor
+        return tensor.reshape((-1, 1) if self.group_size else (-1,)) if part == SCALE else tensor
 
     def codec(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> Codec:
         """Return the rows as a compiled kernel reads them, with scales rounded to `dtype`."""
         codes, rounding = rows["weight"].view(torch.uint8), codec_dtype(dtype)
-        scale = (rows[SCALE] if self.has_row_scales else shared[SCALE].expand(len(codes), 1)).to(rounding)
+        scale = (rows[SCALE] if self.group_size else shared[SCALE].expand(len(codes), 1)).to(rounding)
         return Codec(codes, 8, E4M3, scale, self.embed_dim, self.embed_dim, rounding)
-
-
-def check_no_input_factor(module: StoredModule, part: str) -> None:
-    """Check that the inputs of a head are not multiplied by a factor of each column.
-
-    Raises:
-        CheckpointError: They are: the rows alone do not give the logits.
-    """
-    if part in module.tensors:
-        raise module.error(
-            part,
-            "multiplies the hidden states before the head, which is not read: rows alone do not give its logits",
-            FULL_PRECISION,
-        )
 
 
 def stated_algorithms(module: StoredModule) -> set[str]:

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from embedlayer.core.errors import CheckpointError
 from embedlayer.formats.stored import StoredModule
-from embedlayer.formats.torchao import CODES, TorchAORows
 
 FULL_PRECISION = "Load the checkpoint in full precision that was quantised."
 """Advice for layouts that no program dequantises on every machine."""
@@ -20,7 +19,7 @@ class RefusedLayout(NamedTuple):
         library: Library that defines it.
         title: What the library calls it.
         reason: Why it is not read.
-        part: Returns the tensor by which it is recognised; `None` for a module in another layout.
+        part: Returns the name of the tensor by which it is recognised; `None` for a module in another layout.
         advice: What to do instead, as a sentence.
     """
 
@@ -32,9 +31,8 @@ class RefusedLayout(NamedTuple):
 
     def error(self, module: StoredModule, part: str) -> CheckpointError:
         """Return, without raising it, the error for a module in this layout, which names the tensor `part`."""
-        return module.error(
-            part, f"belongs to {self.title} of {self.library}, which is not read: {self.reason}", self.advice
-        )
+        what = f"belongs to {self.title} of {self.library}, which are not read: {self.reason}"
+        return module.error(part, what, self.advice)
 
 
 def _first(*names: str) -> Callable[[StoredModule], str | None]:
@@ -42,43 +40,86 @@ def _first(*names: str) -> Callable[[StoredModule], str | None]:
     return lambda module: next((name for name in names if name in module.tensors), None)
 
 
-def _float8_blocks(module: StoredModule) -> str | None:
-    """Return the scales of blocks of FP8 codes."""
-    name = _first("weight_scale_inv", "scale")(module)
-    is_matrix = name is not None and len(module.tensors[name].shape) == 2
-    return name if is_matrix and module.dtype("weight") in _FLOAT8 else None
+def _beside_float8(name: str) -> Callable[[StoredModule], str | None]:
+    """Return a function that returns the name of a matrix of scales, if a module has it beside codes of FP8."""
+
+    def part(module: StoredModule) -> str | None:
+        is_matrix = name in module.tensors and len(module.tensors[name].shape) == 2
+        return name if is_matrix and module.dtype("weight") in _FLOAT8 else None
+
+    return part
 
 
-def _other_torchao(module: StoredModule) -> str | None:
-    """Return the codes of a type of torchao that is not read."""
-    return CODES if CODES in module.tensors and TorchAORows.recognise(module) is None else None
+def _not_here(module: StoredModule) -> None:
+    """Return `None`: the record of a similar format recognises the layout, and raises its error."""
 
 
+GPTQ_EMBEDDING = RefusedLayout(
+    "GPTQModel",
+    "embeddings",
+    "their groups run along the vocabulary, so no row has scales of its own, and 8 tokens share a word",
+    _not_here,
+)
+COLUMN_ORDER = RefusedLayout(
+    "GPTQ and compressed-tensors",
+    "columns that are put into groups in an order of their own (act-order)",
+    "columns of a group must be neighbours",
+    _not_here,
+)
+INPUT_FACTOR = RefusedLayout(
+    "ModelOpt and torchao",
+    "heads with a factor of each column of the hidden states (AWQ, SmoothQuant)",
+    "rows alone do not give the logits",
+    _not_here,
+)
+_BITSANDBYTES = (
+    "Dequantise the model with the packages transformers and bitsandbytes: "
+    "model = AutoModelForCausalLM.from_pretrained(folder).dequantize(); model.save_pretrained(new_folder)."
+)
+DOUBLE_QUANTISATION = RefusedLayout(
+    "bitsandbytes",
+    "nf4 and fp4 blocks with double quantisation",
+    "absmax is itself quantised, 256 of them share a scale, and all an offset",
+    _first("weight.nested_absmax"),
+    _BITSANDBYTES,
+)
+CROSSING_BLOCKS = RefusedLayout(
+    "bitsandbytes",
+    "nf4 and fp4 blocks that do not divide the width",
+    "a block has columns of two rows",
+    _not_here,
+    _BITSANDBYTES,
+)
 REFUSED = (
+    GPTQ_EMBEDDING,
+    COLUMN_ORDER,
+    INPUT_FACTOR,
     RefusedLayout(
         "DeepSeek",
-        "FP8 in blocks of rows and columns",
+        "FP8 blocks of rows and columns",
         "128 rows share a scale, so no row has scales of its own",
-        _float8_blocks,
+        _beside_float8("weight_scale_inv"),
         "Dequantise it with the package compressed-tensors: from compressed_tensors.entrypoints.convert import "
         "FP8BlockDequantizer, convert_checkpoint; convert_checkpoint(folder, new_folder, "
         "FP8BlockDequantizer.from_pretrained(folder)).",
     ),
     RefusedLayout(
-        "bitsandbytes",
-        "nf4 and fp4 with double quantisation",
-        "absmax is itself quantised, 256 of them share a scale, and all an offset",
-        _first("weight.nested_absmax"),
-        "Dequantise the model with the packages transformers and bitsandbytes: "
-        "model = AutoModelForCausalLM.from_pretrained(folder).dequantize(); model.save_pretrained(new_folder).",
+        "DeepSeek",
+        "FP8 blocks with scales that are powers of two",
+        "128 rows share a scale, so no row has scales of its own",
+        _beside_float8("scale"),
     ),
+    DOUBLE_QUANTISATION,
+    CROSSING_BLOCKS,
     RefusedLayout(
         "torchao",
-        "int4 and the types for GPUs",
-        "torchao itself dequantises them on a GPU only, or not at all",
-        _other_torchao,
+        "types of int4, MX and NVFP4",
+        "torchao has no function that dequantises int4 on a CPU, and the scales of others may be permuted across rows",
+        _first("_weight_qdata"),
     ),
-    RefusedLayout("ExLlamaV3", "EXL3", "a trellis code runs over blocks of 16 rows", _first("trellis")),
+    RefusedLayout(
+        "ExLlamaV3", "EXL3 matrices", "a trellis code runs over tiles of 16 rows and 16 columns", _first("trellis")
+    ),
     RefusedLayout(
         "quanto",
         "packed weights",
@@ -92,7 +133,7 @@ REFUSED = (
         _first("W_q"),
     ),
 )
-"""The layouts that are refused by name."""
+"""The layouts that are refused by name. They are looked for where no format recognises a module."""
 
 
 def refusal(module: StoredModule) -> CheckpointError | None:

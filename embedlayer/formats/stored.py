@@ -22,10 +22,6 @@ from embedlayer.saving import Described
 _ROWS_AT_ONCE, _WIDEST = 8192, 1 << 40
 
 
-FULL_PRECISION = "Load the checkpoint in full precision that was quantised."
-"""Advice for tensors that no program dequantises on every machine."""
-
-
 class StoredModule(NamedTuple):
     """The tensors of one module of a checkpoint, before it is known whether they are a quantised matrix.
 

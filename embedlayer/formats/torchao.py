@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from embedlayer.formats.codec import E4M3, Codec, signed
-from embedlayer.formats.modelopt import check_no_input_factor
-from embedlayer.formats.stored import FULL_PRECISION, Part, StoredFormat, StoredModule, codec_dtype, whole_groups
+from embedlayer.formats.refused import FULL_PRECISION, INPUT_FACTOR
+from embedlayer.formats.stored import Part, StoredFormat, StoredModule, codec_dtype, whole_groups
 from embedlayer.io.files import JsonObject
 from embedlayer.io.safetensors_files import DTYPES
 
 CODES, SCALE, ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
+FACTOR = "_weight_act_pre_scale"
 _FLOATS = ("F32", "F16", "BF16")
 _CODE_TYPES = {"Int8Tensor": "I8", "IntxUnpackedToInt8Tensor": "I8", "Float8Tensor": "F8_E4M3"}
 """Data type of the codes of each type of torchao that is read."""
@@ -69,11 +70,14 @@ class TorchAORows(StoredFormat):
     @classmethod
     def recognise(cls, module: StoredModule) -> tuple[Self, int] | None:
         """Return the record of a module with `_weight_qdata` of a type that is read, and the number of rows."""
-        tensor_type, data = tensor_metadata(module)
+        tensor_type, data, names = tensor_metadata(module)
         if CODES not in module.tensors or (tensor_type and tensor_type not in _CODE_TYPES):
             return None
         if not tensor_type:
             raise module.error(CODES, "has no type of torchao in the metadata of the file")
+        for name in names:
+            if name not in module.tensors:
+                raise module.error(name, f"is missing beside {', '.join(sorted(module.tensors))}")
         vocab_size, embed_dim = module.matrix(CODES, _CODE_TYPES[tensor_type])
         rows, groups = module.matrix(SCALE, *_FLOATS)
         if rows not in (1, vocab_size) or (rows == 1 < vocab_size and groups > 1) or embed_dim % groups:
@@ -87,10 +91,11 @@ class TorchAORows(StoredFormat):
             raise module.error(SCALE, f"has shape [{rows}, {groups}], and the metadata of the file states {blocks}")
         if ZERO in module.tensors:
             module.matrix(ZERO, "I8")
-        check_no_input_factor(module, "_weight_act_pre_scale")
-        row_dtype = data.get("dtype")
-        name = row_dtype.get("_data") if isinstance(row_dtype, dict) else None
-        row_dtype = name if name in _ROW_DTYPES else "float32"
+        if FACTOR in module.tensors:
+            raise INPUT_FACTOR.error(module, FACTOR)
+        stated = data.get("dtype")
+        name = stated.get("_data") if isinstance(stated, dict) else None
+        row_dtype = name if isinstance(name, str) and name in _ROW_DTYPES else "float32"
         size = 0 if rows == 1 < vocab_size else embed_dim // groups
         return cls(embed_dim, tensor_type, size, module.dtype(SCALE), ZERO in module.tensors, row_dtype), vocab_size
 
@@ -129,14 +134,22 @@ class TorchAORows(StoredFormat):
         return Codec(codes, 8, levels, scale, group_size, self.embed_dim, rounding, zero=zero)
 
 
-def tensor_metadata(module: StoredModule) -> tuple[str, JsonObject]:
-    """Return torchao's class of the weight of a module and its attributes, by the metadata of the file; `""` if none.
+def tensor_metadata(module: StoredModule) -> tuple[str, JsonObject, list[str]]:
+    """Return what the metadata of the file states about the weight of a module.
+
+    These are torchao's class, its attributes, and the names of its tensors; `""` and nothing if it states none.
 
     Reference: `torchao.prototype.safetensors.safetensors_utils`.
     """
     try:
         stated = json.loads(module.metadata.get(f"{module.name}.weight", "{}"))
     except json.JSONDecodeError:
-        return "", {}
-    kind, data = (stated.get("_type"), stated.get("_data")) if isinstance(stated, dict) else (None, None)
-    return kind if isinstance(kind, str) else "", data if isinstance(data, dict) else {}
+        return "", {}, []
+    if not isinstance(stated, dict) or not isinstance(stated.get("_type"), str):
+        return "", {}, []
+    data, names = stated.get("_data"), stated.get("_tensor_data_names")
+    return (
+        stated["_type"],
+        data if isinstance(data, dict) else {},
+        [f"_weight_{name}" for name in names] if isinstance(names, list) else [],
+    )

@@ -32,6 +32,13 @@ def case(request: pytest.FixtureRequest) -> StoredCase:
         "float-quantized tensor, float32",
         "nvfp4-pack-quantized",
         "mxfp8-quantized",
+        "ModelOpt NVFP4",
+        "ModelOpt FP8",
+        "ModelOpt FP8 by row",
+        "Gemma 4 bits",
+        "Gemma 8 bits, head",
+        "torchao int8",
+        "torchao 4 bits, bfloat16",
     ]
 )
 def one_of_each(request: pytest.FixtureRequest) -> StoredCase:
@@ -134,6 +141,8 @@ def test_a_tensor_that_is_cut_short_is_named(one_of_each: StoredCase) -> None:
     has_groups = getattr(record, "group_size", 1) not in (0, record.embed_dim)
     for name in names:
         tensor = one_of_each.tensors[name]
+        if tensor.dim() == 0:
+            continue
         assert_refused(one_of_each.changed(**{name: tensor[:0]}), *names, "weight_shape")
         if name in record.row_parts and len(record.row_parts) > 1:
             assert_refused(one_of_each.changed(**{name: tensor[:-1].contiguous()}), *names, "weight_shape")
