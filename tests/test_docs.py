@@ -71,6 +71,13 @@ def test_the_example_in_the_readme_is_the_file() -> None:
     assert file.partition('"""\n\n')[2] == block
 
 
+def test_the_tables_of_stored_formats_are_those_of_the_records(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import stored_formats
+
+    assert stored_formats.PAGE.read_text() == stored_formats.page(), "run: python docs/stored_formats.py --write"
+
+
 def test_the_source_tree_is_the_tree(monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     import source_tree
@@ -166,6 +173,7 @@ def test_every_module_has_its_test_file() -> None:
         "tables/stored/folder_files.py": "tables/stored/test_row_folder.py",
         "tables/stored/rows_in_files.py": "tables/stored/test_mapped.py",
         "row_sparse/hooks.py": "row_sparse/test_pending_updates.py",
+        **{f"formats/{name}.py": "formats/test_stored_formats.py" for name in ("stored", "recognition")},
         "tables/gguf_rows.py": "checkpoints/test_gguf.py",
         "tables/packed_rows.py": "tables/test_quantized.py",
         **{
