@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 from stored_formats import CASES, NAME, StoredCase, compressed_case, weights
 
 from embedlayer.core.errors import CheckpointError
-from embedlayer.formats.compressed_tensors import DEQUANTISE
-from embedlayer.formats.compressed_tensors import NaiveQuantizedRows
+from embedlayer.formats.compressed_tensors import DEQUANTISE, NaiveQuantizedRows
 from embedlayer.formats.recognition import recognise
 
 INTEGERS = {"strategy": "group", "group_size": 32, "symmetric": False}
