@@ -18,6 +18,9 @@ from numba.np.arrayobj import make_array
 kernel = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
 """Decorator of a kernel. Products and sums may be contracted; infinities and NaN keep their meaning."""
 
+reduction = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+"""Decorator of a kernel whose sums may be added in any order, as vector instructions need it."""
+
 
 def widen(x: Any) -> Any:
     """Return a stored number as the number to compute with: float32 for the bits of a bfloat16, else `x` itself."""
