@@ -165,6 +165,7 @@ def test_every_module_has_its_test_file() -> None:
         "tables/stored/folder_files.py": "tables/stored/test_row_folder.py",
         "tables/stored/rows_in_files.py": "tables/stored/test_mapped.py",
         "row_sparse/hooks.py": "row_sparse/test_pending_updates.py",
+        **{f"formats/{name}.py": "formats/test_stored_formats.py" for name in ("stored", "recognition")},
         "tables/gguf_rows.py": "checkpoints/test_gguf.py",
         "tables/packed_rows.py": "tables/test_quantized.py",
         **{

@@ -1,0 +1,156 @@
+"""The codec of stored rows: packed codes, the numbers that codes stand for, and the scales of groups of columns."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+E2M1 = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], device="cpu")
+"""Numbers of the 16 codes of FP4: a sign, two bits of exponent and one of fraction, low bits last."""
+
+_E2M3 = torch.tensor(
+    [code / 8 if code < 8 else (1 + code % 8 / 8) * 2.0 ** (code // 8 - 1) for code in range(32)],
+    device="cpu",
+)
+
+E2M3 = torch.cat([_E2M3, -_E2M3])
+"""Numbers of the 64 codes of FP6 E2M3."""
+
+E4M3 = torch.arange(256, dtype=torch.uint8, device="cpu").view(torch.float8_e4m3fn).to(torch.float32)
+"""Numbers of the 256 codes of FP8 E4M3."""
+
+E8M0 = torch.arange(256, dtype=torch.uint8, device="cpu").view(torch.float8_e8m0fnu).to(torch.float32)
+"""Numbers of the 256 codes of E8M0: powers of two, from 2^-127; the last one is NaN."""
+
+
+def unsigned(bits: int) -> Float[Tensor, " levels"]:
+    """Return the numbers of codes from 0: `0, 1, ..., 2^bits - 1`."""
+    return torch.arange(2.0**bits, device="cpu")
+
+
+def shifted(bits: int) -> Float[Tensor, " levels"]:
+    """Return the numbers of codes to which `2^(bits - 1)` was added: `-2^(bits - 1), ..., 2^(bits - 1) - 1`."""
+    return unsigned(bits) - 2.0 ** (bits - 1)
+
+
+def signed(bits: int) -> Float[Tensor, " levels"]:
+    """Return the numbers of codes in two's complement: `0, ..., 2^(bits - 1) - 1, -2^(bits - 1), ..., -1`."""
+    return shifted(bits).roll(2 ** (bits - 1))
+
+
+class Codec(NamedTuple):
+    """N rows of D numbers as a compiled kernel reads them: `number = (levels[code] - zero) * scale + bias`.
+
+    `scale`, `zero` and `bias` are those of the group of the column: column j belongs to group `j // group_size`. The
+    tensors are views of the stored ones wherever these have a row per token; none is a copy in floating point. They may
+    have any strides, also 0 for a number that all rows share, but bytes of a row are adjacent.
+
+    Each step is computed in float32; the product and the sum are rounded to `rounding`. `decode` is the definition.
+
+    Attributes:
+        codes: Codes, uint8, `(N, bytes)`: the codes of a row follow each other, low bits first.
+        bits: Bits of a code, 1 to 8.
+        levels: Number of each code, float32, `(2^bits,)`.
+        scale: Scale of each group, `(N, G)`: float32, bfloat16 or float16, or uint8 with `scale_levels`.
+        group_size: Columns of a group; the last group of a row may be cut short.
+        embed_dim: Columns of a row, D.
+        rounding: Data type to which the product and the sum are rounded: float32, bfloat16 or float16.
+        scale_levels: Number of each code of a scale, float32, `(256,)`; `None` where scales are numbers.
+        zero: Integer that is subtracted from the level, `(N, G)`, of any data type; `None` for 0.
+        bias: Number that is added to the product, `(N, G)`, of the data type of `scale`; `None` for 0.
+    """
+
+    codes: UInt8[Tensor, "N bytes"]
+    bits: int
+    levels: Float[Tensor, " levels"]
+    scale: Tensor
+    group_size: int
+    embed_dim: int
+    rounding: torch.dtype
+    scale_levels: Tensor | None = None
+    zero: Tensor | None = None
+    bias: Tensor | None = None
+
+    def scales(self) -> Float[Tensor, "N G"]:
+        """Return the scales in float32."""
+        if self.scale_levels is None:
+            return self.scale.to(torch.float32)
+        return self.scale_levels.to(self.scale.device)[self.scale.int()]
+
+    def decode(self) -> Float[Tensor, "N D"]:
+        """Return the numbers of all rows in the data type `rounding`, by plain operators."""
+        numbers = self.levels.to(self.codes.device)[unpack(self.codes, self.bits, self.embed_dim).int()]
+        if self.zero is not None:
+            numbers = numbers - self._of_columns(self.zero)
+        numbers = (numbers * self._of_columns(self.scales())).to(self.rounding)
+        if self.bias is not None:
+            numbers = (numbers.to(torch.float32) + self._of_columns(self.bias)).to(self.rounding)
+        return numbers
+
+    def _of_columns(self, numbers: Tensor) -> Float[Tensor, "N D"]:
+        """Return the number of the group of each column, in float32."""
+        return numbers.to(torch.float32).repeat_interleave(self.group_size, dim=1)[:, : self.embed_dim]
+
+
+class BlockFloats(NamedTuple):
+    """A format of small floating-point codes in groups, each with a scale that is itself a code.
+
+    Attributes:
+        bits: Bits of a code.
+        levels: Number of each code, `(2^bits,)`.
+        group_size: Columns of a group.
+        scale_levels: Number of each code of a scale, `(256,)`.
+    """
+
+    bits: int
+    levels: Tensor
+    group_size: int
+    scale_levels: Tensor
+
+    def codec(
+        self, codes: Tensor, scales: Tensor, embed_dim: int, rounding: torch.dtype, divisor: Tensor | None = None
+    ) -> Codec:
+        """Return rows of packed codes as a compiled kernel reads them.
+
+        Args:
+            codes: Codes, `(N, ...)`, of any type whose bytes are the packed codes.
+            scales: Codes of the scales, `(N, G)`, of any type of one byte.
+            embed_dim: Columns of a row, D.
+            rounding: Data type of the products.
+            divisor: Number by which all scales are divided, float32, `(1,)`; `None` for 1.
+        """
+        levels = self.scale_levels if divisor is None else self.scale_levels.to(divisor.device) / divisor
+        stored = codes.view(torch.uint8), scales.view(torch.uint8)
+        return Codec(stored[0], self.bits, self.levels, stored[1], self.group_size, embed_dim, rounding, levels)
+
+
+BLOCK_FLOATS = {
+    "nvfp4": BlockFloats(4, E2M1, 16, E4M3),
+    "mxfp4": BlockFloats(4, E2M1, 32, E8M0),
+    "mxfp6": BlockFloats(6, E2M3, 32, E8M0),
+    "mxfp8": BlockFloats(8, E4M3, 32, E8M0),
+}
+"""Formats of floating-point codes in groups, by name.
+
+Reference: OCP Microscaling Formats (MX) Specification 1.0, and NVIDIA's NVFP4.
+"""
+
+
+def unpack(codes: UInt8[Tensor, "N bytes"], bits: int, count: int) -> UInt8[Tensor, "N count"]:
+    """Return the first `count` codes of rows of packed codes: code i has the bits from `i * bits` on, low bits first.
+
+    Example:
+        >>> unpack(torch.tensor([[0b10_001_101, 0b0000000_1]], dtype=torch.uint8), 3, 3)
+        tensor([[5, 1, 6]], dtype=torch.uint8)
+    """
+    if bits == 8:
+        return codes[:, :count]
+    blocks = F.pad(codes, (0, -codes.shape[1] % bits)).unflatten(1, (-1, bits)).int()  # 8 codes in `bits` bytes
+    starts = [bits * place for place in range(8)]
+    following = [min(start // 8 + 1, bits - 1) for start in starts]  # the last code ends with its byte
+    words = blocks[..., [start // 8 for start in starts]] | blocks[..., following] << 8
+    places = torch.tensor([start % 8 for start in starts], device=codes.device)
+    unpacked: Tensor = (words >> places & (1 << bits) - 1).to(torch.uint8).flatten(1)[:, :count]
+    return unpacked

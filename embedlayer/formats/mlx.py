@@ -1,0 +1,166 @@
+"""Tables and heads that MLX quantised: `mlx.nn.quantize`, and the models of mlx-lm, LM Studio and Ollama."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from embedlayer.formats.codec import BLOCK_FLOATS, Codec, unsigned
+from embedlayer.formats.stored import Part, StoredFormat, StoredModule, whole_groups
+from embedlayer.io.files import JsonObject
+from embedlayer.io.safetensors_files import DTYPES
+
+_BITS, _GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
+_FLOATS = ("F32", "F16", "BF16")
+_MODES = ("mxfp4", "nvfp4", "mxfp8")
+
+
+@dataclass(frozen=True)
+class MLXAffineRows(StoredFormat):
+    """MLX's mode `affine`: `number = scale * code + bias`, product and sum each rounded to the dtype of the scales.
+
+    `weight` has the codes in words of 32 bits, uint32, `(V, D bits / 32)`; `scales` and `biases` are `(V, G)`. The
+    shapes give the product of bits and group size; where several pairs have it, the configuration's key `quantization`
+    tells which, for all modules or for one.
+
+    Args:
+        embed_dim: Columns of a row, D.
+        bits: Bits of a code: 2, 3, 4, 5, 6 or 8.
+        group_size: Columns of a group: 32, 64 or 128.
+        scale_dtype: Data type of scales and biases: `"F32"`, `"F16"` or `"BF16"`.
+
+    Reference: `mlx.core.quantize` and `mlx.core.dequantize`.
+    """
+
+    library: ClassVar[str] = "MLX"
+    title: ClassVar[str] = "affine, 2, 3, 4, 5, 6 and 8 bits in groups of 32, 64 and 128"
+    scales: ClassVar[tuple[str, ...]] = ("scales", "biases")
+
+    bits: int
+    group_size: int
+    scale_dtype: str
+
+    @property
+    def choices(self) -> dict[str, Collection[int | str]]:
+        """Return the sizes and types that MLX has."""
+        widths = whole_groups(self.group_size)
+        return {"bits": _BITS, "group_size": _GROUPS, "scale_dtype": _FLOATS, "embed_dim": widths}
+
+    @classmethod
+    def recognise(cls, module: StoredModule) -> tuple[Self, int] | None:
+        """Return the record of tensors `weight`, `scales` and `biases`, and the number of rows; see the base class."""
+        if module.dtype("weight") != "U32" or module.dtype("scales") == "U8" or "qbiases" in module.tensors:
+            return None  # `qbiases` are those of transformers' MetalConfig, which rounds in another way
+        vocab_size, words = module.matrix("weight", "U32")
+        groups = module.matrix("scales", *_FLOATS)[1]
+        module.matrix("biases", *_FLOATS)
+        fitting = [(bits, size) for bits in _BITS for size in _GROUPS if bits * size * groups == 32 * words]
+        chosen = [pair for pair in fitting if _is_stated(module, "affine", *pair)]
+        if len(chosen) != 1:
+            pairs = " or ".join(f"{bits} bits in groups of {size}" for bits, size in fitting)
+            layout = f"has {words} words and {groups} scales a row, which is {pairs or 'no layout of MLX'}"
+            raise module.error("weight", f"{layout}, and the configuration states {_stated(module) or 'nothing'}")
+        ((bits, size),) = chosen
+        return cls(groups * size, bits, size, module.dtype("scales")), vocab_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the data type of the scales."""
+        return DTYPES[self.scale_dtype]
+
+    @property
+    def row_parts(self) -> dict[str, Part]:
+        """Return `weight`, `scales` and `biases`."""
+        groups = Part(self.dtype, (self.embed_dim // self.group_size,))
+        words = Part(torch.uint32, (self.embed_dim * self.bits // 32,))
+        return {"weight": words, "scales": groups, "biases": groups}
+
+    def codec(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> Codec:
+        """Return the rows as a compiled kernel reads them; MLX computes in the dtype of the scales."""
+        return Codec(
+            rows["weight"].view(torch.uint8),
+            self.bits,
+            unsigned(self.bits),
+            rows["scales"],
+            self.group_size,
+            self.embed_dim,
+            self.dtype,
+            bias=rows["biases"],
+        )
+
+
+@dataclass(frozen=True)
+class MLXFloatRows(StoredFormat):
+    """MLX's modes `mxfp4`, `nvfp4` and `mxfp8`: floating-point codes, and scales of 8 bits without a global scale.
+
+    `weight` has the codes in words of 32 bits, uint32; `scales` are uint8, `(V, G)`: E8M0, with `nvfp4` E4M3. The ratio
+    of words and scales tells the mode. MLX returns bfloat16, in which the numbers are exact.
+
+    Args:
+        embed_dim: Columns of a row, D.
+        mode: `"mxfp4"`, `"nvfp4"` or `"mxfp8"`.
+
+    Reference: `mlx.core.quantize` and `mlx.core.dequantize`.
+    """
+
+    library: ClassVar[str] = "MLX"
+    title: ClassVar[str] = "mxfp4, nvfp4 and mxfp8"
+    scales: ClassVar[tuple[str, ...]] = ("scales",)
+
+    mode: str
+
+    @property
+    def choices(self) -> dict[str, Collection[int | str]]:
+        """Return the modes, and the widths of whole groups."""
+        size = BLOCK_FLOATS[self.mode].group_size if self.mode in _MODES else 1
+        return {"mode": _MODES, "embed_dim": whole_groups(size)}
+
+    @classmethod
+    def recognise(cls, module: StoredModule) -> tuple[Self, int] | None:
+        """Return the record of tensors `weight` and `scales`, and the number of rows; see the base class."""
+        if module.dtype("weight") != "U32" or module.dtype("scales") != "U8":
+            return None
+        vocab_size, words = module.matrix("weight", "U32")
+        groups = module.matrix("scales", "U8")[1]
+        bits_of = {mode: BLOCK_FLOATS[mode].bits * BLOCK_FLOATS[mode].group_size for mode in _MODES}  # of a group
+        mode = next((mode for mode in _MODES if bits_of[mode] * groups == 32 * words), None)
+        layout = f"has {words} words and {groups} scales a row"
+        if mode is None:
+            raise module.error("weight", f"{layout}, which is none of {', '.join(_MODES)}")
+        kind = BLOCK_FLOATS[mode]
+        if not _is_stated(module, mode, kind.bits, kind.group_size):
+            raise module.error("weight", f"{layout}, which is {mode}, and the configuration states {_stated(module)}")
+        return cls(groups * kind.group_size, mode), vocab_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return bfloat16."""
+        return torch.bfloat16
+
+    @property
+    def row_parts(self) -> dict[str, Part]:
+        """Return `weight` and `scales`."""
+        kind = BLOCK_FLOATS[self.mode]
+        return {
+            "weight": Part(torch.uint32, (self.embed_dim * kind.bits // 32,)),
+            "scales": Part(torch.uint8, (self.embed_dim // kind.group_size,)),
+        }
+
+    def codec(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> Codec:
+        """Return the rows as a compiled kernel reads them."""
+        return BLOCK_FLOATS[self.mode].codec(rows["weight"], rows["scales"], self.embed_dim, torch.bfloat16)
+
+
+def _stated(module: StoredModule) -> JsonObject:
+    """Return what the configuration states about a module, or else about all: some of `mode`, `bits`, `group_size`."""
+    own = module.settings.get(module.name)
+    stated = own if isinstance(own, dict) else module.settings
+    return {name: stated[name] for name in ("mode", "bits", "group_size") if stated.get(name) is not None}
+
+
+def _is_stated(module: StoredModule, mode: str, bits: int, group_size: int) -> bool:
+    """Return whether the configuration states a layout, or nothing that contradicts it."""
+    layout = {"mode": mode, "bits": bits, "group_size": group_size}
+    return layout | _stated(module) == layout
