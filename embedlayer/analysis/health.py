@@ -47,7 +47,7 @@ def table_health(
     tokenizer: object = None,
     *,
     before: TableLike | None = None,
-    head: Tensor | None = None,
+    head: TableLike | None = None,
     counts: Int[Tensor, " V"] | None = None,
     validation_loss: float | None = None,
 ) -> TableHealth:
@@ -58,7 +58,7 @@ def table_health(
         tokenizer: A `tokenizers.Tokenizer` or a fast tokenizer of transformers, from which `kinds` is computed; without
             one `kinds` is `None`.
         before: The same table before training, for `never_touched`, which is `None` without it.
-        head: Rows of an untied head `(V, E)`. The softmax moves unused rows of the head, not of the input table, so
+        head: Rows of an untied head `(V, E)`, as `table`. The softmax moves unused rows of the head, not of the input table, so
             under-trained tokens are then searched in the head; `None` searches the table.
         counts: Number of occurrences of each token in the training text, `(V,)`; see `under_trained_scores`.
         validation_loss: Loss on held-out text of the model that the table belongs to, in nats per token. With `counts`,
@@ -76,8 +76,9 @@ def table_health(
     """
     tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
     rows = RowReader(table)
-    if head is not None and len(head) != len(rows):
-        raise ShapeError(f"The table has {len(rows)} rows and the head {len(head)}: pass the head of this table.")
+    if head is not None and len(RowReader(head)) != len(rows):
+        found = len(RowReader(head))
+        raise ShapeError(f"The table has {len(rows)} rows and the head {found}: pass the head of this table.")
     norms = rows.norms()
     shared = shared_variance(rows, norms > 0)
     judged = RowReader(without_shared_part(table, shared))
@@ -140,7 +141,7 @@ def _loss_of_run(validation_loss: float | None, counts: Int[Tensor, " V"] | None
     return LossOfRun(validation_loss, float(-(frequencies * frequencies.log()).sum()))
 
 
-def _without_shared_part(head: Tensor) -> TableLike:
+def _without_shared_part(head: TableLike) -> TableLike:
     """Return the rows of a head without the part that dominates, see `without_shared_part`."""
     rows = RowReader(head)
     return without_shared_part(head, shared_variance(rows, rows.norms() > 0))

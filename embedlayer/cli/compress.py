@@ -204,7 +204,8 @@ def _show(opened: "OpenedModel", rows: "Sequence[CompressionResult]") -> None:
     if any(row.to == "trim" for row in rows):
         click.echo("trim: the table without the rows that embedlayer vocab trim drops; the other rows are unchanged.")
     if opened.head is not None and not opened.head.tied:
-        click.echo(f"The untied head keeps its own {format_bytes(opened.head.weight.nbytes)} unchanged.")
+        own = sum(tensor.nbytes for tensor in opened.head.state_dict().values())
+        click.echo(f"The untied head keeps its own {format_bytes(own)} unchanged.")
 
 
 def _cell(value: float | None, form: str) -> str:

@@ -135,7 +135,7 @@ def planned(
     from embedlayer.positions.learned import LearnedPositionalEmbedding
     from embedlayer.tables.delta import DeltaEmbedding
     from embedlayer.tables.factorized import FactorizedEmbedding
-    from embedlayer.tables.gguf_rows import GGUFEmbedding
+    from embedlayer.tables.packed_rows import PackedRows
     from embedlayer.tables.quantized import QuantizedEmbedding
     from embedlayer.tables.stored.mapped import MappedEmbedding
 
@@ -143,8 +143,8 @@ def planned(
     rows = base.source if isinstance(base, MappedEmbedding) else next(iter(base.state_dict().values()))
     stored_type = str(rows.dtype).removeprefix("torch.")
     dtype = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}.get(stored_type)
-    if isinstance(base, GGUFEmbedding):
-        stored_type = f"{base.stored_type} blocks"
+    if isinstance(base, PackedRows):
+        stored_type = base.stored_type
     if isinstance(base, QuantizedEmbedding):
         dtype = base.row_format.layout.type_name(base.row_format.bits)
     if dtype is None:

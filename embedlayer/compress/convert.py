@@ -103,8 +103,9 @@ def replace_table(model: Model, table: TokenTable | nn.Embedding) -> Model:
     if table.embed_dim != model.table.embed_dim:
         raise SizeError(f"The table has width {table.embed_dim}, the model needs {model.table.embed_dim}.")
     head = getattr(model, "head", None)
-    if head is not None and not head.tied and head.weight.shape[0] != table.vocab_size:
-        raise SizeError(f"The head has {head.weight.shape[0]} tokens, the table {table.vocab_size}.")
+    size = None if head is None or head.tied else getattr(head, "output", head).out_features
+    if size not in (None, table.vocab_size):
+        raise SizeError(f"The head has {size} tokens, the table {table.vocab_size}.")
     # deepcopy keeps every object in its memo, so only the model itself and a tied head are copied
     copied = {model, *((head, getattr(head, "output", head)) if head is not None and head.tied else ())}
     shared = [

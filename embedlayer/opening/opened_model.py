@@ -150,13 +150,19 @@ class OpenedModel:
         return getattr(self.model, "head", None)
 
     @cached_property
-    def untied_head(self) -> "Tensor | None":
+    def untied_head(self) -> "Tensor | TokenTable | None":
         """Return the rows of an untied head, `(V, D)`: the first V, one for each row of the table.
 
-        The result is `None` if there is no head, the head is tied, or the head has fewer than V rows.
+        They are a table if the head stores them in one (`OutputHead.own_rows`). The result is `None` if there is no
+        head, the head is tied, or the head has another number of rows than V in a table, or fewer in a weight.
         """
         head = self.head
-        if head is None or head.tied or len(head.weight) < self.table.vocab_size:
+        if head is None or head.tied:
+            return None
+        own: TokenTable | None = getattr(head, "output", head).own_rows
+        if own is not None:
+            return own if own.vocab_size == self.table.vocab_size else None
+        if len(head.weight) < self.table.vocab_size:
             return None
         rows: Tensor = head.weight.detach()[: self.table.vocab_size]
         return rows

@@ -222,8 +222,7 @@ class ParallelContext:
         rows = TokenEmbedding(head.out_features, head.in_features, **options_of_rows, device="meta")
         rows.weight = nn.Parameter(weight, requires_grad=head.weight.requires_grad)
         table = self._shard_table(rows)
-        sharded = OutputHead(table, **options)
-        sharded.add_module("rows", table)
+        sharded = OutputHead(rows=table, **options)
         sharded.register_state_dict_post_hook(_rename_rows_to_weight)  # type: ignore[no-untyped-call]
         sharded.register_load_state_dict_pre_hook(_rename_weight_to_rows)  # type: ignore[no-untyped-call]
         return sharded
@@ -352,6 +351,11 @@ class _LossModule(nn.Module):
 
 def _plain_head(head: OutputHead) -> OutputHead:
     """Return a head unchanged; raise a `SizeError` unless it is an `OutputHead`, whose rows can be sharded."""
+    if head.own_rows is not None:
+        raise SizeError(
+            f"The rows of this head are a {type(head.own_rows).__name__}, which is not sharded over ranks: train it "
+            f"with one process, or with DistributedDataParallel."
+        )
     if type(head) is not OutputHead:
         raise SizeError(
             f"A {type(head).__name__} is not sharded over ranks: only OutputHead is. Train it with one process, or "

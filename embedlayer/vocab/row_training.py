@@ -115,7 +115,7 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     try:
         deltas = {id(table): DeltaEmbedding(_dense(name, table), ids) for name, table in modules.tables.items()}
-        heads = {name: DeltaEmbedding(_rows_of(head), ids) for name, head in modules.heads.items() if not head.tied}
+        heads = {name: DeltaEmbedding(_rows_of(head), ids) for name, head in modules.heads.items() if head.has_weight}
     except BaseException:
         for parameter in trained:
             parameter.requires_grad_(True)

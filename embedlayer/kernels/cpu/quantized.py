@@ -1,4 +1,4 @@
-"""Kernels that dequantise stored rows, or multiply them by few tokens; `tables.quantized.dequantise` defines them.
+"""Kernels that dequantise stored rows, or multiply them by few tokens; `formats.quantized.dequantise` defines them.
 
 A product dequantises some rows into a buffer that stays in the cache, by the kernel of their look-up, so the whole rows
 are never written to memory.

@@ -30,6 +30,7 @@ from embedlayer.io.gguf_files import (
     write_gguf,
 )
 from embedlayer.io.safetensors_files import DTYPES
+from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import TokenTable
 from embedlayer.tokenization.gguf_tokenizers import TOKEN_ID, check_kind, tokenizer_metadata, tokenizer_of
 from embedlayer.vocab.edit import ResolveEdit, TokenMap
@@ -89,7 +90,9 @@ def apply_to_gguf(source: Path, out: Path, resolve: ResolveEdit) -> EditResult:
     return EditResult({"": result}, stored=stored_rows, extra_space_decoded=extra_space)
 
 
-def write_into_gguf(table: TokenTable, tokenizer: Tokenizer, original: Path, out: Path, *, head: Tensor | None) -> int:
+def write_into_gguf(
+    table: TokenTable, tokenizer: Tokenizer, original: Path, out: Path, *, head: Tensor | LookupTable | None
+) -> int:
     """Write a copy of a GGUF file with the rows of a table and the tokens of a tokenizer, atomically.
 
     A row that equals the dequantised row of the same token in `original` keeps its bytes. The others are quantised.
@@ -99,7 +102,7 @@ def write_into_gguf(table: TokenTable, tokenizer: Tokenizer, original: Path, out
         tokenizer: Its tokenizer.
         original: The file to copy, which does not change.
         out: The new file.
-        head: Rows of an untied head, `(V, D)`; `None` for a tied one or none.
+        head: Rows of an untied head, `(V, D)`, or the table that has them; `None` for a tied one or none.
 
     Returns:
         The number of rows of the table that keep their bytes.
@@ -139,7 +142,8 @@ def write_into_gguf(table: TokenTable, tokenizer: Tokenizer, original: Path, out
             f"of the file itself, by its name."
         )
     new, unchanged_rows = {}, 0
-    for name, rows in ((GGUF_TABLE, table.rows), (GGUF_HEAD, None if head is None else lambda a, b: head[a:b])):
+    head_rows = head.rows if isinstance(head, LookupTable) else lambda start, stop: head[start:stop]
+    for name, rows in ((GGUF_TABLE, table.rows), (GGUF_HEAD, None if head is None else head_rows)):
         if rows is not None:
             new[name], equal = _quantised_rows(file, name, rows, sources)
             unchanged_rows = equal if name == GGUF_TABLE else unchanged_rows

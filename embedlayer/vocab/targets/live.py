@@ -83,7 +83,7 @@ def row_tensors(
         rows = RowTensor(weight, end, padding.get(name, 0), part.shards, missing_row=part.missing_row)
         by_id[id(weight)] = names.get(id(weight), dotted(name, "weight")), rows
     for name, head in modules.heads.items():
-        for key, parameter in (("weight", None if head.tied else head.weight), ("bias", head.bias)):
+        for key, parameter in (("weight", head.weight if head.has_weight else None), ("bias", head.bias)):
             if parameter is not None:
                 rows = RowTensor(parameter, "head", collectives=row_collectives(parameter))
                 by_id[id(parameter)] = names.get(id(parameter), dotted(name, key)), rows

@@ -23,6 +23,7 @@ from embedlayer.injections.per_layer import PerLayerInputs
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.lookup import LookupTable
+from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.table import TokenTable
 
 _HASHED_NGRAMS = re.compile(r"(?:^|[._])engram[._]|(?:^|\.)ngram_embedding\.|(?:^|\.)ngram_embeddings\.embedders\.")
@@ -98,7 +99,7 @@ class VocabularyModules(NamedTuple):
     @property
     def collectives(self) -> Collectives:
         """Return the ranks that must edit together: those of the first sharded table or head, or a single process."""
-        heads = [head.weight for head in self.heads.values() if not head.tied]
+        heads = [head.weight for head in self.heads.values() if head.has_weight]
         shards = [part.shards for part in self.local.values()] + [row_collectives(weight) for weight in heads]
         return next((each for each in shards if each is not SINGLE_PROCESS), SINGLE_PROCESS)
 
@@ -351,8 +352,15 @@ def _local_table(name: str, table: LookupTable, of_head: bool) -> tuple[str, Loc
 
 def _cannot_be_moved(name: str, table: LookupTable) -> SizeError:
     """Return the error for a table of a kind that an edit cannot move, after its dotted name in the module."""
+    kind = f"The rows of {name or 'this table'}, a {type(table).__name__}, cannot be moved"
+    if isinstance(table, PackedRows):
+        return SizeError(
+            f"{kind}: they are quantised ({table.stored_type}). Edit the model in floating point, from which it was "
+            f"quantised. Or edit a copy with dense rows, embedlayer.compress.replace_table(model, "
+            f"TokenEmbedding.from_pretrained(table.rows(0, table.vocab_size), freeze=False)), if its head is tied."
+        )
     return SizeError(
-        f"The rows of {name or 'this table'}, a {type(table).__name__}, cannot be moved. After train_only_rows, call "
+        f"{kind}. After train_only_rows, call "
         f"embedlayer.vocab.merge_rows(model) first. Otherwise edit the table that it was built from (a "
         f"DeltaEmbedding's after merge(), a trained MappedEmbedding's in the folder of save_pretrained), and build it "
         f"again."
