@@ -11,9 +11,9 @@ from torch import Tensor
 
 from embedlayer import QuantizedEmbedding
 from embedlayer.formats import GGUFBlocks
+from embedlayer.formats.quantized import dequantise
 from embedlayer.kernels.gpu.launch import launch, launches_observed
 from embedlayer.kernels.quantized import logits_of_few_tokens, read_quantized_rows
-from embedlayer.tables.quantized import dequantise
 
 Kind = tuple[int, int | str | None]
 

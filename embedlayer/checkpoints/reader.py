@@ -7,6 +7,7 @@ name on the hub. From the hub, only the shards that contain a requested tensor a
 import re
 import socket
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -17,10 +18,12 @@ from torch import Tensor
 
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, FileError, MissingExtraError, require
 from embedlayer.families import GGUF_HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, gguf_config
+from embedlayer.formats.recognition import recognise
+from embedlayer.formats.stored import StoredFormat, StoredModule, StoredRows
 from embedlayer.io.files import JsonObject, is_gguf, read_bytes, read_json
 from embedlayer.io.gguf_files import GGUFFile, read_gguf
 from embedlayer.io.json_fields import parse_json
-from embedlayer.io.safetensors_files import DTYPES, Header, byte_chunks
+from embedlayer.io.safetensors_files import Header, TensorInfo, byte_chunks
 from embedlayer.io.weight_files import (
     CheckpointFolder,
     WeightFiles,
@@ -33,6 +36,10 @@ from embedlayer.tokenization.ids import missing_rows_message
 from embedlayer.tokenization.read import load_tokenizer
 
 CONFIG = "config.json"
+WEIGHT = ".weight"
+SCHEMES = ("quantization_config", "quantization")
+"""Keys under which transformers and MLX state how a model is quantised."""
+
 TOKENIZERS = (
     ("tokenizer.json",),
     ("vocab.json", "merges.txt"),
@@ -177,6 +184,7 @@ class Checkpoint(WeightFiles):
         files = choose_weight_files(place, file)
         super().__init__(place, files)
         self.is_static_embedding = is_static_embedding
+        self._formats: dict[str, tuple[StoredFormat, int] | None] = {}
         path = place.find(files) if isinstance(files, str) else None
         self.gguf: GGUFFile | None = read_gguf(path) if path is not None and is_gguf(path) else None
         config = place.find(CONFIG) if self.gguf is None else None
@@ -264,9 +272,98 @@ class Checkpoint(WeightFiles):
         self.bytes_read += self.info(name).nbytes
         return self.gguf.read(name, dtype).to(device)
 
-    def has_blocks(self, name: str) -> bool:
-        """Return whether a tensor is one of a GGUF file whose numbers are quantised in blocks."""
-        return self.gguf is not None and self.info(name).dtype not in DTYPES
+    @property
+    def quantisation(self) -> JsonObject | None:
+        """Return what the configuration states about the quantisation of the model; `None` if it states nothing."""
+        nested = self.config.get("text_config")
+        parts = (self.config, nested) if isinstance(nested, dict) else (self.config,)
+        return next((part[key] for part in parts for key in SCHEMES if isinstance(part.get(key), dict)), None)
+
+    def find(self, *suffixes: str) -> list[str]:
+        """Return the names of tensors that end in one of `suffixes`, as `WeightFiles.find` does, and of stored rows.
+
+        Stored rows are named as the weight that they replace: `lm_head.weight` for a module with `lm_head.qweight`.
+
+        Raises:
+            CheckpointError: A module of one of these names is quantised in a way that is not read.
+        """
+        return [name for suffix in suffixes for name in (*WeightFiles.find(self, suffix), *self._replaced(suffix))]
+
+    def _replaced(self, suffix: str) -> list[str]:
+        """Return the names of weights that end in `suffix` and are only there as stored rows in other tensors."""
+        if not suffix.endswith(WEIGHT):
+            return []
+        end = f".{suffix.removesuffix(WEIGHT)}."
+        starts = {f".{name}".partition(end)[0] for name in self.names if end in f".{name}"}
+        weights = {f"{start}{end}weight"[1:] for start in starts}
+        ordered = sorted(weights - {*self.names}, key=lambda name: (len(name), name))
+        return [name for name in ordered if self.stored(name) is not None]
+
+    def module_tensors(self, weight: str) -> dict[str, str]:
+        """Return the names of the tensors of the module of a weight, by the rest after the name of the module."""
+        module = weight.rpartition(".")[0]
+        if not module:
+            return {name: name for name in self.names if "." not in name}
+        return {name[len(module) + 1 :]: name for name in self.names if name.startswith(f"{module}.")}
+
+    def stored(self, name: str) -> tuple[StoredFormat, int] | None:
+        """Return the format of the stored rows that a module has for its weight `name`, and the number of rows V.
+
+        The result is `None` for a weight in floating point, and for one that does not exist. Headers tell, and tensors
+        of a few numbers.
+
+        Raises:
+            CheckpointError: The tensors of the module contradict each other, or are quantised in a way that is not
+                read.
+        """
+        if not f".{name}".endswith(WEIGHT):
+            return None
+        if name not in self._formats:
+            module = self._module(name)
+            self._formats[name] = recognise(module) if module.tensors else None
+        return self._formats[name]
+
+    def read_stored(self, name: str) -> StoredRows:
+        """Return the stored rows of a weight for which `stored` returned a format, mapped to the file.
+
+        Raises:
+            CheckpointError: A tensor is damaged, or has another type or shape than the others require; or a scale is
+                NaN or infinite.
+            FileError: A file cannot be read.
+        """
+        stored = self.stored(name)
+        assert stored is not None
+        return stored[0].read(self._module(name), stored[1])
+
+    def matrix_info(self, name: str) -> TensorInfo:
+        """Return `info(name)`; for stored rows shape `(V, D)`, name of the format and number of bytes of the matrix.
+
+        Raises:
+            CheckpointError: As in `info` and `stored`.
+        """
+        stored = self.stored(name)
+        if stored is None:
+            return self.info(name)
+        record, count = stored
+        infos = [self.info(each) for each in self.module_tensors(name).values()]
+        size = sum(info.nbytes for info in infos)
+        return replace(infos[0], name=name, dtype=record.name, shape=(count, record.embed_dim), start=0, stop=size)
+
+    def _module(self, weight: str) -> StoredModule:
+        """Return the tensors of the module of a weight, as the records of stored formats read them."""
+        names = self.module_tensors(weight)
+        infos = {rest: self.info(name) for rest, name in names.items()}
+        headers = [header for header in self._headers.values() if {*names.values()} & header.tensors.keys()]
+        metadata = {key: value for header in headers for key, value in header.metadata.items()}
+        gguf = self.gguf
+
+        def read(rest: str) -> Tensor:
+            if gguf is None:
+                return WeightFiles.read(self, names[rest])
+            self.bytes_read += infos[rest].nbytes
+            return gguf.stored_rows(names[rest])
+
+        return StoredModule(weight.rpartition(".")[0], infos, read, self.quantisation or {}, metadata)
 
     def stores(self, name: str, tensor: Tensor) -> bool:
         """Return whether the tensor `name` of the checkpoint equals `tensor` in shape and, bit for bit, in its numbers.

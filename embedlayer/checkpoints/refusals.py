@@ -23,9 +23,6 @@ NAMED = 4
 FEWEST_ROWS = 16
 """Rows of the smallest table that a message names."""
 
-SCHEMES = ("quantization_config", "quantization")
-"""Keys under which transformers and MLX state how a model is quantised."""
-
 _QUANTISED = {
     *("scale", "scales", "zero", "zeros", "biases", "qbiases", "absmax", "codes", "codebooks", "tables", "tables2"),
     *("quant", "quantized", "packed", "data", "qdata", "qtype", "qweight", "dqweight", "qzeros", "qscale", "SCB", "W"),
@@ -74,20 +71,30 @@ def unknown_family_error(checkpoint: Checkpoint, model_type: object) -> Checkpoi
 def table_names(checkpoint: Checkpoint) -> list[str]:
     """Return the names of the matrices of a checkpoint that are called like tables of tokens or codes, sorted.
 
-    Matrices of numbered blocks, quantised ones and those of fewer than `FEWEST_ROWS` rows are left out. Those of
-    numbered tables are not.
+    Matrices of numbered blocks, those that are quantised in a way that is not read, and those of fewer than
+    `FEWEST_ROWS` rows are left out. Those of numbered tables are not.
     """
-    return [
-        name
-        for name in sorted(checkpoint.names)
-        if len(shape := checkpoint.info(name).shape) == 2
-        and shape[0] >= FEWEST_ROWS
-        and (DTYPES.get(checkpoint.info(name).dtype) in FLOATS or checkpoint.has_blocks(name))
-        and not quantised_parts(checkpoint, (name,))
-        and not re.search(r"(?:^|\.)(?:layers?|blocks?|h)\.\d", name)
+    called_so = {
+        weight if quantised_parts(checkpoint, (weight := f"{name.rpartition('.')[0]}.weight",)) else name
+        for name in checkpoint.names
+        if not re.search(r"(?:^|\.)(?:layers?|blocks?|h)\.\d", name)
         and any(word in name for word in TABLE_WORDS)
         and not any(word in name for word in OTHER_WORDS)
-    ]
+    }
+    return [name for name in sorted(called_so) if _is_readable_table(checkpoint, name)]
+
+
+def _is_readable_table(checkpoint: Checkpoint, name: str) -> bool:
+    """Return whether a weight is a matrix of at least `FEWEST_ROWS` rows, and is read as a table."""
+    try:
+        is_stored = checkpoint.stored(name) is not None
+    except CheckpointError:
+        return False
+    if not is_stored and (name not in checkpoint.names or quantised_parts(checkpoint, (name,))):
+        return False
+    info = checkpoint.matrix_info(name)
+    is_matrix = len(info.shape) == 2 and info.shape[0] >= FEWEST_ROWS
+    return is_matrix and (is_stored or DTYPES.get(info.dtype) in FLOATS)
 
 
 def table_advice(checkpoint: Checkpoint, *, is_found: bool) -> str:
@@ -137,22 +144,14 @@ def quantised_error(checkpoint: Checkpoint, what: str, name: str, parts: Iterabl
     beside = [part for part in parts if part != name]
     scales = f" beside {', '.join(beside[:3])}{', ...' if len(beside) > 3 else ''}" if beside else ""
     return CheckpointError(
-        f"{info.file}: the {what} is quantised{_scheme(checkpoint.config)}: {name} is stored as {info.dtype} "
-        f"{list(info.shape)}{scales}. Dequantise the model with transformers (model.dequantize(), then "
-        f"save_pretrained)."
+        f"{info.file}: the {what} is quantised{_scheme(checkpoint.quantisation)}: {name} is stored as {info.dtype} "
+        f"{list(info.shape)}{scales}, and embedlayer reads no such format there. Load the model from which it was "
+        f"quantised, or that model in one of the formats of docs/checkpoints.md."
     )
 
 
-def states_quantisation(config: JsonObject) -> JsonObject | None:
-    """Return what a configuration states about its quantisation; `None` if it states none."""
-    nested = config.get("text_config")
-    parts = (config, nested) if isinstance(nested, dict) else (config,)
-    return next((part[key] for part in parts for key in SCHEMES if isinstance(part.get(key), dict)), None)
-
-
-def _scheme(config: JsonObject) -> str:
+def _scheme(scheme: JsonObject | None) -> str:
     """Return method and bits of the quantisation that a configuration states, in parentheses; `""` for none."""
-    scheme = states_quantisation(config)
     if scheme is None:
         return ""
     bits = 8 if scheme.get("load_in_8bit") else 4 if scheme.get("load_in_4bit") else scheme.get("bits")

@@ -1,10 +1,12 @@
 """Find the format of a module's stored tensors."""
 
 from embedlayer.formats.compressed_tensors import CompressedFloatRows, NaiveQuantizedRows, PackQuantizedRows
+from embedlayer.formats.gguf import GGUFRows
 from embedlayer.formats.mlx import MLXAffineRows, MLXFloatRows
 from embedlayer.formats.stored import StoredFormat, StoredModule
 
 FORMATS: tuple[type[StoredFormat], ...] = (
+    GGUFRows,
     MLXAffineRows,
     MLXFloatRows,
     PackQuantizedRows,

@@ -137,6 +137,12 @@ class StoredFormat(Described, ABC):
         return {"embed_dim": whole_groups(1)}
 
     @property
+    def name(self) -> str:
+        """Return library and sizes of the stored rows for people: `"MLX (bits 4, group_size 64, scale_dtype BF16)"`."""
+        sizes = [f"{each.name} {getattr(self, each.name)}" for each in fields(self) if each.name != "embed_dim"]
+        return f"{self.library} ({', '.join(sizes)})"
+
+    @property
     def config(self) -> JsonObject:
         """Return the constructor's arguments as JSON."""
         return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -31,7 +31,7 @@ from embedlayer.losses.fixed_row import linear_with_fixed_row
 from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.losses.options import Impl, LogitOptions, check_options
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
-from embedlayer.saving import Pretrained
+from embedlayer.saving import Pretrained, describe
 from embedlayer.tables.conversions import as_table
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.lookup import check_sizes
@@ -39,6 +39,9 @@ from embedlayer.tables.table import TokenTable, check_width, logits_of_function
 
 NEW_ROWS = "new_rows"
 """Name of the child of an untied head that has the rows which are trained separately; see `train_only_rows`."""
+
+ROWS = "rows"
+"""Name of the child of an untied head that stores its rows, if they are no dense weight."""
 
 SLIP = "OutputHead takes the width first, as nn.Linear does, and TokenEmbedding the number of tokens: you may mean"
 """What an error says if the sizes of a head fit exchanged."""
@@ -55,7 +58,8 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
     With a table the head is tied: it refers to the table and has no rows itself. There is one parameter and one key in
     the state, and `head.weight is table.weight`. With sizes the head is untied, an `nn.Linear` with its own weight:
     `OutputHead(embed_dim, vocab_size)`, in the order of `nn.Linear(in_features, out_features)`, which is not that of
-    `TokenEmbedding(vocab_size, embed_dim)`.
+    `TokenEmbedding(vocab_size, embed_dim)`. With `rows`, an untied head has its rows in a table of its own, such as the
+    quantised ones of a checkpoint; it then has no `weight`.
 
     Args:
         table: The table to tie to; or for an untied head its `in_features`, the width of the hidden state, D.
@@ -70,13 +74,14 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         padding_idx: Padding token of an untied head, whose row is initialised to zero and gets no gradient; `None` for
             no such token. A tied head has that of its table.
         init_std: Standard deviation of the normal initialisation of an untied head.
+        rows: Table with the rows of an untied head, which becomes its child `rows`, instead of sizes.
         device: Device of the rows of an untied head and of the bias.
         dtype: Dtype of the rows of an untied head and of the bias.
 
     Raises:
-        SizeError: Neither or both of a table and two sizes are passed; a size is passed under two names, or below 1;
-            `padding_idx` is not a token; the table is row-sparse or a plain `nn.Embedding`; or soft cap or scale is
-            outside its range.
+        SizeError: Not exactly one of a table, two sizes and `rows` is passed; a size is passed under two names, or is
+            below 1; `padding_idx` is not a token; the table is row-sparse or a plain `nn.Embedding`; or soft cap or
+            scale is outside its range.
 
     Example:
         >>> table = TokenEmbedding(100, 8)
@@ -105,6 +110,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         mask_padding: bool = False,
         padding_idx: int | None = None,
         init_std: float = 0.02,
+        rows: TokenTable | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -119,6 +125,9 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         self.softcap = softcap
         self.logit_scale = logit_scale
         self.mask_padding = mask_padding
+        if rows is not None and table is not None:
+            raise SizeError("OutputHead takes a table to tie to, or rows of its own, not both.")
+        table = rows if table is None else table
         if table is None:
             if vocab_size is None or embed_dim is None:
                 raise SizeError(
@@ -131,7 +140,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         else:
             table = as_table(table, registered=False)
             if (vocab_size, embed_dim, padding_idx) != (None, None, None):
-                raise SizeError("A tied OutputHead takes its sizes and padding from the table: pass only the table.")
+                raise SizeError("An OutputHead takes its sizes and padding from the table: pass only the table.")
             if table.row_sparse:
                 raise SizeError(
                     "A head cannot be tied to a row-sparse table: the loss sends a gradient to every row.\n"
@@ -143,6 +152,8 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             self.padding_idx = table.padding_idx
             zeros = nn.Parameter(torch.zeros(table.vocab_size, device=device, dtype=dtype)) if bias else None
             self.register_parameter("bias", zeros)
+            if rows is not None:
+                self.add_module(ROWS, rows)
         self.set_table(table)
 
     own_table: TokenTable | None = None
@@ -259,15 +270,21 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             return []
         references = [each for each in self.table_references if each.module is not None]
         tables = [resolve_table(cast(nn.Module, each.module), each.name) for each in references]
-        if self.own_table is not None:  # the trained rows of an untied head follow no table
-            return [] if self.own_table is self._modules.get(NEW_ROWS) else tables
+        if self.own_table is not None:  # the rows of an untied head follow no table
+            return [] if self.own_table in self._modules.values() else tables
         weight = self._parameters.get("weight")  # transformers may tie and untie it
         return [each for each in tables if weight is not None and weight_of(each) is weight]
 
     @property
     def tied(self) -> bool:
-        """Return whether the head uses the rows of a table."""
-        return self.own_table is not None or bool(self._resolved())
+        """Return whether the head uses the rows of a table that is not its own."""
+        return (self.own_table is not None and self.own_rows is None) or bool(self._resolved())
+
+    @property
+    def own_rows(self) -> TokenTable | None:
+        """Return the table that stores the rows of an untied head; `None` if it is tied or has a weight."""
+        rows: Any = self._modules.get(ROWS)
+        return rows
 
     # The weight gives the sizes, as in TokenEmbedding, so that an assigned weight of another size is right.
 
@@ -333,6 +350,8 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             "logit_scale": self.logit_scale,
             "mask_padding": self.mask_padding,
         }
+        if self.own_rows is not None:
+            return {"rows": describe(self.own_rows), **options}
         if self.tied:
             return options
         sizes = {"vocab_size": self.out_features, "embed_dim": self.in_features}
@@ -358,7 +377,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
 
         The table of a tied head is not changed.
         """
-        if not self.tied:
+        if self.own_table is None and not self.tied:
             init_normal_(self.weight, std=self.init_std)
             zero_rows_(self.weight, [] if self.padding_idx is None else [self.padding_idx])
         if self.bias is not None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from embedlayer.core.class_identifiers import class_of
 from embedlayer.core.errors import CheckpointError
 from embedlayer.core.option_docs import show_options
-from embedlayer.heads.output import OutputHead
+from embedlayer.heads.output import ROWS, OutputHead
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.definition import transformed_states
 from embedlayer.losses.head_outputs import HeadOutputs
@@ -175,7 +175,7 @@ def build_head(config: JsonObject, table: TokenTable) -> OutputHead | Prediction
         KeyError: There is no field `tied`.
         TypeError: An argument of the head, the projection or the norm is missing or unknown.
     """
-    options = dict(config)
+    options = {name: build(value) if name == ROWS and is_description(value) else value for name, value in config.items()}
     tied, dense = options.pop("tied"), build_part(nn.Linear, options.pop("dense", None))
     activation, norm = options.pop("activation", None), build_part(nn.LayerNorm, options.pop("norm", None))
     kind = options.pop("kind", "output_head")

@@ -1,6 +1,6 @@
 """What reads the stored rows of a quantised table on a CUDA device: look-up, and logits of few tokens.
 
-`embedlayer.tables.quantized.dequantise` is the definition. `embedlayer.tables.quantized` runs the kernels of the CPU.
+`embedlayer.formats.quantized.dequantise` is the definition. `embedlayer.tables.quantized` runs the kernels of the CPU.
 `row_format` is the numbers of an `embedlayer.formats.layouts.RowFormat`.
 """
 

@@ -21,6 +21,7 @@ from embedlayer.families import FAMILIES, HUGGING_FACE_TENSORS, META_LLAMA, META
 from embedlayer.io.json_fields import as_number, as_whole_number
 from embedlayer.io.safetensors_files import DTYPES
 from embedlayer.models.decoder import DecoderLM
+from embedlayer.saving import FLOATS
 
 _DERIVED = re.compile(r"rope_freqs\.weight|(.*\.)?(rotary_emb\.inv_freq|rope\.freqs|freqs_cos|freqs_sin)")
 """Tensors in old checkpoints that follow from the sizes."""
@@ -36,9 +37,10 @@ def load_llama(
     - Meta's layout: a safetensors file with `tok_embeddings.weight`, `layers.0.attention.wq.weight`, ..., or a folder
       with one. Its sizes (`n_heads`, `norm_eps`, ...) are in the metadata of the file or in `params.json` in the same
       folder. A missing rotary base is 10000, as in LLaMA 1 and 2. A missing LM head is tied to the table.
-    - A GGUF file of the architecture `llama` whose blocks are not quantised.
+    - A GGUF file of the architecture `llama`.
 
-    Table, position scheme and head are read as by `load`.
+    The table and an untied head may be quantised, the blocks may not. They and the position scheme are read as by
+    `load`.
 
     Args:
         source: A file, a folder, or a name on the hub.
@@ -51,7 +53,7 @@ def load_llama(
     Raises:
         FileError: A file is missing or cannot be read.
         CheckpointError: The checkpoint is damaged, a pickle or not of LLaMA's type; a key of its configuration has a
-            value that `DecoderLM` does not implement; or the blocks of a GGUF file are quantised.
+            value that `DecoderLM` does not implement; or the blocks are quantised.
         MissingExtraError: The hub needs `pip install 'embedlayer[hf]'`, and a GGUF file `'embedlayer[gguf]'`.
 
     Warns:
@@ -74,7 +76,7 @@ def load_llama(
             require_value(checkpoint.name, checkpoint.config, key, False, None)
     elif checkpoint.gguf is not None:
         _check_gguf(checkpoint)
-    elif HUGGING_FACE_TENSORS["table.weight"] in checkpoint.names:
+    elif checkpoint.find(HUGGING_FACE_TENSORS["table.weight"]):
         _check_implemented(checkpoint)
     else:
         raise CheckpointError(
@@ -100,12 +102,13 @@ def _build(model: CheckpointModel) -> DecoderLM:
     if arguments["head"] is None:
         raise CheckpointError(f"{checkpoint.name} is not whole: {names['head.weight']} is missing.")
     ours = {theirs: ours for ours, theirs in names.items()}
-    of_layer = {name for known in tensors.names.values() for name in known}
-    for name in checkpoint.names:
-        if name not in of_layer and not _DERIVED.fullmatch(name):
-            weights[_decoder_name(name, ours)] = checkpoint.read(
-                name, dtype=None if checkpoint.gguf is None else tensors.dtype, device=tensors.device
-            )
+    of_layer = tensors.own_names
+    of_blocks = [name for name in checkpoint.names if name not in of_layer and not _DERIVED.fullmatch(name)]
+    _refuse_quantised_blocks(checkpoint, of_blocks)
+    for name in of_blocks:
+        weights[_decoder_name(name, ours)] = checkpoint.read(
+            name, dtype=None if checkpoint.gguf is None else tensors.dtype, device=tensors.device
+        )
     num_layers = len({name.split(".")[1] for name in weights if name.startswith("blocks.")})
     if config.get("num_hidden_layers", num_layers) != num_layers:
         raise CheckpointError(
@@ -129,10 +132,7 @@ def _build(model: CheckpointModel) -> DecoderLM:
 
 
 def _check_gguf(checkpoint: Checkpoint) -> None:
-    """Check that `DecoderLM` implements the model of a GGUF file, and that its blocks are not quantised.
-
-    Quantised blocks would be dequantised whole.
-    """
+    """Check that `DecoderLM` implements the model of a GGUF file."""
     if checkpoint.config.get("model_type") != META_LLAMA:
         assert checkpoint.gguf is not None
         name = checkpoint.gguf.get("general.architecture")
@@ -140,12 +140,17 @@ def _check_gguf(checkpoint: Checkpoint) -> None:
             f"{checkpoint.name}: blocks of the architecture {name!r} are not read, only those of llama."
         )
     require_value(checkpoint.name, checkpoint.config, "sliding_window", 0, None)
-    types = sorted({checkpoint.info(name).dtype for name in checkpoint.names if name.startswith("blk.")})
-    quantised = [dtype for dtype in types if dtype not in DTYPES]
+
+
+def _refuse_quantised_blocks(checkpoint: Checkpoint, names: list[str]) -> None:
+    """Raise a `CheckpointError` if one of the tensors of the blocks is quantised: it would be dequantised whole."""
+    types = sorted({checkpoint.info(name).dtype for name in names})
+    quantised = [dtype for dtype in types if DTYPES.get(dtype) not in FLOATS]
     if quantised:
+        program = "the library that quantised it" if checkpoint.gguf is None else "llama.cpp"
         raise CheckpointError(
             f"{checkpoint.name}: its blocks are quantised ({', '.join(quantised)}), and only the embedding layer of "
-            f"such a file is read. To compute with the whole model, run llama.cpp."
+            f"such a model is read. To compute with the whole model, use {program}."
         )
 
 
@@ -155,7 +160,7 @@ def _check_implemented(checkpoint: Checkpoint) -> None:
     decoders = [family for family in FAMILIES if family.decoder is HUGGING_FACE_TENSORS]
     require_value(source, config, "model_type", *(name for family in decoders for name in family.model_types))
     require_value(source, config, "hidden_act", "silu", "swish", None)
-    for key in ("attention_bias", "mlp_bias", "sliding_window", "quantization_config"):
+    for key in ("attention_bias", "mlp_bias", "sliding_window"):
         require_value(source, config, key, False, None)
 
 

@@ -3,16 +3,14 @@
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.core.errors import CheckpointError, SizeError
+from embedlayer.formats.gguf import GGUFRows
+from embedlayer.formats.stored import StoredRows
 from embedlayer.io.files import JsonObject
-from embedlayer.io.gguf_files import dequantise, row_bytes
 from embedlayer.tables.lookup import check_sizes
 from embedlayer.tables.packed_rows import PackedRows
-
-_NUMBERS_AT_ONCE = 1 << 20
 
 
 class GGUFEmbedding(PackedRows):
@@ -45,6 +43,9 @@ class GGUFEmbedding(PackedRows):
         (torch.Size([1, 3, 64]), torch.Size([100, 68]))
     """
 
+    packed: Tensor
+    """Stored rows, uint8, `(V, row bytes)`."""
+
     def __init__(
         self,
         vocab_size: int,
@@ -59,30 +60,32 @@ class GGUFEmbedding(PackedRows):
     ) -> None:
         check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim)
         try:
-            width = row_bytes(block_type, embed_dim)
+            stored_format = GGUFRows(embed_dim, block_type)
         except CheckpointError as error:
             raise SizeError(str(error)) from error
         super().__init__(
             vocab_size,
             embed_dim,
-            width,
             padding_idx=padding_idx,
             scale=scale,
             round_scale=round_scale,
             dtype=dtype or torch.float32,
             device=device,
         )
+        self.stored_format = stored_format
         self.block_type = block_type
+        shape = (vocab_size, *stored_format.row_parts["packed"].shape)
+        self.register_buffer("packed", torch.zeros(shape, dtype=torch.uint8, device=device))
+
+    @property
+    def stored_rows(self) -> StoredRows:
+        """Return the blocks of all rows, which are the buffer `packed`, and their type."""
+        return StoredRows(self.stored_format, {"packed": self.packed}, {})
 
     @property
     def stored_type(self) -> str:
         """Return `block_type`."""
         return self.block_type
-
-    @property
-    def nbytes(self) -> int:
-        """Return the number of bytes of all stored rows."""
-        return self.packed.nbytes
 
     @property
     def config(self) -> JsonObject:
@@ -94,20 +97,8 @@ class GGUFEmbedding(PackedRows):
             "padding_idx": self.padding_idx,
             "scale": self.scale,
             "round_scale": self.round_scale,
-            "dtype": str(self.dtype).removeprefix("torch."),
+            "dtype": self.dtype_name,
         }
-
-    def dequantised(self, ids: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
-        """Return the vectors of IDs that were checked, without `scale`; a few rows at a time are dequantised.
-
-        A `CheckpointError` says that `gguf` cannot dequantise the type of the blocks.
-        """
-        vectors = torch.empty((len(ids), self.embed_dim), dtype=self.dtype, device=self.packed.device)
-        step = max(1, _NUMBERS_AT_ONCE // self.embed_dim)
-        for start in range(0, len(ids), step):
-            stored = self.packed.index_select(0, ids[start : start + step])
-            vectors[start : start + step] = dequantise(stored, self.block_type)
-        return vectors
 
     def extra_repr(self) -> str:
         """Return sizes and type of the blocks for `print`."""

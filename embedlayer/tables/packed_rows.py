@@ -1,37 +1,47 @@
-"""The base of tables that store rows as bytes, which are dequantised only where they are used."""
+"""The base of tables that store rows as codes and scales, which are dequantised only where they are used."""
 
+import json
 from abc import abstractmethod
-from typing import Literal, cast
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Literal, cast
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from embedlayer.core.block_sizes import NUMBERS, block_size
 from embedlayer.core.computed_buffers import ComputedBuffers
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError
 from embedlayer.core.shapes import Ids, Vectors
+from embedlayer.core.torch_state import is_transformed, plain_operators_only
+from embedlayer.formats.stored import StoredFormat, StoredRows
 from embedlayer.kernels.index_check import IndexCheck
+from embedlayer.losses.products import write_product
+from embedlayer.saving import build, describe
 from embedlayer.tables.dense import resolve_scale
 from embedlayer.tables.lookup import check_sizes
-from embedlayer.tables.table import TokenTable
+from embedlayer.tables.table import TokenTable, check_width
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 """Data types of vectors, by name."""
 
+NUMBERS_AT_ONCE = 1 << 20
+"""Numbers that are dequantised at once."""
+
 
 class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
-    """Abstract base class of frozen tables of bytes: `out[..., :] = scale * dequantise(packed[ids])`.
+    """Abstract base class of frozen tables of codes: `out[..., :] = scale * dequantise(stored rows of ids)`.
 
-    The arguments are those of `GGUFEmbedding` and `QuantizedEmbedding`; `row_bytes` is the number of bytes of a stored
-    row. A `dtype` of `None` is that of torch's default.
+    The arguments are those of its subclasses. A `dtype` of `None` is that of torch's default. A subclass creates the
+    buffers of the stored rows, and `stored_rows` returns them with their format.
 
     Raises:
         SizeError: A size is below 1, `padding_idx` is not a token, `scale` is another string, or `dtype` is not one of
             `DTYPES`.
     """
-
-    packed: Tensor
-    """Stored rows, uint8, `(V, row bytes)`."""
 
     example: Tensor
     embed_scale: float | Tensor | None
@@ -40,7 +50,6 @@ class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
         self,
         vocab_size: int,
         embed_dim: int,
-        row_bytes: int,
         *,
         padding_idx: int | None = None,
         scale: float | Literal["sqrt_dim"] | None = None,
@@ -55,15 +64,15 @@ class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
         self.scale = resolve_scale(scale, embed_dim)
         self.round_scale = round_scale
         self.index_check = IndexCheck(vocab_size, "token id")
-        self.register_buffer("packed", torch.zeros(vocab_size, row_bytes, dtype=torch.uint8, device=device))
-        self.register_buffer("example", torch.empty(0, dtype=_dtype_of(dtype)), persistent=False)
+        self.register_buffer("example", torch.empty(0, dtype=_dtype_of(dtype), device=device), persistent=False)
         if not round_scale:
             self.embed_scale = self.scale
-        self.recompute_buffers(self.packed.device)
+        self.recompute_buffers(self.example.device)
 
+    @property
     @abstractmethod
-    def dequantised(self, ids: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
-        """Return the vectors of IDs that were checked, without `scale`."""
+    def stored_rows(self) -> StoredRows:
+        """Return the tensors that store the rows, which are buffers of this table, and their format."""
 
     @property
     @abstractmethod
@@ -71,9 +80,20 @@ class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
         """Return the name of the type of the stored rows, such as `"int8"`, or GGUF's name: `"Q8_0"`."""
 
     @property
+    def nbytes(self) -> int:
+        """Return the number of bytes of all stored rows: codes, scales and what else their format has."""
+        stored = self.stored_rows
+        return sum(part.nbytes for parts in (stored.rows, stored.shared) for part in parts.values())
+
+    @property
     def dtype(self) -> torch.dtype:
-        """Return the data type of the vectors that look-ups return. The stored bytes have another one."""
+        """Return the data type of the vectors that look-ups return. The stored tensors have other ones."""
         return self.example.dtype
+
+    @property
+    def dtype_name(self) -> str:
+        """Return the name of `dtype`, such as `"bfloat16"`."""
+        return str(self.dtype).removeprefix("torch.")
 
     def buffer_values(self) -> dict[str, Tensor]:
         """Return the buffers that are not saved: `example` and, with `round_scale`, the scalar `embed_scale`.
@@ -85,6 +105,25 @@ class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
         if self.round_scale:
             tensors["embed_scale"] = torch.tensor(1.0 if self.scale is None else self.scale, dtype=self.dtype)
         return tensors
+
+    def reset_parameters(self) -> None:
+        """Set all stored tensors to zero in place, as in a new table: codes and scales are lost."""
+        stored = self.stored_rows
+        for part in (*stored.rows.values(), *stored.shared.values()):
+            part.zero_()
+
+    def dequantised(self, ids: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
+        """Return the vectors of IDs that were checked, without `scale`; a few rows at a time are dequantised.
+
+        The errors are those of the format: that of GGUF refuses types of blocks that its package cannot dequantise.
+        """
+        stored, step = self.stored_rows, max(1, NUMBERS_AT_ONCE // self.embed_dim)
+        if torch.compiler.is_compiling() or is_transformed(ids) or len(ids) <= step:
+            return stored.take(ids).dequantise(self.dtype)
+        vectors = torch.empty((len(ids), self.embed_dim), dtype=self.dtype, device=ids.device)
+        for start in range(0, len(ids), step):
+            vectors[start : start + step] = stored.take(ids[start : start + step]).dequantise(self.dtype)
+        return vectors
 
     def look_up(self, ids: Ids) -> Vectors:
         """Return the dequantised vectors of `ids` without `scale`, `(...)` to `(..., D)`."""
@@ -98,7 +137,31 @@ class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
         Bounds are handled like those of a slice.
         """
         start, stop, _ = slice(start, stop).indices(self.vocab_size)
-        return self.dequantised(torch.arange(start, max(start, stop), device=self.packed.device))
+        return self.dequantised(torch.arange(start, max(start, stop), device=self.example.device))
+
+    def raw_logits(
+        self, hidden: Float[Tensor, "*batch D"], start: int = 0, stop: int | None = None
+    ) -> Float[Tensor, "*batch N"]:
+        """Return `hidden @ rows(start, stop).T`: logits before scale, bias and soft cap, in the dtype of `hidden`.
+
+        Rows are dequantised block by block into the dtype of `hidden`, and again in the backward pass. Under autocast,
+        `hidden` is cast to autocast's dtype. See `TokenTable.raw_logits` for the arguments.
+
+        Raises:
+            ShapeError: `hidden` has another width than the vectors.
+        """
+        device = device_kind(hidden)
+        if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
+            hidden = hidden.to(torch.get_autocast_dtype(device))
+        check_width(hidden, self.embed_dim)
+        stored = self.stored_rows.take(slice(start, self.vocab_size if stop is None else stop))
+        if plain_operators_only() or is_transformed(hidden):
+            return F.linear(hidden, stored.dequantise(hidden.dtype))
+        parts, shared = list(stored.rows.values()), list(stored.shared.values())
+        products: Tensor = times_stored_rows(
+            hidden.reshape(-1, self.embed_dim), parts, shared, json.dumps(describe(stored.format)), True
+        )
+        return products.view(*hidden.shape[:-1], products.shape[-1])
 
     def requires_grad_(self, requires_grad: bool = True) -> "PackedRows":
         """Return the table unchanged for `requires_grad=False`, and refuse `True`: stored bytes have no gradient.
@@ -125,3 +188,70 @@ def _dtype_of(dtype: torch.dtype | str | None) -> torch.dtype:
     if resolved not in DTYPES.values():
         raise SizeError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype}.")
     return cast(torch.dtype, resolved)
+
+
+@lru_cache(maxsize=64)
+def _format_of(description: str) -> StoredFormat:
+    """Return the record that a description in JSON is of."""
+    record: StoredFormat = build(json.loads(description))
+    return record
+
+
+@torch.library.custom_op("embedlayer::times_stored_rows", mutates_args=())
+def times_stored_rows(
+    x: Tensor, parts: Sequence[Tensor], shared: Sequence[Tensor], description: str, transposed: bool
+) -> Tensor:
+    """Multiply `x` by the dequantised rows, a block of rows at a time, as a custom operator with a gradient.
+
+    With `transposed` it is `x @ rows.T`, `(N, D)` to `(N, V)`, else `x @ rows`, `(N, V)` to `(N, D)`. The result has
+    the dtype of `x`, into which rows are dequantised.
+
+    Args:
+        x: The matrix.
+        parts: Stored tensors with a row per token, in the order of the format's `row_parts`.
+        shared: Stored tensors that all rows share, in the order of its `shared_parts`.
+        description: Description of the format in JSON.
+        transposed: Whether the rows are transposed.
+    """
+    form = _format_of(description)
+    stored = StoredRows(
+        form, dict(zip(form.row_parts, parts, strict=True)), dict(zip(form.shared_parts, shared, strict=True))
+    )
+    count, width = stored.shape
+    wide = x.dtype if x.dtype == torch.float64 else torch.float32
+    result = x.new_empty(len(x), count) if transposed else x.new_zeros(len(x), width, dtype=wide)
+    least = 2 * NUMBERS["cpu"] // width  # products are faster with larger blocks
+    step = max(1, least, len(x), block_size(NUMBERS, device_kind(x)) // width)
+    for start in range(0, count, step):
+        stop = min(start + step, count)
+        rows = stored.take(slice(start, stop)).dequantise(x.dtype)
+        if transposed:
+            torch.mm(x, rows.T, out=result[:, start:stop])
+        else:
+            write_product(result, x[:, start:stop], rows, add=True)
+    return result.to(x.dtype)
+
+
+@times_stored_rows.register_fake
+def _(x: Tensor, parts: Sequence[Tensor], shared: Sequence[Tensor], description: str, transposed: bool) -> Tensor:
+    return x.new_empty(len(x), len(parts[0]) if transposed else _format_of(description).embed_dim)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Save in the autograd context `ctx` those `inputs` of `times_stored_rows` that `_backward` reads."""
+    _, parts, shared, ctx.description, ctx.transposed = inputs
+    ctx.save_for_backward(*parts, *shared)
+    ctx.count = len(parts)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    """Return the gradients of the five arguments of `times_stored_rows`: that of `x`, and `None` for the others.
+
+    The gradient of `x` is `gradient` times the rows in the opposite form: transposed if the forward product was not.
+    """
+    parts, shared = list(ctx.saved_tensors[: ctx.count]), list(ctx.saved_tensors[ctx.count :])
+    product = times_stored_rows(gradient, parts, shared, ctx.description, not ctx.transposed)
+    return product, [None] * len(parts), [None] * len(shared), None, None
+
+
+times_stored_rows.register_autograd(_backward, setup_context=_keep)

@@ -1,7 +1,8 @@
 """The quantised table: rows of 8-bit or 4-bit integer codes with scales, dequantised only where they are used.
 
-`dequantise` is the definition in plain PyTorch. On the CPU a compiled kernel returns the same numbers in one pass, and
-reads the bytes of the requested rows only. PyTorch's own kernels for such rows do so where it cannot be compiled.
+`embedlayer.formats.quantized.dequantise` is the definition in plain PyTorch. On the CPU a compiled kernel returns the
+same numbers in one pass, and reads the bytes of the requested rows only. PyTorch's own kernels for such rows do so
+where it cannot be compiled.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,9 @@ from embedlayer.core.index_checks import as_ids, length_of
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.core.torch_state import is_current, is_transformed, plain_operators_only
 from embedlayer.formats.layouts import GGUFBlocks, RowFormat, RowLayout, row_format_of
+from embedlayer.formats.quantized import QuantizedRows, dequantise
 from embedlayer.formats.rounding import CovarianceRounding, fit_levels, unit_rows
+from embedlayer.formats.stored import StoredRows
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.gpu.availability import FLOATS
 from embedlayer.kernels.quantized import logits_of_few_tokens, read_quantized_rows
@@ -113,7 +116,6 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
         super().__init__(
             vocab_size,
             embed_dim,
-            row_format.row_bytes,
             padding_idx=padding_idx,
             scale=scale,
             round_scale=round_scale,
@@ -123,6 +125,8 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
         self.group_size = group_size
         self.layout = layout
         self.row_format = row_format
+        packed = torch.zeros(vocab_size, row_format.row_bytes, dtype=torch.uint8, device=device)
+        self.register_buffer("packed", packed)
         scaled = row_format.layout.has_row_scale(bits)
         row_scale = torch.zeros(vocab_size, dtype=torch.float32, device=device) if scaled else None
         self.register_buffer("row_scale", row_scale)
@@ -204,22 +208,17 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
                 quantised.row_scale[start:stop] = row_scale
         return quantised
 
-    def reset_parameters(self) -> None:
-        """Set all rows to zero in place, as in a new table. The codes are lost."""
-        self.packed.zero_()
-        if self.row_scale is not None:
-            self.row_scale.zero_()
+    @property
+    def stored_rows(self) -> StoredRows:
+        """Return the bytes of the rows and their scales, which are buffers of this table, and their format."""
+        parts = {"packed": self.packed} | ({} if self.row_scale is None else {"row_scale": self.row_scale})
+        return StoredRows(QuantizedRows.of(self.row_format), parts, {})
 
     @property
     def stored_type(self) -> str:
         """Return `"int8"` or `"int4"`; with `layout=GGUFBlocks()` GGUF's name, `"Q8_0"` or `"Q4_0"`."""
         name = self.row_format.layout.type_name(self.row_format.bits)
         return name.upper() if isinstance(self.layout, GGUFBlocks) else name
-
-    @property
-    def nbytes(self) -> int:
-        """Return the number of bytes of all stored rows: codes, steps, offsets and row scales."""
-        return self.packed.nbytes + (0 if self.row_scale is None else self.row_scale.nbytes)
 
     @property
     def config(self) -> JsonObject:
@@ -233,7 +232,7 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
             "padding_idx": self.padding_idx,
             "scale": self.scale,
             "round_scale": self.round_scale,
-            "dtype": str(self.dtype).removeprefix("torch."),
+            "dtype": self.dtype_name,
         }
 
     rows = PackedRows.rows  # beside `raw_logits`: a class that overrides one of both is recognised
@@ -296,22 +295,8 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
         """Return the sizes and the options that are set, for `print`: `"100, 64, bits=4, dtype=float32"`."""
         group = "" if self.group_size is None else f", group_size={self.group_size}"
         group += "" if self.layout is None else f", layout={self.layout}"
-        options = f"{group}{describe_options(self)}, dtype={str(self.dtype).removeprefix('torch.')}"
+        options = f"{group}{describe_options(self)}, dtype={self.dtype_name}"
         return f"{self.vocab_size}, {self.embed_dim}, bits={self.row_format.bits}{options}"
-
-
-def dequantise(
-    packed: UInt8[Tensor, "N bytes"], row_scale: Float[Tensor, " N"] | None, row_format: RowFormat
-) -> Float[Tensor, "N D"]:
-    """Dequantise N stored rows to float32: `row_scale * (step * code + offset)` for each number, `(N, D)`.
-
-    This is the definition in plain PyTorch; the kernels must return the same numbers. The stored rows are uint8,
-    `(N, row_format.row_bytes)`. A `row_scale` of `None` means 1.
-    """
-    codes, step, offset = row_format.decode(packed)
-    numbers: Tensor = (step * codes + offset).view(packed.shape[0], row_format.groups * row_format.group_size)
-    numbers = numbers[:, : row_format.embed_dim]
-    return numbers if row_scale is None else row_scale.unsqueeze(1) * numbers
 
 
 def quantise(

@@ -222,8 +222,7 @@ class ParallelContext:
         rows = TokenEmbedding(head.out_features, head.in_features, **options_of_rows, device="meta")
         rows.weight = nn.Parameter(weight, requires_grad=head.weight.requires_grad)
         table = self._shard_table(rows)
-        sharded = OutputHead(table, **options)
-        sharded.add_module("rows", table)
+        sharded = OutputHead(rows=table, **options)
         sharded.register_state_dict_post_hook(_rename_rows_to_weight)  # type: ignore[no-untyped-call]
         sharded.register_load_state_dict_pre_hook(_rename_weight_to_rows)  # type: ignore[no-untyped-call]
         return sharded

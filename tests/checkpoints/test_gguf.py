@@ -107,12 +107,22 @@ def test_a_quantised_table_dequantises_the_requested_rows_only(tmp_path, dtype) 
     assert torch.equal(half.table.look_up(ids), rows[ids].bfloat16())
 
 
-def test_an_untied_head_is_read_and_a_folder_with_one_file_is_that_file(tmp_path) -> None:
-    write_file(tmp_path / "model.gguf", head="Q4_0")
+@pytest.mark.parametrize("dtype", ["Q4_0", "Q6_K", "F16"])
+def test_an_untied_head_is_read_in_its_type_and_a_folder_with_one_file_is_that_file(tmp_path, dtype) -> None:
+    path = write_file(tmp_path / "model.gguf", dtype="F32", head=dtype)
     layer = el.load(tmp_path)
-    rows = gguf.quants.dequantize(blocks("Q4_0", 12, seed=1), TYPES.Q4_0)
+    rows = torch.from_numpy(gguf.quants.dequantize(blocks(dtype, 12, seed=1), TYPES[dtype]))
     assert not layer.head.tied
-    np.testing.assert_array_equal(layer.head.weight.detach().numpy(), rows)
+    assert (layer.head.own_rows is None) == (dtype == "F16")
+    hidden = torch.randn(2, WIDTH)
+    torch.testing.assert_close(layer.head(hidden), hidden @ rows.T)
+    if layer.head.own_rows is not None:
+        assert torch.equal(layer.head.own_rows.rows(0, 12), rows)
+        assert layer.tensor_names["head.rows.packed"] == ("output.weight",)
+    half = el.load(path, dtype=torch.bfloat16)
+    torch.testing.assert_close(half.head(hidden.bfloat16()), hidden.bfloat16() @ rows.bfloat16().T)
+    layer.save_pretrained(tmp_path / "saved")
+    assert torch.equal(el.load(tmp_path / "saved").head(hidden), layer.head(hidden))
     write_file(tmp_path / "other.gguf")
     with pytest.raises(CheckpointError, match="holds 2 GGUF files: name one"):
         el.load(tmp_path)

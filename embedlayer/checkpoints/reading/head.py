@@ -1,12 +1,16 @@
 """Read the LM head of a checkpoint: its rows, its bias, and the transform before them."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from embedlayer.checkpoints.reading.configuration import MOST_POSITIONS, is_tied, logit_factors
 from embedlayer.checkpoints.reading.inputs import read_linear, read_norm, weight_names
 from embedlayer.checkpoints.reading.model import CheckpointModel
+from embedlayer.checkpoints.reading.table import packed_table
 from embedlayer.checkpoints.reading.tensors import is_in_block
+from embedlayer.checkpoints.refusals import quantised_error
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families import HEAD_CLASSES
 from embedlayer.families.records import AddedColumns, CountedRows, HeadSpec, LinearSpec, Names, Presence, WideRows
@@ -61,8 +65,15 @@ def _read_output(model: CheckpointModel, spec: HeadSpec, table: TokenTable, widt
         _read_bias(model, f"{key}.bias", spec.bias, vocab_size)
     with model.config.naming_file():
         factors = logit_factors(spec, model.config.content, table.embed_dim)
+    weight, module = f"{key}.weight", f"{key}.rows"
+    if rows is None:
+        source: dict[str, Any] = {"table": table}
+    elif weight in tensors.stored:
+        source = {"rows": packed_table(model, weight, module, rows.dtype)}
+    else:
+        source = {"vocab_size": vocab_size, "embed_dim": embed_dim}
     return OutputHead(
-        **({"table": table} if rows is None else {"vocab_size": vocab_size, "embed_dim": embed_dim}),
+        **source,
         bias=has_bias,
         **factors._asdict(),
     )
@@ -141,7 +152,7 @@ def _check_shape(
     if rows != expected or (not has_dense and columns not in widths):
         name = tensors.names[key][0]
         raise CheckpointError(
-            f"{tensors.checkpoint.info(name).file}: {name} has shape {[rows, columns]} where [{expected}, {hidden}] "
+            f"{tensors.info(name).file}: {name} has shape {[rows, columns]} where [{expected}, {hidden}] "
             f"belongs to the head, by {config.file} and the table. {tensors.remedy}"
         )
 
@@ -169,6 +180,8 @@ def _untied_rows(model: CheckpointModel, spec: HeadSpec, key: str) -> Tensor | N
             if not names and not tied:
                 return None
             rows = tensors.by_key[tied_to] if tied else tensors.read(key, names[0])
+            if rows.is_meta:
+                raise quantised_error(tensors.checkpoint, "head", columns[0], copies or names)
             more = tensors.read(key, columns[0]).T  # `(columns, V)`
             tensors.by_key[key] = torch.cat([rows, more.to(rows.dtype)], dim=1)
             del tensors.names[key]
@@ -203,5 +216,7 @@ def _counted_rows(model: CheckpointModel, spec: CountedRows, key: str, rows: Ten
     count = model.config.whole(spec.key, most=MOST_POSITIONS)
     if count <= rows.shape[0] and count < max(rows.shape[0], table_rows):
         rows = model.tensors.by_key[key] = rows[:count]
+        if key in model.tensors.stored:
+            model.tensors.stored[key] = model.tensors.stored[key].take(slice(count))
         del model.tensors.names[key]  # there is not one row for each token, so they cannot be written back
     return rows

@@ -308,7 +308,7 @@ def read_per_layer(model: CheckpointModel, spec: PerLayerSpec, width: int) -> Pe
     config, tensors, checkpoint = model.config, model.tensors, model.tensors.checkpoint
     names = [next(iter(checkpoint.find(name)), None) for name in spec.names]
     if config.get(spec.width) == 0 or any(
-        name is None or DTYPES.get(checkpoint.info(name).dtype) not in FLOATS for name in names
+        name is None or DTYPES.get(tensors.info(name).dtype) not in FLOATS for name in names
     ):
         return None
     norm = tensors.require("per_layer.norm.weight", (spec.norm,), "norm of the per-layer inputs", (None,))
@@ -320,7 +320,7 @@ def read_per_layer(model: CheckpointModel, spec: PerLayerSpec, width: int) -> Pe
     rows = tensors.require("per_layer.table.weight", (spec.table,), table, (None, columns))
     check_rows(model, "per_layer.table.weight", (spec.rows,))
     tensors.require("per_layer.projection.weight", (spec.projection,), projection, (columns, width))
-    pad, scale = padding_row(model, rows), layer_width**0.5
+    pad, scale = padding_row(model, rows, "per_layer.table.weight"), layer_width**0.5
     return PerLayerInputs(
         TokenEmbedding(rows.shape[0], columns, pad, scale=scale, round_scale=True, dtype=rows.dtype),
         width,

@@ -9,20 +9,22 @@ from torch import Tensor
 from embedlayer.checkpoints.reading.configuration import factor_value, is_tied
 from embedlayer.checkpoints.reading.model import CheckpointModel
 from embedlayer.checkpoints.reading.tensors import CheckpointTensors, is_in_block
-from embedlayer.checkpoints.refusals import NAMED, table_advice, table_names
+from embedlayer.checkpoints.refusals import NAMED, quantised_error, table_advice, table_names
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families import UNKNOWN
 from embedlayer.families.records import FoldedRows, Names, OtherTable
+from embedlayer.formats.gguf import GGUFRows
 from embedlayer.formats.layouts import GGUFBlocks
-from embedlayer.io.gguf_files import dequantise
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.gguf_rows import GGUFEmbedding
+from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.quantized import QuantizedEmbedding
+from embedlayer.tables.stored_embedding import StoredEmbedding
 from embedlayer.tables.table import TokenTable
 
 
 def read_rows(model: CheckpointModel) -> Tensor:
-    """Read the rows of the token table, `(V, D)`; on the meta device for rows that a GGUF file stores in blocks.
+    """Read the rows of the token table, `(V, D)`; on the meta device for stored rows (`CheckpointTensors.stored`).
 
     If no dtype was requested, all later tensors are read in the dtype of the rows.
 
@@ -40,30 +42,46 @@ def read_rows(model: CheckpointModel) -> Tensor:
     return rows
 
 
-def new_table(model: CheckpointModel, rows: Tensor, *, is_scaled: bool = True) -> TokenTable:
+def new_table(model: CheckpointModel, rows: Tensor, *, key: str = "table.weight", is_scaled: bool = True) -> TokenTable:
     """Return a new table of the size and dtype of `rows`, with initial weights: the caller assigns the tensors to it.
 
-    It has the padding row of the model, and the factor of the family if `is_scaled`. Rows on the meta device are those
-    that a GGUF file stores in blocks: the table is then a `QuantizedEmbedding` or `GGUFEmbedding`, and its packed rows
-    are added to `model.tensors` as `"table.packed"`.
+    It has the padding row of the model, and the factor of the family if `is_scaled`. If `key` has stored rows, it is
+    the table of their format, and its tensors are added to `model.tensors`.
     """
     factor = model.family.scale if is_scaled else None
-    padding_idx = padding_row(model, rows)
+    padding_idx = padding_row(model, rows, key)
     with model.config.naming_file():
         scale = None if factor is None else factor_value(factor, model.config.content, rows.shape[1])
     round_scale = factor is not None and factor.rounding == "rows"
-    options: dict[str, Any] = {"padding_idx": padding_idx, "round_scale": round_scale, "dtype": rows.dtype}
-    vocab_size, width = rows.shape
-    if not rows.is_meta:
-        return TokenEmbedding(vocab_size, width, scale=scale, **options)
-    tensors, file = model.tensors, model.tensors.checkpoint.gguf
-    assert file is not None
-    info = tensors.checkpoint.info(tensors.names["table.weight"][0])
-    tensors.by_key["table.packed"] = file.stored_rows(info.name).to(tensors.device)
-    bits = {"Q4_0": 4, "Q8_0": 8}.get(info.dtype)
-    if bits is not None:
-        return QuantizedEmbedding(vocab_size, width, bits, layout=GGUFBlocks(), scale=scale, **options)
-    return GGUFEmbedding(vocab_size, width, info.dtype, scale=scale, **options)
+    options: dict[str, Any] = {"padding_idx": padding_idx, "round_scale": round_scale, "scale": scale}
+    if key in model.tensors.stored:
+        return packed_table(model, key, key.removesuffix(".weight"), rows.dtype, **options)
+    return TokenEmbedding(*rows.shape, dtype=rows.dtype, **options)
+
+
+def packed_table(
+    model: CheckpointModel, key: str, module: str, dtype: torch.dtype | None, **options: Any
+) -> PackedRows:
+    """Return a new table for the stored rows of `key`, and add its tensors to `model.tensors`.
+
+    Args:
+        model: The model.
+        key: Key of the weight that the rows replace.
+        module: Name of the table in the layer.
+        dtype: Dtype of the vectors.
+        **options: Options of the table.
+    """
+    stored = model.tensors.stored[key]
+    record, (vocab_size, width) = stored.format, stored.shape
+    options["dtype"] = dtype
+    if isinstance(record, GGUFRows):
+        model.tensors.use_stored(key, module, {"packed": "packed"})
+        bits = {"Q4_0": 4, "Q8_0": 8}.get(record.block_type)
+        if bits is not None:
+            return QuantizedEmbedding(vocab_size, width, bits, layout=GGUFBlocks(), **options)
+        return GGUFEmbedding(vocab_size, width, record.block_type, **options)
+    model.tensors.use_stored(key, module, {part: f"parts.{part}" for part in stored.rows | stored.shared})
+    return StoredEmbedding(vocab_size, record, **options)
 
 
 def read_second_table(model: CheckpointModel, names: Names, key: str) -> TokenTable | None:
@@ -81,7 +99,7 @@ def read_second_table(model: CheckpointModel, names: Names, key: str) -> TokenTa
     rows = tensors.read("decoder.table.weight", name)
     _check_sizes(model, name, *rows.shape, key=key)
     tensors.count_nonfinite("decoder's table", rows)
-    return new_table(model, rows)
+    return new_table(model, rows, key="decoder.table.weight")
 
 
 def find_table(model: CheckpointModel) -> list[str]:
@@ -93,15 +111,16 @@ def find_table(model: CheckpointModel) -> list[str]:
     """
     tensors, checkpoint = model.tensors, model.tensors.checkpoint
     if model.table_name:
-        names = [model.table_name] if model.table_name in checkpoint.names else []
-        if not names or len(checkpoint.info(model.table_name).shape) != 2:
+        is_there = model.table_name in checkpoint.names or checkpoint.stored(model.table_name) is not None
+        names = [model.table_name] if is_there else []
+        if not names or len(tensors.info(model.table_name).shape) != 2:
             raise CheckpointError(
                 f"{checkpoint.name} has no matrix {model.table_name!r}. "
                 f"{table_advice(checkpoint, is_found=False)}".rstrip()
             )
     else:
         names = _only_table(model, _candidates(model))
-    info = checkpoint.info(names[0])
+    info = tensors.info(names[0])
     if 0 in info.shape:
         raise CheckpointError(f"{info.file}: the table {names[0]} is empty: its shape is {list(info.shape)}.")
     tensors.refuse_quantised("table.weight", (names[0],), names[0])
@@ -122,12 +141,12 @@ def _candidates(model: CheckpointModel) -> list[str]:
     if not candidates and family.head is not None and is_tied(family.head, config.content):
         candidates = tensors.matrices(family.head.weight)
         if family is UNKNOWN:
-            candidates = [name for name in candidates if checkpoint.info(name).shape[0] == vocab_size]
+            candidates = [name for name in candidates if tensors.info(name).shape[0] == vocab_size]
     if candidates:
         return candidates
     tensors.refuse_quantised("table.weight", family.table)
     known = f"family {tensors.family_name} and has" if family is not UNKNOWN else "an unknown family and has"
-    others = [checkpoint.info(name).shape[0] for name in table_names(checkpoint)]
+    others = [tensors.info(name).shape[0] for name in table_names(checkpoint)]
     is_elsewhere = vocab_size in others or (others and family is UNKNOWN)
     remedy = "" if is_elsewhere else f" {tensors.remedy} Or check model_type in {config.file}."
     raise CheckpointError(
@@ -147,7 +166,7 @@ def _only_table(model: CheckpointModel, candidates: list[str]) -> list[str]:
     """
     family, tensors, checkpoint = model.family, model.tensors, model.tensors.checkpoint
     needed = model.config.get("vocab_size") or 0
-    large = [name for name in candidates if checkpoint.info(name).shape[0] >= needed] or candidates
+    large = [name for name in candidates if tensors.info(name).shape[0] >= needed] or candidates
     first, *others = large
     equal = [name for name in others if tensors.is_same(name, first)]
     suffix = next((name for name in family.table if f".{first}".endswith(f".{name}")), first)
@@ -177,6 +196,9 @@ def _fold(tensors: CheckpointTensors, spec: FoldedRows, rows: Tensor) -> Tensor:
     """
     checkpoint, device = tensors.checkpoint, tensors.device
     mapping, weights = (checkpoint.find(name) for name in (spec.mapping, spec.weights))
+    if (mapping or weights) and "table.weight" in tensors.stored:
+        name = tensors.names["table.weight"][0]
+        raise quantised_error(checkpoint, "table", name, ())
     if mapping or weights:
         tensors.names.clear()
     if mapping:
@@ -242,24 +264,21 @@ def check_rows(model: CheckpointModel, key: str, config_keys: Names, *, more: in
         name = model.tensors.names[key][0]
         shown = " and ".join(f"{each} {count:,}" for each, count in counts.items())
         raise CheckpointError(
-            f"{model.tensors.checkpoint.info(name).file}: {name} has {rows:,} rows and {model.config.file} says "
+            f"{model.tensors.info(name).file}: {name} has {rows:,} rows and {model.config.file} says "
             f"{shown}: they do not belong together, or one of them was changed alone. Copy both from the same model."
         )
 
 
-def padding_row(model: CheckpointModel, rows: Tensor) -> int | None:
+def padding_row(model: CheckpointModel, rows: Tensor, key: str) -> int | None:
     """Return the padding token if its row is zero; else `None`: a row that was trained can be trained again.
 
-    The result is also `None` if there is no padding token, or no row for it.
+    The result is also `None` if there is no padding token, or no row for it. `key` is that of the rows in the layer.
     """
-    pad, gguf = model.padding_id, model.tensors.checkpoint.gguf
+    pad, stored = model.padding_id, model.tensors.stored.get(key)
     if pad is None or not 0 <= pad < rows.shape[0]:
         return None
-    if not rows.is_meta:
-        return None if rows[pad].any() else pad
-    assert gguf is not None
-    info = model.tensors.checkpoint.info(model.tensors.names["table.weight"][0])
-    return None if dequantise(gguf.stored_rows(info.name)[pad : pad + 1], info.dtype).any() else pad
+    row = rows[pad] if stored is None else stored.take(slice(pad, pad + 1)).dequantise(torch.float32)
+    return None if row.any() else pad
 
 
 def other_tables(model: CheckpointModel) -> Iterator[str]:
@@ -279,9 +298,9 @@ def unread_copies(model: CheckpointModel) -> Iterator[str]:
     if not table or model.family is UNKNOWN:
         return
     read_names = {name for names in tensors.names.values() for name in names}
-    shape = tensors.checkpoint.info(table[0]).shape
+    shape = tensors.info(table[0]).shape
     for name in tensors.matrices(model.family.table):
-        if name not in read_names and tensors.checkpoint.info(name).shape == shape:
+        if name not in read_names and tensors.info(name).shape == shape:
             yield name
 
 
@@ -305,7 +324,7 @@ def note_other_inputs(model: CheckpointModel) -> None:
     table_copies = tensors.names["table.weight"]
     first = table_copies[0]
     if model.family is UNKNOWN:
-        is_stated = model.config.get("vocab_size") == checkpoint.info(first).shape[0]
+        is_stated = model.config.get("vocab_size") == tensors.info(first).shape[0]
         others = [] if is_stated else [name for name in table_names(checkpoint) if not is_in_block(name)]
     else:
         inputs = [table.name for table in model.family.other_tables if table.is_input]

@@ -1,18 +1,23 @@
 """Tensors of a checkpoint that a layer needs: their names, checks of shape and dtype, and a record of what was read."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
-from embedlayer.checkpoints.refusals import quantised_error, quantised_parts, states_quantisation
+from embedlayer.checkpoints.refusals import quantised_error, quantised_parts
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families.records import Names
-from embedlayer.io.safetensors_files import DTYPES
+from embedlayer.formats.stored import StoredRows
+from embedlayer.io.safetensors_files import DTYPES, TensorInfo, byte_chunks
 from embedlayer.saving import FLOATS
 
 ROWS_AT_ONCE = 8192
+
+ENDS = ("table.weight", "decoder.table.weight", "head.weight", "head.output.weight")
+"""Keys of tensors that may be stored rows: those of tables and of untied heads."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,9 @@ class CheckpointTensors:
         by_key: Key in the `state_dict` of the layer -> tensor that was read.
         names: Key in the `state_dict` of the layer -> names of that tensor in the checkpoint: first the name that was
             read, then those of equal copies.
+        stored: Key of a table or head -> the stored rows that were read for it, instead of numbers.
+        stored_keys: Key of a table or head -> for each tensor that stores its rows, the key in the `state_dict` of the
+            layer and the rest of its name after that of the module.
         read_tensors: Name and sizes of each tensor that was read, in order.
         notes: Sentences for the user about what was skipped or contradictory.
         nonfinite_rows: `"table"`, `"decoder's table"` or `"head"` -> number of its rows with NaN or infinity.
@@ -61,15 +69,29 @@ class CheckpointTensors:
         self.config_file = str(checkpoint.file(CONFIG) or checkpoint.name)
         self.by_key: dict[str, Tensor] = {}
         self.names: dict[str, tuple[str, ...]] = {}
+        self.stored: dict[str, StoredRows] = {}
+        self.stored_keys: dict[str, dict[str, str]] = {}
         self.read_tensors: list[LoadedTensor] = []
         self.notes: list[str] = []
         self.nonfinite_rows: dict[str, int] = {}
 
     @property
     def state_names(self) -> dict[str, Names]:
-        """Return `names` by the keys of the layer's `state_dict`, in which the rows of a GGUF file are bytes."""
-        key = "table.packed" if "table.packed" in self.by_key else "table.weight"
-        return {key if own == "table.weight" else own: names for own, names in self.names.items()}
+        """Return `names` by the keys of the layer's `state_dict`, in which stored rows are several tensors."""
+        names: dict[str, Names] = {}
+        for key, own in self.names.items():
+            modules = [name.rpartition(".")[0] for name in own]
+            parts = self.stored_keys.get(key)
+            keys = {key: own} if parts is None else {part: _inside(modules, rest) for part, rest in parts.items()}
+            names |= keys
+        return names
+
+    @property
+    def own_names(self) -> set[str]:
+        """Return the names of the tensors that were read, of equal copies, and of all tensors beside stored rows."""
+        stored = [name for key in self.stored for name in self.names.get(key, ())]
+        beside = {each for name in stored for each in self.checkpoint.module_tensors(name).values()}
+        return beside | {name for names in self.names.values() for name in names}
 
     @property
     def remedy(self) -> str:
@@ -92,37 +114,71 @@ class CheckpointTensors:
         that predict several tokens (DeepSeek) may have tables and heads of their own.
         """
         candidates = dict.fromkeys(self.checkpoint.find(*names))
-        return sorted((name for name in candidates if len(self.checkpoint.info(name).shape) == 2), key=is_in_block)
+        return sorted((name for name in candidates if len(self.info(name).shape) == 2), key=is_in_block)
+
+    def info(self, name: str) -> TensorInfo:
+        """Return what `Checkpoint.matrix_info` returns: for stored rows the shape of the matrix."""
+        return self.checkpoint.matrix_info(name)
 
     def is_same(self, name: str, other: str) -> bool:
-        """Return whether two tensors of the checkpoint, by their full names, have the same shape, dtype and bits."""
+        """Return whether two tensors of the checkpoint, by their full names, have the same shape, dtype and bits.
+
+        Stored rows are compared by their own bits, codes and scales.
+        """
+        if self.checkpoint.stored(name) != self.checkpoint.stored(other):
+            return False
+        if self.checkpoint.stored(name) is not None:
+            return _are_equal(self.checkpoint.read_stored(name), self.checkpoint.read_stored(other))
         has_same_dtype = self.checkpoint.info(name).dtype == self.checkpoint.info(other).dtype
         return has_same_dtype and self.checkpoint.stores(name, self.checkpoint.read(other))
 
     def sizes(self, name: str) -> str:
         """Return the shape of a tensor of the checkpoint as text, such as `"50,257 x 768"`."""
-        return " x ".join(f"{size:,}" for size in self.checkpoint.info(name).shape)
+        return " x ".join(f"{size:,}" for size in self.info(name).shape)
 
     def read(self, key: str, name: str, *, aliases: Names = ()) -> Tensor:
         """Read a tensor by its full name, and store it in `by_key` and a line about it in `read_tensors`.
 
-        `names[key]` becomes `(name, *aliases)`; the aliases are equal copies in the checkpoint. For a table that a GGUF
-        file stores in blocks, the result is a tensor without numbers, on the meta device.
+        `names[key]` becomes `(name, *aliases)`; the aliases are equal copies in the checkpoint. For stored rows of a
+        table or head, the result is a tensor without numbers, on the meta device, and `stored[key]` has them.
 
         Raises:
-            CheckpointError: There is no such tensor, or it is damaged or stored in quantised form.
+            CheckpointError: There is no such tensor, or it is damaged or stored in a quantised form that is not read.
             FileError: Its file cannot be read.
         """
-        info = self.checkpoint.info(name)
         self.refuse_quantised(key, (name,), name)
-        if key == "table.weight" and self.checkpoint.has_blocks(name):
-            tensor = torch.empty(info.shape, dtype=self.dtype or torch.float32, device="meta")
+        if key in ENDS and self.checkpoint.stored(name) is not None:
+            tensor = self._read_stored(key, name)
         else:
+            info = self.checkpoint.info(name)
             tensor = self.checkpoint.read(name, dtype=self.dtype, device=self.device)
-        self.read_tensors.append(LoadedTensor(key, name, info.shape, info.dtype, info.nbytes))
+            self.read_tensors.append(LoadedTensor(key, name, info.shape, info.dtype, info.nbytes))
         self.by_key[key] = tensor
         self.names[key] = (name, *aliases)
         return tensor
+
+    def _read_stored(self, key: str, name: str) -> Tensor:
+        """Read the stored rows of a weight into `stored[key]`, and return a tensor of their size on the meta device."""
+        rows = self.stored[key] = self.checkpoint.read_stored(name)
+        module = key.removesuffix(".weight")
+        for rest, full_name in self.checkpoint.module_tensors(name).items():
+            info = self.checkpoint.info(full_name)
+            self.read_tensors.append(LoadedTensor(f"{module}.{rest}", full_name, info.shape, info.dtype, info.nbytes))
+        return torch.empty(rows.shape, dtype=self.dtype or rows.format.dtype, device="meta")
+
+    def use_stored(self, key: str, module: str, parts: Mapping[str, str]) -> None:
+        """Assign the stored rows `stored[key]` to a table: its tensors become entries of `by_key`.
+
+        Args:
+            key: Key of the weight that the rows replace.
+            module: Name of the table in the layer.
+            parts: For each tensor of the stored rows, the name of the table's buffer.
+        """
+        rows, self.stored_keys[key] = self.stored[key], {}
+        rests = {tensor.key.removeprefix(f"{key.removesuffix('.weight')}.") for tensor in self.read_tensors}
+        for name, tensor in (rows.rows | rows.shared).items():
+            self.by_key[f"{module}.{parts[name]}"] = tensor.to(self.device)
+            self.stored_keys[key][f"{module}.{parts[name]}"] = name if name in rests else "weight"
 
     def require(self, key: str, names: Names, what: str, shape: tuple[int | None, ...]) -> Tensor:
         """Read the first tensor that the checkpoint has of some ends of names into `by_key[key]`, and check its shape.
@@ -157,11 +213,15 @@ class CheckpointTensors:
         would be read; empty if no tensor has one of `names`. A tensor of integers without scales is accepted if the
         caller requested a dtype and the configuration states no quantisation.
         """
+        if key in ENDS and stored_name and self.checkpoint.stored(stored_name) is not None:
+            return
         what = key.partition(".")[0]
         parts = quantised_parts(self.checkpoint, names)
-        dtype = self.checkpoint.info(stored_name).dtype if stored_name else ""
-        is_float = not stored_name or DTYPES.get(dtype) in FLOATS or self.checkpoint.has_blocks(stored_name)
-        has_no_scheme = states_quantisation(self.checkpoint.config) is None
+        is_in_file = stored_name in self.checkpoint.names
+        dtype = self.checkpoint.info(stored_name).dtype if is_in_file else ""
+        is_read = DTYPES.get(dtype) in FLOATS or self.checkpoint.gguf is not None  # a GGUF tensor is dequantised
+        is_float = not stored_name or is_read
+        has_no_scheme = self.checkpoint.quantisation is None
         if not parts and (is_float or (self.is_dtype_requested and has_no_scheme)):
             return
         if not parts and has_no_scheme:
@@ -170,7 +230,7 @@ class CheckpointTensors:
                 f"scales those are no vectors. If its numbers need no scales, pass a dtype, such as load(..., "
                 f"dtype=torch.float32)."
             )
-        raise quantised_error(self.checkpoint, what, stored_name or parts[0], parts)
+        raise quantised_error(self.checkpoint, what, stored_name if is_in_file else parts[0], parts)
 
     def count_nonfinite(self, what: str, rows: Tensor) -> None:
         """Count the rows that contain NaN or infinity.
@@ -184,6 +244,18 @@ class CheckpointTensors:
         if count:
             self.nonfinite_rows[what] = count
             self.notes.append(f"{count:,} of {rows.shape[0]:,} rows of the {what} hold NaN or infinity.")
+
+
+def _inside(modules: Sequence[str], rest: str) -> Names:
+    """Return the names of a tensor in several modules."""
+    return tuple(f"{module}.{rest}" if module else rest for module in modules)
+
+
+def _are_equal(rows: StoredRows, others: StoredRows) -> bool:
+    """Return whether stored rows of one format and size have the same bytes; they are read buffer by buffer."""
+    parts, other_parts = rows.rows | rows.shared, others.rows | others.shared
+    pairs = (zip(byte_chunks(parts[name]), byte_chunks(other_parts[name]), strict=True) for name in parts)
+    return all(torch.equal(own, other) for chunks in pairs for own, other in chunks)
 
 
 def is_in_block(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Kernels that dequantise stored rows; `embedlayer.tables.quantized.dequantise` defines them."""
+"""Kernels that dequantise stored rows; `embedlayer.formats.quantized.dequantise` defines them."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """Triton kernels that read the stored rows of a quantised table: look-up, and logits of few tokens.
 
-`embedlayer.tables.quantized.dequantise` defines the numbers of a row. A program reads chunks of `COLUMNS` columns, each
-within one group. No two programs write to the same memory. These kernels share arguments:
+`embedlayer.formats.quantized.dequantise` defines the numbers of a row. A program reads chunks of `COLUMNS` columns,
+each within one group. No two programs write to the same memory. These kernels share arguments:
 
 - `packed`: stored rows, uint8, `(V, row bytes)`; `row_scale`: scale of each row, float32, `(V,)`, or `None`.
 - `rows`: V.

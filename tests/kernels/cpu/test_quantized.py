@@ -6,8 +6,8 @@ from covering import cases
 from quantised_tables import KINDS, quantised
 
 from embedlayer import QuantizedEmbedding
+from embedlayer.formats.quantized import dequantise
 from embedlayer.tables import quantized
-from embedlayer.tables.quantized import dequantise
 
 
 @pytest.fixture

@@ -1,0 +1,83 @@
+"""Record of the types of blocks in GGUF files, which the package `gguf` dequantises."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from embedlayer.formats.codec import Codec
+from embedlayer.formats.stored import Part, StoredFormat, StoredModule
+from embedlayer.io.gguf_files import dequantise, row_bytes
+
+_BLOCK_TYPES = ("Q", "IQ", "TQ", "MXFP", "NVFP")
+"""Starts of the names of types of blocks; no type of safetensors starts so."""
+
+
+@dataclass(frozen=True)
+class GGUFRows(StoredFormat):
+    """Rows in blocks of a GGUF type: 16 to 256 consecutive numbers of a row, which share scales.
+
+    Attributes:
+        embed_dim: Columns of a row, D.
+        block_type: Name of the type of the blocks, such as `"Q4_K"`.
+
+    Raises:
+        CheckpointError: The type is unknown, or a row is no whole number of blocks.
+        MissingExtraError: The `gguf` extra is not installed.
+
+    Reference: ggml/docs/gguf.md, ggml-common.h of llama.cpp.
+    """
+
+    library: ClassVar[str] = "GGUF"
+    title: ClassVar[str] = "types of blocks"
+
+    block_type: str
+
+    def __post_init__(self) -> None:
+        row_bytes(self.block_type, self.embed_dim)
+
+    @classmethod
+    def recognise(cls, module: StoredModule) -> tuple[Self, int] | None:
+        """Return the record of a matrix in blocks, and its number of rows; `None` for another module."""
+        info = module.tensors.get("weight")
+        if info is None or not info.dtype.startswith(_BLOCK_TYPES) or len(info.shape) != 2:
+            return None
+        return cls(info.shape[1], info.dtype), info.shape[0]
+
+    @property
+    def name(self) -> str:
+        """Return `block_type`."""
+        return self.block_type
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return float32."""
+        return torch.float32
+
+    @property
+    def row_parts(self) -> dict[str, Part]:
+        """Return the bytes of a row, `packed`."""
+        return {"packed": Part(torch.uint8, (row_bytes(self.block_type, self.embed_dim),))}
+
+    def read_part(self, module: StoredModule, part: str, vocab_size: int) -> Tensor:
+        """Read the bytes of all rows."""
+        return module.read("weight")
+
+    def codec(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> Codec | None:
+        """Return `None`: the package `gguf` dequantises the blocks."""
+        return None
+
+    def dequantise(
+        self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype
+    ) -> Float[Tensor, "N D"]:
+        """Return the numbers of rows as the package `gguf` computes them, in float32 and then rounded to `dtype`.
+
+        A `CheckpointError` says that it cannot dequantise the type.
+        """
+        packed = rows["packed"]
+        if not len(packed):  # the package divides by the number of blocks
+            return packed.new_empty(0, self.embed_dim, dtype=dtype)
+        return dequantise(packed, self.block_type).to(packed.device, dtype)

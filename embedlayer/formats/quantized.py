@@ -1,0 +1,82 @@
+"""Record of our own quantised rows: codes of 8 or 4 bits, in one of the layouts of `embedlayer.formats.layouts`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from embedlayer.formats.codec import Codec
+from embedlayer.formats.layouts import RowFormat
+from embedlayer.formats.stored import Part, StoredFormat, StoredModule
+
+
+@dataclass(frozen=True)
+class QuantizedRows(StoredFormat):
+    """Rows of a `QuantizedEmbedding`; the attributes are those of `RowFormat`."""
+
+    library: ClassVar[str] = "embedlayer"
+    title: ClassVar[str] = "int8, int4"
+
+    bits: int
+    group_size: int
+    layout_index: int = 0
+
+    @classmethod
+    def of(cls, row_format: RowFormat) -> Self:
+        """Return the record of rows of these sizes."""
+        return cls(row_format.embed_dim, row_format.bits, row_format.group_size, row_format.layout_index)
+
+    @property
+    def row_format(self) -> RowFormat:
+        """Return the sizes of a row."""
+        return RowFormat(self.bits, self.embed_dim, self.group_size, self.layout_index)
+
+    @classmethod
+    def recognise(cls, module: StoredModule) -> tuple[Self, int] | None:
+        """Return `None`: a saved table has a description of its own."""
+        return None
+
+    @property
+    def name(self) -> str:
+        """Return the name of the type, such as `"int8"`; for blocks of GGUF its name, such as `"q8_0"`."""
+        return self.row_format.layout.type_name(self.bits)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return float32."""
+        return torch.float32
+
+    @property
+    def row_parts(self) -> dict[str, Part]:
+        """Return the bytes of a row, `packed`, and where the layout has one its scale, `row_scale`."""
+        parts = {"packed": Part(torch.uint8, (self.row_format.row_bytes,))}
+        return parts | (
+            {"row_scale": Part(torch.float32, ())} if self.row_format.layout.has_row_scale(self.bits) else {}
+        )
+
+    def codec(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> Codec | None:
+        """Return `None`: codes and headers of groups alternate in a row, and kernels of their own read them."""
+        return None
+
+    def dequantise(
+        self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype
+    ) -> Float[Tensor, "N D"]:
+        """Return the numbers of rows in float32, rounded to `dtype`."""
+        return dequantise(rows["packed"], rows.get("row_scale"), self.row_format).to(dtype)
+
+
+def dequantise(
+    packed: UInt8[Tensor, "N bytes"], row_scale: Float[Tensor, " N"] | None, row_format: RowFormat
+) -> Float[Tensor, "N D"]:
+    """Dequantise N stored rows to float32: `row_scale * (step * code + offset)` for each number, `(N, D)`.
+
+    This is the definition in plain PyTorch; the kernels must return the same numbers. The stored rows are uint8,
+    `(N, row_format.row_bytes)`. A `row_scale` of `None` means 1.
+    """
+    codes, step, offset = row_format.decode(packed)
+    numbers: Tensor = (step * codes + offset).view(packed.shape[0], row_format.groups * row_format.group_size)
+    numbers = numbers[:, : row_format.embed_dim]
+    return numbers if row_scale is None else row_scale.unsqueeze(1) * numbers
