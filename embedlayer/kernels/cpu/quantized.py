@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from embedlayer.kernels.cpu.numbers import kernel, multiply_add, narrow, prefetch, reduction
+from embedlayer.kernels.cpu.numbers import half, kernel, multiply_add, narrow, prefetch, reduction
 
 AHEAD = 4
 """Rows between the one that is loaded into the cache and the one that is computed."""
@@ -171,10 +171,5 @@ def _float32(stored: Any) -> Any:
 
 @kernel
 def _float16(stored: Any) -> Any:
-    """Return the float16 number that two little-endian bytes are, as float32; NumPy's float16 fits no kernel."""
-    bits = np.uint32(np.uint32(stored[0]) | np.uint32(stored[1]) << np.uint32(8))
-    fraction, exponent = np.uint32(bits & np.uint32(0x3FF)), np.uint32((bits >> np.uint32(10)) & np.uint32(31))
-    power = np.uint32(255) if exponent == 31 else np.uint32(exponent + np.uint32(112))
-    normal = np.uint32(np.uint32(power << np.uint32(23)) | np.uint32(fraction << np.uint32(13))).view(np.float32)
-    size = normal if exponent > 0 else np.float32(fraction) * np.float32(2.0**-24)
-    return -size if bits >> np.uint32(15) else size
+    """Return the float16 number that two little-endian bytes are, as float32."""
+    return half(np.uint16(stored[0]) | np.uint16(stored[1]) << np.uint16(8))
