@@ -10,6 +10,9 @@ import numpy as np
 
 from embedlayer.kernels.cpu.numbers import exact, narrow, number_of, reduction, word_at
 
+ROWS_AT_ONCE = 8
+"""Rows that are computed at once; their numbers stay in the cache."""
+
 
 @exact
 def decode(
@@ -40,11 +43,13 @@ def decode(
         out: Result, `(N, D)`.
     """
     numbers, unpacked = _buffers(out.shape[1], codes.shape[1])
-    for n in range(start, stop):
-        _decode_row(n, codes, levels, scale, scale_levels, zero, bias, sizes, unpacked, numbers)
-        to = out[n]
-        for i in range(len(to)):
-            to[i] = narrow(numbers[i], to[0])
+    for first in range(start, stop, ROWS_AT_ONCE):
+        rows = min(ROWS_AT_ONCE, stop - first)
+        _decode_rows(first, rows, codes, levels, scale, scale_levels, zero, bias, sizes, unpacked, numbers)
+        for n in range(rows):
+            row, to = numbers[n], out[first + n]
+            for i in range(len(to)):
+                to[i] = narrow(row[i], to[0])
 
 
 @exact
@@ -77,30 +82,35 @@ def logits(
         out: Products, float32, `(V, N)`.
     """
     numbers, unpacked = _buffers(x.shape[1], codes.shape[1])
-    for row in range(start, stop):
-        _decode_row(row, codes, levels, scale, scale_levels, zero, bias, sizes, unpacked, numbers)
-        for n in range(len(x)):
-            out[row, n] = dot(numbers, x[n])
+    for first in range(start, stop, ROWS_AT_ONCE):
+        rows = min(ROWS_AT_ONCE, stop - first)
+        _decode_rows(first, rows, codes, levels, scale, scale_levels, zero, bias, sizes, unpacked, numbers)
+        multiply(numbers, x, out[first : first + rows])
 
 
 @reduction
-def dot(a: Any, b: Any) -> Any:
-    """Return the sum of the products of two vectors, added in any order."""
-    total = np.float32(0)
-    for i in range(len(b)):
-        total += a[i] * b[i]
-    return total
+def multiply(rows: Any, x: Any, out: Any) -> None:
+    """Write the products of rows `(R, D)` and tokens `(N, D)` to `out`, `(r, N)`, for its first r rows."""
+    for r in range(len(out)):
+        row = rows[r]
+        for n in range(len(x)):
+            token, total = x[n], np.float32(0)
+            for i in range(len(token)):
+                total += row[i] * token[i]
+            out[r, n] = total
 
 
 @exact
 def _buffers(width: int, row_bytes: int) -> Any:
-    """Return room for the numbers of a row, and for its codes: packed, with 8 bytes more, and one to a byte."""
-    return np.empty(width, np.float32), (np.zeros(row_bytes + 8, np.uint8), np.empty(width + 8, np.uint8))
+    """Return room for the numbers of some rows, and for their codes: packed, with 8 bytes more, and one to a byte."""
+    packed = np.zeros(row_bytes + 8, np.uint8)
+    return np.empty((ROWS_AT_ONCE, width), np.float32), (packed, np.empty((ROWS_AT_ONCE, width + 7 & -8), np.uint8))
 
 
 @exact
-def _decode_row(
-    n: int,
+def _decode_rows(
+    first: int,
+    rows: int,
     codes: Any,
     levels: Any,
     scale: Any,
@@ -111,63 +121,109 @@ def _decode_row(
     unpacked: Any,
     numbers: Any,
 ) -> None:
-    """Write the numbers of row `n` in float32."""
+    """Write the numbers of `rows` rows from row `first` on in float32, in passes over all of them."""
     bits, group_size, rounding, flip, middle = sizes
-    row = codes[n]
+    some = codes[first : first + rows]
+    if bits == 4:
+        _unpack_pairs(some, unpacked[1])
+    elif bits != 8:
+        _unpack(some, bits, unpacked[0], unpacked[1])
     if bits != 8:
-        _unpack(row, bits, unpacked[0], unpacked[1])
-        row = unpacked[1]
-    _look_up(row, levels, flip, middle, numbers)
-    scales, zeros = scale[min(n, len(scale) - 1)], zero[min(n, len(zero) - 1)]
-    for group in range(len(scales)):
-        some = numbers[group * group_size : min((group + 1) * group_size, len(numbers))]
-        step = number_of(scales[group], scale_levels)
-        less = np.float32(zeros[group]) if len(zero) > 0 else np.float32(0)
-        for i in range(len(some)):
-            some[i] = (some[i] - less) * step
-    _round(numbers, rounding)
+        some = unpacked[1][:rows]
+    _look_up(some, levels, flip, middle, numbers)
+    _multiply_groups(first, rows, scale, scale_levels, zero, group_size, numbers)
+    _round(rows, numbers, rounding)
     if len(bias) > 0:
-        biases = bias[min(n, len(bias) - 1)]
-        for group in range(len(scales)):
-            some = numbers[group * group_size : min((group + 1) * group_size, len(numbers))]
-            more = number_of(biases[group], scale_levels)
-            for i in range(len(some)):
-                some[i] += more
-        _round(numbers, rounding)
+        _add_groups(first, rows, bias, scale_levels, group_size, numbers)
+        _round(rows, numbers, rounding)
 
 
 @exact
-def _unpack(row: Any, bits: int, packed: Any, to: Any) -> None:
-    """Write the codes of a row to bytes of their own: 8 codes are `bits` bytes of a word, low bits first."""
-    packed[: len(row)] = row
-    mask = np.uint64((1 << bits) - 1)
-    for block in range(len(to) // 8):
-        word, eight = word_at(packed, block * bits), to[8 * block : 8 * block + 8]
-        for i in range(8):
-            eight[i] = np.uint8((word >> np.uint64(bits * i)) & mask)
+def _unpack_pairs(rows: Any, to: Any) -> None:
+    """Write codes of 4 bits to bytes of their own."""
+    pairs = to.view(np.uint16)
+    for n in range(len(rows)):
+        row, pair = rows[n], pairs[n]
+        for i in range(min(len(row), len(pair))):
+            byte = np.uint16(row[i])
+            pair[i] = np.uint16((byte & np.uint16(15)) | (byte & np.uint16(0xF0)) << np.uint16(4))
 
 
 @exact
-def _look_up(codes: Any, levels: Any, flip: int, middle: int, numbers: Any) -> None:
+def _unpack(rows: Any, bits: int, packed: Any, to: Any) -> None:
+    """Write the codes of rows to bytes of their own: 8 codes are `bits` bytes of a word, low bits first.
+
+    A word is spread in three steps: into two halves of 4 codes, then four of 2, then eight of 1.
+    """
+    bits = np.uint64(bits)
+    one = np.uint64((np.uint64(1) << bits) - np.uint64(1))
+    two = np.uint64(one | one << bits)
+    four = np.uint64(two | two << np.uint64(2) * bits)
+    two, one = np.uint64(two * np.uint64(0x100000001)), np.uint64(one * np.uint64(0x1000100010001))
+    for n in range(len(rows)):
+        row, words = rows[n], to[n].view(np.uint64)
+        packed[: len(row)] = row
+        for block in range(len(words)):
+            word = word_at(packed, block * np.int64(bits))
+            word = (word & four) | ((word >> np.uint64(4) * bits) & four) << np.uint64(32)
+            word = (word & two) | ((word >> np.uint64(2) * bits) & two) << np.uint64(16)
+            words[block] = (word & one) | ((word >> bits) & one) << np.uint64(8)
+
+
+@exact
+def _look_up(rows: Any, levels: Any, flip: int, middle: int, numbers: Any) -> None:
     """Write the level of each code; whole numbers are computed, which is faster."""
-    if flip < 0:
-        for i in range(len(numbers)):
-            numbers[i] = levels[codes[i]]
-    else:
-        flipped, less = np.uint8(flip), np.float32(middle)
-        for i in range(len(numbers)):
-            numbers[i] = np.float32(codes[i] ^ flipped) - less
+    flipped, less = np.uint8(max(flip, 0)), np.float32(middle)
+    for n in range(len(rows)):
+        codes, to = rows[n], numbers[n]
+        if flip < 0:
+            for i in range(len(to)):
+                to[i] = levels[codes[i]]
+        else:
+            for i in range(len(to)):
+                to[i] = np.float32(codes[i] ^ flipped) - less
 
 
 @exact
-def _round(numbers: Any, rounding: int) -> None:
+def _multiply_groups(
+    first: int, rows: int, scale: Any, scale_levels: Any, zero: Any, group_size: int, numbers: Any
+) -> None:
+    """Subtract the integer of its group from each level, and multiply it by the scale of the group."""
+    for n in range(rows):
+        row = numbers[n]
+        scales, zeros = scale[min(first + n, len(scale) - 1)], zero[min(first + n, len(zero) - 1)]
+        for group in range(len(scales)):
+            to = row[group * group_size : min((group + 1) * group_size, len(row))]
+            step = number_of(scales[group], scale_levels)
+            less = np.float32(zeros[group]) if len(zero) > 0 else np.float32(0)
+            for i in range(len(to)):
+                to[i] = (to[i] - less) * step
+
+
+@exact
+def _add_groups(first: int, rows: int, bias: Any, scale_levels: Any, group_size: int, numbers: Any) -> None:
+    """Add the number of its group to each product."""
+    for n in range(rows):
+        row, biases = numbers[n], bias[min(first + n, len(bias) - 1)]
+        for group in range(len(biases)):
+            to = row[group * group_size : min((group + 1) * group_size, len(row))]
+            more = number_of(biases[group], scale_levels)
+            for i in range(len(to)):
+                to[i] += more
+
+
+@exact
+def _round(rows: int, numbers: Any, rounding: int) -> None:
     """Round float32 numbers in place to bfloat16 for 1 and to float16 for 2; leave them as they are for 0."""
-    if rounding == 1:
-        for i in range(len(numbers)):
-            numbers[i] = _bfloat16(numbers[i])
-    if rounding == 2:
-        for i in range(len(numbers)):
-            numbers[i] = _float16(numbers[i])
+    if rounding != 0:
+        for n in range(rows):
+            to = numbers[n]
+            if rounding == 1:
+                for i in range(len(to)):
+                    to[i] = _bfloat16(to[i])
+            else:
+                for i in range(len(to)):
+                    to[i] = _float16(to[i])
 
 
 @exact
