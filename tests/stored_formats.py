@@ -13,7 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from embedlayer.formats.stored import StoredModule
+from embedlayer import QuantizedEmbedding
+from embedlayer.formats import GGUFBlocks
+from embedlayer.formats.gguf import GGUFRows
+from embedlayer.formats.stored import StoredModule, StoredRows
 from embedlayer.io.safetensors_files import DTYPE_NAMES, TensorInfo
 
 VOCAB_SIZE = 77
@@ -334,3 +337,25 @@ def _intx_case(rows: Tensor, bits: int) -> StoredCase:
 
 CASES: dict[str, Callable[[], StoredCase]] = {**_mlx_cases(), **_compressed_cases(), **_other_cases()}
 """A function that builds each case, by name. A library that is not installed skips the test by its name."""
+
+
+def _own(bits: int, **options: Any) -> StoredRows:
+    """Return the rows of a `QuantizedEmbedding`."""
+    return QuantizedEmbedding.from_table(weights(96), bits, **options).stored_rows
+
+
+def _in_blocks(block_type: str) -> StoredRows:
+    """Return rows in a type of blocks of GGUF files."""
+    gguf_models = pytest.importorskip("gguf_models")
+    packed = torch.from_numpy(gguf_models.blocks(block_type, VOCAB_SIZE))
+    return StoredRows(GGUFRows(gguf_models.WIDTH, block_type), {"packed": packed}, {})
+
+
+OTHER_ROWS: dict[str, Callable[[], StoredRows]] = {
+    "int8": partial(_own, 8),
+    "int4": partial(_own, 4),
+    "int4, groups of 36": partial(_own, 4, group_size=36),
+    **{f"q{bits}_0": partial(_own, bits, layout=GGUFBlocks()) for bits in (4, 8)},
+    **{f"GGUF {name}": partial(_in_blocks, name) for name in ("Q4_0", "Q4_K", "Q6_K", "IQ4_XS", "MXFP4")},
+}
+"""Stored rows of our own formats and of GGUF's, which no module of a folder has."""

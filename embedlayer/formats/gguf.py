@@ -77,4 +77,7 @@ class GGUFRows(StoredFormat):
 
         A `CheckpointError` says that it cannot dequantise the type.
         """
-        return dequantise(rows["packed"], self.block_type).to(rows["packed"].device, dtype)
+        packed = rows["packed"]
+        if not len(packed):  # the package divides by the number of blocks
+            return packed.new_empty(0, self.embed_dim, dtype=dtype)
+        return dequantise(packed, self.block_type).to(packed.device, dtype)

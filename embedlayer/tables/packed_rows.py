@@ -16,6 +16,7 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.core.torch_state import is_current, is_transformed, plain_operators_only
+from embedlayer.formats.compiled import logits_of_few_tokens, read_rows
 from embedlayer.formats.stored import StoredFormat, StoredRows
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.losses.products import write_product
@@ -119,10 +120,10 @@ class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
         """
         dtype, stored, step = dtype or self.dtype, self.stored_rows, max(1, NUMBERS_AT_ONCE // self.embed_dim)
         if torch.compiler.is_compiling() or is_transformed(ids) or len(ids) <= step:
-            return stored.take(ids).dequantise(dtype)
+            return read_rows(stored.take(ids), dtype)
         vectors = torch.empty((len(ids), self.embed_dim), dtype=dtype, device=ids.device)
         for start in range(0, len(ids), step):
-            vectors[start : start + step] = stored.take(ids[start : start + step]).dequantise(dtype)
+            vectors[start : start + step] = read_rows(stored.take(ids[start : start + step]), dtype)
         return vectors
 
     def look_up(self, ids: Ids) -> Vectors:
@@ -228,7 +229,7 @@ def times_stored_rows(
     """Multiply `x` by the dequantised rows, a block of rows at a time, as a custom operator with a gradient.
 
     With `transposed` it is `x @ rows.T`, `(N, D)` to `(N, V)`, else `x @ rows`, `(N, V)` to `(N, D)`. The result has
-    the dtype of `x`, into which rows are dequantised.
+    the dtype of `x`, into which rows are dequantised. A kernel multiplies few float32 tokens on the CPU by the codes.
 
     Args:
         x: The matrix.
@@ -248,6 +249,8 @@ def times_stored_rows(
         {name: present[name] for name in record.row_parts},
         {name: present[name] for name in record.shared_parts},
     )
+    if transposed and (logits := logits_of_few_tokens(x, stored)) is not None:
+        return logits
     count, width = stored.shape
     wide = x.dtype if x.dtype == torch.float64 else torch.float32
     result = x.new_empty(len(x), count) if transposed else x.new_zeros(len(x), width, dtype=wide)
@@ -255,7 +258,7 @@ def times_stored_rows(
     step = max(1, least, len(x), block_size(NUMBERS, device_kind(x)) // width)
     for start in range(0, count, step):
         stop = min(start + step, count)
-        rows = stored.take(slice(start, stop)).dequantise(x.dtype)
+        rows = read_rows(stored.take(slice(start, stop)), x.dtype)
         if transposed:
             torch.mm(x, rows.T, out=result[:, start:stop])
         else:

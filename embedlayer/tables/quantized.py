@@ -25,6 +25,7 @@ from embedlayer.formats.rounding import CovarianceRounding, fit_levels, unit_row
 from embedlayer.formats.stored import StoredRows
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.gpu.availability import FLOATS
+from embedlayer.kernels.kernel import Kernel
 from embedlayer.kernels.quantized import logits_of_few_tokens, read_quantized_rows
 from embedlayer.losses.products import write_product
 from embedlayer.saving import describe
@@ -39,6 +40,16 @@ ROWS_OF_A_PRODUCT = 1024
 
 CLAIMED_NUMEL = 1 << 16  # numbers that a thread of a compiled kernel claims at once
 
+FEW_TOKENS = 8
+"""Most tokens that a compiled kernel multiplies by the stored rows; of more, dequantised blocks are multiplied."""
+
+
+PRODUCTS = {
+    f"dequantise_{rows}": Kernel("quantized", f"logits_of_{rows}", has_triton=True)
+    for rows in ("8_bits", "4_bits", "blocks")
+}
+"""The kernel that multiplies rows, by the name of the one that dequantises them."""
+
 
 class QuantizedEmbedding(PackedRows, checks_ids=True):
     """A frozen table of integer codes: `out[..., j] = scale * row_scale * (step_g * code_j + offset_g)`.
@@ -48,9 +59,9 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
     absolute value of the row, which is its float32 `row_scale`; so no range overflows, and a constant row is exact.
 
     A look-up reads the bytes of the requested rows. `logits` and `loss` dequantise a block of rows at a time, so the
-    whole table is in memory as floating point only under `torch.func` and in exports. On CUDA a kernel multiplies few
-    tokens by the stored bytes, without rounding rows to `dtype`. Gradients of the hidden state are exact; the codes
-    have no gradient.
+    whole table is in memory as floating point only under `torch.func` and in exports. A kernel multiplies few tokens by
+    the stored bytes: on the CPU up to 8 in float32, and on CUDA without rounding rows to `dtype`. Gradients of the
+    hidden state are exact; the codes have no gradient.
 
     Bytes of a row of width D in groups of g (one group: g = D), against 4 D in float32:
 
@@ -430,6 +441,20 @@ def _in_one_pass(
     return vectors if kernel.run(len(ids), *stored, sizes, vectors, block=block) else None
 
 
+def _logits_in_one_pass(x: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: RowFormat) -> Tensor | None:
+    """Compute `x @ rows.T` for few float32 tokens on the CPU with a compiled kernel; `None` if it cannot run.
+
+    Of bfloat16 tokens the result would not be that of products of blocks: sums in another order are rounded otherwise.
+    """
+    kernel, sizes = row_format.layout.kernel(row_format)
+    if x.dtype != torch.float32 or device_kind(x) != "cpu" or not kernel.applies(x, packed, row_scale):
+        return None
+    stored = (packed.contiguous(), *([] if row_scale is None else [row_scale.contiguous()]))
+    out = torch.empty(len(packed), len(x))
+    product, block = PRODUCTS[kernel.name], max(1, CLAIMED_NUMEL // row_format.embed_dim)
+    return out.T.contiguous() if product.run(len(packed), x.contiguous(), *stored, sizes, out, block=block) else None
+
+
 def _with_torch_kernels(ids: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: RowFormat) -> Tensor:
     """Dequantise the rows of `ids` on the CPU to float32, `(N, D)`, with PyTorch's quantised embedding-bag kernels.
 
@@ -480,14 +505,16 @@ def times_rows(
     the dtype of `x`. `packed` are the stored rows, uint8, `(V, row_format.row_bytes)`, `row_scale` is `(V,)`, or `None`
     for 1, and `row_format` has the numbers of a `RowFormat`.
 
-    On CUDA a kernel multiplies few tokens by the stored rows themselves: as long as reading these once for each token
-    takes no more bytes than reading them once, and writing and reading the dequantised rows.
+    A kernel multiplies few tokens by the stored rows themselves. On CUDA these are few as long as reading the rows once
+    for each token takes no more bytes than reading them once, and writing and reading the dequantised rows.
     """
     form, vocab_size = RowFormat(*row_format), len(packed)
     of_blocks = packed.nbytes + 2 * vocab_size * form.embed_dim * x.itemsize
     is_few = transposed and len(x) * packed.nbytes <= of_blocks
     if is_few and _applies_on_cuda(form, x.dtype, x, packed, row_scale):
         return logits_of_few_tokens(x, packed, row_scale, form)
+    if transposed and len(x) <= FEW_TOKENS and (logits := _logits_in_one_pass(x, packed, row_scale, form)) is not None:
+        return logits
     wide = x.dtype if x.dtype == torch.float64 else torch.float32
     result = x.new_empty(len(x), vocab_size) if transposed else x.new_zeros(len(x), form.embed_dim, dtype=wide)
     at_least = max(len(x), 2 * NUMBERS["cpu"] // form.embed_dim)  # products are faster with larger blocks

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from stored_formats import CASES, NAME, StoredCase
+from stored_formats import CASES, NAME, OTHER_ROWS, StoredCase
 from torch import Tensor
 
 from embedlayer.core.class_identifiers import KINDS
@@ -17,32 +17,39 @@ from embedlayer.saving import build, describe
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
+ONE_OF_EACH = [
+    "MLX 4 bits, groups of 32, bfloat16",
+    "MLX nvfp4",
+    "pack-quantized 4 bits, group, asymmetric, bfloat16",
+    "pack-quantized 3 bits, width 50",
+    "int-quantized channel, asymmetric, float32",
+    "float-quantized tensor, float32",
+    "nvfp4-pack-quantized",
+    "mxfp8-quantized",
+    "ModelOpt NVFP4",
+    "ModelOpt FP8",
+    "ModelOpt FP8 by row",
+    "Gemma 4 bits",
+    "Gemma 8 bits, head",
+    "torchao int8",
+    "torchao 4 bits, bfloat16",
+]
+
+
 @pytest.fixture(params=CASES)
 def case(request: pytest.FixtureRequest) -> StoredCase:
     return CASES[request.param]()
 
 
-@pytest.fixture(
-    params=[
-        "MLX 4 bits, groups of 32, bfloat16",
-        "MLX nvfp4",
-        "pack-quantized 4 bits, group, asymmetric, bfloat16",
-        "pack-quantized 3 bits, width 50",
-        "int-quantized channel, asymmetric, float32",
-        "float-quantized tensor, float32",
-        "nvfp4-pack-quantized",
-        "mxfp8-quantized",
-        "ModelOpt NVFP4",
-        "ModelOpt FP8",
-        "ModelOpt FP8 by row",
-        "Gemma 4 bits",
-        "Gemma 8 bits, head",
-        "torchao int8",
-        "torchao 4 bits, bfloat16",
-    ]
-)
+@pytest.fixture(params=ONE_OF_EACH)
 def one_of_each(request: pytest.FixtureRequest) -> StoredCase:
     return CASES[request.param]()
+
+
+@pytest.fixture(params=[*ONE_OF_EACH, *OTHER_ROWS])
+def stored(request: pytest.FixtureRequest) -> StoredRows:
+    """Stored rows of every format: of other libraries, of our own, and blocks of GGUF."""
+    return OTHER_ROWS[request.param]() if request.param in OTHER_ROWS else read(CASES[request.param]())
 
 
 def read(case: StoredCase) -> StoredRows:
@@ -64,11 +71,13 @@ def test_rows_are_those_of_the_library_bit_for_bit(case: StoredCase) -> None:
         assert have_same_bits(rows.dequantise(dtype), case.rows_in(dtype))
 
 
-def test_any_rows_are_dequantised_alone(one_of_each: StoredCase) -> None:
-    rows, ids = read(one_of_each), torch.tensor([5, 70, 5, 0])
-    assert have_same_bits(rows.take(ids).dequantise(torch.bfloat16), one_of_each.rows_in(torch.bfloat16)[ids])
-    assert have_same_bits(rows.take(slice(7, 9)).dequantise(torch.float32), one_of_each.rows_in(torch.float32)[7:9])
-    assert rows.take(ids[:0]).dequantise(torch.float32).shape == (0, rows.format.embed_dim)
+def test_any_rows_are_dequantised_alone(stored: StoredRows) -> None:
+    ids = torch.tensor([5, 70, 5, 0])
+    for dtype in DTYPES:
+        every = stored.dequantise(dtype)
+        assert have_same_bits(stored.take(ids).dequantise(dtype), every[ids])
+        assert have_same_bits(stored.take(slice(7, 9)).dequantise(dtype), every[7:9])
+        assert stored.take(ids[:0]).dequantise(dtype).shape == (0, stored.shape[1])
 
 
 def test_codes_and_scales_are_not_copied(one_of_each: StoredCase) -> None:
@@ -89,9 +98,8 @@ def test_a_dense_module_is_of_no_format() -> None:
     assert recognise(dense.module) is None
 
 
-def test_a_record_is_rebuilt_from_its_description(one_of_each: StoredCase) -> None:
-    record = read(one_of_each).format
-    assert build(describe(record)) == record
+def test_a_record_is_rebuilt_from_its_description(stored: StoredRows) -> None:
+    assert build(describe(stored.format)) == stored.format
 
 
 def test_sizes_that_no_file_has_are_refused(one_of_each: StoredCase) -> None:
@@ -109,12 +117,11 @@ def test_every_format_has_an_identifier_and_a_case() -> None:
     assert {f"{record.__module__}:{record.__qualname__}" for record in FORMATS} <= set(KINDS.values())
 
 
-def test_parts_are_described_as_they_are_read(one_of_each: StoredCase) -> None:
-    rows = read(one_of_each)
-    for name, part in rows.format.row_parts.items():
-        assert (rows.rows[name].dtype, rows.rows[name].shape) == (part.dtype, (rows.shape[0], *part.shape))
-    for name, part in rows.format.shared_parts.items():
-        assert (rows.shared[name].dtype, rows.shared[name].shape) == (part.dtype, part.shape)
+def test_parts_are_described_as_they_are_read(stored: StoredRows) -> None:
+    for name, part in stored.format.row_parts.items():
+        assert (stored.rows[name].dtype, stored.rows[name].shape) == (part.dtype, (stored.shape[0], *part.shape))
+    for name, part in stored.format.shared_parts.items():
+        assert (stored.shared[name].dtype, stored.shared[name].shape) == (part.dtype, part.shape)
 
 
 def parts(case: StoredCase) -> list[str]:

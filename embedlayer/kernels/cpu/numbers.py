@@ -18,6 +18,12 @@ from numba.np.arrayobj import make_array
 kernel = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
 """Decorator of a kernel. Products and sums may be contracted; infinities and NaN keep their meaning."""
 
+exact = njit(cache=True, nogil=True, error_model="numpy")
+"""Decorator of a kernel whose products and sums are rounded one by one."""
+
+reduction = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+"""Decorator of a kernel whose sums may be added in any order, as vector instructions need it."""
+
 
 def widen(x: Any) -> Any:
     """Return a stored number as the number to compute with: float32 for the bits of a bfloat16, else `x` itself."""
@@ -29,6 +35,34 @@ def _widen(x):
     if x == types.uint16:
         return lambda x: np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32)
     return lambda x: x
+
+
+def number_of(code: Any, levels: Any) -> Any:
+    """Return a stored number as float32: the bits of a bfloat16 are uint16, those of a float16 int16.
+
+    A code, uint8, stands for its entry of `levels`.
+    """
+    raise NotImplementedError
+
+
+@overload(number_of)
+def _number_of(code, levels):
+    if code == types.uint8:
+        return lambda code, levels: levels[code]
+    if code == types.int16:
+        return lambda code, levels: half(np.uint16(code))
+    return lambda code, levels: widen(code)
+
+
+@kernel
+def half(bits: Any) -> Any:
+    """Return the float16 number with these bits, uint16, as float32; NumPy's float16 fits no kernel."""
+    bits = np.uint32(bits)
+    fraction, exponent = np.uint32(bits & np.uint32(0x3FF)), np.uint32((bits >> np.uint32(10)) & np.uint32(31))
+    power = np.uint32(255) if exponent == 31 else np.uint32(exponent + np.uint32(112))
+    normal = np.uint32(np.uint32(power << np.uint32(23)) | np.uint32(fraction << np.uint32(13))).view(np.float32)
+    size = normal if exponent > 0 else np.float32(fraction) * np.float32(2.0**-24)
+    return -size if bits >> np.uint32(15) else size
 
 
 def narrow(number: Any, like: Any) -> Any:
@@ -239,3 +273,27 @@ def _prefetch(context, array, index):
 
 
 _emit_prefetch: Any = intrinsic(_prefetch)
+
+
+def word_at(row: Any, place: int) -> Any:
+    """Return the eight bytes of a uint8 array from `place` on as one uint64, the first byte lowest."""
+    raise NotImplementedError
+
+
+def _load_word(context, array, index):
+    """Emit LLVM's load of eight bytes at the address of `array[index]`, which need not be aligned."""
+
+    def emit(context, builder, signature, arguments):
+        data = make_array(array)(context, builder, arguments[0]).data
+        address = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(64).as_pointer())
+        return builder.load(address, align=1)
+
+    return types.uint64(array, index), emit
+
+
+_emit_word: Any = intrinsic(_load_word)
+
+
+@overload(word_at)
+def _word_at(row, place):
+    return lambda row, place: _emit_word(row, place)

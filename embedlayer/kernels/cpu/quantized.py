@@ -1,13 +1,20 @@
-"""Kernels that dequantise stored rows; `embedlayer.formats.quantized.dequantise` defines them."""
+"""Kernels that dequantise stored rows, or multiply them by few tokens; `formats.quantized.dequantise` defines them.
+
+A product dequantises some rows into a buffer that stays in the cache, by the kernel of their look-up, so the whole rows
+are never written to memory.
+"""
 
 from typing import Any
 
 import numpy as np
 
-from embedlayer.kernels.cpu.numbers import kernel, multiply_add, narrow, prefetch
+from embedlayer.kernels.cpu.numbers import half, kernel, multiply_add, narrow, prefetch, reduction
 
 AHEAD = 4
 """Rows between the one that is loaded into the cache and the one that is computed."""
+
+ROWS_AT_ONCE = 16
+"""Rows in the buffer of a product."""
 
 
 @kernel
@@ -83,23 +90,75 @@ def dequantise_blocks(start: int, stop: int, ids: Any, packed: Any, row_format: 
         out: Result, `(N, D)`.
     """
     bits = row_format[0]
-    width, block_bytes = out.shape[1], 2 + 4 * bits
+    width, block_bytes, unpacked = out.shape[1], 2 + 4 * bits, np.empty(32, np.uint8)
     for n in range(start, stop):
         prefetch(packed[ids[min(n + AHEAD, len(ids) - 1)]])
         row, to = packed[ids[n]], out[n]
         for block in range((width + 31) // 32):
             first, place = 32 * block, block_bytes * block
-            numbers = to[first : min(first + 32, width)]
+            numbers, codes = to[first : min(first + 32, width)], row[place + 2 : place + block_bytes]
             step = _float16(row[place : place + 2])
-            codes = row[place + 2 : place + block_bytes]
             if bits == 8:
-                for i in range(len(numbers)):
-                    numbers[i] = narrow(step * (np.float32(codes[i] ^ np.uint8(128)) - np.float32(128)), to[0])
+                for i in range(32):
+                    unpacked[i] = codes[i] ^ np.uint8(128)
             else:
-                for i in range(min(16, len(numbers))):
-                    numbers[i] = narrow(step * (np.float32(codes[i] & np.uint8(15)) - np.float32(8)), to[0])
-                for i in range(16, len(numbers)):
-                    numbers[i] = narrow(step * (np.float32(codes[i - 16] >> np.uint8(4)) - np.float32(8)), to[0])
+                for i in range(16):
+                    unpacked[i] = codes[i] & np.uint8(15)
+                    unpacked[i + 16] = codes[i] >> np.uint8(4)
+            middle = np.float32(1 << (bits - 1))
+            for i in range(len(numbers)):
+                numbers[i] = narrow(step * (np.float32(unpacked[i]) - middle), to[0])
+
+
+@kernel
+def logits_of_8_bits(start: int, stop: int, x: Any, packed: Any, row_format: Any, out: Any) -> None:
+    """Multiply the stored rows `start` to `stop - 1` by few tokens.
+
+    Args:
+        start: First row.
+        stop: Last row + 1.
+        x: Hidden states, float32, `(N, D)`.
+        packed: All stored rows, uint8.
+        row_format: See `dequantise_8_bits`.
+        out: Products, float32, `(V, N)`.
+    """
+    rows = np.empty((ROWS_AT_ONCE, x.shape[1]), np.float32)
+    for first in range(start, stop, ROWS_AT_ONCE):
+        last = min(first + ROWS_AT_ONCE, stop)
+        dequantise_8_bits(0, last - first, np.arange(first, last), packed, row_format, rows)
+        _multiply(rows, x, out[first:last])
+
+
+@kernel
+def logits_of_4_bits(start: int, stop: int, x: Any, packed: Any, row_scale: Any, row_format: Any, out: Any) -> None:
+    """Multiply as `logits_of_8_bits` does, by the rows of `dequantise_4_bits`; `row_scale` is the scale of each."""
+    rows = np.empty((ROWS_AT_ONCE, x.shape[1]), np.float32)
+    for first in range(start, stop, ROWS_AT_ONCE):
+        last = min(first + ROWS_AT_ONCE, stop)
+        dequantise_4_bits(0, last - first, np.arange(first, last), packed, row_scale, row_format, rows)
+        _multiply(rows, x, out[first:last])
+
+
+@kernel
+def logits_of_blocks(start: int, stop: int, x: Any, packed: Any, row_format: Any, out: Any) -> None:
+    """Multiply as `logits_of_8_bits` does, by the rows of `dequantise_blocks`."""
+    rows = np.empty((ROWS_AT_ONCE, x.shape[1]), np.float32)
+    for first in range(start, stop, ROWS_AT_ONCE):
+        last = min(first + ROWS_AT_ONCE, stop)
+        dequantise_blocks(0, last - first, np.arange(first, last), packed, row_format, rows)
+        _multiply(rows, x, out[first:last])
+
+
+@reduction
+def _multiply(rows: Any, x: Any, out: Any) -> None:
+    """Write the products of rows `(R, D)` and tokens `(N, D)` to `out`, `(r, N)`, for its first r rows."""
+    for r in range(len(out)):
+        row = rows[r]
+        for n in range(len(x)):
+            token, total = x[n], np.float32(0)
+            for i in range(len(token)):
+                total += row[i] * token[i]
+            out[r, n] = total
 
 
 @kernel
@@ -112,10 +171,5 @@ def _float32(stored: Any) -> Any:
 
 @kernel
 def _float16(stored: Any) -> Any:
-    """Return the float16 number that two little-endian bytes are, as float32; NumPy's float16 fits no kernel."""
-    bits = np.uint32(np.uint32(stored[0]) | np.uint32(stored[1]) << np.uint32(8))
-    fraction, exponent = np.uint32(bits & np.uint32(0x3FF)), np.uint32((bits >> np.uint32(10)) & np.uint32(31))
-    power = np.uint32(255) if exponent == 31 else np.uint32(exponent + np.uint32(112))
-    normal = np.uint32(np.uint32(power << np.uint32(23)) | np.uint32(fraction << np.uint32(13))).view(np.float32)
-    size = normal if exponent > 0 else np.float32(fraction) * np.float32(2.0**-24)
-    return -size if bits >> np.uint32(15) else size
+    """Return the float16 number that two little-endian bytes are, as float32."""
+    return half(np.uint16(stored[0]) | np.uint16(stored[1]) << np.uint16(8))

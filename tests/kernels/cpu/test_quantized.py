@@ -61,3 +61,19 @@ def test_numbers_depend_neither_on_blocks_nor_on_threads(bits, group_size, block
     torch.set_num_threads(3)
     assert torch.equal(table(ids), expected)
     assert torch.equal(torch.cat([table(each) for each in ids.split(1)]), expected)
+
+
+@pytest.mark.usefixtures("kernels")
+@cases(
+    "kind, width, tokens", KINDS, (1, 7, 33, 96), (1, 3, quantized.FEW_TOKENS), pairs=["kind, width", "kind, tokens"]
+)
+def test_logits_of_few_tokens_are_products_with_the_rows(kind, width, tokens, monkeypatch) -> None:
+    bits, group_size = kind
+    table = quantised(torch.randn(53, width), bits, group_size)
+    hidden = torch.randn(tokens, width)
+    rows = dequantise(table.packed, table.row_scale, table.row_format).double()[2:]
+    monkeypatch.setattr(quantized, "dequantised_rows", None)  # no block is dequantised instead
+    found = table.raw_logits(hidden, 2, 53)
+    assert (found.dtype, found.is_contiguous()) == (torch.float32, True)
+    tolerance = 1e-6 * (hidden.double().abs() @ rows.abs().T)
+    assert ((found.double() - hidden.double() @ rows.T).abs() <= tolerance).all()

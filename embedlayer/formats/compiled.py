@@ -1,0 +1,82 @@
+"""Stored rows by compiled kernels: their numbers, and the logits of few tokens; `StoredRows.dequantise` defines both."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from embedlayer.core.devices import device_kind
+from embedlayer.formats.codec import Codec, shifted, signed, unsigned
+from embedlayer.formats.stored import StoredRows
+from embedlayer.kernels.kernel import Argument, Kernel
+
+FEW_TOKENS = 8
+"""Most tokens that a compiled kernel multiplies by the stored rows; of more, dequantised blocks are multiplied."""
+
+_CLAIMED_NUMEL = 1 << 16  # numbers that a thread claims at once
+_BLOCK_NUMEL = 1 << 24  # numbers of the rows whose codec is computed at once
+_ROUNDINGS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_DECODE, _LOGITS = Kernel("codec", "decode"), Kernel("codec", "logits")
+
+
+def read_rows(stored: StoredRows, dtype: torch.dtype) -> Float[Tensor, "N D"]:
+    """Return the numbers of all rows in `dtype`: by a kernel where one can run, with the same bits as by torch."""
+    codec = stored.format.codec(stored.rows, stored.shared, dtype)
+    if codec is None or not _DECODE.applies(codec.codes):
+        return stored.dequantise(dtype)
+    computed = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+    out = torch.empty(len(codec.codes), codec.embed_dim, dtype=computed)
+    block = max(1, _CLAIMED_NUMEL // codec.embed_dim)
+    if not _DECODE.run(len(out), *_arguments(codec), out, block=block):
+        return stored.dequantise(dtype)
+    return out.to(dtype)
+
+
+def logits_of_few_tokens(x: Float[Tensor, "N D"], stored: StoredRows) -> Float[Tensor, "N V"] | None:
+    """Return `x @ rows.T` for few float32 tokens on the CPU by a kernel; `None` if there are more, or none can run.
+
+    Of bfloat16 tokens the result would not be that of products of blocks: sums in another order are rounded otherwise.
+    """
+    if len(x) > FEW_TOKENS or x.dtype != torch.float32 or device_kind(x) != "cpu":
+        return None
+    count, step = len(next(iter(stored.rows.values()))), max(1, _BLOCK_NUMEL // stored.format.embed_dim)
+    out, x = torch.empty(count, len(x)), x.contiguous()
+    for start in range(0, count, step):
+        some = stored.take(slice(start, start + step))
+        codec = stored.format.codec(some.rows, some.shared, x.dtype)
+        if codec is None or not _LOGITS.applies(x, codec.codes):
+            return None
+        block = max(1, _CLAIMED_NUMEL // codec.embed_dim)
+        if not _LOGITS.run(len(codec.codes), x, *_arguments(codec), out[start : start + step], block=block):
+            return None
+    return out.T.contiguous()
+
+
+def _arguments(codec: Codec) -> tuple[Argument, ...]:
+    """Return the arguments of a kernel after `start` and `stop` that describe the rows."""
+    flip, middle = _whole_numbers(codec.levels.cpu(), codec.bits)
+    sizes = codec.bits, codec.group_size, _ROUNDINGS[codec.rounding], flip, middle
+    nothing = torch.empty(0, 0, dtype=codec.scale.dtype)
+    levels = codec.levels if codec.scale_levels is None else codec.scale_levels
+    zero = torch.empty(0, 0, dtype=torch.int8) if codec.zero is None else _one_row(codec.zero)
+    zero = zero.to(torch.float32) if zero.is_floating_point() else zero
+    groups = _bits(_one_row(codec.scale)), levels, zero, _bits(nothing if codec.bias is None else _one_row(codec.bias))
+    return codec.codes.contiguous(), codec.levels, *groups, sizes
+
+
+def _one_row(numbers: Tensor) -> Tensor:
+    """Return numbers of groups, of one row if all rows share them."""
+    return (numbers[:1] if numbers.stride(0) == 0 else numbers).contiguous()
+
+
+def _bits(numbers: Tensor) -> Tensor:
+    """Return float16 numbers as their bits, int16: NumPy's float16 fits no kernel."""
+    return numbers.view(torch.int16) if numbers.dtype == torch.float16 else numbers
+
+
+def _whole_numbers(levels: Tensor, bits: int) -> tuple[int, int]:
+    """Return two numbers for levels `(code ^ flip) - middle`; a `flip` of -1 if the levels are others."""
+    half = 1 << (bits - 1)
+    for numbers, flip, middle in ((unsigned(bits), 0, 0), (shifted(bits), 0, half), (signed(bits), half, half)):
+        if torch.equal(levels, numbers):
+            return flip, middle
+    return -1, 0
