@@ -37,6 +37,7 @@ class GGUFRows(StoredFormat):
     block_type: str
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         row_bytes(self.block_type, self.embed_dim)
 
     @classmethod

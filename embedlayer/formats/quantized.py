@@ -1,6 +1,6 @@
 """Record of our own quantised rows: codes of 8 or 4 bits, in one of the layouts of `embedlayer.formats.layouts`."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -9,8 +9,8 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from embedlayer.formats.codec import Codec
-from embedlayer.formats.layouts import RowFormat
-from embedlayer.formats.stored import Part, StoredFormat, StoredModule
+from embedlayer.formats.layouts import LAYOUTS, RowFormat
+from embedlayer.formats.stored import Part, StoredFormat, StoredModule, whole_groups
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,12 @@ class QuantizedRows(StoredFormat):
     bits: int
     group_size: int
     layout_index: int = 0
+
+    @property
+    def choices(self) -> dict[str, Collection[int | str]]:
+        """Return the bits and layouts that there are; the codes of a group are whole bytes."""
+        sizes = whole_groups(2 if self.bits == 4 else 1)
+        return {"embed_dim": whole_groups(1), "bits": (4, 8), "group_size": sizes, "layout_index": range(len(LAYOUTS))}
 
     @classmethod
     def of(cls, row_format: RowFormat) -> Self:
