@@ -1,5 +1,6 @@
 """Fixtures shared by all tests."""
 
+import atexit
 import functools
 import gc
 import importlib
@@ -17,6 +18,7 @@ from typing import Any, get_args
 import jaxtyping
 import pytest
 import torch
+from covering import LONG
 from cpu_time import CpuSeconds
 from hypothesis import settings
 
@@ -82,6 +84,8 @@ jaxtyping.install_import_hook(
     "beartype.beartype",
 )
 
+gc.disable()  # until all tests are collected: what is imported stays
+
 # The same examples in every run, however busy the machine: a failure is a change of ours.
 settings.register_profile("suite", deadline=None, derandomize=True)
 settings.load_profile("suite")
@@ -117,6 +121,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(CpuSeconds(action))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """Create no test for the cases that are marked `long`, half of all, which `make test-all` runs."""
+    yield
+    if not metafunc.config.getoption("--all"):
+        metafunc._calls[:] = [call for call in metafunc._calls if LONG.mark not in call.marks] or metafunc._calls
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests that are marked `long`, which `make test-all` runs, unless `--all` is set."""
     if not config.getoption("--all"):
@@ -135,15 +147,15 @@ def layout_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def pytest_collection_finish() -> None:
-    """Leave what was imported and collected out of each later garbage collection, which would take half a second."""
+    """Leave what was imported and collected out of each garbage collection, which would take half a second.
+
+    The interpreter's last one finds everything: extensions report what is left as a leak.
+    """
+    gc.enable()
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)
     gc.set_threshold(10_000, 10, 20)
-
-
-def pytest_sessionfinish() -> None:
-    """Let the interpreter's last garbage collection find everything: extensions report what is left as a leak."""
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 import torch
 from covering import some
-from functorch.compile import make_boxed_func
 from kinds import EMBED_DIM, INJECTIONS, NUM_HEADS, VOCAB_SIZE, dense, in_a_file
 from torch import Tensor, nn
-from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
@@ -71,6 +69,8 @@ MODULES: dict[str, Callable[[el.LookupTable], nn.Module]] = {
 
 def without_sparse_tensors(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
     """Return the graph as it is, after a check that each of its tensors is dense."""
+    from functorch.compile import make_boxed_func
+
     values = [value for node in graph.graph.nodes for value in tree_leaves(node.meta.get("val"))]
     assert all(value.layout is torch.strided for value in values if isinstance(value, Tensor))
     return make_boxed_func(graph.forward)
@@ -102,6 +102,8 @@ def losses_and_gradients(build: Callable[[], nn.Module], **options: Any) -> list
     ),
 )
 def test_no_graph_contains_the_sparse_gradient_and_training_is_that_of_eager_mode(table, module) -> None:
+    from torch._dynamo.backends.common import aot_autograd
+
     def build() -> nn.Module:
         return MODULES[module](TABLES[table]())
 
