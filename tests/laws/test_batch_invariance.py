@@ -11,9 +11,9 @@ from typing import Any
 import kinds
 import pytest
 import torch
+import torch.utils.checkpoint
 from covering import cases
 from kinds import TABLES, TIED_HEADS, UNTIED_HEADS
-import torch.utils.checkpoint
 from torch import Tensor, nn
 
 import embedlayer as el
