@@ -290,6 +290,7 @@ def test_the_changelog_knows_the_version() -> None:
         ["suggested_tokens.py", "--count", "5"],
         ["compression.py", "--choices", "rank=96"],
         ["onnx_table.py", "--vocab-size", "100"],
+        ["log_ratios.py", "--tokens", "8"],
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*The rows start:UserWarning")
@@ -316,6 +317,7 @@ def test_every_example_is_run_here_or_is_a_helper() -> None:
         "suggested_tokens.py",
         "compression.py",
         "onnx_table.py",
+        "log_ratios.py",
         "tables.py",
         "gguf_in_llama_cpp.py",  # needs llama-cpp-python, which builds llama.cpp
         "gallery.py",  # run by test_gallery.py

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -76,6 +77,39 @@ def test_a_recipe_is_a_short_page_that_prints_both_losses(page, capsys) -> None:
     for line in capsys.readouterr().out.splitlines():
         ours, theirs = line.rpartition(": ")[2].split(", ")
         assert float(ours.split()[0]) == pytest.approx(float(theirs.split()[0]), abs=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_from_the_same_hidden_states_trainer_and_sampler_have_a_ratio_of_exactly_1(dtype, monkeypatch) -> None:
+    from recipes import sampler_and_trainer
+
+    states: list[Tensor] = []
+    hidden = el.DecoderLM.hidden
+
+    def recorded(self: el.DecoderLM, *arguments: Any, **options: Any) -> Tensor:
+        states.append(hidden(self, *arguments, **options))
+        return states[-1]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(el.DecoderLM, "hidden", recorded)
+        model, losses = sampler_and_trainer.example(dtype)
+    sampled = losses["policy gradient"][0].args[2]
+    before, tokens = torch.stack([each[:, -1] for each in states], 1), sampled.ids[:, -sampler_and_trainer.new_tokens :]
+    assert (sampler_and_trainer.score(model, before, tokens) - sampled.log_probs).exp().eq(1).all()
+
+
+def test_a_cached_step_and_a_pass_over_the_text_agree_on_a_trained_model(shared_data, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(PAGES[0].parents[1]))
+    log_ratios: Any = import_module("log_ratios")
+    path = str(shared_data / "models" / "stories260K.safetensors")
+    largest = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        for name, options in log_ratios.OPTIONS.items():
+            same, whole = log_ratios.log_ratios(log_ratios.load(path, dtype, options), 100)
+            largest[dtype, name] = (whole.double().exp() - 1).abs().max().item()
+            assert name == "before" or same.eq(0).all()
+    assert largest[torch.float32, "after"] <= 1e-4
+    assert largest[torch.bfloat16, "after"] < largest[torch.bfloat16, "before"]
 
 
 @pytest.fixture

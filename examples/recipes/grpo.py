@@ -31,10 +31,9 @@ def grpo_loss(score: Callable[..., tuple[Tensor, Tensor]], model: PreTrainedMode
     per_token_logps, entropies = score(model, input_ids, inputs["completion_ids"].size(1))
     coef_1 = torch.exp(per_token_logps - inputs["old_per_token_logps"])
     coef_2 = torch.clamp(coef_1, 1 - epsilon, 1 + epsilon)
-    per_token_loss = -torch.min(coef_1 * advantages, coef_2 * advantages)
     ref_logratio = inputs["ref_per_token_logps"] - per_token_logps
     per_token_kl = torch.exp(ref_logratio) - ref_logratio - 1
-    per_token_loss = per_token_loss + beta * per_token_kl
+    per_token_loss = beta * per_token_kl - torch.min(coef_1 * advantages, coef_2 * advantages)
     loss = ((per_token_loss * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).mean()
     return loss - entropy_coef * (entropies * mask).sum() / mask.sum().clamp(min=1.0)
 
@@ -43,7 +42,8 @@ def example(dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, dict[s
     """Return the policy, and by name the loss without logits and with all logits."""
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=2048, n_positions=24, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
-    model, ref_model = (el.patch(GPT2LMHeadModel(config).eval().to(dtype)) for _ in range(2))
+    patch = partial(el.patch, head_dtype=None if dtype == torch.float64 else torch.float32)
+    model, ref_model = (patch(GPT2LMHeadModel(config).eval().to(dtype)) for _ in range(2))
     rewards, ids = torch.tensor([1.0, 0.0, 0.5, 0.0], dtype=dtype), torch.randint(0, 2048, (num_generations, 24))
     ids[:, :6] = ids[0, :6]  # one prompt
     inputs = {"prompt_ids": ids[:, :6], "completion_ids": ids[:, 6:]}

@@ -564,7 +564,7 @@ def test_a_patched_head_keeps_its_options_until_it_is_unpatched() -> None:
     assert patched(**batch()).logits.dtype == torch.float32
     assert unpatch(patched)(**batch()).logits.dtype == torch.bfloat16
     with pytest.raises(CheckpointError, match="a LlamaModel has none that is an nn.Linear"):
-        patch(built("tied").model, batch_invariant=True)
+        patch(cast(nn.Module, built("tied").model), batch_invariant=True)
     with pytest.raises(SizeError, match="head_dtype must be torch.float32 or None"):
         patch(built("tied"), head_dtype=torch.float64)
 

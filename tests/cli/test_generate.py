@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -67,7 +68,7 @@ def test_the_log_probabilities_of_new_tokens_are_those_of_the_function(folder, c
     result = json.loads(capsys.readouterr().out)
     model, prompt = DecoderLM.from_pretrained(folder), torch.tensor(result["ids"][:4])
     torch.manual_seed(4)
-    options = {"max_new_tokens": 20, "stop_id": 256, "temperature": 0.8, "top_p": 0.95}
+    options: dict[str, Any] = {"max_new_tokens": 20, "stop_id": 256, "temperature": 0.8, "top_p": 0.95}
     expected = generate(model, prompt, return_log_probs=True, logprobs_mode=mode, **options)
     assert (result["ids"], result["logprobs_mode"]) == (expected.ids.tolist(), mode)
     assert result["log_probs"] == expected.log_probs.tolist()
@@ -79,7 +80,8 @@ def test_min_p_and_repetition_penalty_are_those_of_the_function_and_are_named_in
     folder, capsys
 ) -> None:
     asked = ["generate", folder, "Once", "--tokens", 20, "--min-p", 0.1, "--repetition-penalty", 1.3, "--seed", 4]
-    options = {"temperature": 0.8, "top_k": None, "top_p": 0.95, "min_p": 0.1, "repetition_penalty": 1.3}
+    options: dict[str, Any] = {"temperature": 0.8, "top_k": None, "top_p": 0.95, "min_p": 0.1}
+    options["repetition_penalty"] = 1.3
     assert run(*asked, "--json") == 0
     result = json.loads(capsys.readouterr().out)
     model, prompt = DecoderLM.from_pretrained(folder), torch.tensor(result["ids"][:4])

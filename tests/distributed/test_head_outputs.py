@@ -173,9 +173,9 @@ def in_float32(kind: str, dtype: torch.dtype) -> list[torch.Tensor]:
         with pytest.raises(SizeError, match="not possible over sharded rows"):
             call(hidden, batch_invariant=True)
     if dtype == torch.float32:
-        for call in (table.logits, table.sharded_logits, table.uncomputed_logits):
+        for name in ("logits", "sharded_logits", "uncomputed_logits"):
             with pytest.raises(ShapeError, match="head_dtype=torch.float32"):
-                call(hidden)
+                getattr(table, name)(hidden)
     with torch.autocast("cpu", torch.bfloat16):
         under_autocast = head(hidden)
     found = [statistics.log_probs, statistics.entropy, loss, own, logits, under_autocast, sharded, hidden.grad]

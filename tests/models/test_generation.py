@@ -118,7 +118,7 @@ def test_options_out_of_range_are_refused(options, message) -> None:
 
 def test_unknown_options_are_refused_before_a_token_is_computed() -> None:
     with pytest.raises(TypeError, match="typical_p"):
-        generate(small(), torch.tensor([1]), max_new_tokens=0, typical_p=0.5)  # type: ignore[call-arg]
+        generate(small(), torch.tensor([1]), max_new_tokens=0, typical_p=0.5)  # type: ignore[call-overload]
 
 
 def test_bad_beginnings_are_refused() -> None:
