@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import embedlayer as el
+from embedlayer.formats.compressed_tensors import NaiveQuantizedRows, PackQuantizedRows
+from embedlayer.formats.stored import StoredFormat
 from embedlayer.injections.gated import GatedEmbedding
 from embedlayer.injections.injection import AddedEmbedding, EmbeddingInjection
 from embedlayer.injections.ngram import NgramEmbedding, NgramHash
@@ -20,6 +22,7 @@ from embedlayer.injections.per_layer_embedding import PerLayerEmbedding
 from embedlayer.injections.value import ValueEmbedding
 from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.tables.stored.mapped import MappedEmbedding
+from embedlayer.tables.stored_embedding import StoredEmbedding
 
 VOCAB_SIZE, EMBED_DIM, MAX_SEQ_LEN, NUM_HEADS = 50, 24, 16, 4
 
@@ -31,6 +34,18 @@ def quantized(bits: int, **options: object) -> el.QuantizedEmbedding:
 
 def dense(**options: object) -> el.TokenEmbedding:
     return el.TokenEmbedding(VOCAB_SIZE, EMBED_DIM, **{"padding_idx": 0, "scale": "sqrt_dim", **options})
+
+
+def stored(record: StoredFormat) -> StoredEmbedding:
+    """A table of a stored format with random codes and scales."""
+    table = StoredEmbedding(VOCAB_SIZE, record, padding_idx=0, scale="sqrt_dim", dtype=torch.float32)
+    for tensor in table.parts.tensors.values():
+        if tensor.dtype in (torch.int8, torch.int32):
+            info = torch.iinfo(tensor.dtype)
+            tensor.copy_(torch.randint(info.min, info.max, tensor.shape))
+        else:
+            tensor.copy_(torch.rand(tensor.shape) / 8)
+    return table
 
 
 class TableOfAUser(el.TokenTable):
@@ -70,6 +85,8 @@ TABLES: dict[str, Callable[[], el.TokenTable]] = {
     "int4": lambda: quantized(4),
     "int4, groups": lambda: quantized(4, group_size=8),
     "int4, q4_0": lambda: quantized(4, layout=el.formats.GGUFBlocks()),
+    "stored, 4 bits": lambda: stored(PackQuantizedRows(EMBED_DIM, 3, "BF16", True, 4)),
+    "stored, FP8": lambda: stored(NaiveQuantizedRows(EMBED_DIM, 0, "F32", True, "F8_E4M3")),
     "delta": lambda: el.DeltaEmbedding(dense(), [7, 48, 49]),
     "delta over int8": lambda: el.DeltaEmbedding(quantized(8), [7, 48, 49]),
     "of a user": lambda: TableOfAUser(VOCAB_SIZE, EMBED_DIM, padding_idx=0),

@@ -22,8 +22,8 @@ def model_of(rows: Tensor, head: Tensor | None) -> nn.Module:
         hidden_size=rows.shape[1],
         intermediate_size=40,
         num_hidden_layers=1,
-        num_attention_heads=3,
-        num_key_value_heads=3,
+        num_attention_heads=2,
+        num_key_value_heads=2,
         head_dim=16,
         max_position_embeddings=32,
         tie_word_embeddings=head is None,
@@ -64,8 +64,11 @@ def write_folder(
     for module, end in ((TABLE, table), (HEAD, head)):
         if isinstance(end, StoredCase):
             tensors |= {f"{module}.{rest}": tensor.contiguous().clone() for rest, tensor in end.tensors.items()}
-            settings |= end.settings
-            metadata |= end.metadata
+            metadata |= {key.replace(TABLE, module): value for key, value in end.metadata.items()}
+            for key, value in json.loads(
+                json.dumps(end.settings).replace("embed_tokens", module.split(".")[-1])
+            ).items():
+                settings[key] = {**settings.get(key, {}), **value} if isinstance(value, dict) else value
         elif end is not None:
             tensors[f"{module}.weight"] = end
     folder.mkdir(parents=True, exist_ok=True)

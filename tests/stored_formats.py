@@ -32,12 +32,18 @@ class StoredCase(NamedTuple):
         settings: Quantisation settings of the configuration.
         rows: What the library dequantises them to, in its own data type.
         metadata: Metadata of the file.
+        rows_by_dtype: What it dequantises them to in each data type, if that is not `rows`, rounded.
     """
 
     tensors: Mapping[str, Tensor]
     settings: Mapping[str, Any]
     rows: Tensor
     metadata: Mapping[str, str] = {}
+    rows_by_dtype: Mapping[torch.dtype, Tensor] = {}
+
+    def rows_in(self, dtype: torch.dtype) -> Tensor:
+        """Return what the library dequantises the matrix to in a data type."""
+        return self.rows_by_dtype.get(dtype, self.rows).to(dtype)
 
     @property
     def module(self) -> StoredModule:
@@ -149,7 +155,187 @@ def _compressed_cases() -> dict[str, Callable[[], StoredCase]]:
     return cases
 
 
-CASES: dict[str, Callable[[], StoredCase]] = {**_mlx_cases(), **_compressed_cases()}
+def modelopt_case(rows: Tensor, *, is_nvfp4: bool, by_row: bool = False) -> StoredCase:
+    """Quantise as ModelOpt does, and dequantise by its formula; `test_modelopt.py` compares it with ModelOpt."""
+    if not is_nvfp4:
+        scale = rows.abs().amax(1) / 448 if by_row else rows.abs().amax() / 448
+        factor = scale.clamp(min=1e-6).unsqueeze(-1)
+        codes = (rows / factor).to(torch.float8_e4m3fn)
+        numbers = {dtype: codes.to(dtype) * factor.to(dtype) for dtype in DTYPES.values()}
+        tensors = {"weight": codes, "weight_scale": factor.squeeze(-1), "input_scale": torch.tensor(0.1)}
+        settings = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head*", NAME]}
+        return StoredCase(tensors, settings, numbers[torch.float32], rows_by_dtype=numbers)
+    second = rows.abs().amax() / (6 * 448)
+    groups = rows.unflatten(1, (-1, 16))
+    scale = (groups.abs().amax(-1) / (6 * second)).clamp(2**-9, 448).to(torch.float8_e4m3fn)
+    levels = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    levels = torch.cat([levels, 0 - levels])
+    factor = (scale.float() * second).unsqueeze(-1)
+    codes = (groups / factor).unsqueeze(-1).sub(levels).abs().argmin(-1).flatten(1)
+    codes[4, 5] = 8  # a zero with a sign, which ModelOpt writes for small negative numbers
+    tensors = {
+        "weight": (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8),
+        "weight_scale": scale,
+        "weight_scale_2": second,
+        "input_scale": torch.tensor(0.1),
+    }
+    settings = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head*", NAME]}
+    return StoredCase(tensors, settings, (levels[codes].unflatten(1, (-1, 16)) * factor).flatten(1))
+
+
+def gemma_case(rows: Tensor, bits: int, *, is_head: bool = False) -> StoredCase:
+    """Store rows in transformers' layers for quantised Gemma files, and dequantise with these."""
+    gemma_quant = pytest.importorskip("transformers.integrations.gemma_quant")
+    top = 2 ** (bits - 1)
+    scale = rows.abs().amax(1, keepdim=True).clamp(min=1e-6) / max(top - 1, 1)
+    codes = (rows / scale).round().clamp(-top, top - 1).to(torch.int64)
+    per_byte = 8 // bits
+    packed = sum((codes[:, place::per_byte] + top) << bits * place for place in range(per_byte))
+    stored = codes.to(torch.int8) if bits == 8 else torch.as_tensor(packed).to(torch.uint8)
+    numbers = {}
+    for dtype in DTYPES.values():
+        if is_head:
+            layer = gemma_quant.QuantizedLinear(rows.shape[1], len(rows), num_bits=bits)
+            layer.weight.data, layer.weight_scale.data = stored, scale
+            numbers[dtype] = layer._dequantize_weights(dtype).detach()
+        else:
+            layer = gemma_quant.QuantizedEmbedding(len(rows), rows.shape[1], dtype, num_bits=bits)
+            layer.embedding_quantized.data, layer.embedding_scale.data = stored, scale
+            numbers[dtype] = layer(torch.arange(len(rows))).detach()
+    tensors = {"embedding_quantized": stored, "embedding_scale": scale}
+    if is_head:
+        tensors = {"weight": stored, "weight_scale": scale, "input_activation_scale": torch.tensor(0.0)}
+    settings = {
+        "quant_method": "gemma",
+        "num_bits": 4,
+        "quantize_embeddings": True,
+        "module_quant_configs": {r"embed_tokens": {"num_bits": bits}},
+    }
+    return StoredCase(tensors, settings, numbers[torch.float32], rows_by_dtype=numbers)
+
+
+def torchao_case(rows: Tensor, config: str, **options: Any) -> StoredCase:
+    """Quantise an embedding with torchao by the name of a configuration, and flatten it as transformers does."""
+    torchao = pytest.importorskip("torchao.quantization")
+    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+    from torchao.quantization.quant_primitives import dequantize_affine
+
+    rows = rows.clone().index_fill_(0, torch.tensor(3), 0.01)  # torchao divides a row of zeros by zero
+    module: Any = torch.nn.ModuleDict({"table": torch.nn.Embedding.from_pretrained(rows.clone())})
+    chosen = getattr(torchao, config)(**options)
+    torchao.quantize_(module, chosen, filter_fn=lambda each, _: isinstance(each, torch.nn.Embedding))
+    weight = module["table"].weight
+    flat, metadata = flatten_tensor_state_dict({f"{NAME}.weight": weight.data})
+    tensors = {name.removeprefix(f"{NAME}."): tensor for name, tensor in flat.items()}
+    if config.startswith("Float8"):
+        numbers = {dtype: weight.data.dequantize(dtype) for dtype in DTYPES.values()}
+    else:
+        zero = getattr(weight.data, "zero_point", None)
+        parts = weight.data.qdata, list(weight.data.block_size), weight.data.scale, zero, torch.int8
+        numbers = {dtype: dequantize_affine(*parts, output_dtype=dtype) for dtype in DTYPES.values()}
+    assert torch.equal(weight.data.dequantize(), numbers[rows.dtype])
+    return StoredCase(tensors, {"quant_method": "torchao"}, numbers[rows.dtype], metadata, numbers)
+
+
+def gptq_case(rows: Tensor, bits: int, *, group_size: int = 32, checkpoint_format: str = "gptq") -> StoredCase:
+    """Quantise and pack as GPTQ does, word by word, and dequantise by its formula; see `test_gptq.py`."""
+    groups, top = rows.float().unflatten(1, (-1, group_size)), 2**bits - 1
+    low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=1e-6)
+    scale = ((high - low) / top).clamp(min=1e-4).to(rows.dtype)
+    zero = (-low / scale.float()).round().clamp(1, top).long()
+    codes = (groups / scale.float().unsqueeze(-1) + zero.unsqueeze(-1)).round().clamp(0, top).long()
+    numbers = (scale.unsqueeze(-1) * (codes - zero.unsqueeze(-1)).to(rows.dtype)).flatten(1)
+
+    def words(lines: Tensor) -> Tensor:
+        """Pack each line of codes into words of 32 bits, low bits first."""
+        packed = []
+        for line in lines.tolist():
+            number = sum(code << bits * place for place, code in enumerate(line))
+            packed.append(number.to_bytes(-(-len(line) * bits // 32) * 4, "little"))
+        return torch.frombuffer(bytearray(b"".join(packed)), dtype=torch.int32).view(len(lines), -1)
+
+    offset = 0 if checkpoint_format == "gptq_v2" else 1
+    tensors = {
+        "qweight": words(codes.flatten(1)).T.contiguous(),
+        "qzeros": words(zero.T - offset),
+        "scales": scale.T.contiguous(),
+        "g_idx": (torch.arange(rows.shape[1]) // group_size).int(),
+    }
+    settings = {"quant_method": "gptq", "bits": bits, "checkpoint_format": checkpoint_format, "lm_head": True}
+    return StoredCase(tensors, settings, numbers)
+
+
+def awq_case(rows: Tensor, group_size: int = 32) -> StoredCase:
+    """Pack random codes as AWQ stores a head, and dequantise with compressed-tensors' converter and codec."""
+    converters = pytest.importorskip("compressed_tensors.entrypoints.convert")
+    from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
+    from compressed_tensors.quantization import QuantizationScheme
+
+    (count, width), generator = rows.shape, torch.Generator().manual_seed(0)
+    scale = rows.unflatten(1, (-1, group_size)).abs().amax(-1).clamp(min=1e-6) / 8
+    tensors = {
+        "qweight": torch.randint(-(1 << 31), 1 << 31, (width, count // 8), generator=generator).int(),
+        "qzeros": torch.randint(-(1 << 31), 1 << 31, (width // group_size, count // 8), generator=generator).int(),
+        "scales": scale.T.contiguous(),
+    }
+    converter = converters.AutoAWQConverter(group_size=group_size, ignore=())
+    converted = converter.process({f"{NAME}.{name}": tensor for name, tensor in tensors.items()})
+    converted = {name.removeprefix(f"{NAME}."): tensor for name, tensor in converted.items()}
+    scheme: QuantizationScheme = converter._build_quant_config().config_groups["config_group_0"]
+    numbers = PackedQuantizationCompressor.decompress(converted, scheme)["weight"]
+    return StoredCase(tensors, {"quant_method": "awq", "bits": 4, "version": "gemm"}, numbers)
+
+
+def bitsandbytes_case(rows: Tensor, kind: str, *, is_nested: bool = False) -> StoredCase:
+    """Quantise with bitsandbytes' functions: `kind` is `"int8"`, `"nf4"` or `"fp4"`."""
+    functional = pytest.importorskip("bitsandbytes.functional")
+    if kind == "int8":
+        codes, scale, _ = functional.int8_vectorwise_quant(rows.half())
+        codes[3] = 0  # bitsandbytes divides zero by zero here
+        tensors = {"weight": codes, "SCB": scale, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+        return StoredCase(tensors, {"load_in_8bit": True}, functional.int8_vectorwise_dequant(codes, scale))
+    codes, state = functional.quantize_4bit(rows, quant_type=kind, blocksize=64, compress_statistics=is_nested)
+    parts = {f"weight.{name}": tensor for name, tensor in state.as_dict(packed=True).items()}
+    numbers = {}
+    for dtype in DTYPES.values():
+        state.dtype = dtype
+        numbers[dtype] = functional.dequantize_4bit(codes, state)
+    return StoredCase({"weight": codes, **parts}, {"load_in_4bit": True}, numbers[rows.dtype], {}, numbers)
+
+
+def _other_cases() -> dict[str, Callable[[], StoredCase]]:
+    """Return the layouts of ModelOpt, Gemma, torchao, GPTQ, AWQ and bitsandbytes."""
+    cases: dict[str, Callable[[], StoredCase]] = {
+        "ModelOpt NVFP4": partial(modelopt_case, weights(192), is_nvfp4=True),
+        "ModelOpt FP8": partial(modelopt_case, weights(192), is_nvfp4=False),
+        "ModelOpt FP8 by row": partial(modelopt_case, weights(192), is_nvfp4=False, by_row=True),
+        "torchao int8": partial(torchao_case, weights(192), "Int8WeightOnlyConfig", version=2),
+        "torchao FP8": partial(torchao_case, weights(192, torch.bfloat16), "Float8WeightOnlyConfig"),
+        "AWQ": partial(awq_case, weights(64, torch.float16, 80)),
+        "bitsandbytes int8": partial(bitsandbytes_case, weights(192), "int8"),
+    }
+    for bits, is_head in product((2, 4, 8), (False, True)):
+        name = f"Gemma {bits} bits{', head' if is_head else ''}"
+        cases[name] = partial(gemma_case, weights(192), bits, is_head=is_head)
+    for bits, (name, dtype) in product((4, 8), DTYPES.items()):
+        cases[f"torchao {bits} bits, {name}"] = partial(_intx_case, weights(192, dtype), bits)
+    for bits, (name, dtype) in product((2, 3, 4, 8), DTYPES.items()):
+        cases[f"GPTQ {bits} bits, {name}"] = partial(gptq_case, weights(64, dtype), bits)
+    cases["GPTQ v2"] = partial(gptq_case, weights(64, torch.float16), 4, checkpoint_format="gptq_v2")
+    for kind, (name, dtype) in product(("nf4", "fp4"), DTYPES.items()):
+        cases[f"bitsandbytes {kind}, {name}"] = partial(bitsandbytes_case, weights(192, dtype), kind)
+    return cases
+
+
+def _intx_case(rows: Tensor, bits: int) -> StoredCase:
+    """Quantise to integers of fewer bits in groups of 32, asymmetric, with torchao."""
+    torchao = pytest.importorskip("torchao.quantization")
+    granularity = torchao.PerGroup(32)
+    options = {"weight_dtype": getattr(torch, f"int{bits}"), "mapping_type": torchao.MappingType.ASYMMETRIC}
+    return torchao_case(rows, "IntxWeightOnlyConfig", granularity=granularity, **options)
+
+
+CASES: dict[str, Callable[[], StoredCase]] = {**_mlx_cases(), **_compressed_cases(), **_other_cases()}
 """A function that builds each case, by name. A library that is not installed skips the test by its name."""
 
 

@@ -70,6 +70,13 @@ def test_the_example_in_the_readme_is_the_file() -> None:
     assert file.partition('"""\n\n')[2] == block
 
 
+def test_the_tables_of_stored_formats_are_those_of_the_records(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import stored_formats
+
+    assert stored_formats.PAGE.read_text() == stored_formats.page(), "run: python docs/stored_formats.py --write"
+
+
 def test_the_source_tree_is_the_tree(monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     import source_tree

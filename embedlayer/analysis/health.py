@@ -58,8 +58,8 @@ def table_health(
         tokenizer: A `tokenizers.Tokenizer` or a fast tokenizer of transformers, from which `kinds` is computed; without
             one `kinds` is `None`.
         before: The same table before training, for `never_touched`, which is `None` without it.
-        head: Rows of an untied head `(V, E)`, as `table`. The softmax moves unused rows of the head, not of the input table, so
-            under-trained tokens are then searched in the head; `None` searches the table.
+        head: Rows of an untied head `(V, E)`, as `table`. The softmax moves unused rows of the head, not of the input
+            table, so under-trained tokens are then searched in the head; `None` searches the table.
         counts: Number of occurrences of each token in the training text, `(V,)`; see `under_trained_scores`.
         validation_loss: Loss on held-out text of the model that the table belongs to, in nats per token. With `counts`,
             it tells whether the table was trained enough, see `LossOfRun`.

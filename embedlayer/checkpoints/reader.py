@@ -319,8 +319,9 @@ class Checkpoint(WeightFiles):
         if not f".{name}".endswith(WEIGHT):
             return None
         if name not in self._formats:
-            module = self._module(name)
-            self._formats[name] = recognise(module) if module.tensors else None
+            with torch.device("cpu"):  # layers are built on the meta device
+                module = self._module(name)
+                self._formats[name] = recognise(module) if module.tensors else None
         return self._formats[name]
 
     def read_stored(self, name: str) -> StoredRows:
@@ -333,7 +334,8 @@ class Checkpoint(WeightFiles):
         """
         stored = self.stored(name)
         assert stored is not None
-        return stored[0].read(self._module(name), stored[1])
+        with torch.device("cpu"):
+            return stored[0].read(self._module(name), stored[1])
 
     def matrix_info(self, name: str) -> TensorInfo:
         """Return `info(name)`; for stored rows shape `(V, D)`, name of the format and number of bytes of the matrix.

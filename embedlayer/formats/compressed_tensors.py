@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.formats.codec import BLOCK_FLOATS, E4M3, Codec, shifted, signed, unpack
+from embedlayer.formats.refused import COLUMN_ORDER
 from embedlayer.formats.stored import Part, StoredFormat, StoredModule, whole_groups
 from embedlayer.io.files import JsonObject
 from embedlayer.io.safetensors_files import DTYPES
@@ -163,7 +164,7 @@ class PackQuantizedRows(ScaledRows):
         if rows != vocab_size or embed_dim < 1:
             raise module.error("weight_shape", f"says [{rows}, {embed_dim}] beside {vocab_size} rows of weight_packed")
         if "weight_g_idx" in module.tensors:
-            raise module.error("weight_g_idx", "puts columns into groups in an order of its own, which is not read")
+            raise COLUMN_ORDER._replace(advice=DEQUANTISE).error(module, "weight_g_idx")
         size, is_symmetric = _group_size(module, vocab_size, embed_dim), ZERO not in module.tensors
         fitting = [bits for bits in range(1, 9) if -(-embed_dim * bits // 32) == words]
         schemes = _schemes(module)

@@ -93,17 +93,31 @@ class StoredRows(NamedTuple):
         """Return `(V, D)`."""
         return len(next(iter(self.rows.values()))), self.format.embed_dim
 
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the stored tensors."""
+        return next(iter(self.rows.values())).device
+
+    def codec(self, dtype: torch.dtype) -> Codec | None:
+        """Return the rows as a compiled kernel reads them, for numbers in `dtype`; `None` if no codec can."""
+        return self.format.codec(self.rows, self.shared, dtype)
+
     def take(self, rows: slice | Tensor) -> "StoredRows":
         """Return the stored tensors of some rows: of a slice, as views, or of IDs, copied."""
-        chosen = {
-            name: part[rows] if isinstance(rows, slice) else part.index_select(0, rows)
-            for name, part in self.rows.items()
-        }
-        return self._replace(rows=chosen)
+        if isinstance(rows, slice):
+            return self._replace(rows={name: part[rows] for name, part in self.rows.items()})
+        return self._replace(rows={name: _selected(part, rows) for name, part in self.rows.items()})
 
     def dequantise(self, dtype: torch.dtype) -> Float[Tensor, "N D"]:
         """Return the numbers of all rows in `dtype`, as the library of the format computes them."""
         return self.format.dequantise(self.rows, self.shared, dtype)
+
+
+def _selected(part: Tensor, ids: Tensor) -> Tensor:
+    """Return the rows of a stored tensor; numbers of one byte as bytes, since `vmap` does not select FP8."""
+    if part.itemsize > 1:
+        return part.index_select(0, ids)
+    return part.view(torch.uint8).index_select(0, ids).view(part.dtype)
 
 
 @dataclass(frozen=True)
@@ -231,6 +245,11 @@ class StoredFormat(Described, ABC):
             if codec is not None and not codec.scales().isfinite().all():
                 raise module.error(self.scales[0], "holds scales that are NaN or infinite")
         return rows
+
+
+def codec_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the data type to which a codec rounds products for a library that computes in `dtype`."""
+    return torch.float32 if dtype == torch.float64 else dtype
 
 
 def whole_groups(group_size: int) -> range:

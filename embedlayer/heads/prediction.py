@@ -175,9 +175,7 @@ def build_head(config: JsonObject, table: TokenTable) -> OutputHead | Prediction
         KeyError: There is no field `tied`.
         TypeError: An argument of the head, the projection or the norm is missing or unknown.
     """
-    options = {
-        name: build(value) if name == ROWS and is_description(value) else value for name, value in config.items()
-    }
+    options = {name: build(value) if name == ROWS else value for name, value in config.items()}
     tied, dense = options.pop("tied"), build_part(nn.Linear, options.pop("dense", None))
     activation, norm = options.pop("activation", None), build_part(nn.LayerNorm, options.pop("norm", None))
     kind = options.pop("kind", "output_head")

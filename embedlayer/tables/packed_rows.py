@@ -2,7 +2,6 @@
 
 import json
 from abc import abstractmethod
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal, cast
 
@@ -16,8 +15,8 @@ from embedlayer.core.computed_buffers import ComputedBuffers
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError
 from embedlayer.core.shapes import Ids, Vectors
-from embedlayer.core.torch_state import is_transformed, plain_operators_only
-from embedlayer.formats.compiled import logits_of_few_tokens, read_rows
+from embedlayer.core.torch_state import is_current, is_transformed, plain_operators_only
+from embedlayer.formats.compiled import decoded, logits_of_few_tokens, read_rows
 from embedlayer.formats.stored import StoredFormat, StoredRows
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.losses.products import write_product
@@ -121,9 +120,14 @@ class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
         stored, step = self.stored_rows, max(1, NUMBERS_AT_ONCE // self.embed_dim)
         if torch.compiler.is_compiling() or is_transformed(ids) or len(ids) <= step:
             return read_rows(stored.take(ids), self.dtype)
+        if (
+            ids.device.type == "cpu"
+            and (vectors := decoded(stored.take(ids).codec(self.dtype), self.dtype)) is not None
+        ):
+            return vectors
         vectors = torch.empty((len(ids), self.embed_dim), dtype=self.dtype, device=ids.device)
         for start in range(0, len(ids), step):
-            vectors[start : start + step] = read_rows(stored.take(ids[start : start + step]), self.dtype)
+            vectors[start : start + step] = stored.take(ids[start : start + step]).dequantise(self.dtype)
         return vectors
 
     def look_up(self, ids: Ids) -> Vectors:
@@ -155,12 +159,14 @@ class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
         if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
             hidden = hidden.to(torch.get_autocast_dtype(device))
         check_width(hidden, self.embed_dim)
+        if not is_current(type(self), "raw_logits", "rows"):  # a subclass changes the rows
+            return super().raw_logits(hidden, start, stop)
         stored = self.stored_rows.take(slice(start, self.vocab_size if stop is None else stop))
         if plain_operators_only() or is_transformed(hidden):
             return F.linear(hidden, stored.dequantise(hidden.dtype))
-        parts, shared = list(stored.rows.values()), list(stored.shared.values())
+        tensors = (*stored.rows.values(), *stored.shared.values())
         products: Tensor = times_stored_rows(
-            hidden.reshape(-1, self.embed_dim), parts, shared, json.dumps(describe(stored.format)), True
+            hidden.reshape(-1, self.embed_dim), json.dumps(describe(stored.format)), True, *tensors
         )
         return products.view(*hidden.shape[:-1], products.shape[-1])
 
@@ -200,7 +206,13 @@ def _format_of(description: str) -> StoredFormat:
 
 @torch.library.custom_op("embedlayer::times_stored_rows", mutates_args=())
 def times_stored_rows(
-    x: Tensor, parts: Sequence[Tensor], shared: Sequence[Tensor], description: str, transposed: bool
+    x: Tensor,
+    description: str,
+    transposed: bool,
+    codes: Tensor,
+    second: Tensor | None = None,
+    third: Tensor | None = None,
+    fourth: Tensor | None = None,
 ) -> Tensor:
     """Multiply `x` by the dequantised rows, a block of rows at a time, as a custom operator with a gradient.
 
@@ -209,14 +221,21 @@ def times_stored_rows(
 
     Args:
         x: The matrix.
-        parts: Stored tensors with a row per token, in the order of the format's `row_parts`.
-        shared: Stored tensors that all rows share, in the order of its `shared_parts`.
         description: Description of the format in JSON.
         transposed: Whether the rows are transposed.
+        codes: The first of the stored tensors: those with a row per token in the order of the format's `row_parts`,
+            then those that all rows share in the order of its `shared_parts`. `torch.vmap` takes no list of them.
+        second: The second one, or `None`.
+        third: The third one, or `None`.
+        fourth: The fourth one, or `None`.
     """
-    form = _format_of(description)
+    record = _format_of(description)
+    tensors = dict(zip((*record.row_parts, *record.shared_parts), (codes, second, third, fourth), strict=False))
+    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     stored = StoredRows(
-        form, dict(zip(form.row_parts, parts, strict=True)), dict(zip(form.shared_parts, shared, strict=True))
+        record,
+        {name: present[name] for name in record.row_parts},
+        {name: present[name] for name in record.shared_parts},
     )
     if transposed and (logits := logits_of_few_tokens(x, stored)) is not None:
         return logits
@@ -236,25 +255,22 @@ def times_stored_rows(
 
 
 @times_stored_rows.register_fake
-def _(x: Tensor, parts: Sequence[Tensor], shared: Sequence[Tensor], description: str, transposed: bool) -> Tensor:
-    return x.new_empty(len(x), len(parts[0]) if transposed else _format_of(description).embed_dim)
+def _(x: Tensor, description: str, transposed: bool, codes: Tensor, *others: Tensor | None) -> Tensor:
+    return x.new_empty(len(x), len(codes) if transposed else _format_of(description).embed_dim)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """Save in the autograd context `ctx` those `inputs` of `times_stored_rows` that `_backward` reads."""
-    _, parts, shared, ctx.description, ctx.transposed = inputs
-    ctx.save_for_backward(*parts, *shared)
-    ctx.count = len(parts)
+    _, ctx.description, ctx.transposed, *tensors = inputs
+    ctx.save_for_backward(*(tensor for tensor in tensors if tensor is not None))
 
 
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-    """Return the gradients of the five arguments of `times_stored_rows`: that of `x`, and `None` for the others.
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    """Return the gradients of the arguments of `times_stored_rows`: that of `x`, and `None` for the six others.
 
     The gradient of `x` is `gradient` times the rows in the opposite form: transposed if the forward product was not.
     """
-    parts, shared = list(ctx.saved_tensors[: ctx.count]), list(ctx.saved_tensors[ctx.count :])
-    product = times_stored_rows(gradient, parts, shared, ctx.description, not ctx.transposed)
-    return product, [None] * len(parts), [None] * len(shared), None, None
+    return times_stored_rows(gradient, ctx.description, not ctx.transposed, *ctx.saved_tensors), *[None] * 6
 
 
 times_stored_rows.register_autograd(_backward, setup_context=_keep)

@@ -277,7 +277,8 @@ def padding_row(model: CheckpointModel, rows: Tensor, key: str) -> int | None:
     pad, stored = model.padding_id, model.tensors.stored.get(key)
     if pad is None or not 0 <= pad < rows.shape[0]:
         return None
-    row = rows[pad] if stored is None else stored.take(slice(pad, pad + 1)).dequantise(torch.float32)
+    with torch.device("cpu"):  # layers are built on the meta device
+        row = rows[pad] if stored is None else stored.take(slice(pad, pad + 1)).dequantise(torch.float32)
     return None if row.any() else pad
 
 

@@ -1,0 +1,176 @@
+"""Tables and heads that bitsandbytes quantised: int8 by row, and blocks of 4 bits whose scales are plain numbers."""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from embedlayer.formats.codec import Codec
+from embedlayer.formats.refused import CROSSING_BLOCKS
+from embedlayer.formats.stored import Part, StoredFormat, StoredModule, whole_groups
+from embedlayer.io.files import JsonObject
+from embedlayer.io.safetensors_files import DTYPES
+
+STATES = {f"weight.quant_state.bitsandbytes__{kind}": kind for kind in ("nf4", "fp4")}
+"""Names of the tensor with the sizes of a matrix of 4 bits, and what each says about the codes."""
+
+_INVERSE_127 = 7.874015718698502e-3
+_ROW_DTYPES = {str(DTYPES[name]).removeprefix("torch."): DTYPES[name] for name in ("F32", "F16", "BF16")}
+
+
+@dataclass(frozen=True)
+class Int8Rows(StoredFormat):
+    """bitsandbytes' int8: `number = code * SCB * (1 / 127)`, two products in float32, each rounded.
+
+    `weight` is int8, `(V, D)`; `SCB` has the largest absolute value of each row, float32, `(V,)`. bitsandbytes itself
+    also quantises the input of a head, so its logits differ.
+
+    Args:
+        embed_dim: Columns of a row, D.
+
+    Reference: `int8_vectorwise_dequant` of bitsandbytes.
+    """
+
+    library: ClassVar[str] = "bitsandbytes"
+    title: ClassVar[str] = "int8 by row"
+    scales: ClassVar[tuple[str, ...]] = ("SCB",)
+
+    @classmethod
+    def recognise(cls, module: StoredModule) -> tuple[Self, int] | None:
+        """Return the record of a module with `weight` of int8 and `SCB`, and the number of rows."""
+        if "SCB" not in module.tensors:
+            return None
+        vocab_size, embed_dim = module.matrix("weight", "I8")
+        if (module.dtype("SCB"), module.tensors["SCB"].shape) != ("F32", (vocab_size,)):
+            info = module.tensors["SCB"]
+            raise module.error("SCB", f"is stored as {info.dtype} {list(info.shape)} for {vocab_size} rows of codes")
+        return cls(embed_dim), vocab_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return float32."""
+        return torch.float32
+
+    @property
+    def row_parts(self) -> dict[str, Part]:
+        """Return codes and scales."""
+        return {"weight": Part(torch.int8, (self.embed_dim,)), "SCB": Part(torch.float32, ())}
+
+    def codec(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> Codec | None:
+        """Return `None`: a codec has one product."""
+        return None
+
+    def dequantise(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        """Return the numbers of rows in `dtype`."""
+        return (rows["weight"] * rows["SCB"].unsqueeze(1) * _INVERSE_127).to(dtype)
+
+
+@dataclass(frozen=True)
+class FourBitRows(StoredFormat):
+    """bitsandbytes' `nf4` and `fp4`: `number = quant_map[code] * absmax[block]`, in float32.
+
+    The file has `weight`, uint8, `(V D / 2, 1)`, the first of two codes in the high bits; `weight.absmax`, float32, one
+    number for each block; and `weight.quant_map`, 16 numbers. Blocks must not cross rows. Codes are put with the low
+    bits first on reading. Blocks whose absmax is itself quantised are refused: they share an offset, and 256 of them a
+    scale.
+
+    Args:
+        embed_dim: Columns of a row, D.
+        block_size: Columns of a block.
+        row_dtype: Data type of the matrix that was quantised, such as `"bfloat16"`.
+
+    Reference: `dequantize_4bit` of bitsandbytes.
+    """
+
+    library: ClassVar[str] = "bitsandbytes"
+    title: ClassVar[str] = "nf4 and fp4 by block, absmax not quantised"
+    scales: ClassVar[tuple[str, ...]] = ("absmax", "quant_map")
+
+    block_size: int
+    row_dtype: str
+
+    @property
+    def choices(self) -> dict[str, Collection[int | str]]:
+        """Return the sizes, types and names that the library has."""
+        return {
+            "embed_dim": whole_groups(self.block_size),
+            "block_size": range(2, self.embed_dim + 1, 2),
+            "row_dtype": tuple(_ROW_DTYPES),
+        }
+
+    @classmethod
+    def recognise(cls, module: StoredModule) -> tuple[Self, int] | None:
+        """Return the record of a module with `weight` of 4 bits and plain `weight.absmax`, and the number of rows."""
+        state_name = next((name for name in STATES if name in module.tensors), None)
+        if state_name is None:
+            return None
+        if "weight.nested_absmax" in module.tensors:
+            return None  # `embedlayer.formats.refused` says why
+        state = _state(module, state_name)
+        shape, block_size = state.get("shape"), state.get("blocksize")
+        if not (isinstance(shape, list) and len(shape) == 2 and isinstance(block_size, int) and block_size > 0):
+            raise module.error(state_name, f"states shape {shape} and blocksize {block_size}")
+        vocab_size, embed_dim = shape
+        if embed_dim % block_size or block_size % 2:
+            raise CROSSING_BLOCKS.error(module, state_name)
+        wanted = {
+            "weight": ("U8", (vocab_size * embed_dim // 2, 1)),
+            "weight.absmax": ("F32", (vocab_size * embed_dim // block_size,)),
+            "weight.quant_map": ("F32", (16,)),
+        }
+        for name, (dtype, size) in wanted.items():
+            info = module.tensors.get(name)
+            if info is None or (info.dtype, info.shape) != (dtype, size):
+                is_stored = "is missing" if info is None else f"is stored as {info.dtype} {list(info.shape)}"
+                raise module.error(name, f"{is_stored}, for {shape} in blocks of {block_size} {dtype} {list(size)}")
+        row_dtype = state.get("dtype")
+        return cls(embed_dim, block_size, row_dtype if row_dtype in _ROW_DTYPES else "float32"), vocab_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the data type of the matrix that was quantised."""
+        return _ROW_DTYPES[self.row_dtype]
+
+    @property
+    def row_parts(self) -> dict[str, Part]:
+        """Return codes and absmax."""
+        return {
+            "weight": Part(torch.uint8, (self.embed_dim // 2,)),
+            "absmax": Part(torch.float32, (self.embed_dim // self.block_size,)),
+        }
+
+    @property
+    def shared_parts(self) -> dict[str, Part]:
+        """Return the numbers of the codes."""
+        return {"quant_map": Part(torch.float32, (16,))}
+
+    def read_part(self, module: StoredModule, part: str, vocab_size: int) -> Tensor:
+        """Read a part as rows; of codes, the low bits become the first."""
+        if part == "weight":
+            codes = module.read(part).reshape(vocab_size, -1)
+            return codes << 4 | codes >> 4
+        tensor = module.read(f"weight.{part}")
+        return tensor.reshape(vocab_size, -1) if part == "absmax" else tensor
+
+    def codec(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> Codec:
+        """Return the rows as a compiled kernel reads them."""
+        levels = shared["quant_map"]
+        return Codec(rows["weight"], 4, levels, rows["absmax"], self.block_size, self.embed_dim, torch.float32)
+
+
+def _state(module: StoredModule, name: str) -> JsonObject:
+    """Return the sizes of a matrix, which are stored as JSON in a tensor of bytes.
+
+    Raises:
+        CheckpointError: They are not a JSON object.
+    """
+    try:
+        state = json.loads(bytes(module.read(name).tolist()).decode())
+    except (ValueError, UnicodeDecodeError) as error:
+        raise module.error(name, f"is not JSON ({error})") from error
+    if not isinstance(state, dict):
+        raise module.error(name, "is not a JSON object")
+    return state

@@ -1,0 +1,155 @@
+"""Tables and heads that torchao quantised, as transformers saves them.
+
+The types of the tensors are stored as JSON in the metadata of the file. Weights alone are read: a type that also
+quantises the input of a head computes other logits.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from embedlayer.formats.codec import E4M3, Codec, signed
+from embedlayer.formats.refused import FULL_PRECISION, INPUT_FACTOR
+from embedlayer.formats.stored import Part, StoredFormat, StoredModule, codec_dtype, whole_groups
+from embedlayer.io.files import JsonObject
+from embedlayer.io.safetensors_files import DTYPES
+
+CODES, SCALE, ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
+FACTOR = "_weight_act_pre_scale"
+_FLOATS = ("F32", "F16", "BF16")
+_CODE_TYPES = {"Int8Tensor": "I8", "IntxUnpackedToInt8Tensor": "I8", "Float8Tensor": "F8_E4M3"}
+"""Data type of the codes of each type of torchao that is read."""
+
+_ROW_DTYPES = {str(DTYPES[name]).removeprefix("torch."): DTYPES[name] for name in _FLOATS}
+
+
+@dataclass(frozen=True)
+class TorchAORows(StoredFormat):
+    """torchao's `Int8Tensor`, `IntxUnpackedToInt8Tensor` and `Float8Tensor`: `number = (code - zero) * scale`.
+
+    `_weight_qdata` is `(V, D)`, a byte for each number, also of integers of fewer bits. `_weight_scale` is `(V, G)` or
+    `(1, 1)`; integers may have `_weight_zero_point`, int8. The product has the wider dtype of result and scales, and is
+    rounded to that of the result; with FP8 it is float32.
+
+    Args:
+        embed_dim: Columns of a row, D.
+        tensor_type: Name of torchao's class.
+        group_size: Columns that share a scale, D for all columns of a row; 0 for one scale of the whole matrix.
+        scale_dtype: Data type of the scales: `"F32"`, `"F16"` or `"BF16"`.
+        has_zero_points: Whether there are zero points.
+        row_dtype: Data type of the matrix that was quantised, such as `"bfloat16"`.
+
+    Reference: `dequantize` of these classes, and `torchao.prototype.safetensors`.
+    """
+
+    library: ClassVar[str] = "torchao"
+    title: ClassVar[str] = "int8, integers of 1 to 8 bits by group and FP8, a byte for each number"
+    scales: ClassVar[tuple[str, ...]] = (SCALE,)
+
+    tensor_type: str
+    group_size: int
+    scale_dtype: str
+    has_zero_points: bool
+    row_dtype: str
+
+    @property
+    def choices(self) -> dict[str, Collection[int | str]]:
+        """Return the sizes, types and names that the library has."""
+        return {
+            "embed_dim": whole_groups(self.group_size),
+            "tensor_type": tuple(_CODE_TYPES),
+            "group_size": range(self.embed_dim + 1),
+            "scale_dtype": _FLOATS,
+            "row_dtype": tuple(_ROW_DTYPES),
+        }
+
+    @classmethod
+    def recognise(cls, module: StoredModule) -> tuple[Self, int] | None:
+        """Return the record of a module with `_weight_qdata` of a type that is read, and the number of rows."""
+        tensor_type, data, names = tensor_metadata(module)
+        if CODES not in module.tensors or (tensor_type and tensor_type not in _CODE_TYPES):
+            return None
+        if not tensor_type:
+            raise module.error(CODES, "has no type of torchao in the metadata of the file")
+        for name in names:
+            if name not in module.tensors:
+                raise module.error(name, f"is missing beside {', '.join(sorted(module.tensors))}")
+        vocab_size, embed_dim = module.matrix(CODES, _CODE_TYPES[tensor_type])
+        rows, groups = module.matrix(SCALE, *_FLOATS)
+        if rows not in (1, vocab_size) or (rows == 1 < vocab_size and groups > 1) or embed_dim % groups:
+            raise module.error(
+                SCALE,
+                f"has shape [{rows}, {groups}] for {vocab_size} rows of {embed_dim} columns, which is not read",
+                FULL_PRECISION,
+            )
+        blocks = data.get("block_size")
+        if isinstance(blocks, list) and blocks and blocks != [vocab_size // rows, embed_dim // groups]:
+            raise module.error(SCALE, f"has shape [{rows}, {groups}], and the metadata of the file states {blocks}")
+        if ZERO in module.tensors:
+            module.matrix(ZERO, "I8")
+        if FACTOR in module.tensors:
+            raise INPUT_FACTOR.error(module, FACTOR)
+        stated = data.get("dtype")
+        name = stated.get("_data") if isinstance(stated, dict) else None
+        row_dtype = name if isinstance(name, str) and name in _ROW_DTYPES else "float32"
+        size = 0 if rows == 1 < vocab_size else embed_dim // groups
+        return cls(embed_dim, tensor_type, size, module.dtype(SCALE), ZERO in module.tensors, row_dtype), vocab_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the data type of the matrix that was quantised."""
+        return _ROW_DTYPES[self.row_dtype]
+
+    @property
+    def row_parts(self) -> dict[str, Part]:
+        """Return the codes, and what each row has of scales and zero points."""
+        codes = Part(DTYPES[_CODE_TYPES[self.tensor_type]], (self.embed_dim,))
+        return {CODES: codes} | (self._scale_parts if self.group_size else {})
+
+    @property
+    def shared_parts(self) -> dict[str, Part]:
+        """Return scale and zero point of the whole matrix, if it has one scale."""
+        return {} if self.group_size else self._scale_parts
+
+    @property
+    def _scale_parts(self) -> dict[str, Part]:
+        shape = (self.embed_dim // self.group_size,) if self.group_size else (1, 1)
+        zero = {ZERO: Part(torch.int8, shape)} if self.has_zero_points else {}
+        return {SCALE: Part(DTYPES[self.scale_dtype], shape), **zero}
+
+    def codec(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> Codec:
+        """Return the rows as a compiled kernel reads them."""
+        codes = rows[CODES].view(torch.uint8)
+        scale, zero = (
+            shared[name].expand(len(codes), 1) if name in shared else rows.get(name) for name in (SCALE, ZERO)
+        )
+        assert scale is not None
+        is_float = self.tensor_type == "Float8Tensor"
+        rounding = torch.float32 if is_float else codec_dtype(torch.promote_types(dtype, scale.dtype))
+        levels, group_size = E4M3 if is_float else signed(8), self.group_size or self.embed_dim
+        return Codec(codes, 8, levels, scale, group_size, self.embed_dim, rounding, zero=zero)
+
+
+def tensor_metadata(module: StoredModule) -> tuple[str, JsonObject, list[str]]:
+    """Return what the metadata of the file states about the weight of a module.
+
+    These are torchao's class, its attributes, and the names of its tensors; `""` and nothing if it states none.
+
+    Reference: `torchao.prototype.safetensors.safetensors_utils`.
+    """
+    try:
+        stated = json.loads(module.metadata.get(f"{module.name}.weight", "{}"))
+    except json.JSONDecodeError:
+        return "", {}, []
+    if not isinstance(stated, dict) or not isinstance(stated.get("_type"), str):
+        return "", {}, []
+    data, names = stated.get("_data"), stated.get("_tensor_data_names")
+    return (
+        stated["_type"],
+        data if isinstance(data, dict) else {},
+        [f"_weight_{name}" for name in names] if isinstance(names, list) else [],
+    )
