@@ -1,10 +1,9 @@
-"""Stored rows by compiled kernels: their numbers, and the logits of few tokens; `StoredRows.dequantise` defines both."""
+"""Compiled kernels of stored rows: their numbers, which `StoredRows.dequantise` defines, and logits of few tokens."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.core.devices import device_kind
 from embedlayer.formats.codec import Codec, shifted, signed, unsigned
 from embedlayer.formats.stored import StoredRows
 from embedlayer.kernels.kernel import Argument, Kernel
@@ -12,23 +11,28 @@ from embedlayer.kernels.kernel import Argument, Kernel
 FEW_TOKENS = 8
 """Most tokens that a compiled kernel multiplies by the stored rows; of more, dequantised blocks are multiplied."""
 
-_CLAIMED_NUMEL = 1 << 16  # numbers that a thread claims at once
+CLAIMED_NUMEL = 1 << 16  # numbers that a thread claims at once
 _BLOCK_NUMEL = 1 << 24  # numbers of the rows whose codec is computed at once
 _ROUNDINGS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _DECODE, _LOGITS = Kernel("codec", "decode"), Kernel("codec", "logits")
 
 
-def read_rows(stored: StoredRows, dtype: torch.dtype) -> Float[Tensor, "N D"]:
-    """Return the numbers of all rows in `dtype`: by a kernel where one can run, with the same bits as by torch."""
-    codec = stored.format.codec(stored.rows, stored.shared, dtype)
+def decoded(codec: Codec | None, dtype: torch.dtype) -> Float[Tensor, "N D"] | None:
+    """Return the numbers of all rows in `dtype` by a kernel on the CPU, with the bits of `codec.decode().to(dtype)`.
+
+    The result is `None` if no kernel can run, or there is no codec.
+    """
     if codec is None or not _DECODE.applies(codec.codes):
-        return stored.dequantise(dtype)
+        return None
     computed = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
     out = torch.empty(len(codec.codes), codec.embed_dim, dtype=computed)
-    block = max(1, _CLAIMED_NUMEL // codec.embed_dim)
-    if not _DECODE.run(len(out), *_arguments(codec), out, block=block):
-        return stored.dequantise(dtype)
-    return out.to(dtype)
+    return out.to(dtype) if _DECODE.run(len(out), *_arguments(codec), out, block=_block(codec)) else None
+
+
+def read_rows(stored: StoredRows, dtype: torch.dtype) -> Float[Tensor, "N D"]:
+    """Return the numbers of all rows in `dtype`: by a kernel where one can run, else by the definition."""
+    by_kernel = decoded(stored.codec(dtype), dtype) if stored.device.type == "cpu" else None
+    return stored.dequantise(dtype) if by_kernel is None else by_kernel
 
 
 def logits_of_few_tokens(x: Float[Tensor, "N D"], stored: StoredRows) -> Float[Tensor, "N V"] | None:
@@ -36,19 +40,23 @@ def logits_of_few_tokens(x: Float[Tensor, "N D"], stored: StoredRows) -> Float[T
 
     Of bfloat16 tokens the result would not be that of products of blocks: sums in another order are rounded otherwise.
     """
-    if len(x) > FEW_TOKENS or x.dtype != torch.float32 or device_kind(x) != "cpu":
+    if len(x) > FEW_TOKENS or x.dtype != torch.float32 or stored.device.type != "cpu":
         return None
-    count, step = len(next(iter(stored.rows.values()))), max(1, _BLOCK_NUMEL // stored.format.embed_dim)
-    out, x = torch.empty(count, len(x)), x.contiguous()
+    (count, width), x = stored.shape, x.contiguous()
+    out, step = torch.empty(count, len(x)), max(1, _BLOCK_NUMEL // width)
     for start in range(0, count, step):
-        some = stored.take(slice(start, start + step))
-        codec = stored.format.codec(some.rows, some.shared, x.dtype)
+        codec = stored.take(slice(start, start + step)).codec(x.dtype)
         if codec is None or not _LOGITS.applies(x, codec.codes):
             return None
-        block = max(1, _CLAIMED_NUMEL // codec.embed_dim)
-        if not _LOGITS.run(len(codec.codes), x, *_arguments(codec), out[start : start + step], block=block):
+        some = out[start : start + step]
+        if not _LOGITS.run(len(some), x, *_arguments(codec), some, block=_block(codec)):
             return None
     return out.T.contiguous()
+
+
+def _block(codec: Codec) -> int:
+    """Return the number of rows that a thread claims at once."""
+    return max(1, CLAIMED_NUMEL // codec.embed_dim)
 
 
 def _arguments(codec: Codec) -> tuple[Argument, ...]:

@@ -93,6 +93,15 @@ class StoredRows(NamedTuple):
         """Return `(V, D)`."""
         return len(next(iter(self.rows.values()))), self.format.embed_dim
 
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the stored tensors."""
+        return next(iter(self.rows.values())).device
+
+    def codec(self, dtype: torch.dtype) -> Codec | None:
+        """Return the rows as a compiled kernel reads them, for numbers in `dtype`; `None` if no codec can."""
+        return self.format.codec(self.rows, self.shared, dtype)
+
     def take(self, rows: slice | Tensor) -> "StoredRows":
         """Return the stored tensors of some rows: of a slice, as views, or of IDs, copied."""
         if isinstance(rows, slice):

@@ -16,7 +16,7 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.core.torch_state import is_current, is_transformed, plain_operators_only
-from embedlayer.formats.compiled import logits_of_few_tokens, read_rows
+from embedlayer.formats.compiled import decoded, logits_of_few_tokens, read_rows
 from embedlayer.formats.stored import StoredFormat, StoredRows
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.losses.products import write_product
@@ -121,9 +121,11 @@ class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
         dtype, stored, step = dtype or self.dtype, self.stored_rows, max(1, NUMBERS_AT_ONCE // self.embed_dim)
         if torch.compiler.is_compiling() or is_transformed(ids) or len(ids) <= step:
             return read_rows(stored.take(ids), dtype)
+        if device_kind(ids) == "cpu" and (vectors := decoded(stored.take(ids).codec(dtype), dtype)) is not None:
+            return vectors
         vectors = torch.empty((len(ids), self.embed_dim), dtype=dtype, device=ids.device)
         for start in range(0, len(ids), step):
-            vectors[start : start + step] = read_rows(stored.take(ids[start : start + step]), dtype)
+            vectors[start : start + step] = stored.take(ids[start : start + step]).dequantise(dtype)
         return vectors
 
     def look_up(self, ids: Ids) -> Vectors:

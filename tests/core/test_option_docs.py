@@ -11,7 +11,8 @@ from embedlayer.core.option_docs import show_options
 from embedlayer.heads.draft import DraftHead
 from embedlayer.losses import LinearLogits, LogitOptions, LossOptions, ScoreOptions, token_statistics
 from embedlayer.losses.head_outputs import HeadOutputs
-from embedlayer.models.sampling import SamplingOptions
+from embedlayer.models.generation import GenerationOptions
+from embedlayer.models.sampling import SamplingOptions, sample
 from embedlayer.vocab import EditOptions
 
 SHOWN = {
@@ -22,7 +23,8 @@ SHOWN = {
         vocab.trim_vocabulary,
         vocab.transplant,
     ],
-    SamplingOptions: [el.generate],
+    SamplingOptions: [sample],
+    GenerationOptions: [el.generate],
     LogitOptions: [el.TokenEmbedding.logits, el.OutputHead.uncomputed_logits, LinearLogits],
     ScoreOptions: [el.token_log_probs, token_statistics, HeadOutputs.token_log_probs, HeadOutputs.token_statistics],
     LossOptions: [
@@ -34,7 +36,11 @@ SHOWN = {
     ],
 }
 
-INHERITED = {ScoreOptions: [LogitOptions], LossOptions: [LogitOptions, ScoreOptions]}
+INHERITED = {
+    GenerationOptions: [SamplingOptions],
+    ScoreOptions: [LogitOptions],
+    LossOptions: [LogitOptions, ScoreOptions],
+}
 
 
 @pytest.mark.parametrize(("options", "function"), [(kind, each) for kind, all_ in SHOWN.items() for each in all_])

@@ -1,0 +1,145 @@
+"""The kernels of rows that a codec describes: the bits of `Codec.decode`, in every layout and dtype."""
+
+import pytest
+import torch
+from covering import cases
+from stored_formats import CASES, OTHER_ROWS, VOCAB_SIZE
+from torch import Tensor
+
+from embedlayer.formats import compiled
+from embedlayer.formats.codec import E2M1, E2M3, E4M3, E8M0, Codec, shifted, signed, unsigned
+from embedlayer.formats.mlx import MLXAffineRows
+from embedlayer.formats.recognition import recognise
+from embedlayer.formats.stored import StoredRows
+from embedlayer.kernels import kernels_disabled
+from embedlayer.tables.stored_embedding import StoredEmbedding
+
+pytestmark = pytest.mark.usefixtures("kernels")
+
+COUNT = 53
+LEVELS = {
+    **{f"unsigned, {bits} bits": unsigned(bits) for bits in range(1, 9)},
+    **{f"shifted, {bits} bits": shifted(bits) for bits in (2, 4, 8)},
+    **{f"signed, {bits} bits": signed(bits) for bits in (4, 8)},
+    "E2M1": E2M1,
+    "E2M3": E2M3,
+    "E4M3": E4M3,
+}
+SCALES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "E4M3": E4M3, "E8M0": E8M0}
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def codec_of(levels: str, scales: str, width: int, group_size: int, rounding: torch.dtype, others: str) -> Codec:
+    """Return a codec of random codes; its scales reach from subnormal numbers to infinite products."""
+    bits, groups = len(LEVELS[levels]).bit_length() - 1, -(-width // group_size)
+    codes = torch.randint(256, (COUNT, -(-width * bits // 8)), dtype=torch.uint8)
+    kind = SCALES[scales]
+    by_code = isinstance(kind, Tensor)
+    scale: Tensor = torch.randint(256, (COUNT, groups), dtype=torch.uint8)
+    if not isinstance(kind, Tensor):
+        scale = (torch.randn(COUNT, groups) * torch.logspace(-9, 5, COUNT).unsqueeze(1)).to(kind)
+    return Codec(
+        codes,
+        bits,
+        LEVELS[levels],
+        scale[:1].expand(COUNT, groups) if "shared" in others else scale,
+        group_size,
+        width,
+        rounding,
+        scale_levels=kind if isinstance(kind, Tensor) else None,
+        zero=torch.randint(-8, 8, (COUNT, groups), dtype=torch.int8) if "zero" in others else None,
+        bias=scale.flip(0) if "bias" in others and not by_code else None,
+    )
+
+
+def have_same_bits(left: Tensor, right: Tensor) -> bool:
+    """Return whether two tensors have equal bits where they are not NaN, and NaN at the same places."""
+    words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[left.itemsize]
+    same = (left.view(words) == right.view(words)) | (left.isnan() & right.isnan())
+    return left.dtype == right.dtype and left.shape == right.shape and bool(same.all())
+
+
+@cases(
+    "levels, scales, sizes, rounding, others",
+    tuple(LEVELS),
+    tuple(SCALES),
+    ((1, 1), (50, 50), (50, 16), (96, 32), (768, 64)),
+    (torch.float32, torch.bfloat16, torch.float16),
+    ("", "zero", "bias", "zero, bias", "shared", "shared, bias"),
+    pairs=["levels, sizes", "scales, rounding", "rounding, others", "scales, others", "levels, rounding"],
+)
+def test_rows_have_the_bits_of_the_definition(levels, scales, sizes, rounding, others) -> None:
+    codec = codec_of(levels, scales, *sizes, rounding, others)
+    for dtype in DTYPES:
+        found = compiled.decoded(codec, dtype)
+        assert found is not None
+        assert have_same_bits(found, codec.decode().to(dtype))
+
+
+@pytest.fixture(params=[*CASES, *OTHER_ROWS])
+def stored(request: pytest.FixtureRequest) -> StoredRows:
+    """Stored rows of every format."""
+    if request.param in OTHER_ROWS:
+        return OTHER_ROWS[request.param]()
+    case = CASES[request.param]()
+    recognised = recognise(case.module)
+    assert recognised is not None
+    return recognised[0].read(case.module, recognised[1])
+
+
+def test_rows_of_every_format_have_the_bits_of_the_definition(stored: StoredRows) -> None:
+    ids = torch.tensor([5, 70, 5, 0])
+    for dtype in DTYPES:
+        assert have_same_bits(compiled.read_rows(stored, dtype), stored.dequantise(dtype))
+        assert have_same_bits(compiled.read_rows(stored.take(ids), dtype), stored.take(ids).dequantise(dtype))
+    assert len(compiled.read_rows(stored.take(ids[:0]), torch.float32)) == 0
+
+
+def test_logits_of_few_tokens_are_products_with_the_rows_of_every_format(stored: StoredRows) -> None:
+    rows = stored.dequantise(torch.float64)
+    for tokens in (1, compiled.FEW_TOKENS):
+        hidden = torch.randn(stored.shape[1], tokens).T
+        logits = compiled.logits_of_few_tokens(hidden, stored)
+        assert (logits is None) == (stored.codec(torch.float32) is None)
+        if logits is not None:
+            assert (logits.dtype, logits.is_contiguous()) == (torch.float32, True)
+            tolerance = 1e-6 * (hidden.double().abs() @ rows.abs().T)
+            assert ((logits.double() - hidden.double() @ rows.T).abs() <= tolerance).all()
+
+
+def table_of(vocab_size: int = VOCAB_SIZE) -> StoredEmbedding:
+    table = StoredEmbedding(vocab_size, MLXAffineRows(64, 4, 32, "BF16"))
+    for part in table.parts.tensors.values():
+        part.copy_(torch.randint(1 << 30, part.shape) if part.dtype == torch.uint32 else torch.randn(part.shape))
+    return table
+
+
+@pytest.mark.parametrize("block", [1, 1000, 1 << 20])
+def test_numbers_depend_neither_on_blocks_nor_on_threads(block, monkeypatch) -> None:
+    table, ids, hidden = table_of(), torch.randint(VOCAB_SIZE, (500,)), torch.randn(1, 64)
+    rows, logits = table(ids), table.logits(hidden)
+    monkeypatch.setattr(compiled, "CLAIMED_NUMEL", block)
+    monkeypatch.setattr(compiled, "_BLOCK_NUMEL", 64 * 13)
+    torch.set_num_threads(3)
+    assert torch.equal(table(ids), rows)
+    assert torch.equal(torch.cat([table(each) for each in ids.split(1)]), rows)
+    assert torch.equal(table.logits(hidden), logits)
+
+
+def test_only_few_float32_tokens_are_multiplied_by_codes(monkeypatch) -> None:
+    table, calls = table_of(), []
+    run = compiled._LOGITS.run
+    monkeypatch.setattr(compiled._LOGITS, "run", lambda *args, **options: calls.append(1) or run(*args, **options))
+    for tokens, dtype, expected in (
+        (1, torch.float32, 1),
+        (compiled.FEW_TOKENS, torch.float32, 1),
+        (compiled.FEW_TOKENS + 1, torch.float32, 0),
+        (1, torch.bfloat16, 0),
+        (1, torch.float64, 0),
+    ):
+        calls.clear()
+        hidden = torch.randn(tokens, 64, dtype=dtype)
+        logits = table.raw_logits(hidden)
+        assert len(calls) == expected
+        with kernels_disabled():
+            torch.testing.assert_close(logits, table.raw_logits(hidden), rtol=1e-5, atol=2e-5)
