@@ -153,9 +153,7 @@ def write_into_gguf(
     return unchanged_rows
 
 
-def _quantised_rows(
-    file: GGUFFile, name: str, source: Tensor | LookupTable, sources: Tensor
-) -> tuple[NewTensor, int]:
+def _quantised_rows(file: GGUFFile, name: str, source: Tensor | LookupTable, sources: Tensor) -> tuple[NewTensor, int]:
     """Return a table in the type of a file, and the number of rows that keep the file's bytes.
 
     `source` has the rows of the table; `sources` has for each of its rows that of the same token in the file, or -1. If
