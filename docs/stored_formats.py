@@ -17,6 +17,7 @@ from tables import between_markers, markdown_table  # noqa: E402
 PAGE = ROOT / "docs" / "checkpoints.md"
 
 ORACLES = {
+    "GGUF": ("`gguf.quants.dequantize`", "gguf"),
     "MLX": ("`mlx.core.dequantize`", "mlx"),
     "compressed-tensors": ("its compressors' `decompress`", "compressed-tensors"),
     "ModelOpt": ("its formula, and `NVFP4QTensor` and `FP8QTensor` of nvidia-modelopt 0.47.0 where installed", ""),
