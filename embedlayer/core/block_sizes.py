@@ -9,6 +9,9 @@ from collections.abc import Mapping
 TABLE_ROWS = {"cpu": 8192, "cuda": 8192}
 """Rows that are read, or multiplied by hidden states, at once. Sums over a vocabulary are added block by block."""
 
+CONVERTED_ROWS = {"cpu": 2048, "cuda": 8192}
+"""Rows that are converted to another dtype before a product, at once."""
+
 PENDING_ROWS = {"cpu": 4096, "cuda": 1 << 16}
 """Rows whose pending updates are applied at once by torch operators."""
 

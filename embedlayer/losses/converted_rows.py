@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from embedlayer.core.block_sizes import TABLE_ROWS, block_size
+from embedlayer.core.block_sizes import CONVERTED_ROWS, block_size
 from embedlayer.core.devices import device_kind
 from embedlayer.core.torch_state import fusible, has_memory, is_transformed, plain_operators_only
 
@@ -33,7 +33,7 @@ class ConvertedRows:
 
     def __init__(self, rows: Float[Tensor, "V D"], dtype: torch.dtype) -> None:
         self.rows, self.dtype = rows, dtype
-        self._size = block_size(TABLE_ROWS, device_kind(rows))
+        self._size = block_size(CONVERTED_ROWS, device_kind(rows))
         self._buffer: Tensor | None = None
 
     @property
@@ -80,7 +80,7 @@ def linear(
             torch.mm(flat, rows[part].T, out=products[:, part])
         products = products.view(*hidden.shape[:-1], len(weight))
     else:
-        size = block_size(TABLE_ROWS, device_kind(weight))
+        size = block_size(CONVERTED_ROWS, device_kind(weight))
         again = partial(checkpoint, _converted, use_reentrant=False, preserve_rng_state=False)
         compute = _converted if torch.compiler.is_compiling() else again
         products = torch.cat([compute(hidden, rows) for rows in weight.split(size)], dim=-1)

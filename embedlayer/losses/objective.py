@@ -386,4 +386,4 @@ def log_softmax_(logits: Tensor, totals: Totals, suffix: str = "") -> Tensor:
 
 def finite_top(top: Tensor) -> Tensor:
     """Return 0 for -inf and NaN, else the number: a maximum that can be subtracted. NaN comes back with the sum."""
-    return top.where(top > -torch.inf, 0.0)
+    return top.nan_to_num(0.0, torch.inf, 0.0)

@@ -121,7 +121,6 @@ class HeadBlocks:
         hidden_ND = logits.hidden.detach().reshape(-1, logits.hidden.shape[-1])
         self.hidden_ND = tokens.states(hidden_ND)
         self.rows: ConvertedRows | None = None
-        self._narrow: Tensor | None = None  # memory of a block that is rounded to bfloat16
         self.bias: Tensor | None = None
         self.unadded_bias: Tensor | None = None
         if isinstance(logits, LinearLogits):
@@ -189,14 +188,11 @@ class HeadBlocks:
             first = self.partition.start
             out_RC.copy_(self.logits.block(x_CD, first + start, first + stop).detach().T)
             return
-        rounded_RC = out_RC
-        if self.logits.dtype == torch.bfloat16 != out_RC.dtype:
-            if self._narrow is None or self._narrow.numel() < out_RC.numel():
-                self._narrow = torch.empty_like(out_RC, dtype=torch.bfloat16).flatten()
-            rounded_RC = self._narrow[: out_RC.numel()].view(out_RC.shape)
+        is_rounded = self.logits.dtype == torch.bfloat16 != out_RC.dtype
+        rounded_RC = torch.empty_like(out_RC, dtype=torch.bfloat16) if is_rounded else out_RC
         for part in self.rows.parts(start, stop):
             write_product(rounded_RC[part.start - start : part.stop - start], self.rows[part], x_CD.T)
-        if rounded_RC is not out_RC:
+        if is_rounded:
             out_RC.copy_(rounded_RC)
         if self._in_kernel:
             return

@@ -312,10 +312,12 @@ class LinearLogits(UncomputedLogits):
 
     @property
     def prefers_plain(self) -> bool:
-        """Return whether all logits are to be computed at once: on request, or by default if there are few."""
-        if self.options.batch_invariant:
-            return False
-        few = self.hidden.shape[:-1].numel() * self.vocab_size <= FEW_LOGITS
+        """Return whether all logits are to be computed at once: on request, or by default if there are few.
+
+        Of rows that products convert they are computed in blocks, whose memory is overwritten.
+        """
+        is_converted = self.options.head_dtype not in (None, self.weight.dtype)
+        few = self.hidden.shape[:-1].numel() * self.vocab_size <= FEW_LOGITS and not is_converted
         return self.impl == "plain" or (self.impl == "auto" and few)
 
     @property

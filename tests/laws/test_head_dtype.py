@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from cases import UsesHead
 from covering import cases
 from kernel_paths import cpu_taken_for_cuda, without_numba
-from kinds import EMBED_DIM, TABLES, TIED_HEADS, UNTIED_HEADS, VOCAB_SIZE
+from kinds import EMBED_DIM, TABLES, TIED_HEADS, UNTIED_HEADS, VOCAB_SIZE, TableOfAUser
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
@@ -69,13 +69,13 @@ def tied(name: str) -> UsesHead:
 
 
 def draft(module: Any) -> UsesHead:
-    return UsesHead(el.heads.DraftHead(module.head, [7, 3, 48, 0, 21]), module)  # type: ignore[arg-type]
+    return UsesHead(el.heads.DraftHead(module.head, [7, 3, 48, 0, 21]), module)
 
 
 def with_transform() -> UsesHead:
     table = TABLES["dense"]()
     dense = nn.Linear(EMBED_DIM, EMBED_DIM)
-    return UsesHead(el.heads.PredictionHead(el.OutputHead(table), dense=dense, activation="gelu"), table)  # type: ignore[arg-type]
+    return UsesHead(el.heads.PredictionHead(el.OutputHead(table), dense=dense, activation="gelu"), table)
 
 
 HEADS: dict[str, Callable[[], Any]] = {
@@ -104,7 +104,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 4)
     monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", 16)
     monkeypatch.setitem(block_sizes.TABLE_ROWS, "cpu", 12)
-    monkeypatch.setitem(block_sizes.TABLE_ROWS, "cuda", 12)
+    for device in ("cpu", "cuda"):
+        monkeypatch.setitem(block_sizes.CONVERTED_ROWS, device, 12)
     monkeypatch.setitem(block_sizes.NUMBERS, "cpu", 6 * EMBED_DIM)
 
 
@@ -144,6 +145,11 @@ def converted(module: Any, dtype: torch.dtype) -> Any:
     """The same head over the same stored numbers in a dtype, without the option."""
     other = copy.deepcopy(module).to(dtype)
     output(other).head_dtype = None
+    table = getattr(module, "table", None)
+    if isinstance(table, TableOfAUser):  # its own code rounds the rows that it returns
+        with torch.no_grad():
+            other.table.weight[:VOCAB_SIZE] = table.rows(0, VOCAB_SIZE)
+            other.table.shared.zero_()
     return other
 
 
