@@ -321,8 +321,6 @@ class LinearLogits(UncomputedLogits):
 
         Of rows that products convert they are computed in blocks, whose memory is overwritten.
         """
-        if self.options.batch_invariant:
-            return False
         is_converted = self.options.head_dtype not in (None, self.weight.dtype)
         few = self.hidden.shape[:-1].numel() * self.vocab_size <= FEW_LOGITS and not is_converted
         return self.impl == "plain" or (self.impl == "auto" and few)

@@ -19,6 +19,7 @@ from embedlayer.core.torch_state import is_current, is_transformed, plain_operat
 from embedlayer.formats.compiled import decoded, logits_of_few_tokens, read_rows
 from embedlayer.formats.stored import StoredFormat, StoredRows
 from embedlayer.kernels.index_check import IndexCheck
+from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
 from embedlayer.losses.products import write_product
 from embedlayer.saving import build, describe
 from embedlayer.tables.dense import resolve_scale
@@ -256,8 +257,8 @@ def times_stored_rows(
     count, width = stored.shape
     wide = x.dtype if x.dtype == torch.float64 else torch.float32
     result = x.new_empty(len(x), count) if transposed else x.new_zeros(len(x), width, dtype=wide)
-    least = 2 * NUMBERS["cpu"] // width  # products are faster with larger blocks
-    step = max(1, least, len(x), block_size(NUMBERS, device_kind(x)) // width)
+    least = 2 * NUMBERS["cpu"] // width  # products are faster with larger blocks, which no number of tokens changes
+    step = max(1, least, MAX_CHUNK_TOKENS["cpu"], block_size(NUMBERS, device_kind(x)) // width)
     for start in range(0, count, step):
         stop = min(start + step, count)
         rows = read_rows(stored.take(slice(start, stop)), x.dtype)

@@ -27,6 +27,7 @@ from embedlayer.io.files import JsonObject
 from embedlayer.kernels.gpu.availability import FLOATS
 from embedlayer.kernels.kernel import Kernel
 from embedlayer.kernels.quantized import logits_of_few_tokens, read_quantized_rows
+from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
 from embedlayer.losses.products import write_product
 from embedlayer.saving import describe
 from embedlayer.tables.conversions import TableLike, source_of_rows
@@ -517,7 +518,7 @@ def times_rows(
         return logits
     wide = x.dtype if x.dtype == torch.float64 else torch.float32
     result = x.new_empty(len(x), vocab_size) if transposed else x.new_zeros(len(x), form.embed_dim, dtype=wide)
-    at_least = max(len(x), 2 * NUMBERS["cpu"] // form.embed_dim)  # products are faster with larger blocks
+    at_least = max(MAX_CHUNK_TOKENS["cpu"], 2 * NUMBERS["cpu"] // form.embed_dim)  # as in `times_stored_rows`
     for start, stop in _blocks(vocab_size, form.embed_dim, x.device, at_least=at_least):
         scales = None if row_scale is None else row_scale[start:stop]
         rows = dequantised_rows(None, packed[start:stop], scales, form, x.dtype)
