@@ -23,11 +23,13 @@ from torch.utils._pytree import tree_leaves
 import embedlayer as el
 from benchmarks.operator_counter import Answer, OperatorCounter
 from embedlayer.distributed.sharded import ShardedTable
+from embedlayer.formats.mlx import MLXAffineRows
 from embedlayer.losses import ForwardKL, JensenShannon, divergence, linear_cross_entropy, token_statistics
 from embedlayer.losses.counted_tokens import previous_losses
 from embedlayer.losses.divergence_kinds import Divergence
 from embedlayer.models.generation import next_tokens
 from embedlayer.tables import MappedEmbedding
+from embedlayer.tables.stored_embedding import StoredEmbedding
 
 Call = Callable[[], object]
 
@@ -301,6 +303,17 @@ def quantised(bits: int, *, logits: bool = False) -> Callable[[], Call]:
     return build
 
 
+def stored(*, logits: bool = False) -> Callable[[], Call]:
+    """Return a builder of a look-up in a table that MLX quantised to 4 bits, or of the logits of one token."""
+
+    def build() -> Call:
+        table, tokens = StoredEmbedding(VOCAB_SIZE, MLXAffineRows(WIDTH, 4, 64, "BF16")), ids(TOKENS)
+        hidden = numbers(1, WIDTH, trained=False)
+        return torch.no_grad()((lambda: table.logits(hidden)) if logits else (lambda: table(tokens)))
+
+    return build
+
+
 def quantised_loss(bits: int) -> Callable[[], Call]:
     """Return a builder of the loss of a quantised table, with the gradient of the hidden states."""
 
@@ -403,6 +416,8 @@ PATHS = [
     HotPath("look-up, int4 in groups of 32", SIZES, quantised(4)),
     HotPath("logits of one token, int8", ONE_TOKEN, quantised(8, logits=True)),
     HotPath("logits of one token, int4 in groups of 32", ONE_TOKEN, quantised(4, logits=True)),
+    HotPath("look-up, 4 bits of MLX", SIZES, stored()),
+    HotPath("logits of one token, 4 bits of MLX", ONE_TOKEN, stored(logits=True)),
     HotPath(
         "look-up, sharded",
         f"{RANKS} ranks, on each {SIZES}",

@@ -2,6 +2,7 @@
 
 `nn.Embedding` in float32 and bfloat16 is what there is without quantising. The peers are torchao's and bitsandbytes'
 embeddings, where these packages are installed; a row without a time says that one is not, or what it cannot do.
+Tables in the formats of other libraries have random codes; beside those of MLX stands its own `mlx.nn.QuantizedEmbedding`.
 """
 
 import copy
@@ -12,7 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.harness import Case, Row, time_alternately
+from embedlayer.formats.compressed_tensors import NaiveQuantizedRows, PackQuantizedRows
+from embedlayer.formats.gemma import GemmaRows
+from embedlayer.formats.gguf import GGUFRows
+from embedlayer.formats.mlx import MLXAffineRows, MLXFloatRows
+from embedlayer.formats.modelopt import NVFP4Rows
+from embedlayer.formats.stored import StoredFormat
 from embedlayer.tables.quantized import QuantizedEmbedding
+from embedlayer.tables.stored_embedding import StoredEmbedding
 
 GPT2 = {"vocab_size": 50_257, "embed_dim": 768, "batch": 8, "length": 1024}
 ONE_TOKEN = "logits of one token"
@@ -31,13 +39,75 @@ def tables() -> tuple[dict[str, nn.Module], dict[str, str]]:
         "nn.Embedding float32": nn.Embedding.from_pretrained(rows),
         "nn.Embedding bfloat16": nn.Embedding.from_pretrained(rows.bfloat16()),
     }
+    found |= {f"embedlayer, {record.name}": stored_table(len(rows), record) for record in formats(rows.shape[1])}
     missing: dict[str, str] = {}
-    for package, make in (("torchao", of_torchao), ("bitsandbytes", of_bitsandbytes)):
+    for package, make in (("torchao", of_torchao), ("bitsandbytes", of_bitsandbytes), ("mlx", of_mlx)):
         if find_spec(package) is None:
             missing[package] = "not installed"
         else:
             found |= make(rows)
     return found, missing
+
+
+def formats(width: int) -> list[StoredFormat]:
+    """The formats of other libraries that are measured."""
+    return [
+        MLXAffineRows(width, 4, 64, "BF16"),
+        MLXAffineRows(width, 6, 64, "BF16"),
+        MLXAffineRows(width, 8, 64, "BF16"),
+        MLXFloatRows(width, "mxfp4"),
+        PackQuantizedRows(width, 32, "BF16", True, 4),
+        PackQuantizedRows(width, 128, "BF16", True, 4),
+        NaiveQuantizedRows(width, width, "BF16", True, "I8"),
+        NaiveQuantizedRows(width, width, "BF16", True, "F8_E4M3"),
+        NVFP4Rows(width),
+        GemmaRows(width, 4, width, "embedding_quantized"),
+        *(GGUFRows(width, name) for name in ("Q4_K", "Q6_K")),
+    ]
+
+
+def stored_table(vocab_size: int, record: StoredFormat) -> StoredEmbedding:
+    """A table of random codes, with finite scales."""
+    table = StoredEmbedding(vocab_size, record, dtype=torch.float32)
+    for part in table.parts.tensors.values():
+        if part.dtype in (torch.float32, torch.bfloat16):
+            part.normal_(std=0.02)
+        else:  # as bytes: below 64 codes of FP8 are finite
+            part.view(torch.uint8).random_(0, 64)
+    return table
+
+
+class MLXTable(nn.Module):
+    """A table of MLX: it takes the IDs and returns the vectors as tensors that share the memory."""
+
+    def __init__(self, rows: Tensor, bits: int) -> None:
+        from mlx import core
+        from mlx import nn as layers
+
+        super().__init__()
+        self.core = core
+        dense = layers.Embedding(*rows.shape)
+        dense.weight = core.array(rows.numpy()).astype(core.bfloat16)
+        self.table = dense.to_quantized(64, bits)
+        for name, part in self.table.parameters().items():  # for the bytes that are held
+            self.register_buffer(name, torch.empty(part.nbytes, dtype=torch.uint8))
+
+    def forward(self, ids: Tensor) -> object:
+        """Look up the rows."""
+        vectors = self.table(self.core.array(ids.numpy()))
+        self.core.eval(vectors)
+        return vectors
+
+    def logits(self, hidden: Tensor) -> object:
+        """Multiply hidden states by the rows."""
+        logits = self.table.as_linear(self.core.array(hidden.numpy()))
+        self.core.eval(logits)
+        return logits
+
+
+def of_mlx(rows: Tensor) -> dict[str, nn.Module]:
+    """Embeddings of MLX, on the CPU where it has no other device."""
+    return {f"mlx, {bits} bits": MLXTable(rows, bits) for bits in (4, 8)}
 
 
 def of_torchao(rows: Tensor) -> dict[str, nn.Module]:
@@ -59,9 +129,9 @@ def of_torchao(rows: Tensor) -> dict[str, nn.Module]:
 
 def of_bitsandbytes(rows: Tensor) -> dict[str, nn.Module]:
     """The embeddings that quantise when they are moved to a device."""
-    from bitsandbytes.nn import Embedding8bit, EmbeddingNF4
+    from bitsandbytes.nn.modules import Embedding8bit, EmbeddingNF4
 
-    made = {}
+    made: dict[str, nn.Module] = {}
     for name, kind in (("bitsandbytes int8", Embedding8bit), ("bitsandbytes NF4", EmbeddingNF4)):
         table = kind(*rows.shape)
         table.load_state_dict({"weight": rows})
@@ -99,10 +169,9 @@ def run() -> list[Row]:
     rows: list[Row] = []
 
     def looked_up(table: nn.Module) -> Callable[[], object]:
-        def look_up() -> Tensor:
+        def look_up() -> object:
             with torch.no_grad():
-                found: Tensor = table(ids)
-            return found
+                return table(ids)
 
         return look_up
 
@@ -111,16 +180,18 @@ def run() -> list[Row]:
     hidden = torch.randn(1, width)
 
     def scored(table: nn.Module) -> Callable[[], object]:
-        def score() -> Tensor:
+        def score() -> object:
             with torch.no_grad():
-                if isinstance(table, QuantizedEmbedding):
+                if isinstance(table, QuantizedEmbedding | StoredEmbedding):
                     return table.logits(hidden.to(table.dtype))
+                if isinstance(table, MLXTable):
+                    return table.logits(hidden)
                 weight: Tensor = table.weight  # type: ignore[assignment]
                 return hidden.to(weight.dtype) @ weight.T
 
         return score
 
-    ours = {name: table for name, table in competitors.items() if name.startswith(("embedlayer", "nn."))}
+    ours = {name: table for name, table in competitors.items() if name.startswith(("embedlayer", "nn.", "mlx"))}
     rows += timed(ONE_TOKEN, setting, {name: scored(table) for name, table in ours.items()}, ours)
     return rows + [
         {"what": "look-up", "competitor": name, "setting": setting, "table_mib": "", "note": why}

@@ -79,9 +79,21 @@ class Codec(NamedTuple):
             return self.scale.to(torch.float32)
         return self.scale_levels.to(self.scale.device)[self.scale.int()]
 
+    def whole_numbers(self) -> tuple[int, int] | None:
+        """Return `flip` and `middle` if the levels are `(code ^ flip) - middle`, as of integers; else `None`."""
+        half = 1 << (self.bits - 1)
+        for numbers, flip, middle in ((unsigned, 0, 0), (shifted, 0, half), (signed, half, half)):
+            if self.levels.device.type == "cpu" and torch.equal(self.levels, numbers(self.bits)):
+                return flip, middle
+        return None
+
     def decode(self) -> Float[Tensor, "N D"]:
         """Return the numbers of all rows in the data type `rounding`, by plain operators."""
-        numbers = self.levels.to(self.codes.device)[unpack(self.codes, self.bits, self.embed_dim).int()]
+        codes, integers = unpack(self.codes, self.bits, self.embed_dim), self.whole_numbers()
+        if integers is None:
+            numbers = self.levels.to(codes.device)[codes.int()]
+        else:  # no copy to the device, for which the host would wait
+            numbers = (codes ^ integers[0]).to(torch.float32) - integers[1]
         if self.zero is not None:
             numbers = numbers - self._of_columns(self.zero)
         numbers = (numbers * self._of_columns(self.scales())).to(self.rounding)
@@ -147,10 +159,12 @@ def unpack(codes: UInt8[Tensor, "N bytes"], bits: int, count: int) -> UInt8[Tens
     """
     if bits == 8:
         return codes[:, :count]
-    blocks = F.pad(codes, (0, -codes.shape[1] % bits)).unflatten(1, (-1, bits)).int()  # 8 codes in `bits` bytes
-    starts = [bits * place for place in range(8)]
-    following = [min(start // 8 + 1, bits - 1) for start in starts]  # the last code ends with its byte
-    words = blocks[..., [start // 8 for start in starts]] | blocks[..., following] << 8
-    places = torch.tensor([start % 8 for start in starts], device=codes.device)
-    unpacked: Tensor = (words >> places & (1 << bits) - 1).to(torch.uint8).flatten(1)[:, :count]
+    starts = torch.arange(0, 8 if 8 % bits == 0 else 8 * bits, bits, device=codes.device)
+    if 8 % bits == 0:
+        words = codes.unsqueeze(-1) >> starts.to(torch.uint8)
+    else:
+        blocks = F.pad(codes, (0, -codes.shape[1] % bits)).unflatten(1, (-1, bits)).int()  # 8 codes in `bits` bytes
+        following = (starts // 8 + 1).clamp(max=bits - 1)  # the last code ends with its byte
+        words = (blocks[..., starts // 8] | blocks[..., following] << 8) >> starts % 8
+    unpacked: Tensor = (words & (1 << bits) - 1).to(torch.uint8).flatten(1)[:, :count]
     return unpacked

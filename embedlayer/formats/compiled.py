@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.formats.codec import Codec, shifted, signed, unsigned
+from embedlayer.formats.codec import Codec
 from embedlayer.formats.stored import StoredRows
 from embedlayer.kernels.kernel import Argument, Kernel
 
@@ -61,8 +61,7 @@ def _block(codec: Codec) -> int:
 
 def _arguments(codec: Codec) -> tuple[Argument, ...]:
     """Return the arguments of a kernel after `start` and `stop` that describe the rows."""
-    flip, middle = _whole_numbers(codec.levels.cpu(), codec.bits)
-    sizes = codec.bits, codec.group_size, _ROUNDINGS[codec.rounding], flip, middle
+    sizes = codec.bits, codec.group_size, _ROUNDINGS[codec.rounding], *(codec.whole_numbers() or (-1, 0))
     nothing = torch.empty(0, 0, dtype=codec.scale.dtype)
     levels = codec.levels if codec.scale_levels is None else codec.scale_levels
     zero = torch.empty(0, 0, dtype=torch.int8) if codec.zero is None else _one_row(codec.zero)
@@ -79,12 +78,3 @@ def _one_row(numbers: Tensor) -> Tensor:
 def _bits(numbers: Tensor) -> Tensor:
     """Return float16 numbers as their bits, int16: NumPy's float16 fits no kernel."""
     return numbers.view(torch.int16) if numbers.dtype == torch.float16 else numbers
-
-
-def _whole_numbers(levels: Tensor, bits: int) -> tuple[int, int]:
-    """Return two numbers for levels `(code ^ flip) - middle`; a `flip` of -1 if the levels are others."""
-    half = 1 << (bits - 1)
-    for numbers, flip, middle in ((unsigned(bits), 0, 0), (shifted(bits), 0, half), (signed(bits), half, half)):
-        if torch.equal(levels, numbers):
-            return flip, middle
-    return -1, 0

@@ -51,6 +51,8 @@ LAUNCHES = {
     "look-up, int4 in groups of 32": 1,
     "logits of one token, int8": 1,
     "logits of one token, int4 in groups of 32": 1,
+    "look-up, 4 bits of MLX": 642,
+    "logits of one token, 4 bits of MLX": 544,
     "look-up, sharded": 30,
     "loss, sharded": 202,
     "loss, sharded, equal loss factors": 204,

@@ -155,19 +155,19 @@ def _unpack(rows: Any, bits: int, packed: Any, to: Any) -> None:
 
     A word is spread in three steps: into two halves of 4 codes, then four of 2, then eight of 1.
     """
-    bits = np.uint64(bits)
-    one = np.uint64((np.uint64(1) << bits) - np.uint64(1))
-    two = np.uint64(one | one << bits)
-    four = np.uint64(two | two << np.uint64(2) * bits)
+    width = np.uint64(bits)
+    one = np.uint64((np.uint64(1) << width) - np.uint64(1))
+    two = np.uint64(one | one << width)
+    four = np.uint64(two | two << np.uint64(2) * width)
     two, one = np.uint64(two * np.uint64(0x100000001)), np.uint64(one * np.uint64(0x1000100010001))
     for n in range(len(rows)):
         row, words = rows[n], to[n].view(np.uint64)
         packed[: len(row)] = row
         for block in range(len(words)):
-            word = word_at(packed, block * np.int64(bits))
-            word = (word & four) | ((word >> np.uint64(4) * bits) & four) << np.uint64(32)
-            word = (word & two) | ((word >> np.uint64(2) * bits) & two) << np.uint64(16)
-            words[block] = (word & one) | ((word >> bits) & one) << np.uint64(8)
+            word = word_at(packed, block * bits)
+            word = (word & four) | ((word >> np.uint64(4) * width) & four) << np.uint64(32)
+            word = (word & two) | ((word >> np.uint64(2) * width) & two) << np.uint64(16)
+            words[block] = (word & one) | ((word >> width) & one) << np.uint64(8)
 
 
 @exact

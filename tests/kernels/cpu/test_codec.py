@@ -1,5 +1,7 @@
 """The kernels of rows that a codec describes: the bits of `Codec.decode`, in every layout and dtype."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from covering import cases
@@ -25,12 +27,19 @@ LEVELS = {
     "E2M3": E2M3,
     "E4M3": E4M3,
 }
-SCALES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "E4M3": E4M3, "E8M0": E8M0}
+SCALES: dict[str, torch.dtype | Tensor] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "E4M3": E4M3,
+    "E8M0": E8M0,
+}
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def codec_of(levels: str, scales: str, width: int, group_size: int, rounding: torch.dtype, others: str) -> Codec:
+def codec_of(levels: str, scales: str, sizes: tuple[int, int], rounding: torch.dtype, others: str) -> Codec:
     """Return a codec of random codes; its scales reach from subnormal numbers to infinite products."""
+    width, group_size = sizes
     bits, groups = len(LEVELS[levels]).bit_length() - 1, -(-width // group_size)
     codes = torch.randint(256, (COUNT, -(-width * bits // 8)), dtype=torch.uint8)
     kind = SCALES[scales]
@@ -69,7 +78,7 @@ def have_same_bits(left: Tensor, right: Tensor) -> bool:
     pairs=["levels, sizes", "scales, rounding", "rounding, others", "scales, others", "levels, rounding"],
 )
 def test_rows_have_the_bits_of_the_definition(levels, scales, sizes, rounding, others) -> None:
-    codec = codec_of(levels, scales, *sizes, rounding, others)
+    codec = codec_of(levels, scales, sizes, rounding, others)
     for dtype in DTYPES:
         found = compiled.decoded(codec, dtype)
         assert found is not None
@@ -127,9 +136,8 @@ def test_numbers_depend_neither_on_blocks_nor_on_threads(block, monkeypatch) -> 
 
 
 def test_only_few_float32_tokens_are_multiplied_by_codes(monkeypatch) -> None:
-    table, calls = table_of(), []
-    run = compiled._LOGITS.run
-    monkeypatch.setattr(compiled._LOGITS, "run", lambda *args, **options: calls.append(1) or run(*args, **options))
+    table, run = table_of(), Mock(wraps=compiled._LOGITS.run)
+    monkeypatch.setattr(compiled._LOGITS, "run", run)
     for tokens, dtype, expected in (
         (1, torch.float32, 1),
         (compiled.FEW_TOKENS, torch.float32, 1),
@@ -137,9 +145,9 @@ def test_only_few_float32_tokens_are_multiplied_by_codes(monkeypatch) -> None:
         (1, torch.bfloat16, 0),
         (1, torch.float64, 0),
     ):
-        calls.clear()
+        run.reset_mock()
         hidden = torch.randn(tokens, 64, dtype=dtype)
         logits = table.raw_logits(hidden)
-        assert len(calls) == expected
+        assert run.call_count == expected
         with kernels_disabled():
             torch.testing.assert_close(logits, table.raw_logits(hidden), rtol=1e-5, atol=2e-5)
