@@ -82,7 +82,7 @@ class MLXTable(nn.Module):
 
     def __init__(self, rows: Tensor, bits: int) -> None:
         from mlx import core
-        from mlx import nn as layers
+        from mlx.nn.layers import embedding as layers
 
         super().__init__()
         self.core = core
