@@ -12,6 +12,7 @@ from embedlayer.formats.codec import Codec, unsigned
 from embedlayer.formats.layouts import floats
 from embedlayer.formats.stored import Part, StoredFormat, StoredModule
 from embedlayer.io.gguf_files import dequantise, row_bytes
+from embedlayer.kernels.kernel import Kernel
 
 _BLOCK_TYPES = ("Q", "IQ", "TQ", "MXFP", "NVFP")
 """Starts of the names of types of blocks; no type of safetensors starts so."""
@@ -19,6 +20,9 @@ _BLOCK_TYPES = ("Q", "IQ", "TQ", "MXFP", "NVFP")
 
 _SUPER_BLOCK = 256
 """Columns of a block of the types `Q4_K`, `Q5_K` and `Q6_K`."""
+
+_CLAIMED_NUMEL = 1 << 16  # numbers that a thread claims at once
+_UNPACK = Kernel("codec", "unpack_super_blocks")
 
 
 @dataclass(frozen=True)
@@ -78,13 +82,10 @@ class GGUFRows(StoredFormat):
         """
         if self.block_type not in ("Q4_K", "Q5_K", "Q6_K"):
             return None
-        packed = rows["packed"]
-        blocks = packed.view(len(packed), self.embed_dim // _SUPER_BLOCK, -1)
-        codes, scale, bias = (_codes_of_6_bits if self.block_type == "Q6_K" else _codes_of_4_bits)(blocks)
-        scale, bias = scale.flatten(1), None if bias is None else bias.flatten(1)
-        middle = torch.full((1, 1), 32, dtype=torch.int8, device=packed.device).expand(scale.shape)
+        codes, scale, bias = _unpacked(rows["packed"], int(self.block_type[1]), self.embed_dim)
+        middle = torch.full((1, 1), 32, dtype=torch.int8, device=scale.device).expand(scale.shape)
         return Codec(
-            codes.flatten(1),
+            codes,
             8,
             unsigned(8),
             scale,
@@ -106,6 +107,19 @@ class GGUFRows(StoredFormat):
         if not len(packed):  # the package divides by the number of blocks
             return packed.new_empty(0, self.embed_dim, dtype=dtype)
         return dequantise(packed, self.block_type).to(packed.device, dtype)
+
+
+def _unpacked(packed: UInt8[Tensor, "N bytes"], bits: int, embed_dim: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return codes `(N, D)`, scales and biases `(N, G)` of rows of `Q4_K`, `Q5_K` or `Q6_K`, which has no biases."""
+    groups = embed_dim // (16 if bits == 6 else 32)
+    if _UNPACK.applies(packed):
+        codes, packed = torch.empty(len(packed), embed_dim, dtype=torch.uint8), packed.contiguous()
+        scale, bias = torch.empty(2, len(packed), groups)
+        if _UNPACK.run(len(packed), packed, bits, codes, scale, bias, block=max(1, _CLAIMED_NUMEL // embed_dim)):
+            return codes, scale, None if bits == 6 else bias
+    blocks = packed.unflatten(1, (embed_dim // _SUPER_BLOCK, packed.shape[1] * _SUPER_BLOCK // embed_dim))
+    codes, scale, biases = (_codes_of_6_bits if bits == 6 else _codes_of_4_bits)(blocks)
+    return codes.flatten(1), scale.flatten(1), None if biases is None else biases.flatten(1)
 
 
 def _codes_of_4_bits(blocks: UInt8[Tensor, "N B bytes"]) -> tuple[Tensor, Tensor, Tensor | None]:
