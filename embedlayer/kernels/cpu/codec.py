@@ -284,18 +284,17 @@ def _unpack_5_bits(block: Any, bits: int, codes: Any, scale: Any, bias: Any) -> 
         scale[i], bias[i] = step * np.float32(a & 63), -(less * np.float32(b & 63))
         scale[i + 4] = step * np.float32((c & 15) | ((a >> 2) & 48))
         bias[i + 4] = -(less * np.float32((c >> 4) | ((b >> 2) & 48)))
-    lows = block[len(block) - 128 :]
-    for group in range(4):
-        low, first, second = lows[32 * group : 32 * group + 32], codes[64 * group :], codes[64 * group + 32 :]
-        for i in range(32):
-            first[i] = low[i] & np.uint8(15)
-            second[i] = low[i] >> np.uint8(4)
-    if bits == 5:
-        high = block[16:48]
-        for group in range(8):
-            some, shift = codes[32 * group : 32 * group + 32], np.uint8(group)
-            for i in range(32):
-                some[i] |= ((high[i] >> shift) & np.uint8(1)) << np.uint8(4)
+    lows, high = block[len(block) - 128 :], block[16:48]
+    for group in range(8):
+        low, to = lows[32 * (group // 2) : 32 * (group // 2) + 32], codes[32 * group : 32 * group + 32]
+        shift, more = np.uint8(4 * (group % 2)), np.uint8(group)
+        if bits == 4:
+            for i in range(len(to)):
+                to[i] = np.uint8(low[i] >> shift) & np.uint8(15)
+        else:
+            for i in range(len(to)):
+                fifth = np.uint8(np.uint8(high[i] >> more) & np.uint8(1)) << np.uint8(4)
+                to[i] = np.uint8(np.uint8(low[i] >> shift) & np.uint8(15)) | np.uint8(fifth)
 
 
 @exact
@@ -306,7 +305,9 @@ def _unpack_6_bits(block: Any, codes: Any, scale: Any) -> None:
         scale[i] = step * np.float32(np.int8(block[192 + i]))
     for group in range(8):
         side, part = group // 4, group % 4
-        low, high = block[64 * side + 32 * (part % 2) :], block[128 + 32 * side :]
-        some, shift, more = codes[32 * group :], np.uint8(4 * (part // 2)), np.uint8(2 * part)
-        for i in range(32):
-            some[i] = ((low[i] >> shift) & np.uint8(15)) | ((high[i] >> more) & np.uint8(3)) << np.uint8(4)
+        first, last = 64 * side + 32 * (part % 2), 128 + 32 * side
+        low, high, to = block[first : first + 32], block[last : last + 32], codes[32 * group : 32 * group + 32]
+        shift, more = np.uint8(4 * (part // 2)), np.uint8(2 * part)
+        for i in range(len(to)):
+            highest = np.uint8(np.uint8(high[i] >> more) & np.uint8(3)) << np.uint8(4)
+            to[i] = np.uint8(np.uint8(low[i] >> shift) & np.uint8(15)) | np.uint8(highest)
