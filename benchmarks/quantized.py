@@ -2,7 +2,7 @@
 
 `nn.Embedding` in float32 and bfloat16 is what there is without quantising. The peers are torchao's and bitsandbytes'
 embeddings, where these packages are installed; a row without a time says that one is not, or what it cannot do.
-Tables in the formats of other libraries have random codes; beside those of MLX stands its own `mlx.nn.QuantizedEmbedding`.
+Tables in the formats of other libraries have random codes; beside those of MLX stands `mlx.nn.QuantizedEmbedding`.
 """
 
 import copy

@@ -356,6 +356,6 @@ OTHER_ROWS: dict[str, Callable[[], StoredRows]] = {
     "int4": partial(_own, 4),
     "int4, groups of 36": partial(_own, 4, group_size=36),
     **{f"q{bits}_0": partial(_own, bits, layout=GGUFBlocks()) for bits in (4, 8)},
-    **{f"GGUF {name}": partial(_in_blocks, name) for name in ("Q4_0", "Q4_K", "Q6_K", "IQ4_XS", "MXFP4")},
+    **{f"GGUF {name}": partial(_in_blocks, name) for name in ("Q4_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4")},
 }
 """Stored rows of our own formats and of GGUF's, which no module of a folder has."""

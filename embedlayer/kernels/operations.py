@@ -71,6 +71,8 @@ OPERATIONS = [
               ("quantized.logits",), ("kernels/cpu/test_quantized.py", "kernels/test_quantized.py")),
     Operation("dequantisation of rows in the formats of other libraries", "formats.codec:Codec.decode",
               ("codec.decode",), (), ("kernels/cpu/test_codec.py",)),
+    Operation("codes and scales of rows in GGUF's `Q4_K`, `Q5_K` and `Q6_K`", "formats.gguf:GGUFRows.codec",
+              ("codec.unpack_super_blocks",), (), ("kernels/cpu/test_codec.py",)),
     Operation("logits of few tokens by such rows", "formats.codec:Codec.decode",
               ("codec.logits",), (), ("kernels/cpu/test_codec.py",)),
     Operation("places of equal IDs in a batch", "row_sparse.gradient:segments_of_equal_ids",

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from embedlayer.kernels.cpu.numbers import exact, narrow, number_of, reduction, word_at
+from embedlayer.kernels.cpu.numbers import exact, half, narrow, number_of, reduction, word_at
 
 ROWS_AT_ONCE = 8
 """Rows that are computed at once; their numbers stay in the cache."""
@@ -245,3 +245,69 @@ def _float16(number: Any) -> Any:
     rounded = (size + bound) - bound
     rounded = rounded if size < np.float32(65520) else (size if size != size else np.float32(np.inf))
     return np.uint32(np.float32(rounded).view(np.uint32) | np.uint32(bits & np.uint32(0x80000000))).view(np.float32)
+
+
+@exact
+def unpack_super_blocks(start: int, stop: int, packed: Any, bits: int, codes: Any, scale: Any, bias: Any) -> None:
+    """Write codes, scales and biases of rows in blocks of 256 columns: GGUF's `Q4_K`, `Q5_K` and `Q6_K`.
+
+    `embedlayer.formats.gguf` defines them in torch operators.
+
+    Args:
+        start: First row.
+        stop: Last row + 1.
+        packed: Stored rows, uint8, `(N, bytes)`.
+        bits: Bits of a code: 4, 5 or 6.
+        codes: Codes, uint8, `(N, D)`; with 6 bits 32 was added.
+        scale: Scales of groups, float32, `(N, D / 32)`, with 6 bits `(N, D / 16)`.
+        bias: Numbers that are added, like `scale`; with 6 bits not written.
+    """
+    block_bytes = packed.shape[1] // (codes.shape[1] // 256)
+    for n in range(start, stop):
+        for place in range(codes.shape[1] // 256):
+            block = packed[n, place * block_bytes : (place + 1) * block_bytes]
+            to = codes[n, 256 * place : 256 * place + 256]
+            if bits == 6:
+                _unpack_6_bits(block, to, scale[n, 16 * place : 16 * place + 16])
+            else:
+                eight = slice(8 * place, 8 * place + 8)
+                _unpack_5_bits(block, bits, to, scale[n, eight], bias[n, eight])
+
+
+@exact
+def _unpack_5_bits(block: Any, bits: int, codes: Any, scale: Any, bias: Any) -> None:
+    """Unpack a block of `Q4_K`, or with a fifth bit of `Q5_K`."""
+    step = half(np.uint16(block[0]) | np.uint16(block[1]) << np.uint16(8))
+    less = half(np.uint16(block[2]) | np.uint16(block[3]) << np.uint16(8))
+    for i in range(4):
+        a, b, c = block[4 + i], block[8 + i], block[12 + i]
+        scale[i], bias[i] = step * np.float32(a & 63), -(less * np.float32(b & 63))
+        scale[i + 4] = step * np.float32((c & 15) | ((a >> 2) & 48))
+        bias[i + 4] = -(less * np.float32((c >> 4) | ((b >> 2) & 48)))
+    lows, high = block[len(block) - 128 :], block[16:48]
+    for group in range(8):
+        low, to = lows[32 * (group // 2) : 32 * (group // 2) + 32], codes[32 * group : 32 * group + 32]
+        shift, more = np.uint8(4 * (group % 2)), np.uint8(group)
+        if bits == 4:
+            for i in range(len(to)):
+                to[i] = np.uint8(low[i] >> shift) & np.uint8(15)
+        else:
+            for i in range(len(to)):
+                fifth = np.uint8(np.uint8(high[i] >> more) & np.uint8(1)) << np.uint8(4)
+                to[i] = np.uint8(np.uint8(low[i] >> shift) & np.uint8(15)) | np.uint8(fifth)
+
+
+@exact
+def _unpack_6_bits(block: Any, codes: Any, scale: Any) -> None:
+    """Unpack a block of `Q6_K`."""
+    step = half(np.uint16(block[208]) | np.uint16(block[209]) << np.uint16(8))
+    for i in range(16):
+        scale[i] = step * np.float32(np.int8(block[192 + i]))
+    for group in range(8):
+        side, part = group // 4, group % 4
+        first, last = 64 * side + 32 * (part % 2), 128 + 32 * side
+        low, high, to = block[first : first + 32], block[last : last + 32], codes[32 * group : 32 * group + 32]
+        shift, more = np.uint8(4 * (part // 2)), np.uint8(2 * part)
+        for i in range(len(to)):
+            highest = np.uint8(np.uint8(high[i] >> more) & np.uint8(3)) << np.uint8(4)
+            to[i] = np.uint8(np.uint8(low[i] >> shift) & np.uint8(15)) | np.uint8(highest)

@@ -89,25 +89,35 @@ def dequantise_blocks(start: int, stop: int, ids: Any, packed: Any, row_format: 
         row_format: Bits of a code, 4 or 8, as the only entry of a tuple.
         out: Result, `(N, D)`.
     """
-    bits = row_format[0]
-    width, block_bytes, unpacked = out.shape[1], 2 + 4 * bits, np.empty(32, np.uint8)
+    bits, width = row_format[0], out.shape[1]
+    block_bytes, unpacked = 2 + 4 * bits, np.empty((width + 31) // 32 * 32, np.uint8)
+    middle = np.float32(1 << (bits - 1))
     for n in range(start, stop):
         prefetch(packed[ids[min(n + AHEAD, len(ids) - 1)]])
         row, to = packed[ids[n]], out[n]
-        for block in range((width + 31) // 32):
+        _codes_of_blocks(row, bits, unpacked)
+        for block in range(len(unpacked) // 32):
             first, place = 32 * block, block_bytes * block
-            numbers, codes = to[first : min(first + 32, width)], row[place + 2 : place + block_bytes]
-            step = _float16(row[place : place + 2])
-            if bits == 8:
-                for i in range(32):
-                    unpacked[i] = codes[i] ^ np.uint8(128)
-            else:
-                for i in range(16):
-                    unpacked[i] = codes[i] & np.uint8(15)
-                    unpacked[i + 16] = codes[i] >> np.uint8(4)
-            middle = np.float32(1 << (bits - 1))
+            numbers = to[first : min(first + 32, width)]
+            codes, step = unpacked[first : first + 32], _float16(row[place : place + 2])
             for i in range(len(numbers)):
-                numbers[i] = narrow(step * (np.float32(unpacked[i]) - middle), to[0])
+                numbers[i] = narrow(step * (np.float32(codes[i]) - middle), to[0])
+
+
+@kernel
+def _codes_of_blocks(row: Any, bits: int, to: Any) -> None:
+    """Write the codes of a row of blocks, shifted to `0..2^bits - 1`, to bytes of their own."""
+    for block in range(len(to) // 32):
+        if bits == 8:
+            codes, numbers = row[34 * block + 2 : 34 * block + 34], to[32 * block : 32 * block + 32]
+            for i in range(len(numbers)):
+                numbers[i] = np.uint8(codes[i] ^ np.uint8(128))
+        else:
+            codes, numbers = row[18 * block + 2 : 18 * block + 18], to[32 * block : 32 * block + 16]
+            high = to[32 * block + 16 : 32 * block + 32]
+            for i in range(len(numbers)):
+                numbers[i] = np.uint8(codes[i] & np.uint8(15))
+                high[i] = np.uint8(codes[i] >> np.uint8(4))
 
 
 @kernel

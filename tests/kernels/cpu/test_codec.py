@@ -116,6 +116,29 @@ def test_logits_of_few_tokens_are_products_with_the_rows_of_every_format(stored:
             assert ((logits.double() - hidden.double() @ rows.T).abs() <= tolerance).all()
 
 
+def test_codecs_are_the_same_with_and_without_kernels(stored: StoredRows) -> None:
+    codec = stored.codec(torch.float32)
+    with kernels_disabled():
+        expected = stored.codec(torch.float32)
+    assert (codec is None) == (expected is None)
+    if codec is not None and expected is not None:
+        for left, right in zip(codec, expected, strict=True):
+            same = have_same_bytes(left, right) if isinstance(left, Tensor) else left == right
+            assert same
+
+
+def have_same_bytes(left: Tensor, right: object) -> bool:
+    assert isinstance(right, Tensor)
+    bytes_of = [
+        x.contiguous().view(torch.uint8)
+        for x in (
+            left.nan_to_num() if left.is_floating_point() else left,
+            right.nan_to_num() if right.is_floating_point() else right,
+        )
+    ]
+    return left.dtype == right.dtype and torch.equal(*bytes_of)
+
+
 def table_of(vocab_size: int = VOCAB_SIZE) -> StoredEmbedding:
     table = StoredEmbedding(vocab_size, MLXAffineRows(64, 4, 32, "BF16"))
     for part in table.parts.tensors.values():
