@@ -82,11 +82,11 @@ class MLXTable(nn.Module):
 
     def __init__(self, rows: Tensor, bits: int) -> None:
         from mlx import core
-        from mlx.nn.layers import embedding as layers
+        from mlx.nn.layers.embedding import Embedding
 
         super().__init__()
         self.core = core
-        dense = layers.Embedding(*rows.shape)
+        dense = Embedding(*rows.shape)
         dense.weight = core.array(rows.numpy()).astype(core.bfloat16)
         self.table = dense.to_quantized(64, bits)
         for name, part in self.table.parameters().items():  # for the bytes that are held

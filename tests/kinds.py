@@ -85,7 +85,7 @@ TABLES: dict[str, Callable[[], el.TokenTable]] = {
     "int4": lambda: quantized(4),
     "int4, groups": lambda: quantized(4, group_size=8),
     "int4, q4_0": lambda: quantized(4, layout=el.formats.GGUFBlocks()),
-    "stored, 4 bits": lambda: stored(PackQuantizedRows(EMBED_DIM, 3, "BF16", True, 4)),
+    "stored, 4 bits": lambda: stored(PackQuantizedRows(EMBED_DIM, 8, "BF16", True, 4)),
     "stored, FP8": lambda: stored(NaiveQuantizedRows(EMBED_DIM, 0, "F32", True, "F8_E4M3")),
     "delta": lambda: el.DeltaEmbedding(dense(), [7, 48, 49]),
     "delta over int8": lambda: el.DeltaEmbedding(quantized(8), [7, 48, 49]),

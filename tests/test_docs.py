@@ -142,6 +142,8 @@ def test_every_module_has_its_test_file() -> None:
         "losses/finishing.py": "losses/test_linear.py",
         "losses/token_chunks.py": "losses/test_vocabulary_pass.py",
         "losses/operators.py": "losses/test_vocabulary_pass.py",
+        "losses/converted_rows.py": "laws/test_head_dtype.py",
+        "losses/batch_invariance.py": "laws/test_batch_invariance.py",
         **{
             f"losses/{name}.py": "laws/test_head_outputs.py"
             for name in ("differentiable_totals", "head_outputs", "logit_statistics", "objective")
@@ -174,6 +176,7 @@ def test_every_module_has_its_test_file() -> None:
         **{f"formats/{name}.py": "formats/test_stored_formats.py" for name in ("stored", "recognition")},
         "tables/gguf_rows.py": "checkpoints/test_gguf.py",
         "tables/packed_rows.py": "tables/test_quantized.py",
+        "tables/stored_embedding.py": "checkpoints/test_stored_formats.py",
         **{
             f"checkpoints/vector_formats/{name}.py": "checkpoints/test_vector_files.py"
             for name in ("streams", "word2vec", "npy", "projector")

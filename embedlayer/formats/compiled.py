@@ -51,7 +51,12 @@ def logits_of_few_tokens(x: Float[Tensor, "N D"], stored: StoredRows) -> Float[T
         some = out[start : start + step]
         if not _LOGITS.run(len(some), x, *_arguments(codec), some, block=_block(codec)):
             return None
-    return out.T.contiguous()
+    return tokens_first(out)
+
+
+def tokens_first(products: Float[Tensor, "V N"]) -> Float[Tensor, "N V"]:
+    """Return products with the tokens first, in memory of their own: operators return no views."""
+    return products.T.clone(memory_format=torch.contiguous_format)
 
 
 def _block(codec: Codec) -> int:

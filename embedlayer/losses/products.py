@@ -31,6 +31,10 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 """Gradients by hidden states, rows and bias; `None` if not requested."""
 
 
+ROUNDED_ROWS = 256
+"""Rows whose logits are rounded at once on a CPU."""
+
+
 def product_dtype(dtype: torch.dtype, device: str) -> torch.dtype:
     """Return the dtype of the products of matrices on a device: their own, or float32.
 
@@ -189,11 +193,14 @@ class HeadBlocks:
             out_RC.copy_(self.logits.block(x_CD, first + start, first + stop).detach().T)
             return
         is_rounded = self.logits.dtype == torch.bfloat16 != out_RC.dtype
-        rounded_RC = torch.empty_like(out_RC, dtype=torch.bfloat16) if is_rounded else out_RC
+        is_narrow = is_rounded and self.rows.dtype == torch.bfloat16
+        product_RC = torch.empty_like(out_RC, dtype=torch.bfloat16) if is_narrow else out_RC
         for part in self.rows.parts(start, stop):
-            write_product(rounded_RC[part.start - start : part.stop - start], self.rows[part], x_CD.T)
+            write_product(product_RC[part.start - start : part.stop - start], self.rows[part], x_CD.T)
         if is_rounded:
-            out_RC.copy_(rounded_RC)
+            size = ROUNDED_ROWS if device_kind(out_RC) == "cpu" else max(len(out_RC), 1)
+            for logits, products in zip(out_RC.split(size), product_RC.split(size), strict=True):
+                logits.copy_(products.to(torch.bfloat16))
         if self._in_kernel:
             return
         self.scale_(out_RC)

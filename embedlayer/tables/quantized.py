@@ -19,6 +19,7 @@ from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.index_checks import as_ids, length_of
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.core.torch_state import is_current, is_transformed, plain_operators_only
+from embedlayer.formats.compiled import tokens_first
 from embedlayer.formats.layouts import GGUFBlocks, RowFormat, RowLayout, row_format_of
 from embedlayer.formats.quantized import QuantizedRows, dequantise
 from embedlayer.formats.rounding import CovarianceRounding, fit_levels, unit_rows
@@ -453,7 +454,7 @@ def _logits_in_one_pass(x: Tensor, packed: Tensor, row_scale: Tensor | None, row
     stored = (packed.contiguous(), *([] if row_scale is None else [row_scale.contiguous()]))
     out = torch.empty(len(packed), len(x))
     product, block = PRODUCTS[kernel.name], max(1, CLAIMED_NUMEL // row_format.embed_dim)
-    return out.T.contiguous() if product.run(len(packed), x.contiguous(), *stored, sizes, out, block=block) else None
+    return tokens_first(out) if product.run(len(packed), x.contiguous(), *stored, sizes, out, block=block) else None
 
 
 def _with_torch_kernels(ids: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: RowFormat) -> Tensor:

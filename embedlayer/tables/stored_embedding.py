@@ -40,8 +40,8 @@ class StoredEmbedding(PackedRows):
         SizeError: A size is below 1, `padding_idx` is not a token, or an option has an unknown value.
 
     Example:
-        >>> from embedlayer.formats.mlx import MLXAffine
-        >>> table = StoredEmbedding(100, MLXAffine(64, bits=4, group_size=32))
+        >>> from embedlayer.formats.mlx import MLXAffineRows
+        >>> table = StoredEmbedding(100, MLXAffineRows(64, 4, 32, "BF16"))
         >>> table(torch.tensor([[1, 2, 3]])).shape, table.parts.weight.shape
         (torch.Size([1, 3, 64]), torch.Size([100, 8]))
     """

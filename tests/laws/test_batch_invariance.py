@@ -242,7 +242,7 @@ def test_logits_are_those_of_the_head_without_the_option(unchecked: None, name) 
         if isinstance(each, el.OutputHead):
             each.batch_invariant = False
     plain = head(hidden)
-    torch.testing.assert_close(ours, plain)
+    torch.testing.assert_close(ours, plain, rtol=1e-5, atol=5e-5)  # float32 sums of 256 products in another order
     torch.testing.assert_close(grads, torch.autograd.grad(plain, hidden, factors))
     assert ours.dtype == plain.dtype
 

@@ -142,7 +142,7 @@ class Products(TorchDispatchMode):
         if "mm" in name:
             left, right = args[-2:]
             self.numbers += left.numel() * right.shape[-1] * (VOCAB_SIZE in (*left.shape, *right.shape))
-        if "mm" in name or name == "times_quantized_rows":
+        if "mm" in name or name in ("times_quantized_rows", "times_stored_rows"):
             self.calls[name] += 1
         return func(*args, **(kwargs or {}))
 
