@@ -9,7 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from typing import NamedTuple, Self, Unpack
+from importlib import import_module
+from typing import Any, NamedTuple, Self, Unpack
 
 import torch
 from jaxtyping import Bool, Float
@@ -58,7 +59,9 @@ class UncomputedLogits(ABC):
     """Number of tokens to a multiple of which those of an invariant head are padded, once it is known."""
 
     def __init__(self, hidden: Tensor, vocab_size: int, options: LogitSettings) -> None:
-        if options.batch_invariant:
+        if options.batch_invariant and torch.compiler.is_compiling() and not plain_operators_only():
+            hidden, options = refused_in_graph(hidden), options._replace(batch_invariant=False)
+        elif options.batch_invariant:
             require_invariance(hidden, options.bias)
         check_token_options(options, vocab_size)
         self.hidden = hidden
@@ -122,9 +125,10 @@ class UncomputedLogits(ABC):
         """
         hidden = counted_states(self.hidden, kept)
         if self.options.batch_invariant:
-            from embedlayer.losses.differentiable_totals import logits_in_blocks  # which computes with this module
-
-            return logits_in_blocks(self.replaced(hidden, self.options))
+            in_blocks: Tensor = _by_a_pass(
+                "differentiable_totals", "logits_in_blocks", self.replaced(hidden, self.options)
+            )
+            return in_blocks
         return self.block(hidden, 0, self.vocab_size)
 
     def head_logits(self) -> Float[Tensor, "*batch V"]:
@@ -142,9 +146,7 @@ class UncomputedLogits(ABC):
         if not self.options.batch_invariant:
             return 1
         if self.tested_multiple is None:
-            from embedlayer.losses.batch_invariance import tested_multiple  # which computes with this module
-
-            self.tested_multiple = tested_multiple(self)
+            self.tested_multiple = _by_a_pass("batch_invariance", "tested_multiple", self)
         return self.tested_multiple
 
     def _autocast(self) -> AbstractContextManager[object]:
@@ -163,6 +165,12 @@ class UncomputedLogits(ABC):
         return logits.to(loss_dtype(logits.dtype))
 
 
+def _by_a_pass(module: str, name: str, logits: UncomputedLogits) -> Any:
+    """Call a function of `embedlayer.losses` that runs passes over logits: its module, which needs this one, is loaded
+    at the first use."""
+    return getattr(import_module(f"embedlayer.losses.{module}"), name)(logits)
+
+
 def require_invariance(*tensors: Tensor | None) -> None:
     """Check that `batch_invariant` holds where these tensors are: on the CPU, in eager mode, without a transform.
 
@@ -175,10 +183,30 @@ def require_invariance(*tensors: Tensor | None) -> None:
     elif plain_operators_only() or is_transformed(*tensors):
         reason = "exports and torch.func transforms compute all logits at once; call the head outside of them"
     elif torch.compiler.is_compiling():
-        reason = "a graph of torch.compile computes sums in an order of its own; call the head outside of it"
+        reason = IN_GRAPHS
     else:
         return
-    raise SizeError(f"batch_invariant=True is not possible here: {reason}, or leave the option out.")
+    raise _refused(reason)
+
+
+@torch.library.custom_op("embedlayer::refuse_invariance_in_graph", mutates_args=())
+def refused_in_graph(hidden: Tensor) -> Tensor:
+    """Raise the `SizeError` of `batch_invariant` when a graph of `torch.compile` runs.
+
+    An error while the graph is traced would end it, and torch would compile what is called inside instead.
+    """
+    raise _refused(IN_GRAPHS)
+
+
+refused_in_graph.register_fake(torch.empty_like)
+refused_in_graph.register_autograd(lambda ctx, grad: grad)
+
+IN_GRAPHS = "a graph of torch.compile computes sums in an order of its own; call the head outside of it"
+
+
+def _refused(reason: str) -> SizeError:
+    """Return, without raising it, the error of `batch_invariant` where it does not hold."""
+    return SizeError(f"batch_invariant=True is not possible here: {reason}, or leave the option out.")
 
 
 def refuse_sharded_invariance(options: LogitSettings) -> None:
