@@ -50,6 +50,7 @@ from embedlayer.positions.position import Position, positions_of
 from embedlayer.saving import FLOATS, Pretrained, build, describe, is_description
 from embedlayer.tables.conversions import as_table
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.table import TokenTable
 from embedlayer.tokenization.ids import table_size
 
@@ -488,7 +489,8 @@ class EmbeddingLayer(Pretrained):
             tokenizer = str(error)
         output = self.head.output if isinstance(self.head, PredictionHead) else self.head
         extra = self.per_layer
-        first = next(iter((*self.table.parameters(), *self.table.buffers())))
+        first, rows = next(iter((*self.table.parameters(), *self.table.buffers()))), self.table
+        stored_type = rows.stored_type if isinstance(rows, PackedRows) else str(first.dtype).removeprefix("torch.")
         embed_scale = getattr(self.table, "embed_scale", None)
         return LayerReport(
             **vars(self.load_record),
@@ -496,7 +498,7 @@ class EmbeddingLayer(Pretrained):
             vocab_size=self.table.vocab_size,
             embed_dim=self.table.embed_dim,
             width=self.width,
-            dtype=str(first.dtype).removeprefix("torch."),
+            dtype=stored_type,
             device=str(first.device),
             scale=self.table.scale,
             embed_scale=float(embed_scale) if isinstance(embed_scale, Tensor) else None,

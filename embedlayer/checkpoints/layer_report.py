@@ -18,7 +18,7 @@ class LayerReport(LoadRecord):
         vocab_size: Number of rows of the table, V.
         embed_dim: Width of a row.
         width: Width of the vectors that the first block receives, D.
-        dtype: Dtype in which the rows are stored: `"uint8"` for packed rows.
+        dtype: Dtype in which the rows are stored; for quantised rows the name of their type, such as `"Q4_K"`.
         device: Device of the rows.
         scale: Factor on looked-up rows, as the family defines it; `None` for none.
         embed_scale: `scale` rounded to the dtype of the rows, for families that round the factor (Gemma), else `None`.

@@ -67,15 +67,15 @@ def tensors_of_layer(
             "would stay in the old order. Edit the checkpoint's folder with edit_vocabulary, or load the whole "
             "layer before the edit."
         )
-    if "table.weight" not in names:
-        raise CheckpointError(
-            "The table of this layer is quantised, or was computed from several tensors, and is not written into a "
-            "checkpoint. Save the layer by itself with save_pretrained."
-        )
     if unmatched := sorted(state.keys() ^ names.keys()):
         raise CheckpointError(
             f"{', '.join(unmatched)} of this layer and the checkpoint's tensors are not one to one, so they cannot "
             f"be put back. Save the layer by itself with save_pretrained."
+        )
+    if "table.weight" not in names:
+        raise CheckpointError(
+            "The table of this layer is quantised, and is not written into a checkpoint. Save the layer by itself with "
+            "save_pretrained."
         )
     return {name: state[key] for key, of_key in names.items() for name in of_key}
 

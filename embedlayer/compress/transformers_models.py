@@ -129,11 +129,8 @@ def _users_of(table: TokenTable, model: nn.Module) -> tuple[dict[str, TokenTable
 
 
 def _rows(table: TokenTable) -> Tensor | None:
-    """Return the first parameter or buffer of a table, by which look-ups of the same rows are found.
-
-    It is `None` if the table has neither.
-    """
-    return next((tensor for tensors in (table.parameters(), table.buffers()) for tensor in tensors), None)
+    """Return the first saved tensor of a table, by which look-ups of the same rows are found; `None` if it has none."""
+    return next(iter(table.state_dict(keep_vars=True).values()), None)
 
 
 def _for_look_up(look_up: TokenTable, table: TokenTable) -> TokenTable:

@@ -225,7 +225,8 @@ class AWQRows(ColumnRows):
     def rows_of_zeros(self, words: Tensor, vocab_size: int) -> Tensor:
         """Return the codes of 4 bits in words, transposed."""
         codes: Tensor = unpack(words.contiguous().view(torch.uint8), 4, vocab_size)
-        return codes.unflatten(1, (-1, 8))[..., _AWQ_ORDER].flatten(1).T
+        in_order: Tensor = codes.unflatten(1, (-1, 8))[..., _AWQ_ORDER].flatten(1).T
+        return in_order
 
 
 def _column_sizes(module: StoredModule) -> tuple[int, int] | None:

@@ -94,8 +94,8 @@ class TorchAORows(StoredFormat):
         if FACTOR in module.tensors:
             raise INPUT_FACTOR.error(module, FACTOR)
         stated = data.get("dtype")
-        name = stated.get("_data") if isinstance(stated, dict) else None
-        row_dtype = name if isinstance(name, str) and name in _ROW_DTYPES else "float32"
+        row_dtype = stated.get("_data") if isinstance(stated, dict) else None
+        row_dtype = row_dtype if isinstance(row_dtype, str) and row_dtype in _ROW_DTYPES else "float32"
         size = 0 if rows == 1 < vocab_size else embed_dim // groups
         return cls(embed_dim, tensor_type, size, module.dtype(SCALE), ZERO in module.tensors, row_dtype), vocab_size
 

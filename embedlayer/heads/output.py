@@ -288,8 +288,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
     @property
     def own_rows(self) -> TokenTable | None:
         """Return the table that stores the rows of an untied head; `None` if it is tied or has a weight."""
-        rows: Any = self._modules.get(ROWS)
-        return rows
+        return cast(TokenTable | None, self._modules.get(ROWS))
 
     # The weight gives the sizes, as in TokenEmbedding, so that an assigned weight of another size is right.
 

@@ -6,4 +6,5 @@ from .lookup import LookupTable as LookupTable
 from .quantized import QuantizedEmbedding as QuantizedEmbedding
 from .quantized import gguf_blocks as gguf_blocks
 from .stored.mapped import MappedEmbedding as MappedEmbedding
+from .stored_embedding import StoredEmbedding as StoredEmbedding
 from .table import TokenTable as TokenTable

@@ -94,7 +94,7 @@ def test_an_embedding_layer_keeps_its_recipe_and_its_head_before_the_product() -
     assert (other.input(ids) - layer.input(ids)).norm() < 0.02 * layer.input(ids).norm()
     assert torch.allclose(other.head(layer.input(ids)), layer.head(layer.input(ids)), atol=0.02)
     assert other.tensor_names == {"norm.weight": ("b",)}
-    assert other.report().dtype == "uint8"
+    assert other.report().dtype == "int8"
 
 
 def test_a_table_of_another_width_is_refused() -> None:

@@ -142,10 +142,9 @@ def write_into_gguf(
             f"of the file itself, by its name."
         )
     new, unchanged_rows = {}, 0
-    head_rows = head.rows if isinstance(head, LookupTable) else lambda start, stop: head[start:stop]
-    for name, rows in ((GGUF_TABLE, table.rows), (GGUF_HEAD, None if head is None else head_rows)):
-        if rows is not None:
-            new[name], equal = _quantised_rows(file, name, rows, sources)
+    for name, source in ((GGUF_TABLE, table), (GGUF_HEAD, head)):
+        if source is not None:
+            new[name], equal = _quantised_rows(file, name, source, sources)
             unchanged_rows = equal if name == GGUF_TABLE else unchanged_rows
     ids = {name: token for token, name in names.items()}
     by_name = {token: ids.get(name, DROPPED) for name, token in old_ids.items()}
@@ -154,12 +153,12 @@ def write_into_gguf(
     return unchanged_rows
 
 
-def _quantised_rows(file: GGUFFile, name: str, rows: Any, sources: Tensor) -> tuple[NewTensor, int]:
+def _quantised_rows(file: GGUFFile, name: str, source: Tensor | LookupTable, sources: Tensor) -> tuple[NewTensor, int]:
     """Return a table in the type of a file, and the number of rows that keep the file's bytes.
 
-    `rows(start, stop)` returns rows `start` to `stop - 1` of the table; `sources` has for each of its rows that of the
-    same token in the file, or -1. If a row must be quantised and `gguf` cannot write the type of the file, the
-    whole table gets the type `FALLBACK_TYPE`, with a warning, and no row keeps its bytes.
+    `source` has the rows of the table; `sources` has for each of its rows that of the same token in the file, or -1. If
+    a row must be quantised and `gguf` cannot write the type of the file, the whole table gets the type `FALLBACK_TYPE`,
+    with a warning, and no row keeps its bytes.
     """
     info, old = file.tensors[name], file.stored_rows(name)
     dtype, size = info.dtype, len(sources)
@@ -169,6 +168,10 @@ def _quantised_rows(file: GGUFFile, name: str, rows: Any, sources: Tensor) -> tu
         places = sources[start : start + len(chunk)]
         old_rows = _numbers(old.index_select(0, places.clamp(min=0)), dtype=info.dtype)
         return (old_rows.float() == chunk.float()).all(1) & (places >= 0)
+
+    def rows(start: int, stop: int) -> Tensor:
+        """Return rows `start` to `stop - 1` of the table."""
+        return source.rows(start, stop) if isinstance(source, LookupTable) else source[start:stop]
 
     step = TABLE_ROWS["cpu"]
     spans = [(start, min(start + step, size)) for start in range(0, size, step)]
