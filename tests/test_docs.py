@@ -114,6 +114,7 @@ def test_every_module_has_its_test_file() -> None:
         f"families/{name}.py": "test_families.py"
         for name in ("records", "causal", "masked", "encoder_decoder", "multimodal", "rotary_settings")
     }
+    together |= {"formats/compiled.py": "kernels/cpu/test_codec.py"}
     together |= {"families/token_ids.py": "census/test_configurations.py"}
     together |= {
         "families/unread_tokenizers.py": "tokenization/test_unread_tokenizers.py",

@@ -12,7 +12,7 @@ FEW_TOKENS = 8
 """Most tokens that a compiled kernel multiplies by the stored rows; of more, dequantised blocks are multiplied."""
 
 CLAIMED_NUMEL = 1 << 16  # numbers that a thread claims at once
-_BLOCK_NUMEL = 1 << 22  # numbers of the rows whose codec is computed at once
+_BLOCK_NUMEL = 1 << 23  # numbers of the rows whose codec is computed at once
 _ROUNDINGS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _DECODE, _LOGITS = Kernel("codec", "decode"), Kernel("codec", "logits")
 
