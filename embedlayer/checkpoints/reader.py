@@ -274,10 +274,25 @@ class Checkpoint(WeightFiles):
 
     @property
     def quantisation(self) -> JsonObject | None:
-        """Return what the configuration states about the quantisation of the model; `None` if it states nothing."""
+        """Return what the configuration states about the quantisation of the model; `None` if it states nothing.
+
+        Raises:
+            CheckpointError: It is stated twice, as MLX does for other readers, with different numbers.
+        """
         nested = self.config.get("text_config")
-        parts = (self.config, nested) if isinstance(nested, dict) else (self.config,)
-        return next((part[key] for part in parts for key in SCHEMES if isinstance(part.get(key), dict)), None)
+        for part in (self.config, nested) if isinstance(nested, dict) else (self.config,):
+            schemes: list[JsonObject] = [part[key] for key in SCHEMES if isinstance(part.get(key), dict)]
+            if not schemes:
+                continue
+            first, last = schemes[0], schemes[-1]
+            for name in sorted(first.keys() & last.keys()):
+                if first[name] != last[name] and not isinstance(first[name], dict):
+                    raise CheckpointError(
+                        f"{self.file(CONFIG)}: {SCHEMES[0]} says {name} {first[name]} and {SCHEMES[1]} says "
+                        f"{last[name]}: correct one of them."
+                    )
+            return first
+        return None
 
     def find(self, *suffixes: str) -> list[str]:
         """Return the names of tensors that end in one of `suffixes`, as `WeightFiles.find` does, and of stored rows.

@@ -166,8 +166,10 @@ class UncomputedLogits(ABC):
 
 
 def _by_a_pass(module: str, name: str, logits: UncomputedLogits) -> Any:
-    """Call a function of `embedlayer.losses` that runs passes over logits: its module, which needs this one, is loaded
-    at the first use."""
+    """Return what a function of `embedlayer.losses` that runs passes gives for logits.
+
+    Its module, which computes with this one, is loaded at the first use.
+    """
     return getattr(import_module(f"embedlayer.losses.{module}"), name)(logits)
 
 

@@ -197,6 +197,8 @@ def next_tokens(
     is requested; on an accelerator there a mask with a row of padding alone too.
     """
     sampling: dict[str, Any] = dict(options)
+    if "logprobs_mode" in sampling and not return_log_probs:
+        raise SizeError("logprobs_mode says which log-probabilities are returned: pass return_log_probs=True too.")
     mode = sampling.pop("logprobs_mode", "raw_logprobs")
     if mode not in get_args(LogprobsMode):
         raise SizeError(f"logprobs_mode must be one of {', '.join(get_args(LogprobsMode))}, not {mode!r}.")

@@ -1,6 +1,7 @@
 """Checkpoints whose table and head a library quantised: read, used, and compared with the dequantised model."""
 
 import copy
+import json
 import re
 from pathlib import Path
 
@@ -198,3 +199,13 @@ def test_every_command_reads_a_quantised_folder(tmp_path, capsys, tied) -> None:
     capsys.readouterr()
     assert run("vocab", "add", source, "new", "-o", tmp_path / "added") == 2
     assert "cannot be moved: they are quantised" in capsys.readouterr().err
+
+
+def test_two_statements_of_the_quantisation_that_differ_are_refused(tmp_path) -> None:
+    write_folder(tmp_path, CASES["MLX 4 bits, groups of 64, bfloat16"](), None)
+    config = json.loads((tmp_path / "config.json").read_text())
+    stated = next(config[key] for key in ("quantization_config", "quantization") if key in config)
+    config |= {"quantization_config": stated, "quantization": {**stated, "bits": 2}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(el.CheckpointError, match="says bits 4 and quantization says 2: correct one of them"):
+        el.load(tmp_path)

@@ -177,7 +177,7 @@ def test_no_result_of_a_token_depends_on_the_others(unchecked: None, name, path,
     threads, context = PATHS[path]
     head, options = HEADS[name](), OPTIONS[choice]
     if name == "overridden" and "head_dtype" in options:  # which an overridden head takes for all calls alone
-        head.head_dtype, options = torch.float32, {}
+        head.head_dtype, options = torch.float32, {}  # type: ignore[assignment]
     torch.set_num_threads(threads)
     with context():
         assert_independent(head, torch.float32, options)

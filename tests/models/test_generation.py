@@ -104,8 +104,12 @@ def test_dropout_is_off_and_the_mode_comes_back() -> None:
         ({"repetition_penalty": math.inf}, "repetition_penalty must be a positive number, not inf"),
         ({"repetition_penalty": math.nan}, "repetition_penalty must be a positive number, not nan"),
         (
-            {"logprobs_mode": "raw_logits"},
+            {"logprobs_mode": "raw_logits", "return_log_probs": True},
             "logprobs_mode must be one of raw_logprobs, processed_logprobs, not 'raw_logits'",
+        ),
+        (
+            {"logprobs_mode": "raw_logprobs"},
+            "logprobs_mode says which log-probabilities are returned: pass return_log_probs=True",
         ),
         ({"head_dtype": torch.float64}, "head_dtype must be torch.float32 or None"),
         ({"max_new_tokens": -1}, "max_new_tokens must be at least 0, not -1"),
