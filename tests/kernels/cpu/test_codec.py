@@ -174,3 +174,12 @@ def test_only_few_float32_tokens_are_multiplied_by_codes(monkeypatch) -> None:
         assert run.call_count == expected
         with kernels_disabled():
             torch.testing.assert_close(logits, table.raw_logits(hidden), rtol=1e-5, atol=2e-5)
+
+
+def test_a_batch_invariant_token_is_multiplied_as_many_are(monkeypatch) -> None:
+    table, hidden, ids = table_of(), torch.randn(3, 64), torch.randint(VOCAB_SIZE, (3,))
+    monkeypatch.setattr(compiled._LOGITS, "run", None)
+    options = {"head_dtype": torch.float32, "batch_invariant": True}
+    together = table.token_log_probs(hidden, ids, **options)
+    assert torch.equal(table.token_log_probs(hidden[1:2], ids[1:2], **options), together[1:2])
+    assert torch.equal(table.logits(hidden[1:2], **options), table.logits(hidden, **options)[1:2])
