@@ -181,7 +181,7 @@ class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
             return F.linear(hidden, stored.dequantise(hidden.dtype))
         tensors = (*stored.rows.values(), *stored.shared.values())
         products: Tensor = times_stored_rows(
-            hidden.reshape(-1, self.embed_dim), json.dumps(describe(stored.format)), True, *tensors
+            hidden.reshape(-1, self.embed_dim), _description_of(stored.format), True, *tensors
         )
         return products.view(*hidden.shape[:-1], products.shape[-1])
 
@@ -210,6 +210,12 @@ def _dtype_of(dtype: torch.dtype | str | None) -> torch.dtype:
     if resolved not in DTYPES.values():
         raise SizeError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype}.")
     return cast(torch.dtype, resolved)
+
+
+@lru_cache(maxsize=64)
+def _description_of(record: StoredFormat) -> str:
+    """Return the description of a record in JSON."""
+    return json.dumps(describe(record))
 
 
 @lru_cache(maxsize=64)

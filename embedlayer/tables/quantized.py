@@ -19,7 +19,7 @@ from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.index_checks import as_ids, length_of
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.core.torch_state import is_current, is_transformed, plain_operators_only
-from embedlayer.formats.compiled import tokens_first
+from embedlayer.formats.compiled import CLAIMED_NUMEL, FEW_TOKENS, tokens_first
 from embedlayer.formats.layouts import GGUFBlocks, RowFormat, RowLayout, row_format_of
 from embedlayer.formats.quantized import QuantizedRows, dequantise
 from embedlayer.formats.rounding import CovarianceRounding, fit_levels, unit_rows
@@ -39,12 +39,6 @@ from embedlayer.tables.table import TokenTable, check_width
 
 ROWS_OF_A_PRODUCT = 1024
 """Least rows in a block that is multiplied by a `(D, D)` matrix: with fewer, reading the matrix takes the time."""
-
-CLAIMED_NUMEL = 1 << 16  # numbers that a thread of a compiled kernel claims at once
-
-FEW_TOKENS = 8
-"""Most tokens that a compiled kernel multiplies by the stored rows; of more, dequantised blocks are multiplied."""
-
 
 PRODUCTS = {
     f"dequantise_{rows}": Kernel("quantized", f"logits_of_{rows}", has_triton=True)

@@ -10,7 +10,6 @@ from embedlayer.formats.stored import StoredFormat, StoredRows
 from embedlayer.io.files import JsonObject
 from embedlayer.saving import describe
 from embedlayer.tables.dense import describe_options
-from embedlayer.tables.lookup import check_sizes
 from embedlayer.tables.packed_rows import PackedRows
 
 
@@ -57,7 +56,6 @@ class StoredEmbedding(PackedRows):
         dtype: torch.dtype | str | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=stored_format.embed_dim)
         super().__init__(
             vocab_size,
             stored_format.embed_dim,

@@ -102,7 +102,7 @@ def multiply(rows: Any, x: Any, out: Any) -> None:
 
 @exact
 def _buffers(width: int, row_bytes: int) -> Any:
-    """Return room for the numbers of some rows, and for their codes: packed, with 8 bytes more, and one to a byte."""
+    """Allocate numbers of some rows, and their codes: packed, with 8 bytes of padding, and one code in each byte."""
     packed = np.zeros(row_bytes + 8, np.uint8)
     return np.empty((ROWS_AT_ONCE, width), np.float32), (packed, np.empty((ROWS_AT_ONCE, width + 7 & -8), np.uint8))
 

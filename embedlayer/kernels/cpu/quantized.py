@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from embedlayer.kernels.cpu.numbers import half, kernel, multiply_add, narrow, prefetch, reduction
+from embedlayer.kernels.cpu.codec import multiply
+from embedlayer.kernels.cpu.numbers import half, kernel, multiply_add, narrow, prefetch
 
 AHEAD = 4
 """Rows between the one that is loaded into the cache and the one that is computed."""
@@ -136,7 +137,7 @@ def logits_of_8_bits(start: int, stop: int, x: Any, packed: Any, row_format: Any
     for first in range(start, stop, ROWS_AT_ONCE):
         last = min(first + ROWS_AT_ONCE, stop)
         dequantise_8_bits(0, last - first, np.arange(first, last), packed, row_format, rows)
-        _multiply(rows, x, out[first:last])
+        multiply(rows, x, out[first:last])
 
 
 @kernel
@@ -146,7 +147,7 @@ def logits_of_4_bits(start: int, stop: int, x: Any, packed: Any, row_scale: Any,
     for first in range(start, stop, ROWS_AT_ONCE):
         last = min(first + ROWS_AT_ONCE, stop)
         dequantise_4_bits(0, last - first, np.arange(first, last), packed, row_scale, row_format, rows)
-        _multiply(rows, x, out[first:last])
+        multiply(rows, x, out[first:last])
 
 
 @kernel
@@ -156,19 +157,7 @@ def logits_of_blocks(start: int, stop: int, x: Any, packed: Any, row_format: Any
     for first in range(start, stop, ROWS_AT_ONCE):
         last = min(first + ROWS_AT_ONCE, stop)
         dequantise_blocks(0, last - first, np.arange(first, last), packed, row_format, rows)
-        _multiply(rows, x, out[first:last])
-
-
-@reduction
-def _multiply(rows: Any, x: Any, out: Any) -> None:
-    """Write the products of rows `(R, D)` and tokens `(N, D)` to `out`, `(r, N)`, for its first r rows."""
-    for r in range(len(out)):
-        row = rows[r]
-        for n in range(len(x)):
-            token, total = x[n], np.float32(0)
-            for i in range(len(token)):
-                total += row[i] * token[i]
-            out[r, n] = total
+        multiply(rows, x, out[first:last])
 
 
 @kernel

@@ -6,6 +6,7 @@ from covering import cases
 from quantised_tables import KINDS, quantised
 
 from embedlayer import QuantizedEmbedding
+from embedlayer.formats.compiled import FEW_TOKENS
 from embedlayer.formats.quantized import dequantise
 from embedlayer.tables import quantized
 
@@ -64,9 +65,7 @@ def test_numbers_depend_neither_on_blocks_nor_on_threads(bits, group_size, block
 
 
 @pytest.mark.usefixtures("kernels")
-@cases(
-    "kind, width, tokens", KINDS, (1, 7, 33, 96), (1, 3, quantized.FEW_TOKENS), pairs=["kind, width", "kind, tokens"]
-)
+@cases("kind, width, tokens", KINDS, (1, 7, 33, 96), (1, 3, FEW_TOKENS), pairs=["kind, width", "kind, tokens"])
 def test_logits_of_few_tokens_are_products_with_the_rows(kind, width, tokens, monkeypatch) -> None:
     bits, group_size = kind
     table = quantised(torch.randn(53, width), bits, group_size)
