@@ -10,8 +10,8 @@ from torch import Tensor
 
 from embedlayer.formats.codec import Codec, unsigned
 from embedlayer.formats.layouts import floats
-from embedlayer.formats.stored import Part, StoredFormat, StoredModule
-from embedlayer.io.gguf_files import dequantise, row_bytes
+from embedlayer.formats.stored import Part, StoredFormat, StoredModule, StoredRows
+from embedlayer.io.gguf_files import can_quantise, dequantise, quantise, row_bytes
 from embedlayer.kernels.kernel import Kernel
 
 _BLOCK_TYPES = ("Q", "IQ", "TQ", "MXFP", "NVFP")
@@ -108,6 +108,20 @@ class GGUFRows(StoredFormat):
         if not len(packed):  # the package divides by the number of blocks
             return packed.new_empty(0, self.embed_dim, dtype=dtype)
         return dequantise(packed, self.block_type).to(packed.device, dtype)
+
+    @property
+    def can_quantise(self) -> bool:
+        """Return whether the package `gguf` quantises to the type."""
+        return can_quantise(self.block_type)
+
+    def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return rows in blocks, as the package `gguf` quantises them."""
+        packed = quantise(values, self.block_type)
+        return super().quantise(values, shared) if packed is None else {"packed": packed.to(values.device)}
+
+    def write(self, stored: StoredRows, module: StoredModule) -> dict[str, Tensor]:
+        """Return the bytes of all rows as `weight`."""
+        return {"weight": stored.rows["packed"]}
 
 
 def _unpacked(packed: UInt8[Tensor, "N bytes"], bits: int, embed_dim: int) -> tuple[Tensor, Tensor, Tensor | None]:

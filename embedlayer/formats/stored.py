@@ -4,13 +4,14 @@ Every format, ours and those of other libraries, is one `StoredFormat`. It recog
 names, types and shapes, and dequantises rows as its own library does, bit for bit.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from embedlayer.core.errors import CheckpointError, SizeError
@@ -112,6 +113,41 @@ class StoredRows(NamedTuple):
         """Return the numbers of all rows in `dtype`, as the library of the format computes them."""
         return self.format.dequantise(self.rows, self.shared, dtype)
 
+    def quantised(self, values: Float[Tensor, "N D"]) -> "StoredRows":
+        """Return the stored tensors of other rows, quantised with the numbers that all rows of this matrix share.
+
+        Raises:
+            CheckpointError: No function quantises to the format, or a number is outside the range of the shared scale.
+        """
+        span = self.format.value_range(self.shared)
+        if span is not None and len(values):
+            low, high = (float(bound) for bound in values.detach().aminmax())
+            factor = max(low / span[0] if span[0] else 0.0, high / span[1])
+            if factor > 1:
+                raise CheckpointError(
+                    f"A number of new rows is {factor:.3g} times the largest one that the scale which all rows of this "
+                    f"{self.format.name} matrix share can store, [{span[0]:.4g}, {span[1]:.4g}]: it would be clipped. "
+                    f"Make the new rows smaller, such as with init='mean'."
+                )
+        return self._replace(rows=self.format.quantise(values.detach(), self.shared))
+
+    @property
+    def row_bytes(self) -> UInt8[Tensor, "N bytes"]:
+        """Return the bytes of each row: those of its parts, one after the other. Those of a single part are a view."""
+        parts = [part.reshape(len(part), part[:1].numel() if len(part) else 0) for part in self.rows.values()]
+        bytes_of = [part.contiguous().view(torch.uint8) for part in parts]
+        return bytes_of[0] if len(bytes_of) == 1 else torch.cat(bytes_of, dim=1)
+
+    def of_bytes(self, row_bytes: UInt8[Tensor, "N bytes"]) -> "StoredRows":
+        """Return the rows of which these are the `row_bytes`, with the shared tensors of this matrix."""
+        parts = self.format.row_parts
+        sizes = [part.dtype.itemsize * math.prod(part.shape) for part in parts.values()]
+        rows = {
+            name: piece.contiguous().view(part.dtype).view(len(piece), *part.shape)
+            for (name, part), piece in zip(parts.items(), row_bytes.split(sizes, dim=1), strict=True)
+        }
+        return self._replace(rows=rows)
+
 
 def _selected(part: Tensor, ids: Tensor) -> Tensor:
     """Return the rows of a stored tensor; numbers of one byte as bytes, since `vmap` does not select FP8."""
@@ -212,6 +248,47 @@ class StoredFormat(Described, ABC):
         codec = self.codec(rows, shared, dtype)
         assert codec is not None
         return codec.decode().to(dtype)
+
+    @property
+    def can_quantise(self) -> bool:
+        """Return whether `quantise` can: by default, whether the format has one."""
+        return type(self).quantise is not StoredFormat.quantise
+
+    def value_range(self, shared: Mapping[str, Tensor]) -> tuple[float, float] | None:
+        """Return the range of numbers that rows can have with shared scales, with half a rounding step at both ends.
+
+        `None`, the default, means any: each row has scales of its own.
+        """
+        return None
+
+    def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the parts of rows with these numbers, byte for byte as the library quantises them.
+
+        Args:
+            values: Numbers of the rows, in any floating-point dtype.
+            shared: The parts that all rows share, which do not change.
+
+        Raises:
+            CheckpointError: No function quantises to this format, and `can_quantise` is false.
+        """
+        raise CheckpointError(f"Rows are not quantised to {self.name}: no function of its library writes it.")
+
+    def write(self, stored: StoredRows, module: StoredModule) -> dict[str, Tensor]:
+        """Return the tensors of a file that store rows, by the rest of their names: the inverse of `read`.
+
+        By default these are the parts, with shared ones in the shape that `module` has. A format that repacks on
+        reading packs here, and sets tensors that state the size.
+
+        Args:
+            stored: The rows.
+            module: The module with the tensors before. One that has none stands for a new file.
+
+        Raises:
+            CheckpointError: The format cannot store this number of rows.
+        """
+        shapes = {name: info.shape for name, info in module.tensors.items()}
+        shared = {name: part.reshape(shapes.get(name, part.shape)) for name, part in stored.shared.items()}
+        return stored.rows | shared
 
     def read(self, module: StoredModule, vocab_size: int) -> StoredRows:
         """Return the stored tensors of the module for which `recognise` returned this record, mapped to the file.
