@@ -177,8 +177,11 @@ def pack(codes: UInt8[Tensor, "N count"], bits: int) -> UInt8[Tensor, "N bytes"]
         >>> pack(torch.tensor([[5, 1, 6]], dtype=torch.uint8), 3).tolist()
         [[141, 1]]
     """
-    if bits == 8:
-        return codes
+    if 8 % bits == 0:
+        each = bits * torch.arange(8 // bits, dtype=torch.uint8, device=codes.device)
+        filled = F.pad(codes, (0, -codes.shape[1] % len(each)))
+        of_bytes: Tensor = (filled.unflatten(1, (-1, len(each))) << each).sum(-1, dtype=codes.dtype)
+        return of_bytes
     places = 8 * torch.arange(bits, device=codes.device)
     starts = bits * torch.arange(8, device=codes.device)
     words = (F.pad(codes, (0, -codes.shape[1] % 8)).unflatten(1, (-1, 8)).long() << starts).sum(-1, keepdim=True)
