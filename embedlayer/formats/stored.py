@@ -168,9 +168,12 @@ class StoredRows(NamedTuple):
         """Return the rows of which these are the `row_bytes`, with the shared tensors of this matrix."""
         parts = self.format.row_parts
         sizes = [part.dtype.itemsize * math.prod(part.shape) for part in parts.values()]
+        pieces = row_bytes.split(sizes, dim=1)
+        if len(parts) > 1:  # copied, since a part of a single row may start where its type cannot
+            pieces = tuple(piece.clone(memory_format=torch.contiguous_format) for piece in pieces)
         rows = {
-            name: piece.contiguous().view(part.dtype).view(len(piece), *part.shape)
-            for (name, part), piece in zip(parts.items(), row_bytes.split(sizes, dim=1), strict=True)
+            name: piece.view(part.dtype).view(len(piece), *part.shape)
+            for (name, part), piece in zip(parts.items(), pieces, strict=True)
         }
         return self._replace(rows=rows)
 
