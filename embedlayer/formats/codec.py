@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Shaped, UInt8
 from torch import Tensor
 
 E2M1 = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], device="cpu")
@@ -148,6 +148,31 @@ BLOCK_FLOATS = {
 
 Reference: OCP Microscaling Formats (MX) Specification 1.0, and NVIDIA's NVFP4.
 """
+
+
+def pack(codes: UInt8[Tensor, "N count"], bits: int, dtype: torch.dtype = torch.uint8) -> Shaped[Tensor, "N words"]:
+    """Return rows of codes packed as `unpack` reads them, the last word of a row filled up with zeros.
+
+    Args:
+        codes: Codes below `2^bits`.
+        bits: Bits of a code, 1 to 8.
+        dtype: Type of integers whose bytes the packed codes are.
+
+    Example:
+        >>> pack(torch.tensor([[5, 1, 6]], dtype=torch.uint8), 3)
+        tensor([[141,   1]], dtype=torch.uint8)
+    """
+    count, per_block = codes.shape[1], 8 // bits if 8 % bits == 0 else 8  # codes in a whole number of bytes
+    wide = codes if 8 % bits == 0 else codes.long()
+    places = bits * torch.arange(per_block, dtype=wide.dtype, device=codes.device)
+    blocks = F.pad(wide, (0, -count % per_block)).unflatten(1, (-1, per_block)) << places
+    packed = blocks.sum(-1, dtype=wide.dtype)
+    if 8 % bits:
+        packed = (packed.unsqueeze(-1) >> 8 * torch.arange(bits, device=codes.device)).to(torch.uint8).flatten(1)
+    size = -(-count * bits // 8)
+    words: Tensor = packed.new_zeros(len(packed), -(-size // dtype.itemsize) * dtype.itemsize)
+    words[:, :size] = packed[:, :size]
+    return words.view(dtype)
 
 
 def unpack(codes: UInt8[Tensor, "N bytes"], bits: int, count: int) -> UInt8[Tensor, "N count"]:

@@ -117,11 +117,14 @@ class StoredRows(NamedTuple):
         """Return the stored tensors of other rows, quantised with the numbers that all rows of this matrix share.
 
         Raises:
-            CheckpointError: No function quantises to the format, or a number is outside the range of the shared scale.
+            CheckpointError: No function quantises to the format, or a number is not finite, outside the range of the
+                shared scale, or so large that the stored row would not be finite.
         """
-        span = self.format.value_range(self.shared)
+        values, span = values.detach(), self.format.value_range(self.shared)
+        if not values.isfinite().all():
+            raise CheckpointError("New rows have NaN or infinity, which no stored row can have.")
         if span is not None and len(values):
-            low, high = (float(bound) for bound in values.detach().aminmax())
+            low, high = (float(bound) for bound in values.aminmax())
             factor = max(low / span[0] if span[0] else 0.0, high / span[1])
             if factor > 1:
                 raise CheckpointError(
@@ -129,7 +132,12 @@ class StoredRows(NamedTuple):
                     f"{self.format.name} matrix share can store, [{span[0]:.4g}, {span[1]:.4g}]: it would be clipped. "
                     f"Make the new rows smaller, such as with init='mean'."
                 )
-        return self._replace(rows=self.format.quantise(values.detach(), self.shared))
+        rows = self._replace(rows=self.format.quantise(values, self.shared))
+        if not rows.dequantise(self.format.dtype).isfinite().all():
+            raise CheckpointError(
+                f"New rows have numbers that are too large for {self.format.name}. Make them smaller."
+            )
+        return rows
 
     @property
     def row_bytes(self) -> UInt8[Tensor, "N bytes"]:
