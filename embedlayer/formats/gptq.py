@@ -118,13 +118,18 @@ class ColumnRows(StoredFormat):
         packed = pack(codes.flatten(1).to(torch.uint8), self.bits)
         return {"qweight": packed, "scales": scale.squeeze(2).to(self.dtype), "qzeros": zero.squeeze(2).to(torch.int16)}
 
+    @property
+    def row_multiple(self) -> int:
+        """Return the least multiple of 8 tokens whose zero points are whole words of 32 bits."""
+        return math.lcm(8, 32 // math.gcd(32, self.bits))
+
     def write(self, stored: StoredRows, module: StoredModule) -> dict[str, Tensor]:
         """Return codes, scales and zero points with tokens as columns.
 
         Raises:
-            CheckpointError: The zero points of all rows are not whole words of 32 bits, or V is no multiple of 8.
+            CheckpointError: The number of rows is no multiple of `row_multiple`.
         """
-        multiple = math.lcm(8, 32 // math.gcd(32, self.bits))
+        multiple = self.row_multiple
         if stored.shape[0] % multiple:
             raise CheckpointError(
                 f"A {self.library} matrix of {self.bits} bits cannot have {stored.shape[0]} rows: their zero "
@@ -233,7 +238,7 @@ class GPTQRows(ColumnRows):
     def words_of_zeros(self, zeros: Tensor) -> Tensor:
         """Return the zero points in words."""
         stored = (zeros.T - self.zero_offset) % 8 if self.bits == 3 else zeros.T
-        return pack(stored.to(torch.uint8), self.bits).contiguous().view(torch.int32) - self.word_offset
+        return pack(stored.to(torch.uint8), self.bits, torch.int32) - self.word_offset
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the parts of rows as GPTQModel's `RTN` and `pack` compute them: rounded to nearest in float32.
@@ -317,7 +322,7 @@ class AWQRows(ColumnRows):
     def words_of_zeros(self, zeros: Tensor) -> Tensor:
         """Return codes of 4 bits in words, transposed."""
         in_words = zeros.T.unflatten(1, (-1, 8))[..., _AWQ_TOKENS].flatten(1)
-        return pack(in_words.to(torch.uint8), 4).contiguous().view(torch.int32)
+        return pack(in_words.to(torch.uint8), 4, torch.int32)
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the parts of rows as AutoAWQ's `pseudo_quantize_tensor` computes them, in the dtype of the scales.
