@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves
 import embedlayer as el
 from embedlayer.tables.stored_embedding import StoredEmbedding
 
-
 READ = [*one_of_each(), "MLX 4 bits, groups of 64, bfloat16", "pack-quantized 4 bits, group, asymmetric, bfloat16"]
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from stored_folders import HEAD, TABLE, one_of_each, words, write_folder
-from stored_formats import CASES, StoredCase, gemma_case, gptq_case, weights
+from stored_formats import CASES, StoredCase, gptq_case, weights
 from torch import Tensor
 
 import embedlayer as el
@@ -17,7 +17,7 @@ from embedlayer.formats.stored import StoredRows
 from embedlayer.vocab import MeanInit
 from embedlayer.vocab.receipt import Receipt
 
-BUILT = {name: CASES[name] for name in one_of_each()}
+BUILT = {name: CASES[name] for name in one_of_each() if "1 bits" not in name}  # rows of 1 bit are zero
 BUILT |= {
     name: CASES[name]
     for name in (
@@ -52,7 +52,7 @@ def mean_of_live(stored: StoredRows) -> Tensor:
 
 
 def check_edit(old: Path, new: Path, receipt: Receipt) -> None:
-    """Check rows, all other tensors, and the configuration of an edit that set new rows to the mean of the live ones."""
+    """Check rows, other tensors and the configuration of an edit that set new rows to the mean of the live ones."""
     before, after, sources = stored_ends(old), stored_ends(new), receipt.row_map.sources
     assert before.keys() == after.keys() == receipt.stored.keys()
     for name, rows in before.items():
