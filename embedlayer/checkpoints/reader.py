@@ -352,6 +352,16 @@ class Checkpoint(WeightFiles):
         with torch.device("cpu"):
             return stored[0].read(self._module(name), stored[1])
 
+    def stored_tensors(self, name: str, rows: StoredRows) -> dict[str, Tensor]:
+        """Return the tensors that store new rows of a weight, by their names: the inverse of `read_stored`.
+
+        The rows have the format that `stored` returned. A `CheckpointError` says that it cannot store this number of
+        rows.
+        """
+        with torch.device("cpu"):
+            tensors, names = rows.format.write(rows, self._module(name)), self.module_tensors(name)
+        return {names[rest]: tensor for rest, tensor in tensors.items()}
+
     def matrix_info(self, name: str) -> TensorInfo:
         """Return `info(name)`; for stored rows shape `(V, D)`, name of the format and number of bytes of the matrix.
 
@@ -390,6 +400,25 @@ class Checkpoint(WeightFiles):
         stored = self.read(name)
         pairs = zip(byte_chunks(stored), byte_chunks(tensor, stored.dtype), strict=True)
         return stored.shape == tensor.shape and all(torch.equal(old, new) for old, new in pairs)
+
+    def is_same(self, name: str, other: str) -> bool:
+        """Return whether two tensors, by their full names, have the same shape, dtype and bits.
+
+        Stored rows are compared by their own bits, codes and scales.
+        """
+        if self.stored(name) != self.stored(other):
+            return False
+        if self.stored(name) is None:
+            return self.info(name).dtype == self.info(other).dtype and self.stores(name, self.read(other))
+        rows, others = (self.read_stored(each) for each in (name, other))
+        parts, other_parts = rows.rows | rows.shared, others.rows | others.shared
+        pairs = (zip(byte_chunks(parts[part]), byte_chunks(other_parts[part]), strict=True) for part in parts)
+        return all(torch.equal(own, other) for chunks in pairs for own, other in chunks)
+
+
+def weight_beside(name: str) -> str:
+    """Return the name of the weight of the module that has a tensor, such as `lm_head.weight` for `lm_head.scales`."""
+    return f"{name.rpartition('.')[0]}{WEIGHT}".lstrip(".")
 
 
 def _config_of(file: GGUFFile) -> JsonObject:
