@@ -42,12 +42,14 @@ def read(case: StoredCase) -> StoredRows:
 
 
 def new_rows(stored: StoredRows) -> Tensor:
-    """Return new rows: random, zero, constant, tiny, of one sign, with an outlier; large if scales are not shared."""
+    """Return new rows: random, zero, constant, tiny, of one sign, with an outlier or ties; large if scales may be."""
     count = 43 if stored.format.row_multiple == 1 else 96  # a head of GPTQ has more rows than columns
     rows = 0.05 * torch.randn(count, stored.shape[1], generator=torch.Generator().manual_seed(1))
     rows[3], rows[4], rows[5], rows[6] = 0.0, -0.125, 1e-7 * rows[6], 0.002 * rows[7]
     rows[7:9], rows[9:11], rows[11, 5] = rows[7:9].abs(), -rows[9:11].abs(), 0.2
     rows[12] *= torch.where(torch.arange(stored.shape[1]) % 5 == 0, 1.0, 0.0)
+    rows[16:24] = (torch.arange(stored.shape[1]) % 49 - 24) / 2.0 ** torch.arange(4, 12).unsqueeze(1)
+    rows[24:32] = torch.randint(-96, 97, (8, stored.shape[1]), generator=torch.Generator().manual_seed(3)) / 64
     if stored.format.value_range(stored.shared) is None:
         rows[13], rows[14], rows[15] = 900 * rows[13], 1e-5, torch.linspace(-1000, 1000, stored.shape[1])
     return rows
