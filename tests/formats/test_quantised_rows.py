@@ -11,7 +11,10 @@ import torch
 from stored_formats import CASES, NAME, OTHER_ROWS, StoredCase
 from torch import Tensor
 
+from embedlayer import QuantizedEmbedding
 from embedlayer.core.errors import CheckpointError
+from embedlayer.formats import GGUFBlocks
+from embedlayer.formats.quantized import QuantizedRows
 from embedlayer.formats.recognition import recognise
 from embedlayer.formats.stored import StoredModule, StoredRows
 
@@ -157,3 +160,14 @@ def test_a_row_of_the_largest_numbers_is_refused_or_stored(stored: StoredRows) -
         numbers = stored.quantised(values).dequantise(torch.float32)
         assert numbers.isfinite().all()
         assert (numbers - values).abs().max() <= 0.5 * 3e38
+
+
+@pytest.mark.parametrize("name", [name for name in OTHER_ROWS if not name.startswith("GGUF")])
+def test_our_own_rows_are_those_of_from_table(name: str) -> None:
+    stored = OTHER_ROWS[name]()
+    assert isinstance(stored.format, QuantizedRows)
+    values, form = new_rows(stored), stored.format.row_format
+    group_size = None if name in ("int8", "int4") else form.group_size
+    layout = form.layout if isinstance(form.layout, GGUFBlocks) else None
+    table = QuantizedEmbedding.from_table(values, form.bits, group_size=group_size, layout=layout)
+    assert_same_tensors(stored.quantised(values), table.stored_rows)
