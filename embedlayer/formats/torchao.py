@@ -178,7 +178,7 @@ class TorchAORows(StoredFormat):
         low, high, top = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0), 2 ** (self.bits - 1)
         is_int8 = self.tensor_type == "Int8Tensor"
         smallest = torch.finfo(torch.float32).eps if is_int8 else torch.finfo(self.dtype).smallest_normal
-        if self.is_symmetric:
+        if self.is_symmetric or not self.has_zero_points:
             scale = (torch.maximum(-low, high) / (top - 0.5)).clamp(min=smallest)
             zero = torch.zeros_like(scale)
         else:
