@@ -306,6 +306,10 @@ class StoredFormat(Described, ABC):
         shared = {name: part.reshape(shapes.get(name, part.shape)) for name, part in stored.shared.items()}
         return stored.rows | shared
 
+    def metadata(self, stored: StoredRows, module: StoredModule) -> dict[str, str]:
+        """Return the metadata of the file that change with the tensors of `write`: by default none. See there."""
+        return {}
+
     def read(self, module: StoredModule, vocab_size: int) -> StoredRows:
         """Return the stored tensors of the module for which `recognise` returned this record, mapped to the file.
 
