@@ -159,7 +159,7 @@ def test_every_command_reads_a_quantised_folder(tmp_path, capsys, tied) -> None:
     write_folder(source, table, None if tied else table)
     words(len(table.rows)).save(str(source / "tokenizer.json"))
     text = tmp_path / "text.txt"
-    text.write_text("t1 t2 t3 t4 t5 t6 " * 200)
+    text.write_text("t1 t2 t3 t4 t5 t6 new " * 200)
     for arguments in (
         ("inspect", source, "--json"),
         ("embed", source, "t1 t2"),
@@ -175,6 +175,7 @@ def test_every_command_reads_a_quantised_folder(tmp_path, capsys, tied) -> None:
     assert run("vocab", "add", source, "new", "-o", tmp_path / "added") == 0
     assert f"Kept     {len(table.rows)}, unchanged bit for bit" in capsys.readouterr().out
     for arguments in (
+        ("vocab", "add", source, "new", "-o", tmp_path / "trained", "--train-on", text, "--steps", 2),
         ("vocab", "remove", tmp_path / "added", "t5", "-o", tmp_path / "removed"),
         ("vocab", "trim", tmp_path / "removed", text, "-o", tmp_path / "trimmed"),
         ("vocab", "undo", tmp_path / "trimmed", "-o", tmp_path / "undone"),

@@ -261,3 +261,29 @@ def test_edits_of_rows_that_share_blocks_are_refused_with_reason_and_advice(tmp_
     ):
         with pytest.raises(el.CheckpointError, match=rf"(?s)model\.embed_tokens.* not read: .*{match}"):
             edit(out=tmp_path / "new")
+
+
+UNKNOWN = {"model_type": "unheard_of", "architectures": ["UnheardOf"]}
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_of_an_unknown_family_the_table_and_its_equal_copies_are_edited_with_a_warning(tmp_path, copies) -> None:
+    table = BUILT["bitsandbytes nf4, float32"]()
+    write_folder(tmp_path / "old", table, table if copies == 2 else None, tied=True, config=UNKNOWN)
+    words(len(table.rows)).save(str(tmp_path / "old" / "tokenizer.json"))
+    with pytest.warns(el.EmbedLayerWarning, match="unknown family .*: only its table, model.embed_tokens.weight"):
+        receipt = edited(tmp_path / "old", tmp_path / "new")
+    ends = stored_ends(tmp_path / "new")
+    assert [rows.shape[0] for rows in ends.values()] == copies * [len(table.rows) + 8]
+    assert all(torch.equal(rows.row_bytes, ends[ENDS[0]].row_bytes) for rows in ends.values())
+    with pytest.warns(el.EmbedLayerWarning, match="unknown family"):
+        receipt.undo(tmp_path / "new", out=tmp_path / "back")
+    assert same_files(tmp_path / "old", tmp_path / "back")
+
+
+@pytest.mark.parametrize("name", ["bitsandbytes nf4, float32", "nvfp4-pack-quantized", MLX])
+def test_of_an_unknown_family_another_stored_matrix_of_as_many_rows_is_refused(tmp_path, name) -> None:
+    head = BUILT[name]()
+    write_folder(tmp_path / "old", head.rows.clone(), head, config=UNKNOWN)
+    with pytest.raises(el.CheckpointError, match=r"unknown family .* lm_head.* 77 rows or columns"):
+        edited(tmp_path / "old", tmp_path / "new")
