@@ -159,7 +159,7 @@ def test_every_command_reads_a_quantised_folder(tmp_path, capsys, tied) -> None:
     write_folder(source, table, None if tied else table)
     words(len(table.rows)).save(str(source / "tokenizer.json"))
     text = tmp_path / "text.txt"
-    text.write_text("t1 t2 t3 t4 t5 t6 new " * 200)
+    text.write_text("t1 t2 t3 t4 t5 t6 new " * 400)
     for arguments in (
         ("inspect", source, "--json"),
         ("embed", source, "t1 t2"),
@@ -174,14 +174,15 @@ def test_every_command_reads_a_quantised_folder(tmp_path, capsys, tied) -> None:
     capsys.readouterr()
     assert run("vocab", "add", source, "new", "-o", tmp_path / "added") == 0
     assert f"Kept     {len(table.rows)}, unchanged bit for bit" in capsys.readouterr().out
-    for arguments in (
+    edits: tuple[tuple[object, ...], ...] = (
         ("vocab", "add", source, "new", "-o", tmp_path / "trained", "--train-on", text, "--steps", 2),
         ("vocab", "remove", tmp_path / "added", "t5", "-o", tmp_path / "removed"),
         ("vocab", "trim", tmp_path / "removed", text, "-o", tmp_path / "trimmed"),
         ("vocab", "undo", tmp_path / "trimmed", "-o", tmp_path / "undone"),
         ("inspect", tmp_path / "trimmed", "--json"),
-    ):
-        assert run(*arguments) == 0, (arguments, capsys.readouterr().err)
+    )
+    for edit in edits:
+        assert run(*edit) == 0, (edit, capsys.readouterr().err)
     weights = [(tmp_path / folder / "model.safetensors").read_bytes() for folder in ("removed", "undone")]
     assert weights[0] == weights[1]
 

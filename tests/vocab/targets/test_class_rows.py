@@ -68,7 +68,7 @@ def test_stored_rows_are_known_by_the_class_also_beside_quantised_blocks(tmp_pat
     save_tensors(tmp_path / "model.safetensors", tensors, metadata)
     found = rows_of_class(Checkpoint.open(tmp_path))
     assert found is not None
-    assert {name: rows.end for name, rows in found[0].items()} == dict(zip(names, ("table", "head"), strict=True))
-    for name, rows in found[0].items():
-        assert rows.decode is not None
-        assert torch.equal(rows.decode(rows.tensor), quantised[name].rows)
+    assert {name: each.end for name, each in found[0].items()} == dict(zip(names, ("table", "head"), strict=True))
+    for name, of_tokens in found[0].items():
+        assert of_tokens.decode is not None
+        assert torch.equal(of_tokens.decode(of_tokens.tensor), quantised[name].rows)
