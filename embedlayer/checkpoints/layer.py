@@ -240,10 +240,11 @@ class EmbeddingLayer(Pretrained):
         """Write a copy of a checkpoint to `out_dir`, in which the tensors of this layer replace those that `load` read.
 
         All other tensors are copied from file to file. Tied names, the index of shards and the stored dtypes stay. A
-        table with another number of rows changes `vocab_size`. If the vocabulary is another one, second copies in
-        safetensors get the same rows, and files that hold values by token and cannot be edited, such as `optimizer.pt`,
-        are left out with a warning. Tokenizer and token IDs in configurations stay those of the checkpoint: edit the
-        folder with `edit_vocabulary` to move tokens that they name. The new folder appears complete or not at all.
+        table with another number of rows changes `vocab_size`. A quantised table is written in the format of the
+        checkpoint. If the vocabulary is another one, second copies in safetensors get the same rows, and files that
+        hold values by token and cannot be edited, such as `optimizer.pt`, are left out with a warning. Tokenizer and
+        token IDs in configurations stay those of the checkpoint: edit the folder with `edit_vocabulary` to move tokens
+        that they name. The new folder appears complete or not at all.
 
         Args:
             checkpoint_dir: Folder with the safetensors files from which this layer was loaded; it does not change.
@@ -253,18 +254,18 @@ class EmbeddingLayer(Pretrained):
             The changed tensors and files.
 
         Raises:
-            CheckpointError: The layer belongs to another checkpoint; or its table was computed from several tensors, so
-                that it cannot be put back (model2vec with a mapping or weights); or its vocabulary was edited, and the
-                checkpoint may have more tensors with a row for each token, which this layer lacks (`is_part`); or
-                another safetensors file has values of tokens that cannot be moved, such as an adapter.
+            CheckpointError: The layer belongs to another checkpoint, or to one in another format; or its table was
+                computed from several tensors, so that it cannot be put back (model2vec with a mapping or weights); or
+                the format cannot store this number of rows (GPTQ and AWQ: a multiple of 8); or its vocabulary was
+                edited, and the checkpoint may have more tensors with a row for each token, which this layer lacks
+                (`is_part`); or another safetensors file has values of tokens that cannot be moved, such as an adapter.
             FileError: `checkpoint_dir` is no folder; or `out_dir` is not empty, or cannot be written.
 
         Warns:
             EmbedLayerWarning: Files are left out.
         """
-        names, is_edited = self.tensor_names, self.is_edited
-        tensors = tensors_of_layer(self.state_dict(), names, is_part=self.is_part, is_edited=is_edited)
-        return write_tensors(tensors, checkpoint_dir, out_dir, table=names["table.weight"][0], is_edited=is_edited)
+        tensors = tensors_of_layer(self, self.tensor_names, is_part=self.is_part, is_edited=self.is_edited)
+        return write_tensors(tensors, checkpoint_dir, out_dir, table=next(iter(tensors)), is_edited=self.is_edited)
 
     @property
     def tokenizer(self) -> Tokenizer | None:

@@ -9,7 +9,9 @@ from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.checkpoints.reading.model import checkpoint_family, tensor_rules
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families import META_LLAMA, Family, family_of
-from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, Header, read_header
+from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, DTYPES, Header, TensorInfo, read_header
+from embedlayer.io.weight_files import WeightFiles, find_folder
+from embedlayer.saving import FLOATS
 
 Copies = dict[str, dict[str, str]]
 """From the path of a file to its copies: from the name of a tensor in the file to that of the tensor it copies."""
@@ -28,7 +30,9 @@ def find_copies(folder: Path, checkpoint: Checkpoint, aliases: Mapping[str, str]
 
     Such files are copies in another dtype (`model.fp16.safetensors`) or layout (`consolidated.safetensors`). Their rows
     are those of the checkpoint in the dtype of the copy. `aliases` maps each name of such a tensor in the checkpoint to
-    one of its names; that of the table is first. Files that an edit leaves out are not read.
+    one of its names; that of the table is first. Files that an edit leaves out are not read. Of stored rows, a copy is
+    in floating point (`is_dense`), or has the same bytes under the same names: then the result has the name of the
+    weight that they replace.
 
     Raises:
         CheckpointError: An adapter has values of tokens. Or another file has a tensor with as many rows or columns as
@@ -43,7 +47,8 @@ def find_copies(folder: Path, checkpoint: Checkpoint, aliases: Mapping[str, str]
     keys = list(dict.fromkeys(aliases.values()))
     rules = tensor_rules(checkpoint)
     ends = {key: ("table" if key == keys[0] else rule.end if (rule := rules[key]) else None) for key in keys}
-    num_rows = checkpoint.info(keys[0]).shape[0]
+    shapes = {key: checkpoint.matrix_info(key).shape for key in keys}
+    num_rows = shapes[keys[0]][0]
     for file in other_safetensors(folder, left_out):
         path = folder / file
         if path in own:
@@ -52,20 +57,54 @@ def find_copies(folder: Path, checkpoint: Checkpoint, aliases: Mapping[str, str]
         if path.name == ADAPTER_WEIGHTS:
             _check_adapter(file, header, aliases, [] if family is None else [family], "PeftModel.merge_and_unload()")
             continue
+        stored = _stored_copies(checkpoint, aliases, file, path, header)
+        copies |= {file: stored} if stored else {}
+        parts = {part for name in stored for part in checkpoint.module_tensors(name).values()}
         for name, info in header.tensors.items():
             key = aliases.get(name)
+            if name in parts:
+                continue
             if key is None and name not in checkpoint.names:
                 rule = tensor_rule(name, families, model_type)
-                alike = {each: ends[each] for each in keys if checkpoint.info(each).shape == info.shape}
+                alike = {each: ends[each] for each in keys if shapes[each] == info.shape}
                 end = None if rule is None else rule.end
                 wanted = (end, "table") if end in ("table", "head") else (end,) if end else ()  # a head may be tied
                 key = next((name for one in wanted for name, own_end in alike.items() if own_end == one), None)
                 if key is None and num_rows in info.shape:
                     raise _unknown(file, name, info.shape)
             if key is not None:
-                if info.shape != checkpoint.info(key).shape:
+                if info.shape != shapes[key] or not is_dense(info):
                     raise _unknown(file, name, info.shape)
                 copies.setdefault(file, {})[name] = key
+    return copies
+
+
+def is_dense(info: TensorInfo | None) -> bool:
+    """Return whether a tensor, `None` for a missing one, is stored in floating point of at least 16 bits."""
+    return info is not None and DTYPES.get(info.dtype) in FLOATS
+
+
+def _stored_copies(
+    checkpoint: Checkpoint, aliases: Mapping[str, str], file: str, path: Path, header: Header
+) -> dict[str, str]:
+    """Return which stored rows of a checkpoint another file has with the same bytes: from name to key of the weight.
+
+    Raises:
+        CheckpointError: It has some of their tensors, or other bytes.
+    """
+    place = find_folder(path)
+    assert place is not None
+    other, copies = WeightFiles(place[0], path.name), dict[str, str]()
+    for name, key in aliases.items():
+        parts = {*checkpoint.module_tensors(name).values()} if checkpoint.stored(name) else set()
+        present = sorted(parts & header.tensors.keys())
+        if not present or is_dense(header.tensors.get(name)):
+            continue
+        kinds = ({part: each.info(part).dtype for part in present} for each in (other, checkpoint))
+        is_whole = len(present) == len(parts) and next(kinds) == next(kinds)
+        if not is_whole or not all(checkpoint.stores(part, other.read(part)) for part in present):
+            raise _unknown(file, present[0], header.tensors[present[0]].shape)
+        copies[name] = key
     return copies
 
 

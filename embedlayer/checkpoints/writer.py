@@ -8,16 +8,18 @@ import shutil
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from embedlayer.census.files import files_left_out, is_left_out, left_out_message
 from embedlayer.checkpoints.meta_layout import PARAMS
-from embedlayer.checkpoints.reader import CONFIG, Checkpoint
+from embedlayer.checkpoints.reader import CONFIG, WEIGHT, Checkpoint
 from embedlayer.checkpoints.reading.model import checkpoint_family, tensor_rules
-from embedlayer.checkpoints.second_copies import find_copies
+from embedlayer.checkpoints.second_copies import Copies, find_copies, is_dense
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, FileError
+from embedlayer.formats.stored import StoredRows
 from embedlayer.io.files import check_new_folder, new_folder, read_json, write_json
 from embedlayer.io.partials import PARTIAL
 from embedlayer.io.safetensors_files import (
@@ -25,10 +27,14 @@ from embedlayer.io.safetensors_files import (
     Header,
     TensorInfo,
     copy_bytes,
-    encode_header,
+    header_of_copy,
     read_header,
     write_tensor,
 )
+from embedlayer.tables.packed_rows import PackedRows
+
+Rows = Tensor | StoredRows
+"""New content of a tensor, or the new rows of a weight that a checkpoint stores in a format of its own."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +58,29 @@ class WriteReceipt:
     left_out: tuple[str, ...] = ()
 
 
-def tensors_of_layer(
-    state: Mapping[str, Tensor], names: Mapping[str, Sequence[str]], *, is_part: bool, is_edited: bool
-) -> dict[str, Tensor]:
-    """Return the tensors of an `EmbeddingLayer` by their names in the checkpoint, for `write_tensors`.
+def weight_names(layer: nn.Module, names: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    """Return the names of an `EmbeddingLayer`'s tensors in its checkpoint, with one entry for a table of stored rows.
 
-    The arguments are attributes of the layer, and its `state_dict()`. Layers that `EmbeddingLayer.write_into` refuses
-    are a `CheckpointError`.
+    `names` is its attribute `tensor_names`. The tensors of such a table are one entry under the name of the table in
+    the layer, with the names of the weights that they replace in the checkpoint.
+    """
+    tables = [name for name, part in layer.named_modules() if isinstance(part, PackedRows)]
+    weights: dict[str, tuple[str, ...]] = {}
+    for key, own in names.items():
+        table = next((each for each in tables if key.startswith(f"{each}.")), None)
+        modules = (name.rpartition(".")[0] for name in own)
+        replaced = tuple(f"{module}{WEIGHT}".lstrip(".") for module in modules)
+        weights |= {key: tuple(own)} if table is None else {table: replaced}
+    return weights
+
+
+def tensors_of_layer(
+    layer: nn.Module, names: Mapping[str, Sequence[str]], *, is_part: bool, is_edited: bool
+) -> dict[str, Rows]:
+    """Return the tensors of an `EmbeddingLayer` by their names in the checkpoint, for `write_tensors`; the table first.
+
+    Stored rows are under the names of the weights that they replace. `names` is the attribute `tensor_names` of the
+    layer, and so are the other arguments. Layers that `EmbeddingLayer.write_into` refuses are a `CheckpointError`.
     """
     if is_part and is_edited:
         raise CheckpointError(
@@ -67,26 +89,25 @@ def tensors_of_layer(
             "would stay in the old order. Edit the checkpoint's folder with edit_vocabulary, or load the whole "
             "layer before the edit."
         )
+    state = layer.state_dict()
     if unmatched := sorted(state.keys() ^ names.keys()):
         raise CheckpointError(
             f"{', '.join(unmatched)} of this layer and the checkpoint's tensors are not one to one, so they cannot "
             f"be put back. Save the layer by itself with save_pretrained."
         )
-    if "table.weight" not in names:
-        raise CheckpointError(
-            "The table of this layer is quantised, and is not written into a checkpoint. Save the layer by itself with "
-            "save_pretrained."
-        )
-    return {name: state[key] for key, of_key in names.items() for name in of_key}
+    weights = weight_names(layer, names)
+    tables = {name: part.stored_rows for name, part in layer.named_modules() if isinstance(part, PackedRows)}
+    ordered = sorted(weights, key=lambda key: key not in ("table", "table.weight"))
+    return {name: tables[key] if key in tables else state[key] for key in ordered for name in weights[key]}
 
 
 def write_tensors(
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, Rows],
     checkpoint_dir: Path | str,
     out_dir: Path | str,
     *,
     table: str,
-    copies: Mapping[str, Mapping[str, Tensor]] | None = None,
+    copies: Mapping[str, Mapping[str, Rows]] | None = None,
     left_out: Collection[str] = (),
     is_edited: bool = False,
     axes: Mapping[str, int] | None = None,
@@ -99,7 +120,8 @@ def write_tensors(
 
     Args:
         tensors: New tensors by their names in the checkpoint; each is stored in the dtype of the old one. A bias of the
-            head `(V,)` is stored as `(1, V)` if the old one is (BART).
+            head `(V,)` is stored as `(1, V)` if the old one is (BART). Stored rows are under the name of the weight
+            that they replace, and have the format of the old ones.
         checkpoint_dir: A folder in Hugging Face's layout, with one safetensors file or several and an index.
         out_dir: A folder that does not exist or is empty.
         table: Name of the token table, which must be a key of `tensors`.
@@ -133,18 +155,18 @@ def write_tensors(
             f"{checkpoint.gguf.path} is a GGUF file: write into it with embedlayer.vocab.write_into_gguf, or edit its "
             f"vocabulary by the name of the file."
         )
-    if (inner := checkpoint.info(table).file.parent) != source:
+    if (inner := checkpoint.matrix_info(table).file.parent) != source:
         raise CheckpointError(
             f"The weights of {source} are in the folder {inner.name}, which modules.json names: edit {inner}, and put "
             f"the result in its place."
         )
-    old_rows, rows = checkpoint.info(table).shape[0], tensors[table].shape[0]
+    old_rows, rows = checkpoint.matrix_info(table).shape[0], tensors[table].shape[0]
     family = checkpoint_family(checkpoint)
     spec = None if family is None else family.per_layer
     per_layer = [] if spec is None else checkpoint.find(spec.table)
     moved = _expected_shapes(checkpoint, old_rows, rows)
     for name, axis in (axes or {}).items():
-        old_shape = checkpoint.info(name).shape
+        old_shape = checkpoint.matrix_info(name).shape
         moved[name] = (*old_shape[:axis], rows, *old_shape[axis + 1 :])
     if rows != old_rows and (unmoved := sorted(moved.keys() - tensors.keys())):
         load_all = (
@@ -157,17 +179,17 @@ def write_tensors(
             f"{rows:,}{load_all}."
         )
     tensors = {
-        name: tensor[None] if len(moved.get(name, ())) == 2 and tensor.dim() == 1 else tensor
-        for name, tensor in tensors.items()
+        name: rows[None] if isinstance(rows, Tensor) and rows.dim() == 1 and len(moved.get(name, ())) == 2 else rows
+        for name, rows in tensors.items()
     }
     of_tokens = [table]
     for name, tensor in tensors.items():
-        old_shape = checkpoint.info(name).shape
-        is_copy = family is None and old_shape == checkpoint.info(table).shape
+        old_shape = checkpoint.matrix_info(name).shape
+        is_copy = family is None and old_shape == checkpoint.matrix_info(table).shape
         of_tokens += [name] if is_copy or name in moved else []
         expected = (rows, *old_shape[1:]) if name == table or is_copy else moved.get(name, old_shape)
-        if name in per_layer and len(tensor) <= rows:  # it may lack the last tokens (Gemma 3n)
-            expected = (len(tensor), *old_shape[1:])
+        if name in per_layer and tensor.shape[0] <= rows:  # it may lack the last tokens (Gemma 3n)
+            expected = (tensor.shape[0], *old_shape[1:])
         if tuple(tensor.shape) != expected:
             raise CheckpointError(
                 f"{name} has shape {list(old_shape)} in {checkpoint.name}, so that with a table of {rows:,} rows "
@@ -176,11 +198,15 @@ def write_tensors(
     if copies is None and (is_edited or rows != old_rows):
         stale = files_left_out(source)
         keys_by_file = find_copies(source, checkpoint, {name: name for name in of_tokens}, stale)
+        _check_precision(checkpoint, source, keys_by_file)
         copies = {file: {name: tensors[key] for name, key in keys.items()} for file, keys in keys_by_file.items()}
         left_out = tuple(stale)
         if stale:
             warnings.warn(left_out_message(stale), EmbedLayerWarning, stacklevel=3)
-    changed = {name: tensor for name, tensor in tensors.items() if not checkpoint.stores(name, tensor)}
+    numel = sum(prod(new.shape) - prod(checkpoint.matrix_info(name).shape) for name, new in tensors.items())
+    plain_copies = {file: _plain(checkpoint, of_file) for file, of_file in (copies or {}).items()}
+    plain = _plain(checkpoint, tensors)
+    changed = {name: tensor for name, tensor in plain.items() if not checkpoint.stores(name, tensor)}
     rewritten = {file: header for file, header in checkpoint.headers.items() if header.tensors.keys() & changed.keys()}
     copied: list[str] = []
     with new_folder(target) as partial:
@@ -194,17 +220,49 @@ def write_tensors(
                 if metadata.get("vocab_size") == str(old_rows):
                     metadata = {**metadata, "vocab_size": str(rows)}
                 _stream(file, partial / name, rewritten[name], changed, metadata)
-            elif copies is not None and name in copies:
+            elif name in plain_copies:
                 header = read_header(file)
-                _stream(file, partial / name, header, copies[name], header.metadata)
+                _stream(file, partial / name, header, plain_copies[name], header.metadata)
             else:
                 shutil.copyfile(file, partial / name)
                 copied += [name]
         sizes = {"vocab_size": rows}
         if spec is not None and changed.keys() & {*per_layer}:
             sizes[spec.rows] = len(changed[per_layer[0]])
-        _rewrite_json(partial, checkpoint, old_rows, sizes, changed)
-    return WriteReceipt(tuple(sorted(changed)), (*rewritten, *(copies or ())), tuple(copied), rows, tuple(left_out))
+        _rewrite_json(partial, checkpoint, old_rows, sizes, changed, numel)
+    return WriteReceipt(tuple(sorted(changed)), (*rewritten, *plain_copies), tuple(copied), rows, tuple(left_out))
+
+
+def _plain(checkpoint: Checkpoint, tensors: Mapping[str, Rows]) -> dict[str, Tensor]:
+    """Return new content by the names of tensors in the files, in which stored rows are several tensors.
+
+    Raises:
+        CheckpointError: The checkpoint stores a weight in another way, or its format cannot store this number of rows.
+    """
+    plain: dict[str, Tensor] = {}
+    for name, rows in tensors.items():
+        stored, record = checkpoint.stored(name), None if isinstance(rows, Tensor) else rows.format
+        if (None if stored is None else stored[0]) != record:
+            old, new = (
+                "numbers in floating point" if each is None else each.name for each in (stored and stored[0], record)
+            )
+            raise CheckpointError(
+                f"{checkpoint.name} stores {name} as {old}, and the new rows are {new}. Load the layer from this "
+                f"checkpoint, and change that."
+            )
+        plain |= {name: rows} if isinstance(rows, Tensor) else checkpoint.stored_tensors(name, rows)
+    return plain
+
+
+def _check_precision(checkpoint: Checkpoint, folder: Path, copies: Copies) -> None:
+    """Raise a `CheckpointError` if a second copy has numbers in floating point for stored rows of the checkpoint."""
+    for file, keys in copies.items():
+        tensors = read_header(folder / file).tensors
+        if dense := [name for name, key in keys.items() if is_dense(tensors.get(name)) and checkpoint.stored(key)]:
+            raise CheckpointError(
+                f"{file} has {dense[0]} in floating point, of which {checkpoint.name} has quantised rows: its rows do "
+                f"not follow from these. Edit the vocabulary of the folder instead, or move {file} out of it."
+            )
 
 
 def _expected_shapes(checkpoint: Checkpoint, old_rows: int, rows: int) -> dict[str, tuple[int, ...]]:
@@ -215,8 +273,8 @@ def _expected_shapes(checkpoint: Checkpoint, old_rows: int, rows: int) -> dict[s
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for name, rule in tensor_rules(checkpoint).items():
-        shape = [*checkpoint.info(name).shape]
-        if rule is not None and rule.end is not None and shape and shape[rule.axis] == old_rows:
+        shape = [] if rule is None or rule.end is None else [*checkpoint.matrix_info(name).shape]
+        if rule is not None and shape and shape[rule.axis] == old_rows:
             shape[rule.axis] = rows
             shapes[name] = tuple(shape)
         elif rule is not None and rule.end == "per_layer":
@@ -231,12 +289,14 @@ def _stream(
 
     `changed` has the new tensors by name, which may have other shapes. Those that the old file lacks are ignored.
     """
-    entries = {name: (info.dtype, info.shape, info.nbytes) for name, info in header.tensors.items()}
-    for name in entries.keys() & changed.keys():
-        dtype, shape = header.tensors[name].dtype, tuple(changed[name].shape)
-        entries[name] = dtype, shape, _stored_bytes(changed[name], header.tensors[name])
+    sizes = {
+        name: (changed[name].shape, _stored_bytes(changed[name], info))
+        if name in changed
+        else (info.shape, info.nbytes)
+        for name, info in header.tensors.items()
+    }
     with source.open("rb") as old, target.open("wb") as new:
-        new.write(encode_header(entries, metadata))
+        new.write(header_of_copy(old, sizes, metadata))
         for name, info in header.tensors.items():
             if name in changed:
                 write_tensor(new, changed[name], info.torch_dtype)
@@ -245,12 +305,18 @@ def _stream(
 
 
 def _rewrite_json(
-    folder: Path, checkpoint: Checkpoint, old_rows: int, sizes: Mapping[str, int], changed: Mapping[str, Tensor]
+    folder: Path,
+    checkpoint: Checkpoint,
+    old_rows: int,
+    sizes: Mapping[str, int],
+    changed: Mapping[str, Tensor],
+    numel: int,
 ) -> None:
     """Update the numbers of rows in `config.json` and `params.json`, and the sizes in the shard index.
 
     A file that is missing stays missing, and a file that states no such sizes stays as it is. `sizes` has the number of
-    rows of the new table for each configuration key; `changed` the new tensors by name.
+    rows of the new table for each configuration key; `changed` the new tensors by name. `numel` is the number of added
+    numbers; a matrix of stored rows counts V D, as in mlx-lm.
     """
     config = folder / CONFIG
     if config.is_file():
@@ -269,12 +335,11 @@ def _rewrite_json(
         content = read_json(index)
         metadata = content.get("metadata")
         if isinstance(metadata, dict):
-            for name, tensor in changed.items():
-                info = checkpoint.info(name)
-                added = _stored_bytes(tensor, info) - info.nbytes
-                for key, size in (("total_size", 1), ("total_parameters", info.torch_dtype.itemsize)):
-                    if isinstance(metadata.get(key), int | float):
-                        metadata[key] += added // size
+            infos = {name: checkpoint.info(name) for name in changed}
+            nbytes = sum(_stored_bytes(tensor, infos[name]) - infos[name].nbytes for name, tensor in changed.items())
+            for key, added in (("total_size", nbytes), ("total_parameters", numel)):
+                if isinstance(metadata.get(key), int | float):
+                    metadata[key] += added
         write_json(index, content)
 
 

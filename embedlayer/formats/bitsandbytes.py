@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.formats.codec import Codec
+from embedlayer.formats.codec import Codec, pack
 from embedlayer.formats.refused import CROSSING_BLOCKS
-from embedlayer.formats.stored import Part, StoredFormat, StoredModule, whole_groups
+from embedlayer.formats.stored import Part, StoredFormat, StoredModule, StoredRows, whole_groups
 from embedlayer.io.files import JsonObject
 from embedlayer.io.safetensors_files import DTYPES
 
-STATES = {f"weight.quant_state.bitsandbytes__{kind}": kind for kind in ("nf4", "fp4")}
+_STATE = "weight.quant_state.bitsandbytes__"
+STATES = {f"{_STATE}{kind}": kind for kind in ("nf4", "fp4")}
 """Names of the tensor with the sizes of a matrix of 4 bits, and what each says about the codes."""
 
 _INVERSE_127 = 7.874015718698502e-3
@@ -66,6 +68,16 @@ class Int8Rows(StoredFormat):
     def dequantise(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """Return the numbers of rows in `dtype`."""
         return (rows["weight"] * rows["SCB"].unsqueeze(1) * _INVERSE_127).to(dtype)
+
+    def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return codes and scales, as `int8_vectorwise_quant` computes them of rows in float16.
+
+        Codes of a row of zeros are 0; bitsandbytes divides zero by zero there.
+        """
+        halves = values.to(torch.float16)
+        largest = halves.abs().amax(1).to(torch.float32)
+        factor = (127.0 / largest).where(largest > 0, 0.0).unsqueeze(1)
+        return {"weight": (halves * factor).round().to(torch.int8), "SCB": largest}
 
 
 @dataclass(frozen=True)
@@ -159,6 +171,32 @@ class FourBitRows(StoredFormat):
         """Return the rows as a compiled kernel reads them."""
         levels = shared["quant_map"]
         return Codec(rows["weight"], 4, levels, rows["absmax"], self.block_size, self.embed_dim, torch.float32)
+
+    def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return codes and absmax, as `quantize_4bit` computes them on a CPU: the nearest number of the map.
+
+        Of numbers in the middle between two of them it is the smaller one.
+        """
+        blocks = values.to(torch.float32).unflatten(1, (self.embed_dim // self.block_size, self.block_size))
+        absmax = blocks.abs().amax(2)
+        scaled = (blocks * (1.0 / absmax.clamp(min=1e-38)).unsqueeze(2)).clamp(-1, 1).flatten(1)
+        levels, order = shared["quant_map"].sort(stable=True)
+        codes = order[torch.bucketize(scaled, (levels[:-1] + levels[1:]) / 2)]
+        return {"weight": pack(codes.to(torch.uint8), 4), "absmax": absmax}
+
+    def write(self, stored: StoredRows, module: StoredModule) -> dict[str, Tensor]:
+        """Return codes with the first one in the high bits, absmax, the map, and the JSON state with the new shape."""
+        codes, levels = stored.rows["weight"], stored.shared["quant_map"]
+        name = next((name for name in STATES if name in module.tensors), None)
+        kind = "nf4" if levels[1] < 0 else "fp4"
+        sizes = {"quant_type": kind, "blocksize": self.block_size, "dtype": self.row_dtype}
+        state = (sizes if name is None else _state(module, name)) | {"shape": [*stored.shape]}
+        return {
+            "weight": (codes << 4 | codes >> 4).reshape(-1, 1),
+            "weight.absmax": stored.rows["absmax"].reshape(-1),
+            "weight.quant_map": levels,
+            name or f"{_STATE}{kind}": torch.tensor([*json.dumps(state).encode()], dtype=torch.uint8, device="cpu"),
+        }
 
 
 def _state(module: StoredModule, name: str) -> JsonObject:

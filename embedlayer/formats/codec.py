@@ -168,3 +168,22 @@ def unpack(codes: UInt8[Tensor, "N bytes"], bits: int, count: int) -> UInt8[Tens
         words = (blocks[..., starts // 8] | blocks[..., following] << 8) >> starts % 8
     unpacked: Tensor = (words & (1 << bits) - 1).to(torch.uint8).flatten(1)[:, :count]
     return unpacked
+
+
+def pack(codes: UInt8[Tensor, "N count"], bits: int) -> UInt8[Tensor, "N bytes"]:
+    """Return rows of codes below `2^bits` packed as `unpack` reads them; the last byte of a row is filled with zeros.
+
+    Example:
+        >>> pack(torch.tensor([[5, 1, 6]], dtype=torch.uint8), 3).tolist()
+        [[141, 1]]
+    """
+    if 8 % bits == 0:
+        each = bits * torch.arange(8 // bits, dtype=torch.uint8, device=codes.device)
+        filled = F.pad(codes, (0, -codes.shape[1] % len(each)))
+        of_bytes: Tensor = (filled.unflatten(1, (-1, len(each))) << each).sum(-1, dtype=codes.dtype)
+        return of_bytes
+    places = 8 * torch.arange(bits, device=codes.device)
+    starts = bits * torch.arange(8, device=codes.device)
+    words = (F.pad(codes, (0, -codes.shape[1] % 8)).unflatten(1, (-1, 8)).long() << starts).sum(-1, keepdim=True)
+    packed: Tensor = (words >> places & 255).to(torch.uint8).flatten(1)[:, : -(-codes.shape[1] * bits // 8)]
+    return packed

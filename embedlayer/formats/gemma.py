@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.formats.codec import Codec, shifted, signed
+from embedlayer.formats.codec import Codec, pack, shifted, signed
 from embedlayer.formats.stored import Part, StoredFormat, StoredModule, codec_dtype, whole_groups
 
 METHOD = "gemma"
@@ -98,6 +99,20 @@ class GemmaRows(StoredFormat):
         scale = rows[_scale_name(self.codes)].to(rounding)
         codes = rows[self.codes].view(torch.uint8)
         return Codec(codes, self.bits, levels, scale, self.group_size, self.embed_dim, rounding)
+
+    def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return codes and scales of rows, by a rule of our own: no public code writes these files.
+
+        The scale of a group is its largest absolute value, divided by `2^(bits - 1) - 1`; numbers are rounded to the
+        nearest code. The code `-2^(bits - 1)` is not used.
+        """
+        highest = 2 ** (self.bits - 1) - 1
+        groups = values.to(torch.float32).unflatten(1, (self.embed_dim // self.group_size, self.group_size))
+        scale = groups.abs().amax(2, keepdim=True) / highest
+        divisor = scale.where(scale > 0, torch.inf)  # a group of zeros has a scale of 0, and codes of 0
+        codes = (groups / divisor).round().clamp(-highest, highest).flatten(1)
+        packed = codes.to(torch.int8) if self.bits == 8 else pack((codes + highest + 1).to(torch.uint8), self.bits)
+        return {self.codes: packed, _scale_name(self.codes): scale.squeeze(2)}
 
 
 def _scale_name(codes: str) -> str:

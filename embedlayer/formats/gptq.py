@@ -1,22 +1,28 @@
 """Heads that GPTQ and AWQ quantised. Their files have tokens as columns; they are repacked into rows on reading."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.formats.codec import Codec, unpack, unsigned
+from embedlayer.core.errors import CheckpointError
+from embedlayer.formats.codec import Codec, pack, unpack, unsigned
 from embedlayer.formats.refused import COLUMN_ORDER, FULL_PRECISION, GPTQ_EMBEDDING
-from embedlayer.formats.stored import Part, StoredFormat, StoredModule, whole_groups
+from embedlayer.formats.stored import Part, StoredFormat, StoredModule, StoredRows, whole_groups
 from embedlayer.io.safetensors_files import DTYPES
 
 _FLOATS = ("F16", "BF16", "F32")
 _BITS = (2, 3, 4, 8)
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
 """Place in a word of AWQ of each of 8 neighbouring tokens."""
+
+_AWQ_TOKENS = [0, 2, 4, 6, 1, 3, 5, 7]
+"""Token at each place in a word of AWQ."""
 
 _TOKENS_AT_ONCE = 4096
 
@@ -72,6 +78,14 @@ class ColumnRows(StoredFormat):
     def rows_of_zeros(self, words: Tensor, vocab_size: int) -> Tensor:
         """Return the zero points `(V, G)` of the stored words."""
 
+    @abstractmethod
+    def columns_of_codes(self, rows: Tensor) -> Tensor:
+        """Return the stored columns of rows of packed codes: the inverse of `rows_of_codes`."""
+
+    @abstractmethod
+    def words_of_zeros(self, zeros: Tensor) -> Tensor:
+        """Return the stored words of zero points `(V, G)`: the inverse of `rows_of_zeros`."""
+
     def read_part(self, module: StoredModule, part: str, vocab_size: int) -> Tensor:
         """Read a part and repack it: the file has no row per token in it."""
         tensor = module.read(part)
@@ -94,6 +108,34 @@ class ColumnRows(StoredFormat):
             zero=rows["qzeros"],
         )
 
+    def groups_of(self, values: Float[Tensor, "N D"]) -> Float[Tensor, "N G group_size"]:
+        """Return the numbers of each group of columns."""
+        groups: Tensor = values.unflatten(1, (self.embed_dim // self.group_size, self.group_size))
+        return groups
+
+    def parts_of(self, codes: Tensor, scale: Tensor, zero: Tensor) -> dict[str, Tensor]:
+        """Return the parts of rows with codes `(N, G, group_size)`, and scales and zero points `(N, G, 1)`."""
+        packed = pack(codes.flatten(1).to(torch.uint8), self.bits)
+        return {"qweight": packed, "scales": scale.squeeze(2).to(self.dtype), "qzeros": zero.squeeze(2).to(torch.int16)}
+
+    def write(self, stored: StoredRows, module: StoredModule) -> dict[str, Tensor]:
+        """Return codes, scales and zero points with tokens as columns.
+
+        Raises:
+            CheckpointError: The zero points of all rows are not whole words of 32 bits, or V is no multiple of 8.
+        """
+        multiple = math.lcm(8, 32 // math.gcd(32, self.bits))
+        if stored.shape[0] % multiple:
+            raise CheckpointError(
+                f"A {self.library} matrix of {self.bits} bits cannot have {stored.shape[0]} rows: their zero "
+                f"points fill whole words of 32 bits. Add or remove rows up to a multiple of {multiple}."
+            )
+        return {
+            "qweight": self.columns_of_codes(stored.rows["qweight"]),
+            "qzeros": self.words_of_zeros(stored.rows["qzeros"]),
+            "scales": stored.rows["scales"].T.contiguous(),
+        }
+
 
 @dataclass(frozen=True)
 class GPTQRows(ColumnRows):
@@ -108,6 +150,7 @@ class GPTQRows(ColumnRows):
         group_size: Columns that share a scale.
         scale_dtype: Data type of the scales: `"F32"`, `"F16"` or `"BF16"`.
         zero_offset: What is added to a stored zero point, 1 or 0.
+        symmetric: Whether all zero points are `2^(bits - 1)`. Those of new rows are too: some kernels read none.
 
     Reference: `BaseQuantLinear.dequantize_weight` of GPTQModel.
     """
@@ -116,6 +159,7 @@ class GPTQRows(ColumnRows):
     title: ClassVar[str] = "heads of 2, 3, 4 and 8 bits by group, also asymmetric"
 
     zero_offset: int
+    symmetric: bool
 
     @property
     def choices(self) -> dict[str, Collection[int | str]]:
@@ -156,8 +200,10 @@ class GPTQRows(ColumnRows):
             order = module.read("g_idx")
             if not torch.equal(order.long(), torch.arange(embed_dim) // (embed_dim // groups)):
                 raise COLUMN_ORDER.error(module, "g_idx")
-        is_second = module.settings.get("checkpoint_format") == "gptq_v2"
-        return cls(embed_dim, bits, embed_dim // groups, module.dtype("scales"), 0 if is_second else 1), vocab_size
+        offset = 0 if module.settings.get("checkpoint_format") == "gptq_v2" else 1
+        record = cls(embed_dim, bits, embed_dim // groups, module.dtype("scales"), offset, symmetric=True)
+        is_symmetric = bool((record.rows_of_zeros(module.read("qzeros"), vocab_size) == 2 ** (bits - 1)).all())
+        return replace(record, symmetric=is_symmetric), vocab_size
 
     def rows_of_codes(self, columns: Tensor) -> Tensor:
         """Return the rows of codes: a transposed matrix of words."""
@@ -165,10 +211,45 @@ class GPTQRows(ColumnRows):
 
     def rows_of_zeros(self, words: Tensor, vocab_size: int) -> Tensor:
         """Return the zero points; as in GPTQModel, the addition of 1 may overflow into the next one."""
-        if self.bits != 3 and self.zero_offset:
-            words = words + sum(1 << place for place in range(0, 32, self.bits))  # wraps around at 32 bits
+        words = words + self.word_offset  # wraps around at 32 bits
         zeros = unpack(words.contiguous().view(torch.uint8), self.bits, vocab_size).to(torch.int16)
         return ((zeros + self.zero_offset) % 8 if self.bits == 3 else zeros).T
+
+    def write(self, stored: StoredRows, module: StoredModule) -> dict[str, Tensor]:
+        """Return the parts with tokens as columns, and for a new file `g_idx`."""
+        parts = super().write(stored, module)
+        group = torch.arange(self.embed_dim, dtype=torch.int32, device=stored.device) // self.group_size
+        return parts if module.tensors else parts | {"g_idx": group}
+
+    @property
+    def word_offset(self) -> int:
+        """Return what is added to a stored word of zero points; 0 for 3 bits, some of which cross words."""
+        return self.zero_offset * sum(1 << place for place in range(0, 32, self.bits)) if self.bits != 3 else 0
+
+    def columns_of_codes(self, rows: Tensor) -> Tensor:
+        """Return the codes as words, transposed."""
+        return rows.contiguous().view(torch.int32).T.contiguous()
+
+    def words_of_zeros(self, zeros: Tensor) -> Tensor:
+        """Return the zero points in words."""
+        stored = (zeros.T - self.zero_offset) % 8 if self.bits == 3 else zeros.T
+        return pack(stored.to(torch.uint8), self.bits).contiguous().view(torch.int32) - self.word_offset
+
+    def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the parts of rows as GPTQModel's `RTN` and `pack` compute them: rounded to nearest in float32.
+
+        The range of a group includes zero. That of zeros alone is from -1 to 1.
+        """
+        groups, top = self.groups_of(values.to(torch.float32)), 2**self.bits - 1
+        low, high = groups.amin(2, keepdim=True).clamp(max=0), groups.amax(2, keepdim=True).clamp(min=0)
+        if self.symmetric:
+            high = high.maximum(-low)
+            low = low.where(low == 0, -high)
+        is_zero = (low == 0) & (high == 0)
+        low, high = low.masked_fill(is_zero, -1.0), high.masked_fill(is_zero, 1.0)
+        scale = ((high - low) / top).clamp(min=torch.finfo(torch.float32).tiny)
+        zero = torch.full_like(scale, 2 ** (self.bits - 1)) if self.symmetric else (-low / scale).round()
+        return self.parts_of(((groups / scale).round() + zero).clamp(0, top), scale, zero)
 
 
 @dataclass(frozen=True)
@@ -227,6 +308,27 @@ class AWQRows(ColumnRows):
         codes: Tensor = unpack(words.contiguous().view(torch.uint8), 4, vocab_size)
         in_order: Tensor = codes.unflatten(1, (-1, 8))[..., _AWQ_ORDER].flatten(1).T
         return in_order
+
+    def columns_of_codes(self, rows: Tensor) -> Tensor:
+        """Return the words of codes, a few thousand tokens at a time."""
+        parts = rows.split(_TOKENS_AT_ONCE)
+        return torch.cat([self.words_of_zeros(unpack(part, 4, self.embed_dim)) for part in parts], dim=1)
+
+    def words_of_zeros(self, zeros: Tensor) -> Tensor:
+        """Return codes of 4 bits in words, transposed."""
+        in_words = zeros.T.unflatten(1, (-1, 8))[..., _AWQ_TOKENS].flatten(1)
+        return pack(in_words.to(torch.uint8), 4).contiguous().view(torch.int32)
+
+    def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the parts of rows as AutoAWQ's `pseudo_quantize_tensor` computes them, in the dtype of the scales.
+
+        The range of a group includes zero: AutoAWQ clips all numbers of a group that have the same sign.
+        """
+        groups = self.groups_of(values.to(self.dtype))
+        low, high = groups.amin(2, keepdim=True).clamp(max=0), groups.amax(2, keepdim=True).clamp(min=0)
+        scale = (high - low).clamp(min=1e-5) / 15
+        zero = (-(low / scale).round()).clamp(0, 15)
+        return self.parts_of(((groups / scale).round() + zero).clamp(0, 15), scale, zero)
 
 
 def _column_sizes(module: StoredModule) -> tuple[int, int] | None:

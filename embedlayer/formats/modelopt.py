@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.formats.codec import BLOCK_FLOATS, E2M1, E4M3, Codec
+from embedlayer.formats.codec import BLOCK_FLOATS, E2M1, E4M3, Codec, pack
 from embedlayer.formats.refused import FULL_PRECISION, INPUT_FACTOR
-from embedlayer.formats.stored import Part, StoredFormat, StoredModule, codec_dtype, whole_groups
+from embedlayer.formats.stored import Part, StoredFormat, StoredModule, StoredRows, codec_dtype, whole_groups
 
 METHOD = "modelopt"
 """Name of the library in the key `quant_method` of a configuration."""
@@ -21,6 +22,10 @@ SCALE, SECOND_SCALE, FACTOR = "weight_scale", "weight_scale_2", "pre_quant_scale
 _NVFP4 = BLOCK_FLOATS["nvfp4"]
 _LEVELS = E2M1 + 0.0
 """ModelOpt's numbers of FP4 codes: they have no negative zero."""
+
+_LARGEST_FP4, _LARGEST_FP8 = 6.0, 448.0
+_BEYOND_FP4, _BEYOND_FP8 = 7.0, 464.0  # half a step above the largest number
+_SMALLEST_FP8 = 2.0**-9
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,27 @@ class NVFP4Rows(StoredFormat):
         second = shared[SECOND_SCALE]
         codec = _NVFP4.codec(rows["weight"], rows[SCALE], self.embed_dim, torch.float32)
         return codec._replace(levels=_LEVELS, scale_levels=E4M3.to(second.device) * second)
+
+    def value_range(self, shared: Mapping[str, Tensor]) -> tuple[float, float]:
+        """Return the range of numbers that the scale of the whole matrix allows: `7 * 448 * weight_scale_2`."""
+        largest = _BEYOND_FP4 * _LARGEST_FP8 * float(shared[SECOND_SCALE])
+        return -largest, largest
+
+    def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return codes and scales of groups, as `NVFP4QTensor.quantize` with the stored `weight_scale_2` does.
+
+        Numbers in the middle between two levels take that of an even code; small negative ones are codes of -0.
+        """
+        second = shared[SECOND_SCALE]
+        groups = values.to(torch.float32).unflatten(1, (self.embed_dim // _NVFP4.group_size, _NVFP4.group_size))
+        scale = groups.abs().amax(2, keepdim=True) / (_LARGEST_FP4 * second)
+        scale = scale.where(scale != 0, 1.0).clamp(_SMALLEST_FP8, _LARGEST_FP8).to(torch.float8_e4m3fn)
+        scaled = (groups / (scale.to(torch.float32) * second)).flatten(1)
+        levels = E2M1[:8].to(scaled.device)
+        middles = (levels[1:] + levels[:-1]) / 2
+        codes = torch.bucketize(scaled.abs(), middles)
+        codes += codes % 2 * (scaled.abs().unsqueeze(-1) == middles).any(-1) + 8 * (scaled < 0)
+        return {"weight": pack(codes.to(torch.uint8), 4), SCALE: scale.squeeze(2)}
 
 
 @dataclass(frozen=True)
@@ -170,6 +196,30 @@ class FP8Rows(StoredFormat):
         codes, rounding = rows["weight"].view(torch.uint8), codec_dtype(dtype)
         scale = (rows[SCALE] if self.group_size else shared[SCALE].expand(len(codes), 1)).to(rounding)
         return Codec(codes, 8, E4M3, scale, self.embed_dim, self.embed_dim, rounding)
+
+    def value_range(self, shared: Mapping[str, Tensor]) -> tuple[float, float] | None:
+        """Return the range of numbers that a scale of the whole matrix allows: `464 * weight_scale`."""
+        largest = 0.0 if self.group_size else _BEYOND_FP8 * float(shared[SCALE])
+        return None if self.group_size else (-largest, largest)
+
+    def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return codes, and scales if rows have them, as ModelOpt exports them: `code = number / scale`, rounded.
+
+        The scale of a row is its largest absolute value, divided by 448; that of a row of zeros is 1.
+        """
+        values, scale = values.to(torch.float32), shared.get(SCALE)
+        if scale is None:
+            largest = values.abs().amax(1, keepdim=True)
+            largest = largest.where(largest != 0, _LARGEST_FP8).clamp(min=torch.finfo(torch.float32).tiny)
+            scale = largest / _LARGEST_FP8
+        codes = (values / scale).clamp(-_LARGEST_FP8, _LARGEST_FP8).to(torch.float8_e4m3fn)
+        return {"weight": codes} | ({SCALE: scale} if self.group_size else {})
+
+    def write(self, stored: StoredRows, module: StoredModule) -> dict[str, Tensor]:
+        """Return the parts, with scales of rows in the number of dimensions that the module has, by default one."""
+        parts = super().write(stored, module)
+        has_columns = SCALE in module.tensors and len(module.tensors[SCALE].shape) == 2
+        return parts if has_columns or not self.group_size else parts | {SCALE: stored.rows[SCALE].squeeze(1)}
 
 
 def stated_algorithms(module: StoredModule) -> set[str]:

@@ -8,8 +8,10 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from embedlayer.core.errors import ShapeError
 from embedlayer.formats.codec import Codec
 from embedlayer.formats.layouts import LAYOUTS, RowFormat
+from embedlayer.formats.rounding import CovarianceRounding, fit_levels
 from embedlayer.formats.stored import Part, StoredFormat, StoredModule, whole_groups
 
 
@@ -73,6 +75,17 @@ class QuantizedRows(StoredFormat):
         """Return the numbers of rows in float32, rounded to `dtype`."""
         return dequantise(rows["packed"], rows.get("row_scale"), self.row_format).to(dtype)
 
+    def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the parts of rows, as `QuantizedEmbedding.from_table` quantises them without options.
+
+        Raises:
+            ShapeError: A number is above the largest one of the layout.
+        """
+        values = values.to(torch.float32)
+        refuse_unsound(values, 0, self.row_format.layout.largest(self.bits))
+        packed, row_scale = quantise(values, self.row_format)
+        return {"packed": packed} | ({} if row_scale is None else {"row_scale": row_scale})
+
 
 def dequantise(
     packed: UInt8[Tensor, "N bytes"], row_scale: Float[Tensor, " N"] | None, row_format: RowFormat
@@ -86,3 +99,54 @@ def dequantise(
     numbers: Tensor = (step * codes + offset).view(packed.shape[0], row_format.groups * row_format.group_size)
     numbers = numbers[:, : row_format.embed_dim]
     return numbers if row_scale is None else row_scale.unsqueeze(1) * numbers
+
+
+def quantise(
+    rows: Float[Tensor, "N D"],
+    row_format: RowFormat,
+    *,
+    symmetric: bool = False,
+    clip: bool = True,
+    rounding: CovarianceRounding | None = None,
+    weights: Float[Tensor, "D D"] | None = None,
+) -> tuple[UInt8[Tensor, "N bytes"], Float[Tensor, " N"] | None]:
+    """Quantise float32 rows, and return `(packed, row_scale)`, the buffers of a `QuantizedEmbedding`.
+
+    The rows hold no NaN and no infinity. The options are those of `QuantizedEmbedding.from_table`; `weights` are those
+    of `rounding`.
+
+    Returns:
+        Stored rows, uint8, `(N, row_format.row_bytes)`; and the scale of each row, `(N,)`, or `None` without one.
+    """
+    bits, embed_dim, group_size, _ = row_format
+    layout, row_scale = row_format.layout, None
+    if layout.has_row_scale(bits):
+        row_scale = rows.abs().amax(dim=1)
+        rows = rows / row_scale.where(row_scale > 0, 1.0).unsqueeze(1)
+    missing = row_format.groups * group_size - embed_dim
+    groups = torch.cat([rows, rows[:, -1:].expand(-1, missing)], dim=1).view(-1, group_size)
+    dtype, count = layout.header(bits)
+    levels = fit_levels(groups, bits, dtype, symmetric=symmetric or count == 1, signed=count == 1, clip=clip)
+    codes = levels.codes(groups)
+    if rounding is not None and weights is not None:
+        step, offset = (
+            part.expand_as(codes).reshape(len(rows), -1)[:, :embed_dim] for part in (levels.step, levels.offset)
+        )
+        whole = codes.view(len(rows), -1)
+        whole[:, :embed_dim] = rounding.codes(rows, whole[:, :embed_dim], step, offset, weights, 2**bits - 1)
+    stored = layout.encode(codes.to(torch.uint8), levels.step.to(dtype), levels.offset.to(dtype), bits)
+    return stored.view(len(rows), row_format.row_bytes), row_scale
+
+
+def refuse_unsound(rows: Tensor, start: int, largest: float) -> None:
+    """Raise a `ShapeError` if a row holds NaN, infinity or a number whose absolute value is above `largest`.
+
+    `start` is the number of the first row, for the error.
+    """
+    sound = (rows.abs() <= largest).all(dim=1)
+    if not sound.all():
+        unsound = (~sound).nonzero()
+        raise ShapeError(
+            f"Row {start + int(unsound[0])} holds NaN, infinity or a number too large for float32, or above the "
+            f"{largest:.3g} of this layout, which no code can represent: repair it first, for instance set it to zero."
+        )

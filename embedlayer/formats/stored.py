@@ -117,19 +117,45 @@ class StoredRows(NamedTuple):
         """Return the stored tensors of other rows, quantised with the numbers that all rows of this matrix share.
 
         Raises:
-            CheckpointError: No function quantises to the format, or a number is outside the range of the shared scale.
+            CheckpointError: No function quantises to the format; or a number is NaN, infinite, too large for the scales
+                of its row, or outside the range of a scale that all rows share.
         """
-        span = self.format.value_range(self.shared)
-        if span is not None and len(values):
-            low, high = (float(bound) for bound in values.detach().aminmax())
-            factor = max(low / span[0] if span[0] else 0.0, high / span[1])
-            if factor > 1:
-                raise CheckpointError(
-                    f"A number of new rows is {factor:.3g} times the largest one that the scale which all rows of this "
-                    f"{self.format.name} matrix share can store, [{span[0]:.4g}, {span[1]:.4g}]: it would be clipped. "
-                    f"Make the new rows smaller, such as with init='mean'."
-                )
-        return self._replace(rows=self.format.quantise(values.detach(), self.shared))
+        values, span = values.detach(), self.format.value_range(self.shared)
+        low, high = (float(bound) for bound in values.aminmax()) if values.numel() else (0.0, 0.0)
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise CheckpointError("New rows hold NaN or infinity, which no code represents: repair them first.")
+        factors = [
+            bound / limit if limit else math.inf
+            for bound, limit in ([] if span is None else [(-low, -span[0]), (high, span[1])])
+            if bound > limit
+        ]
+        if span is not None and factors:
+            raise CheckpointError(
+                f"A number of new rows is {max(factors):.3g} times the largest one that the scale which all rows of "
+                f"this {self.format.name} matrix share can store, [{span[0]:.4g}, {span[1]:.4g}]: it would be clipped. "
+                f"Make the new rows smaller, such as with init='mean'."
+            )
+        rows = self._replace(rows=self.format.quantise(values, self.shared))
+        if rows.unsound_scale is not None:
+            raise CheckpointError(
+                f"A number of new rows, which are from {low:.3g} to {high:.3g}, is too large for {self.format.name}: "
+                f"its {rows.unsound_scale} would be infinite. Make the new rows smaller."
+            )
+        return rows
+
+    @property
+    def unsound_scale(self) -> str | None:
+        """Return the name of a part with scales that are NaN or infinite; `None` if there is none."""
+        for name in self.format.scales:
+            part: Any = self.rows.get(name, self.shared.get(name))
+            if part is not None and part.is_floating_point() and not part.to(torch.float32).isfinite().all():
+                return name
+        for start in range(0, self.shape[0], _ROWS_AT_ONCE) if self.format.scales else ():
+            some = self.take(slice(start, start + _ROWS_AT_ONCE))
+            codec = some.codec(self.format.dtype)
+            if codec is not None and not codec.scales().isfinite().all():
+                return self.format.scales[0]
+        return None
 
     @property
     def row_bytes(self) -> UInt8[Tensor, "N bytes"]:
@@ -334,15 +360,8 @@ class StoredFormat(Described, ABC):
             {name: part_of(name, part, (vocab_size, *part.shape)) for name, part in self.row_parts.items()},
             {name: part_of(name, part, part.shape) for name, part in self.shared_parts.items()},
         )
-        for name in self.scales:
-            tensor: Any = rows.rows.get(name, rows.shared.get(name))
-            if tensor is not None and tensor.is_floating_point() and not tensor.to(torch.float32).isfinite().all():
-                raise module.error(name, "holds NaN or infinity")
-        for start in range(0, vocab_size, _ROWS_AT_ONCE) if self.scales else ():
-            some = rows.take(slice(start, start + _ROWS_AT_ONCE))
-            codec = self.codec(some.rows, some.shared, self.dtype)
-            if codec is not None and not codec.scales().isfinite().all():
-                raise module.error(self.scales[0], "holds scales that are NaN or infinite")
+        if rows.unsound_scale is not None:
+            raise module.error(rows.unsound_scale, "holds NaN or infinity")
         return rows
 
 

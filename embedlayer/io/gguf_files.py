@@ -141,10 +141,12 @@ def row_bytes(dtype: str, width: int) -> int:
 
 
 def dequantise(stored: UInt8[Tensor, "N row_bytes"], dtype: str) -> Float[Tensor, "N D"]:
-    """Return the float32 numbers of rows that are stored in blocks of a type such as `"Q4_K"`.
+    """Return the float32 numbers of rows that are stored in a type such as `"Q4_K"` or `"F16"`.
 
     A `CheckpointError` says that `gguf` cannot dequantise the type.
     """
+    if dtype in DTYPES:
+        return stored.contiguous().view(DTYPES[dtype]).float()
     gguf = require("gguf", extra="gguf")
     try:
         with np.errstate(all="ignore"):  # scales of a damaged file may be infinite

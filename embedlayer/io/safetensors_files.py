@@ -286,6 +286,37 @@ def encode_header(
     return len(raw).to_bytes(8, "little") + raw
 
 
+def header_of_copy(
+    file: BinaryIO, sizes: Mapping[str, tuple[Sequence[int], int]], metadata: Mapping[str, str]
+) -> bytes:
+    """Return the first bytes of a copy of a safetensors file in which tensors have other sizes.
+
+    Order, spaces and padding are those of the file, so that a copy with the old sizes again has the old bytes: MLX
+    sorts names and keys and does not pad. The caller writes the data after it, without gaps, in the order of `sizes`.
+
+    Args:
+        file: The file, of which the header is read; data of its first tensor follow.
+        sizes: By name, shape and number of bytes of every tensor of the file, in the order of their offsets.
+        metadata: Strings for the header; may be empty.
+    """
+    length = int.from_bytes(file.read(8), "little")
+    raw = file.read(length)
+    entries: dict[str, Any] = json.loads(raw)
+    styles = ((",", ":"), (", ", ": "))
+    own = (
+        style for style in styles if json.dumps(entries, separators=style, ensure_ascii=False).encode() == raw.rstrip()
+    )
+    separators, offset = next(own, styles[0]), 0
+    entries |= {"__metadata__": dict(metadata)} if metadata else {}
+    for name, (shape, nbytes) in sizes.items():
+        entries[name] |= {"shape": list(shape), "data_offsets": [offset, offset + nbytes]}
+        offset += nbytes
+    text = json.dumps(entries, separators=separators, ensure_ascii=False).encode()
+    is_padded = length % 8 == 0
+    text += b" " * (-len(text) % 8 if is_padded else len(text) % 8 == 0)  # one that is not padded never looks so
+    return len(text).to_bytes(8, "little") + text
+
+
 def create_tensor_file(path: Path | str, name: str, shape: Sequence[int], dtype: torch.dtype) -> TensorInfo:
     """Create a safetensors file with one tensor of zeros, and return where the tensor is in it.
 

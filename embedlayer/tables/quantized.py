@@ -15,14 +15,14 @@ from torch import Tensor
 
 from embedlayer.core.block_sizes import NUMBERS, block_size
 from embedlayer.core.devices import device_kind
-from embedlayer.core.errors import ShapeError, SizeError
+from embedlayer.core.errors import SizeError
 from embedlayer.core.index_checks import as_ids, length_of
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.core.torch_state import is_current, is_transformed, plain_operators_only
 from embedlayer.formats.compiled import CLAIMED_NUMEL, FEW_TOKENS, tokens_first
 from embedlayer.formats.layouts import GGUFBlocks, RowFormat, RowLayout, row_format_of
-from embedlayer.formats.quantized import QuantizedRows, dequantise
-from embedlayer.formats.rounding import CovarianceRounding, fit_levels, unit_rows
+from embedlayer.formats.quantized import QuantizedRows, dequantise, quantise, refuse_unsound
+from embedlayer.formats.rounding import CovarianceRounding, unit_rows
 from embedlayer.formats.stored import StoredRows
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.gpu.availability import FLOATS
@@ -206,7 +206,7 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
         at_least = 1 if rounding is None else ROWS_OF_A_PRODUCT
         for start, stop in _blocks(source.vocab_size, source.embed_dim, first.device, at_least=at_least):
             rows = source.rows(start, stop).to(torch.float32)
-            _refuse_unsound(rows, start, largest)
+            refuse_unsound(rows, start, largest)
             packed, row_scale = quantise(
                 rows, quantised.row_format, symmetric=symmetric, clip=clip, rounding=rounding, weights=weights
             )
@@ -302,43 +302,6 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
         group += "" if self.layout is None else f", layout={self.layout}"
         options = f"{group}{describe_options(self)}, dtype={self.dtype_name}"
         return f"{self.vocab_size}, {self.embed_dim}, bits={self.row_format.bits}{options}"
-
-
-def quantise(
-    rows: Float[Tensor, "N D"],
-    row_format: RowFormat,
-    *,
-    symmetric: bool = False,
-    clip: bool = True,
-    rounding: CovarianceRounding | None = None,
-    weights: Float[Tensor, "D D"] | None = None,
-) -> tuple[UInt8[Tensor, "N bytes"], Float[Tensor, " N"] | None]:
-    """Quantise float32 rows, and return `(packed, row_scale)`, the buffers of a `QuantizedEmbedding`.
-
-    The rows hold no NaN and no infinity. The options are those of `QuantizedEmbedding.from_table`; `weights` are those
-    of `rounding`.
-
-    Returns:
-        Stored rows, uint8, `(N, row_format.row_bytes)`; and the scale of each row, `(N,)`, or `None` without one.
-    """
-    bits, embed_dim, group_size, _ = row_format
-    layout, row_scale = row_format.layout, None
-    if layout.has_row_scale(bits):
-        row_scale = rows.abs().amax(dim=1)
-        rows = rows / row_scale.where(row_scale > 0, 1.0).unsqueeze(1)
-    missing = row_format.groups * group_size - embed_dim
-    groups = torch.cat([rows, rows[:, -1:].expand(-1, missing)], dim=1).view(-1, group_size)
-    dtype, count = layout.header(bits)
-    levels = fit_levels(groups, bits, dtype, symmetric=symmetric or count == 1, signed=count == 1, clip=clip)
-    codes = levels.codes(groups)
-    if rounding is not None and weights is not None:
-        step, offset = (
-            part.expand_as(codes).reshape(len(rows), -1)[:, :embed_dim] for part in (levels.step, levels.offset)
-        )
-        whole = codes.view(len(rows), -1)
-        whole[:, :embed_dim] = rounding.codes(rows, whole[:, :embed_dim], step, offset, weights, 2**bits - 1)
-    stored = layout.encode(codes.to(torch.uint8), levels.step.to(dtype), levels.offset.to(dtype), bits)
-    return stored.view(len(rows), row_format.row_bytes), row_scale
 
 
 def gguf_blocks(table: TokenTable) -> UInt8[Tensor, "V bytes"]:
@@ -555,17 +518,3 @@ def _blocks(count: int, width: int, device: torch.device, *, at_least: int = 1) 
     """
     step = max(1, at_least, block_size(NUMBERS, device_kind(device)) // width)
     return ((start, min(start + step, count)) for start in range(0, count, step))
-
-
-def _refuse_unsound(rows: Tensor, start: int, largest: float) -> None:
-    """Raise a `ShapeError` if a row holds NaN, infinity or a number whose absolute value is above `largest`.
-
-    `start` is the number of the first row, for the error.
-    """
-    sound = (rows.abs() <= largest).all(dim=1)
-    if not sound.all():
-        unsound = (~sound).nonzero()
-        raise ShapeError(
-            f"Row {start + int(unsound[0])} holds NaN, infinity or a number too large for float32, or above the "
-            f"{largest:.3g} of this layout, which no code can represent: repair it first, for instance set it to zero."
-        )

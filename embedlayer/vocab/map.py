@@ -27,6 +27,7 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError, TokenIdError
 from embedlayer.distributed.dtensors import dtensor_like, is_dtensor, to_local
 from embedlayer.families.records import End
+from embedlayer.formats.stored import StoredRows
 from embedlayer.io.safetensors_files import byte_chunks
 
 NEW = -1
@@ -205,6 +206,16 @@ class RowTensor:
     axis: int = 0
     parameter: str = ""
     state_of: Callable[[Tensor], Tensor] | None = None
+
+    @classmethod
+    def of_stored(cls, stored: StoredRows, end: End | None) -> "RowTensor":
+        """Return the bytes of stored rows; new rows are quantised with the numbers that all rows share."""
+        return cls(
+            stored.row_bytes,
+            end,
+            encode=lambda values: stored.quantised(values).row_bytes,
+            decode=lambda row_bytes: stored.of_bytes(row_bytes).dequantise(torch.float32),
+        )
 
     def to_rows(self, tensor: Tensor) -> Tensor:
         """Return the argument with the axis of the tokens first; of `(1, V)` the result is `(V,)`.

@@ -27,7 +27,7 @@ from embedlayer.vocab.edit import ModelEdit
 from embedlayer.vocab.init.row_init import count_origins
 from embedlayer.vocab.map import DROPPED, RowMap
 from embedlayer.vocab.row_training import merged_rows
-from embedlayer.vocab.targets.apply_rows import EditResult, StoredRows
+from embedlayer.vocab.targets.apply_rows import EditResult, StoredTypes
 from embedlayer.vocab.targets.folder import (
     RECEIPT,
     apply_to_files,
@@ -134,7 +134,7 @@ class Receipt:
     created: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     unreachable: tuple[int, ...] = ()
-    stored: dict[str, StoredRows] = field(default_factory=dict)
+    stored: dict[str, StoredTypes] = field(default_factory=dict)
     extra_space_decoded: tuple[int, ...] = ()
 
     @classmethod
@@ -180,7 +180,7 @@ class Receipt:
         return int((self.row_map.sources[: self.num_tokens[1]] >= 0).sum())
 
     @property
-    def requantised(self) -> dict[str, StoredRows]:
+    def requantised(self) -> dict[str, StoredTypes]:
         """Return those of `stored` whose kept rows were written in another type, so that their numbers changed."""
         return {name: rows for name, rows in self.stored.items() if rows.is_requantised}
 
@@ -391,7 +391,7 @@ class Receipt:
                 files={name: _unpacked(packed) for name, packed in _without_prefix("files/", tensors).items()},
                 tokenizer=tokenizers.get("tokenizer"),
                 old_tokenizer=tokenizers.get("old_tokenizer"),
-                stored={name: StoredRows(*rows) for name, rows in fields.get("stored", {}).items()},
+                stored={name: StoredTypes(*rows) for name, rows in fields.get("stored", {}).items()},
                 **values,
             )
         except (KeyError, TypeError, ValueError, IndexError, RuntimeError, zlib.error) as error:

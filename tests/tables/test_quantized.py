@@ -23,8 +23,7 @@ from embedlayer import (
     TokenEmbedding,
     TokenIdError,
 )
-from embedlayer.formats.quantized import dequantise
-from embedlayer.tables.quantized import quantise
+from embedlayer.formats.quantized import dequantise, quantise
 from embedlayer.tables.table import TokenTable
 
 KINDS = [(8, None), (8, 5), (4, None), (4, 6)]

@@ -10,7 +10,7 @@ import torch
 
 from embedlayer.census.tensors import TensorRule, tensor_rule
 from embedlayer.checkpoints.meta_layout import has_meta_layout
-from embedlayer.checkpoints.reader import Checkpoint
+from embedlayer.checkpoints.reader import WEIGHT, Checkpoint
 from embedlayer.checkpoints.reading.configuration import Configuration, text_config, with_defaults, with_whole_model
 from embedlayer.checkpoints.reading.tensors import CheckpointTensors
 from embedlayer.checkpoints.refusals import unknown_family_error
@@ -213,11 +213,17 @@ def checkpoint_family(checkpoint: Checkpoint) -> Family | None:
 def tensor_rules(checkpoint: Checkpoint) -> dict[str, TensorRule | None]:
     """Return how an edit of the vocabulary moves each tensor of a checkpoint, by its family's record.
 
-    A tensor that the record does not name as one of tokens has `None`.
+    A tensor that the record does not name as one of tokens has `None`. Stored rows that the record names are under the
+    name of the weight that they replace.
+
+    Raises:
+        CheckpointError: A weight that the record names is quantised in a way that is not read.
     """
     family, model_type = checkpoint_family(checkpoint), checkpoint.config.get("model_type")
-    families = [] if family is None else [family]
-    return {name: tensor_rule(name, families, model_type) for name in checkpoint.names}
+    families, names = [] if family is None else [family], dict.fromkeys(checkpoint.names)
+    weights = dict.fromkeys(f"{name.rpartition('.')[0]}{WEIGHT}".lstrip(".") for name in names)
+    rules = {name: tensor_rule(name, families, model_type) for name in names | weights}
+    return {name: rule for name, rule in rules.items() if name in names or (rule and checkpoint.stored(name))}
 
 
 def is_unknown_family(checkpoint: Checkpoint) -> bool:

@@ -14,7 +14,7 @@ from embedlayer.vocab.edit import ModelEdit
 from embedlayer.vocab.map import RowMap, RowTensor, local_rows, row_fingerprint
 
 
-class StoredRows(NamedTuple):
+class StoredTypes(NamedTuple):
     """How a GGUF file stores the rows of a tensor before and after an edit.
 
     Attributes:
@@ -78,7 +78,7 @@ class EditResult:
     models: dict[str, ModelResult]
     changed: list[str] = field(default_factory=list)
     left_out: dict[str, FileRule] = field(default_factory=dict)
-    stored: dict[str, StoredRows] = field(default_factory=dict)
+    stored: dict[str, StoredTypes] = field(default_factory=dict)
     extra_space_decoded: tuple[int, ...] = ()
 
 

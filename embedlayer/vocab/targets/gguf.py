@@ -6,7 +6,6 @@ table where `gguf` can do so. Otherwise the whole table is written as `FALLBACK_
 
 import warnings
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,13 +17,12 @@ from embedlayer.core.block_sizes import TABLE_ROWS
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, VocabularyError
 from embedlayer.families import GGUF_HEAD, GGUF_HEAD_BIAS, GGUF_PER_LAYER, GGUF_TABLE
 from embedlayer.families.gguf import GGUF_OTHER_TABLES, has_no_token_rows
+from embedlayer.formats.gguf import GGUFRows
+from embedlayer.formats.stored import StoredRows
 from embedlayer.io.gguf_files import (
     FALLBACK_TYPE,
     GGUFFile,
     NewTensor,
-    can_quantise,
-    dequantise,
-    quantise,
     read_gguf,
     row_bytes,
     write_gguf,
@@ -36,7 +34,7 @@ from embedlayer.tokenization.gguf_tokenizers import TOKEN_ID, check_kind, tokeni
 from embedlayer.vocab.edit import ResolveEdit, TokenMap
 from embedlayer.vocab.map import DROPPED, RowTensor
 from embedlayer.vocab.special_tokens import USUAL_NAMES, SpecialTokens
-from embedlayer.vocab.targets.apply_rows import EditResult, StoredRows, apply_row_map
+from embedlayer.vocab.targets.apply_rows import EditResult, StoredTypes, apply_row_map
 from embedlayer.vocab.token_selection import shown_names
 from embedlayer.vocab.tokenizer_edit import other_texts
 
@@ -73,7 +71,7 @@ def apply_to_gguf(source: Path, out: Path, resolve: ResolveEdit) -> EditResult:
     new_ids = _ids_by_map(values, row_map.token_ids(tokens.merged).tolist(), tokens)
     _check_other_tensors(file, num_rows)
     adds = len(row_map.initialised) > 0
-    tensors = {name: _stored(file, name, adds=adds) for name in ENDS if name in file.tensors}
+    tensors = {name: _old_rows(file, name, adds=adds) for name in ENDS if name in file.tensors}
     result = apply_row_map({name: old.rows for name, old in tensors.items()}, edit)
     new = {
         name: NewTensor(
@@ -84,7 +82,7 @@ def apply_to_gguf(source: Path, out: Path, resolve: ResolveEdit) -> EditResult:
     extra_space = _write(file, out, tokens.tokenizer, new, new_ids, row_map.size)
     kept_rows = row_map.sources[row_map.sources >= 0]
     stored_rows = {
-        name: StoredRows(file.tensors[name].dtype, old.dtype, max(old.changes[kept_rows].tolist(), default=0.0))
+        name: StoredTypes(file.tensors[name].dtype, old.dtype, max(old.changes[kept_rows].tolist(), default=0.0))
         for name, old in tensors.items()
     }
     return EditResult({"": result}, stored=stored_rows, extra_space_decoded=extra_space)
@@ -160,46 +158,41 @@ def _quantised_rows(file: GGUFFile, name: str, source: Tensor | LookupTable, sou
     a row must be quantised and `gguf` cannot write the type of the file, the whole table gets the type `FALLBACK_TYPE`,
     with a warning, and no row keeps its bytes.
     """
-    info, old = file.tensors[name], file.stored_rows(name)
-    dtype, size = info.dtype, len(sources)
-
-    def equal(start: int, chunk: Tensor) -> Tensor:
-        """Return for each row of a chunk whether it equals the row of the same token in the file."""
-        places = sources[start : start + len(chunk)]
-        old_rows = _numbers(old.index_select(0, places.clamp(min=0)), dtype=info.dtype)
-        return (old_rows.float() == chunk.float()).all(1) & (places >= 0)
+    old, size = _stored_rows(file, name), len(sources)
+    record = old.format
 
     def rows(start: int, stop: int) -> Tensor:
         """Return rows `start` to `stop - 1` of the table."""
-        return source.rows(start, stop) if isinstance(source, LookupTable) else source[start:stop]
+        chunk = source.rows(start, stop) if isinstance(source, LookupTable) else source[start:stop]
+        return chunk.detach().cpu()
+
+    def equal(start: int, stop: int) -> Tensor:
+        """Return for each row of a chunk whether it equals the row of the same token in the file."""
+        places = sources[start:stop]
+        old_rows = old.take(places.clamp(min=0)).dequantise(torch.float32)
+        return (old_rows == rows(start, stop).float()).all(1) & (places >= 0)
 
     step = TABLE_ROWS["cpu"]
     spans = [(start, min(start + step, size)) for start in range(0, size, step)]
-    keeps = torch.cat([equal(start, rows(start, stop).detach().cpu()) for start, stop in spans])
-    if not keeps.all() and not can_quantise(dtype):
-        dtype, keeps = FALLBACK_TYPE, torch.zeros_like(keeps)
-    packed = torch.empty((size, row_bytes(dtype, info.shape[1])), dtype=torch.uint8)
+    keeps = torch.cat([equal(*span) for span in spans])
+    if not keeps.all() and not record.can_quantise:
+        record, keeps = GGUFRows(record.embed_dim, FALLBACK_TYPE), torch.zeros_like(keeps)
+    packed = torch.empty((size, *record.row_parts["packed"].shape), dtype=torch.uint8)
     if keeps.any():
-        packed[keeps] = old.index_select(0, sources[keeps])
+        packed[keeps] = old.take(sources[keeps]).row_bytes
     for start, stop in spans:
         changed = (~keeps[start:stop]).nonzero().squeeze(1)
         if len(changed):
-            packed[start + changed] = _bytes(rows(start, stop).detach().cpu()[changed], dtype=dtype)
-    new = NewTensor(dtype, (size, info.shape[1]), packed)
+            packed[start + changed] = record.quantise(rows(start, stop)[changed], {})["packed"]
+    new = NewTensor(record.name, (size, record.embed_dim), packed)
     _warn_of_type(file, name, new)
     return new, int(keeps.sum())
 
 
-def _numbers(packed: Tensor, *, dtype: str) -> Tensor:
-    """Return the numbers of stored rows, which have a type of a GGUF file."""
-    return packed.view(DTYPES[dtype]) if dtype in DTYPES else dequantise(packed, dtype)
-
-
-def _bytes(rows: Tensor, *, dtype: str) -> Tensor:
-    """Return the bytes of rows in a type to which `gguf` can quantise."""
-    packed = quantise(rows, dtype)
-    assert packed is not None
-    return packed
+def _stored_rows(file: GGUFFile, name: str) -> StoredRows:
+    """Return the rows of a matrix as they are stored; numbers in floating point count as blocks of one."""
+    info = file.tensors[name]
+    return StoredRows(GGUFRows(info.shape[1], info.dtype), {"packed": file.stored_rows(name)}, {})
 
 
 def _number_of_rows(file: GGUFFile) -> int:
@@ -257,7 +250,7 @@ class _OldRows(NamedTuple):
     changes: Tensor  # largest absolute change of a finite number of each row, `(V,)`
 
 
-def _stored(file: GGUFFile, name: str, *, adds: bool) -> _OldRows:
+def _old_rows(file: GGUFFile, name: str, *, adds: bool) -> _OldRows:
     """Return the old rows of a tensor, all requantised, with a warning, if new ones cannot be written in their type.
 
     `adds` says whether the edit initialises rows; if not, the type stays.
@@ -266,19 +259,17 @@ def _stored(file: GGUFFile, name: str, *, adds: bool) -> _OldRows:
     changes = torch.zeros(info.shape[0])
     if info.dtype in DTYPES:
         return _OldRows(info.dtype, RowTensor(file.read(name), end), changes)  # type: ignore[arg-type]
-    packed, dtype = file.stored_rows(name), info.dtype
-    if adds and not can_quantise(dtype):
-        dtype, parts = FALLBACK_TYPE, []
-        step = TABLE_ROWS["cpu"]
-        for start, rows in zip(range(0, len(packed), step), packed.split(step), strict=True):
-            numbers = dequantise(rows, info.dtype)
-            parts.append(_bytes(numbers, dtype=dtype))
-            change = (dequantise(parts[-1], dtype) - numbers).abs()
-            changes[start : start + len(rows)] = change.nan_to_num(0.0, 0.0).amax(1)
-        packed = torch.cat(parts)
-        _warn_of_type(file, name, NewTensor(dtype, info.shape, packed))
-    coding = {"encode": partial(_bytes, dtype=dtype), "decode": partial(_numbers, dtype=dtype)}
-    return _OldRows(dtype, RowTensor(packed, end, **coding), changes)  # type: ignore[arg-type]
+    stored, dtype = _stored_rows(file, name), info.dtype
+    if adds and not stored.format.can_quantise:
+        dtype, parts, record = FALLBACK_TYPE, [], GGUFRows(stored.format.embed_dim, FALLBACK_TYPE)
+        for start in range(0, len(changes), step := TABLE_ROWS["cpu"]):
+            numbers = stored.take(slice(start, start + step)).dequantise(torch.float32)
+            parts.append(record.quantise(numbers, {}))
+            change = (record.dequantise(parts[-1], {}, torch.float32) - numbers).abs()
+            changes[start : start + step] = change.nan_to_num(0.0, 0.0).amax(1)
+        stored = StoredRows(record, {"packed": torch.cat([part["packed"] for part in parts])}, {})
+        _warn_of_type(file, name, NewTensor(dtype, info.shape, stored.row_bytes))
+    return _OldRows(dtype, RowTensor.of_stored(stored, end), changes)  # type: ignore[arg-type]
 
 
 def _warn_of_type(file: GGUFFile, name: str, new: NewTensor) -> None:
