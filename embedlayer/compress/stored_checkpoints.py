@@ -6,7 +6,8 @@ from tokenizers import Tokenizer
 
 from embedlayer.checkpoints.layer import EmbeddingLayer, load
 from embedlayer.checkpoints.reader import CONFIG, SCHEMES, WEIGHT, Checkpoint
-from embedlayer.compress.transformers_models import DENSE, copy_other_files, copy_tensors
+from embedlayer.checkpoints.writer import weight_names
+from embedlayer.compress.transformers_models import copy_other_files, copy_tensors
 from embedlayer.core.errors import CheckpointError, SizeError
 from embedlayer.formats.compressed_tensors import METHOD
 from embedlayer.formats.stored import StoredModule
@@ -71,11 +72,12 @@ def write_checkpoint(
         )
     parts = stored.format.write(stored, StoredModule(module, {}, checkpoint.read, {}, {}))
     new = {f"{module}.{rest}": part for rest, part in parts.items()}
-    is_stored = {weight: checkpoint.stored(weight) is not None for weight in weights}
-    old = {each for name in weights for each in (checkpoint.module_tensors(name).values() if is_stored[name] else [name])}
+    stored_names = {name for each in weights if checkpoint.stored(each) for name in checkpoint.module_tensors(each).values()}
+    old = {*weights, *stored_names}
     first = next(file for file, header in checkpoint.headers.items() if old & header.tensors.keys())
     with new_folder(out_dir) as partial:
-        files, size = {}, 0
+        files: dict[str, str] = {}
+        size = 0
         for file, header in checkpoint.headers.items():
             others = [info for name, info in header.tensors.items() if name not in old]
             more = new if file == first else {}
@@ -96,14 +98,13 @@ def _weights_of_table(layer: EmbeddingLayer, checkpoint: Checkpoint, source: Pat
     Raises:
         CheckpointError: The table is not the weight of one module, or its file is not in the folder itself.
     """
-    key = next((key for key in layer.tensor_names if key.startswith("table.")), "")
-    modules = [name.rpartition(".")[0] for name in layer.tensor_names.get(key, ())]
-    weights = [f"{module}{WEIGHT}" for module in modules]
-    if checkpoint.gguf is not None or not all(modules) or (key == DENSE and weights != [*layer.tensor_names[key]]):
+    names = weight_names(layer, layer.tensor_names)
+    weights = [*names.get("table", names.get("table.weight", ()))]
+    inner = None if checkpoint.gguf is not None or not weights else checkpoint.matrix_info(weights[0]).file.parent
+    if inner is None or not weights[0].endswith(WEIGHT):
         raise CheckpointError(f"The table of {source} is not the weight of one module in a safetensors file.")
-    inner = next(info.file.parent for header in checkpoint.headers.values() for info in header.tensors.values())
-    if not weights or inner != source:
-        raise CheckpointError(f"The table of {source} is put together from several tensors, or is in the folder {inner}.")
+    if inner != source:
+        raise CheckpointError(f"The weights of {source} are in the folder {inner.name}: compress {inner}.")
     return weights
 
 

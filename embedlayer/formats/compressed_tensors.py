@@ -204,7 +204,10 @@ class PackQuantizedRows(ScaledRows):
             raise self.other_settings(settings)
         by_row = self.group_size == self.embed_dim
         weights = {
-            **{"num_bits": self.bits, "type": "int", "symmetric": self.is_symmetric, "dynamic": False},
+            "num_bits": self.bits,
+            "type": "int",
+            "symmetric": self.is_symmetric,
+            "dynamic": False,
             **({"strategy": "channel"} if by_row else {"strategy": "group", "group_size": self.group_size}),
         }
         groups = {name: each for name, each in (settings.get("config_groups") or {}).items() if name != _GROUP}
@@ -219,7 +222,8 @@ class PackQuantizedRows(ScaledRows):
             "quantization_status": "compressed",
             "ignore": [],
             **settings,
-            **{"quant_method": METHOD, "format": _PACKED},
+            "quant_method": METHOD,
+            "format": _PACKED,
             "config_groups": {
                 **groups,
                 _GROUP: {"targets": [rf"re:(.*\.)?{end}$"], "weights": weights, "format": _PACKED},

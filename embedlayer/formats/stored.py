@@ -205,8 +205,8 @@ class StoredFormat(Described, ABC):
     def __post_init__(self) -> None:
         for name, allowed in self.choices.items():
             if (value := getattr(self, name)) not in allowed:
-                is_multiple = isinstance(allowed, range) and allowed.step > 1
-                wanted = f"a multiple of {allowed.step}" if is_multiple else f"in {allowed}"  # type: ignore[union-attr]
+                step = allowed.step if isinstance(allowed, range) else 1
+                wanted = f"a multiple of {step}" if step > 1 else f"in {allowed}"
                 raise SizeError(f"{name} of {type(self).__name__} must be {wanted}, not {value!r}.")
 
     @property

@@ -108,11 +108,15 @@ class StoredEmbedding(PackedRows):
             4000
         """
         source, padding_idx = source_of_rows(table, padding_idx, scale)
-        name = stored_format.name
-        if stored_format.embed_dim != source.embed_dim:
-            raise SizeError(f"The table has width {source.embed_dim}, and {name} is of width {stored_format.embed_dim}.")
+        name, width = stored_format.name, stored_format.embed_dim
+        if width != source.embed_dim:
+            raise SizeError(
+                f"The table has width {source.embed_dim}, and {name} is of width {stored_format.embed_dim}."
+            )
         if stored_format.shared_parts or not stored_format.can_quantise:
-            raise SizeError(f"A table is not quantised to {name}: its rows share scales, or no function quantises them.")
+            raise SizeError(
+                f"A table is not quantised to {name}: its rows share scales, or no function quantises them."
+            )
         first = source.rows(0, 1)
         quantised = cls(
             source.vocab_size,
