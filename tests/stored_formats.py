@@ -33,6 +33,8 @@ class StoredCase(NamedTuple):
         rows: What the library dequantises them to, in its own data type.
         metadata: Metadata of the file.
         rows_by_dtype: What it dequantises them to in each data type, if that is not `rows`, rounded.
+        quantise: Returns the tensors, of those that rows have, in which the library stores other rows, with the
+            numbers that all rows of this matrix share; `None` where no function quantises to the layout.
     """
 
     tensors: Mapping[str, Tensor]
@@ -40,6 +42,7 @@ class StoredCase(NamedTuple):
     rows: Tensor
     metadata: Mapping[str, str] = {}
     rows_by_dtype: Mapping[torch.dtype, Tensor] = {}
+    quantise: Callable[[Tensor], Mapping[str, Tensor]] | None = None
 
     def rows_in(self, dtype: torch.dtype) -> Tensor:
         """Return what the library dequantises the matrix to in a data type."""
@@ -76,10 +79,15 @@ def mlx_case(rows: Tensor, dtype: str = "float32", mode: str = "affine", **sizes
             return torch.from_dlpack(array.view(mx.uint16)).clone().view(torch.bfloat16)
         return torch.from_dlpack(array).clone()
 
-    parts = mx.quantize(mx.array(rows.numpy()).astype(getattr(mx, dtype)), mode=mode, **sizes)
-    numbers = mx.dequantize(*parts, mode=mode, **sizes)
-    tensors = dict(zip(("weight", "scales", "biases"), map(from_mlx, parts), strict=False))
-    return StoredCase(tensors, {"mode": mode, **sizes}, from_mlx(numbers))
+    def quantised(rows: Tensor) -> Any:
+        name = dtype if rows.dtype == torch.float32 else str(rows.dtype).removeprefix("torch.")
+        return mx.quantize(mx.array(rows.float().numpy()).astype(getattr(mx, name)), mode=mode, **sizes)
+
+    def quantise(rows: Tensor) -> dict[str, Tensor]:
+        return dict(zip(("weight", "scales", "biases"), map(from_mlx, quantised(rows)), strict=False))
+
+    numbers = from_mlx(mx.dequantize(*quantised(rows), mode=mode, **sizes))
+    return StoredCase(quantise(rows), {"mode": mode, **sizes}, numbers, quantise=quantise)
 
 
 def compressed_case(rows: Tensor, container: str, **weight_options: Any) -> StoredCase:
@@ -91,22 +99,30 @@ def compressed_case(rows: Tensor, container: str, **weight_options: Any) -> Stor
 
     options = QuantizationArgs(**weight_options)
     scheme = QuantizationScheme(targets=["Embedding"], weights=options, format=container)
-    groups = {"tensor": rows.reshape(1, -1), "channel": rows.unsqueeze(1)}.get(str(options.strategy))
-    groups = rows.unflatten(-1, (-1, options.group_size or 1)) if groups is None else groups
-    state, factor = {"weight": rows}, None
-    if options.strategy == "tensor_group":
-        factor = state["weight_global_scale"] = generate_gparam(rows.min(), rows.max())
-    scale, zero = calculate_qparams(groups.amin(-1), groups.amax(-1), options, factor)
-    state |= {"weight_scale": scale, "weight_zero_point": zero}
     compressor: Any = BaseCompressor.get_value_from_registry(container)
-    tensors = compressor.compress(state, scheme)
+
+    def scales(rows: Tensor, factor: Tensor | None = None) -> dict[str, Tensor]:
+        groups = {"tensor": rows.reshape(1, -1), "channel": rows.unsqueeze(1)}.get(str(options.strategy))
+        groups = rows.unflatten(-1, (-1, options.group_size or 1)) if groups is None else groups
+        scale, zero = calculate_qparams(groups.amin(-1), groups.amax(-1), options, factor)
+        return {"weight_scale": scale, "weight_zero_point": zero}
+
+    shared = scales(rows) if options.strategy == "tensor" else {}
+    if options.strategy == "tensor_group":
+        shared["weight_global_scale"] = generate_gparam(rows.min(), rows.max())
+
+    def quantise(rows: Tensor) -> dict[str, Tensor]:
+        state = {"weight": rows, **scales(rows, shared.get("weight_global_scale")), **shared}
+        return dict(compressor.compress(state, scheme))
+
+    tensors = quantise(rows)
     settings = {
         "quant_method": "compressed-tensors",
         "format": container,
         "config_groups": {"group_0": {"targets": ["Embedding"], "weights": options.model_dump(mode="json")}},
         "ignore": [NAME, "lm_head"],  # the tensors decide
     }
-    return StoredCase(tensors, settings, compressor.decompress(tensors, scheme)["weight"])
+    return StoredCase(tensors, settings, compressor.decompress(tensors, scheme)["weight"], quantise=quantise)
 
 
 def _mlx_cases() -> dict[str, Callable[[], StoredCase]]:

@@ -72,7 +72,9 @@ def write_checkpoint(
         )
     parts = stored.format.write(stored, StoredModule(module, {}, checkpoint.read, {}, {}))
     new = {f"{module}.{rest}": part for rest, part in parts.items()}
-    stored_names = {name for each in weights if checkpoint.stored(each) for name in checkpoint.module_tensors(each).values()}
+    stored_names = {
+        name for each in weights if checkpoint.stored(each) for name in checkpoint.module_tensors(each).values()
+    }
     old = {*weights, *stored_names}
     first = next(file for file, header in checkpoint.headers.items() if old & header.tensors.keys())
     with new_folder(out_dir) as partial:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Shaped, UInt8
 from torch import Tensor
 
 E2M1 = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], device="cpu")
@@ -150,6 +150,31 @@ Reference: OCP Microscaling Formats (MX) Specification 1.0, and NVIDIA's NVFP4.
 """
 
 
+def pack(codes: UInt8[Tensor, "N count"], bits: int, dtype: torch.dtype = torch.uint8) -> Shaped[Tensor, "N words"]:
+    """Return rows of codes packed as `unpack` reads them, the last word of a row filled up with zeros.
+
+    Args:
+        codes: Codes below `2^bits`.
+        bits: Bits of a code, 1 to 8.
+        dtype: Type of integers whose bytes the packed codes are.
+
+    Example:
+        >>> pack(torch.tensor([[5, 1, 6]], dtype=torch.uint8), 3)
+        tensor([[141,   1]], dtype=torch.uint8)
+    """
+    count, per_block = codes.shape[1], 8 // bits if 8 % bits == 0 else 8  # codes in a whole number of bytes
+    wide = codes if 8 % bits == 0 else codes.long()
+    places = bits * torch.arange(per_block, dtype=wide.dtype, device=codes.device)
+    blocks = F.pad(wide, (0, -count % per_block)).unflatten(1, (-1, per_block)) << places
+    packed = blocks.sum(-1, dtype=wide.dtype)
+    if 8 % bits:
+        packed = (packed.unsqueeze(-1) >> 8 * torch.arange(bits, device=codes.device)).to(torch.uint8).flatten(1)
+    size = -(-count * bits // 8)
+    words: Tensor = packed.new_zeros(len(packed), -(-size // dtype.itemsize) * dtype.itemsize)
+    words[:, :size] = packed[:, :size]
+    return words.view(dtype)
+
+
 def unpack(codes: UInt8[Tensor, "N bytes"], bits: int, count: int) -> UInt8[Tensor, "N count"]:
     """Return the first `count` codes of rows of packed codes: code i has the bits from `i * bits` on, low bits first.
 
@@ -168,22 +193,3 @@ def unpack(codes: UInt8[Tensor, "N bytes"], bits: int, count: int) -> UInt8[Tens
         words = (blocks[..., starts // 8] | blocks[..., following] << 8) >> starts % 8
     unpacked: Tensor = (words & (1 << bits) - 1).to(torch.uint8).flatten(1)[:, :count]
     return unpacked
-
-
-def pack(codes: UInt8[Tensor, "N count"], bits: int) -> UInt8[Tensor, "N bytes"]:
-    """Return rows of codes below `2^bits` packed as `unpack` reads them; the last byte of a row is filled with zeros.
-
-    Example:
-        >>> pack(torch.tensor([[5, 1, 6]], dtype=torch.uint8), 3).tolist()
-        [[141, 1]]
-    """
-    if 8 % bits == 0:
-        each = bits * torch.arange(8 // bits, dtype=torch.uint8, device=codes.device)
-        filled = F.pad(codes, (0, -codes.shape[1] % len(each)))
-        of_bytes: Tensor = (filled.unflatten(1, (-1, len(each))) << each).sum(-1, dtype=codes.dtype)
-        return of_bytes
-    places = 8 * torch.arange(bits, device=codes.device)
-    starts = bits * torch.arange(8, device=codes.device)
-    words = (F.pad(codes, (0, -codes.shape[1] % 8)).unflatten(1, (-1, 8)).long() << starts).sum(-1, keepdim=True)
-    packed: Tensor = (words >> places & 255).to(torch.uint8).flatten(1)[:, : -(-codes.shape[1] * bits // 8)]
-    return packed

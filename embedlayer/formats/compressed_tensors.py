@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.formats.codec import BLOCK_FLOATS, E4M3, Codec, shifted, signed, unpack
+from embedlayer.formats.codec import BLOCK_FLOATS, E4M3, Codec, pack, shifted, signed, unpack
 from embedlayer.formats.refused import COLUMN_ORDER
-from embedlayer.formats.stored import Part, StoredFormat, StoredModule, whole_groups
+from embedlayer.formats.stored import Part, StoredFormat, StoredModule, StoredRows, whole_groups
 from embedlayer.io.files import JsonObject
 from embedlayer.io.safetensors_files import DTYPES
 
@@ -79,6 +80,10 @@ class ScaledRows(StoredFormat):
     def levels(self) -> tuple[int, Tensor]:
         """Return the bits of a code, and the number of each code."""
 
+    @abstractmethod
+    def encode(self, numbers: Float[Tensor, "N D"]) -> Tensor:
+        """Return the stored codes of numbers between the smallest and the largest level, each that of the nearest."""
+
     @property
     def dtype(self) -> torch.dtype:
         """Return the data type of the scales."""
@@ -126,6 +131,61 @@ class ScaledRows(StoredFormat):
         return Codec(
             codes, *self.levels, scale, self.group_size or self.embed_dim, self.embed_dim, self.dtype, zero=zero
         )
+
+    @property
+    def can_quantise(self) -> bool:
+        """Return whether the library has such rows: it stores no zero points of FP8 as integers."""
+        return self.is_symmetric or self.levels[1] is not E4M3
+
+    def value_range(self, shared: Mapping[str, Tensor]) -> tuple[float, float] | None:
+        """Return the range of a scale of the whole matrix, up to the rounding of this scale; else `None`."""
+        if self.group_size:
+            return None
+        zero, scale = float(shared.get(ZERO, torch.zeros(1))), float(shared[SCALE])
+        levels = self.levels[1][self.levels[1].isfinite()].sort().values.tolist()
+        below, above = (levels[1] - levels[0]) / 2, (levels[-1] - levels[-2]) / 2
+        scale *= 1 + torch.finfo(self.dtype).eps
+        return scale * (levels[0] - below - zero), scale * (levels[-1] + above - zero)
+
+    def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return rows as the library quantises them with scales of `calculate_qparams`, or with those that are shared.
+
+        All is computed in the dtype of the scales, to which numbers are rounded first.
+        """
+        if not self.can_quantise:
+            return super().quantise(values, shared)
+        groups = values.to(self.dtype).unflatten(1, (-1, self.group_size or self.embed_dim))
+        levels = self.levels[1][self.levels[1].isfinite()]
+        lowest, highest = float(levels.min()), float(levels.max())
+        parts = self._scales(groups, lowest, highest) if self.group_size else dict(shared)
+        zero = parts[ZERO].unsqueeze(-1).to(self.dtype) if ZERO in parts else 0
+        scaled = groups / parts[SCALE].unsqueeze(-1) + zero  # a sum of zeros has no sign
+        codes = {self.codes[0]: self.encode(scaled.clamp(lowest, highest).flatten(1))}
+        return codes | (parts if self.group_size else {})
+
+    def _scales(self, groups: Float[Tensor, "N G size"], lowest: float, highest: float) -> dict[str, Tensor]:
+        """Return scales and zero points of groups; `lowest` and `highest` are the numbers of codes at the ends."""
+        low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
+        if self.is_symmetric:
+            scale, zeros = torch.maximum(low.abs(), high) / ((highest - lowest) / 2), {}
+        else:
+            scale = (high - low) / (highest - lowest)
+            zero = (lowest - low / scale).nan_to_num(0.0).clamp(lowest, highest).round()  # NaN where all are zero
+            zeros = {ZERO: zero.to(torch.int8)}
+        return {SCALE: scale.where(scale != 0, torch.finfo(self.dtype).eps), **zeros}
+
+    def write(self, stored: StoredRows, module: StoredModule) -> dict[str, Tensor]:
+        """Return the tensors of a file; beside packed codes also `weight_shape`, and zero points packed along rows."""
+        tensors = super().write(stored, module)
+        if self.codes[0] == "weight":
+            return tensors
+        dtype = module.tensors["weight_shape"].dtype if "weight_shape" in module.tensors else "I64"
+        tensors["weight_shape"] = torch.tensor(stored.shape, dtype=DTYPES[dtype])
+        if ZERO in stored.rows:
+            bits = self.levels[0]
+            codes = (stored.rows[ZERO].to(torch.int16) + 2 ** (bits - 1)).to(torch.uint8)
+            tensors[ZERO] = pack(codes.T, bits, torch.int32).T.contiguous()
+        return tensors
 
 
 @dataclass(frozen=True)
@@ -193,6 +253,11 @@ class PackQuantizedRows(ScaledRows):
     def levels(self) -> tuple[int, Tensor]:
         """Return the bits of a code, and the number of each code."""
         return self.bits, shifted(self.bits)
+
+    def encode(self, numbers: Float[Tensor, "N D"]) -> Tensor:
+        """Return packed codes."""
+        codes = (numbers.round().to(torch.int16) + 2 ** (self.bits - 1)).to(torch.uint8)
+        return pack(codes, self.bits, torch.int32)
 
     def settings_with(self, settings: JsonObject, module: str) -> JsonObject:
         """Return settings of a configuration with a group for a module; see the base class.
@@ -279,6 +344,11 @@ class NaiveQuantizedRows(ScaledRows):
     def levels(self) -> tuple[int, Tensor]:
         """Return 8 bits, and the number of each code."""
         return 8, _CODES[self.code_dtype]
+
+    def encode(self, numbers: Float[Tensor, "N D"]) -> Tensor:
+        """Return int8 or FP8."""
+        dtype = DTYPES[self.code_dtype]
+        return numbers.to(dtype) if dtype.is_floating_point else numbers.round().to(dtype)
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.formats.codec import BLOCK_FLOATS, Codec, unsigned
+from embedlayer.formats.codec import BLOCK_FLOATS, Codec, pack, unsigned
 from embedlayer.formats.stored import Part, StoredFormat, StoredModule, whole_groups
 from embedlayer.io.files import JsonObject
 from embedlayer.io.safetensors_files import DTYPES
@@ -89,6 +90,26 @@ class MLXAffineRows(StoredFormat):
             self.dtype,
             bias=rows["biases"],
         )
+
+    def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return rows as MLX quantises them on a CPU, after they are rounded to the dtype of the scales.
+
+        Code 0 is the end of a group's range that is farther from zero, and the scale is such that zero has a code.
+        """
+        groups, highest = values.to(self.dtype).to(torch.float32).unflatten(1, (-1, self.group_size)), 2**self.bits - 1
+        low, high = groups.aminmax(dim=-1, keepdim=True)
+        is_low = low.abs() > high.abs()
+        step = ((high - low) / highest).clamp(min=1e-7)
+        step, edge = step.where(is_low, -step), low.where(is_low, high)
+        code_of_zero = (edge / step).round()
+        scale = (edge / code_of_zero).where(code_of_zero != 0, step)
+        bias = edge.where(code_of_zero != 0, 0)
+        codes = ((groups - bias) / scale).round().clamp(0, highest).to(torch.uint8).flatten(1)
+        return {
+            "weight": pack(codes, self.bits, torch.uint32),
+            "scales": scale.squeeze(-1).to(self.dtype),
+            "biases": bias.squeeze(-1).to(self.dtype),
+        }
 
     def settings_with(self, settings: JsonObject, module: str) -> JsonObject:
         """Return settings of a configuration with those of a module, by its name if there were others before."""

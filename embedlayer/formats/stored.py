@@ -136,10 +136,10 @@ class StoredRows(NamedTuple):
                 f"Make the new rows smaller, such as with init='mean'."
             )
         rows = self._replace(rows=self.format.quantise(values, self.shared))
-        if rows.unsound_scale is not None:
+        if rows.unsound_scale is not None or not rows.dequantise(self.format.dtype).isfinite().all():
             raise CheckpointError(
                 f"A number of new rows, which are from {low:.3g} to {high:.3g}, is too large for {self.format.name}: "
-                f"its {rows.unsound_scale} would be infinite. Make the new rows smaller."
+                f"its scale or the stored number would be infinite. Make the new rows smaller."
             )
         return rows
 
