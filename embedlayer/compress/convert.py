@@ -89,8 +89,8 @@ def check_kind(to: str) -> dict[str, int]:
     match = _KIND.fullmatch(to)
     if match is None:
         raise SizeError(
-            f"A table can be compressed to int8, int4, groups as in int4-g32, GGUF's q8_0 or q4_0, or rank=128, or as "
-            f"other libraries store it, to mlx-int4 or ct-int4-g32; not to {to!r}."
+            f"A table can be compressed to MLX's mlx-int4, compressed-tensors' ct-int4-g32, int8, int4, groups as in "
+            f"int4-g32, GGUF's q8_0 or q4_0, or rank=128; not to {to!r}."
         )
     numbers = {name: int(digits) for name, digits in match.groupdict().items() if digits is not None}
     return numbers | ({"mlx_group": numbers.get("mlx_group", 64)} if "mlx_bits" in numbers else {})
