@@ -1,16 +1,36 @@
 """Folders of small models of transformers whose table and head a library quantised, and the same models dequantised."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from stored_formats import StoredCase
+from stored_formats import CASES, StoredCase
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor, nn
 
 TABLE, HEAD = "model.embed_tokens", "lm_head"
+
+
+def one_of_each() -> list[str]:
+    """Return the name of one case of each kind of layout: up to the first number, and a few more of the first ones."""
+    kinds: dict[str, str] = {}
+    for name in CASES:
+        if not name.endswith(", head"):
+            kinds.setdefault(re.split(r"\d|,", name)[0], name)
+    return list(kinds.values())
+
+
+def words(size: int, start: str = "t") -> Tokenizer:
+    """Return a tokenizer of the words `t0`, `t1` and so on."""
+    tokenizer = Tokenizer(WordLevel({f"{start}{i}": i for i in range(size)}, unk_token=f"{start}0"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    return tokenizer
 
 
 def model_of(rows: Tensor, head: Tensor | None) -> nn.Module:

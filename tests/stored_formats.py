@@ -172,31 +172,46 @@ def _compressed_cases() -> dict[str, Callable[[], StoredCase]]:
 
 
 def modelopt_case(rows: Tensor, *, is_nvfp4: bool, by_row: bool = False) -> StoredCase:
-    """Quantise as ModelOpt does, and dequantise by its formula; `test_modelopt.py` compares it with ModelOpt."""
+    """Quantise and dequantise by the formulas of ModelOpt; `test_modelopt.py` compares them with ModelOpt."""
+    settings = {"quant_method": "modelopt", "quant_algo": "NVFP4" if is_nvfp4 else "FP8", "ignore": ["lm_head*", NAME]}
     if not is_nvfp4:
-        scale = rows.abs().amax(1) / 448 if by_row else rows.abs().amax() / 448
-        factor = scale.clamp(min=1e-6).unsqueeze(-1)
-        codes = (rows / factor).to(torch.float8_e4m3fn)
-        numbers = {dtype: codes.to(dtype) * factor.to(dtype) for dtype in DTYPES.values()}
-        tensors = {"weight": codes, "weight_scale": factor.squeeze(-1), "input_scale": torch.tensor(0.1)}
-        settings = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head*", NAME]}
-        return StoredCase(tensors, settings, numbers[torch.float32], rows_by_dtype=numbers)
+
+        def scales(rows: Tensor) -> Tensor:
+            largest = rows.abs().amax(1) if by_row else rows.abs().amax()
+            return largest.where(largest != 0, 448.0).float() / 448
+
+        whole = scales(rows)
+
+        def quantise(rows: Tensor) -> dict[str, Tensor]:
+            scale = scales(rows) if by_row else whole
+            codes = (rows.float() / scale.unsqueeze(-1)).to(torch.float8_e4m3fn)
+            return {"weight": codes} | ({"weight_scale": scale} if by_row else {})
+
+        tensors = {"weight_scale": whole, "input_scale": torch.tensor(0.1), **quantise(rows)}
+        factor = tensors["weight_scale"].unsqueeze(-1)
+        numbers = {dtype: tensors["weight"].to(dtype) * factor.to(dtype) for dtype in DTYPES.values()}
+        return StoredCase(tensors, settings, numbers[torch.float32], {}, numbers, quantise)
     second = rows.abs().amax() / (6 * 448)
-    groups = rows.unflatten(1, (-1, 16))
-    scale = (groups.abs().amax(-1) / (6 * second)).clamp(2**-9, 448).to(torch.float8_e4m3fn)
     levels = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6])
     levels = torch.cat([levels, 0 - levels])
-    factor = (scale.float() * second).unsqueeze(-1)
-    codes = (groups / factor).unsqueeze(-1).sub(levels).abs().argmin(-1).flatten(1)
-    codes[4, 5] = 8  # a zero with a sign, which ModelOpt writes for small negative numbers
-    tensors = {
-        "weight": (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8),
-        "weight_scale": scale,
-        "weight_scale_2": second,
-        "input_scale": torch.tensor(0.1),
-    }
-    settings = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head*", NAME]}
-    return StoredCase(tensors, settings, (levels[codes].unflatten(1, (-1, 16)) * factor).flatten(1))
+
+    def quantise_fp4(rows: Tensor) -> dict[str, Tensor]:
+        groups = rows.unflatten(1, (-1, 16))
+        scale = groups.abs().amax(-1).float() / (6.0 * second)
+        scale[scale == 0] = 1.0
+        scale = scale.clamp(2**-9, 448).to(torch.float8_e4m3fn)
+        scaled = (groups / (scale.float() * second).unsqueeze(-1)).flatten(1)
+        codes = torch.searchsorted(torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5]), scaled.abs())
+        codes += (scaled.abs().unsqueeze(-1) == torch.tensor([0.75, 1.75, 3.5])).any(-1)
+        codes += 8 * (scaled < 0)
+        return {"weight": (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8), "weight_scale": scale}
+
+    tensors = {"weight_scale_2": second, "input_scale": torch.tensor(0.1), **quantise_fp4(rows)}
+    codes = torch.stack([tensors["weight"] & 15, tensors["weight"] >> 4], -1).flatten(1).int()
+    assert (codes == 8).any()  # a zero with a sign, which ModelOpt writes for small negative numbers
+    factor = (tensors["weight_scale"].float() * second).unsqueeze(-1)
+    numbers = (levels[codes].unflatten(1, (-1, 16)) * factor).flatten(1)
+    return StoredCase(tensors, settings, numbers, quantise=quantise_fp4)
 
 
 def gemma_case(rows: Tensor, bits: int, *, is_head: bool = False) -> StoredCase:
@@ -253,14 +268,11 @@ def torchao_case(rows: Tensor, config: str, **options: Any) -> StoredCase:
     return StoredCase(tensors, {"quant_method": "torchao"}, numbers[rows.dtype], metadata, numbers)
 
 
-def gptq_case(rows: Tensor, bits: int, *, group_size: int = 32, checkpoint_format: str = "gptq") -> StoredCase:
-    """Quantise and pack as GPTQ does, word by word, and dequantise by its formula; see `test_gptq.py`."""
-    groups, top = rows.float().unflatten(1, (-1, group_size)), 2**bits - 1
-    low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=1e-6)
-    scale = ((high - low) / top).clamp(min=1e-4).to(rows.dtype)
-    zero = (-low / scale.float()).round().clamp(1, top).long()
-    codes = (groups / scale.float().unsqueeze(-1) + zero.unsqueeze(-1)).round().clamp(0, top).long()
-    numbers = (scale.unsqueeze(-1) * (codes - zero.unsqueeze(-1)).to(rows.dtype)).flatten(1)
+def gptq_case(
+    rows: Tensor, bits: int, *, group_size: int = 32, checkpoint_format: str = "gptq", symmetric: bool = False
+) -> StoredCase:
+    """Quantise and pack as GPTQModel's `RTN` does, word by word, and dequantise by its formula; see `test_gptq.py`."""
+    top, half, is_first = 2**bits - 1, 2 ** (bits - 1), checkpoint_format == "gptq"
 
     def words(lines: Tensor) -> Tensor:
         """Pack each line of codes into words of 32 bits, low bits first."""
@@ -270,53 +282,97 @@ def gptq_case(rows: Tensor, bits: int, *, group_size: int = 32, checkpoint_forma
             packed.append(number.to_bytes(-(-len(line) * bits // 32) * 4, "little"))
         return torch.frombuffer(bytearray(b"".join(packed)), dtype=torch.int32).view(len(lines), -1)
 
-    offset = 0 if checkpoint_format == "gptq_v2" else 1
-    tensors = {
-        "qweight": words(codes.flatten(1)).T.contiguous(),
-        "qzeros": words(zero.T - offset),
-        "scales": scale.T.contiguous(),
-        "g_idx": (torch.arange(rows.shape[1]) // group_size).int(),
-    }
+    def codes_of(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return codes `(V, G, group_size)`, float32 scales and zero points `(V, G, 1)`."""
+        groups = rows.float().unflatten(1, (-1, group_size))
+        low, high = groups.amin(-1, keepdim=True).clamp(max=0), groups.amax(-1, keepdim=True).clamp(min=0)
+        if symmetric:
+            high = torch.maximum(low.abs(), high)
+            low = torch.where(low < 0, -high, low)
+        is_zero = (low == 0) & (high == 0)
+        low, high = low - is_zero.float(), high + is_zero.float()
+        scale = (high - low) / top
+        zero = torch.full_like(scale, half) if symmetric else torch.round(-low / scale)
+        numbers = (scale * ((groups / scale).round().add(zero).clamp(0, top) - zero)).to(rows.dtype)
+        codes = ((numbers + zero * scale) / scale).round().clamp(0, top)  # as `pack` does, of the rounded numbers
+        return codes.long(), scale, zero.long()
+
+    def quantise(rows: Tensor) -> dict[str, Tensor]:
+        codes, scale, zero = codes_of(rows)
+        zeros = words((zero.squeeze(-1).T - int(is_first)) % 8 if bits == 3 else zero.squeeze(-1).T)
+        if is_first and bits != 3:
+            zeros -= sum(1 << place for place in range(0, 32, bits))
+        scales = scale.squeeze(-1).T.to(rows.dtype).contiguous()
+        return {"qweight": words(codes.flatten(1)).T.contiguous(), "qzeros": zeros, "scales": scales}
+
+    codes, scale, zero = codes_of(rows)
+    numbers = (scale.to(rows.dtype) * (codes - zero).to(rows.dtype)).flatten(1)
+    tensors = quantise(rows) | {"g_idx": (torch.arange(rows.shape[1]) // group_size).int()}
     settings = {"quant_method": "gptq", "bits": bits, "checkpoint_format": checkpoint_format, "lm_head": True}
-    return StoredCase(tensors, settings, numbers)
+    return StoredCase(tensors, settings, numbers, quantise=quantise)
 
 
 def awq_case(rows: Tensor, group_size: int = 32) -> StoredCase:
-    """Pack random codes as AWQ stores a head, and dequantise with compressed-tensors' converter and codec."""
+    """Quantise and pack as AutoAWQ stores a head, and dequantise with compressed-tensors' converter and codec."""
     converters = pytest.importorskip("compressed_tensors.entrypoints.convert")
     from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
     from compressed_tensors.quantization import QuantizationScheme
 
-    (count, width), generator = rows.shape, torch.Generator().manual_seed(0)
-    scale = rows.unflatten(1, (-1, group_size)).abs().amax(-1).clamp(min=1e-6) / 8
-    tensors = {
-        "qweight": torch.randint(-(1 << 31), 1 << 31, (width, count // 8), generator=generator).int(),
-        "qzeros": torch.randint(-(1 << 31), 1 << 31, (width // group_size, count // 8), generator=generator).int(),
-        "scales": scale.T.contiguous(),
-    }
+    def words(lines: Tensor) -> Tensor:
+        """Pack codes of 4 bits of 8 neighbouring tokens into a word, in AutoAWQ's order."""
+        packed = torch.zeros(len(lines), lines.shape[1] // 8, dtype=torch.int32)
+        for place, token in enumerate([0, 2, 4, 6, 1, 3, 5, 7]):
+            packed |= lines[:, token::8].int() << 4 * place
+        return packed
+
+    def quantise(rows: Tensor) -> dict[str, Tensor]:
+        groups = rows.unflatten(1, (-1, group_size))
+        low, high = groups.amin(-1, keepdim=True).clamp(max=0), groups.amax(-1, keepdim=True).clamp(min=0)
+        scale = (high - low).clamp(min=1e-5) / 15
+        zero = (-torch.round(low / scale)).clamp(0, 15)
+        numbers = (torch.clamp(torch.round(groups / scale) + zero, 0, 15) - zero) * scale
+        codes = torch.round((numbers + scale * zero) / scale)  # as `WQLinear_GEMM.from_linear` does
+        parts = words(codes.flatten(1).T), words(zero.squeeze(-1).T), scale.squeeze(-1).T.contiguous()
+        return dict(zip(("qweight", "qzeros", "scales"), parts, strict=True))
+
+    tensors = quantise(rows)
     converter = converters.AutoAWQConverter(group_size=group_size, ignore=())
     converted = converter.process({f"{NAME}.{name}": tensor for name, tensor in tensors.items()})
     converted = {name.removeprefix(f"{NAME}."): tensor for name, tensor in converted.items()}
     scheme: QuantizationScheme = converter._build_quant_config().config_groups["config_group_0"]
     numbers = PackedQuantizationCompressor.decompress(converted, scheme)["weight"]
-    return StoredCase(tensors, {"quant_method": "awq", "bits": 4, "version": "gemm"}, numbers)
+    return StoredCase(tensors, {"quant_method": "awq", "bits": 4, "version": "gemm"}, numbers, quantise=quantise)
 
 
 def bitsandbytes_case(rows: Tensor, kind: str, *, is_nested: bool = False) -> StoredCase:
     """Quantise with bitsandbytes' functions: `kind` is `"int8"`, `"nf4"` or `"fp4"`."""
     functional = pytest.importorskip("bitsandbytes.functional")
     if kind == "int8":
-        codes, scale, _ = functional.int8_vectorwise_quant(rows.half())
-        codes[3] = 0  # bitsandbytes divides zero by zero here
-        tensors = {"weight": codes, "SCB": scale, "weight_format": torch.tensor(0, dtype=torch.uint8)}
-        return StoredCase(tensors, {"load_in_8bit": True}, functional.int8_vectorwise_dequant(codes, scale))
-    codes, state = functional.quantize_4bit(rows, quant_type=kind, blocksize=64, compress_statistics=is_nested)
-    parts = {f"weight.{name}": tensor for name, tensor in state.as_dict(packed=True).items()}
+
+        def quantise(rows: Tensor) -> dict[str, Tensor]:
+            codes, scale, _ = functional.int8_vectorwise_quant(rows.half())
+            return {"weight": codes.masked_fill((scale == 0).unsqueeze(1), 0), "SCB": scale}  # it divides zero by zero
+
+        tensors = quantise(rows)
+        numbers = functional.int8_vectorwise_dequant(*tensors.values())
+        tensors["weight_format"] = torch.tensor(0, dtype=torch.uint8)
+        return StoredCase(tensors, {"load_in_8bit": True}, numbers, quantise=quantise)
+
+    def quantise_blocks(rows: Tensor) -> tuple[Tensor, Any]:
+        return functional.quantize_4bit(rows, quant_type=kind, blocksize=64, compress_statistics=is_nested)
+
+    codes, state = quantise_blocks(rows)
+
+    def tensors_of(new_rows: Tensor) -> dict[str, Tensor]:
+        codes, state = quantise_blocks(new_rows)
+        state.dtype = rows.dtype
+        return {"weight": codes} | {f"weight.{name}": part for name, part in state.as_dict(packed=True).items()}
+
     numbers = {}
     for dtype in DTYPES.values():
         state.dtype = dtype
         numbers[dtype] = functional.dequantize_4bit(codes, state)
-    return StoredCase({"weight": codes, **parts}, {"load_in_4bit": True}, numbers[rows.dtype], {}, numbers)
+    return StoredCase(tensors_of(rows), {"load_in_4bit": True}, numbers[rows.dtype], {}, numbers, tensors_of)
 
 
 def _other_cases() -> dict[str, Callable[[], StoredCase]]:
@@ -336,8 +392,11 @@ def _other_cases() -> dict[str, Callable[[], StoredCase]]:
     for bits, (name, dtype) in product((4, 8), DTYPES.items()):
         cases[f"torchao {bits} bits, {name}"] = partial(_intx_case, weights(192, dtype), bits)
     for bits, (name, dtype) in product((2, 3, 4, 8), DTYPES.items()):
-        cases[f"GPTQ {bits} bits, {name}"] = partial(gptq_case, weights(64, dtype), bits)
-    cases["GPTQ v2"] = partial(gptq_case, weights(64, torch.float16), 4, checkpoint_format="gptq_v2")
+        vocab_size = 96 if dtype == torch.float16 else VOCAB_SIZE  # of 96 rows all words are full
+        cases[f"GPTQ {bits} bits, {name}"] = partial(gptq_case, weights(64, dtype, vocab_size), bits)
+    full = weights(64, torch.float16, 96)
+    cases["GPTQ symmetric"] = partial(gptq_case, full, 4, symmetric=True)
+    cases["GPTQ v2"] = partial(gptq_case, full, 4, checkpoint_format="gptq_v2")
     for kind, (name, dtype) in product(("nf4", "fp4"), DTYPES.items()):
         cases[f"bitsandbytes {kind}, {name}"] = partial(bitsandbytes_case, weights(192, dtype), kind)
     return cases

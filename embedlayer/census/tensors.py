@@ -251,7 +251,8 @@ def models_in(module: nn.Module) -> dict[str, Any]:
 def tensors_in(module: nn.Module, tables: Collection[int]) -> Iterator[tuple[str, Tensor, tuple[int, ...], TensorRule]]:
     """Yield the tensors of the models of transformers in a live module that follow the vocabulary of its tables.
 
-    `tables` has the `id` of each weight of a table or head.
+    `tables` has the `id` of each weight of a table or head, and of each table that has no weight, such as a quantised
+    one: in the class of transformers it has one.
 
     Yields:
         Name, tensor, axes, and how an edit moves it: by the record of its family, or unknown. The name is the first one
@@ -265,6 +266,7 @@ def tensors_in(module: nn.Module, tables: Collection[int]) -> Iterator[tuple[str
         families = families_in(config)
         live = [(_WRAPPERS.sub("", own), own, tensor) for own, tensor in named_tensors(model)]
         known = {plain for plain, _, tensor in live if id(tensor) in tables}
+        known |= {f"{_WRAPPERS.sub('', own)}.weight" for own, part in model.named_modules() if id(part) in tables}
         axes = axes_by_build(type(model), model.config, known)
         done: set[int] = set()
         for plain, own, tensor in live:

@@ -401,6 +401,25 @@ class Checkpoint(WeightFiles):
         pairs = zip(byte_chunks(stored), byte_chunks(tensor, stored.dtype), strict=True)
         return stored.shape == tensor.shape and all(torch.equal(old, new) for old, new in pairs)
 
+    def is_same(self, name: str, other: str) -> bool:
+        """Return whether two tensors, by their full names, have the same shape, dtype and bits.
+
+        Stored rows are compared by their own bits, codes and scales.
+        """
+        if self.stored(name) != self.stored(other):
+            return False
+        if self.stored(name) is None:
+            return self.info(name).dtype == self.info(other).dtype and self.stores(name, self.read(other))
+        rows, others = (self.read_stored(each) for each in (name, other))
+        parts, other_parts = rows.rows | rows.shared, others.rows | others.shared
+        pairs = (zip(byte_chunks(parts[part]), byte_chunks(other_parts[part]), strict=True) for part in parts)
+        return all(torch.equal(own, other) for chunks in pairs for own, other in chunks)
+
+
+def weight_beside(name: str) -> str:
+    """Return the name of the weight of the module that has a tensor, such as `lm_head.weight` for `lm_head.scales`."""
+    return f"{name.rpartition('.')[0]}{WEIGHT}".lstrip(".")
+
 
 def _config_of(file: GGUFFile) -> JsonObject:
     """Return the configuration of the model in a GGUF file, in the form that `config.json` has."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from embedlayer.census.files import files_left_out, is_left_out, left_out_message
 from embedlayer.checkpoints.meta_layout import PARAMS
-from embedlayer.checkpoints.reader import CONFIG, WEIGHT, Checkpoint
+from embedlayer.checkpoints.reader import CONFIG, Checkpoint, weight_beside
 from embedlayer.checkpoints.reading.model import checkpoint_family, tensor_rules
 from embedlayer.checkpoints.second_copies import Copies, find_copies, is_dense
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, FileError
@@ -68,9 +68,7 @@ def weight_names(layer: nn.Module, names: Mapping[str, Sequence[str]]) -> dict[s
     weights: dict[str, tuple[str, ...]] = {}
     for key, own in names.items():
         table = next((each for each in tables if key.startswith(f"{each}.")), None)
-        modules = (name.rpartition(".")[0] for name in own)
-        replaced = tuple(f"{module}{WEIGHT}".lstrip(".") for module in modules)
-        weights |= {key: tuple(own)} if table is None else {table: replaced}
+        weights |= {key: tuple(own)} if table is None else {table: tuple(map(weight_beside, own))}
     return weights
 
 

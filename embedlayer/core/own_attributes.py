@@ -17,7 +17,7 @@ TRAINED_BEFORE = "_trained_before_its_rows"
 """Attribute of a module between `train_only_rows` and `merge_rows`: the parameters that were trained before."""
 
 ROW_HOOKS = "_hooks_of_its_rows"
-"""Attribute of a module between `train_only_rows` and `merge_rows`: the handles of its hooks."""
+"""Attribute of a module between `train_only_rows` and `merge_rows`: the functions that remove its hooks."""
 
 INITIALISED = "_is_hf_initialized"
 """Attribute with which transformers marks a module that must not be initialised again, such as a resized head."""

@@ -92,10 +92,13 @@ NO_IDS: frozenset[str] = frozenset(
         *("codec_think_eos_id", "tts_codec_start_token_id", "tts_codec_end_token_id", "tts_codec_mask_token_id"),
         *("tts_codec_pad_token_id", "t2u_bos_token_id", "t2u_decoder_start_token_id", "t2u_eos_token_id"),
         *("t2u_pad_token_id", "t2u_lang_code_to_id", "vocoder_lang_code_to_id", "char_to_id"),
-        *("subs_pad_id", "tag_pad_id", "pred_token_id"),
+        *("subs_pad_id", "tag_pad_id", "pred_token_id", "quantization_config", "quantization"),
     )
 )
-"""Keys that end like those of token IDs, and are counts, places, labels, or IDs of another vocabulary."""
+"""Keys that end like those of token IDs, and are counts, places, labels, or IDs of another vocabulary.
+
+Also settings of quantisation, which have entries by names of modules, such as `embed_tokens`.
+"""
 
 COUNTS: Names = ("num_", "n_")
 """Beginnings of keys that are counts."""

@@ -137,6 +137,28 @@ class BlockFloats(NamedTuple):
         stored = codes.view(torch.uint8), scales.view(torch.uint8)
         return Codec(stored[0], self.bits, self.levels, stored[1], self.group_size, embed_dim, rounding, levels)
 
+    def encode(self, numbers: Float[Tensor, "N D"], *, ties_to_even: bool = True) -> UInt8[Tensor, "N bytes"]:
+        """Return packed codes of the nearest levels of numbers.
+
+        Args:
+            numbers: Numbers that are already divided by the scales.
+            ties_to_even: Whether a number in the middle of two levels gets the even code. Otherwise it gets the level
+                that is nearer to zero, and zero has no sign. FP8 always has even codes and signs.
+        """
+        largest = float(self.levels[self.levels.isfinite()].max())
+        numbers = numbers.clamp(-largest, largest)
+        if self.bits == 8:
+            return numbers.to(torch.float8_e4m3fn).view(torch.uint8)
+        half = len(self.levels) // 2
+        middles = ((self.levels[: half - 1] + self.levels[1:half]) / 2).to(numbers.device)
+        codes = torch.bucketize(numbers.abs(), middles)
+        sign = numbers.signbit()
+        if ties_to_even:
+            codes = codes.where(codes % 2 == 0, torch.bucketize(numbers.abs(), middles, right=True))
+        else:
+            sign &= codes != 0
+        return pack((codes + half * sign).to(torch.uint8), self.bits)
+
 
 BLOCK_FLOATS = {
     "nvfp4": BlockFloats(4, E2M1, 16, E4M3),
@@ -148,6 +170,12 @@ BLOCK_FLOATS = {
 
 Reference: OCP Microscaling Formats (MX) Specification 1.0, and NVIDIA's NVFP4.
 """
+
+
+def rounding_range(levels: Float[Tensor, " levels"]) -> tuple[float, float]:
+    """Return the smallest and the largest level, each moved outwards by half the distance to the next one."""
+    ordered = levels[levels.isfinite()].sort().values.tolist()
+    return ordered[0] - (ordered[1] - ordered[0]) / 2, ordered[-1] + (ordered[-1] - ordered[-2]) / 2
 
 
 def pack(codes: UInt8[Tensor, "N count"], bits: int, dtype: torch.dtype = torch.uint8) -> Shaped[Tensor, "N words"]:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.formats.codec import BLOCK_FLOATS, E4M3, Codec, pack, shifted, signed, unpack
+from embedlayer.formats.codec import BLOCK_FLOATS, E2M1, E4M3, Codec, pack, rounding_range, shifted, signed, unpack
 from embedlayer.formats.refused import COLUMN_ORDER
 from embedlayer.formats.stored import Part, StoredFormat, StoredModule, StoredRows, whole_groups
 from embedlayer.io.files import JsonObject
@@ -142,10 +142,9 @@ class ScaledRows(StoredFormat):
         if self.group_size:
             return None
         zero, scale = float(shared.get(ZERO, torch.zeros(1))), float(shared[SCALE])
-        levels = self.levels[1][self.levels[1].isfinite()].sort().values.tolist()
-        below, above = (levels[1] - levels[0]) / 2, (levels[-1] - levels[-2]) / 2
+        low, high = rounding_range(self.levels[1])
         scale *= 1 + torch.finfo(self.dtype).eps
-        return scale * (levels[0] - below - zero), scale * (levels[-1] + above - zero)
+        return scale * (low - zero), scale * (high - zero)
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return rows as the library quantises them with scales of `calculate_qparams`, or with those that are shared.
@@ -285,10 +284,10 @@ class PackQuantizedRows(ScaledRows):
         end = re.escape(module.rpartition(".")[2])
         return {
             "quantization_status": "compressed",
-            "ignore": [],
             **settings,
             "quant_method": METHOD,
             "format": _PACKED,
+            "ignore": [name for name in settings.get("ignore") or [] if name != module],
             "config_groups": {
                 **groups,
                 _GROUP: {"targets": [rf"re:(.*\.)?{end}$"], "weights": weights, "format": _PACKED},
@@ -427,6 +426,34 @@ class CompressedFloatRows(StoredFormat):
         """Return the rows as a compiled kernel reads them."""
         codes, scales = rows["weight" if self.mode == "mxfp8" else "weight_packed"], rows[SCALE]
         return BLOCK_FLOATS[self.mode].codec(codes, scales, self.embed_dim, torch.bfloat16, shared.get(GLOBAL))
+
+    def value_range(self, shared: Mapping[str, Tensor]) -> tuple[float, float] | None:
+        """Return the range of NVFP4's global scale; `None` for other modes."""
+        if self.mode != "nvfp4":
+            return None
+        largest = rounding_range(E2M1)[1] * 448.0 / float(shared[GLOBAL])
+        return -largest, largest
+
+    def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return rows as the library quantises a matrix of the dtype of `values` with scales of `calculate_qparams`."""
+        kind = BLOCK_FLOATS[self.mode]
+        groups = values.unflatten(1, (-1, kind.group_size))
+        largest = groups.abs().amax(-1)
+        if self.mode == "nvfp4":
+            scale = (shared[GLOBAL] * (largest / 6.0)).clamp(max=448.0).to(torch.float8_e4m3fn)
+            rounded = scale.to(torch.float32)
+            rounded = rounded.where(rounded != 0, 0.125)
+            scale, divisor = rounded.to(torch.float8_e4m3fn), rounded / shared[GLOBAL]
+        else:
+            half = 1 << (22 - (3 if self.mode == "mxfp6" else 1))  # of the last bit of a code's fraction
+            exponent = largest.to(torch.float32).view(torch.int32) + half >> 23
+            scale = (exponent - (8 if self.mode == "mxfp8" else 2)).clamp(min=0).to(torch.uint8)
+            divisor = kind.scale_levels.to(scale.device)[scale.int()]
+        numbers = (groups.to(torch.float32) / divisor.unsqueeze(-1)).flatten(1)
+        packed = kind.encode(numbers if self.mode == "mxfp6" else numbers + 0)  # FP6 alone keeps the sign of -0
+        if self.mode == "mxfp8":
+            return {"weight": packed.view(torch.float8_e4m3fn), SCALE: scale}
+        return {"weight_packed": packed, SCALE: scale}
 
 
 def _group_size(module: StoredModule, vocab_size: int, embed_dim: int) -> int:

@@ -118,13 +118,18 @@ class ColumnRows(StoredFormat):
         packed = pack(codes.flatten(1).to(torch.uint8), self.bits)
         return {"qweight": packed, "scales": scale.squeeze(2).to(self.dtype), "qzeros": zero.squeeze(2).to(torch.int16)}
 
+    @property
+    def row_multiple(self) -> int:
+        """Return the least multiple of 8 tokens whose zero points are whole words of 32 bits."""
+        return math.lcm(8, 32 // math.gcd(32, self.bits))
+
     def write(self, stored: StoredRows, module: StoredModule) -> dict[str, Tensor]:
         """Return codes, scales and zero points with tokens as columns.
 
         Raises:
-            CheckpointError: The zero points of all rows are not whole words of 32 bits, or V is no multiple of 8.
+            CheckpointError: The number of rows is no multiple of `row_multiple`.
         """
-        multiple = math.lcm(8, 32 // math.gcd(32, self.bits))
+        multiple = self.row_multiple
         if stored.shape[0] % multiple:
             raise CheckpointError(
                 f"A {self.library} matrix of {self.bits} bits cannot have {stored.shape[0]} rows: their zero "
@@ -150,7 +155,8 @@ class GPTQRows(ColumnRows):
         group_size: Columns that share a scale.
         scale_dtype: Data type of the scales: `"F32"`, `"F16"` or `"BF16"`.
         zero_offset: What is added to a stored zero point, 1 or 0.
-        symmetric: Whether all zero points are `2^(bits - 1)`. Those of new rows are too: some kernels read none.
+        symmetric: Whether the zero points of the first group are `2^(bits - 1)`. Those of new rows are too: some
+            kernels read none.
 
     Reference: `BaseQuantLinear.dequantize_weight` of GPTQModel.
     """
@@ -202,7 +208,8 @@ class GPTQRows(ColumnRows):
                 raise COLUMN_ORDER.error(module, "g_idx")
         offset = 0 if module.settings.get("checkpoint_format") == "gptq_v2" else 1
         record = cls(embed_dim, bits, embed_dim // groups, module.dtype("scales"), offset, symmetric=True)
-        is_symmetric = bool((record.rows_of_zeros(module.read("qzeros"), vocab_size) == 2 ** (bits - 1)).all())
+        zeros = record.rows_of_zeros(module.read("qzeros")[:1], vocab_size)
+        is_symmetric = bool((zeros == 2 ** (bits - 1)).all())
         return replace(record, symmetric=is_symmetric), vocab_size
 
     def rows_of_codes(self, columns: Tensor) -> Tensor:
@@ -233,7 +240,7 @@ class GPTQRows(ColumnRows):
     def words_of_zeros(self, zeros: Tensor) -> Tensor:
         """Return the zero points in words."""
         stored = (zeros.T - self.zero_offset) % 8 if self.bits == 3 else zeros.T
-        return pack(stored.to(torch.uint8), self.bits).contiguous().view(torch.int32) - self.word_offset
+        return pack(stored.to(torch.uint8), self.bits, torch.int32) - self.word_offset
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the parts of rows as GPTQModel's `RTN` and `pack` compute them: rounded to nearest in float32.
@@ -317,7 +324,7 @@ class AWQRows(ColumnRows):
     def words_of_zeros(self, zeros: Tensor) -> Tensor:
         """Return codes of 4 bits in words, transposed."""
         in_words = zeros.T.unflatten(1, (-1, 8))[..., _AWQ_TOKENS].flatten(1)
-        return pack(in_words.to(torch.uint8), 4).contiguous().view(torch.int32)
+        return pack(in_words.to(torch.uint8), 4, torch.int32)
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the parts of rows as AutoAWQ's `pseudo_quantize_tensor` computes them, in the dtype of the scales.

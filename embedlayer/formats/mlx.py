@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.formats.codec import BLOCK_FLOATS, Codec, pack, unsigned
+from embedlayer.formats.codec import BLOCK_FLOATS, E2M1, Codec, pack, rounding_range, unsigned
 from embedlayer.formats.stored import Part, StoredFormat, StoredModule, whole_groups
 from embedlayer.io.files import JsonObject
 from embedlayer.io.safetensors_files import DTYPES
@@ -179,6 +179,32 @@ class MLXFloatRows(StoredFormat):
     def codec(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> Codec:
         """Return the rows as a compiled kernel reads them."""
         return BLOCK_FLOATS[self.mode].codec(rows["weight"], rows["scales"], self.embed_dim, torch.bfloat16)
+
+    def value_range(self, shared: Mapping[str, Tensor]) -> tuple[float, float] | None:
+        """Return the range of `nvfp4`, which has no global scale; `None` for other modes."""
+        if self.mode != "nvfp4":
+            return None
+        largest = rounding_range(E2M1)[1] * 448.0
+        return -largest, largest
+
+    def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return rows as MLX quantises a matrix of the dtype of `values` on a CPU.
+
+        We differ for groups below `2^-126` times the largest level: the exponent of their scale wraps around in MLX.
+        """
+        kind = BLOCK_FLOATS[self.mode]
+        groups = values.unflatten(1, (-1, kind.group_size))
+        scale = (groups.abs().amax(-1) / (448.0 if kind.bits == 8 else 6.0)).to(torch.float32)
+        if self.mode == "nvfp4":
+            codes = scale.clamp(max=448.0).to(torch.float8_e4m3fn).view(torch.uint8)
+        else:
+            fraction, exponent = torch.frexp(scale)  # the power of two that is not below the scale
+            exponent = (exponent - (fraction == 0.5).int()).clamp(min=-127).where(scale != 0, 0)
+            codes = (exponent + 127).to(torch.uint8)
+        divisor = kind.scale_levels.to(codes.device)[codes.int()].unsqueeze(-1)
+        numbers = groups.to(torch.float32) / divisor.where(divisor != 0, torch.inf)
+        packed = kind.encode(numbers.flatten(1), ties_to_even=False)
+        return {"weight": packed.view(torch.uint32), "scales": codes}
 
 
 def _stated(module: StoredModule) -> JsonObject:

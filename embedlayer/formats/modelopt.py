@@ -216,9 +216,12 @@ class FP8Rows(StoredFormat):
         return {"weight": codes} | ({SCALE: scale} if self.group_size else {})
 
     def write(self, stored: StoredRows, module: StoredModule) -> dict[str, Tensor]:
-        """Return the parts, with scales of rows in the number of dimensions that the module has, by default one."""
+        """Return the parts, with scales of rows in the number of dimensions that the module has, by default one.
+
+        That of a single row has two: `(1,)` is the shape of a scale of the whole matrix.
+        """
         parts = super().write(stored, module)
-        has_columns = SCALE in module.tensors and len(module.tensors[SCALE].shape) == 2
+        has_columns = stored.shape[0] == 1 or (SCALE in module.tensors and len(module.tensors[SCALE].shape) == 2)
         return parts if has_columns or not self.group_size else parts | {SCALE: stored.rows[SCALE].squeeze(1)}
 
 

@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from embedlayer.core.errors import ShapeError
 from embedlayer.formats.codec import Codec
 from embedlayer.formats.layouts import LAYOUTS, RowFormat
 from embedlayer.formats.rounding import CovarianceRounding, fit_levels
@@ -75,15 +74,14 @@ class QuantizedRows(StoredFormat):
         """Return the numbers of rows in float32, rounded to `dtype`."""
         return dequantise(rows["packed"], rows.get("row_scale"), self.row_format).to(dtype)
 
-    def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the parts of rows, as `QuantizedEmbedding.from_table` quantises them without options.
+    def value_range(self, shared: Mapping[str, Tensor]) -> tuple[float, float] | None:
+        """Return the range of numbers of blocks, whose scales are float16; `None` for layouts of any float32 number."""
+        largest = self.row_format.layout.largest(self.bits)
+        return None if largest == torch.finfo(torch.float32).max else (-largest, largest)
 
-        Raises:
-            ShapeError: A number is above the largest one of the layout.
-        """
-        values = values.to(torch.float32)
-        refuse_unsound(values, 0, self.row_format.layout.largest(self.bits))
-        packed, row_scale = quantise(values, self.row_format)
+    def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the parts of rows, as `QuantizedEmbedding.from_table` quantises them without options."""
+        packed, row_scale = quantise(values.to(torch.float32), self.row_format)
         return {"packed": packed} | ({} if row_scale is None else {"row_scale": row_scale})
 
 
@@ -136,17 +134,3 @@ def quantise(
         whole[:, :embed_dim] = rounding.codes(rows, whole[:, :embed_dim], step, offset, weights, 2**bits - 1)
     stored = layout.encode(codes.to(torch.uint8), levels.step.to(dtype), levels.offset.to(dtype), bits)
     return stored.view(len(rows), row_format.row_bytes), row_scale
-
-
-def refuse_unsound(rows: Tensor, start: int, largest: float) -> None:
-    """Raise a `ShapeError` if a row holds NaN, infinity or a number whose absolute value is above `largest`.
-
-    `start` is the number of the first row, for the error.
-    """
-    sound = (rows.abs() <= largest).all(dim=1)
-    if not sound.all():
-        unsound = (~sound).nonzero()
-        raise ShapeError(
-            f"Row {start + int(unsound[0])} holds NaN, infinity or a number too large for float32, or above the "
-            f"{largest:.3g} of this layout, which no code can represent: repair it first, for instance set it to zero."
-        )

@@ -117,45 +117,27 @@ class StoredRows(NamedTuple):
         """Return the stored tensors of other rows, quantised with the numbers that all rows of this matrix share.
 
         Raises:
-            CheckpointError: No function quantises to the format; or a number is NaN, infinite, too large for the scales
-                of its row, or outside the range of a scale that all rows share.
+            CheckpointError: No function quantises to the format, or a number is not finite, outside the range of the
+                shared scale, or so large that the stored row would not be finite.
         """
         values, span = values.detach(), self.format.value_range(self.shared)
-        low, high = (float(bound) for bound in values.aminmax()) if values.numel() else (0.0, 0.0)
-        if not (math.isfinite(low) and math.isfinite(high)):
-            raise CheckpointError("New rows hold NaN or infinity, which no code represents: repair them first.")
-        factors = [
-            bound / limit if limit else math.inf
-            for bound, limit in ([] if span is None else [(-low, -span[0]), (high, span[1])])
-            if bound > limit
-        ]
-        if span is not None and factors:
-            raise CheckpointError(
-                f"A number of new rows is {max(factors):.3g} times the largest one that the scale which all rows of "
-                f"this {self.format.name} matrix share can store, [{span[0]:.4g}, {span[1]:.4g}]: it would be clipped. "
-                f"Make the new rows smaller, such as with init='mean'."
-            )
+        if not values.isfinite().all():
+            raise CheckpointError("New rows have NaN or infinity, which no stored row can have.")
+        if span is not None and len(values):
+            low, high = (float(bound) for bound in values.aminmax())
+            ends = [(-low, -span[0]), (high, span[1])]
+            if beyond := [number / end if end else math.inf for number, end in ends if number > end]:
+                raise CheckpointError(
+                    f"A number of new rows is {max(beyond):.3g} times the largest one that {self.format.name} stores "
+                    f"with the scale that all rows share, [{span[0]:.4g}, {span[1]:.4g}]: it would be clipped. "
+                    f"Make the new rows smaller, such as with init='mean'."
+                )
         rows = self._replace(rows=self.format.quantise(values, self.shared))
-        if rows.unsound_scale is not None or not rows.dequantise(self.format.dtype).isfinite().all():
+        if not rows.dequantise(self.format.dtype).isfinite().all():
             raise CheckpointError(
-                f"A number of new rows, which are from {low:.3g} to {high:.3g}, is too large for {self.format.name}: "
-                f"its scale or the stored number would be infinite. Make the new rows smaller."
+                f"New rows have numbers that are too large for {self.format.name}. Make them smaller."
             )
         return rows
-
-    @property
-    def unsound_scale(self) -> str | None:
-        """Return the name of a part with scales that are NaN or infinite; `None` if there is none."""
-        for name in self.format.scales:
-            part: Any = self.rows.get(name, self.shared.get(name))
-            if part is not None and part.is_floating_point() and not part.to(torch.float32).isfinite().all():
-                return name
-        for start in range(0, self.shape[0], _ROWS_AT_ONCE) if self.format.scales else ():
-            some = self.take(slice(start, start + _ROWS_AT_ONCE))
-            codec = some.codec(self.format.dtype)
-            if codec is not None and not codec.scales().isfinite().all():
-                return self.format.scales[0]
-        return None
 
     @property
     def row_bytes(self) -> UInt8[Tensor, "N bytes"]:
@@ -168,9 +150,12 @@ class StoredRows(NamedTuple):
         """Return the rows of which these are the `row_bytes`, with the shared tensors of this matrix."""
         parts = self.format.row_parts
         sizes = [part.dtype.itemsize * math.prod(part.shape) for part in parts.values()]
+        pieces = row_bytes.split(sizes, dim=1)
+        if len(parts) > 1:  # copied, since a part of a single row may start where its type cannot
+            pieces = tuple(piece.clone(memory_format=torch.contiguous_format) for piece in pieces)
         rows = {
-            name: piece.contiguous().view(part.dtype).view(len(piece), *part.shape)
-            for (name, part), piece in zip(parts.items(), row_bytes.split(sizes, dim=1), strict=True)
+            name: piece.view(part.dtype).view(len(piece), *part.shape)
+            for (name, part), piece in zip(parts.items(), pieces, strict=True)
         }
         return self._replace(rows=rows)
 
@@ -278,6 +263,11 @@ class StoredFormat(Described, ABC):
         return codec.decode().to(dtype)
 
     @property
+    def row_multiple(self) -> int:
+        """Return the number of which V must be a multiple in a file: by default 1."""
+        return 1
+
+    @property
     def can_quantise(self) -> bool:
         """Return whether `quantise` can: by default, whether the format has one."""
         return type(self).quantise is not StoredFormat.quantise
@@ -312,7 +302,7 @@ class StoredFormat(Described, ABC):
             module: The module with the tensors before. One that has none stands for a new file.
 
         Raises:
-            CheckpointError: The format cannot store this number of rows.
+            CheckpointError: The number of rows is no multiple of `row_multiple`.
         """
         shapes = {name: info.shape for name, info in module.tensors.items()}
         shared = {name: part.reshape(shapes.get(name, part.shape)) for name, part in stored.shared.items()}
@@ -360,8 +350,15 @@ class StoredFormat(Described, ABC):
             {name: part_of(name, part, (vocab_size, *part.shape)) for name, part in self.row_parts.items()},
             {name: part_of(name, part, part.shape) for name, part in self.shared_parts.items()},
         )
-        if rows.unsound_scale is not None:
-            raise module.error(rows.unsound_scale, "holds NaN or infinity")
+        for name in self.scales:
+            tensor: Any = rows.rows.get(name, rows.shared.get(name))
+            if tensor is not None and tensor.is_floating_point() and not tensor.to(torch.float32).isfinite().all():
+                raise module.error(name, "holds NaN or infinity")
+        for start in range(0, vocab_size, _ROWS_AT_ONCE) if self.scales else ():
+            some = rows.take(slice(start, start + _ROWS_AT_ONCE))
+            codec = self.codec(some.rows, some.shared, self.dtype)
+            if codec is not None and not codec.scales().isfinite().all():
+                raise module.error(self.scales[0], "holds scales that are NaN or infinite")
         return rows
 
 

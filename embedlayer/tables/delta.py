@@ -25,6 +25,7 @@ from embedlayer.saving import describe
 from embedlayer.tables.adapter_files import read_adapter, write_token_rows
 from embedlayer.tables.conversions import as_table
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.table import TokenTable
 
 BASE = "embedlayer.base"  # key of the metadata of an adapter's weights that describes the base
@@ -209,21 +210,32 @@ class DeltaEmbedding(TokenTable, ComputedBuffers, checks_ids=True):
         insert = products.index_copy_ if fusible(products, ours) else products.index_copy
         return insert(-1, columns, ours)
 
+    @torch.no_grad()
     def merge(self) -> TokenTable:
-        """Write the trained rows into the base in place, rounded to its dtype, and return the base, which stays frozen.
+        """Write the trained rows into the base in place, and return the base, which stays frozen.
+
+        In a dense base they are rounded to its dtype. In a base of stored codes, such as a quantised table, those that
+        training has changed are quantised by the rule of the format; all other stored bytes stay.
 
         Raises:
-            SizeError: The base is not a `TokenEmbedding`, so it cannot store the rows exactly.
+            SizeError: The base is of another kind, which does not store each row separately.
+            CheckpointError: No function quantises rows to the format of the base, or it cannot represent a number of
+                them. The base is not changed.
+            ShapeError: A number is too large for the codes of a `QuantizedEmbedding`. The base is not changed.
         """
+        if isinstance(self.base, PackedRows):
+            changed = (self.delta != self.base.look_up(self.token_tensor).to(self.delta.dtype)).any(1)
+            rows = self.base.stored_rows.quantised(self.delta[changed])
+            self.base.store_rows(self.token_tensor[changed], rows)
+            return self.base
         if not isinstance(self.base, TokenEmbedding):
             raise SizeError(
-                f"The rows cannot be written into a {type(self.base).__name__}, which does not store each row as it "
-                f"is.\nKeep the DeltaEmbedding, or build a dense table of all rows: "
+                f"The rows cannot be written into a {type(self.base).__name__}, which does not store each row "
+                f"separately.\nKeep the DeltaEmbedding, or build a dense table of all rows: "
                 f"TokenEmbedding.from_pretrained(table.rows(0, table.vocab_size).detach())."
             )
         self.base.apply_pending_updates()
-        with torch.no_grad():
-            self.base.weight.index_copy_(0, self.token_tensor, self.delta.to(self.base.weight.dtype))
+        self.base.weight.index_copy_(0, self.token_tensor, self.delta.to(self.base.weight.dtype))
         return self.base
 
     def save_adapter(self, directory: Path | str, *, module: str = "model.embed_tokens") -> None:

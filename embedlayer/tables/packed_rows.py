@@ -32,6 +32,8 @@ DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float1
 NUMBERS_AT_ONCE = 1 << 20
 """Numbers that are dequantised at once."""
 
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 
 class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
     """Abstract base class of frozen tables of codes: `out[..., :] = scale * dequantise(stored rows of ids)`.
@@ -79,6 +81,31 @@ class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
     @abstractmethod
     def stored_type(self) -> str:
         """Return the name of the type of the stored rows, such as `"int8"`, or GGUF's name: `"Q8_0"`."""
+
+    def replace_rows(self, stored: StoredRows) -> None:
+        """Store other rows in place of all, in place: the buffers become these tensors, and V their number of rows.
+
+        Args:
+            stored: Rows in the format of this table, any number of them. `padding_idx` stays.
+        """
+        tensors = stored.rows | stored.shared
+        for module in self.modules():
+            for name, _ in list(module.named_buffers(recurse=False)):
+                if name in tensors:
+                    setattr(module, name, tensors[name])
+        self.vocab_size = self.num_rows = self.index_check.size = stored.shape[0]
+
+    def store_rows(self, ids: Int[Tensor, " N"], stored: StoredRows) -> None:
+        """Store N rows in place of those of `ids`, in place; all other stored bytes stay, and so does a mapped file.
+
+        Args:
+            ids: IDs of the rows.
+            stored: The new rows, in the format of this table and with its shared tensors, such as
+                `table.stored_rows.quantised(values)`.
+        """
+        for name, part in self.stored_rows.rows.items():
+            integers = _INTEGERS[part.itemsize]  # torch copies no rows of FP8 or uint32
+            part.view(integers).index_copy_(0, ids, stored.rows[name].view(integers))
 
     @property
     def nbytes(self) -> int:
@@ -194,8 +221,8 @@ class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
         if requires_grad:
             raise SizeError(
                 f"A {type(self).__name__} is frozen: its codes are integers and have no gradient.\n"
-                "Train the rows in floating point, TokenEmbedding.from_pretrained(table.rows(0, table.vocab_size), "
-                "freeze=False), and quantise the result."
+                "Train some rows beside them, DeltaEmbedding(table, token_ids); or train all in floating point, "
+                "TokenEmbedding.from_pretrained(table.rows(0, table.vocab_size), freeze=False), and quantise the result."
             )
         return self
 

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from embedlayer.core.block_sizes import NUMBERS, block_size
 from embedlayer.core.devices import device_kind
-from embedlayer.core.errors import SizeError
+from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.index_checks import as_ids, length_of
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.core.torch_state import is_current, is_transformed, plain_operators_only
 from embedlayer.formats.compiled import CLAIMED_NUMEL, FEW_TOKENS, tokens_first
 from embedlayer.formats.layouts import GGUFBlocks, RowFormat, RowLayout, row_format_of
-from embedlayer.formats.quantized import QuantizedRows, dequantise, quantise, refuse_unsound
+from embedlayer.formats.quantized import QuantizedRows, dequantise, quantise
 from embedlayer.formats.rounding import CovarianceRounding, unit_rows
 from embedlayer.formats.stored import StoredRows
 from embedlayer.io.files import JsonObject
@@ -206,7 +206,7 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
         at_least = 1 if rounding is None else ROWS_OF_A_PRODUCT
         for start, stop in _blocks(source.vocab_size, source.embed_dim, first.device, at_least=at_least):
             rows = source.rows(start, stop).to(torch.float32)
-            refuse_unsound(rows, start, largest)
+            _refuse_unsound(rows, start, largest)
             packed, row_scale = quantise(
                 rows, quantised.row_format, symmetric=symmetric, clip=clip, rounding=rounding, weights=weights
             )
@@ -518,3 +518,17 @@ def _blocks(count: int, width: int, device: torch.device, *, at_least: int = 1) 
     """
     step = max(1, at_least, block_size(NUMBERS, device_kind(device)) // width)
     return ((start, min(start + step, count)) for start in range(0, count, step))
+
+
+def _refuse_unsound(rows: Tensor, start: int, largest: float) -> None:
+    """Raise a `ShapeError` if a row holds NaN, infinity or a number whose absolute value is above `largest`.
+
+    `start` is the number of the first row, for the error.
+    """
+    sound = (rows.abs() <= largest).all(dim=1)
+    if not sound.all():
+        unsound = (~sound).nonzero()
+        raise ShapeError(
+            f"Row {start + int(unsound[0])} holds NaN, infinity or a number too large for float32, or above the "
+            f"{largest:.3g} of this layout, which no code can represent: repair it first, for instance set it to zero."
+        )

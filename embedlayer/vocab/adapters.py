@@ -4,10 +4,12 @@ For a model of transformers, `patch(model)` first: its tables and heads then are
 names, which are the names in the adapter's files.
 """
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from embedlayer.core.block_sizes import TABLE_ROWS, block_size
 from embedlayer.core.devices import device_kind
@@ -16,12 +18,13 @@ from embedlayer.heads.output import OutputHead
 from embedlayer.tables.adapter_files import AdapterFolder, ModuleAdapter, read_adapter, write_token_rows
 from embedlayer.tables.adapters import TrainableTokens, adapt_rows
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.table import TokenTable
 from embedlayer.vocab.row_training import train_only_rows, trained_rows
 from embedlayer.vocab.targets.module_parts import vocabulary_modules
 
-Weight = TokenEmbedding | OutputHead
-"""What an adapter is merged into: a dense table, or an untied head."""
+Weight = TokenEmbedding | OutputHead | PackedRows
+"""What an adapter is merged into: a dense table, an untied head, or stored codes."""
 
 Changes = dict[str, tuple[Weight, ModuleAdapter]]
 """Weights that an adapter changes, with the change of each, by name."""
@@ -54,14 +57,15 @@ def load_adapter(module: nn.Module, directory: Path | str) -> None:
     head that the adapter does not contain start as they are. If an error is raised, nothing changes.
 
     Args:
-        module: Model with dense tables. Its rows must not be trained separately yet.
+        module: Model with dense tables or stored codes. Its rows must not be trained separately yet.
         directory: Folder that PEFT or `save_adapter` wrote.
 
     Raises:
         FileError: The folder or a file in it is missing.
         CheckpointError: A file is damaged; or the adapter changes another module than a table or a head, other tokens
             in each of them, or more than the rows of some tokens.
-        SizeError: The module has no table and no head, a table is not dense, or `train_only_rows` raises it.
+        SizeError: The module has no table and no head, a table does not store each row separately, or `train_only_rows`
+            raises it.
         TokenIdError: A token of the adapter is outside the tables.
         VocabularyError: The module contains a `DraftHead`, hashed n-grams of another library, or other values of
             tokens.
@@ -86,8 +90,9 @@ def merge_adapter(target: nn.Module, directory: Path | str, *, module: str | Non
 
     The new weight is `W + scaling * B @ A` for LoRA, with `scaling = lora_alpha / r` (`/ sqrt(r)` for rsLoRA); the
     whole weight for `modules_to_save`; and for trainable tokens W with their rows replaced. Sums are rounded to the
-    dtype of W. A tied head reads the merged table, as after `PeftModel.merge_and_unload`. If an error is raised,
-    nothing changes.
+    dtype of W. A tied head reads the merged table, as after `PeftModel.merge_and_unload`. Into stored codes, such as
+    those of a quantised table, only trainable tokens are merged: their rows are quantised, and all other bytes stay. If
+    an error is raised, nothing changes.
 
     Args:
         target: Table, untied head, or a model that contains these.
@@ -98,8 +103,10 @@ def merge_adapter(target: nn.Module, directory: Path | str, *, module: str | Non
     Raises:
         FileError: The folder or a file in it is missing.
         CheckpointError: A file is damaged; the adapter is of a kind whose changes are not known here, such as DoRA; it
-            does not change the target; or, for a model, it also changes another module than a table or a head.
-        SizeError: A table does not store each row separately, or a model has no table and no head.
+            does not change the target; or, for a model, it also changes another module than a table or a head. Or
+            rows cannot be quantised to the format of stored codes.
+        SizeError: A table does not store each row separately, or a model has no table and no head. Or an adapter with
+            more than trainable tokens changes stored codes.
         TokenIdError: A token of the adapter is outside the target.
         VocabularyError: `target` contains a `DraftHead`, hashed n-grams of another library, or other values of tokens.
 
@@ -112,8 +119,9 @@ def merge_adapter(target: nn.Module, directory: Path | str, *, module: str | Non
         _check_fit(changes, directory)
     else:
         changes = _changes(target, adapter)
-    for weight, change in changes.values():
-        _merge(weight, change)
+    merges = [_merge_into(weight, change) for weight, change in changes.values()]  # errors are raised here
+    for merge in merges:
+        merge()
 
 
 def _changes(module: nn.Module, adapter: AdapterFolder) -> Changes:
@@ -142,7 +150,7 @@ def _changes(module: nn.Module, adapter: AdapterFolder) -> Changes:
         if (change := adapter.modules.get(name)) is None:
             continue
         weight = _weight(part)
-        same = next((other for owner, other in changes.values() if owner.weight is weight.weight), None)
+        same = next((other for owner, other in changes.values() if _first(owner) is _first(weight)), None)
         if same is None:
             changes[name] = weight, change
         elif not same.equals(change):
@@ -155,20 +163,43 @@ def _changes(module: nn.Module, adapter: AdapterFolder) -> Changes:
     return changes
 
 
+def _first(weight: Weight) -> Tensor:
+    """Return the first tensor that stores the rows, which those with the same rows share."""
+    return next(iter(weight.stored_rows.rows.values())) if isinstance(weight, PackedRows) else weight.weight
+
+
 def _weight(part: nn.Module) -> Weight:
-    """Return what stores the rows of a table or a head: a dense table, or an untied head.
+    """Return what stores the rows of a table or a head: a dense table, an untied head, or stored codes.
 
     Raises:
-        SizeError: The table is of another kind, which does not store each row as it is.
+        SizeError: The table is of another kind, which does not store each row separately.
     """
     if isinstance(part, OutputHead) and part.own_table is not None:
         part = part.own_table
     if not isinstance(part, Weight):
         raise SizeError(
-            f"An adapter cannot be merged into a {type(part).__name__}, which does not store each row as it is.\n"
+            f"An adapter cannot be merged into a {type(part).__name__}, which does not store each row separately.\n"
             f"Merge it into the dense table, and convert that."
         )
     return part
+
+
+def _merge_into(owner: Weight, change: ModuleAdapter) -> Callable[[], None]:
+    """Return a function that writes a change into a weight, in place.
+
+    Raises:
+        SizeError: The weight is stored codes, and the change is more than the rows of some tokens.
+        CheckpointError: The rows cannot be quantised to the format of stored codes.
+    """
+    if not isinstance(owner, PackedRows):
+        return partial(_merge, owner, change)
+    if (tokens := change.tokens_alone) is None:
+        raise SizeError(
+            f"An adapter that changes all rows cannot be merged into a {type(owner).__name__}, whose rows are stored "
+            f"codes.\nMerge it into the dense table, and quantise that."
+        )
+    ids = torch.tensor(tokens.token_ids, device=owner.device)
+    return partial(owner.store_rows, ids, owner.stored_rows.quantised(tokens.values.to(owner.device)))
 
 
 def _check_fit(changes: Changes, directory: Path | str) -> None:
@@ -194,7 +225,7 @@ def _check_fit(changes: Changes, directory: Path | str) -> None:
 
 
 @torch.no_grad()
-def _merge(owner: Weight, change: ModuleAdapter) -> None:
+def _merge(owner: TokenEmbedding | OutputHead, change: ModuleAdapter) -> None:
     """Write a change into a weight, in place, a block of rows at a time.
 
     The pending updates of a dense table are applied before.

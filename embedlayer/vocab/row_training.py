@@ -1,11 +1,11 @@
 """Training of the rows of a few tokens and nothing else, in the tables and heads of a live module."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from embedlayer.census.tensors import models_in
-from embedlayer.core.errors import SizeError, StaleRowsError
+from embedlayer.core.errors import CheckpointError, SizeError, StaleRowsError
 from embedlayer.core.held_parameters import held_parameters, optimizers_of
 from embedlayer.core.own_attributes import (
     REPLACED,
@@ -24,9 +24,10 @@ from embedlayer.core.own_attributes import (
     set_own_attribute,
 )
 from embedlayer.distributed.dtensors import has_fsdp_modules, is_dtensor
-from embedlayer.heads.output import NEW_ROWS, OutputHead
+from embedlayer.heads.output import NEW_ROWS, ROWS, OutputHead
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.table import TokenTable, UnstoredWeight
 from embedlayer.vocab.init.old_rows import DeadRows, LiveRows
 from embedlayer.vocab.init.row_init import ComputedRows, Generator, RowInit, RowOrigin, Tokens, VectorsInit
@@ -73,11 +74,14 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
     untied head gets trainable rows of its own. The outputs for all other tokens keep every bit. Build the optimizer
     afterwards. After training, `merge_rows` writes the trained rows into the tables and restores the module.
 
+    Tables of stored codes, such as quantised ones, stay as they are, and the trained rows over them are float32. With
+    gradients and AdamW's moments, N trained rows take 16 N D bytes; no floating-point copy of the table is made.
+
     Until then, `save_pretrained` of a model of transformers writes the trained rows into the weights that it saves.
     `state_dict()` has them separately, and `load_state_dict` takes both forms.
 
     Args:
-        module: A layer or model with dense tables.
+        module: A layer or model with tables that store each row separately: dense ones, or stored codes.
         token_ids: The IDs of the tokens, each once.
 
     Raises:
@@ -98,7 +102,7 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
     modules = vocabulary_modules(module)
     if isinstance(module, TokenTable):
         raise SizeError("This is the table itself: wrap it, DeltaEmbedding(table, token_ids).")
-    weights = {id(part.stored.weight) for part in modules.local.values()}
+    weights = {id(part.tensors[0]) for part in modules.local.values()}
     if len(weights) < len(modules.local):
         raise SizeError(
             f"{', '.join(modules.tables)} share one weight, as in an encoder-decoder: trained separately, their rows "
@@ -114,8 +118,8 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
     ids = list(token_ids)
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     try:
-        deltas = {id(table): DeltaEmbedding(_dense(name, table), ids) for name, table in modules.tables.items()}
-        heads = {name: DeltaEmbedding(_rows_of(head), ids) for name, head in modules.heads.items() if head.has_weight}
+        deltas = {id(table): _trained(name, table, ids) for name, table in modules.tables.items()}
+        heads = {name: _trained(name, _rows_of(head), ids) for name, head in modules.heads.items() if head.has_weight}
     except BaseException:
         for parameter in trained:
             parameter.requires_grad_(True)
@@ -143,14 +147,17 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
 def _note(module: nn.Module, trained: list[nn.Parameter]) -> None:
     """Note on a module what was trained before `train_only_rows`, and watch for PEFT, until `merge_rows`.
 
-    Models of transformers save and load merged rows, under the names of transformers.
+    Models of transformers save and load merged rows, under the names of transformers. One that refuses to be saved,
+    since transformers cannot store its table, still does.
     """
-    hooks = [module.register_forward_pre_hook(_refuse_rows_frozen_by_peft)]
+    removals: list[Callable[[], object]] = [module.register_forward_pre_hook(_refuse_rows_frozen_by_peft).remove]
     for model in models_in(module).values():
-        hooks.append(model.register_load_state_dict_pre_hook(_split_rows))
-        set_own_attribute(model, "save_pretrained", partial(_save_merged, model))
+        removals.append(model.register_load_state_dict_pre_hook(_split_rows).remove)
+        if own_attribute(model, "save_pretrained") is None:
+            set_own_attribute(model, "save_pretrained", partial(_save_merged, model))
+            removals.append(partial(remove_own_attribute, model, "save_pretrained"))
     set_own_attribute(module, TRAINED_BEFORE, trained)
-    set_own_attribute(module, ROW_HOOKS, hooks)
+    set_own_attribute(module, ROW_HOOKS, removals)
 
 
 def _save_merged(
@@ -164,13 +171,18 @@ def _save_merged(
     """Save a model of transformers with the trained rows in the weights, so that transformers and `load` read them.
 
     It takes the place of the model's `save_pretrained`, with the same arguments, until `merge_rows`. The model does not
-    change.
+    change. One whose table transformers cannot store raises a `CheckpointError`.
     """
     merged = dict(model.state_dict() if state_dict is None else state_dict)
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     for rows_name, rows in _deltas(model).items():
+        if isinstance(rows.base, PackedRows):
+            raise CheckpointError(
+                f"transformers cannot store {rows_name}, a {type(rows.base).__name__}. Save the trained rows alone, "
+                f"embedlayer.vocab.save_adapter(model, folder)."
+            )
         if f"{rows_name}.delta" in merged:
             weight, delta = merged.pop(f"{rows_name}.base.weight").clone(), merged.pop(f"{rows_name}.delta")
             weight[rows.token_tensor.to(weight.device)] = delta.to(weight)
@@ -195,7 +207,7 @@ def _split_rows(model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_
 
 
 def _deltas(module: nn.Module) -> dict[str, DeltaEmbedding]:
-    """Return the rows of a module that are trained separately, by their names in it."""
+    """Return the rows of a module that are trained separately, by their names as its children."""
     return {name: part for name, part in module.named_modules() if isinstance(part, DeltaEmbedding)}
 
 
@@ -230,17 +242,24 @@ def merge_rows(module: nn.Module) -> None:
     """Write the rows that were trained after `train_only_rows` into the module's tables and heads, in place.
 
     The module then has its own tables again. The parameters that were trainable before `train_only_rows` are trainable
-    again.
+    again. Into a table of stored codes, the rows that training has changed are written as its format quantises them.
 
     Raises:
         SizeError: `train_only_rows` was not called on this module, or `merge_rows` was called already.
+        CheckpointError: No function quantises rows to the format of a table, or it cannot represent a number of them.
+            Nothing was changed: `save_adapter` saves the rows.
+        ShapeError: A number is too large for the codes of a `QuantizedEmbedding`. Nothing was changed.
     """
     trained_rows(module)
+    with _reverted_after_an_error(module):
+        _merge(module)
+
+
+def _merge(module: nn.Module) -> None:
+    """Merge as `merge_rows` does; after an error some rows are merged, and others are not."""
     trained = remove_own_attribute(module, TRAINED_BEFORE)
-    for hook in remove_own_attribute(module, ROW_HOOKS):
-        hook.remove()
-    for model in models_in(module).values():
-        remove_own_attribute(model, "save_pretrained")
+    for remove in remove_own_attribute(module, ROW_HOOKS):
+        remove()
     for head in [part for part in module.modules() if isinstance(part, OutputHead)]:
         if isinstance(rows := head.own_table, DeltaEmbedding):
             is_untied = head._modules.pop(NEW_ROWS, None) is not None
@@ -261,23 +280,26 @@ def merged_rows(module: nn.Module) -> Iterator[None]:
 
     The rows are then trained separately as before, in the same parameters.
     """
-    trained = own_attribute(module, TRAINED_BEFORE)
-    if trained is None:
+    if own_attribute(module, TRAINED_BEFORE) is None:
         yield
         return
+    with _reverted_after_an_error(module):
+        _merge(module)
+        yield
+
+
+@contextmanager
+def _reverted_after_an_error(module: nn.Module) -> Iterator[None]:
+    """Context manager: after an error in the block, in which rows may be merged, train them separately as before."""
+    trained = own_attribute(module, TRAINED_BEFORE)
     children = [(part._modules, dict(part._modules)) for part in module.modules()]
     tables = [(part, part.own_table) for part in module.modules() if isinstance(part, OutputHead)]
-    old = [
-        (weight, rows.token_tensor, weight.detach()[rows.token_tensor])
-        for rows in trained_rows(module).values()
-        if isinstance(weight := rows.base.weight, Tensor)
-    ]
-    merge_rows(module)
+    restorations = [_restoration(rows) for rows in trained_rows(module).values()]
     try:
         yield
     except BaseException:
-        for weight, ids, rows in old:
-            weight.detach()[ids] = rows
+        for restore in restorations:
+            restore()
         for modules, before in children:
             modules.clear()
             modules.update(before)
@@ -289,6 +311,15 @@ def merged_rows(module: nn.Module) -> Iterator[None]:
         raise
 
 
+def _restoration(rows: DeltaEmbedding) -> Callable[[], object]:
+    """Return a function that writes the present rows of the trained tokens back into their base, bit for bit."""
+    base, ids = rows.base, rows.token_tensor
+    if isinstance(base, PackedRows):
+        return partial(base.store_rows, ids, base.stored_rows.take(ids))
+    weight = cast(Tensor, base.weight).detach()
+    return partial(weight.index_copy_, 0, ids, weight[ids])
+
+
 def trained_rows(module: nn.Module) -> dict[str, DeltaEmbedding]:
     """Return the rows that `train_only_rows` made trainable, by the name of their table or untied head in the module.
 
@@ -297,17 +328,24 @@ def trained_rows(module: nn.Module) -> dict[str, DeltaEmbedding]:
     """
     if own_attribute(module, TRAINED_BEFORE) is None:
         raise SizeError("This module has no rows that are trained separately: call train_only_rows first.")
-    return {name.removesuffix(f".{NEW_ROWS}"): part for name, part in _deltas(module).items()}
+    heads = [name for name, part in module.named_modules() if isinstance(part, OutputHead)]
+    of_heads = {f"{name}.{child}": name for name in heads for child in (ROWS, NEW_ROWS)}
+    return {of_heads.get(name, name): part for name, part in _deltas(module).items()}
 
 
-def _dense(name: str, table: TokenTable) -> TokenEmbedding:
-    """Return `table` unchanged if it is dense; other tables, whose rows depend on each other, raise a `SizeError`."""
-    if not isinstance(table, TokenEmbedding):
+def _trained(name: str, table: TokenTable, token_ids: list[int]) -> DeltaEmbedding:
+    """Return a table with trained rows over `table`: in its dtype if it is dense, and float32 over stored codes.
+
+    Other tables, whose rows depend on each other, raise a `SizeError`.
+    """
+    if not isinstance(table, TokenEmbedding | PackedRows):
         raise SizeError(
             f"{name} is a {type(table).__name__}, which does not store each row separately: its new rows cannot be "
             f"trained without the others. Train the whole table."
         )
-    return table
+    is_packed = isinstance(table, PackedRows)
+    dtype = torch.promote_types(table.dtype, torch.float32) if is_packed else None
+    return DeltaEmbedding(table, token_ids, dtype=dtype)
 
 
 def _rows_of(head: OutputHead) -> TokenEmbedding:

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -10,26 +9,13 @@ import torch
 import torch.nn.functional as F
 from commands import run
 from safetensors.torch import load_file, save_file
-from stored_folders import write_folder
+from stored_folders import one_of_each, words, write_folder
 from stored_formats import CASES, mlx_case
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import embedlayer as el
 from embedlayer.tables.stored_embedding import StoredEmbedding
-
-
-def one_of_each() -> list[str]:
-    """The name of one case of each kind of layout: up to the first number, and a few more of the first ones."""
-    kinds: dict[str, str] = {}
-    for name in CASES:
-        if not name.endswith(", head"):
-            kinds.setdefault(re.split(r"\d|,", name)[0], name)
-    return list(kinds.values())
-
 
 READ = [*one_of_each(), "MLX 4 bits, groups of 64, bfloat16", "pack-quantized 4 bits, group, asymmetric, bfloat16"]
 
@@ -180,9 +166,7 @@ def test_every_command_reads_a_quantised_folder(tmp_path, capsys, tied) -> None:
     table = CASES[MLX]()
     source = tmp_path / "source"
     write_folder(source, table, None if tied else table)
-    words = Tokenizer(WordLevel({f"t{i}": i for i in range(len(table.rows))}, unk_token="t0"))
-    words.pre_tokenizer = WhitespaceSplit()
-    words.save(str(source / "tokenizer.json"))
+    words(len(table.rows)).save(str(source / "tokenizer.json"))
     text = tmp_path / "text.txt"
     text.write_text("t1 t2 t3 t4 t5 t6 " * 200)
     for arguments in (

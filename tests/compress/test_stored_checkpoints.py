@@ -161,7 +161,14 @@ def test_a_table_is_converted_again_and_other_modules_keep_their_settings(tmp_pa
     write_checkpoint(compress_table(el.load(tmp_path / "dense").table, "ct-int8"), tmp_path / "dense", tmp_path / "ct8")
     write_checkpoint(compress_table(el.load(tmp_path / "ct8").table, "ct-int4-g32"), tmp_path / "ct8", tmp_path / "ct4")
     assert el.load(tmp_path / "ct4").table.stored_format.bits == 4
-    assert opened_by_library("ct-int4-g32", tmp_path / "ct4", torch.tensor([[1, 2]])).isfinite().all()
+    write_folder(tmp_path / "head", weights(128), KINDS["ct-int4-g32"](weights(128)))
+    write_checkpoint(
+        compress_table(el.load(tmp_path / "head").table, "ct-int4-g32"), tmp_path / "head", tmp_path / "two"
+    )
+    for folder in ("ct4", "two"):
+        logits = [opened_by_library("ct-int4-g32", tmp_path / folder, torch.tensor([[1, 2]]))]
+        logits.append(el.load_llama(tmp_path / folder)(torch.tensor([[1, 2]])))
+        torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
 
 
 def test_what_no_library_would_open_is_refused_and_leaves_nothing(tmp_path, capsys, unchecked) -> None:

@@ -6,13 +6,18 @@ from stored_formats import CASES, NAME, StoredCase, weights
 
 from embedlayer.core.errors import CheckpointError
 from embedlayer.formats.recognition import recognise
+from embedlayer.formats.stored import StoredRows
 
 
-def numbers(case: StoredCase, dtype: torch.dtype) -> torch.Tensor:
+def read(case: StoredCase) -> StoredRows:
     recognised = recognise(case.module)
     assert recognised is not None
     record, vocab_size = recognised
-    return record.read(case.module, vocab_size).dequantise(dtype)
+    return record.read(case.module, vocab_size)
+
+
+def numbers(case: StoredCase, dtype: torch.dtype) -> torch.Tensor:
+    return read(case).dequantise(dtype)
 
 
 @pytest.fixture
@@ -38,6 +43,26 @@ def test_rows_are_those_of_modelopt(dtype: torch.dtype) -> None:
         tensors = {"weight": codes._quantized_data, "weight_scale": scale.squeeze()}
         found = numbers(StoredCase(tensors, {"quant_method": "modelopt"}, rows), dtype)
         assert torch.equal(found, codes.dequantize(dtype, scale=scale))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_new_rows_have_the_bytes_of_modelopt(dtype: torch.dtype) -> None:
+    qtensor = pytest.importorskip("modelopt.torch.quantization.qtensor")
+    rows = 0.03 * torch.randn(50, 192, generator=torch.Generator().manual_seed(1))
+    rows[7, 5], rows[8], rows[9] = 0.5, 1e-6 * rows[8], 0.25
+    rows = rows.to(dtype)
+    for name in ("ModelOpt NVFP4", "ModelOpt FP8", "ModelOpt FP8 by row"):
+        stored = read(CASES[name]())
+        new = stored.quantised(rows)
+        if name == "ModelOpt NVFP4":
+            second = stored.shared["weight_scale_2"].squeeze()
+            codes, scale, _ = qtensor.NVFP4QTensor.quantize(rows.clone(), 16, weights_scaling_factor_2=second)
+        else:
+            whole = stored.shared.get("weight_scale")
+            codes, scale = qtensor.FP8QTensor.quantize(rows.float(), whole, axis=None if whole is not None else 0)
+        assert torch.equal(new.rows["weight"].view(torch.uint8), codes._quantized_data.view(torch.uint8))
+        if "weight_scale" in new.rows:
+            assert torch.equal(new.rows["weight_scale"].float(), scale.float())
 
 
 def test_the_tensors_decide_and_not_the_list_of_excluded_modules(nvfp4: StoredCase) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from embedlayer.census.tensors import TensorRule, tensor_rule
 from embedlayer.checkpoints.meta_layout import has_meta_layout
-from embedlayer.checkpoints.reader import WEIGHT, Checkpoint
+from embedlayer.checkpoints.reader import Checkpoint, weight_beside
 from embedlayer.checkpoints.reading.configuration import Configuration, text_config, with_defaults, with_whole_model
 from embedlayer.checkpoints.reading.tensors import CheckpointTensors
 from embedlayer.checkpoints.refusals import unknown_family_error
@@ -221,7 +221,7 @@ def tensor_rules(checkpoint: Checkpoint) -> dict[str, TensorRule | None]:
     """
     family, model_type = checkpoint_family(checkpoint), checkpoint.config.get("model_type")
     families, names = [] if family is None else [family], dict.fromkeys(checkpoint.names)
-    weights = dict.fromkeys(f"{name.rpartition('.')[0]}{WEIGHT}".lstrip(".") for name in names)
+    weights = dict.fromkeys(map(weight_beside, names))
     rules = {name: tensor_rule(name, families, model_type) for name in names | weights}
     return {name: rule for name, rule in rules.items() if name in names or (rule and checkpoint.stored(name))}
 

@@ -11,7 +11,7 @@ from embedlayer.checkpoints.refusals import quantised_error, quantised_parts
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families.records import Names
 from embedlayer.formats.stored import StoredRows
-from embedlayer.io.safetensors_files import DTYPES, TensorInfo, byte_chunks
+from embedlayer.io.safetensors_files import DTYPES, TensorInfo
 from embedlayer.saving import FLOATS
 
 ROWS_AT_ONCE = 8192
@@ -121,16 +121,8 @@ class CheckpointTensors:
         return self.checkpoint.matrix_info(name)
 
     def is_same(self, name: str, other: str) -> bool:
-        """Return whether two tensors of the checkpoint, by their full names, have the same shape, dtype and bits.
-
-        Stored rows are compared by their own bits, codes and scales.
-        """
-        if self.checkpoint.stored(name) != self.checkpoint.stored(other):
-            return False
-        if self.checkpoint.stored(name) is not None:
-            return _are_equal(self.checkpoint.read_stored(name), self.checkpoint.read_stored(other))
-        has_same_dtype = self.checkpoint.info(name).dtype == self.checkpoint.info(other).dtype
-        return has_same_dtype and self.checkpoint.stores(name, self.checkpoint.read(other))
+        """Return what `Checkpoint.is_same` returns."""
+        return self.checkpoint.is_same(name, other)
 
     def sizes(self, name: str) -> str:
         """Return the shape of a tensor of the checkpoint as text, such as `"50,257 x 768"`."""
@@ -249,13 +241,6 @@ class CheckpointTensors:
 def _inside(modules: Sequence[str], rest: str) -> Names:
     """Return the names of a tensor in several modules."""
     return tuple(f"{module}.{rest}" if module else rest for module in modules)
-
-
-def _are_equal(rows: StoredRows, others: StoredRows) -> bool:
-    """Return whether stored rows of one format and size have the same bytes; they are read buffer by buffer."""
-    parts, other_parts = rows.rows | rows.shared, others.rows | others.shared
-    pairs = (zip(byte_chunks(parts[name]), byte_chunks(other_parts[name]), strict=True) for name in parts)
-    return all(torch.equal(own, other) for chunks in pairs for own, other in chunks)
 
 
 def is_in_block(name: str) -> bool:

@@ -20,17 +20,19 @@ from embedlayer.census.report import CensusReport
 from embedlayer.census.tensors import axes_by_architecture
 from embedlayer.checkpoints.layer import EmbeddingLayer, load
 from embedlayer.checkpoints.meta_layout import PARAMS
-from embedlayer.checkpoints.reader import CONFIG, Checkpoint
+from embedlayer.checkpoints.reader import CONFIG, Checkpoint, weight_beside
 from embedlayer.checkpoints.reading.model import checkpoint_family, is_unknown_family, tensor_rules
-from embedlayer.checkpoints.second_copies import find_copies
-from embedlayer.checkpoints.writer import write_tensors
+from embedlayer.checkpoints.reading.tensors import is_in_block
+from embedlayer.checkpoints.second_copies import find_copies, is_dense
+from embedlayer.checkpoints.writer import Rows, weight_names, write_tensors
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning
+from embedlayer.io.safetensors_files import INDEX, read_header
 from embedlayer.io.weight_files import WeightFiles, find_folder
 from embedlayer.saving import TOKENIZER
 from embedlayer.tokenization.read import load_tokenizer, save_tokenizer
 from embedlayer.vocab.edit import ModelEdit, ResolveEdit, missing_rows
 from embedlayer.vocab.map import RowMap, RowTensor
-from embedlayer.vocab.targets.apply_rows import EditResult, apply_row_map
+from embedlayer.vocab.targets.apply_rows import EditResult, StoredTypes, apply_row_map
 from embedlayer.vocab.targets.class_rows import rows_of_class, stored_names
 from embedlayer.vocab.targets.folder_files import (
     ADDED,
@@ -109,11 +111,12 @@ def apply_to_checkpoint(folder: Path, partial: Path, resolve: ResolveEdit) -> Ed
     checkpoint, layer, tensors, aliases = opened
     left_out = files_left_out(folder)
     table = next(iter(tensors))
+    stored = {name: checkpoint.read_stored(name) for name in tensors if checkpoint.stored(name) is not None}
     copies = find_copies(folder, checkpoint, aliases, left_out)
     for file, names in copies.items():
         for name, key in names.items():
-            copy = _read_tensor(folder / file, name)
-            tensors[f"{file}/{name}"] = replace(tensors[key], tensor=copy, parameter=key, state_of=lambda rows: rows)
+            copy = tensors[f"{file}/{name}"] = _copied_rows(folder / file, name, tensors[key], key)
+            stored |= {f"{file}/{name}": stored[key]} if copy.decode is not None else {}
     tokenizer = opened.tokenizer(folder)
     edit = resolve([tokenizer], len(tensors[table].tensor), all_rows_have_ids=True)
     row_map = edit.row_map
@@ -133,7 +136,8 @@ def apply_to_checkpoint(folder: Path, partial: Path, resolve: ResolveEdit) -> Ed
     result = apply_row_map(tensors, _with_stored_names(edit, opened))
     per_layer = any(rows.end == "per_layer" for rows in tensors.values())
     files = {} if edit.tokens is None else edited_files(folder, edit.tokens, row_map, per_layer=per_layer)
-    new = {name: rows.with_rows(result.tensors[name], row_map) for name, rows in tensors.items()}
+    new: dict[str, Rows] = {name: rows.with_rows(result.tensors[name], row_map) for name, rows in tensors.items()}
+    new |= {name: old.of_bytes(result.tensors[name]) for name, old in stored.items()}
     write_tensors(
         {alias: new[name] for alias, name in aliases.items()},
         folder,
@@ -152,7 +156,9 @@ def apply_to_checkpoint(folder: Path, partial: Path, resolve: ResolveEdit) -> Ed
             (partial / name).write_text(content, encoding="utf-8")
     restore_config(partial, edit.settings or {})
     changed = {*files, CONFIG} | ({TOKENIZER} if edit.tokenizer is not None else set())
-    return EditResult({"": replace(result, settings=short)}, sorted(changed), left_out)
+    changed |= {INDEX} if (folder / INDEX).exists() else set()
+    types = {name: StoredTypes(rows.format.name, rows.format.name, 0.0) for name, rows in stored.items()}
+    return EditResult({"": replace(result, settings=short)}, sorted(changed), left_out, types)
 
 
 def checkpoint_census(folder: Path, left_out: Collection[str]) -> CensusReport:
@@ -169,7 +175,7 @@ def checkpoint_census(folder: Path, left_out: Collection[str]) -> CensusReport:
     opened = _opened(folder)
     checkpoint, _, tensors, aliases = opened
     copies = find_copies(folder, checkpoint, aliases, left_out)
-    shapes = {name: tuple(rows.tensor.shape) for name, rows in tensors.items()}
+    shapes = {name: checkpoint.matrix_info(name).shape for name in tensors}
     size = next(iter(shapes.values()))[0]
     tokenizer = opened.tokenizer(folder)
     if tokenizer is not None and (missing := missing_rows(tokenizer, size, folder)):
@@ -192,6 +198,18 @@ def _read_tensor(path: Path, name: str) -> Tensor:
     place = find_folder(path)
     assert place is not None
     return WeightFiles(place[0], path.name).read(name)
+
+
+def _copied_rows(path: Path, name: str, rows: RowTensor, key: str) -> RowTensor:
+    """Return the rows of a second copy; `rows` are those of the checkpoint, whose new rows are also those of the copy.
+
+    `path` is the file of the copy, `name` its name there, and `key` that of the rows. Stored rows have the same bytes
+    in both, or numbers in the copy.
+    """
+    if rows.decode is not None and not is_dense(read_header(path).tensors.get(name)):
+        return replace(rows, parameter=key, state_of=lambda new: new)
+    decode = rows.decode or (lambda new: new)
+    return replace(rows, tensor=_read_tensor(path, name), parameter=key, state_of=decode, encode=None, decode=None)
 
 
 def _with_stored_names(edit: ModelEdit, opened: Opened) -> ModelEdit:
@@ -277,40 +295,62 @@ def _opened_by_record(folder: Path, checkpoint: Checkpoint, *, is_unknown: bool)
     unmoved = [name for name, rule in ruled.items() if name not in read and rule.end == "per_layer"]
     unmoved += [name for name, rule in rules.items() if rule is not None and name not in ruled]
     if unmoved:
-        what = [f"{name}, {' x '.join(f'{size:,}' for size in checkpoint.info(name).shape)}" for name in unmoved[:4]]
+        shapes = {name: checkpoint.matrix_info(name).shape for name in unmoved[:4]}
+        what = [f"{name}, {' x '.join(f'{size:,}' for size in shape)}" for name, shape in shapes.items()]
         raise CheckpointError(
             f"{folder} has more tensors with rows for tokens than the layer, and what these are for a new token is not "
             f"known, so its vocabulary is not edited: {'; '.join(what)}."
         )
-    ends = row_tensors(layer, vocabulary_modules(layer))[0]
-    unplaced = sorted(ends.keys() - layer.tensor_names.keys())
+    weights = weight_names(layer, layer.tensor_names)
+    of_stored = {f"{table}.": table for table in weights.keys() - layer.tensor_names.keys()}
+    ends = {
+        next((table for start, table in of_stored.items() if key.startswith(start)), key): rows
+        for key, rows in row_tensors(layer, vocabulary_modules(layer))[0].items()
+    }
+    unplaced = sorted(ends.keys() - weights.keys())
     has_columns = family is not None and family.head is not None and bool(checkpoint.find(*family.head.columns))
     if unplaced and not has_columns:
         raise CheckpointError(
             f"{', '.join(unplaced)} of {folder} is put together from several tensors, so the checkpoint has no rows of "
             f"it to edit. Save the layer by itself first: embedlayer.load(...).save_pretrained(...)."
         )
-    names = {key: layer.tensor_names[key] for key in ends if key in layer.tensor_names}
+    names = {key: weights[key] for key in ends if key in weights}
     aliases = {name: tensor_names[0] for tensor_names in names.values() for name in tensor_names}
     tensors: dict[str, RowTensor] = {}
     for key, (name, *_) in names.items():
+        if checkpoint.stored(name) is not None:
+            tensors[name] = RowTensor.of_stored(checkpoint.read_stored(name), ends[key].end)
+            continue
         stored = checkpoint.read(name)  # a bias may be stored as `(1, V)`
         tensors[name] = replace(ends[key], tensor=stored, axis=stored.dim() - ends[key].tensor.dim())
     table, rows = next(iter(tensors.items()))
     num_rows = len(rows.tensor)
     for name, rule in ruled.items():
-        shape = checkpoint.info(name).shape
+        shape = checkpoint.matrix_info(name).shape
         if name not in aliases and rule.end is not None and shape and shape[rule.axis] == num_rows:
-            axis = rule.axis % len(shape)
-            tensors[name], aliases[name] = RowTensor(checkpoint.read(name), rule.end, axis=axis), name
+            aliases[name] = name
+            if checkpoint.stored(name) is not None:
+                tensors[name] = RowTensor.of_stored(checkpoint.read_stored(name), rule.end)
+            else:
+                tensors[name] = RowTensor(checkpoint.read(name), rule.end, axis=rule.axis % len(shape))
     if is_unknown:
-        info, content = checkpoint.info(table), checkpoint.read(table)
-        alike = [name for name in checkpoint.names if name != table and checkpoint.info(name).shape == info.shape]
-        alike = [name for name in alike if checkpoint.info(name).dtype == info.dtype]
-        aliases |= {name: table for name in alike if checkpoint.stores(name, content)}  # such as a tied head
+        info = checkpoint.matrix_info(table)
+        alike = [name for name in checkpoint.names if checkpoint.info(name).shape == info.shape]
+        alike = [name for name in alike if checkpoint.info(name).dtype == info.dtype] or _stored_weights(checkpoint)
+        aliases |= {name: table for name in alike if name != table and checkpoint.is_same(name, table)}  # a tied head
+    read |= {part for name in aliases if checkpoint.stored(name) for part in checkpoint.module_tensors(name).values()}
     _check_others(checkpoint, num_rows, aliases, read - aliases.keys(), is_unknown=is_unknown)
     tensors = dict(sorted(tensors.items(), key=lambda named: named[1].local.dim() == 1))
     return Opened(checkpoint, layer, tensors, aliases)
+
+
+def _stored_weights(checkpoint: Checkpoint) -> list[str]:
+    """Return the names of the weights outside numbered blocks that are stored rows.
+
+    A `CheckpointError` says that one is quantised in a way that is not read.
+    """
+    weights = dict.fromkeys(map(weight_beside, checkpoint.names))
+    return [name for name in weights if not is_in_block(name) and checkpoint.stored(name) is not None]
 
 
 def _check_others(
@@ -328,6 +368,8 @@ def _check_others(
             tensor, which the class does not explain, has a size of `num_rows`.
     """
     sized = [name for name in checkpoint.names if num_rows in checkpoint.info(name).shape]
+    if is_unknown:
+        sized += [name for name in _stored_weights(checkpoint) if checkpoint.matrix_info(name).shape[0] == num_rows]
     sized = [name for name in sized if name not in edited and name not in read]
     axes = axes_by_architecture(checkpoint.config, edited) if sized or is_unknown else None
     follow = [name for name, own in (axes or {}).items() if own and name in checkpoint.names and name not in edited]

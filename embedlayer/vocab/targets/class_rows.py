@@ -11,6 +11,7 @@ from torch import Tensor
 from embedlayer.census.tensors import built_on_meta, class_named_in, failures_named, named_tensors
 from embedlayer.checkpoints.patching import patch
 from embedlayer.checkpoints.reader import Checkpoint
+from embedlayer.checkpoints.refusals import quantised_parts
 from embedlayer.core.errors import EmbedLayerError
 from embedlayer.io.files import JsonObject
 from embedlayer.vocab.map import RowTensor
@@ -42,19 +43,26 @@ def rows_of_class(checkpoint: Checkpoint) -> tuple[dict[str, RowTensor], dict[st
         ends = row_tensors(model, modules)[0]
     except EmbedLayerError:
         return None
-    present = {name: [each for each in names if each in checkpoint.names] for name, names in file_names.items()}
+    present = {name: [each for each in names if _is_present(checkpoint, each)] for name, names in file_names.items()}
     tensors: dict[str, RowTensor] = {}
     aliases: dict[str, str] = {}
     for rows in ends.values():
         names = [each for own in own_names[id(rows.tensor)] for each in present.get(own, ())]
+        names = [each for each in names if each in checkpoint.names or checkpoint.stored(each) is not None]
         if not names or not all(_are_alike(checkpoint, names[0], name, rows.tensor) for name in names):
             return None
-        tensors[names[0]] = replace(rows, tensor=checkpoint.read(names[0]))
+        is_stored = checkpoint.stored(names[0]) is not None
+        tensors[names[0]] = (
+            RowTensor.of_stored(checkpoint.read_stored(names[0]), rows.end)
+            if is_stored
+            else replace(rows, tensor=checkpoint.read(names[0]))
+        )
         aliases |= dict.fromkeys(names, names[0])
     is_complete = all(
         any(present.get(own) for own in names) for names in own_names.values() if {*names} & file_names.keys()
     )
     known = {each for names in file_names.values() for each in names}
+    known |= {part for name in aliases if checkpoint.stored(name) for part in checkpoint.module_tensors(name).values()}
     others = [name for name in checkpoint.names if modules.vocab_size in checkpoint.info(name).shape]
     return (tensors, aliases) if is_complete and known.issuperset(others) else None
 
@@ -82,8 +90,11 @@ def _stored_names(model: Any, tensors: dict[str, Tensor]) -> list[str]:
         return [*revert_weight_conversion(model, tensors)]
 
 
+def _is_present(checkpoint: Checkpoint, name: str) -> bool:
+    """Return whether a checkpoint has a tensor, or for a weight tensors that store it in any quantised form."""
+    return name in checkpoint.names or bool(quantised_parts(checkpoint, (name,)))
+
+
 def _are_alike(checkpoint: Checkpoint, first: str, name: str, like: Tensor) -> bool:
     """Return whether a stored tensor has the shape of one of the class, and the dtype and bits of its first copy."""
-    info, own = checkpoint.info(name), checkpoint.info(first)
-    is_copy = name == first or (info.dtype == own.dtype and checkpoint.stores(name, checkpoint.read(first)))
-    return info.shape == tuple(like.shape) and is_copy
+    return checkpoint.matrix_info(name).shape == tuple(like.shape) and checkpoint.is_same(name, first)

@@ -26,6 +26,8 @@ from embedlayer.core.own_attributes import REPLACED, modules_with, own_attribute
 from embedlayer.distributed.dtensors import check_replaceable, is_dtensor, replace_dtensor, row_collectives
 from embedlayer.families.records import End
 from embedlayer.row_sparse.gradient import row_gradient, rows_and_values
+from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tokenization.tokenizer_calls import fingerprint
 from embedlayer.vocab.edit import ResolveEdit
 from embedlayer.vocab.map import RowMap, RowTensor, row_fingerprint
@@ -61,13 +63,14 @@ def row_tensors(
 ) -> tuple[dict[str, RowTensor], dict[str, Callable[[Tensor], None]]]:
     """Return all tensors of a module and its optimizer with a row for each token, and functions that replace them.
 
-    `padding` goes from the name of each dense table that stores rows (`VocabularyModules.stored`) to the number of its
+    `padding` goes from the name of each table that stores rows (`VocabularyModules.stored`) to the number of its
     padding rows after the edit; `fsdp` has the parameters that FSDP2 shards, by their `id`.
 
     Returns:
         The tensors by name: tables and heads, then biases, then the compressed IDs of n-gram hashes, then the
-        optimizer's state as `optimizer.PARAMETER.KEY`. By the same names, functions that put a new tensor in the place
-        of the old one: a DTensor in the place of a DTensor.
+        optimizer's state as `optimizer.PARAMETER.KEY`. The tensor `TABLE.stored_rows` of a table of stored codes has
+        the bytes of each row, from all of its stored tensors. By the same names, functions that put a new tensor in the
+        place of the old one: a DTensor in the place of a DTensor.
 
     Raises:
         SizeError: The optimizer trains none of these tensors, or its state has a shape that does not show which values
@@ -77,17 +80,23 @@ def row_tensors(
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     by_id: dict[int, tuple[str, RowTensor]] = {}
+    packed: dict[str, list[PackedRows]] = {}  # by the name of their rows, which several tables may share
     for name, part in modules.stored.items():
-        weight = part.stored.weight
+        stored, weight = part.stored, part.tensors[0]
         end: End = "per_layer" if part.per_layer else "head" if part.of_head else "table"
         rows = RowTensor(weight, end, padding.get(name, 0), part.shards, missing_row=part.missing_row)
-        by_id[id(weight)] = names.get(id(weight), dotted(name, "weight")), rows
+        if not isinstance(stored, PackedRows):
+            by_id[id(weight)] = names.get(id(weight), dotted(name, "weight")), rows
+            continue
+        key, _ = by_id.setdefault(id(weight), (dotted(name, "stored_rows"), _with_bytes(rows, stored, name)))
+        packed.setdefault(key, []).append(stored)
     for name, head in modules.heads.items():
         for key, parameter in (("weight", head.weight if head.has_weight else None), ("bias", head.bias)):
             if parameter is not None:
                 rows = RowTensor(parameter, "head", collectives=row_collectives(parameter))
                 by_id[id(parameter)] = names.get(id(parameter), dotted(name, key)), rows
-    for name, tensor, axes, rule in tensors_in(module, by_id.keys()):
+    ends = by_id.keys() | {id(part.stored) for part in modules.stored.values()}
+    for name, tensor, axes, rule in tensors_in(module, ends):
         if id(tensor) not in by_id:
             is_known = rule.end is not None and len(axes) == 1 and tensor.is_floating_point()
             if not is_known or tensor.shape[axes[0]] != modules.vocab_size:
@@ -100,7 +109,10 @@ def row_tensors(
     # The values of a bias follow from the rows before it.
     tensors = dict(sorted(by_id.values(), key=lambda named: named[1].local.dim() == 1))
     replace: dict[str, Callable[[Tensor], None]] = {
-        name: _replace_function(rows.tensor, fsdp.get(id(rows.tensor))) for name, rows in tensors.items()
+        name: _replace_function(rows.tensor, fsdp.get(id(rows.tensor)))
+        if name not in packed
+        else partial(_replace_stored, packed[name])
+        for name, rows in tensors.items()
     }
     for name, ngrams in modules.hashes.items():
         key = dotted(name, "token_map")
@@ -123,6 +135,34 @@ def row_tensors(
                 )
                 replace[f"optimizer.{name}.{key}"] = partial(state.__setitem__, key)
     return tensors, replace
+
+
+def _with_bytes(rows: RowTensor, table: PackedRows, name: str) -> RowTensor:
+    """Return `rows` with the bytes of the stored rows of a table as its tensor; `name` is that of the table."""
+    stored = table.stored_rows
+
+    def encode(values: Tensor) -> Tensor:
+        """Return the bytes of rows with these numbers, as the format quantises them."""
+        if not stored.format.can_quantise:
+            raise SizeError(
+                f"New rows of {name or 'this table'} cannot be quantised to {table.stored_type}: no function of its "
+                f"library writes it. Convert the table first, to QuantizedEmbedding.from_table(table, 8) for example. "
+                f"Or edit the file that it was loaded from, by its name: its table is then written in another type."
+            )
+        return stored.quantised(values.to(stored.device)).row_bytes
+
+    def decode(row_bytes: Tensor) -> Tensor:
+        """Return the numbers of rows in float32."""
+        return stored.of_bytes(row_bytes).dequantise(torch.float32)
+
+    return dataclasses.replace(rows, tensor=stored.row_bytes, encode=encode, decode=decode)
+
+
+def _replace_stored(tables: Sequence[PackedRows], row_bytes: Tensor) -> None:
+    """Replace the stored rows of tables that share them, by rows of which these are the bytes."""
+    stored = tables[0].stored_rows.of_bytes(row_bytes)
+    for table in tables:
+        table.replace_rows(stored)
 
 
 def _replace_function(parameter: Tensor, fsdp: "FsdpParameter | None") -> Callable[[Tensor], None]:
@@ -212,14 +252,15 @@ def apply_to_module(
     refuse_adapters(module, modules)
     fsdp = _fsdp_parameters(module, modules)
     ranks = modules.collectives
-    dense_tables = [part.stored for part in modules.local.values()]
+    dense_tables = [part.stored for part in modules.local.values() if isinstance(part.stored, TokenEmbedding)]
     pending = [(updates, each.weight) for each in dense_tables if (updates := each.pending_updates) is not None]
     with ranks.all_or_none() as facts:
         edit = resolve(
             [tokenizer, *(layer.tokenizer for layer in modules.layers.values())],
             modules.vocab_size,
             part=part,
-            all_rows_have_ids=any(layer.tensor_names for layer in modules.layers.values()),
+            all_rows_have_ids=any(layer.tensor_names for layer in modules.layers.values())
+            or any(isinstance(part.stored, PackedRows) for part in modules.local.values()),
         )
         if edit.pad_to_multiple_of is not None and any(p.local is not p.table for p in modules.local.values()):
             raise SizeError("Sharded tables have no padding rows: leave out pad_to_multiple_of.")

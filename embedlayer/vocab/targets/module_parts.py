@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from embedlayer.census.configurations import Part, is_configuration, module_ids, other_models, parts_of, size_keys
 from embedlayer.census.tensors import linear_sizes, models_in, named_tensors
@@ -37,12 +37,12 @@ class LocalTable(NamedTuple):
         local: The stored rows as a table: `table` itself, or this rank's part of a sharded table.
         table: The whole table.
         collectives: The ranks over which the rows of a `ShardedTable` are sharded; a single process for other tables.
-        of_head: Whether the table is the weight of a sharded untied head.
+        of_head: Whether the table has the rows of an untied head.
         per_layer: Whether it is a per-layer table, which is looked up beside the token table.
         missing_row: Row that is looked up for tokens which a per-layer table lacks; `None` if it must have all tokens.
     """
 
-    local: TokenEmbedding | FactorizedEmbedding
+    local: TokenEmbedding | FactorizedEmbedding | PackedRows
     table: TokenTable
     collectives: Collectives = SINGLE_PROCESS
     of_head: bool = False
@@ -50,14 +50,23 @@ class LocalTable(NamedTuple):
     missing_row: int | None = None
 
     @property
-    def stored(self) -> TokenEmbedding:
-        """Return the dense table that stores the rows: the inner table of a factorised one, else `local`."""
+    def stored(self) -> TokenEmbedding | PackedRows:
+        """Return the table that stores the rows: the inner table of a factorised one, else `local`."""
         return self.local.inner if isinstance(self.local, FactorizedEmbedding) else self.local
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors that store the rows: the weight, or those of a table of stored codes, the codes first.
+
+        Tables that have the first one in common share their rows.
+        """
+        stored = self.stored
+        return [stored.weight] if isinstance(stored, TokenEmbedding) else [*stored.stored_rows.rows.values()]
 
     @property
     def shards(self) -> Collectives:
         """Return the ranks over which the rows are sharded, in a `ShardedTable` or as a DTensor, which FSDP2 uses."""
-        return row_collectives(self.stored.weight) if self.local is self.table else self.collectives
+        return row_collectives(self.tensors[0]) if self.local is self.table else self.collectives
 
     @property
     def may_lack_rows(self) -> bool:
@@ -127,7 +136,7 @@ class VocabularyModules(NamedTuple):
 
     @property
     def stored(self) -> dict[str, LocalTable]:
-        """Return the values of `local` by the name of the dense table that stores the rows.
+        """Return the values of `local` by the name of the table that stores the rows.
 
         For a factorised table that is the name of its inner table.
         """
@@ -232,7 +241,7 @@ def _refuse_other_rows(module: nn.Module, vocabulary: VocabularyModules) -> None
     """
     known = {id(each) for part in vocabulary.hashes.values() for each in part.buffers()}
     known |= {id(each) for model in models_in(module).values() for _, each in named_tensors(model)}
-    known |= {id(part.stored.weight) for part in vocabulary.local.values()}
+    known |= {id(each) for part in vocabulary.local.values() for each in part.tensors}
     known |= {id(each) for head in vocabulary.heads.values() for each in (head._parameters.get("weight"), head.bias)}
     own = {
         id(tensor)
@@ -337,13 +346,14 @@ def check_movable(module: nn.Module) -> None:
 def _local_table(name: str, table: LookupTable, of_head: bool) -> tuple[str, LocalTable]:
     """Return the rows of a table that this process stores, after the dotted name of the module that stores them.
 
-    `name` is that of the table; with `of_head`, it is the weight of a sharded untied head.
+    `name` is that of the table; with `of_head`, it has the rows of an untied head.
 
     Raises:
-        SizeError: The table is neither dense nor factorised, and not sharded from such a table.
+        SizeError: The table is not dense, factorised or one of stored codes, nor sharded from a dense or factorised
+            table.
     """
-    if isinstance(table, TokenEmbedding | FactorizedEmbedding):
-        return name, LocalTable(table, table)
+    if isinstance(table, TokenEmbedding | FactorizedEmbedding | PackedRows):
+        return name, LocalTable(table, table, of_head=of_head)
     if isinstance(table, ShardedTable) and isinstance(table.local, TokenEmbedding | FactorizedEmbedding):
         ranks = ProcessGroup(table.mesh.get_group(), table.mesh.device_type)
         return dotted(name, "local"), LocalTable(table.local, table, ranks, of_head)
@@ -352,15 +362,8 @@ def _local_table(name: str, table: LookupTable, of_head: bool) -> tuple[str, Loc
 
 def _cannot_be_moved(name: str, table: LookupTable) -> SizeError:
     """Return the error for a table of a kind that an edit cannot move, after its dotted name in the module."""
-    kind = f"The rows of {name or 'this table'}, a {type(table).__name__}, cannot be moved"
-    if isinstance(table, PackedRows):
-        return SizeError(
-            f"{kind}: they are quantised ({table.stored_type}). Edit the model in floating point, from which it was "
-            f"quantised. Or edit a copy with dense rows, embedlayer.compress.replace_table(model, "
-            f"TokenEmbedding.from_pretrained(table.rows(0, table.vocab_size), freeze=False)), if its head is tied."
-        )
     return SizeError(
-        f"{kind}. After train_only_rows, call "
+        f"The rows of {name or 'this table'}, a {type(table).__name__}, cannot be moved. After train_only_rows, call "
         f"embedlayer.vocab.merge_rows(model) first. Otherwise edit the table that it was built from (a "
         f"DeltaEmbedding's after merge(), a trained MappedEmbedding's in the folder of save_pretrained), and build it "
         f"again."

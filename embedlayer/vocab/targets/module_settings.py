@@ -24,6 +24,7 @@ from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.families import PER_LAYER_ROWS, VOCAB_SIZE_KEYS
 from embedlayer.injections.ngram import NgramHash
 from embedlayer.io.files import JsonObject
+from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.vocab.edit import ModelEdit, round_up
 from embedlayer.vocab.targets.module_parts import LocalTable, VocabularyModules, dotted
 
@@ -77,11 +78,12 @@ def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
             note(f"{name}.sharded.index_check", part.table.index_check, "size")
         note(name, part.local, "vocab_size num_rows padding_idx", part)
     for name, part in modules.stored.items():
-        dense = part.stored
-        note(name, dense, "vocab_size num_rows num_embeddings padding_idx pad_to_multiple_of", part)
-        note(dotted(name, "bounds"), dense.index_check, "size", part)
-        note(name, dense, "first_row whole_rows" if dense.whole_rows is not None else "", part)
-        note(dotted(name, "pending_updates"), dense.pending_updates, "padding_idx", part)
+        stored = part.stored
+        note(name, stored, "vocab_size num_rows num_embeddings padding_idx pad_to_multiple_of", part)
+        note(dotted(name, "bounds"), stored.index_check, "size", part)
+        if isinstance(stored, TokenEmbedding):
+            note(name, stored, "first_row whole_rows" if stored.whole_rows is not None else "", part)
+            note(dotted(name, "pending_updates"), stored.pending_updates, "padding_idx", part)
     for name, head in modules.heads.items():
         note(name, head, "out_features padding_idx")
     for name, projection, attribute in modules.linear:
@@ -155,7 +157,8 @@ def new_settings(modules: VocabularyModules, edit: ModelEdit) -> JsonObject:
         elif attribute == "pad_to_multiple_of":
             value = value if edit.pad_to_multiple_of is None else edit.pad_to_multiple_of
         elif attribute in ("num_rows", "num_embeddings") and part is not None:
-            value = round_up(len(local), edit.pad_to_multiple_of or part.stored.pad_to_multiple_of or 1)
+            own_multiple = getattr(part.stored, "pad_to_multiple_of", None)  # stored codes have none
+            value = round_up(len(local), edit.pad_to_multiple_of or own_multiple or 1)
         else:
             value = len(local)
         after[name] = value
