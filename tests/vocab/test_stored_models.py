@@ -154,21 +154,39 @@ MODELS: dict[str, tuple[Callable[[Path, bool], None], Callable[[Path], Logits], 
 }
 
 
+def train(layer: el.EmbeddingLayer, ids: list[int]) -> None:
+    """Train the rows of some tokens, table and head, for ten steps."""
+    el.vocab.train_only_rows(layer, ids)
+    optimizer = torch.optim.AdamW([each for each in layer.parameters() if each.requires_grad], lr=0.01)
+    inputs = torch.tensor([ids[:24]])
+    for _ in range(10):
+        optimizer.zero_grad()
+        layer.head.loss(layer.input(inputs), inputs.roll(-1)).backward()
+        optimizer.step()
+    el.vocab.merge_rows(layer)
+
+
 @pytest.mark.parametrize(("name", "tied"), [(name, tied) for name, kind in MODELS.items() for tied in kind[2]])
-def test_the_library_opens_the_edited_folder_with_the_same_logits_of_kept_tokens(tmp_path, name, tied) -> None:
+def test_the_library_opens_edited_and_trained_folders_with_the_same_logits_of_kept_tokens(tmp_path, name, tied) -> None:
     write, opened, _ = MODELS[name]
     write(tmp_path / "old", tied)
     size = json.loads((tmp_path / "old" / "config.json").read_text())["vocab_size"]
     words(size).save(str(tmp_path / "old" / "tokenizer.json"))
     added = [f"new{i}" for i in range(200)]
     receipt = el.vocab.edit_vocabulary(tmp_path / "old", add=added, remove=["t7", "t9"], out=tmp_path / "new")
+    layer = el.load(tmp_path / "new")
+    train(layer, [*receipt.added])
+    written = layer.write_into(tmp_path / "new", tmp_path / "trained")
+    assert all(name.startswith((TABLE, HEAD)) for name in written.changed)
     ids = torch.tensor([[i for i in range(40) if i not in (7, 9)]])
-    before, after = opened(tmp_path / "old")(ids), opened(tmp_path / "new")(receipt.remap(ids))
-    kept = receipt.row_map.sources >= 0
-    assert after.shape[-1] == size + 198
-    assert torch.equal(after[..., kept], before[..., receipt.row_map.sources[kept]])
-    assert after[..., ~kept].isfinite().all()
-    receipt.undo(tmp_path / "new", out=tmp_path / "back")
+    before, kept = opened(tmp_path / "old")(ids), receipt.row_map.sources >= 0
+    for folder in ("new", "trained"):
+        after = opened(tmp_path / folder)(receipt.remap(ids))
+        assert after.shape[-1] == size + 198
+        assert torch.equal(after[..., kept], before[..., receipt.row_map.sources[kept]])
+        assert after[..., ~kept].isfinite().all()
+    assert not torch.equal(opened(tmp_path / "new")(receipt.remap(ids)), after)
+    el.vocab.last_receipt(tmp_path / "trained").undo(tmp_path / "trained", out=tmp_path / "back")
     names = [sorted(file.name for file in folder.iterdir()) for folder in (tmp_path / "old", tmp_path / "back")]
     assert names[0] == names[1]
     for file in names[0]:
