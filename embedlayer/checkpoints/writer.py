@@ -201,6 +201,7 @@ def write_tensors(
         left_out = tuple(stale)
         if stale:
             warnings.warn(left_out_message(stale), EmbedLayerWarning, stacklevel=3)
+    _check_formats(checkpoint, tensors)
     numel = sum(prod(new.shape) - prod(checkpoint.matrix_info(name).shape) for name, new in tensors.items())
     plain_copies = {file: _plain(checkpoint, of_file) for file, of_file in (copies or {}).items()}
     plain = _plain(checkpoint, tensors)
@@ -235,21 +236,25 @@ def _plain(checkpoint: Checkpoint, tensors: Mapping[str, Rows]) -> dict[str, Ten
     """Return new content by the names of tensors in the files, in which stored rows are several tensors.
 
     Raises:
-        CheckpointError: The checkpoint stores a weight in another way, or its format cannot store this number of rows.
+        CheckpointError: The format of stored rows cannot store this number of them.
     """
     plain: dict[str, Tensor] = {}
     for name, rows in tensors.items():
-        stored, record = checkpoint.stored(name), None if isinstance(rows, Tensor) else rows.format
-        if (None if stored is None else stored[0]) != record:
-            old, new = (
-                "numbers in floating point" if each is None else each.name for each in (stored and stored[0], record)
-            )
+        plain |= {name: rows} if isinstance(rows, Tensor) else checkpoint.stored_tensors(name, rows)
+    return plain
+
+
+def _check_formats(checkpoint: Checkpoint, tensors: Mapping[str, Rows]) -> None:
+    """Raise a `CheckpointError` if a checkpoint stores one of some weights in another format than its new rows have."""
+    for name, rows in tensors.items():
+        stored = checkpoint.stored(name)
+        formats = [None if stored is None else stored[0], None if isinstance(rows, Tensor) else rows.format]
+        if formats[0] != formats[1]:
+            old, new = ("numbers in floating point" if each is None else each.name for each in formats)
             raise CheckpointError(
                 f"{checkpoint.name} stores {name} as {old}, and the new rows are {new}. Load the layer from this "
                 f"checkpoint, and change that."
             )
-        plain |= {name: rows} if isinstance(rows, Tensor) else checkpoint.stored_tensors(name, rows)
-    return plain
 
 
 def _check_precision(checkpoint: Checkpoint, folder: Path, copies: Copies) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from stored_folders import HEAD, TABLE, one_of_each, words, write_folder
 from stored_formats import CASES, StoredCase, gptq_case, weights
 from torch import Tensor
@@ -105,3 +105,124 @@ def test_a_trim_and_a_transplant_move_the_same_rows_and_are_undone_in_turn(tmp_p
     assert same_files(tmp_path / "trimmed", tmp_path / "trimmed again")
     trimmed.undo(tmp_path / "trimmed again", out=tmp_path / "back")
     assert same_files(tmp_path / "old", tmp_path / "back")
+
+
+MLX = "MLX 4 bits, groups of 64, bfloat16"
+
+
+def edited(old: Path, new: Path) -> Receipt:
+    return el.vocab.edit_vocabulary(old, add=[f"new{i}" for i in range(9)], remove=["t3"], init=MeanInit(), out=new)
+
+
+def test_two_stored_copies_of_a_tied_table_are_edited_alike(tmp_path) -> None:
+    table = BUILT[MLX]()
+    write_folder(tmp_path / "old", table, table, tied=True)
+    words(len(table.rows)).save(str(tmp_path / "old" / "tokenizer.json"))
+    receipt = edited(tmp_path / "old", tmp_path / "new")
+    assert [*receipt.stored] == [ENDS[0]]
+    rows, head = stored_ends(tmp_path / "new").values()
+    assert torch.equal(rows.row_bytes, head.row_bytes)
+    assert el.load(tmp_path / "new").head.tied
+    receipt.undo(tmp_path / "new", out=tmp_path / "back")
+    assert same_files(tmp_path / "old", tmp_path / "back")
+
+
+def test_shards_of_mlx_lm_and_their_index_are_in_step_and_come_back(tmp_path) -> None:
+    mx = pytest.importorskip("mlx.core")
+    table = folder_of(tmp_path / "old", MLX, tied=False)
+    tensors = mx.load(str(tmp_path / "old" / "model.safetensors"))
+    (tmp_path / "old" / "model.safetensors").unlink()
+    shards: dict[str, dict] = {"model-00001-of-00002.safetensors": {}, "model-00002-of-00002.safetensors": {}}
+    for number, name in enumerate(sorted(tensors)):
+        shards[[*shards][number % 2]][name] = tensors[name]  # codes and scales of one table in two files
+    for file, each in shards.items():
+        mx.save_safetensors(str(tmp_path / "old" / file), each, {"format": "mlx"})
+    weight_map = {name: file for file, each in shards.items() for name in each}
+    nbytes = sum(each.nbytes for each in tensors.values())
+    index = {"metadata": {"total_size": nbytes, "total_parameters": 10_000}, "weight_map": weight_map}
+    index_file = "model.safetensors.index.json"
+    (tmp_path / "old" / index_file).write_text(json.dumps(index, indent=4))
+    receipt = edited(tmp_path / "old", tmp_path / "new")
+    loaded = {name: each for file in shards for name, each in mx.load(str(tmp_path / "new" / file)).items()}
+    metadata = json.loads((tmp_path / "new" / index_file).read_text())["metadata"]
+    assert metadata["total_size"] == sum(each.nbytes for each in loaded.values())
+    assert metadata["total_parameters"] == 10_000 + 2 * 8 * table.rows.shape[1]
+    assert el.load(tmp_path / "new").table.vocab_size == len(table.rows) + 8
+    receipt.undo(tmp_path / "new", out=tmp_path / "back")
+    assert same_files(tmp_path / "old", tmp_path / "back")
+
+
+@pytest.mark.parametrize("kind", ["the same bytes", "floating point", "other bytes", "a part"])
+def test_a_second_copy_of_stored_rows_follows_or_is_refused(tmp_path, kind) -> None:
+    table = folder_of(tmp_path / "old", MLX, tied=True)
+    copy = {f"{TABLE}.{rest}": tensor.clone() for rest, tensor in table.tensors.items()}
+    if kind == "floating point":
+        copy = {f"{TABLE}.weight": table.rows.half()}
+    elif kind == "other bytes":
+        copy[f"{TABLE}.scales"][0] += 1
+    elif kind == "a part":
+        del copy[f"{TABLE}.biases"]
+    save_file(copy, tmp_path / "old" / "copy.safetensors")
+    if kind in ("other bytes", "a part"):
+        with pytest.raises(el.CheckpointError, match=r"copy\.safetensors has a tensor model\.embed_tokens"):
+            edited(tmp_path / "old", tmp_path / "new")
+        return
+    receipt = edited(tmp_path / "old", tmp_path / "new")
+    main, other = (load_file(tmp_path / "new" / file) for file in ("model.safetensors", "copy.safetensors"))
+    if kind == "floating point":
+        new = stored_ends(tmp_path / "new")[ENDS[0]].dequantise(torch.float32)
+        assert torch.equal(other[f"{TABLE}.weight"], new.half())
+    else:
+        assert all(torch.equal(tensor, main[name]) for name, tensor in other.items())
+    receipt.undo(tmp_path / "new", out=tmp_path / "back")
+    assert same_files(tmp_path / "old", tmp_path / "back")
+    layer = el.load(tmp_path / "old")
+    el.vocab.add_tokens(layer, ["new"])
+    if kind == "floating point":
+        with pytest.raises(el.CheckpointError, match="in floating point, of which .* has quantised rows"):
+            layer.write_into(tmp_path / "old", tmp_path / "written")
+    else:
+        layer.write_into(tmp_path / "old", tmp_path / "written")
+        assert len(load_file(tmp_path / "written" / "copy.safetensors")[f"{TABLE}.scales"]) == len(table.rows) + 1
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_a_live_edit_that_is_written_gives_the_tensors_of_the_edit_of_the_folder(tmp_path, name) -> None:
+    folder_of(tmp_path / "old", name, tied=False)
+    receipt = edited(tmp_path / "old", tmp_path / "new")
+    layer = el.load(tmp_path / "old")
+    options = {"add": [*receipt.added.values()], "remove": ["t3"], "init": MeanInit()}
+    el.vocab.edit_vocabulary(layer, **options)
+    layer.write_into(tmp_path / "old", tmp_path / "written")
+    one, other = ((tmp_path / folder / "model.safetensors").read_bytes() for folder in ("new", "written"))
+    assert one == other
+
+
+def test_a_number_of_rows_that_the_format_cannot_store_is_refused(tmp_path) -> None:
+    folder_of(tmp_path / "old", "GPTQ ", tied=False)
+    with pytest.raises(el.CheckpointError, match="GPTQ matrix of 4 bits cannot have 81 rows.* multiple of 8"):
+        el.vocab.edit_vocabulary(tmp_path / "old", add=["new"], out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    el.vocab.edit_vocabulary(tmp_path / "old", add=["new"], pad_to_multiple_of=8, out=tmp_path / "new")
+    assert el.load(tmp_path / "new").table.vocab_size == 88
+
+
+def test_rows_that_a_shared_scale_would_clip_are_refused_with_the_factor(tmp_path) -> None:
+    table = folder_of(tmp_path / "old", "ModelOpt NVFP4", tied=True)
+    (rows,) = stored_ends(tmp_path / "old").values()
+    span = rows.format.value_range(rows.shared)
+    assert span is not None
+    large = el.vocab.VectorsInit(2.5 * span[1] * torch.ones(1, table.rows.shape[1]))
+    with pytest.raises(el.CheckpointError, match=r"is 2\.5 times the largest one .* would be clipped"):
+        el.vocab.edit_vocabulary(tmp_path / "old", add=["new"], init=large, out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_rows_of_one_format_are_not_written_into_a_folder_with_another(tmp_path) -> None:
+    table = folder_of(tmp_path / "stored", MLX, tied=True)
+    write_folder(tmp_path / "other", CASES["MLX 8 bits, groups of 64, bfloat16"](), None)
+    write_folder(tmp_path / "dense", table.rows, None)
+    for source, target in (("stored", "other"), ("stored", "dense"), ("dense", "stored")):
+        with pytest.raises(el.CheckpointError, match=r"stores model\.embed_tokens\.weight as .* Load the layer from"):
+            el.load(tmp_path / source).write_into(tmp_path / target, tmp_path / "written")
+    assert not (tmp_path / "written").exists()
