@@ -148,9 +148,7 @@ def test_a_table_of_kept_rows_is_written_in_a_type_that_gguf_cannot_quantise(tmp
     rows = table.rows(0, SIZE)
     rows[3] = 1
     with pytest.warns(EmbedLayerWarning, match="is written as Q8_0"):
-        write_into(
-            el.TokenEmbedding.from_pretrained(rows), tokenizer, original, tmp_path / "other.gguf", head=None
-        )
+        write_into(el.TokenEmbedding.from_pretrained(rows), tokenizer, original, tmp_path / "other.gguf", head=None)
     found = by_name(tmp_path / "other.gguf")[ENDS[0]].data
     np.testing.assert_array_equal(found, gguf.quants.quantize(rows.numpy(), TYPES.Q8_0))
 
