@@ -261,8 +261,8 @@ class PackQuantizedRows(ScaledRows):
     def settings_with(self, settings: JsonObject, module: str) -> JsonObject:
         """Return settings of a configuration with a group for a module; see the base class.
 
-        The group names the module by the end of its name: transformers and vLLM put other names before it. All groups
-        must be of this format, because transformers reads all modules by one of them.
+        The group names the module by the end of its name, because modules of a loaded model may have other names before
+        it. All groups must be of this format, because transformers reads all modules by one of them.
         """
         if settings and settings.get("quant_method") != METHOD:
             raise self.other_settings(settings)

@@ -3,14 +3,16 @@
 import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from commands import run
-from covering import cases
+from covering import cases, some
 from safetensors.torch import load_file, save_file
 from stored_folders import model_of, write_folder
 from stored_formats import compressed_case, mlx_case, weights
+from tiny_models import SAMPLE, build
 from torch import Tensor, nn
 
 import embedlayer as el
@@ -43,20 +45,28 @@ def source_of(folder: Path, dtype: torch.dtype, *, tied: bool) -> nn.Module:
     return model
 
 
+def opened_by_transformers(model_class: Any, folder: Path) -> Any:
+    """Return a model that transformers opens with compressed-tensors, without a missing or unexpected tensor."""
+    from transformers import CompressedTensorsConfig
+
+    with warnings.catch_warnings(action="ignore"):  # transformers warns of the option that it needs
+        model, report = model_class.from_pretrained(
+            folder, quantization_config=CompressedTensorsConfig(dequantize=True), output_loading_info=True
+        )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    return model
+
+
 def opened_by_library(kind: str, folder: Path, ids: Tensor) -> Tensor:
     """Return the logits of the model that the library of a kind opens, in evaluation mode."""
     if kind.startswith("mlx"):
         mx = pytest.importorskip("mlx.core")
         model = pytest.importorskip("mlx_lm.utils").load_model(folder)[0]
         return torch.tensor(model(mx.array(ids.tolist())).astype(mx.float32).tolist())
-    from transformers import AutoModelForCausalLM, CompressedTensorsConfig
+    from transformers import LlamaForCausalLM
 
-    with warnings.catch_warnings(action="ignore"):  # transformers warns of the option that it needs
-        model, report = AutoModelForCausalLM.from_pretrained(
-            folder, quantization_config=CompressedTensorsConfig(dequantize=True), output_loading_info=True
-        )
-    assert not report["missing_keys"]
-    assert not report["unexpected_keys"]
+    model = opened_by_transformers(LlamaForCausalLM, folder)
     with torch.no_grad():
         logits: Tensor = model.eval()(ids).logits
     return logits
@@ -194,13 +204,48 @@ def test_what_no_library_would_open_is_refused_and_leaves_nothing(tmp_path, caps
 
 @pytest.mark.parametrize("model_type", ["mixtral", "llama4_text"])
 def test_experts_in_full_precision_are_refused_beside_compressed_tensors(tmp_path, model_type, unchecked) -> None:
-    from tiny_models import build
-
     build(model_type, "causal")[1].save_pretrained(tmp_path / "source")
     table = compress_table(el.load(tmp_path / "source").table, "ct-int4-g32")
     with pytest.raises(el.CheckpointError, match=r"has experts .* Choose another kind, such as mlx-int4 or int4"):
         write_checkpoint(table, tmp_path / "source", tmp_path / "out")
     write_checkpoint(compress_table(table, "mlx-int4"), tmp_path / "source", tmp_path / "out")
+
+
+FAMILIES = [
+    (model_type, kind)
+    for kind, types in SAMPLE.items()
+    for model_type in types
+    if model_type not in ("opt", "deepseek_v3", "llama4_text", "jamba", "gpt_oss")  # 24 columns; experts
+]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "kind"), some([("t5", "seq2seq"), ("bert", "masked"), ("qwen2_vl", "image-text")], FAMILIES)
+)
+def test_transformers_finds_the_table_of_every_family(tmp_path, model_type, kind, unchecked) -> None:
+    model = build(model_type, kind)[1]
+    model.save_pretrained(tmp_path / "source")
+    table = compress_table(el.load(tmp_path / "source").table, "ct-int4-g32")
+    write_checkpoint(table, tmp_path / "source", tmp_path / "out")
+    rows = table.rows(0, table.vocab_size)
+    assert torch.equal(el.load(tmp_path / "out").table.rows(0, table.vocab_size), rows)
+    opened = opened_by_transformers(type(model), tmp_path / "out")
+    assert torch.equal(opened.get_input_embeddings().weight[: table.vocab_size], rows)
+
+
+def test_the_model_is_measured_and_a_tokenizer_written_where_the_folder_has_none(tmp_path, capsys) -> None:
+    source = tmp_path / "source"
+    source_of(source, torch.float32, tied=True)
+    (source / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    (tmp_path / "text.txt").write_text("t1 t2 t3 t1 " * 20)
+    arguments = ["--tokenizer", tmp_path / "tokenizer.json", "--text", tmp_path / "text.txt", "--json"]
+    assert run("compress", source, "--to", "mlx-int4", "-o", tmp_path / "out", *arguments) == 0
+    own, small = json.loads(capsys.readouterr().out)["rows"]
+    assert small["loss_change"] == pytest.approx(small["loss"] - own["loss"])
+    assert (own["bytes"], small["bytes"]) == (77 * 128 * 4, 77 * (64 + 16))
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (tmp_path / "tokenizer.json").read_bytes()
+    for command in (["generate", tmp_path / "out", "t1", "--tokens", 3], ["vocab", "add", tmp_path / "out", "x"]):
+        assert run(*command, *(["-o", tmp_path / "edited"] if command[0] == "vocab" else [])) == 0
 
 
 def test_the_kinds_that_suit_a_width_are_compared() -> None:
