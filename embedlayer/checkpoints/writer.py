@@ -204,7 +204,7 @@ def write_tensors(
     _check_formats(checkpoint, tensors)
     numel = sum(prod(new.shape) - prod(checkpoint.matrix_info(name).shape) for name, new in tensors.items())
     plain_copies = {file: _plain(checkpoint, of_file) for file, of_file in (copies or {}).items()}
-    plain = _plain(checkpoint, tensors)
+    plain, metadata = _plain(checkpoint, tensors)
     changed = {name: tensor for name, tensor in plain.items() if not checkpoint.stores(name, tensor)}
     rewritten = {file: header for file, header in checkpoint.headers.items() if header.tensors.keys() & changed.keys()}
     copied: list[str] = []
@@ -215,13 +215,11 @@ def write_tensors(
                 continue
             (partial / name).parent.mkdir(parents=True, exist_ok=True)
             if name in rewritten:
-                metadata = rewritten[name].metadata
-                if metadata.get("vocab_size") == str(old_rows):
-                    metadata = {**metadata, "vocab_size": str(rows)}
-                _stream(file, partial / name, rewritten[name], changed, metadata)
+                is_size = rewritten[name].metadata.get("vocab_size") == str(old_rows)
+                sized = {**metadata, "vocab_size": str(rows)} if is_size else metadata
+                _stream(file, partial / name, rewritten[name], changed, sized)
             elif name in plain_copies:
-                header = read_header(file)
-                _stream(file, partial / name, header, plain_copies[name], header.metadata)
+                _stream(file, partial / name, read_header(file), *plain_copies[name])
             else:
                 shutil.copyfile(file, partial / name)
                 copied += [name]
@@ -232,16 +230,20 @@ def write_tensors(
     return WriteReceipt(tuple(sorted(changed)), (*rewritten, *plain_copies), tuple(copied), rows, tuple(left_out))
 
 
-def _plain(checkpoint: Checkpoint, tensors: Mapping[str, Rows]) -> dict[str, Tensor]:
+def _plain(checkpoint: Checkpoint, tensors: Mapping[str, Rows]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return new content by the names of tensors in the files, in which stored rows are several tensors.
+
+    The second result has the metadata of the files that change with stored rows.
 
     Raises:
         CheckpointError: The format of stored rows cannot store this number of them.
     """
     plain: dict[str, Tensor] = {}
+    metadata: dict[str, str] = {}
     for name, rows in tensors.items():
-        plain |= {name: rows} if isinstance(rows, Tensor) else checkpoint.stored_tensors(name, rows)
-    return plain
+        parts, changes = ({name: rows}, {}) if isinstance(rows, Tensor) else checkpoint.stored_tensors(name, rows)
+        plain, metadata = plain | parts, metadata | changes
+    return plain, metadata
 
 
 def _check_formats(checkpoint: Checkpoint, tensors: Mapping[str, Rows]) -> None:
@@ -290,8 +292,10 @@ def _stream(
 ) -> None:
     """Write a copy of one safetensors file in which some tensors are replaced; the order of the tensors stays.
 
-    `changed` has the new tensors by name, which may have other shapes. Those that the old file lacks are ignored.
+    `changed` has the new tensors by name, which may have other shapes, and `metadata` new values of the metadata. Those
+    that the old file lacks are ignored.
     """
+    metadata = {key: metadata.get(key, value) for key, value in header.metadata.items()}
     sizes = {
         name: (changed[name].shape, _stored_bytes(changed[name], info))
         if name in changed

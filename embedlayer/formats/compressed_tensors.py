@@ -435,7 +435,10 @@ class CompressedFloatRows(StoredFormat):
         return -largest, largest
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return rows as the library quantises a matrix of the dtype of `values` with scales of `calculate_qparams`."""
+        """Return rows as the library quantises a matrix of the dtype of `values` with scales of `calculate_qparams`.
+
+        We differ for float16 and groups below `2^-14`, whose scales the library computes with numbers that underflow.
+        """
         kind = BLOCK_FLOATS[self.mode]
         groups = values.unflatten(1, (-1, kind.group_size))
         largest = groups.abs().amax(-1)

@@ -308,6 +308,10 @@ class StoredFormat(Described, ABC):
         shared = {name: part.reshape(shapes.get(name, part.shape)) for name, part in stored.shared.items()}
         return stored.rows | shared
 
+    def metadata(self, stored: StoredRows, module: StoredModule) -> dict[str, str]:
+        """Return the metadata of the file that change with the tensors of `write`: by default none. See there."""
+        return {}
+
     def settings_with(self, settings: JsonObject, module: str) -> JsonObject:
         """Return quantisation settings of a configuration that also state that a module is stored in this format.
 

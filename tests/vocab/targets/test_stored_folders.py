@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from stored_folders import HEAD, TABLE, one_of_each, words, write_folder
-from stored_formats import CASES, StoredCase, gptq_case, weights
+from stored_formats import CASES, StoredCase, bitsandbytes_case, gptq_case, weights
 from torch import Tensor
 
 import embedlayer as el
@@ -24,6 +24,8 @@ BUILT |= {
         "MLX 4 bits, groups of 64, bfloat16",
         "pack-quantized 4 bits, group, asymmetric, bfloat16",
         "pack-quantized 3 bits, group, asymmetric, float32",
+        "torchao int8, tensor",
+        "torchao FP8, tensor",
     )
 }
 # These store eight tokens in a word.
@@ -202,6 +204,8 @@ def test_a_number_of_rows_that_the_format_cannot_store_is_refused(tmp_path) -> N
     folder_of(tmp_path / "old", "GPTQ ", tied=False)
     with pytest.raises(el.CheckpointError, match="GPTQ matrix of 4 bits cannot have 81 rows.* multiple of 8"):
         el.vocab.edit_vocabulary(tmp_path / "old", add=["new"], out=tmp_path / "new")
+    with pytest.raises(el.CheckpointError, match="of 64 columns cannot have 16 rows"):
+        el.vocab.trim_vocabulary(tmp_path / "old", [" ".join(f"t{i}" for i in range(16))], out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
     el.vocab.edit_vocabulary(tmp_path / "old", add=["new"], pad_to_multiple_of=8, out=tmp_path / "new")
     assert el.load(tmp_path / "new").table.vocab_size == 88
@@ -226,3 +230,34 @@ def test_rows_of_one_format_are_not_written_into_a_folder_with_another(tmp_path)
         with pytest.raises(el.CheckpointError, match=r"stores model\.embed_tokens\.weight as .* Load the layer from"):
             el.load(tmp_path / source).write_into(tmp_path / target, tmp_path / "written")
     assert not (tmp_path / "written").exists()
+
+
+def refused_layouts() -> dict[str, dict[str, Tensor]]:
+    """Return tensors in which rows share blocks or words, by what the error says."""
+    blocks = {"weight": torch.randn(77, 192).to(torch.float8_e4m3fn), "weight_scale_inv": torch.ones(1, 2)}
+    nested = bitsandbytes_case(weights(192), "nf4", is_nested=True).tensors
+    transposed = {
+        "qweight": torch.zeros(10, 64, dtype=torch.int32),
+        "qzeros": torch.zeros(2, 8, dtype=torch.int32),
+        "scales": torch.ones(2, 64).half(),
+        "g_idx": torch.arange(80).int() // 40,
+    }
+    return {
+        "128 rows share a scale.* Dequantise it with the package compressed-tensors": blocks,
+        "256 of them share a scale.* Dequantise the model": {**nested},
+        "groups run along the vocabulary": transposed,
+        "a trellis code runs over tiles of 16 rows": {"trellis": torch.zeros(4, 4, 16, dtype=torch.int16)},
+    }
+
+
+@pytest.mark.parametrize("reason", range(4))
+def test_edits_of_rows_that_share_blocks_are_refused_with_reason_and_advice(tmp_path, reason) -> None:
+    match, tensors = [*refused_layouts().items()][reason]
+    write_folder(tmp_path / "old", StoredCase(tensors, {}, weights(192)), None)
+    for edit in (
+        partial(el.vocab.remove_tokens, tmp_path / "old", [3]),
+        partial(el.vocab.add_tokens, tmp_path / "old", 200),
+        partial(el.vocab.edit_vocabulary, tmp_path / "old", reorder=[*range(76, -1, -1)]),
+    ):
+        with pytest.raises(el.CheckpointError, match=rf"(?s)model\.embed_tokens.* not read: .*{match}"):
+            edit(out=tmp_path / "new")
