@@ -94,7 +94,8 @@ def write_into_gguf(
 ) -> int:
     """Write a copy of a GGUF file with the rows of a table and the tokens of a tokenizer, atomically.
 
-    A row that equals the dequantised row of the same token in `original` keeps its bytes. The others are quantised.
+    A row that equals the dequantised row of the same token in `original`, in the dtype of the table, keeps its bytes.
+    The others are quantised.
 
     Args:
         table: The table.
@@ -139,16 +140,16 @@ def write_into_gguf(
             f"{original} has {GGUF_PER_LAYER}, with a row for each token, and the tokens differ: edit the vocabulary "
             f"of the file itself, by its name."
         )
-    new, unchanged_rows = {}, 0
+    new, num_unchanged = {}, 0
     for name, source in ((GGUF_TABLE, table), (GGUF_HEAD, head)):
         if source is not None:
             new[name], equal = _quantised_rows(file, name, source, sources)
-            unchanged_rows = equal if name == GGUF_TABLE else unchanged_rows
+            num_unchanged = equal if name == GGUF_TABLE else num_unchanged
     new_ids = RowMap(sources, num_rows).new_ids.tolist()
     by_name = {token: new_ids[token] for token in old_tokenizer.get_vocab(with_added_tokens=True).values()}
     changed = _ids_by_map(values, by_name, None)
     _write(file, out, tokenizer, new, changed, table.vocab_size)
-    return unchanged_rows
+    return num_unchanged
 
 
 def _quantised_rows(file: GGUFFile, name: str, source: Tensor | LookupTable, sources: Tensor) -> tuple[NewTensor, int]:
@@ -159,13 +160,14 @@ def _quantised_rows(file: GGUFFile, name: str, source: Tensor | LookupTable, sou
     with a warning, and no row keeps its bytes.
     """
     stored = _stored_rows(file, name)
-    record, old = stored.format, RowTensor.of_stored(stored, None)
+    record, is_dense = stored.format, file.tensors[name].dtype in DTYPES
+    old = RowTensor(file.read(name)) if is_dense else RowTensor.of_stored(stored, None)
     unchanged = unchanged_rows(old, source, sources)
-    if not unchanged.all() and not record.can_quantise:
+    if not unchanged.all() and not is_dense and not record.can_quantise:
         record, unchanged = GGUFRows(record.embed_dim, FALLBACK_TYPE), torch.zeros_like(unchanged)
         none = torch.zeros(1, *record.row_parts["packed"].shape, dtype=torch.uint8)
         old = RowTensor.of_stored(StoredRows(record, {"packed": none}, {}), None)
-    packed = written_rows(old, source, sources, unchanged)
+    packed = written_rows(old, source, sources, unchanged).view(torch.uint8)
     new = NewTensor(record.name, (len(sources), record.embed_dim), packed)
     _warn_of_type(file, name, new)
     return new, int(unchanged.sum())
