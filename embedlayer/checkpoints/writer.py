@@ -150,7 +150,7 @@ def write_tensors(
     checkpoint = Checkpoint.open(source)
     if checkpoint.gguf is not None:
         raise CheckpointError(
-            f"{checkpoint.gguf.path} is a GGUF file: write into it with embedlayer.vocab.write_into_gguf, or edit its "
+            f"{checkpoint.gguf.path} is a GGUF file: write into it with embedlayer.vocab.write_into, or edit its "
             f"vocabulary by the name of the file."
         )
     if (inner := checkpoint.matrix_info(table).file.parent) != source:

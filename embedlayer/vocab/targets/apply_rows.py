@@ -107,7 +107,9 @@ def apply_row_map(
     for name, rows in tensors.items():
         before, after = rows.partitions(row_map)
         old = rows.tensor if rows.axis == 0 else rows.local
-        new = rows.completing(row_map).apply(old, padding=rows.padding, collectives=rows.collectives)
+        new = None if edit.written is None else edit.written(rows)
+        if new is None:
+            new = rows.completing(row_map).apply(old, padding=rows.padding, collectives=rows.collectives)
         if edit.restored_rows is not None:
             places = local_rows(row_map.initialised, after)
             new.index_copy_(0, places.to(new.device), edit.restored_rows[name].to(new.device, new.dtype))
