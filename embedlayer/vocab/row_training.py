@@ -119,9 +119,7 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     try:
         deltas = {id(table): _trained(name, table, ids) for name, table in modules.tables.items()}
-        heads = {
-            name: _trained(name, _rows_of(head), ids) for name, head in modules.heads.items() if head.has_weight
-        }
+        heads = {name: _trained(name, _rows_of(head), ids) for name, head in modules.heads.items() if head.has_weight}
     except BaseException:
         for parameter in trained:
             parameter.requires_grad_(True)
