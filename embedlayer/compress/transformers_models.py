@@ -40,6 +40,7 @@ from embedlayer.io.safetensors_files import (
 from embedlayer.opening.path_kinds import BLOCKS
 from embedlayer.saving import Pretrained, build, describe, hide_weights
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.table import TokenTable, UnstoredWeight
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -164,6 +165,8 @@ def _for_look_up(look_up: TokenTable, table: TokenTable) -> TokenTable:
     with torch.device("meta"):
         shared: TokenTable = build(arguments)
     shared.load_state_dict(table.state_dict(), assign=True)
+    if isinstance(shared, PackedRows) and isinstance(table, PackedRows):
+        shared.replace_rows(table.stored_rows)  # the same buffers, by which an edit recognises that rows are shared
     for own, other in zip(shared.parameters(), table.parameters(), strict=True):
         own.requires_grad_(other.requires_grad)
     recompute_all_buffers(shared, table.device)

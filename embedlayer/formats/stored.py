@@ -142,7 +142,7 @@ class StoredRows(NamedTuple):
     @property
     def row_bytes(self) -> UInt8[Tensor, "N bytes"]:
         """Return the bytes of each row: those of its parts, one after the other. Those of a single part are a view."""
-        parts = [part.reshape(len(part), part[:1].numel() if len(part) else 0) for part in self.rows.values()]
+        parts = [part.reshape(len(part), math.prod(part.shape[1:])) for part in self.rows.values()]
         bytes_of = [part.contiguous().view(torch.uint8) for part in parts]
         return bytes_of[0] if len(bytes_of) == 1 else torch.cat(bytes_of, dim=1)
 

@@ -221,8 +221,8 @@ class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
         if requires_grad:
             raise SizeError(
                 f"A {type(self).__name__} is frozen: its codes are integers and have no gradient.\n"
-                "Train some rows beside them, DeltaEmbedding(table, token_ids); or train all in floating point, "
-                "TokenEmbedding.from_pretrained(table.rows(0, table.vocab_size), freeze=False), and quantise the result."
+                "Train some rows beside them, DeltaEmbedding(table, token_ids). Or train all in floating point, "
+                "TokenEmbedding.from_pretrained(table.rows(0, table.vocab_size), freeze=False), and quantise these."
             )
         return self
 

@@ -214,7 +214,7 @@ class RowTensor:
         return cls(
             stored.row_bytes,
             end,
-            encode=lambda values: stored.quantised(values).row_bytes,
+            encode=lambda values: stored.quantised(values.to(stored.device)).row_bytes,
             decode=lambda row_bytes, dtype=torch.float32: stored.of_bytes(row_bytes).dequantise(dtype),
         )
 

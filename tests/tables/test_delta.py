@@ -209,7 +209,7 @@ def test_merging_writes_the_rows_in_place() -> None:
     assert not merged.weight.requires_grad
 
 
-@pytest.mark.parametrize("kind", ["factorised", "int4", "delta"])
+@pytest.mark.parametrize("kind", ["factorised", "delta"])
 def test_a_base_that_does_not_store_each_row_refuses_the_merge_with_a_way_that_works(kind) -> None:
     table = moved(BASES[kind]())
     with pytest.raises(SizeError, match=f"into a {type(table.base).__name__}") as caught:

@@ -138,24 +138,24 @@ def row_tensors(
 
 
 def _with_bytes(rows: RowTensor, table: PackedRows, name: str) -> RowTensor:
-    """Return `rows` with the bytes of the stored rows of a table as its tensor; `name` is that of the table."""
-    stored = table.stored_rows
+    """Return `rows` with the bytes of the stored rows of a table as its tensor; `name` is that of the table.
+
+    Its `encode` raises a `SizeError` if no function quantises to the format.
+    """
+    own = RowTensor.of_stored(table.stored_rows, rows.end)
 
     def encode(values: Tensor) -> Tensor:
         """Return the bytes of rows with these numbers, as the format quantises them."""
-        if not stored.format.can_quantise:
+        if own.encode is None or not table.stored_rows.format.can_quantise:
             raise SizeError(
                 f"New rows of {name or 'this table'} cannot be quantised to {table.stored_type}: no function of its "
-                f"library writes it. Convert the table first, to QuantizedEmbedding.from_table(table, 8) for example. "
-                f"Or edit the file that it was loaded from, by its name: its table is then written in another type."
+                f"library writes it. Edit the file that it was loaded from, by its name: its table is then written in "
+                f"another type. Or convert the table of a tied model first, embedlayer.compress.replace_table(model, "
+                f"QuantizedEmbedding.from_table(table, 8))."
             )
-        return stored.quantised(values.to(stored.device)).row_bytes
+        return own.encode(values)
 
-    def decode(row_bytes: Tensor) -> Tensor:
-        """Return the numbers of rows in float32."""
-        return stored.of_bytes(row_bytes).dequantise(torch.float32)
-
-    return dataclasses.replace(rows, tensor=stored.row_bytes, encode=encode, decode=decode)
+    return dataclasses.replace(rows, tensor=own.tensor, encode=encode, decode=own.decode)
 
 
 def _replace_stored(tables: Sequence[PackedRows], row_bytes: Tensor) -> None:

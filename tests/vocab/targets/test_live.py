@@ -236,7 +236,6 @@ def test_bad_input_is_refused_before_anything_changes() -> None:
     before, described = state_of(made), made.config
     stranger = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(V, D))])
     delta = el.DeltaEmbedding(el.TokenEmbedding(V, D), [3])
-    quantized = el.QuantizedEmbedding.from_table(el.TokenEmbedding(V, D))
     refusals = [
         (el.VocabularyError, "the model has 30 tokens", lambda: remove_tokens(made, [V])),
         (el.VocabularyError, "remove names token 4 twice", lambda: remove_tokens(made, [4, 4])),
@@ -256,7 +255,6 @@ def test_bad_input_is_refused_before_anything_changes() -> None:
         (el.SizeError, "in place", lambda: add_tokens(made, 1, out="there")),
         (el.SizeError, "nothing here has a vocabulary", lambda: add_tokens(torch.nn.Linear(2, 2), 1)),
         (el.SizeError, r"merge\(\)", lambda: add_tokens(delta, 1)),
-        (el.SizeError, "from which it was quantised", lambda: add_tokens(quantized, 1)),
         (
             el.ShapeError,
             "VectorsInit was passed rows",

@@ -1,0 +1,67 @@
+"""Tables of stored codes, of our own formats, GGUF's and those of other libraries, and decoders with them."""
+
+from collections.abc import Iterator
+
+import torch
+from stored_folders import one_of_each
+from stored_formats import CASES, OTHER_ROWS
+from torch import Tensor, nn
+
+import embedlayer as el
+from embedlayer.formats.gguf import GGUFRows
+from embedlayer.formats.layouts import LAYOUTS
+from embedlayer.formats.quantized import QuantizedRows
+from embedlayer.formats.recognition import recognise
+from embedlayer.formats.stored import StoredRows
+from embedlayer.tables.gguf_rows import GGUFEmbedding
+from embedlayer.tables.packed_rows import PackedRows
+from embedlayer.tables.stored_embedding import StoredEmbedding
+
+KINDS = [*OTHER_ROWS, *one_of_each()]
+"""Names of the formats: each of our own and of GGUF's, and one of each kind of layout of other libraries."""
+
+
+def stored_rows(kind: str) -> StoredRows:
+    """Return the rows of a format; a library that is not installed skips the test."""
+    if kind in OTHER_ROWS:
+        return OTHER_ROWS[kind]()
+    case = CASES[kind]()
+    recognised = recognise(case.module)
+    assert recognised is not None
+    return recognised[0].read(case.module, recognised[1])
+
+
+def table_of(stored: StoredRows) -> PackedRows:
+    """Return a table that stores copies of these rows, with float32 vectors."""
+    record, (vocab_size, width) = stored.format, stored.shape
+    table: PackedRows
+    if isinstance(record, QuantizedRows):
+        group_size = record.group_size if record.group_size < width else None
+        layout = LAYOUTS[record.layout_index] if record.layout_index else None
+        table = el.QuantizedEmbedding(vocab_size, width, record.bits, group_size=group_size, layout=layout)
+    elif isinstance(record, GGUFRows):
+        table = GGUFEmbedding(vocab_size, width, record.block_type)
+    else:
+        table = StoredEmbedding(vocab_size, record, dtype="float32")
+    shared = {name: part.clone() for name, part in stored.shared.items()}
+    table.replace_rows(stored.take(torch.arange(vocab_size))._replace(shared=shared))
+    return table
+
+
+def decoder_of(stored: StoredRows, *, tied: bool) -> el.DecoderLM:
+    """Return a small decoder with these rows at both ends, in two tables if it is not tied."""
+    table = table_of(stored)
+    head = None if tied else el.OutputHead(rows=table_of(stored), bias=True)
+    if head is not None and head.bias is not None:
+        nn.init.normal_(head.bias)
+    return el.DecoderLM(table, el.RotaryEmbedding(stored.shape[1] // 2), head, num_layers=1, num_heads=2).eval()
+
+
+def tables_in(module: nn.Module) -> Iterator[PackedRows]:
+    """Yield the tables of stored codes in a module."""
+    yield from (part for part in module.modules() if isinstance(part, PackedRows))
+
+
+def bytes_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return copies of the bytes of all tensors of a module, by name."""
+    return {name: tensor.detach().clone().reshape(-1).view(torch.uint8) for name, tensor in module.state_dict().items()}
