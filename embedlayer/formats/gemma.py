@@ -43,6 +43,8 @@ class GemmaRows(StoredFormat):
     library: ClassVar[str] = "Gemma"
     title: ClassVar[str] = "2, 4 and 8 bits by row"
     scales: ClassVar[tuple[str, ...]] = ("embedding_scale", "weight_scale")
+    is_of_model: ClassVar[bool] = True
+    rounds_factor: ClassVar[bool] = False
 
     bits: int
     group_size: int
@@ -82,7 +84,7 @@ class GemmaRows(StoredFormat):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return float32, the dtype of the scales: transformers computes in that of the model."""
+        """Return float32, the dtype of the scales."""
         return torch.float32
 
     @property

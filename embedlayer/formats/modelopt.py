@@ -39,6 +39,7 @@ class NVFP4Rows(StoredFormat):
     library: ClassVar[str] = "ModelOpt"
     title: ClassVar[str] = "NVFP4"
     scales: ClassVar[tuple[str, ...]] = (SCALE, SECOND_SCALE)
+    is_of_model: ClassVar[bool] = True
 
     @property
     def choices(self) -> dict[str, Collection[int | str]]:
@@ -67,7 +68,7 @@ class NVFP4Rows(StoredFormat):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return float32, in which the library computes: files do not store the dtype of the model."""
+        """Return float32, in which the library computes."""
         return torch.float32
 
     @property
@@ -111,6 +112,7 @@ class FP8Rows(StoredFormat):
     library: ClassVar[str] = "ModelOpt"
     title: ClassVar[str] = "FP8 by row or matrix"
     scales: ClassVar[tuple[str, ...]] = (SCALE,)
+    is_of_model: ClassVar[bool] = True
 
     group_size: int
 
@@ -146,7 +148,7 @@ class FP8Rows(StoredFormat):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return float32: files do not store the dtype of the model."""
+        """Return float32, the dtype of the scales."""
         return torch.float32
 
     @property

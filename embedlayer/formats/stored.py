@@ -131,12 +131,16 @@ class StoredFormat(Described, ABC):
         library: Library that defines the format, such as `"MLX"`.
         title: What the library calls it, such as `"affine, 2 to 8 bits"`.
         scales: Names of the parts with scales, whose numbers must be finite; the first one is that of groups.
+        is_of_model: Whether the library dequantises to the data type of the model, which the tensors do not tell.
+        rounds_factor: Whether a factor that the model rounds to the data type of its rows (Gemma's) is rounded here.
         embed_dim: Columns of a row, D.
     """
 
     library: ClassVar[str]
     title: ClassVar[str]
     scales: ClassVar[tuple[str, ...]] = ()
+    is_of_model: ClassVar[bool] = False
+    rounds_factor: ClassVar[bool] = True
 
     embed_dim: int
 

@@ -42,7 +42,7 @@ def fields_of_config(source: str | JsonObject) -> JsonObject:
         >>> fields["vocab_size"], fields["embed_dim"], fields["tied"]
         (151936, 1024, False)
     """
-    from embedlayer.checkpoints.reading.configuration import is_tied, text_config, with_defaults
+    from embedlayer.checkpoints.reading.configuration import is_tied, stated_dtype, text_config, with_defaults
 
     config = source if isinstance(source, dict) else read_json(Path(source))
     text = text_config(config)
@@ -55,7 +55,6 @@ def fields_of_config(source: str | JsonObject) -> JsonObject:
         raise CheckpointError(f"The configuration has none of {', '.join(family.width)}. {INSTEAD}")
     narrow = family.projection is not None and hidden is not None and hidden != width
     tied = family.head is None or is_tied(family.head, values)
-    dtype = values.get("dtype", values.get("torch_dtype"))
     fields: JsonObject = {
         "vocab_size": rows,
         "embed_dim": as_whole_number(hidden, "hidden_size") if narrow else width,
@@ -63,7 +62,7 @@ def fields_of_config(source: str | JsonObject) -> JsonObject:
         "tied": tied,
         "lookup_only": family.head is None,
         "positions": sum(_position_rows(family, values)),
-        "dtype": DTYPES.get(str(dtype).removeprefix("torch."), "fp32"),
+        "dtype": DTYPES.get(stated_dtype(config), "fp32"),
         "name": str(config.get("model_type")) if isinstance(source, dict) else str(source),
         **_per_layer(family, values),
     }

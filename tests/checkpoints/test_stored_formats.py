@@ -12,6 +12,7 @@ from commands import run
 from safetensors.torch import load_file, save_file
 from stored_folders import write_folder
 from stored_formats import CASES, mlx_case
+from tiny_models import build
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -107,6 +108,16 @@ def test_stored_tensors_are_mapped_and_no_table_is_whole_in_floating_point(tmp_p
         layer.head.loss(hidden, targets).backward()
         layer.head.token_statistics(hidden, targets)
     assert 0 < largest.numel < 6000 * 192 // 2
+
+
+@pytest.mark.parametrize("config", [{"dtype": "bfloat16"}, {"dtype": None, "torch_dtype": "bfloat16"}])
+@pytest.mark.parametrize("name", ["ModelOpt NVFP4", "ModelOpt FP8", "Gemma 4 bits", "bitsandbytes int8"])
+def test_vectors_have_the_dtype_of_the_model_where_the_stored_tensors_have_none(tmp_path, name, config) -> None:
+    table = CASES[name]()
+    write_folder(tmp_path, table, None, config=config)
+    layer = el.load(tmp_path)
+    assert torch.equal(layer.table.rows(0, 99), table.rows_in(torch.bfloat16))
+    assert torch.equal(el.load(tmp_path, dtype=torch.float32).table.rows(0, 99), table.rows_in(torch.float32))
 
 
 def test_a_quantised_head_beside_a_dense_table_follows_the_dtype_of_the_table(tmp_path) -> None:
@@ -209,3 +220,43 @@ def test_two_statements_of_the_quantisation_that_differ_are_refused(tmp_path) ->
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(el.CheckpointError, match="says bits 4 and quantization says 2: correct one of them"):
         el.load(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("model_type", ["gemma3n_text", "gemma4_text"])
+def test_a_quantised_gemma_computes_the_inputs_of_its_blocks_as_transformers_does(tmp_path, model_type, dtype) -> None:
+    quant = pytest.importorskip("transformers.integrations.gemma_quant")
+    from transformers.utils.quantization_config import GemmaQuantizationConfig
+
+    sizes = {"hidden_size": 48, "num_hidden_layers": 3, "layer_types": ["full_attention"] * 3, "vocab_size": 70}
+    sizes |= {"hidden_size_per_layer_input": 20, "vocab_size_per_layer_input": 70}  # no powers of 4: factors round
+    model = build(model_type, "causal", sizes)[1].to(dtype)
+    bits = {"embed_tokens$": {"num_bits": 2}, "embed_tokens_per_layer": {"num_bits": 4}}
+    options = {"quantize_embeddings": True, "num_bits": 8, "module_quant_configs": bits}
+    skipped = ["layers", "altup", "laurel", "lm_head", "vision", "audio"]
+    quant.replace_with_quant_layers(model, GemmaQuantizationConfig(**options), skipped)
+    for name, tensor in model.named_parameters():
+        if not tensor.is_floating_point():
+            low, high = (0, 256) if tensor.dtype == torch.uint8 else (-128, 128)
+            tensor.data = torch.randint(low, high, tensor.shape).to(tensor.dtype)
+        elif name.endswith(("embedding_scale", "weight_scale")):
+            tensor.data = 0.01 * torch.rand_like(tensor) + 0.001
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = json.loads(model.config.to_json_string(use_diff=False))
+    config |= {"dtype": str(dtype).removeprefix("torch."), "tie_word_embeddings": True}
+    config["quantization_config"] = {"quant_method": "gemma", **options}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    layer, inner = el.load(tmp_path), model.model
+    ids = torch.arange(70).view(2, 35)
+    x = layer.input(ids)
+    assert (layer.table.dtype, x.dtype, type(layer.per_layer.table)) == (dtype, dtype, StoredEmbedding)
+    assert torch.equal(x, inner.embed_tokens(ids))
+    assert torch.equal(layer.table(ids), inner.embed_tokens(ids))
+    assert torch.equal(layer.per_layer.look_up(ids), inner.get_per_layer_inputs(ids))
+    expected = inner.project_per_layer_inputs(x, inner.get_per_layer_inputs(ids))
+    assert torch.equal(layer.per_layer(ids, x), expected)
+    layer.save_pretrained(tmp_path / "saved")
+    again = el.load(tmp_path / "saved")
+    assert torch.equal(again.per_layer(ids, again.input(ids)), expected)
+    assert el.load(tmp_path, per_layer=False).per_layer is None

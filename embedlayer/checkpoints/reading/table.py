@@ -49,14 +49,20 @@ def new_table(model: CheckpointModel, rows: Tensor, *, key: str = "table.weight"
     the table of their format, and its tensors are added to `model.tensors`.
     """
     factor = model.family.scale if is_scaled else None
-    padding_idx = padding_row(model, rows, key)
     with model.config.naming_file():
         scale = None if factor is None else factor_value(factor, model.config.content, rows.shape[1])
-    round_scale = factor is not None and factor.rounding == "rows"
-    options: dict[str, Any] = {"padding_idx": padding_idx, "round_scale": round_scale, "scale": scale}
+    return table_with_scale(model, rows, key, scale, round_scale=factor is not None and factor.rounding == "rows")
+
+
+def table_with_scale(
+    model: CheckpointModel, rows: Tensor, key: str, scale: float | None, *, round_scale: bool
+) -> PackedRows | TokenEmbedding:
+    """Return what `new_table` does, with a factor; `round_scale` says whether the model rounds it."""
+    options: dict[str, Any] = {"padding_idx": padding_row(model, rows, key), "scale": scale}
     if key in model.tensors.stored:
+        options["round_scale"] = round_scale and model.tensors.stored[key].format.rounds_factor
         return packed_table(model, key, key.removesuffix(".weight"), rows.dtype, **options)
-    return TokenEmbedding(*rows.shape, dtype=rows.dtype, **options)
+    return TokenEmbedding(*rows.shape, dtype=rows.dtype, round_scale=round_scale, **options)
 
 
 def packed_table(
