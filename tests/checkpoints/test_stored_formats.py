@@ -212,6 +212,21 @@ def test_every_command_reads_a_quantised_folder(tmp_path, capsys, tied) -> None:
     assert "cannot be moved: they are quantised" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["ModelOpt NVFP4", "ModelOpt FP8", "ModelOpt FP8 by row"])
+def test_a_folder_of_modelopt_may_state_its_quantisation_in_a_file_of_its_own(tmp_path, name) -> None:
+    table = CASES[name]()
+    settings = {"quant_algo": table.settings["quant_algo"], "exclude_modules": ["lm_head"]}
+    write_folder(tmp_path, table._replace(settings={}), None, config={"dtype": "bfloat16"})
+    file = tmp_path / "hf_quant_config.json"
+    file.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": settings}))
+    layer = el.load(tmp_path)
+    assert layer.table.stored_format.library == "ModelOpt"
+    assert torch.equal(layer.table.rows(0, 99), table.rows_in(torch.bfloat16))
+    file.write_text(json.dumps({"quantization": {**settings, "quant_algo": "W4A8_AWQ"}}))
+    with pytest.raises(el.CheckpointError, match="the configuration states W4A8_AWQ"):
+        el.load(tmp_path)
+
+
 def test_two_statements_of_the_quantisation_that_differ_are_refused(tmp_path) -> None:
     write_folder(tmp_path, CASES["MLX 4 bits, groups of 64, bfloat16"](), None)
     config = json.loads((tmp_path / "config.json").read_text())
