@@ -7,10 +7,9 @@ from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.core.errors import CheckpointError, release
 from embedlayer.families import (
     GGUF_ARCHITECTURES,
-    OTHER_WORDS,
     REFUSED,
-    TABLE_WORDS,
     TRANSFORMERS_VERSION,
+    is_table_name,
     nearest_model_types,
 )
 from embedlayer.io.files import JsonObject
@@ -77,9 +76,7 @@ def table_names(checkpoint: Checkpoint) -> list[str]:
     called_so = {
         weight if quantised_parts(checkpoint, (weight := f"{name.rpartition('.')[0]}.weight",)) else name
         for name in checkpoint.names
-        if not re.search(r"(?:^|\.)(?:layers?|blocks?|h)\.\d", name)
-        and any(word in name for word in TABLE_WORDS)
-        and not any(word in name for word in OTHER_WORDS)
+        if not re.search(r"(?:^|\.)(?:layers?|blocks?|h)\.\d", name) and is_table_name(name)
     }
     return [name for name in sorted(called_so) if _is_readable_table(checkpoint, name)]
 

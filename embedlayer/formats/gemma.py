@@ -74,7 +74,7 @@ class GemmaRows(StoredFormat):
             bits = 8
         elif bits not in (2, 4):
             stated = "nothing" if bits is None else f"{bits} bits"
-            raise module.error(codes, f"is uint8, which is 2 or 4 bits, and the configuration states {stated}")
+            raise module.error(codes, "is uint8, which is 2 or 4 bits", stated=stated)
         embed_dim = nbytes * 8 // bits
         if embed_dim % groups:
             raise module.error(

@@ -61,7 +61,7 @@ class MLXAffineRows(StoredFormat):
         if len(chosen) != 1:
             pairs = " or ".join(f"{bits} bits in groups of {size}" for bits, size in fitting)
             layout = f"has {words} words and {groups} scales a row, which is {pairs or 'no layout of MLX'}"
-            raise module.error("weight", f"{layout}, and the configuration states {_stated(module) or 'nothing'}")
+            raise module.error("weight", layout, stated=str(_stated(module) or "nothing"))
         ((bits, size),) = chosen
         return cls(groups * size, bits, size, module.dtype("scales")), vocab_size
 
@@ -131,7 +131,7 @@ class MLXFloatRows(StoredFormat):
             raise module.error("weight", f"{layout}, which is none of {', '.join(_MODES)}")
         kind = BLOCK_FLOATS[mode]
         if not _is_stated(module, mode, kind.bits, kind.group_size):
-            raise module.error("weight", f"{layout}, which is {mode}, and the configuration states {_stated(module)}")
+            raise module.error("weight", f"{layout}, which is {mode}", stated=str(_stated(module)))
         return cls(groups * kind.group_size, mode), vocab_size
 
     @property

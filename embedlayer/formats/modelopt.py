@@ -63,7 +63,7 @@ class NVFP4Rows(StoredFormat):
             raise INPUT_FACTOR.error(module, FACTOR)
         stated = stated_algorithms(module)
         if stated and not any("NVFP4" in each for each in stated):
-            raise module.error("weight", f"is NVFP4, and the configuration states {' or '.join(sorted(stated))}")
+            raise module.error("weight", "is NVFP4", stated=" or ".join(sorted(stated)))
         return cls(2 * nbytes), vocab_size
 
     @property
@@ -143,7 +143,7 @@ class FP8Rows(StoredFormat):
             raise INPUT_FACTOR.error(module, FACTOR)
         stated = stated_algorithms(module)
         if stated and not any("FP8" in each for each in stated):
-            raise module.error("weight", f"is FP8, and the configuration states {' or '.join(sorted(stated))}")
+            raise module.error("weight", "is FP8", stated=" or ".join(sorted(stated)))
         return cls(embed_dim, 0 if info.shape in ((), (1,)) else embed_dim), vocab_size
 
     @property

@@ -19,6 +19,9 @@ from embedlayer.io.files import JsonObject
 from embedlayer.io.safetensors_files import TensorInfo
 from embedlayer.saving import Described
 
+CORRECT = "Copy the configuration and the tensors from the same model, or correct the configuration."
+"""Advice where a configuration does not fit the tensors."""
+
 _ROWS_AT_ONCE, _WIDEST = 8192, 1 << 40
 
 
@@ -57,9 +60,16 @@ class StoredModule(NamedTuple):
             raise self.error(part, f"is stored as {info.dtype} {list(info.shape)} instead of {wanted}")
         return info.shape[0], info.shape[1]
 
-    def error(self, part: str, what: str, advice: str = "Copy the checkpoint again.") -> CheckpointError:
-        """Return, without raising it, the error for the tensor `part`; `what` completes the sentence."""
+    def error(
+        self, part: str, what: str, advice: str = "Copy the checkpoint again.", *, stated: str = ""
+    ) -> CheckpointError:
+        """Return, without raising it, the error for the tensor `part`; `what` completes the sentence.
+
+        `stated` is what the configuration states that does not fit the tensors: it may be wrong instead of them.
+        """
         info = self.tensors.get(part) or next(iter(self.tensors.values()))
+        if stated:
+            what, advice = f"{what}, and the configuration states {stated}", CORRECT
         return CheckpointError(f"{info.file}: {self.name}.{part} {what}. {advice}")
 
 

@@ -227,6 +227,26 @@ def test_a_folder_of_modelopt_may_state_its_quantisation_in_a_file_of_its_own(tm
         el.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        (MLX, {"bits": 2}),
+        ("MLX nvfp4", {"mode": "mxfp4"}),
+        ("pack-quantized 4 bits, group, asymmetric, bfloat16", {"config_groups": {"0": {"weights": {"num_bits": 3}}}}),
+        ("ModelOpt NVFP4", {"quant_algo": "FP8"}),
+        ("Gemma 4 bits", {"module_quant_configs": {"embed": {"num_bits": 8}}}),
+        ("GPTQ 4 bits, float16", {"bits": 8}),
+    ],
+)
+def test_a_configuration_that_does_not_fit_the_tensors_is_to_be_corrected(tmp_path, name, wrong) -> None:
+    table = CASES[name]()
+    write_folder(tmp_path, table._replace(settings={**table.settings, **wrong}), None)
+    with pytest.raises(el.CheckpointError, match=r"and the configuration states .* or correct the configuration\.$"):
+        el.load(tmp_path, table_only=True)
+    write_folder(tmp_path, table, None)
+    assert torch.equal(el.load(tmp_path).table.rows(0, 99), table.rows)
+
+
 def test_two_statements_of_the_quantisation_that_differ_are_refused(tmp_path) -> None:
     write_folder(tmp_path, CASES["MLX 4 bits, groups of 64, bfloat16"](), None)
     config = json.loads((tmp_path / "config.json").read_text())
