@@ -85,6 +85,8 @@ def _is_readable_table(checkpoint: Checkpoint, name: str) -> bool:
     """Return whether a weight is a matrix of at least `FEWEST_ROWS` rows, and is read as a table."""
     try:
         is_stored = checkpoint.stored(name) is not None
+        if is_stored:
+            checkpoint.read_stored(name)
     except CheckpointError:
         return False
     if not is_stored and (name not in checkpoint.names or quantised_parts(checkpoint, (name,))):

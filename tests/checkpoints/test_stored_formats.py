@@ -1,7 +1,9 @@
 """Checkpoints whose table and head a library quantised: read, used, and compared with the dequantised model."""
 
+import ast
 import copy
 import json
+import math
 import re
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import torch.nn.functional as F
 from commands import run
 from safetensors.torch import load_file, save_file
 from stored_folders import write_folder
-from stored_formats import CASES, mlx_case
+from stored_formats import CASES, StoredCase, mlx_case
 from tiny_models import build
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -225,6 +227,37 @@ def test_a_folder_of_modelopt_may_state_its_quantisation_in_a_file_of_its_own(tm
     file.write_text(json.dumps({"quantization": {**settings, "quant_algo": "W4A8_AWQ"}}))
     with pytest.raises(el.CheckpointError, match="the configuration states W4A8_AWQ"):
         el.load(tmp_path)
+
+
+def damages() -> dict[str, StoredCase]:
+    """What makes an end unreadable: damaged scales, codes cut short, and layouts that are not read."""
+    case, fp8 = CASES[MLX](), torch.zeros(77, 384).to(torch.float8_e4m3fn)
+    return {
+        "a scale is NaN": case.changed(scales=case.tensors["scales"].clone().fill_(math.nan)),
+        "codes are cut short": case.changed(weight=case.tensors["weight"][:, :-1].contiguous()),
+        "biases are missing": case.changed(biases=None),
+        "FP8 blocks": case._replace(tensors={"weight": fp8, "weight_scale_inv": torch.ones(1, 3)}, settings={}),
+        "EXL3": case._replace(tensors={"trellis": torch.zeros(4, 24, 64).short()}, settings={}),
+        "words that are not known": case._replace(tensors={"weight": fp8, "absmax": torch.ones(77)}, settings={}),
+    }
+
+
+@pytest.mark.parametrize("damage", damages())
+@pytest.mark.parametrize("end", ["table", "head", "tied table", "both"])
+def test_the_advice_of_every_refusal_of_an_end_works(tmp_path, damage, end) -> None:
+    bad, good = damages()[damage], CASES[MLX]()
+    head = {"table": good, "head": bad, "tied table": None, "both": bad}[end]
+    write_folder(tmp_path, good if end == "head" else bad, head)
+    with pytest.raises(el.CheckpointError) as refused:
+        el.load(tmp_path)
+    calls = re.findall(r"load\(\.\.\., (\w+)=([^)]+)\)", str(refused.value))
+    assert len(calls) == (1 if end == "head" else 0)
+    for option, value in calls:
+        assert torch.equal(el.load(tmp_path, **{option: ast.literal_eval(value)}).table.rows(0, 99), good.rows)
+    if calls:
+        with pytest.warns(el.EmbedLayerWarning, match="^Only the table of ") as warned:
+            assert el.open_model(tmp_path).table.vocab_size == 77
+        assert "load(" not in str(warned[0].message)
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from embedlayer.checkpoints.reading.table import (
 from embedlayer.checkpoints.reading.tensors import LoadedTensor
 from embedlayer.core.computed_buffers import recompute_all_buffers
 from embedlayer.core.errors import CheckpointError, SizeError
+from embedlayer.families.records import FoldedRows
 from embedlayer.saving import assign
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -179,9 +180,15 @@ def build_with_tensors(model: CheckpointModel, make: Callable[[], Model]) -> Mod
 
 
 def finds_table(checkpoint: Checkpoint) -> bool:
-    """Return whether `load(..., table_only=True)` finds the token table of a checkpoint, judged by names and shapes."""
+    """Return whether `load(..., table_only=True)` reads the token table of a checkpoint.
+
+    Names and shapes tell it for a table of plain numbers; others are read, stored rows with all their scales.
+    """
     try:
-        find_table(checkpoint_model(checkpoint, None, "cpu", table_only=True))
+        model = checkpoint_model(checkpoint, None, "cpu", table_only=True)
+        name = find_table(model)[0]
+        if checkpoint.stored(name) is not None or isinstance(model.family.rows, FoldedRows):
+            read_rows(model)
     except CheckpointError:
         return False
     return True
