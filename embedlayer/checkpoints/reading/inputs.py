@@ -306,7 +306,10 @@ def read_per_layer(model: CheckpointModel, spec: PerLayerSpec, width: int) -> Pe
     """
     config, tensors, checkpoint = model.config, model.tensors, model.tensors.checkpoint
     names = [next(iter(checkpoint.find(name)), None) for name in spec.names]
-    if config.get(spec.width) == 0 or None in names:
+    if config.get(spec.width) == 0:
+        return None
+    if None in names:
+        tensors.refuse_quantised("per-layer inputs", spec.names)
         return None
     norm = tensors.require("per_layer.norm.weight", (spec.norm,), "norm of the per-layer inputs", (None,))
     layer_width = norm.shape[0]

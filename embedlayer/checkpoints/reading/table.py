@@ -294,8 +294,12 @@ def other_tables(model: CheckpointModel) -> Iterator[str]:
     if spec is not None and "per_layer.table.weight" not in model.tensors.names:
         tables.append(OtherTable(spec.table, "each block reads its own columns of these rows"))
     for table in tables:
-        for name in sorted(model.tensors.checkpoint.find(table.name), key=is_in_block):
-            yield f"{name}, {model.tensors.sizes(name)}, is not read: {table.use}."
+        try:
+            names = sorted(model.tensors.checkpoint.find(table.name), key=is_in_block)
+            sized = [f"{name}, {model.tensors.sizes(name)}" for name in names]
+        except CheckpointError:
+            sized = [f"{table.name}, quantised"]
+        yield from (f"{each}, is not read: {table.use}." for each in sized)
 
 
 def unread_copies(model: CheckpointModel) -> Iterator[str]:
