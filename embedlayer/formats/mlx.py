@@ -153,6 +153,24 @@ class MLXFloatRows(StoredFormat):
         return BLOCK_FLOATS[self.mode].codec(rows["weight"], rows["scales"], self.embed_dim, torch.bfloat16)
 
 
+def stated_format(
+    settings: JsonObject, module_ends: tuple[str, ...], embed_dim: int, scale_dtype: str
+) -> StoredFormat | None:
+    """Return the format in which MLX stores a table or head by the key `quantization`; `None` for a dense one.
+
+    MLX quantises both ends unless the settings of a module say `false` or its groups do not divide the width. The end
+    of the module's name is one of `module_ends`. Settings of another library are a dense matrix too.
+    """
+    own = next((settings[key] for key in settings for end in module_ends if f".{key}".endswith(f".{end}")), settings)
+    stated = {**settings, **own} if isinstance(own, dict) else {}
+    bits, group_size, mode = (stated.get(name) for name in ("bits", "group_size", "mode"))
+    if "quant_method" in stated or group_size not in (16, *_GROUPS) or embed_dim % group_size:
+        return None
+    if mode in _MODES:
+        return MLXFloatRows(embed_dim, mode)
+    return MLXAffineRows(embed_dim, bits, group_size, scale_dtype) if bits in _BITS and group_size in _GROUPS else None
+
+
 def _stated(module: StoredModule) -> JsonObject:
     """Return what the configuration states about a module, or else about all: some of `mode`, `bits`, `group_size`."""
     own = module.settings.get(module.name)

@@ -7,6 +7,7 @@ names, types and shapes, and dequantises rows as its own library does, bit for b
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
+from math import prod
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -200,6 +201,11 @@ class StoredFormat(Described, ABC):
     def shared_parts(self) -> dict[str, Part]:
         """Return the stored tensors that all rows share, by their names: by default there are none."""
         return {}
+
+    @property
+    def row_bytes(self) -> int:
+        """Return the number of bytes of a row: codes, scales and what else the format has for each row."""
+        return sum(part.dtype.itemsize * prod(part.shape) for part in self.row_parts.values())
 
     def read_part(self, module: StoredModule, part: str, vocab_size: int) -> Tensor:
         """Read a part; a format whose file has no row per token in it repacks it here."""

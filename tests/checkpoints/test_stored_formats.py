@@ -336,8 +336,8 @@ def test_a_quantised_gemma_computes_the_inputs_of_its_blocks_as_transformers_doe
     codes = "model.embed_tokens_per_layer.embedding_quantized"
     damaged = {"model.embed_tokens_per_layer.embedding_scale": torch.full((70, 1), math.nan), codes: None}
     damaged["model.per_layer_model_projection.trellis"] = torch.zeros(4, 24, 64).short()
-    for name, tensor in damaged.items():
-        changed = {key: each for key, each in {**tensors, name: tensor}.items() if each is not None}
+    for name, damage in damaged.items():
+        changed = {key: each for key, each in {**tensors, name: damage}.items() if each is not None}
         if name.endswith("trellis"):
             changed.pop("model.per_layer_model_projection.weight")
         save_file(changed, tmp_path / "model.safetensors")
