@@ -78,9 +78,11 @@ def export(
             count = write_atlas(target, opened.table, opened.require_tokenizer(), num_neighbors=neighbors)
         else:
             count = _write_vectors(opened, target, format_of(output, chosen))
-    columns = opened.table.embed_dim
-    facts = {"file": str(output), "format": chosen, "rows": count, "columns": columns}
+    columns, left_out = opened.table.embed_dim, opened.table.vocab_size - count
+    facts = {"file": str(output), "format": chosen, "rows": count, "columns": columns, "left_out": left_out}
     text = f"Wrote {count:,} rows of {columns} numbers as {chosen} to {output}"
+    if left_out:
+        text += f"\n{left_out:,} of {opened.table.vocab_size:,} rows are left out: the tokenizer has no token for them"
     print_json(facts) if as_json else click.echo(text, err=is_stream(output))
 
 
