@@ -149,6 +149,19 @@ def quantised_error(checkpoint: Checkpoint, what: str, name: str, parts: Iterabl
     )
 
 
+def combined_error(checkpoint: Checkpoint, what: str, *names: str) -> CheckpointError:
+    """Return, without raising it, the error for rows that are computed from several tensors, one of them quantised.
+
+    `what` describes the rows, such as `"table"`, and `names` are those of the tensors.
+    """
+    stored = next(name for name in names if checkpoint.stored(name) is not None)
+    info = checkpoint.matrix_info(stored)
+    return CheckpointError(
+        f"{info.file}: the {what} is computed from {' and '.join(names)}, which is read for numbers alone: {stored} is "
+        f"quantised, {info.dtype}. Load the model from which it was quantised."
+    )
+
+
 def _scheme(scheme: JsonObject | None) -> str:
     """Return method and bits of the quantisation that a configuration states, in parentheses; `""` for none."""
     if scheme is None:

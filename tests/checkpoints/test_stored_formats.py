@@ -342,3 +342,33 @@ def test_a_quantised_gemma_computes_the_inputs_of_its_blocks_as_transformers_doe
             changed.pop("model.per_layer_model_projection.weight")
         save_file(changed, tmp_path / "model.safetensors")
         assert {*advised(tmp_path)} == {("per_layer", "False"), ("table_only", "True")}
+
+
+@pytest.mark.parametrize("quantised", ["word_embeddings", "predictions.dense"])
+def test_a_head_with_columns_of_its_own_is_refused_if_either_part_is_quantised(tmp_path, quantised) -> None:
+    model = build("mobilebert", "masked", {"vocab_size": 96})[1]
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in tensors if name.endswith(f"{quantised}.weight"))
+    case = mlx_case(tensors.pop(name), group_size=32, bits=4)
+    tensors |= {f"{name.removesuffix('.weight')}.{rest}": tensor for rest, tensor in case.tensors.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization": case.settings}))
+    with pytest.raises(
+        el.CheckpointError, match=rf"the head is computed from .*: \S+{quantised}.weight is quantised, MLX"
+    ):
+        el.load(tmp_path)
+    assert advised(tmp_path) == [("table_only", "True")]
+
+
+def test_a_table_that_is_computed_from_a_quantised_one_is_refused(tmp_path) -> None:
+    table = CASES[MLX]()
+    tensors = {f"embedding.{rest}": tensor.contiguous() for rest, tensor in table.tensors.items()}
+    save_file({**tensors, "mapping": torch.arange(77)}, tmp_path / "model.safetensors")
+    modules = [{"path": "", "type": "sentence_transformers.models.StaticEmbedding"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "config.json").write_text(json.dumps({"quantization": table.settings}))
+    with pytest.raises(el.CheckpointError, match="table is computed from embedding.weight and mapping"):
+        el.load(tmp_path)
+    assert advised(tmp_path) == [("table_only", "'embedding.weight'")]

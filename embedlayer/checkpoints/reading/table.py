@@ -9,7 +9,7 @@ from torch import Tensor
 from embedlayer.checkpoints.reading.configuration import factor_value, is_tied
 from embedlayer.checkpoints.reading.model import CheckpointModel
 from embedlayer.checkpoints.reading.tensors import CheckpointTensors, is_in_block
-from embedlayer.checkpoints.refusals import NAMED, quantised_error, table_advice, table_names
+from embedlayer.checkpoints.refusals import NAMED, combined_error, table_advice, table_names
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families import UNKNOWN
 from embedlayer.families.records import FoldedRows, Names, OtherTable
@@ -203,8 +203,7 @@ def _fold(tensors: CheckpointTensors, spec: FoldedRows, rows: Tensor) -> Tensor:
     checkpoint, device = tensors.checkpoint, tensors.device
     mapping, weights = (checkpoint.find(name) for name in (spec.mapping, spec.weights))
     if (mapping or weights) and "table.weight" in tensors.stored:
-        name = tensors.names["table.weight"][0]
-        raise quantised_error(checkpoint, "table", name, ())
+        raise combined_error(checkpoint, "table", tensors.names["table.weight"][0], *mapping, *weights)
     if mapping or weights:
         tensors.names.clear()
     if mapping:
