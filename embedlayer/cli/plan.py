@@ -106,7 +106,9 @@ def plan(
         now = planned(opened.table, opened.head, opened.position, name=checkpoint.name)
         inputs = getattr(opened.model, "per_layer", None)
         if inputs is not None:
-            now = replace(now, per_layer_dim=inputs.table.embed_dim, per_layer_rows=inputs.table.num_rows)
+            rows = inputs.table.num_rows
+            rows = 0 if rows == now.vocab_size else rows  # follows the vocabulary of an alternative
+            now = replace(now, per_layer_dim=inputs.table.embed_dim, per_layer_rows=rows)
             if isinstance(inputs.table, PackedRows):
                 now = replace(now, row_sizes={**now.row_sizes, "per_layer": _row_size(inputs.table)})
         now = replace(now, **passed)
