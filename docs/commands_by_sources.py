@@ -250,7 +250,10 @@ def offline(folder: Path) -> Iterator[None]:
 
 
 def run_command(*arguments: object) -> str:
-    """Run a command line in this process; return the error that it printed, or `""` if it succeeded."""
+    """Run a command line in this process; return the error that it printed, or `""` if it succeeded.
+
+    Of an error that only refers to a warning above it, the result is that warning.
+    """
     said = io.StringIO()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
         try:
@@ -259,6 +262,8 @@ def run_command(*arguments: object) -> str:
             if not stop.code:
                 return ""
     error = re.search(r"^(\w+Error|Error): .*", said.getvalue(), re.MULTILINE | re.DOTALL)
+    if error is not None and "the warning above" in error[0]:
+        return said.getvalue().splitlines()[0].removeprefix("Warning: ")
     return "It failed without a message." if error is None else " ".join(error[0].split())
 
 
@@ -284,8 +289,8 @@ def _general(said: str, command: str, source: Source) -> str:
 
     The known model types in it, which change with each new family, become an ellipsis.
     """
-    said = re.sub(r"nearest known: [^)]*", "nearest known: ...", said)
-    kind, _, sentence = said.replace(str(source.path), "SOURCE").partition(": ")
+    said = re.sub(r"nearest known: [^)]*", "nearest known: ...", said).replace(str(source.path), "SOURCE")
+    kind, _, sentence = said.partition(": ")
     return (sentence if kind.endswith("Error") else said).replace(f"embedlayer {command}", "the command")
 
 

@@ -100,9 +100,13 @@ def write_file(
     tokenizer: tuple[str, Tokenizer] | int = 12,
     sizes: Mapping[str, float] | None = None,
     tensors: Mapping[str, np.ndarray] | None = None,
+    raw_dtype: gguf.GGMLQuantizationType | None = None,
     alignment: int | None = None,
 ) -> Path:
-    """Write a file with a table, an untied head for `head`, a tokenizer or a number of tokens, and one more tensor."""
+    """Write a file with a table, an untied head for `head`, a tokenizer or a number of tokens, and more tensors.
+
+    `tensors` are of the type `raw_dtype`; `None` for that of the arrays.
+    """
     writer = gguf.GGUFWriter(path, arch)
     if alignment is not None:
         writer.add_custom_alignment(alignment)
@@ -122,7 +126,7 @@ def write_file(
     writer.add_tensor("output_norm.weight", np.ones(WIDTH, np.float32))
     writer.add_tensor("blk.0.ffn_up.weight", blocks("Q4_K", 3), raw_dtype=TYPES.Q4_K)
     for name, tensor in (tensors or {}).items():
-        writer.add_tensor(name, tensor)
+        writer.add_tensor(name, tensor, raw_dtype=raw_dtype)
     return finish(writer, path)
 
 

@@ -603,7 +603,9 @@ def _read_layer(
         if isinstance(table_only, str):
             raise
         advice = table_advice(checkpoint, is_found=not table_only and finds_table(checkpoint))
-        raise CheckpointError(f"{error} {advice}".rstrip()) from error
+        refused = CheckpointError(f"{error} {advice}".rstrip())
+        refused.advice = advice
+        raise refused from error
     layer.load_record = load_record(model)
     return layer
 

@@ -47,7 +47,7 @@ def patch(
     model: Model,
     *,
     row_sparse: bool = False,
-    head_dtype: torch.dtype | None = None,
+    head_dtype: torch.dtype | str | None = None,
     batch_invariant: bool = False,
 ) -> Model:
     """Replace token embeddings and LM heads of a transformers model in place, without changing its outputs.

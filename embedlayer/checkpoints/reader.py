@@ -8,6 +8,7 @@ import re
 import socket
 import warnings
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, FileError, MissingExtraError, require
 from embedlayer.families import GGUF_HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, gguf_config
+from embedlayer.formats.modelopt import METHOD, SCALE
 from embedlayer.formats.recognition import recognise
 from embedlayer.formats.stored import StoredFormat, StoredModule, StoredRows
 from embedlayer.io.files import JsonObject, is_gguf, read_bytes, read_json
@@ -39,6 +41,9 @@ CONFIG = "config.json"
 WEIGHT = ".weight"
 SCHEMES = ("quantization_config", "quantization")
 """Keys under which transformers and MLX state how a model is quantised."""
+
+MODELOPT_CONFIG = "hf_quant_config.json"
+"""File in which ModelOpt states it under the second key, also where `config.json` says nothing."""
 
 TOKENIZERS = (
     ("tokenizer.json",),
@@ -274,10 +279,11 @@ class Checkpoint(WeightFiles):
 
     @property
     def quantisation(self) -> JsonObject | None:
-        """Return what the configuration states about the quantisation of the model; `None` if it states nothing.
+        """Return what `config.json`, or else ModelOpt's file, states about the quantisation; `None` for nothing.
 
         Raises:
-            CheckpointError: It is stated twice, as MLX does for other readers, with different numbers.
+            CheckpointError: It is stated twice, as MLX does for other readers, with different numbers; or ModelOpt's
+                file is damaged.
         """
         nested = self.config.get("text_config")
         for part in (self.config, nested) if isinstance(nested, dict) else (self.config,):
@@ -292,7 +298,15 @@ class Checkpoint(WeightFiles):
                         f"{last[name]}: correct one of them."
                     )
             return first
-        return None
+        return self._modelopt_scheme
+
+    @cached_property
+    def _modelopt_scheme(self) -> JsonObject | None:
+        """Return what ModelOpt's own file states; `None` without the file, and where no tensor may be of ModelOpt."""
+        is_possible = any(name.endswith(f".{SCALE}") for name in self.names)
+        path = self.file(MODELOPT_CONFIG) if is_possible else None
+        scheme = None if path is None else read_json(path).get(SCHEMES[1])
+        return {"quant_method": METHOD, **scheme} if isinstance(scheme, dict) else None
 
     def find(self, *suffixes: str) -> list[str]:
         """Return the names of tensors that end in one of `suffixes`, as `WeightFiles.find` does, and of stored rows.

@@ -7,10 +7,9 @@ from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.core.errors import CheckpointError, release
 from embedlayer.families import (
     GGUF_ARCHITECTURES,
-    OTHER_WORDS,
     REFUSED,
-    TABLE_WORDS,
     TRANSFORMERS_VERSION,
+    is_table_name,
     nearest_model_types,
 )
 from embedlayer.io.files import JsonObject
@@ -77,9 +76,7 @@ def table_names(checkpoint: Checkpoint) -> list[str]:
     called_so = {
         weight if quantised_parts(checkpoint, (weight := f"{name.rpartition('.')[0]}.weight",)) else name
         for name in checkpoint.names
-        if not re.search(r"(?:^|\.)(?:layers?|blocks?|h)\.\d", name)
-        and any(word in name for word in TABLE_WORDS)
-        and not any(word in name for word in OTHER_WORDS)
+        if not re.search(r"(?:^|\.)(?:layers?|blocks?|h)\.\d", name) and is_table_name(name)
     }
     return [name for name in sorted(called_so) if _is_readable_table(checkpoint, name)]
 
@@ -88,6 +85,8 @@ def _is_readable_table(checkpoint: Checkpoint, name: str) -> bool:
     """Return whether a weight is a matrix of at least `FEWEST_ROWS` rows, and is read as a table."""
     try:
         is_stored = checkpoint.stored(name) is not None
+        if is_stored:
+            checkpoint.read_stored(name)
     except CheckpointError:
         return False
     if not is_stored and (name not in checkpoint.names or quantised_parts(checkpoint, (name,))):
@@ -147,6 +146,19 @@ def quantised_error(checkpoint: Checkpoint, what: str, name: str, parts: Iterabl
         f"{info.file}: the {what} is quantised{_scheme(checkpoint.quantisation)}: {name} is stored as {info.dtype} "
         f"{list(info.shape)}{scales}, and embedlayer reads no such format there. Load the model from which it was "
         f"quantised, or that model in one of the formats of docs/checkpoints.md."
+    )
+
+
+def combined_error(checkpoint: Checkpoint, what: str, *names: str) -> CheckpointError:
+    """Return, without raising it, the error for rows that are computed from several tensors, one of them quantised.
+
+    `what` describes the rows, such as `"table"`, and `names` are those of the tensors.
+    """
+    stored = next(name for name in names if checkpoint.stored(name) is not None)
+    info = checkpoint.matrix_info(stored)
+    return CheckpointError(
+        f"{info.file}: the {what} is computed from {' and '.join(names)}, which is read for numbers alone: {stored} is "
+        f"quantised, {info.dtype}. Load the model from which it was quantised."
     )
 
 

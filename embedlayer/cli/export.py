@@ -81,9 +81,11 @@ def export(
         count = opened.table.vocab_size
     else:
         count = _write(opened, source, written, chosen, neighbors)
-    columns = opened.table.embed_dim
-    facts = {"file": str(output), "format": chosen, "rows": count, "columns": columns}
+    columns, left_out = opened.table.embed_dim, opened.table.vocab_size - count
+    facts = {"file": str(output), "format": chosen, "rows": count, "columns": columns, "left_out": left_out}
     text = f"Wrote {count:,} rows of {columns} numbers as {chosen} to {output}"
+    if left_out:
+        text += f"\n{left_out:,} of {opened.table.vocab_size:,} rows are left out: the tokenizer has no token for them"
     print_json(facts) if as_json else click.echo(text, err=is_stream(output))
 
 

@@ -89,7 +89,8 @@ def main(arguments: list[str] | None = None) -> None:
         with ending_on_interrupt():
             result = cli.main(arguments, prog_name="embedlayer", standalone_mode=False)
     except EmbedLayerError as error:
-        message = "the warning above says why this is not possible." if str(error) in shown else str(error)
+        is_shown = any(str(error) in warning for warning in shown)
+        message = "the warning above says why this is not possible." if is_shown else str(error)
         click.secho(f"{type(error).__name__}: {message}", fg="red", err=True)
         _exit(1 if isinstance(error, OSError) else 2)
     except OSError as error:  # an operation on a file that the library does not check, such as in an unreadable folder

@@ -12,18 +12,20 @@ from embedlayer.cli.printing import make_console, print_json, print_table
 from embedlayer.core.errors import CheckpointError
 from embedlayer.core.formatting import format_bytes, format_parameters
 from embedlayer.planner.alternatives import PlanAlternative, plan_alternatives
-from embedlayer.planner.embedding_plan import GGUF_BLOCK, OPTIONS, EmbeddingPlan, command_flag
+from embedlayer.planner.embedding_plan import FLOAT_DTYPES, GGUF_BLOCK, OPTIONS, EmbeddingPlan, RowSize, command_flag
+from embedlayer.planner.fields import DTYPES, INSTEAD
 from embedlayer.planner.presets import PRESETS
 from embedlayer.planner.presets import plan as plan_sizes
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from embedlayer.census.report import CensusReport
     from embedlayer.heads.output import OutputHead
     from embedlayer.heads.prediction import PredictionHead
     from embedlayer.positions.position import Position
     from embedlayer.tables.lookup import LookupTable
+    from embedlayer.tables.packed_rows import PackedRows
 
 TOKENS = 4096  # tokens of a step where `--tokens` is not given
 SIZES = {"vocab_size", "embed_dim", "tied", "rank", "positions", "per_layer_dim", "dtype"}  # that a checkpoint has
@@ -96,13 +98,20 @@ def plan(
         if presets or passed.keys() & SIZES:
             raise click.UsageError("--checkpoint has its own sizes: leave out models and sizes.")
         from embedlayer.opening.readers import open_model
+        from embedlayer.tables.packed_rows import PackedRows
         from embedlayer.vocab.targets.folder import folder_census
         from embedlayer.vocab.token_usage import used_tokens
 
         opened = open_model(checkpoint, tokenizer_from, parts="layer")
         now = planned(opened.table, opened.head, opened.position, name=checkpoint.name)
         inputs = getattr(opened.model, "per_layer", None)
-        now = replace(now, per_layer_dim=0 if inputs is None else inputs.table.embed_dim, **passed)
+        if inputs is not None:
+            rows = inputs.table.num_rows
+            rows = 0 if rows == now.vocab_size else rows  # follows the vocabulary of an alternative
+            now = replace(now, per_layer_dim=inputs.table.embed_dim, per_layer_rows=rows)
+            if isinstance(inputs.table, PackedRows):
+                now = replace(now, row_sizes={**now.row_sizes, "per_layer": _row_size(inputs.table)})
+        now = replace(now, **passed)
         injected = planned_injections(getattr(opened.model, "injections", ()), passed)
         used = len(used_tokens(opened.require_tokenizer(), texts)) if texts else None
         census = folder_census(checkpoint) if checkpoint.is_dir() else None
@@ -129,7 +138,7 @@ def planned(
     Without a head, the table is only looked up. Of the position schemes, only learned positions add parameters.
 
     Raises:
-        CheckpointError: `plan` does not support the data type of the table.
+        CheckpointError: The data type of the table is none of `EmbeddingPlan`.
         SizeError: Options exclude each other, or a number is out of range; see `EmbeddingPlan`.
     """
     from embedlayer.positions.learned import LearnedPositionalEmbedding
@@ -140,15 +149,21 @@ def planned(
     from embedlayer.tables.stored.mapped import MappedEmbedding
 
     base = table.base if isinstance(table, DeltaEmbedding) else table
-    rows = base.source if isinstance(base, MappedEmbedding) else next(iter(base.state_dict().values()))
-    stored_type = str(rows.dtype).removeprefix("torch.")
-    dtype = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}.get(stored_type)
     if isinstance(base, PackedRows):
-        stored_type = base.stored_type
+        stored_type = base.dtype_name
+    else:
+        rows = base.source if isinstance(base, MappedEmbedding) else next(iter(base.state_dict().values()))
+        stored_type = str(rows.dtype).removeprefix("torch.")
+    dtype = DTYPES.get(stored_type)
     if isinstance(base, QuantizedEmbedding):
         dtype = base.row_format.layout.type_name(base.row_format.bits)
     if dtype is None:
-        raise CheckpointError(f"A table of {stored_type} cannot be planned: give its sizes and --dtype.")
+        raise CheckpointError(f"A table of {stored_type} cannot be planned. {INSTEAD}")
+    parts: dict[str, Any] = {} if isinstance(base, QuantizedEmbedding) else {"table": base}
+    if head is not None and not head.tied:
+        output = getattr(head, "output", head)
+        parts["head"] = output.weight if output.own_rows is None else output.own_rows
+    is_head_alone = dtype not in FLOAT_DTYPES  # whose rows may have another type
     return EmbeddingPlan(
         base.num_rows,
         base.embed_dim,
@@ -160,8 +175,22 @@ def planned(
         group_size=base.group_size if isinstance(base, QuantizedEmbedding) else None,
         row_sparse=base.row_sparse,
         delta_rows=len(table.token_ids) if isinstance(table, DeltaEmbedding) else 0,
+        row_sizes={
+            part: _row_size(rows)
+            for part, rows in parts.items()
+            if isinstance(rows, PackedRows) or (part == "head" and is_head_alone)
+        },
         name=name,
     )
+
+
+def _row_size(rows: "PackedRows | Tensor") -> RowSize:
+    """Return the format and size of the rows of a table of codes, or of a weight."""
+    from torch import Tensor
+
+    if isinstance(rows, Tensor):
+        return RowSize(str(rows.dtype).removeprefix("torch."), rows[0].nbytes)
+    return RowSize(rows.stored_type, rows.stored_rows.format.row_bytes)
 
 
 def planned_injections(injections: "Iterable[nn.Module]", options: Mapping[str, Any]) -> list[EmbeddingPlan]:
@@ -305,6 +334,9 @@ def _comparison(plans: list[EmbeddingPlan]) -> Printed:
 
 def _note(plans: list[EmbeddingPlan]) -> str:
     """Return the note to print below the table of one or several plans, or `""` if there is none."""
+    if plans[0].row_sizes:
+        sizes = [f"{part} {size.format}, {size.nbytes:,} bytes a row" for part, size in plans[0].row_sizes.items()]
+        return f"Stored rows are not trained: {'; '.join(sizes)}."
     if plans[0].quantised:
         scales = f", {format_bytes(plans[0].scale_bytes)}" if len(plans) == 1 else ""
         kind, numbers = "group" if plans[0].group_size else "row", "a step and an offset"

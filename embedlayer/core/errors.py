@@ -81,7 +81,13 @@ class VocabularyError(EmbedLayerError, ValueError):
 
 
 class CheckpointError(EmbedLayerError, ValueError):
-    """A saved file or folder is damaged, incomplete, or in a format that cannot be read."""
+    """A saved file or folder is damaged, incomplete, or in a format that cannot be read.
+
+    Attributes:
+        advice: The end of the message that says how to read a part of the checkpoint; `""` for none.
+    """
+
+    advice: str = ""
 
 
 class FileError(EmbedLayerError, OSError):

@@ -28,7 +28,7 @@ from embedlayer.explorer.tiny_layer import TinyPosition, tiny_layer
 from embedlayer.explorer.tokens import Params, token_ids
 from embedlayer.io.json_fields import finite_json
 from embedlayer.models.decoder import DecoderLM
-from embedlayer.opening.opened_model import OpenedModel
+from embedlayer.opening.opened_model import TABLE_ONLY, OpenedModel
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def choices(source: OpenedModel, params: Params) -> text_answers.PipelineChoices
     The answer also says how the source reads texts, and why its model cannot be shown if that is so.
     """
     vocabulary = vocabulary_of(source)
-    refused = f"Only the table of this source can be read. {source.table_only}" if source.table_only else ""
+    refused = TABLE_ONLY.format("this source", source.table_only) if source.table_only else ""
     tiny: text_answers.TinyChoices = {
         "texts": list(TINY_TEXTS),
         "words": list(TINY_WORDS.names),

@@ -79,6 +79,7 @@ __all__ = [
     "family_of",
     "gguf_config",
     "gguf_family",
+    "is_table_name",
     "nearest_model_types",
     "rotary_facts",
     "stated_size",
@@ -152,6 +153,11 @@ OTHER_WORDS: Names = (
     *("query", "label", "class", "level", "not_a_point", "mapping", "transformation", "embed_out"),
 )
 """Parts of the names of embeddings that have no row for each token or code."""
+
+
+def is_table_name(name: str) -> bool:
+    """Return whether a tensor or module is called like a table of tokens or codes."""
+    return any(word in name for word in TABLE_WORDS) and not any(word in name for word in OTHER_WORDS)
 
 
 def stated_size(config: Mapping[str, object], key: str) -> object:

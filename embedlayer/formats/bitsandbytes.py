@@ -39,6 +39,7 @@ class Int8Rows(StoredFormat):
     library: ClassVar[str] = "bitsandbytes"
     title: ClassVar[str] = "int8 by row"
     scales: ClassVar[tuple[str, ...]] = ("SCB",)
+    is_of_model: ClassVar[bool] = True
 
     @classmethod
     def recognise(cls, module: StoredModule) -> tuple[Self, int] | None:

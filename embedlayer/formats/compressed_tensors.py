@@ -239,7 +239,8 @@ class PackQuantizedRows(ScaledRows):
             symmetry = "without" if is_symmetric else "with"
             raise module.error(
                 "weight_packed",
-                f"has {words} words for {embed_dim} columns: {layout}, {symmetry} zero points{_stated(module)}",
+                f"has {words} words for {embed_dim} columns: {layout}, {symmetry} zero points",
+                stated=_stated(module),
             )
         return cls(embed_dim, size, module.dtype(SCALE), is_symmetric, chosen[0]), vocab_size
 
@@ -331,7 +332,7 @@ class NaiveQuantizedRows(ScaledRows):
         size, schemes = _group_size(module, vocab_size, embed_dim), _schemes(module)
         kind = "int" if code_dtype == "I8" else "float"
         if schemes and not any(_fits(each, 8, kind, embed_dim, size, None) for each in schemes):
-            raise module.error("weight", f"is {code_dtype} in {_grouping(size)}{_stated(module)}")
+            raise module.error("weight", f"is {code_dtype} in {_grouping(size)}", stated=_stated(module))
         return cls(embed_dim, size, module.dtype(SCALE), ZERO not in module.tensors, code_dtype), vocab_size
 
     @property
@@ -395,7 +396,7 @@ class CompressedFloatRows(StoredFormat):
         kind, schemes = BLOCK_FLOATS[mode], _schemes(module)
         embed_dim = groups * kind.group_size
         if schemes and not any(_fits(each, kind.bits, "float", embed_dim, kind.group_size, None) for each in schemes):
-            raise module.error(name, f"is {mode}{_stated(module)}")
+            raise module.error(name, f"is {mode}", stated=_stated(module))
         if ZERO in module.tensors:
             raise module.error(ZERO, "is not read beside codes in floating point")
         if mode == "nvfp4" and GLOBAL not in module.tensors:
@@ -506,7 +507,7 @@ def _fits(scheme: JsonObject, bits: int, kind: str, embed_dim: int, group_size: 
 
 
 def _stated(module: StoredModule) -> str:
-    """Return what the configuration states, as the end of a sentence; `""` if it states nothing."""
+    """Return what the configuration states, for people; `""` if it states nothing."""
     keys = ("num_bits", "type", "strategy", "group_size", "symmetric")
     schemes = [", ".join(f"{key} {each[key]}" for key in keys if key in each) for each in _schemes(module)]
-    return f", and the configuration states {' or '.join(schemes)}" if schemes else ""
+    return " or ".join(schemes)

@@ -44,6 +44,8 @@ class GemmaRows(StoredFormat):
     library: ClassVar[str] = "Gemma"
     title: ClassVar[str] = "2, 4 and 8 bits by row"
     scales: ClassVar[tuple[str, ...]] = ("embedding_scale", "weight_scale")
+    is_of_model: ClassVar[bool] = True
+    rounds_factor: ClassVar[bool] = False
 
     bits: int
     group_size: int
@@ -73,7 +75,7 @@ class GemmaRows(StoredFormat):
             bits = 8
         elif bits not in (2, 4):
             stated = "nothing" if bits is None else f"{bits} bits"
-            raise module.error(codes, f"is uint8, which is 2 or 4 bits, and the configuration states {stated}")
+            raise module.error(codes, "is uint8, which is 2 or 4 bits", stated=stated)
         embed_dim = nbytes * 8 // bits
         if embed_dim % groups:
             raise module.error(
@@ -83,7 +85,7 @@ class GemmaRows(StoredFormat):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return float32, the dtype of the scales: transformers computes in that of the model."""
+        """Return float32, the dtype of the scales."""
         return torch.float32
 
     @property

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.core.errors import CheckpointError
+from embedlayer.families import is_table_name
 from embedlayer.formats.codec import Codec, pack, unpack, unsigned
 from embedlayer.formats.refused import COLUMN_ORDER, FULL_PRECISION, GPTQ_EMBEDDING
 from embedlayer.formats.stored import Part, StoredFormat, StoredModule, StoredRows, whole_groups
@@ -194,11 +195,11 @@ class GPTQRows(ColumnRows):
             raise module.error(
                 "qweight",
                 f"has {words} words for a column, and qzeros {zero_words} for a group of {vocab_size} tokens: "
-                f"{' or '.join(map(str, fitting)) or 'no number of'} bits, and the configuration states "
-                f"{'nothing' if stated is None else f'{stated} bits'}",
+                f"{' or '.join(map(str, fitting)) or 'no number of'} bits",
+                stated="nothing" if stated is None else f"{stated} bits",
             )
         embed_dim = 32 * words // bits
-        if vocab_size < embed_dim:
+        if vocab_size < embed_dim and is_table_name(module.name):
             raise GPTQ_EMBEDDING.error(module, "scales")
         if embed_dim % groups:
             raise module.error("scales", f"has {groups} rows, into which {embed_dim} columns cannot be divided")
@@ -308,7 +309,7 @@ class AWQRows(ColumnRows):
                 FULL_PRECISION,
             )
         if module.settings.get("bits", 4) != 4:
-            raise module.error("qweight", f"has 4 bits, and the configuration states {module.settings['bits']} bits")
+            raise module.error("qweight", "has 4 bits", stated=f"{module.settings['bits']} bits")
         return cls(embed_dim, 4, embed_dim // groups, module.dtype("scales")), vocab_size
 
     def rows_of_codes(self, columns: Tensor) -> Tensor:

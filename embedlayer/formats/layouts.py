@@ -266,11 +266,14 @@ def row_format_of(bits: int, embed_dim: int, group_size: int | None, layout: Row
     A `group_size` of `None` is the default of the layout, and a `layout` of `None` is `FusedRows`.
 
     Raises:
-        SizeError: `bits` is not 8 or 4, or the layout has no groups of `group_size` columns.
+        SizeError: `bits` is not 8 or 4, `layout` is none of `LAYOUTS`, or it has no groups of `group_size` columns.
     """
     if bits not in FUSED_KERNELS:
         raise SizeError(f"bits must be 8 or 4, not {bits}.")
-    index = 0 if layout is None else [type(each) for each in LAYOUTS].index(type(layout))
+    kinds = [type(each) for each in LAYOUTS]
+    if layout is not None and type(layout) not in kinds:
+        raise SizeError(f"layout must be one of {', '.join(f'{each.__name__}()' for each in kinds)}, not {layout!r}.")
+    index = 0 if layout is None else kinds.index(type(layout))
     return RowFormat(bits, embed_dim, LAYOUTS[index].group_size(bits, embed_dim, group_size), index)
 
 

@@ -62,7 +62,7 @@ class MLXAffineRows(StoredFormat):
         if len(chosen) != 1:
             pairs = " or ".join(f"{bits} bits in groups of {size}" for bits, size in fitting)
             layout = f"has {words} words and {groups} scales a row, which is {pairs or 'no layout of MLX'}"
-            raise module.error("weight", f"{layout}, and the configuration states {_stated(module) or 'nothing'}")
+            raise module.error("weight", layout, stated=str(_stated(module) or "nothing"))
         ((bits, size),) = chosen
         return cls(groups * size, bits, size, module.dtype("scales")), vocab_size
 
@@ -159,7 +159,7 @@ class MLXFloatRows(StoredFormat):
             raise module.error("weight", f"{layout}, which is none of {', '.join(_MODES)}")
         kind = BLOCK_FLOATS[mode]
         if not _is_stated(module, mode, kind.bits, kind.group_size):
-            raise module.error("weight", f"{layout}, which is {mode}, and the configuration states {_stated(module)}")
+            raise module.error("weight", f"{layout}, which is {mode}", stated=str(_stated(module)))
         return cls(groups * kind.group_size, mode), vocab_size
 
     @property
@@ -205,6 +205,24 @@ class MLXFloatRows(StoredFormat):
         numbers = groups.to(torch.float32) / divisor.where(divisor != 0, torch.inf)
         packed = kind.encode(numbers.flatten(1), ties_to_even=False)
         return {"weight": packed.view(torch.uint32), "scales": codes}
+
+
+def stated_format(
+    settings: JsonObject, module_ends: tuple[str, ...], embed_dim: int, scale_dtype: str
+) -> StoredFormat | None:
+    """Return the format in which MLX stores a table or head by the key `quantization`; `None` for a dense one.
+
+    MLX quantises both ends unless the settings of a module say `false` or its groups do not divide the width. The end
+    of the module's name is one of `module_ends`. Settings of another library are a dense matrix too.
+    """
+    own = next((settings[key] for key in settings for end in module_ends if f".{key}".endswith(f".{end}")), settings)
+    stated = {**settings, **own} if isinstance(own, dict) else {}
+    bits, group_size, mode = (stated.get(name) for name in ("bits", "group_size", "mode"))
+    if "quant_method" in stated or group_size not in (16, *_GROUPS) or embed_dim % group_size:
+        return None
+    if mode in _MODES:
+        return MLXFloatRows(embed_dim, mode)
+    return MLXAffineRows(embed_dim, bits, group_size, scale_dtype) if bits in _BITS and group_size in _GROUPS else None
 
 
 def _stated(module: StoredModule) -> JsonObject:

@@ -44,6 +44,7 @@ class NVFP4Rows(StoredFormat):
     library: ClassVar[str] = "ModelOpt"
     title: ClassVar[str] = "NVFP4"
     scales: ClassVar[tuple[str, ...]] = (SCALE, SECOND_SCALE)
+    is_of_model: ClassVar[bool] = True
 
     @property
     def choices(self) -> dict[str, Collection[int | str]]:
@@ -67,12 +68,12 @@ class NVFP4Rows(StoredFormat):
             raise INPUT_FACTOR.error(module, FACTOR)
         stated = stated_algorithms(module)
         if stated and not any("NVFP4" in each for each in stated):
-            raise module.error("weight", f"is NVFP4, and the configuration states {' or '.join(sorted(stated))}")
+            raise module.error("weight", "is NVFP4", stated=" or ".join(sorted(stated)))
         return cls(2 * nbytes), vocab_size
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return float32, in which the library computes: files do not store the dtype of the model."""
+        """Return float32, in which the library computes."""
         return torch.float32
 
     @property
@@ -137,6 +138,7 @@ class FP8Rows(StoredFormat):
     library: ClassVar[str] = "ModelOpt"
     title: ClassVar[str] = "FP8 by row or matrix"
     scales: ClassVar[tuple[str, ...]] = (SCALE,)
+    is_of_model: ClassVar[bool] = True
 
     group_size: int
 
@@ -167,12 +169,12 @@ class FP8Rows(StoredFormat):
             raise INPUT_FACTOR.error(module, FACTOR)
         stated = stated_algorithms(module)
         if stated and not any("FP8" in each for each in stated):
-            raise module.error("weight", f"is FP8, and the configuration states {' or '.join(sorted(stated))}")
+            raise module.error("weight", "is FP8", stated=" or ".join(sorted(stated)))
         return cls(embed_dim, 0 if info.shape in ((), (1,)) else embed_dim), vocab_size
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return float32: files do not store the dtype of the model."""
+        """Return float32, the dtype of the scales."""
         return torch.float32
 
     @property

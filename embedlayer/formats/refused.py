@@ -40,12 +40,18 @@ def _first(*names: str) -> Callable[[StoredModule], str | None]:
     return lambda module: next((name for name in names if name in module.tensors), None)
 
 
-def _beside_float8(name: str) -> Callable[[StoredModule], str | None]:
-    """Return a function that returns the name of a matrix of scales, if a module has it beside codes of FP8."""
+def _beside_float8(name: str, *, block_size: int = 0) -> Callable[[StoredModule], str | None]:
+    """Return a function that returns the name of a matrix of scales, if a module has it beside codes of FP8.
+
+    With `block_size`, each scale must be that of so many columns.
+    """
 
     def part(module: StoredModule) -> str | None:
-        is_matrix = name in module.tensors and len(module.tensors[name].shape) == 2
-        return name if is_matrix and module.dtype("weight") in _FLOAT8 else None
+        shape = module.tensors[name].shape if name in module.tensors else ()
+        if len(shape) != 2 or module.dtype("weight") not in _FLOAT8:
+            return None
+        columns = module.tensors["weight"].shape[-1]
+        return name if not block_size or columns == block_size * shape[1] else None
 
     return part
 
@@ -98,10 +104,16 @@ REFUSED = (
         "DeepSeek",
         "FP8 blocks of rows and columns",
         "128 rows share a scale, so no row has scales of its own",
-        _beside_float8("weight_scale_inv"),
+        _beside_float8("weight_scale_inv", block_size=128),
         "Dequantise it with the package compressed-tensors: from compressed_tensors.entrypoints.convert import "
         "FP8BlockDequantizer, convert_checkpoint; convert_checkpoint(folder, new_folder, "
         "FP8BlockDequantizer.from_pretrained(folder)).",
+    ),
+    RefusedLayout(
+        "DeepSeek",
+        "FP8 blocks of rows and columns of other sizes, or that do not divide the width",
+        "the rows of a block share a scale, so no row has scales of its own",
+        _beside_float8("weight_scale_inv"),
     ),
     RefusedLayout(
         "DeepSeek",

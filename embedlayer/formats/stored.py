@@ -8,6 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
+from math import prod
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -19,6 +20,9 @@ from embedlayer.formats.codec import Codec
 from embedlayer.io.files import JsonObject
 from embedlayer.io.safetensors_files import TensorInfo
 from embedlayer.saving import Described
+
+CORRECT = "Copy the configuration and the tensors from the same model, or correct the configuration."
+"""Advice where a configuration does not fit the tensors."""
 
 _ROWS_AT_ONCE, _WIDEST = 8192, 1 << 40
 
@@ -58,9 +62,16 @@ class StoredModule(NamedTuple):
             raise self.error(part, f"is stored as {info.dtype} {list(info.shape)} instead of {wanted}")
         return info.shape[0], info.shape[1]
 
-    def error(self, part: str, what: str, advice: str = "Copy the checkpoint again.") -> CheckpointError:
-        """Return, without raising it, the error for the tensor `part`; `what` completes the sentence."""
+    def error(
+        self, part: str, what: str, advice: str = "Copy the checkpoint again.", *, stated: str = ""
+    ) -> CheckpointError:
+        """Return, without raising it, the error for the tensor `part`; `what` completes the sentence.
+
+        `stated` is what the configuration states that does not fit the tensors: it may be wrong instead of them.
+        """
         info = self.tensors.get(part) or next(iter(self.tensors.values()))
+        if stated:
+            what, advice = f"{what}, and the configuration states {stated}", CORRECT
         return CheckpointError(f"{info.file}: {self.name}.{part} {what}. {advice}")
 
 
@@ -178,12 +189,16 @@ class StoredFormat(Described, ABC):
         library: Library that defines the format, such as `"MLX"`.
         title: What the library calls it, such as `"affine, 2 to 8 bits"`.
         scales: Names of the parts with scales, whose numbers must be finite; the first one is that of groups.
+        is_of_model: Whether the library dequantises to the data type of the model, which the tensors do not tell.
+        rounds_factor: Whether a factor that the model rounds to the data type of its rows (Gemma's) is rounded here.
         embed_dim: Columns of a row, D.
     """
 
     library: ClassVar[str]
     title: ClassVar[str]
     scales: ClassVar[tuple[str, ...]] = ()
+    is_of_model: ClassVar[bool] = False
+    rounds_factor: ClassVar[bool] = True
 
     embed_dim: int
 
@@ -235,6 +250,11 @@ class StoredFormat(Described, ABC):
     def shared_parts(self) -> dict[str, Part]:
         """Return the stored tensors that all rows share, by their names: by default there are none."""
         return {}
+
+    @property
+    def row_bytes(self) -> int:
+        """Return the number of bytes of a row: codes, scales and what else the format has for each row."""
+        return sum(part.dtype.itemsize * prod(part.shape) for part in self.row_parts.values())
 
     def read_part(self, module: StoredModule, part: str, vocab_size: int) -> Tensor:
         """Read a part; a format whose file has no row per token in it repacks it here."""

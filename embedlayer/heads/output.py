@@ -30,7 +30,7 @@ from embedlayer.losses.converted_rows import in_head_dtype
 from embedlayer.losses.finishing import finish
 from embedlayer.losses.fixed_row import linear_with_fixed_row
 from embedlayer.losses.head_outputs import HeadOutputs
-from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options
+from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options, resolve_head_dtype
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_dtypes
 from embedlayer.saving import Pretrained, describe
 from embedlayer.tables.conversions import as_table
@@ -124,11 +124,10 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             table, in_features = None, _one_of(table, in_features, "in_features")
         embed_dim = _one_of(embed_dim, in_features, "in_features (embed_dim)")
         vocab_size = _one_of(vocab_size, out_features, "out_features (vocab_size)")
-        head_dtype = torch.float32 if head_dtype == "float32" else head_dtype
         of_logits = {"softcap": softcap, "logit_scale": logit_scale, "mask_padding": mask_padding}
         of_products = {"head_dtype": head_dtype, "batch_invariant": batch_invariant}
         check_options({}, LogitOptions, "OutputHead", **of_logits, **of_products)
-        self.head_dtype = cast(torch.dtype | None, head_dtype)
+        self.head_dtype = resolve_head_dtype(head_dtype)
         self.batch_invariant = batch_invariant
         self.init_std = init_std
         self.softcap = softcap

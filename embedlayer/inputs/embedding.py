@@ -33,6 +33,17 @@ from embedlayer.tables.lookup import LookupTable
 PositionName = Literal["learned", "sinusoidal", "scaled-sinusoidal", "rotary", "alibi", "relative", "none"]
 
 
+def as_dropout(probability: float) -> nn.Dropout:
+    """Return a dropout layer.
+
+    Raises:
+        SizeError: The probability is not from 0 to 1.
+    """
+    if not 0 <= probability <= 1:
+        raise SizeError(f"dropout must be from 0 to 1, not {probability}.")
+    return nn.Dropout(probability)
+
+
 def as_position(
     position: Position | PositionName,
     *,
@@ -179,8 +190,7 @@ class TransformerEmbedding(InputEmbedding):
 
     Raises:
         SizeError: A size is below 1; `table` or `position` was built for other sizes; `padding_idx` is not a token; or
-            the name of a position scheme is unknown or needs `num_heads`.
-        ValueError: `dropout` is not from 0 to 1.
+            the name of a position scheme is unknown or needs `num_heads`; or `dropout` is not from 0 to 1.
 
     Example:
         >>> layer = TransformerEmbedding(vocab_size=1000, embed_dim=64, max_seq_len=128)
@@ -216,7 +226,7 @@ class TransformerEmbedding(InputEmbedding):
         self.table = table
         self.position = as_position(position, max_seq_len=max_seq_len, embed_dim=embed_dim, num_heads=num_heads)
         self.max_seq_len = max_seq_len
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = as_dropout(dropout)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("token_embedding", "position_embedding"):

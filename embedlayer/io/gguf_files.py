@@ -10,6 +10,7 @@ Reference: ggml/docs/gguf.md.
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,13 +89,13 @@ class GGUFFile:
     def stored_rows(self, name: str) -> UInt8[Tensor, "N row_bytes"]:
         """Return the bytes of the rows of a tensor, mapped to the file: writing to them does not change the file.
 
-        A tensor of one dimension has one row.
+        A row is the last dimension of a tensor, so a tensor of one dimension has one row.
 
         Raises:
             FileError: The file cannot be mapped into memory.
         """
         info = self.tensors[name]
-        count = info.shape[0] if len(info.shape) > 1 else 1
+        count = prod(info.shape[:-1])
         try:
             stored = np.memmap(self.path, np.uint8, "c", info.start, (count, info.nbytes // count))
         except (OSError, ValueError) as error:

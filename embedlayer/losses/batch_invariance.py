@@ -20,7 +20,7 @@ from embedlayer.losses.chunk_size import INVARIANT_MULTIPLES, LEAST_ROWS, ROWS_O
 from embedlayer.losses.divergence_kinds import JensenShannon
 from embedlayer.losses.divergences import divergence
 from embedlayer.losses.linear import cross_entropy_of
-from embedlayer.losses.logit_arguments import HasLogits
+from embedlayer.losses.logit_arguments import HasLogits, require_head
 from embedlayer.losses.options import LossSettings
 from embedlayer.losses.statistics import Statistic, token_statistics_of
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
@@ -62,12 +62,14 @@ def check_batch_invariance(head: HasLogits, hidden: Tensor | None = None) -> Bat
 
     Raises:
         SizeError: The head is not on the CPU, or its rows are sharded: there `batch_invariant` is refused.
+        ShapeError: `head` is no head or table of this library, such as an `nn.Linear`.
 
     Example:
         >>> report = check_batch_invariance(OutputHead(64, 1000))
         >>> report.differing[report.multiple]
         ()
     """
+    require_head(head)
     if hidden is None:
         hidden = _random_states(*_inputs_of(head))
 

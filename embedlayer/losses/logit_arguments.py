@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias, Unpack, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from embedlayer.core.block_sizes import TABLE_ROWS, block_size
 from embedlayer.core.devices import device_kind
@@ -50,7 +50,7 @@ def resolve_logits(
     Raises:
         SizeError: An option is outside its range or does not apply to logits, or `vocab_size` is another than that of
             the head.
-        ShapeError: Hidden states and rows do not fit each other, or logits are no floats.
+        ShapeError: Hidden states and rows do not fit each other, logits are no floats, or `weight` is another object.
         StaleRowsError: The logits are deferred, and the weights were changed since the forward pass.
     """
     if isinstance(logits, tuple):
@@ -67,6 +67,7 @@ def resolve_logits(
         raise ShapeError(f"Hidden states (..., D) are needed beside a weight or a head; found {type(logits).__name__}.")
     if isinstance(weight, Tensor):
         return LinearLogits(logits, weight, **of_logits), loss
+    require_head(weight)
     vocab_size = of_logits.pop("vocab_size", None)
     uncomputed = weight.uncomputed_logits(logits, **of_logits)
     if vocab_size not in (None, uncomputed.vocab_size):
@@ -75,6 +76,20 @@ def resolve_logits(
             f"linear_cross_entropy with the head's weight."
         )
     return uncomputed, loss
+
+
+def require_head(head: object) -> None:
+    """Check that an argument is a head or a table of this library.
+
+    Raises:
+        ShapeError: It is another object, such as an `nn.Linear`.
+    """
+    if not hasattr(head, "uncomputed_logits"):
+        advice = "a head or a table of embedlayer"
+        if isinstance(head, nn.Linear):
+            sizes = f"{head.in_features}, {head.out_features}, bias={head.bias is not None}"
+            advice = f"head = OutputHead({sizes}) after head.load_state_dict(linear.state_dict())"
+        raise ShapeError(f"A head or a table is needed; found {type(head).__name__}: pass {advice}.")
 
 
 def tokens_and_weight(
@@ -125,5 +140,5 @@ def _require_temperature_alone(options: Mapping[str, object]) -> None:
     if others:
         raise SizeError(
             f"These logits are those of a model or a head, with its scale and soft cap: {', '.join(others)} cannot be "
-            f"changed. Pass hidden states and a weight for logits with options of your own."
+            f"changed. Pass the hidden states and the head in place of the logits: (hidden, head, tokens)."
         )

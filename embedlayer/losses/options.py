@@ -8,7 +8,7 @@ A new option is an entry of the keywords with its allowed values, a field of one
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, get_args
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, cast, get_args
 
 import numpy as np
 import torch
@@ -27,9 +27,9 @@ class LogitOptions(TypedDict):
     """Options of logits: how `hidden @ weight.T` is computed, and what `finish_logits` does to it, in this order.
 
     Attributes:
-        head_dtype: `torch.float32` for products and logits in float32, whatever dtype hidden states and rows have, of
-            which both may differ. Rows are converted in blocks, never as a whole, and autocast has no effect. `None`,
-            the default, is the dtype of hidden states and rows, or that of autocast.
+        head_dtype: `torch.float32` (or `"float32"`) for products and logits in float32, whatever dtype hidden states
+            and rows have, of which both may differ. Rows are converted in blocks, never as a whole, and autocast has no
+            effect. `None`, the default, is the dtype of hidden states and rows, or that of autocast.
         batch_invariant: Whether the results and the hidden gradient of a token do not depend on the other tokens of a
             call, their order or number, to the bit; `False` by default. See `check_batch_invariance`.
         logit_scale: Factor of the raw logits; 1 by default.
@@ -190,7 +190,7 @@ def check_options(options: Mapping[str, object], kind: type, call: str, **argume
     """Check the names of options against a class that declares them, and their values against their ranges.
 
     Args:
-        options: The options that a caller passed.
+        options: The options that a caller passed. `head_dtype="float32"` in them is replaced by `torch.float32`.
         kind: `LogitOptions`, `ScoreOptions` or `LossOptions`: those that the function takes.
         call: The public function or method that was called, for the message.
         **arguments: Options that the function has as arguments of its own, whose values are checked too.
@@ -211,12 +211,19 @@ def check_options(options: Mapping[str, object], kind: type, call: str, **argume
         if not allowed.contains(value):
             found = f"a {type(value).__name__}" if isinstance(value, Tensor) else repr(value)
             raise SizeError(f"{call}: {name} must be {allowed.text}, not {found}.")
+    if "head_dtype" in options:
+        cast(dict[str, Any], options)["head_dtype"] = resolve_head_dtype(options["head_dtype"])
     values = {**options, **arguments}
     if values.get("batch_invariant") and values.get("impl") == "plain":
         raise SizeError(
             f"{call}: with batch_invariant=True logits are computed in blocks of some tokens, with impl='plain' all at "
             f"once: leave one of them out."
         )
+
+
+def resolve_head_dtype(head_dtype: object) -> torch.dtype | None:
+    """Return the dtype that a value of the option `head_dtype`, which was checked, means."""
+    return None if head_dtype is None else torch.float32
 
 
 def check_token_options(options: LogitSettings, vocab_size: int) -> None:
@@ -263,7 +270,7 @@ _ALLOWED: dict[str, _Allowed] = {
     "temperature": _Allowed("a number above 0", lambda x: _is(x, _NUMBER) and 0 < x < math.inf),
     "padding_idx": _Allowed("a token ID or None", lambda x: x is None or (_is(x, _INTEGER) and x >= 0)),
     "mask_padding": _Allowed("True or False", lambda x: isinstance(x, bool)),
-    "head_dtype": _Allowed("torch.float32 or None", lambda x: x in (torch.float32, None)),
+    "head_dtype": _Allowed("torch.float32 or None", lambda x: x in (torch.float32, "float32", None)),
     "batch_invariant": _Allowed("True or False", lambda x: isinstance(x, bool)),
     "ignore_index": _Allowed("an integer", lambda x: _is(x, _INTEGER)),
     "vocab_size": _Allowed("a number of tokens or None", lambda x: x is None or (_is(x, _INTEGER) and x >= 1)),

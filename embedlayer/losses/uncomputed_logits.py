@@ -531,7 +531,7 @@ def check_dtypes(hidden: Tensor, dtype: torch.dtype, head_dtype: torch.dtype | N
     """
     if hidden.dtype != dtype and head_dtype is None and not torch.is_autocast_enabled(device_kind(hidden)):
         raise ShapeError(
-            f"hidden is {hidden.dtype} and weight {dtype}: pass head_dtype=torch.float32, with which both may differ "
+            f"hidden is {hidden.dtype} and the rows {dtype}: pass head_dtype=torch.float32, with which both may differ "
             f"and rows are converted a block at a time; convert one of them with .to(dtype); or use torch.autocast."
         )
 

@@ -28,7 +28,15 @@ from embedlayer.injections.injection import (
     add_to_values,
     look_up_injections,
 )
-from embedlayer.inputs.embedding import InputOptions, PositionName, as_position, embed, sequence_of, trace_embed
+from embedlayer.inputs.embedding import (
+    InputOptions,
+    PositionName,
+    as_dropout,
+    as_position,
+    embed,
+    sequence_of,
+    trace_embed,
+)
 from embedlayer.inputs.steps import TracedStep
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.options import LogitOptions, LossOptions, Reduction, ScoreOptions, check_options
@@ -143,7 +151,7 @@ class DecoderLM(Pretrained):
         self.sizes = sizes._asdict()
         self.table = table
         self.position = position
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = as_dropout(dropout)
         self.blocks = nn.ModuleList(Block(width, sizes) for _ in range(num_layers))
         self.norm = nn.RMSNorm(width, eps=norm_eps)
         self.head = head.follow(self) if head.table is table else head

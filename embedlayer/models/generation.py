@@ -40,7 +40,7 @@ class GenerationOptions(SamplingOptions, total=False):
     """
 
     logprobs_mode: LogprobsMode
-    head_dtype: torch.dtype | None
+    head_dtype: torch.dtype | str | None
     batch_invariant: bool | None
 
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from embedlayer.tables.table import TokenTable
     from embedlayer.training.run_directory import RunDirectory
 
+TABLE_ONLY = "Only the table of {} can be read. {}"
+"""What is said of a source of which only the table was read, with the reason."""
+
 Answer = TypeVar("Answer")
 Value = TypeVar("Value")
 
@@ -382,7 +385,7 @@ class OpenedModel:
             CheckpointError: Only the table was read, so scale and positions are not known; `table_only` says why.
         """
         if self.table_only:
-            raise CheckpointError(f"Only the table of {self.source} can be read. {self.table_only}")
+            raise CheckpointError(TABLE_ONLY.format(self.source, self.table_only))
         return self.table if self.model is None else self.model
 
     def prompt(self, text: str) -> list[int]:

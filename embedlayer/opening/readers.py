@@ -12,7 +12,7 @@ from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError, TokenizerError
 from embedlayer.families import UNKNOWN
 from embedlayer.io.files import read_json, recover_folder
-from embedlayer.opening.opened_model import OpenedModel
+from embedlayer.opening.opened_model import TABLE_ONLY, OpenedModel
 from embedlayer.opening.path_kinds import BLOCKS, CONFIG, OWN_FOLDERS, TOKENIZER, PathKind, folder_of, path_kind
 
 if TYPE_CHECKING:
@@ -256,8 +256,8 @@ def _open_layer(source: Path | str, parts: Parts, device: str) -> OpenedModel:
             layer = load(source, device=device, table_only=True)
         except CheckpointError:
             raise error from None
-        table_only = str(error)
-        warnings.warn(f"Only the table is read. {table_only}", EmbedLayerWarning, stacklevel=3)
+        table_only = str(error).removesuffix(error.advice).rstrip()  # it is read already
+        warnings.warn(TABLE_ONLY.format(source, table_only), EmbedLayerWarning, stacklevel=3)
     noun = "GGUF file" if path_kind(Path(source)) is PathKind.GGUF else "checkpoint"
     download = f"Only the embedding layer of {source} is read from the hub: download the model."
     requested = REQUESTED.format(parts) if parts != "model" else ""

@@ -59,7 +59,7 @@ def plan_alternatives(now: EmbeddingPlan, *, used: int | None = None, delta_rows
         (can_be_sparse, "row-sparse table", {"row_sparse": True}, "none: same results"),
         (can_freeze_rows, f"train {fewer:,} rows only", only_rows, "all other rows stay"),
         (can_factorise, f"factorise, rank {quarter:,}", factors, "approximate: train again"),
-        (now.dtype == "fp32", "weights in bf16", {"dtype": "bf16"}, "weights of three digits"),
+        (now.dtype == "fp32" and not now.row_sizes, "weights in bf16", {"dtype": "bf16"}, "weights of three digits"),
         (not now.quantised, "int8, nothing trained", {**frozen, "dtype": "int8"}, "rows about 1 % off"),
         (not now.quantised, "int4, nothing trained", {**frozen, "dtype": "int4"}, "rows about 10 % off"),
         (0 < used_tokens < now.vocab_size, f"trim to {used_tokens:,} tokens", trimmed, "other text: more tokens"),

@@ -29,12 +29,13 @@ The options are the fields of `EmbeddingPlan`. Its documentation, the signature 
 `embedlayer plan` and the table in the documentation are generated from them. This module does not import torch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, MISSING, asdict, dataclass, field, fields
 from math import prod
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from embedlayer.core.errors import SizeError
+from embedlayer.io.files import JsonObject
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS, ROWS_OF_A_BLOCK, tokens_per_chunk
 
 Value = TypeVar("Value")
@@ -57,6 +58,18 @@ ROW_SCALE_BYTES = {"int8": 0, "int4": 4, "q8_0": 0, "q4_0": 0}  # bytes of the f
 GGUF_BLOCK = {"q8_0": 32, "q4_0": 32}  # numbers in a group of GGUF's types; the last block of a row is filled up
 STEP_BYTES, ID_BYTES = 2 * 4, 8  # bytes of the two step numbers of a row of a row-sparse table, and of a token ID
 ROWS_AT_ONCE = 8192  # rows in a block of logits where no single matrix holds the rows of a tied head
+
+
+class RowSize(NamedTuple):
+    """Format and size of stored rows.
+
+    Attributes:
+        format: Name of the format.
+        nbytes: Bytes of a row: codes, scales and what else the format has for each row.
+    """
+
+    format: str
+    nbytes: int
 
 
 def _option(
@@ -101,6 +114,8 @@ class EmbeddingPlan:
     next to nothing, `RowAdamW` at most five copies of the rows in a gradient.
 
     Args:
+        row_sizes: The stored rows of `"table"`, `"head"` and `"per_layer"` whose format `dtype` does not name, such as
+            those of MLX or GGUF's K-quants. They are decoded to `dtype`, and nothing but `delta_rows` is trained.
         name: Name of the plan in printed tables.
 
     Raises:
@@ -154,6 +169,7 @@ class EmbeddingPlan:
     device: str = _option(
         "cpu", "Device of the loss, which sets the length of a chunk.", choices=tuple(MAX_CHUNK_TOKENS)
     )
+    row_sizes: Mapping[str, RowSize] = field(default_factory=dict)
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -163,6 +179,8 @@ class EmbeddingPlan:
                 raise SizeError(f"{option.name} must be at least {least}, not {value}.")
             if choices and value not in choices:
                 raise SizeError(f"{option.name} {value!r} is unknown: use one of {', '.join(choices)}.")
+        if self.row_sizes and (self.rank is not None or self.row_sizes.keys() - {"table", "head", "per_layer"}):
+            raise SizeError("row_sizes are those of 'table', 'head' and 'per_layer', and of no factorised table.")
         if self.rank is not None and self.rank > self.embed_dim:
             raise SizeError(f"rank {self.rank} exceeds embed_dim {self.embed_dim}: a dense table is smaller.")
         if self.delta_rows > self.vocab_size:
@@ -184,12 +202,12 @@ class EmbeddingPlan:
                 f"delta_rows {self.delta_rows} is for one process: a DeltaEmbedding can be neither sharded nor "
                 f"replicated. Plan it with vocab_parallel_size=1 and replicas=1, or without delta_rows."
             )
-        if self.group_size is not None and (not self.quantised or self.dtype in GGUF_BLOCK):
+        if self.group_size is not None and self.dtype not in SCALE_BYTES.keys() - GGUF_BLOCK.keys():
             raise SizeError(f"group_size {self.group_size} is for int8 and int4, not for {self.dtype}.")
 
     quantised = _Planned(
-        "Whether the weights are stored as integer codes: int8, int4, or GGUF's q8_0 and q4_0.",
-        lambda p: p.dtype not in FLOAT_DTYPES,
+        "Whether weights are stored as codes: int8, int4, GGUF's q8_0 and q4_0, or the formats of `row_sizes`.",
+        lambda p: p.dtype not in FLOAT_DTYPES or len(p.row_sizes) > 0,
     )
     trained = _Planned(
         "Whether there are gradients: with an optimizer, and floating-point weights or `delta_rows`.",
@@ -200,8 +218,8 @@ class EmbeddingPlan:
         lambda p: p.vocab_parallel_size * p.replicas,
     )
     compute_dtype = _Planned(
-        'Data type of activations and logits: that of the weights, or `"fp32"` for quantised weights.',
-        lambda p: "fp32" if p.quantised else p.dtype,
+        'Data type of activations and logits: `dtype`, or `"fp32"` if that is one of codes.',
+        lambda p: p.dtype if p.dtype in FLOAT_DTYPES else "fp32",
     )
 
     # What the sizes are computed from
@@ -279,18 +297,18 @@ class EmbeddingPlan:
     )
     table_bytes = _Planned(
         "Bytes of the table as stored, with the steps and offsets of quantised rows.",
-        lambda p: sum(rows * p._row_bytes(columns) for rows, columns in p._factors),
+        lambda p: sum(rows * p._row_bytes(columns, "table") for rows, columns in p._factors),
     )
     head_bytes = _Planned(
         "Bytes that the head adds; 0 if it is tied to the table, or missing.",
-        lambda p: p._rows * p._row_bytes(p.embed_dim),
+        lambda p: p._rows * p._row_bytes(p.embed_dim, "head"),
         when=lambda p: p._own_head,
     )
     position_bytes = _Planned("Bytes of learned positions.", lambda p: p.position_parameters * p._number_bytes)
     per_layer_bytes = _Planned(
-        "Bytes of a per-layer table, quantised as the table is, and of its projection.",
+        "Bytes of a per-layer table, quantised as the table is unless `row_sizes` has it, and of its projection.",
         lambda p: (
-            (p.per_layer_rows or p.vocab_size) * p._row_bytes(p.per_layer_dim)
+            (p.per_layer_rows or p.vocab_size) * p._row_bytes(p.per_layer_dim, "per_layer")
             + p.embed_dim * p.per_layer_dim * p._number_bytes
         ),
         when=lambda p: p.per_layer_dim,
@@ -304,12 +322,13 @@ class EmbeddingPlan:
         lambda p: sum(getattr(p, f"{part}_bytes") for part in PARTS),
     )
     scale_bytes = _Planned(
-        "Bytes of the quantisation parameters of table and head: steps, offsets and scales. `weight_bytes` has them.",
+        "Bytes of the quantisation parameters of table and head: steps, offsets and scales. `weight_bytes` has them, "
+        "and those of `row_sizes`, which are not counted here.",
         lambda p: sum(
             rows * p._scale_bytes_of(columns)
             for rows, columns in [*p._factors, *([(p._rows, p.embed_dim)] if p._own_head else [])]
         ),
-        when=lambda p: p.quantised,
+        when=lambda p: p.dtype in SCALE_BYTES,
     )
 
     # Memory of a step on one rank
@@ -507,10 +526,11 @@ class EmbeddingPlan:
         lambda p: p.lookup_network_bytes + p.replicas_network_bytes + p.loss_network_bytes + p.replicated_network_bytes,
     )
 
-    def as_dict(self) -> dict[str, str | int | bool | None]:
+    def as_dict(self) -> JsonObject:
         """Return the value of every field and of every planned size by its name, ready for JSON."""
         sizes = [name for name, value in vars(type(self)).items() if isinstance(value, _Planned) and name[0] != "_"]
-        return asdict(self) | {name: getattr(self, name) for name in sizes}
+        row_sizes = {part: size._asdict() for part, size in self.row_sizes.items()}
+        return asdict(self) | {"row_sizes": row_sizes} | {name: getattr(self, name) for name in sizes}
 
     def _row_gradient_bytes(self, rows: int) -> int:
         """Return the bytes of `rows` rows of a row-sparse gradient, and of their token IDs."""
@@ -575,9 +595,11 @@ class EmbeddingPlan:
         """Return the bytes of the steps, offsets and scale of one quantised row of `columns` numbers."""
         return self._groups(columns)[0] * SCALE_BYTES[self.dtype] + ROW_SCALE_BYTES[self.dtype]
 
-    def _row_bytes(self, columns: int) -> int:
+    def _row_bytes(self, columns: int, part: str) -> int:
         """Return the bytes of one stored row of `columns` numbers; of a quantised row also its steps and offsets."""
-        if not self.quantised:
+        if part in self.row_sizes:
+            return self.row_sizes[part].nbytes
+        if self.dtype in FLOAT_DTYPES:
             return columns * self._number_bytes
         groups, size = self._groups(columns)
         return groups * -(-size * DTYPE_BITS[self.dtype] // 8) + self._scale_bytes_of(columns)

@@ -1,10 +1,12 @@
 """Sizes of the table and head of a model that a `config.json` of transformers describes, without its tensors."""
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from embedlayer.core.errors import CheckpointError
+from embedlayer.core.command_name import command_line
+from embedlayer.core.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.families import REFUSED, family_of, nearest_model_types, stated_size
 from embedlayer.families.records import (
     POSITION_KEYS,
@@ -20,6 +22,7 @@ from embedlayer.families.records import (
 )
 from embedlayer.io.files import JsonObject, read_json
 from embedlayer.io.json_fields import as_whole_number
+from embedlayer.planner.embedding_plan import RowSize
 
 DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 """Names of data types in a configuration, and in a plan."""
@@ -30,7 +33,11 @@ INSTEAD = "Give its sizes: --vocab and --dim, in Python vocab_size and embed_dim
 def fields_of_config(source: str | JsonObject) -> JsonObject:
     """Return the fields of an `EmbeddingPlan` for the model that a configuration of transformers describes.
 
-    Learned positions of encoder and decoder are counted together. Token types, norms and biases are not counted.
+    Learned positions of encoder and decoder are counted together. Token types, norms and biases are not counted. Of the
+    configurations of quantised models those of MLX tell how table and head are stored.
+
+    Warns:
+        EmbedLayerWarning: The model is quantised by another library: its ends are counted in `dtype`.
 
     Raises:
         FileError: The file is missing or cannot be read.
@@ -42,7 +49,7 @@ def fields_of_config(source: str | JsonObject) -> JsonObject:
         >>> fields["vocab_size"], fields["embed_dim"], fields["tied"]
         (151936, 1024, False)
     """
-    from embedlayer.checkpoints.reading.configuration import is_tied, text_config, with_defaults
+    from embedlayer.checkpoints.reading.configuration import is_tied, stated_dtype, text_config, with_defaults
 
     config = source if isinstance(source, dict) else read_json(Path(source))
     text = text_config(config)
@@ -55,7 +62,6 @@ def fields_of_config(source: str | JsonObject) -> JsonObject:
         raise CheckpointError(f"The configuration has none of {', '.join(family.width)}. {INSTEAD}")
     narrow = family.projection is not None and hidden is not None and hidden != width
     tied = family.head is None or is_tied(family.head, values)
-    dtype = values.get("dtype", values.get("torch_dtype"))
     fields: JsonObject = {
         "vocab_size": rows,
         "embed_dim": as_whole_number(hidden, "hidden_size") if narrow else width,
@@ -63,13 +69,48 @@ def fields_of_config(source: str | JsonObject) -> JsonObject:
         "tied": tied,
         "lookup_only": family.head is None,
         "positions": sum(_position_rows(family, values)),
-        "dtype": DTYPES.get(str(dtype).removeprefix("torch."), "fp32"),
+        "dtype": DTYPES.get(stated_dtype(config), "fp32"),
         "name": str(config.get("model_type")) if isinstance(source, dict) else str(source),
         **_per_layer(family, values),
     }
+    fields["row_sizes"] = _row_sizes(family, config, fields)
     if narrow and not tied:
         raise CheckpointError(f"The untied head of this {family.name} is as narrow as its table. {INSTEAD}")
     return fields
+
+
+def _row_sizes(family: Family, config: JsonObject, fields: JsonObject) -> dict[str, RowSize]:
+    """Return the stored rows of table, head and per-layer table, as the configuration of a quantised model states them.
+
+    `fields` are those of the plan, without these.
+    """
+    from embedlayer.checkpoints.reader import SCHEMES
+    from embedlayer.formats.mlx import stated_format
+
+    configs = [each for each in (config, config.get("text_config")) if isinstance(each, dict)]
+    scheme = next((each[key] for each in configs for key in SCHEMES if isinstance(each.get(key), dict)), None)
+    if scheme is None:
+        return {}
+    if "quant_method" in scheme or fields["rank"] is not None:
+        warnings.warn(
+            f"The configuration states a quantisation ({scheme.get('quant_method', 'MLX')}), which does not tell how "
+            f"the table and head are stored: they are counted in {fields['dtype']}. What a folder stores is planned "
+            f"with {command_line('plan', '--checkpoint', 'FOLDER')}.",
+            EmbedLayerWarning,
+            stacklevel=2,
+        )
+        return {}
+    parts = {"table": (family.table, fields["embed_dim"])}
+    if family.head is not None and not fields["tied"]:
+        parts["head"] = (family.head.weight, fields["embed_dim"])
+    if family.per_layer is not None and "per_layer_dim" in fields:
+        parts["per_layer"] = ((family.per_layer.table,), fields["per_layer_dim"])
+    scale_dtype = {"bf16": "BF16", "fp16": "F16"}.get(fields["dtype"], "F32")
+    records = {
+        part: stated_format(scheme, tuple(name.removesuffix(".weight") for name in names), width, scale_dtype)
+        for part, (names, width) in parts.items()
+    }
+    return {part: RowSize(each.name, each.row_bytes) for part, each in records.items() if each is not None}
 
 
 def _family(config: JsonObject, text: JsonObject) -> Family:

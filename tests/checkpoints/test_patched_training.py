@@ -413,7 +413,7 @@ def with_float32_head(model: nn.Module) -> nn.Module:
     head = other.get_output_embeddings()
     parent, _, name = next(n for n, each in other.named_modules() if each is head).rpartition(".")
     setattr(other.get_submodule(parent), name, Float32Head(head))
-    patch(model, head_dtype=torch.float32)
+    patch(model, head_dtype="float32")
     return other
 
 

@@ -1,7 +1,10 @@
 """Checkpoints whose table and head a library quantised: read, used, and compared with the dequantised model."""
 
+import ast
 import copy
 import json
+import math
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,8 @@ import torch.nn.functional as F
 from commands import run
 from safetensors.torch import load_file, save_file
 from stored_folders import one_of_each, words, write_folder
-from stored_formats import CASES, mlx_case
+from stored_formats import CASES, StoredCase, mlx_case
+from tiny_models import build
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -93,6 +97,16 @@ def test_stored_tensors_are_mapped_and_no_table_is_whole_in_floating_point(tmp_p
         layer.head.loss(hidden, targets).backward()
         layer.head.token_statistics(hidden, targets)
     assert 0 < largest.numel < 6000 * 192 // 2
+
+
+@pytest.mark.parametrize("config", [{"dtype": "bfloat16"}, {"dtype": None, "torch_dtype": "bfloat16"}])
+@pytest.mark.parametrize("name", ["ModelOpt NVFP4", "ModelOpt FP8", "Gemma 4 bits", "bitsandbytes int8"])
+def test_vectors_have_the_dtype_of_the_model_where_the_stored_tensors_have_none(tmp_path, name, config) -> None:
+    table = CASES[name]()
+    write_folder(tmp_path, table, None, config=config)
+    layer = el.load(tmp_path)
+    assert torch.equal(layer.table.rows(0, 99), table.rows_in(torch.bfloat16))
+    assert torch.equal(el.load(tmp_path, dtype=torch.float32).table.rows(0, 99), table.rows_in(torch.float32))
 
 
 def test_a_quantised_head_beside_a_dense_table_follows_the_dtype_of_the_table(tmp_path) -> None:
@@ -187,6 +201,77 @@ def test_every_command_reads_a_quantised_folder(tmp_path, capsys, tied) -> None:
     assert weights[0] == weights[1]
 
 
+@pytest.mark.parametrize("name", ["ModelOpt NVFP4", "ModelOpt FP8", "ModelOpt FP8 by row"])
+def test_a_folder_of_modelopt_may_state_its_quantisation_in_a_file_of_its_own(tmp_path, name) -> None:
+    table = CASES[name]()
+    settings = {"quant_algo": table.settings["quant_algo"], "exclude_modules": ["lm_head"]}
+    write_folder(tmp_path, table._replace(settings={}), None, config={"dtype": "bfloat16"})
+    file = tmp_path / "hf_quant_config.json"
+    file.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": settings}))
+    layer = el.load(tmp_path)
+    assert layer.table.stored_format.library == "ModelOpt"
+    assert torch.equal(layer.table.rows(0, 99), table.rows_in(torch.bfloat16))
+    file.write_text(json.dumps({"quantization": {**settings, "quant_algo": "W4A8_AWQ"}}))
+    with pytest.raises(el.CheckpointError, match="the configuration states W4A8_AWQ"):
+        el.load(tmp_path)
+
+
+def damages() -> dict[str, StoredCase]:
+    """What makes an end unreadable: damaged scales, codes cut short, and layouts that are not read."""
+    case, fp8 = CASES[MLX](), torch.zeros(77, 384).to(torch.float8_e4m3fn)
+    return {
+        "a scale is NaN": case.changed(scales=case.tensors["scales"].clone().fill_(math.nan)),
+        "codes are cut short": case.changed(weight=case.tensors["weight"][:, :-1].contiguous()),
+        "biases are missing": case.changed(biases=None),
+        "FP8 blocks": case._replace(tensors={"weight": fp8, "weight_scale_inv": torch.ones(1, 3)}, settings={}),
+        "EXL3": case._replace(tensors={"trellis": torch.zeros(4, 24, 64).short()}, settings={}),
+        "words that are not known": case._replace(tensors={"weight": fp8, "absmax": torch.ones(77)}, settings={}),
+    }
+
+
+def advised(folder: Path) -> list[tuple[str, str]]:
+    """Option and value of each call that the refusal of a folder recommends, after the call."""
+    with pytest.raises(el.CheckpointError) as refused:
+        el.load(folder)
+    calls = re.findall(r"load\(\.\.\., (\w+)=([^)]+)\)", str(refused.value))
+    for option, value in calls:
+        el.load(folder, **{option: ast.literal_eval(value)})
+    return calls
+
+
+@pytest.mark.parametrize("damage", damages())
+@pytest.mark.parametrize("end", ["table", "head", "tied table", "both"])
+def test_the_advice_of_every_refusal_of_an_end_works(tmp_path, damage, end) -> None:
+    bad, good = damages()[damage], CASES[MLX]()
+    head = {"table": good, "head": bad, "tied table": None, "both": bad}[end]
+    write_folder(tmp_path, good if end == "head" else bad, head)
+    assert advised(tmp_path) == ([("table_only", "True")] if end == "head" else [])
+    if end == "head":
+        with pytest.warns(el.EmbedLayerWarning, match="^Only the table of ") as warned:
+            assert el.open_model(tmp_path).table.vocab_size == 77
+        assert "load(" not in str(warned[0].message)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        (MLX, {"bits": 2}),
+        ("MLX nvfp4", {"mode": "mxfp4"}),
+        ("pack-quantized 4 bits, group, asymmetric, bfloat16", {"config_groups": {"0": {"weights": {"num_bits": 3}}}}),
+        ("ModelOpt NVFP4", {"quant_algo": "FP8"}),
+        ("Gemma 4 bits", {"module_quant_configs": {"embed": {"num_bits": 8}}}),
+        ("GPTQ 4 bits, float16", {"bits": 8}),
+    ],
+)
+def test_a_configuration_that_does_not_fit_the_tensors_is_to_be_corrected(tmp_path, name, wrong) -> None:
+    table = CASES[name]()
+    write_folder(tmp_path, table._replace(settings={**table.settings, **wrong}), None)
+    with pytest.raises(el.CheckpointError, match=r"and the configuration states .* or correct the configuration\.$"):
+        el.load(tmp_path, table_only=True)
+    write_folder(tmp_path, table, None)
+    assert torch.equal(el.load(tmp_path).table.rows(0, 99), table.rows)
+
+
 def test_two_statements_of_the_quantisation_that_differ_are_refused(tmp_path) -> None:
     write_folder(tmp_path, CASES["MLX 4 bits, groups of 64, bfloat16"](), None)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -195,3 +280,82 @@ def test_two_statements_of_the_quantisation_that_differ_are_refused(tmp_path) ->
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(el.CheckpointError, match="says bits 4 and quantization says 2: correct one of them"):
         el.load(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("model_type", ["gemma3n_text", "gemma4_text"])
+def test_a_quantised_gemma_computes_the_inputs_of_its_blocks_as_transformers_does(tmp_path, model_type, dtype) -> None:
+    quant = pytest.importorskip("transformers.integrations.gemma_quant")
+    from transformers.utils.quantization_config import GemmaQuantizationConfig
+
+    sizes = {"hidden_size": 48, "num_hidden_layers": 3, "layer_types": ["full_attention"] * 3, "vocab_size": 70}
+    sizes |= {"hidden_size_per_layer_input": 20, "vocab_size_per_layer_input": 70}  # no powers of 4: factors round
+    model = build(model_type, "causal", sizes)[1].to(dtype)
+    bits = {"embed_tokens$": {"num_bits": 2}, "embed_tokens_per_layer": {"num_bits": 4}}
+    options = {"quantize_embeddings": True, "num_bits": 8, "module_quant_configs": bits}
+    skipped = ["layers", "altup", "laurel", "lm_head", "vision", "audio"]
+    quant.replace_with_quant_layers(model, GemmaQuantizationConfig(**options), skipped)
+    for name, tensor in model.named_parameters():
+        if not tensor.is_floating_point():
+            low, high = (0, 256) if tensor.dtype == torch.uint8 else (-128, 128)
+            tensor.data = torch.randint(low, high, tensor.shape).to(tensor.dtype)
+        elif name.endswith(("embedding_scale", "weight_scale")):
+            tensor.data = 0.01 * torch.rand_like(tensor) + 0.001
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = json.loads(model.config.to_json_string(use_diff=False))
+    config |= {"dtype": str(dtype).removeprefix("torch."), "tie_word_embeddings": True}
+    config["quantization_config"] = {"quant_method": "gemma", **options}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    layer, inner = el.load(tmp_path), model.model
+    ids = torch.arange(70).view(2, 35)
+    x = layer.input(ids)
+    assert (layer.table.dtype, x.dtype, type(layer.per_layer.table)) == (dtype, dtype, StoredEmbedding)
+    assert torch.equal(x, inner.embed_tokens(ids))
+    assert torch.equal(layer.table(ids), inner.embed_tokens(ids))
+    assert torch.equal(layer.per_layer.look_up(ids), inner.get_per_layer_inputs(ids))
+    expected = inner.project_per_layer_inputs(x, inner.get_per_layer_inputs(ids))
+    assert torch.equal(layer.per_layer(ids, x), expected)
+    layer.save_pretrained(tmp_path / "saved")
+    again = el.load(tmp_path / "saved")
+    assert torch.equal(again.per_layer(ids, again.input(ids)), expected)
+    assert el.load(tmp_path, per_layer=False).per_layer is None
+    codes = "model.embed_tokens_per_layer.embedding_quantized"
+    damaged = {"model.embed_tokens_per_layer.embedding_scale": torch.full((70, 1), math.nan), codes: None}
+    damaged["model.per_layer_model_projection.trellis"] = torch.zeros(4, 24, 64).short()
+    for name, damage in damaged.items():
+        changed = {key: each for key, each in {**tensors, name: damage}.items() if each is not None}
+        if name.endswith("trellis"):
+            changed.pop("model.per_layer_model_projection.weight")
+        save_file(changed, tmp_path / "model.safetensors")
+        assert {*advised(tmp_path)} == {("per_layer", "False"), ("table_only", "True")}
+
+
+@pytest.mark.parametrize("quantised", ["word_embeddings", "predictions.dense"])
+def test_a_head_with_columns_of_its_own_is_refused_if_either_part_is_quantised(tmp_path, quantised) -> None:
+    model = build("mobilebert", "masked", {"vocab_size": 96})[1]
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in tensors if name.endswith(f"{quantised}.weight"))
+    case = mlx_case(tensors.pop(name), group_size=32, bits=4)
+    tensors |= {f"{name.removesuffix('.weight')}.{rest}": tensor for rest, tensor in case.tensors.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization": case.settings}))
+    with pytest.raises(
+        el.CheckpointError, match=rf"the head is computed from .*: \S+{quantised}.weight is quantised, MLX"
+    ):
+        el.load(tmp_path)
+    assert advised(tmp_path) == [("table_only", "True")]
+
+
+def test_a_table_that_is_computed_from_a_quantised_one_is_refused(tmp_path) -> None:
+    table = CASES[MLX]()
+    tensors = {f"embedding.{rest}": tensor.contiguous() for rest, tensor in table.tensors.items()}
+    save_file({**tensors, "mapping": torch.arange(77)}, tmp_path / "model.safetensors")
+    modules = [{"path": "", "type": "sentence_transformers.models.StaticEmbedding"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "config.json").write_text(json.dumps({"quantization": table.settings}))
+    with pytest.raises(el.CheckpointError, match="table is computed from embedding.weight and mapping"):
+        el.load(tmp_path)
+    assert advised(tmp_path) == [("table_only", "'embedding.weight'")]

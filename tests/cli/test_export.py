@@ -30,6 +30,7 @@ def test_a_runs_table_is_written_with_its_tokens(tmp_path, capsys, format) -> No
         "format": format,
         "rows": count,
         "columns": 8,
+        "left_out": 20 - count,
     }
     tokens, rows = read_vectors(file, format)
     assert torch.equal(rows, table.weight[:count])
@@ -52,7 +53,8 @@ def test_parquet_goes_by_its_name(tmp_path, capsys) -> None:
     file = tmp_path / "table.parquet"
     assert run("export", tmp_path / "table", "-o", file, "--neighbors", "3", "--json") == 0
     count = tokenizer.get_vocab_size()
-    assert json.loads(capsys.readouterr().out) == {"file": str(file), "format": "parquet", "rows": count, "columns": 8}
+    facts = {"file": str(file), "format": "parquet", "rows": count, "columns": 8, "left_out": 20 - count}
+    assert json.loads(capsys.readouterr().out) == facts
     assert len(parquet.read_table(file)["neighbors"][0]["ids"].as_py()) == 3
 
 
@@ -78,6 +80,12 @@ def test_the_projectors_folder_is_one_that_tensorboard_finds(tmp_path) -> None:
     for name in ("tensors.tsv", "metadata.tsv"):
         assert f'_path: "{name}"' in config
         assert (tmp_path / "logs" / name).exists()
+
+
+def test_rows_without_a_token_are_left_out_and_counted(tmp_path, capsys) -> None:
+    TokenEmbedding(300, 4).save_pretrained(tmp_path / "table", tokenizer=train_tokenizer((), "byte"))
+    assert run("export", tmp_path / "table", "-o", tmp_path / "a.npy") == 0
+    assert "43 of 300 rows are left out: the tokenizer has no token for them" in capsys.readouterr().out
 
 
 def test_a_file_of_one_tool_becomes_that_of_another(tmp_path) -> None:

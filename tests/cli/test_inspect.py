@@ -297,5 +297,5 @@ def test_a_per_layer_table_is_listed_and_planned(tmp_path, capsys) -> None:
     assert json.loads(capsys.readouterr().out)["per_layer"] == {"rows": 20, "layers": 3, "width": 4}
     assert run("plan", "--checkpoint", tmp_path / "layer", "--json") == 0
     row = json.loads(capsys.readouterr().out)[0]
-    assert row["per_layer_parameters"] == (30 + 8) * 12  # as if each token had a row
-    assert row["weight_bytes"] == 4 * (30 * 8 + (30 + 8) * 12)
+    assert row["per_layer_parameters"] == (20 + 8) * 12
+    assert row["weight_bytes"] == 4 * (30 * 8 + (20 + 8) * 12)

@@ -5,8 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
+from stored_folders import write_folder
+from stored_formats import CASES
 
+import embedlayer as el
 from embedlayer.cli.plan import plan as command
 from embedlayer.cli.plan import planned_injections
 from embedlayer.core.errors import FileError, SizeError, TokenizerError
@@ -193,6 +197,22 @@ def test_a_saved_model_of_ours_is_planned_by_its_kind_of_table(tmp_path):
     )
     now, *_ = json.loads(run("--checkpoint", str(tmp_path), "--tokens", "0", "--json").output)
     assert (now["rank"], now["delta_rows"], now["tied"], now["tokens"]) == (8, 5, True, 0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", ["MLX 4 bits, groups of 64, bfloat16", "ModelOpt NVFP4", "Gemma 2 bits", "GPTQ v2"])
+def test_the_ends_of_a_quantised_checkpoint_are_planned_as_large_as_they_are_stored(tmp_path, name, tied) -> None:
+    table = CASES[name]()
+    head = None if tied else torch.randn(table.rows.shape).to(table.rows.dtype)
+    write_folder(tmp_path, table, head)
+    first, *changes = json.loads(run("--checkpoint", str(tmp_path), "--json").output)
+    stored, parts = el.load(tmp_path).table.stored_rows, first["row_sizes"]
+    assert first["table_bytes"] == sum(part.nbytes for part in stored.rows.values())
+    assert first["head_bytes"] == (0 if head is None else head.nbytes)
+    assert parts == {"table": {"format": stored.format.name, "nbytes": first["table_bytes"] // len(table.rows)}}
+    assert not first["trained"]
+    assert "int8, nothing trained" not in {each["name"] for each in changes}
+    assert "Stored rows are not trained: table " in run("--checkpoint", str(tmp_path)).output
 
 
 def test_a_saved_quantised_table_is_planned_by_its_bits_and_groups(tmp_path):

@@ -42,6 +42,14 @@ def test_a_stored_zero_point_is_one_less_only_in_the_first_format() -> None:
     assert torch.equal(zeros, second.read(case.module, 77).rows["qzeros"] + 1)
 
 
+def test_a_head_may_have_fewer_tokens_than_columns_and_an_embedding_is_refused() -> None:
+    case = gptq_case(weights(64, torch.float16, 40), 4)
+    refused(case, "scales", "groups run along the vocabulary")
+    module = case.module._replace(name="lm_head")
+    record, vocab_size = recognise(module)
+    assert torch.equal(record.read(module, vocab_size).dequantise(torch.float16), case.rows)
+
+
 def test_columns_in_an_order_of_their_own_are_refused(case) -> None:
     order = case.tensors["g_idx"].flip(0)
     refused(case.changed(g_idx=order), "g_idx", "act-order.* columns of a group must be neighbours")

@@ -167,6 +167,8 @@ def test_hooks_of_a_table_see_what_goes_in_and_out_and_may_change_it(position) -
 def test_schemes_on_heads_need_to_know_them(unchecked: None) -> None:
     with pytest.raises(SizeError, match="give num_heads"):
         TransformerEmbedding(100, 16, 12, position="rotary")
+    with pytest.raises(SizeError, match="dropout must be from 0 to 1, not -0.1"):
+        TransformerEmbedding(100, 16, 12, dropout=-0.1)
     with pytest.raises(SizeError, match="embed_dim 16 is not divisible by 3 heads"):
         TransformerEmbedding(100, 16, 12, position="rotary", num_heads=3)
     with pytest.raises(SizeError, match="'axial' is none of: learned"):

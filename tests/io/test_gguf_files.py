@@ -28,6 +28,17 @@ def test_rows_of_every_type_are_those_of_the_package_gguf(dtype) -> None:
         assert again.shape == stored.shape
 
 
+@pytest.mark.parametrize("shape", [(2, 3), (2, 1, 3), (6,)])
+@pytest.mark.parametrize("dtype", ["Q4_K", "F16"])
+def test_tensors_of_any_number_of_dimensions_are_read(tmp_path, dtype, shape) -> None:
+    stored = blocks(dtype, 6)
+    path = write_file(tmp_path / "a.gguf", tensors={"experts": stored.reshape(*shape, -1)}, raw_dtype=TYPES[dtype])
+    numbers = (
+        torch.from_numpy(stored).view(torch.float16) if dtype == "F16" else dequantise(torch.from_numpy(stored), dtype)
+    )
+    assert torch.equal(read_gguf(path).read("experts"), numbers.view(*shape, WIDTH))
+
+
 @pytest.mark.parametrize("alignment", [None, 64])
 def test_a_header_is_read_as_by_the_package_gguf_and_a_copy_has_the_same_bytes(tmp_path, alignment) -> None:
     path = write_file(tmp_path / "a.gguf", dtype="Q5_0", head="F16", alignment=alignment)

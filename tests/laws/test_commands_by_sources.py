@@ -18,7 +18,7 @@ REFUSED = {
         "saved table": "is a saved TokenEmbedding, which has no transformer blocks",
         "saved layer": "is a saved TransformerEmbedding, which has no transformer blocks",
         **dict.fromkeys(("GPT-2 folder", "BERT folder"), "is no LLaMA-type checkpoint"),
-        "unknown family": "model_type 'brand_new' is not known (nearest known: ",
+        "unknown family": "Only the table of SOURCE can be read. SOURCE/config.json: model_type",
         **dict.fromkeys(("word2vec", "GloVe", ".npy"), "is a file of vectors, which has no transformer blocks"),
         "hub name, offline": "Only the embedding layer of SOURCE is read from the hub",
     },

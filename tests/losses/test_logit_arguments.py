@@ -144,6 +144,21 @@ def test_a_temperature_divides_the_logits(form, inputs) -> None:
         (lambda h, y: token_log_probs(h, y, temperature=0.0), el.SizeError, "temperature must be a number above 0"),
         (lambda h, y: token_log_probs(h), el.SizeError, "needs tokens"),
         (lambda h, y: token_log_probs(y, y), el.ShapeError, "Logits are needed.*int64"),
+        (
+            lambda h, y: token_log_probs(h, torch.nn.Linear(D, V), y),
+            el.ShapeError,
+            r"found Linear: pass head = OutputHead\(",
+        ),
+        (
+            lambda h, y: el.losses.check_batch_invariance(torch.nn.Linear(D, V)),
+            el.ShapeError,
+            "found Linear: pass head",
+        ),
+        (
+            lambda h, y: token_log_probs(h, torch.nn.LayerNorm(D), y),
+            el.ShapeError,
+            "found LayerNorm: pass a head or a table",
+        ),
         (lambda h, y: token_log_probs((h,), y), el.ShapeError, r"are \(hidden, weight\) or"),
         (lambda h, y: token_log_probs((h, h), h, y), el.ShapeError, "without another weight"),
         (lambda h, y: token_log_probs(h, el.OutputHead(D, V), y, vocab_size=5), el.SizeError, "has 83 tokens, not"),
@@ -153,3 +168,13 @@ def test_a_temperature_divides_the_logits(form, inputs) -> None:
 def test_what_does_not_apply_is_refused(call, error, message, unchecked) -> None:
     with pytest.raises(error, match=message):
         call(torch.randn(3, D), torch.tensor([0, 1, 2]))
+
+
+def test_a_linear_layer_becomes_a_head_as_the_error_advises(unchecked: None) -> None:
+    hidden, tokens, linear = torch.randn(3, D), torch.tensor([0, 1, 2]), torch.nn.Linear(D, V)
+    with pytest.raises(el.ShapeError, match=r"pass head = OutputHead\(6, 83, bias=True\)") as refused:
+        token_log_probs(hidden, linear, tokens)
+    assert "head.load_state_dict(linear.state_dict())" in str(refused.value)
+    head = el.OutputHead(D, V, bias=True)
+    head.load_state_dict(linear.state_dict())
+    torch.testing.assert_close(token_log_probs(hidden, head, tokens), token_log_probs(linear(hidden), tokens))

@@ -324,7 +324,7 @@ def test_a_target_outside_is_named_also_by_a_compiled_graph(unchecked: None, imp
         ({"hidden": torch.zeros(2, 4, 6)}, ShapeError, r"hidden \(2, 4, 6\) and weight \(23, 5\) do not fit"),
         ({"targets": torch.zeros(8, dtype=torch.long)}, ShapeError, r"of shape \(2, 4\).* not int64 of shape \(8,\)"),
         ({"targets": torch.zeros(2, 4)}, ShapeError, "must be int64 or int32"),
-        ({"hidden": torch.zeros(2, 4, 5, dtype=torch.float16)}, ShapeError, "float16 and weight torch.float64"),
+        ({"hidden": torch.zeros(2, 4, 5, dtype=torch.float16)}, ShapeError, "float16 and the rows torch.float64"),
         ({"impl": "fast"}, SizeError, "impl must be one of auto, plain, chunked, triton, not 'fast'"),
         ({"reduction": "max"}, SizeError, "reduction must be one of"),
         ({"label_smoothing": 0.1, "mask_padding": True, "padding_idx": 0}, SizeError, "use one"),

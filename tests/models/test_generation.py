@@ -248,7 +248,7 @@ def test_log_probabilities_are_those_of_the_new_tokens_after_the_same_hidden_sta
 def test_a_cached_step_has_the_bits_of_the_pass_over_the_finished_text(sampling, mode, dtype, head_dtype, tied) -> None:
     head = None if tied else OutputHead(24, 50, init_std=1.0, softcap=5.0)
     model, ids, options = small(head=head).to(dtype), torch.randint(1, 50, (3, 4)), SAMPLING[sampling]
-    products = {"batch_invariant": True, "head_dtype": head_dtype}
+    products = {"batch_invariant": True, "head_dtype": None if head_dtype is None else "float32"}
     found, hidden = generated(model, ids, max_new_tokens=9, logprobs_mode=mode, **products, **options)
     tokens, logits = found.ids[:, 4:], model.head.uncomputed_logits(hidden, **products).logits()
     steps = [model.head.uncomputed_logits(hidden[:, step], **products).logits() for step in range(9)]

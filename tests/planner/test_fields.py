@@ -5,7 +5,10 @@ import warnings
 from dataclasses import asdict, replace
 
 import pytest
+import torch
 from covering import some
+from stored_folders import write_folder
+from stored_formats import mlx_case, weights
 from tiny_models import SAMPLE
 
 import embedlayer as el
@@ -59,6 +62,35 @@ def test_a_configuration_gives_the_plan_of_the_published_model(config, expected,
 def test_a_configuration_that_is_not_planned_says_why(config, words):
     with pytest.raises(CheckpointError, match=words):
         plan(config)
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        ({"bits": 4, "group_size": 64}, {}),
+        ({"bits": 6, "group_size": 32}, {}),
+        ({"bits": 4, "group_size": 16, "mode": "nvfp4"}, {}),
+        ({"bits": 8, "group_size": 64}, {"bits": 4, "group_size": 32, "model.embed_tokens": {"bits": 8}}),
+        (None, {"bits": 4, "group_size": 64, "lm_head": False}),
+    ],
+)
+def test_the_configuration_of_a_model_of_mlx_tells_the_bytes_of_its_rows(tmp_path, options, settings) -> None:
+    case = mlx_case(weights(384), "bfloat16", **(options or {"bits": 4, "group_size": 64}))
+    head = torch.randn(case.rows.shape).bfloat16() if options is None else None
+    if "model.embed_tokens" in settings:
+        settings = {**settings, "group_size": 64, "model.embed_tokens": options}
+    write_folder(tmp_path, case._replace(settings={**(options or {}), **settings}), head)
+    config, layer = json.loads((tmp_path / "config.json").read_text()), el.load(tmp_path)
+    planned = plan({**config, "dtype": "bfloat16"})
+    assert planned.table_bytes == layer.table.nbytes
+    assert planned.head_bytes == (0 if head is None else head.nbytes)
+    assert not planned.trained
+
+
+def test_a_configuration_of_another_library_does_not_tell_how_the_ends_are_stored() -> None:
+    config = {**QWEN3, "dtype": "bfloat16", "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    with pytest.warns(el.EmbedLayerWarning, match=r"\(gptq\), which does not tell .* counted in bf16"):
+        assert plan(config).table_bytes == 151936 * 1024 * 2
 
 
 ALL_TYPES = [(kind, name) for kind, names in SAMPLE.items() for name in names if name != "electra"]  # wider than D

@@ -341,6 +341,7 @@ def test_a_bad_id_is_an_error_that_names_it() -> None:
     ("make", "message"),
     [
         (lambda: QuantizedEmbedding(9, 16, 3), "bits must be 8 or 4, not 3"),
+        (lambda: QuantizedEmbedding(9, 16, layout="q8_0"), r"layout must be one of .*GGUFBlocks\(\).*, not 'q8_0'"),
         (lambda: QuantizedEmbedding(9, 16, 4, group_size=5), "and even, two codes to a byte, not 5"),
         (lambda: QuantizedEmbedding(9, 16, group_size=17), "from 1 to embed_dim 16, not 17"),
         (lambda: QuantizedEmbedding(9, 16, dtype=torch.int8), "dtype must be one of float32"),

@@ -138,6 +138,13 @@ def with_defaults(family: Family, config: JsonObject) -> JsonObject:
     return {**defaults, **aliases, **config}
 
 
+def stated_dtype(config: JsonObject) -> str:
+    """Return the name of the dtype that a configuration states, such as `"bfloat16"`; `""` for none."""
+    parts = (config.get("text_config"), config)
+    dtypes = [part.get(key) for part in parts if isinstance(part, dict) for key in ("dtype", "torch_dtype")]
+    return str(next((dtype for dtype in dtypes if dtype is not None), "")).removeprefix("torch.")
+
+
 def is_tied(spec: HeadSpec, config: Mapping[str, Any]) -> bool:
     """Return whether the LM head is tied to the token table.
 

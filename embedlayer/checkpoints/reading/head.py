@@ -10,7 +10,7 @@ from embedlayer.checkpoints.reading.inputs import read_linear, read_norm, weight
 from embedlayer.checkpoints.reading.model import CheckpointModel
 from embedlayer.checkpoints.reading.table import packed_table
 from embedlayer.checkpoints.reading.tensors import is_in_block
-from embedlayer.checkpoints.refusals import quantised_error
+from embedlayer.checkpoints.refusals import combined_error
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families import HEAD_CLASSES
 from embedlayer.families.records import AddedColumns, CountedRows, HeadSpec, LinearSpec, Names, Presence, WideRows
@@ -179,9 +179,10 @@ def _untied_rows(model: CheckpointModel, spec: HeadSpec, key: str) -> Tensor | N
         if columns and 0 not in tensors.checkpoint.info(columns[0]).shape:
             if not names and not tied:
                 return None
+            parts = copies[0] if tied else names[0], columns[0]
+            if any(tensors.checkpoint.stored(each) is not None for each in parts):
+                raise combined_error(tensors.checkpoint, "head", *parts)
             rows = tensors.by_key[tied_to] if tied else tensors.read(key, names[0])
-            if rows.is_meta:
-                raise quantised_error(tensors.checkpoint, "head", columns[0], copies or names)
             more = tensors.read(key, columns[0]).T  # `(columns, V)`
             tensors.by_key[key] = torch.cat([rows, more.to(rows.dtype)], dim=1)
             del tensors.names[key]

@@ -9,7 +9,7 @@ from torch import nn
 from embedlayer.checkpoints.reading.configuration import MOST_POSITIONS
 from embedlayer.checkpoints.reading.model import CheckpointModel
 from embedlayer.checkpoints.reading.positions import StackPositions, read_positions
-from embedlayer.checkpoints.reading.table import check_rows, padding_row, read_second_table
+from embedlayer.checkpoints.reading.table import check_rows, read_second_table, table_with_scale
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families import CONFIG_KEYS, stated_size
 from embedlayer.families.final_norms import FINAL_NORMS, WINDOW_IN_ALL_BLOCKS
@@ -38,9 +38,7 @@ from embedlayer.inputs.parts import (
     TypeTables,
 )
 from embedlayer.io.json_fields import as_whole_number
-from embedlayer.io.safetensors_files import DTYPES
 from embedlayer.positions.rotary.blocks import layer_types
-from embedlayer.saving import FLOATS
 from embedlayer.tables.dense import TokenEmbedding
 
 TYPE_KEYS = ("type_vocab_size",)
@@ -299,30 +297,31 @@ def read_decoder_input(
 def read_per_layer(model: CheckpointModel, spec: PerLayerSpec, width: int) -> PerLayerInputs | None:
     """Read the table of per-layer inputs with its projection and norm.
 
-    The result is `None` for a checkpoint that lacks one of the tensors or stores one in quantised form, and for a
-    configuration in which their width is 0.
+    Stored rows of the table stay stored rows, and those of the projection are dequantised. The result is `None` for a
+    checkpoint that lacks one of the tensors, and for a configuration in which their width is 0.
 
     Raises:
-        CheckpointError: A tensor has another shape than the others or the configuration say.
+        CheckpointError: A tensor has another shape than the others or the configuration say, or is quantised in a way
+            that is not read.
     """
     config, tensors, checkpoint = model.config, model.tensors, model.tensors.checkpoint
     names = [next(iter(checkpoint.find(name)), None) for name in spec.names]
-    if config.get(spec.width) == 0 or any(
-        name is None or DTYPES.get(tensors.info(name).dtype) not in FLOATS for name in names
-    ):
+    if config.get(spec.width) == 0:
+        return None
+    if None in names:
+        tensors.refuse_quantised("per-layer inputs", spec.names)
         return None
     norm = tensors.require("per_layer.norm.weight", (spec.norm,), "norm of the per-layer inputs", (None,))
     layer_width = norm.shape[0]
-    layers = config.whole("num_hidden_layers", default=checkpoint.info(str(names[0])).shape[-1] // layer_width)
+    layers = config.whole("num_hidden_layers", default=tensors.info(str(names[0])).shape[-1] // layer_width)
     own_width = config.get(spec.width, layer_width)
     table, projection = "table of the per-layer inputs", "projection of the per-layer inputs"
     columns = layers * (own_width if type(own_width) is int else layer_width)
     rows = tensors.require("per_layer.table.weight", (spec.table,), table, (None, columns))
     check_rows(model, "per_layer.table.weight", (spec.rows,))
     tensors.require("per_layer.projection.weight", (spec.projection,), projection, (columns, width))
-    pad, scale = padding_row(model, rows, "per_layer.table.weight"), layer_width**0.5
     return PerLayerInputs(
-        TokenEmbedding(rows.shape[0], columns, pad, scale=scale, round_scale=True, dtype=rows.dtype),
+        table_with_scale(model, rows, "per_layer.table.weight", layer_width**0.5, round_scale=True),
         width,
         layers,
         eps=config.number("rms_norm_eps", 1e-6),

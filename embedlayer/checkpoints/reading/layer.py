@@ -35,6 +35,8 @@ from embedlayer.checkpoints.reading.table import (
 from embedlayer.checkpoints.reading.tensors import LoadedTensor
 from embedlayer.core.computed_buffers import recompute_all_buffers
 from embedlayer.core.errors import CheckpointError, SizeError
+from embedlayer.families.records import FoldedRows, PerLayerSpec
+from embedlayer.injections.per_layer import PerLayerInputs
 from embedlayer.saving import assign
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -130,7 +132,7 @@ def read_layer_arguments(model: CheckpointModel, *, per_layer: bool = True, fina
         "streams": read_streams(model, width),
         "token_dropout": token_dropout(model) if "token_dropout" in recipe else None,
         "decoder": decoder,
-        "per_layer": read_per_layer(model, family.per_layer, width) if per_layer and family.per_layer else None,
+        "per_layer": _per_layer(model, family.per_layer, width) if per_layer and family.per_layer else None,
         "final_norm": read_final_norm(model, width) if final_norm else None,
         **attention_windows(model),
         "other_positions": others,
@@ -139,6 +141,14 @@ def read_layer_arguments(model: CheckpointModel, *, per_layer: bool = True, fina
         "tensor_names": tensors.state_names,
         "is_part": any(other_tables(model)),
     }
+
+
+def _per_layer(model: CheckpointModel, spec: PerLayerSpec, width: int) -> PerLayerInputs | None:
+    """Return what `read_per_layer` does, with an error that says how to leave the per-layer inputs out."""
+    try:
+        return read_per_layer(model, spec, width)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} To leave the per-layer inputs out: load(..., per_layer=False).") from error
 
 
 def _table_alone(model: CheckpointModel, rows: torch.Tensor) -> dict[str, Any]:
@@ -179,9 +189,15 @@ def build_with_tensors(model: CheckpointModel, make: Callable[[], Model]) -> Mod
 
 
 def finds_table(checkpoint: Checkpoint) -> bool:
-    """Return whether `load(..., table_only=True)` finds the token table of a checkpoint, judged by names and shapes."""
+    """Return whether `load(..., table_only=True)` reads the token table of a checkpoint.
+
+    Names and shapes tell it for a table of plain numbers; others are read, stored rows with all their scales.
+    """
     try:
-        find_table(checkpoint_model(checkpoint, None, "cpu", table_only=True))
+        model = checkpoint_model(checkpoint, None, "cpu", table_only=True)
+        name = find_table(model)[0]
+        if checkpoint.stored(name) is not None or isinstance(model.family.rows, FoldedRows):
+            read_rows(model)
     except CheckpointError:
         return False
     return True

@@ -9,7 +9,7 @@ from torch import Tensor
 from embedlayer.checkpoints.reading.configuration import factor_value, is_tied
 from embedlayer.checkpoints.reading.model import CheckpointModel
 from embedlayer.checkpoints.reading.tensors import CheckpointTensors, is_in_block
-from embedlayer.checkpoints.refusals import NAMED, quantised_error, table_advice, table_names
+from embedlayer.checkpoints.refusals import NAMED, combined_error, table_advice, table_names
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families import UNKNOWN
 from embedlayer.families.records import FoldedRows, Names, OtherTable
@@ -49,14 +49,20 @@ def new_table(model: CheckpointModel, rows: Tensor, *, key: str = "table.weight"
     the table of their format, and its tensors are added to `model.tensors`.
     """
     factor = model.family.scale if is_scaled else None
-    padding_idx = padding_row(model, rows, key)
     with model.config.naming_file():
         scale = None if factor is None else factor_value(factor, model.config.content, rows.shape[1])
-    round_scale = factor is not None and factor.rounding == "rows"
-    options: dict[str, Any] = {"padding_idx": padding_idx, "round_scale": round_scale, "scale": scale}
+    return table_with_scale(model, rows, key, scale, round_scale=factor is not None and factor.rounding == "rows")
+
+
+def table_with_scale(
+    model: CheckpointModel, rows: Tensor, key: str, scale: float | None, *, round_scale: bool
+) -> PackedRows | TokenEmbedding:
+    """Return what `new_table` does, with a factor; `round_scale` says whether the model rounds it."""
+    options: dict[str, Any] = {"padding_idx": padding_row(model, rows, key), "scale": scale}
     if key in model.tensors.stored:
+        options["round_scale"] = round_scale and model.tensors.stored[key].format.rounds_factor
         return packed_table(model, key, key.removesuffix(".weight"), rows.dtype, **options)
-    return TokenEmbedding(*rows.shape, dtype=rows.dtype, **options)
+    return TokenEmbedding(*rows.shape, dtype=rows.dtype, round_scale=round_scale, **options)
 
 
 def packed_table(
@@ -197,8 +203,7 @@ def _fold(tensors: CheckpointTensors, spec: FoldedRows, rows: Tensor) -> Tensor:
     checkpoint, device = tensors.checkpoint, tensors.device
     mapping, weights = (checkpoint.find(name) for name in (spec.mapping, spec.weights))
     if (mapping or weights) and "table.weight" in tensors.stored:
-        name = tensors.names["table.weight"][0]
-        raise quantised_error(checkpoint, "table", name, ())
+        raise combined_error(checkpoint, "table", tensors.names["table.weight"][0], *mapping, *weights)
     if mapping or weights:
         tensors.names.clear()
     if mapping:
@@ -288,8 +293,12 @@ def other_tables(model: CheckpointModel) -> Iterator[str]:
     if spec is not None and "per_layer.table.weight" not in model.tensors.names:
         tables.append(OtherTable(spec.table, "each block reads its own columns of these rows"))
     for table in tables:
-        for name in sorted(model.tensors.checkpoint.find(table.name), key=is_in_block):
-            yield f"{name}, {model.tensors.sizes(name)}, is not read: {table.use}."
+        try:
+            names = sorted(model.tensors.checkpoint.find(table.name), key=is_in_block)
+            sized = [f"{name}, {model.tensors.sizes(name)}" for name in names]
+        except CheckpointError:
+            sized = [f"{table.name}, quantised"]
+        yield from (f"{each}, is not read: {table.use}." for each in sized)
 
 
 def unread_copies(model: CheckpointModel) -> Iterator[str]:

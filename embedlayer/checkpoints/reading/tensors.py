@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
+from embedlayer.checkpoints.reading.configuration import stated_dtype
 from embedlayer.checkpoints.refusals import quantised_error, quantised_parts
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families.records import Names
@@ -16,8 +17,11 @@ from embedlayer.saving import FLOATS
 
 ROWS_AT_ONCE = 8192
 
-ENDS = ("table.weight", "decoder.table.weight", "head.weight", "head.output.weight")
+ENDS = ("table.weight", "decoder.table.weight", "per_layer.table.weight", "head.weight", "head.output.weight")
 """Keys of tensors that may be stored rows: those of tables and of untied heads."""
+
+DEQUANTISED = ("per_layer.projection.weight",)
+"""Keys of tensors that may be stored rows in the checkpoint, and are numbers in the layer."""
 
 
 @dataclass(frozen=True)
@@ -139,8 +143,12 @@ class CheckpointTensors:
             FileError: Its file cannot be read.
         """
         self.refuse_quantised(key, (name,), name)
-        if key in ENDS and self.checkpoint.stored(name) is not None:
+        if key in (*ENDS, *DEQUANTISED) and self.checkpoint.stored(name) is not None:
             tensor = self._read_stored(key, name)
+            if key in DEQUANTISED:  # it cannot be written back, so it has no names
+                with torch.device("cpu"):  # layers are built on the meta device
+                    self.by_key[key] = self.stored.pop(key).dequantise(tensor.dtype).to(self.device)
+                return self.by_key[key]
         else:
             info = self.checkpoint.info(name)
             tensor = self.checkpoint.read(name, dtype=self.dtype, device=self.device)
@@ -156,7 +164,10 @@ class CheckpointTensors:
         for rest, full_name in self.checkpoint.module_tensors(name).items():
             info = self.checkpoint.info(full_name)
             self.read_tensors.append(LoadedTensor(f"{module}.{rest}", full_name, info.shape, info.dtype, info.nbytes))
-        return torch.empty(rows.shape, dtype=self.dtype or rows.format.dtype, device="meta")
+        own = rows.format.dtype
+        if rows.format.is_of_model:
+            own = next((each for each in FLOATS if str(each) == f"torch.{stated_dtype(self.checkpoint.config)}"), own)
+        return torch.empty(rows.shape, dtype=self.dtype or own, device="meta")
 
     def use_stored(self, key: str, module: str, parts: Mapping[str, str]) -> None:
         """Assign the stored rows `stored[key]` to a table: its tensors become entries of `by_key`.
@@ -187,7 +198,7 @@ class CheckpointTensors:
                 f"{self.checkpoint.name} is of family {self.family_name} but has no {what}: no tensor is called "
                 f"{' or '.join(names)}. {self.remedy}"
             )
-        info = self.checkpoint.info(name)
+        info = self.info(name)
         if len(info.shape) != len(shape) or any(
             expected not in (None, size) for expected, size in zip(shape, info.shape, strict=True)
         ):
@@ -205,7 +216,7 @@ class CheckpointTensors:
         would be read; empty if no tensor has one of `names`. A tensor of integers without scales is accepted if the
         caller requested a dtype and the configuration states no quantisation.
         """
-        if key in ENDS and stored_name and self.checkpoint.stored(stored_name) is not None:
+        if key in (*ENDS, *DEQUANTISED) and stored_name and self.checkpoint.stored(stored_name) is not None:
             return
         what = key.partition(".")[0]
         parts = quantised_parts(self.checkpoint, names)
