@@ -46,7 +46,7 @@ from embedlayer.vocab import (
     find_snippets,
     train_fasttext,
 )
-from embedlayer.vocab.tokenizer_match import spell_new_tokens
+from embedlayer.vocab.init.row_init import spell_new_tokens
 
 LENGTH = 128
 Objective = tuple[float, float]

@@ -18,6 +18,7 @@ from embedlayer.core.errors import EmbedLayerError, EmbedLayerWarning, SizeError
 from embedlayer.core.option_docs import show_options, unknown_option
 from embedlayer.tokenization.bytes import Token
 from embedlayer.tokenization.ids import table_size
+from embedlayer.tokenization.match import match_tokenizers
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer
 from embedlayer.vocab.edit import EditRequest, TokenMap
 from embedlayer.vocab.init.row_init import RowInit, SubwordMeanInit
@@ -32,7 +33,6 @@ from embedlayer.vocab.targets.live import apply_to_module
 from embedlayer.vocab.token_selection import NumberedTokens, require_ids, select_tokens
 from embedlayer.vocab.token_usage import Corpus, used_tokens
 from embedlayer.vocab.tokenizer_edit import edit_tokenizer
-from embedlayer.vocab.tokenizer_match import match_tokenizers
 
 Target = nn.Module | Path | str
 """A live module, or a folder or GGUF file."""

@@ -10,9 +10,9 @@ from torch import Tensor
 from embedlayer.core.errors import ShapeError, SizeError, TextError, VocabularyError, require
 from embedlayer.tables.table import TokenTable
 from embedlayer.tokenization.bytes import TokenBytes
+from embedlayer.tokenization.match import match_tokenizers
 from embedlayer.tokenization.tokenizer_calls import encode_batch
 from embedlayer.vocab.init.old_rows import OldRows, WeightRows
-from embedlayer.vocab.tokenizer_match import match_tokenizers
 
 
 @dataclass(frozen=True, eq=False)
