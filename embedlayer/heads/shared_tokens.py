@@ -44,8 +44,8 @@ class DraftMap:
     Example:
         >>> draft, target = train_tokenizer((), kind="byte"), train_tokenizer("I love dogs", vocab_size=260)
         >>> shared = DraftMap.between(draft, target)
-        >>> len(shared.draft_ids), shared.to_target(torch.tensor([97, 256])).tolist()
-        (257, [65, 256])
+        >>> len(shared.draft_ids), shared.to_target(torch.tensor([97, 256])).tolist()  # a, and the end of a text
+        (257, [65, 0])
     """
 
     __repr__ = short_repr

@@ -185,8 +185,7 @@ class MeanInit(RowInit):
         dead: IDs of old rows that are not read; see `RowInit`.
 
     Example:
-        >>> from embedlayer.tokenization.bytes import TokenBytes
-    from embedlayer.vocab.init.old_rows import WeightRows
+        >>> from embedlayer.vocab.init.old_rows import WeightRows
         >>> old = WeightRows(torch.tensor([[1.0, 3.0], [3.0, 5.0], [0.0, 0.0]]))
         >>> MeanInit().rows(old, [NewToken("new")]).values
         tensor([[2., 4.]])
@@ -239,8 +238,7 @@ class SubwordMeanInit(RowInit):
         dead: IDs of old rows that are not read; see `RowInit`.
 
     Example:
-        >>> from embedlayer.tokenization.bytes import TokenBytes
-    from embedlayer.vocab.init.old_rows import WeightRows
+        >>> from embedlayer.vocab.init.old_rows import WeightRows
         >>> old = WeightRows(torch.tensor([[1.0, 3.0], [3.0, 5.0], [9.0, 9.0]]))
         >>> new = SubwordMeanInit().rows(old, [NewToken("ab", old_ids=(0, 1))])
         >>> new.values, str(new.origins[0])
