@@ -24,6 +24,7 @@ from embedlayer.losses.finishing import finish
 from embedlayer.losses.fixed_row import linear_with_fixed_row
 from embedlayer.losses.linear import cross_entropy_of
 from embedlayer.losses.logit_arguments import resolve_logits
+from embedlayer.losses.next_bytes import NextBytes, check_next_bytes
 from embedlayer.losses.options import (
     Impl,
     LogitOptions,
@@ -281,6 +282,7 @@ class DraftHead(ComputedBuffers):
         *,
         statistics: tuple[Statistic, ...] = ("log_probs", "entropy"),
         top_k: int = 0,
+        next_bytes: NextBytes | None = None,
         **options: Unpack[ScoreOptions],
     ) -> TokenStatistics:
         """Return statistics of `softmax(draft_head(hidden))`, all from one pass; see `TokenStatistics`.
@@ -294,6 +296,7 @@ class DraftHead(ComputedBuffers):
                 all positions.
             statistics: Names of the fields of `TokenStatistics` to compute.
             top_k: K of `top_logits` and `top_ids`, at most N; 0 for neither.
+            next_bytes: Events of the tokens, `NextBytes.of(tokenizer)`; `None` for no statistic of them.
             **options: See `ScoreOptions`, and `loss`.
 
         Raises:
@@ -308,9 +311,15 @@ class DraftHead(ComputedBuffers):
         if tokens is not None:
             drafts, missing = self._draft_targets(tokens, options.get("ignore_index", _IGNORED))
             drafts = drafts.masked_fill(missing, 0)
+        check_next_bytes(next_bytes, self.vocab_size)
         logits, loss = self._described(hidden, options)
         results = token_statistics_of(
-            logits, drafts, loss._replace(ignore_index=_IGNORED), statistics=statistics, top_k=top_k
+            logits,
+            drafts,
+            loss._replace(ignore_index=_IGNORED),
+            statistics=statistics,
+            top_k=top_k,
+            next_bytes=None if next_bytes is None else next_bytes.selected(self.name_tensor),
         )
         if results.top_ids is not None:
             ids = self.to_tokens(results.top_ids.clamp(min=0))
