@@ -5,22 +5,29 @@ from pathlib import Path
 from typing import Self
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.core.errors import CheckpointError, TokenIdError, TokenizerError
+from embedlayer.core.errors import CheckpointError, ShapeError, SizeError, TokenIdError, TokenizerError
 from embedlayer.core.short_repr import short_repr
 from embedlayer.heads.draft import DraftHead
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.prediction import PredictionHead
 from embedlayer.io.safetensors_files import load_tensors, save_tensors
+from embedlayer.losses.definition import reduce_losses
+from embedlayer.losses.differentiable_totals import compute_totals
+from embedlayer.losses.divergence_kinds import TEACHER, ForwardKL, ReverseKL
+from embedlayer.losses.objective import Request
+from embedlayer.losses.options import LossOptions, LossSettings, Reduction, check_options
+from embedlayer.losses.statistics import Statistic
 from embedlayer.tables.table import TokenTable
 from embedlayer.tokenization.bytes import TokenBytes
 from embedlayer.tokenization.ids import end_of_text_id, table_size, unknown_id
 from embedlayer.tokenization.match import common_tokens
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, fingerprint
 
+Head = OutputHead | PredictionHead | TokenTable
 _NONE = -1
 
 
@@ -108,7 +115,7 @@ class DraftMap:
         """Return the share of the draft's token IDs of a text that are tokens of the target; of no IDs it is 0."""
         return float((self.to_target(ids) != _NONE).double().mean()) if ids.numel() else 0.0
 
-    def draft_head(self, head: OutputHead | PredictionHead | TokenTable) -> DraftHead:
+    def draft_head(self, head: Head) -> DraftHead:
         """Return the shared tokens of a head of the target, whose arguments and results are the draft's token IDs.
 
         Its draft ID i is the pair i, as that of `DraftHead(student_head, map.draft_ids)` is, so that `divergence` of
@@ -119,6 +126,63 @@ class DraftMap:
             SizeError: `head` is no head; see `DraftHead`.
         """
         return DraftHead(head, self.target_ids, names=self.draft_ids, vocab_size=self.draft_size)
+
+    def divergence(
+        self,
+        student: tuple[Float[Tensor, "*batch D"], Head],
+        teacher: tuple[Float[Tensor, "*batch E"], Head],
+        kind: ForwardKL | ReverseKL | None = None,
+        *,
+        reduction: Reduction = "mean",
+    ) -> Float[Tensor, "*result"]:
+        """Compute the divergence over the shared tokens and one event for all others, in nats, without all logits.
+
+        With p of the teacher, q of the student and S the shared tokens, `ForwardKL` is
+        `sum over S of p (log p - log q) + p_rest (log p_rest - log q_rest)`, where `p_rest` is the probability of all
+        other tokens. The student has the draft's tokenizer, and the teacher, which is a constant, the target's. Each
+        row of both heads is read once.
+
+        Args:
+            student: Hidden states and the head or table of the model that is trained. Pass those at positions of a text
+                at which both tokenizers have the end of a token, and a token for a token follows (`TokenAlignment`).
+            teacher: The same of the teacher, at the same positions.
+            kind: `ForwardKL()`, the default, or `ReverseKL()`.
+            reduction: `"mean"`, `"sum"` or `"none"`.
+
+        Returns:
+            A scalar, or `(...)` with `reduction="none"`.
+
+        Raises:
+            SizeError: `kind` or `reduction` is another one, or one of the heads has no other tokens.
+            ShapeError: There is not one hidden state of each for every position, or they do not fit the rows.
+            TokenIdError: A head has fewer rows than its tokenizer has IDs.
+        """
+        kind = ForwardKL() if kind is None else kind
+        if not isinstance(kind, ForwardKL | ReverseKL):
+            raise SizeError(f"The divergence of shared tokens is that of ForwardKL() or ReverseKL(), not of {kind!r}.")
+        check_options({}, LossOptions, "DraftMap.divergence", reduction=reduction)
+        (hidden, head), (teacher_hidden, teacher_head) = student, teacher
+        if (shape := hidden.shape[:-1]) != teacher_hidden.shape[:-1]:
+            raise ShapeError(
+                f"The hidden states of the student are {tuple(hidden.shape)} and those of the teacher "
+                f"{tuple(teacher_hidden.shape)}: pass one of each for every position."
+            )
+        with torch.no_grad():
+            of_teacher = self.draft_head(teacher_head).uncomputed_logits(teacher_hidden)
+            others_t = _others(teacher_head, self.target_ids).token_statistics(teacher_hidden, statistics=_LOGSUMEXP)
+        of_student = DraftHead(head, self.draft_ids).uncomputed_logits(hidden)
+        others_s = _others(head, self.draft_ids).token_statistics(hidden, statistics=_LOGSUMEXP)
+        totals = compute_totals(of_student, Request(kind, of_teacher))
+        shared_s, shared_t = (totals[f"top{each}"] + totals[f"log_sum{each}"] for each in ("", TEACHER))
+        rest_s, rest_t = (each.logsumexp.reshape(-1) for each in (others_s, others_t))  # type: ignore[union-attr]
+        all_s, all_t = torch.logaddexp(shared_s, rest_s), torch.logaddexp(shared_t, rest_t)
+        if isinstance(kind, ForwardKL):
+            shared, shift, log_p, log_q = shared_t - all_t, all_s - all_t, rest_t - all_t, rest_s - all_s
+        else:
+            shared, shift, log_p, log_q = shared_s - all_s, all_t - all_s, rest_s - all_s, rest_t - all_t
+        losses = shared.exp() * (totals["mean"] + shift) + log_p.exp() * (log_p - log_q)
+        kept = torch.ones(shape, dtype=torch.bool, device=hidden.device)
+        return reduce_losses(losses.view(shape), kept, LossSettings(reduction=reduction))
 
     def save(self, path: Path | str) -> None:
         """Write the pairs as a safetensors file, atomically, with sizes and digests of both tokenizers.
@@ -156,7 +220,22 @@ class DraftMap:
         return cls(draft_ids, target_ids, sizes[0], sizes[1], values["draft_digest"], values["target_digest"])
 
 
+_LOGSUMEXP: tuple[Statistic, ...] = ("logsumexp",)
 _METADATA = ("draft_size", "target_size", "draft_digest", "target_digest")
+
+
+def _others(head: Head, token_ids: Tensor) -> DraftHead:
+    """Return the draft head over all tokens of a head but some.
+
+    Raises:
+        SizeError: There are no others.
+        TokenIdError: The head has fewer rows than the tokens need.
+    """
+    size = DraftHead(head, token_ids).vocab_size
+    others = torch.ones(size, dtype=torch.bool).index_fill(0, token_ids, False).nonzero().flatten()
+    if not len(others):
+        raise SizeError(f"All {size} tokens of a head are shared, so there is no event for the rest: use divergence.")
+    return DraftHead(head, others)
 
 
 def _mapped(ids: Tensor, sources: Tensor, results: Tensor, size: int) -> Tensor:

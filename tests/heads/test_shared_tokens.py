@@ -10,9 +10,9 @@ from tokenizer_kinds import BUILDERS, tokenizer_of
 from tokenizers import Tokenizer
 
 import embedlayer as el
-from embedlayer.core.errors import CheckpointError, SizeError, TokenIdError, TokenizerError
+from embedlayer.core.errors import CheckpointError, ShapeError, SizeError, TokenIdError, TokenizerError
 from embedlayer.heads import DraftHead, DraftMap
-from embedlayer.losses import divergence
+from embedlayer.losses import ForwardKL, JensenShannon, ReverseKL, divergence
 from embedlayer.tokenization import load_tokenizer, match_tokenizers, table_size
 from embedlayer.tokenization.bytes import TokenBytes
 from embedlayer.tokenization.ids import end_of_text_id, unknown_id
@@ -163,3 +163,48 @@ def test_names_that_do_not_fit_are_refused() -> None:
             DraftHead(head, [4, 5, 6], names=names, vocab_size=size)
     with pytest.raises(TokenIdError, match="token id 5"):
         DraftHead(head, [4, 5, 6], names=[1, 2, 5], vocab_size=5)
+
+
+@pytest.mark.parametrize("kind", [ForwardKL(), ReverseKL()], ids=repr)
+@pytest.mark.parametrize("teacher_kind", ["dense", "int8", "tied"])
+def test_the_divergence_has_one_event_for_all_other_tokens(kind, teacher_kind) -> None:
+    draft, target = tokenizer_of("byte-level BPE"), tokenizer_of("SentencePiece BPE with byte fallback")
+    shared, size = DraftMap.between(draft, target), table_size(target)
+    dtype = torch.float32 if teacher_kind == "int8" else torch.float64
+    table = el.TokenEmbedding(size, 16, dtype=dtype, init_std=1.0)
+    teacher: el.OutputHead | el.TokenTable = el.OutputHead(table)
+    if teacher_kind == "int8":
+        teacher = el.QuantizedEmbedding.from_table(table)
+    head = el.OutputHead(8, shared.draft_size, bias=True, dtype=dtype)
+    hidden, teacher_hidden = torch.randn(2, 5, 8, dtype=dtype, requires_grad=True), torch.randn(2, 5, 16, dtype=dtype)
+
+    def events(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        log_probs = logits.log_softmax(-1)
+        others = torch.ones(logits.shape[-1], dtype=torch.bool).index_fill(0, ids, False)
+        return torch.cat([log_probs[..., ids], log_probs[..., others].logsumexp(-1, keepdim=True)], -1)
+
+    logits = teacher.logits(teacher_hidden) if isinstance(teacher, el.TokenTable) else teacher(teacher_hidden)
+    expected = kind.of_log_probs(events(head(hidden), shared.draft_ids), events(logits, shared.target_ids).detach())
+    found = shared.divergence((hidden, head), (teacher_hidden, teacher), kind, reduction="none")
+    tolerance = 1e-4 if teacher_kind == "int8" else 1e-10
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+    parts = [hidden, *head.parameters()]
+    grads, wanted = (torch.autograd.grad(each.mean(), parts, retain_graph=True) for each in (found, expected))
+    for grad, want in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(grad, want, rtol=0, atol=tolerance)
+    torch.testing.assert_close(shared.divergence((hidden, head), (teacher_hidden, teacher), kind), found.mean())
+
+
+def test_a_divergence_that_is_not_defined_is_refused(unchecked) -> None:
+    draft, target = tokenizer_of("bytes"), tokenizer_of("byte-level BPE")
+    shared, hidden = DraftMap.between(draft, target), torch.randn(3, 8)
+    small, large = el.OutputHead(8, 257), el.OutputHead(8, shared.target_size)
+    with pytest.raises(SizeError, match="All 257 tokens of a head are shared"):
+        shared.divergence((hidden, small), (hidden, large))
+    spare = el.OutputHead(8, 300)
+    with pytest.raises(SizeError, match=r"not of JensenShannon"):
+        shared.divergence((hidden, spare), (hidden, large), JensenShannon())
+    with pytest.raises(ShapeError, match="one of each"):
+        shared.divergence((hidden, spare), (hidden[:2], large))
+    with pytest.raises(TokenIdError, match="outside the full vocabulary of 200 tokens"):
+        shared.divergence((hidden, el.OutputHead(8, 200)), (hidden, large))
