@@ -1,5 +1,5 @@
 from .ids import table_size as table_size
-from .match import match_tokenizers as match_tokenizers
+from .tokenizer_match import match_tokenizers as match_tokenizers
 from .read import load_tokenizer as load_tokenizer
 from .read import save_tokenizer as save_tokenizer
 from .token_compression import compressed_tokens as compressed_tokens

@@ -10,7 +10,7 @@ from torch import Tensor
 from embedlayer.core.errors import ShapeError, SizeError, TextError, VocabularyError, require
 from embedlayer.tables.table import TokenTable
 from embedlayer.tokenization.bytes import TokenBytes
-from embedlayer.tokenization.match import match_tokenizers
+from embedlayer.tokenization.tokenizer_match import match_tokenizers
 from embedlayer.tokenization.tokenizer_calls import encode_batch
 from embedlayer.vocab.init.old_rows import OldRows, WeightRows
 

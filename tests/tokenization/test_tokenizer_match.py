@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from embedlayer.tokenization.bytes import TokenBytes
 from embedlayer.tokenization.ids import table_size
-from embedlayer.tokenization.match import match_tokenizers
+from embedlayer.tokenization.tokenizer_match import match_tokenizers
 from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.train import TokenizerKind, train_tokenizer
 from embedlayer.vocab.init.row_init import spell_new_tokens
