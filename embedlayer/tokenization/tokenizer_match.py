@@ -1,10 +1,7 @@
 """Two tokenizers: which tokens of one are the same as tokens of the other."""
 
-from collections.abc import Iterable
-
 from embedlayer.tokenization.bytes import TokenBytes
-from embedlayer.vocab.init.row_init import NewToken
-from embedlayer.vocab.special_tokens import EQUIVALENT, USUAL_NAMES
+from embedlayer.tokenization.ids import EQUIVALENT, USUAL_NAMES
 
 _NAMES_BY_ROLE = tuple(
     names[:1] + USUAL_NAMES.get(EQUIVALENT.get(role, ""), ()) + names[1:]
@@ -85,22 +82,6 @@ def common_tokens(old: object, new: object) -> list[tuple[int, int]]:
         if source not in chosen or rank < chosen[source][0]:
             chosen[source] = rank, token_id
     return sorted(((source, token_id) for source, (_, token_id) in chosen.items()), key=lambda pair: pair[1])
-
-
-def spell_new_tokens(old: object, new: object, ids: Iterable[int]) -> list[NewToken]:
-    """Return tokens of the new tokenizer, each with the IDs with which the old tokenizer encodes its text.
-
-    There is one for each of the new tokenizer's `ids`, in their order. Special tokens get no old IDs.
-
-    Example:
-        >>> text = "I love dogs, I love cats"
-        >>> old, new = train_tokenizer((), kind="byte"), train_tokenizer(text, vocab_size=270)
-        >>> [token] = spell_new_tokens(old, new, [new.token_to_id("Ġlove")])
-        >>> token.text, bytes(token.old_ids)
-        ('Ġlove', b' love')
-    """
-    theirs, ours = TokenBytes(old), TokenBytes(new)
-    return [NewToken(ours.entries[i], () if i in ours.special else theirs.encode(ours.readings(i)[0])) for i in ids]
 
 
 def _equal_names(old: TokenBytes, new: TokenBytes) -> dict[int, int]:
