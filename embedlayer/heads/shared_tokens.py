@@ -24,8 +24,8 @@ from embedlayer.losses.statistics import Statistic
 from embedlayer.tables.table import TokenTable
 from embedlayer.tokenization.bytes import TokenBytes
 from embedlayer.tokenization.ids import end_of_text_id, table_size, unknown_id
-from embedlayer.tokenization.tokenizer_match import common_tokens
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, fingerprint
+from embedlayer.tokenization.tokenizer_match import common_tokens
 
 Head = OutputHead | PredictionHead | TokenTable
 _NONE = -1

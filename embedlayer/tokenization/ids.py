@@ -1,4 +1,4 @@
-"""The IDs of a tokenizer: how many rows they need of a table, and which ones end a text or replace unknown text."""
+"""The IDs of a tokenizer: how many rows they need of a table, and the roles of special tokens, such as end of text."""
 
 import json
 from pathlib import Path
