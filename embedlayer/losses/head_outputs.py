@@ -12,6 +12,7 @@ from embedlayer.core.option_docs import show_options
 from embedlayer.losses.linear import cross_entropy_of
 from embedlayer.losses.logit_arguments import resolve_logits
 from embedlayer.losses.multi_token import MultiTokenLoss, multi_token_inputs, multi_token_loss_of
+from embedlayer.losses.next_bytes import NextBytes
 from embedlayer.losses.options import Impl, LogitOptions, LossOptions, ScoreOptions, check_options
 from embedlayer.losses.statistics import Statistic, TokenStatistics, token_statistics_of
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
@@ -85,6 +86,7 @@ class HeadOutputs:
         *,
         statistics: tuple[Statistic, ...] = ("log_probs", "entropy"),
         top_k: int = 0,
+        next_bytes: NextBytes | None = None,
         **options: Unpack[ScoreOptions],
     ) -> TokenStatistics:
         """Return log-probabilities, entropies and other statistics of the logits, all from one pass.
@@ -94,6 +96,7 @@ class HeadOutputs:
             tokens: Token IDs `(...)`, or `ignore_index` for positions to leave out; `None` for all positions.
             statistics: Names of the fields of `TokenStatistics` to compute.
             top_k: K of `top_logits` and `top_ids`; 0 for neither.
+            next_bytes: Events of the tokens, `NextBytes.of(tokenizer)`; `None` for no statistic of them.
             **options: See `ScoreOptions`.
 
         Raises:
@@ -104,7 +107,7 @@ class HeadOutputs:
         """
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_statistics")
         logits, loss = resolve_logits(hidden, self, options)
-        return token_statistics_of(logits, tokens, loss, statistics=statistics, top_k=top_k)
+        return token_statistics_of(logits, tokens, loss, statistics=statistics, top_k=top_k, next_bytes=next_bytes)
 
     @show_options(LogitOptions, ScoreOptions, LossOptions)
     def multi_token_loss(

@@ -1,6 +1,7 @@
 """Statistics of the logits of one head, from which log-probabilities, entropies and the cross entropy follow."""
 
 from dataclasses import astuple, dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -8,10 +9,11 @@ from torch import Tensor
 
 from embedlayer.core.devices import device_kind
 from embedlayer.kernels.largest import NO_ID
-from embedlayer.kernels.softmax import PART, cross_entropy_of_totals
+from embedlayer.kernels.softmax import PART, cross_entropy_of_totals, sum_dtype
 from embedlayer.losses.compiled_blocks import gradient_of_statistics, statistics_of_blocks, with_largest
 from embedlayer.losses.counted_tokens import CheckedIds
 from embedlayer.losses.largest import GROUP, LEAST_GROUPED, ordered_top_k, top_k
+from embedlayer.losses.next_bytes import NextBytes
 from embedlayer.losses.objective import (
     BlockGradient,
     BlockTerms,
@@ -20,12 +22,14 @@ from embedlayer.losses.objective import (
     Request,
     TokenLoss,
     Totals,
+    finite_top,
     log_probs,
     logsumexp,
     merge_softmax,
     only_part,
     softmax_,
     softmax_totals,
+    stacked,
 )
 from embedlayer.losses.options import LossSettings
 
@@ -45,25 +49,41 @@ class LogitStatistics(Objective):
     | `mean` | sum of p (z - top): the entropy is `log_sum - mean` | `(C,)` |
     | `log_squares` | log of the sum of exp(2 (z - top)): the sum of p² is `exp(log_squares - 2 log_sum)` | `(C,)` |
     | `top_logits`, `top_ids` | the K largest z, largest first, and their IDs | `(K, C)` |
+    | `event_tops` | maximum of the z of each event, without gradient | `(E, C)` |
+    | `event_log_sums` | log of the sum of exp(z - its maximum) of each event | `(E, C)` |
 
-    `top`, `log_sum` and `sums` are always computed, `selected` where IDs are requested, the others on request.
+    `top`, `log_sum` and `sums` are computed unless `only_events`, `selected` where IDs are requested, the others on
+    request.
 
     Args:
         sum: Whether to compute `sum`.
         mean: Whether to compute `mean`.
         squares: Whether to compute `log_squares`.
         top_k: K of `top_logits` and `top_ids`; 0 for none.
+        next_bytes: Event of each token, for `event_tops` and `event_log_sums`; `None` for neither.
+        only_events: Whether to compute nothing else, with `next_bytes`.
     """
 
     has_kernels = True
-    finishes = True
+    constants = Objective.constants | {"event_tops"}
 
-    def __init__(self, *, sum: bool = False, mean: bool = False, squares: bool = False, top_k: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        sum: bool = False,
+        mean: bool = False,
+        squares: bool = False,
+        top_k: int = 0,
+        next_bytes: NextBytes | None = None,
+        only_events: bool = False,
+    ) -> None:
         self.sum = sum
         self.mean = mean
         self.squares = squares
         self.top_k = top_k
-        self.slots = 2 if mean else 1
+        self.next_bytes, self.only_events = next_bytes, only_events
+        self.slots = 3 if next_bytes is not None else 2 if mean else 1
+        self.finishes = next_bytes is None
 
     def work_numbers(self, rows: int) -> int:
         """Return how many numbers of intermediate results exist at once without kernels, per token.
@@ -80,6 +100,8 @@ class LogitStatistics(Objective):
     def terms(self, block: LogitBlock, previous: Totals) -> Totals:
         """Return the statistics over the rows of the block; `selected` is 0 where the ID is another row."""
         z = block.student
+        if self.only_events and self.next_bytes is not None:
+            return self._event_totals(block, self.next_bytes)
         found, exponentials = softmax_totals(block, z)
         if block.ids is not None:
             local, is_inside = block.local_ids(block.ids)
@@ -95,13 +117,34 @@ class LogitStatistics(Objective):
             missing = self.top_k - values.shape[1]  # a block of fewer rows is filled up with IDs that lose every tie
             found["top_logits"] = F.pad(values, (0, missing), value=-torch.inf).T
             found["top_ids"] = F.pad(ids + block.start, (0, missing), value=NO_ID).T
-        return found
+        return found if self.next_bytes is None else found | self._event_totals(block, self.next_bytes)
+
+    def _event_totals(self, block: LogitBlock, next_bytes: NextBytes) -> Totals:
+        """Return the totals of events over the rows of the block; -inf for an event that no row has."""
+        z = block.student
+        rows = self._events_of(block, next_bytes).unsqueeze(1).expand_as(z)
+        tops = z.new_full((next_bytes.num_events, z.shape[1]), -torch.inf).scatter_reduce(0, rows, z.detach(), "amax")
+        powers = block.work.exp(block.work.subtract(z, finite_top(tops)[rows[:, 0]], slot=2))
+        sums = torch.zeros_like(tops).scatter_add(0, rows, powers)
+        is_empty = sums == 0
+        log_sums = sums.masked_fill(is_empty, 1.0).log().masked_fill(is_empty, -torch.inf)
+        return {"event_tops": tops, "event_log_sums": log_sums}
+
+    def _events_of(self, block: LogitBlock, next_bytes: NextBytes) -> Tensor:
+        """Return the event of each row of a block, `(R,)`."""
+        return next_bytes.events[block.start : block.start + len(block.student)].to(block.student.device)
 
     def merge(self, parts: Totals) -> Totals:
         """Combine the statistics of several blocks."""
         only = only_part(parts)
         if only is not None:
             return only
+        events: Totals = {}
+        if self.next_bytes is not None:
+            tops = events["event_tops"] = parts["event_tops"].amax(0)
+            events["event_log_sums"] = (parts["event_log_sums"] + parts["event_tops"] - finite_top(tops)).logsumexp(0)
+        if self.only_events:
+            return events
         found, shares = merge_softmax(parts)
         shifts = parts["top"].where(parts["top"] > -torch.inf, found["top"]) - found["top"]
         for name in ("selected", "sum"):
@@ -115,16 +158,27 @@ class LogitStatistics(Objective):
             values, ids = (parts[name].flatten(0, 1).T for name in ("top_logits", "top_ids"))
             values, ids = ordered_top_k(values, ids, self.top_k)
             found["top_logits"], found["top_ids"] = values.T, ids.T
-        return found
+        return found | events
 
     def compiled_terms(self, ids: Tensor | None, previous: Totals) -> BlockTerms | None:
         """Return a kernel that computes the statistics."""
         names = ["sum"] * self.sum + ["mean"] * self.mean + ["log_squares"] * self.squares
         terms = statistics_of_blocks(ids, names, with_keys=bool(self.top_k))
-        return with_largest(terms, self.top_k) if self.top_k else terms
+        terms = with_largest(terms, self.top_k) if self.top_k else terms
+        return terms if self.next_bytes is None else partial(self._with_events, terms, self.next_bytes)
+
+    def _with_events(self, terms: BlockTerms, next_bytes: NextBytes, block: LogitBlock) -> Totals | None:
+        """Return the totals that a kernel computes of a block, with those of events."""
+        found = {} if self.only_events else terms(block)
+        if found is None:
+            return None
+        finished = block.finished(sum_dtype(block.student))
+        return found | stacked([self._event_totals(finished, next_bytes)])
 
     def compiled_dlogits(self, ids: Tensor | None, totals: Totals, grads: Totals) -> BlockGradient | None:
-        """Return a kernel that computes the gradient, from the same formula as `dlogits_`."""
+        """Return a kernel that computes the gradient, from the same formula as `dlogits_`; of events there is none."""
+        if "event_log_sums" in grads:
+            return None
         found = [
             (ids, grads.get("selected"), totals.get("selected")),
             (totals.get("top_ids"), grads.get("top_logits"), totals.get("top_logits")),
@@ -136,10 +190,18 @@ class LogitStatistics(Objective):
         """Replace the logits by the gradient `p (g + g_mean (1 + z - top - mean)) + 2 g_squares p₂ + g_sum + g_ids`.
 
         Here g is the gradient of `log_sum`, p₂ is softmax(2 z), and g_ids those of `selected` and `top_logits` at their
-        IDs.
+        IDs. With events, the gradient of the `event_log_sums` of a row's event is added, times the softmax of its rows.
         """
         z, factor = block.student, grads.get("log_sum")
-        squares = None
+        squares, of_events = None, None
+        if "event_log_sums" in grads and self.next_bytes is not None:
+            rows = self._events_of(block, self.next_bytes)
+            log_sums = totals["event_log_sums"]
+            levels = finite_top(totals["event_tops"]) + log_sums.masked_fill(log_sums == -torch.inf, 0.0)
+            of_events = block.work.subtract(z, levels[rows], slot=2).exp_().mul_(grads["event_log_sums"][rows])
+            if not grads.keys() - {"event_log_sums"}:
+                z.copy_(of_events)
+                return
         if "log_squares" in grads:
             shifted = block.work.subtract(z, totals["top"], slot=0)
             squares = shifted.mul_(2).sub_(totals["log_squares"]).exp_().mul_(2 * grads["log_squares"])
@@ -155,6 +217,8 @@ class LogitStatistics(Objective):
             z.zero_()
         if squares is not None:
             z.add_(squares)
+        if of_events is not None:
+            z.add_(of_events)
         if "sum" in grads:
             z.add_(grads["sum"])
         for name, ids in (("selected", block.ids), ("top_logits", totals.get("top_ids"))):

@@ -365,6 +365,11 @@ def log_probs(totals: Totals, selected: Tensor) -> Tensor:
     return selected - totals["top"] - totals["log_sum"]
 
 
+def event_log_probs(totals: Totals) -> Tensor:
+    """Return the log-probability of each event of `NextBytes`, `(E, C)`."""
+    return (totals["event_tops"] + totals["event_log_sums"]).log_softmax(0)
+
+
 def softmax_(logits: Tensor, totals: Totals, suffix: str = "", factor: Tensor | None = None) -> Tensor:
     """Replace logits in place by their softmax over the whole vocabulary, times a factor per token.
 

@@ -13,7 +13,8 @@ from embedlayer.losses.differentiable_totals import compute_totals
 from embedlayer.losses.largest import check_top_k
 from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits, tokens_and_weight
 from embedlayer.losses.logit_statistics import LogitStatistics
-from embedlayer.losses.objective import Request, log_probs, logsumexp
+from embedlayer.losses.next_bytes import NextBytes, check_next_bytes
+from embedlayer.losses.objective import Request, event_log_probs, log_probs, logsumexp
 from embedlayer.losses.options import LogitOptions, LossSettings, ScoreOptions, check_options
 from embedlayer.losses.uncomputed_logits import UncomputedLogits, check_ids, is_plain
 
@@ -37,6 +38,8 @@ class TokenStatistics(NamedTuple):
         is_argmax: Whether the token has the largest logit; of equal logits the lowest ID counts, `(...)`.
         top_logits: The K largest logits, largest first, `(..., K)`.
         top_ids: Their token IDs; of equal logits the lowest ID comes first, `(..., K)`.
+        next_bytes: Log-probability of each event that `NextBytes` describes: each next byte, special tokens, in nats,
+            `(..., E)`.
     """
 
     log_probs: Float[Tensor, "*batch"] | None = None
@@ -46,6 +49,7 @@ class TokenStatistics(NamedTuple):
     is_argmax: Bool[Tensor, "*batch"] | None = None
     top_logits: Float[Tensor, "*batch K"] | None = None
     top_ids: Int[Tensor, "*batch K"] | None = None
+    next_bytes: Float[Tensor, "*batch E"] | None = None
 
 
 @show_options(LogitOptions, ScoreOptions)
@@ -56,6 +60,7 @@ def token_statistics(
     *,
     statistics: tuple[Statistic, ...] = ("log_probs", "entropy"),
     top_k: int = 0,
+    next_bytes: NextBytes | None = None,
     **options: Unpack[ScoreOptions],
 ) -> TokenStatistics:
     """Compute statistics of logits in one pass, without all logits in memory.
@@ -76,6 +81,7 @@ def token_statistics(
             `None` for all positions.
         statistics: Names of the fields of `TokenStatistics` to compute.
         top_k: K of `top_logits` and `top_ids`; 0 for neither.
+        next_bytes: Events of the tokens of this vocabulary, `NextBytes.of(tokenizer)`; `None` for no statistic of them.
         **options: See `ScoreOptions`; logits take `temperature` and `ignore_index` alone.
 
     On CUDA it may wait once for the device, to check and count the tokens, and without tokens never; see
@@ -101,7 +107,7 @@ def token_statistics(
     check_options(options, ScoreOptions, "token_statistics")
     weight, tokens = tokens_and_weight(weight, tokens)
     logits, loss = resolve_logits(hidden, weight, options)
-    return token_statistics_of(logits, tokens, loss, statistics=statistics, top_k=top_k)
+    return token_statistics_of(logits, tokens, loss, statistics=statistics, top_k=top_k, next_bytes=next_bytes)
 
 
 def token_statistics_of(
@@ -111,6 +117,7 @@ def token_statistics_of(
     *,
     statistics: tuple[Statistic, ...] = ("log_probs", "entropy"),
     top_k: int = 0,
+    next_bytes: NextBytes | None = None,
 ) -> TokenStatistics:
     """Compute `token_statistics` of logits that are not computed yet; arguments and errors are the same.
 
@@ -133,7 +140,14 @@ def token_statistics_of(
         of_rank = logits.rank_request
         kept, checked = counted_targets(tokens, logits.vocab_size, loss.ignore_index, drop=drop, request=of_rank)
     best = max(top_k, 1) if "is_argmax" in wanted else top_k
-    objective = LogitStatistics(mean="entropy" in wanted, squares="sum_squared_probs" in wanted, top_k=best)
+    check_next_bytes(next_bytes, logits.vocab_size)
+    objective = LogitStatistics(
+        mean="entropy" in wanted,
+        squares="sum_squared_probs" in wanted,
+        top_k=best,
+        next_bytes=next_bytes,
+        only_events=not wanted and not top_k and next_bytes is not None,
+    )
     request = Request(objective, chunk_bytes=loss.chunk_bytes)
     if checked is not None:
         ids = checked.ids.flatten().unsqueeze(1) if "log_probs" in wanted else None
@@ -153,6 +167,7 @@ def token_statistics_of(
         is_argmax=(top[..., 0] == tokens) & kept if top is not None and "is_argmax" in wanted else None,
         top_logits=totals["top_logits"].movedim(0, -1)[..., :top_k] if top_k else None,
         top_ids=top[..., :top_k].where(kept.unsqueeze(-1), -1) if top is not None and top_k else None,
+        next_bytes=event_log_probs(totals).movedim(0, -1) * kept.unsqueeze(-1) if next_bytes is not None else None,
     )
     if checked is None or checked.is_bad is None:
         return found

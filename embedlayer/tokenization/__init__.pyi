@@ -1,5 +1,12 @@
+from .alignment import AlignedSide as AlignedSide
+from .alignment import TokenAlignment as TokenAlignment
+from .alignment import align_tokens as align_tokens
+from .bytes import TokenBytes as TokenBytes
 from .ids import table_size as table_size
 from .read import load_tokenizer as load_tokenizer
 from .read import save_tokenizer as save_tokenizer
+from .spans import TokenSpans as TokenSpans
+from .spans import token_spans as token_spans
 from .token_compression import compressed_tokens as compressed_tokens
+from .tokenizer_match import match_tokenizers as match_tokenizers
 from .train import train_tokenizer as train_tokenizer

@@ -9,15 +9,17 @@
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
+import numpy as np
+from jaxtyping import Bool, Int
 from tokenizers import Tokenizer
 
 from embedlayer.core.errors import TokenIdError, VocabularyError
 from embedlayer.tokenization.bpe_files import byte_level_alphabet, component_types
-from embedlayer.tokenization.ids import table_size
+from embedlayer.tokenization.ids import USUAL_NAMES, table_size, unknown_id
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, pure_tokenizer, tokens_of_word
 
 Token = str | int
@@ -30,6 +32,30 @@ BYTE_ENTRY = re.compile(r"<0x([0-9A-F]{2})>")
 """A vocabulary entry for one byte."""
 
 _IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]")
+
+
+class BytesById(NamedTuple):
+    """The bytes of each token of a tokenizer, by token ID; V is the highest ID plus 1.
+
+    Attributes:
+        encoded: The bytes that each token encodes: its shortest reading, and `b""` for an ID without a token.
+        lengths: Their lengths in bytes.
+        begins_with_space: Whether the first byte is a space.
+        takes_space: Whether the token has a second reading with a space in front, as a word of WordPiece has.
+        exists: Whether there is a token with this ID.
+        added: Whether it is an added token, special or not.
+        special: Whether it is a special token, or an added one with the usual name of a role, such as `</s>`.
+        unknown: Whether it is the unknown token, which replaces text that the tokenizer cannot encode.
+    """
+
+    encoded: list[bytes]
+    lengths: Int[np.ndarray, " V"]
+    begins_with_space: Bool[np.ndarray, " V"]
+    takes_space: Bool[np.ndarray, " V"]
+    exists: Bool[np.ndarray, " V"]
+    added: Bool[np.ndarray, " V"]
+    special: Bool[np.ndarray, " V"]
+    unknown: Bool[np.ndarray, " V"]
 
 
 class TokenBytes:
@@ -155,6 +181,35 @@ class TokenBytes:
         for token_id, likely in readings.items():
             ids_by_bytes.setdefault(likely[-1], token_id)
         return ids_by_bytes
+
+    @cached_property
+    def by_id(self) -> BytesById:
+        """Return the bytes of all tokens as arrays over their IDs."""
+        size = max(self.entries, default=-1) + 1
+        readings = [self.readings(token_id) if token_id in self.entries else (b"",) for token_id in range(size)]
+        encoded = [min(each, key=len) for each in readings]
+        unknown = unknown_id(self.tokenizer)
+        names = {name for names in USUAL_NAMES.values() for name in names}
+        special = self.special | {token_id for token_id in self.added if self.entries[token_id] in names}
+
+        def marks(ids: Iterable[int]) -> Bool[np.ndarray, " V"]:
+            marked = np.zeros(size, dtype=bool)
+            marked[list(ids)] = True
+            return marked
+
+        return BytesById(
+            encoded,
+            np.array([len(each) for each in encoded], dtype=np.int64),
+            np.array([each[:1] == b" " for each in encoded], dtype=bool),
+            np.array([len(each) == 2 for each in readings], dtype=bool),
+            *(marks(ids) for ids in (self.entries, self.added, special, () if unknown is None else (unknown,))),
+        )
+
+    @cached_property
+    def puts_space(self) -> bool:
+        """Return whether the tokenizer puts a space in front of a text, as SentencePiece does."""
+        ids = encode(self.tokenizer, "a").ids
+        return bool(ids) and self.readings(ids[0])[0].startswith(b" ") and not self.by_id.takes_space[ids[0]]
 
     def is_byte(self, token_id: int) -> bool:
         """Return whether a token ID is that of a SentencePiece token for a single byte, such as `<0x0A>`."""

@@ -1,4 +1,4 @@
-"""The IDs of a tokenizer: how many rows they need of a table, and which ones end a text or replace unknown text."""
+"""The IDs of a tokenizer: how many rows they need of a table, and the roles of special tokens, such as end of text."""
 
 import json
 from pathlib import Path
@@ -12,6 +12,20 @@ from embedlayer.tokenization.bpe_files import END_OF_TEXT
 
 MAX_TOKEN_IDS = 1 << 24
 """Largest table size. A file with a higher ID is damaged, and its table would fill the memory."""
+
+USUAL_NAMES: dict[str, tuple[str, ...]] = {
+    "unk_token": ("<unk>", "[UNK]"),
+    "pad_token": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>"),
+    "bos_token": ("<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<|endoftext|>"),
+    "eos_token": ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>"),
+    "cls_token": ("[CLS]",),
+    "sep_token": ("[SEP]",),
+    "mask_token": ("<mask>", "[MASK]"),
+}
+"""The usual names of the token of each role, the most likely first; roles are named as in transformers."""
+
+EQUIVALENT = {"bos_token": "cls_token", "cls_token": "bos_token", "eos_token": "sep_token", "sep_token": "eos_token"}
+"""Roles that replace each other where a tokenizer has only one of the two."""
 
 _ENDS_OF_TEXT = (END_OF_TEXT, "</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<|eot_id|>")
 

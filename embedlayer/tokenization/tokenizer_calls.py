@@ -107,15 +107,17 @@ def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False)
         return pure.encode(text, add_special_tokens=add_special_tokens)
 
 
-def encode_batch(tokenizer: Tokenizer, texts: Iterable[str], *, offsets: bool = False) -> list[Encoding]:
-    """Encode texts whole and without special tokens, on all cores, as `pure_tokenizer` does.
+def encode_batch(
+    tokenizer: Tokenizer, texts: Iterable[str], *, offsets: bool = False, add_special_tokens: bool = False
+) -> list[Encoding]:
+    """Encode texts whole, on all cores, as `pure_tokenizer` does; by default without special tokens.
 
     With `offsets`, the encodings have offsets and words.
     """
     pure, texts = pure_tokenizer(tokenizer), list(texts)
     with tokenizer_errors(f"encode {len(texts)} texts, the first of which is {_printed((texts or [''])[0])!r}"):
         call = pure.encode_batch if offsets else pure.encode_batch_fast
-        return call(texts, add_special_tokens=False)
+        return call(texts, add_special_tokens=add_special_tokens)
 
 
 def decode(tokenizer: Tokenizer, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

@@ -16,11 +16,10 @@ from embedlayer.io.files import JsonObject
 from embedlayer.tokenization.ids import added_without_rows, missing_rows_message
 from embedlayer.tokenization.tokenizer_calls import build_tokenizer, fingerprint
 from embedlayer.vocab.init.old_rows import WeightRows
-from embedlayer.vocab.init.row_init import MeanInit, NewToken, RowInit
+from embedlayer.vocab.init.row_init import MeanInit, NewToken, RowInit, spell_new_tokens
 from embedlayer.vocab.map import NEW, RowMap, RowTensor, RowValues
 from embedlayer.vocab.special_tokens import NewTokenIds, SpecialTokens
 from embedlayer.vocab.tokenizer_edit import tokenizer_data
-from embedlayer.vocab.tokenizer_match import spell_new_tokens
 
 POWERS_OF_TWO = (1024, 512, 256, 128, 64, 32, 16, 8, 4, 2)
 

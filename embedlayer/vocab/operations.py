@@ -19,6 +19,7 @@ from embedlayer.core.option_docs import show_options, unknown_option
 from embedlayer.tokenization.bytes import Token
 from embedlayer.tokenization.ids import table_size
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer
+from embedlayer.tokenization.tokenizer_match import match_tokenizers
 from embedlayer.vocab.edit import EditRequest, TokenMap
 from embedlayer.vocab.init.row_init import RowInit, SubwordMeanInit
 from embedlayer.vocab.map import NEW
@@ -32,7 +33,6 @@ from embedlayer.vocab.targets.live import apply_to_module
 from embedlayer.vocab.token_selection import NumberedTokens, require_ids, select_tokens
 from embedlayer.vocab.token_usage import Corpus, used_tokens
 from embedlayer.vocab.tokenizer_edit import edit_tokenizer
-from embedlayer.vocab.tokenizer_match import match_tokenizers
 
 Target = nn.Module | Path | str
 """A live module, or a folder or GGUF file."""

@@ -17,23 +17,10 @@ from tokenizers import Tokenizer
 from embedlayer.core.errors import EmbedLayerWarning, FileError, TokenizerError, VocabularyError
 from embedlayer.families.tokenizers import BPE_CLASSES, GENERIC_CLASSES, WORDPIECE_CLASSES
 from embedlayer.io.files import JsonObject, read_json
+from embedlayer.tokenization.ids import EQUIVALENT, USUAL_NAMES
 from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer
 from embedlayer.tokenization.tokenizer_config import class_name, read_tokenizer_config
-
-USUAL_NAMES: dict[str, tuple[str, ...]] = {
-    "unk_token": ("<unk>", "[UNK]"),
-    "pad_token": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>"),
-    "bos_token": ("<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<|endoftext|>"),
-    "eos_token": ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>"),
-    "cls_token": ("[CLS]",),
-    "sep_token": ("[SEP]",),
-    "mask_token": ("<mask>", "[MASK]"),
-}
-"""The usual names of the token of each role, the most likely first; roles are named as in transformers."""
-
-EQUIVALENT = {"bos_token": "cls_token", "cls_token": "bos_token", "eos_token": "sep_token", "sep_token": "eos_token"}
-"""Roles that replace each other where a tokenizer has only one of the two."""
 
 _STATED_IN = ("tokenizer_config.json", "special_tokens_map.json")
 _PLAIN_NAMES = ("tokenizer.json", "vocab.json", "encoder.json", "vocab.txt", "tokenizer.model", "spiece.model")

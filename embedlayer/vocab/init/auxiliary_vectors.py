@@ -11,8 +11,8 @@ from embedlayer.core.errors import ShapeError, SizeError, TextError, VocabularyE
 from embedlayer.tables.table import TokenTable
 from embedlayer.tokenization.bytes import TokenBytes
 from embedlayer.tokenization.tokenizer_calls import encode_batch
+from embedlayer.tokenization.tokenizer_match import match_tokenizers
 from embedlayer.vocab.init.old_rows import OldRows, WeightRows
-from embedlayer.vocab.tokenizer_match import match_tokenizers
 
 
 @dataclass(frozen=True, eq=False)

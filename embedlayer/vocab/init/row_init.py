@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.core.errors import ShapeError, SizeError
+from embedlayer.tokenization.bytes import TokenBytes
 from embedlayer.vocab.init.old_rows import DeadRows, LiveRows, OldRows
 
 TOKENS_AT_ONCE = 1024
@@ -35,6 +36,22 @@ class NewToken:
 
     text: str
     old_ids: tuple[int, ...] = ()
+
+
+def spell_new_tokens(old: object, new: object, ids: Iterable[int]) -> list[NewToken]:
+    """Return tokens of the new tokenizer, each with the IDs with which the old tokenizer encodes its text.
+
+    There is one for each of the new tokenizer's `ids`, in their order. Special tokens get no old IDs.
+
+    Example:
+        >>> text = "I love dogs, I love cats"
+        >>> old, new = train_tokenizer((), kind="byte"), train_tokenizer(text, vocab_size=270)
+        >>> [token] = spell_new_tokens(old, new, [new.token_to_id("Ġlove")])
+        >>> token.text, bytes(token.old_ids)
+        ('Ġlove', b' love')
+    """
+    theirs, ours = TokenBytes(old), TokenBytes(new)
+    return [NewToken(ours.entries[i], () if i in ours.special else theirs.encode(ours.readings(i)[0])) for i in ids]
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from embedlayer.core.errors import EmbedLayerWarning, VocabularyError
 from embedlayer.families import PER_LAYER_ROWS
 from embedlayer.families.tokenizers import OWN_RULES
 from embedlayer.io.files import JsonObject, read_bytes, read_json, write_json
+from embedlayer.tokenization.ids import USUAL_NAMES
 from embedlayer.vocab.edit import TokenMap
 from embedlayer.vocab.language_tokenizers import gives_ids, language_class, warn_of_lost_settings
 from embedlayer.vocab.map import RowMap
 from embedlayer.vocab.special_tokens import (
     LISTS_OF_NAMES,
-    USUAL_NAMES,
     NewTokenIds,
     added_texts,
     first_id,

@@ -31,9 +31,10 @@ from embedlayer.io.safetensors_files import DTYPES
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import TokenTable
 from embedlayer.tokenization.gguf_tokenizers import TOKEN_ID, check_kind, tokenizer_metadata, tokenizer_of
+from embedlayer.tokenization.ids import USUAL_NAMES
 from embedlayer.vocab.edit import ResolveEdit, TokenMap
 from embedlayer.vocab.map import DROPPED, RowMap, RowTensor
-from embedlayer.vocab.special_tokens import USUAL_NAMES, SpecialTokens
+from embedlayer.vocab.special_tokens import SpecialTokens
 from embedlayer.vocab.targets.apply_rows import EditResult, StoredTypes, apply_row_map
 from embedlayer.vocab.targets.table_rows import token_sources, unchanged_rows, written_rows
 from embedlayer.vocab.token_selection import shown_names

@@ -1,10 +1,7 @@
 """Two tokenizers: which tokens of one are the same as tokens of the other."""
 
-from collections.abc import Iterable
-
 from embedlayer.tokenization.bytes import TokenBytes
-from embedlayer.vocab.init.row_init import NewToken
-from embedlayer.vocab.special_tokens import EQUIVALENT, USUAL_NAMES
+from embedlayer.tokenization.ids import EQUIVALENT, USUAL_NAMES, end_of_text_id
 
 _NAMES_BY_ROLE = tuple(
     names[:1] + USUAL_NAMES.get(EQUIVALENT.get(role, ""), ()) + names[1:]
@@ -23,7 +20,8 @@ def match_tokenizers(old: object, new: object) -> tuple[int | None, ...]:
     - A token that continues a word (`##dog`) never matches one that starts a word (`dog`).
     - A token that ends a word (`dog</w>`) matches only in a tokenizer that also marks the ends of words.
     - If both tokenizers write spaces in the same way, tokens with equal names match first.
-    - A special token matches the one with the same name, or else the one with the same role, such as the end of a text.
+    - A special token matches the one with the same name, or else the one with the same role. The end of a text comes
+      first, and is the token that `end_of_text_id` finds: GPT-2's `<|endoftext|>` matches `</s>` and not `<s>`.
 
     Args:
         old: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
@@ -61,7 +59,7 @@ def common_tokens(old: object, new: object) -> list[tuple[int, int]]:
     2. a token that is no byte-fallback token (`A`);
     3. a byte-fallback token (`<0x41>`).
 
-    If both tokenizers write bytes as `<0x41>`, byte-fallback tokens match byte-fallback tokens only. Of an edited
+    If both tokenizers have byte-fallback tokens, such as `<0x41>`, these match byte-fallback tokens only. Of an edited
     tokenizer and its original, each old token therefore matches itself, and a new token matches none.
 
     Raises:
@@ -74,33 +72,18 @@ def common_tokens(old: object, new: object) -> list[tuple[int, int]]:
         True
     """
     theirs, ours = TokenBytes(old), TokenBytes(new)
+    have_bytes = {"sentencepiece"} == {theirs.convention, ours.convention} and theirs.single_bytes and ours.single_bytes
     chosen: dict[int, tuple[tuple[bool, bool], int]] = {}
     for token_id, source in enumerate(match_tokenizers(old, new)):
         if source is None or not ours.entries[token_id]:
             continue
         is_byte = ours.is_byte(token_id)
-        if ours.convention == theirs.convention and is_byte != theirs.is_byte(source):
+        if have_bytes and is_byte != theirs.is_byte(source):
             continue
         rank = (ours.entries[token_id] != theirs.entries[source], is_byte)
         if source not in chosen or rank < chosen[source][0]:
             chosen[source] = rank, token_id
     return sorted(((source, token_id) for source, (_, token_id) in chosen.items()), key=lambda pair: pair[1])
-
-
-def spell_new_tokens(old: object, new: object, ids: Iterable[int]) -> list[NewToken]:
-    """Return tokens of the new tokenizer, each with the IDs with which the old tokenizer encodes its text.
-
-    There is one for each of the new tokenizer's `ids`, in their order. Special tokens get no old IDs.
-
-    Example:
-        >>> text = "I love dogs, I love cats"
-        >>> old, new = train_tokenizer((), kind="byte"), train_tokenizer(text, vocab_size=270)
-        >>> [token] = spell_new_tokens(old, new, [new.token_to_id("Ġlove")])
-        >>> token.text, bytes(token.old_ids)
-        ('Ġlove', b' love')
-    """
-    theirs, ours = TokenBytes(old), TokenBytes(new)
-    return [NewToken(ours.entries[i], () if i in ours.special else theirs.encode(ours.readings(i)[0])) for i in ids]
 
 
 def _equal_names(old: TokenBytes, new: TokenBytes) -> dict[int, int]:
@@ -125,7 +108,10 @@ def _equal_roles(old: TokenBytes, new: TokenBytes, taken: set[int]) -> dict[int,
     The role of a token follows from the usual names: `</s>` and `<|endoftext|>` both end a text. Old IDs in `taken` are
     not matched again. Several new tokens of one role get the same old ID.
     """
+    ends = end_of_text_id(new.tokenizer), end_of_text_id(old.tokenizer)
     matches: dict[int, int] = {}
+    if ends[0] in new.added and ends[1] in old.added and ends[1] not in taken:
+        matches[ends[0]] = ends[1]
     for names in _NAMES_BY_ROLE:
         candidates = [old.vocabulary[name] for name in names if old.vocabulary.get(name) in old.added]
         free = [token_id for token_id in candidates if token_id not in taken]

@@ -3,30 +3,24 @@
 from typing import get_args
 
 import pytest
-from tokenizer_kinds import BUILDERS, tokenizer_of
+from tokenizer_kinds import BUILDERS, real_tokenizers, tokenizer_of
 from tokenizers import Tokenizer
 
 from embedlayer.tokenization.bytes import TokenBytes
 from embedlayer.tokenization.ids import table_size
 from embedlayer.tokenization.read import load_tokenizer
+from embedlayer.tokenization.tokenizer_match import match_tokenizers
 from embedlayer.tokenization.train import TokenizerKind, train_tokenizer
+from embedlayer.vocab.init.row_init import spell_new_tokens
 from embedlayer.vocab.tokenizer_edit import edit_tokenizer
-from embedlayer.vocab.tokenizer_match import match_tokenizers, spell_new_tokens
 
 TEXT = "I love small dogs, I love cats.\nDogs love naps; naïve cats don't: they love small things. " * 10
 TRAINED = {kind: train_tokenizer(TEXT, kind, vocab_size=400) for kind in get_args(TokenizerKind)}
-REAL = {
-    "gpt2": "tokenizers/gpt2-encoder.json",
-    "phi-3": "tokenizers/phi-3-mini.tokenizer.json",
-    "t5": "tokenizers/t5-small.tokenizer.json",
-    "bert": "tokenizers/bert-base-cased-vocab.txt",
-    "tok512": "models/tok512.bin",
-}
 
 
 @pytest.fixture(scope="module")
 def real(shared_data) -> dict[str, Tokenizer]:
-    return {name: load_tokenizer(shared_data / file) for name, file in REAL.items()}
+    return real_tokenizers(shared_data)
 
 
 def pairs(old: Tokenizer, new: Tokenizer) -> dict[str | None, str | None]:
@@ -122,7 +116,7 @@ def test_phi_3_has_the_entries_of_llama_2_and_eleven_more(shared_data, real) -> 
     ("old", "new", "share", "some"),
     [
         ("gpt2", "phi-3", 0.57, {"▁the": "Ġthe", "<0x0A>": "Ċ", "<0x41>": "A", "<|endoftext|>": "<|endoftext|>"}),
-        ("bert", "gpt2", 0.43, {"Ġthe": "the", "ing": "##ing", ".": ".", "<|endoftext|>": "[CLS]"}),
+        ("bert", "gpt2", 0.43, {"Ġthe": "the", "ing": "##ing", ".": ".", "<|endoftext|>": "[SEP]"}),
         ("gpt2", "bert", 0.76, {"the": "Ġthe", "##ing": "ing", ",": ",", "[SEP]": "<|endoftext|>"}),
         ("t5", "tok512", 0.54, {" the": "▁the", "</s>": "</s>", "<unk>": "<unk>"}),
         ("phi-3", "tok512", 0.99, {" the": "▁the", "<0x0A>": "<0x0A>", "<s>": "<s>"}),

@@ -1,0 +1,210 @@
+"""The tokens that the tokenizers of a draft and of its target share, one to one."""
+
+from dataclasses import replace
+from functools import lru_cache
+from itertools import permutations
+
+import pytest
+import torch
+from tokenizer_kinds import BUILDERS, tokenizer_of
+from tokenizers import Tokenizer
+
+import embedlayer as el
+from embedlayer.core.errors import CheckpointError, ShapeError, SizeError, TokenIdError, TokenizerError
+from embedlayer.heads import DraftHead, DraftMap
+from embedlayer.losses import ForwardKL, JensenShannon, ReverseKL, divergence
+from embedlayer.tokenization import load_tokenizer, match_tokenizers, table_size
+from embedlayer.tokenization.bytes import TokenBytes
+from embedlayer.tokenization.ids import end_of_text_id, unknown_id
+
+FILES = {
+    "gpt2": "tokenizers/gpt2-encoder.json",
+    "llama2": "tokenizers/llama2-tokenizer.model",
+    "phi-3": "tokenizers/phi-3-mini.tokenizer.json",
+    "t5": "tokenizers/t5-small.tokenizer.json",
+    "bert": "tokenizers/bert-base-cased-vocab.txt",
+    "tok512": "models/tok512.bin",
+}
+
+
+@pytest.fixture(scope="module")
+def real(shared_data):
+    pytest.importorskip("sentencepiece", reason="the spm extra is not installed")
+    return lru_cache(None)(lambda name: load_tokenizer(shared_data / FILES[name]))
+
+
+def check(shared: DraftMap, draft: Tokenizer, target: Tokenizer) -> None:
+    """Check every pair: equal bytes, each token once, the ends together, no unknown token; and that none is missing."""
+    ours, theirs = TokenBytes(draft), TokenBytes(target)
+    pairs = dict(zip(shared.draft_ids.tolist(), shared.target_ids.tolist(), strict=True))
+    assert len({*pairs.values()}) == len(pairs)
+    assert sorted(pairs) == shared.draft_ids.tolist()
+    ends = end_of_text_id(draft), end_of_text_id(target)
+    if None not in ends:
+        assert pairs.pop(ends[0]) == ends[1]
+    assert unknown_id(draft) not in pairs
+    assert unknown_id(target) not in pairs.values()
+    for token, other in pairs.items():
+        if token in ours.special or other in theirs.special:
+            assert ours.entries[token] == theirs.entries[other]
+        else:
+            assert ours.readings(token)[0] == theirs.readings(other)[0]
+    if ours.suffix != theirs.suffix:
+        return  # a token that ends a word is the same as no other one
+    one, two = (
+        {each.readings(i)[0]: i for i in sorted(each.entries, key=each.is_byte, reverse=True) if i not in each.special}
+        for each in (ours, theirs)
+    )
+    paired = {ours.readings(i)[0] for i in pairs}
+    unknown = {unknown_id(draft), unknown_id(target)}
+    missing = {key for key in one.keys() & two.keys() - paired if not unknown & {one[key], two[key]}}
+    assert not missing
+
+
+@pytest.mark.parametrize(("draft", "target"), [*permutations(BUILDERS, 2), *((kind, kind) for kind in BUILDERS)])
+def test_pairs_have_equal_bytes_and_none_is_missing(draft, target) -> None:
+    check(DraftMap.between(tokenizer_of(draft), tokenizer_of(target)), tokenizer_of(draft), tokenizer_of(target))
+
+
+@pytest.mark.parametrize(
+    ("draft", "target", "pairs"),
+    [
+        ("gpt2", "llama2", 18208),
+        ("llama2", "gpt2", 18208),
+        ("t5", "gpt2", 18867),
+        ("bert", "gpt2", 22023),
+        ("llama2", "phi-3", 31999),
+        ("phi-3", "llama2", 31999),
+        ("tok512", "t5", 197),
+    ],
+)
+def test_real_pairs(real, shared_data, draft, target, pairs) -> None:
+    shared = DraftMap.between(real(draft), real(target))
+    check(shared, real(draft), real(target))
+    with (shared_data / "text/enwiki-plain.txt").open(encoding="utf-8") as file:
+        ids = torch.tensor(real(draft).encode(file.read(50_000)).ids)
+    sources = match_tokenizers(real(target), real(draft))
+    matched = torch.tensor([source is not None for source in sources])[ids].double().mean()
+    assert shared.coverage(ids) >= float(matched) - 0.005
+    assert len(shared.draft_ids) == pairs
+
+
+def test_ids_are_mapped_in_both_directions_and_bad_ones_are_refused() -> None:
+    shared = DraftMap.between(tokenizer_of("bytes"), tokenizer_of("byte-level BPE"))
+    ids = torch.arange(257).view(1, -1)
+    assert torch.equal(shared.to_draft(shared.to_target(ids)), ids)
+    assert shared.to_draft(torch.arange(shared.target_size)).eq(-1).sum() == shared.target_size - 257
+    assert shared.coverage(ids[:, :0]) == 0.0
+    assert shared.coverage(ids) == 1.0
+    for bad in ([257], [-1]):
+        with pytest.raises(TokenIdError, match=r"0\.\.256"):
+            shared.to_target(torch.tensor(bad))
+
+
+def test_a_file_keeps_the_pairs_and_knows_its_tokenizers(tmp_path, unchecked) -> None:
+    draft, target = tokenizer_of("bytes"), tokenizer_of("Unigram")
+    shared, path = DraftMap.between(draft, target), tmp_path / "map.safetensors"
+    shared.save(path)
+    again = DraftMap.load(path, draft=draft, target=target)
+    assert torch.equal(again.draft_ids, shared.draft_ids)
+    assert torch.equal(again.target_ids, shared.target_ids)
+    assert replace(again, draft_ids=shared.draft_ids, target_ids=shared.target_ids).__dict__ == shared.__dict__
+    with pytest.raises(TokenizerError, match="another target tokenizer"):
+        DraftMap.load(path, draft, draft)
+    for change in (
+        {"draft_ids": torch.tensor([1, 1])},
+        {"target_ids": torch.tensor([3])},
+        {"target_ids": shared.target_ids + 10_000},
+        {"draft_ids": shared.draft_ids.double()},
+    ):
+        replace(shared, **change).save(path)
+        with pytest.raises(CheckpointError, match=r"no file of DraftMap\.save"):
+            DraftMap.load(path)
+
+
+def test_tokenizers_that_share_nothing_are_refused() -> None:
+    from embedlayer.tokenization.words import word_tokenizer
+
+    with pytest.raises(TokenizerError, match="share no token"):
+        DraftMap.between(word_tokenizer(["dog"]), word_tokenizer(["cat"]))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_head_over_the_pairs_speaks_in_the_drafts_token_ids(bias) -> None:
+    draft, target = tokenizer_of("byte-level BPE"), tokenizer_of("SentencePiece BPE with byte fallback")
+    shared = DraftMap.between(draft, target)
+    head = el.OutputHead(8, table_size(target), bias=bias)
+    teacher, hidden = shared.draft_head(head), torch.randn(2, 3, 8)
+    logits = head(hidden)[..., shared.target_ids]
+    torch.testing.assert_close(teacher(hidden), logits)
+    tokens = shared.draft_ids[torch.randint(len(shared.draft_ids), (2, 3))]
+    places = torch.searchsorted(shared.draft_ids, tokens)
+    expected = logits.log_softmax(-1).gather(-1, places.unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(teacher.token_log_probs(hidden, tokens), expected)
+    best = teacher.token_statistics(hidden, tokens, statistics=("is_argmax",), top_k=1)
+    assert torch.equal(best.top_ids[..., 0], shared.draft_ids[logits.argmax(-1)])
+    assert torch.equal(teacher.to_tokens(teacher.to_draft(tokens)), tokens)
+    outside = (shared.to_target(torch.arange(shared.draft_size)) < 0).nonzero()[0]
+    assert teacher.token_log_probs(hidden[:1, :1], outside.view(1, 1)).item() == float("-inf")
+    assert f"{len(shared.draft_ids)} of {shared.draft_size} tokens" in repr(teacher)
+    student = DraftHead(el.OutputHead(16, shared.draft_size), shared.draft_ids)
+    value = divergence(student.uncomputed_logits(torch.randn(2, 3, 16)), teacher.uncomputed_logits(hidden))
+    assert value > 0
+
+
+def test_names_that_do_not_fit_are_refused() -> None:
+    head = el.OutputHead(8, 20)
+    for names, size, error in (
+        ([1, 2], 5, "names has 2 tokens, and token_ids 3"),
+        ([1, 2, 3], None, "belong together"),
+        ([1, 2, 2], 5, "Token 2 is at places"),
+    ):
+        with pytest.raises(SizeError, match=error):
+            DraftHead(head, [4, 5, 6], names=names, vocab_size=size)
+    with pytest.raises(TokenIdError, match="token id 5"):
+        DraftHead(head, [4, 5, 6], names=[1, 2, 5], vocab_size=5)
+
+
+@pytest.mark.parametrize("kind", [ForwardKL(), ReverseKL()], ids=repr)
+@pytest.mark.parametrize("teacher_kind", ["dense", "int8", "tied"])
+def test_the_divergence_has_one_event_for_all_other_tokens(kind, teacher_kind) -> None:
+    draft, target = tokenizer_of("byte-level BPE"), tokenizer_of("SentencePiece BPE with byte fallback")
+    shared, size = DraftMap.between(draft, target), table_size(target)
+    dtype = torch.float32 if teacher_kind == "int8" else torch.float64
+    table = el.TokenEmbedding(size, 16, dtype=dtype, init_std=1.0)
+    teacher: el.OutputHead | el.TokenTable = el.OutputHead(table)
+    if teacher_kind == "int8":
+        teacher = el.QuantizedEmbedding.from_table(table)
+    head = el.OutputHead(8, shared.draft_size, bias=True, dtype=dtype)
+    hidden, teacher_hidden = torch.randn(2, 5, 8, dtype=dtype, requires_grad=True), torch.randn(2, 5, 16, dtype=dtype)
+
+    def events(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        log_probs = logits.log_softmax(-1)
+        others = torch.ones(logits.shape[-1], dtype=torch.bool).index_fill(0, ids, False)
+        return torch.cat([log_probs[..., ids], log_probs[..., others].logsumexp(-1, keepdim=True)], -1)
+
+    logits = teacher.logits(teacher_hidden) if isinstance(teacher, el.TokenTable) else teacher(teacher_hidden)
+    expected = kind.of_log_probs(events(head(hidden), shared.draft_ids), events(logits, shared.target_ids).detach())
+    found = shared.divergence((hidden, head), (teacher_hidden, teacher), kind, reduction="none")
+    tolerance = 1e-4 if teacher_kind == "int8" else 1e-10
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+    parts = [hidden, *head.parameters()]
+    grads, wanted = (torch.autograd.grad(each.mean(), parts, retain_graph=True) for each in (found, expected))
+    for grad, want in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(grad, want, rtol=0, atol=tolerance)
+    torch.testing.assert_close(shared.divergence((hidden, head), (teacher_hidden, teacher), kind), found.mean())
+
+
+def test_a_divergence_that_is_not_defined_is_refused(unchecked) -> None:
+    draft, target = tokenizer_of("bytes"), tokenizer_of("byte-level BPE")
+    shared, hidden = DraftMap.between(draft, target), torch.randn(3, 8)
+    small, large = el.OutputHead(8, 257), el.OutputHead(8, shared.target_size)
+    with pytest.raises(SizeError, match="All 257 tokens of a head are shared"):
+        shared.divergence((hidden, small), (hidden, large))
+    spare = el.OutputHead(8, 300)
+    with pytest.raises(SizeError, match=r"not of JensenShannon"):
+        shared.divergence((hidden, spare), (hidden, large), JensenShannon())
+    with pytest.raises(ShapeError, match="one of each"):
+        shared.divergence((hidden, spare), (hidden[:2], large))
+    with pytest.raises(TokenIdError, match="outside the full vocabulary of 200 tokens"):
+        shared.divergence((hidden, el.OutputHead(8, 200)), (hidden, large))
