@@ -73,7 +73,7 @@ def evaluate(
     second = None if other is None else open_model(other, device=device)
     if second is not None and second.tokenizer is None and tokenizer_from is not None:
         second = open_model(second.source, tokenizer_from, device=device)
-    models = [None if one is None else _causal(one, device) for one in (first, second)]
+    models = [None if one is None else causal_model(one, device) for one in (first, second)]
     assert models[0] is not None
     evaluation = evaluate_text(models[0], text, models[1], window=window, stride=stride)
     if as_json:
@@ -82,7 +82,7 @@ def evaluate(
         _show(evaluation, text, topn)
 
 
-def _causal(opened: "OpenedModel", device: str) -> "CausalModel":
+def causal_model(opened: "OpenedModel", device: str) -> "CausalModel":
     """Return the causal model of a source; transformers loads the blocks that `embedlayer compress` copied.
 
     Raises:

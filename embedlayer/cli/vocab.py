@@ -19,16 +19,17 @@ from embedlayer.cli.options import (
     TEXTS,
     TOKEN,
     TOKENIZER,
+    chosen_device,
     json_option,
     new_model_option,
 )
 from embedlayer.cli.printing import print_json
-from embedlayer.cli.vocab_results import SHOWN, show_receipt, show_suggestion
+from embedlayer.cli.vocab_results import SHOWN, show_comparison, show_receipt, show_suggestion
 from embedlayer.core.command_name import command_line
-from embedlayer.core.errors import EmbedLayerWarning, TokenizerError, VocabularyError
+from embedlayer.core.errors import EmbedLayerError, EmbedLayerWarning, TokenizerError, VocabularyError
 from embedlayer.io.files import new_file
 from embedlayer.io.partials import temporary_folder
-from embedlayer.opening.path_kinds import PathKind, path_kind
+from embedlayer.opening.path_kinds import OWN_FOLDERS, PathKind, path_kind
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -52,10 +53,12 @@ STARTS = {
 
 VALIDATION_TOKENS = 8192
 
+_WITH_MODELS = (*OWN_FOLDERS, PathKind.CHECKPOINT, PathKind.GGUF)
+
 
 @click.group()
 def vocab() -> None:
-    """Edit the vocabulary of a model.
+    """Edit the vocabulary of a model, or compare two.
 
     The model is the folder of a run, a saved layer or a checkpoint, or a GGUF file. Tables, heads, tokenizer,
     configuration and training state are edited together. The result is a new folder or file, which appears complete or
@@ -305,6 +308,47 @@ def suggest(
         with new_file(output) as list_file:
             list_file.write_text("".join(f"{line}\n" for line in suggestion.lines()), encoding="utf-8")
     show_suggestion(suggestion, directory, output, prune=prune, as_json=as_json)
+
+
+@vocab.command()
+@click.argument("first", metavar="A", type=TOKENIZER)
+@click.argument("second", metavar="B", type=TOKENIZER)
+@click.option("--text", type=TEXT, help="Text to split with both: a UTF-8 file, or .gz.")
+@json_option
+def compare(first: Path, second: Path, text: Path | None, as_json: bool) -> None:
+    """Compare the tokenizers of A and B: the tokens that both have, and how both split a text.
+
+    A and B are tokenizers, or models with one: files, or folders. Where both are causal language models, the bits per
+    byte with which they predict the text are compared too, as `embedlayer evaluate` computes them. The text is encoded
+    at once, in memory.
+    """
+    from embedlayer.data.text_chunks import read_text_chunks
+    from embedlayer.tokenization.comparison import compare_tokenizers
+    from embedlayer.tokenization.read import load_tokenizer
+
+    content = None if text is None else "".join(read_text_chunks(text))
+    comparison = compare_tokenizers(load_tokenizer(first), load_tokenizer(second), content)
+    bits, reason = (None, "") if text is None else _bits_per_byte(first, second, text)
+    show_comparison(comparison, (first, second), text, bits, reason, as_json=as_json)
+
+
+def _bits_per_byte(first: Path, second: Path, text: Path) -> tuple[list[float] | None, str]:
+    """Return the bits per byte of two causal language models on a text; or `None`, and why there are none."""
+    from embedlayer.analysis.evaluation.text import evaluate_text
+    from embedlayer.cli.evaluate import causal_model
+    from embedlayer.opening.readers import open_model
+
+    no_model = [path for path in (first, second) if path_kind(path) not in _WITH_MODELS]
+    if no_model:
+        return None, f"{no_model[0]} is a tokenizer without a model."
+    try:
+        device = chosen_device("auto")
+        models = [causal_model(open_model(path, device=device), device) for path in (first, second)]
+        evaluation = evaluate_text(models[0], text, models[1])
+    except EmbedLayerError as error:
+        return None, str(error)
+    assert evaluation.other is not None
+    return [evaluation.model.bits_per_byte, evaluation.other.bits_per_byte], ""
 
 
 # Terms

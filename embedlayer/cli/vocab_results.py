@@ -1,4 +1,4 @@
-"""What the subcommands of `embedlayer vocab` print: receipts, and suggested tokens."""
+"""What the subcommands of `embedlayer vocab` print: receipts, suggested tokens, and compared tokenizers."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedlayer.cli.printing import print_json
+from embedlayer.cli.printing import make_console, print_json, print_line, print_table
 from embedlayer.core import visible_text
 from embedlayer.core.command_name import command_line
 from embedlayer.opening.path_kinds import PathKind, path_kind
 
 if TYPE_CHECKING:
+    from embedlayer.tokenization.comparison import TokenizerComparison
     from embedlayer.vocab.receipt import Receipt
     from embedlayer.vocab.suggestion import TokenSuggestion
 
@@ -124,6 +125,55 @@ def show_suggestion(
     texts = () if prune or lines[0].startswith("#version") else ("--as-is",)
     edit = ("remove", directory, "--tokens", file) if prune else ("add", directory, "--terms", file, *texts)
     click.echo(f"\nWritten to {file}; next: {command_line('vocab', *edit, '-o', '...')}")
+
+
+def show_comparison(
+    comparison: "TokenizerComparison",
+    paths: tuple[Path, Path],
+    text: Path | None,
+    bits_per_byte: Sequence[float] | None,
+    no_bits_per_byte: str,
+    *,
+    as_json: bool,
+) -> None:
+    """Print the comparison of two tokenizers, as lines of text or, with `as_json`, as one JSON object.
+
+    `bits_per_byte` are those of two models on the text; without them, `no_bits_per_byte` says why.
+    """
+    if as_json:
+        result = asdict(comparison)
+        for place, side in enumerate("ab"):
+            bits = None if bits_per_byte is None else bits_per_byte[place]
+            result[side] = {"path": str(paths[place]), **result[side], "bits_per_byte": bits}
+        print_json({**result, "text": None if text is None else str(text), "no_bits_per_byte": no_bits_per_byte})
+        return
+    console, sides = make_console(), (comparison.a, comparison.b)
+    lines = [
+        ["tokens", *(f"{side.num_tokens:,}" for side in sides)],
+        ["that the other has too", *(f"{side.shared:.1%}" for side in sides)],
+    ]
+    if text is not None:
+        lines += [
+            ["tokens of the text", *(f"{side.text_tokens:,}" for side in sides)],
+            ["that the other has too", *(_number(side.coverage, ".1%") for side in sides)],
+            ["bytes per token", *(_number(side.bytes_per_token, ".3f") for side in sides)],
+        ]
+    if bits_per_byte is not None:
+        lines.append(["bits per byte", *(f"{bits:.4f}" for bits in bits_per_byte)])
+    print_table(console, ["", *(path.name for path in paths)], lines)
+    if text is None:
+        return
+    one_to_one, inexact = _number(comparison.one_to_one, ".1%"), _number(comparison.inexact, ".1%")
+    print_line(console, f"\n{text}: {comparison.num_bytes:,} bytes, {comparison.num_chunks:,} chunks of the same bytes")
+    print_line(console, f"{one_to_one} of the chunks are one token on each side", indent=2)
+    print_line(console, f"{inexact} of the bytes are not in exact chunks: dropped, changed or unknown text", indent=2)
+    if no_bits_per_byte:
+        print_line(console, f"No bits per byte: {no_bits_per_byte}", indent=2)
+
+
+def _number(value: float | None, form: str) -> str:
+    """Return a number as text, or `-` for `None`."""
+    return "-" if value is None else format(value, form)
 
 
 def _list(title: str, rows: Sequence[tuple[int, str, str]]) -> None:

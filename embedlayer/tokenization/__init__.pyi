@@ -2,6 +2,9 @@ from .alignment import AlignedSide as AlignedSide
 from .alignment import TokenAlignment as TokenAlignment
 from .alignment import align_tokens as align_tokens
 from .bytes import TokenBytes as TokenBytes
+from .comparison import ComparedTokenizer as ComparedTokenizer
+from .comparison import TokenizerComparison as TokenizerComparison
+from .comparison import compare_tokenizers as compare_tokenizers
 from .ids import table_size as table_size
 from .read import load_tokenizer as load_tokenizer
 from .read import save_tokenizer as save_tokenizer

@@ -259,3 +259,41 @@ def test_a_suggested_list_is_what_add_and_remove_take(trained, domain, prune, tm
     edited = el.open_model(tmp_path / "new").tokenizer
     tokens = len(edited.encode(text.read_text(), add_special_tokens=False))
     assert f"-> {tokens:,} for it" in said
+
+
+def test_two_tokenizers_and_two_models_are_compared(trained, tmp_path, capsys) -> None:
+    """Alone, on a text, and with the bits per byte that `evaluate` prints where both have a model."""
+    text = tmp_path / "text.txt"
+    text.write_text(carried_text()[40_000:50_000])
+    letters = el.train_tokenizer((), "byte")
+    table = el.TokenEmbedding(letters.get_vocab_size(), 16)
+    model = el.DecoderLM(table, el.RotaryEmbedding(8), num_layers=1, num_heads=2)
+    model.save_pretrained(tmp_path / "letters", tokenizer=letters)
+    assert run("vocab", "compare", trained, tmp_path / "letters", "--json") == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert (alone["b"]["num_tokens"], alone["b"]["path"], alone["one_to_one"]) == (257, str(tmp_path / "letters"), None)
+    assert run("vocab", "compare", trained, tmp_path / "letters", "--text", text, "--json") == 0
+    both = json.loads(capsys.readouterr().out)
+    assert run("evaluate", trained, tmp_path / "letters", "--text", text, "--json") == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert both["a"]["bits_per_byte"] == scores["model"]["bits_per_byte"]
+    assert both["b"]["bits_per_byte"] == scores["other"]["bits_per_byte"]
+    assert both["b"]["text_tokens"] == both["num_bytes"] == len(text.read_bytes())
+    assert (both["inexact"], both["no_bits_per_byte"]) == (0, "")
+    assert run("vocab", "compare", trained, tmp_path / "letters", "--text", text) == 0
+    shown = capsys.readouterr().out
+    assert all(f"{scores[name]['bits_per_byte']:.4f}" in shown for name in ("model", "other"))
+    assert f"{both['one_to_one']:.1%} of the chunks are one token on each side" in shown
+    assert run("vocab", "compare", trained / "tokenizer.json", tmp_path / "letters", "--text", text) == 0
+    assert f"No bits per byte: {trained / 'tokenizer.json'} is a tokenizer" in " ".join(capsys.readouterr().out.split())
+    el.TokenEmbedding(257, 8).save_pretrained(tmp_path / "table", tokenizer=letters)
+    assert run("vocab", "compare", trained, tmp_path / "table", "--text", text, "--json") == 0
+    assert "has no transformer blocks" in json.loads(capsys.readouterr().out)["no_bits_per_byte"]
+
+
+def test_a_comparison_of_what_has_no_tokenizer_is_one_line(tmp_path, capsys) -> None:
+    (tmp_path / "empty.json").write_text("{}")
+    assert run("vocab", "compare", tmp_path / "empty.json", tmp_path / "empty.json") == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert run("vocab", "compare", tmp_path / "none", tmp_path / "none") == 1
+    assert "none does not exist" in capsys.readouterr().err

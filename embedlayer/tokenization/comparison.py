@@ -1,0 +1,108 @@
+"""Compare two tokenizers: the tokens that both have, and how they split a text."""
+
+from dataclasses import dataclass
+
+from embedlayer.core.errors import TextError
+from embedlayer.tokenization.alignment import align_tokens
+from embedlayer.tokenization.bytes import TokenBytes
+from embedlayer.tokenization.spans import TokenSpans, token_spans
+from embedlayer.tokenization.tokenizer_match import match_tokenizers
+
+
+@dataclass(frozen=True)
+class ComparedTokenizer:
+    """One of two compared tokenizers.
+
+    Attributes:
+        num_tokens: Number of its tokens, added tokens too.
+        shared: Share of them that the other tokenizer has too; see `match_tokenizers`.
+        text_tokens: Number of tokens of the text; `None` without a text.
+        bytes_per_token: Bytes of the text for each of them; `None` without a text, and of a text without tokens.
+        coverage: Share of the tokens of the text that the other tokenizer has too; `None` likewise.
+    """
+
+    num_tokens: int
+    shared: float
+    text_tokens: int | None = None
+    bytes_per_token: float | None = None
+    coverage: float | None = None
+
+
+@dataclass(frozen=True)
+class TokenizerComparison:
+    """What two tokenizers have in common. What is about a text is `None` without one.
+
+    Attributes:
+        a: The first tokenizer.
+        b: The second one.
+        num_bytes: Bytes of the text in UTF-8.
+        num_chunks: Number of the smallest chunks of tokens that encode the same bytes; see `align_tokens`.
+        one_to_one: Share of the chunks that are one token on each side; `None` also without chunks.
+        inexact: Share of the bytes that are not in exact chunks: bytes that a tokenizer drops or changes, unknown
+            tokens, and what they share a chunk with.
+    """
+
+    a: ComparedTokenizer
+    b: ComparedTokenizer
+    num_bytes: int | None = None
+    num_chunks: int | None = None
+    one_to_one: float | None = None
+    inexact: float | None = None
+
+
+def compare_tokenizers(a: object, b: object, text: str | None = None) -> TokenizerComparison:
+    """Return the tokens that two tokenizers have in common, and how both split a text.
+
+    Args:
+        a: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
+        b: The same for the second tokenizer.
+        text: Text that is encoded with both and aligned, at once.
+
+    Raises:
+        TokenizerError: An argument is no tokenizer, or cannot encode the text.
+        TextError: The text is empty.
+
+    Example:
+        >>> text = "I love dogs, I love cats"
+        >>> words, letters = train_tokenizer(text, vocab_size=270), train_tokenizer((), kind="byte")
+        >>> comparison = compare_tokenizers(words, letters, text)
+        >>> comparison.a.text_tokens, comparison.b.text_tokens, comparison.num_chunks
+        (13, 24, 13)
+    """
+    tokens = TokenBytes(a), TokenBytes(b)
+    matches = [
+        {token for token, match in enumerate(match_tokenizers(other.tokenizer, one.tokenizer)) if match is not None}
+        for one, other in (tokens, tokens[::-1])
+    ]
+    if text is None:
+        a_side, b_side = (ComparedTokenizer(*_shared(*each)) for each in zip(tokens, matches, strict=True))
+        return TokenizerComparison(a_side, b_side)
+    if not text:
+        raise TextError("The text is empty: there is nothing to compare. Pass a text of some hundred words.")
+    spans = [token_spans(one, text) for one in tokens]
+    alignment = align_tokens(*spans)
+    num_bytes, num_chunks = len(spans[0].texts[0]), int(alignment.num_chunks)
+    a_side, b_side = (_with_text(*each, num_bytes) for each in zip(tokens, matches, spans, strict=True))
+    return TokenizerComparison(
+        a_side,
+        b_side,
+        num_bytes,
+        num_chunks,
+        one_to_one=float(alignment.single.double().mean()) if num_chunks else None,
+        inexact=1 - int(alignment.num_bytes[alignment.exact].sum()) / num_bytes,
+    )
+
+
+def _shared(tokens: TokenBytes, matched: set[int]) -> tuple[int, float]:
+    """Return the number of tokens of a tokenizer, and the share of those that are matched."""
+    return len(tokens.entries), len(matched) / len(tokens.entries) if tokens.entries else 0.0
+
+
+def _with_text(tokens: TokenBytes, matched: set[int], spans: TokenSpans, num_bytes: int) -> ComparedTokenizer:
+    """Return one side of a comparison on a text."""
+    ids = spans.ids.tolist()
+    num_tokens, shared = _shared(tokens, matched)
+    if not ids:
+        return ComparedTokenizer(num_tokens, shared, 0)
+    coverage = sum(token_id in matched for token_id in ids) / len(ids)
+    return ComparedTokenizer(num_tokens, shared, len(ids), num_bytes / len(ids), coverage)
