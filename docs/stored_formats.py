@@ -1,6 +1,6 @@
 """Write the tables of stored formats in docs/checkpoints.md: `python docs/stored_formats.py --write`.
 
-What is read is listed by the records in `embedlayer.formats.recognition`, and what is refused by those in
+What is read and written is listed by the records in `embedlayer.formats.recognition`, and what is refused by those in
 `embedlayer.formats.refused`. The versions of the libraries that tests compare with are those of constraints.txt.
 """
 
@@ -30,6 +30,32 @@ ORACLES = {
 """What tests compare the rows of each library's formats with, and the package whose version is shown."""
 
 
+QUANTISERS = {
+    "GGUF": (
+        "`gguf.quants.quantize`; K-quants and IQ types, which it does not write: the whole table becomes Q8_0",
+        "none",
+        "llama.cpp",
+    ),
+    "MLX": ("`mlx.core.quantize`", "none", "`mlx.nn`'s quantised layers, as mlx-lm builds them"),
+    "compressed-tensors": (
+        "its compressors, with scales by its `calculate_qparams`",
+        "numbers within a scale of the whole matrix",
+        "transformers, `CompressedTensorsConfig(dequantize=True)`",
+    ),
+    "ModelOpt": ("its formula", "numbers within the scale of the whole matrix", "no reader runs on a CPU"),
+    "Gemma": (
+        "no public rule: the largest number of a row, divided by the largest code, is its scale",
+        "none",
+        "transformers",
+    ),
+    "torchao": ("`from_hp` of its classes", "numbers within a scale of the whole matrix", "transformers"),
+    "GPTQ": ("GPTQModel's `RTN` and `pack`", "V a multiple of 8 (2 bits: 16, 3 bits: 32) and at least D", "not tested"),
+    "AWQ": ("AutoAWQ's `pseudo_quantize_tensor`", "V a multiple of 8", "not tested"),
+    "bitsandbytes": ("`int8_vectorwise_quant` and `quantize_4bit`", "none", "transformers"),
+}
+"""What quantises new rows of each library's formats, what new rows must fit, and what opens the result in tests."""
+
+
 def versions() -> dict[str, str]:
     """Return the versions in constraints.txt by package."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
@@ -45,6 +71,17 @@ def formats_that_are_read() -> str:
         version = pinned[package] if package else "-"
         rows.append(
             {"library": record.library, "layout": record.title, "rows equal those of": oracle, "version": version}
+        )
+    return markdown_table(rows)
+
+
+def formats_that_are_written() -> str:
+    """Return the table of how rows of each library's formats are written, one line for each library."""
+    rows = []
+    for library in dict.fromkeys(record.library for record in FORMATS):
+        quantised_by, limit, reader = QUANTISERS[library]
+        rows.append(
+            {"library": library, "new rows have the bytes of": quantised_by, "limit": limit, "opened by": reader}
         )
     return markdown_table(rows)
 
@@ -69,7 +106,8 @@ def page() -> str:
     return between_markers(
         PAGE,
         "stored-formats",
-        f"{formats_that_are_read()}\nRefused by name:\n\n{layouts_that_are_refused()}",
+        f"{formats_that_are_read()}\nRefused by name:\n\n{layouts_that_are_refused()}\n"
+        f"Edited, trained and written:\n\n{formats_that_are_written()}",
     )
 
 
@@ -77,4 +115,4 @@ if __name__ == "__main__":
     if "--write" in sys.argv:
         PAGE.write_text(page(), encoding="utf-8")
     else:
-        print(formats_that_are_read(), layouts_that_are_refused(), sep="\n")
+        print(formats_that_are_read(), layouts_that_are_refused(), formats_that_are_written(), sep="\n")

@@ -17,6 +17,7 @@ from embedlayer import QuantizedEmbedding
 from embedlayer.formats import GGUFBlocks
 from embedlayer.formats.gguf import GGUFRows
 from embedlayer.formats.stored import StoredModule, StoredRows
+from embedlayer.formats.torchao import CODES, SCALE
 from embedlayer.io.safetensors_files import DTYPE_NAMES, TensorInfo
 
 VOCAB_SIZE = 77
@@ -249,23 +250,44 @@ def torchao_case(rows: Tensor, config: str, **options: Any) -> StoredCase:
     """Quantise an embedding with torchao by the name of a configuration, and flatten it as transformers does."""
     torchao = pytest.importorskip("torchao.quantization")
     from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
-    from torchao.quantization.quant_primitives import dequantize_affine
+    from torchao.quantization.quant_primitives import _quantize_affine_float8, dequantize_affine
 
-    rows = rows.clone().index_fill_(0, torch.tensor(3), 0.01)  # torchao divides a row of zeros by zero
-    module: Any = torch.nn.ModuleDict({"table": torch.nn.Embedding.from_pretrained(rows.clone())})
     chosen = getattr(torchao, config)(**options)
-    torchao.quantize_(module, chosen, filter_fn=lambda each, _: isinstance(each, torch.nn.Embedding))
-    weight = module["table"].weight
-    flat, metadata = flatten_tensor_state_dict({f"{NAME}.weight": weight.data})
-    tensors = {name.removeprefix(f"{NAME}."): tensor for name, tensor in flat.items()}
+
+    def quantised(rows: Tensor) -> Any:
+        module: Any = torch.nn.ModuleDict({"table": torch.nn.Embedding.from_pretrained(rows.clone())})
+        torchao.quantize_(module, chosen, filter_fn=lambda each, _: isinstance(each, torch.nn.Embedding))
+        return module["table"].weight.data
+
+    def flatten(weight: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
+        flat, metadata = flatten_tensor_state_dict({f"{NAME}.weight": weight})
+        tensors = {name.removeprefix(f"{NAME}."): tensor for name, tensor in flat.items()}
+        if tensors[CODES].is_floating_point():
+            codes = tensors[CODES].to(torch.float32).nan_to_num(0.0)  # torchao divides a row of zeros by zero
+            tensors[CODES] = codes.to(tensors[CODES].dtype)
+        return tensors, metadata
+
+    weight = quantised(rows)
+    tensors, metadata = flatten(weight)
+    weight.qdata.copy_(tensors[CODES])
+    is_whole = len(tensors[SCALE]) == 1
+
+    def quantise(rows: Tensor) -> dict[str, Tensor]:
+        if not is_whole:
+            return flatten(quantised(rows))[0]
+        if weight.qdata.is_floating_point():
+            return {CODES: _quantize_affine_float8(rows, weight.scale)}
+        parts = {"granularity": torchao.PerTensor(), "scale": weight.scale, "zero_point": weight.zero_point}
+        return {CODES: type(weight).from_hp(rows, **parts).qdata}
+
     if config.startswith("Float8"):
-        numbers = {dtype: weight.data.dequantize(dtype) for dtype in DTYPES.values()}
+        numbers = {dtype: weight.dequantize(dtype) for dtype in DTYPES.values()}
     else:
-        zero = getattr(weight.data, "zero_point", None)
-        parts = weight.data.qdata, list(weight.data.block_size), weight.data.scale, zero, torch.int8
+        zero = getattr(weight, "zero_point", None)
+        parts = weight.qdata, list(weight.block_size), weight.scale, zero, torch.int8
         numbers = {dtype: dequantize_affine(*parts, output_dtype=dtype) for dtype in DTYPES.values()}
-    assert torch.equal(weight.data.dequantize(), numbers[rows.dtype])
-    return StoredCase(tensors, {"quant_method": "torchao"}, numbers[rows.dtype], metadata, numbers)
+    assert torch.equal(weight.dequantize(), numbers[rows.dtype])
+    return StoredCase(tensors, {"quant_method": "torchao"}, numbers[rows.dtype], metadata, numbers, quantise)
 
 
 def gptq_case(
@@ -383,6 +405,10 @@ def _other_cases() -> dict[str, Callable[[], StoredCase]]:
         "ModelOpt FP8 by row": partial(modelopt_case, weights(192), is_nvfp4=False, by_row=True),
         "torchao int8": partial(torchao_case, weights(192), "Int8WeightOnlyConfig", version=2),
         "torchao FP8": partial(torchao_case, weights(192, torch.bfloat16), "Float8WeightOnlyConfig"),
+        "torchao int8, tensor": partial(_whole_case, weights(192, torch.bfloat16), "Int8WeightOnlyConfig"),
+        "torchao FP8, tensor": partial(_whole_case, weights(192), "Float8WeightOnlyConfig"),
+        "torchao 4 bits, symmetric": partial(_intx_case, weights(192, torch.bfloat16), 4, "SYMMETRIC"),
+        "torchao 1 bits": partial(_intx_case, weights(192), 1),
         "AWQ": partial(awq_case, weights(64, torch.float16, 80)),
         "bitsandbytes int8": partial(bitsandbytes_case, weights(192), "int8"),
     }
@@ -402,11 +428,17 @@ def _other_cases() -> dict[str, Callable[[], StoredCase]]:
     return cases
 
 
-def _intx_case(rows: Tensor, bits: int) -> StoredCase:
-    """Quantise to integers of fewer bits in groups of 32, asymmetric, with torchao."""
+def _whole_case(rows: Tensor, config: str) -> StoredCase:
+    """Quantise with torchao with one scale of the whole matrix."""
+    torchao = pytest.importorskip("torchao.quantization")
+    return torchao_case(rows, config, granularity=torchao.PerTensor())
+
+
+def _intx_case(rows: Tensor, bits: int, mapping: str = "ASYMMETRIC") -> StoredCase:
+    """Quantise to integers of fewer bits in groups of 32 with torchao."""
     torchao = pytest.importorskip("torchao.quantization")
     granularity = torchao.PerGroup(32)
-    options = {"weight_dtype": getattr(torch, f"int{bits}"), "mapping_type": torchao.MappingType.ASYMMETRIC}
+    options = {"weight_dtype": getattr(torch, f"int{bits}"), "mapping_type": torchao.MappingType[mapping]}
     return torchao_case(rows, "IntxWeightOnlyConfig", granularity=granularity, **options)
 
 

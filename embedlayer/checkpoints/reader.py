@@ -352,15 +352,16 @@ class Checkpoint(WeightFiles):
         with torch.device("cpu"):
             return stored[0].read(self._module(name), stored[1])
 
-    def stored_tensors(self, name: str, rows: StoredRows) -> dict[str, Tensor]:
+    def stored_tensors(self, name: str, rows: StoredRows) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Return the tensors that store new rows of a weight, by their names: the inverse of `read_stored`.
 
-        The rows have the format that `stored` returned. A `CheckpointError` says that it cannot store this number of
-        rows.
+        The second result has the metadata of their files that change. The rows have the format that `stored` returned.
+        A `CheckpointError` says that it cannot store this number of rows.
         """
+        module, names = self._module(name), self.module_tensors(name)
         with torch.device("cpu"):
-            tensors, names = rows.format.write(rows, self._module(name)), self.module_tensors(name)
-        return {names[rest]: tensor for rest, tensor in tensors.items()}
+            tensors, metadata = rows.format.write(rows, module), rows.format.metadata(rows, module)
+        return {names[rest]: tensor for rest, tensor in tensors.items()}, metadata
 
     def matrix_info(self, name: str) -> TensorInfo:
         """Return `info(name)`; for stored rows shape `(V, D)`, name of the format and number of bytes of the matrix.

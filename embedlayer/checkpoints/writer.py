@@ -150,7 +150,7 @@ def write_tensors(
     checkpoint = Checkpoint.open(source)
     if checkpoint.gguf is not None:
         raise CheckpointError(
-            f"{checkpoint.gguf.path} is a GGUF file: write into it with embedlayer.vocab.write_into_gguf, or edit its "
+            f"{checkpoint.gguf.path} is a GGUF file: write into it with embedlayer.vocab.write_into, or edit its "
             f"vocabulary by the name of the file."
         )
     if (inner := checkpoint.matrix_info(table).file.parent) != source:
@@ -201,9 +201,10 @@ def write_tensors(
         left_out = tuple(stale)
         if stale:
             warnings.warn(left_out_message(stale), EmbedLayerWarning, stacklevel=3)
+    _check_formats(checkpoint, tensors)
     numel = sum(prod(new.shape) - prod(checkpoint.matrix_info(name).shape) for name, new in tensors.items())
     plain_copies = {file: _plain(checkpoint, of_file) for file, of_file in (copies or {}).items()}
-    plain = _plain(checkpoint, tensors)
+    plain, metadata = _plain(checkpoint, tensors)
     changed = {name: tensor for name, tensor in plain.items() if not checkpoint.stores(name, tensor)}
     rewritten = {file: header for file, header in checkpoint.headers.items() if header.tensors.keys() & changed.keys()}
     copied: list[str] = []
@@ -214,13 +215,11 @@ def write_tensors(
                 continue
             (partial / name).parent.mkdir(parents=True, exist_ok=True)
             if name in rewritten:
-                metadata = rewritten[name].metadata
-                if metadata.get("vocab_size") == str(old_rows):
-                    metadata = {**metadata, "vocab_size": str(rows)}
-                _stream(file, partial / name, rewritten[name], changed, metadata)
+                is_size = rewritten[name].metadata.get("vocab_size") == str(old_rows)
+                sized = {**metadata, "vocab_size": str(rows)} if is_size else metadata
+                _stream(file, partial / name, rewritten[name], changed, sized)
             elif name in plain_copies:
-                header = read_header(file)
-                _stream(file, partial / name, header, plain_copies[name], header.metadata)
+                _stream(file, partial / name, read_header(file), *plain_copies[name])
             else:
                 shutil.copyfile(file, partial / name)
                 copied += [name]
@@ -231,25 +230,33 @@ def write_tensors(
     return WriteReceipt(tuple(sorted(changed)), (*rewritten, *plain_copies), tuple(copied), rows, tuple(left_out))
 
 
-def _plain(checkpoint: Checkpoint, tensors: Mapping[str, Rows]) -> dict[str, Tensor]:
+def _plain(checkpoint: Checkpoint, tensors: Mapping[str, Rows]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return new content by the names of tensors in the files, in which stored rows are several tensors.
 
+    The second result has the metadata of the files that change with stored rows.
+
     Raises:
-        CheckpointError: The checkpoint stores a weight in another way, or its format cannot store this number of rows.
+        CheckpointError: The format of stored rows cannot store this number of them.
     """
     plain: dict[str, Tensor] = {}
+    metadata: dict[str, str] = {}
     for name, rows in tensors.items():
-        stored, record = checkpoint.stored(name), None if isinstance(rows, Tensor) else rows.format
-        if (None if stored is None else stored[0]) != record:
-            old, new = (
-                "numbers in floating point" if each is None else each.name for each in (stored and stored[0], record)
-            )
+        parts, changes = ({name: rows}, {}) if isinstance(rows, Tensor) else checkpoint.stored_tensors(name, rows)
+        plain, metadata = plain | parts, metadata | changes
+    return plain, metadata
+
+
+def _check_formats(checkpoint: Checkpoint, tensors: Mapping[str, Rows]) -> None:
+    """Raise a `CheckpointError` if a checkpoint stores one of some weights in another format than its new rows have."""
+    for name, rows in tensors.items():
+        stored = checkpoint.stored(name)
+        formats = [None if stored is None else stored[0], None if isinstance(rows, Tensor) else rows.format]
+        if formats[0] != formats[1]:
+            old, new = ("numbers in floating point" if each is None else each.name for each in formats)
             raise CheckpointError(
                 f"{checkpoint.name} stores {name} as {old}, and the new rows are {new}. Load the layer from this "
                 f"checkpoint, and change that."
             )
-        plain |= {name: rows} if isinstance(rows, Tensor) else checkpoint.stored_tensors(name, rows)
-    return plain
 
 
 def _check_precision(checkpoint: Checkpoint, folder: Path, copies: Copies) -> None:
@@ -285,8 +292,10 @@ def _stream(
 ) -> None:
     """Write a copy of one safetensors file in which some tensors are replaced; the order of the tensors stays.
 
-    `changed` has the new tensors by name, which may have other shapes. Those that the old file lacks are ignored.
+    `changed` has the new tensors by name, which may have other shapes, and `metadata` new values of the metadata. Those
+    that the old file lacks are ignored.
     """
+    metadata = {key: metadata.get(key, value) for key, value in header.metadata.items()}
     sizes = {
         name: (changed[name].shape, _stored_bytes(changed[name], info))
         if name in changed

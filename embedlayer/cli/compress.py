@@ -26,7 +26,9 @@ WINDOW = 256  # longest window in tokens on which the loss is measured
 @click.command()
 @click.argument("source", type=SOURCE)
 @click.option(
-    "--to", help="Kind of the smaller table: int8, int4, int4-g32 (groups of 32 columns), q8_0, q4_0, or rank=128."
+    "--to",
+    help="Kind of the smaller table: int8, int4, int4-g32 (groups of 32 columns), q8_0, q4_0, rank=128; or that of "
+    "another library: mlx-int4, ct-int4-g32 (compressed-tensors).",
 )
 @click.option("-o", "--output", type=NEW_FOLDER, help="New folder for the result.")
 @click.option("--compare", is_flag=True, help="Show all choices side by side, with --to among them.")
@@ -50,9 +52,13 @@ def compress(
     embedlayer.compress.load_model(OUTPUT) loads the whole model with transformers. A low-rank table approximates the
     tokens best that occur often in --text, else in the training text of a run.
 
+    With --to mlx-int4, ct-int4-g32 and the like, a checkpoint folder becomes one with a table in the codes of this
+    library, which mlx-lm or transformers with compressed-tensors opens; all else in it stays.
+
     \b
     embedlayer compress run --compare --text book.txt
     embedlayer compress run --to int4-g32 -o smaller
+    embedlayer compress model --to mlx-int4 -o model-mlx
     """  # noqa: D301 (click needs the backspace)
     from embedlayer.compress.convert import check_kind, compress_table
     from embedlayer.compress.report import compare_compression
@@ -141,9 +147,9 @@ def _choices(width: int, to: str | None) -> list[str]:
 
     Kinds that do not suit the width D are left out; `to` is included in any case.
     """
-    from embedlayer.compress.report import CHOICES
+    from embedlayer.compress.report import choices_for
 
-    choices = [choice for choice in CHOICES if width > 32 or choice in ("int8", "int4")]
+    choices = [*choices_for(width)]
     choices += [f"rank={rank}" for rank in (width // 2, width // 4) if rank]
     if to is not None and to not in choices:
         choices.append(to)
@@ -161,7 +167,14 @@ def _write(opened: "OpenedModel", table: "TokenTable", output: Path) -> str:
     from embedlayer.compress.transformers_models import copy_blocks
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.saving import Pretrained, hide_weights
+    from embedlayer.tables.stored_embedding import StoredEmbedding
 
+    if isinstance(table, StoredEmbedding) and opened.kind.startswith("checkpoint") and Path(opened.source).is_dir():
+        from embedlayer.compress.stored_checkpoints import OPENED_BY, write_checkpoint
+
+        with warnings.catch_warnings(action="ignore", category=EmbedLayerWarning):  # open_model has given them
+            write_checkpoint(table, opened.source, output, tokenizer=opened.tokenizer)
+        return f"The whole model: {OPENED_BY[table.stored_format.library].format(folder=str(output))}"
     layer: Pretrained = table
     if opened.model is not None:
         layer = replace_table(opened.model, table)

@@ -1,11 +1,12 @@
 """`embedlayer export`: write a table as a file that other tools read."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 
-from embedlayer.cli.options import GGUF_FILE, SOURCE, json_option, tokenizer_option
+from embedlayer.cli.options import INTO, SOURCE, json_option, tokenizer_option
 from embedlayer.cli.printing import print_json
 from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import FileError, SizeError
@@ -14,6 +15,7 @@ from embedlayer.io.files import check_new_files, is_stream, new_files
 if TYPE_CHECKING:
     from embedlayer.checkpoints.vector_files import VectorFormat
     from embedlayer.opening.opened_model import OpenedModel
+    from embedlayer.opening.readers import Parts
 
 FORMATS = ("word2vec", "word2vec-binary", "glove", "fasttext", "npy", "projector", "parquet", "onnx", "gguf")
 
@@ -23,7 +25,7 @@ FORMATS = ("word2vec", "word2vec-binary", "glove", "fasttext", "npy", "projector
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="File; for projector a folder.")
 @click.option("--format", type=click.Choice(FORMATS), help="Format of the file.  [default: by its name]")
 @tokenizer_option
-@click.option("--into", type=GGUF_FILE, help="For gguf: the file to copy with the new table and tokens.")
+@click.option("--into", type=INTO, help="GGUF file or checkpoint folder to copy with the new table and tokens.")
 @click.option(
     "--neighbors",
     type=click.IntRange(min=0),
@@ -52,36 +54,49 @@ def export(
     An onnx file computes look-ups and, if the head is tied, logits. It needs a table that embedlayer compress wrote
     with --to q4_0 or q8_0.
 
-    A gguf file is a copy of the file --into, in which the table, an untied head and the tokens are those of SOURCE. All
-    other tensors are copied byte for byte, and rows that did not change keep their bytes.
+    With --into, the output is a copy of a GGUF file or of a checkpoint folder, in which the table, an untied head and
+    the tokens are those of SOURCE, stored as they are there: in floating point, in blocks of GGUF, or in the codes of
+    MLX, compressed-tensors and other libraries. All other tensors are copied byte for byte, and rows that did not
+    change keep their bytes.
     """
     from embedlayer.checkpoints.vector_files import files_of, format_of
     from embedlayer.opening.readers import open_model
 
-    chosen = format or (output.suffix[1:] if output.suffix in (".parquet", ".onnx", ".gguf") else format_of(output))
-    if (chosen == "gguf") != (into is not None):
-        raise FileError("A gguf file is a copy of another one: name that file with --into, and the format gguf.")
-    written = files_of(output, chosen)
-    check_new_files(*written)
-    opened = open_model(source, tokenizer_from, parts="layer" if chosen in ("gguf", "onnx") else "table")
-    with new_files(*written) as (target, *_):
-        if into is not None:
-            from embedlayer.vocab.targets.gguf import write_into_gguf
+    if into is not None and into.is_dir():
+        if format is not None:
+            raise FileError("The copy of a checkpoint folder is a folder: leave --format out.")
+        chosen, written = "checkpoint", []
+    else:
+        chosen = format or (output.suffix[1:] if output.suffix in (".parquet", ".onnx", ".gguf") else format_of(output))
+        if (chosen == "gguf") != (into is not None):
+            raise FileError("A gguf file is a copy of another one: name that file with --into, and the format gguf.")
+        written = files_of(output, chosen)
+        check_new_files(*written)
+    parts: Parts = "layer" if into is not None or chosen == "onnx" else "table"
+    opened = open_model(source, tokenizer_from, parts=parts)
+    if into is not None:
+        from embedlayer.vocab.written_tables import write_into
 
-            write_into_gguf(opened.table, opened.require_tokenizer(), into, target, head=opened.untied_head)
-            count = opened.table.vocab_size
-        elif chosen == "onnx":
-            count = _write_onnx(opened, source, target)
-        elif chosen == "parquet":
-            from embedlayer.analysis.atlas import write_atlas
-
-            count = write_atlas(target, opened.table, opened.require_tokenizer(), num_neighbors=neighbors)
-        else:
-            count = _write_vectors(opened, target, format_of(output, chosen))
+        write_into(opened.table, opened.require_tokenizer(), into, output, head=opened.untied_head)
+        count = opened.table.vocab_size
+    else:
+        count = _write(opened, source, written, chosen, neighbors)
     columns = opened.table.embed_dim
     facts = {"file": str(output), "format": chosen, "rows": count, "columns": columns}
     text = f"Wrote {count:,} rows of {columns} numbers as {chosen} to {output}"
     print_json(facts) if as_json else click.echo(text, err=is_stream(output))
+
+
+def _write(opened: "OpenedModel", source: Path, files: Sequence[Path], format: str, neighbors: int) -> int:
+    """Write a table as new files in one of `FORMATS`, of which the first has the rows; return their number."""
+    with new_files(*files) as (target, *_):
+        if format == "onnx":
+            return _write_onnx(opened, source, target)
+        if format == "parquet":
+            from embedlayer.analysis.atlas import write_atlas
+
+            return write_atlas(target, opened.table, opened.require_tokenizer(), num_neighbors=neighbors)
+        return _write_vectors(opened, target, cast("VectorFormat", format))
 
 
 def _write_onnx(opened: "OpenedModel", source: Path, output: Path) -> int:

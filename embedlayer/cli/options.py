@@ -109,7 +109,7 @@ RUN = InputPath("the folder of a run, which embedlayer train wrote", PathKind.RU
 FOLDER = InputPath(
     "a folder on this machine (a run, a saved layer, or a checkpoint) or a GGUF file", *_FOLDERS, PathKind.GGUF
 )
-GGUF_FILE = InputPath("a GGUF file", PathKind.GGUF)
+INTO = InputPath("a GGUF file or the folder of a checkpoint", PathKind.GGUF, PathKind.CHECKPOINT, PathKind.FOLDER)
 EDITED = InputPath("a folder that an edit of the vocabulary wrote", *_FOLDERS, PathKind.GGUF)
 TOKENIZER = InputPath(
     "a tokenizer: a file such as tokenizer.json, or a folder that contains one",

@@ -468,6 +468,8 @@ def _train_new_rows(
         SizeError: The rows cannot be trained alone; see `train_only_rows`.
         FileError: The folder or a text cannot be read.
     """
+    import torch
+
     from embedlayer.cli.progress import display, stopping_gently
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.models.causal import PatchedDecoder, longest_sequence
@@ -475,7 +477,6 @@ def _train_new_rows(
     from embedlayer.opening.readers import open_model
     from embedlayer.training.loop import Trainer
     from embedlayer.vocab.operations import add_tokens
-    from embedlayer.vocab.row_training import merge_rows
 
     opened = open_model(directory)
     model, tokenizer = opened.require_causal(), opened.require_tokenizer()
@@ -503,9 +504,10 @@ def _train_new_rows(
                 show(line["step"], line)
                 measured += [line["validation_bits_per_byte"] * math.log(2)] if "validation_loss" in line else []
         losses |= {"loss_before_training": measured[0], "loss_after_training": measured[-1]}
-    merge_rows(model)
-    rows = decoder.table.rows(0, decoder.table.vocab_size)[ids].detach().clone()
-    head = decoder.head
-    head_rows = rows if head is None or head.tied else head.weight[ids].detach().clone()
+    table, head = decoder.table, decoder.head
+    row_ids = torch.tensor(ids, device=table.rows(0, 1).device)
+    sources = (table,) if head is None else (table, head.own_rows, head.own_table)  # a tied head may name no table
+    rows, *of_head = (each.look_up(row_ids).detach().clone() for each in sources if each is not None)
+    head_rows = of_head[0] if of_head else rows
     occurrences = {"new_tokens_in_text": int(counts.sum()), "different_new_tokens_in_text": int((counts > 0).sum())}
     return {**losses, **occurrences, "steps": trainer.step}, rows, head_rows

@@ -5,5 +5,6 @@ from .report import CompressionResult as CompressionResult
 from .report import compare_compression as compare_compression
 from .report import loss_on_text as loss_on_text
 from .report import row_error as row_error
+from .stored_checkpoints import write_checkpoint as write_checkpoint
 from .transformers_models import load_model as load_model
 from .transformers_models import save_model as save_model

@@ -2,25 +2,35 @@
 
 import copy
 import re
+from collections.abc import Mapping
 from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.layer import EmbeddingLayer
 from embedlayer.compress.transformers_models import with_table
 from embedlayer.core.errors import SizeError
+from embedlayer.formats.compressed_tensors import PackQuantizedRows
 from embedlayer.formats.layouts import GGUFBlocks
+from embedlayer.formats.mlx import MLXAffineRows
 from embedlayer.formats.rounding import CovarianceRounding
+from embedlayer.formats.stored import StoredFormat
 from embedlayer.inputs.embedding import TransformerEmbedding
+from embedlayer.io.safetensors_files import DTYPE_NAMES
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.tables.conversions import as_table
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.quantized import QuantizedEmbedding
+from embedlayer.tables.stored_embedding import StoredEmbedding
 from embedlayer.tables.table import TokenTable
 
 Model = TypeVar("Model", bound=nn.Module)
 
-_KIND = re.compile(r"int(?P<bits>8|4)(-g(?P<group>\d+))?|q(?P<blocks>8|4)_0|rank=(?P<rank>\d+)")
+_KIND = re.compile(
+    r"int(?P<bits>8|4)(-g(?P<group>\d+))?|q(?P<blocks>8|4)_0|rank=(?P<rank>\d+)"
+    r"|mlx-int(?P<mlx_bits>\d)(-g(?P<mlx_group>\d+))?|ct-int(?P<ct_bits>\d)(-g(?P<ct_group>\d+))?"
+)
 
 
 def compress_table(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor | None = None) -> TokenTable:
@@ -31,8 +41,10 @@ def compress_table(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor 
     Args:
         table: A table of any kind, or a plain `nn.Embedding`.
         to: `"int8"` or `"int4"` for a scale for each row; `"int4-g32"` for groups of 32 columns with a scale each;
-            `"q8_0"` or `"q4_0"` for GGUF's blocks of 32 columns, which `export_onnx` writes too; `"rank=128"` for a
-            factorised table. 4-bit codes are rounded by `CovarianceRounding`.
+            `"q8_0"` or `"q4_0"` for GGUF's blocks of 32 columns, which `export_onnx` writes too; `"mlx-int4"` for MLX's
+            groups of 64 columns, or `"mlx-int8-g32"` and the like; `"ct-int4-g32"` for symmetric integers of
+            compressed-tensors, without a group for a scale for each row; `"rank=128"` for a factorised table. 4-bit
+            codes of the first kinds are rounded by `CovarianceRounding`, those of other libraries as these do it.
         counts: Number of occurrences of each token, `(V,)`: weights of the error that a factorised table minimises;
             `None` weights all tokens equally. Other kinds ignore it.
 
@@ -40,6 +52,7 @@ def compress_table(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor 
         SizeError: `to` names no kind, or a kind that does not fit the size of the table; `table` is no table; or, for a
             factorised table, `counts` are negative, not finite or all 0.
         ShapeError: `counts` has another shape, or rows contain NaN, infinity, or numbers too large for the layout.
+        CheckpointError: Rows contain these, and the kind is that of another library.
 
     Example:
         >>> compress_table(TokenEmbedding(100, 64), "int4-g32")
@@ -51,6 +64,8 @@ def compress_table(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor 
     numbers, table = check_kind(to), as_table(table)
     if "rank" in numbers:
         return FactorizedEmbedding.from_table(table, numbers["rank"], counts)
+    if to.startswith(("mlx", "ct")):
+        return StoredEmbedding.from_table(table, _stored_format(numbers, table))
     bits, layout = (numbers["blocks"], GGUFBlocks()) if "blocks" in numbers else (numbers["bits"], None)
     rounding = CovarianceRounding() if bits == 4 else None
     return QuantizedEmbedding.from_table(table, bits, group_size=numbers.get("group"), layout=layout, rounding=rounding)
@@ -61,7 +76,8 @@ def check_kind(to: str) -> dict[str, int]:
 
     Returns:
         `{"rank": R}` for a factorised table, `{"blocks": B}` for GGUF's blocks of B bits. For another quantised one
-        `{"bits": B}`, and the key `group` for groups of columns.
+        `{"bits": B}`, and the key `group` for groups of columns; for MLX and compressed-tensors these keys begin with
+        `mlx_` or `ct_`.
 
     Raises:
         SizeError: `to` names no kind.
@@ -73,10 +89,24 @@ def check_kind(to: str) -> dict[str, int]:
     match = _KIND.fullmatch(to)
     if match is None:
         raise SizeError(
-            f"A table can be compressed to int8, int4, groups as in int4-g32, GGUF's q8_0 or q4_0, or rank=128; "
-            f"not to {to!r}."
+            f"A table can be compressed to MLX's mlx-int4, compressed-tensors' ct-int4-g32, int8, int4, groups as in "
+            f"int4-g32, GGUF's q8_0 or q4_0, or rank=128; not to {to!r}."
         )
-    return {name: int(digits) for name, digits in match.groupdict().items() if digits is not None}
+    numbers = {name: int(digits) for name, digits in match.groupdict().items() if digits is not None}
+    return numbers | ({"mlx_group": numbers.get("mlx_group", 64)} if "mlx_bits" in numbers else {})
+
+
+def _stored_format(numbers: Mapping[str, int], table: TokenTable) -> StoredFormat:
+    """Return the format of another library that a kind names, with scales in the dtype of the table's rows.
+
+    Raises:
+        SizeError: The library has no such bits or groups, or the width is no multiple of the group.
+    """
+    dtype = table.rows(0, 1).dtype
+    scale_dtype, width = DTYPE_NAMES[torch.float32 if dtype == torch.float64 else dtype], table.embed_dim
+    if "mlx_bits" in numbers:
+        return MLXAffineRows(width, numbers["mlx_bits"], numbers["mlx_group"], scale_dtype)
+    return PackQuantizedRows(width, numbers.get("ct_group", width), scale_dtype, True, numbers["ct_bits"])
 
 
 def replace_table(model: Model, table: TokenTable | nn.Embedding) -> Model:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.compress.convert import compress_table, replace_table
+from embedlayer.compress.convert import check_kind, compress_table, replace_table
 from embedlayer.core.errors import SizeError
 from embedlayer.io.safetensors_files import encode_header
 from embedlayer.models.causal import causal_outputs, check_causal, evaluating, longest_sequence
@@ -19,7 +19,7 @@ from embedlayer.tables.conversions import as_table
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
 
-CHOICES = ("int8", "int4", "int4-g32", "q8_0", "q4_0")
+CHOICES = ("int8", "int4", "int4-g32", "q8_0", "q4_0", "mlx-int4", "ct-int4-g32")
 QUERIES = 1000
 NEAREST = 10
 TOKENS_AT_ONCE = 4096
@@ -54,9 +54,20 @@ class CompressionResult:
     loss_change: float | None
 
 
+def choices_for(width: int) -> list[str]:
+    """Return the kinds of `CHOICES` that suit rows of a width: more than one group, of other libraries whole groups."""
+    choices = []
+    for to in CHOICES:
+        numbers = check_kind(to)
+        own = 32 if "blocks" in numbers else numbers.get("group", 0)
+        if width > own and width % numbers.get("mlx_group", numbers.get("ct_group", 1)) == 0:
+            choices.append(to)
+    return choices
+
+
 def compare_compression(
     table: TokenTable | nn.Embedding,
-    choices: Sequence[str] | Mapping[str, TokenTable] = CHOICES,
+    choices: Sequence[str] | Mapping[str, TokenTable] | None = None,
     *,
     counts: Shaped[Tensor, " V"] | None = None,
     kept: int | None = None,
@@ -66,7 +77,8 @@ def compare_compression(
 
     Args:
         table: A table of any kind.
-        choices: Kinds as `compress_table` names them, or a mapping from any name to a table.
+        choices: Kinds as `compress_table` names them, or a mapping from any name to a table; `None` for those of
+            `choices_for`.
         counts: Number of occurrences of each token, `(V,)`. They weight the error of low ranks, choose the tokens whose
             neighbours are compared (up to 1,000 tokens that occur), and add a result for a trim, which removes rows.
             `None`: all tokens count equally, and there is no trim.
@@ -93,7 +105,7 @@ def compare_compression(
     rows = [CompressionResult("as it is", size, _file_bytes(table), 1.0, 0.0, 1.0, own, None if own is None else 0.0)]
     queries = _spread(table, counts)
     near = nearest_rows(table, queries, NEAREST).ids
-    for to in choices:
+    for to in choices_for(table.embed_dim) if choices is None else choices:
         other = choices[to] if isinstance(choices, Mapping) else compress_table(table, to, counts=counts)
         lost = None if loss is None else loss(other)
         rows.append(

@@ -9,6 +9,7 @@ puts both together.
 import copy
 import json
 import shutil
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
@@ -27,7 +28,15 @@ from embedlayer.heads.output import OutputHead
 from embedlayer.heads.peft import ChildReference
 from embedlayer.io.files import check_new_folder, create_folder, new_folder, recover_folder
 from embedlayer.io.json_fields import parse_json
-from embedlayer.io.safetensors_files import copy_bytes, encode_header, load_tensors, save_tensors
+from embedlayer.io.safetensors_files import (
+    DTYPE_NAMES,
+    TensorInfo,
+    copy_bytes,
+    encode_header,
+    load_tensors,
+    save_tensors,
+    write_tensor,
+)
 from embedlayer.opening.path_kinds import BLOCKS
 from embedlayer.saving import Pretrained, build, describe, hide_weights
 from embedlayer.tables.dense import TokenEmbedding
@@ -268,18 +277,38 @@ def copy_blocks(layer: EmbeddingLayer | None, source: Path, target: Path) -> boo
     for number, (file, header) in enumerate(checkpoint.headers.items()):
         others = {name: info for name, info in header.tensors.items() if name not in {*names_in_layer, *table}}
         metadata = {"format": "pt", **({} if number else {TABLE: json.dumps(table)})}
-        entries = {name: (info.dtype, info.shape, info.nbytes) for name, info in others.items()}
-        with (source / file).open("rb") as old, (rest / f"blocks-{Path(file).name}").open("wb") as new:
-            new.write(encode_header(entries, metadata))
-            for info in others.values():
-                copy_bytes(old, new, info)
+        copy_tensors(source / file, rest / f"blocks-{Path(file).name}", others.values(), metadata)
         has_blocks = has_blocks or bool(others)
-    for path in source.iterdir():
-        if path.is_file() and not path.name.endswith(NOT_COPIED):
-            shutil.copyfile(path, rest / path.name)
+    copy_other_files(source, rest)
     if not has_blocks:
         shutil.rmtree(rest)
     return has_blocks
+
+
+def copy_tensors(
+    source: Path,
+    target: Path,
+    tensors: Iterable[TensorInfo],
+    metadata: Mapping[str, str],
+    more: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write a safetensors file with some tensors of another one, byte for byte, and `more` tensors after them."""
+    copied, new = {info.name: info for info in tensors}, more or {}
+    entries = {name: (info.dtype, info.shape, info.nbytes) for name, info in copied.items()}
+    added = {name: (DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), tensor.nbytes) for name, tensor in new.items()}
+    with source.open("rb") as old, target.open("wb") as file:
+        file.write(encode_header(entries | added, metadata))
+        for info in copied.values():
+            copy_bytes(old, file, info)
+        for tensor in new.values():
+            write_tensor(file, tensor)
+
+
+def copy_other_files(source: Path, target: Path) -> None:
+    """Copy the files of a checkpoint folder that are no weights, code or receipt: configuration, tokenizer and more."""
+    for path in source.iterdir():
+        if path.is_file() and not path.name.endswith(NOT_COPIED):
+            shutil.copyfile(path, target / path.name)
 
 
 def load_model(directory: Path | str, *, device: torch.device | str = "cpu") -> nn.Module:

@@ -3,6 +3,7 @@
 Weights alone are read: a runtime that also quantises the input of a head, by `input_scale`, computes other logits.
 """
 
+import re
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ DEQUANTISE = (
 
 SCALE, ZERO, GLOBAL = "weight_scale", "weight_zero_point", "weight_global_scale"
 _FLOATS = ("F32", "F16", "BF16")
+_GROUP, _PACKED = "embedding", "pack-quantized"
 _CODES = {"I8": signed(8), "F8_E4M3": E4M3}
 
 
@@ -256,6 +258,42 @@ class PackQuantizedRows(ScaledRows):
         codes = (numbers.round().to(torch.int16) + 2 ** (self.bits - 1)).to(torch.uint8)
         return pack(codes, self.bits, torch.int32)
 
+    def settings_with(self, settings: JsonObject, module: str) -> JsonObject:
+        """Return settings of a configuration with a group for a module; see the base class.
+
+        The group names the module by the end of its name, because modules of a loaded model may have other names before
+        it. All groups must be of this format, because transformers reads all modules by one of them.
+        """
+        if settings and settings.get("quant_method") != METHOD:
+            raise self.other_settings(settings)
+        by_row = self.group_size == self.embed_dim
+        weights = {
+            "num_bits": self.bits,
+            "type": "int",
+            "symmetric": self.is_symmetric,
+            "dynamic": False,
+            **({"strategy": "channel"} if by_row else {"strategy": "group", "group_size": self.group_size}),
+        }
+        groups = {name: each for name, each in (settings.get("config_groups") or {}).items() if name != _GROUP}
+        for each in groups.values():
+            scheme = each.get("weights") or {}
+            stated = {key: scheme.get(key) for key in weights if key != "dynamic"}
+            container = each.get("format") or settings.get("format")
+            if container != _PACKED or stated | {"dynamic": False} != weights:
+                raise self.other_settings(settings)
+        end = re.escape(module.rpartition(".")[2])
+        return {
+            "quantization_status": "compressed",
+            **settings,
+            "quant_method": METHOD,
+            "format": _PACKED,
+            "ignore": [name for name in settings.get("ignore") or [] if name != module],
+            "config_groups": {
+                **groups,
+                _GROUP: {"targets": [rf"re:(.*\.)?{end}$"], "weights": weights, "format": _PACKED},
+            },
+        }
+
 
 @dataclass(frozen=True)
 class NaiveQuantizedRows(ScaledRows):
@@ -397,7 +435,10 @@ class CompressedFloatRows(StoredFormat):
         return -largest, largest
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return rows as the library quantises a matrix of the dtype of `values` with scales of `calculate_qparams`."""
+        """Return rows as the library quantises a matrix of the dtype of `values` with scales of `calculate_qparams`.
+
+        We differ for float16 and groups below `2^-14`, whose scales the library computes with numbers that underflow.
+        """
         kind = BLOCK_FLOATS[self.mode]
         groups = values.unflatten(1, (-1, kind.group_size))
         largest = groups.abs().amax(-1)

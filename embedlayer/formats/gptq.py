@@ -155,7 +155,8 @@ class GPTQRows(ColumnRows):
         group_size: Columns that share a scale.
         scale_dtype: Data type of the scales: `"F32"`, `"F16"` or `"BF16"`.
         zero_offset: What is added to a stored zero point, 1 or 0.
-        symmetric: Whether all zero points are `2^(bits - 1)`. Those of new rows are too: some kernels read none.
+        symmetric: Whether the zero points of the first group are `2^(bits - 1)`. Those of new rows are too: some
+            kernels read none.
 
     Reference: `BaseQuantLinear.dequantize_weight` of GPTQModel.
     """
@@ -207,7 +208,8 @@ class GPTQRows(ColumnRows):
                 raise COLUMN_ORDER.error(module, "g_idx")
         offset = 0 if module.settings.get("checkpoint_format") == "gptq_v2" else 1
         record = cls(embed_dim, bits, embed_dim // groups, module.dtype("scales"), offset, symmetric=True)
-        is_symmetric = bool((record.rows_of_zeros(module.read("qzeros"), vocab_size) == 2 ** (bits - 1)).all())
+        zeros = record.rows_of_zeros(module.read("qzeros")[:1], vocab_size)
+        is_symmetric = bool((zeros == 2 ** (bits - 1)).all())
         return replace(record, symmetric=is_symmetric), vocab_size
 
     def rows_of_codes(self, columns: Tensor) -> Tensor:
@@ -221,7 +223,16 @@ class GPTQRows(ColumnRows):
         return ((zeros + self.zero_offset) % 8 if self.bits == 3 else zeros).T
 
     def write(self, stored: StoredRows, module: StoredModule) -> dict[str, Tensor]:
-        """Return the parts with tokens as columns, and for a new file `g_idx`."""
+        """Return the parts with tokens as columns, and for a new file `g_idx`.
+
+        Raises:
+            CheckpointError: The number of rows is no multiple of `row_multiple`, or below D.
+        """
+        if stored.shape[0] < self.embed_dim:
+            raise CheckpointError(
+                f"A GPTQ matrix of {self.embed_dim} columns cannot have {stored.shape[0]} rows: with fewer rows than "
+                f"columns its tensors are those of an embedding of GPTQModel. Keep at least {self.embed_dim}."
+            )
         parts = super().write(stored, module)
         group = torch.arange(self.embed_dim, dtype=torch.int32, device=stored.device) // self.group_size
         return parts if module.tensors else parts | {"g_idx": group}

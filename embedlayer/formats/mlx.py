@@ -111,6 +111,13 @@ class MLXAffineRows(StoredFormat):
             "biases": bias.squeeze(-1).to(self.dtype),
         }
 
+    def settings_with(self, settings: JsonObject, module: str) -> JsonObject:
+        """Return settings of a configuration with those of a module, by its name if there were others before."""
+        own = {"group_size": self.group_size, "bits": self.bits, "mode": "affine"}
+        if "quant_method" in settings:
+            raise self.other_settings(settings)
+        return {**settings, module: own} if settings else own
+
 
 @dataclass(frozen=True)
 class MLXFloatRows(StoredFormat):

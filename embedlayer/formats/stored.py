@@ -190,7 +190,9 @@ class StoredFormat(Described, ABC):
     def __post_init__(self) -> None:
         for name, allowed in self.choices.items():
             if (value := getattr(self, name)) not in allowed:
-                raise SizeError(f"{name} of {type(self).__name__} must be in {allowed}, not {value!r}.")
+                step = allowed.step if isinstance(allowed, range) else 1
+                wanted = f"a multiple of {step}" if step > 1 else f"in {allowed}"
+                raise SizeError(f"{name} of {type(self).__name__} must be {wanted}, not {value!r}.")
 
     @property
     def choices(self) -> dict[str, Collection[int | str]]:
@@ -305,6 +307,30 @@ class StoredFormat(Described, ABC):
         shapes = {name: info.shape for name, info in module.tensors.items()}
         shared = {name: part.reshape(shapes.get(name, part.shape)) for name, part in stored.shared.items()}
         return stored.rows | shared
+
+    def metadata(self, stored: StoredRows, module: StoredModule) -> dict[str, str]:
+        """Return the metadata of the file that change with the tensors of `write`: by default none. See there."""
+        return {}
+
+    def settings_with(self, settings: JsonObject, module: str) -> JsonObject:
+        """Return quantisation settings of a configuration that also state that a module is stored in this format.
+
+        Args:
+            settings: What the configuration states about the quantisation of other modules; empty if nothing.
+            module: Name of the module, such as `"model.embed_tokens"`.
+
+        Raises:
+            CheckpointError: The settings are those of another library; or files of this format are read and edited,
+                and none is created.
+        """
+        raise CheckpointError(f"A checkpoint is not converted to {self.name}: such files are read and edited.")
+
+    def other_settings(self, settings: JsonObject) -> CheckpointError:
+        """Return, without raising it, the error for settings of another library."""
+        return CheckpointError(
+            f"The configuration states another quantisation ({settings.get('quant_method', 'MLX')}), beside which no "
+            f"program reads a table as {self.name}. Begin with the model before it was quantised."
+        )
 
     def read(self, module: StoredModule, vocab_size: int) -> StoredRows:
         """Return the stored tensors of the module for which `recognise` returned this record, mapped to the file.

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.formats.codec import E4M3, Codec, signed
+from embedlayer.formats.codec import E4M3, Codec, rounding_range, signed
 from embedlayer.formats.refused import FULL_PRECISION, INPUT_FACTOR
-from embedlayer.formats.stored import Part, StoredFormat, StoredModule, codec_dtype, whole_groups
+from embedlayer.formats.stored import Part, StoredFormat, StoredModule, StoredRows, codec_dtype, whole_groups
 from embedlayer.io.files import JsonObject
 from embedlayer.io.safetensors_files import DTYPES
 
@@ -24,6 +25,7 @@ _FLOATS = ("F32", "F16", "BF16")
 _CODE_TYPES = {"Int8Tensor": "I8", "IntxUnpackedToInt8Tensor": "I8", "Float8Tensor": "F8_E4M3"}
 """Data type of the codes of each type of torchao that is read."""
 
+_INTEGERS = {f"int{bits}": bits for bits in range(1, 9)}
 _ROW_DTYPES = {str(DTYPES[name]).removeprefix("torch."): DTYPES[name] for name in _FLOATS}
 
 
@@ -42,6 +44,8 @@ class TorchAORows(StoredFormat):
         scale_dtype: Data type of the scales: `"F32"`, `"F16"` or `"BF16"`.
         has_zero_points: Whether there are zero points.
         row_dtype: Data type of the matrix that was quantised, such as `"bfloat16"`.
+        bits: Bits of an integer, 1 to 8, by which new rows are quantised.
+        is_symmetric: Whether new rows have zero points of 0, as all rows of a symmetric matrix have.
 
     Reference: `dequantize` of these classes, and `torchao.prototype.safetensors`.
     """
@@ -55,6 +59,8 @@ class TorchAORows(StoredFormat):
     scale_dtype: str
     has_zero_points: bool
     row_dtype: str
+    bits: int = 8
+    is_symmetric: bool = False
 
     @property
     def choices(self) -> dict[str, Collection[int | str]]:
@@ -65,6 +71,7 @@ class TorchAORows(StoredFormat):
             "group_size": range(self.embed_dim + 1),
             "scale_dtype": _FLOATS,
             "row_dtype": tuple(_ROW_DTYPES),
+            "bits": range(1, 9),
         }
 
     @classmethod
@@ -93,11 +100,13 @@ class TorchAORows(StoredFormat):
             module.matrix(ZERO, "I8")
         if FACTOR in module.tensors:
             raise INPUT_FACTOR.error(module, FACTOR)
-        stated = data.get("dtype")
-        row_dtype = stated.get("_data") if isinstance(stated, dict) else None
-        row_dtype = row_dtype if isinstance(row_dtype, str) and row_dtype in _ROW_DTYPES else "float32"
+        row_dtype = _dtype_of(data, "dtype") if _dtype_of(data, "dtype") in _ROW_DTYPES else "float32"
+        bits = _INTEGERS.get(_dtype_of(data, "target_dtype"), 7 if data.get("reduce_range") is True else 8)
         size = 0 if rows == 1 < vocab_size else embed_dim // groups
-        return cls(embed_dim, tensor_type, size, module.dtype(SCALE), ZERO in module.tensors, row_dtype), vocab_size
+        has_zeros = ZERO in module.tensors
+        is_symmetric = not has_zeros or not module.read(ZERO).any()
+        scale_dtype = module.dtype(SCALE)
+        return cls(embed_dim, tensor_type, size, scale_dtype, has_zeros, row_dtype, bits, is_symmetric), vocab_size
 
     @property
     def dtype(self) -> torch.dtype:
@@ -128,10 +137,71 @@ class TorchAORows(StoredFormat):
             shared[name].expand(len(codes), 1) if name in shared else rows.get(name) for name in (SCALE, ZERO)
         )
         assert scale is not None
-        is_float = self.tensor_type == "Float8Tensor"
-        rounding = torch.float32 if is_float else codec_dtype(torch.promote_types(dtype, scale.dtype))
-        levels, group_size = E4M3 if is_float else signed(8), self.group_size or self.embed_dim
+        rounding = torch.float32 if self._is_float else codec_dtype(torch.promote_types(dtype, scale.dtype))
+        levels, group_size = E4M3 if self._is_float else signed(8), self.group_size or self.embed_dim
         return Codec(codes, 8, levels, scale, group_size, self.embed_dim, rounding, zero=zero)
+
+    @property
+    def _is_float(self) -> bool:
+        return self.tensor_type == "Float8Tensor"
+
+    def value_range(self, shared: Mapping[str, Tensor]) -> tuple[float, float] | None:
+        """Return the range of a scale of the whole matrix, up to the rounding of this scale; else `None`."""
+        if self.group_size:
+            return None
+        zero = float(shared.get(ZERO, torch.zeros(1)))
+        low, high = rounding_range(E4M3 if self._is_float else signed(self.bits))
+        scale = float(shared[SCALE]) * (1 + torch.finfo(self.dtype).eps)
+        return scale * (low - zero), scale * (high - zero)
+
+    def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return rows as `from_hp` of torchao's class quantises them, after rounding them to the dtype of the matrix.
+
+        Integers are symmetric if all zero points of the matrix are 0. A group of zeros has codes of 0 also where
+        torchao divides zero by zero, in FP8.
+        """
+        groups = values.to(self.dtype).unflatten(1, (-1, self.group_size or self.embed_dim))
+        parts = self._scales_of(groups) if self.group_size else dict(shared)
+        scale = parts[SCALE].unsqueeze(-1)
+        if self._is_float:
+            codes = (groups.to(torch.float32) / scale).nan_to_num(0.0).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+        else:
+            top = 2 ** (self.bits - 1)
+            zero = parts[ZERO].unsqueeze(-1) if ZERO in parts else 0
+            codes = ((groups * (1.0 / scale)).round() + zero).clamp(-top, top - 1).to(torch.int8)
+        return {CODES: codes.flatten(1)} | (parts if self.group_size else {})
+
+    def _scales_of(self, groups: Float[Tensor, "N G size"]) -> dict[str, Tensor]:
+        """Return scales and zero points of groups."""
+        if self._is_float:
+            return {SCALE: (groups.abs().amax(-1) / 448.0).to(DTYPES[self.scale_dtype])}
+        low, high, top = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0), 2 ** (self.bits - 1)
+        is_int8 = self.tensor_type == "Int8Tensor"
+        smallest = torch.finfo(torch.float32).eps if is_int8 else torch.finfo(self.dtype).smallest_normal
+        if self.is_symmetric or not self.has_zero_points:
+            scale = (torch.maximum(-low, high) / (top - 0.5)).clamp(min=smallest)
+            zero = torch.zeros_like(scale)
+        else:
+            scale = ((high - low) / (2.0 * top - 1)).clamp(min=smallest)
+            zero = (-top - (low / scale).round()).clamp(-top, top - 1)
+        zeros = {ZERO: zero.to(torch.int8)} if self.has_zero_points else {}
+        return {SCALE: scale.to(DTYPES[self.scale_dtype]), **zeros}
+
+    def metadata(self, stored: StoredRows, module: StoredModule) -> dict[str, str]:
+        """Return what the file states about the matrix, with the size of a block that has all rows in step."""
+        name = f"{module.name}.weight"
+        if self.group_size or name not in module.metadata:
+            return {}
+        stated = json.loads(module.metadata[name])
+        stated["_data"]["block_size"] = list(stored.shape)
+        return {name: json.dumps(stated)}
+
+
+def _dtype_of(data: JsonObject, name: str) -> str:
+    """Return the name of a data type that the metadata state as JSON; `""` if they state none."""
+    value = data.get(name)
+    dtype = value.get("_data") if isinstance(value, dict) else None
+    return dtype if isinstance(dtype, str) else ""
 
 
 def tensor_metadata(module: StoredModule) -> tuple[str, JsonObject, list[str]]:

@@ -6,9 +6,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from embedlayer.core.block_sizes import NUMBERS, block_size
+from embedlayer.core.devices import device_kind
+from embedlayer.core.errors import SizeError
 from embedlayer.formats.stored import StoredFormat, StoredRows
 from embedlayer.io.files import JsonObject
 from embedlayer.saving import describe
+from embedlayer.tables.conversions import TableLike, source_of_rows
 from embedlayer.tables.dense import describe_options
 from embedlayer.tables.packed_rows import PackedRows
 
@@ -72,6 +76,64 @@ class StoredEmbedding(PackedRows):
         self.parts = StoredParts(
             {name: torch.zeros(shape, dtype=kinds[name].dtype, device=device) for name, shape in shapes.items()}
         )
+
+    @classmethod
+    @torch.no_grad()
+    def from_table(
+        cls,
+        table: TableLike,
+        stored_format: StoredFormat,
+        *,
+        padding_idx: int | None = None,
+        scale: float | Literal["sqrt_dim"] | None = None,
+    ) -> "StoredEmbedding":
+        """Quantise a table as the library of a format does, a block of rows at a time. Spare rows are left out.
+
+        Args:
+            table: A table, which keeps its scale and padding, or a plain tensor or NumPy array, `(V, D)`.
+            stored_format: A format whose rows share no numbers.
+            padding_idx: For a plain tensor: padding token, whose row keeps its values.
+            scale: For a plain tensor: as in the constructor.
+
+        Raises:
+            SizeError: The format has another width, its rows share numbers, or it has no function that quantises; or
+                `table` is none of these kinds.
+            ShapeError: A plain tensor is not `(V, D)`.
+            CheckpointError: A row holds NaN, infinity or a number too large for the format.
+
+        Example:
+            >>> from embedlayer.formats.mlx import MLXAffineRows
+            >>> table = StoredEmbedding.from_table(torch.randn(100, 64), MLXAffineRows(64, 4, 64, "F32"))
+            >>> table.nbytes
+            4000
+        """
+        source, padding_idx = source_of_rows(table, padding_idx, scale)
+        name, width = stored_format.name, stored_format.embed_dim
+        if width != source.embed_dim:
+            raise SizeError(
+                f"The table has width {source.embed_dim}, and {name} is of width {stored_format.embed_dim}."
+            )
+        if stored_format.shared_parts or not stored_format.can_quantise:
+            raise SizeError(
+                f"A table is not quantised to {name}: its rows share scales, or no function quantises them."
+            )
+        first = source.rows(0, 1)
+        quantised = cls(
+            source.vocab_size,
+            stored_format,
+            padding_idx=padding_idx,
+            scale=source.scale,
+            round_scale=isinstance(source.factor, Tensor),
+            dtype=first.dtype,
+            device=first.device,
+        )
+        stored = quantised.stored_rows
+        step = max(1, block_size(NUMBERS, device_kind(first)) // source.embed_dim)
+        for start in range(0, source.vocab_size, step):
+            rows = source.rows(start, min(start + step, source.vocab_size))
+            for name, part in stored.quantised(rows).rows.items():
+                stored.rows[name][start : start + step] = part
+        return quantised
 
     @property
     def stored_rows(self) -> StoredRows:

@@ -34,10 +34,10 @@ from .suggestion import TokenScore as TokenScore
 from .suggestion import TokenSuggestion as TokenSuggestion
 from .suggestion import suggest_removals as suggest_removals
 from .suggestion import suggest_tokens as suggest_tokens
-from .targets.gguf import write_into_gguf as write_into_gguf
 from .token_usage import used_tokens as used_tokens
 from .token_usage import with_required_tokens as with_required_tokens
 from .tokenizer_edit import TokenizerEdit as TokenizerEdit
 from .tokenizer_edit import edit_tokenizer as edit_tokenizer
 from .tokenizer_match import match_tokenizers as match_tokenizers
 from .transformers_objects import transformers_tokenizer as transformers_tokenizer
+from .written_tables import write_into as write_into

@@ -180,6 +180,8 @@ class ModelEdit:
         after: For an undo: from each tensor's name to the expected fingerprint of the result. The rows that the undo
             drops are not compared: rows that an edit added may have been trained since.
         settings: For an undo: the sizes and IDs of the modules to restore, by name. `None` for an edit.
+        written: For a table that is written into a folder: function that returns all rows of a tensor after the edit,
+            in the form of `RowTensor.local`, or `None` for a tensor whose rows are only moved.
     """
 
     __repr__ = short_repr
@@ -193,6 +195,7 @@ class ModelEdit:
     restored_rows: Mapping[str, Tensor] | None = None
     after: Mapping[str, str] | None = None
     settings: JsonObject | None = None
+    written: Callable[[RowTensor], Tensor | None] | None = None
 
     @property
     def new_ids(self) -> Tensor:

@@ -186,7 +186,8 @@ class RowTensor:
             are cut off: the undo of an edit that completed a table.
         collectives: The ranks over which the rows are sharded.
         encode: For rows that are stored as bytes: function that returns the bytes of new rows; else `None`.
-        decode: For rows that are stored as bytes: function that returns the numbers of stored rows; else `None`.
+        decode: For rows that are stored as bytes: function that returns the numbers of stored rows, in float32 or in a
+            dtype that is its second argument; else `None`.
         new_values: For a tensor of numbers that no initialisation computes, such as compressed token IDs: function that
             returns the values of so many new tokens; else `None`.
         missing_row: Row that the model reads for tokens which the tensor lacks (Gemma 3n's per-layer table). An edit
@@ -200,7 +201,7 @@ class RowTensor:
     padding: int = 0
     collectives: Collectives = SINGLE_PROCESS
     encode: Callable[[Tensor], Tensor] | None = None
-    decode: Callable[[Tensor], Tensor] | None = None
+    decode: Callable[..., Tensor] | None = None
     new_values: Callable[[int], Tensor] | None = None
     missing_row: int | None = None
     axis: int = 0
@@ -214,7 +215,7 @@ class RowTensor:
             stored.row_bytes,
             end,
             encode=lambda values: stored.quantised(values.to(stored.device)).row_bytes,
-            decode=lambda row_bytes: stored.of_bytes(row_bytes).dequantise(torch.float32),
+            decode=lambda row_bytes, dtype=torch.float32: stored.of_bytes(row_bytes).dequantise(dtype),
         )
 
     def to_rows(self, tensor: Tensor) -> Tensor:

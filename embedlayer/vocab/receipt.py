@@ -110,8 +110,9 @@ class Receipt:
         created: Names of the files of a folder that did not exist before the edit.
         left_out: Paths of the files of a folder that hold values by token and could not be edited; that of a folder
             ends in a slash. The edited folder and the receipt do not have them, and the undo does not restore them.
-        stored: For a GGUF file: from the name of each edited tensor to its stored types before and after the edit, and
-            the largest change of a number in a kept row; empty for all else, where kept rows keep every bit.
+        stored: For a GGUF file, and for the quantised tables and heads of a folder: from the name of each edited tensor
+            to its stored types before and after the edit, and the largest change of a number in a kept row. Empty for
+            all else. Only a GGUF file may get another type; elsewhere kept rows keep every bit.
         extra_space_decoded: For a GGUF file: new IDs of the added tokens around which text gets an extra space when it
             is decoded from the file, which has no place for the rule of `tokenizer` that removes it.
     """

@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves
 import embedlayer as el
 from embedlayer.tables.stored_embedding import StoredEmbedding
 
-
 READ = [*one_of_each(), "MLX 4 bits, groups of 64, bfloat16", "pack-quantized 4 bits, group, asymmetric, bfloat16"]
 
 
@@ -128,19 +127,10 @@ def test_a_loaded_layer_is_saved_moved_and_cast_without_a_change_of_its_stored_t
     assert all(tensor.dtype == before[name].dtype for name, tensor in empty.state_dict().items())
 
 
-def test_edits_and_training_are_refused_with_advice_that_works(tmp_path) -> None:
+def test_stored_tensors_are_frozen_and_a_copy_in_floating_point_is_not(tmp_path) -> None:
     table = CASES[MLX]()
     write_folder(tmp_path, table, None)
     layer = el.load(tmp_path)
-    for refused in (
-        lambda: el.vocab.add_tokens(layer, 2),
-        lambda: el.vocab.remove_tokens(tmp_path, [1], out=tmp_path / "out"),
-        lambda: el.vocab.train_only_rows(layer, [1]),
-    ):
-        with pytest.raises(el.SizeError, match=r"a StoredEmbedding, cannot be moved: they are quantised \(MLX"):
-            refused()
-    with pytest.raises(el.CheckpointError, match=r"is quantised, .* Save the layer by itself with save_pretrained"):
-        layer.write_into(tmp_path, tmp_path / "written")
     with pytest.raises(el.SizeError, match="is frozen"):
         layer.table.requires_grad_()
     rows = el.TokenEmbedding.from_pretrained(layer.table.rows(0, layer.table.vocab_size), freeze=False)
@@ -169,7 +159,7 @@ def test_every_command_reads_a_quantised_folder(tmp_path, capsys, tied) -> None:
     write_folder(source, table, None if tied else table)
     words(len(table.rows)).save(str(source / "tokenizer.json"))
     text = tmp_path / "text.txt"
-    text.write_text("t1 t2 t3 t4 t5 t6 " * 200)
+    text.write_text("t1 t2 t3 t4 t5 t6 new " * 400)
     for arguments in (
         ("inspect", source, "--json"),
         ("embed", source, "t1 t2"),
@@ -182,8 +172,19 @@ def test_every_command_reads_a_quantised_folder(tmp_path, capsys, tied) -> None:
     ):
         assert run(*arguments) == 0, (arguments, capsys.readouterr().err)
     capsys.readouterr()
-    assert run("vocab", "add", source, "new", "-o", tmp_path / "added") == 2
-    assert "cannot be moved: they are quantised" in capsys.readouterr().err
+    assert run("vocab", "add", source, "new", "-o", tmp_path / "added") == 0
+    assert f"Kept     {len(table.rows)}, unchanged bit for bit" in capsys.readouterr().out
+    edits: tuple[tuple[object, ...], ...] = (
+        ("vocab", "add", source, "new", "-o", tmp_path / "trained", "--train-on", text, "--steps", 2),
+        ("vocab", "remove", tmp_path / "added", "t5", "-o", tmp_path / "removed"),
+        ("vocab", "trim", tmp_path / "removed", text, "-o", tmp_path / "trimmed"),
+        ("vocab", "undo", tmp_path / "trimmed", "-o", tmp_path / "undone"),
+        ("inspect", tmp_path / "trimmed", "--json"),
+    )
+    for edit in edits:
+        assert run(*edit) == 0, (edit, capsys.readouterr().err)
+    weights = [(tmp_path / folder / "model.safetensors").read_bytes() for folder in ("removed", "undone")]
+    assert weights[0] == weights[1]
 
 
 def test_two_statements_of_the_quantisation_that_differ_are_refused(tmp_path) -> None:

@@ -1,7 +1,9 @@
+import itertools
+
 import pytest
 import torch
 
-from embedlayer.formats.codec import E2M1, E4M3, E8M0, Codec, shifted, signed, unpack, unsigned
+from embedlayer.formats.codec import E2M1, E4M3, E8M0, Codec, pack, rounding_range, shifted, signed, unpack, unsigned
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
@@ -42,3 +44,19 @@ def test_product_and_sum_are_each_rounded(rounding):
     expected = numbers * scale.repeat_interleave(5, 1)[:, :12] + bias.repeat_interleave(5, 1)[:, :12]
     assert torch.equal(codec.decode(), expected)
     assert codec.decode().dtype == rounding
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.uint32])
+def test_packed_codes_are_unpacked(bits: int, dtype: torch.dtype) -> None:
+    for rows, count in itertools.product((0, 1, 5), (1, 7, 8, 33, 64)):
+        codes = torch.randint(0, 2**bits, (rows, count), dtype=torch.uint8)
+        packed = pack(codes.T.contiguous().T, bits, dtype)
+        assert (packed.dtype, packed.shape) == (dtype, (rows, -(-count * bits // (8 * dtype.itemsize))))
+        assert torch.equal(unpack(packed.view(torch.uint8), bits, count), codes)
+
+
+def test_the_range_of_levels_ends_half_a_step_further() -> None:
+    assert rounding_range(E4M3) == (-464, 464)
+    assert rounding_range(E2M1) == (-7, 7)
+    assert rounding_range(signed(4)) == (-8.5, 7.5)

@@ -63,6 +63,24 @@ def test_few_rows_have_their_packed_zero_points(vocab_size: int, bits: int) -> N
     assert torch.equal(stored.dequantise(torch.float32), fake_quantize(rows, scale, zero, options))
 
 
+def test_tensors_are_written_in_the_shapes_and_types_that_the_file_has():
+    whole = CASES["pack-quantized tensor, float32"]()
+    for case in (whole, whole.changed(weight_scale=whole.tensors["weight_scale"].reshape(()))):
+        case = case.changed(weight_shape=case.tensors["weight_shape"].int())
+        record, count = recognise(case.module)
+        written = record.write(record.read(case.module, count), case.module)
+        assert {name: (tensor.dtype, tensor.shape) for name, tensor in written.items()} == {
+            name: (tensor.dtype, tensor.shape) for name, tensor in case.tensors.items()
+        }
+
+
+def test_fp8_with_integers_as_zero_points_is_not_quantised():
+    record = NaiveQuantizedRows(96, 32, "F32", False, "F8_E4M3")
+    assert not record.can_quantise
+    with pytest.raises(CheckpointError, match="no function of its library"):
+        record.quantise(torch.zeros(1, 96), {})
+
+
 @pytest.mark.parametrize(
     "scheme",
     [

@@ -5,6 +5,7 @@ import torch
 from stored_formats import NAME, StoredCase, gemma_case, weights
 
 from embedlayer.core.errors import CheckpointError
+from embedlayer.formats.gemma import GemmaRows
 from embedlayer.formats.recognition import recognise
 
 
@@ -54,3 +55,17 @@ def test_a_head_of_another_library_is_not_read_by_this_rounding() -> None:
     head = gemma_case(weights(96), 8, is_head=True)
     assert type(recognise(head.module)[0]).__name__ == "GemmaRows"
     assert type(recognise(head._replace(settings={}).module)[0]).__name__ != "GemmaRows"
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("group_size", [32, 96])
+def test_the_largest_number_of_a_new_group_has_the_largest_code(bits: int, group_size: int) -> None:
+    stored = GemmaRows(96, bits, group_size, "embedding_quantized")
+    values = weights(96).to(torch.bfloat16)
+    parts = stored.quantise(values, {})
+    scale = parts["embedding_scale"]
+    largest = values.float().unflatten(1, (-1, group_size)).abs().amax(2)
+    assert torch.equal(scale, largest / (2 ** (bits - 1) - 1))
+    error = (stored.dequantise(parts, {}, torch.float32) - values).unflatten(1, (-1, group_size)).abs().amax(2)
+    assert (error <= 0.5001 * scale).all()
+    assert parts["embedding_quantized"].dtype == stored.row_parts["embedding_quantized"].dtype

@@ -23,7 +23,7 @@ from embedlayer import (
     TokenEmbedding,
     TokenIdError,
 )
-from embedlayer.formats.quantized import dequantise, quantise
+from embedlayer.formats.quantized import dequantise
 from embedlayer.tables.table import TokenTable
 
 KINDS = [(8, None), (8, 5), (4, None), (4, 6)]
@@ -453,12 +453,3 @@ def test_one_row_is_read_for_one_id(monkeypatch) -> None:
     table.packed[:7] = table.packed[8:] = 255
     assert torch.equal(table(torch.tensor([7])), good)
     assert table(torch.tensor([8])).isnan().any()
-
-
-@pytest.mark.usefixtures("both_paths")
-def test_quantise_of_no_rows_is_no_rows() -> None:
-    table = QuantizedEmbedding(3, 16, 4)
-    packed, row_scale = quantise(torch.empty(0, 16), table.row_format)
-    assert packed.shape == (0, table.row_format.row_bytes)
-    assert row_scale.shape == (0,)
-    assert table.rows(0, 3).eq(0).all()

@@ -17,7 +17,7 @@ from embedlayer.io.files import read_json, write_json
 from embedlayer.io.gguf_files import read_gguf
 from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.train import train_tokenizer
-from embedlayer.vocab import VectorsInit, edit_vocabulary, write_into_gguf
+from embedlayer.vocab import VectorsInit, edit_vocabulary, write_into
 
 ROWS = {"gemma3n_text": 100, "gemma4_text": VOCAB}
 SIZES = {"hidden_size": 48, "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}
@@ -223,4 +223,4 @@ def test_the_per_layer_table_of_a_gguf_file_is_moved_with_its_tokens(tmp_path) -
     assert new[-1].any()
     table = el.TokenEmbedding(300, WIDTH)
     with pytest.raises(el.CheckpointError, match="the tokens differ"):
-        write_into_gguf(table, load_tokenizer(tmp_path / "new.gguf"), old, tmp_path / "x.gguf", head=None)
+        write_into(table, load_tokenizer(tmp_path / "new.gguf"), old, tmp_path / "x.gguf", head=None)

@@ -15,10 +15,10 @@ from embedlayer.vocab.map import RowMap, RowTensor, local_rows, row_fingerprint
 
 
 class StoredTypes(NamedTuple):
-    """How a GGUF file stores the rows of a tensor before and after an edit.
+    """How a GGUF file or a folder stores the rows of a tensor before and after an edit.
 
     Attributes:
-        old_type: The type before the edit, such as `"Q4_K"`.
+        old_type: The type before the edit, such as `"Q4_K"` or `"MLX (bits 4, group_size 64, scale_dtype BF16)"`.
         new_type: The type after it. If it is `old_type`, kept rows have the same bytes; else all rows are requantised.
         largest_change: Largest absolute change of a number in a kept row; numbers that are not finite are left out.
     """
@@ -70,7 +70,8 @@ class EditResult:
         changed: For a folder: names of the files that the edit changes, adds or removes, without weights.
         left_out: For a folder: the files that hold values by token and cannot be edited, by path, each with its rule.
             They are not in the copy.
-        stored: For a GGUF file: from the name of each edited tensor to how its rows are stored.
+        stored: For a GGUF file, and for stored rows of a folder: from the name of each edited tensor to how its rows are
+            stored.
         extra_space_decoded: For a GGUF file: new IDs of the added tokens around which text gets an extra space when it
             is decoded from the file.
     """
@@ -106,7 +107,9 @@ def apply_row_map(
     for name, rows in tensors.items():
         before, after = rows.partitions(row_map)
         old = rows.tensor if rows.axis == 0 else rows.local
-        new = rows.completing(row_map).apply(old, padding=rows.padding, collectives=rows.collectives)
+        new = None if edit.written is None else edit.written(rows)
+        if new is None:
+            new = rows.completing(row_map).apply(old, padding=rows.padding, collectives=rows.collectives)
         if edit.restored_rows is not None:
             places = local_rows(row_map.initialised, after)
             new.index_copy_(0, places.to(new.device), edit.restored_rows[name].to(new.device, new.dtype))

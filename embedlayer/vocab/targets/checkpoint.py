@@ -295,7 +295,8 @@ def _opened_by_record(folder: Path, checkpoint: Checkpoint, *, is_unknown: bool)
     unmoved = [name for name, rule in ruled.items() if name not in read and rule.end == "per_layer"]
     unmoved += [name for name, rule in rules.items() if rule is not None and name not in ruled]
     if unmoved:
-        what = [f"{name}, {' x '.join(f'{size:,}' for size in checkpoint.matrix_info(name).shape)}" for name in unmoved[:4]]
+        shapes = {name: checkpoint.matrix_info(name).shape for name in unmoved[:4]}
+        what = [f"{name}, {' x '.join(f'{size:,}' for size in shape)}" for name, shape in shapes.items()]
         raise CheckpointError(
             f"{folder} has more tensors with rows for tokens than the layer, and what these are for a new token is not "
             f"known, so its vocabulary is not edited: {'; '.join(what)}."

@@ -32,9 +32,10 @@ from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import TokenTable
 from embedlayer.tokenization.gguf_tokenizers import TOKEN_ID, check_kind, tokenizer_metadata, tokenizer_of
 from embedlayer.vocab.edit import ResolveEdit, TokenMap
-from embedlayer.vocab.map import DROPPED, RowTensor
+from embedlayer.vocab.map import DROPPED, RowMap, RowTensor
 from embedlayer.vocab.special_tokens import USUAL_NAMES, SpecialTokens
 from embedlayer.vocab.targets.apply_rows import EditResult, StoredTypes, apply_row_map
+from embedlayer.vocab.targets.table_rows import token_sources, unchanged_rows, written_rows
 from embedlayer.vocab.token_selection import shown_names
 from embedlayer.vocab.tokenizer_edit import other_texts
 
@@ -93,7 +94,8 @@ def write_into_gguf(
 ) -> int:
     """Write a copy of a GGUF file with the rows of a table and the tokens of a tokenizer, atomically.
 
-    A row that equals the dequantised row of the same token in `original` keeps its bytes. The others are quantised.
+    A row that equals the dequantised row of the same token in `original`, in the dtype of the table, keeps its bytes.
+    The others are quantised.
 
     Args:
         table: The table.
@@ -131,24 +133,23 @@ def write_into_gguf(
         raise CheckpointError(f"{original} has {GGUF_HEAD_BIAS}, with another number of tokens than the table.")
     if num_rows != table.vocab_size:
         _check_other_tensors(file, num_rows)
-    old_ids = tokenizer_of(values, original).get_vocab(with_added_tokens=True)
-    names = {token: name for name, token in tokenizer.get_vocab(with_added_tokens=True).items()}
-    sources = torch.tensor([old_ids.get(names.get(row, ""), DROPPED) for row in range(table.vocab_size)])
+    old_tokenizer = tokenizer_of(values, original)
+    sources = token_sources(old_tokenizer, tokenizer, num_rows, table.vocab_size)
     if GGUF_PER_LAYER in file.tensors and not torch.equal(sources, torch.arange(num_rows)):
         raise CheckpointError(
             f"{original} has {GGUF_PER_LAYER}, with a row for each token, and the tokens differ: edit the vocabulary "
             f"of the file itself, by its name."
         )
-    new, unchanged_rows = {}, 0
+    new, num_unchanged = {}, 0
     for name, source in ((GGUF_TABLE, table), (GGUF_HEAD, head)):
         if source is not None:
             new[name], equal = _quantised_rows(file, name, source, sources)
-            unchanged_rows = equal if name == GGUF_TABLE else unchanged_rows
-    ids = {name: token for token, name in names.items()}
-    by_name = {token: ids.get(name, DROPPED) for name, token in old_ids.items()}
+            num_unchanged = equal if name == GGUF_TABLE else num_unchanged
+    new_ids = RowMap(sources, num_rows).new_ids.tolist()
+    by_name = {token: new_ids[token] for token in old_tokenizer.get_vocab(with_added_tokens=True).values()}
     changed = _ids_by_map(values, by_name, None)
     _write(file, out, tokenizer, new, changed, table.vocab_size)
-    return unchanged_rows
+    return num_unchanged
 
 
 def _quantised_rows(file: GGUFFile, name: str, source: Tensor | LookupTable, sources: Tensor) -> tuple[NewTensor, int]:
@@ -158,35 +159,18 @@ def _quantised_rows(file: GGUFFile, name: str, source: Tensor | LookupTable, sou
     a row must be quantised and `gguf` cannot write the type of the file, the whole table gets the type `FALLBACK_TYPE`,
     with a warning, and no row keeps its bytes.
     """
-    old, size = _stored_rows(file, name), len(sources)
-    record = old.format
-
-    def rows(start: int, stop: int) -> Tensor:
-        """Return rows `start` to `stop - 1` of the table."""
-        chunk = source.rows(start, stop) if isinstance(source, LookupTable) else source[start:stop]
-        return chunk.detach().cpu()
-
-    def equal(start: int, stop: int) -> Tensor:
-        """Return for each row of a chunk whether it equals the row of the same token in the file."""
-        places = sources[start:stop]
-        old_rows = old.take(places.clamp(min=0)).dequantise(torch.float32)
-        return (old_rows == rows(start, stop).float()).all(1) & (places >= 0)
-
-    step = TABLE_ROWS["cpu"]
-    spans = [(start, min(start + step, size)) for start in range(0, size, step)]
-    keeps = torch.cat([equal(*span) for span in spans])
-    if not keeps.all() and not record.can_quantise:
-        record, keeps = GGUFRows(record.embed_dim, FALLBACK_TYPE), torch.zeros_like(keeps)
-    packed = torch.empty((size, *record.row_parts["packed"].shape), dtype=torch.uint8)
-    if keeps.any():
-        packed[keeps] = old.take(sources[keeps]).row_bytes
-    for start, stop in spans:
-        changed = (~keeps[start:stop]).nonzero().squeeze(1)
-        if len(changed):
-            packed[start + changed] = record.quantise(rows(start, stop)[changed], {})["packed"]
-    new = NewTensor(record.name, (size, record.embed_dim), packed)
+    stored = _stored_rows(file, name)
+    record, is_dense = stored.format, file.tensors[name].dtype in DTYPES
+    old = RowTensor(file.read(name)) if is_dense else RowTensor.of_stored(stored, None)
+    unchanged = unchanged_rows(old, source, sources)
+    if not unchanged.all() and not is_dense and not record.can_quantise:
+        record, unchanged = GGUFRows(record.embed_dim, FALLBACK_TYPE), torch.zeros_like(unchanged)
+        none = torch.zeros(1, *record.row_parts["packed"].shape, dtype=torch.uint8)
+        old = RowTensor.of_stored(StoredRows(record, {"packed": none}, {}), None)
+    packed = written_rows(old, source, sources, unchanged).view(torch.uint8)
+    new = NewTensor(record.name, (len(sources), record.embed_dim), packed)
     _warn_of_type(file, name, new)
-    return new, int(keeps.sum())
+    return new, int(unchanged.sum())
 
 
 def _stored_rows(file: GGUFFile, name: str) -> StoredRows:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from stored_formats import compressed_case
 from tiny_models import build, quiet
 
 from embedlayer.checkpoints.reader import Checkpoint
@@ -49,3 +50,25 @@ def test_nothing_is_known_of_a_folder_that_is_not_as_its_class(damage, tmp_path,
 
 def test_a_table_that_is_written_as_two_tensors_is_not_known(tmp_path, unchecked) -> None:
     assert rows_of_class(saved(tmp_path, "molmo2_text", "text encoder")) is None
+
+
+@pytest.mark.parametrize("with_blocks", [False, True])
+def test_stored_rows_are_known_by_the_class_also_beside_quantised_blocks(tmp_path, with_blocks, unchecked) -> None:
+    checkpoint = saved(tmp_path, "ultrabert", "masked")
+    tensors, metadata = load_tensors(tmp_path / "model.safetensors")
+    names = ["ultrabert.embed_tokens.weight", "cls.weight"]
+    blocks = [name for name, tensor in tensors.items() if "layers" in name and tensor.dim() == 2]
+    quantised = {}
+    for name in names + (blocks if with_blocks else []):
+        rows = tensors.pop(name)
+        size = rows.shape[1]
+        quantised[name] = compressed_case(rows, "pack-quantized", num_bits=8, strategy="group", group_size=size)
+        module = name.removesuffix(".weight")
+        tensors |= {f"{module}.{rest}": tensor.clone() for rest, tensor in quantised[name].tensors.items()}
+    save_tensors(tmp_path / "model.safetensors", tensors, metadata)
+    found = rows_of_class(Checkpoint.open(tmp_path))
+    assert found is not None
+    assert {name: each.end for name, each in found[0].items()} == dict(zip(names, ("table", "head"), strict=True))
+    for name, of_tokens in found[0].items():
+        assert of_tokens.decode is not None
+        assert torch.equal(of_tokens.decode(of_tokens.tensor), quantised[name].rows)

@@ -19,7 +19,7 @@ from embedlayer.families.gguf import GGUF_OTHER_TABLES, has_no_token_rows
 from embedlayer.io.gguf_files import quantise
 from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.train import train_tokenizer
-from embedlayer.vocab import add_tokens, edit_vocabulary, remove_tokens, write_into_gguf
+from embedlayer.vocab import add_tokens, edit_vocabulary, remove_tokens, write_into
 from embedlayer.vocab.receipt import Receipt
 
 SIZE = 300
@@ -143,14 +143,12 @@ def test_export_writes_an_edited_table_into_a_copy_and_equal_rows_keep_their_byt
 def test_a_table_of_kept_rows_is_written_in_a_type_that_gguf_cannot_quantise(tmp_path) -> None:
     original = write_file(tmp_path / "old.gguf", dtype="Q6_K", tokenizer=("gpt2", BPE))
     table, tokenizer = el.load(original).table, load_tokenizer(original)
-    assert write_into_gguf(table, tokenizer, original, tmp_path / "same.gguf", head=None) == SIZE
+    assert write_into(table, tokenizer, original, tmp_path / "same.gguf", head=None) == SIZE
     assert (tmp_path / "same.gguf").read_bytes() == original.read_bytes()
     rows = table.rows(0, SIZE)
     rows[3] = 1
     with pytest.warns(EmbedLayerWarning, match="is written as Q8_0"):
-        write_into_gguf(
-            el.TokenEmbedding.from_pretrained(rows), tokenizer, original, tmp_path / "other.gguf", head=None
-        )
+        write_into(el.TokenEmbedding.from_pretrained(rows), tokenizer, original, tmp_path / "other.gguf", head=None)
     found = by_name(tmp_path / "other.gguf")[ENDS[0]].data
     np.testing.assert_array_equal(found, gguf.quants.quantize(rows.numpy(), TYPES.Q8_0))
 
@@ -203,7 +201,7 @@ def test_text_around_added_tokens_is_decoded_as_before_or_one_warning_and_the_re
         if through == "export":
             table = el.load(new).table
             caught.clear()
-            write_into_gguf(table, receipt.tokenizer, old, new := tmp_path / "b.gguf", head=None)
+            write_into(table, receipt.tokenizer, old, new := tmp_path / "b.gguf", head=None)
     written, named = load_tokenizer(new), set(receipt.extra_space_decoded)
     texts = ["an otters nest", "the sea otter dog", "my zebras know", "asea otterb", "the dog<|x|> knows"]
     found = {text: written.encode(text).ids for text in texts}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from stored_folders import HEAD, TABLE, one_of_each, words, write_folder
-from stored_formats import CASES, StoredCase, gemma_case, gptq_case, weights
+from stored_formats import CASES, StoredCase, bitsandbytes_case, gptq_case, weights
 from torch import Tensor
 
 import embedlayer as el
@@ -17,13 +17,15 @@ from embedlayer.formats.stored import StoredRows
 from embedlayer.vocab import MeanInit
 from embedlayer.vocab.receipt import Receipt
 
-BUILT = {name: CASES[name] for name in one_of_each()}
+BUILT = {name: CASES[name] for name in one_of_each() if "1 bits" not in name}  # rows of 1 bit are zero
 BUILT |= {
     name: CASES[name]
     for name in (
         "MLX 4 bits, groups of 64, bfloat16",
         "pack-quantized 4 bits, group, asymmetric, bfloat16",
         "pack-quantized 3 bits, group, asymmetric, float32",
+        "torchao int8, tensor",
+        "torchao FP8, tensor",
     )
 }
 # These store eight tokens in a word.
@@ -52,7 +54,7 @@ def mean_of_live(stored: StoredRows) -> Tensor:
 
 
 def check_edit(old: Path, new: Path, receipt: Receipt) -> None:
-    """Check rows, all other tensors, and the configuration of an edit that set new rows to the mean of the live ones."""
+    """Check rows, other tensors and the configuration of an edit that set new rows to the mean of the live ones."""
     before, after, sources = stored_ends(old), stored_ends(new), receipt.row_map.sources
     assert before.keys() == after.keys() == receipt.stored.keys()
     for name, rows in before.items():
@@ -105,3 +107,183 @@ def test_a_trim_and_a_transplant_move_the_same_rows_and_are_undone_in_turn(tmp_p
     assert same_files(tmp_path / "trimmed", tmp_path / "trimmed again")
     trimmed.undo(tmp_path / "trimmed again", out=tmp_path / "back")
     assert same_files(tmp_path / "old", tmp_path / "back")
+
+
+MLX = "MLX 4 bits, groups of 64, bfloat16"
+
+
+def edited(old: Path, new: Path) -> Receipt:
+    return el.vocab.edit_vocabulary(old, add=[f"new{i}" for i in range(9)], remove=["t3"], init=MeanInit(), out=new)
+
+
+def test_two_stored_copies_of_a_tied_table_are_edited_alike(tmp_path) -> None:
+    table = BUILT[MLX]()
+    write_folder(tmp_path / "old", table, table, tied=True)
+    words(len(table.rows)).save(str(tmp_path / "old" / "tokenizer.json"))
+    receipt = edited(tmp_path / "old", tmp_path / "new")
+    assert [*receipt.stored] == [ENDS[0]]
+    rows, head = stored_ends(tmp_path / "new").values()
+    assert torch.equal(rows.row_bytes, head.row_bytes)
+    assert el.load(tmp_path / "new").head.tied
+    receipt.undo(tmp_path / "new", out=tmp_path / "back")
+    assert same_files(tmp_path / "old", tmp_path / "back")
+
+
+def test_shards_of_mlx_lm_and_their_index_are_in_step_and_come_back(tmp_path) -> None:
+    mx = pytest.importorskip("mlx.core")
+    table = folder_of(tmp_path / "old", MLX, tied=False)
+    tensors = mx.load(str(tmp_path / "old" / "model.safetensors"))
+    (tmp_path / "old" / "model.safetensors").unlink()
+    shards: dict[str, dict] = {"model-00001-of-00002.safetensors": {}, "model-00002-of-00002.safetensors": {}}
+    for number, name in enumerate(sorted(tensors)):
+        shards[[*shards][number % 2]][name] = tensors[name]  # codes and scales of one table in two files
+    for file, each in shards.items():
+        mx.save_safetensors(str(tmp_path / "old" / file), each, {"format": "mlx"})
+    weight_map = {name: file for file, each in shards.items() for name in each}
+    nbytes = sum(each.nbytes for each in tensors.values())
+    index = {"metadata": {"total_size": nbytes, "total_parameters": 10_000}, "weight_map": weight_map}
+    index_file = "model.safetensors.index.json"
+    (tmp_path / "old" / index_file).write_text(json.dumps(index, indent=4))
+    receipt = edited(tmp_path / "old", tmp_path / "new")
+    loaded = {name: each for file in shards for name, each in mx.load(str(tmp_path / "new" / file)).items()}
+    metadata = json.loads((tmp_path / "new" / index_file).read_text())["metadata"]
+    assert metadata["total_size"] == sum(each.nbytes for each in loaded.values())
+    assert metadata["total_parameters"] == 10_000 + 2 * 8 * table.rows.shape[1]
+    assert el.load(tmp_path / "new").table.vocab_size == len(table.rows) + 8
+    receipt.undo(tmp_path / "new", out=tmp_path / "back")
+    assert same_files(tmp_path / "old", tmp_path / "back")
+
+
+@pytest.mark.parametrize("kind", ["the same bytes", "floating point", "other bytes", "a part"])
+def test_a_second_copy_of_stored_rows_follows_or_is_refused(tmp_path, kind) -> None:
+    table = folder_of(tmp_path / "old", MLX, tied=True)
+    copy = {f"{TABLE}.{rest}": tensor.clone() for rest, tensor in table.tensors.items()}
+    if kind == "floating point":
+        copy = {f"{TABLE}.weight": table.rows.half()}
+    elif kind == "other bytes":
+        copy[f"{TABLE}.scales"][0] += 1
+    elif kind == "a part":
+        del copy[f"{TABLE}.biases"]
+    save_file(copy, tmp_path / "old" / "copy.safetensors")
+    if kind in ("other bytes", "a part"):
+        with pytest.raises(el.CheckpointError, match=r"copy\.safetensors has a tensor model\.embed_tokens"):
+            edited(tmp_path / "old", tmp_path / "new")
+        return
+    receipt = edited(tmp_path / "old", tmp_path / "new")
+    main, other = (load_file(tmp_path / "new" / file) for file in ("model.safetensors", "copy.safetensors"))
+    if kind == "floating point":
+        new = stored_ends(tmp_path / "new")[ENDS[0]].dequantise(torch.float32)
+        assert torch.equal(other[f"{TABLE}.weight"], new.half())
+    else:
+        assert all(torch.equal(tensor, main[name]) for name, tensor in other.items())
+    receipt.undo(tmp_path / "new", out=tmp_path / "back")
+    assert same_files(tmp_path / "old", tmp_path / "back")
+    layer = el.load(tmp_path / "old")
+    el.vocab.add_tokens(layer, ["new"])
+    if kind == "floating point":
+        with pytest.raises(el.CheckpointError, match="in floating point, of which .* has quantised rows"):
+            layer.write_into(tmp_path / "old", tmp_path / "written")
+    else:
+        layer.write_into(tmp_path / "old", tmp_path / "written")
+        assert len(load_file(tmp_path / "written" / "copy.safetensors")[f"{TABLE}.scales"]) == len(table.rows) + 1
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_a_live_edit_that_is_written_gives_the_tensors_of_the_edit_of_the_folder(tmp_path, name) -> None:
+    folder_of(tmp_path / "old", name, tied=False)
+    receipt = edited(tmp_path / "old", tmp_path / "new")
+    layer = el.load(tmp_path / "old")
+    options = {"add": [*receipt.added.values()], "remove": ["t3"], "init": MeanInit()}
+    el.vocab.edit_vocabulary(layer, **options)
+    layer.write_into(tmp_path / "old", tmp_path / "written")
+    one, other = ((tmp_path / folder / "model.safetensors").read_bytes() for folder in ("new", "written"))
+    assert one == other
+
+
+def test_a_number_of_rows_that_the_format_cannot_store_is_refused(tmp_path) -> None:
+    folder_of(tmp_path / "old", "GPTQ ", tied=False)
+    with pytest.raises(el.CheckpointError, match="GPTQ matrix of 4 bits cannot have 81 rows.* multiple of 8"):
+        el.vocab.edit_vocabulary(tmp_path / "old", add=["new"], out=tmp_path / "new")
+    with pytest.raises(el.CheckpointError, match="of 64 columns cannot have 16 rows"):
+        el.vocab.trim_vocabulary(tmp_path / "old", [" ".join(f"t{i}" for i in range(16))], out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    el.vocab.edit_vocabulary(tmp_path / "old", add=["new"], pad_to_multiple_of=8, out=tmp_path / "new")
+    assert el.load(tmp_path / "new").table.vocab_size == 88
+
+
+def test_rows_that_a_shared_scale_would_clip_are_refused_with_the_factor(tmp_path) -> None:
+    table = folder_of(tmp_path / "old", "ModelOpt NVFP4", tied=True)
+    (rows,) = stored_ends(tmp_path / "old").values()
+    span = rows.format.value_range(rows.shared)
+    assert span is not None
+    large = el.vocab.VectorsInit(2.5 * span[1] * torch.ones(1, table.rows.shape[1]))
+    with pytest.raises(el.CheckpointError, match=r"is 2\.5 times the largest one .* would be clipped"):
+        el.vocab.edit_vocabulary(tmp_path / "old", add=["new"], init=large, out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_rows_of_one_format_are_not_written_into_a_folder_with_another(tmp_path) -> None:
+    table = folder_of(tmp_path / "stored", MLX, tied=True)
+    write_folder(tmp_path / "other", CASES["MLX 8 bits, groups of 64, bfloat16"](), None)
+    write_folder(tmp_path / "dense", table.rows, None)
+    for source, target in (("stored", "other"), ("stored", "dense"), ("dense", "stored")):
+        with pytest.raises(el.CheckpointError, match=r"stores model\.embed_tokens\.weight as .* Load the layer from"):
+            el.load(tmp_path / source).write_into(tmp_path / target, tmp_path / "written")
+    assert not (tmp_path / "written").exists()
+
+
+def refused_layouts() -> dict[str, dict[str, Tensor]]:
+    """Return tensors in which rows share blocks or words, by what the error says."""
+    blocks = {"weight": torch.randn(77, 192).to(torch.float8_e4m3fn), "weight_scale_inv": torch.ones(1, 2)}
+    nested = bitsandbytes_case(weights(192), "nf4", is_nested=True).tensors
+    transposed = {
+        "qweight": torch.zeros(10, 64, dtype=torch.int32),
+        "qzeros": torch.zeros(2, 8, dtype=torch.int32),
+        "scales": torch.ones(2, 64).half(),
+        "g_idx": torch.arange(80).int() // 40,
+    }
+    return {
+        "128 rows share a scale.* Dequantise it with the package compressed-tensors": blocks,
+        "256 of them share a scale.* Dequantise the model": {**nested},
+        "groups run along the vocabulary": transposed,
+        "a trellis code runs over tiles of 16 rows": {"trellis": torch.zeros(4, 4, 16, dtype=torch.int16)},
+    }
+
+
+@pytest.mark.parametrize("reason", range(4))
+def test_edits_of_rows_that_share_blocks_are_refused_with_reason_and_advice(tmp_path, reason) -> None:
+    match, tensors = [*refused_layouts().items()][reason]
+    write_folder(tmp_path / "old", StoredCase(tensors, {}, weights(192)), None)
+    for edit in (
+        partial(el.vocab.remove_tokens, tmp_path / "old", [3]),
+        partial(el.vocab.add_tokens, tmp_path / "old", 200),
+        partial(el.vocab.edit_vocabulary, tmp_path / "old", reorder=[*range(76, -1, -1)]),
+    ):
+        with pytest.raises(el.CheckpointError, match=rf"(?s)model\.embed_tokens.* not read: .*{match}"):
+            edit(out=tmp_path / "new")
+
+
+UNKNOWN = {"model_type": "unheard_of", "architectures": ["UnheardOf"]}
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_of_an_unknown_family_the_table_and_its_equal_copies_are_edited_with_a_warning(tmp_path, copies) -> None:
+    table = BUILT["bitsandbytes nf4, float32"]()
+    write_folder(tmp_path / "old", table, table if copies == 2 else None, tied=True, config=UNKNOWN)
+    words(len(table.rows)).save(str(tmp_path / "old" / "tokenizer.json"))
+    with pytest.warns(el.EmbedLayerWarning, match="unknown family .*: only its table, model.embed_tokens.weight"):
+        receipt = edited(tmp_path / "old", tmp_path / "new")
+    ends = stored_ends(tmp_path / "new")
+    assert [rows.shape[0] for rows in ends.values()] == copies * [len(table.rows) + 8]
+    assert all(torch.equal(rows.row_bytes, ends[ENDS[0]].row_bytes) for rows in ends.values())
+    with pytest.warns(el.EmbedLayerWarning, match="unknown family"):
+        receipt.undo(tmp_path / "new", out=tmp_path / "back")
+    assert same_files(tmp_path / "old", tmp_path / "back")
+
+
+@pytest.mark.parametrize("name", ["bitsandbytes nf4, float32", "nvfp4-pack-quantized", MLX])
+def test_of_an_unknown_family_another_stored_matrix_of_as_many_rows_is_refused(tmp_path, name) -> None:
+    head = BUILT[name]()
+    write_folder(tmp_path / "old", head.rows.clone(), head, config=UNKNOWN)
+    with pytest.raises(el.CheckpointError, match=r"unknown family .* lm_head.* 77 rows or columns"):
+        edited(tmp_path / "old", tmp_path / "new")
