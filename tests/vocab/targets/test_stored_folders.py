@@ -243,7 +243,7 @@ def test_rows_of_one_format_are_not_written_into_a_folder_with_another(tmp_path)
 
 def refused_layouts() -> dict[str, dict[str, Tensor]]:
     """Return tensors in which rows share blocks or words, by what the error says."""
-    blocks = {"weight": torch.randn(77, 192).to(torch.float8_e4m3fn), "weight_scale_inv": torch.ones(1, 2)}
+    blocks = {"weight": torch.randn(77, 256).to(torch.float8_e4m3fn), "weight_scale_inv": torch.ones(1, 2)}
     nested = bitsandbytes_case(weights(192), "nf4", is_nested=True).tensors
     transposed = {
         "qweight": torch.zeros(10, 64, dtype=torch.int32),
