@@ -228,12 +228,12 @@ class GPTQRows(ColumnRows):
         Raises:
             CheckpointError: The number of rows is no multiple of `row_multiple`, or below D.
         """
+        parts = super().write(stored, module)
         if stored.shape[0] < self.embed_dim:
             raise CheckpointError(
                 f"A GPTQ matrix of {self.embed_dim} columns cannot have {stored.shape[0]} rows: with fewer rows than "
                 f"columns its tensors are those of an embedding of GPTQModel. Keep at least {self.embed_dim}."
             )
-        parts = super().write(stored, module)
         group = torch.arange(self.embed_dim, dtype=torch.int32, device=stored.device) // self.group_size
         return parts if module.tensors else parts | {"g_idx": group}
 

@@ -203,7 +203,7 @@ class StoredFormat(Described, ABC):
     def name(self) -> str:
         """Return library and sizes of the stored rows for people: `"MLX (bits 4, group_size 64, scale_dtype BF16)"`."""
         sizes = [f"{each.name} {getattr(self, each.name)}" for each in fields(self) if each.name != "embed_dim"]
-        return f"{self.library} ({', '.join(sizes)})"
+        return f"{self.library} ({', '.join(sizes)})" if sizes else self.library
 
     @property
     def config(self) -> JsonObject:

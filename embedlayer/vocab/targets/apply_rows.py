@@ -70,8 +70,8 @@ class EditResult:
         changed: For a folder: names of the files that the edit changes, adds or removes, without weights.
         left_out: For a folder: the files that hold values by token and cannot be edited, by path, each with its rule.
             They are not in the copy.
-        stored: For a GGUF file, and for stored rows of a folder: from the name of each edited tensor to how its rows are
-            stored.
+        stored: For a GGUF file, and for quantised rows of a folder: from the name of each edited tensor to how its rows
+            are stored.
         extra_space_decoded: For a GGUF file: new IDs of the added tokens around which text gets an extra space when it
             is decoded from the file.
     """

@@ -54,7 +54,7 @@ def test_a_table_that_is_written_as_two_tensors_is_not_known(tmp_path, unchecked
 
 @pytest.mark.parametrize("with_blocks", [False, True])
 def test_stored_rows_are_known_by_the_class_also_beside_quantised_blocks(tmp_path, with_blocks, unchecked) -> None:
-    checkpoint = saved(tmp_path, "ultrabert", "masked")
+    saved(tmp_path, "ultrabert", "masked")
     tensors, metadata = load_tensors(tmp_path / "model.safetensors")
     names = ["ultrabert.embed_tokens.weight", "cls.weight"]
     blocks = [name for name, tensor in tensors.items() if "layers" in name and tensor.dim() == 2]

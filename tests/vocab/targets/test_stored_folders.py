@@ -16,6 +16,7 @@ from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.formats.stored import StoredRows
 from embedlayer.vocab import MeanInit
 from embedlayer.vocab.receipt import Receipt
+from embedlayer.vocab.targets.folder import folder_census
 
 BUILT = {name: CASES[name] for name in one_of_each() if "1 bits" not in name}  # rows of 1 bit are zero
 BUILT |= {
@@ -110,6 +111,14 @@ def test_a_trim_and_a_transplant_move_the_same_rows_and_are_undone_in_turn(tmp_p
 
 
 MLX = "MLX 4 bits, groups of 64, bfloat16"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_census_names_matrices_of_stored_rows_with_their_sizes(tmp_path, tied) -> None:
+    table = folder_of(tmp_path, MLX, tied=tied)
+    report = folder_census(tmp_path)
+    assert report.tensors == dict.fromkeys(ENDS[: 1 if tied else 2], tuple(table.rows.shape))
+    assert (report.notes, report.refused) == ((), "")
 
 
 def edited(old: Path, new: Path) -> Receipt:
