@@ -38,7 +38,7 @@ class DeltaEmbedding(TokenTable, ComputedBuffers, checks_ids=True):
 
     Only `delta`, `(N, D)`, has a gradient and optimizer state. A look-up reads the rows of the base and replaces those
     of `token_ids`; `logits` and `loss` replace columns in the same way. No `(V, D)` tensor is copied. The base may be a
-    table of any kind.
+    table of any kind; `merge` writes the rows into a dense one, or quantises them into one of stored codes.
 
     Args:
         base: Table, or `nn.Embedding`. It is frozen: `requires_grad_(False)` is called on it.

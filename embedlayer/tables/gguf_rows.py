@@ -19,7 +19,7 @@ class GGUFEmbedding(PackedRows):
     `embedlayer.load("model.gguf")` returns it for a quantised table, except for Q4_0 and Q8_0, which are tables of the
     kind `QuantizedEmbedding`. Its bytes are mapped to the file: a look-up reads those of the requested rows, and
     `logits` those of a few thousand rows at a time. The package `gguf` dequantises them on the CPU; a table on an
-    accelerator waits for it. To train the rows, copy them:
+    accelerator waits for it. To train some rows, use `DeltaEmbedding(table, token_ids)`; to train all, copy them:
     `TokenEmbedding.from_pretrained(table.rows(0, table.vocab_size))`.
 
     Args:

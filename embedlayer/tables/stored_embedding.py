@@ -24,8 +24,9 @@ class StoredEmbedding(PackedRows):
     or another library of `embedlayer.formats.recognition.FORMATS` quantised. Looked-up rows equal the library's own
     dequantisation bit for bit. The stored tensors are mapped to the file: a look-up reads those of the requested rows,
     and `logits` and losses dequantise a block of rows at a time. Logits are those of the stored weights:
-    a program that also quantises the hidden states (`input_scale`) computes slightly other ones. To train the rows,
-    copy them: `TokenEmbedding.from_pretrained(table.rows(0, table.vocab_size))`.
+    a program that also quantises the hidden states (`input_scale`) computes slightly other ones. To train some
+    rows, use `DeltaEmbedding(table, token_ids)`; to train all, copy them:
+    `TokenEmbedding.from_pretrained(table.rows(0, table.vocab_size))`.
 
     The constructor creates stored tensors of zeros.
 

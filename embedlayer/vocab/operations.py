@@ -79,10 +79,11 @@ def edit_vocabulary(
 
     If anything fails, nothing changes.
 
-    All tensors with a row for each token are edited together: the input table (dense, factorised, row-sparse), the
-    output head (tied stays tied), its bias, and the optimizer's state. Sizes, the padding token, the tokenizer and the
-    token IDs in configurations are changed to match. Kept rows and their moments keep every bit; new rows start with
-    the state that a new optimizer of the same class has for them. Parameters stay the same objects.
+    All tensors with a row for each token are edited together: the input table (dense, factorised, row-sparse, or stored
+    codes such as quantised rows), the output head (tied stays tied), its bias, and the optimizer's state. Sizes, the
+    padding token, the tokenizer and the token IDs in configurations are changed to match. Kept rows and their moments
+    keep every bit; new rows start with the state that a new optimizer of the same class has for them. New rows of
+    stored codes are quantised as their format does it. Parameters stay the same objects.
 
     Hashed n-grams (`NgramHash`) stay what they were: a kept token keeps its compressed ID, and with it all hashes and
     rows. A new token gets a compressed ID of its own, the next free one, also where its text differs from an old
