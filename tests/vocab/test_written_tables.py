@@ -126,7 +126,13 @@ def test_the_command_writes_a_model_into_a_quantised_folder(tmp_path, capsys) ->
     words(size).save(str(tmp_path / "dense" / "tokenizer.json"))
     into = ["export", tmp_path / "dense", "--into", tmp_path / "quantised", "-o"]
     assert run(*into, tmp_path / "out", "--json") == 0
-    facts = {"file": str(tmp_path / "out"), "format": "checkpoint", "rows": size, "columns": rows.shape[1], "left_out": 0}
+    facts = {
+        "file": str(tmp_path / "out"),
+        "format": "checkpoint",
+        "rows": size,
+        "columns": rows.shape[1],
+        "left_out": 0,
+    }
     assert json.loads(capsys.readouterr().out) == facts
     before, after = bytes_of(tmp_path / "quantised", "table"), bytes_of(tmp_path / "out", "table")
     assert (before != after).any(1).nonzero().flatten().tolist() == [5]
