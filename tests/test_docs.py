@@ -83,8 +83,8 @@ def test_the_source_tree_is_the_tree(monkeypatch) -> None:
     assert source_tree.PAGE.read_text() == source_tree.page(), "run: python docs/source_tree.py --write"
 
 
-@pytest.mark.parametrize("name", ["head_outputs", "head_precision"])
-def test_the_costs_and_errors_of_head_outputs_are_the_results(name, monkeypatch) -> None:
+@pytest.mark.parametrize("name", ["head_outputs", "head_precision", "tokenizer_pairs"])
+def test_the_tables_of_measurements_are_the_results(name, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     command = importlib.import_module(name)
     assert command.PAGE.read_text() == command.page(), f"run: python docs/{name}.py --write"

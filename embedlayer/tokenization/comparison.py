@@ -67,7 +67,7 @@ def compare_tokenizers(a: object, b: object, text: str | None = None) -> Tokeniz
         >>> words, letters = train_tokenizer(text, vocab_size=270), train_tokenizer((), kind="byte")
         >>> comparison = compare_tokenizers(words, letters, text)
         >>> comparison.a.text_tokens, comparison.b.text_tokens, comparison.num_chunks
-        (13, 24, 13)
+        (16, 24, 16)
     """
     tokens = TokenBytes(a), TokenBytes(b)
     matches = [
