@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from stored_formats import CASES, StoredCase
+from stored_cases import CASES, StoredCase
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 import torch
+from stored_cases import CASES, OTHER_ROWS
 from stored_folders import one_of_each
-from stored_formats import CASES, OTHER_ROWS
 from torch import Tensor, nn
 
 import embedlayer as el

@@ -41,7 +41,7 @@ class NextBytes:
         >>> tokenizer = train_tokenizer((), kind="byte")
         >>> events = NextBytes.of(tokenizer)
         >>> events.events[:3].tolist(), events.num_events
-        ([256, 0, 1], 257)
+        ([0, 1, 2], 257)
     """
 
     __repr__ = short_repr

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from commands import run
 from safetensors.torch import load_file, save_file
+from stored_cases import CASES, StoredCase, mlx_case
 from stored_folders import one_of_each, words, write_folder
-from stored_formats import CASES, StoredCase, mlx_case
 from tiny_models import build
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves

@@ -44,6 +44,7 @@ COMMANDS = {
     "vocab transplant OTHER": "{directory} {tokenizer} -o {out} --init omp --donor {donor}",
     "vocab suggest": "{directory} {files} --held-out {held_out} -o {out}",
     "vocab undo": "{directory} -o {out}",
+    "vocab compare": "{first} {second} --text {text}",
 }
 """Each command with every path that it reads, by the parameter's name; one that reads none is not here."""
 
@@ -124,7 +125,7 @@ def command_line(line: str, there: dict[str, Path], out: Path, **paths: Path) ->
     """A line of the table with these paths, and with a run or a text at the other places."""
     command = line.removesuffix(" OTHER")
     for name, kind in INPUTS[command].items():
-        default = "a GGUF file" if kind.kinds == {PathKind.GGUF} else "a text file"
+        default = "a GGUF file" if PathKind.GGUF in kind.kinds else "a text file"
         paths.setdefault(name, there["a run" if PathKind.RUN in kind.kinds else default])
     return f"{command} {COMMANDS[line]}".format(**paths, out=out).split()
 

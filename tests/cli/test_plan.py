@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from stored_cases import CASES
 from stored_folders import write_folder
-from stored_formats import CASES
 
 import embedlayer as el
 from embedlayer.cli.plan import plan as command

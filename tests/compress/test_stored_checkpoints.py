@@ -10,8 +10,8 @@ import torch
 from commands import run
 from covering import cases, some
 from safetensors.torch import load_file, save_file
+from stored_cases import compressed_case, mlx_case, weights
 from stored_folders import model_of, write_folder
-from stored_formats import compressed_case, mlx_case, weights
 from tiny_models import SAMPLE, build
 from torch import Tensor, nn
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from stored_formats import NAME, StoredCase, bitsandbytes_case, weights
+from stored_cases import NAME, StoredCase, bitsandbytes_case, weights
 from torch import Tensor
 
 from embedlayer.core.errors import CheckpointError

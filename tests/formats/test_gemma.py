@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from stored_formats import NAME, StoredCase, gemma_case, weights
+from stored_cases import NAME, StoredCase, gemma_case, weights
 
 from embedlayer.core.errors import CheckpointError
 from embedlayer.formats.gemma import GemmaRows

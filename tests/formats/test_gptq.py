@@ -8,7 +8,7 @@ and the conversion of its second format to the first gave the bytes of new rows,
 
 import pytest
 import torch
-from stored_formats import NAME, StoredCase, awq_case, gptq_case, weights
+from stored_cases import NAME, StoredCase, awq_case, gptq_case, weights
 
 from embedlayer.core.errors import CheckpointError
 from embedlayer.formats.recognition import recognise

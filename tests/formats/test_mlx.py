@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from stored_formats import CASES, NAME, StoredCase, mlx_case, weights
+from stored_cases import CASES, NAME, StoredCase, mlx_case, weights
 
 from embedlayer.core.errors import CheckpointError
 from embedlayer.formats.mlx import MLXAffineRows, MLXFloatRows

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from stored_formats import CASES, NAME, StoredCase, weights
+from stored_cases import CASES, NAME, StoredCase, weights
 
 from embedlayer.core.errors import CheckpointError
 from embedlayer.formats.recognition import recognise

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from stored_formats import CASES, NAME, OTHER_ROWS, StoredCase
+from stored_cases import CASES, NAME, OTHER_ROWS, StoredCase
 from torch import Tensor
 
 from embedlayer import QuantizedEmbedding

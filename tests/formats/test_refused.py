@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from stored_formats import NAME, StoredCase, bitsandbytes_case, weights
+from stored_cases import NAME, StoredCase, bitsandbytes_case, weights
 from torch import Tensor
 
 from embedlayer.core.errors import CheckpointError

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from stored_formats import CASES, NAME, OTHER_ROWS, StoredCase
+from stored_cases import CASES, NAME, OTHER_ROWS, StoredCase
 from torch import Tensor
 
 from embedlayer.core.class_identifiers import KINDS

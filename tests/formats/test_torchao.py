@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from stored_formats import CASES, NAME, StoredCase
+from stored_cases import CASES, NAME, StoredCase
 
 from embedlayer.core.errors import CheckpointError
 from embedlayer.formats.recognition import recognise

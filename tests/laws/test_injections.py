@@ -16,6 +16,7 @@ from embedlayer.injections.per_layer import PerLayerInputs
 from embedlayer.injections.per_layer_embedding import PerLayerEmbedding
 from embedlayer.injections.value import ValueEmbedding
 from embedlayer.tables.lookup import LookupTable
+from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.stored.mapped import MappedEmbedding
 from embedlayer.vocab import edit_vocabulary
 
@@ -138,7 +139,7 @@ def test_an_edit_moves_every_table_with_a_row_for_each_token_or_refuses_it_by_na
     model, order = small(injections=[OVER_A_TABLE[point](table)]), [*range(10, 50), *range(10)]
     config, state = model.config, {name: tensor.clone() for name, tensor in model.state_dict().items()}
     before = model(IDS)[..., order]
-    if isinstance(table, el.TokenEmbedding | el.FactorizedEmbedding):
+    if isinstance(table, el.TokenEmbedding | el.FactorizedEmbedding | PackedRows):
         receipt = edit_vocabulary(model, reorder=order)
         torch.testing.assert_close(model(receipt.remap(IDS)), before)
         edit_vocabulary(model, add=3)

@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 from covering import some
+from stored_cases import mlx_case, weights
 from stored_folders import write_folder
-from stored_formats import mlx_case, weights
 from tiny_models import SAMPLE
 
 import embedlayer as el

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from stored_cases import CASES, gemma_case, mlx_case, weights
 from stored_folders import HEAD, TABLE, model_of, words, write_folder
-from stored_formats import CASES, gemma_case, mlx_case, weights
 from tiny_models import quiet
 from torch import Tensor
 

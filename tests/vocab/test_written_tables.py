@@ -9,8 +9,8 @@ import pytest
 import torch
 from commands import run
 from safetensors.torch import load_file, save_file
+from stored_cases import CASES, StoredCase, gptq_case, weights
 from stored_folders import HEAD, TABLE, one_of_each, words, write_folder
-from stored_formats import CASES, StoredCase, gptq_case, weights
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from covering import cases
-from stored_formats import CASES, OTHER_ROWS, VOCAB_SIZE
+from stored_cases import CASES, OTHER_ROWS, VOCAB_SIZE
 from torch import Tensor
 
 from embedlayer.formats import compiled

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from stored_formats import compressed_case
+from stored_cases import compressed_case
 from tiny_models import build, quiet
 
 from embedlayer.checkpoints.reader import Checkpoint

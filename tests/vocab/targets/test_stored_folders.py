@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from stored_cases import CASES, StoredCase, bitsandbytes_case, gptq_case, weights
 from stored_folders import HEAD, TABLE, one_of_each, words, write_folder
-from stored_formats import CASES, StoredCase, bitsandbytes_case, gptq_case, weights
 from torch import Tensor
 
 import embedlayer as el

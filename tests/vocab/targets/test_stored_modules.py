@@ -164,8 +164,8 @@ def test_a_merge_that_one_table_refuses_changes_none(tmp_path) -> None:
 
 
 def test_a_merge_does_not_write_into_the_mapped_file(tmp_path) -> None:
+    from stored_cases import CASES
     from stored_folders import words, write_folder
-    from stored_formats import CASES
 
     case = CASES["MLX 4 bits, groups of 64, bfloat16"]()
     write_folder(tmp_path / "model", case, None)
@@ -248,8 +248,8 @@ def test_a_model_of_transformers_with_trained_rows_over_codes_is_saved_by_save_m
 @pytest.mark.parametrize("kind", ["MLX 4 bits, groups of 64, bfloat16", "float-quantized tensor, float32"])
 def test_a_layer_that_is_edited_live_and_written_has_the_tensors_of_the_edited_folder(kind, tied, tmp_path) -> None:
     from safetensors.torch import load_file
+    from stored_cases import CASES
     from stored_folders import words, write_folder
-    from stored_formats import CASES
 
     case = CASES[kind]()
     write_folder(tmp_path / "old", case, None if tied else case)
