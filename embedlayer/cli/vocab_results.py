@@ -77,8 +77,8 @@ def show_receipt(receipt: "Receipt", directory: Path, output: Path, *, as_json: 
     click.echo(f"Bytes    {old:,} -> {new:,} of weights ({change})")
     if trained:
         click.echo(
-            f"\nTrained  {trained['steps']:,} steps, the new rows only; {trained['different_new_tokens_in_text']:,} of "
-            f"them occur in the text, {trained['new_tokens_in_text']:,} times\n"
+            f"\nTrained  {trained['steps']:,} steps, the new rows only; the text has "
+            f"{trained['different_new_tokens_in_text']:,} of the new tokens, {trained['new_tokens_in_text']:,} times\n"
             f"Loss     on held-out text, nats per byte:\n"
             f"         {trained['loss_with_old_tokens']:.4f} with the old tokens\n"
             f"         {trained['loss_before_training']:.4f} with the new ones before training\n"

@@ -134,7 +134,7 @@ class ColumnRows(StoredFormat):
         if stored.shape[0] % multiple:
             raise CheckpointError(
                 f"A {self.library} matrix of {self.bits} bits cannot have {stored.shape[0]} rows: their zero "
-                f"points fill whole words of 32 bits. Add or remove rows up to a multiple of {multiple}."
+                f"points fill whole words of 32 bits. Edit with pad_to_multiple_of={multiple}."
             )
         return {
             "qweight": self.columns_of_codes(stored.rows["qweight"]),

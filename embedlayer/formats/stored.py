@@ -133,15 +133,16 @@ class StoredRows(NamedTuple):
         """
         values, span = values.detach(), self.format.value_range(self.shared)
         if not values.isfinite().all():
-            raise CheckpointError("New rows have NaN or infinity, which no stored row can have.")
+            raise CheckpointError("New rows have NaN or infinity: rows are quantised from finite numbers.")
         if span is not None and len(values):
             low, high = (float(bound) for bound in values.aminmax())
             ends = [(-low, -span[0]), (high, span[1])]
             if beyond := [number / end if end else math.inf for number, end in ends if number > end]:
                 raise CheckpointError(
                     f"A number of new rows is {max(beyond):.3g} times the largest one that {self.format.name} stores "
-                    f"with the scale that all rows share, [{span[0]:.4g}, {span[1]:.4g}]: it would be clipped. "
-                    f"Make the new rows smaller, such as with init='mean'."
+                    f"{'with the scale that all rows share' if self.shared else 'with its scales of 8 bits'}, "
+                    f"[{span[0]:.4g}, {span[1]:.4g}]: it would be clipped. Make the new rows smaller: "
+                    f"embedlayer.vocab.MeanInit() gives each the mean of the old ones."
                 )
         rows = self._replace(rows=self.format.quantise(values, self.shared))
         if not rows.dequantise(self.format.dtype).isfinite().all():

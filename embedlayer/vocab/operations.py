@@ -350,6 +350,9 @@ def _edit(target: Target, token_map: Callable[[Tokenizer | None, int], TokenMap]
     if multiple is not None and multiple < 1:
         raise SizeError(f"pad_to_multiple_of must be at least 1, not {multiple}.")
     init = options.get("init", SubwordMeanInit())
+    for name, given in (("init", init), ("init_head", options.get("init_head", init))):
+        if not isinstance(given, RowInit):
+            raise SizeError(f"{name} is an initialisation such as embedlayer.vocab.MeanInit(), not {given!r}.")
     tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
     source = None if isinstance(target, nn.Module) else Path(target)
     request = EditRequest(token_map, init, options.get("init_head", init), tokenizer, multiple, source)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from embedlayer.census.files import shown_files
-from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, ShapeError, TokenIdError
+from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, FileError, ShapeError, TokenIdError
 from embedlayer.core.short_repr import short_repr
 from embedlayer.io.files import JsonObject, read_bytes
 from embedlayer.io.json_fields import Count, Range, check_fields, parse_json, printable
@@ -360,6 +360,10 @@ class Receipt:
             FileError: There is no such file, or it cannot be read.
             CheckpointError: The file is damaged, not a receipt, or a receipt of another format version.
         """
+        if Path(path).is_dir():
+            raise FileError(
+                f"{path} is a folder: the receipt of its last edit is embedlayer.vocab.last_receipt({str(path)!r})."
+            )
         tensors, metadata = load_tensors(path)
         if "receipt" not in metadata:
             raise CheckpointError(f"{path} is not a receipt: it has no field of that name.")

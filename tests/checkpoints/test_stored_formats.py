@@ -359,3 +359,14 @@ def test_a_table_that_is_computed_from_a_quantised_one_is_refused(tmp_path) -> N
     with pytest.raises(el.CheckpointError, match="table is computed from embedding.weight and mapping"):
         el.load(tmp_path)
     assert advised(tmp_path) == [("table_only", "'embedding.weight'")]
+
+
+@pytest.mark.parametrize("end", ["table", "head"])
+def test_a_row_whose_codes_are_nan_is_counted_in_the_report(tmp_path, end) -> None:
+    case = CASES["float-quantized group, symmetric, bfloat16"]()
+    codes = case.tensors["weight"].view(torch.uint8).clone()
+    codes[5, 3] = 0x7F
+    broken = case.changed(weight=codes.view(torch.float8_e4m3fn))
+    write_folder(tmp_path, *((broken, case) if end == "table" else (case, broken)))
+    with pytest.warns(el.EmbedLayerWarning, match=f"1 of 77 rows of the {end} hold NaN or infinity"):
+        assert el.load(tmp_path).report().nonfinite_rows == {end: 1}

@@ -177,3 +177,10 @@ def test_a_new_word_with_the_space_behind_it_costs_no_token_more() -> None:
     table = el.TokenEmbedding(old.get_vocab_size(), 8)
     word = AddedToken(" otters", rstrip=True, normalized=False)
     assert el.vocab.edit_vocabulary(table, add=[word], tokenizer=old).extra_space == []
+
+
+def test_a_folder_is_no_receipt_and_a_name_no_initialisation(tmp_path, unchecked) -> None:
+    with pytest.raises(el.FileError, match=r"is a folder: .* embedlayer\.vocab\.last_receipt"):
+        el.vocab.Receipt.load(tmp_path)
+    with pytest.raises(el.SizeError, match=r"init is an initialisation .*MeanInit\(\), not 'mean'"):
+        el.vocab.add_tokens(el.TokenEmbedding(10, 4), 2, init="mean")

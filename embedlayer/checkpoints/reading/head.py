@@ -202,7 +202,7 @@ def _untied_rows(model: CheckpointModel, spec: HeadSpec, key: str) -> Tensor | N
     rows = tensors.read(key, names[0])
     if isinstance(spec.rows, CountedRows):
         rows = _counted_rows(model, spec.rows, key, rows, tensors.by_key[tied_to].shape[0])
-    tensors.count_nonfinite("head", rows)
+    tensors.count_nonfinite("head", key, rows)
     return rows
 
 

@@ -38,7 +38,7 @@ def read_rows(model: CheckpointModel) -> Tensor:
     if isinstance(model.family.rows, FoldedRows):
         rows = _fold(tensors, model.family.rows, rows)
         _check_sizes(model, name, rows.shape[0] if tensors.names else None, rows.shape[1])
-    tensors.count_nonfinite("table", rows)
+    tensors.count_nonfinite("table", "table.weight", rows)
     return rows
 
 
@@ -104,7 +104,7 @@ def read_second_table(model: CheckpointModel, names: Names, key: str) -> TokenTa
         return None
     rows = tensors.read("decoder.table.weight", name)
     _check_sizes(model, name, *rows.shape, key=key)
-    tensors.count_nonfinite("decoder's table", rows)
+    tensors.count_nonfinite("decoder's table", "decoder.table.weight", rows)
     return new_table(model, rows, key="decoder.table.weight")
 
 

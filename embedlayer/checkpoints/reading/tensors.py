@@ -235,15 +235,17 @@ class CheckpointTensors:
             )
         raise quantised_error(self.checkpoint, what, stored_name if is_in_file else parts[0], parts)
 
-    def count_nonfinite(self, what: str, rows: Tensor) -> None:
-        """Count the rows that contain NaN or infinity.
+    def count_nonfinite(self, what: str, key: str, rows: Tensor) -> None:
+        """Count the rows of `by_key[key]` that contain NaN or infinity.
 
-        If there are any, store their number in `nonfinite_rows[what]` and add a sentence to `notes`. Rows on the meta
-        device are dequantised where they are looked up, so they are not counted.
+        If there are any, store their number in `nonfinite_rows[what]` and add a sentence to `notes`. The scales of
+        stored rows are finite; their codes are read if these are numbers in floating point (FP8).
         """
-        if rows.is_meta:
+        if key in self.stored:
+            rows = next(iter(self.stored[key].rows.values()))
+        if rows.is_meta or not rows.is_floating_point():
             return
-        count = sum(int((~chunk.isfinite().all(-1)).sum()) for chunk in rows.split(ROWS_AT_ONCE))
+        count = sum(int((~chunk.float().isfinite().all(-1)).sum()) for chunk in rows.split(ROWS_AT_ONCE))
         if count:
             self.nonfinite_rows[what] = count
             self.notes.append(f"{count:,} of {rows.shape[0]:,} rows of the {what} hold NaN or infinity.")

@@ -211,7 +211,7 @@ def test_a_live_edit_that_is_written_gives_the_tensors_of_the_edit_of_the_folder
 
 def test_a_number_of_rows_that_the_format_cannot_store_is_refused(tmp_path) -> None:
     folder_of(tmp_path / "old", "GPTQ ", tied=False)
-    with pytest.raises(el.CheckpointError, match="GPTQ matrix of 4 bits cannot have 81 rows.* multiple of 8"):
+    with pytest.raises(el.CheckpointError, match="GPTQ matrix of 4 bits cannot have 81 rows.*pad_to_multiple_of=8"):
         el.vocab.edit_vocabulary(tmp_path / "old", add=["new"], out=tmp_path / "new")
     with pytest.raises(el.CheckpointError, match="of 64 columns cannot have 16 rows"):
         el.vocab.trim_vocabulary(tmp_path / "old", [" ".join(f"t{i}" for i in range(16))], out=tmp_path / "new")
