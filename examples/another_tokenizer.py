@@ -160,14 +160,40 @@ def results(lesson: Lesson, tokenizer: Tokenizer, held_out: str, steps: int, see
     yield "none (plain)", Result(plain.bits[-1], min(plain.bits), steps, plain.bits[-1])
     for name, loss in LOSSES.items():
         whole = train(lesson, loss(lesson), tokenizer, held_out, steps, seed)
-        fewer = max(1, round(steps * (plain.seconds - lesson.seconds) / whole.seconds))
-        short = train(lesson, loss(lesson), tokenizer, held_out, min(fewer, steps), seed)
+        fewer = min(steps, max(1, round(steps * (plain.seconds - lesson.seconds) / whole.seconds)))
+        short = train(lesson, loss(lesson), tokenizer, held_out, fewer, seed)
         yield name, Result(whole.bits[-1], min(whole.bits), fewer, short.bits[-1])
 
 
 def spread(values: list[float]) -> str:
     """Return mean and standard deviation over the seeds."""
     return f"{mean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
+
+
+def table(found: dict[str, list[Result]], steps: int) -> str:
+    """Return the results of all seeds as a Markdown table; the first loss is plain's."""
+    plain = next(iter(found.values()))
+    plain_last, plain_best = [one.last for one in plain], [one.best for one in plain]
+
+    def beside(values: list[float], others: list[float]) -> str:
+        return spread([value - other for value, other in zip(values, others, strict=True)])
+
+    rows = []
+    for name, each in found.items():
+        last, best, same_time = ([getattr(result, field) for result in each] for field in ("last", "best", "same_time"))
+        rows.append(
+            {
+                "teacher's loss": name,
+                f"after {steps} steps": spread(last),
+                "less plain": "" if each is plain else beside(last, plain_last),
+                "best checkpoint": spread(best),
+                "last less plain's best": beside(last, plain_best),
+                "steps in plain's time": f"{mean(result.steps for result in each):.0f}",
+                "after these": spread(same_time),
+                "these less plain": "" if each is plain else beside(same_time, plain_last),
+            }
+        )
+    return markdown_table(rows)
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -198,28 +224,7 @@ def main(arguments: argparse.Namespace) -> None:
         for name, result in results(lesson, tokenizer, held_out, arguments.steps, seed):
             found.setdefault(name, []).append(result)
             print(f"{time.process_time() - started:.1f} s, {name}: {result}", flush=True)
-    plain = found["none (plain)"]
-
-    def beside(values: list[float], others: list[float]) -> str:
-        return spread([value - other for value, other in zip(values, others, strict=True)])
-
-    rows = []
-    for name, each in found.items():
-        last, best, same_time = ([getattr(result, field) for result in each] for field in ("last", "best", "same_time"))
-        plain_last, plain_best = [one.last for one in plain], [one.best for one in plain]
-        rows.append(
-            {
-                "teacher's loss": name,
-                f"after {arguments.steps} steps": spread(last),
-                "less plain": "" if each is plain else beside(last, plain_last),
-                "best checkpoint": spread(best),
-                "last less plain's best": beside(last, plain_best),
-                "steps in plain's time": f"{mean(result.steps for result in each):.0f}",
-                "after these": spread(same_time),
-                "these less plain": "" if each is plain else beside(same_time, plain_last),
-            }
-        )
-    result = markdown_table(rows) + (
+    result = table(found, arguments.steps) + (
         f"\nBits per byte of the held-out text, mean ± standard deviation of {len(student_texts)} seeds; differences "
         f"are taken seed by seed. The teacher has {teacher_bits:.3f}. Its tokenizer has {lesson.shared.target_size:,} "
         f"tokens and shares {len(lesson.shared.draft_ids)} of the student's {lesson.shared.draft_size}; "
