@@ -191,6 +191,7 @@ def table(found: dict[str, list[Result]], steps: int) -> str:
                 "steps in plain's time": f"{mean(result.steps for result in each):.0f}",
                 "after these": spread(same_time),
                 "these less plain": "" if each is plain else beside(same_time, plain_last),
+                "these less plain's best": beside(same_time, plain_best),
             }
         )
     return markdown_table(rows)
@@ -218,16 +219,19 @@ def main(arguments: argparse.Namespace) -> None:
     teacher_bits = evaluate_text(CausalModel(teacher, teacher_tokenizer), held_out, window=LENGTH).model.bits_per_byte
 
     found: dict[str, list[Result]] = {}
+    half = []  # without a teacher
     for seed, text in enumerate(student_texts):
         lesson, started = Lesson(text, tokenizer, teacher, teacher_tokenizer), time.process_time()
         print(f"seed {seed}: the lesson takes {lesson.seconds:.1f} s", flush=True)
+        half += train(lesson, None, tokenizer, held_out, max(1, arguments.steps // 2), seed).bits[-1:]
         for name, result in results(lesson, tokenizer, held_out, arguments.steps, seed):
             found.setdefault(name, []).append(result)
             print(f"{time.process_time() - started:.1f} s, {name}: {result}", flush=True)
     result = table(found, arguments.steps) + (
         f"\nBits per byte of the held-out text, mean ± standard deviation of {len(student_texts)} seeds; differences "
-        f"are taken seed by seed. The teacher has {teacher_bits:.3f}. Its tokenizer has {lesson.shared.target_size:,} "
-        f"tokens and shares {len(lesson.shared.draft_ids)} of the student's {lesson.shared.draft_size}; "
+        f"are taken seed by seed. Without a teacher, a schedule of half the steps reaches {spread(half)}. The teacher "
+        f"has {teacher_bits:.3f}. Its tokenizer has {lesson.shared.target_size:,} tokens and shares "
+        f"{len(lesson.shared.draft_ids)} of the student's {lesson.shared.draft_size}; "
         f"{lesson.alignment.single.double().mean():.0%} of the chunks are one token on each side.\n"
     )
     print(result)

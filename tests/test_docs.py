@@ -398,6 +398,24 @@ def test_what_is_said_about_starting_rows_follows_from_the_table() -> None:
     assert total["`MeanNoiseInit()`"] > total["`MeanInit()`"]
 
 
+def test_what_is_said_about_teachers_follows_from_the_table() -> None:
+    page = (ROOT / "docs" / "another-tokenizer.md").read_text()
+    table = re.search(r"<!-- another-tokenizer:.*?-->\n(.*?)\n\n", page, flags=re.S).group(1)
+    names, _, *lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    rows = [dict(zip(names, line, strict=True)) for line in lines]
+    _, next_byte, shared, chunks = rows
+    for column in ("less plain", "these less plain"):
+        values = [float(row[column].split()[0]) for row in (shared, next_byte, chunks)]
+        assert values == sorted(values)
+        assert values[-1] < 0
+    for column in ("last less plain's best", "these less plain's best"):
+        values = [float(row[column].split()[0]) for row in (shared, next_byte)]
+        assert max(values) < -0.1
+    assert float(chunks["last less plain's best"].split()[0]) > 0
+    mean_and_deviation = chunks["these less plain's best"].split(" ± ")
+    assert abs(float(mean_and_deviation[0])) < float(mean_and_deviation[1])
+
+
 def test_every_guide_page_links_to_the_api_reference() -> None:
     for page in sorted((ROOT / "docs").glob("*.md")):
         if page.name not in ("index.md", "benchmarks.md", "source-tree.md"):
