@@ -292,6 +292,11 @@ def test_the_changelog_knows_the_version() -> None:
             ["starting_rows.py", "--steps", "1", "--terms", "5", "--row-steps", "1", "--passages", "1"],
             marks=pytest.mark.long,
         ),
+        [
+            "another_tokenizer.py",
+            *("--seeds", "2", "--steps", "2", "--teacher-steps", "1"),
+            *("--teacher-bytes", "20000", "--student-bytes", "6000", "--held-out-bytes", "3000"),
+        ],
         ["domain_terms.py", "--count", "5"],
         ["suggested_tokens.py", "--count", "5"],
         ["compression.py", "--choices", "rank=96"],
@@ -319,6 +324,7 @@ def test_every_example_is_run_here_or_is_a_helper() -> None:
         "killed_and_resumed.py",
         "beyond_the_trained_length.py",
         "starting_rows.py",
+        "another_tokenizer.py",
         "domain_terms.py",
         "suggested_tokens.py",
         "compression.py",
@@ -390,6 +396,24 @@ def test_what_is_said_about_starting_rows_follows_from_the_table() -> None:
     assert min(alone, key=alone.get).startswith("`SubwordMeanInit()`")
     assert min(new, key=new.get) == max(another, key=another.get) == "`CopyInit(of=...)` its first subword"
     assert total["`MeanNoiseInit()`"] > total["`MeanInit()`"]
+
+
+def test_what_is_said_about_teachers_follows_from_the_table() -> None:
+    page = (ROOT / "docs" / "another-tokenizer.md").read_text()
+    table = re.search(r"<!-- another-tokenizer:.*?-->\n(.*?)\n\n", page, flags=re.S).group(1)
+    names, _, *lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    rows = [dict(zip(names, line, strict=True)) for line in lines]
+    _, next_byte, shared, chunks = rows
+    for column in ("less plain", "these less plain"):
+        values = [float(row[column].split()[0]) for row in (shared, next_byte, chunks)]
+        assert values == sorted(values)
+        assert values[-1] < 0
+    for column in ("last less plain's best", "these less plain's best"):
+        values = [float(row[column].split()[0]) for row in (shared, next_byte)]
+        assert max(values) < -0.1
+    assert float(chunks["last less plain's best"].split()[0]) > 0
+    mean_and_deviation = chunks["these less plain's best"].split(" ± ")
+    assert abs(float(mean_and_deviation[0])) < float(mean_and_deviation[1])
 
 
 def test_every_guide_page_links_to_the_api_reference() -> None:

@@ -234,7 +234,10 @@ def _others(head: Head, token_ids: Tensor) -> DraftHead:
     size = DraftHead(head, token_ids).vocab_size
     others = torch.ones(size, dtype=torch.bool).index_fill(0, token_ids, False).nonzero().flatten()
     if not len(others):
-        raise SizeError(f"All {size} tokens of a head are shared, so there is no event for the rest: use divergence.")
+        raise SizeError(
+            f"All {size} tokens of a head are shared, so there is no event for the rest. Compare the shared tokens "
+            f"alone: divergence((hidden, DraftHead(head, map.draft_ids)), (teacher_hidden, map.draft_head(teacher)))."
+        )
     return DraftHead(head, others)
 
 

@@ -199,8 +199,11 @@ def test_a_divergence_that_is_not_defined_is_refused(unchecked) -> None:
     draft, target = tokenizer_of("bytes"), tokenizer_of("byte-level BPE")
     shared, hidden = DraftMap.between(draft, target), torch.randn(3, 8)
     small, large = el.OutputHead(8, 257), el.OutputHead(8, shared.target_size)
-    with pytest.raises(SizeError, match="All 257 tokens of a head are shared"):
+    with pytest.raises(SizeError, match="All 257 tokens of a head are shared.*DraftHead"):
         shared.divergence((hidden, small), (hidden, large))
+    alone = divergence((hidden, DraftHead(small, shared.draft_ids)), (hidden, shared.draft_head(large)))
+    own, other = small(hidden)[:, shared.draft_ids], large(hidden)[:, shared.target_ids]
+    torch.testing.assert_close(alone, ForwardKL().of_log_probs(own.log_softmax(-1), other.log_softmax(-1)).mean())
     spare = el.OutputHead(8, 300)
     with pytest.raises(SizeError, match=r"not of JensenShannon"):
         shared.divergence((hidden, spare), (hidden, large), JensenShannon())
