@@ -70,9 +70,7 @@ class GGUFRows(StoredFormat):
         """Read the bytes of all rows."""
         return module.read("weight")
 
-    def codec(
-        self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype
-    ) -> SuperBlocks | None:
+    def codec(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> SuperBlocks | None:
         """Return blocks of `Q4_K`, `Q5_K` and `Q6_K` as a kernel reads them, and `None` for other types."""
         bits = _CODE_BITS.get(self.block_type)
         return None if bits is None else SuperBlocks(rows["packed"], bits, self.embed_dim)

@@ -1,8 +1,8 @@
 """Kernels of rows that a `Codec` or `SuperBlocks` describes: their numbers, and products of few tokens with them.
 
 `embedlayer.formats.codec.Codec.decode` defines the numbers, bit for bit: each step is rounded, and no product and sum
-are contracted. A row is computed in passes over a buffer that stays in the cache; a pass reads or writes one array
-besides it, so its instructions are those of vectors.
+are contracted. Some rows are computed at once, in passes over a buffer that stays in the cache. No function is called
+for a single row: passing arrays takes as long as computing one.
 """
 
 from typing import Any
@@ -11,8 +11,8 @@ import numpy as np
 
 from embedlayer.kernels.cpu.numbers import exact, half, narrow, number_of, prefetch, reduction, rounded, word_at
 
-AHEAD = 4
-"""Rows between the one that is loaded into the cache and the one that is computed."""
+NUMBERS_AT_ONCE = 1 << 14
+"""Numbers of the rows that are computed at once, at least one row."""
 
 
 @exact
@@ -23,19 +23,20 @@ def decode(start: int, stop: int, ids: Any, stored: Any, sizes: Any, out: Any) -
         start: First place.
         stop: Last place + 1.
         ids: IDs that were checked, `(N,)`, or an empty array.
-        stored: Packed codes, uint8, `(V, bytes)`. Number of each code, float32; with codes of 4 bits whose numbers are
-            not whole, the two numbers of each byte, as uint64. Scales, `(V, G)` or `(1, G)`: float32, bfloat16 as
-            uint16, the bits of float16 as int16, or codes, uint8. Number of each code of a scale, float32. Integers
-            that are subtracted from levels, and numbers that are added, like scales; without rows if there are none.
-            Factor of products, float32, `(1,)`. An element of the type to which numbers are rounded.
+        stored: Packed codes, uint8, `(V, bytes)`. Number of each code, float32; for codes of 4 bits whose numbers are
+            not whole, the two numbers of each byte as int64. Scales, `(V, G)` or `(1, G)`: float32, bfloat16 as uint16,
+            the bits of float16 as int16, or codes, uint8. Number of each code of a scale, float32. Integers that are
+            subtracted from levels, and numbers that are added, like scales; without rows if there are none. Factor of
+            products, float32, `(1,)`. An element of the type to which numbers are rounded.
         sizes: Bits of a code; columns of a group; and for levels `(code ^ flip) - middle` these two, else a `flip` of
             -1.
         out: Result, `(N, D)`.
     """
-    buffers = _buffers(out.shape[1], stored[0].shape[1])
-    for n in range(start, stop):
-        _decode_row(_row(ids, n, stored[0]), stored, sizes, buffers)
-        _store(buffers[0][0], out[n])
+    width, buffers = out.shape[1], _buffers(out.shape[1], stored[0].shape[1])
+    for first in range(start, stop, len(buffers[0])):
+        places = _places(first, stop, ids, stored[0], buffers)
+        _decode_rows(places, stored, sizes, width, buffers)
+        _store(buffers[0], out[first : first + len(places)])
 
 
 @exact
@@ -50,10 +51,11 @@ def logits(start: int, stop: int, x: Any, stored: Any, sizes: Any, out: Any) -> 
         sizes: See `decode`.
         out: Products, float32, `(V, N)`.
     """
-    buffers = _buffers(x.shape[1], stored[0].shape[1])
-    for n in range(start, stop):
-        _decode_row(n, stored, sizes, buffers)
-        multiply(buffers[0], x, out[n : n + 1])
+    width, buffers = x.shape[1], _buffers(x.shape[1], stored[0].shape[1])
+    for first in range(start, stop, len(buffers[0])):
+        places = _places(first, stop, buffers[1][:0], stored[0], buffers)
+        _decode_rows(places, stored, sizes, width, buffers)
+        multiply(buffers[0], x, out[first : first + len(places)])
 
 
 @exact
@@ -69,18 +71,20 @@ def decode_super_blocks(start: int, stop: int, ids: Any, packed: Any, bits: int,
         out: Result, `(N, D)`.
     """
     buffers = _buffers(out.shape[1], 0)
-    for n in range(start, stop):
-        _decode_blocks(packed[_row(ids, n, packed)], bits, buffers)
-        _store(buffers[0][0], out[n])
+    for first in range(start, stop, len(buffers[0])):
+        places = _places(first, stop, ids, packed, buffers)
+        _decode_blocks(places, packed, bits, buffers[0])
+        _store(buffers[0], out[first : first + len(places)])
 
 
 @exact
 def logits_of_super_blocks(start: int, stop: int, x: Any, packed: Any, bits: int, out: Any) -> None:
     """Multiply rows as `logits` does; `packed` and `bits` are those of `decode_super_blocks`."""
     buffers = _buffers(x.shape[1], 0)
-    for n in range(start, stop):
-        _decode_blocks(packed[n], bits, buffers)
-        multiply(buffers[0], x, out[n : n + 1])
+    for first in range(start, stop, len(buffers[0])):
+        places = _places(first, stop, buffers[1][:0], packed, buffers)
+        _decode_blocks(places, packed, bits, buffers[0])
+        multiply(buffers[0], x, out[first : first + len(places)])
 
 
 @reduction
@@ -96,83 +100,108 @@ def multiply(rows: Any, x: Any, out: Any) -> None:
 
 
 @exact
-def _row(ids: Any, n: int, codes: Any) -> int:
-    """Return the row of a place, and load one that is read soon."""
-    if len(ids) == 0:
-        return n
-    prefetch(codes[ids[min(n + AHEAD, len(ids) - 1)]])
-    return int(ids[n])
-
-
-@exact
-def _store(numbers: Any, to: Any) -> None:
-    """Write float32 numbers in the type of `to`."""
-    for i in range(len(to)):
-        to[i] = narrow(numbers[i], to[0])
-
-
-@exact
 def _buffers(width: int, row_bytes: int) -> Any:
-    """Allocate the numbers of a row, and its codes: packed, with 8 bytes of padding, and one code in each byte.
+    """Allocate memory for the rows that are computed at once; columns are padded to a multiple of 8.
 
     Returns:
-        Numbers as a matrix `(1, D)`, and padded as uint64; packed codes; and codes as uint8, uint16 and uint64.
+        Numbers, float32, `(R, D)`; the integers from 0 to R - 1; places of rows; packed codes of a row, with 8 bytes of
+        padding; and codes, a byte for each, `(R, D)`.
     """
-    padded = width + 7 & -8
-    numbers, codes = np.empty(padded, np.float32), np.empty(max(padded, 256), np.uint8)
-    views = codes.view(np.uint16), codes[:padded].view(np.uint64)
-    return numbers[:width].reshape(1, width), numbers.view(np.uint64), np.zeros(row_bytes + 8, np.uint8), codes, *views
+    rows, padded = max(1, NUMBERS_AT_ONCE // width), width + 7 & -8
+    numbers, codes = np.empty((rows, padded), np.float32), np.empty((rows, padded), np.uint8)
+    return numbers, np.arange(rows), np.empty(rows, np.int64), np.zeros(row_bytes + 8, np.uint8), codes
 
 
 @exact
-def _decode_row(n: int, stored: Any, sizes: Any, buffers: Any) -> None:
-    """Write the numbers of a row in float32."""
+def _places(first: int, stop: int, ids: Any, codes: Any, buffers: Any) -> Any:
+    """Return the rows that are computed at once from place `first` on, and load those after them into the cache."""
+    places, count = buffers[2][: stop - first], len(ids) if len(ids) > 0 else len(codes)
+    for n in range(len(places)):
+        following = min(first + len(places) + n, count - 1)
+        if len(ids) > 0:
+            places[n], following = ids[first + n], ids[following]
+        else:
+            places[n] = first + n
+        prefetch(codes[following])
+    return places
+
+
+@exact
+def _store(rows: Any, out: Any) -> None:
+    """Write float32 numbers in the type of `out`."""
+    for n in range(len(out)):
+        row, to = rows[n], out[n]
+        for i in range(len(to)):
+            to[i] = narrow(row[i], to[0])
+
+
+@exact
+def _decode_rows(places: Any, stored: Any, sizes: Any, width: int, buffers: Any) -> None:
+    """Write the numbers of some rows in float32, in passes over all of them."""
     codes, levels, scale, scale_levels, zero, bias, factor, like = stored
     bits, group_size, flip, middle = sizes
-    row, numbers = codes[n], buffers[0][0]
+    numbers, order, _, packed, unpacked = buffers
     if bits == 4 and flip < 0:
-        _look_up(row, levels, buffers[1])
+        _look_up(places, codes, levels, numbers.view(np.int64))
+    elif bits == 8:
+        _write_levels(places, codes, levels, flip, middle, numbers)
     else:
         if bits == 4:
-            _unpack_pairs(row, buffers[4])
-        elif bits != 8:
-            _unpack(row, bits, buffers[2], buffers[5])
-        if bits != 8:
-            row = buffers[3]
-        if flip < 0:
-            _look_up(row, levels, numbers)
+            _unpack_pairs(places, codes, unpacked.view(np.uint16))
         else:
-            _whole_numbers(row, flip, middle, numbers)
-    scales, zeros, biases = scale[min(n, len(scale) - 1)], zero[min(n, len(zero) - 1)], bias[min(n, len(bias) - 1)]
-    less, more, last = np.float32(0), np.float32(-0.0), factor[0]
-    for group in range(len(scales)):
-        to = numbers[group * group_size : min((group + 1) * group_size, len(numbers))]
-        step = number_of(scales[group], scale_levels)
-        if scale.itemsize > 1:
-            step = rounded(step, like[0])
-        if len(zero) > 0:
-            less = np.float32(zeros[group])
-        if len(bias) > 0 or last != 1:
-            if len(bias) > 0:
-                more = number_of(biases[group], scale_levels)
-            for i in range(len(to)):
-                to[i] = rounded(rounded((to[i] - less) * step, like[0]) * last + more, like[0])
-        else:
+            _unpack(places, codes, bits, packed, unpacked.view(np.uint64))
+        _write_levels(order[: len(places)], unpacked, levels, flip, middle, numbers)
+    _multiply_groups(places, scale, scale_levels, zero, group_size, width, like, numbers)
+    if len(bias) > 0 or factor[0] != 1:
+        _add_groups(places, bias, scale_levels, factor[0], group_size, width, like, numbers)
+
+
+@exact
+def _multiply_groups(
+    places: Any, scale: Any, scale_levels: Any, zero: Any, group_size: int, width: int, like: Any, numbers: Any
+) -> None:
+    """Subtract the integer of its group from each level, and multiply it by the scale of the group."""
+    for r in range(len(places)):
+        row, n, less = numbers[r], places[r], np.float32(0)
+        for group in range(scale.shape[1]):
+            to = row[group * group_size : min((group + 1) * group_size, width)]
+            step = number_of(scale[min(n, len(scale) - 1), group], scale_levels)
+            if scale.itemsize > 1:
+                step = rounded(step, like[0])
+            if len(zero) > 0:
+                less = np.float32(zero[min(n, len(zero) - 1), group])
             for i in range(len(to)):
                 to[i] = rounded((to[i] - less) * step, like[0])
 
 
 @exact
-def _unpack_pairs(row: Any, to: Any) -> None:
-    """Write codes of 4 bits to bytes of their own, two at once."""
-    for i in range(min(len(row), len(to))):
-        byte = np.uint16(row[i])
-        to[i] = np.uint16((byte & np.uint16(15)) | (byte & np.uint16(0xF0)) << np.uint16(4))
+def _add_groups(
+    places: Any, bias: Any, levels: Any, factor: Any, group_size: int, width: int, like: Any, numbers: Any
+) -> None:
+    """Multiply each product by a factor, and add the number of its group."""
+    for r in range(len(places)):
+        row, n, more = numbers[r], places[r], np.float32(-0.0)
+        for group in range((width + group_size - 1) // group_size):
+            to = row[group * group_size : min((group + 1) * group_size, width)]
+            if len(bias) > 0:
+                more = number_of(bias[min(n, len(bias) - 1), group], levels)
+            for i in range(len(to)):
+                to[i] = rounded(to[i] * factor + more, like[0])
 
 
 @exact
-def _unpack(row: Any, bits: int, packed: Any, words: Any) -> None:
-    """Write the codes of a row to bytes of their own: 8 codes are `bits` bytes of a word, low bits first.
+def _unpack_pairs(places: Any, codes: Any, unpacked: Any) -> None:
+    """Write codes of 4 bits to bytes of their own, two at once."""
+    for n in range(len(places)):
+        row, to = codes[places[n]], unpacked[n]
+        for i in range(min(len(row), len(to))):
+            byte = np.uint16(row[i])
+            to[i] = np.uint16((byte & np.uint16(15)) | (byte & np.uint16(0xF0)) << np.uint16(4))
+
+
+@exact
+def _unpack(places: Any, codes: Any, bits: int, packed: Any, unpacked: Any) -> None:
+    """Write the codes of rows to bytes of their own: 8 codes are `bits` bytes of a word, low bits first.
 
     A word is spread in three steps: into two halves of 4 codes, then four of 2, then eight of 1.
     """
@@ -181,91 +210,97 @@ def _unpack(row: Any, bits: int, packed: Any, words: Any) -> None:
     two = np.uint64(one | one << width)
     four = np.uint64(two | two << np.uint64(2) * width)
     two, one = np.uint64(two * np.uint64(0x100000001)), np.uint64(one * np.uint64(0x1000100010001))
-    for i in range(len(row)):  # an assignment to a slice is slower
-        packed[i] = row[i]
-    for block in range(len(words)):
-        words[block] = word_at(packed, block * bits)
-    for block in range(len(words)):
-        word = words[block]
-        word = (word & four) | ((word >> np.uint64(4) * width) & four) << np.uint64(32)
-        word = (word & two) | ((word >> np.uint64(2) * width) & two) << np.uint64(16)
-        words[block] = (word & one) | ((word >> width) & one) << np.uint64(8)
+    for n in range(len(places)):
+        row, words = codes[places[n]], unpacked[n]
+        for i in range(len(row)):  # an assignment to a slice takes longer
+            packed[i] = row[i]
+        for block in range(len(words)):
+            words[block] = word_at(packed, block * bits)
+        for block in range(len(words)):
+            word = words[block]
+            word = (word & four) | ((word >> np.uint64(4) * width) & four) << np.uint64(32)
+            word = (word & two) | ((word >> np.uint64(2) * width) & two) << np.uint64(16)
+            words[block] = (word & one) | ((word >> width) & one) << np.uint64(8)
 
 
 @exact
-def _look_up(codes: Any, levels: Any, to: Any) -> None:
-    """Write the level of each code."""
-    for i in range(min(len(codes), len(to))):
-        to[i] = levels[codes[i]]
-
-
-@exact
-def _whole_numbers(codes: Any, flip: int, middle: int, to: Any) -> None:
-    """Write the level of each code as of integers, which is faster."""
+def _write_levels(places: Any, codes: Any, levels: Any, flip: int, middle: int, numbers: Any) -> None:
+    """Write the level of each code, a byte; whole numbers are computed, which is faster."""
+    if flip < 0:
+        _look_up(places, codes, levels, numbers)
+        return
     flipped, less = np.uint8(flip), np.float32(middle)
-    for i in range(len(to)):
-        to[i] = np.float32(codes[i] ^ flipped) - less
+    for n in range(len(places)):
+        row, to = codes[places[n]], numbers[n]
+        for i in range(min(len(row), len(to))):
+            to[i] = np.float32(row[i] ^ flipped) - less
 
 
 @exact
-def _decode_blocks(row: Any, bits: int, buffers: Any) -> None:
-    """Write the numbers of a row of super-blocks in float32."""
-    numbers, codes = buffers[0][0], buffers[3]
-    count = len(numbers) // 256
-    size = len(row) // count
-    for place in range(count):
-        block, to = row[place * size : (place + 1) * size], numbers[256 * place : 256 * place + 256]
-        if bits == 6:
-            _decode_6_bits(block, codes, to)
-        else:
-            _decode_5_bits(block, bits, codes, to)
+def _look_up(places: Any, codes: Any, levels: Any, numbers: Any) -> None:
+    """Write the entry of each byte in a table."""
+    for n in range(len(places)):
+        row, to = codes[places[n]], numbers[n]
+        for i in range(min(len(row), len(to))):
+            to[i] = levels[row[i]]
 
 
 @exact
-def _decode_5_bits(block: Any, bits: int, codes: Any, numbers: Any) -> None:
+def _decode_blocks(places: Any, packed: Any, bits: int, numbers: Any) -> None:
+    """Write the numbers of some rows of super-blocks in float32."""
+    count = numbers.shape[1] // 256
+    size = packed.shape[1] // count
+    for n in range(len(places)):
+        for place in range(count):
+            block, to = (
+                packed[places[n], place * size : (place + 1) * size],
+                numbers[n, 256 * place : 256 * place + 256],
+            )
+            if bits == 6:
+                _decode_6_bits(block, to)
+            else:
+                _decode_5_bits(block, bits, to)
+
+
+@exact
+def _decode_5_bits(block: Any, bits: int, numbers: Any) -> None:
     """Write the numbers of a block of `Q4_K`, or with a fifth bit of `Q5_K`.
 
     The scales and minima of 8 groups are 6 bits each: four bytes have the low bits of four scales, four those of
     minima, with the high bits of the others; four bytes have the low bits of these.
     """
     step = half(np.uint16(block[0]) | np.uint16(block[1]) << np.uint16(8))
-    least = half(np.uint16(block[2]) | np.uint16(block[3]) << np.uint16(8))
+    less = half(np.uint16(block[2]) | np.uint16(block[3]) << np.uint16(8))
     lows, high = block[len(block) - 128 :], block[16:48]
     for group in range(8):
-        a, b, c = block[4 + group % 4], block[8 + group % 4], block[12 + group % 4]
-        scale, minimum = a & 63, b & 63
-        if group >= 4:
-            scale, minimum = (c & 15) | ((a >> 2) & 48), (c >> 4) | ((b >> 2) & 48)
         low, to = lows[32 * (group // 2) : 32 * (group // 2) + 32], numbers[32 * group : 32 * group + 32]
-        shift, place = np.uint8(4 * (group % 2)), np.uint8(group)
-        for i in range(len(low)):
-            codes[i] = np.uint8(low[i] >> shift) & np.uint8(15)
-        if bits == 5:
-            for i in range(len(high)):
-                codes[i] |= np.uint8(np.uint8(np.uint8(high[i] >> place) & np.uint8(1)) << np.uint8(4))
-        _multiply(codes, step * np.float32(scale), np.float32(0), least * np.float32(minimum), to)
+        a, b, c = block[4 + group % 4], block[8 + group % 4], block[12 + group % 4]
+        scale, minimum = step * np.float32(a & 63), less * np.float32(b & 63)
+        if group > 3:
+            scale = step * np.float32((c & 15) | ((a >> 2) & 48))
+            minimum = less * np.float32((c >> 4) | ((b >> 2) & 48))
+        shift, more = np.uint8(4 * (group % 2)), np.uint8(group)
+        if bits == 4:
+            for i in range(len(to)):
+                to[i] = scale * np.float32(np.uint8(low[i] >> shift) & np.uint8(15)) - minimum
+        else:
+            for i in range(len(to)):
+                fifth = np.uint8(np.uint8(high[i] >> more) & np.uint8(1)) << np.uint8(4)
+                code = np.uint8(np.uint8(low[i] >> shift) & np.uint8(15)) | np.uint8(fifth)
+                to[i] = scale * np.float32(code) - minimum
 
 
 @exact
-def _decode_6_bits(block: Any, codes: Any, numbers: Any) -> None:
-    """Write the numbers of a block of `Q6_K`: 128 bytes of low bits, 64 of high bits, 16 scales and a factor of these."""
+def _decode_6_bits(block: Any, numbers: Any) -> None:
+    """Write the numbers of a block of `Q6_K`: 128 bytes of low bits, 64 of high bits, 16 scales and their factor."""
     step = half(np.uint16(block[208]) | np.uint16(block[209]) << np.uint16(8))
-    for group in range(8):
-        side, part = group // 4, group % 4
-        first, last = 64 * side + 32 * (part % 2), 128 + 32 * side
-        low, high = block[first : first + 32], block[last : last + 32]
-        shift, place = np.uint8(4 * (part // 2)), np.uint8(2 * part)
-        for i in range(len(low)):
-            codes[i] = np.uint8(low[i] >> shift) & np.uint8(15)
-        for i in range(len(high)):
-            codes[i] |= np.uint8(np.uint8(np.uint8(high[i] >> place) & np.uint8(3)) << np.uint8(4))
-        for i in range(2):
-            scale, to = step * np.float32(np.int8(block[192 + 2 * group + i])), numbers[32 * group + 16 * i :]
-            _multiply(codes[16 * i :], scale, np.float32(32), np.float32(0), to[:16])
-
-
-@exact
-def _multiply(codes: Any, scale: Any, middle: Any, minimum: Any, to: Any) -> None:
-    """Write `scale * (code - middle) - minimum`."""
-    for i in range(len(to)):
-        to[i] = scale * (np.float32(codes[i]) - middle) - minimum
+    for group in range(16):
+        side, part, start = group // 8, group // 2 % 4, 16 * (group % 2)
+        first, last = 64 * side + 32 * (part % 2) + start, 128 + 32 * side + start
+        low, high, to = block[first : first + 16], block[last : last + 16], numbers[16 * group : 16 * group + 16]
+        shift, more = np.uint8(4 * (part // 2)), np.uint8(2 * part)
+        scale = step * np.float32(np.int8(block[192 + group]))
+        for i in range(len(to)):
+            highest = np.uint8(np.uint8(high[i] >> more) & np.uint8(3)) << np.uint8(4)
+            code = np.uint8(np.uint8(low[i] >> shift) & np.uint8(15)) | np.uint8(highest)
+            to[i] = scale * (np.float32(code) - np.float32(32))
