@@ -1,4 +1,4 @@
-"""Kernels of rows that a `Codec` or `SuperBlocks` describes: their numbers, and products of few tokens with them.
+"""Kernels of rows that a `Codec` describes: their numbers, and products of few tokens with them.
 
 `embedlayer.formats.codec.Codec.decode` defines the numbers, bit for bit: each step is rounded, and no product and sum
 are contracted. Some rows are computed at once, in passes over a buffer that stays in the cache. No function is called
