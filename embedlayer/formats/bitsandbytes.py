@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.formats.codec import Codec, pack
+from embedlayer.formats.codec import Codec, pack, signed
 from embedlayer.formats.refused import CROSSING_BLOCKS
 from embedlayer.formats.stored import Part, StoredFormat, StoredModule, StoredRows, whole_groups
 from embedlayer.io.files import JsonObject
@@ -62,13 +62,11 @@ class Int8Rows(StoredFormat):
         """Return codes and scales."""
         return {"weight": Part(torch.int8, (self.embed_dim,)), "SCB": Part(torch.float32, ())}
 
-    def codec(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> Codec | None:
-        """Return `None`: a codec has one product."""
-        return None
-
-    def dequantise(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        """Return the numbers of rows in `dtype`."""
-        return (rows["weight"] * rows["SCB"].unsqueeze(1) * _INVERSE_127).to(dtype)
+    def codec(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> Codec:
+        """Return the rows as a compiled kernel reads them."""
+        codes, width = rows["weight"].view(torch.uint8), self.embed_dim
+        codec = Codec(codes, 8, signed(8), rows["SCB"].unsqueeze(1), width, width, torch.float32)
+        return codec._replace(factor=_INVERSE_127)
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return codes and scales, as `int8_vectorwise_quant` computes them of rows in float16.

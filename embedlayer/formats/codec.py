@@ -41,13 +41,14 @@ def signed(bits: int) -> Float[Tensor, " levels"]:
 
 
 class Codec(NamedTuple):
-    """N rows of D numbers as a compiled kernel reads them: `number = (levels[code] - zero) * scale + bias`.
+    """N rows of D numbers as a compiled kernel reads them: `number = (levels[code] - zero) * scale * factor + bias`.
 
     `scale`, `zero` and `bias` are those of the group of the column: column j belongs to group `j // group_size`. The
     tensors are views of the stored ones wherever these have a row per token; none is a copy in floating point. They may
     have any strides, also 0 for a number that all rows share, but bytes of a row are adjacent.
 
-    Each step is computed in float32; the product and the sum are rounded to `rounding`. `decode` is the definition.
+    Each step is computed in float32. Scales that are numbers, their products and the result are rounded to `rounding`.
+    `decode` is the definition.
 
     Attributes:
         codes: Codes, uint8, `(N, bytes)`: the codes of a row follow each other, low bits first.
@@ -56,10 +57,11 @@ class Codec(NamedTuple):
         scale: Scale of each group, `(N, G)`: float32, bfloat16 or float16, or uint8 with `scale_levels`.
         group_size: Columns of a group; the last group of a row may be cut short.
         embed_dim: Columns of a row, D.
-        rounding: Data type to which the product and the sum are rounded: float32, bfloat16 or float16.
+        rounding: Data type to which numbers are rounded: float32, bfloat16 or float16.
         scale_levels: Number of each code of a scale, float32, `(256,)`; `None` where scales are numbers.
         zero: Integer that is subtracted from the level, `(N, G)`, of any data type; `None` for 0.
         bias: Number that is added to the product, `(N, G)`, of the data type of `scale`; `None` for 0.
+        factor: Factor of all products.
     """
 
     codes: UInt8[Tensor, "N bytes"]
@@ -72,11 +74,12 @@ class Codec(NamedTuple):
     scale_levels: Tensor | None = None
     zero: Tensor | None = None
     bias: Tensor | None = None
+    factor: float = 1.0
 
     def scales(self) -> Float[Tensor, "N G"]:
         """Return the scales in float32."""
         if self.scale_levels is None:
-            return self.scale.to(torch.float32)
+            return self.scale.to(self.rounding).to(torch.float32)
         return self.scale_levels.to(self.scale.device)[self.scale.int()]
 
     def whole_numbers(self) -> tuple[int, int] | None:
@@ -97,13 +100,31 @@ class Codec(NamedTuple):
         if self.zero is not None:
             numbers = numbers - self._of_columns(self.zero)
         numbers = (numbers * self._of_columns(self.scales())).to(self.rounding)
+        if self.factor != 1:
+            numbers = numbers.to(torch.float32) * self.factor
         if self.bias is not None:
-            numbers = (numbers.to(torch.float32) + self._of_columns(self.bias)).to(self.rounding)
-        return numbers
+            numbers = numbers.to(torch.float32) + self._of_columns(self.bias)
+        return numbers.to(self.rounding)
 
     def _of_columns(self, numbers: Tensor) -> Float[Tensor, "N D"]:
         """Return the number of the group of each column, in float32."""
         return numbers.to(torch.float32).repeat_interleave(self.group_size, dim=1)[:, : self.embed_dim]
+
+
+class SuperBlocks(NamedTuple):
+    """Rows in GGUF's blocks of 256 columns as a compiled kernel reads them: `Q4_K`, `Q5_K` or `Q6_K`.
+
+    The package `gguf` defines the numbers.
+
+    Attributes:
+        codes: Blocks of a row, uint8, `(N, bytes)`.
+        bits: Bits of a code: 4, 5 or 6.
+        embed_dim: Columns of a row, D.
+    """
+
+    codes: UInt8[Tensor, "N bytes"]
+    bits: int
+    embed_dim: int
 
 
 class BlockFloats(NamedTuple):

@@ -1,10 +1,10 @@
 """Compiled kernels of stored rows: their numbers, which `StoredRows.dequantise` defines, and logits of few tokens."""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.formats.codec import Codec
+from embedlayer.formats.codec import Codec, SuperBlocks
 from embedlayer.formats.stored import StoredRows
 from embedlayer.kernels.kernel import Argument, Kernel
 
@@ -12,27 +12,46 @@ FEW_TOKENS = 8
 """Most tokens that a compiled kernel multiplies by the stored rows; of more, dequantised blocks are multiplied."""
 
 CLAIMED_NUMEL = 1 << 16  # numbers that a thread claims at once
-_BLOCK_NUMEL = 1 << 23  # numbers of the rows whose codec is computed at once
-_ROUNDINGS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_DECODE, _LOGITS = Kernel("codec", "decode"), Kernel("codec", "logits")
+_NUMBERS_AT_ONCE = 1 << 20  # numbers that are dequantised at once by torch operators
+_DECODE, _LOGITS = (
+    {Codec: Kernel("codec", name), SuperBlocks: Kernel("codec", of_blocks)}
+    for name, of_blocks in (("decode", "decode_super_blocks"), ("logits", "logits_of_super_blocks"))
+)
+_PAIRS = torch.stack([torch.arange(256, device="cpu") & 15, torch.arange(256, device="cpu") >> 4], dim=1)
 
 
-def decoded(codec: Codec | None, dtype: torch.dtype) -> Float[Tensor, "N D"] | None:
-    """Return the numbers of all rows in `dtype` by a kernel on the CPU, with the bits of `codec.decode().to(dtype)`.
+def decoded(
+    codec: Codec | SuperBlocks | None, dtype: torch.dtype, ids: Int[Tensor, " N"] | None = None
+) -> Float[Tensor, "N D"] | None:
+    """Return the numbers of the rows of some IDs, or of all rows, in `dtype` by a kernel on the CPU.
 
-    The result is `None` if no kernel can run, or there is no codec.
+    They have the bits of `codec.decode()[ids].to(dtype)`; the bytes of these rows only are read. The result is `None`
+    if no kernel can run, or there is no codec.
     """
-    if codec is None or not _DECODE.applies(codec.codes):
+    if codec is None or not (kernel := _DECODE[type(codec)]).applies(ids, codec.codes):
         return None
-    computed = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
-    out = torch.empty(len(codec.codes), codec.embed_dim, dtype=computed)
-    return out.to(dtype) if _DECODE.run(len(out), *_arguments(codec), out, block=_block(codec)) else None
+    out_dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+    out = torch.empty(len(codec.codes if ids is None else ids), codec.embed_dim, dtype=out_dtype)
+    places = torch.empty(0, dtype=torch.int64) if ids is None else ids.long().contiguous()
+    is_run = kernel.run(len(out), places, *_arguments(codec), out, block=_block(codec))
+    return out.to(dtype) if is_run else None
 
 
-def read_rows(stored: StoredRows, dtype: torch.dtype) -> Float[Tensor, "N D"]:
-    """Return the numbers of all rows in `dtype`: by a kernel where one can run, else by the definition."""
-    by_kernel = decoded(stored.codec(dtype), dtype) if stored.device.type == "cpu" else None
-    return stored.dequantise(dtype) if by_kernel is None else by_kernel
+def read_rows(stored: StoredRows, dtype: torch.dtype, ids: Int[Tensor, " N"] | None = None) -> Float[Tensor, "N D"]:
+    """Return the numbers of the rows of some IDs, or of all rows, in `dtype`: by a kernel where one can run.
+
+    Else the definition computes them, those of IDs a few rows at a time.
+    """
+    by_kernel = decoded(stored.codec(dtype), dtype, ids) if stored.device.type == "cpu" else None
+    if by_kernel is not None:
+        return by_kernel
+    step = max(1, _NUMBERS_AT_ONCE // stored.shape[1])
+    if ids is None or len(ids) <= step:
+        return (stored if ids is None else stored.take(ids)).dequantise(dtype)
+    out = torch.empty(len(ids), stored.shape[1], dtype=dtype, device=ids.device)
+    for some, numbers in zip(ids.split(step), out.split(step), strict=True):
+        numbers.copy_(stored.take(some).dequantise(dtype))
+    return out
 
 
 def logits_of_few_tokens(x: Float[Tensor, "N D"], stored: StoredRows) -> Float[Tensor, "N V"] | None:
@@ -42,16 +61,12 @@ def logits_of_few_tokens(x: Float[Tensor, "N D"], stored: StoredRows) -> Float[T
     """
     if len(x) > FEW_TOKENS or x.dtype != torch.float32 or stored.device.type != "cpu":
         return None
-    (count, width), x = stored.shape, x.contiguous()
-    out, step = torch.empty(count, len(x)), max(1, _BLOCK_NUMEL // width)
-    for start in range(0, count, step):
-        codec = stored.take(slice(start, start + step)).codec(x.dtype)
-        if codec is None or not _LOGITS.applies(x, codec.codes):
-            return None
-        some = out[start : start + step]
-        if not _LOGITS.run(len(some), x, *_arguments(codec), some, block=_block(codec)):
-            return None
-    return tokens_first(out)
+    codec = stored.codec(x.dtype)
+    if codec is None or not _LOGITS[type(codec)].applies(x, codec.codes):
+        return None
+    out = torch.empty(len(codec.codes), len(x))
+    is_run = _LOGITS[type(codec)].run(len(out), x.contiguous(), *_arguments(codec), out, block=_block(codec))
+    return tokens_first(out) if is_run else None
 
 
 def tokens_first(products: Float[Tensor, "V N"]) -> Float[Tensor, "N V"]:
@@ -59,20 +74,23 @@ def tokens_first(products: Float[Tensor, "V N"]) -> Float[Tensor, "N V"]:
     return products.T.clone(memory_format=torch.contiguous_format)
 
 
-def _block(codec: Codec) -> int:
+def _block(codec: Codec | SuperBlocks) -> int:
     """Return the number of rows that a thread claims at once."""
     return max(1, CLAIMED_NUMEL // codec.embed_dim)
 
 
-def _arguments(codec: Codec) -> tuple[Argument, ...]:
-    """Return the arguments of a kernel after `start` and `stop` that describe the rows."""
-    sizes = codec.bits, codec.group_size, _ROUNDINGS[codec.rounding], *(codec.whole_numbers() or (-1, 0))
-    nothing = torch.empty(0, 0, dtype=codec.scale.dtype)
-    levels = codec.levels if codec.scale_levels is None else codec.scale_levels
+def _arguments(codec: Codec | SuperBlocks) -> tuple[Argument, ...]:
+    """Return the arguments of a kernel that describe the rows."""
+    if isinstance(codec, SuperBlocks):
+        return codec.codes.contiguous(), codec.bits
+    whole = codec.whole_numbers()
+    levels = codec.levels if whole or codec.bits != 4 else codec.levels[_PAIRS].view(torch.int64).flatten()
+    scale_levels = codec.levels if codec.scale_levels is None else codec.scale_levels
     zero = torch.empty(0, 0, dtype=torch.int8) if codec.zero is None else _one_row(codec.zero)
-    zero = zero.to(torch.float32) if zero.is_floating_point() else zero
-    groups = _bits(_one_row(codec.scale)), levels, zero, _bits(nothing if codec.bias is None else _one_row(codec.bias))
-    return codec.codes.contiguous(), codec.levels, *groups, sizes
+    bias = torch.empty(0, 0, dtype=codec.scale.dtype) if codec.bias is None else _one_row(codec.bias)
+    scale, bias, like = _bits(_one_row(codec.scale)), _bits(bias), _bits(torch.empty(1, dtype=codec.rounding))
+    stored = codec.codes.contiguous(), levels, scale, scale_levels, zero, bias, torch.tensor([codec.factor]), like
+    return stored, (codec.bits, codec.group_size, *(whole or (-1, 0)))
 
 
 def _one_row(numbers: Tensor) -> Tensor:

@@ -96,10 +96,9 @@ class GemmaRows(StoredFormat):
         return {self.codes: codes, _scale_name(self.codes): Part(torch.float32, (self.embed_dim // self.group_size,))}
 
     def codec(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> Codec:
-        """Return the rows as a compiled kernel reads them, with scales rounded to `dtype`."""
+        """Return the rows as a compiled kernel reads them."""
         rounding, levels = codec_dtype(dtype), signed(8) if self.bits == 8 else shifted(self.bits)
-        scale = rows[_scale_name(self.codes)].to(rounding)
-        codes = rows[self.codes].view(torch.uint8)
+        codes, scale = rows[self.codes].view(torch.uint8), rows[_scale_name(self.codes)]
         return Codec(codes, self.bits, levels, scale, self.group_size, self.embed_dim, rounding)
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:

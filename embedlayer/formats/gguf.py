@@ -5,24 +5,18 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.formats.codec import Codec, unsigned
-from embedlayer.formats.layouts import floats
+from embedlayer.formats.codec import SuperBlocks
 from embedlayer.formats.stored import Part, StoredFormat, StoredModule, StoredRows
 from embedlayer.io.gguf_files import can_quantise, dequantise, quantise, row_bytes
-from embedlayer.kernels.kernel import Kernel
 
 _BLOCK_TYPES = ("Q", "IQ", "TQ", "MXFP", "NVFP")
 """Starts of the names of types of blocks; no type of safetensors starts so."""
 
-
-_SUPER_BLOCK = 256
-"""Columns of a block of the types `Q4_K`, `Q5_K` and `Q6_K`."""
-
-_CLAIMED_NUMEL = 1 << 16  # numbers that a thread claims at once
-_UNPACK = Kernel("codec", "unpack_super_blocks")
+_CODE_BITS = {"Q4_K": 4, "Q5_K": 5, "Q6_K": 6}
+"""Bits of a code of the types that a kernel reads."""
 
 
 @dataclass(frozen=True)
@@ -76,26 +70,10 @@ class GGUFRows(StoredFormat):
         """Read the bytes of all rows."""
         return module.read("weight")
 
-    def codec(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> Codec | None:
-        """Return blocks of `Q4_K`, `Q5_K` and `Q6_K` as a kernel reads them, and `None` for other types.
-
-        Their codes are copied to bytes of their own, and scales of groups are computed, so take some rows at a time.
-        """
-        if self.block_type not in ("Q4_K", "Q5_K", "Q6_K"):
-            return None
-        codes, scale, bias = _unpacked(rows["packed"], int(self.block_type[1]), self.embed_dim)
-        middle = torch.full((1, 1), 32, dtype=torch.int8, device=scale.device).expand(scale.shape)
-        return Codec(
-            codes,
-            8,
-            unsigned(8),
-            scale,
-            self.embed_dim // scale.shape[1],
-            self.embed_dim,
-            torch.float32,
-            zero=middle if bias is None else None,
-            bias=bias,
-        )
+    def codec(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> SuperBlocks | None:
+        """Return blocks of `Q4_K`, `Q5_K` and `Q6_K` as a kernel reads them, and `None` for other types."""
+        bits = _CODE_BITS.get(self.block_type)
+        return None if bits is None else SuperBlocks(rows["packed"], bits, self.embed_dim)
 
     def dequantise(
         self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype
@@ -122,44 +100,3 @@ class GGUFRows(StoredFormat):
     def write(self, stored: StoredRows, module: StoredModule) -> dict[str, Tensor]:
         """Return the bytes of all rows as `weight`."""
         return {"weight": stored.rows["packed"]}
-
-
-def _unpacked(packed: UInt8[Tensor, "N bytes"], bits: int, embed_dim: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return codes `(N, D)`, scales and biases `(N, G)` of rows of `Q4_K`, `Q5_K` or `Q6_K`, which has no biases."""
-    groups = embed_dim // (16 if bits == 6 else 32)
-    if _UNPACK.applies(packed):
-        codes, packed = torch.empty(len(packed), embed_dim, dtype=torch.uint8), packed.contiguous()
-        scale, bias = torch.empty(2, len(packed), groups)
-        if _UNPACK.run(len(packed), packed, bits, codes, scale, bias, block=max(1, _CLAIMED_NUMEL // embed_dim)):
-            return codes, scale, None if bits == 6 else bias
-    blocks = packed.unflatten(1, (embed_dim // _SUPER_BLOCK, packed.shape[1] * _SUPER_BLOCK // embed_dim))
-    codes, scale, biases = (_codes_of_6_bits if bits == 6 else _codes_of_4_bits)(blocks)
-    return codes.flatten(1), scale.flatten(1), None if biases is None else biases.flatten(1)
-
-
-def _codes_of_4_bits(blocks: UInt8[Tensor, "N B bytes"]) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return codes `(N, B, 256)`, scales and biases `(N, B, 8)` of blocks of `Q4_K`, or with a fifth bit of `Q5_K`.
-
-    The scales and minima of 8 groups are 6 bits each: four bytes have the low bits of four scales, four those of
-    minima, with the high bits of the others; four bytes have the low bits of these.
-    """
-    super_scales = floats(blocks[..., :4].flatten(0, 1), torch.float16).view(*blocks.shape[:2], 2, 1)
-    scales, minima, lows = blocks[..., 4:16].unflatten(-1, (3, 4)).unbind(-2)
-    scales = torch.cat([scales & 63, lows & 15 | scales >> 2 & 48], dim=-1)
-    minima = torch.cat([minima & 63, lows >> 4 | minima >> 2 & 48], dim=-1)
-    low = blocks[..., -128:].unflatten(-1, (4, 32))
-    codes = torch.stack([low & 15, low >> 4], dim=-2).flatten(-3)
-    if blocks.shape[-1] == 176:
-        places = torch.arange(8, dtype=torch.uint8, device=blocks.device).unsqueeze(-1)
-        codes |= ((blocks[..., None, 16:48] >> places & 1) << 4).flatten(-2)
-    return codes, super_scales[..., 0, :] * scales, -(super_scales[..., 1, :] * minima)
-
-
-def _codes_of_6_bits(blocks: UInt8[Tensor, "N B bytes"]) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return codes `(N, B, 256)` to which 32 was added, scales `(N, B, 16)` and no biases of blocks of `Q6_K`."""
-    low, high = blocks[..., :128].unflatten(-1, (2, 1, 64)), blocks[..., 128:192].unflatten(-1, (2, 1, 32))
-    places = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device).unsqueeze(-1)
-    codes = torch.cat([low & 15, low >> 4], dim=-2).flatten(-2)
-    codes |= ((high >> places & 3) << 4).flatten(-2)
-    super_scale = floats(blocks[..., 208:].flatten(0, 1), torch.float16).view(*blocks.shape[:2], 1)
-    return codes.flatten(-2), super_scale * blocks[..., 192:208].contiguous().view(torch.int8), None

@@ -194,9 +194,9 @@ class FP8Rows(StoredFormat):
         return tensor.reshape((-1, 1) if self.group_size else (-1,)) if part == SCALE else tensor
 
     def codec(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> Codec:
-        """Return the rows as a compiled kernel reads them, with scales rounded to `dtype`."""
+        """Return the rows as a compiled kernel reads them."""
         codes, rounding = rows["weight"].view(torch.uint8), codec_dtype(dtype)
-        scale = (rows[SCALE] if self.group_size else shared[SCALE].expand(len(codes), 1)).to(rounding)
+        scale = rows[SCALE] if self.group_size else shared[SCALE].expand(len(codes), 1)
         return Codec(codes, 8, E4M3, scale, self.embed_dim, self.embed_dim, rounding)
 
     def value_range(self, shared: Mapping[str, Tensor]) -> tuple[float, float] | None:

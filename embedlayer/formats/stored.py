@@ -16,7 +16,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from embedlayer.core.errors import CheckpointError, SizeError
-from embedlayer.formats.codec import Codec
+from embedlayer.formats.codec import Codec, SuperBlocks
 from embedlayer.io.files import JsonObject
 from embedlayer.io.safetensors_files import TensorInfo
 from embedlayer.saving import Described
@@ -110,7 +110,7 @@ class StoredRows(NamedTuple):
         """Return the device of the stored tensors."""
         return next(iter(self.rows.values())).device
 
-    def codec(self, dtype: torch.dtype) -> Codec | None:
+    def codec(self, dtype: torch.dtype) -> Codec | SuperBlocks | None:
         """Return the rows as a compiled kernel reads them, for numbers in `dtype`; `None` if no codec can."""
         return self.format.codec(self.rows, self.shared, dtype)
 
@@ -262,8 +262,12 @@ class StoredFormat(Described, ABC):
         return module.read(part)
 
     @abstractmethod
-    def codec(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> Codec | None:
-        """Return the rows as a compiled kernel reads them, for numbers in `dtype`; `None` if no codec describes them.
+    def codec(
+        self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype
+    ) -> Codec | SuperBlocks | None:
+        """Return the rows as a compiled kernel reads them, for numbers in `dtype`; `None` if none can.
+
+        It costs the same for any number of rows: no part is copied.
 
         Args:
             rows: The parts with a row per token, of some or all rows.
@@ -280,7 +284,7 @@ class StoredFormat(Described, ABC):
         The arguments are those of `codec`. This is the definition in plain PyTorch that kernels are compared with.
         """
         codec = self.codec(rows, shared, dtype)
-        assert codec is not None
+        assert isinstance(codec, Codec)
         return codec.decode().to(dtype)
 
     @property
@@ -382,7 +386,7 @@ class StoredFormat(Described, ABC):
         for start in range(0, vocab_size, _ROWS_AT_ONCE) if self.scales else ():
             some = rows.take(slice(start, start + _ROWS_AT_ONCE))
             codec = self.codec(some.rows, some.shared, self.dtype)
-            if codec is not None and not codec.scales().isfinite().all():
+            if isinstance(codec, Codec) and not codec.scales().isfinite().all():
                 raise module.error(self.scales[0], "holds scales that are NaN or infinite")
         return rows
 

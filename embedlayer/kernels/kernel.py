@@ -38,7 +38,7 @@ from embedlayer.core.forks import call_in_forked_processes, lock_held_at_forks
 from embedlayer.core.torch_state import fusible, is_dispatch_mode_active, plain_operators_only
 from embedlayer.kernels.gpu.availability import triton_refusal
 
-Argument = Tensor | NDArray[Any] | int | float | bool | tuple[int, ...] | tuple[float, ...]
+Argument = Tensor | NDArray[Any] | int | float | bool | tuple[int, ...] | tuple[float, ...] | tuple[Tensor, ...]
 Work = Callable[[int, int], object]
 
 OLDEST_NUMBA = (0, 61)
@@ -195,10 +195,10 @@ class Kernel:
         Args:
             items: Number of items.
             *arguments: Arguments of the function after `start` and `stop`. Tensors must be contiguous and are passed
-                as NumPy arrays over the same memory, bfloat16 as uint16.
+                as NumPy arrays over the same memory, bfloat16 as uint16; so are those of a tuple.
             block: Number of items that a thread claims at once: enough for about 0.1 ms.
         """
-        arrays = [_as_array(each) if isinstance(each, Tensor) else each for each in arguments]
+        arrays = [_as_arrays(each) for each in arguments]
         function = self._compiled_for(arrays)
         if function is None:
             return False
@@ -209,7 +209,7 @@ class Kernel:
         """Return the function after compiling it for these types; `None` once any kernel of this process has failed."""
         if _failure.reason is not None:
             return None
-        types = tuple((each.dtype, each.ndim) if isinstance(each, np.ndarray) else type(each) for each in arrays)
+        types = tuple(_type_of(each) for each in arrays)
         if types in self._compiled:
             return self._function
         with _compiling, _wait.measured():
@@ -322,6 +322,20 @@ def _as_array(x: Tensor) -> np.ndarray[Any, Any]:
     if x.numel() == 0:  # before NumPy 2.4 no array has the null pointer of an empty tensor
         return np.empty(tuple(x.shape), TYPES[x.dtype])
     return np.asarray(_Memory(x))
+
+
+def _as_arrays(argument: Any) -> Any:
+    """Return tensors as arrays, also those of a tuple; other arguments as they are."""
+    if isinstance(argument, tuple):
+        return tuple(_as_arrays(each) for each in argument)
+    return _as_array(argument) if isinstance(argument, Tensor) else argument
+
+
+def _type_of(argument: Any) -> object:
+    """Return what decides whether numba compiles a function again."""
+    if isinstance(argument, tuple):
+        return tuple(_type_of(each) for each in argument)
+    return (argument.dtype, argument.ndim) if isinstance(argument, np.ndarray) else type(argument)
 
 
 def _require_numba() -> type[Exception]:

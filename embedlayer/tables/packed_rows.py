@@ -16,7 +16,7 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.core.torch_state import is_current, is_transformed, plain_operators_only
-from embedlayer.formats.compiled import decoded, logits_of_few_tokens, read_rows
+from embedlayer.formats.compiled import logits_of_few_tokens, read_rows
 from embedlayer.formats.stored import StoredFormat, StoredRows
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
@@ -28,9 +28,6 @@ from embedlayer.tables.table import TokenTable, check_width
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 """Data types of vectors, by name."""
-
-NUMBERS_AT_ONCE = 1 << 20
-"""Numbers that are dequantised at once."""
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -146,15 +143,9 @@ class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
         They are in `dtype`, by default that of the table. The errors are those of the format: that of GGUF refuses
         types of blocks that its package cannot dequantise.
         """
-        dtype, stored, step = dtype or self.dtype, self.stored_rows, max(1, NUMBERS_AT_ONCE // self.embed_dim)
-        if torch.compiler.is_compiling() or is_transformed(ids) or len(ids) <= step:
-            return read_rows(stored.take(ids), dtype)
-        if device_kind(ids) == "cpu" and (vectors := decoded(stored.take(ids).codec(dtype), dtype)) is not None:
-            return vectors
-        vectors = torch.empty((len(ids), self.embed_dim), dtype=dtype, device=ids.device)
-        for start in range(0, len(ids), step):
-            vectors[start : start + step] = stored.take(ids[start : start + step]).dequantise(dtype)
-        return vectors
+        if torch.compiler.is_compiling() or is_transformed(ids):
+            return self.stored_rows.take(ids).dequantise(dtype or self.dtype)
+        return read_rows(self.stored_rows, dtype or self.dtype, ids)
 
     def look_up(self, ids: Ids) -> Vectors:
         """Return the dequantised vectors of `ids` without `scale`, `(...)` to `(..., D)`."""

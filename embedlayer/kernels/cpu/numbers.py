@@ -89,6 +89,38 @@ def _narrow(number, like):
     return lambda number, like: np.float64(number)
 
 
+def rounded(number: Any, like: Any) -> Any:
+    """Return a float32 number rounded to the type of `like`, as float32.
+
+    The types are float32; uint16 for bfloat16, as in `narrow`; and int16 for float16, to the nearest, ties to even.
+    """
+    raise NotImplementedError
+
+
+@overload(rounded)
+def _rounded(number, like):
+    if like == types.uint16:
+        return lambda number, like: widen(narrow(number, like))
+    if like == types.int16:
+        return lambda number, like: _to_float16(number)
+    return lambda number, like: number
+
+
+@exact
+def _to_float16(number: Any) -> Any:
+    """Return the float16 number nearest to a float32 one, ties to even, as float32.
+
+    Adding and subtracting a number whose last bit is that of the result rounds a number to it: below 2^-14 all float16
+    numbers have the same last bit, above it is 2^-10 of the power of two.
+    """
+    bits = np.float32(number).view(np.uint32)
+    power = max(np.uint32(bits & np.uint32(0x7F800000)).view(np.float32), np.float32(2.0**-14))
+    bound, size = power * np.float32(1.5 * 2.0**13), np.uint32(bits & np.uint32(0x7FFFFFFF)).view(np.float32)
+    nearest = (size + bound) - bound
+    nearest = nearest if size < np.float32(65520) else (size if size != size else np.float32(np.inf))
+    return np.uint32(np.float32(nearest).view(np.uint32) | np.uint32(bits & np.uint32(0x80000000))).view(np.float32)
+
+
 def narrow_at_random(number: Any, like: Any, key: Any, column: Any) -> Any:
     """Return `narrow(number, like)`, but round to bfloat16 at random where `key` is not 0.
 
