@@ -1,6 +1,6 @@
 """Train a student on little text, alone and with a teacher whose tokenizer is another one; compare bits per byte.
 
-    python examples/another_tokenizer.py --text FILE --write docs/another-tokenizer.md
+    python examples/another_tokenizer.py --text FILE --write docs/two-tokenizers.md
 
 trains the teacher once, on the first `--teacher-bytes` of the text. Each seed trains students on the next
 `--student-bytes`, which the teacher has not read, each seed on other ones. All are compared on the end of the text. The

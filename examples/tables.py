@@ -13,9 +13,9 @@ def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def between_markers(page: Path, name: str, text: str) -> str:
-    """The content of a page with `text` between `<!-- name: ... -->` and `<!-- end of name -->`."""
-    content = page.read_text(encoding="utf-8")
+def between_markers(page: Path, name: str, text: str, content: str | None = None) -> str:
+    """The content of a page, by default that of its file, with `text` between `<!-- name: ... -->` and its end."""
+    content = page.read_text(encoding="utf-8") if content is None else content
     head, begin, rest = content.partition(f"<!-- {name}:")
     comment, close, rest = rest.partition("-->\n")
     _, end, tail = rest.partition(f"<!-- end of {name} -->")

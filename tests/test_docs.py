@@ -399,7 +399,7 @@ def test_what_is_said_about_starting_rows_follows_from_the_table() -> None:
 
 
 def test_what_is_said_about_teachers_follows_from_the_table() -> None:
-    page = (ROOT / "docs" / "another-tokenizer.md").read_text()
+    page = (ROOT / "docs" / "two-tokenizers.md").read_text()
     table = re.search(r"<!-- another-tokenizer:.*?-->\n(.*?)\n\n", page, flags=re.S).group(1)
     names, _, *lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     rows = [dict(zip(names, line, strict=True)) for line in lines]
