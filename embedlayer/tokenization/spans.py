@@ -222,9 +222,8 @@ def _row_of_text(tokens: TokenBytes, encoding: Encoding, text: bytes, has_templa
     cut_ends = np.where(is_cut, np.append(starts[1:], len(text))[: len(own)], NO_CUT)
     if in_text.all():
         return _Row(ids, starts, ends, exact, in_text, cut_ends, len(text), text)
-    before = np.concatenate([[0], ends])[
-        np.cumsum(in_text)
-    ]  # tokens of the template stand at the end of the one before
+    # A token of the template has no bytes: it begins and ends where the token of the text before it ends.
+    before = np.concatenate([[0], ends])[np.cumsum(in_text)]
 
     def spread(values: NDArray[Any], others: NDArray[Any] | int) -> NDArray[Any]:
         spread_values = np.empty(len(ids), dtype=values.dtype)

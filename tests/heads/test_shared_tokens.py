@@ -1,36 +1,26 @@
 """The tokens that the tokenizers of a draft and of its target share, one to one."""
 
 from dataclasses import replace
-from functools import lru_cache
 from itertools import permutations
 
 import pytest
 import torch
-from tokenizer_kinds import BUILDERS, tokenizer_of
+from tokenizer_kinds import BUILDERS, real_tokenizers, tokenizer_of
 from tokenizers import Tokenizer
 
 import embedlayer as el
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError, TokenIdError, TokenizerError
 from embedlayer.heads import DraftHead, DraftMap
 from embedlayer.losses import ForwardKL, JensenShannon, ReverseKL, divergence
-from embedlayer.tokenization import load_tokenizer, match_tokenizers, table_size
+from embedlayer.tokenization import match_tokenizers, table_size
 from embedlayer.tokenization.bytes import TokenBytes
 from embedlayer.tokenization.ids import end_of_text_id, unknown_id
-
-FILES = {
-    "gpt2": "tokenizers/gpt2-encoder.json",
-    "llama2": "tokenizers/llama2-tokenizer.model",
-    "phi-3": "tokenizers/phi-3-mini.tokenizer.json",
-    "t5": "tokenizers/t5-small.tokenizer.json",
-    "bert": "tokenizers/bert-base-cased-vocab.txt",
-    "tok512": "models/tok512.bin",
-}
 
 
 @pytest.fixture(scope="module")
 def real(shared_data):
     pytest.importorskip("sentencepiece", reason="the spm extra is not installed")
-    return lru_cache(None)(lambda name: load_tokenizer(shared_data / FILES[name]))
+    return real_tokenizers(shared_data).__getitem__
 
 
 def check(shared: DraftMap, draft: Tokenizer, target: Tokenizer) -> None:
