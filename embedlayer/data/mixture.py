@@ -216,4 +216,5 @@ def _split_pairs(weights: Weights[Ids]) -> tuple[tuple[Ids, ...], tuple[float, .
                 f"{corpus.tokenizer_fingerprint}) than corpus {first} ({expected.vocab_size} tokens, "
                 f"{expected.tokenizer_fingerprint}). Build both with the same one."
             )
-    return tuple(ids for ids, _ in pairs), tuple(weight for _, weight in pairs)
+    numbers = (weight.item() if isinstance(weight, np.number) else weight for _, weight in pairs)  # a run stores JSON
+    return tuple(ids for ids, _ in pairs), tuple(numbers)

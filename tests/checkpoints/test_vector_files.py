@@ -216,6 +216,7 @@ def test_a_projector_with_more_columns_has_a_header_and_the_first_is_the_token(t
         ("a.txt", b"1 99999999\na 1\n", "line 1: the header states 99999999 columns"),
         ("a.bin", b"\x80\x02}q\x00.", "is a pickle, which can run any code"),
         ("a.bin", b"2 2\na " + bytes(8) + b"b " + bytes(7), "row 2: the file ends within it"),
+        ("a.bin", b"2 2", "the header states 2 rows, and the file ends after 0"),
         ("a.bin", b"2 2\na " + bytes(8), "the header states 2 rows, and the file ends after 1"),
         ("a.bin", b"1 2\na " + bytes(8) + b"rest", "1 rows of 2 numbers, and the file goes on"),
         ("a.bin", b"1 1\n" + bytes(70_000), "row 1: its token does not end"),

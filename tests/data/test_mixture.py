@@ -91,6 +91,9 @@ def test_a_mixture_is_split_and_counted_corpus_by_corpus() -> None:
         assert all(np.array_equal(a.ids, b.ids) for a, b in zip(part.corpora, expected, strict=True))
     with pytest.raises(SizeError, match="weight above 0"):
         TokenMixture([(corpora[0], -1)])
+    of_numpy = TokenMixture(zip(corpora, np.array([3, 0.5], dtype=np.float32), strict=True))
+    assert of_numpy.weights == (3.0, 0.5)
+    assert {type(weight) for weight in of_numpy.weights} == {float}
 
 
 def test_a_corpus_alone_keeps_the_order_of_training_that_it_had() -> None:

@@ -88,8 +88,8 @@ def is_text(path: Path) -> bool:
     """Return whether a `.bin` has the text format of word2vec: a header, and a line of a token and D numbers."""
     with streams.reading(path) as file:
         start = file.read(FIRST_BYTES).removeprefix(codecs.BOM_UTF8)
-    sizes = _header(start.partition(b"\n")[0])
-    fields = start.split(b"\n")[1].split() if sizes else []
+    first, _, rest = start.partition(b"\n")
+    sizes, fields = _header(first), rest.partition(b"\n")[0].split()
     return sizes is not None and len(fields) > sizes[1] and all(map(streams.is_number, fields[-sizes[1] :]))
 
 
