@@ -429,15 +429,18 @@ class CodeHeadSpec:
 
     Attributes:
         weight: Tensor names of the rows: with `"{}"` in each, the number of a head, one tensor for each head; else one
-            tensor of all heads, `(sum(V_k), D)`, `(K, V, D)`, or `(K, D, V)` (CSM).
+            tensor of all heads, see `layout`.
         first: First stream that is predicted (1 for a depth decoder that reads stream 0, and for Bark).
         only: Whether no other stream than `first` is predicted (CSM's backbone, Kyutai).
         tied: Configuration key that ties the rows to those of the same streams at the input; `None` for none.
+        layout: How one tensor of all heads is stored: `"joined"`, `(sum(V_k), D)`; `"stacked"`, `(K, V, D)`; or
+            `"transposed"`, `(K, D, V)` (CSM).
     """
 
     weight: Names
     first: int = 0
     only: bool = False
+    layout: Literal["joined", "stacked", "transposed"] = "joined"
     tied: str | None = None
 
 

@@ -16,7 +16,7 @@ from embedlayer.families.records import (
     SinusoidalPositions,
 )
 
-_DEPTH = "a depth decoder reads the rows of codes too, and predicts the codes of one step after another: its heads "
+_DEPTH = "if there is a depth decoder, it reads the rows of codes too, and predicts the codes of one step after another: its heads "
 _DEPTH += "are read, as codes.depth_head, and its blocks and projections are no part of this layer."
 """Note of families whose codes a second decoder predicts, stream after stream."""
 
@@ -55,7 +55,6 @@ STREAM_FAMILIES: tuple[Family, ...] = (
         rows=ExtraRows(1),
         position="rotary",
         recipe=("codes",),
-        optional=(("codes", "audio_encoder_config", False),),
         head=HeadSpec(tied="never"),
         codes=CodeSpec(
             ("embed_tokens.{}.weight",),
@@ -63,10 +62,11 @@ STREAM_FAMILIES: tuple[Family, ...] = (
             sides=2,
             more_rows=1,
             use="added",
-            depth_head=CodeHeadSpec(("depth_decoder.lm_heads.weight",)),
+            depth_head=CodeHeadSpec(("depth_decoder.lm_heads.weight",), layout="stacked"),
             delays="first",
         ),
         other_tables=(OtherTable("text_embed_tokens.weight", "input of the depth decoder"),),
+        notes=(_DEPTH,),
     ),
     Family(
         "csm",
@@ -82,7 +82,7 @@ STREAM_FAMILIES: tuple[Family, ...] = (
             use="placed",
             placeholders=("audio_token_id", "audio_eos_token_id"),
             head=CodeHeadSpec(("lm_head.weight",), only=True),
-            depth_head=CodeHeadSpec(("codebooks_head.weight",), first=1),
+            depth_head=CodeHeadSpec(("codebooks_head.weight",), first=1, layout="transposed"),
         ),
         notes=(_DEPTH,),
     ),
@@ -149,6 +149,7 @@ STREAM_FAMILIES: tuple[Family, ...] = (
             count="n_codes_total",
             head=CodeHeadSpec(("lm_heads.{}.weight",), first=1, tied="tie_word_embeddings"),
         ),
+        not_computed=(("n_codes_given", (1,)),),
     ),
 )
 """Records of models with K streams of codes; of Bark, also those of its parts with one stream."""
