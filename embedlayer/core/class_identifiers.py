@@ -63,6 +63,8 @@ KINDS: dict[str, str] = {
     "log_query_scaling": "embedlayer.positions.rotary.query:LogQueryScaling",
     "power_query_scaling": "embedlayer.positions.rotary.query:PowerQueryScaling",
     "output_head": "embedlayer.heads.output:OutputHead",
+    "stacked_rows": "embedlayer.heads.streams:StackedRows",
+    "stream_head": "embedlayer.heads.streams:StreamHead",
     "type_tables": "embedlayer.inputs.parts:TypeTables",
     "elementwise_affine": "embedlayer.inputs.parts:ElementwiseAffine",
     "offset_rms_norm": "embedlayer.inputs.parts:OffsetRMSNorm",
