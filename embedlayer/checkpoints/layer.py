@@ -93,7 +93,8 @@ class EmbeddingLayer(Pretrained):
         block_positions: For each block in order, the key of its scheme in `other_positions`, or `""` for `position`.
             Empty if every block has `position`. In an encoder-decoder model the blocks are those of the decoder.
         encoder_block_positions: The same for the blocks of the encoder in an encoder-decoder model.
-        tensor_names: Key in `state_dict()` -> names of that tensor in the checkpoint; `load` read the first name.
+        tensor_names: Key in `state_dict()` -> names of that tensor in the checkpoint; `load` read the first name. The
+            key `"weight[2:5]"` stands for the rows 2 to 4 of `weight`, if the checkpoint stores them by themselves.
         is_part: Whether the checkpoint may have more tensors with a row for each token than this layer:
             `load(..., table_only=True)`, `load(..., per_layer=False)`, and families with further tables.
         is_edited: Whether the vocabulary of the layer was edited, so that its rows are in another order than those of

@@ -16,10 +16,6 @@ from embedlayer.families.records import (
     SinusoidalPositions,
 )
 
-_DEPTH = "if there is a depth decoder, it reads the rows of codes too, and predicts the codes of one step after another: its heads "
-_DEPTH += "are read, as codes.depth_head, and its blocks and projections are no part of this layer."
-"""Note of families whose codes a second decoder predicts, stream after stream."""
-
 _BARK = Family(
     "bark",
     ("semantic", "coarse_acoustics"),
@@ -46,7 +42,6 @@ STREAM_FAMILIES: tuple[Family, ...] = (
             head=CodeHeadSpec(("lm_heads.{}.weight",)),
             delays="steps",
         ),
-        notes=("the text that conditions the sound has an encoder, which is a model of its own.",),
     ),
     Family(
         "moshi",
@@ -66,7 +61,6 @@ STREAM_FAMILIES: tuple[Family, ...] = (
             delays="first",
         ),
         other_tables=(OtherTable("text_embed_tokens.weight", "input of the depth decoder"),),
-        notes=(_DEPTH,),
     ),
     Family(
         "csm",
@@ -84,7 +78,6 @@ STREAM_FAMILIES: tuple[Family, ...] = (
             head=CodeHeadSpec(("lm_head.weight",), only=True),
             depth_head=CodeHeadSpec(("codebooks_head.weight",), first=1, layout="transposed"),
         ),
-        notes=(_DEPTH,),
     ),
     Family(
         "dia",
@@ -150,6 +143,7 @@ STREAM_FAMILIES: tuple[Family, ...] = (
             head=CodeHeadSpec(("lm_heads.{}.weight",), first=1, tied="tie_word_embeddings"),
         ),
         not_computed=(("n_codes_given", (1,)),),
+        defaults=(("tie_word_embeddings", True),),
     ),
 )
 """Records of models with K streams of codes; of Bark, also those of its parts with one stream."""

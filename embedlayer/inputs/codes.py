@@ -15,6 +15,17 @@ from embedlayer.tables.streams import StreamTable
 from embedlayer.tables.table import TokenTable
 
 
+def rows_of(table: StreamTable) -> TokenTable:
+    """Return the rows of all streams, if these can be read by a head.
+
+    Raises:
+        SizeError: They can only be looked up.
+    """
+    if not isinstance(table.rows, TokenTable):
+        raise SizeError(f"A {type(table.rows).__name__} can only be looked up: the streams of a model are a TokenTable.")
+    return table.rows
+
+
 class CodeStreams(Pretrained):
     """Streams of codes of a model: the step `"codes"` of its input embedding, and the heads that predict codes.
 
@@ -68,9 +79,7 @@ class CodeStreams(Pretrained):
     @property
     def rows(self) -> TokenTable:
         """Return the rows of all streams, one stream after another."""
-        rows = self.table.rows
-        assert isinstance(rows, TokenTable)
-        return rows
+        return rows_of(self.table)
 
     @property
     def config(self) -> JsonObject:
@@ -130,10 +139,9 @@ def _build_stream_head(config: JsonObject | None, table: StreamTable) -> StreamH
     if not config["tied"]:
         head = build(options)
     else:
-        rows = table.rows
-        assert isinstance(rows, TokenTable)
         options.pop("kind")
-        head = StreamHead.construct(**{**options, "output": build_head({"tied": True, **options["output"]}, rows)})
+        output = build_head({"tied": True, **options["output"]}, rows_of(table))
+        head = StreamHead.construct(**{**options, "output": output})
     if not isinstance(head, StreamHead):
         raise CheckpointError(f"The heads of streams are those of a StreamHead, not of a {type(head).__name__}.")
     return head

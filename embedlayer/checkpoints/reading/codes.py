@@ -12,12 +12,17 @@ from embedlayer.core.errors import CheckpointError
 from embedlayer.families.records import CodeHeadSpec, CodeSpec, Names
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.streams import StackedRows, StreamHead
-from embedlayer.inputs.codes import CodeStreams
+from embedlayer.inputs.codes import CodeStreams, rows_of
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.streams import StreamTable
 
 ROWS = "codes.table.rows.weight"
 """Key of the rows of all streams in the `state_dict` of a layer."""
+
+DEPTH = (
+    "a depth decoder also reads the rows of codes, another stream in each step: of its parts the heads alone are read."
+)
+"""Note of a checkpoint with a depth decoder."""
 
 
 def read_codes(model: CheckpointModel, spec: CodeSpec) -> CodeStreams | None:
@@ -83,6 +88,11 @@ def _read_rows(model: CheckpointModel, spec: CodeSpec, sizes: list[int], more: i
             parts.append(tensors.require(key, _numbered(spec.table, k), f"table of stream {k}", (stop - start, width)))
             del tensors.by_key[key]
             tensors.dtype = tensors.dtype or parts[0].dtype
+        if further := tensors.checkpoint.find(*_numbered(spec.table, len(parts))):
+            raise CheckpointError(
+                f"{tensors.checkpoint.name} has {further[0]}, and by {model.config.file} the model has {len(parts)} "
+                f"streams ({spec.count}): they do not belong together. {tensors.remedy}"
+            )
         tensors.by_key[ROWS] = torch.cat(parts)
     else:
         what = f"table of {len(sizes)} streams"
@@ -107,12 +117,15 @@ def _read_head(
     names = [_numbered(spec.weight, i) for i in range(len(sizes))] if "{}" in spec.weight[0] else [spec.weight]
     is_tied = spec.tied is not None and bool(model.config.get(spec.tied, False))
     if is_tied and not tensors.has(names[0]):
-        starts = [table.stream(k).start for k in streams]
-        return StreamHead(OutputHead(table.rows), sizes, first_rows=starts)
+        whole = range(table.rows.vocab_size)
+        ranges = [table.stream(k) for k in streams] if "{}" in codes.table[0] else [whole]  # tied as a tensor
+        starts = [rows.start for rows in ranges]
+        return StreamHead(OutputHead(rows_of(table)), list(map(len, ranges)), first_rows=starts)
     if not tensors.has(names[0]):
         refuse_missing_head(model, names[0])
         return None
     width = None if is_depth else table.embed_dim
+    tensors.notes += [DEPTH] * is_depth
     if len(names) > 1:
         heads: list[OutputHead] = []
         for i, (each, size) in enumerate(zip(names, sizes, strict=True)):
