@@ -566,7 +566,6 @@ class Family:
         model_types: Values of `model_type` in its configurations.
         table: Names of the token table in a checkpoint, the preferred one first. A checkpoint with several of them
             stores the same rows several times. Empty for a model whose IDs are `codes` alone.
-        vocab_size: Configuration key of the number of rows of the table.
         rows: How the rows of the table differ from one stored row for each of `vocab_size` tokens; `None` if they do
             not.
         width: Configuration keys that may state the width of the table; the first one that is present is used.
@@ -592,6 +591,7 @@ class Family:
         other_tables: Tables that the model has beside the token table, and that are not read.
         per_layer: Per-layer inputs; `None` for a family without them.
         codes: K streams of codes beside the tokens, or in their place; `None` for a model of tokens alone.
+        vocab_size: Configuration key of the number of rows of the table.
         notes: Sentences about what transformers computes for this family and the layer does not; shown when a
             checkpoint is loaded.
     """
@@ -599,7 +599,6 @@ class Family:
     name: str
     model_types: Names
     table: Names
-    vocab_size: str = "vocab_size"
     rows: ExtraRows | FoldedRows | None = None
     width: Names = CONFIG_KEYS["hidden_size"]
     aliases: tuple[tuple[str, str], ...] = ()
@@ -620,6 +619,7 @@ class Family:
     other_tables: tuple[OtherTable, ...] = ()
     per_layer: PerLayerSpec | None = None
     codes: CodeSpec | None = None
+    vocab_size: str = "vocab_size"
     notes: Names = ()
 
     @property

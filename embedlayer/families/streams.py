@@ -99,7 +99,6 @@ STREAM_FAMILIES: tuple[Family, ...] = (
             head=CodeHeadSpec(("logits_dense.weight",)),
             delays="delay_pattern",
         ),
-        defaults=(("delay_pattern", (0, 8, 9, 10, 11, 12, 13, 14, 15)),),
     ),
     Family(
         "higgs_audio_v2",

@@ -340,7 +340,8 @@ def note_other_inputs(model: CheckpointModel) -> None:
         others = [] if is_stated else [name for name in table_names(checkpoint) if not is_in_block(name)]
     else:
         inputs = [table.name for table in model.family.other_tables if table.is_input]
-        others = checkpoint.find(*inputs)
+        codes = () if model.family.codes is None else model.family.codes.table
+        others = checkpoint.find(*inputs, *(name.format(0) for name in codes))
     others = [name for name in others if name not in table_copies and not tensors.is_same(name, first)]
     if others:
         listed = ", ".join(f"{name} ({tensors.sizes(name)})" for name in others[:NAMED])
