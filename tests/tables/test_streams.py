@@ -97,6 +97,8 @@ def test_bad_input_is_refused(unchecked: None) -> None:
         table.stream(3)
     with pytest.raises(SizeError, match="need a table of 14 rows; found 20"):
         StreamTable(TokenEmbedding(20, WIDTH), (9, 5))
+    with pytest.raises(SizeError, match="3 streams of equal sizes do not divide a table of 20 rows"):
+        StreamTable.of_equal_sizes(TokenEmbedding(20, WIDTH), 3)
     with pytest.raises(SizeError, match="at least one stream"):
         StreamTable(TokenEmbedding(20, WIDTH), ())
     with pytest.raises(SizeError, match="The shared padding row is the last one, 14; found 3"):
