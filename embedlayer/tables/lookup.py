@@ -16,7 +16,7 @@ from torch import Tensor
 
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError
-from embedlayer.core.index_checks import as_ids, rows_without_record
+from embedlayer.core.index_checks import as_ids, raise_if_outside, rows_without_record
 from embedlayer.core.shapes import Ids, IdsLike, Vectors
 from embedlayer.core.torch_state import fusible, may_use
 from embedlayer.kernels.index_check import IndexCheck
@@ -118,6 +118,8 @@ class LookupTable(Pretrained, ABC):
             stored = self.stored(ids)
             if stored is not None and is_summed_faster(stored, weights):
                 return summed_rows(stored, bounds, weights)
+            if device_kind(ids) == "cpu":
+                raise_if_outside(ids, self.vocab_size, "token id")  # by their place among all
         block = max(1, len(ids)) if self.is_collective and bounds is not None else None
         return sum_vectors(self.look_up, ids, bounds, weights, block=block)
 

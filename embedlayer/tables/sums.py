@@ -127,8 +127,8 @@ def is_summed_faster(stored: StoredRows, weights: Tensor | None) -> bool:
 def summed_rows(stored: StoredRows, bounds: Tensor | None, weights: Tensor | None) -> Tensor:
     """Compute `sum_vectors` of the look-up `stored`, where `is_summed_faster`.
 
-    Kernels and, for float16, torch operators on a CPU have the bits of the definition; sums on CUDA are rounded once.
-    The gradient of the rows is one tensor; if `stored.sparse`, a sparse one, with distinct rows in ascending order. On
+    Sums of streams on a CPU have the bits of the definition; sums of bags, and those on CUDA, are rounded once. The
+    gradient of the rows is one tensor; if `stored.sparse`, a sparse one, with distinct rows in ascending order. On
     CUDA an ID outside is recorded by the check of `stored`, and adds nothing.
     """
     ids, weight, padding_idx, sparse, check = stored
@@ -167,7 +167,7 @@ class _SumRows(torch.autograd.Function):
             )
             if device_kind(rows) == "cuda":
                 return _bags(terms, rows, ends, factors).view(out.shape)
-            if _sum(rows, terms, ends, factors, None, out.view(-1, rows.shape[1])):
+            if _sum(rows, terms, ends, factors, None, out.view(-1, rows.shape[1]), rounds=bounds is None):
                 return out
             return sum_vectors(partial(F.embedding, weight=rows), ids, bounds, weights)
 
@@ -212,30 +212,44 @@ def _gradient_of_rows(ctx: Any, grad: Tensor, terms: Tensor, ends: Tensor, facto
     places, order, offsets = segments_of_equal_ids(terms, drop=ctx.padding_idx)
     bags = bags_of(ends, len(terms)).index_select(0, order)
     factors = None if factors is None else factors.index_select(0, order)
-    wide = grad.float() if grad.dtype == torch.bfloat16 else grad  # rounded once
     if not ctx.sparse:
         dense = untouched_zeros(ctx.shape, grad.dtype)
-        if not _sum(wide, bags, offsets, factors, places, dense):
+        if not _sum(grad, bags, offsets, factors, places, dense):
             dense.index_copy_(0, places, _bags(bags, grad, offsets, factors))
         return dense
     values = grad.new_empty((len(places), ctx.shape[1]))
-    if not _sum(wide, bags, offsets, factors, None, values):
+    if not _sum(grad, bags, offsets, factors, None, values):
         values = _bags(bags, grad, offsets, factors)
     return finished_gradient(places, values, ctx.shape)
 
 
-def _sum(rows: Tensor, ids: Tensor, bounds: Tensor, weights: Tensor | None, places: Tensor | None, out: Tensor) -> bool:
-    """Write the sums of rows to `out`, or to its rows `places`, by the kernel; return whether it could run."""
+def _sum(
+    rows: Tensor,
+    ids: Tensor,
+    bounds: Tensor,
+    weights: Tensor | None,
+    places: Tensor | None,
+    out: Tensor,
+    *,
+    rounds: bool = False,
+) -> bool:
+    """Write the sums of rows to `out`, or to its rows `places`, by the kernel; return whether it could run.
+
+    With `rounds` each product and sum is rounded to the dtype of the rows.
+    """
     if not SUM_ROWS.applies(rows, ids, bounds, weights, out):
         return False
     width, sums = rows.shape[1], len(bounds) - 1
-    weights = rows.new_empty(0) if weights is None else weights.to(rows.dtype).contiguous()
-    places = ids.new_empty(0) if places is None else places
-    block = max(1, NUMBERS_IN_BLOCK * sums // max(1, len(ids) * width))
-    return SUM_ROWS.run(sums, rows.contiguous(), ids, bounds, weights, places, out, block=block)
+    return SUM_ROWS.run(
+        *(sums, rows.contiguous(), ids, bounds),
+        rows.new_empty(0) if weights is None else weights.contiguous(),
+        ids.new_empty(0) if places is None else places,
+        torch.empty(1, dtype=rows.dtype if rounds or rows.dtype == torch.float64 else torch.float32),
+        out,
+        block=max(1, NUMBERS_IN_BLOCK * sums // max(1, len(ids) * width)),
+    )
 
 
 def _bags(ids: Tensor, rows: Tensor, bounds: Tensor, weights: Tensor | None) -> Tensor:
     """Return the sums of rows by torch's operator, `(N, D)`, which rounds a sum once."""
-    weights = None if weights is None else weights.to(rows.dtype)
     return F.embedding_bag(ids, rows, bounds, mode="sum", per_sample_weights=weights, include_last_offset=True)

@@ -6,11 +6,13 @@ from embedlayer.kernels.cpu.numbers import as_computed, empty_computed, exact, n
 
 
 @exact
-def sum_rows(start: int, stop: int, rows: Any, ids: Any, bounds: Any, weights: Any, places: Any, out: Any) -> None:
+def sum_rows(
+    start: int, stop: int, rows: Any, ids: Any, bounds: Any, weights: Any, places: Any, rounding: Any, out: Any
+) -> None:
     """Write `sum of weights[i] * rows[ids[i]]` over `i` in `bounds[n] : bounds[n + 1]`, for `n` in `start : stop`.
 
-    Products and sums are rounded to the type of the rows one after another, as torch's operators round them. Four rows
-    are read at once: the processor foresees accesses in each of them, and the sums stay in a register.
+    Terms are added one after another. Four rows are read at once: the processor foresees accesses in each of them, and
+    their sum stays in a register.
 
     Args:
         start: First sum.
@@ -20,9 +22,11 @@ def sum_rows(start: int, stop: int, rows: Any, ids: Any, bounds: Any, weights: A
         bounds: First term of each sum, and the end of the last, `(N + 1,)`.
         weights: Factor of each term, `(M,)`; `(0,)` for 1.
         places: Row of `out` that gets each sum, `(N,)`; `(0,)` for `out[n]`.
-        out: Sums, `(N, D)`, also of another type than the rows; only the rows `places` are written. No terms give 0.
+        rounding: An array with an element of the type to which each product and sum is rounded: that of the rows, as
+            torch's operators round, or the one that is computed with.
+        out: Sums, `(N, D)`; only the rows `places` are written. No terms give 0.
     """
-    width, like, is_weighted = out.shape[1], rows[0, 0], len(weights) > 0
+    width, like, is_weighted = out.shape[1], rounding[0], len(weights) > 0
     total = empty_computed(width, like)
     for n in range(start, stop):
         i, end, to = bounds[n], bounds[n + 1], out[places[n] if len(places) > 0 else n]
