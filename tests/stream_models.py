@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from tiny_models import quiet, randomise
 from torch import Tensor, nn
 
@@ -152,7 +151,7 @@ def first_input(model: nn.Module, layers: nn.ModuleList, **inputs: Any) -> Tenso
         seen.append(arguments[0] if arguments else options["hidden_states"])
 
     handle = layers[0].register_forward_pre_hook(note, with_kwargs=True)
-    with torch.no_grad(), quiet():
+    with quiet():
         model(**inputs)
     handle.remove()
     return seen[0]
