@@ -38,6 +38,7 @@ KINDS: dict[str, str] = {
     "bitsandbytes_int8_rows": "embedlayer.formats.bitsandbytes:Int8Rows",
     "bitsandbytes_4_bit_rows": "embedlayer.formats.bitsandbytes:FourBitRows",
     "mapped_embedding": "embedlayer.tables.stored.mapped:MappedEmbedding",
+    "stream_table": "embedlayer.tables.streams:StreamTable",
     "delta_embedding": "embedlayer.tables.delta:DeltaEmbedding",
     "no_position": "embedlayer.positions.position:Position",
     "learned_positions": "embedlayer.positions.learned:LearnedPositionalEmbedding",
