@@ -16,6 +16,7 @@ from embedlayer.io.files import JsonObject
 from embedlayer.losses.linear import cross_entropy_of
 from embedlayer.losses.logit_arguments import divided_options
 from embedlayer.losses.options import Impl, LogitOptions, LossOptions, LossSettings, ScoreOptions, check_options
+from embedlayer.losses.row_parts import RowPart, row_parts
 from embedlayer.losses.statistics import Statistic, TokenStatistics, token_statistics_of
 from embedlayer.losses.target_groups import TargetGroups, reduced_losses, token_losses, weighted_sum
 from embedlayer.losses.token_weights import require_token_weights
@@ -102,9 +103,11 @@ class StackedRows(Pretrained, nn.Module):
         sizes = {"num_streams": streams, "stream_size": stream_size, "embed_dim": embed_dim}
         return {**sizes, "transposed": self.transposed, "init_std": self.init_std}
 
-    def matrices(self) -> list[Float[Tensor, "V D"]]:
-        """Return the rows of each stream as views of the weight, whose gradients are joined once."""
-        return [each.mT if self.transposed else each for each in self.weight.unbind()]
+    def parts(self) -> list[RowPart]:
+        """Return the rows of each stream, `(V, D)`, as views of the weight, whose gradients are one tensor."""
+        streams, size, _ = self.weight.shape
+        parts = row_parts(self.weight.flatten(0, 1), [(k * size, (k + 1) * size) for k in range(streams)])
+        return [part.mT for part in parts] if self.transposed else parts
 
     def extra_repr(self) -> str:
         """Return the sizes for `print`."""
@@ -261,8 +264,11 @@ class StreamHead(Pretrained, nn.Module):
             return joint.of_ranges([self._ranges[stream] for stream in chosen], states)
         states = self._states(hidden, len(chosen))
         if isinstance(self.output, StackedRows):
-            rows = self.output.matrices()
-            return [LinearLogits(x, rows[k], **arguments) for x, k in zip(states, chosen, strict=True)]
+            rows, results = self.output.parts(), []
+            for x, k in zip(states, chosen, strict=True):
+                results.append(logits := LinearLogits(x, rows[k].rows, **arguments))
+                logits.new_gradient = rows[k].new_gradient
+            return list(results)
         heads = self._outputs()
         return [heads[k].uncomputed_logits(x, **arguments) for x, k in zip(states, chosen, strict=True)]
 
