@@ -8,12 +8,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
+from embedlayer.core.index_checks import check_integer_ids, checked_copy, raise_if_outside
 from embedlayer.core.initialization import init_normal_
 from embedlayer.core.option_docs import show_options
+from embedlayer.core.torch_state import plain_operators_only
 from embedlayer.heads.output import OutputHead
 from embedlayer.io.files import JsonObject
-from embedlayer.losses.linear import cross_entropy_of
+from embedlayer.losses.linear import targets_of_heads
 from embedlayer.losses.logit_arguments import divided_options
 from embedlayer.losses.options import Impl, LogitOptions, LossOptions, LossSettings, ScoreOptions, check_options
 from embedlayer.losses.row_parts import RowPart, row_parts
@@ -323,17 +326,17 @@ class StreamHead(Pretrained, nn.Module):
             TokenIdError: A target is outside of its stream; on CUDA where the call waits, else later.
         """
         check_options(options, LossOptions, f"{type(self).__name__}.loss")
-        heads, of_streams, loss = self._requested(hidden, targets, options)
+        heads, groups, loss = self._requested(hidden, targets, options)
         weights = None if stream_weights is None else list(stream_weights)
         if weights is not None and len(weights) != self.num_streams:
             raise SizeError(f"{self.num_streams} streams and {len(weights)} weights: pass one weight for each stream.")
-        of_tokens = loss.token_weights
-        if of_tokens is not None:
-            require_token_weights(of_tokens, targets)
-        groups = TargetGroups(of_streams, weights, None if of_tokens is None else of_tokens.unbind(-1))
+        if loss.token_weights is not None:
+            require_token_weights(loss.token_weights, targets)
+            groups = groups._replace(token_weights=_by_stream(loss.token_weights))
+        groups = groups._replace(weights=weights)
         if loss.reduction != "none":
             return StreamLoss(*reduced_losses(heads, groups, loss))
-        losses = token_losses(heads, groups, loss)
+        losses = [each.view(targets.shape[:-1]) for each in token_losses(heads, groups, loss)]
         return StreamLoss(weighted_sum(weights, losses), torch.stack(losses, -1).detach())
 
     @show_options(LogitOptions, ScoreOptions)
@@ -352,9 +355,8 @@ class StreamHead(Pretrained, nn.Module):
             SizeError: An option is unknown or outside its range; the other errors are those of `loss`.
         """
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_log_probs")
-        heads, of_streams, loss = self._requested(hidden, tokens, options)
-        loss = loss._replace(reduction="none")
-        return -torch.stack([cross_entropy_of(*each, loss) for each in zip(heads, of_streams, strict=True)], -1)
+        losses = token_losses(*self._requested(hidden, tokens, options))
+        return -torch.stack(losses, -1).view(tokens.shape)
 
     @show_options(LogitOptions, ScoreOptions)
     def token_statistics(
@@ -384,10 +386,10 @@ class StreamHead(Pretrained, nn.Module):
                 or outside its range; the other errors are those of `loss`.
         """
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_statistics")
-        heads, of_streams, loss = self._requested(hidden, tokens, options)
+        heads, groups, loss = self._requested(hidden, tokens, options)
         parts = [
-            token_statistics_of(*each, loss, statistics=statistics, top_k=top_k)
-            for each in zip(heads, of_streams, strict=True)
+            token_statistics_of(*each, statistics=statistics, top_k=top_k, counted=counted)
+            for *each, counted in targets_of_heads(heads, groups.targets, loss._replace(reduction="none"))
         ]
         stacked = {
             name: None if value is None else torch.stack([getattr(part, name) for part in parts], tokens.dim() - 1)
@@ -397,12 +399,13 @@ class StreamHead(Pretrained, nn.Module):
 
     def _requested(
         self, hidden: Tensor, targets: Tensor, options: Any
-    ) -> tuple[list[UncomputedLogits], Sequence[Tensor], LossSettings]:
-        """Return the logits of each stream, its targets, and the options of the loss.
+    ) -> tuple[list[UncomputedLogits], TargetGroups, LossSettings]:
+        """Return the logits of each stream, the targets one stream after another, and the options of the loss.
 
         Raises:
-            ShapeError: The targets have another shape than `(..., K)`.
+            ShapeError: The targets have another shape than `(..., K)`, or are no integers.
             SizeError: `vocab_size` is among the options.
+            TokenIdError: On the CPU, a target is outside of its stream.
         """
         loss, of_logits = divided_options(options)
         if of_logits.pop("vocab_size", None) is not None:
@@ -413,11 +416,37 @@ class StreamHead(Pretrained, nn.Module):
                 f"Targets {tuple(targets.shape)} must be {expected} beside hidden states {tuple(hidden.shape)}: one "
                 f"for each of the {self.num_streams} streams, which are the last dimension."
             )
-        return self.uncomputed_logits(hidden, **of_logits), targets.unbind(-1), loss
+        check_integer_ids(targets)
+        if device_kind(targets) == "cpu" and not plain_operators_only():
+            targets = self._checked(targets, loss.ignore_index)
+        heads = self.uncomputed_logits(hidden, **of_logits)
+        return heads, TargetGroups(_by_stream(targets), [targets[..., 0].numel()] * self.num_streams), loss
+
+    def _checked(self, targets: Tensor, ignore_index: int) -> Tensor:
+        """Return targets after a check that each is in its own stream, which graphs contain.
+
+        Raises:
+            TokenIdError: One is not; the message names the stream, row and column.
+        """
+        parts = []
+        for stream, (ids, size) in enumerate(zip(targets.unbind(-1), self.sizes, strict=True)):
+            kind = f"token id of stream {stream}"
+            if torch.compiler.is_compiling():
+                ignored = ids == ignore_index
+                ids = torch.where(ignored, ids, checked_copy(ids.masked_fill(ignored, 0), size, kind))
+            else:
+                raise_if_outside(ids, size, kind, ignore=ignore_index)
+            parts.append(ids)
+        return torch.stack(parts, -1) if torch.compiler.is_compiling() else targets
 
     def extra_repr(self) -> str:
         """Return the sizes of the streams for `print`."""
         return f"sizes={self.sizes}" + (", hidden_per_stream=True" if self.hidden_per_stream else "")
+
+
+def _by_stream(x: Tensor) -> Tensor:
+    """Return numbers `(..., K)` one stream after another, in one dimension."""
+    return x.movedim(-1, 0).flatten()
 
 
 def _ranges(sizes: Sequence[int] | int | None, first_rows: Sequence[int] | None, rows: int) -> list[tuple[int, int]]:

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import Parameter
 
-from embedlayer.core.torch_state import fusible, has_memory, is_transformed
+from embedlayer.core.torch_state import fusible, is_transformed
 
 NewGradient = Callable[[torch.dtype], Tensor]
 """Function that allocates the gradient of a part of a weight, in a dtype."""
@@ -40,7 +41,8 @@ def row_parts(weight: Float[Tensor, "N *D"], ranges: Sequence[tuple[int, int]]) 
     """
     bounds = sorted({0, len(weight), *(bound for each in ranges for bound in each)})
     sizes = [stop - start for start, stop in pairwise(bounds)]
-    is_fused = weight.requires_grad and torch.is_grad_enabled() and fusible(weight) and has_memory(weight)
+    is_fused = weight.requires_grad and torch.is_grad_enabled() and fusible(weight)
+    is_fused = is_fused and type(weight) in (Tensor, Parameter)  # no DTensor, whose parts are none of it
     gradient = _JoinedGradient(weight.shape, sizes, weight.device)
     views = _Parts.apply(weight, gradient) if is_fused else weight.split(sizes)  # type: ignore[no-untyped-call]
     places = {start: place for place, start in enumerate(bounds)}
