@@ -402,7 +402,6 @@ PASSES = [
     HotPath("64 largest logits", SIZES, statistics(statistics=("log_probs",), top_k=64)),
     HotPath("forward KL", SIZES, divergence_of(ForwardKL())),
     HotPath("Jensen-Shannon", SIZES, divergence_of(JensenShannon(0.5))),
-    HotPath("loss of nine streams", f"{TOKENS:,} x {DIA_WIDTH:,}, 9 x {DIA[0]:,}", stream_loss),
     HotPath("multi-token loss, two depths", SIZES, multi_token_loss, tokens=2 * TOKENS, chunks=2),
 ]
 """Calls that are a pass over the vocabulary."""
@@ -413,6 +412,7 @@ PATHS = [
     loss_path("loss, head in float32", chunks=6, head_dtype=torch.float32),
     loss_path("loss, head and hidden states in float32", head_dtype=torch.float32, states=torch.float32),
     *PASSES,
+    HotPath("loss of nine streams", f"{TOKENS:,} x {DIA_WIDTH:,}, 9 x {DIA[0]:,}, bfloat16", stream_loss, chunks=18),
     HotPath("look-up", SIZES, look_up),
     HotPath("GPT-2 input embedding, evaluation", GPT2, input_embedding(False)),
     HotPath("GPT-2 input embedding, training", GPT2, input_embedding(True)),
