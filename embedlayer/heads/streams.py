@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, Unpack
 
 import torch
@@ -14,7 +15,7 @@ from embedlayer.core.index_checks import check_integer_ids, checked_copy, raise_
 from embedlayer.core.initialization import init_normal_
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.torch_state import plain_operators_only
-from embedlayer.heads.output import OutputHead
+from embedlayer.heads.output import OutputHead, tied_alone
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.linear import targets_of_heads
 from embedlayer.losses.logit_arguments import divided_options
@@ -25,6 +26,8 @@ from embedlayer.losses.target_groups import TargetGroups, reduced_losses, token_
 from embedlayer.losses.token_weights import require_token_weights
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.saving import Pretrained, build, describe
+from embedlayer.tables.streams import StreamTable
+from embedlayer.tables.table import TokenTable
 
 Value = TypeVar("Value")
 
@@ -175,6 +178,35 @@ class StreamHead(Pretrained, nn.Module):
         if self.num_streams < 1:
             raise SizeError("A StreamHead needs at least one stream.")
 
+    @classmethod
+    def tied_to(
+        cls, table: StreamTable, streams: Sequence[int] | None = None, *, hidden_per_stream: bool = False
+    ) -> "StreamHead":
+        """Build a head whose streams read the rows of streams of an input table, as that of Bark's fine model does.
+
+        Args:
+            table: The table of K streams.
+            streams: Stream of the table for each stream of the head; `None` for all, in their order.
+            hidden_per_stream: See `StreamHead`.
+
+        Raises:
+            SizeError: There is no such stream, or the rows of the table cannot be read by a head.
+
+        Example:
+            >>> table = StreamTable(TokenEmbedding(30, 8), [10, 10, 10])
+            >>> StreamHead.tied_to(table, streams=[1, 2]).first_rows
+            [10, 20]
+        """
+        if not isinstance(table.rows, TokenTable):
+            raise SizeError(f"A {type(table.rows).__name__} is read by ID alone, so that no head can be tied to it.")
+        rows = [table.stream(stream) for stream in (range(table.num_streams) if streams is None else streams)]
+        return cls(
+            OutputHead(table.rows),
+            [len(each) for each in rows],
+            first_rows=[each.start for each in rows],
+            hidden_per_stream=hidden_per_stream,
+        )
+
     @property
     def sizes(self) -> list[int]:
         """Return the number of tokens of each stream, V_k."""
@@ -227,6 +259,18 @@ class StreamHead(Pretrained, nn.Module):
         output = config.get("output")
         outputs = [build(each) for each in output] if isinstance(output, list) else build(output)  # type: ignore[arg-type]
         return cls.construct(**{**config, "output": outputs})
+
+    def save_pretrained(self, directory: Path | str, *, tokenizer: Any = None) -> None:
+        """Save a head whose rows are its own, as every layer is saved; see `Pretrained.save_pretrained`.
+
+        Raises:
+            FileError: The folder cannot be written.
+            CheckpointError: A stream is tied, so its rows are not the head's; or the head could not be loaded again.
+            TokenizerError: `tokenizer` is no tokenizer.
+        """
+        if self.tied:
+            raise tied_alone()
+        super().save_pretrained(directory, tokenizer=tokenizer)
 
     @show_options(LogitOptions)
     def uncomputed_logits(

@@ -146,7 +146,11 @@ def losses() -> list[Any]:
         name: pytest.mark.xfail(reason=reason, strict=True, raises=AssertionError)
         for name, reason in MORE_THAN_OF_A_CHUNK.items()
     }
-    return [pytest.param(name, marks=fails.get(name, ())) for name in [*BY_TORCH_OPERATORS, "loss of nine streams"] if "loss" in name]
+    return [
+        pytest.param(name, marks=fails.get(name, ()))
+        for name in [*BY_TORCH_OPERATORS, "loss of nine streams"]
+        if "loss" in name
+    ]
 
 
 @pytest.mark.parametrize("name", losses())
