@@ -178,11 +178,11 @@ STREAM_HEADS: dict[str, Callable[[], StreamHead]] = {
 """Heads of two or three streams with rows of their own."""
 
 TIED_STREAM_HEADS = {f"streams of {name}": name for name in TABLES if name != "row-sparse"}
-"""A head's name, and the table that its streams are tied to: rows 17 to 34 and 5 to 16."""
+"""A head's name, and the table that its streams are tied to: rows 17 to 34 and 0 to 11."""
 
 
 def tied_streams(table: el.TokenTable) -> StreamHead:
-    return StreamHead(el.OutputHead(table), STREAM_SIZES[1:], first_rows=(17, 5))
+    return StreamHead(el.OutputHead(table), STREAM_SIZES[1:], first_rows=(17, 0))
 
 
 def ngrams(**options: object) -> NgramEmbedding:

@@ -31,7 +31,7 @@ class TargetGroups(NamedTuple):
 
     def sums(self, x: Num[Tensor, " N"] | Bool[Tensor, " N"]) -> Num[Tensor, " G"]:
         """Return the sum of the numbers of each group."""
-        if len(set(self.lengths)) == 1:
+        if all(length == self.lengths[0] for length in self.lengths):
             return x.view(len(self.lengths), -1).sum(1)
         return torch.stack([part.sum() for part in x.split(list(self.lengths))])
 

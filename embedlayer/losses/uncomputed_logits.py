@@ -123,11 +123,12 @@ class UncomputedLogits(ABC):
         """
         bias, options = self.options.bias, self.options._replace(bias=None)
         biases = [None] * len(ranges) if bias is None else [part.rows for part in row_parts(bias, ranges)]
-        parts = [
-            self.replaced(each, options.of_rows(*tokens)._replace(bias=of_tokens))
-            for each, tokens, of_tokens in zip(states, ranges, biases, strict=True)
-        ]
-        for part, (start, stop) in zip(parts, ranges, strict=True):
+        parts = []
+        for each, (start, stop), of_tokens in zip(states, ranges, biases, strict=True):
+            fixed = row_within(options.padding_idx, start, stop)
+            is_masked = options.mask_padding and fixed is not None
+            of_range = options._replace(padding_idx=fixed, mask_padding=is_masked, bias=of_tokens)
+            parts.append(part := self.replaced(each, of_range))
             part.vocab_size = stop - start
         self._take_rows(parts, ranges)
         return parts

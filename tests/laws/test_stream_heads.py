@@ -135,6 +135,17 @@ def test_hidden_states_that_do_not_count_have_no_effect(name, impl, value) -> No
     torch.testing.assert_close(results(dirty), results(hidden), rtol=1e-10, atol=1e-10)
 
 
+@cases("name, impl", [name for name in STREAMS if name.startswith("streams of dense")], IMPLS)
+def test_the_padding_row_of_a_tied_table_gets_no_gradient(name, impl) -> None:
+    module = uses_streams(name)
+    assert module.table is not None
+    hidden, targets = batch(module.head, dtype=torch.float32)
+    targets[0, :, 1] = 0
+    module.head.loss(hidden, targets, impl=impl).loss.backward()
+    has_padding = module.table.padding_idx == 0
+    assert module.table.weight.grad[0].eq(0).all() == has_padding
+
+
 @every_head
 def test_when_nothing_counts_all_is_zero(name) -> None:
     module = uses_streams(name)
