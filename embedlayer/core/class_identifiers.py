@@ -81,6 +81,7 @@ KINDS: dict[str, str] = {
     "ngram_embedding": "embedlayer.injections.ngram:NgramEmbedding",
     "context_gate": "embedlayer.injections.context_gate:ContextGate",
     "short_convolution": "embedlayer.injections.context_gate:ShortConvolution",
+    "code_streams": "embedlayer.inputs.codes:CodeStreams",
     "decoder_input": "embedlayer.inputs.decoder_input:DecoderInput",
     "added_embedding": "embedlayer.injections.injection:AddedEmbedding",
     "gated_embedding": "embedlayer.injections.gated:GatedEmbedding",
