@@ -462,6 +462,8 @@ class CodeSpec:
         placeholders: Configuration keys of these tokens.
         head: Heads that read the last hidden states of the model; `None` for none.
         depth_head: Heads that read those of a depth decoder, one for each of its streams; `None` for none.
+        token_ids: Configuration keys of codes that have a meaning in every stream, such as padding.
+        configs: Configuration keys of further configurations that state the same sizes.
         delays: How many steps later each stream is written. `"steps"`: stream k by k, or both channels of stereo
             sound by k; `"first"`: the first stream of each side by none, and the others by one. Or a configuration key
             of a list. `None` for no delays, or if they are no part of the configuration.
@@ -478,6 +480,8 @@ class CodeSpec:
     placeholders: Names = ()
     head: CodeHeadSpec | None = None
     depth_head: CodeHeadSpec | None = None
+    token_ids: Names = ()
+    configs: Names = ()
     delays: str | None = None
 
 

@@ -40,6 +40,9 @@ class CodeStreams(Pretrained):
         delays: How many steps later each stream is written, K numbers, as `delay_streams` takes them; `None` for no
             delays, or if they are not known.
         text_stream: Stream of the tokens of a text; `None` for none.
+        more_rows: Rows of each other stream beyond its codes, to which the heads have no rows.
+        head_stream: Stream that the first of `head` predicts; the others predict those after it.
+        depth_stream: The same of `depth_head`.
 
     Raises:
         SizeError: The delays are not K numbers of at least 0, there is no text stream of this number, or a head is tied
@@ -63,6 +66,9 @@ class CodeStreams(Pretrained):
         placeholders: Sequence[int] | None = None,
         delays: Sequence[int] | None = None,
         text_stream: int | None = None,
+        more_rows: int = 0,
+        head_stream: int = 0,
+        depth_stream: int = 0,
     ) -> None:
         super().__init__()
         if delays is not None and (len(delays) != table.num_streams or min(delays) < 0):
@@ -75,6 +81,7 @@ class CodeStreams(Pretrained):
         self.placeholders = None if placeholders is None else tuple(placeholders)
         self.delays = None if delays is None else tuple(delays)
         self.text_stream = text_stream
+        self.more_rows, self.head_stream, self.depth_stream = more_rows, head_stream, depth_stream
 
     @property
     def rows(self) -> TokenTable:
@@ -91,6 +98,9 @@ class CodeStreams(Pretrained):
             "placeholders": None if self.placeholders is None else list(self.placeholders),
             "delays": None if self.delays is None else list(self.delays),
             "text_stream": self.text_stream,
+            "more_rows": self.more_rows,
+            "head_stream": self.head_stream,
+            "depth_stream": self.depth_stream,
         }
 
     @classmethod

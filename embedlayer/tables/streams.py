@@ -65,14 +65,17 @@ class StreamTable(Pretrained, ComputedBuffers):
             )
         if shared_padding_idx not in (None, sum(sizes)):
             raise SizeError(f"The shared padding row is the last one, {sum(sizes)}; found {shared_padding_idx}.")
-        self.sizes = sizes
-        self.shared_padding_idx = shared_padding_idx
         self.rows = rows
+        self.set_sizes(sizes, shared_padding_idx)
+
+    def set_sizes(self, sizes: Sequence[int], shared_padding_idx: int | None) -> None:
+        """Set the sizes of the streams, for rows that were edited; see the class. Nothing is checked."""
+        self.sizes, self.shared_padding_idx = tuple(sizes), shared_padding_idx
         checks = [IndexCheck(size, f"token id of stream {k}") for k, size in enumerate(sizes)]
         for check in checks:
-            check.move_record(rows.device)
+            check.move_record(self.rows.device)
         self.index_checks = nn.ModuleList(checks)
-        self.recompute_buffers(rows.device)
+        self.recompute_buffers(self.rows.device)
 
     @classmethod
     def of_equal_sizes(cls, rows: LookupTable | nn.Embedding, num_streams: int) -> "StreamTable":

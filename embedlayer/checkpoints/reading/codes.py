@@ -57,6 +57,9 @@ def read_codes(model: CheckpointModel, spec: CodeSpec) -> CodeStreams | None:
         placeholders=[config.whole(key, most=MOST_POSITIONS) for key in spec.placeholders] or None,
         delays=_delays(model, spec, count),
         text_stream=0 if text else None,
+        more_rows=spec.more_rows,
+        head_stream=0 if spec.head is None else spec.head.first,
+        depth_stream=0 if spec.depth_head is None else spec.depth_head.first,
     )
 
 
