@@ -266,7 +266,7 @@ class GradientSums:
         self.weight: Tensor | None = None
         self._residual: Tensor | None = None
         if requested.weight:
-            has_residual = compiled and device_kind(whole) == "cpu"
+            has_residual = compiled and device_kind(whole) == "cpu" and whole.is_contiguous()
             is_narrow = dtype == gradient_dtype(whole) == torch.bfloat16 and (chunks < 2 or has_residual)
             of_rows = torch.bfloat16 if is_narrow else like.dtype
             allocate = head.logits.new_gradient
