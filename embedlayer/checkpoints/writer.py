@@ -109,6 +109,7 @@ def write_tensors(
     left_out: Collection[str] = (),
     is_edited: bool = False,
     axes: Mapping[str, int] | None = None,
+    shared: Collection[str] = (),
 ) -> WriteReceipt:
     """Write a copy of the checkpoint in `checkpoint_dir` to `out_dir`, in which some tensors are replaced.
 
@@ -130,6 +131,7 @@ def write_tensors(
         is_edited: Whether the rows belong to other tokens than before, so that the vocabulary is another one, also with
             as many rows.
         axes: From the names of tensors that no record names to the axis of their tokens.
+        shared: Names of tensors whose rows tokens share, of any number (model2vec). `table` is then the mapping.
 
     Returns:
         The changed tensors and files.
@@ -186,7 +188,8 @@ def write_tensors(
         is_copy = family is None and old_shape == checkpoint.matrix_info(table).shape
         of_tokens += [name] if is_copy or name in moved else []
         expected = (rows, *old_shape[1:]) if name == table or is_copy else moved.get(name, old_shape)
-        if name in per_layer and tensor.shape[0] <= rows:  # it may lack the last tokens (Gemma 3n)
+        is_short = name in per_layer and tensor.shape[0] <= rows  # it may lack the last tokens (Gemma 3n)
+        if is_short or name in shared:
             expected = (tensor.shape[0], *old_shape[1:])
         if tuple(tensor.shape) != expected:
             raise CheckpointError(
