@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from kinds import EMBED_DIM, LAYERS, NUM_HEADS, POSITIONS, TABLES, TIED_HEADS, UNTIED_HEADS
+from kinds import BAGS, EMBED_DIM, LAYERS, NUM_HEADS, POSITIONS, TABLES, TIED_HEADS, UNTIED_HEADS
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -66,6 +66,17 @@ class UsesHead(nn.Module):
         return self.head.loss(hidden, targets, **with_weights(targets, **self.options))
 
 
+class UsesBag(nn.Module):
+    """The vector of each bag of a batch, or of one bag."""
+
+    def __init__(self, bag: el.Bag) -> None:
+        super().__init__()
+        self.bag = bag
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.bag(ids) if ids.dim() > 1 else self.bag(ids.unsqueeze(0)).squeeze(0)
+
+
 class Case(NamedTuple):
     """A module and its inputs for a batch of three."""
 
@@ -107,6 +118,7 @@ def with_head(name: str, *targets: Tensor, **options: Any) -> Case:
 HEADS = [*UNTIED_HEADS, *TIED_HEADS]
 CASES: dict[str, Callable[[], Case]] = {
     **{f"table: {name}": lambda name=name: Case(TABLES[name]().double(), (IDS,)) for name in TABLES},
+    **{f"bag: {name}": lambda name=name: Case(UsesBag(BAGS[name]()).double(), (IDS,)) for name in BAGS},
     **{f"position: {name}": lambda name=name: Case(UsesPosition(POSITIONS[name]()).double(), (hidden(),))
        for name in POSITIONS},
     **{f"layer: {name}": lambda name=name: Case(LAYERS[name]().double(), (IDS,)) for name in LAYERS},
@@ -123,6 +135,7 @@ CASES: dict[str, Callable[[], Case]] = {
 }  # fmt: skip
 
 CODE_PATHS = [
+    *(f"bag: {name}" for name in ("mean over dense", "sum over dense, plain")),
     *(f"position: {name}" for name in ("learned", "sinusoidal", "axial", "rotary", "dynamic", "rotary, axes")),
     *(f"position: {name}" for name in ("rotary, query scaling", "query-scaled", "alibi", "relative")),
     *(f"layer: TransformerEmbedding, {name}" for name in ("learned", "rotary")),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from embedlayer.core.devices import device_kind
 from embedlayer.core.documents import check_mask
 from embedlayer.core.errors import ShapeError, SizeError
-from embedlayer.core.index_checks import INTEGERS, as_ids, check_integer_ids, rows_without_record
+from embedlayer.core.index_checks import INTEGERS, as_ids, rows_without_record
 from embedlayer.core.shapes import IdsLike
 from embedlayer.core.torch_state import plain_operators_only
 from embedlayer.io.files import JsonObject
@@ -157,7 +157,7 @@ class Bag(Pretrained):
             SizeError: There are weights, and the mode is `"mean"`.
         """
         ids = as_ids(ids, beside=self.table)
-        check_integer_ids(ids)
+        check_bags(ids, None, per_sample_weights)
         if per_sample_weights is not None and self.mode != "sum":
             raise SizeError(f'per_sample_weights need mode="sum": in mode {self.mode!r} they have no meaning in torch.')
         if ids.dim() > 1:
@@ -171,14 +171,18 @@ class Bag(Pretrained):
         if taken is not None:
             ids = ids.masked_fill(~taken, 0)
         rows_without_record(ids, self.table.vocab_size, "token id")  # an error names row and column in the batch
-        weights = None if per_sample_weights is None else per_sample_weights.expand(ids.shape)
-        check_bags(ids.flatten(), bounds, None if weights is None else weights.flatten())
-        sums, counts = self._sums(ids.flatten(), bounds, weights, None if taken is None else taken.flatten())
+        weights = per_sample_weights
+        if ids.dim() > 1 and plain_operators_only():
+            sums, counts = self._batch_sums(ids, weights, taken)
+        else:
+            lists = [None if each is None else each.flatten() for each in (weights, taken)]
+            check_bags(ids.flatten(), bounds, None)
+            sums, counts = self._sums(ids.flatten(), bounds, *lists)
+            sums, counts = (each.unflatten(0, ids.shape[:-1]) if ids.dim() > 2 else each for each in (sums, counts))
         if self.mode == "mean":
             sums = sums / counts.clamp(min=1).unsqueeze(-1).to(sums.dtype)
         factor = self.table.factor
-        sums = sums if factor is None else factor * sums
-        return sums.unflatten(0, ids.shape[:-1]) if ids.dim() > 2 else sums
+        return sums if factor is None else factor * sums
 
     def _taken(self, ids: Tensor, offsets: Tensor | None, mask: Tensor | None, lengths: Any) -> Tensor | None:
         """Return which IDs of a batch take part; `None` for all.
@@ -219,6 +223,13 @@ class Bag(Pretrained):
             raise ShapeError(f"Offsets are integers (N,); found {tuple(offsets.shape)} of {offsets.dtype}.")
         return offsets if self.include_last_offset else F.pad(offsets, (0, 1), value=len(ids))
 
+    def _batch_sums(self, ids: Tensor, weights: Tensor | None, taken: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return what `_sums` does for a batch, by operators that every transform and export knows."""
+        vectors = self.table.look_up(ids)
+        vectors = vectors if weights is None else weights.unsqueeze(-1).to(vectors.dtype) * vectors
+        taken = torch.ones_like(ids, dtype=torch.bool) if taken is None else taken
+        return torch.where(taken.unsqueeze(-1), vectors, 0).sum(-2), taken.sum(-1)
+
     def _sums(
         self, ids: Tensor, bounds: Tensor, weights: Tensor | None, taken: Tensor | None
     ) -> tuple[Float[Tensor, "N D"], Int[Tensor, " N"]]:
@@ -226,7 +237,6 @@ class Bag(Pretrained):
 
         Where values of tensors cannot be read without waiting, the other tokens are moved into one more bag at the end.
         """
-        weights = None if weights is None else weights.flatten()
         if taken is None:
             return self.table.summed(ids, bounds, weights), bounds.diff()
         bounds = F.pad(taken.cumsum(0), (1, 0)).index_select(0, bounds)
@@ -257,4 +267,3 @@ class Bag(Pretrained):
     def extra_repr(self) -> str:
         """Return the mode, for `print`."""
         return f"mode={self.mode!r}{', include_last_offset=True' if self.include_last_offset else ''}"
-

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from kinds import EMBED_DIM, LAYERS, POSITIONS, TABLES, UNTIED_HEADS, VOCAB_SIZE
+from kinds import BAGS, EMBED_DIM, LAYERS, POSITIONS, TABLES, UNTIED_HEADS, VOCAB_SIZE
 from torch import nn
 
 import embedlayer as el
 
 IDS = torch.randint(1, VOCAB_SIZE, (2, 7), generator=torch.Generator().manual_seed(0))
-MODULES = {**LAYERS, **{f"table: {name}": make for name, make in TABLES.items()}}
+MODULES = {**LAYERS, **{f"table: {name}": make for name, make in TABLES.items()}, **BAGS}
 MOVES = {
     "to": lambda module: module.to("cpu"),
     "cast before": lambda module: module.double().cpu(),
