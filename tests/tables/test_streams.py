@@ -31,7 +31,8 @@ def test_it_equals_k_added_modules(dtype: torch.dtype, streams: int | None) -> N
     expected.backward(cotangent)
     for k, each in enumerate(tables):
         rows, grad = table.stream(k), torch.zeros_like(each.weight) if each.weight.grad is None else each.weight.grad
-        torch.testing.assert_close(table.rows.weight.grad[rows.start : rows.stop], grad)
+        tolerance = {} if dtype.itemsize > 2 else {"rtol": 0.02, "atol": 0.02}  # torch rounds each sum to 16 bits
+        torch.testing.assert_close(table.rows.weight.grad[rows.start : rows.stop], grad, **tolerance)
 
 
 def test_one_stream_is_looked_up_alone() -> None:
@@ -59,22 +60,6 @@ def test_quantised_rows_are_a_table_of_streams_too() -> None:
     assert torch.equal(table(ids), 2.0 * ((first + second) + third))
 
 
-def test_bags_are_sums_of_the_vectors_between_their_bounds() -> None:
-    table = TokenEmbedding(20, WIDTH)
-    ids, bounds = torch.randint(20, (9,)), torch.tensor([0, 3, 3, 8, 9])
-    weights = torch.rand(9, requires_grad=True)
-    out = table.summed(ids, bounds, weights)
-    expected = nn.functional.embedding_bag(
-        ids, table.weight, bounds, mode="sum", per_sample_weights=weights, include_last_offset=True
-    )
-    torch.testing.assert_close(out, expected)
-    cotangent = torch.randn_like(out)
-    ours, theirs = (torch.autograd.grad(each, (table.weight, weights), cotangent) for each in (out, expected))
-    torch.testing.assert_close(ours, theirs)
-    assert torch.equal(table.summed(ids[:0], torch.tensor([0, 0])), torch.zeros(1, WIDTH))
-    assert table.summed(ids[:0], torch.tensor([0])).shape == (0, WIDTH)
-
-
 def test_an_id_outside_its_own_stream_is_named_with_stream_row_and_column() -> None:
     table, ids = StreamTable.from_tables(modules()), torch.zeros(2, 4, 3, dtype=torch.long)
     ids[1, 2, 1] = 5
@@ -97,6 +82,8 @@ def test_bad_input_is_refused(unchecked: None) -> None:
         table.stream(3)
     with pytest.raises(SizeError, match="need a table of 14 rows; found 20"):
         StreamTable(TokenEmbedding(20, WIDTH), (9, 5))
+    with pytest.raises(SizeError, match="3 streams of equal sizes do not divide a table of 20 rows"):
+        StreamTable.of_equal_sizes(TokenEmbedding(20, WIDTH), 3)
     with pytest.raises(SizeError, match="at least one stream"):
         StreamTable(TokenEmbedding(20, WIDTH), ())
     with pytest.raises(SizeError, match="The shared padding row is the last one, 14; found 3"):
@@ -105,17 +92,6 @@ def test_bad_input_is_refused(unchecked: None) -> None:
         StreamTable.from_tables([nn.Embedding(3, 4), nn.Embedding(3, 5)])
     with pytest.raises(SizeError, match="2 of these 3 have one each"):
         StreamTable.from_tables([nn.Embedding(3, 4, padding_idx=0), nn.Embedding(3, 4), nn.Embedding(3, 4, 0)])
-
-
-def test_bad_bags_are_refused(unchecked: None) -> None:
-    table, ids = TokenEmbedding(20, WIDTH), torch.arange(6)
-    for bounds in ([0, 4], [1, 6], [0, 4, 2, 6], []):
-        with pytest.raises(ShapeError, match="[Bb]ounds"):
-            table.summed(ids, torch.tensor(bounds, dtype=torch.long))
-    with pytest.raises(ShapeError, match=r"ids are \(6,\), weights \(5,\)"):
-        table.summed(ids, torch.tensor([0, 6]), torch.rand(5))
-    with pytest.raises(TokenIdError, match="token id 20"):
-        table.summed(torch.tensor([3, 20]), torch.tensor([0, 2]))
 
 
 def test_it_is_saved_and_loaded(tmp_path) -> None:
