@@ -1,5 +1,7 @@
 """Bags of token IDs: the sum or the mean of the vectors of each bag, for a table of any kind."""
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any, Literal
 
 import torch
@@ -17,7 +19,8 @@ from embedlayer.io.files import JsonObject
 from embedlayer.saving import Pretrained, describe
 from embedlayer.tables.conversions import as_lookup_table
 from embedlayer.tables.dense import TokenEmbedding
-from embedlayer.tables.lookup import LookupTable, check_bags
+from embedlayer.tables.lookup import LookupTable
+from embedlayer.tables.sums import check_bags
 
 Mode = Literal["sum", "mean"]
 
@@ -126,8 +129,14 @@ class Bag(Pretrained):
 
     @property
     def weight(self) -> Tensor:
-        """Return the weight of a dense table, as code for `nn.EmbeddingBag` reads it."""
-        weight: Tensor = self.table.weight
+        """Return the weight of a dense table, as code for `nn.EmbeddingBag` reads it.
+
+        Raises:
+            AttributeError: The table has none.
+        """
+        weight = getattr(self.table, "weight", None)
+        if not isinstance(weight, Tensor):
+            raise AttributeError(f"The {type(self.table).__name__} of this bag has no weight.")
         return weight
 
     def forward(
@@ -137,7 +146,7 @@ class Bag(Pretrained):
         per_sample_weights: Float[Tensor, "*ids"] | None = None,
         *,
         mask: Int[Tensor, "*ids"] | Bool[Tensor, "*ids"] | None = None,
-        lengths: IdsLike | None = None,
+        lengths: Int[Tensor, "*bags"] | Sequence[int] | None = None,
     ) -> Float[Tensor, "*bags D"]:
         """Return the sum or mean of each bag, `(N, D)`, or of a padded batch `(..., T)` as `(..., D)`.
 
@@ -162,7 +171,7 @@ class Bag(Pretrained):
             raise SizeError(f'per_sample_weights need mode="sum": in mode {self.mode!r} they have no meaning in torch.')
         if ids.dim() > 1:
             taken = self._taken(ids, offsets, mask, lengths)
-            bounds = torch.arange(ids[..., 0].numel() + 1, device=ids.device) * ids.shape[-1]
+            bounds = torch.arange(prod(ids.shape[:-1]) + 1, device=ids.device) * ids.shape[-1]
         else:
             bounds, taken = self._bounds(ids, offsets, mask, lengths), None
         if self.table.padding_idx is not None:
@@ -202,7 +211,8 @@ class Bag(Pretrained):
                     f"Lengths are one integer for each bag, {tuple(ids.shape[:-1])}; found {tuple(lengths.shape)} of "
                     f"{lengths.dtype}."
                 )
-            return torch.arange(ids.shape[-1], device=ids.device) < lengths.unsqueeze(-1)
+            taken: Tensor = torch.arange(ids.shape[-1], device=ids.device) < lengths.unsqueeze(-1)
+            return taken
         if mask is not None:
             check_mask(mask, ids.shape)
             return mask != 0
@@ -249,7 +259,9 @@ class Bag(Pretrained):
         sums = self.table.summed(ids[order], bounds, None if weights is None else weights[order])
         return (sums if is_read else sums[:-1]), counts
 
-    def state_dict(self, *args: Any, prefix: str = "", **options: Any) -> dict[str, Any]:
+    def state_dict(  # type: ignore[override]
+        self, *args: Any, prefix: str = "", **options: Any
+    ) -> dict[str, Any]:
         """Return the state dict of the table, with the names that an `nn.EmbeddingBag` in place of the bag has."""
         state: dict[str, Any] = super().state_dict(*args, prefix=prefix, **options)
         inner = f"{prefix}table."

@@ -113,11 +113,12 @@ class VocabularyModules(NamedTuple):
     bag_owners: dict[str, nn.Module]
 
     @property
-    def tokenizers(self) -> dict[str, tuple[nn.Module, str]]:
+    def tokenizers(self) -> dict[str, tuple[Any, str]]:
         """Return the modules that have a tokenizer, each with the name of its attribute, by dotted name."""
         owners = {name: part for name, part in self.bag_owners.items() if own_attribute(part, "tokenizer") is not None}
         owned = {name: (part, "tokenizer") for name, part in owners.items() if isinstance(part.tokenizer, Tokenizer)}
-        return {name: (layer, "_tokenizer") for name, layer in self.layers.items()} | owned
+        layers: dict[str, tuple[Any, str]] = {name: (layer, "_tokenizer") for name, layer in self.layers.items()}
+        return layers | owned
 
     @property
     def collectives(self) -> Collectives:
