@@ -179,13 +179,13 @@ class Bag(Pretrained):
             taken = is_text if taken is None else taken & is_text
         if taken is not None:
             ids = ids.masked_fill(~taken, 0)
-        rows_without_record(ids, self.table.vocab_size, "token id")  # an error names row and column in the batch
+        if taken is not None or ids.dim() > 1:  # an error names the place in what was passed
+            rows_without_record(ids, self.table.vocab_size, "token id")
         weights = per_sample_weights
         if ids.dim() > 1 and plain_operators_only():
             sums, counts = self._batch_sums(ids, weights, taken)
         else:
             lists = [None if each is None else each.flatten() for each in (weights, taken)]
-            check_bags(ids.flatten(), bounds, None)
             sums, counts = self._sums(ids.flatten(), bounds, *lists)
             sums, counts = (each.unflatten(0, ids.shape[:-1]) if ids.dim() > 2 else each for each in (sums, counts))
         if self.mode == "mean":
@@ -249,6 +249,7 @@ class Bag(Pretrained):
         """
         if taken is None:
             return self.table.summed(ids, bounds, weights), bounds.diff()
+        check_bags(ids, bounds, None)
         bounds = F.pad(taken.cumsum(0), (1, 0)).index_select(0, bounds)
         counts = bounds.diff()
         is_read = device_kind(ids) == "cpu" and not torch.compiler.is_compiling() and not plain_operators_only()
