@@ -7,7 +7,18 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from kinds import BAGS, EMBED_DIM, LAYERS, NUM_HEADS, POSITIONS, TABLES, TIED_HEADS, UNTIED_HEADS
+from kinds import (
+    BAGS,
+    EMBED_DIM,
+    LAYERS,
+    NUM_HEADS,
+    POSITIONS,
+    STREAM_IDS,
+    STREAM_TABLES,
+    TABLES,
+    TIED_HEADS,
+    UNTIED_HEADS,
+)
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -119,6 +130,10 @@ HEADS = [*UNTIED_HEADS, *TIED_HEADS]
 CASES: dict[str, Callable[[], Case]] = {
     **{f"table: {name}": lambda name=name: Case(TABLES[name]().double(), (IDS,)) for name in TABLES},
     **{f"bag: {name}": lambda name=name: Case(UsesBag(BAGS[name]()).double(), (IDS,)) for name in BAGS},
+    **{
+        f"streams: {name}": lambda name=name: Case(STREAM_TABLES[name]().double(), (STREAM_IDS,))
+        for name in STREAM_TABLES if name != "mapped"
+    },
     **{f"position: {name}": lambda name=name: Case(UsesPosition(POSITIONS[name]()).double(), (hidden(),))
        for name in POSITIONS},
     **{f"layer: {name}": lambda name=name: Case(LAYERS[name]().double(), (IDS,)) for name in LAYERS},
@@ -141,8 +156,7 @@ CODE_PATHS = [
     *(f"layer: TransformerEmbedding, {name}" for name in ("learned", "rotary")),
     *(f"layer: TransformerEmbedding over {name}" for name in ("dense, rounded scale", "row-sparse", "factorised")),
     *(f"layer: TransformerEmbedding over {name}" for name in ("int8", "int4, q4_0", "delta over int8")),
-    "layer: GPTEmbedding",
-    "layer: DecoderLM",
+    *("layer: GPTEmbedding", "layer: DecoderLM", "streams: dense", "streams: shared padding"),
     *("head: untied, bias, softcap", "head: tied to dense, spare rows", "head: tied to factorised"),
     *("head: tied to int8", "head: tied to int4, groups", "head: tied to delta over int8"),
     *("loss: all", "loss: tied to int4", "loss over rows: soft cap, scale"),

@@ -23,6 +23,7 @@ from embedlayer.injections.value import ValueEmbedding
 from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.tables.stored.mapped import MappedEmbedding
 from embedlayer.tables.stored_embedding import StoredEmbedding
+from embedlayer.tables.streams import StreamTable
 
 VOCAB_SIZE, EMBED_DIM, MAX_SEQ_LEN, NUM_HEADS = 50, 24, 16, 4
 
@@ -127,6 +128,23 @@ BAGS: dict[str, Callable[[], el.Bag]] = {
     }.items()
 }
 """From a batch of bags `(B, T)`, or IDs and offsets, to one vector for each bag."""
+
+STREAM_SIZES = (20, 7, 22, 1)
+STREAM_TABLES: dict[str, Callable[[], StreamTable]] = {
+    **{
+        name: lambda name=name: StreamTable(LOOKUP_TABLES[name](), STREAM_SIZES)
+        for name in ("dense", "dense, rounded scale", "row-sparse", "factorised", "int8", "stored, 4 bits", "delta")
+    },
+    "mapped": lambda: StreamTable(in_a_file(trained=False), STREAM_SIZES),
+    "shared padding": lambda: StreamTable(dense(padding_idx=49), (20, 6, 22, 1), shared_padding_idx=49),
+}
+"""Four streams over 50 rows of several kinds of tables, from IDs `(..., 4)` to vectors."""
+
+STREAM_IDS = torch.tensor([
+    [[1, 5, 21, 0], [19, 0, 0, 0], [1, 5, 21, 0], [7, 2, 3, 0]],
+    [[7, 5, 4, 0], [7, 5, 9, 0], [0, 0, 0, 0], [7, 4, 9, 0]],
+    [[0, 0, 7, 0], [12, 1, 3, 0], [12, 1, 3, 0], [5, 5, 5, 0]],
+])  # fmt: skip
 
 POSITIONS: dict[str, Callable[[], el.Position]] = {
     "learned": lambda: el.LearnedPositionalEmbedding(MAX_SEQ_LEN, EMBED_DIM),

@@ -88,7 +88,7 @@ def tensors_of_layer(
             "layer before the edit."
         )
     state = layer.state_dict()
-    if unmatched := sorted(state.keys() ^ names.keys()):
+    if unmatched := sorted(state.keys() ^ {key.partition("[")[0] for key in names}):
         raise CheckpointError(
             f"{', '.join(unmatched)} of this layer and the checkpoint's tensors are not one to one, so they cannot "
             f"be put back. Save the layer by itself with save_pretrained."
@@ -96,7 +96,19 @@ def tensors_of_layer(
     weights = weight_names(layer, names)
     tables = {name: part.stored_rows for name, part in layer.named_modules() if isinstance(part, PackedRows)}
     ordered = sorted(weights, key=lambda key: key not in ("table", "table.weight"))
-    return {name: tables[key] if key in tables else state[key] for key in ordered for name in weights[key]}
+    return {name: tables[key] if key in tables else rows_of_key(state, key) for key in ordered for name in weights[key]}
+
+
+def rows_of_key(state: Mapping[str, Tensor], key: str) -> Tensor:
+    """Return the tensor of a key in `tensor_names`: `"weight[2:5]"` are the rows 2 to 4 of `state["weight"]`.
+
+    A checkpoint may store the rows of K streams, which are one weight here, in K tensors.
+    """
+    name, _, bounds = key.partition("[")
+    if not bounds:
+        return state[name]
+    start, stop = map(int, bounds.removesuffix("]").split(":"))
+    return state[name][start:stop]
 
 
 def write_tensors(
@@ -226,7 +238,8 @@ def write_tensors(
             else:
                 shutil.copyfile(file, partial / name)
                 copied += [name]
-        sizes = {"vocab_size": rows}
+        sizes = {"vocab_size": rows} if family is None else {family.vocab_size: rows - family.extra_rows}
+        sizes = sizes if rows != old_rows else {}
         if spec is not None and changed.keys() & {*per_layer}:
             sizes[spec.rows] = len(changed[per_layer[0]])
         _rewrite_json(partial, checkpoint, old_rows, sizes, changed, numel)
@@ -337,7 +350,7 @@ def _rewrite_json(
         if new:
             text.update(new)
             write_json(config, content)
-    params, rows = folder / PARAMS, sizes["vocab_size"]
+    params, rows = folder / PARAMS, sizes.get("vocab_size", old_rows)
     if rows != old_rows and params.is_file() and (content := read_json(params)).get("vocab_size") == old_rows:
         write_json(params, {**content, "vocab_size": rows})
     index = folder / INDEX

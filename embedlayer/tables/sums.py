@@ -88,7 +88,7 @@ def sum_vectors(
         return look_up(ids).sum(-2)
     if bounds is None:
         in_graph = torch.compiler.is_compiling()  # a graph reads each vector where it is added
-        vectors = look_up(ids).unbind(-2) if in_graph else (look_up(each) for each in ids.unbind(-1))
+        vectors = look_up(ids).unbind(-2) if in_graph else (look_up(each.clone()) for each in ids.unbind(-1))
         factors = repeat(None) if weights is None else weights.unbind(-1)
         return reduce(torch.add, map(_weighted, vectors, factors))
     bags, block = bags_of(bounds, len(ids)), block or block_size(TABLE_ROWS, device_kind(ids))
@@ -178,7 +178,7 @@ class _SumRows(torch.autograd.Function):
         grad = grad.reshape(-1, ctx.shape[1])
         factors = None if weights is None else weights.flatten()
         by_weight = by_factor = None
-        if torch.is_grad_enabled():  # for second derivatives
+        if torch.is_grad_enabled() or is_transformed(grad):  # second derivatives, batched gradients
             vectors = grad.index_select(0, bags_of(ends, len(terms)))
             if ctx.needs_input_grad[0]:
                 padding_idx = -1 if ctx.padding_idx is None else ctx.padding_idx

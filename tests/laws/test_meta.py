@@ -5,13 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from kinds import BAGS, EMBED_DIM, LAYERS, POSITIONS, TABLES, UNTIED_HEADS, VOCAB_SIZE
+from kinds import BAGS, EMBED_DIM, LAYERS, POSITIONS, STREAM_IDS, STREAM_TABLES, TABLES, UNTIED_HEADS, VOCAB_SIZE
 from torch import nn
 
 import embedlayer as el
 
 IDS = torch.randint(1, VOCAB_SIZE, (2, 7), generator=torch.Generator().manual_seed(0))
-MODULES = {**LAYERS, **{f"table: {name}": make for name, make in TABLES.items()}, **BAGS}
+MODULES = {**LAYERS, **{f"table: {name}": make for name, make in TABLES.items()}}
+MODULES |= {f"streams: {name}": make for name, make in STREAM_TABLES.items() if name != "mapped"}
+MODULES |= BAGS
 MOVES = {
     "to": lambda module: module.to("cpu"),
     "cast before": lambda module: module.double().cpu(),
@@ -31,7 +33,8 @@ def test_a_layer_of_the_meta_device_works_after_weights_are_assigned(name, move)
     assert not any(tensor.is_meta for tensor in (*made.parameters(), *made.buffers()))
     if move == "cast before":
         real = real.double()
-    assert torch.equal(made(IDS), real(IDS))
+    ids = STREAM_IDS if name.startswith("streams") else IDS
+    assert torch.equal(made(ids), real(ids))
     for part in made.modules():
         if isinstance(part, el.TokenTable):
             part.check()
