@@ -40,8 +40,8 @@ from embedlayer.families.records import (
     HeadSpec,
     Names,
 )
-from embedlayer.families.rotary_settings import REFUSED_ROTARY, ROTARY, RotaryPositions
 from embedlayer.families.streams import REFUSED_STREAMS, STREAM_FAMILIES
+from embedlayer.families.rotary_settings import REFUSED_ROTARY, ROTARY, RotaryPositions
 
 __all__ = [
     "CONFIG_KEYS",

@@ -100,9 +100,7 @@ def heads_of(name: str, model: Any) -> list[Any]:
     if kind in ("dia", "higgs"):
         joint = model.logits_dense if kind == "dia" else model.audio_lm_head
         sizes = 28 if kind == "dia" else 26
-        return [
-            lambda x, k=k: joint(x).unflatten(-1, (-1, sizes))[..., k, :] for k in range(joint.out_features // sizes)
-        ]
+        return [lambda x, k=k: joint(x).unflatten(-1, (-1, sizes))[..., k, :] for k in range(joint.out_features // sizes)]
     return list(model.lm_heads) if kind in ("musicgen", "bark") else [model.lm_head]
 
 
