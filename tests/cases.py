@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from kinds import (
+    BAGS,
     EMBED_DIM,
     LAYERS,
     NUM_HEADS,
@@ -93,6 +94,17 @@ class UsesStreams(nn.Module):
         return self.head.loss(hidden, targets, **with_weights(targets, **self.options)).loss
 
 
+class UsesBag(nn.Module):
+    """The vector of each bag of a batch, or of one bag."""
+
+    def __init__(self, bag: el.Bag) -> None:
+        super().__init__()
+        self.bag = bag
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.bag(ids) if ids.dim() > 1 else self.bag(ids.unsqueeze(0)).squeeze(0)
+
+
 class Case(NamedTuple):
     """A module and its inputs for a batch of three."""
 
@@ -151,6 +163,7 @@ STREAMS = [*STREAM_HEADS, *TIED_STREAM_HEADS]
 HEADS = [*UNTIED_HEADS, *TIED_HEADS]
 CASES: dict[str, Callable[[], Case]] = {
     **{f"table: {name}": lambda name=name: Case(TABLES[name]().double(), (IDS,)) for name in TABLES},
+    **{f"bag: {name}": lambda name=name: Case(UsesBag(BAGS[name]()).double(), (IDS,)) for name in BAGS},
     **{
         f"streams: {name}": lambda name=name: Case(STREAM_TABLES[name]().double(), (STREAM_IDS,))
         for name in STREAM_TABLES if name != "mapped"
@@ -173,6 +186,7 @@ CASES: dict[str, Callable[[], Case]] = {
 }  # fmt: skip
 
 CODE_PATHS = [
+    *(f"bag: {name}" for name in ("mean over dense", "sum over dense, plain")),
     *(f"position: {name}" for name in ("learned", "sinusoidal", "axial", "rotary", "dynamic", "rotary, axes")),
     *(f"position: {name}" for name in ("rotary, query scaling", "query-scaled", "alibi", "relative")),
     *(f"layer: TransformerEmbedding, {name}" for name in ("learned", "rotary")),

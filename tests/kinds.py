@@ -116,6 +116,20 @@ LOOKUP_TABLES: dict[str, Callable[[], el.LookupTable]] = {
 }
 """Tables with the first direction, and some without the second."""
 
+BAGS: dict[str, Callable[[], el.Bag]] = {
+    f"{mode} over {name}": lambda name=name, mode=mode: el.Bag(LOOKUP_TABLES[name](), mode=mode)
+    for name, mode in {
+        "dense": "mean",
+        "dense, plain": "sum",
+        "row-sparse": "mean",
+        "factorised": "sum",
+        "int8": "mean",
+        "delta": "sum",
+        "of a user": "mean",
+    }.items()
+}
+"""From a batch of bags `(B, T)`, or IDs and offsets, to one vector for each bag."""
+
 STREAM_SIZES = (20, 7, 22, 1)
 STREAM_TABLES: dict[str, Callable[[], StreamTable]] = {
     **{

@@ -1,4 +1,4 @@
-"""Replace the token embeddings and LM heads of a transformers model by those of this library, and undo it.
+"""Replace token embeddings, LM heads and bags of a model of another library by those of this library, and undo it.
 
 Weights stay the same parameter objects under the same names, so an optimizer, a state or a tied module that refers to
 them stays valid. transformers is not imported: a model is recognised by its `get_input_embeddings`.
@@ -33,6 +33,7 @@ from embedlayer.heads.logit_source import LogitsReport, ModelLogitOptions
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.peft import ChildReference
 from embedlayer.row_sparse.hooks import release
+from embedlayer.tables.bag import Bag
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
@@ -50,7 +51,7 @@ def patch(
     head_dtype: torch.dtype | str | None = None,
     batch_invariant: bool = False,
 ) -> Model:
-    """Replace token embeddings and LM heads of a transformers model in place, without changing its outputs.
+    """Replace token embeddings, LM heads and bags of a model in place, without changing its outputs.
 
     Every token look-up becomes a `TokenEmbedding`: the model's input embeddings, those of its encoder and decoder, and
     all others that share their weight. Each keeps its scale; Gemma's is rounded, BART's is not. Every LM head that is
@@ -77,12 +78,17 @@ def patch(
     float32, also in a model in bfloat16 and under autocast, with tied weights and with adapters, and without a float32
     copy of the rows. So `outputs.logits`, the loss of the model and everything above are those of a head in float32.
 
+    A model of sentence-transformers with a StaticEmbedding, or any other model without `get_input_embeddings`, is
+    patched where it has an `nn.EmbeddingBag`: each becomes a `Bag`, whose tensors keep their names in the state dict.
+
     A bad ID then raises an error that names its row and column. `edit_vocabulary` and `model.resize_token_embeddings`
     change the vocabulary of a patched model.
 
     Args:
-        model: A model of transformers, before PEFT wraps it. Modules that are already patched stay as they are.
-        row_sparse: Store gradients of the looked-up rows only, for `RowAdamW`; requires untied heads.
+        model: A model of transformers, before PEFT wraps it, or one with an `nn.EmbeddingBag`. Modules that are already
+            patched stay as they are.
+        row_sparse: Store gradients of the looked-up rows only, for `RowAdamW`; requires untied heads. The gradients of
+            an `nn.EmbeddingBag(sparse=True)` are row-sparse in any case.
         head_dtype: `torch.float32` for LM heads in float32, or `None`; see `LogitOptions`.
         batch_invariant: Whether results of the LM heads do not depend on the other tokens of a call; see
             `LogitOptions`.
@@ -91,7 +97,7 @@ def patch(
         The same model.
 
     Raises:
-        SizeError: `head_dtype` is neither `torch.float32` nor `None`.
+        SizeError: `head_dtype` is neither `torch.float32` nor `None`; or `Bag.from_embedding_bag` refuses a module.
         CheckpointError: `get_input_embeddings` is missing or returns no `nn.Embedding` but, for example, the module in
             which PEFT wraps it; an embedding does more than look-up and scale, or has a replaced `forward`;
             `row_sparse` is requested for a model with a tied head, or for one that is patched; options of heads are
@@ -107,18 +113,20 @@ def patch(
     """
     if any(base.__module__.startswith("transformers.") for base in type(model).__mro__):
         check_release("transformers", sys.modules["transformers"].__version__)
-    old_tables, old_heads = _look_ups(model), _heads(model)
-    if (old_tables or old_heads) and has_fsdp_modules(model):
+    old_bags = [] if hasattr(model, "get_input_embeddings") else _bags(model)
+    old_tables, old_heads = ([] if old_bags else _look_ups(model)), _heads(model)
+    if (old_tables or old_heads or old_bags) and has_fsdp_modules(model):
         raise CheckpointError("FSDP gathers parameters for the modules it was given: patch before fully_shard.")
-    if row_sparse:
+    if row_sparse and not old_bags:
         _refuse_tied(old_tables, model)
     if (head_dtype is not None or batch_invariant) and not old_heads:
         _refuse_options(model)
     tables = [(old, _table_like(old, row_sparse=row_sparse)) for old in old_tables]
+    bags = [(old, Bag.from_embedding_bag(old, row_sparse=row_sparse or old.sparse)) for old in old_bags]
     report = LogitsReport(type(model).__name__)
     products = {"head_dtype": head_dtype, "batch_invariant": batch_invariant}
     heads = [(old, _head_like(old, report, _model_options(model, old), products)) for old in old_heads]
-    for old, new in (*tables, *heads):
+    for old, new in (*tables, *heads, *bags):
         _swap(model, old, new)
         set_own_attribute(new, REPLACED, old)
     places = [
@@ -148,12 +156,13 @@ def unpatch(model: Model) -> Model:
     _refuse_other_tables(model)
     for ours in modules_with(model, REPLACED):
         original: Any = own_attribute(ours, REPLACED)
-        if isinstance(ours, TokenEmbedding):
-            release(cast(nn.Parameter, ours.weight))
-            original.num_embeddings, original.padding_idx = ours.num_embeddings, ours.padding_idx
+        table = ours.table if isinstance(ours, Bag) else ours
+        if isinstance(table, TokenEmbedding):
+            release(cast(nn.Parameter, table.weight))
+            original.num_embeddings, original.padding_idx = table.num_embeddings, table.padding_idx
         elif isinstance(ours, OutputHead):
             original.out_features = ours.out_features
-        original._parameters.update(ours._parameters)
+        original._parameters.update(table._parameters)
         for name, buffer in original._buffers.items():  # the modules that are replaced have no buffer but a scale
             known = torch.full_like(buffer, cast(float, ours.scale), device="cpu") if buffer.is_meta else buffer
             original._buffers[name] = known.to(next(ours.parameters()).device)
@@ -172,7 +181,7 @@ def _refuse_other_tables(model: nn.Module) -> None:
     Raises:
         CheckpointError: A table is a `DeltaEmbedding`, or another one than a `TokenEmbedding`.
     """
-    if own_attribute(model, RESIZE) is None:
+    if own_attribute(model, RESIZE) is None and not modules_with(model, REPLACED):
         return
     for name, module in model.named_modules():
         if isinstance(module, DeltaEmbedding):
@@ -189,6 +198,17 @@ def _refuse_other_tables(model: nn.Module) -> None:
             )
 
 
+def _bags(model: nn.Module) -> list[nn.EmbeddingBag]:
+    """Return each `nn.EmbeddingBag` inside of a model, which `patch` replaces; the model itself has no place for one.
+
+    Raises:
+        CheckpointError: The model is an `nn.EmbeddingBag` itself.
+    """
+    if isinstance(model, nn.EmbeddingBag):
+        raise CheckpointError("This is the nn.EmbeddingBag itself: call Bag.from_embedding_bag(module).")
+    return [each for each in model.modules() if isinstance(each, nn.EmbeddingBag)]
+
+
 def _look_ups(model: nn.Module) -> list[nn.Embedding]:
     """Return the token embeddings that `patch` must replace.
 
@@ -202,7 +222,8 @@ def _look_ups(model: nn.Module) -> list[nn.Embedding]:
     inputs = _call_getters(model, "get_input_embeddings")
     if not hasattr(model, "get_input_embeddings") or not inputs:
         raise CheckpointError(
-            f"A {type(model).__name__} has no get_input_embeddings that returns a module: pass a model of transformers."
+            f"A {type(model).__name__} has no get_input_embeddings that returns a module, and no nn.EmbeddingBag: pass "
+            f"a model of transformers."
         )
     root = inputs[0]
     if not isinstance(root, nn.Embedding):

@@ -478,6 +478,7 @@ def _first_module(place: CheckpointFolder) -> tuple[str, bool]:
     try:
         first = parse_json(read_bytes(path), path)[0]
         folder, kind = first["path"], first["type"]
+        folder = "" if folder == "." else folder  # as model2vec writes it
     except (LookupError, TypeError) as error:
         raise CheckpointError(f"{path} is no list of modules ({error!r}): it is damaged.") from error
     if not (isinstance(folder, str) and isinstance(kind, str) and (not folder or is_plain_name(folder))):

@@ -122,6 +122,7 @@ def write_tensors(
     is_edited: bool = False,
     axes: Mapping[str, int] | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
+    shared: Collection[str] = (),
 ) -> WriteReceipt:
     """Write a copy of the checkpoint in `checkpoint_dir` to `out_dir`, in which some tensors are replaced.
 
@@ -145,6 +146,7 @@ def write_tensors(
         axes: From the names of tensors that no record names to the axis of their tokens.
         shapes: New shapes of the tensors, which are not those of tokens, as the rows of one stream of codes; no
             configuration is changed then. `None`: the number of tokens gives the shapes.
+        shared: Names of tensors whose rows tokens share, of any number (model2vec). `table` is then the mapping.
 
     Returns:
         The changed tensors and files.
@@ -203,7 +205,8 @@ def write_tensors(
         expected = (
             (rows, *old_shape[1:]) if (name == table and shapes is None) or is_copy else moved.get(name, old_shape)
         )
-        if name in per_layer and tensor.shape[0] <= rows:  # it may lack the last tokens (Gemma 3n)
+        is_short = name in per_layer and tensor.shape[0] <= rows  # it may lack the last tokens (Gemma 3n)
+        if is_short or name in shared:
             expected = (tensor.shape[0], *old_shape[1:])
         if tuple(tensor.shape) != expected:
             raise CheckpointError(

@@ -39,6 +39,7 @@ KINDS: dict[str, str] = {
     "bitsandbytes_4_bit_rows": "embedlayer.formats.bitsandbytes:FourBitRows",
     "mapped_embedding": "embedlayer.tables.stored.mapped:MappedEmbedding",
     "stream_table": "embedlayer.tables.streams:StreamTable",
+    "bag": "embedlayer.tables.bag:Bag",
     "delta_embedding": "embedlayer.tables.delta:DeltaEmbedding",
     "no_position": "embedlayer.positions.position:Position",
     "learned_positions": "embedlayer.positions.learned:LearnedPositionalEmbedding",

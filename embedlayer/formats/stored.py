@@ -6,7 +6,7 @@ names, types and shapes, and dequantises rows as its own library does, bit for b
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from math import prod
 from typing import Any, ClassVar, NamedTuple, Self
@@ -154,22 +154,27 @@ class StoredRows(NamedTuple):
     @property
     def row_bytes(self) -> UInt8[Tensor, "N bytes"]:
         """Return the bytes of each row: those of its parts, one after the other. Those of a single part are a view."""
-        parts = [part.reshape(len(part), math.prod(part.shape[1:])) for part in self.rows.values()]
-        bytes_of = [part.contiguous().view(torch.uint8) for part in parts]
-        return bytes_of[0] if len(bytes_of) == 1 else torch.cat(bytes_of, dim=1)
+        return join_row_bytes(self.rows.values())
 
     def of_bytes(self, row_bytes: UInt8[Tensor, "N bytes"]) -> "StoredRows":
         """Return the rows of which these are the `row_bytes`, with the shared tensors of this matrix."""
         parts = self.format.row_parts
-        sizes = [part.dtype.itemsize * math.prod(part.shape) for part in parts.values()]
-        pieces = row_bytes.split(sizes, dim=1)
-        if len(parts) > 1:  # copied, since a part of a single row may start where its type cannot
-            pieces = tuple(piece.clone(memory_format=torch.contiguous_format) for piece in pieces)
-        rows = {
-            name: piece.view(part.dtype).view(len(piece), *part.shape)
-            for (name, part), piece in zip(parts.items(), pieces, strict=True)
-        }
-        return self._replace(rows=rows)
+        return self._replace(rows=dict(zip(parts, split_row_bytes(row_bytes, parts.values()), strict=True)))
+
+
+def join_row_bytes(parts: Iterable[Tensor]) -> UInt8[Tensor, "N bytes"]:
+    """Return the bytes of each row of several tensors, one tensor after the other. Those of a single one are a view."""
+    rows = [part.reshape(len(part), math.prod(part.shape[1:])) for part in parts]
+    bytes_of = [part.contiguous().view(torch.uint8) for part in rows]
+    return bytes_of[0] if len(bytes_of) == 1 else torch.cat(bytes_of, dim=1)
+
+
+def split_row_bytes(row_bytes: UInt8[Tensor, "N bytes"], parts: Collection[Part]) -> list[Tensor]:
+    """Return the tensors of which these are the bytes of each row, as `join_row_bytes` returns them."""
+    pieces = row_bytes.split([part.dtype.itemsize * math.prod(part.shape) for part in parts], dim=1)
+    if len(parts) > 1:  # copied, since a part of a single row may start where its type cannot
+        pieces = tuple(piece.clone(memory_format=torch.contiguous_format) for piece in pieces)
+    return [piece.view(part.dtype).view(len(piece), *part.shape) for part, piece in zip(parts, pieces, strict=True)]
 
 
 def _selected(part: Tensor, ids: Tensor) -> Tensor:

@@ -1,3 +1,4 @@
+from .bag import Bag as Bag
 from .delta import DeltaEmbedding as DeltaEmbedding
 from .dense import TokenEmbedding as TokenEmbedding
 from .factorized import FactorizedEmbedding as FactorizedEmbedding

@@ -369,7 +369,7 @@ def test_a_static_embedding_equals_sentence_transformers(tmp_path) -> None:
 
     peer = StaticEmbedding(el.train_tokenizer((), "byte"), embedding_dim=D)
     modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.StaticEmbedding"}]
-    for path in ("", "0_StaticEmbedding"):
+    for path in ("", ".", "0_StaticEmbedding"):
         folder = tmp_path / f"model{path}"
         (folder / path).mkdir(parents=True)
         (folder / "modules.json").write_text(json.dumps([modules[0] | {"path": path}]))

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from kinds import (
+    BAGS,
     EMBED_DIM,
     LAYERS,
     POSITIONS,
@@ -25,6 +26,7 @@ IDS = torch.randint(1, VOCAB_SIZE, (2, 7), generator=torch.Generator().manual_se
 HEADS = {**UNTIED_HEADS, **STREAM_HEADS}
 MODULES = {**LAYERS, **{f"table: {name}": make for name, make in TABLES.items()}}
 MODULES |= {f"streams: {name}": make for name, make in STREAM_TABLES.items() if name != "mapped"}
+MODULES |= BAGS
 MOVES = {
     "to": lambda module: module.to("cpu"),
     "cast before": lambda module: module.double().cpu(),

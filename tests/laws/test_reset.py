@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from kinds import LAYERS, POSITIONS, STREAM_HEADS, STREAM_TABLES, TABLES, TIED_HEADS, UNTIED_HEADS, dense
+from kinds import BAGS, LAYERS, POSITIONS, STREAM_HEADS, STREAM_TABLES, TABLES, TIED_HEADS, UNTIED_HEADS, dense
 from torch import nn
 
 from embedlayer import OutputHead, RowAdamW
@@ -19,6 +19,7 @@ def tied(name: str) -> nn.Module:
 
 KINDS: dict[str, Callable[[], nn.Module]] = {
     **{f"table: {name}": make for name, make in TABLES.items()},
+    **{f"bag: {name}": make for name, make in BAGS.items()},
     **{f"streams: {name}": make for name, make in STREAM_TABLES.items() if name != "mapped"},
     **{f"position: {name}": make for name, make in POSITIONS.items()},
     **{f"head: {name}": make for name, make in UNTIED_HEADS.items()},

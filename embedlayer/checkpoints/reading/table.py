@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.checkpoints.reading.configuration import factor_value, is_tied
@@ -197,7 +198,7 @@ def _fold(tensors: CheckpointTensors, spec: FoldedRows, rows: Tensor) -> Tensor:
     """Compute model2vec's token table `rows[mapping] * weights[:, None]`, and keep it in the place of `rows`.
 
     Without a tensor `mapping`, the rows keep their order; without a tensor `weights`, they are not multiplied. With
-    either, the table cannot be written back to the checkpoint, so it has no names.
+    either, the table has no names: `vocab.targets.folded_rows` moves or writes its tensors.
 
     Raises:
         CheckpointError: `mapping` names a row that does not exist, or the number of weights is not that of the rows.
@@ -208,6 +209,7 @@ def _fold(tensors: CheckpointTensors, spec: FoldedRows, rows: Tensor) -> Tensor:
         raise combined_error(checkpoint, "table", tensors.names["table.weight"][0], *mapping, *weights)
     if mapping or weights:
         tensors.names.clear()
+    index = None
     if mapping:
         index = checkpoint.read(mapping[0], dtype=torch.int64, device=device)
         if index.dim() != 1 or not ((index >= 0) & (index < rows.shape[0])).all():
@@ -215,18 +217,29 @@ def _fold(tensors: CheckpointTensors, spec: FoldedRows, rows: Tensor) -> Tensor:
                 f"{checkpoint.name}: {mapping[0]} names rows that the table of {rows.shape[0]} rows does not have. "
                 f"Copy the checkpoint again."
             )
-        rows = rows.index_select(0, index)
+    factors = None
     if weights:
         factors = checkpoint.read(weights[0], device=device)
-        if factors.shape != rows.shape[:1]:
+        size = len(rows) if index is None else len(index)
+        if factors.shape != (size,):
             raise CheckpointError(
-                f"{checkpoint.name}: {weights[0]} has shape {list(factors.shape)} for {rows.shape[0]} tokens. Copy the "
+                f"{checkpoint.name}: {weights[0]} has shape {list(factors.shape)} for {size} tokens. Copy the "
                 f"checkpoint again."
             )
-        wide = torch.promote_types(rows.dtype, torch.float32)
-        rows = (rows.to(wide) * factors[:, None]).to(rows.dtype)
+    rows = fold_rows(rows, index, factors)
     tensors.by_key["table.weight"] = rows
     return rows
+
+
+def fold_rows(
+    rows: Float[Tensor, "R D"], mapping: Int[Tensor, " V"] | None, weights: Float[Tensor, " V"] | None
+) -> Float[Tensor, "V D"]:
+    """Return model2vec's token table `rows[mapping] * weights[:, None]`, computed in float32 or wider."""
+    rows = rows if mapping is None else rows.index_select(0, mapping)
+    if weights is None:
+        return rows
+    wide = torch.promote_types(rows.dtype, torch.float32)
+    return (rows.to(wide) * weights[:, None]).to(rows.dtype)
 
 
 def _check_sizes(

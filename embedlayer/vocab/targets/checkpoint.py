@@ -23,7 +23,7 @@ from embedlayer.checkpoints.meta_layout import PARAMS
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint, weight_beside
 from embedlayer.checkpoints.reading.model import checkpoint_family, is_unknown_family, tensor_rules
 from embedlayer.checkpoints.reading.tensors import is_in_block
-from embedlayer.checkpoints.second_copies import find_copies, is_dense
+from embedlayer.checkpoints.second_copies import Copies, find_copies, is_dense
 from embedlayer.checkpoints.writer import Rows, weight_names, write_tensors
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.io.safetensors_files import INDEX, read_header
@@ -34,6 +34,7 @@ from embedlayer.vocab.edit import ModelEdit, ResolveEdit, missing_rows
 from embedlayer.vocab.map import RowMap, RowTensor
 from embedlayer.vocab.targets.apply_rows import EditResult, StoredTypes, apply_row_map
 from embedlayer.vocab.targets.class_rows import rows_of_class, stored_names
+from embedlayer.vocab.targets.folded_rows import FoldedTable
 from embedlayer.vocab.targets.folder_files import (
     ADDED,
     GENERATION,
@@ -61,12 +62,14 @@ class Opened(NamedTuple):
             read; the table is the first.
         aliases: From every name of such a tensor in the checkpoint to its key in `tensors`. A tied tensor may be stored
             under several names.
+        folded: The table, if its tokens share rows or have weights; `tensors` has the bytes of its tokens.
     """
 
     checkpoint: Checkpoint
     layer: EmbeddingLayer | None
     tensors: dict[str, RowTensor]
     aliases: dict[str, str]
+    folded: FoldedTable | None = None
 
     def tokenizer(self, folder: Path) -> Tokenizer | None:
         """Return the tokenizer of the folder, or `None` if there is none; it may have IDs without a row.
@@ -97,8 +100,7 @@ def apply_to_checkpoint(folder: Path, partial: Path, resolve: ResolveEdit) -> Ed
     returns the edit of each model, or the undo of one.
 
     Raises:
-        CheckpointError: The checkpoint is damaged; another file has values of tokens, and how they move is not known;
-            or it builds its table from several tensors (model2vec with a mapping).
+        CheckpointError: The checkpoint is damaged; or another file has values of tokens whose moves are not known.
             Or its family is unknown, and other tensors than the table may have a row for each token. Or, for an undo,
             the folder is not what the edit of the receipt wrote.
         VocabularyError: A configuration names a removed token. Or the padding token would get another ID in a
@@ -108,11 +110,11 @@ def apply_to_checkpoint(folder: Path, partial: Path, resolve: ResolveEdit) -> Ed
         ShapeError: The initialisation of new rows computes too few of them, or `VectorsInit` has rows of another shape.
     """
     opened = _opened(folder)
-    checkpoint, layer, tensors, aliases = opened
+    checkpoint, layer, tensors, aliases, folded = opened
     left_out = files_left_out(folder)
     table = next(iter(tensors))
     stored = {name: checkpoint.read_stored(name) for name in tensors if checkpoint.stored(name) is not None}
-    copies = find_copies(folder, checkpoint, aliases, left_out)
+    copies = _copies(folder, opened, left_out)
     for file, names in copies.items():
         for name, key in names.items():
             copy = tensors[f"{file}/{name}"] = _copied_rows(folder / file, name, tensors[key], key)
@@ -133,19 +135,30 @@ def apply_to_checkpoint(folder: Path, partial: Path, resolve: ResolveEdit) -> Ed
     before = edit.settings or {}
     for name in [name for name in tensors if f"{name}.{ROWS}" in before]:
         tensors[name] = replace(tensors[name], padding=min(before[f"{name}.{ROWS}"] - row_map.size, 0))
+    if folded is not None:
+        tensors[table] = folded.row_tensor(edit)
     result = apply_row_map(tensors, _with_stored_names(edit, opened))
     per_layer = any(rows.end == "per_layer" for rows in tensors.values())
     files = {} if edit.tokens is None else edited_files(folder, edit.tokens, row_map, per_layer=per_layer)
     new: dict[str, Rows] = {name: rows.with_rows(result.tensors[name], row_map) for name, rows in tensors.items()}
     new |= {name: old.of_bytes(result.tensors[name]) for name, old in stored.items()}
+    written: dict[str, Rows] = {}
+    if folded is None:
+        written |= {alias: new[name] for alias, name in aliases.items()}
+    else:
+        written |= folded.after(result.tensors[table], row_map, edit)
+    axes = {} if folded is None else folded.axes
+    if layer is None:
+        axes = {alias: tensors[name].axis for alias, name in aliases.items()}
     write_tensors(
-        {alias: new[name] for alias, name in aliases.items()},
+        written,
         folder,
         partial,
-        table=table,
+        table=next(iter(written)),
         copies={file: {name: new[f"{file}/{name}"] for name in names} for file, names in copies.items()},
         left_out=left_out,
-        axes=None if layer is not None else {alias: tensors[name].axis for alias, name in aliases.items()},
+        axes=axes,
+        shared=() if folded is None else folded.shared,
     )
     if edit.tokenizer is not None:
         save_tokenizer(edit.tokenizer, partial / TOKENIZER)
@@ -173,10 +186,11 @@ def checkpoint_census(folder: Path, left_out: Collection[str]) -> CensusReport:
         EmbedLayerWarning: `apply_to_checkpoint` would give it, or added tokens of the tokenizer have no row yet.
     """
     opened = _opened(folder)
-    checkpoint, _, tensors, aliases = opened
-    copies = find_copies(folder, checkpoint, aliases, left_out)
+    checkpoint, _, tensors, _, folded = opened
+    copies = _copies(folder, opened, left_out)
     shapes = {name: checkpoint.matrix_info(name).shape for name in tensors}
-    size = next(iter(shapes.values()))[0]
+    shapes = shapes if folded is None else folded.shapes
+    size = len(next(iter(tensors.values())).tensor)
     tokenizer = opened.tokenizer(folder)
     if tokenizer is not None and (missing := missing_rows(tokenizer, size, folder)):
         warnings.warn(missing, EmbedLayerWarning, stacklevel=3)
@@ -191,6 +205,21 @@ def checkpoint_census(folder: Path, left_out: Collection[str]) -> CensusReport:
     forms = (TOKENIZER, CONFIG, GENERATION, PARAMS, TOKENIZER_CONFIG, SPECIALS, ADDED, *OTHER_FORMS)
     files = {file.name for form in forms for file in folder.glob(form)}
     return CensusReport({**shapes, **copied}, token_ids, tuple(sorted(files)))
+
+
+def _copies(folder: Path, opened: Opened, left_out: Collection[str]) -> Copies:
+    """Return what `find_copies` returns.
+
+    Raises:
+        CheckpointError: `find_copies` raises it; or the tokens share rows or have weights, and there is a second copy.
+    """
+    copies = find_copies(folder, opened.checkpoint, opened.aliases, left_out)
+    if copies and opened.folded is not None:
+        raise CheckpointError(
+            f"{', '.join(copies)} has a second copy of {', '.join(opened.folded.shapes)}, which tokens share: it is "
+            f"not edited. Move it out of {folder}."
+        )
+    return copies
 
 
 def _read_tensor(path: Path, name: str) -> Tensor:
@@ -307,7 +336,8 @@ def _opened_by_record(folder: Path, checkpoint: Checkpoint, *, is_unknown: bool)
         next((table for start, table in of_stored.items() if key.startswith(start)), key): rows
         for key, rows in row_tensors(layer, vocabulary_modules(layer))[0].items()
     }
-    unplaced = sorted(ends.keys() - weights.keys())
+    folded = FoldedTable.read(checkpoint)
+    unplaced = sorted(ends.keys() - weights.keys()) if folded is None else []
     has_columns = family is not None and family.head is not None and bool(checkpoint.find(*family.head.columns))
     if unplaced and not has_columns:
         raise CheckpointError(
@@ -317,6 +347,9 @@ def _opened_by_record(folder: Path, checkpoint: Checkpoint, *, is_unknown: bool)
     names = {key: weights[key] for key in ends if key in weights}
     aliases = {name: tensor_names[0] for tensor_names in names.values() for name in tensor_names}
     tensors: dict[str, RowTensor] = {}
+    if folded is not None:
+        tensors[folded.names[0]] = folded.row_tensor()
+        aliases |= {name: name for name in folded.shapes}
     for key, (name, *_) in names.items():
         if checkpoint.stored(name) is not None:
             tensors[name] = RowTensor.of_stored(checkpoint.read_stored(name), ends[key].end)
@@ -341,7 +374,7 @@ def _opened_by_record(folder: Path, checkpoint: Checkpoint, *, is_unknown: bool)
     read |= {part for name in aliases if checkpoint.stored(name) for part in checkpoint.module_tensors(name).values()}
     _check_others(checkpoint, num_rows, aliases, read - aliases.keys(), is_unknown=is_unknown)
     tensors = dict(sorted(tensors.items(), key=lambda named: named[1].local.dim() == 1))
-    return Opened(checkpoint, layer, tensors, aliases)
+    return Opened(checkpoint, layer, tensors, aliases, folded)
 
 
 def _stored_weights(checkpoint: Checkpoint) -> list[str]:

@@ -256,7 +256,7 @@ def apply_to_module(
     pending = [(updates, each.weight) for each in dense_tables if (updates := each.pending_updates) is not None]
     with ranks.all_or_none() as facts:
         edit = resolve(
-            [tokenizer, *(layer.tokenizer for layer in modules.layers.values())],
+            [tokenizer, *(owner.tokenizer for owner, _ in modules.tokenizers.values())],
             modules.vocab_size,
             part=part,
             all_rows_have_ids=any(layer.tensor_names for layer in modules.layers.values())
@@ -309,7 +309,7 @@ def apply_to_module(
     ]
     assignments += [old_settings[name].assignment(value) for name, value in settings.items()]
     if edit.tokenizer is not None:
-        assignments += [assignment(layer, "_tokenizer", edit.tokenizer) for layer in modules.layers.values()]
+        assignments += [assignment(owner, name, edit.tokenizer) for owner, name in modules.tokenizers.values()]
     assignments += [
         (partial(setattr, rows.tensor, "grad", gradients[name]), partial(setattr, rows.tensor, "grad", None))
         for name, rows in parameters.items()

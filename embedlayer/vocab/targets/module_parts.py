@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from embedlayer.census.configurations import Part, is_configuration, module_ids, other_models, parts_of, size_keys
@@ -21,6 +22,8 @@ from embedlayer.heads.peft import without_adapters
 from embedlayer.heads.streams import StreamHead
 from embedlayer.injections.ngram import NgramEmbedding, NgramHash
 from embedlayer.injections.per_layer import PerLayerInputs
+from embedlayer.saving import Pretrained
+from embedlayer.tables.bag import Bag
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.lookup import LookupTable
@@ -95,6 +98,8 @@ class VocabularyModules(NamedTuple):
         module_ids: Token IDs that modules store, as `module_ids` of the census yields them.
         linear: Linear layers of models of transformers with a size that follows the vocabulary, as `linear_sizes` of
             the census yields them.
+        bags: The bags.
+        bag_owners: Modules of other libraries that have a bag as a child, such as a StaticEmbedding.
     """
 
     tables: dict[str, TokenTable]
@@ -106,6 +111,16 @@ class VocabularyModules(NamedTuple):
     parts: list[Part]
     module_ids: list[tuple[str, nn.Module, str]]
     linear: list[tuple[str, nn.Linear, str]]
+    bags: dict[str, Bag]
+    bag_owners: dict[str, nn.Module]
+
+    @property
+    def tokenizers(self) -> dict[str, tuple[Any, str]]:
+        """Return the modules that have a tokenizer, each with the name of its attribute, by dotted name."""
+        owners = {name: part for name, part in self.bag_owners.items() if own_attribute(part, "tokenizer") is not None}
+        owned = {name: (part, "tokenizer") for name, part in owners.items() if isinstance(part.tokenizer, Tokenizer)}
+        layers: dict[str, tuple[Any, str]] = {name: (layer, "_tokenizer") for name, layer in self.layers.items()}
+        return layers | owned
 
     @property
     def collectives(self) -> Collectives:
@@ -182,13 +197,20 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
         stored, part = _local_table(name, table, False)
         local[stored] = part._replace(per_layer=True, missing_row=missing_row)
     linear = [each for each in linear_sizes(module) if not isinstance(each[1], OutputHead)]
-    vocabulary = VocabularyModules(tables, local, heads, layers, {}, hashes, [], [], linear)
+    bags = {name: part for name, part in modules.items() if isinstance(part, Bag)}
+    inside = {id(part) for part in bags.values()}
+    owners = {
+        name: part
+        for name, part in modules.items()
+        if not isinstance(part, Pretrained) and any(id(child) in inside for child in part.children())
+    }
+    vocabulary = VocabularyModules(tables, local, heads, layers, {}, hashes, [], [], linear, bags, owners)
     if not vocabulary.sizes:
         raise SizeError(
             "There is no TokenTable and no OutputHead in this module: nothing here has a vocabulary. Codes of streams "
-            "are edited stream by stream, with stream=0, 1, ... A "
-            "torch.nn.Embedding is edited as TokenEmbedding.from_embedding(embedding), put in its place; a model "
-            "of transformers after patch(model)."
+            "are edited stream by stream, with stream=0, 1, ... A torch.nn.Embedding is edited as "
+            "TokenEmbedding.from_embedding(embedding), put in its place, and a torch.nn.EmbeddingBag as "
+            "Bag.from_embedding_bag(bag); a model of transformers, or one with a StaticEmbedding, after patch(model)."
         )
     if len({*vocabulary.sizes.values()}) > 1:
         shown = ", ".join(f"{name} {size:,}" for name, size in vocabulary.sizes.items())

@@ -93,7 +93,9 @@ def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
     for name, ngrams in modules.hashes.items():
         note(name, ngrams, "vocab_size compressed_size hashes_token_ids")
         note(dotted(name, "bounds"), ngrams.index_check, "size")
-    for name, patched in {**modules.tables, **modules.heads}.items():
+    for name, owner in modules.bag_owners.items():
+        note(name, owner, "num_embeddings" if getattr(owner, "num_embeddings", None) == modules.vocab_size else "")
+    for name, patched in {**modules.tables, **modules.heads, **modules.bags}.items():
         note(dotted(name, "original"), own_attribute(patched, REPLACED), "num_embeddings out_features padding_idx")
     has_per_layer = any(part.per_layer for part in modules.local.values())
     for name, config in modules.configs.items():

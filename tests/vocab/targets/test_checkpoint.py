@@ -285,13 +285,6 @@ def test_a_checkpoint_changed_since_the_edit_is_not_undone(tmp_path) -> None:
     assert not (tmp_path / "back").exists()
 
 
-def test_a_table_that_is_put_together_on_loading_is_refused(tmp_path) -> None:
-    tensors = {"embeddings": torch.randn(5, 4), "mapping": torch.randint(0, 5, (20,))}
-    plain(tmp_path / "old", tensors, "model2vec")
-    with pytest.raises(el.CheckpointError, match="put together from several tensors"):
-        el.vocab.remove_tokens(tmp_path / "old", [3], out=tmp_path / "new")
-
-
 def test_of_an_unknown_family_a_table_without_a_head_is_edited(tmp_path) -> None:
     rows = torch.randn(20, 4)
     tensors = {"embed_tokens.weight": rows, "lm_head.weight": rows.clone(), "block.weight": torch.randn(4, 4)}

@@ -1,0 +1,133 @@
+"""Edits of model2vec's folders: rows that tokens share, with a mapping and weights by token."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import embedlayer as el
+from embedlayer.io.files import write_json
+from embedlayer.io.safetensors_files import save_tensors
+from embedlayer.vocab.targets.folder import folder_census
+
+V, R, D = 300, 40, 6
+TEXT = "the otter ate the fish in the river and the other otters were there "
+KINDS = {
+    "mapping": ("mapping",),
+    "weights": ("weights",),
+    "mapping and weights": ("mapping", "weights"),
+    "mapping, half precision": ("mapping", "weights"),
+}
+
+
+@pytest.fixture(params=KINDS)
+def folder(request, tmp_path) -> Path:
+    """A folder as model2vec writes it: 300 tokens that share 40 rows, of which some belong to one token or to none."""
+    torch.manual_seed(0)
+    stored = {"mapping": torch.randint(0, R - 2, (V,), dtype=torch.int32), "weights": torch.rand(V).double() + 0.5}
+    stored["mapping"][[270, 271]] = R - 2
+    stored = {name: stored[name] for name in KINDS[request.param]}
+    rows = torch.randn(R if "mapping" in stored else V, D)
+    rows = rows.half() if "half" in request.param else rows
+    path = tmp_path / "old"
+    path.mkdir()
+    save_tensors(path / "model.safetensors", {"embeddings": rows, **stored})
+    write_json(path / "config.json", {"model_type": "model2vec", "hidden_dim": D, "normalize": True})
+    el.train_tokenizer([TEXT * 50 + "the quick brown fox met another fox on the road " * 30], vocab_size=V).save(
+        str(path / "tokenizer.json")
+    )
+    return path
+
+
+def same_files(one: Path, other: Path) -> bool:
+    names = [sorted(file.name for file in each.iterdir()) for each in (one, other)]
+    return names[0] == names[1] and all((one / name).read_bytes() == (other / name).read_bytes() for name in names[0])
+
+
+EDITS = {
+    "add": {"add": ["zebra", "otter"]},
+    "remove": {"remove": [270, 271, 280]},
+    "add and remove": {"add": ["zebra"], "remove": [270, 271, 290]},
+    "reorder": {"reorder": [1, 0, *range(2, V)]},
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edit_moves_shared_rows_and_is_undone_bit_for_bit(edit, folder, tmp_path) -> None:
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+    before = el.load(folder).table.weight
+    receipt = el.vocab.edit_vocabulary(folder, **EDITS[edit], out=tmp_path / "new")
+    after = el.load(tmp_path / "new").table.weight
+    sources = receipt.row_map.sources
+    kept = sources >= 0
+    assert torch.equal(after[kept], before[sources[kept]])
+    assert torch.equal(StaticEmbedding.load(str(tmp_path / "new")).embedding.weight.to(after.dtype), after)
+    old, new = (load_file(each / "model.safetensors") for each in (folder, tmp_path / "new"))
+    assert {name: tensor.dtype for name, tensor in new.items()} == {name: tensor.dtype for name, tensor in old.items()}
+    if "mapping" in old:
+        mapping = old["mapping"].long()
+        left = {*mapping[sources[kept]].tolist()}
+        dropped = {*mapping.tolist()} - left
+        assert len(new["embeddings"]) == R - len(dropped) + int((~kept).sum())
+    receipt.undo(tmp_path / "new", out=tmp_path / "back")
+    assert same_files(folder, tmp_path / "back")
+
+
+def test_two_edits_are_undone_in_reverse(folder, tmp_path) -> None:
+    places = [tmp_path / name for name in ("a", "b", "c", "d")]
+    first = el.vocab.edit_vocabulary(folder, remove=[270, 271, 275], add=["zebra"], out=places[0])
+    second = el.vocab.edit_vocabulary(places[0], remove=[280, 281, "zebra"], add=["otter"], out=places[1])
+    second.undo(places[1], out=places[2])
+    assert same_files(places[0], places[2])
+    first.undo(places[2], out=places[3])
+    assert same_files(folder, places[3])
+
+
+def test_new_rows_are_computed_from_weighted_rows(folder, tmp_path) -> None:
+    table = el.load(folder).table.weight.float()
+    el.vocab.add_tokens(folder, ["zebra"], init=el.vocab.MeanInit(), out=tmp_path / "new")
+    after = el.load(tmp_path / "new").table.weight
+    torch.testing.assert_close(after[V].float(), table.mean(0), atol=1e-3, rtol=0)
+
+
+def test_a_trimmed_folder_loses_the_rows_that_no_token_reads(folder, tmp_path) -> None:
+    receipt = el.vocab.trim_vocabulary(folder, "the cat", out=tmp_path / "new")
+    new = load_file(tmp_path / "new" / "model.safetensors")
+    assert receipt.row_map.size < V
+    assert len(new["embeddings"]) <= receipt.row_map.size + 1  # row 39 was read by no token before
+    receipt.undo(tmp_path / "new", out=tmp_path / "back")
+    assert same_files(folder, tmp_path / "back")
+
+
+def test_a_trained_table_is_written_into_the_folder(folder, tmp_path) -> None:
+    layer = el.load(folder)
+    with torch.no_grad():
+        layer.table.weight[[4, 11]] += 1
+    unchanged = el.vocab.write_into(layer.table, layer.tokenizer, folder, tmp_path / "new")
+    assert unchanged == V - 2
+    assert torch.equal(el.load(tmp_path / "new").table.weight, layer.table.weight)
+    old, new = (load_file(each / "model.safetensors") for each in (folder, tmp_path / "new"))
+    if "mapping" in old:
+        assert len(new["embeddings"]) <= R + 2
+
+
+def test_the_size_in_the_configuration_is_that_of_the_tokens(folder, tmp_path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    write_json(folder / "config.json", {**config, "vocab_size": V})
+    el.vocab.remove_tokens(folder, [280], out=tmp_path / "new")
+    assert json.loads((tmp_path / "new" / "config.json").read_text())["vocab_size"] == V - 1
+
+
+def test_a_second_copy_of_shared_rows_is_refused(folder, tmp_path) -> None:
+    (folder / "copy.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    with pytest.raises(el.CheckpointError, match="copy.safetensors has a"):
+        el.vocab.remove_tokens(folder, [280], out=tmp_path / "new")
+
+
+def test_the_census_lists_the_tensors_and_the_number_of_tokens(folder) -> None:
+    report = folder_census(folder)
+    stored = load_file(folder / "model.safetensors")
+    assert report.tensors == {name: tuple(tensor.shape) for name, tensor in stored.items()}
