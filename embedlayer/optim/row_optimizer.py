@@ -189,8 +189,8 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         theirs, ours = ([str(group["name"]) for group in groups if "name" in group] for groups in both)
         if theirs and ours and theirs != ours:
             raise CheckpointError(
-                f"This optimizer state has the groups {', '.join(theirs)}, and the optimizer {', '.join(ours)}: moments "
-                f"would go to other parameters. Build the optimizer with the groups of the state, or begin without it."
+                f"This optimizer state has the groups {', '.join(theirs)}, and the optimizer {', '.join(ours)}: its "
+                f"moments belong to other parameters. Build the optimizer with the groups of the state."
             )
         self.apply_pending_updates()
         for group in state_dict["param_groups"]:
