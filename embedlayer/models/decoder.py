@@ -85,6 +85,7 @@ class DecoderLM(Pretrained):
         mlp_dim: Width inside the SwiGLU; `None` for 8/3 of the width of the model, rounded up to a multiple of 32.
         dropout: Dropout probability after the embedding and after each sublayer.
         norm_eps: Term that RMSNorm adds to the mean square.
+        query_scale: Factor on queries, beside 1 / sqrt(K); see `embedlayer.optim.WidthScaling`.
         max_seq_len: Longest sequence, for position schemes that have a maximum and are passed by name.
         injections: Additional tables whose vectors enter at the input, in the residual stream or in attention: value
             embeddings, hashed n-gram tables, per-layer tables, in any number. See `EmbeddingInjection`.
@@ -121,6 +122,7 @@ class DecoderLM(Pretrained):
         mlp_dim: int | None = None,
         dropout: float = 0.0,
         norm_eps: float = 1e-5,
+        query_scale: float = 1.0,
         max_seq_len: int = 1024,
         injections: Sequence[EmbeddingInjection] = (),
     ) -> None:
@@ -137,6 +139,8 @@ class DecoderLM(Pretrained):
         head_dim = width // num_heads if head_dim is None else head_dim
         if head_dim < 1:
             raise SizeError(f"head_dim must be at least 1, not {head_dim}.")
+        if not 0 < query_scale < math.inf:
+            raise SizeError(f"query_scale must be positive, not {query_scale}.")
         position = as_position(
             position, max_seq_len=max_seq_len, embed_dim=width, num_heads=num_heads, head_dim=head_dim
         )
@@ -147,7 +151,7 @@ class DecoderLM(Pretrained):
                 f"the table has {table.vocab_size} tokens of width {width}."
                 f"{f' {SLIP} OutputHead({width}, {table.vocab_size}).' if is_exchanged else ''}"
             )
-        sizes = BlockSizes(num_layers, num_heads, num_kv_heads, head_dim, mlp_dim, dropout, norm_eps)
+        sizes = BlockSizes(num_layers, num_heads, num_kv_heads, head_dim, mlp_dim, dropout, norm_eps, query_scale)
         self.sizes = sizes._asdict()
         self.table = table
         self.position = position
@@ -466,6 +470,7 @@ class BlockSizes(NamedTuple):
     mlp_dim: int
     dropout: float
     norm_eps: float
+    query_scale: float
 
 
 class Block(nn.Module):
@@ -500,6 +505,7 @@ class Attention(nn.Module):
     def __init__(self, width: int, sizes: BlockSizes) -> None:
         super().__init__()
         self.head_dim = sizes.head_dim
+        self.scale = None if sizes.query_scale == 1.0 else sizes.query_scale * sizes.head_dim**-0.5
         self.query = inner_linear(width, sizes.num_heads * self.head_dim)
         self.key = inner_linear(width, sizes.num_kv_heads * self.head_dim)
         self.value = inner_linear(width, sizes.num_kv_heads * self.head_dim)
@@ -514,7 +520,7 @@ class Attention(nn.Module):
         past: BlockCache | None = None,
         add_to_values: AddToValues | None = None,
     ) -> Float[Tensor, "*batch T D"]:
-        """Compute `softmax(q k^T / sqrt(K) + scores) v` over past and new tokens.
+        """Compute `softmax(query_scale * q k^T / sqrt(K) + scores) v` over past and new tokens.
 
         Args:
             x: Normalised vectors of the new tokens.
@@ -547,6 +553,7 @@ class Attention(nn.Module):
                 attn_mask=mask,
                 # a single new token sees all; sizes of a traced graph may be symbolic, these two must be plain booleans
                 is_causal=scores is None and (past is None or bool(q_BHTK.shape[-2] == k_BGSK.shape[-2])),
+                scale=self.scale,
                 enable_gqa=bool(q_BHTK.shape[-3] != k_BGTK.shape[-3]),
             )
         if is_step:

@@ -5,3 +5,4 @@ from .row_adamw import RowAdamW as RowAdamW
 from .row_state import ElementwiseMoments as ElementwiseMoments
 from .row_state import RowState as RowState
 from .row_state import RowwiseSecondMoment as RowwiseSecondMoment
+from .width import WidthScaling as WidthScaling

@@ -79,10 +79,14 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         """Add a parameter group, as in torch.
 
         Raises:
-            SizeError: An option of the group is not supported or outside its range. The group has been added then.
+            SizeError: An option of the group is not supported or outside its range. The group is not added.
         """
         super().add_param_group(param_group)
-        self._check_group(self.param_groups[-1])
+        try:
+            self._check_group(self.param_groups[-1])
+        except SizeError:
+            self.param_groups.pop()
+            raise
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -168,8 +172,8 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         """Load a state of such an optimizer. Pending updates of the former state are applied first.
 
         Raises:
-            CheckpointError: The state belongs to parameters of other sizes, is that of another rule, or has the moments
-                of another rank's rows of a sharded table.
+            CheckpointError: The state belongs to parameters of other sizes or to groups of other names, is that of
+                another rule, or has the moments of another rank's rows of a sharded table.
             SizeError: The state has options that this optimizer refuses, such as `amsgrad`.
             StaleRowsError: A weight was written in place while updates were pending.
             ShapeError: A table has another size than the moments.
@@ -180,6 +184,13 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
                 f"This optimizer state has the moments of the rows of rank {state_dict['rank']} alone, and here are "
                 f"{'all rows' if rank is None else f'those of rank {rank}'}. Save and load with "
                 f"embedlayer.distributed.distributed_state(model, optimizer) and load_distributed_state."
+            )
+        both = state_dict["param_groups"], self.param_groups
+        theirs, ours = ([str(group["name"]) for group in groups if "name" in group] for groups in both)
+        if theirs and ours and theirs != ours:
+            raise CheckpointError(
+                f"This optimizer state has the groups {', '.join(theirs)}, and the optimizer {', '.join(ours)}: its "
+                f"moments belong to other parameters. Build the optimizer with the groups of the state."
             )
         self.apply_pending_updates()
         for group in state_dict["param_groups"]:

@@ -27,7 +27,7 @@ from embedlayer.io.files import JsonObject
 from embedlayer.models.causal import PatchedDecoder
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.optim.clip import clip_grad_norm_
-from embedlayer.optim.groups import param_groups
+from embedlayer.optim.groups import check_role_rates, param_groups
 from embedlayer.optim.row_adamw import RowAdamW
 from embedlayer.row_sparse.hooks import without_applying_updates
 from embedlayer.tables.stored.mapped import MappedEmbedding
@@ -55,7 +55,9 @@ class TrainingOptions:
         learning_rate: Peak learning rate, reached after `warmup_fraction` of the steps; a cosine decay follows.
         warmup_fraction: Fraction of the steps with linear warm-up.
         final_fraction: Learning rate of the last step as a fraction of the peak.
-        weight_decay: Decoupled weight decay of matrices; tables, positions and norms have none.
+        rates: Peak learning rate of each role of parameters that has one of its own, such as `{"tables": 0.02}`; they
+            follow the same schedule. `None` for none. See `param_groups`.
+        weight_decay: Decoupled weight decay of matrices and untied heads; tables, positions and norms have none.
         beta1: AdamW's decay rate of the first moment.
         beta2: AdamW's decay rate of the second moment.
         max_grad_norm: Gradients are clipped to this norm.
@@ -81,6 +83,7 @@ class TrainingOptions:
     learning_rate: float = 3e-3
     warmup_fraction: float = 0.1
     final_fraction: float = 0.05
+    rates: dict[str, float] | None = None
     weight_decay: float = 0.1
     beta1: float = 0.9
     beta2: float = 0.95
@@ -105,6 +108,7 @@ class TrainingOptions:
         for name in ("warmup_fraction", "final_fraction", "beta1", "beta2"):
             if not 0 <= getattr(self, name) <= 1:
                 raise SizeError(f"{name} must be from 0 to 1, not {getattr(self, name)}.")
+        check_role_rates(self.rates or {})
         if not 0 <= self.weight_decay < math.inf:
             raise SizeError(f"weight_decay must be 0 or positive, not {self.weight_decay}.")
         if self.precision not in get_args(Precision):
@@ -142,8 +146,9 @@ class Trainer:
     Raises:
         TextError: `training` or `validation` is no corpus and no mixture, or one of its corpora is shorter than one
             window and its target.
-        SizeError: `validation` has other weights than `training`; or several processes are to train a model of
-            transformers, or a head of another class than `OutputHead`.
+        SizeError: `validation` has other weights than `training`; `rates` has a role of which the model trains no
+            parameter; or several processes are to train a model of transformers, or a head of another class than
+            `OutputHead`.
         CheckpointError: With several processes: the model could not be loaded again.
 
     Example:
@@ -190,7 +195,7 @@ class Trainer:
             training, max_length=options.max_length, batch_size=options.batch_size, seed=options.seed
         )
         self.optimizer = RowAdamW(
-            param_groups(model, weight_decay=options.weight_decay),
+            param_groups(model, weight_decay=options.weight_decay, rates=options.rates),
             lr=options.learning_rate,
             betas=(options.beta1, options.beta2),
         )
@@ -450,8 +455,9 @@ class Trainer:
             over all ranks they are the mean loss and 1.
         """
         self.parallel.seed(self.options.seed, step)
+        rates, peak = self.options.rates or {}, self.options.learning_rate
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * (rates.get(group.get("name", ""), peak) / peak)
         result = torch.tensor([0.0, float(self.parallel.is_first)], device=self.device)
         last = self.options.accumulate - 1
         for part in range(self.options.accumulate):
