@@ -26,7 +26,7 @@ from embedlayer.analysis import CausalModel, evaluate_text
 from embedlayer.cli.demo import carried_text
 from embedlayer.data import WindowSampler
 from embedlayer.heads import DraftMap
-from embedlayer.losses import NextByte, NextBytes, divergence
+from embedlayer.losses import NextByte, NextBytes, chunk_log_probs, divergence
 from embedlayer.optim import clip_grad_norm_, param_groups
 from embedlayer.tokenization import align_tokens, token_spans
 
@@ -59,12 +59,10 @@ class Lesson:
         ours, theirs = token_spans(tokenizer, text), token_spans(teacher_tokenizer, text)
         self.ids, self.head, self.alignment = ours.ids, teacher.head, align_tokens(ours, theirs)
         states = hidden_states(teacher, theirs.ids)
-        nats = torch.zeros(len(theirs.ids))
         with torch.no_grad():
-            nats[1:] = teacher.head.token_log_probs(states[:-1], theirs.ids[1:])
-        self.chunk_log_probs = self.alignment.sum(nats, "b")
+            self.chunk_log_probs = chunk_log_probs((states, teacher.head), theirs.ids, self.alignment, side="b")
 
-        before = self.alignment.a.first_tokens - 1, self.alignment.b.first_tokens - 1
+        before = self.alignment.a.tokens_before, self.alignment.b.tokens_before
         is_lesson = self.alignment.exact & (before[0] >= 0) & (before[1] >= 0)
         self.states = states[before[1].clamp(min=0)]  # of each chunk, at the cut before it
         self.chunk_after = torch.full_like(self.ids, -1).index_put((before[0][is_lesson],), is_lesson.nonzero()[:, 0])

@@ -43,7 +43,10 @@ def check_draft_tokens(token_ids: Iterable[int] | Int[Tensor, " N"], vocab_size:
     if isinstance(token_ids, Tensor | np.ndarray):
         if token_ids.ndim != 1:
             raise ShapeError(f"token_ids must be (N,), not {tuple(token_ids.shape)}.")
-        token_ids = token_ids.tolist()
+        ids = token_ids.tolist()  # of one type
+        if ids and type(ids[0]) is int and min(ids) >= 0 and max(ids) < vocab_size and len({*ids}) == len(ids):
+            return tuple(ids)
+        token_ids = ids
     places: dict[int, int] = {}
     for place, entry in enumerate(token_ids):
         if isinstance(entry, bool) or not hasattr(entry, "__index__"):

@@ -15,10 +15,9 @@ from embedlayer.heads.draft import DraftHead
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.prediction import PredictionHead
 from embedlayer.io.safetensors_files import load_tensors, save_tensors
-from embedlayer.losses.definition import reduce_losses
-from embedlayer.losses.differentiable_totals import compute_totals
-from embedlayer.losses.divergence_kinds import TEACHER, ForwardKL, ReverseKL
-from embedlayer.losses.objective import Request
+from embedlayer.losses.divergence_kinds import Divergence, ForwardKL
+from embedlayer.losses.divergences import divergence_of
+from embedlayer.losses.objective import EventLogits, Request
 from embedlayer.losses.options import LossOptions, LossSettings, Reduction, check_options
 from embedlayer.losses.statistics import Statistic
 from embedlayer.tables.table import TokenTable
@@ -131,7 +130,7 @@ class DraftMap:
         self,
         student: tuple[Float[Tensor, "*batch D"], Head],
         teacher: tuple[Float[Tensor, "*batch E"], Head],
-        kind: ForwardKL | ReverseKL | None = None,
+        kind: Divergence | None = None,
         *,
         reduction: Reduction = "mean",
     ) -> Float[Tensor, "*result"]:
@@ -139,14 +138,13 @@ class DraftMap:
 
         With p of the teacher, q of the student and S the shared tokens, `ForwardKL` is
         `sum over S of p (log p - log q) + p_rest (log p_rest - log q_rest)`, where `p_rest` is the probability of all
-        other tokens. The student has the draft's tokenizer, and the teacher, which is a constant, the target's. Each
-        row of both heads is read once.
+        other tokens. The student has the draft's tokenizer, and the teacher, which is a constant, the target's.
 
         Args:
             student: Hidden states and the head or table of the model that is trained. Pass those at positions of a text
                 at which both tokenizers have the end of a token, and a token for a token follows (`TokenAlignment`).
             teacher: The same of the teacher, at the same positions.
-            kind: `ForwardKL()`, the default, or `ReverseKL()`.
+            kind: `ForwardKL()`, the default, `ReverseKL()` or `JensenShannon(beta)`.
             reduction: `"mean"`, `"sum"` or `"none"`.
 
         Returns:
@@ -158,8 +156,8 @@ class DraftMap:
             TokenIdError: A head has fewer rows than its tokenizer has IDs.
         """
         kind = ForwardKL() if kind is None else kind
-        if not isinstance(kind, ForwardKL | ReverseKL):
-            raise SizeError(f"The divergence of shared tokens is that of ForwardKL() or ReverseKL(), not of {kind!r}.")
+        if not isinstance(kind, Divergence):
+            raise SizeError(f"kind must be ForwardKL(), ReverseKL() or JensenShannon(beta), not {kind!r}.")
         check_options({}, LossOptions, "DraftMap.divergence", reduction=reduction)
         (hidden, head), (teacher_hidden, teacher_head) = student, teacher
         if (shape := hidden.shape[:-1]) != teacher_hidden.shape[:-1]:
@@ -172,17 +170,10 @@ class DraftMap:
             others_t = _others(teacher_head, self.target_ids).token_statistics(teacher_hidden, statistics=_LOGSUMEXP)
         of_student = DraftHead(head, self.draft_ids).uncomputed_logits(hidden)
         others_s = _others(head, self.draft_ids).token_statistics(hidden, statistics=_LOGSUMEXP)
-        totals = compute_totals(of_student, Request(kind, of_teacher))
-        shared_s, shared_t = (totals[f"top{each}"] + totals[f"log_sum{each}"] for each in ("", TEACHER))
-        rest_s, rest_t = (each.logsumexp.reshape(-1) for each in (others_s, others_t))  # type: ignore[union-attr]
-        all_s, all_t = torch.logaddexp(shared_s, rest_s), torch.logaddexp(shared_t, rest_t)
-        if isinstance(kind, ForwardKL):
-            shared, shift, log_p, log_q = shared_t - all_t, all_s - all_t, rest_t - all_t, rest_s - all_s
-        else:
-            shared, shift, log_p, log_q = shared_s - all_s, all_t - all_s, rest_s - all_s, rest_t - all_t
-        losses = shared.exp() * (totals["mean"] + shift) + log_p.exp() * (log_p - log_q)
+        rest = EventLogits(*(each.logsumexp.reshape(-1, 1) for each in (others_s, others_t)))  # type: ignore[union-attr]
         kept = torch.ones(shape, dtype=torch.bool, device=hidden.device)
-        return reduce_losses(losses.view(shape), kept, LossSettings(reduction=reduction))
+        request = Request(kind, of_teacher, events=rest)
+        return divergence_of(of_student, request, kind, kept, LossSettings(reduction=reduction))
 
     def save(self, path: Path | str) -> None:
         """Write the pairs as a safetensors file, atomically, with sizes and digests of both tokenizers.

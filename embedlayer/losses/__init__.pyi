@@ -1,5 +1,6 @@
 from .batch_invariance import BatchInvariance as BatchInvariance
 from .batch_invariance import check_batch_invariance as check_batch_invariance
+from .chunks import chunk_log_probs as chunk_log_probs
 from .divergence_kinds import ForwardKL as ForwardKL
 from .divergence_kinds import JensenShannon as JensenShannon
 from .divergence_kinds import ReverseKL as ReverseKL

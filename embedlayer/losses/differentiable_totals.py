@@ -6,6 +6,7 @@ are checkpointed: the backward pass computes each again, and every tensor that i
 """
 
 from collections.abc import Callable
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -24,9 +25,17 @@ from embedlayer.losses.definition import (
     reduce_losses,
     reduction_factors,
 )
-from embedlayer.losses.objective import LogitBlock, Objective, Request, TokenLoss, Totals, Workspace, stacked
+from embedlayer.losses.objective import (
+    EventLogits,
+    LogitBlock,
+    Objective,
+    Request,
+    TokenLoss,
+    Totals,
+    Workspace,
+    stacked,
+)
 from embedlayer.losses.options import LossSettings
-from embedlayer.losses.products import Gradients
 from embedlayer.losses.token_chunks import padded_states
 from embedlayer.losses.uncomputed_logits import (
     BlockLogits,
@@ -60,7 +69,7 @@ def chunked_totals(student: UncomputedLogits, request: Request) -> Totals:
     if isinstance(student, LinearLogits):
         job = _Job(student, request)
         names: list[str] = []
-        totals = _LinearTotals.apply(student.hidden, student.weight, job.local_bias(), job, names)  # type: ignore[no-untyped-call]
+        totals = _LinearTotals.apply(*job.inputs(), job, names)  # type: ignore[no-untyped-call]
         found = dict(zip(names, totals, strict=True))
         mask = request.tokens.mask
         return found if mask is None or request.tokens.places is not None else _masked(found, mask)
@@ -76,7 +85,11 @@ def plain_totals(student: UncomputedLogits, request: Request) -> Totals:
             teacher = _plain_logits(request.teacher, request.tokens.mask)
     ids = None if request.ids is None else request.ids.T
     mask = request.tokens.mask
-    block = LogitBlock(_plain_logits(student, mask), teacher, ids, 0, True, Workspace())
+    logits = _plain_logits(student, mask)
+    if request.events is not None and teacher is not None:
+        both = zip((logits, teacher), request.events, strict=True)
+        logits, teacher = (torch.cat([z, events.T.to(z.dtype)]) for z, events in both)
+    block = LogitBlock(logits, teacher, ids, 0, True, Workspace())
     totals = request.objective.in_sweeps(partial(request.objective.terms, block))
     return totals if mask is None else _masked(totals, mask)
 
@@ -127,11 +140,14 @@ def compute_loss(
             count = None if device_kind(kept) == "cpu" else request.tokens.number_of(kept.numel())
             factors = reduction_factors(kept, loss, dtype, count)
         job = _Job(student, request)
-        arguments = student.hidden, student.weight, job.local_bias(), factors.flatten(), job, objective
-        result, losses = _LinearLoss.apply(*arguments)  # type: ignore[no-untyped-call]
+        result, losses = _LinearLoss.apply(*job.inputs(), factors.flatten(), job, objective)  # type: ignore[no-untyped-call]
         return result, losses.view(kept.shape)
     losses = objective.of(chunked_totals(student, request)).view(kept.shape).where(kept, 0.0)
     return reduce_losses(losses, kept, loss), losses.detach()
+
+
+Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+Grads = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
 class _Job:
@@ -148,46 +164,68 @@ class _Job:
         self.student = student
         self.request = request
         self.requested = RequestedGradients.of(student.hidden, student.weight, student.bias)
+        self.events_requested = request.events is not None and request.events.student.requires_grad
 
-    def local_bias(self) -> Tensor | None:
-        """Return the bias of the rows of this rank, or `None`."""
-        bias, partition = self.student.bias, self.student.partition
-        return bias if bias is None or not self.student.is_sharded else bias[partition.start : partition.stop]
+    @property
+    def parts(self) -> Inputs:
+        """Return the tensors that may get a gradient: hidden states, rows, bias, and logits of further events."""
+        student, events = self.student, self.request.events
+        return student.hidden, student.weight, student.bias, None if events is None else events.student
+
+    def inputs(self) -> Inputs:
+        """Return `parts`, with the bias of the rows of this rank alone."""
+        hidden, weight, bias, events = self.parts
+        if bias is not None and self.student.is_sharded:
+            bias = bias[self.student.partition.start : self.student.partition.stop]
+        return hidden, weight, bias, events
+
+    def with_parts(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, events: Tensor | None) -> "_Job":
+        """Return the same job with other tensors of the same shapes."""
+        job, known = copy(self), self.request.events
+        job.student = self.student.with_tensors(hidden, weight, bias)
+        if known is not None and events is not None:
+            job.request = self.request._replace(events=known._replace(student=events))
+        return job
+
+    def run(self) -> VocabularyPass:
+        """Return the pass that computes the job."""
+        return VocabularyPass(self.student, self.request)
 
     def save(self, ctx: Any, *others: Tensor) -> None:
-        """Save the student's tensors and others in `ctx`, and keep no reference to them here."""
-        student = self.student
-        ctx.save_for_backward(student.hidden, student.weight, student.bias, *others)
-        nothing = student.hidden.new_empty(0)
-        ctx.job, self.student = self, student.with_tensors(nothing, nothing, None)
+        """Save the tensors of the job and others in `ctx`, and keep no reference to them."""
+        ctx.save_for_backward(*self.parts, *others)
+        nothing = self.student.hidden.new_empty(0)
+        ctx.job = self.with_parts(nothing, nothing, None, nothing)
 
-    def restored(self, ctx: Any) -> tuple[LinearLogits, tuple[Tensor, ...]]:
-        """Return the student with its saved tensors, and the other saved tensors."""
-        hidden, weight, bias, *others = ctx.saved_tensors
-        return self.student.with_tensors(hidden, weight, bias), tuple(others)
+    @staticmethod
+    def restored(ctx: Any) -> tuple["_Job", tuple[Tensor, ...]]:
+        """Return the job with its saved tensors, and the other saved tensors."""
+        hidden, weight, bias, events, *others = ctx.saved_tensors
+        job: _Job = ctx.job
+        return job.with_parts(hidden, weight, bias, events), tuple(others)
 
-    def differentiable(self, student: LinearLogits, value: Callable[[Totals], list[Tensor]], grads: Any) -> Gradients:
+    def differentiable(self, value: Callable[[Totals], list[Tensor]], grads: Any) -> Grads:
         """Compute gradients by the plain definition, so that they can be differentiated again or batched.
 
         Raises:
             SizeError: The rows are sharded.
         """
-        if student.is_sharded:
+        if self.student.is_sharded:
             raise SizeError("The loss of a sharded table has no second derivatives: leave out create_graph=True.")
         create_graph = torch.is_grad_enabled()
-        with torch.enable_grad():
-            outputs = value(plain_totals(student, self.request))
-        parts = (student.hidden, student.weight, student.bias)
-        wanted = [part for part, need in zip(parts, self.requested, strict=True) if part is not None and need]
+        with torch.enable_grad():  # views: one part may have been computed from another one
+            job = self.with_parts(*(None if x is None else x.view_as(x) for x in self.parts))  # type: ignore[arg-type]
+            outputs = value(plain_totals(job.student, job.request))
+        requested = (*self.requested, self.events_requested)
+        wanted = [part for part, need in zip(job.parts, requested, strict=True) if part is not None and need]
         found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=create_graph))
-        return tuple(next(found) if need else None for need in self.requested)  # type: ignore[return-value]
+        return tuple(next(found) if need else None for need in requested)  # type: ignore[return-value]
 
-    def like_inputs(self, gradients: Gradients, student: LinearLogits, factor: Tensor | None = None) -> Gradients:
+    def like_inputs(self, gradients: Grads, factor: Tensor | None = None) -> Grads:
         """Convert gradients to the dtypes of the inputs, multiplied by a scalar; they may be overwritten.
 
         On an accelerator each is read once: the product is written in the other dtype.
         """
-        parts = (student.hidden, student.weight, student.bias)
 
         def converted(grad: Tensor, dtype: torch.dtype) -> Tensor:
             if factor is None:
@@ -198,7 +236,7 @@ class _Job:
 
         return tuple(  # type: ignore[return-value]
             None if grad is None or part is None else converted(grad, gradient_dtype(part))
-            for grad, part in zip(gradients, parts, strict=True)
+            for grad, part in zip(gradients, self.parts, strict=True)
         )
 
 
@@ -207,11 +245,17 @@ class _LinearTotals(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, job: _Job, names: list[str]
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        events: Tensor | None,
+        job: _Job,
+        names: list[str],
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         with torch.autocast(device_kind(hidden), enabled=False):
-            totals = VocabularyPass(job.student, job.request).totals()
+            totals = job.run().totals()
         names.extend(totals)
         ctx.names = list(totals)
         constants = job.request.objective.constants
@@ -221,19 +265,18 @@ class _LinearTotals(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
-        job: _Job = ctx.job
-        student, saved = job.restored(ctx)
+        job, saved = _Job.restored(ctx)
         totals = dict(zip(ctx.names, saved, strict=True))
         grads = {name: x for name, x in zip(ctx.names, grad_outputs, strict=True) if x is not None}
         grads = {name: x for name, x in grads.items() if name not in job.request.objective.constants}
         if not grads:
-            return None, None, None, None, None
+            return (None,) * 6
         if torch.is_grad_enabled() or is_transformed(*grads.values()):
-            found = job.differentiable(student, lambda all_of: [all_of[name] for name in grads], list(grads.values()))
+            found = job.differentiable(lambda all_of: [all_of[name] for name in grads], list(grads.values()))
         else:
-            with torch.autocast(device_kind(student.hidden), enabled=False):
-                found = VocabularyPass(student, job.request).gradients(totals, grads, job.requested)
-            found = job.like_inputs(found, student)
+            with torch.autocast(device_kind(job.student.hidden), enabled=False):
+                again = job.run()
+                found = job.like_inputs((*again.gradients(totals, grads, job.requested), again.event_grads))
         return (*found, None, None)
 
 
@@ -245,13 +288,21 @@ class _LinearLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, factors: Tensor, job: _Job, loss: TokenLoss
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        events: Tensor | None,
+        factors: Tensor,
+        job: _Job,
+        loss: TokenLoss,
     ) -> tuple[Tensor, Tensor]:
         with torch.autocast(device_kind(hidden), enabled=False):
-            losses, gradients, total = VocabularyPass(job.student, job.request).losses_and_gradients(
+            vocabulary_pass = job.run()
+            losses, gradients, total = vocabulary_pass.losses_and_gradients(
                 loss, factors if any(job.requested) or job.student.is_sharded else None, job.requested
             )
-        ctx.gradients, ctx.loss = gradients, loss
+        ctx.gradients, ctx.loss = (*gradients, vocabulary_pass.event_grads), loss
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(losses)
         job.save(ctx, factors)
@@ -261,23 +312,22 @@ class _LinearLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        job: _Job = ctx.job
         if grad_output is None:
-            return (None,) * 6
-        student, (factors,) = job.restored(ctx)
+            return (None,) * 7
+        job, (factors,) = _Job.restored(ctx)
         if torch.is_grad_enabled() or is_transformed(grad_output):
-            found = job.differentiable(student, lambda totals: [(ctx.loss.of(totals) * factors).sum()], [grad_output])
-        elif (scaled := _LinearLoss._scaled(ctx, job, student, grad_output)) is not None:
+            found = job.differentiable(lambda totals: [(ctx.loss.of(totals) * factors).sum()], [grad_output])
+        elif (scaled := _LinearLoss._scaled(ctx, job, grad_output)) is not None:
             found = scaled
         else:
-            with torch.autocast(device_kind(student.hidden), enabled=False):
-                again = VocabularyPass(student, job.request)
-                _, found, _ = again.losses_and_gradients(ctx.loss, factors * grad_output, job.requested)
-            found = job.like_inputs(found, student)
+            with torch.autocast(device_kind(job.student.hidden), enabled=False):
+                again = job.run()
+                _, gradients, _ = again.losses_and_gradients(ctx.loss, factors * grad_output, job.requested)
+            found = job.like_inputs((*gradients, again.event_grads))
         return (*found, None, None, None)
 
     @staticmethod
-    def _scaled(ctx: Any, job: _Job, student: LinearLogits, grad_output: Tensor) -> Gradients | None:
+    def _scaled(ctx: Any, job: _Job, grad_output: Tensor) -> Grads | None:
         """Return the gradients of the forward pass times `grad_output`, or `None` where they are computed again.
 
         Of sharded rows the host waits for the device, whether the ranks have one `grad_output`. The device multiplies
@@ -286,11 +336,11 @@ class _LinearLoss(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             return None
-        are_equal = student.collectives.all_equal(grad_output)
+        student, are_equal = job.student, job.student.collectives.all_equal(grad_output)
         factor = grad_output.where(are_equal, torch.nan) if student.equal_loss_factors else grad_output
         copy = None if student.equal_loss_factors else HostCopy(are_equal)
         is_one = device_kind(factor) == "cpu" and factor.item() == 1
-        scaled = job.like_inputs(gradients, student, None if is_one else factor)
+        scaled = job.like_inputs(gradients, None if is_one else factor)
         return scaled if copy is None or copy.tolist() else None
 
 
@@ -334,22 +384,22 @@ class _LinearLogits(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, job: _Job) -> Tensor:
         with torch.autocast(device_kind(hidden), enabled=False):
-            logits = VocabularyPass(job.student, job.request).logits()
+            logits = job.run().logits()
         job.save(ctx)
         return logits
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        job: _Job = ctx.job
-        student, _ = job.restored(ctx)
+        job, _ = _Job.restored(ctx)
+        student = job.student
         if torch.is_grad_enabled() or is_transformed(grad):
-            plain = student.replaced(student.hidden, student.options._replace(batch_invariant=False))
-            found = job.differentiable(plain, lambda totals: [totals["logits"]], [grad.T])
+            job.student = student.replaced(student.hidden, student.options._replace(batch_invariant=False))
+            found = job.differentiable(lambda totals: [totals["logits"]], [grad.T])
         else:
             with torch.autocast(device_kind(student.hidden), enabled=False):
-                found = VocabularyPass(student, job.request).gradients({}, {"logits": grad.T}, job.requested)
-            found = job.like_inputs(found, student)
-        return (*found, None)
+                gradients = job.run().gradients({}, {"logits": grad.T}, job.requested)
+            found = job.like_inputs((*gradients, None))
+        return (*found[:3], None)
 
 
 def _blocks_of_rows(logits: BlockLogits) -> list[tuple[int, int]]:
@@ -363,22 +413,19 @@ def _block_totals(student: BlockLogits, request: Request) -> Totals:
     teacher = None if request.teacher is None else request.teacher.hidden.detach().flatten(0, -2)
     ids, (mask, places, *_), tokens = request.ids, request.tokens, len(hidden)
     if places is not None:
-        hidden, ids = hidden[places], None if ids is None else ids[places]
-        teacher = None if teacher is None else teacher[places]
-    else:
-        hidden = counted_states(hidden, mask)
-        teacher = None if teacher is None else counted_states(teacher, mask)
+        ids = None if ids is None else ids[places]
+    of_tokens = [
+        None if x is None else counted_states(x, mask) if places is None else x[places]
+        for x in (hidden, teacher, *(request.events or ()))
+    ]
+    count = tokens if places is None else len(places)
     multiple = joint_multiple(student, request.teacher)
     step = max(_tokens_at_once(student, request) // multiple, 1) * multiple
     found = []
-    for start in range(0, max(len(hidden), 1), step):
-        states, of_teacher, of_ids = (
-            None if x is None else padded_states(x[start : start + step], multiple) for x in (hidden, teacher, ids)
-        )
-        assert states is not None
-        chunk = states, of_teacher, None if of_ids is None else of_ids.T
+    for start in range(0, max(count, 1), step):
+        chunk = [None if x is None else padded_states(x[start : start + step], multiple) for x in (ids, *of_tokens)]
         totals = request.objective.in_sweeps(partial(_sweep, student, request, chunk))
-        found.append({name: value[..., : len(hidden) - start] for name, value in totals.items()})
+        found.append({name: value[..., : count - start] for name, value in totals.items()})
     joined = {name: torch.cat([each[name] for each in found], dim=-1) for name in found[0]}
     if places is None:
         return joined if mask is None else _masked(joined, mask)
@@ -398,11 +445,14 @@ def _tokens_at_once(student: BlockLogits, request: Request) -> int:
     return min(MAX_CHUNK_TOKENS[device], tokens_within(request.chunk_bytes or WORK_BYTES, size))
 
 
-def _sweep(
-    student: BlockLogits, request: Request, chunk: tuple[Tensor, Tensor | None, Tensor | None], previous: Totals
-) -> Totals:
-    """Compute the totals of one sweep over all blocks of rows for a chunk of tokens."""
-    hidden, teacher_hidden, ids = chunk
+def _sweep(student: BlockLogits, request: Request, chunk: list[Tensor | None], previous: Totals) -> Totals:
+    """Compute the totals of one sweep over all blocks of rows for a chunk of tokens.
+
+    The chunk is the IDs, hidden states, those of the teacher, and the logits of further events of both, if any.
+    """
+    ids, hidden, teacher_hidden, *events = chunk
+    assert hidden is not None
+    ids = None if ids is None else ids.T
 
     def terms(hidden: Tensor, start: int, stop: int) -> Totals:
         z, t = student.block(hidden, start, stop).T, None
@@ -416,4 +466,7 @@ def _sweep(
         parts = [checkpoint(terms, hidden, *block, use_reentrant=False) for block in blocks]
     else:
         parts = [terms(hidden, *block) for block in blocks]
+    if request.events is not None:
+        block = EventLogits(*events).block(student.vocab_size, loss_dtype(student.dtype))  # type: ignore[arg-type]
+        parts.append(request.objective.terms(block, previous))
     return request.objective.merge(stacked(parts))

@@ -112,9 +112,15 @@ def divergence(
             of_teacher = _next_byte_log_probs(teacher, kind.teacher, tokens, chunk_bytes)
         own = _next_byte_log_probs(student, kind.student, tokens, chunk_bytes)
         return reduce_losses(kind.of_log_probs(own, of_teacher).view(shape).where(kept, 0.0), kept, loss)
-    request = Request(kind, teacher, tokens=tokens, chunk_bytes=chunk_bytes)
+    return divergence_of(student, Request(kind, teacher, tokens=tokens, chunk_bytes=chunk_bytes), kind, kept, loss)
+
+
+def divergence_of(
+    student: UncomputedLogits, request: Request, kind: Divergence, kept: Tensor, loss: LossSettings
+) -> Tensor:
+    """Compute the divergence of a request, whose objective is `kind`, reduced as `loss` says; `kept` is `(...)`."""
     if is_plain(student):
-        losses = kind.of(plain_totals(student, request)).view(shape)
+        losses = kind.of(plain_totals(student, request)).view(kept.shape)
         return reduce_losses(losses.where(kept, 0.0), kept, loss)
     return compute_loss(student, request, kind, kept, loss)[0]
 

@@ -226,6 +226,23 @@ class Objective(ABC):
         """
 
 
+class EventLogits(NamedTuple):
+    """Hold the logits of E further events, behind those of the vocabulary, for each of N tokens.
+
+    Attributes:
+        student: Logits of the head that is trained, `(N, E)`; they get a gradient.
+        teacher: Logits of the second head, `(N, E)`.
+    """
+
+    student: Tensor
+    teacher: Tensor
+
+    def block(self, start: int, dtype: torch.dtype) -> "LogitBlock":
+        """Return them as the block of rows from `start` on, in a dtype and in memory of its own."""
+        student, teacher = (x.T.to(dtype, copy=True) for x in self)
+        return LogitBlock(student, teacher, None, start, True, Workspace())
+
+
 class Request(NamedTuple):
     """Say what a pass computes, for which tokens.
 
@@ -236,6 +253,7 @@ class Request(NamedTuple):
         tokens: Which of the N tokens count, and which are computed.
         min_chunks: Number of chunks into which the tokens are divided at least.
         chunk_bytes: Bytes of the logits and intermediate results of a chunk; `None` for the default of the device.
+        events: Logits of further events of a divergence, whose rows are not sharded; `None` for none.
     """
 
     objective: Objective
@@ -244,6 +262,7 @@ class Request(NamedTuple):
     tokens: CountedTokens = CountedTokens()
     min_chunks: int = 1
     chunk_bytes: int | None = None
+    events: EventLogits | None = None
 
 
 class TokenLoss(ABC):

@@ -231,6 +231,7 @@ class GradientSums:
         head: Blocks of the head.
         requested: Which gradients to compute.
         chunks: Number of chunks.
+        events: Logits of further events, `(N, E)`, or `None`.
         compiled: Whether compiled kernels compute.
         overwrites_bias: Whether the first chunk overwrites the gradient of the bias, and later ones add to it.
         scale: Factor that the gradients of the logits contain; see `HeadBlocks.narrow_scale`.
@@ -238,6 +239,7 @@ class GradientSums:
     Attributes:
         hidden: Gradients of the hidden states of this rank, `(N, D)`; `None` if not requested.
         bias: Gradient of the bias of this rank's rows; `None` if not requested.
+        events: Gradients of the logits of further events, `(N, E)`; `None` without any.
     """
 
     def __init__(
@@ -245,6 +247,7 @@ class GradientSums:
         head: HeadBlocks,
         requested: RequestedGradients,
         chunks: int,
+        events: Tensor | None = None,
         *,
         compiled: bool,
         overwrites_bias: bool = False,
@@ -261,6 +264,7 @@ class GradientSums:
         self._overwrites_bias = overwrites_bias and chunks > 0
         allocate = like.new_empty if self._overwrites_bias else like.new_zeros
         self.bias = allocate(count) if requested.bias else None
+        self.events = None if events is None else like.new_empty(events.shape)
         self._of_chunk: Tensor | None = None  # gradients of the hidden states of the chunk, of all ranks
         self._is_stored = False  # whether they are computed where `hidden` stores them
         self.weight: Tensor | None = None
@@ -340,12 +344,14 @@ class GradientSums:
         """
         head, finishing, hidden = self.head, self.head.finishing, self.hidden
         if self._scale is not None:
-            for each in (hidden, self.weight, self.bias):
+            for each in (hidden, self.weight, self.bias, self.events):
                 if each is not None:
                     each.div_(self._scale)
         if hidden is not None:
             hidden = hidden.mul_(head.hidden_scale) if head.hidden_scale != 1 else hidden
             hidden = tokens.masked(tokens.scattered(hidden, 0), 0).view(head.logits.hidden.shape)
+        if self.events is not None:
+            self.events = tokens.masked(tokens.scattered(self.events, 0), 0)
         if self.bias is not None:
             if finishing.divisor != 1:
                 self.bias.div_(finishing.divisor)

@@ -37,6 +37,7 @@ from embedlayer.losses.chunk_size import (
 from embedlayer.losses.definition import loss_dtype
 from embedlayer.losses.objective import (
     BlockGradient,
+    EventLogits,
     LogitBlock,
     Request,
     TokenLoss,
@@ -60,10 +61,15 @@ class VocabularyPass:
     Args:
         student: The head that may be trained, with its hidden states.
         request: What is computed, for which tokens; a teacher fits the student.
+
+    Attributes:
+        event_grads: Gradients of the student's `Request.events`, `(N, E)`, with the last gradients; else `None`.
     """
 
+    event_grads: Tensor | None = None
+
     def __init__(self, student: LinearLogits, request: Request) -> None:
-        self.objective, teacher, ids, counted, self.min_chunks, self.max_bytes = request
+        self.objective, teacher, ids, counted, self.min_chunks, self.max_bytes, events = request
         self.student = student
         partition, self.dtype = student.partition, loss_dtype(student.dtype)
         self.first, self.rows = partition.start, len(partition)
@@ -71,6 +77,8 @@ class VocabularyPass:
         multiple = joint_multiple(student, teacher)
         self.tokens = TokenChunks(student.collectives, student.hidden.shape[:-1].numel(), counted, multiple)
         self.ids = self.tokens.compact_ids(ids)
+        self.events = None if events is None else EventLogits(*(self.tokens.states(x.detach()) for x in events))
+        assert events is None or not student.is_sharded
         both = [student] if teacher is None else [student, teacher]
         self.may_be_infinite = any(each.may_be_infinite for each in both)
         on_cuda = device_kind(student.hidden) == "cuda"
@@ -134,7 +142,7 @@ class VocabularyPass:
             blocks = self._blocks(chunk, buffers, kept=False)
             of_chunk = chunk.gathered_totals(totals), chunk.gathered_total_gradients(grads)
             self._add_gradients(sums, chunk, blocks, *of_chunk, kept=None)
-        return sums.finished(self.tokens)
+        return self._finished(sums)
 
     def losses_and_gradients(
         self, loss: TokenLoss, factors: Tensor | None, requested: RequestedGradients
@@ -171,7 +179,7 @@ class VocabularyPass:
         is_all = len(parts) == len(self.tokens.counts) == 1 and self.tokens.all_count and scale is None
         losses_N = self.tokens.scattered(losses_N)
         losses_N = losses_N if self.compiled and self.tokens.all_count else self.tokens.masked(losses_N)
-        return losses_N, sums.finished(self.tokens), total if is_all else None
+        return losses_N, self._finished(sums), total if is_all else None
 
     def _chunks(self, step: int) -> Iterator[Chunk]:
         """Yield the chunks of at most `step` tokens of each rank, with hidden states in the dtype of the products."""
@@ -239,7 +247,16 @@ class VocabularyPass:
         chunks = math.ceil(max(self.tokens.counts) / step)
         head = self.heads[0]
         in_kernel = self.device == "cuda" and self.compiled and (self.finishes or head.finishing.softcap is None)
-        return GradientSums(head, requested, chunks, compiled=self.compiled, overwrites_bias=in_kernel, scale=scale)
+        events = None if self.events is None else self.events.student
+        return GradientSums(
+            head, requested, chunks, events, compiled=self.compiled, overwrites_bias=in_kernel, scale=scale
+        )
+
+    def _finished(self, sums: GradientSums) -> Gradients:
+        """Return the sums of all chunks in the shapes of the inputs, and keep that of the events."""
+        gradients = sums.finished(self.tokens)
+        self.event_grads = sums.events
+        return gradients
 
     def _allocate(self, step: int, *, kept: bool) -> list[Tensor]:
         """Allocate the workspace for blocks of chunks, and return memory for the logits of each head.
@@ -279,6 +296,12 @@ class VocabularyPass:
             assert view is not None
             head.fill(view, x_CD, block.start - self.first)
 
+    def _event_block(self, chunk: Chunk) -> LogitBlock | None:
+        """Return the logits of further events as a block behind this rank's rows, or `None` if there are none."""
+        if self.events is None:
+            return None
+        return EventLogits(*(chunk.gathered(x) for x in self.events)).block(self.rows, self.dtype)
+
     def _sweep(self, chunk: Chunk, blocks: list[LogitBlock], kept: bool, earlier: Totals) -> Totals:
         """Return the totals of one sweep over this rank's blocks, merged with those of all ranks.
 
@@ -293,6 +316,8 @@ class VocabularyPass:
             if terms is None:
                 terms = stacked([self.objective.terms(block.finished(self.dtype), earlier)])
             parts.append(terms)
+        if (events := self._event_block(chunk)) is not None:
+            parts.append(stacked([self.objective.terms(events, earlier)]))
         return chunk.merged(self.objective.merge(joined(parts)), self.objective.merge)
 
     def _add_gradients(
@@ -322,6 +347,9 @@ class VocabularyPass:
                 sums.add_to_hidden(dlogits_RC, chunk, block.start - self.first)
         if kept is not None and in_one_product:
             sums.add_to_hidden(kept[: self.rows * len(x_CD)].view(self.rows, -1), chunk, 0)
+        if (events := self._event_block(chunk)) is not None and sums.events is not None:
+            self.objective.dlogits_(events, totals, grads)
+            sums.events[chunk.here] = chunk.own(events.student).T
         sums.finish_chunk(chunk)
 
     def _dlogits_(

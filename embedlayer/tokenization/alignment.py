@@ -38,6 +38,11 @@ class AlignedSide(NamedTuple):
     first_tokens: Int[Tensor, "*rows C"]
     num_tokens: Int[Tensor, "*rows C"]
 
+    @property
+    def tokens_before(self) -> Int[Tensor, "*rows C"]:
+        """Return the place of the token before each chunk, whose hidden state predicts it; -1 if there is none."""
+        return self.first_tokens - 1
+
 
 @dataclass(frozen=True)
 class TokenAlignment:

@@ -20,12 +20,25 @@ from embedlayer import (
     TokenTable,
 )
 from embedlayer.distributed.sharded import shard_table
-from embedlayer.losses import ForwardKL, JensenShannon, LinearLogits, ReverseKL, TopKTargets, chunk_size, divergence
+from embedlayer.heads import DraftMap
+from embedlayer.losses import (
+    ForwardKL,
+    JensenShannon,
+    LinearLogits,
+    NextByte,
+    NextBytes,
+    ReverseKL,
+    TopKTargets,
+    chunk_size,
+    divergence,
+)
 
 V, D, T = 23, 6, 7
 STATISTICS = ("log_probs", "entropy", "logsumexp", "sum_squared_probs", "is_argmax")
 KINDS = (ForwardKL(), ReverseKL(), JensenShannon(0.3))
 TABLES = ("dense", "factorised", "int8")
+EVENTS = NextBytes(torch.arange(V) % 5, 5)
+SHARED = DraftMap(torch.arange(2, 12), torch.arange(V - 1, V - 11, -1), V, V, "", "")
 
 
 def whole(kind: str):
@@ -65,6 +78,10 @@ def outputs(table, hidden, tokens, teacher, teacher_hidden, ignored: float | Non
             other_logits = other.uncomputed_logits(teacher_hidden, temperature=1.5)
             for reduction in ("mean", "none"):
                 found.append(divergence(logits, other_logits, kind, labels=tokens, reduction=reduction))
+            pair = (states, head), (teacher_hidden, other)
+            found.append(divergence(*pair, NextByte(EVENTS, EVENTS, kind), labels=tokens))
+            counted = [(x[tokens != -100], each) for x, each in pair]
+            found += [SHARED.divergence(*counted, kind, reduction=reduction) for reduction in ("sum", "none")]
     ids = torch.arange(4).expand(*tokens.shape, 4)
     found.append(divergence(logits, TopKTargets(ids, torch.zeros(ids.shape).double().log_softmax(-1)), labels=tokens))
     found.append(head.multi_token_loss([hidden, hidden.flip(0)], tokens, weights=[1.0, 0.5]).loss)

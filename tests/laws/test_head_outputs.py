@@ -18,8 +18,20 @@ from torch import Tensor, nn
 import embedlayer as el
 from embedlayer.core.block_sizes import TABLE_ROWS
 from embedlayer.core.documents import shifted_targets
+from embedlayer.heads import DraftMap
 from embedlayer.heads.prediction import PredictionHead
-from embedlayer.losses import ForwardKL, JensenShannon, LinearLogits, ReverseKL, TopKTargets, chunk_size, divergence
+from embedlayer.losses import (
+    ForwardKL,
+    JensenShannon,
+    LinearLogits,
+    NextByte,
+    NextBytes,
+    ReverseKL,
+    TopKTargets,
+    chunk_size,
+    divergence,
+    uncomputed_logits,
+)
 
 STATISTICS = ("log_probs", "entropy", "logsumexp", "sum_squared_probs", "is_argmax")
 KINDS = {"forward": ForwardKL(), "reverse": ReverseKL(), "Jensen-Shannon": JensenShannon(0.3)}
@@ -135,6 +147,43 @@ def test_a_head_of_any_format_can_be_the_teacher(name, kind) -> None:
     assert_same(ours, plain, [hidden, weight])
     wanted = leaves_of(module, teacher_hidden)
     assert all(grad is None for grad in torch.autograd.grad(ours, wanted, allow_unused=True))
+
+
+@cases("name, kind, reduction, few", HEADS, KINDS, ("mean", "none"), (0, 2**16), pairs=["kind, reduction, few"])
+def test_two_vocabularies_are_compared_by_their_shared_tokens(monkeypatch, name, kind, reduction, few) -> None:
+    """With one event for all others; the head is that of the student and, built again, of its teacher."""
+    monkeypatch.setattr(uncomputed_logits, "FEW_LOGITS", few)
+    modules = [HEADS[name]().double() for _ in range(2)]
+    states = [batch()[0] for _ in modules]
+    ids = [torch.randperm(VOCAB_SIZE)[:20] for _ in modules]
+    shared = DraftMap(ids[0], ids[1], VOCAB_SIZE, VOCAB_SIZE, "", "")
+    pairs = [(each, module.head) for each, module in zip(states, modules, strict=True)]
+    ours = shared.divergence(*pairs, KINDS[kind], reduction=reduction)
+    of_events = []
+    for module, hidden, own in zip(modules, states, ids, strict=True):
+        log_probs = F.log_softmax(module.head(hidden), dim=-1)
+        others = log_probs.index_fill(-1, own, -torch.inf).logsumexp(-1, keepdim=True)
+        of_events.append(torch.cat([log_probs[:, own], others], dim=-1))
+    plain = KINDS[kind].of_log_probs(of_events[0], of_events[1].detach())
+    assert_same(ours, plain.mean() if reduction == "mean" else plain, leaves_of(modules[0], states[0]))
+    wanted = leaves_of(modules[1], states[1])
+    assert all(grad is None for grad in torch.autograd.grad(ours.sum(), wanted, allow_unused=True))
+
+
+@cases("name, kind", HEADS, KINDS)
+def test_two_vocabularies_are_compared_by_the_next_byte(name, kind) -> None:
+    modules = [HEADS[name]().double() for _ in range(2)]
+    (hidden, labels), (other, _) = batch(), batch()
+    events = [torch.cat([torch.arange(9), torch.randint(0, 9, (VOCAB_SIZE - 9,))]) for _ in modules]
+    next_byte = NextByte(NextBytes(events[0], 9), NextBytes(events[1], 9), KINDS[kind])
+    pairs = [(each, module.head) for each, module in zip((hidden, other), modules, strict=True)]
+    ours = divergence(*pairs, next_byte, labels=labels)
+    own, of_teacher = (
+        torch.stack([F.log_softmax(head(x), dim=-1)[:, each == event].logsumexp(-1) for event in range(9)], dim=-1)
+        for (x, head), each in zip(pairs, events, strict=True)
+    )
+    plain = KINDS[kind].of_log_probs(own, of_teacher.detach())[labels != -100].mean()
+    assert_same(ours, plain, leaves_of(modules[0], hidden))
 
 
 @cases("name, kind", HEADS, KINDS)

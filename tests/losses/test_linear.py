@@ -47,6 +47,22 @@ def test_gradients_are_right_in_float64(sizes) -> None:
     assert torch.autograd.gradcheck(loss, (hidden, weight, bias))
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("impl", ["plain", "chunked"])
+def test_gradients_with_create_graph_are_right_if_the_hidden_states_follow_from_the_rows(impl, reduction) -> None:
+    weight = torch.randn(13, 8, dtype=torch.float64, requires_grad=True)
+    ids, targets = torch.randint(0, 13, (2, 7))
+
+    def loss(weight: torch.Tensor) -> torch.Tensor:
+        return linear_cross_entropy(weight[ids].sin(), weight, targets, impl=impl, reduction=reduction).cos().sum()
+
+    (plain,) = torch.autograd.grad(F.cross_entropy(weight[ids].sin() @ weight.T, targets).cos(), weight)
+    (first,) = torch.autograd.grad(loss(weight), weight, create_graph=True)
+    if reduction == "mean":
+        torch.testing.assert_close(first, plain)
+    assert torch.autograd.gradgradcheck(loss, weight, nondet_tol=1e-12)
+
+
 @pytest.mark.parametrize("padding_idx", [None, 4])
 def test_a_tied_loss_and_its_gradients_equal_the_hand_written_ones(padding_idx) -> None:
     table = TokenEmbedding(13, 8, padding_idx=padding_idx, init_std=1.0, dtype=torch.float64)

@@ -14,7 +14,8 @@ from tokenizers import Tokenizer
 
 import embedlayer as el
 from embedlayer.core.errors import ShapeError, TextError
-from embedlayer.tokenization.alignment import TokenAlignment, align_tokens
+from embedlayer.losses import chunk_log_probs
+from embedlayer.tokenization.alignment import Side, TokenAlignment, align_tokens
 from embedlayer.tokenization.bytes import TokenBytes
 from embedlayer.tokenization.spans import NO_CUT, TokenSpans, token_spans
 from embedlayer.tokenization.train import train_tokenizer
@@ -83,6 +84,7 @@ def check_row(alignment: TokenAlignment, spans: tuple[TokenSpans, TokenSpans], r
         chunks = [chunk for chunk, number in enumerate(num_tokens) for _ in range(number)]
         assert side.chunk_of[row].tolist() == chunks + [-1] * (side.chunk_of.shape[1] - len(chunks))
         assert firsts == [sum(num_tokens[:chunk]) for chunk in range(count)]
+        assert side.tokens_before[row, :count].tolist() == [first - 1 for first in firsts]
         assert all(num_tokens)
         lasts.append([first + number - 1 for first, number in zip(firsts, num_tokens, strict=True)])
         low, high, flags = (each[row, :size].numpy() for each in (span.ends, span.cut_ends, span.exact))
@@ -235,11 +237,14 @@ def test_two_models_predict_the_same_text_with_one_pass_each(unchecked) -> None:
     spans = [token_spans(tokenizer, text) for tokenizer in tokenizers]
     alignment = align_tokens(*spans)
     assert not alignment.exact.all()
-    for side, span, tokenizer in zip("ab", spans, tokenizers, strict=True):
+    sides: tuple[Side, Side] = ("a", "b")
+    for side, span, tokenizer in zip(sides, spans, tokenizers, strict=True):
         table = el.TokenEmbedding(tokenizer.get_vocab_size(), 16)
         model = el.DecoderLM(table, el.RotaryEmbedding(8), num_layers=1, num_heads=2).double()
         hidden = model.hidden(span.ids[None, :-1])
         log_probs = torch.cat([torch.zeros(1).double(), el.token_log_probs(hidden, table, span.ids[None, 1:])[0]])
+        of_chunks = chunk_log_probs((model.hidden(span.ids[None])[0], table), span.ids, alignment, side=side)
+        torch.testing.assert_close(of_chunks, alignment.sum(log_probs, side), rtol=0, atol=1e-12 * 200)
         logits = model(span.ids[None, :-1])[0].log_softmax(-1)
         expected = logits[torch.arange(len(span.ids) - 1), span.ids[1:]].sum()
         rest = log_probs[getattr(alignment, side).chunk_of < 0].sum()

@@ -1,5 +1,7 @@
 """The bytes of a text that each token encodes."""
 
+import unicodedata
+
 import pytest
 import torch
 from tokenizer_kinds import BUILDERS, LOSSLESS, random_texts, real_tokenizers, tokenizer_of
@@ -55,6 +57,13 @@ def check(tokenizer: Tokenizer, texts: list[str]) -> None:
     texts_of_rows = tuple(text.encode() for text in texts)
     assert spans.texts == texts_of_rows
     assert spans.stops.tolist() == [len(text) for text in texts_of_rows]
+
+
+def test_the_texts_of_these_laws_are_in_ten_writing_systems() -> None:
+    letters = {unicodedata.name(letter, "?").split()[0] for letter in "".join(TEXTS)}
+    scripts = "LATIN CYRILLIC GREEK ARABIC HEBREW DEVANAGARI THAI CJK HIRAGANA HANGUL"
+    assert {*scripts.split()} <= letters
+    assert "🙂" in "".join(TEXTS)
 
 
 @pytest.mark.parametrize("kind", BUILDERS)
