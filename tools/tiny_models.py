@@ -33,16 +33,30 @@ KINDS = {
 MORE_KINDS = {"text encoder": "MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES"}
 """Further kinds, whose models have no logits: their vocabulary is edited."""
 
-OTHER_KINDS = {
+FURTHER_KINDS = {
+    **MORE_KINDS,
+    "speech": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+    "ctc": "MODEL_FOR_CTC_MAPPING_NAMES",
+    "rnnt": "MODEL_FOR_RNNT_MAPPING_NAMES",
+    "tdt": "MODEL_FOR_TDT_MAPPING_NAMES",
+    "waveform": "MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES",
+    "spectrogram": "MODEL_FOR_TEXT_TO_SPECTROGRAM_MAPPING_NAMES",
+    "retrieval": "MODEL_FOR_RETRIEVAL_MAPPING_NAMES",
+    "zero-shot image": "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    "zero-shot object": "MODEL_FOR_ZERO_SHOT_OBJECT_DETECTION_MAPPING_NAMES",
+    "text recognition": "MODEL_FOR_TEXT_RECOGNITION_MAPPING_NAMES",
+    "decision": "MODEL_FOR_DECISION_MAPPING_NAMES",
     "base": "MODEL_MAPPING_NAMES",
+}
+"""Kinds that are counted beside `KINDS`: of sound, of text beside images, and models without a head."""
+
+OTHER_KINDS = {
     "pretraining": "MODEL_FOR_PRETRAINING_MAPPING_NAMES",
     "multimodal": "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
-    "speech": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
-    "waveform": "MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES",
     "question": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
     "visual question": "MODEL_FOR_VISUAL_QUESTION_ANSWERING_MAPPING_NAMES",
 }
-"""Further kinds, of models in which text is not all: their folders are read, or refused with advice."""
+"""Kinds that are not counted; their folders are read, or refused with advice."""
 
 SAMPLE = {
     "causal": (
@@ -320,7 +334,7 @@ def model_types(kind: str) -> dict[str, str]:
     """Return the model types of a kind, and the name of each one's model class in transformers."""
     from transformers.models.auto import modeling_auto
 
-    names = getattr(modeling_auto, {**KINDS, **MORE_KINDS, **OTHER_KINDS}[kind])
+    names = getattr(modeling_auto, {**KINDS, **FURTHER_KINDS, **OTHER_KINDS}[kind])
     return {name: each if isinstance(each, str) else each[0] for name, each in names.items()}
 
 
@@ -386,7 +400,7 @@ def build(model_type: str, kind: str, settings: Mapping[str, Any] | None = None)
 
     Args:
         model_type: A key of `model_types(kind)`.
-        kind: A key of `KINDS`.
+        kind: A key of `KINDS`, `FURTHER_KINDS` or `OTHER_KINDS`.
         settings: Settings that replace those of the configuration; `a.b` is the setting `b` of the sub-configuration
             `a`. With `tie_word_embeddings=False`, the head has rows of its own, also if transformers ties it (T5).
 

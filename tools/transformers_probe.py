@@ -130,7 +130,7 @@ def observe(
     """
     run = Run()
     places = _places(model)
-    tokens = inputs["input_ids"].shape[-1]
+    tokens = inputs["input_ids" if "input_ids" in inputs else "decoder_input_ids"].shape[-1]
     running: list[tuple[nn.Module, Block | None]] = []
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
