@@ -14,7 +14,7 @@ type is
 - refused, if `embedlayer.load` or `embedlayer.patch` does not take it, or `load` reads the table alone;
 - wrong, if a comparison differs or a compulsory one could not be made;
 - not built, if transformers cannot build it from such a configuration, or its own forward pass fails;
-- without a vocabulary, if its configuration states no size of one, or the model has no tensor of that size and no table.
+- without a vocabulary, if its configuration states no size of one, or the model has no tensor of that size.
 
 With `--varied`, models have other settings than the default ones (`varied_settings`), and training is not compared.
 
@@ -63,7 +63,20 @@ from typing import Any
 
 import torch
 from patched_loss import GRADIENT_LIMIT, LOSS_LIMIT, batch, compare_patched, relative
-from tiny_models import FURTHER_KINDS, KINDS, OVERRIDES, PARTS, VOCAB, CannotBuild, build, model_types, quiet, small_config
+from tiny_models import (
+    FILLED,
+    FURTHER_KINDS,
+    KINDS,
+    OVERRIDES,
+    PARTS,
+    VOCAB,
+    CannotBuild,
+    build,
+    model_types,
+    quiet,
+    small_config,
+    text_config,
+)
 from torch import Tensor, nn
 from transformers_probe import Block, Run, arranged, in_float64, main_stacks, observe
 from varied_settings import Variation, shorten, variations
@@ -183,7 +196,7 @@ def accepts(model: nn.Module, name: str) -> bool:
 
 def texts(config: Any) -> tuple[Tensor, Tensor]:
     """Return two texts, the second one left-padded, and their attention mask."""
-    pad = getattr(config.get_text_config(), "pad_token_id", None)
+    pad = getattr(text_config(config), "pad_token_id", None)
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(5, 100, (2, TOKENS), generator=generator)
     mask = torch.ones_like(ids)
@@ -203,16 +216,19 @@ def text_inputs(model: nn.Module, ids: Tensor, decoder_ids: Tensor | None = None
         decoder_ids: Texts for its decoder; `ids` by default.
         **options: Further arguments about the texts, such as `attention_mask`.
     """
-    from transformers.modeling_outputs import BaseModelOutput
+    from transformers.utils import ModelOutput
 
     decoder_ids = ids if decoder_ids is None else decoder_ids
     if accepts(model, "input_ids"):
         decoder = {"decoder_input_ids": decoder_ids} if accepts(model, "decoder_input_ids") else {}
-        return {"input_ids": ids, **decoder, **options}
+        filled = FILLED.get(model.config.model_type, {})
+        zeros = {name: torch.zeros(*ids.shape, *shape) for name, shape in filled.items() if accepts(model, name)}
+        return {"input_ids": ids, **decoder, **zeros, **options}
     generator = torch.Generator().manual_seed(2)
     states = torch.randn(len(ids), STATES, model.config.hidden_size, generator=generator)
     options = {f"decoder_{name}": value for name, value in options.items()}
-    return {"encoder_outputs": BaseModelOutput(states), "decoder_input_ids": ids, **options}
+    encoded = ModelOutput(last_hidden_state=states, attention_mask=None, hidden_states=None, attentions=None)
+    return {"encoder_outputs": encoded, "decoder_input_ids": ids, **options}
 
 
 def takes(model: nn.Module, name: str) -> bool:
@@ -225,8 +241,11 @@ def text_part(model: nn.Module) -> str:
     from transformers import PreTrainedModel
 
     ids, _ = texts(model.config)
-    for name, part in model.named_modules():
-        if isinstance(part, PreTrainedModel) and (accepts(part, "input_ids") or accepts(part, "encoder_outputs")):
+    own = text_config(model.config).model_type
+    parts = [(name, each) for name, each in model.named_modules() if isinstance(each, PreTrainedModel)]
+    parts.sort(key=lambda item: (item[1] is not model, item[1].config.model_type != own))
+    for name, part in parts:
+        if accepts(part, "input_ids") or accepts(part, "encoder_outputs"):
             with suppress(Exception):
                 if main_stacks(part, observe(part, text_inputs(part, ids))):
                     return name
@@ -377,6 +396,8 @@ def compare(row: Row, model: nn.Module, layer: el.EmbeddingLayer) -> None:
                 return
             continue
         stacks = main_stacks(model, run)
+        if not accepts(model, "decoder_input_ids"):
+            stacks = stacks[:1]  # the decoder of FastSpeech 2 gets no tokens
         if not stacks:
             row.left_out[name] = "no block was seen"
             continue
@@ -416,7 +437,10 @@ def compare_head(row: Row, layer: el.EmbeddingLayer, run: Run) -> None:
     if layer.head is None:
         row.left_out["head"] = "no head was loaded"
     elif run.logits is None and "head" not in COMPULSORY[row.kind]:
-        row.left_out["head"], row.differences["head"] = "the model has no head", float("inf")
+        if any(name.startswith("head.") for name in layer.tensor_names):
+            row.left_out["head"] = "the model stores it, and returns no logits"
+        else:
+            row.left_out["head"], row.differences["head"] = "the model has no head", float("inf")
     elif run.hidden is None or run.logits is None:
         row.left_out["head"] = "the input of the head was not seen"
     else:
@@ -574,7 +598,8 @@ def observed_at(wide: nn.Module, at: Tensor, states: Run | None = None, *, with_
     With `with_cache`, the model also gets a cache that claims to have the earlier positions, and has no keys.
     """
     ids, _ = texts(wide.config)
-    inputs = text_inputs(wide, ids, position_ids=at.expand(2, -1))
+    with in_float64():
+        inputs = text_inputs(wide, ids, position_ids=at.expand(2, -1))
     if with_cache:
         inputs["past_key_values"] = empty_cache(int(at[0]))
     if accepts(wide, "decoder_position_ids"):

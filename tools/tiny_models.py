@@ -233,6 +233,15 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "ngram_vocab_size_base": 50,
         "eos_token_id": 2,
     },
+    "ctc:wav2vec2-bert": {"vocab_size": VOCAB},
+    "ctc:wav2vec2-conformer": {"vocab_size": VOCAB},
+    "fun_asr_nano": {"adaptor_config.intermediate_size": 16},
+    "gradium_phonon_tts": {"flow_head_config.condition_dim": 64},
+    "moonshine": {"decoder_num_attention_heads": 2, "encoder_num_attention_heads": 2},
+    "lilt": {"hidden_size": 96},
+    "moonshine_streaming": {"num_key_value_heads": 4},
+    "pocket_tts": {"flow_head_config.condition_dim": 64},
+    "vits": {"resblock_kernel_sizes": [3], "resblock_dilation_sizes": [[1, 3, 5]]},
     "reformer": {"axial_pos_embds_dim": [16, 48]},
     "qwen2_vl_vision": {"embed_dim": 64},
     "causal:reformer": {"is_decoder": True},
@@ -265,6 +274,12 @@ PARTS = {
 
 UNHOOKED = {"squeezebert": "transformer.encoder"}
 """Model type -> module around the blocks, where the model calls `forward` of its blocks and so passes by hooks."""
+
+
+FILLED = {
+    "bros": {"bbox": (4,)},
+}
+"""Model type -> inputs of its `forward` beside the text, and the shape of each behind `(B, T)`; they are zeros."""
 
 
 class Variant(NamedTuple):
@@ -432,9 +447,17 @@ def build(model_type: str, kind: str, settings: Mapping[str, Any] | None = None)
             if head is not None:
                 head.weight = nn.Parameter(torch.empty_like(head.weight))
         randomise(model)
-        for part in (model.config, model.config.get_text_config()):
+        for part in (model.config, text_config(model.config)):
             part.use_cache = False
     return config, model.eval()
+
+
+def text_config(config: Any) -> Any:
+    """Return the configuration of the language model in one of transformers, that of the decoder if there are two."""
+    try:
+        return config.get_text_config()
+    except ValueError:  # MusicGen has an encoder and a decoder of different types
+        return config.get_text_config(decoder=True)
 
 
 def randomise(model: nn.Module, seed: int = 0) -> None:
