@@ -332,7 +332,8 @@ MASKED_FAMILIES: tuple[Family, ...] = (
     _roberta("roberta", ("roberta", "xlm-roberta", "camembert", "data2vec-text", "xmod", "roberta-prelayernorm")),
     _roberta("longformer", ("longformer", "luke")),
     _roberta("lilt", ("lilt",), notes=("a second stream of each block reads places on the page, not tokens.",)),
-    _roberta("", ("altclip_text_model", "bridgetower_text_model", "clap_text_model"), head=None),
+    _roberta("clap", ("clap_text_model",), head=None),
+    _roberta("", ("altclip_text_model", "bridgetower_text_model"), head=None, defaults=_EPS),
     _roberta(
         "ibert",
         ("ibert",),

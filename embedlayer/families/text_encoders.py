@@ -58,12 +58,11 @@ TEXT_ENCODER_FAMILIES: tuple[Family, ...] = (
         head=HeadSpec(
             ("log_softmax.mlp.layer0.weight", "proj_out.weight"),
             bias=("log_softmax.mlp.layer0.bias", "proj_out.bias"),
-            tied=True,
         ),
     ),
     Family(
         "moonshine",
-        ("moonshine", "moonshine_streaming"),
+        ("moonshine",),
         table=_DECODER_TABLE,
         aliases=(
             ("decoder_num_attention_heads", "num_attention_heads"),
@@ -71,6 +70,13 @@ TEXT_ENCODER_FAMILIES: tuple[Family, ...] = (
         ),
         position="rotary",
         head=HeadSpec(("proj_out.weight",), tied=True),
+    ),
+    Family(
+        "moonshine_streaming",
+        ("moonshine_streaming",),
+        table=_DECODER_TABLE,
+        position="rotary",
+        head=HeadSpec(("proj_out.weight",)),
     ),
     Family(
         "speech_to_text",
