@@ -178,7 +178,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     },
     "gemma4_unified_assistant": {"text_config.num_kv_shared_layers": 0},
     "glm5_next_text": {"num_key_value_heads": 4, "linear_head_dim": 16, "linear_num_heads": 4},
-    **{name: {"rope_parameters": _MROPE} for name in ("glm4v_text", "glm_ocr_text")},
+    **{name: {"rope_parameters": _MROPE} for name in ("glm4v_text", "glm_ocr_text", "glm_image_text")},
     "glm4v_moe_text": {"rope_parameters": _HALF_MROPE},
     "gpt_neo": {"attention_types": [[["global", "local"], LAYERS // 2]]},
     "granite4_vision": {"deepstack_layer_map": [[-1, 2]], "downsample_rate": "1/4"},
@@ -430,8 +430,8 @@ def build(model_type: str, kind: str, settings: Mapping[str, Any] | None = None)
 
     config_class = CONFIG_MAPPING[model_type]
     with quiet():
-        model_class = getattr(transformers, model_types(kind)[model_type])
         try:
+            model_class = getattr(transformers, model_types(kind)[model_type])
             config = small_config(config_class, {**OVERRIDES.get(f"{kind}:{model_type}", {}), **(settings or {})})
             parts = [name for name, part in config_class.sub_configs.items() if part is model_class.config_class]
             if parts and model_class.config_class is not config_class:

@@ -137,6 +137,7 @@ REFUSED_TEXT_ENCODERS: Mapping[str, str] = {
         ("nemotron3_5_asr", "nemotron_asr_streaming", "parakeet_rnnt", "parakeet_tdt"),
         "a recurrent network reads its rows, and its head multiplies sums of that network's and the sound's states",
     ),
+    "xcodec": "its rows are codes of sound that are added up to a sound, and it reads no text",
     "lxmert": "its configuration counts blocks by kind of input, in a form that is not read",
     "canary": "its decoder has a configuration of its own, `decoder_config`, which is not read",
     "videoprism": "its encoder appends a vector for the whole text to the rows of the tokens",
