@@ -2,8 +2,8 @@
 
 This package is data: `embedlayer.checkpoints.reading` and `embedlayer.positions.rotary.config` build modules from it.
 No other module of `embedlayer` names a `model_type`. `records` defines the fields; `causal`, `masked`,
-`encoder_decoder` and `text_encoders` have the records. `multimodal` says how multimodal models use the head of a
-language model.
+`encoder_decoder`, `text_encoders` and `streams` have the records. `multimodal` says how multimodal models use the head of
+a language model.
 `rotary_settings` has the rotary settings of each model type; `token_ids` says which entries name token IDs.
 """
 
@@ -42,6 +42,7 @@ from embedlayer.families.records import (
     Names,
 )
 from embedlayer.families.rotary_settings import REFUSED_ROTARY, ROTARY, RotaryPositions
+from embedlayer.families.streams import REFUSED_STREAMS, STREAM_FAMILIES
 from embedlayer.families.text_encoders import REFUSED_TEXT_ENCODERS, TEXT_ENCODER_FAMILIES
 
 __all__ = [
@@ -106,6 +107,7 @@ FAMILIES: tuple[Family, ...] = (
     *MASKED_FAMILIES,
     *ENCODER_DECODER_FAMILIES,
     *TEXT_ENCODER_FAMILIES,
+    *STREAM_FAMILIES,
     Family("model2vec", ("model2vec",), ("embeddings",), FoldedRows(), head=None),
     Family("static_embedding", ("StaticEmbedding",), ("embedding.weight", "embeddings"), FoldedRows(), head=None),
 )
@@ -115,6 +117,7 @@ REFUSED: Mapping[str, str] = {
     **REFUSED_CAUSAL,
     **REFUSED_MASKED,
     **REFUSED_MULTIMODAL,
+    **REFUSED_STREAMS,
     **REFUSED_TEXT_ENCODERS,
 }
 """Model type of a known model that `load` does not read -> the reason."""
@@ -130,6 +133,7 @@ VOCAB_SIZE_KEYS: Names = tuple(
         for family in FAMILIES
         for key in (
             "vocab_size",
+            family.vocab_size,
             *(own for own, common in family.aliases if common == "vocab_size"),
             *((family.head.rows.key,) if family.head is not None and isinstance(family.head.rows, CountedRows) else ()),
             *((family.decoder_input.vocab_size,) if family.decoder_input is not None else ()),

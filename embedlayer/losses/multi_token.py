@@ -10,10 +10,9 @@ from torch import Tensor
 
 from embedlayer.core.documents import AttentionMask, shifted_targets
 from embedlayer.core.errors import ShapeError, SizeError
-from embedlayer.losses.definition import loss_dtype
-from embedlayer.losses.linear import cross_entropy_of, reduced_and_token_losses
 from embedlayer.losses.options import LossSettings
-from embedlayer.losses.token_weights import counted_weights, finite_or_nan, require_token_weights
+from embedlayer.losses.target_groups import TargetGroups, reduced_losses, token_losses, weighted_sum
+from embedlayer.losses.token_weights import require_token_weights
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
 
 
@@ -37,13 +36,13 @@ class MultiTokenInputs(NamedTuple):
         hidden: Hidden states, `(N, D)`.
         targets: Token IDs or `ignore_index` of each depth, `(B, T - 1 - k)`; they have N numbers together.
         weights: Weight of each depth.
-        token_weights: Weights of the targets, `(N,)`; `None` for 1.
+        token_weights: Weights of the targets, in the shapes of these; `None` for 1.
     """
 
     hidden: Float[Tensor, "N D"]
     targets: list[Int[Tensor, "B _"]]
     weights: list[float]
-    token_weights: Float[Tensor, " N"] | None = None
+    token_weights: list[Float[Tensor, "B _"]] | None = None
 
 
 def multi_token_inputs(
@@ -71,8 +70,8 @@ def multi_token_inputs(
         hidden.append(states[:, : shifted.shape[1]].flatten(0, 1))
         targets.append(shifted)
         if token_weights is not None:
-            of_tokens.append(token_weights[:, depth + 1 :].flatten())
-    return MultiTokenInputs(torch.cat(hidden), targets, weights, torch.cat(of_tokens) if of_tokens else None)
+            of_tokens.append(token_weights[:, depth + 1 :])
+    return MultiTokenInputs(torch.cat(hidden), targets, weights, of_tokens or None)
 
 
 def multi_token_loss_of(logits: UncomputedLogits, inputs: MultiTokenInputs, loss: LossSettings) -> MultiTokenLoss:
@@ -88,28 +87,9 @@ def multi_token_loss_of(logits: UncomputedLogits, inputs: MultiTokenInputs, loss
         SizeError: Two options exclude each other, or the weight of a target is infinite or NaN.
         ShapeError: The targets have another shape than the hidden states.
     """
-    targets, lengths = torch.cat([each.flatten() for each in inputs.targets]), [each.numel() for each in inputs.targets]
-    loss = loss._replace(token_weights=inputs.token_weights)
-    if loss.reduction == "none":
-        parts = cross_entropy_of(logits, targets, loss).split(lengths)
-        steps = inputs.targets[0].shape[1] + 1
-        losses = torch.stack(
-            [F.pad(x.view(y.shape), (0, steps - y.shape[1])) for x, y in zip(parts, inputs.targets, strict=True)]
-        )
-        weighted = [weight * each for weight, each in zip(inputs.weights, losses.unbind(), strict=True)]
-        total = torch.zeros_like(losses[0])
-        for each in weighted:  # a product of matrices would sum in an order that depends on the number of tokens
-            total = total + each
-        return MultiTokenLoss(total, losses.detach())
-    dtype, kept = loss_dtype(logits.dtype), targets != loss.ignore_index
-    counts = torch.stack([part.sum() for part in kept.split(lengths)]).clamp(min=1).to(dtype)
-    shares = torch.ones_like(counts) if loss.reduction == "sum" else counts.reciprocal()
-    depths = zip(inputs.weights, shares, lengths, strict=True)
-    factors = torch.cat([(weight * share).expand(length) for weight, share, length in depths])
-    if inputs.token_weights is not None:
-        of_tokens = finite_or_nan(inputs.token_weights.to(dtype))
-        factors = factors * of_tokens
-    total, losses = reduced_and_token_losses(logits, targets, loss._replace(reduction="sum", token_weights=factors))
-    if inputs.token_weights is not None:
-        losses = losses * counted_weights(of_tokens, kept)
-    return MultiTokenLoss(total, torch.stack([part.sum() for part in losses.split(lengths)]) * shares)
+    groups = TargetGroups(inputs.targets, inputs.weights, inputs.token_weights)
+    if loss.reduction != "none":
+        return MultiTokenLoss(*reduced_losses([logits], groups, loss))
+    steps = inputs.targets[0].shape[1] + 1
+    losses = [F.pad(each, (0, steps - each.shape[-1])) for each in token_losses([logits], groups, loss)]
+    return MultiTokenLoss(weighted_sum(inputs.weights, losses), torch.stack(losses).detach())

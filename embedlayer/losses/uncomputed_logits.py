@@ -6,10 +6,11 @@ a function that computes the raw logits of some rows, as tables of another forma
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, NamedTuple, Self, Unpack
 
 import torch
@@ -103,6 +104,33 @@ class UncomputedLogits(ABC):
         logits = copy(self)
         logits.hidden, logits.options = hidden, options
         return logits
+
+    @abstractmethod
+    def _take_rows(self, parts: Sequence[Self], ranges: Sequence[tuple[int, int]]) -> None:
+        """Give each of several copies the rows of one range of tokens alone."""
+
+    def of_ranges(self, ranges: Sequence[tuple[int, int]], states: Sequence[Tensor]) -> list[Self]:
+        """Return the logits over disjoint ranges of the tokens alone, each a vocabulary of its own that counts from 0.
+
+        The rows of a matrix and the bias are split once: one gradient is joined of those of all ranges.
+
+        Args:
+            ranges: First token of each range, and the one behind its last.
+            states: Hidden states of each range.
+
+        Raises:
+            SizeError: The rows are sharded.
+        """
+        bias, options = self.options.bias, self.options._replace(bias=None)
+        biases = [None] * len(ranges) if bias is None else split_ranges(bias, ranges)
+        parts = [
+            self.replaced(each, options.of_rows(*tokens)._replace(bias=of_tokens))
+            for each, tokens, of_tokens in zip(states, ranges, biases, strict=True)
+        ]
+        for part, (start, stop) in zip(parts, ranges, strict=True):
+            part.vocab_size = stop - start
+        self._take_rows(parts, ranges)
+        return parts
 
     def divided_by(self, temperature: float) -> "UncomputedLogits":
         """Return these logits divided by a temperature, besides the one that they have.
@@ -387,6 +415,16 @@ class LinearLogits(UncomputedLogits):
         """Return the rows of this rank's tokens, without spare rows."""
         return self.weight[: len(self.partition)]
 
+    def _take_rows(self, parts: Sequence[Self], ranges: Sequence[tuple[int, int]]) -> None:
+        """Give each of several copies the rows of one range of tokens alone."""
+        if self.is_sharded:
+            raise SizeError(
+                "Rows that are sharded over ranks cannot be divided into streams, which the ranks would share: use a "
+                "table that each rank stores as a whole."
+            )
+        for part, rows in zip(parts, split_ranges(self.weight, ranges), strict=True):
+            part.weight = rows
+
     def block(self, hidden: Tensor, start: int, stop: int) -> Float[Tensor, "*batch N"]:
         """Return the logits of other hidden states of the same width over the tokens `start` to `stop - 1`.
 
@@ -436,6 +474,12 @@ class BlockLogits(UncomputedLogits):
         super().__init__(hidden, vocab_size, LogitSettings(**options))
         self.raw_logits = raw_logits
         self.rows_at_once = rows_at_once
+        self._first = 0
+
+    def _take_rows(self, parts: Sequence[Self], ranges: Sequence[tuple[int, int]]) -> None:
+        """Give each of several copies the rows of one range of tokens alone."""
+        for part, (start, _) in zip(parts, ranges, strict=True):
+            part._first = self._first + start
 
     @property
     def dtype(self) -> torch.dtype:
@@ -457,12 +501,24 @@ class BlockLogits(UncomputedLogits):
 
     def _products(self, hidden: Tensor, start: int, stop: int) -> Tensor:
         """Return the raw logits of hidden states; if they are to be invariant, with the tokens last in memory."""
+        start, stop = self._first + start, self._first + stop
         if not self.options.batch_invariant:
             return self.raw_logits(hidden, start, stop)
         products = self.raw_logits(_tokens_last(hidden), start, stop)
         if products.requires_grad:
             products.register_hook(_tokens_last)
         return products
+
+
+def split_ranges(x: Tensor, ranges: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """Return `x[start:stop]` of disjoint ranges, as views whose gradients are joined once.
+
+    Of a slice for each range, autograd would add as many gradients of the size of `x`.
+    """
+    bounds = sorted({0, len(x), *(bound for each in ranges for bound in each)})
+    parts = x.split([stop - start for start, stop in pairwise(bounds)])
+    by_start = dict(zip(bounds, parts, strict=False))
+    return [by_start[start] for start, _ in ranges]
 
 
 def _tokens_last(x: Tensor) -> Tensor:

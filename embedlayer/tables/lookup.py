@@ -11,14 +11,15 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from embedlayer.core.block_sizes import TABLE_ROWS, block_size
 from embedlayer.core.devices import device_kind
-from embedlayer.core.errors import SizeError
-from embedlayer.core.index_checks import as_ids, rows_without_record
+from embedlayer.core.errors import ShapeError, SizeError
+from embedlayer.core.index_checks import INTEGERS, as_ids, check_integer_ids, rows_without_record
 from embedlayer.core.shapes import Ids, IdsLike, Vectors
-from embedlayer.core.torch_state import fusible, may_use
+from embedlayer.core.torch_state import fusible, may_use, plain_operators_only
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.kernels.input import StoredRows, gather_rows, scale_applies
 from embedlayer.saving import Pretrained
@@ -85,6 +86,50 @@ class LookupTable(Pretrained, ABC):
                 gradient, and the next `check()` of the table's `IndexCheck` raises the error.
             ShapeError: `ids` are not integers.
         """
+
+    def summed(
+        self,
+        ids: Int[Tensor, "*ids K"],
+        bounds: Int[Tensor, " bounds"] | None = None,
+        weights: Float[Tensor, "*ids K"] | None = None,
+    ) -> Float[Tensor, "*bags D"]:
+        """Return sums of vectors without `scale`, added one after another; gradients reach the rows and `weights`.
+
+        Without `bounds` each sum has the K vectors of `ids[..., :]`, `(..., K)` to `(..., D)`:
+        `(w[0] * look_up(ids[..., 0]) + w[1] * look_up(ids[..., 1])) + ...`, as K modules that are added. With `bounds`
+        sum n has those of the bag `ids[bounds[n] : bounds[n + 1]]`, `(M,)` to `(N, D)`; the sum of an empty bag is 0.
+        Never are all vectors of a call in memory at once, except for the gradient of `weights`.
+
+        Args:
+            ids: Token IDs, `(..., K)`, or with `bounds` those of all bags, `(M,)`.
+            bounds: Start of each bag and end of the last, in ascending order from 0 to M, `(N + 1,)`; or `None`. The
+                values are checked on the CPU.
+            weights: Factor on each vector, of the shape of `ids`, converted to the dtype of the vectors; `None` for 1.
+
+        Raises:
+            TokenIdError: As in `look_up`.
+            ShapeError: IDs are not integers; `weights` have another shape than `ids`; or `bounds` are no such bounds.
+        """
+        ids = as_ids(ids, beside=self)
+        check_bags(ids, bounds, weights)
+        if bounds is None and ids.shape[-1]:
+            sums = self._weighted(ids[..., 0], None if weights is None else weights[..., 0])
+            for k in range(1, ids.shape[-1]):
+                sums = sums + self._weighted(ids[..., k], None if weights is None else weights[..., k])
+            return sums
+        if bounds is None:
+            return self.look_up(ids).sum(-2)
+        bags, block = bags_of(bounds, len(ids)), block_size(TABLE_ROWS, device_kind(ids))
+        sums = self.look_up(ids[:0]).new_zeros(len(bounds) - 1, self.embed_dim)
+        for start in range(0, len(ids), block):
+            part = slice(start, start + block)
+            sums = sums.index_add(0, bags[part], self._weighted(ids[part], None if weights is None else weights[part]))
+        return sums
+
+    def _weighted(self, ids: Ids, weights: Tensor | None) -> Vectors:
+        """Return `weights * look_up(ids)`, with a weight for each ID."""
+        vectors = self.look_up(ids)
+        return vectors if weights is None else weights.unsqueeze(-1).to(vectors.dtype) * vectors
 
     def stored(self, ids: Ids) -> StoredRows | None:
         """Return IDs and the weight, from which a fused kernel can gather the vectors, without `scale`.
@@ -155,6 +200,39 @@ def _with_checked_ids(look_up: LookUp) -> LookUp:
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
 
     return checked_look_up
+
+
+def check_bags(ids: Tensor, bounds: Tensor | None, weights: Tensor | None) -> None:
+    """Check the arguments of `LookupTable.summed`: shapes, and on the CPU in eager mode the values of `bounds`.
+
+    Raises:
+        ShapeError: See there.
+    """
+    check_integer_ids(ids)
+    if weights is not None and weights.shape != ids.shape:
+        raise ShapeError(f"Each ID has one weight: ids are {tuple(ids.shape)}, weights {tuple(weights.shape)}.")
+    if bounds is None:
+        if not ids.dim():
+            raise ShapeError("The IDs of a sum are the last dimension, (..., K); found a single ID.")
+        return
+    if ids.dim() != 1 or bounds.dim() != 1 or not len(bounds) or bounds.dtype not in INTEGERS:
+        raise ShapeError(
+            f"Bags are ids (M,) and integer bounds (N + 1,); found ids {tuple(ids.shape)} and bounds "
+            f"{tuple(bounds.shape)} of {bounds.dtype}."
+        )
+    if device_kind(bounds) != "cpu" or torch.compiler.is_compiling() or plain_operators_only():
+        return
+    if bounds[0] != 0 or bounds[-1] != len(ids) or bool((bounds[1:] < bounds[:-1]).any()):
+        raise ShapeError(
+            f"Bounds of bags ascend from 0 to the number of ids, {len(ids)}; found {bounds[0]} to {bounds[-1]}"
+            f"{', not ascending' if bool((bounds[1:] < bounds[:-1]).any()) else ''}."
+        )
+
+
+def bags_of(bounds: Tensor, count: int) -> Tensor:
+    """Return the number of the bag of each of `count` IDs, `(count,)`."""
+    places = torch.arange(count, device=bounds.device, dtype=bounds.dtype)
+    return torch.searchsorted(bounds, places, right=True).sub_(1).clamp_(0, max(0, len(bounds) - 2))
 
 
 def check_positive(name: str, size: int) -> int:

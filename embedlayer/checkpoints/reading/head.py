@@ -57,7 +57,7 @@ def _read_output(model: CheckpointModel, spec: HeadSpec, table: TokenTable, widt
     is_base = _are_base(_model_classes(model)) and not tensors.has(spec.bias)
     is_absent = rows is None and (is_base or not is_tied(spec, model.config.content))
     if is_absent or (rows is None and has_bias and not has_dense and not tensors.has(spec.bias)):
-        _refuse_missing_head(model, spec.weight if is_absent else spec.bias)
+        refuse_missing_head(model, spec.weight if is_absent else spec.bias)
         return None
     if rows is not None:
         _check_shape(model, spec, f"{key}.weight", table, width, has_dense=has_dense)
@@ -94,7 +94,7 @@ def _has_transform(model: CheckpointModel, spec: HeadSpec, dense: LinearSpec | N
         return not classes or _have_head(classes) or model.tensors.has(spec.bias)
     if spec.dense is None or (spec.dense.optional and not is_needed):
         return True
-    _refuse_missing_head(model, weight_names(spec.dense))
+    refuse_missing_head(model, weight_names(spec.dense))
     return False
 
 
@@ -124,7 +124,7 @@ def _are_base(classes: list[str]) -> bool:
     return bool(classes) and all(name.endswith(BASE_CLASSES) and not _have_head([name]) for name in classes)
 
 
-def _refuse_missing_head(model: CheckpointModel, names: Names) -> None:
+def refuse_missing_head(model: CheckpointModel, names: Names) -> None:
     """Raise a `CheckpointError` if the configuration names a model with an LM head, whose tensors are missing."""
     classes, tensors = _model_classes(model), model.tensors
     if _have_head(classes):
