@@ -3,6 +3,7 @@
     python tools/all_families.py                       # every type of every kind
     python tools/all_families.py llama bert --json -   # a few, as JSON lines
     python tools/all_families.py --write docs/families.md
+    python tools/all_families.py --further --write docs/families.md   # every type of the further kinds
     python tools/all_families.py --varied masked       # other settings than the default ones
 
 A small random model of each type (`tiny_models`) is saved, its embedding layer is loaded, and both compute the same. A
@@ -12,7 +13,8 @@ type is
   difference is `max |ours - theirs| / max |theirs|`;
 - refused, if `embedlayer.load` or `embedlayer.patch` does not take it, or `load` reads the table alone;
 - wrong, if a comparison differs or a compulsory one could not be made;
-- not built, if transformers cannot build it from such a configuration, or its own forward pass fails.
+- not built, if transformers cannot build it from such a configuration, or its own forward pass fails;
+- without a vocabulary, if its configuration states no size of one, or the model has no tensor of that size.
 
 With `--varied`, models have other settings than the default ones (`varied_settings`), and training is not compared.
 
@@ -33,7 +35,10 @@ Comparisons, in float32 except where it says float64:
 - `patched logits`, `patched loss`, `patched gradients`: those of the model after `embedlayer.patch`
   (`patched_loss`; gradients in float64 with limit 1e-10, the loss with limit 1e-5).
 
-`input`, `head` and `patched loss` are compulsory. Each comparison that was not made is listed with its reason.
+`COMPULSORY` says without which comparisons a type of a kind is not equal: `input`, `head` and `patched loss` for
+language models, `input` alone for base models. Each comparison that was not made is listed with its reason. Of a model
+that takes no text alone, the part that does is compared; where no part does, random states are passed in place of the
+encoder's. The training of further kinds is not compared. A head that is loaded for a model without one is wrong.
 """
 
 import argparse
@@ -58,12 +63,28 @@ from typing import Any
 
 import torch
 from patched_loss import GRADIENT_LIMIT, LOSS_LIMIT, batch, compare_patched, relative
-from tiny_models import KINDS, PARTS, CannotBuild, build, model_types, quiet
+from tiny_models import (
+    FILLED,
+    FURTHER_KINDS,
+    KINDS,
+    OVERRIDES,
+    PARTS,
+    VOCAB,
+    CannotBuild,
+    build,
+    model_types,
+    quiet,
+    small_config,
+    text_config,
+)
 from torch import Tensor, nn
 from transformers_probe import Block, Run, arranged, in_float64, main_stacks, observe
 from varied_settings import Variation, shorten, variations
 
 import embedlayer as el
+from embedlayer.checkpoints.reader import Checkpoint
+from embedlayer.checkpoints.refusals import table_names
+from embedlayer.families import REFUSED, VOCAB_SIZE_KEYS
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
 from tables import markdown_table, write_between_markers
@@ -73,11 +94,27 @@ TITLES = {
     "masked": "Masked language models",
     "seq2seq": "Sequence-to-sequence models",
     "image-text": "Language models of vision-language models",
+    "text encoder": "Text encoders",
+    "speech": "Speech to text",
+    "ctc": "Speech to text with CTC",
+    "rnnt": "Speech to text with RNN-T",
+    "tdt": "Speech to text with TDT",
+    "waveform": "Text to waveform",
+    "spectrogram": "Text to spectrogram",
+    "retrieval": "Retrieval",
+    "zero-shot image": "Zero-shot image classification",
+    "zero-shot object": "Zero-shot object detection",
+    "text recognition": "Text recognition",
+    "decision": "Decisions",
+    "base": "Base models",
 }
 """Kind -> title of its table."""
 
 VERDICTS = ("equal", "refused", "wrong", "not built")
 """Columns of the counts on the page."""
+
+NO_VOCABULARY = "no vocabulary"
+"""Verdict of a further kind: the model has no rows for tokens. The page counts and names these types."""
 
 LIMIT = 1e-6
 """Largest relative difference in float32 that counts as equal."""
@@ -88,8 +125,15 @@ TOKENS, PADDED = 13, 4
 BASE = torch.arange(1, TOKENS + 1)
 """Positions with which long ones are compared; some recurrent layers begin anew at position 0."""
 
-COMPULSORY = ("input", "head", "patched loss")
-"""Comparisons without which a type is not equal."""
+COMPULSORY = {
+    **dict.fromkeys(KINDS, ("input", "head", "patched loss")),
+    **dict.fromkeys(FURTHER_KINDS, ("input",)),
+    "speech": ("input", "head"),
+}
+"""Kind -> comparisons without which a type is not equal. Base models and encoders have no head."""
+
+STATES = 24
+"""Random hidden states that take the place of an encoder of sounds or images."""
 
 OTHER_ROTATIONS = re.compile("Indexer|Compressor")
 """Names of modules in attention that rotate their own queries and keys."""
@@ -114,9 +158,9 @@ class Row:
 
     Attributes:
         model_type: Model type in transformers.
-        kind: A key of `tiny_models.KINDS`.
-        verdict: `"equal"`, `"refused"`, `"wrong"`, `"not built"` or `"crash"`; `"same"` for a variation that
-            changes nothing.
+        kind: A key of `tiny_models.KINDS` or `FURTHER_KINDS`.
+        verdict: `"equal"`, `"refused"`, `"wrong"`, `"not built"`, `"no vocabulary"` or `"crash"`; `"same"` for a
+            variation that changes nothing.
         reason: Sentence that explains a verdict other than `"equal"`.
         differences: Comparison -> largest relative difference.
         left_out: Comparison -> why it was not made.
@@ -127,6 +171,7 @@ class Row:
         settings: Settings with which the model is built, as in `tiny_models.build`.
         variation: Name of the variation of the settings; empty for the default ones.
         far: Whether positions far from 0 are compared.
+        part: Name of the module that is compared alone, as it takes text without images or sounds; empty for the model.
     """
 
     model_type: str
@@ -142,6 +187,7 @@ class Row:
     settings: Mapping[str, Any] = field(default_factory=dict)
     variation: str = ""
     far: bool = True
+    part: str = ""
 
 
 def accepts(model: nn.Module, name: str) -> bool:
@@ -150,13 +196,74 @@ def accepts(model: nn.Module, name: str) -> bool:
 
 def texts(config: Any) -> tuple[Tensor, Tensor]:
     """Return two texts, the second one left-padded, and their attention mask."""
-    pad = getattr(config.get_text_config(), "pad_token_id", None)
+    pad = getattr(text_config(config), "pad_token_id", None)
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(5, 100, (2, TOKENS), generator=generator)
     mask = torch.ones_like(ids)
     mask[1, :PADDED] = 0
     ids[1, :PADDED] = pad if isinstance(pad, int) else 1
     return ids, mask
+
+
+def text_inputs(model: nn.Module, ids: Tensor, decoder_ids: Tensor | None = None, **options: Any) -> dict[str, Any]:
+    """Return the arguments of `forward` for texts.
+
+    A model that takes no `input_ids` gets random states in place of its encoder's, and the texts at its decoder.
+
+    Args:
+        model: A model, or a part of one.
+        ids: Texts, for the encoder of an encoder-decoder model.
+        decoder_ids: Texts for its decoder; `ids` by default.
+        **options: Further arguments about the texts, such as `attention_mask`.
+    """
+    from transformers.utils import ModelOutput
+
+    decoder_ids = ids if decoder_ids is None else decoder_ids
+    if accepts(model, "input_ids"):
+        decoder = {"decoder_input_ids": decoder_ids} if accepts(model, "decoder_input_ids") else {}
+        filled = FILLED.get(model.config.model_type, {})
+        zeros = {name: torch.zeros(*ids.shape, *shape) for name, shape in filled.items() if accepts(model, name)}
+        return {"input_ids": ids, **decoder, **zeros, **options}
+    generator = torch.Generator().manual_seed(2)
+    states = torch.randn(len(ids), STATES, model.config.hidden_size, generator=generator)
+    options = {f"decoder_{name}": value for name, value in options.items()}
+    encoded = ModelOutput(last_hidden_state=states, attention_mask=None, hidden_states=None, attentions=None)
+    return {"encoder_outputs": encoded, "decoder_input_ids": ids, **options}
+
+
+def takes(model: nn.Module, name: str) -> bool:
+    """Return whether `text_inputs` may pass an option: `forward` has it for the texts that are compared."""
+    return accepts(model, name if accepts(model, "input_ids") else f"decoder_{name}")
+
+
+def text_part(model: nn.Module) -> str:
+    """Return the name of the outermost module that runs on text alone; empty for the model, also if none does."""
+    from transformers import PreTrainedModel
+
+    ids, _ = texts(model.config)
+    own = text_config(model.config).model_type
+    parts = [(name, each) for name, each in model.named_modules() if isinstance(each, PreTrainedModel)]
+    parts.sort(key=lambda item: (item[1] is not model, item[1].config.model_type != own))
+    for name, part in parts:
+        if accepts(part, "input_ids") or accepts(part, "encoder_outputs"):
+            with suppress(Exception):
+                if main_stacks(part, observe(part, text_inputs(part, ids))):
+                    return name
+    return ""
+
+
+def states_vocabulary(config: Any) -> bool:
+    """Return whether a configuration, as a dictionary, states the size of a vocabulary, at any depth."""
+    if not isinstance(config, Mapping):
+        return False
+    sizes = [value for key, value in config.items() if "vocab_size" in str(key) or key in VOCAB_SIZE_KEYS]
+    return any(type(size) is int for size in sizes) or any(map(states_vocabulary, config.values()))
+
+
+def has_tokens(model: nn.Module, folder: str) -> bool:
+    """Return whether a saved model has a tensor with an entry for each token, or one that is called like a table."""
+    tensors = model.state_dict().values()
+    return any(VOCAB in tensor.shape for tensor in tensors) or bool(table_names(Checkpoint.open(folder)))
 
 
 def examine(
@@ -175,6 +282,9 @@ def examine(
         row.variation, row.settings = variation.name, variation.settings
         row.far = variation.changes_positions
         row.allowed.append("patched loss")
+    if kind in FURTHER_KINDS and model_type not in REFUSED and not is_of_text(model_type, kind):
+        row.verdict = NO_VOCABULARY
+        return row
     try:
         _, model = build(model_type, kind, row.settings)
     except CannotBuild as error:
@@ -191,14 +301,18 @@ def examine(
             layer = el.load(folder)
         except el.core.errors.EmbedLayerError as error:
             row.verdict, row.reason = "refused", str(error).replace(folder, "...")
+            if kind in FURTHER_KINDS and not has_tokens(model, folder):
+                row.verdict, row.reason = NO_VOCABULARY, ""
         else:
             if layer.family == "unknown":
                 row.verdict, row.reason = "refused", "the family is unknown, so load reads the table alone"
             else:
-                compare(row, part_of(row, model), layer)
-                compare_final_norm(row, part_of(row, model), folder)
-        if variation is None:
-            compare_training(row, part_of(row, model))
+                row.part = text_part(model) if kind in FURTHER_KINDS else PARTS.get(model_type, "")
+                compare(row, model.get_submodule(row.part), layer)
+                if kind in KINDS:
+                    compare_final_norm(row, model.get_submodule(row.part), folder)
+        if variation is None and kind in KINDS:
+            compare_training(row, model.get_submodule(PARTS.get(model_type, "")))
     judge(row)
     return row
 
@@ -231,17 +345,24 @@ def guarded(model_type: str, kind: str, *, variation: Variation | None = None) -
         return Row(model_type, kind, "crash", reason, variation="" if variation is None else variation.name)
 
 
-def part_of(row: Row, model: nn.Module) -> nn.Module:
-    """Return the part of a model that is compared: the language model, or the whole."""
-    return model.get_submodule(PARTS[row.model_type]) if row.model_type in PARTS else model
+def is_of_text(model_type: str, kind: str) -> bool:
+    """Return whether the configuration of a model type states a vocabulary; true if it cannot be built to tell."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    with quiet():
+        try:
+            config = small_config(CONFIG_MAPPING[model_type], OVERRIDES.get(f"{kind}:{model_type}", {}))
+        except Exception:
+            return True
+    return states_vocabulary(config.to_dict())
 
 
 def judge(row: Row) -> None:
     """Set the verdict of a row whose comparisons are done, unless its type is refused or cannot run."""
-    if row.verdict in ("refused", "not built"):
+    if row.verdict in ("refused", "not built", NO_VOCABULARY):
         return
     differing = [f"{name} {value:.1e}" for name, value in row.differences.items() if value > limit_of(name)]
-    missing = [name for name in COMPULSORY if name not in row.differences and name not in row.allowed]
+    missing = [name for name in COMPULSORY[row.kind] if name not in row.differences and name not in row.allowed]
     if differing or missing:
         row.verdict = "wrong"
         row.reason = "; ".join(
@@ -259,16 +380,15 @@ def compare(row: Row, model: nn.Module, layer: el.EmbeddingLayer) -> None:
     """Compare a loaded layer with its model, and note the differences in the row."""
     ids, mask = texts(model.config)
     decoder_ids = ids.flip(1)
-    decoder = {"decoder_input_ids": decoder_ids} if accepts(model, "decoder_input_ids") else {}
     cases: dict[str, dict[str, Any]] = {"input": {}, "input, padded": {"attention_mask": mask}}
-    if accepts(model, "position_ids") and not decoder:
+    if takes(model, "position_ids") and not accepts(model, "decoder_input_ids"):
         at = torch.arange(TOKENS) * 2 + layer.first_position_id + 3
         cases["input, position_ids"] = {"position_ids": at.expand(2, -1)}
-    if accepts(model, "token_type_ids"):
+    if takes(model, "token_type_ids"):
         cases["input, token_type_ids"] = {"token_type_ids": (torch.arange(TOKENS) // 5 % 2).expand(2, -1)}
     for name, options in cases.items():
         try:
-            run = observe(model, {"input_ids": ids, **decoder, **options})
+            run = observe(model, text_inputs(model, ids, decoder_ids, **options))
         except Exception as error:
             row.left_out[name] = f"transformers: {type(error).__name__}: {str(error)[:200]}"
             if name == "input":
@@ -276,6 +396,8 @@ def compare(row: Row, model: nn.Module, layer: el.EmbeddingLayer) -> None:
                 return
             continue
         stacks = main_stacks(model, run)
+        if not accepts(model, "decoder_input_ids"):
+            stacks = stacks[:1]  # the decoder of FastSpeech 2 gets no tokens
         if not stacks:
             row.left_out[name] = "no block was seen"
             continue
@@ -310,8 +432,15 @@ def input_difference(row: Row, ours: Tensor, run: Run, stack: str) -> float:
 
 def compare_head(row: Row, layer: el.EmbeddingLayer, run: Run) -> None:
     """Compare the logits for the hidden states that enter the head."""
+    if layer.head is None and run.logits is None and "head" not in COMPULSORY[row.kind]:
+        return  # neither has a head
     if layer.head is None:
         row.left_out["head"] = "no head was loaded"
+    elif run.logits is None and "head" not in COMPULSORY[row.kind]:
+        if any(name.startswith("head.") for name in layer.tensor_names):
+            row.left_out["head"] = "the model stores it, and returns no logits"
+        else:
+            row.left_out["head"], row.differences["head"] = "the model has no head", float("inf")
     elif run.hidden is None or run.logits is None:
         row.left_out["head"] = "the input of the head was not seen"
     else:
@@ -328,8 +457,7 @@ def compare_final_norm(row: Row, model: nn.Module, folder: str) -> None:
         row.left_out["final norm"] = str(error).replace(folder, "...")
         return
     ids, _ = texts(model.config)
-    decoder = {"decoder_input_ids": ids.flip(1)} if accepts(model, "decoder_input_ids") else {}
-    run = observe(model, {"input_ids": ids, **decoder})
+    run = observe(model, text_inputs(model, ids, ids.flip(1)))
     stacks = main_stacks(model, run)
     blocks = run.stacks[stacks[-1]] if stacks else {}
     output = blocks[max(blocks)].output if blocks else None
@@ -390,20 +518,19 @@ def compare_positions(row: Row, model: nn.Module, layer: el.EmbeddingLayer, run:
     """Compare the positions of every block of the last stack, and biases."""
     compare_biases(row, model, layer, run, stacks)
     at = torch.arange(TOKENS)
-    if accepts(model, "position_ids") and any(scheme.hook == "rotate" for scheme in schemes_of(layer)):
+    if takes(model, "position_ids") and any(scheme.hook == "rotate" for scheme in schemes_of(layer)):
         ids, _ = texts(model.config)  # PaliGemma counts from 1, which no score shows
-        decoder = {"decoder_input_ids": ids} if accepts(model, "decoder_input_ids") else {}
-        run = observe(model, {"input_ids": ids, "position_ids": at.expand(2, -1), **decoder})
+        run = observe(model, text_inputs(model, ids, position_ids=at.expand(2, -1)))
     blocks = run.stacks[stacks[-1]]
     row.differences["positions"] = rotation_difference(row, layer, blocks, at)
     axes = {
         scheme.axes.num_axes for scheme in schemes_of(layer) if isinstance(scheme, el.RotaryEmbedding) and scheme.axes
     }
-    for count in axes if accepts(model, "position_ids") else ():
+    for count in axes if takes(model, "position_ids") else ():
         compare_axes(row, model, layer, stacks[-1], count)
     if not row.far:
         return
-    if not accepts(model, "position_ids"):
+    if not takes(model, "position_ids"):
         if any(scheme.hook == "rotate" for scheme in schemes_of(layer)):
             row.left_out["long positions"] = "forward takes no position_ids"
         return
@@ -438,7 +565,7 @@ def compare_axes(row: Row, model: nn.Module, layer: el.EmbeddingLayer, stack: st
     ids, _ = texts(model.config)
     tokens, text = torch.arange(TOKENS), torch.arange(len(ids))[:, None]
     at = torch.stack([(tokens * (2 * axis + 1) + text) % (11 + axis) for axis in range(count)])
-    run = observe(model, {"input_ids": ids, "position_ids": at})
+    run = observe(model, text_inputs(model, ids, position_ids=at))
     blocks = {
         index: block
         for index, block in run.stacks[stack].items()
@@ -460,7 +587,7 @@ def widened(row: Row, model: nn.Module) -> nn.Module:
     """Return the same model, built and run in float64."""
     with in_float64():
         _, whole = build(row.model_type, row.kind, row.settings)
-    wide = part_of(row, whole)
+    wide = whole.get_submodule(row.part)
     wide.double().load_state_dict(model.state_dict(), strict=False)
     return wide
 
@@ -471,11 +598,10 @@ def observed_at(wide: nn.Module, at: Tensor, states: Run | None = None, *, with_
     With `with_cache`, the model also gets a cache that claims to have the earlier positions, and has no keys.
     """
     ids, _ = texts(wide.config)
-    inputs: dict[str, Any] = {"input_ids": ids, "position_ids": at.expand(2, -1)}
+    with in_float64():
+        inputs = text_inputs(wide, ids, position_ids=at.expand(2, -1))
     if with_cache:
         inputs["past_key_values"] = empty_cache(int(at[0]))
-    if accepts(wide, "decoder_input_ids"):
-        inputs["decoder_input_ids"] = ids
     if accepts(wide, "decoder_position_ids"):
         inputs["decoder_position_ids"] = at.expand(2, -1)
     with in_float64():
@@ -622,7 +748,7 @@ def compare_bias(row: Row, model: nn.Module, name: str, position: el.Position, t
     """Compare the bias of a position scheme with those that a model computed in the blocks of that scheme."""
     if position.hook == "bias" and not theirs:  # BLOOM calls its function only where there is a mask
         ids, _ = texts(model.config)
-        theirs = observe(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}).biases
+        theirs = observe(model, text_inputs(model, ids, attention_mask=torch.ones_like(ids))).biases
     if position.hook == "bias":
         if theirs:
             if model.config.model_type in SCALED_BIAS:
@@ -761,6 +887,30 @@ def page_text(rows: Sequence[Row]) -> str:
     return text
 
 
+def further_text(rows: Sequence[Row]) -> str:
+    """Return the counts and the tables of the further kinds of `docs/families.md`."""
+    import transformers
+
+    kinds = [kind for kind in FURTHER_KINDS if any(row.kind == kind for row in rows)]
+    verdicts = (*VERDICTS, NO_VOCABULARY)
+    counts, tables = [], ""
+    notes: dict[str, int] = {}
+    for kind in kinds:
+        own = [row for row in rows if row.kind == kind]
+        count = {verdict: str(sum(row.verdict == verdict for row in own)) for verdict in verdicts}
+        counts.append({"kind": kind, "model types": str(len(own))} | count)
+        rest = [f"`{row.model_type}`" for row in own if row.verdict == NO_VOCABULARY]
+        named = [page_row(row, notes) for row in own if row.verdict != NO_VOCABULARY]
+        left_out = ("patched", "loss without logits")
+        named = [{key: value for key, value in row.items() if key not in left_out} for row in named]
+        tables += f"\n## {TITLES[kind]}\n\n" + (markdown_table(named) if named else "")
+        tables += f"\nWithout a vocabulary: {', '.join(rest)}.\n" if rest else ""
+    text = markdown_table(counts)
+    text += f"\ntransformers {transformers.__version__}, torch {torch.__version__.partition('+')[0]}.\n" + tables
+    text += "\n## Notes on the further kinds\n\n"
+    return text + "".join(f"{number}. {note}\n" for note, number in notes.items())
+
+
 def varied_text(rows: Sequence[Row]) -> str:
     """Return the table of `docs/families.md` that counts the variations."""
     counts = []
@@ -805,40 +955,46 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", metavar="TYPE", help="model types or kinds; all by default")
     parser.add_argument("--varied", action="store_true", help="other settings than the default ones, without training")
-    parser.add_argument("--kind", action="append", choices=list(KINDS), help="kinds of models; all by default")
+    every = {**KINDS, **FURTHER_KINDS}
+    parser.add_argument("--kind", action="append", choices=list(every), help="kinds of models; language models else")
+    parser.add_argument("--further", action="store_true", help="the further kinds, such as base models and sound")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--json", type=Path, help="file for the rows as JSON lines; - for standard output")
-    parser.add_argument("--rows", type=Path, help="file that --json wrote: use its rows, and run nothing")
+    parser.add_argument("--rows", type=Path, help="file that --json wrote: use its rows, and run named types alone")
     parser.add_argument("--write", type=Path, help="page to write")
     options = parser.parse_args(argv)
-    kinds = options.kind or [name for name in options.types if name in KINDS] or list(KINDS)
-    names = [name for name in options.types if name not in KINDS]
+    default = list(FURTHER_KINDS if options.further else KINDS)
+    kinds = options.kind or [name for name in options.types if name in every] or default
+    names = [name for name in options.types if name not in every]
+    stored = [] if options.rows is None else [Row(**json.loads(line)) for line in options.rows.read_text().splitlines()]
     work = [(name, kind) for kind in kinds for name in model_types(kind) if not names or name in names]
+    work = [] if stored and not options.types else work
     start = time.monotonic()
-    rows = []
-    stored = None if options.rows is None else map(json.loads, options.rows.read_text().splitlines())
-    for row in (
-        run(work, options.jobs, is_varied=options.varied) if stored is None else (Row(**each) for each in stored)
-    ):
-        rows.append(row)
+    rows = [row for row in stored if (row.model_type, row.kind) not in work]
+    for row in run(work, options.jobs, is_varied=options.varied) if work else rows:
+        rows += [row] * bool(work)
         print(json.dumps(asdict(row)) if str(options.json) == "-" else shown(row), flush=True)
+    order = [(name, kind) for kind in every for name in model_types(kind)]
+    rows.sort(key=lambda row: order.index((row.model_type, row.kind)))
     if options.json and str(options.json) != "-":
         options.json.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
     for kind in dict.fromkeys(row.kind for row in rows):
         own = [row for row in rows if row.kind == kind]
         verdicts = [row.verdict for row in own]
         counts = ", ".join(f"{verdicts.count(each)} {each}" for each in dict.fromkeys(verdicts))
-        training = "" if options.varied else f"; {training_count(own)}"
+        training = f"; {training_count(own)}" if kind in KINDS and not options.varied else ""
         what = "variations" if options.varied else "types"
         print(f"{kind}: {len(own)} {what}: {counts}{training}", file=sys.stderr)
     print(
         f"{time.monotonic() - start:.0f} s, {sum(row.seconds for row in rows):.0f} s of them computing", file=sys.stderr
     )
-    if options.write:
-        if options.varied:
-            write_between_markers(options.write, "varied", varied_text(rows))
-        else:
-            write_between_markers(options.write, "families", page_text(rows))
+    if options.write and options.varied:
+        write_between_markers(options.write, "varied", varied_text(rows))
+    elif options.write:
+        for marker, text, own in (("families", page_text, KINDS), ("further", further_text, FURTHER_KINDS)):
+            named = [row for row in rows if row.kind in own]
+            if named:
+                write_between_markers(options.write, marker, text(named))
     if any(row.verdict in ("wrong", "crash") for row in rows):
         raise SystemExit(1)
 

@@ -33,16 +33,30 @@ KINDS = {
 MORE_KINDS = {"text encoder": "MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES"}
 """Further kinds, whose models have no logits: their vocabulary is edited."""
 
-OTHER_KINDS = {
+FURTHER_KINDS = {
+    **MORE_KINDS,
+    "speech": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+    "ctc": "MODEL_FOR_CTC_MAPPING_NAMES",
+    "rnnt": "MODEL_FOR_RNNT_MAPPING_NAMES",
+    "tdt": "MODEL_FOR_TDT_MAPPING_NAMES",
+    "waveform": "MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES",
+    "spectrogram": "MODEL_FOR_TEXT_TO_SPECTROGRAM_MAPPING_NAMES",
+    "retrieval": "MODEL_FOR_RETRIEVAL_MAPPING_NAMES",
+    "zero-shot image": "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    "zero-shot object": "MODEL_FOR_ZERO_SHOT_OBJECT_DETECTION_MAPPING_NAMES",
+    "text recognition": "MODEL_FOR_TEXT_RECOGNITION_MAPPING_NAMES",
+    "decision": "MODEL_FOR_DECISION_MAPPING_NAMES",
     "base": "MODEL_MAPPING_NAMES",
+}
+"""Kinds that are counted beside `KINDS`: of sound, of text beside images, and models without a head."""
+
+OTHER_KINDS = {
     "pretraining": "MODEL_FOR_PRETRAINING_MAPPING_NAMES",
     "multimodal": "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
-    "speech": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
-    "waveform": "MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES",
     "question": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
     "visual question": "MODEL_FOR_VISUAL_QUESTION_ANSWERING_MAPPING_NAMES",
 }
-"""Further kinds, of models in which text is not all: their folders are read, or refused with advice."""
+"""Kinds that are not counted; their folders are read, or refused with advice."""
 
 SAMPLE = {
     "causal": (
@@ -164,7 +178,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     },
     "gemma4_unified_assistant": {"text_config.num_kv_shared_layers": 0},
     "glm5_next_text": {"num_key_value_heads": 4, "linear_head_dim": 16, "linear_num_heads": 4},
-    **{name: {"rope_parameters": _MROPE} for name in ("glm4v_text", "glm_ocr_text")},
+    **{name: {"rope_parameters": _MROPE} for name in ("glm4v_text", "glm_ocr_text", "glm_image_text")},
     "glm4v_moe_text": {"rope_parameters": _HALF_MROPE},
     "gpt_neo": {"attention_types": [[["global", "local"], LAYERS // 2]]},
     "granite4_vision": {"deepstack_layer_map": [[-1, 2]], "downsample_rate": "1/4"},
@@ -219,6 +233,15 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "ngram_vocab_size_base": 50,
         "eos_token_id": 2,
     },
+    "ctc:wav2vec2-bert": {"vocab_size": VOCAB},
+    "ctc:wav2vec2-conformer": {"vocab_size": VOCAB},
+    "fun_asr_nano": {"adaptor_config.intermediate_size": 16},
+    "gradium_phonon_tts": {"flow_head_config.condition_dim": 64},
+    "moonshine": {"decoder_num_attention_heads": 2, "encoder_num_attention_heads": 2},
+    "lilt": {"hidden_size": 96},
+    "moonshine_streaming": {"num_key_value_heads": 4},
+    "pocket_tts": {"flow_head_config.condition_dim": 64},
+    "vits": {"resblock_kernel_sizes": [3], "resblock_dilation_sizes": [[1, 3, 5]]},
     "reformer": {"axial_pos_embds_dim": [16, 48]},
     "qwen2_vl_vision": {"embed_dim": 64},
     "causal:reformer": {"is_decoder": True},
@@ -251,6 +274,12 @@ PARTS = {
 
 UNHOOKED = {"squeezebert": "transformer.encoder"}
 """Model type -> module around the blocks, where the model calls `forward` of its blocks and so passes by hooks."""
+
+
+FILLED = {
+    "bros": {"bbox": (4,)},
+}
+"""Model type -> inputs of its `forward` beside the text, and the shape of each behind `(B, T)`; they are zeros."""
 
 
 class Variant(NamedTuple):
@@ -320,7 +349,7 @@ def model_types(kind: str) -> dict[str, str]:
     """Return the model types of a kind, and the name of each one's model class in transformers."""
     from transformers.models.auto import modeling_auto
 
-    names = getattr(modeling_auto, {**KINDS, **MORE_KINDS, **OTHER_KINDS}[kind])
+    names = getattr(modeling_auto, {**KINDS, **FURTHER_KINDS, **OTHER_KINDS}[kind])
     return {name: each if isinstance(each, str) else each[0] for name, each in names.items()}
 
 
@@ -386,7 +415,7 @@ def build(model_type: str, kind: str, settings: Mapping[str, Any] | None = None)
 
     Args:
         model_type: A key of `model_types(kind)`.
-        kind: A key of `KINDS`.
+        kind: A key of `KINDS`, `FURTHER_KINDS` or `OTHER_KINDS`.
         settings: Settings that replace those of the configuration; `a.b` is the setting `b` of the sub-configuration
             `a`. With `tie_word_embeddings=False`, the head has rows of its own, also if transformers ties it (T5).
 
@@ -401,8 +430,8 @@ def build(model_type: str, kind: str, settings: Mapping[str, Any] | None = None)
 
     config_class = CONFIG_MAPPING[model_type]
     with quiet():
-        model_class = getattr(transformers, model_types(kind)[model_type])
         try:
+            model_class = getattr(transformers, model_types(kind)[model_type])
             config = small_config(config_class, {**OVERRIDES.get(f"{kind}:{model_type}", {}), **(settings or {})})
             parts = [name for name, part in config_class.sub_configs.items() if part is model_class.config_class]
             if parts and model_class.config_class is not config_class:
@@ -418,9 +447,17 @@ def build(model_type: str, kind: str, settings: Mapping[str, Any] | None = None)
             if head is not None:
                 head.weight = nn.Parameter(torch.empty_like(head.weight))
         randomise(model)
-        for part in (model.config, model.config.get_text_config()):
+        for part in (model.config, text_config(model.config)):
             part.use_cache = False
     return config, model.eval()
+
+
+def text_config(config: Any) -> Any:
+    """Return the configuration of the language model in one of transformers, that of the decoder if there are two."""
+    try:
+        return config.get_text_config()
+    except ValueError:  # MusicGen has an encoder and a decoder of different types
+        return config.get_text_config(decoder=True)
 
 
 def randomise(model: nn.Module, seed: int = 0) -> None:

@@ -130,7 +130,7 @@ def observe(
     """
     run = Run()
     places = _places(model)
-    tokens = inputs["input_ids"].shape[-1]
+    tokens = inputs["input_ids" if "input_ids" in inputs else "decoder_input_ids"].shape[-1]
     running: list[tuple[nn.Module, Block | None]] = []
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -174,6 +174,7 @@ def observe(
     handles = []
     whole = UNHOOKED.get(model.config.model_type)
     if whole is not None:
+        whole = whole if hasattr(model, whole.partition(".")[0]) else whole.partition(".")[2]  # a base model
         places[model.get_submodule(whole)] = (whole, 0)
     for block in places:
         handles.append(block.register_forward_pre_hook(before, with_kwargs=True))

@@ -9,6 +9,7 @@ from embedlayer.families import (
     GGUF_ARCHITECTURES,
     REFUSED,
     TRANSFORMERS_VERSION,
+    VOCAB_SIZE_KEYS,
     is_table_name,
     nearest_model_types,
 )
@@ -53,6 +54,11 @@ def unknown_family_error(checkpoint: Checkpoint, model_type: object) -> Checkpoi
         )
     if isinstance(model_type, str) and model_type in REFUSED:
         return CheckpointError(f"{file}: model_type {model_type!r} is not read, because {REFUSED[model_type]}.")
+    if not _states_vocabulary(checkpoint.config) and not table_names(checkpoint):
+        return CheckpointError(
+            f"{file}: model_type {model_type!r} has no vocabulary: the configuration states no vocab_size, and no "
+            f"tensor is called like a table of tokens."
+        )
     near = " or ".join(map(repr, nearest_model_types(str(model_type))))
     written = str(checkpoint.config.get("transformers_version", ""))
     newer = (
@@ -64,6 +70,15 @@ def unknown_family_error(checkpoint: Checkpoint, model_type: object) -> Checkpoi
     return CheckpointError(
         f"{file}: model_type {model_type!r} is not known (nearest known: {near}), so scale, positions and head are not "
         f"known either. {newer}".rstrip()
+    )
+
+
+def _states_vocabulary(config: object) -> bool:
+    """Return whether a configuration states the number of tokens, at any depth."""
+    if not isinstance(config, dict):
+        return False
+    return any(key in VOCAB_SIZE_KEYS and type(size) is int for key, size in config.items()) or any(
+        map(_states_vocabulary, config.values())
     )
 
 

@@ -2,7 +2,8 @@
 
 This package is data: `embedlayer.checkpoints.reading` and `embedlayer.positions.rotary.config` build modules from it.
 No other module of `embedlayer` names a `model_type`. `records` defines the fields; `causal`, `masked`,
-`encoder_decoder` and `streams` have the records. `multimodal` says how multimodal models use a language model's head.
+`encoder_decoder`, `text_encoders` and `streams` have the records. `multimodal` says how multimodal models use the head of
+a language model.
 `rotary_settings` has the rotary settings of each model type; `token_ids` says which entries name token IDs.
 """
 
@@ -42,8 +43,10 @@ from embedlayer.families.records import (
 )
 from embedlayer.families.rotary_settings import REFUSED_ROTARY, ROTARY, RotaryPositions
 from embedlayer.families.streams import REFUSED_STREAMS, STREAM_FAMILIES
+from embedlayer.families.text_encoders import REFUSED_TEXT_ENCODERS, TEXT_ENCODER_FAMILIES
 
 __all__ = [
+    "BASE_CLASSES",
     "CONFIG_KEYS",
     "FAMILIES",
     "GGUF_ARCHITECTURES",
@@ -89,8 +92,12 @@ __all__ = [
 HEAD_CLASSES = (
     *("ForCausalLM", "LMHeadModel", "ModelWithLMHead", "ForMaskedLM", "ForConditionalGeneration", "MarianMTModel"),
     *("BertGenerationDecoder", "ForTextToText", "ForVisionText2Text", "ForProteinText2Text", "ForBlockDiffusion"),
+    *("DoubleHeadsModel", "SeamlessM4TModel", "SeamlessM4Tv2Model"),
 )
 """Ends of the names of transformers' model classes that have an LM head."""
+
+BASE_CLASSES = ("Model", "Encoder", "Decoder")
+"""Ends of the names of transformers' model classes without an LM head, if they do not end as `HEAD_CLASSES` do."""
 
 TRANSFORMERS_VERSION = "5.24.0"
 """Version of transformers with which the records were compared."""
@@ -99,13 +106,20 @@ FAMILIES: tuple[Family, ...] = (
     *CAUSAL_FAMILIES,
     *MASKED_FAMILIES,
     *ENCODER_DECODER_FAMILIES,
+    *TEXT_ENCODER_FAMILIES,
     *STREAM_FAMILIES,
     Family("model2vec", ("model2vec",), ("embeddings",), FoldedRows(), head=None),
     Family("static_embedding", ("StaticEmbedding",), ("embedding.weight", "embeddings"), FoldedRows(), head=None),
 )
 """The known families. The last two, model2vec and StaticEmbedding, are tables without a model."""
 
-REFUSED: Mapping[str, str] = {**REFUSED_CAUSAL, **REFUSED_MASKED, **REFUSED_MULTIMODAL, **REFUSED_STREAMS}
+REFUSED: Mapping[str, str] = {
+    **REFUSED_CAUSAL,
+    **REFUSED_MASKED,
+    **REFUSED_MULTIMODAL,
+    **REFUSED_STREAMS,
+    **REFUSED_TEXT_ENCODERS,
+}
 """Model type of a known model that `load` does not read -> the reason."""
 
 PER_LAYER_ROWS: Names = tuple(
@@ -153,7 +167,18 @@ TABLE_WORDS: Names = ("embed", "wte", "codebook")
 
 OTHER_WORDS: Names = (
     *("pos", "type", "norm", "proj", "patch_", "mask", "time", "row_", "column_", "distance", "relative", "rel_"),
-    *("query", "label", "class", "level", "not_a_point", "mapping", "transformation", "embed_out"),
+    *(
+        "query",
+        "queries",
+        "speaker",
+        "label",
+        "class",
+        "level",
+        "not_a_point",
+        "mapping",
+        "transformation",
+        "embed_out",
+    ),
 )
 """Parts of the names of embeddings that have no row for each token or code."""
 

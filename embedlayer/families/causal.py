@@ -196,6 +196,8 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         other_tables=(OtherTable("gate.tid2eid", "it states the experts of each token in blocks that hash"),),
     ),
     _llama("dbrx", table=("wte.weight",)),
+    _llama("openai_privacy_filter", head=None),
+    _llama("glm_image", "glm_image_text", head=HeadSpec(rows=CountedRows("vision_vocab_size"), tied="never")),
     _llama(
         "falcon",
         table=("word_embeddings.weight",),
@@ -242,6 +244,12 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     _gemma("gemma3n", "gemma3n_text", softcap=30.0, per_layer=PerLayerSpec(missing_row=0, round_scales=True)),
     _gemma("gemma4", "gemma4_text", per_layer=PerLayerSpec()),
     _gemma("gemma4_unified", "gemma4_unified_text"),
+    _gemma(
+        "embedding_gemma2",
+        "embedding_gemma2_text",
+        head=None,
+        notes=("each block also gets a projection of the input, which is no part of this layer.",),
+    ),
     _gemma("vaultgemma", softcap=30.0),
     _llama(
         "recurrent_gemma",
@@ -336,6 +344,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     # Positions added to the input.
     _gpt2("gpt2", *("gpt2", "gpt-sw3")),
     _gpt2("", *("gpt_bigcode", "gpt_neo")),
+    _gpt2("imagegpt", head=HeadSpec()),
     _gpt2("openai-gpt", table=("tokens_embed.weight",), position=LearnedPositions(("positions_embed.weight",))),
     Family(
         "opt",
@@ -361,9 +370,9 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         "git",
         ("git",),
         table=("embeddings.word_embeddings.weight",),
-        position=LearnedPositions(("git.embeddings.position_embeddings.weight",)),
+        position=LearnedPositions(("embeddings.position_embeddings.weight",)),
         recipe=("position", "norm"),
-        norm=NormSpec("git.embeddings.LayerNorm"),
+        norm=NormSpec("embeddings.LayerNorm"),
         head=HeadSpec(("output.weight",), bias=("output.bias",)),
     ),
     _gpt2(
@@ -407,6 +416,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
 
 REFUSED_CAUSAL: Mapping[str, str] = {
     "blt": "its input is the sum of a row for each byte and of rows for hashes of the bytes before it",
+    "clvp_decoder": "it speaks codes, and is a part of a model that also reads text",
     "dory": "its head multiplies each logit by a learned number of its token",
     "inkling2_loop_text": "some of its blocks run several times in a pass, so its positions could not be compared",
     "cpmant": "it puts rows of prompts in front of the text, and adds a segment to every token",

@@ -118,6 +118,7 @@ _M2M_100 = Family(
 ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
     _t5("t5"),
     _t5("", *("longt5", "switch_transformers")),
+    _t5("pop2piano", head=HeadSpec(logit_scale=Factor("1/sqrt_dim"), scales_hidden=True, tied="always")),
     _t5("mt5", head=HeadSpec(tied="always")),
     _t5(
         "umt5",

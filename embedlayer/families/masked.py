@@ -97,7 +97,8 @@ _EPS = (("layer_norm_eps", 1e-5),)
 _GELU_NEW = (("hidden_act", "gelu_new"),)
 
 MASKED_FAMILIES: tuple[Family, ...] = (
-    _bert("bert", ("bert", "squeezebert"), head=_BERT_HEAD),
+    _bert("bert", ("bert", "squeezebert", "splinter", "dpr", "visual_bert", "bros"), head=_BERT_HEAD),
+    _bert("", ("align_text_model", "chinese_clip_text_model", "flava_text_model"), head=None),
     _bert("yoso", ("yoso",), position=_FROM_TWO, head=_BERT_HEAD),
     _bert("nystromformer", ("nystromformer",), position=_FROM_TWO, head=_BERT_HEAD, defaults=_EPS + _GELU_NEW),
     _bert("mra", ("mra",), position=_FROM_TWO, head=_BERT_HEAD, defaults=_EPS),
@@ -219,7 +220,11 @@ MASKED_FAMILIES: tuple[Family, ...] = (
     _bert(
         "blip",
         ("blip_text_model",),
-        table=("text_decoder.bert.embeddings.word_embeddings.weight",),
+        table=(
+            "text_decoder.bert.embeddings.word_embeddings.weight",
+            "text_model.embeddings.word_embeddings.weight",
+            "embeddings.word_embeddings.weight",
+        ),
         recipe=("position", "norm"),
         types=(),
         head=_BERT_HEAD,
@@ -326,6 +331,9 @@ MASKED_FAMILIES: tuple[Family, ...] = (
     ),
     _roberta("roberta", ("roberta", "xlm-roberta", "camembert", "data2vec-text", "xmod", "roberta-prelayernorm")),
     _roberta("longformer", ("longformer", "luke")),
+    _roberta("lilt", ("lilt",), notes=("a second stream of each block reads places on the page, not tokens.",)),
+    _roberta("clap", ("clap_text_model",), head=None),
+    _roberta("", ("altclip_text_model", "bridgetower_text_model"), head=None, defaults=_EPS),
     _roberta(
         "ibert",
         ("ibert",),

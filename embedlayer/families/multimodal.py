@@ -35,7 +35,7 @@ _SPECS: tuple[tuple[MultimodalSpec, Names], ...] = (
             *("aya_vision", "cohere2_vision", "deepseek_vl", "deepseek_vl_hybrid", "ernie4_5_vl_moe", "gemma3"),
             *("got_ocr2", "internvl", "janus", "kimi_k25", "lfm2_vl", "lfm3_vl", "lighton_ocr", "minicpm_ocr"),
             *("mistral3", "moss_transcribe_diarize", "ovis2", "pp_chart2table"),
-            *("glmasr", "granite_speech", "granite_speech_plus", "qwen3_asr"),
+            *("fun_asr_nano", "glmasr", "granite_speech", "granite_speech_plus", "qwen3_asr"),
         ),
     ),
     (
@@ -57,6 +57,15 @@ _SPECS: tuple[tuple[MultimodalSpec, Names], ...] = (
     (MultimodalSpec(tied_by="none", scales_logits=True), ("inkling2", "inkling_mm_model", "mllama", "step3p7")),
     (
         MultimodalSpec(tied_by="none"),
+        (
+            *("aimv2", "align", "altclip", "bridgetower", "chinese_clip", "clap", "clip", "clipseg"),
+            *("embedding_gemma2", "flava", "glm_image", "grounding-dino", "groupvit", "jev", "metaclip_2"),
+            *("mm-grounding-dino", "owlv2", "owlvit", "pe_audio", "sam3", "siglip", "siglip2", "tipsv2", "vibevoice"),
+            *("vision-text-dual-encoder", "xclip"),
+        ),
+    ),
+    (
+        MultimodalSpec(tied_by="none"),
         ("audioflamingo3", "musicflamingo", "nemo_speechlm", "omniasr", "qwen2_audio", "vibevoice_asr", "voxtral"),
     ),
 )
@@ -73,8 +82,13 @@ REFUSED_MULTIMODAL: Mapping[str, str] = {
     ),
     "idefics": "its table and its head each have a second tensor for the tokens that were added",
     "inkling2_loop": "some of its blocks run several times in a pass, so its positions could not be compared",
-    "mistral_large4": "the factor of its queries is a learned function of the position",
-    "molmo2": "its checkpoints store the token table as two tensors, and its head has no rows for the second",
+    **dict.fromkeys(
+        ("mistral_large4", "mistral_large4_text"), "the factor of its queries is a learned function of the position"
+    ),
+    **dict.fromkeys(
+        ("molmo2", "molmo2_text"),
+        "its checkpoints store the token table as two tensors, and its head has no rows for the second",
+    ),
     "pi0": "it predicts movements, not tokens",
     **dict.fromkeys(
         ("pix2struct", "pp_formulanet"),

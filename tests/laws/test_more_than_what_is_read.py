@@ -9,7 +9,7 @@ import pytest
 import torch
 from all_families import LIMIT, Row, compare
 from covering import some
-from tiny_models import OTHER_KINDS, CannotBuild, build, model_types, quiet
+from tiny_models import FURTHER_KINDS, OTHER_KINDS, CannotBuild, build, model_types, quiet
 
 import embedlayer as el
 from embedlayer.checkpoints.reader import Checkpoint
@@ -40,7 +40,7 @@ OWN_TYPES = {("question", "big_bird")}
 """Models that compute types from the separators in a text, and are compared with types that are stated."""
 
 TEXT_KINDS = ("causal", "masked", "seq2seq", "image-text")
-ALL = [(kind, name) for kind in ("text encoder", *OTHER_KINDS) for name in model_types(kind)]
+ALL = [(kind, name) for kind in (*FURTHER_KINDS, *OTHER_KINDS) for name in model_types(kind)]
 ALL += [(kind, name) for kind in TEXT_KINDS for name in model_types(kind) if name in REFUSED or name == "musicgen"]
 
 

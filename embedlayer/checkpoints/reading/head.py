@@ -12,7 +12,7 @@ from embedlayer.checkpoints.reading.table import packed_table
 from embedlayer.checkpoints.reading.tensors import is_in_block
 from embedlayer.checkpoints.refusals import combined_error
 from embedlayer.core.errors import CheckpointError
-from embedlayer.families import HEAD_CLASSES
+from embedlayer.families import BASE_CLASSES, HEAD_CLASSES
 from embedlayer.families.records import AddedColumns, CountedRows, HeadSpec, LinearSpec, Names, Presence, WideRows
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.prediction import ACTIVATIONS, PredictionHead
@@ -54,7 +54,8 @@ def _read_output(model: CheckpointModel, spec: HeadSpec, table: TokenTable, widt
     rows = _untied_rows(model, spec, f"{key}.weight")
     presence: Presence = tensors.has(spec.bias) if spec.has_bias == "stored" else spec.has_bias
     has_bias = bool(spec.bias) and model.config.has(presence)
-    is_absent = rows is None and not is_tied(spec, model.config.content)
+    is_base = _are_base(_model_classes(model)) and not tensors.has(spec.bias)
+    is_absent = rows is None and (is_base or not is_tied(spec, model.config.content))
     if is_absent or (rows is None and has_bias and not has_dense and not tensors.has(spec.bias)):
         refuse_missing_head(model, spec.weight if is_absent else spec.bias)
         return None
@@ -116,6 +117,11 @@ def _model_classes(model: CheckpointModel) -> list[str]:
 def _have_head(classes: list[str]) -> bool:
     """Return whether one of these model classes of transformers has an LM head."""
     return any(name.endswith(HEAD_CLASSES) for name in classes)
+
+
+def _are_base(classes: list[str]) -> bool:
+    """Return whether all of these model classes of transformers are base models; false for none."""
+    return bool(classes) and all(name.endswith(BASE_CLASSES) and not _have_head([name]) for name in classes)
 
 
 def refuse_missing_head(model: CheckpointModel, names: Names) -> None:
