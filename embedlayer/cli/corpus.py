@@ -71,6 +71,7 @@ def build(
         if shards > 1 or only is not None:
             raise FileError("Standard input can be read only once. Save it to a file to build it in shards.")
         create_folder(output.parent)
+    template = tokenizer_from or (begun if begun.exists() else None)
     with saved_standard_input(files, output.parent) as sources:
         if tokenizer_from is not None or (vocab_size is None and begun.exists()):
             tokenizer = load_tokenizer(tokenizer_from or begun)
@@ -83,7 +84,7 @@ def build(
             tokenizer = learn_tokenizer([readers], "bpe", vocab_size or VOCAB_SIZE, quiet=as_json)
         try:
             with reading(quiet=as_json) as show:
-                options: dict[str, Any] = {"text_field": text_field, "on_progress": show}
+                options: dict[str, Any] = {"text_field": text_field, "chat_template": template, "on_progress": show}
                 if is_stream:
                     TokenCorpus.build(sources, tokenizer, output, **options)
                 elif only is None:

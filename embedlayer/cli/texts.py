@@ -87,13 +87,14 @@ def _build_corpus(
     from embedlayer.tokenization.read import load_tokenizer
 
     with saved_standard_input(sources, target.parent) as readable:
-        readers = find_sources(readable, RowOptions(text_field))
+        readers = find_sources(readable, RowOptions(text_field, options.path))
         if options.path is not None:
             tokenizer = load_tokenizer(options.path)
         else:
             tokenizer = learn_tokenizer([readers], options.kind, options.vocab_size, quiet=quiet)
         say("Turning the text into token IDs", quiet)
-        return TokenCorpus.build(readable, tokenizer, target, text_field=text_field), tokenizer
+        corpus = TokenCorpus.build(readable, tokenizer, target, text_field=text_field, chat_template=options.path)
+        return corpus, tokenizer
 
 
 def _build_mixture(
@@ -120,9 +121,12 @@ def _build_mixture(
     from embedlayer.data.text_files import saved_standard_input
     from embedlayer.tokenization.read import load_tokenizer
 
+    built = next((Path(source) for source in sources if is_corpus(Path(source))), None)
+    template = options.path or built
     with saved_standard_input(sources, target.parent) as readable:
         texts = [
-            [] if is_corpus(Path(source)) else find_sources([source], RowOptions(text_field)) for source in readable
+            [] if is_corpus(Path(source)) else find_sources([source], RowOptions(text_field, template))
+            for source in readable
         ]
         ready = [Path(source) for source, files in zip(readable, texts, strict=True) if not files]
         for folder in ready[1:]:
@@ -145,7 +149,9 @@ def _build_mixture(
         for number, (source, files) in enumerate(zip(readable, texts, strict=True)):
             folder = target / str(number)
             if files:
-                corpora.append(TokenCorpus.build([source], tokenizer, folder, text_field=text_field))
+                corpora.append(
+                    TokenCorpus.build([source], tokenizer, folder, text_field=text_field, chat_template=template)
+                )
             else:
                 corpora.append(_link_corpus(Path(source), folder, options.path)[0])
     return TokenMixture(zip(corpora, weights, strict=True)), tokenizer

@@ -72,6 +72,7 @@ class TokenCorpus:
         path: str | Path,
         *,
         text_field: str | None = None,
+        chat_template: str | Path | None = None,
         on_progress: Progress | None = None,
     ) -> "TokenCorpus":
         """Encode text files, and files of rows, into a corpus in the folder `path`, and open it.
@@ -83,35 +84,42 @@ class TokenCorpus:
                 and so is each row of the other files.
             tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
             path: A new or empty folder, or a corpus without shards, which is replaced.
-            text_field: Name of the field of a row that is the document; `None`: `text`.
+            text_field: Name of the field of a row that is the document; `None`: `text`, else `messages`, a chat.
+            chat_template: Folder of the tokenizer whose chat template renders chats, or a file in it; `None`: the
+                template of `tokenizer`, if it is one of transformers. Of chats, only the tokens of the assistant have
+                the weight 1 in `token_weights`.
             on_progress: Called with the number of bytes read so far and the total.
 
         Raises:
             FileError: A source cannot be read, or `path` cannot be written or holds other files.
             TextError: A source or a record is not what it should be (see `find_sources`), or no source has text.
             SizeError: There is a `text_field`, and no source has rows.
-            TokenizerError: `tokenizer` is no tokenizer, or cannot encode a text.
-            MissingExtraError: A source needs `pip install 'embedlayer[parquet]'`.
+            TokenizerError: `tokenizer` is no tokenizer, or cannot encode a text; or there are chats, and no chat
+                template with `{% generation %}`.
+            MissingExtraError: A source needs `pip install 'embedlayer[parquet]'`, or chats `'embedlayer[hf]'`.
 
         Warns:
             EmbedLayerWarning: A source or a row without text is left out, a `.txt` has JSON lines, or the IDs next to a
                 cut may differ from those of the whole text.
         """
-        tokenizer, path = as_tokenizer(tokenizer), Path(path)
+        backend, path = as_tokenizer(tokenizer), Path(path)
         create_folder(path.parent)
         with saved_standard_input(sources, path.parent) as readable:
-            readers = find_sources(readable, RowOptions(text_field))
+            options = RowOptions(text_field, chat_template or tokenizer)
+            readers = find_sources(readable, options)
             with replace_folder(path) as folder:
                 _check_replaceable(path)  # after what is there is noted, which is what will be replaced
                 total = sum(Path(reader.source).stat().st_size for reader in readers)
                 report = on_progress or ignore_progress
-                with corpus_writer(folder, tokenizer, has_weights=has_weights(readers)) as writer:
+                with corpus_writer(folder, backend, has_weights=has_weights(readers)) as writer:
                     for reader in readers:
                         if not writer.add_source(reader, lambda read: report(read, total)):
                             warn_left_out(reader.source)
                 require_text(writer.num_tokens, sources)
                 write_shard_tables(folder, *writer.tables(), writer.index())
-                save_tokenizer(tokenizer, folder / TOKENIZER)
+                save_tokenizer(backend, folder / TOKENIZER)
+                if has_weights(readers):
+                    options.chat_template.save(folder)
         return cls.open(path)
 
     @classmethod
@@ -253,7 +261,8 @@ class TokenCorpus:
 class CorpusWriter:
     """Encode documents one after another, pass their IDs to a function, and record what a `TokenCorpus` needs.
 
-    Recorded are the start of each document and the numbers of tokens and bytes; see `tables` and `index`.
+    Recorded are the start of each document and the numbers of tokens and bytes; see `tables` and `index`. The separator
+    in front of a chat has the weight 0.
 
     Args:
         tokenizer: Encodes the documents.
@@ -275,6 +284,7 @@ class CorpusWriter:
         self.separator = end_of_text_id(tokenizer)
         self.documents, self.token_ends, self.byte_ends = array("q"), array("q"), array("q")
         self.num_tokens = self.num_bytes = self.bytes_read = 0
+        self.starts_with_chat = False
 
     def add_source(
         self, reader: Reader, report: Callable[[int], object], *, begin: int = 0, end: int | None = None
@@ -337,6 +347,7 @@ class CorpusWriter:
                     if self.num_tokens and self.separator is not None:
                         self._write([self.separator], None if weights is None else [chunk.weighted is None])
                         self.token_ends[-1] += 1
+                    self.starts_with_chat = self.starts_with_chat or (not self.documents and chunk.weighted is not None)
                     self.documents.append(self.num_tokens)
                     starts_document = False
                 self._write(ids, weights)
@@ -410,17 +421,18 @@ def corpus_writer(folder: Path, tokenizer: Tokenizer, *, has_weights: bool) -> I
 def token_weights(encoding: Encoding, count: int, weighted: Sequence[tuple[int, int]] | None) -> IdArray:
     """Return the weights of the last `count` tokens of an encoding, `(count,)` uint8: 1 for those that are trained on.
 
-    They are the tokens from that of the first to that of the last character of each range in `weighted`, as in the
-    assistant mask of transformers; all tokens for `None`.
+    They are the tokens that overlap one of the ranges in `weighted`, as in the assistant mask of transformers; all
+    tokens for `None`.
     """
     if weighted is None:
         return np.ones(count, dtype=np.uint8)
-    weights = np.zeros(count, dtype=np.uint8)
-    for start, stop in weighted:
-        first, last = encoding.char_to_token(start), encoding.char_to_token(stop - 1)
-        if stop > start and first is not None:
-            weights[first : None if last is None else last + 1] = 1
-    return weights
+    if not weighted:
+        return np.zeros(count, dtype=np.uint8)
+    starts, stops = np.array(weighted).T
+    first, last = np.array(encoding.offsets).reshape(-1, 2).T
+    nearest = np.searchsorted(stops, first, side="right")  # the first range that ends after the token begins
+    weights: IdArray = np.where(nearest < len(stops), last > starts[np.minimum(nearest, len(stops) - 1)], 0)
+    return weights.astype(np.uint8)
 
 
 def has_weights(readers: Iterable[Reader]) -> bool:

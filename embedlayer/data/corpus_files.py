@@ -68,13 +68,15 @@ class ShardPlan(TypedDict):
     """Type of the content of `corpus.json`, the plan of a corpus in shards.
 
     Each source has a name, a size in bytes and a digest. `tokenizer` is the tokenizer's fingerprint. `text_field` is
-    the name of the field of rows, if the caller named one.
+    the name of the field of rows, if the caller named one. `chat_template` is a digest of the chat template, if there
+    are chats; then each shard has weights.
     """
 
     shards: Annotated[int, Range(1, 10**6)]
     tokenizer: str
     sources: list[tuple[str, Count, str]]
     text_field: NotRequired[str]
+    chat_template: NotRequired[str]
 
 
 _NPY_HEADER = re.compile(

@@ -17,11 +17,20 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from embedlayer.core.errors import CheckpointError, FileError, SizeError
-from embedlayer.data.corpus import Progress, TokenCorpus, corpus_writer, ignore_progress, require_text, warn_left_out
+from embedlayer.data.corpus import (
+    Progress,
+    TokenCorpus,
+    corpus_writer,
+    has_weights,
+    ignore_progress,
+    require_text,
+    warn_left_out,
+)
 from embedlayer.data.corpus_files import (
     PLAN_FILE,
     PLAN_VERSION,
     TOKENIZER,
+    WEIGHTS_FILE,
     missing_shards,
     plan_digest,
     read_index,
@@ -31,6 +40,7 @@ from embedlayer.data.corpus_files import (
     write_shard_tables,
 )
 from embedlayer.data.process_pool import Report, run_jobs, usable_cores
+from embedlayer.data.readers.chats import TOKENIZER_CONFIG, ChatTemplate
 from embedlayer.data.readers.documents import Reader, RowOptions
 from embedlayer.data.readers.sources import find_sources, reader_of
 from embedlayer.io.files import (
@@ -58,6 +68,7 @@ def build_in_shards(
     shards: int,
     workers: int | None = None,
     text_field: str | None = None,
+    chat_template: str | Path | None = None,
     on_progress: Progress | None = None,
 ) -> TokenCorpus:
     """Encode texts in parallel processes into `shards` shards in the folder `path`, and open them as one corpus.
@@ -84,7 +95,9 @@ def build_in_shards(
         path: A new or empty folder, or a folder in which this build was started.
         shards: Number of shards, at least 1.
         workers: Largest number of processes at a time; by default one for each core. 1: this process builds all.
-        text_field: Name of the field of a row that is the document; `None`: `text`.
+        text_field: Name of the field of a row that is the document; `None`: `text`, else `messages`, a chat.
+        chat_template: Folder of the tokenizer whose chat template renders chats, as in `TokenCorpus.build`; it is saved
+            in the folder.
         on_progress: Called with the number of bytes read so far and the total.
 
     Raises:
@@ -94,7 +107,7 @@ def build_in_shards(
         SizeError: `shards` or `workers` is below 1, or there is a `text_field`, and no source has rows.
         CheckpointError: The plan or a shard in the folder is damaged, or its tokenizer was changed.
         TokenizerError: `tokenizer` is no tokenizer or cannot encode a text, or the one in the folder is damaged.
-        MissingExtraError: A source needs `pip install 'embedlayer[parquet]'`.
+        MissingExtraError: A source needs `pip install 'embedlayer[parquet]'`, or chats `'embedlayer[hf]'`.
 
     Warns:
         EmbedLayerWarning: A source or a row without text is left out, a `.txt` has JSON lines, or the IDs next to a cut
@@ -111,7 +124,7 @@ def build_in_shards(
         workers = usable_cores()
     if workers < 1:
         raise SizeError(f"workers is {workers}; it must be 1 or more.")
-    folder = _planned(sources, tokenizer, Path(path), shards, RowOptions(text_field))
+    folder = _planned(sources, tokenizer, Path(path), shards, RowOptions(text_field, chat_template or tokenizer))
     with FileLock(folder / LOCK, f"The corpus folder {folder}"):
         _build_missing(folder, shards, workers, on_progress or ignore_progress)
     names = [name for name, _, _ in read_plan(folder)["sources"]]
@@ -162,6 +175,7 @@ def build_shard(
     shards: int,
     only: int,
     text_field: str | None = None,
+    chat_template: str | Path | None = None,
     on_progress: Progress | None = None,
 ) -> None:
     """Build one shard of `build_in_shards` in this process, so that several hosts can each build some of the shards.
@@ -171,13 +185,13 @@ def build_shard(
     not built again.
 
     Args:
-        sources: As for `build_in_shards`. All hosts pass the same `sources`, `tokenizer`, `path`, `shards` and
-            `text_field`.
+        sources: As for `build_in_shards`. All hosts pass the same arguments but `only`.
         tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
         path: Folder of all shards.
         shards: Number of all shards.
         only: Number of the shard to build, from 0 to `shards - 1`.
         text_field: As for `build_in_shards`.
+        chat_template: As for `build_in_shards`.
         on_progress: Called with the number of bytes read so far and the approximate total of this shard.
 
     Raises:
@@ -189,7 +203,7 @@ def build_shard(
     """
     if not 0 <= only < shards:
         raise SizeError(f"Shard {only} of {shards} does not exist: shards are counted from 0 to {shards - 1}.")
-    folder = _planned(sources, tokenizer, Path(path), shards, RowOptions(text_field))
+    folder = _planned(sources, tokenizer, Path(path), shards, RowOptions(text_field, chat_template or tokenizer))
     total = sum(size for _, size, _ in read_plan(folder)["sources"]) // shards
     report = on_progress or ignore_progress
     if not shard_folder(folder, only).exists():
@@ -212,6 +226,8 @@ def shard_builder(folder: str) -> Callable[[int, Report], None]:
     plan, tokenizer = read_plan(path), load_tokenizer(path / TOKENIZER)
     if fingerprint(tokenizer) != plan["tokenizer"]:
         raise CheckpointError(f"{path / TOKENIZER} is not the tokenizer of {path / PLAN_FILE}. Build in a new folder.")
+    if "chat_template" in plan and ChatTemplate.of(path).digest != plan["chat_template"]:
+        raise CheckpointError(f"{path / TOKENIZER_CONFIG} is not that of {path / PLAN_FILE}. Build in a new folder.")
 
     def build(number: int, report: Report) -> None:
         """Build shard `number` atomically, while holding its lock."""
@@ -219,7 +235,7 @@ def shard_builder(folder: str) -> Callable[[int, Report], None]:
         with _shard_lock(path, number):
             remove_partials(target)  # of a build that was killed
             with replace_folder(target) as partial:
-                _write_shard(partial, plan, number, tokenizer, report)
+                _write_shard(partial, plan, number, tokenizer, path, report)
 
     return build
 
@@ -239,19 +255,27 @@ def _remove_partials_of(path: Path, number: int) -> None:
         remove_partials(shard_folder(path, number))
 
 
-def _write_shard(folder: Path, plan: JsonObject, number: int, tokenizer: Tokenizer, report: Report) -> None:
-    """Encode the byte ranges of the sources that belong to one shard, and write the files of the shard."""
+def _write_shard(
+    folder: Path, plan: JsonObject, number: int, tokenizer: Tokenizer, chat_template: Path, report: Report
+) -> None:
+    """Encode the ranges of the sources that belong to one shard, and write the files of the shard.
+
+    `chat_template` is the folder with the tokenizer and its chat template.
+    """
     places: list[int] = []
     starts_document = False
-    with corpus_writer(folder, tokenizer, has_weights=plan.get("has_weights", False)) as writer:
+    with corpus_writer(folder, tokenizer, has_weights="chat_template" in plan) as writer:
         separators = [] if writer.separator is None else [writer.separator]
         writer.write(np.array(separators, writer.dtype))
         if writer.write_weights is not None:
-            writer.write_weights(np.ones(len(separators), np.uint8))
-        for place, reader, begin, end in _source_ranges(plan, number, tokenizer):
+            writer.write_weights(np.ones(len(separators), np.uint8))  # set below: the first document is not known yet
+        for place, reader, begin, end in _source_ranges(plan, number, tokenizer, chat_template):
             if writer.add_source(reader, report, begin=begin, end=end):
                 starts_document = starts_document if places else reader.has_rows
                 places.append(place)
+    if writer.starts_with_chat and separators:
+        with (folder / WEIGHTS_FILE).open("r+b") as weights:
+            weights.write(b"\0")
     more = {"separators": len(separators), "bytes_read": writer.bytes_read, "plan": plan_digest(plan)}
     more |= {"starts_document": True} if starts_document else {}
     np.save(folder / "sources.npy", np.array(places, dtype=np.int64), allow_pickle=False)
@@ -300,6 +324,8 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
     }
     if options.text_field is not None:
         plan["text_field"] = options.text_field
+    if has_weights(readers):
+        plan["chat_template"] = options.chat_template.digest
     create_folder(path)
     others = [file.name for file in path.iterdir() if not file.name.startswith(".")]  # hidden: what a host is writing
     if not (path / PLAN_FILE).exists():  # requested after looking: another host may have written it meanwhile
@@ -314,6 +340,8 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
     _check_same(path, read_plan(path), plan)
     if not (path / TOKENIZER).exists():
         save_tokenizer(tokenizer, path / TOKENIZER)
+    if has_weights(readers) and not (path / TOKENIZER_CONFIG).exists():
+        options.chat_template.save(path)
     return path
 
 
@@ -321,7 +349,7 @@ def _check_same(path: Path, started: JsonObject, requested: JsonObject) -> None:
     """Raise a `FileError` if the plan of a build in a folder differs from the plan for the arguments of this call."""
     if started == requested:
         return
-    for key in ("format_version", "shards", "tokenizer", "text_field"):
+    for key in ("format_version", "shards", "tokenizer", "text_field", "chat_template"):
         if started.get(key) != requested.get(key):
             what = f"{key.replace('_', ' ')} {started.get(key)}, not {requested.get(key)}"
             break
@@ -367,7 +395,9 @@ def _check_unchanged(source: str, planned: list[Any], current: list[Any]) -> Non
 # Byte ranges
 
 
-def _source_ranges(plan: JsonObject, part: int, tokenizer: Tokenizer) -> Iterator[tuple[int, Reader, int, int]]:
+def _source_ranges(
+    plan: JsonObject, part: int, tokenizer: Tokenizer, chat_template: Path
+) -> Iterator[tuple[int, Reader, int, int]]:
     """Yield the ranges of the sources that belong to shard `part`, in order.
 
     A range is `(number, reader, begin, end)`: the number of the source in the plan, its reader, and the places where
@@ -380,7 +410,7 @@ def _source_ranges(plan: JsonObject, part: int, tokenizer: Tokenizer) -> Iterato
     total = sum(size for _, size, _ in plan["sources"])
     low, high = (total * number // plan["shards"] for number in (part, part + 1))
     start = 0
-    options = RowOptions(plan.get("text_field"))
+    options = RowOptions(plan.get("text_field"), chat_template)
     for number, (source, size, digest) in enumerate(plan["sources"]):
         begin, end = max(low - start, 0), min(high - start, size)
         if begin < end:

@@ -3,11 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
+from embedlayer.data.readers.chats import ChatTemplate
 from embedlayer.data.text_chunks import split_text
 
 
@@ -84,6 +86,14 @@ class RowOptions:
 
     Attributes:
         text_field: Name of the field with the text, or with the messages of a chat; `None`: `text`, else `messages`.
+        tokenizer: Tokenizer of transformers whose chat template renders chats, or the path of its folder or of a file
+            in it; see `ChatTemplate.of`.
     """
 
     text_field: str | None = None
+    tokenizer: object = None
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The chat template; its errors are those of `ChatTemplate.of`."""
+        return ChatTemplate.of(self.tokenizer)
