@@ -5,11 +5,12 @@ from typing import Any
 
 import click
 
-from embedlayer.cli.options import TEXTS, TOKENIZER, json_option
+from embedlayer.cli.options import TEXTS_OR_ROWS, TOKENIZER, json_option, text_field_option
 from embedlayer.cli.printing import print_json
 from embedlayer.core.command_name import command_line
-from embedlayer.core.errors import SizeError
+from embedlayer.core.errors import FileError, SizeError
 from embedlayer.core.formatting import count_of
+from embedlayer.io.files import check_new_folder, create_folder
 
 VOCAB_SIZE = 4096
 
@@ -20,7 +21,7 @@ def corpus() -> None:
 
 
 @corpus.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=TEXTS)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=TEXTS_OR_ROWS)
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for the corpus.")
 @click.option(
     "--tokenizer",
@@ -32,6 +33,7 @@ def corpus() -> None:
 @click.option("--shards", default=1, help="Number of shards of the corpus.")
 @click.option("--workers", type=int, help="Number of processes.  [default: one per core]")
 @click.option("--only", type=int, metavar="K", help="Build shard K only, counted from 0; other hosts build the others.")
+@text_field_option
 @json_option
 def build(
     files: tuple[Path, ...],
@@ -41,40 +43,59 @@ def build(
     shards: int,
     workers: int | None,
     only: int | None,
+    text_field: str | None,
     as_json: bool,
 ) -> int:
     """Turn texts into a corpus of token IDs; the same command continues after a stop.
 
-    FILE... are text files (.gz too) and folders of them. The IDs are the same for any number of shards and workers.
-    The folder also contains the tokenizer. Train on it with: embedlayer train FOLDER -o RUN
+    FILE... are text files, JSON lines, Parquet and Arrow files, folders of them, or - for standard input, which gives
+    one shard. Each row is a document. The IDs are the same for any number of shards and workers. The folder also
+    contains the tokenizer. Train on it with: embedlayer train FOLDER -o RUN
     """
     from embedlayer.cli.progress import reading
     from embedlayer.cli.texts import learn_tokenizer
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.data.corpus_files import missing_shards
+    from embedlayer.data.readers.documents import RowOptions
+    from embedlayer.data.readers.sources import find_sources
     from embedlayer.data.sharded_build import build_in_shards, build_shard
-    from embedlayer.data.text_files import find_text_files
+    from embedlayer.data.text_files import saved_standard_input
     from embedlayer.tokenization.read import load_tokenizer
 
     begun = output / "tokenizer.json"
+    is_stream = "-" in map(str, files)
     if tokenizer_from is not None and vocab_size is not None:
         raise SizeError("--vocab-size sets the size of a trained tokenizer: leave it out, or leave --tokenizer out.")
-    if tokenizer_from is not None or (vocab_size is None and begun.exists()):
-        tokenizer = load_tokenizer(tokenizer_from or begun)
-    elif only is not None:
-        raise SizeError("--only builds one shard, and all shards need the same tokenizer: name it with --tokenizer.")
-    else:
-        tokenizer = learn_tokenizer([find_text_files(files)], "bpe", vocab_size or VOCAB_SIZE, quiet=as_json)
-    try:
-        with reading(quiet=as_json) as show:
-            if only is None:
-                build_in_shards(files, tokenizer, output, shards=shards, workers=workers, on_progress=show)
-            else:
-                build_shard(files, tokenizer, output, shards=shards, only=only, on_progress=show)
-    except KeyboardInterrupt:
-        click.echo("Stopped. The finished shards are kept; the same command builds the others.", err=True)
-        return 130
-    missing = missing_shards(output)
+    if is_stream:
+        check_new_folder(output)
+        if shards > 1 or only is not None:
+            raise FileError("Standard input can be read only once. Save it to a file to build it in shards.")
+        create_folder(output.parent)
+    template = tokenizer_from or (begun if begun.exists() else None)
+    with saved_standard_input(files, output.parent) as sources:
+        if tokenizer_from is not None or (vocab_size is None and begun.exists()):
+            tokenizer = load_tokenizer(tokenizer_from or begun)
+        elif only is not None:
+            raise SizeError(
+                "--only builds one shard, and all shards need the same tokenizer: name it with --tokenizer."
+            )
+        else:
+            readers = find_sources(sources, RowOptions(text_field))
+            tokenizer = learn_tokenizer([readers], "bpe", vocab_size or VOCAB_SIZE, quiet=as_json)
+        try:
+            with reading(quiet=as_json) as show:
+                options: dict[str, Any] = {"text_field": text_field, "chat_template": template, "on_progress": show}
+                if is_stream:
+                    TokenCorpus.build(sources, tokenizer, output, **options)
+                elif only is None:
+                    build_in_shards(sources, tokenizer, output, shards=shards, workers=workers, **options)
+                else:
+                    build_shard(sources, tokenizer, output, shards=shards, only=only, **options)
+        except KeyboardInterrupt:
+            if not is_stream:
+                click.echo("Stopped. The finished shards are kept; the same command builds the others.", err=True)
+            return 130
+    missing = [] if is_stream else missing_shards(output)
     facts: dict[str, Any] = {"directory": str(output), "shards": shards, "missing": missing}
     if missing:
         text = f"Shard {only} is in {output}; {len(missing)} of {shards} are still to be built."

@@ -118,8 +118,15 @@ TOKENIZER = InputPath(
 TEXT = InputPath("a text file", *_TEXT_FILES)
 TEXTS = InputPath("text files (.gz too) and folders of them", *_TEXT_FILES, PathKind.FOLDER)
 COLUMNS = InputPath("a table of columns: a .csv, .tsv or .parquet file", *_TEXT_FILES)
+TEXTS_OR_ROWS = InputPath(
+    "text files, JSON lines, Parquet and Arrow files, folders of them, or - for standard input",
+    *_TEXT_FILES,
+    PathKind.FOLDER,
+    standard_input=True,
+)
 TEXTS_OR_CORPUS = InputPath(
-    "text files (.gz too), folders of them, - for standard input, or a folder that embedlayer corpus build wrote",
+    "text files, JSON lines, Parquet and Arrow files, folders of them, - for standard input, or a folder that "
+    "embedlayer corpus build wrote",
     *(*_TEXT_FILES, PathKind.FOLDER, PathKind.CORPUS, PathKind.CORPUS_ALONE),
     standard_input=True,
 )
@@ -127,6 +134,12 @@ TEXTS_OR_CORPUS = InputPath(
 TOKEN = NamedToken()
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else.")
+
+text_field_option = click.option(
+    "--text-field",
+    metavar="NAME",
+    help="Field of each row of JSON lines, Parquet and Arrow files that is the document.  [default: text]",
+)
 
 tokenizer_option = click.option(
     "--tokenizer", "tokenizer_from", type=TOKENIZER, help="Use this tokenizer (a file or folder) instead."

@@ -1,10 +1,7 @@
 """The texts that a user names, as the corpus of a run: built, linked, or mixed; and tokenizers trained on them."""
 
-import io
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,9 +15,9 @@ if TYPE_CHECKING:
 
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.data.mixture import TokenMixture
+    from embedlayer.data.readers.documents import Reader
 
 TOKENIZER_BYTES = 200_000_000
-FIRST_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -44,15 +41,18 @@ def prepare_corpus(
     target: Path,
     options: TokenizerOptions,
     *,
+    text_field: str | None,
     quiet: bool,
 ) -> "tuple[TokenCorpus | TokenMixture, Tokenizer]":
     """Build or link the corpus of a new run, or the corpora of a mixture.
 
     Args:
-        sources: Text files, folders of them, `-` for standard input, or corpora that `embedlayer corpus build` wrote.
+        sources: Text files and files of rows, folders of them, `-` for standard input, or corpora that `embedlayer
+            corpus build` wrote.
         weights: Weight of each source in a mixture; `None`: the sources are one text, or one corpus.
         target: Folder of the corpus in the folder of the run; the corpus of an earlier run in it is replaced.
         options: Which tokenizer the corpus has.
+        text_field: Name of the field of a row that is the document; `None`: `text`.
         quiet: Whether to print nothing.
 
     Raises:
@@ -61,39 +61,49 @@ def prepare_corpus(
         TokenizerError: A corpus was built with another tokenizer, or a tokenizer is damaged.
         CheckpointError: A corpus, or a GGUF file with the tokenizer, is damaged.
         MissingExtraError: A tokenizer needs the extra `spm` or `gguf`.
-        SizeError: A weight is not above 0, or the vocabulary is too small for the kind of tokenizer.
+        SizeError: A weight is not above 0, or the vocabulary is too small for the kind of tokenizer; or there is a
+            `text_field`, and no source has rows.
     """
     if target.is_symlink():  # an earlier run used a corpus in another folder
         target.unlink()
     elif (target / "0").exists():  # an earlier run trained on a mixture
         _remove_corpus(target)
     if weights is not None:
-        return _build_mixture(sources, weights, target, options, quiet)
+        return _build_mixture(sources, weights, target, options, text_field, quiet)
     ready = _find_corpus(sources)
     if ready is not None:
         return _link_corpus(ready, target, options.path)
-    return _build_corpus(sources, target, options, quiet)
+    return _build_corpus(sources, target, options, text_field, quiet)
 
 
 def _build_corpus(
-    sources: Sequence[str | Path], target: Path, options: TokenizerOptions, quiet: bool
+    sources: Sequence[str | Path], target: Path, options: TokenizerOptions, text_field: str | None, quiet: bool
 ) -> "tuple[TokenCorpus, Tokenizer]":
     """Train or read a tokenizer, and build the corpus of token IDs."""
     from embedlayer.data.corpus import TokenCorpus
-    from embedlayer.data.text_files import find_text_files
+    from embedlayer.data.readers.documents import RowOptions
+    from embedlayer.data.readers.sources import find_sources
+    from embedlayer.data.text_files import saved_standard_input
     from embedlayer.tokenization.read import load_tokenizer
 
-    with _kept_standard_input(find_text_files(sources), target.parent) as texts:
+    with saved_standard_input(sources, target.parent) as readable:
+        readers = find_sources(readable, RowOptions(text_field, options.path))
         if options.path is not None:
             tokenizer = load_tokenizer(options.path)
         else:
-            tokenizer = learn_tokenizer([texts], options.kind, options.vocab_size, quiet=quiet)
+            tokenizer = learn_tokenizer([readers], options.kind, options.vocab_size, quiet=quiet)
         say("Turning the text into token IDs", quiet)
-        return TokenCorpus.build(texts, tokenizer, target), tokenizer
+        corpus = TokenCorpus.build(readable, tokenizer, target, text_field=text_field, chat_template=options.path)
+        return corpus, tokenizer
 
 
 def _build_mixture(
-    sources: Sequence[str | Path], weights: Sequence[float], target: Path, options: TokenizerOptions, quiet: bool
+    sources: Sequence[str | Path],
+    weights: Sequence[float],
+    target: Path,
+    options: TokenizerOptions,
+    text_field: str | None,
+    quiet: bool,
 ) -> "tuple[TokenMixture, Tokenizer]":
     """Build a corpus of each source in the folders `target/0`, `target/1`, ..., or link those that are built.
 
@@ -106,11 +116,18 @@ def _build_mixture(
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.data.corpus_files import is_corpus
     from embedlayer.data.mixture import TokenMixture
-    from embedlayer.data.text_files import find_text_files
+    from embedlayer.data.readers.documents import RowOptions
+    from embedlayer.data.readers.sources import find_sources
+    from embedlayer.data.text_files import saved_standard_input
     from embedlayer.tokenization.read import load_tokenizer
 
-    with _kept_standard_input(sources, target.parent) as readable:
-        texts = [[] if is_corpus(Path(source)) else find_text_files([source]) for source in readable]
+    built = next((Path(source) for source in sources if is_corpus(Path(source))), None)
+    template = options.path or built
+    with saved_standard_input(sources, target.parent) as readable:
+        texts = [
+            [] if is_corpus(Path(source)) else find_sources([source], RowOptions(text_field, template))
+            for source in readable
+        ]
         ready = [Path(source) for source, files in zip(readable, texts, strict=True) if not files]
         for folder in ready[1:]:
             if TokenCorpus.open(folder).tokenizer_fingerprint != TokenCorpus.open(ready[0]).tokenizer_fingerprint:
@@ -132,18 +149,20 @@ def _build_mixture(
         for number, (source, files) in enumerate(zip(readable, texts, strict=True)):
             folder = target / str(number)
             if files:
-                corpora.append(TokenCorpus.build(files, tokenizer, folder))
+                corpora.append(
+                    TokenCorpus.build([source], tokenizer, folder, text_field=text_field, chat_template=template)
+                )
             else:
                 corpora.append(_link_corpus(Path(source), folder, options.path)[0])
     return TokenMixture(zip(corpora, weights, strict=True)), tokenizer
 
 
 def learn_tokenizer(
-    texts: Sequence[Sequence[str | Path]], kind: str, vocab_size: int, *, weights: Sequence[float] = (1.0,), quiet: bool
+    texts: "Sequence[Sequence[Reader]]", kind: str, vocab_size: int, *, weights: Sequence[float] = (1.0,), quiet: bool
 ) -> "Tokenizer":
     """Train a tokenizer on texts; of long texts, only about the first `TOKENIZER_BYTES` bytes are read.
 
-    `texts` has a list of files for each corpus, which gets a share of these bytes by its weight.
+    `texts` has a list of sources for each corpus, which gets a share of these bytes by its weight.
 
     Raises:
         FileError: A text cannot be read.
@@ -151,7 +170,6 @@ def learn_tokenizer(
         SizeError: The vocabulary is too small for the kind of tokenizer.
         MissingExtraError: A Unigram tokenizer needs the extra `spm`.
     """
-    from embedlayer.data.text_chunks import read_text_chunks
     from embedlayer.tokenization.train import train_tokenizer
 
     say(f"Training a {kind} tokenizer of {vocab_size:,} tokens", quiet)
@@ -159,7 +177,7 @@ def learn_tokenizer(
         chunk
         for corpus, weight in zip(texts, weights, strict=True)
         for chunk in _at_most(
-            round(TOKENIZER_BYTES * weight / sum(weights)), (part for text in corpus for part in read_text_chunks(text))
+            round(TOKENIZER_BYTES * weight / sum(weights)), (part for reader in corpus for part in reader.texts())
         )
     )
     return train_tokenizer(chunks, kind, vocab_size=vocab_size)  # type: ignore[arg-type]
@@ -248,25 +266,3 @@ def _at_most(size: int, chunks: Iterator[str]) -> Iterator[str]:
         size -= len(chunk.encode())
         if size <= 0:
             return
-
-
-@contextmanager
-def _kept_standard_input(texts: Sequence[str | Path], folder: Path) -> Iterator[Sequence[str | Path]]:
-    """Yield the texts as paths, with `-` replaced by a temporary file that contains the standard input.
-
-    The texts are read twice, and standard input can be read only once. The file is deleted at the end of the block.
-    """
-    if "-" not in map(str, texts):
-        yield texts
-        return
-    import tempfile
-
-    from embedlayer.data.text_files import decoded
-
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".standard-input.") as copy:
-        start = sys.stdin.buffer.read(FIRST_BYTES)
-        next(decoded("-", io.BytesIO(start).read), "")  # an error in it names standard input, not this file
-        copy.write(start)
-        shutil.copyfileobj(sys.stdin.buffer, copy)
-        copy.flush()
-        yield [Path(copy.name) if str(text) == "-" else text for text in texts]

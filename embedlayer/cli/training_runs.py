@@ -117,12 +117,13 @@ def start_run(
     quiet: bool,
     launch: str = "",
     weights: Sequence[float] | None = None,
+    text_field: str | None = None,
 ) -> tuple["Trainer", "Tokenizer"]:
     """Build tokenizer, corpus, model and trainer from texts, and write them to the folder of the run.
 
     Args:
         directory: The folder of the run; its current content is replaced.
-        sources: Text files, folders of them, or one corpus that `embedlayer corpus build` wrote.
+        sources: Text files and files of rows, folders of them, or one corpus that `embedlayer corpus build` wrote.
         layer: Options of the tokenizer and the decoder.
         options: Options of the training.
         validation_fraction: Fraction of the corpus that is held out for validation.
@@ -132,6 +133,7 @@ def start_run(
         launch: ID of the torchrun launch, kept in the notes of the run; `""` without torchrun.
         weights: Train on a mixture with this weight of each source, which is a text, a folder of them, or a corpus;
             `None`: the sources are one text, or one corpus.
+        text_field: Name of the field of a row that is the document; `None`: `text`.
 
     Raises:
         FileError: A text cannot be read, or the folder cannot be written.
@@ -147,7 +149,7 @@ def start_run(
 
     create_folder(directory.path)
     wanted = TokenizerOptions(layer.tokenizer_from, layer.tokenizer, layer.vocab_size)
-    corpus, tokenizer = prepare_corpus(sources, weights, directory.corpus, wanted, quiet=quiet)
+    corpus, tokenizer = prepare_corpus(sources, weights, directory.corpus, wanted, text_field=text_field, quiet=quiet)
     mean, size = corpus.num_bytes / len(corpus), tokenizer.get_vocab_size()
     say(f"  {len(corpus):,} tokens of {mean:.2f} bytes on average, vocabulary of {size:,}", quiet)
 

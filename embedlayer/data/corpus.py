@@ -1,27 +1,41 @@
-"""Text files of any size as one memory-mapped array of token IDs."""
+"""Text files of any size, and files of rows, as one memory-mapped array of token IDs."""
 
 import warnings
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from embedlayer.core.errors import EmbedLayerWarning, FileError, SizeError, TextError, TokenIdError
-from embedlayer.data.corpus_files import INDEX_FILE, TOKENIZER, concatenate_shards, read_shards, write_shard_tables
+from embedlayer.data.corpus_files import (
+    IDS_FILE,
+    INDEX_FILE,
+    TOKENIZER,
+    WEIGHTS_FILE,
+    concatenate_shards,
+    read_shards,
+    write_shard_tables,
+)
 from embedlayer.data.memmap import ConcatenatedArray, IdArray
-from embedlayer.data.text_chunks import encode_chunks, split_text
-from embedlayer.data.text_files import READ_BYTES, decoded, find_text_files, opened
+from embedlayer.data.readers.documents import Document, Reader, RowOptions
+from embedlayer.data.readers.sources import find_sources
+from embedlayer.data.text_chunks import TextChunk, document_chunks, encode_ahead
+from embedlayer.data.text_files import READ_BYTES, saved_standard_input
+from embedlayer.data.text_formats import source_name
 from embedlayer.io.files import create_folder, recover_folder, replace_folder
 from embedlayer.tokenization.ids import end_of_text_id, table_size
 from embedlayer.tokenization.read import save_tokenizer
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, fingerprint, pure_tokenizer
 
 Progress = Callable[[int, int], None]
+
+_FEWEST_BYTES, _MOST_BYTES = 512, 1 << 14
 
 
 @dataclass(eq=False, repr=False)
@@ -38,6 +52,8 @@ class TokenCorpus:
         blocks: Number of tokens and of UTF-8 bytes up to the end of each text chunk, `(chunks, 2)` int64.
         vocab_size: Number of rows that a table needs for these IDs.
         tokenizer_fingerprint: `fingerprint` of the tokenizer.
+        token_weights: Weight of each token as a target in the loss, `(N,)` uint8: 1 for the tokens of an assistant in
+            chats and for all tokens of other texts, else 0. `None`: all are 1.
     """
 
     ids: IdArray | ConcatenatedArray
@@ -46,45 +62,64 @@ class TokenCorpus:
     _: KW_ONLY
     vocab_size: int
     tokenizer_fingerprint: str
+    token_weights: IdArray | ConcatenatedArray | None = None
 
     @classmethod
     def build(
-        cls, sources: Sequence[str | Path], tokenizer: object, path: str | Path, *, on_progress: Progress | None = None
+        cls,
+        sources: Sequence[str | Path],
+        tokenizer: object,
+        path: str | Path,
+        *,
+        text_field: str | None = None,
+        chat_template: str | Path | None = None,
+        on_progress: Progress | None = None,
     ) -> "TokenCorpus":
-        """Encode text files into a corpus in the folder `path`, and open it.
+        """Encode text files, and files of rows, into a corpus in the folder `path`, and open it.
 
         The folder is written atomically, with the tokenizer. Memory use hardly grows with the size of the files.
 
         Args:
-            sources: Files, folders, and `"-"` for standard input, as for `find_text_files`. Each file is a document.
+            sources: Files, folders, and `"-"` for standard input, as for `find_sources`. Each text file is a document,
+                and so is each row of the other files.
             tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
             path: A new or empty folder, or a corpus without shards, which is replaced.
-            on_progress: Called with the number of bytes read so far and the total, 0 if unknown.
+            text_field: Name of the field of a row that is the document; `None`: `text`, else `messages`, a chat.
+            chat_template: Folder of the tokenizer whose chat template renders chats, or a file in it; `None`: the
+                template of `tokenizer`, if it is one of transformers. Of chats, only the tokens of the assistant have
+                the weight 1 in `token_weights`.
+            on_progress: Called with the number of bytes read so far and the total.
 
         Raises:
             FileError: A source cannot be read, or `path` cannot be written or holds other files.
-            TextError: A source is not plain text (see `find_text_files`), or no source has text.
-            TokenizerError: `tokenizer` is no tokenizer, or cannot encode a text.
+            TextError: A source or a record is not what it should be (see `find_sources`), or no source has text.
+            SizeError: There is a `text_field`, and no source has rows.
+            TokenizerError: `tokenizer` is no tokenizer, or cannot encode a text; or there are chats, and no chat
+                template with `{% generation %}`.
+            MissingExtraError: A source needs `pip install 'embedlayer[parquet]'`, or chats `'embedlayer[hf]'`.
 
         Warns:
-            EmbedLayerWarning: A source without text is left out, a `.txt` has JSON lines, or the IDs next to a cut may
-                differ from those of the whole text.
+            EmbedLayerWarning: A source or a row without text is left out, a `.txt` has JSON lines, or the IDs next to a
+                cut may differ from those of the whole text.
         """
-        tokenizer, path = as_tokenizer(tokenizer), Path(path)
-        files = find_text_files(sources)
+        backend, path = as_tokenizer(tokenizer), Path(path)
         create_folder(path.parent)
-        with replace_folder(path) as folder:
-            _check_replaceable(path)  # after what is there is noted, which is what will be replaced
-            with (folder / "ids.bin").open("wb") as file:
-                writer = CorpusWriter(tokenizer, lambda ids: file.write(ids.tobytes()))
-                total = 0 if "-" in files else sum(Path(source).stat().st_size for source in files)
+        with saved_standard_input(sources, path.parent) as readable:
+            options = RowOptions(text_field, chat_template or tokenizer)
+            readers = find_sources(readable, options)
+            with replace_folder(path) as folder:
+                _check_replaceable(path)  # after what is there is noted, which is what will be replaced
+                total = sum(Path(reader.source).stat().st_size for reader in readers)
                 report = on_progress or ignore_progress
-                for source in files:
-                    if not writer.add_source(source, lambda read: report(read, total)):
-                        warn_left_out(source)
-            require_text(writer.num_tokens, sources)
-            write_shard_tables(folder, *writer.tables(), writer.index())
-            save_tokenizer(tokenizer, folder / TOKENIZER)
+                with corpus_writer(folder, backend, has_weights=has_weights(readers)) as writer:
+                    for reader in readers:
+                        if not writer.add_source(reader, lambda read: report(read, total)):
+                            warn_left_out(reader.source)
+                require_text(writer.num_tokens, sources)
+                write_shard_tables(folder, *writer.tables(), writer.index())
+                save_tokenizer(backend, folder / TOKENIZER)
+                if has_weights(readers):
+                    options.chat_template.save(folder)
         return cls.open(path)
 
     @classmethod
@@ -114,7 +149,7 @@ class TokenCorpus:
         parts: list[IdArray] = []
         writer = CorpusWriter(as_tokenizer(tokenizer), parts.append)
         slices = (text[at : at + READ_BYTES] for at in range(0, len(text), READ_BYTES))
-        require_text(writer.add_document(slices), ["the text"])
+        require_text(writer.add_documents([Document(slices)]), ["the text"])
         digest = fingerprint(writer.tokenizer)
         return cls(np.concatenate(parts), *writer.tables(), vocab_size=writer.vocab_size, tokenizer_fingerprint=digest)
 
@@ -129,8 +164,14 @@ class TokenCorpus:
         """
         shards = read_shards(Path(path))
         index = shards[0].metadata
+        ids, documents, blocks, weights = concatenate_shards(shards)
         return cls(
-            *concatenate_shards(shards), vocab_size=index["vocab_size"], tokenizer_fingerprint=index["tokenizer"]
+            ids,
+            documents,
+            blocks,
+            vocab_size=index["vocab_size"],
+            tokenizer_fingerprint=index["tokenizer"],
+            token_weights=weights,
         )
 
     @property
@@ -209,90 +250,141 @@ class TokenCorpus:
         cut = int(self.blocks[last, 0])
         before, after = self.blocks[: last + 1], self.blocks[last + 1 :] - self.blocks[last]
         starts = np.unique(np.maximum(self.documents - cut, 0)[np.searchsorted(self.documents, cut, "right") - 1 :])
+        weights = (None, None) if self.token_weights is None else (self.token_weights[:cut], self.token_weights[cut:])
+        first = self.documents[self.documents < cut]
         return (
-            replace(self, ids=self.ids[:cut], documents=self.documents[self.documents < cut], blocks=before),
-            replace(self, ids=self.ids[cut:], documents=starts, blocks=after),
+            replace(self, ids=self.ids[:cut], documents=first, blocks=before, token_weights=weights[0]),
+            replace(self, ids=self.ids[cut:], documents=starts, blocks=after, token_weights=weights[1]),
         )
 
 
 class CorpusWriter:
     """Encode documents one after another, pass their IDs to a function, and record what a `TokenCorpus` needs.
 
-    Recorded are the start of each document and the numbers of tokens and bytes; see `tables` and `index`.
+    Recorded are the start of each document and the numbers of tokens and bytes; see `tables` and `index`. The separator
+    in front of a chat has the weight 0.
 
     Args:
         tokenizer: Encodes the documents.
         write: Called with the IDs of each text chunk, and with the ID that separates two documents. The arrays are
             uint16 or uint32.
+        write_weights: Called with the weights of the same tokens, uint8, 0 or 1; `None`: they are not recorded.
     """
 
-    def __init__(self, tokenizer: Tokenizer, write: Callable[[IdArray], object]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        write: Callable[[IdArray], object],
+        write_weights: Callable[[IdArray], object] | None = None,
+    ) -> None:
         self.tokenizer = pure_tokenizer(tokenizer)
-        self.write = write
+        self.write, self.write_weights = write, write_weights
         self.vocab_size = table_size(tokenizer)
         self.dtype = np.dtype("<u2" if self.vocab_size <= 1 << 16 else "<u4")
         self.separator = end_of_text_id(tokenizer)
         self.documents, self.token_ends, self.byte_ends = array("q"), array("q"), array("q")
         self.num_tokens = self.num_bytes = self.bytes_read = 0
+        self.starts_with_chat = False
 
     def add_source(
-        self,
-        source: str | Path,
-        report: Callable[[int], object],
-        *,
-        begin: int = 0,
-        end: int | None = None,
-        before: str = "",
-    ) -> bool:
-        """Read a text file, or the rest of a text file, encode it as a document, and pass its IDs to `write`.
+        self, reader: Reader, report: Callable[[int], object], *, begin: int = 0, end: int | None = None
+    ) -> int:
+        """Encode the documents of a source between two places, and pass their IDs to `write`.
 
-        The bytes from offset `begin` up to `end` are read, and `before` are the last characters before them. After each
-        encoded text chunk, `report` is called with the number of bytes read so far, earlier sources included.
+        After each encoded text chunk, `report` is called with the number of bytes read so far, earlier sources
+        included.
 
         Returns:
-            Whether the text has any token. A document without tokens is not recorded.
+            Number of the documents with a token. Documents without tokens are not recorded.
 
         Raises:
-            FileError: The source cannot be read or decompressed.
-            TextError: The source is not plain text.
+            FileError: The source cannot be read or decompressed, or is damaged.
+            TextError: The source is not plain text, or a record is not what it should be.
             TokenizerError: The tokenizer cannot encode the text.
+
+        Warns:
+            EmbedLayerWarning: Some rows of the source are left out, because they have no text.
         """
-        with opened(source, begin, end) as (read, position):
-            texts = decoded(source, read, offset=begin)
-            has_text = self.add_document(texts, lambda: report(self.bytes_read + position()), before=before)
-            self.bytes_read += position()
-        return has_text
+        count = 0
 
-    def add_document(
-        self, texts: Iterable[str], after_chunk: Callable[[], object] = lambda: None, *, before: str = ""
-    ) -> bool:
-        """Encode a document, or the rest of a document, and pass its IDs to `write`.
+        def counted() -> Iterator[Document]:
+            nonlocal count
+            for document in reader.documents(begin, end):
+                count += 1
+                yield document
 
-        `after_chunk` is called after each encoded text chunk, to report progress. `before` are the last characters
-        before `texts` if they are the rest of a document.
+        recorded = self.add_documents(
+            counted(), lambda: report(self.bytes_read + reader.position), are_rows=reader.has_rows
+        )
+        self.bytes_read += reader.position
+        if reader.has_rows and 0 < recorded < count:
+            warnings.warn(
+                f"{count - recorded} of {count} rows of {source_name(reader.source)} are left out: they have no text.",
+                EmbedLayerWarning,
+                stacklevel=2,
+            )
+        return recorded
+
+    def add_documents(
+        self, documents: Iterable[Document], after_chunk: Callable[[], object] = lambda: None, *, are_rows: bool = False
+    ) -> int:
+        """Encode documents, and pass their IDs to `write`.
+
+        `after_chunk` is called after each encoded text chunk, to report progress. `are_rows`: they may be short, so
+        several of them share an entry of `blocks`.
 
         Returns:
-            Whether the text has any token. A document without tokens is not recorded; its bytes count in `num_bytes`.
+            Number of the documents with a token. A document without tokens is not recorded; its bytes count in
+            `num_bytes`.
         """
-        started = False
-        for chunk, ids in encode_chunks(split_text(texts, self.tokenizer), self.tokenizer, before=before):
-            self.num_bytes += len(chunk.encode())
+        recorded, starts_document = len(self.documents), False
+        for chunk, ids, encoding in encode_ahead(self._chunks(documents), self.tokenizer):
+            self.num_bytes += len(chunk.text.encode())
+            starts_document = starts_document or chunk.starts_document
             if len(ids):
-                if not started:
+                weights = None if self.write_weights is None else token_weights(encoding, len(ids), chunk.weighted)
+                if starts_document:
                     if self.num_tokens and self.separator is not None:
-                        self.write(np.array([self.separator], dtype=self.dtype))
-                        self.num_tokens += 1
+                        self._write([self.separator], None if weights is None else [chunk.weighted is None])
                         self.token_ends[-1] += 1
+                    self.starts_with_chat = self.starts_with_chat or (not self.documents and chunk.weighted is not None)
                     self.documents.append(self.num_tokens)
-                    started = True
-                self.write(ids.astype(self.dtype))
-                self.num_tokens += len(ids)
-                self.token_ends.append(self.num_tokens)
-                self.byte_ends.append(self.num_bytes)
+                    starts_document = False
+                self._write(ids, weights)
+                self._end_block(may_extend=are_rows)
             elif self.byte_ends:
                 self.byte_ends[-1] = self.num_bytes
             after_chunk()
-        return started
+        return len(self.documents) - recorded
+
+    def _chunks(self, documents: Iterable[Document]) -> Iterator[TextChunk]:
+        """Yield the chunks of documents, in order."""
+        for document in documents:
+            if isinstance(document.text, str) and document.weighted is not None:
+                yield TextChunk(document.text, "", True, document.weighted)
+            else:
+                yield from document_chunks(document.text, self.tokenizer, before=document.before)
+
+    def _write(self, ids: npt.ArrayLike, weights: npt.ArrayLike | None) -> None:
+        """Write token IDs, and their weights if these are recorded."""
+        array = np.asarray(ids).astype(self.dtype)
+        self.write(array)
+        if self.write_weights is not None:
+            self.write_weights(np.asarray(weights, dtype=np.uint8))
+        self.num_tokens += len(array)
+
+    def _end_block(self, *, may_extend: bool) -> None:
+        """Record that a block ends here; `may_extend`: it may be the last one, which then becomes longer.
+
+        A block of rows has about a 64th of the bytes before it, from 512 to 16384, as the chunks of a text have.
+        """
+        if may_extend and self.byte_ends:
+            begin = self.byte_ends[-2] if len(self.byte_ends) > 1 else 0
+            if self.byte_ends[-1] - begin < min(max(begin // 64, _FEWEST_BYTES), _MOST_BYTES):
+                self.token_ends[-1], self.byte_ends[-1] = self.num_tokens, self.num_bytes
+                return
+        self.token_ends.append(self.num_tokens)
+        self.byte_ends.append(self.num_bytes)
 
     def tables(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the arrays `documents` and `blocks` of a `TokenCorpus` for the documents so far.
@@ -311,7 +403,41 @@ class CorpusWriter:
             "num_bytes": self.num_bytes,
             "vocab_size": self.vocab_size,
             "tokenizer": fingerprint(self.tokenizer),
+            **({} if self.write_weights is None else {"has_weights": True}),
         }
+
+
+@contextmanager
+def corpus_writer(folder: Path, tokenizer: Tokenizer, *, has_weights: bool) -> Iterator[CorpusWriter]:
+    """Context manager: yield a `CorpusWriter` that writes `ids.bin`, and `weights.bin` if requested, into a folder."""
+    with (folder / IDS_FILE).open("wb") as ids, ExitStack() as stack:
+        write_weights = None
+        if has_weights:
+            weights = stack.enter_context((folder / WEIGHTS_FILE).open("wb"))
+            write_weights = lambda values: weights.write(values.tobytes())  # noqa: E731
+        yield CorpusWriter(tokenizer, lambda values: ids.write(values.tobytes()), write_weights)
+
+
+def token_weights(encoding: Encoding, count: int, weighted: Sequence[tuple[int, int]] | None) -> IdArray:
+    """Return the weights of the last `count` tokens of an encoding, `(count,)` uint8: 1 for those that are trained on.
+
+    They are the tokens that overlap one of the ranges in `weighted`, as in the assistant mask of transformers; all
+    tokens for `None`.
+    """
+    if weighted is None:
+        return np.ones(count, dtype=np.uint8)
+    if not weighted:
+        return np.zeros(count, dtype=np.uint8)
+    starts, stops = np.array(weighted).T
+    first, last = np.array(encoding.offsets).reshape(-1, 2).T
+    nearest = np.searchsorted(stops, first, side="right")  # the first range that ends after the token begins
+    weights: IdArray = np.where(nearest < len(stops), last > starts[np.minimum(nearest, len(stops) - 1)], 0)
+    return weights.astype(np.uint8)
+
+
+def has_weights(readers: Iterable[Reader]) -> bool:
+    """Return whether a corpus of these sources has token weights: one of them has."""
+    return any(reader.has_weights for reader in readers)
 
 
 def ignore_progress(read: int, total: int) -> None:
@@ -332,13 +458,13 @@ def require_text(has_text: bool | int, sources: Sequence[str | Path]) -> None:
 
 def warn_left_out(source: str | Path) -> None:
     """Warn that a source is left out of the corpus because it has no text."""
-    warnings.warn(f"{source} is left out: it has no text.", EmbedLayerWarning, stacklevel=3)
+    warnings.warn(f"{source_name(source)} is left out: it has no text.", EmbedLayerWarning, stacklevel=3)
 
 
 def _check_replaceable(path: Path) -> None:
     """Raise a `FileError` unless nothing, an empty folder, or a corpus without shards is at `path`."""
     names = {file.name for file in path.iterdir()} if recover_folder(path).is_dir() else set()
-    if names and not {INDEX_FILE, "ids.bin"} <= names:
+    if names and not {INDEX_FILE, IDS_FILE} <= names:
         raise FileError(f"The folder {path} holds other files than a corpus. Choose a new folder for the corpus.")
     if path.exists() and not path.is_dir():
         raise FileError(f"{path} is a file, not a folder. Choose a new folder.")

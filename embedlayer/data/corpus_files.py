@@ -5,9 +5,11 @@ CORPUS/                     CORPUS/
   ids.bin                     corpus.json       the plan: sources with sizes and digests, tokenizer, number of shards
   documents.npy               tokenizer.json
   blocks.npy                  shard-00000/       ids.bin, documents.npy, blocks.npy, index.json, and
-  index.json                  shard-00001/       sources.npy: number of the source of each document
+  index.json                  shard-00001/       sources.npy: numbers of the sources with documents in the shard
   tokenizer.json              ...
 ```
+
+A corpus with chats has `weights.bin` beside each `ids.bin`: the weight of each token in the loss, one byte, 0 or 1.
 
 A shard is built without knowing the shards before it, so it cannot know whether a document separator belongs before
 its first ID. If the tokenizer has one, it is written there in any case. `concatenate_shards` leaves it out before the
@@ -36,6 +38,7 @@ Offsets = npt.NDArray[np.int64]
 
 PLAN_FILE = "corpus.json"
 INDEX_FILE, TOKENIZER = "index.json", "tokenizer.json"
+IDS_FILE, WEIGHTS_FILE = "ids.bin", "weights.bin"
 FORMAT_VERSION = 1
 PLAN_VERSION = 2
 
@@ -45,7 +48,8 @@ class ShardIndex(TypedDict):
 
     `separators` is 1 if the IDs of the shard start with a document separator. `tokenizer` is the tokenizer's
     fingerprint, `plan` the digest of the plan, and `bytes_read` the number of bytes of the source files in the shard.
-    A corpus without shards has neither `separators` nor these two.
+    A corpus without shards has neither `separators` nor these two. `has_weights` says that there is a `weights.bin`.
+    `starts_document` says that the first document of the shard is not the rest of one that the shard before begins.
     """
 
     dtype: Literal["uint16", "uint32"]
@@ -56,17 +60,23 @@ class ShardIndex(TypedDict):
     separators: NotRequired[Annotated[int, Range(0, 1)]]
     bytes_read: NotRequired[Count]
     plan: NotRequired[str]
+    has_weights: NotRequired[bool]
+    starts_document: NotRequired[bool]
 
 
 class ShardPlan(TypedDict):
     """Type of the content of `corpus.json`, the plan of a corpus in shards.
 
-    Each source has a name, a size in bytes and a digest. `tokenizer` is the tokenizer's fingerprint.
+    Each source has a name, a size in bytes and a digest. `tokenizer` is the tokenizer's fingerprint. `text_field` is
+    the name of the field of rows, if the caller named one. `chat_template` is a digest of the chat template, if there
+    are chats; then each shard has weights.
     """
 
     shards: Annotated[int, Range(1, 10**6)]
     tokenizer: str
     sources: list[tuple[str, Count, str]]
+    text_field: NotRequired[str]
+    chat_template: NotRequired[str]
 
 
 _NPY_HEADER = re.compile(
@@ -82,8 +92,9 @@ class CorpusShard(NamedTuple):
         ids: Memory-mapped token IDs. Those of a shard start with a document separator, if the tokenizer has one.
         documents: Index of the first token of each document, not counting that separator.
         blocks: Number of tokens and of UTF-8 bytes up to the end of each text chunk, `(chunks, 2)`.
-        sources: For each document, the number of its source in the plan.
+        sources: Numbers of the sources in the plan that have documents here, in order.
         metadata: Content of `index.json`; `separators` is 0 if the file has none.
+        weights: Memory-mapped weights of the token IDs, or `None`.
     """
 
     ids: IdArray
@@ -91,11 +102,12 @@ class CorpusShard(NamedTuple):
     blocks: Offsets
     sources: Offsets
     metadata: JsonObject
+    weights: IdArray | None
 
 
 def is_corpus(path: Path) -> bool:
     """Return whether `path` is the folder of a corpus, or of one whose build was started."""
-    return (path / PLAN_FILE).exists() or all((path / name).exists() for name in (INDEX_FILE, "ids.bin"))
+    return (path / PLAN_FILE).exists() or all((path / name).exists() for name in (INDEX_FILE, IDS_FILE))
 
 
 def shard_folder(path: Path, number: int) -> Path:
@@ -153,8 +165,11 @@ def read_shards(path: Path) -> list[CorpusShard]:
     return shards
 
 
-def concatenate_shards(shards: Sequence[CorpusShard]) -> tuple[IdArray | ConcatenatedArray, Offsets, Offsets]:
-    """Join the shards of a corpus, without copying IDs, into the IDs, documents and blocks of one `TokenCorpus`.
+Ids = IdArray | ConcatenatedArray
+
+
+def concatenate_shards(shards: Sequence[CorpusShard]) -> tuple[Ids, Offsets, Offsets, Ids | None]:
+    """Join the shards of a corpus, without copying, into the IDs, documents, blocks and weights of one `TokenCorpus`.
 
     IDs and documents are what `TokenCorpus.build` gives for the same sources. The chunks of `blocks` end elsewhere.
 
@@ -166,6 +181,7 @@ def concatenate_shards(shards: Sequence[CorpusShard]) -> tuple[IdArray | Concate
         shards: All shards of the corpus, in order; at least one has a document.
     """
     ids: list[IdArray] = []
+    weights: list[IdArray] = []
     documents: list[Offsets] = []
     blocks: list[Offsets] = []
     tokens = num_bytes = 0
@@ -173,19 +189,25 @@ def concatenate_shards(shards: Sequence[CorpusShard]) -> tuple[IdArray | Concate
     for shard in shards:
         if len(shard.documents):
             separators = skipped = shard.metadata["separators"]  # 0 or 1
-            if ids and shard.sources[0] != last:
+            is_rest = shard.sources[0] == last and not shard.metadata.get("starts_document")
+            if ids and not is_rest:
                 skipped = 0
                 tokens += separators
                 blocks[-1][-1, 0] = tokens
             ids.append(shard.ids[skipped:])
-            continued = int(shard.sources[0] == last)
-            documents.append(shard.documents[continued:] + tokens)
+            weights += [] if shard.weights is None else [shard.weights[skipped:]]
+            documents.append(shard.documents[int(is_rest) :] + tokens)
             blocks.append(shard.blocks + np.array([tokens, num_bytes]))
             tokens += len(shard.ids) - separators
             last = int(shard.sources[-1])
         num_bytes += int(shard.metadata["num_bytes"])
     blocks[-1][-1, 1] = num_bytes
-    return ids[0] if len(ids) == 1 else ConcatenatedArray(ids), np.concatenate(documents), np.concatenate(blocks)
+    return _joined(ids), np.concatenate(documents), np.concatenate(blocks), _joined(weights) if weights else None
+
+
+def _joined(arrays: Sequence[IdArray]) -> Ids:
+    """Return the concatenation of arrays, without a copy."""
+    return arrays[0] if len(arrays) == 1 else ConcatenatedArray(arrays)
 
 
 def missing_shards(path: Path) -> list[int]:
@@ -220,7 +242,9 @@ def _read_shard(path: Path) -> CorpusShard:
         num_tokens, num_bytes, separators = index["num_tokens"], index["num_bytes"], index.setdefault("separators", 0)
         documents, blocks = read_offsets(path / "documents.npy"), read_offsets(path / "blocks.npy")
         sources = read_offsets(path / "sources.npy") if is_planned else np.arange(len(documents))
-        size = (path / "ids.bin").stat().st_size
+        size = (path / IDS_FILE).stat().st_size
+        has_weights = index.setdefault("has_weights", False)
+        weights_size = (path / WEIGHTS_FILE).stat().st_size if has_weights else separators + num_tokens
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is not a whole corpus: {error.filename} is missing. Build it again.") from error
     except FileError:
@@ -229,15 +253,17 @@ def _read_shard(path: Path) -> CorpusShard:
         raise cannot_map(path, error) from error
     if num_tokens < (not is_planned) or size != (separators + num_tokens) * dtype.itemsize:
         raise CheckpointError(
-            f"{path / 'ids.bin'} has {size} bytes where {num_tokens} tokens of {dtype.itemsize} bytes belong: "
+            f"{path / IDS_FILE} has {size} bytes where {num_tokens} tokens of {dtype.itemsize} bytes belong: "
             f"it was cut short or changed. Build the corpus again."
         )
+    if weights_size != separators + num_tokens:
+        raise CheckpointError(f"{path / WEIGHTS_FILE} does not have one byte for each token. Build the corpus again.")
     if num_tokens and not (
         _increases(documents)
         and documents[0] == 0
         and documents[-1] < num_tokens
         and _increases(sources)
-        and len(sources) == len(documents)
+        and len(sources) <= len(documents)
         and blocks.ndim == 2
         and blocks.shape[1:] == (2,)
         and _increases(blocks[:, 0])
@@ -247,8 +273,11 @@ def _read_shard(path: Path) -> CorpusShard:
         and blocks[-1].tolist() == [num_tokens, num_bytes]
     ):
         raise CheckpointError(f"{path}: documents.npy or blocks.npy does not fit ids.bin. Build the corpus again.")
-    ids = MemmapSlice(str(path / "ids.bin"), dtype, 0, size // dtype.itemsize).open() if size else np.empty(0, dtype)
-    return CorpusShard(ids, documents, blocks, sources, index)
+    ids = MemmapSlice(str(path / IDS_FILE), dtype, 0, size // dtype.itemsize).open() if size else np.empty(0, dtype)
+    weights = None
+    if has_weights and size:
+        weights = MemmapSlice(str(path / WEIGHTS_FILE), np.dtype(np.uint8), 0, weights_size).open()
+    return CorpusShard(ids, documents, blocks, sources, index, weights)
 
 
 def read_offsets(path: Path) -> Offsets:

@@ -132,7 +132,8 @@ class MixedSampler:
     def batch(self, step: int, *, rank: int = 0, ranks: int = 1) -> Batch:
         """Return the inputs and the targets of a step, `(B, T)` int64 each, or one rank's windows of them.
 
-        See `WindowSampler.batch` for the arguments and errors.
+        See `WindowSampler.batch` for the arguments and errors. If one of the corpora has token weights, those of the
+        targets follow, which are 1 for the other corpora.
         """
         check_rank(rank, ranks)
         share = share_of(self.batch_size, rank, ranks)
@@ -144,12 +145,16 @@ class MixedSampler:
             slots[epochs == epoch] = RandomPermutation(sum(self.counts), generator)(places[epochs == epoch])
         ends = np.cumsum(self.counts)
         corpora = np.searchsorted(ends, slots, side="right")
-        inputs, targets = torch.empty(2, len(share), self.max_length, dtype=torch.int64)
+        shape = len(share), self.max_length
+        batch = [*torch.empty(2, *shape, dtype=torch.int64)]
+        if any(sampler.token_weights is not None for sampler in self.samplers):
+            batch.append(torch.ones(shape))
         for number, sampler in enumerate(self.samplers):
             here = corpora == number
             windows = epochs[here] * self.counts[number] + slots[here] - (ends[number] - self.counts[number])
-            inputs[here], targets[here] = sampler.windows(windows)
-        return inputs, targets
+            for rows, own in zip(batch, sampler.windows(windows), strict=False):
+                rows[here] = own
+        return tuple(batch)
 
 
 def corpora_of(text: TokenCorpus | TokenMixture) -> tuple[TokenCorpus, ...]:

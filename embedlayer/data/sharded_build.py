@@ -1,9 +1,9 @@
 """Build a corpus in shards, by several processes or hosts, with the token IDs of an unsharded build.
 
-The bytes of all sources, in order, are split evenly between the shards. A boundary inside a file moves forward to the
-first position where a cut changes no ID (see `data.text_chunks`). Both neighbours find this position from the bytes
-around it alone. So no shard waits for another, and the result does not depend on the process, the time, or the
-number of interruptions.
+The bytes of all sources, in order, are split evenly between the shards. A boundary inside a text file moves forward to
+the first position where a cut changes no ID (see `data.text_chunks`), and inside a file of rows to the next row. Both
+neighbours find this position from the bytes around it alone. So no shard waits for another, and the result does not
+depend on the process, the time, or the number of interruptions.
 """
 
 import hashlib
@@ -16,12 +16,21 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from embedlayer.core.errors import CheckpointError, FileError, SizeError, TextError
-from embedlayer.data.corpus import CorpusWriter, Progress, TokenCorpus, ignore_progress, require_text, warn_left_out
+from embedlayer.core.errors import CheckpointError, FileError, SizeError
+from embedlayer.data.corpus import (
+    Progress,
+    TokenCorpus,
+    corpus_writer,
+    has_weights,
+    ignore_progress,
+    require_text,
+    warn_left_out,
+)
 from embedlayer.data.corpus_files import (
     PLAN_FILE,
     PLAN_VERSION,
     TOKENIZER,
+    WEIGHTS_FILE,
     missing_shards,
     plan_digest,
     read_index,
@@ -31,9 +40,9 @@ from embedlayer.data.corpus_files import (
     write_shard_tables,
 )
 from embedlayer.data.process_pool import Report, run_jobs, usable_cores
-from embedlayer.data.text_chunks import ANCHOR_CHARS, CONTEXT_CHARS, CUT, is_safe_cut
-from embedlayer.data.text_files import checked, decoded, find_text_files, opened
-from embedlayer.data.text_formats import not_text
+from embedlayer.data.readers.chats import TOKENIZER_CONFIG, ChatTemplate
+from embedlayer.data.readers.documents import Reader, RowOptions
+from embedlayer.data.readers.sources import find_sources, reader_of
 from embedlayer.io.files import (
     JsonObject,
     create_folder,
@@ -49,7 +58,6 @@ from embedlayer.tokenization.read import load_tokenizer, save_tokenizer
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, fingerprint
 
 _DIGEST_BLOCKS, _BLOCK_BYTES = 64, 1 << 14
-_MAX_CHAR_BYTES = 4
 
 
 def build_in_shards(
@@ -59,6 +67,8 @@ def build_in_shards(
     *,
     shards: int,
     workers: int | None = None,
+    text_field: str | None = None,
+    chat_template: str | Path | None = None,
     on_progress: Progress | None = None,
 ) -> TokenCorpus:
     """Encode texts in parallel processes into `shards` shards in the folder `path`, and open them as one corpus.
@@ -79,25 +89,29 @@ def build_in_shards(
     The processes are spawned: a script calls this function inside an `if __name__ == "__main__":` block.
 
     Args:
-        sources: Files and folders, as for `find_text_files`; each file is a document. A file that ends in `.gz` is not
-            split between shards.
+        sources: Files and folders, as for `find_sources`; each text file is a document, and each row of other files. A
+            compressed file, `.gz` or `.zst`, is not split between shards.
         tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers; it is saved in the folder.
         path: A new or empty folder, or a folder in which this build was started.
         shards: Number of shards, at least 1.
         workers: Largest number of processes at a time; by default one for each core. 1: this process builds all.
+        text_field: Name of the field of a row that is the document; `None`: `text`, else `messages`, a chat.
+        chat_template: Folder of the tokenizer whose chat template renders chats, as in `TokenCorpus.build`; it is saved
+            in the folder.
         on_progress: Called with the number of bytes read so far and the total.
 
     Raises:
         FileError: A source cannot be read, is standard input, or has changed since the build started; `path` cannot be
             written, holds other files or another build, or is locked by another process; or a process was killed.
-        TextError: A source is not plain text (see `find_text_files`), or no source has text.
-        SizeError: `shards` or `workers` is below 1.
+        TextError: A source or a record is not what it should be (see `find_sources`), or no source has text.
+        SizeError: `shards` or `workers` is below 1, or there is a `text_field`, and no source has rows.
         CheckpointError: The plan or a shard in the folder is damaged, or its tokenizer was changed.
         TokenizerError: `tokenizer` is no tokenizer or cannot encode a text, or the one in the folder is damaged.
+        MissingExtraError: A source needs `pip install 'embedlayer[parquet]'`, or chats `'embedlayer[hf]'`.
 
     Warns:
-        EmbedLayerWarning: A source without text is left out, a `.txt` has JSON lines, or the IDs next to a cut may
-            differ.
+        EmbedLayerWarning: A source or a row without text is left out, a `.txt` has JSON lines, or the IDs next to a cut
+            may differ.
 
     Example:
         >>> from embedlayer.tokenization.train import train_tokenizer
@@ -110,7 +124,7 @@ def build_in_shards(
         workers = usable_cores()
     if workers < 1:
         raise SizeError(f"workers is {workers}; it must be 1 or more.")
-    folder = _planned(sources, tokenizer, Path(path), shards)
+    folder = _planned(sources, tokenizer, Path(path), shards, RowOptions(text_field, chat_template or tokenizer))
     with FileLock(folder / LOCK, f"The corpus folder {folder}"):
         _build_missing(folder, shards, workers, on_progress or ignore_progress)
     names = [name for name, _, _ in read_plan(folder)["sources"]]
@@ -160,6 +174,8 @@ def build_shard(
     *,
     shards: int,
     only: int,
+    text_field: str | None = None,
+    chat_template: str | Path | None = None,
     on_progress: Progress | None = None,
 ) -> None:
     """Build one shard of `build_in_shards` in this process, so that several hosts can each build some of the shards.
@@ -169,23 +185,25 @@ def build_shard(
     not built again.
 
     Args:
-        sources: As for `build_in_shards`. All hosts pass the same `sources`, `tokenizer`, `path` and `shards`.
+        sources: As for `build_in_shards`. All hosts pass the same arguments but `only`.
         tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
         path: Folder of all shards.
         shards: Number of all shards.
         only: Number of the shard to build, from 0 to `shards - 1`.
+        text_field: As for `build_in_shards`.
+        chat_template: As for `build_in_shards`.
         on_progress: Called with the number of bytes read so far and the approximate total of this shard.
 
     Raises:
         FileError: As for `build_in_shards`.
         CheckpointError: The plan in the folder is damaged, or its tokenizer was changed.
-        TextError: A source is not plain text, or there is none.
-        SizeError: There is no such shard.
+        TextError: A source or a record is not what it should be, or there is none.
+        SizeError: There is no such shard, or there is a `text_field`, and no source has rows.
         TokenizerError: `tokenizer` is no tokenizer or cannot encode a text, or the one in the folder is damaged.
     """
     if not 0 <= only < shards:
         raise SizeError(f"Shard {only} of {shards} does not exist: shards are counted from 0 to {shards - 1}.")
-    folder = _planned(sources, tokenizer, Path(path), shards)
+    folder = _planned(sources, tokenizer, Path(path), shards, RowOptions(text_field, chat_template or tokenizer))
     total = sum(size for _, size, _ in read_plan(folder)["sources"]) // shards
     report = on_progress or ignore_progress
     if not shard_folder(folder, only).exists():
@@ -208,6 +226,8 @@ def shard_builder(folder: str) -> Callable[[int, Report], None]:
     plan, tokenizer = read_plan(path), load_tokenizer(path / TOKENIZER)
     if fingerprint(tokenizer) != plan["tokenizer"]:
         raise CheckpointError(f"{path / TOKENIZER} is not the tokenizer of {path / PLAN_FILE}. Build in a new folder.")
+    if "chat_template" in plan and ChatTemplate.of(path).digest != plan["chat_template"]:
+        raise CheckpointError(f"{path / TOKENIZER_CONFIG} is not that of {path / PLAN_FILE}. Build in a new folder.")
 
     def build(number: int, report: Report) -> None:
         """Build shard `number` atomically, while holding its lock."""
@@ -215,7 +235,7 @@ def shard_builder(folder: str) -> Callable[[int, Report], None]:
         with _shard_lock(path, number):
             remove_partials(target)  # of a build that was killed
             with replace_folder(target) as partial:
-                _write_shard(partial, plan, number, tokenizer, report)
+                _write_shard(partial, plan, number, tokenizer, path, report)
 
     return build
 
@@ -235,18 +255,29 @@ def _remove_partials_of(path: Path, number: int) -> None:
         remove_partials(shard_folder(path, number))
 
 
-def _write_shard(folder: Path, plan: JsonObject, number: int, tokenizer: Tokenizer, report: Report) -> None:
-    """Encode the byte ranges of the sources that belong to one shard, and write the files of the shard."""
+def _write_shard(
+    folder: Path, plan: JsonObject, number: int, tokenizer: Tokenizer, chat_template: Path, report: Report
+) -> None:
+    """Encode the ranges of the sources that belong to one shard, and write the files of the shard.
+
+    `chat_template` is the folder with the tokenizer and its chat template.
+    """
     places: list[int] = []
-    with (folder / "ids.bin").open("wb") as file:
-        writer = CorpusWriter(tokenizer, lambda ids: file.write(ids.tobytes()))
+    starts_document = False
+    with corpus_writer(folder, tokenizer, has_weights="chat_template" in plan) as writer:
         separators = [] if writer.separator is None else [writer.separator]
-        file.write(np.array(separators, writer.dtype).tobytes())
-        for place, source, begin, end in _source_ranges(plan, number, tokenizer):
-            before = _text_before(source, begin, ANCHOR_CHARS)
-            if writer.add_source(source, report, begin=begin, end=end, before=before):
+        writer.write(np.array(separators, writer.dtype))
+        if writer.write_weights is not None:
+            writer.write_weights(np.ones(len(separators), np.uint8))  # set below: the first document is not known yet
+        for place, reader, begin, end in _source_ranges(plan, number, tokenizer, chat_template):
+            if writer.add_source(reader, report, begin=begin, end=end):
+                starts_document = starts_document if places else reader.has_rows
                 places.append(place)
+    if writer.starts_with_chat and separators:
+        with (folder / WEIGHTS_FILE).open("r+b") as weights:
+            weights.write(b"\0")
     more = {"separators": len(separators), "bytes_read": writer.bytes_read, "plan": plan_digest(plan)}
+    more |= {"starts_document": True} if starts_document else {}
     np.save(folder / "sources.npy", np.array(places, dtype=np.int64), allow_pickle=False)
     write_shard_tables(folder, *writer.tables(), {**writer.index(), **more})
     report(writer.bytes_read)
@@ -255,7 +286,7 @@ def _write_shard(folder: Path, plan: JsonObject, number: int, tokenizer: Tokeniz
 # Planning
 
 
-def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shards: int) -> Path:
+def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shards: int, options: RowOptions) -> Path:
     """Create the corpus folder with the plan and tokenizer of a build, or check that the plan there is the same one.
 
     Files in the corpus folder itself are no sources. Returns `path`.
@@ -271,11 +302,18 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
     if shards < 1:
         raise SizeError(f"shards is {shards}; it must be 1 or more.")
     tokenizer = as_tokenizer(tokenizer)
-    files = [source for source in find_text_files(sources) if path.resolve() not in Path(source).resolve().parents]
+    for source in sources:
+        if str(source) == "-":
+            raise FileError("Standard input can be read only once. Save it to a file to build it in shards.")
+    readers = [
+        reader
+        for reader in find_sources(sources, options)
+        if path.resolve() not in Path(reader.source).resolve().parents
+    ]
+    files = [reader.source for reader in readers]
     for source in files:
         if not Path(source).is_file():
-            name = "Standard input" if str(source) == "-" else str(source)
-            raise FileError(f"{name} can be read only once, from its start. Save it to a file to build it in shards.")
+            raise FileError(f"{source} can be read only once, from its start. Save it to a file to build it in shards.")
         if str(source).encode(errors="replace").decode() != str(source):
             raise FileError(f"The name {str(source)!a} is not UTF-8, and the plan of a corpus is. Rename the file.")
     plan: JsonObject = {
@@ -284,6 +322,10 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
         "tokenizer": fingerprint(tokenizer),
         "sources": [[str(source), *_size_and_digest(str(source))] for source in files],
     }
+    if options.text_field is not None:
+        plan["text_field"] = options.text_field
+    if has_weights(readers):
+        plan["chat_template"] = options.chat_template.digest
     create_folder(path)
     others = [file.name for file in path.iterdir() if not file.name.startswith(".")]  # hidden: what a host is writing
     if not (path / PLAN_FILE).exists():  # requested after looking: another host may have written it meanwhile
@@ -298,6 +340,8 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
     _check_same(path, read_plan(path), plan)
     if not (path / TOKENIZER).exists():
         save_tokenizer(tokenizer, path / TOKENIZER)
+    if has_weights(readers) and not (path / TOKENIZER_CONFIG).exists():
+        options.chat_template.save(path)
     return path
 
 
@@ -305,9 +349,9 @@ def _check_same(path: Path, started: JsonObject, requested: JsonObject) -> None:
     """Raise a `FileError` if the plan of a build in a folder differs from the plan for the arguments of this call."""
     if started == requested:
         return
-    for key in ("format_version", "shards", "tokenizer"):
-        if started.get(key) != requested[key]:
-            what = f"{key.replace('_', ' ')} {started.get(key)}, not {requested[key]}"
+    for key in ("format_version", "shards", "tokenizer", "text_field", "chat_template"):
+        if started.get(key) != requested.get(key):
+            what = f"{key.replace('_', ' ')} {started.get(key)}, not {requested.get(key)}"
             break
     else:
         old, new = ({name: facts for name, *facts in plan["sources"]} for plan in (started, requested))
@@ -351,94 +395,28 @@ def _check_unchanged(source: str, planned: list[Any], current: list[Any]) -> Non
 # Byte ranges
 
 
-def _source_ranges(plan: JsonObject, part: int, tokenizer: Tokenizer) -> Iterator[tuple[int, str, int, int]]:
-    """Yield the byte ranges of the sources that belong to shard `part`, in order.
+def _source_ranges(
+    plan: JsonObject, part: int, tokenizer: Tokenizer, chat_template: Path
+) -> Iterator[tuple[int, Reader, int, int]]:
+    """Yield the ranges of the sources that belong to shard `part`, in order.
 
-    A range is `(number, path, begin, end)`: the number of the source in the plan, its path, the offset of the first
-    byte, and the offset of the byte after the last one.
-
-    A range starts and ends where cutting the text changes no ID. A gzipped source is not split: it belongs to the shard
-    in which its first byte is. Empty ranges are left out.
+    A range is `(number, reader, begin, end)`: the number of the source in the plan, its reader, and the places where
+    the range begins and ends, as `Reader.cut` returns them. Empty ranges are left out.
 
     Raises:
         FileError: A source cannot be read, or has changed since the build started.
-        TextError: A source is not plain text.
+        TextError: A source is not what it should be.
     """
     total = sum(size for _, size, _ in plan["sources"])
     low, high = (total * number // plan["shards"] for number in (part, part + 1))
     start = 0
+    options = RowOptions(plan.get("text_field"), chat_template)
     for number, (source, size, digest) in enumerate(plan["sources"]):
         begin, end = max(low - start, 0), min(high - start, size)
-        if source.endswith(".gz"):
-            begin, end = (0, size) if low <= start < high else (0, 0)
         if begin < end:
             _check_unchanged(source, [size, digest], _size_and_digest(source))
-            begin, end = (first_cut(source, place, size, tokenizer) for place in (begin, end))
-        if begin < end:
-            yield number, source, begin, end
+            reader = reader_of(Path(source), options)
+            begin, end = (reader.cut(place, size, tokenizer) for place in (begin, end))
+            if begin < end:
+                yield number, reader, begin, end
         start += size
-
-
-def first_cut(source: str, place: int, size: int, tokenizer: Tokenizer) -> int:
-    """Return the offset of the first byte at or after `place` where cutting a file's text changes no ID.
-
-    Two shards that share a boundary find the same offset, since it depends only on the characters around it. For a
-    larger `place` the result is the same or larger. Only cuts at white space, and between a word and a mark, are tried.
-    The file is not compressed. A `place` of 0, or of `size`, the size of the file, is returned unchanged. `size` is
-    also the result if no cut is safe.
-
-    Raises:
-        FileError: The file cannot be read.
-        TextError: The file is not plain text.
-    """
-    if place in (0, size):
-        return place
-    place = _next_character(source, place)
-    text = _text_before(source, place, CONTEXT_CHARS)
-    at, offset = len(text), place - len(text.encode())  # first character not looked at, byte of the first in `text`
-    with opened(source, place, size) as (read, _):
-        chunks = decoded(source, read, offset=place)
-        ended = False
-        while not ended:
-            chunk = next(chunks, "")
-            ended, text = not chunk, text + chunk
-            last = len(text) if ended else len(text) - CONTEXT_CHARS
-            for match in CUT.finditer(text, at, last + 1):
-                if is_safe_cut(text, match.start(), tokenizer):
-                    return offset + len(text[: match.start()].encode())
-            at = max(at, last + 1)
-            passed = max(0, at - CONTEXT_CHARS)
-            offset += len(text[:passed].encode())
-            text, at = text[passed:], at - passed
-    return size
-
-
-def _text_before(source: str, place: int, count: int) -> str:
-    """Return the last `count` characters before byte `place` of a file, fewer near the start; no byte-order mark.
-
-    Raises:
-        FileError: The file cannot be read.
-        TextError: These bytes are not UTF-8.
-    """
-    begin = _next_character(source, max(0, place - _MAX_CHAR_BYTES * (count + 1)))
-    raw = _bytes_of(source, begin, place)
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError as error:
-        raise TextError(not_text(source, raw, begin + error.start, raw[error.start])) from error
-    return (text if begin else text.removeprefix("\ufeff"))[-count:]
-
-
-def _next_character(source: str, place: int) -> int:
-    """Return the offset of the first byte at or after `place` at which a UTF-8 character of the file starts.
-
-    Without one in three bytes, which are all that is read, it is the offset after these bytes, as at the end of a file.
-    """
-    following = _bytes_of(source, place, place + _MAX_CHAR_BYTES - 1)
-    return place + next((n for n, byte in enumerate(following) if byte & 0xC0 != 0x80), len(following))
-
-
-def _bytes_of(source: str, begin: int, end: int) -> bytes:
-    """Read the bytes of a file from offset `begin` up to, but without, offset `end`."""
-    with opened(source, begin, end) as (read, _):
-        return checked(source, read, end - begin)

@@ -13,10 +13,11 @@ Where no cut is safe within a million characters (one endless word), the text is
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
@@ -45,8 +46,8 @@ def read_text_chunks(source: str | Path, *, tokenizer: object = None) -> Iterato
     """Yield a text in chunks of some hundred to some thousand characters; their concatenation is the text.
 
     Args:
-        source: A UTF-8 file, gzipped if it ends in `.gz`, or `"-"` for standard input. Line ends are kept; a
-            byte-order mark at the start is left out.
+        source: A UTF-8 file, compressed if it ends in `.gz` or `.zst`, or `"-"` for standard input. Line ends are
+            kept; a byte-order mark at the start is left out.
         tokenizer: The chunks are cut such that their IDs are the IDs of the whole text. `None`: cut between words.
 
     Raises:
@@ -76,43 +77,99 @@ def encode_chunks(chunks: Iterable[str], tokenizer: object, *, before: str = "")
     Raises:
         TokenizerError: When IDs are requested: `tokenizer` is no tokenizer, or cannot encode a chunk.
     """
-    for batch, encodings in _encode_ahead(iter(chunks), before[-ANCHOR_CHARS:], as_tokenizer(tokenizer)):
-        for chunk, whole, start in zip(batch, encodings, encodings[len(batch) :], strict=False):
-            yield chunk, np.array(whole.ids[len(start) :], dtype=np.int64)
+    for chunk, ids, _ in encode_ahead(_behind_anchors(chunks, before), as_tokenizer(tokenizer)):
+        yield chunk.text, ids
 
 
-def _encode_ahead(
-    chunks: Iterator[str], anchor: str, tokenizer: Tokenizer
-) -> Iterator[tuple[list[str], list[Encoding]]]:
-    """Yield batches of chunks with the encodings of each chunk behind its anchor, followed by those of the anchors.
+class TextChunk(NamedTuple):
+    """A chunk of a document, and what its token IDs depend on.
 
-    A thread encodes a batch while the caller uses the one before and the next one is cut. The anchor of a chunk is the
-    last characters before it; `anchor` is that of the first chunk.
+    Attributes:
+        text: The chunk.
+        anchor: The last characters before it in its document, `""` at the start of the document.
+        starts_document: Whether it is the first chunk of its document.
+        weighted: The `weighted` of its `Document`, whose only chunk it is; `None` for chunks of other documents.
+    """
+
+    text: str
+    anchor: str
+    starts_document: bool
+    weighted: Sequence[tuple[int, int]] | None = None
+
+
+def document_chunks(text: str | Iterable[str], tokenizer: Tokenizer, *, before: str = "") -> Iterator[TextChunk]:
+    """Split a document into chunks, such that their IDs, concatenated, are the IDs of the whole document.
+
+    A string of up to some ten thousand characters is one chunk, blocks are cut as in `split_text`. `before` are the
+    last characters before the text, if it is the rest of a document.
+    """
+    if isinstance(text, str):
+        blocks = (text[at : at + _MOST_CHARS] for at in range(0, len(text), _MOST_CHARS))
+        return _behind_anchors(split_text(blocks, tokenizer, fewest=_MOST_CHARS), before)
+    return _behind_anchors(split_text(text, tokenizer), before)
+
+
+def _behind_anchors(chunks: Iterable[str], before: str) -> Iterator[TextChunk]:
+    """Yield the chunks of one document, in order, with the anchors before them; `before` are the characters before."""
+    anchor, starts_document = before[-ANCHOR_CHARS:], True
+    for text in chunks:
+        yield TextChunk(text, anchor, starts_document)
+        anchor, starts_document = text[-ANCHOR_CHARS:], False
+
+
+def encode_ahead(chunks: Iterator[TextChunk], tokenizer: Tokenizer) -> Iterator[tuple[TextChunk, IdArray, Encoding]]:
+    """Yield each chunk with its token IDs, `(N,)` int64, and the encoding of the chunk behind its anchor.
+
+    The chunks are those of documents, one after another. A thread encodes a batch of chunks while the caller uses the
+    one before and the next one is cut. The encodings of chunks with `weighted` have offsets.
+
+    Raises:
+        TokenizerError: The tokenizer cannot encode a chunk.
     """
     tokenizer = pure_tokenizer(tokenizer)
-    size = max(_FEWEST_CHUNKS, _CHUNKS_PER_CORE * usable_cores())
     with BackgroundThread("embedlayer-encode") as thread:
-        begun: list[tuple[list[str], Job[list[Encoding]]]] = []
-        while batch := list(islice(chunks, size)):
-            anchors = [anchor, *(chunk[-ANCHOR_CHARS:] for chunk in batch)]
-            anchor = anchors.pop()
-            texts = [start + chunk for start, chunk in zip(anchors, batch, strict=True)]
-            begun.append((batch, thread.submit(partial(encode_batch, tokenizer, texts + anchors))))
+        begun: list[tuple[list[TextChunk], Job[list[Encoding]]]] = []
+        while batch := list(_batch(chunks)):
+            texts = [chunk.anchor + chunk.text for chunk in batch]
+            anchors = [chunk.anchor for chunk in batch if chunk.anchor]
+            offsets = any(chunk.weighted is not None for chunk in batch)
+            begun.append((batch, thread.submit(partial(encode_batch, tokenizer, texts + anchors, offsets=offsets))))
             if len(begun) > 1:
-                batch, job = begun.pop(0)
-                yield batch, job.result()
+                yield from _without_anchors(*begun.pop(0))
         for batch, job in begun:
-            yield batch, job.result()
+            yield from _without_anchors(batch, job)
 
 
-def split_text(texts: Iterable[str], tokenizer: Tokenizer | None) -> Iterator[str]:
+def _batch(chunks: Iterator[TextChunk]) -> Iterator[TextChunk]:
+    """Yield the next chunks to encode together: some for each core, and more of short ones."""
+    fewest = max(_FEWEST_CHUNKS, _CHUNKS_PER_CORE * usable_cores())
+    chars = 0
+    for number, chunk in enumerate(chunks, 1):
+        yield chunk
+        chars += len(chunk.text)
+        if number >= fewest and (chars >= fewest * _FEWEST_CHARS or number >= fewest * _CHUNKS_PER_CORE):
+            return
+
+
+def _without_anchors(
+    batch: Sequence[TextChunk], job: Job[list[Encoding]]
+) -> Iterator[tuple[TextChunk, IdArray, Encoding]]:
+    """Yield what `encode_ahead` does, from the encodings of a batch of chunks and of the anchors that are not empty."""
+    encodings = iter(job.result())
+    wholes = list(islice(encodings, len(batch)))
+    for chunk, whole in zip(batch, wholes, strict=True):
+        skipped = len(next(encodings).ids) if chunk.anchor else 0
+        yield chunk, np.array(whole.ids, dtype=np.int64)[skipped:], whole
+
+
+def split_text(texts: Iterable[str], tokenizer: Tokenizer | None, *, fewest: int = _FEWEST_CHARS) -> Iterator[str]:
     """Split a text into chunks, such that the IDs of the chunks, concatenated, are the IDs of the whole text.
 
-    The first chunks have up to 512 characters, later ones up to 16384, so that a short text has several chunks too. A
-    chunk is longer where no cut is safe; after a million characters the text is cut anyway, with a warning. Without a
-    tokenizer cuts are not checked, and IDs may change.
+    The first chunks have up to `fewest` characters, by default 512, later ones up to 16384, so that a short text has
+    several chunks too. A chunk is longer where no cut is safe; after a million characters the text is cut anyway, with
+    a warning. Without a tokenizer cuts are not checked, and IDs may change.
     """
-    rest, done, wanted = "", 0, _FEWEST_CHARS
+    rest, done, wanted = "", 0, fewest
     for text in texts:
         rest += text
         while len(rest) >= wanted + CONTEXT_CHARS:
@@ -130,7 +187,7 @@ def split_text(texts: Iterable[str], tokenizer: Tokenizer | None) -> Iterator[st
                 )
             yield rest[:cut]
             rest, done = rest[cut:], done + cut
-            wanted = min(max(done // 64, _FEWEST_CHARS), _MOST_CHARS)
+            wanted = min(max(done // 64, fewest), _MOST_CHARS)
     if rest:
         yield rest
 

@@ -1,18 +1,29 @@
-"""Find text files in folders, and read their text: UTF-8, plain or gzipped, block by block."""
+"""Find text files in folders, and read their text: UTF-8, plain or compressed, block by block."""
 
 import codecs
 import gzip
+import shutil
 import sys
+import tempfile
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from embedlayer.core.command_name import command_line
-from embedlayer.core.errors import EmbedLayerWarning, FileError, TextError
+from embedlayer.core.errors import EmbedLayerWarning, FileError, TextError, require
 from embedlayer.data.corpus_files import INDEX_FILE, PLAN_FILE, is_corpus
-from embedlayer.data.text_formats import DATASET, TextFormat, format_of_text, is_other, not_text, refuse_json_lines
+from embedlayer.data.text_formats import (
+    DATASET,
+    STANDARD_INPUT,
+    TextFormat,
+    format_of_text,
+    is_other,
+    not_text,
+    refuse_json_lines,
+)
 from embedlayer.io.files import file_errors, require_file
 
 _Read = Callable[[int], bytes]
@@ -23,7 +34,7 @@ def find_text_files(paths: Sequence[str | Path]) -> list[str | Path]:
     """Return the text files that `paths` name: files themselves, and all text files in folders and their subfolders.
 
     `"-"`, for standard input, is returned as it is. The files of a folder are sorted. Hidden files in folders are left
-    out, and so are corpora and binary files: those with a zero byte in their first 64 KiB (decompressed, for a `.gz`).
+    out, and so are corpora and binary files: those with a zero byte in their first 64 KiB, decompressed if compressed.
     Files of the formats in `embedlayer.data.text_formats` are left out of a folder with a warning, unless they have as
     many bytes as its text files. A file that cannot be read is returned: reading it raises the error.
 
@@ -64,51 +75,68 @@ def _texts_below(folder: Path) -> list[Path]:
     Warns:
         EmbedLayerWarning: Files of the formats in `embedlayer.data.text_formats` are left out.
     """
-    if is_corpus(folder):
-        raise TextError(
-            f"The folder {folder} is a corpus of token IDs, and not text. Train on it, without other files: "
-            f"{command_line('train', folder, '-o', 'RUN')}; in Python, open it with TokenCorpus.open."
-        )
     if DATASET.matches(folder, b""):
         raise TextError(is_other(folder, DATASET))
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    corpora = {file.parent for file in files if file.name in (PLAN_FILE, INDEX_FILE) and is_corpus(file.parent)}
-    visible = [
-        file
-        for file in files
-        if not any(part.startswith(".") for part in file.relative_to(folder).parts) and corpora.isdisjoint(file.parents)
-    ]
     texts: list[Path] = []
     others: dict[Path, TextFormat] = {}
-    for file in visible:
-        start = _start_of(file)
+    for file in (visible := visible_files(folder)):
+        start = start_of(file)
         other = format_of_text(file, start)
         if other is not None:
             others[file] = other
         elif b"\0" not in start:
             texts.append(file)
-    if others and _sizes(others) >= _sizes(texts):
-        first, other = next(iter(others.items()))
-        raise TextError(
-            f"The folder {folder} holds {len(others)} files that are not plain text, with more bytes than its "
-            f"{len(texts)} files of text. Convert them, or name the files of text alone. {is_other(first, other)}"
-        )
-    if others:
-        first, other = next(iter(others.items()))
-        warnings.warn(
-            f"{len(others)} files in {folder} are left out, which are not plain text: {first} is {other.name}"
-            f"{', ...' if len(others) > 1 else ''}. Passed by its name, a file is refused with a command that converts "
-            f"it.",
-            EmbedLayerWarning,
-            stacklevel=3,
-        )
+    leave_out(folder, others, texts)
     if not texts:
         raise TextError(f"The folder {folder} has no text files ({len(visible)} files are binary). Name files.")
     return texts
 
 
-def _start_of(file: Path) -> bytes:
-    """Return the first 64 KiB of a file, decompressed if its name ends in `.gz`.
+def visible_files(folder: Path) -> list[Path]:
+    """Return the files below a folder, sorted, without hidden files and without those of corpora.
+
+    Raises:
+        TextError: The folder is a corpus.
+    """
+    if is_corpus(folder):
+        raise TextError(
+            f"The folder {folder} is a corpus of token IDs, and not text. Train on it, without other files: "
+            f"{command_line('train', folder, '-o', 'RUN')}; in Python, open it with TokenCorpus.open."
+        )
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    corpora = {file.parent for file in files if file.name in (PLAN_FILE, INDEX_FILE) and is_corpus(file.parent)}
+    return [
+        file
+        for file in files
+        if not any(part.startswith(".") for part in file.relative_to(folder).parts) and corpora.isdisjoint(file.parents)
+    ]
+
+
+def leave_out(folder: Path, others: Mapping[Path, TextFormat], texts: Sequence[Path]) -> None:
+    """Warn that files of a folder are left out of its texts, which are other files with more bytes.
+
+    Raises:
+        TextError: The files that would be left out have at least as many bytes as the texts.
+    """
+    if not others:
+        return
+    first, other = next(iter(others.items()))
+    if _sizes(others) >= _sizes(texts):
+        raise TextError(
+            f"The folder {folder} holds {len(others)} files that are not plain text, with more bytes than its "
+            f"{len(texts)} files of text. Convert them, or name the files of text alone. {is_other(first, other)}"
+        )
+    warnings.warn(
+        f"{len(others)} files in {folder} are left out, which are not plain text: {first} is {other.name}"
+        f"{', ...' if len(others) > 1 else ''}. Passed by its name, a file is refused with a command that converts "
+        f"it.",
+        EmbedLayerWarning,
+        stacklevel=4,
+    )
+
+
+def start_of(file: Path) -> bytes:
+    """Return the first 64 KiB of a file, decompressed if it is compressed.
 
     They are empty for a file that cannot be read: reading its text raises the error later.
     """
@@ -125,17 +153,40 @@ def _sizes(files: Iterable[Path]) -> int:
 
 
 @contextmanager
+def saved_standard_input(sources: Sequence[str | Path], folder: Path) -> Iterator[Sequence[str | Path]]:
+    """Yield the sources with `-` replaced by a temporary file in `folder` that has the standard input.
+
+    Standard input can be read only once, and a corpus reads its sources twice: to recognise them, and to encode them.
+    The file is deleted at the end of the block. Without `-` the sources are yielded unchanged.
+
+    Raises:
+        FileError: The file cannot be written.
+    """
+    if "-" not in map(str, sources):
+        yield sources
+        return
+    with file_errors(f"write standard input into {folder}"):
+        copy = tempfile.NamedTemporaryFile(dir=folder, prefix=STANDARD_INPUT)  # noqa: SIM115  closed below
+    with copy:
+        with file_errors(f"write standard input into {folder}"):
+            shutil.copyfileobj(sys.stdin.buffer, copy)
+            copy.flush()
+        yield [Path(copy.name) if str(source) == "-" else source for source in sources]
+
+
+@contextmanager
 def opened(source: str | Path, begin: int = 0, end: int | None = None) -> Iterator[tuple[_Read, Callable[[], int]]]:
     """Context manager: open a source of text and yield two functions, `read` and `position`.
 
-    `read(size)` returns at most `size` bytes of the text, decompressed if the name ends in `.gz`; empty bytes mean the
-    end. `position()` returns how many bytes of the file were read, compressed ones for a `.gz`; 0 for standard input.
-    It is counted from `begin` if `end` applies, else from the start of the file. The bytes from offset `begin` up to
-    `end` are read, by default to the end of the file. Standard input and a `.gz` are read whole: `begin` must be 0 for
-    a `.gz`.
+    `read(size)` returns at most `size` bytes of the text, decompressed if the name ends in `.gz` or `.zst`; empty bytes
+    mean the end. `position()` returns how many bytes of the file were read, compressed ones for a compressed file; 0
+    for standard input. It is counted from `begin` if `end` applies, else from the start of the file. The bytes from
+    offset `begin` up to `end` are read, by default to the end of the file. Standard input and compressed files are read
+    whole: `begin` must be 0.
 
     Raises:
         FileError: The file cannot be opened.
+        MissingExtraError: A `.zst` needs `pip install 'embedlayer[parquet]'`.
     """
     if str(source) == "-":
         yield sys.stdin.buffer.read, lambda: 0
@@ -146,7 +197,12 @@ def opened(source: str | Path, begin: int = 0, end: int | None = None) -> Iterat
         file.seek(begin)
     with file:
         if str(source).endswith(".gz"):
+            unzipped: Any
             with gzip.GzipFile(fileobj=file) as unzipped:
+                yield unzipped.read, file.tell
+        elif str(source).endswith(".zst"):
+            arrow = require("pyarrow", extra="parquet")
+            with arrow.CompressedInputStream(arrow.PythonFile(file), "zstd") as unzipped:
                 yield unzipped.read, file.tell
         elif end is None:
             yield file.read, file.tell

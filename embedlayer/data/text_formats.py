@@ -22,6 +22,15 @@ _CUT_OBJECT = re.compile(rb'\{\s*"([\w.-]+)"\s*:\s*(")?')
 _TAR_MAGIC = slice(257, 262)
 _SHOWN_NAMES = 8
 
+COMPRESSIONS = {".gz": "gzip -dc < FILE", ".zst": "zstd -dc < FILE"}
+"""Suffixes of compressed files that are read, and the shell command that decompresses each."""
+
+STANDARD_INPUT = ".standard-input."
+"""Start of the name of a temporary file with standard input, for what has to read it twice."""
+
+LINES_SUFFIXES = (".jsonl", ".ndjson")
+"""Suffixes of files of JSON lines."""
+
 
 @dataclass(frozen=True)
 class TextFormat:
@@ -33,12 +42,14 @@ class TextFormat:
             `TEXT_FORMATS` are for bytes that are not plain text, and that of `DATASET` is for the path of a folder.
         command: Shell command that writes what is in the file into `NEW_FILE` or `NEW_FOLDER`; `FILE` is the file.
         condition: What the command does or assumes: the sentence before it in a message, without its end.
+        has_columns: Whether a corpus reads a column of such a file, as documents.
     """
 
     name: str
     matches: Callable[[Path, bytes], bool]
     command: str
     condition: str = "Write what it holds into a file of text"
+    has_columns: bool = False
 
 
 def _starts(*magic: bytes) -> Callable[[Path, bytes], bool]:
@@ -53,6 +64,7 @@ TEXT_FORMATS = (
         'python -c "import pyarrow.parquet, sys; [print(text) for batch in pyarrow.parquet.ParquetFile(sys.argv[1])'
         ".iter_batches(columns=['text']) for text in batch['text'].to_pylist()]\" FILE > NEW_FILE",
         _TEXTS,
+        has_columns=True,
     ),
     TextFormat(
         "an Arrow file",
@@ -60,12 +72,14 @@ TEXT_FORMATS = (
         f"python -c \"{_ARROW}open_file(sys.argv[1]).read_all().to_batches() for text in batch['text'].to_pylist()]\" "
         "FILE > NEW_FILE",
         _TEXTS,
+        has_columns=True,
     ),
     TextFormat(
         "an Arrow stream",
         lambda path, start: start.startswith(b"\xff\xff\xff\xff") and start[6:8] == b"\0\0" and len(start) > 8,
         f"python -c \"{_ARROW}open_stream(sys.argv[1]) for text in batch['text'].to_pylist()]\" FILE > NEW_FILE",
         _TEXTS,
+        has_columns=True,
     ),
     TextFormat("compressed by Zstandard", _starts(b"\x28\xb5\x2f\xfd"), "zstd -dc < FILE > NEW_FILE", "Decompress it"),
     TextFormat("compressed by gzip", _starts(b"\x1f\x8b"), "gzip -dc < FILE > NEW_FILE", "Decompress it"),
@@ -121,7 +135,7 @@ DATASET = TextFormat(
 def format_of_text(source: str | Path, start: bytes) -> TextFormat | None:
     """Return which of `TEXT_FORMATS` a file has, or `JSON_LINES`; `None` for plain text and for any other file.
 
-    `start` are its first bytes, decompressed if its name ends in `.gz`.
+    `start` are its first bytes, decompressed if it is compressed.
     """
     if is_plain(start):
         return JSON_LINES if JSON_LINES.matches(Path(source), start) else None
@@ -142,7 +156,7 @@ def refuse_json_lines(source: str | Path, start: bytes) -> None:
 
     The evidence is that each line of `start` is a JSON object, and there are at least two. One line is enough if the
     name ends in `.jsonl` or `.ndjson`, and its end may be missing. A name that ends in `.txt` says that it is text: it
-    is read, with a warning. `start` are the first bytes of the file, decompressed if its name ends in `.gz`, without a
+    is read, with a warning. `start` are the first bytes of the file, decompressed if it is compressed, without a
     byte-order mark.
 
     Raises:
@@ -154,7 +168,7 @@ def refuse_json_lines(source: str | Path, start: bytes) -> None:
     first = _first_object(Path(source), start)
     if first is None:
         return
-    if _suffix(Path(source)) == ".txt":
+    if text_suffix(Path(source)) == ".txt":
         warnings.warn(
             f"{source} has JSON lines, and its name ends in .txt: it is read as text, with its braces and escapes.",
             EmbedLayerWarning,
@@ -162,7 +176,7 @@ def refuse_json_lines(source: str | Path, start: bytes) -> None:
         )
         return
     texts = {key: value for key, value in first.items() if isinstance(value, str) and re.fullmatch(r"[\w.-]+", key)}
-    said = f"{_named(source)} is {JSON_LINES.name}, and not plain text. "
+    said = f"{source_name(source)} is {JSON_LINES.name}, and not plain text. "
     as_text = "To read the JSON itself, give the file a name that ends in .txt."
     if texts:
         key = max(texts, key=lambda name: len(texts[name]))
@@ -188,7 +202,7 @@ def not_text(source: str | Path, start: bytes, offset: int, byte: int) -> str:
     if encoding is None and byte and not _CONTROL.search(start):
         encoding = "ISO-8859-1"
     what = "has a zero byte" if byte == 0 else f"is not UTF-8 text: byte 0x{byte:02X}"
-    said = f"{_named(source)} {what} at offset {offset}"
+    said = f"{source_name(source)} {what} at offset {offset}"
     if encoding is not None:
         command = command_for(f"iconv -f {encoding} -t UTF-8 < FILE > NEW_FILE", source)
         return f"{said}. If it is text in another encoding, convert it, for example:\n{command}"
@@ -201,7 +215,7 @@ def not_text(source: str | Path, start: bytes, offset: int, byte: int) -> str:
 def is_other(source: str | Path, other: TextFormat) -> str:
     """Return the error message for a file or folder with the format `other`."""
     return (
-        f"{_named(source)} is {other.name}, and not plain text. {other.condition}:\n"
+        f"{source_name(source)} is {other.name}, and not plain text. {other.condition}:\n"
         f"{command_for(other.command, source)}"
     )
 
@@ -209,23 +223,29 @@ def is_other(source: str | Path, other: TextFormat) -> str:
 def command_for(command: str, source: str | Path) -> str:
     """Return a command of a `TextFormat` with the path of a file, quoted for a shell, in place of `FILE`.
 
-    A file that ends in `.gz` is decompressed for the command, except for `tar`, which does so itself. If another
-    command has to read the file itself, the result only decompresses it. For standard input, `-`, `FILE` stays.
+    A compressed file is decompressed for the command, except for `tar`, which does so itself. If another command has to
+    read the file itself, the result only decompresses it. For standard input, `-`, `FILE` stays.
     """
-    if str(source).endswith(".gz") and "tar -xf" not in command:
-        unzip = "gzip -dc < FILE"
+    unzip = next((line for suffix, line in COMPRESSIONS.items() if str(source).endswith(suffix)), None)
+    if unzip is not None and "tar -xf" not in command:
         command = f"{unzip} | {command.replace('< FILE ', '')}" if "< FILE" in command else f"{unzip} > NEW_FILE"
-    return re.sub(r"\bFILE\b", lambda _: "FILE" if str(source) == "-" else shlex.quote(str(source)), command)
+    return re.sub(r"\bFILE\b", lambda _: "FILE" if is_standard_input(source) else shlex.quote(str(source)), command)
 
 
-def _named(source: str | Path) -> str:
+def is_standard_input(source: str | Path) -> bool:
+    """Return whether a source is standard input, `-`, or the file that `saved_standard_input` writes from it."""
+    return str(source) == "-" or Path(source).name.startswith(STANDARD_INPUT)
+
+
+def source_name(source: str | Path) -> str:
     """Return how an error message names a file, or standard input."""
-    return "Standard input" if str(source) == "-" else str(source)
+    return "Standard input" if is_standard_input(source) else str(source)
 
 
-def _suffix(path: Path) -> str:
-    """Return the suffix of a file name without `.gz`: for `x.txt` and `x.txt.gz` it is `.txt`."""
-    return Path(path.name.removesuffix(".gz")).suffix
+def text_suffix(path: Path) -> str:
+    """Return the suffix of a file name without that of a compression: for `x.txt` and `x.txt.gz` it is `.txt`."""
+    name = next((path.name.removesuffix(suffix) for suffix in COMPRESSIONS if path.name.endswith(suffix)), path.name)
+    return Path(name).suffix
 
 
 def _first_object(path: Path, start: bytes) -> dict[str, object] | None:
@@ -251,7 +271,7 @@ def _first_object(path: Path, start: bytes) -> dict[str, object] | None:
         if not isinstance(value, dict):
             return None
         objects.append(value)
-    return objects[0] if len(objects) > 1 or _suffix(path) in (".jsonl", ".ndjson") else None
+    return objects[0] if len(objects) > 1 or text_suffix(path) in LINES_SUFFIXES else None
 
 
 def _wide_encoding(start: bytes) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Int64
+from jaxtyping import Shaped
 from tokenizers import Encoding
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -20,8 +20,9 @@ from embedlayer.data.permutation import Indices, RandomPermutation
 from embedlayer.data.text_chunks import read_text_chunks
 from embedlayer.tokenization.train import raise_if_path
 
-Batch = tuple[Int64[Tensor, "B T"], Int64[Tensor, "B T"]]
-Window = tuple[Int64[Tensor, " T"], Int64[Tensor, " T"]]
+Batch = tuple[Shaped[Tensor, "B T"], ...]
+"""Inputs and targets, int64; and the weights of the targets in the loss, float32, if the corpus has token weights."""
+Window = tuple[Shaped[Tensor, " T"], ...]
 
 TokenIds = TokenCorpus | IdArray | ConcatenatedArray | Tensor | Sequence[int] | Encoding
 """Token IDs of one text: a corpus, an array, a tensor, a list, or a tokenizer's encoding."""
@@ -32,7 +33,8 @@ _GATHER_BYTES = 1 << 17
 class TokenWindows(Dataset[Window]):
     """Dataset of sliding windows: `inputs = ids[s : s + T]`, `targets = ids[s + 1 : s + T + 1]`, `s = i * stride`.
 
-    The number of windows is `len(range(0, len(ids) - max_length, stride))`.
+    The number of windows is `len(range(0, len(ids) - max_length, stride))`. Of a corpus with token weights, a window
+    also has those of its targets, float32, `(inputs, targets, token_weights)`.
 
     Args:
         ids: A `TokenCorpus`, or token IDs in one dimension: an array, a tensor, a list, or an encoding by a
@@ -52,6 +54,7 @@ class TokenWindows(Dataset[Window]):
 
     def __init__(self, ids: TokenIds, max_length: int, stride: int) -> None:
         self.ids = _as_array(ids)
+        self.token_weights = _weights_of(ids)
         self.max_length = max_length
         self.stride = stride
         _check_windows(self.ids, max_length, stride=stride)
@@ -60,8 +63,7 @@ class TokenWindows(Dataset[Window]):
         return len(range(0, len(self.ids) - self.max_length, self.stride))
 
     def __getitem__(self, index: int) -> Window:
-        inputs, targets = self.batch([range(len(self))[index]])
-        return inputs[0], targets[0]
+        return tuple(rows[0] for rows in self.batch([range(len(self))[index]]))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Window]:
         return list(zip(*self.batch(indices), strict=True))
@@ -69,18 +71,25 @@ class TokenWindows(Dataset[Window]):
     def batch(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> Batch:
         """Return the inputs and the targets of the windows with these indices, `(B, T)` int64 each.
 
+        Of a corpus with token weights, those of the targets follow, `(B, T)` float32.
+
         Args:
             indices: Numbers of the windows, from 0 to `len(self) - 1`.
         """
-        return _gather(self.ids, np.asarray(indices, dtype=np.int64) * self.stride, self.max_length)
+        starts = np.asarray(indices, dtype=np.int64) * self.stride
+        return _gather(self.ids, self.token_weights, starts, self.max_length)
 
     def __getstate__(self) -> dict[str, Any]:
-        ids = self.ids
-        return {**self.__dict__, "ids": ids if isinstance(ids, ConcatenatedArray) else MemmapSlice.of(ids) or ids}
+        arrays = {"ids": self.ids, "token_weights": self.token_weights}
+        return self.__dict__ | {
+            name: array if array is None or isinstance(array, ConcatenatedArray) else MemmapSlice.of(array) or array
+            for name, array in arrays.items()
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        ids = state["ids"]
-        self.__dict__.update(state, ids=ids.open() if isinstance(ids, MemmapSlice) else ids)
+        self.__dict__.update(
+            (name, value.open() if isinstance(value, MemmapSlice) else value) for name, value in state.items()
+        )
 
 
 def create_dataloader(
@@ -97,7 +106,8 @@ def create_dataloader(
 ) -> DataLoader[Any]:
     """Return a `DataLoader` of sliding windows, which yields batches `(inputs, targets)`, `(B, T)` int64 each.
 
-    The targets of a window are its inputs one token later.
+    The targets of a window are its inputs one token later. Batches of a corpus with token weights are
+    `(inputs, targets, token_weights)`, the last float32, as `loss` takes them.
 
     Args:
         text_or_corpus: A text itself as `str`, the `Path` of a UTF-8 text file, a `TokenCorpus`, or token IDs as
@@ -178,6 +188,7 @@ class WindowSampler:
 
     def __init__(self, ids_or_corpus: TokenIds, *, max_length: int, batch_size: int, seed: int) -> None:
         self.ids = _as_array(ids_or_corpus)
+        self.token_weights = _weights_of(ids_or_corpus)
         self.max_length = max_length
         self.batch_size = batch_size
         self.seed = seed
@@ -188,8 +199,9 @@ class WindowSampler:
     def batch(self, step: int, *, rank: int = 0, ranks: int = 1) -> Batch:
         """Return the inputs and the targets of a step, `(B, T)` int64 each, or one rank's windows of them.
 
-        Rank `r` has windows `r * B // ranks` up to `(r + 1) * B // ranks`. The concatenation over all ranks is the
-        batch, for any number of ranks.
+        Of a corpus with token weights, those of the targets follow, `(B, T)` float32. Rank `r` has windows
+        `r * B // ranks` up to `(r + 1) * B // ranks`. The concatenation over all ranks is the batch, for any number of
+        ranks.
 
         Args:
             step: Number of the step, from 0.
@@ -205,8 +217,8 @@ class WindowSampler:
         return self.windows(np.arange(first + share.start, first + share.stop))
 
     def windows(self, numbers: Indices) -> Batch:
-        """Return the inputs and the targets of windows by their numbers in the order of training, over all epochs."""
-        return _gather(self.ids, self._starts(numbers), self.max_length)
+        """Return what `batch` does, of windows by their numbers in the order of training, over all epochs."""
+        return _gather(self.ids, self.token_weights, self._starts(numbers), self.max_length)
 
     def _starts(self, numbers: Indices) -> Indices:
         """Return the index of the first token of each window.
@@ -272,30 +284,43 @@ class _WindowLoader(DataLoader[Any]):
         together = max(1, _GATHER_BYTES // (8 * per_batch * (windows.max_length + 1)))
         batches = iter(self.batch_sampler or ())
         while group := list(islice(batches, together)):
-            inputs, targets = windows.batch([index for batch in group for index in batch])
-            yield from zip(torch.split(inputs, per_batch), torch.split(targets, per_batch), strict=True)
+            tensors = windows.batch([index for batch in group for index in batch])
+            yield from zip(*(torch.split(rows, per_batch) for rows in tensors), strict=True)
 
 
 def _stack(windows: list[Window]) -> Batch:
-    """Stack pairs of inputs and targets, `(T,)` each, into a batch of inputs and targets, `(B, T)` each."""
-    inputs, targets = zip(*windows, strict=True)
-    return torch.stack(inputs), torch.stack(targets)
+    """Stack the tensors of windows, `(T,)` each, into those of a batch, `(B, T)` each."""
+    return tuple(torch.stack(rows) for rows in zip(*windows, strict=True))
 
 
-def _gather(ids: IdArray | ConcatenatedArray, starts: npt.NDArray[np.int64], length: int) -> Batch:
-    """Copy windows of token IDs and return them as a batch, `(starts, length)` int64 each.
+def _gather(
+    ids: IdArray | ConcatenatedArray,
+    token_weights: IdArray | ConcatenatedArray | None,
+    starts: npt.NDArray[np.int64],
+    length: int,
+) -> Batch:
+    """Copy windows of token IDs and return them as a batch, `(starts, length)` each.
 
     Returns:
-        Inputs, `ids[s : s + length]` for each start `s`, and targets, `ids[s + 1 : s + length + 1]`.
+        Inputs, `ids[s : s + length]` for each start `s`, and targets, `ids[s + 1 : s + length + 1]`, int64; and the
+        `token_weights` of the targets, float32, unless they are `None`.
     """
-    if isinstance(ids, ConcatenatedArray):
-        rows = ids.windows(starts, length + 1)
-    else:
-        rows = np.lib.stride_tricks.sliding_window_view(ids, length + 1)[starts]
-    return (
+    rows = _windows(ids, starts, length + 1)
+    batch = (
         torch.from_numpy(rows[:, :-1].astype(np.int64, order="C")),
         torch.from_numpy(rows[:, 1:].astype(np.int64, order="C")),
     )
+    if token_weights is None:
+        return batch
+    return *batch, torch.from_numpy(_windows(token_weights, starts + 1, length).astype(np.float32))
+
+
+def _windows(array: IdArray | ConcatenatedArray, starts: npt.NDArray[np.int64], length: int) -> IdArray:
+    """Return `array[s : s + length]` for each start `s`."""
+    if isinstance(array, ConcatenatedArray):
+        return array.windows(starts, length)
+    rows: IdArray = np.lib.stride_tricks.sliding_window_view(array, length)[starts]
+    return rows
 
 
 def derive_seed(seed: int, *numbers: int) -> int:
@@ -305,6 +330,11 @@ def derive_seed(seed: int, *numbers: int) -> int:
     are unrelated.
     """
     return int(np.random.SeedSequence([seed % 2**64, *numbers]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def _weights_of(ids: TokenIds) -> IdArray | ConcatenatedArray | None:
+    """Return the token weights of a corpus that has them; `None` for other corpora and other token IDs."""
+    return ids.token_weights if isinstance(ids, TokenCorpus) else None
 
 
 def _as_array(ids: TokenIds) -> IdArray | ConcatenatedArray:

@@ -31,7 +31,7 @@ from embedlayer.optim.groups import check_role_rates, param_groups
 from embedlayer.optim.row_adamw import RowAdamW
 from embedlayer.row_sparse.hooks import without_applying_updates
 from embedlayer.tables.stored.mapped import MappedEmbedding
-from embedlayer.training.parallel import ParallelContext
+from embedlayer.training.parallel import ParallelContext, mean_loss
 from embedlayer.training.time_budget import TimeBudget
 
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -294,7 +294,8 @@ class Trainer:
             `validation_loss`, in nats per token, and `validation_bits_per_byte`, which is comparable between models
             with different tokenizers. Of a mixture there are also `validation_losses`, a list with the loss of each
             corpus. Their mean, weighted as the training is, is `validation_loss`; the bytes per token are averaged
-            alike.
+            alike. Of a corpus with token weights, the loss is that of the tokens with the weight 1, and the bits per
+            byte are those of all tokens.
         """
         started, parts = time.perf_counter(), self._validation_windows()
         self.model.eval()
@@ -302,28 +303,39 @@ class Trainer:
             totals = [self._validation_total(windows, count) for windows, count in parts]
         self.model.train()
         sums = self.parallel.sum(torch.tensor(totals, dtype=torch.float64)).tolist()
-        losses = [total / (count * self.options.max_length) for total, (_, count) in zip(sums, parts, strict=True)]
+        losses = [weighted / max(total_weight, 1) for weighted, total_weight, _ in sums]
         weights, corpora = _weights(self.validation) or [1.0], corpora_of(self.validation)
         nats = _weighted_mean(losses, weights)
+        of_all = [
+            all_tokens / (count * self.options.max_length)
+            for (*_, all_tokens), (_, count) in zip(sums, parts, strict=True)
+        ]
         bytes_per_token = _weighted_mean([corpus.num_bytes / len(corpus) for corpus in corpora], weights)
         if self.budget is not None:
             self.budget.reserve = time.perf_counter() - started
         line: dict[str, Any] = {
             "validation_loss": nats,
-            "validation_bits_per_byte": nats / math.log(2) / bytes_per_token,
+            "validation_bits_per_byte": _weighted_mean(of_all, weights) / math.log(2) / bytes_per_token,
         }
         return line | ({"validation_losses": losses} if isinstance(self.validation, TokenMixture) else {})
 
-    def _validation_total(self, windows: TokenWindows, count: int) -> float:
-        """Return this rank's part of the sum of the losses of the first `count` windows, in nats."""
-        total, batch_size = 0.0, self.options.batch_size
+    def _validation_total(self, windows: TokenWindows, count: int) -> list[float]:
+        """Return this rank's part of three sums over the targets of the first `count` windows.
+
+        They are the losses times the weights, in nats, the weights, and the losses.
+        """
+        totals, batch_size = torch.zeros(3, dtype=torch.float64), self.options.batch_size
         for start in range(0, count, batch_size):
             share = self.parallel.share(min(batch_size, count - start))
             here = share or range(1)  # a rank without a window must take part in the look-ups too
-            inputs, targets = windows.batch(range(start + here.start, start + here.stop))
-            loss = float(self.model.loss(inputs.to(self.device), targets.to(self.device), reduction="sum"))
-            total += loss if share else 0.0
-        return total
+            inputs, targets, *weights = windows.batch(range(start + here.start, start + here.stop))
+            ids, reduction = (inputs.to(self.device), targets.to(self.device)), "none" if weights else "sum"
+            losses = self.model.loss(*ids, reduction=reduction).double().cpu()  # type: ignore[arg-type]
+            if share:
+                factors = weights[0] if weights else torch.ones(())
+                number = float(factors.sum()) if weights else targets.numel()
+                totals += torch.tensor([float((losses * factors).sum()), number, float(losses.sum())])
+        return [float(total) for total in totals]
 
     def _validation_windows(self) -> list[tuple[TokenWindows, int]]:
         """Return of each validation corpus all windows, and how many of them, from the first, one validation reads."""
@@ -429,10 +441,10 @@ class Trainer:
             EmbedLayerWarning: The loss is far from `ln V`, that of a uniform distribution over the vocabulary.
         """
         measured = self.validate()
-        inputs, targets, share = self._batch(0)
+        batch, share = self._batch(0)
         self.model.eval()
         with torch.no_grad(), self._autocast():
-            loss = float(self.parallel.sum(self.model.loss(inputs, targets) * share))
+            loss = float(self.parallel.sum(mean_loss(self.model, *batch) * (share * self._weight_scale(range(1)))))
         self.model.train()
         uniform = math.log(self.model.table.vocab_size)
         if self.parallel.is_first and not abs(loss - uniform) <= FAR_FROM_LN_V:
@@ -460,12 +472,14 @@ class Trainer:
             group["lr"] = learning_rate * (rates.get(group.get("name", ""), peak) / peak)
         result = torch.tensor([0.0, float(self.parallel.is_first)], device=self.device)
         last = self.options.accumulate - 1
-        for part in range(self.options.accumulate):
-            inputs, targets, share = self._batch(step * self.options.accumulate + part)
+        parts = range(step * self.options.accumulate, (step + 1) * self.options.accumulate)
+        scale = self._weight_scale(parts)
+        for part, index in enumerate(parts):
+            batch, share = self._batch(index)
             sync = nullcontext() if part == last else self.parallel.no_sync()
             with self.parallel.collectives.peer_errors(), sync:
                 with self._autocast():
-                    loss = self._loss(inputs, targets) * share / self.options.accumulate
+                    loss = self._loss(*batch) * (share * scale) / self.options.accumulate
                 (loss * self.parallel.size).backward()  # gradients are means over the ranks, and shares sum to 1
             result[0] += loss.detach()
         self.parallel.average_replicas(self.model)
@@ -482,18 +496,30 @@ class Trainer:
         parts = range(step * self.options.accumulate, (step + 1) * self.options.accumulate)
         return len(torch.cat([self.sampler.batch(part)[0].flatten() for part in parts]).unique())
 
-    def _batch(self, index: int) -> tuple[Tensor, Tensor, float]:
+    def _weight_scale(self, parts: range) -> float:
+        """Return what makes the mean over all targets of some batches the mean over those with the weight 1.
+
+        It is the number of the targets over the sum of their weights; 1 without token weights.
+        """
+        batches = [self.sampler.batch(part) for part in parts] if has_token_weights(self.training) else []
+        if not batches:
+            return 1.0
+        total = sum(float(weights.sum()) for _, _, weights in batches)
+        return sum(targets.numel() for _, targets, _ in batches) / max(total, 1.0)
+
+    def _batch(self, index: int) -> tuple[tuple[Tensor, ...], float]:
         """Return this rank's windows of a batch.
 
         Returns:
-            Inputs and targets on the device, `(windows, T)` each, and this rank's windows as a fraction of the batch. A
-            rank without windows gets one window and the fraction 0, so that it can take part in collective operations.
+            Inputs and targets on the device, `(windows, T)` each, with the weights of the targets if the text has any;
+            and this rank's windows as a fraction of the batch. A rank without windows gets one window and the fraction
+            0, so that it can take part in collective operations.
         """
         size = self.options.batch_size
         share = len(self.parallel.share(size)) / size
         rank, ranks = (self.parallel.rank, self.parallel.size) if share else (0, size)
-        inputs, targets = self.sampler.batch(index, rank=rank, ranks=ranks)
-        return inputs.to(self.device), targets.to(self.device), share
+        batch = self.sampler.batch(index, rank=rank, ranks=ranks)
+        return tuple(tensor.to(self.device) for tensor in batch), share
 
     def _autocast(self) -> AbstractContextManager[Any]:
         """Return a context manager: bfloat16 autocast if `precision` asks for it, else one that does nothing."""
@@ -528,6 +554,11 @@ class Trainer:
         """Return the seconds that the run has taken so far, in the current `run()` and before it."""
         before = 0.0 if self.budget is None else self.budget.used
         return before + (0.0 if self._running_since is None else time.perf_counter() - self._running_since)
+
+
+def has_token_weights(part: TokenCorpus | TokenMixture) -> bool:
+    """Return whether a text has token weights: one of its corpora has."""
+    return any(corpus.token_weights is not None for corpus in corpora_of(part))
 
 
 def _weights(part: TokenCorpus | TokenMixture) -> list[float]:

@@ -8,6 +8,7 @@ step equals that of one process, also where the shares differ.
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -231,14 +232,15 @@ class ParallelContext:
         """Return the description of a model before it was sharded, as `describe(model)` gives it for one process."""
         return describe(model) if self._mesh is None else self._config
 
-    def loss_function(self, model: DecoderLM | PatchedDecoder) -> Callable[[Tensor, Tensor], Tensor]:
+    def loss_function(self, model: DecoderLM | PatchedDecoder) -> Callable[..., Tensor]:
         """Return the function `(ids, targets) -> loss` to train with: the mean loss over this rank's tokens.
 
-        With several processes it is a `DistributedDataParallel` module: `backward` averages the gradients over the
-        ranks. `no_sync` applies to the module that the last call returned.
+        A third argument are the weights of the targets, as in `mean_loss`. With several processes it is a
+        `DistributedDataParallel` module: `backward` averages the gradients over the ranks. `no_sync` applies to the
+        module that the last call returned.
         """
         if self._mesh is None:
-            return model.loss
+            return partial(mean_loss, model)
         module = _LossModule(cast(DecoderLM, model))  # or one in PEFT's wrapper; `shard` refuses others
         self._ddp = distributed_data_parallel(module, forward_sync_buffers=False)
         return self._ddp
@@ -338,15 +340,32 @@ def parallel_context(
 
 
 class _LossModule(nn.Module):
-    """Module with `forward(ids, targets) -> loss` around a model: `DistributedDataParallel` calls only `forward`."""
+    """Module with `forward(ids, targets) -> loss` around a model: `DistributedDataParallel` calls only `forward`.
+
+    A third argument are weights, as in `mean_loss`.
+    """
 
     def __init__(self, model: DecoderLM) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, targets: Tensor, token_weights: Tensor | None = None) -> Tensor:
         """Return the model's mean loss in nats per token."""
-        return self.model.loss(ids, targets)
+        return mean_loss(self.model, ids, targets, token_weights)
+
+
+def mean_loss(
+    model: DecoderLM | PatchedDecoder, ids: Tensor, targets: Tensor, token_weights: Tensor | None = None
+) -> Tensor:
+    """Return the sum of the losses of targets, times their weights, over the number of targets, in nats.
+
+    `token_weights` are floats in the shape of the targets; `None` for 1.
+    """
+    if token_weights is None:
+        return model.loss(ids, targets)
+    if isinstance(model, PatchedDecoder):
+        return (model.loss(ids, targets, reduction="none") * token_weights).mean()
+    return model.loss(ids, targets, token_weights=token_weights)
 
 
 def _plain_head(head: OutputHead) -> OutputHead:

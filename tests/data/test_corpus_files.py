@@ -31,7 +31,8 @@ def corpus(texts, tmp_path):
 def test_a_corpus_in_one_part_is_a_part_like_any_other(texts, tmp_path):
     built = TokenCorpus.build(texts, BYTES, tmp_path / "whole")
     (part,) = read_shards(tmp_path / "whole")
-    ids, documents, blocks = concatenate_shards([part])
+    ids, documents, blocks, weights = concatenate_shards([part])
+    assert weights is None
     assert isinstance(ids, np.memmap)
     assert np.array_equal(ids, built.ids)
     assert np.array_equal(documents, built.documents)
@@ -42,7 +43,7 @@ def test_a_corpus_in_one_part_is_a_part_like_any_other(texts, tmp_path):
 def test_each_part_begins_with_a_mark_that_its_reader_keeps_or_leaves_out(corpus, texts):
     parts = read_shards(corpus)
     assert [int(part.ids[0]) for part in parts] == [256] * 4
-    ids, documents, _ = concatenate_shards(parts)
+    ids, documents, _, _ = concatenate_shards(parts)
     expected = b"\0".join(text.read_bytes() for text in texts)
     assert bytes(0 if token == 256 else int(token) for token in np.asarray(ids)) == expected
     assert [int(ids[start - 1]) for start in documents[1:]] == [256, 256]

@@ -21,7 +21,8 @@ from tokenizers import Tokenizer
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError, TextError
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.memmap import ConcatenatedArray
-from embedlayer.data.sharded_build import build_in_shards, build_shard, first_cut
+from embedlayer.data.readers.text import first_cut
+from embedlayer.data.sharded_build import build_in_shards, build_shard
 from embedlayer.tokenization.read import load_tokenizer, save_tokenizer
 from embedlayer.tokenization.train import train_tokenizer
 

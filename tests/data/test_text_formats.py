@@ -91,7 +91,7 @@ KINDS = {
     "t.parquet": ("a Parquet file", lambda: columns("parquet")),
     "t.arrow": ("an Arrow file", lambda: columns("file")),
     "data-00000-of-00001.arrow": ("an Arrow stream", lambda: columns("stream")),
-    "t.txt.zst": ("compressed by Zstandard", zstandard),
+    "zstandard": ("compressed by Zstandard", zstandard),
     "gzipped": ("compressed by gzip", lambda: gzip.compress(PLAIN.encode())),
     "t.bz2": ("compressed by bzip2", lambda: bz2.compress(PLAIN.encode())),
     "t.jsonl.xz": ("compressed by xz", lambda: lzma.compress(LINES)),
@@ -181,13 +181,20 @@ ENTRIES = {
     "vocab add --terms": command("vocab", "add", "MODEL", "-o", "OUT", "--terms", "FILE"),
 }
 """What reads texts, as a function that returns the error."""
+OF_ROWS = {
+    *("t.jsonl", "json", "one.ndjson", "t.jsonl.gz", "t.parquet", "t.arrow", "data-00000-of-00001.arrow"),
+    *("set", "sets"),
+}
+"""Kinds of which a corpus reads the rows: tests/data/readers/test_rows.py."""
+CORPORA = {"TokenCorpus.build", "build_in_shards", "build_shard", "train", "corpus build"}
+"""Entries that build a corpus."""
 ONE_FILE = {"read_text_chunks", "create_dataloader", "evaluate_text", "evaluate", "compress", "vocab add --terms"}
 """Entries that take no folder."""
 
 
 @cases("entry, name", ENTRIES, KINDS)
 def test_each_entry_refuses_each_kind_by_its_name_and_writes_nothing(entry, name, folder, capsys) -> None:
-    if name in ("set", "sets") and entry in ONE_FILE:
+    if (name in ("set", "sets") and entry in ONE_FILE) or (name in OF_ROWS and entry.partition(",")[0] in CORPORA):
         return
     file = make(name, folder)
     said = ENTRIES[entry](file, folder, capsys)
@@ -223,9 +230,11 @@ def test_every_format_is_among_the_kinds() -> None:
     assert {each.name for each in TEXT_FORMATS} <= {name for name, _ in KINDS.values()}
 
 
-@pytest.mark.parametrize("entry", ["read_text_chunks", "train"])
+@pytest.mark.parametrize("entry", ["read_text_chunks", "train", "corpus build"])
 @pytest.mark.parametrize("name", ["t.jsonl", "gzipped", "train.bin"])
 def test_standard_input_is_refused_by_its_name(entry, name, folder, capsys, monkeypatch) -> None:
+    if name in OF_ROWS and entry in CORPORA:
+        return
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(KINDS[name][1]())))
     said = ENTRIES[entry](Path("-"), folder, capsys)
     assert said.startswith("TextError: Standard input ")

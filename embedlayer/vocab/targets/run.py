@@ -16,7 +16,7 @@ from embedlayer.checkpoints.second_copies import refuse_copies
 from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import EmbedLayerWarning, VocabularyError
 from embedlayer.data.corpus import CorpusWriter, TokenCorpus
-from embedlayer.data.corpus_files import write_shard_tables
+from embedlayer.data.corpus_files import WEIGHTS_FILE, write_shard_tables
 from embedlayer.data.memmap import IdArray
 from embedlayer.data.mixture import TokenMixture, corpora_of
 from embedlayer.io.files import JsonObject, write_json
@@ -218,6 +218,11 @@ def _write_corpus(folder: Path, corpus: TokenCorpus, new_ids: IdArray, tokenizer
         for start in range(0, len(corpus), IDS_AT_ONCE):
             writer.write(new_ids[np.asarray(corpus.ids[start : start + IDS_AT_ONCE])].astype(writer.dtype))
     index = {**writer.index(), "num_tokens": len(corpus), "num_bytes": corpus.num_bytes}
+    if corpus.token_weights is not None:
+        with (folder / WEIGHTS_FILE).open("wb") as file:
+            for start in range(0, len(corpus), IDS_AT_ONCE):
+                file.write(np.asarray(corpus.token_weights[start : start + IDS_AT_ONCE]).tobytes())
+        index["has_weights"] = True
     write_shard_tables(folder, corpus.documents, corpus.blocks, index)
     save_tokenizer(tokenizer, folder / TOKENIZER)
 

@@ -1,0 +1,1 @@
+"""Readers of sources: the documents of text files, of rows and of chats, and files of token IDs."""

@@ -1,0 +1,113 @@
+"""Chats: messages rendered by the chat template of a tokenizer, with the ranges that the assistant generates."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from embedlayer.core.errors import TextError, TokenizerError, require
+from embedlayer.io.files import write_json
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+_GENERATION = re.compile(r"\{\%-?\s*generation\s*-?\%\}")
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """Chat template of a tokenizer of transformers, which marks what the assistant generates by `{% generation %}`.
+
+    Attributes:
+        template: The template, in Jinja.
+        special_tokens: Special tokens that it may write, by role, such as `bos_token`.
+    """
+
+    template: str
+    special_tokens: Mapping[str, str]
+
+    @classmethod
+    def of(cls, tokenizer: object) -> "ChatTemplate":
+        """Return the template of a tokenizer of transformers.
+
+        Args:
+            tokenizer: The tokenizer, or the path of its folder or of a file in it.
+
+        Raises:
+            TokenizerError: It has no chat template, or several without a default; or the template has no
+                `{% generation %}`, so that nothing says which tokens are the assistant's.
+            MissingExtraError: A path needs `pip install 'embedlayer[hf]'`.
+        """
+        if isinstance(tokenizer, str | Path):
+            tokenizer = _read(Path(tokenizer))
+        template = getattr(tokenizer, "chat_template", None)
+        if isinstance(template, Mapping):
+            template = template.get("default")
+        if not isinstance(template, str):
+            raise TokenizerError(
+                "The sources have chats (messages), and the tokenizer has no chat template. Name the folder of a "
+                "tokenizer of transformers with a template (tokenizer_config.json or chat_template.jinja): --tokenizer "
+                "DIR, for train --tokenizer-from DIR, in Python chat_template=DIR."
+            )
+        if not _GENERATION.search(template):
+            raise TokenizerError(
+                "The chat template of the tokenizer has no {% generation %}, which marks the tokens of the assistant. "
+                "Write {% generation %} and {% endgeneration %} around what the assistant says in the template, as "
+                "`return_assistant_tokens_mask` of transformers needs it."
+            )
+        named = getattr(tokenizer, "special_tokens_map", {})
+        return cls(template, {role: text for role, text in named.items() if isinstance(text, str)})
+
+    @property
+    def digest(self) -> str:
+        """Digest of the template and its special tokens, 16 hexadecimal digits."""
+        stated = json.dumps([self.template, dict(self.special_tokens)], sort_keys=True)
+        return hashlib.sha256(stated.encode()).hexdigest()[:16]
+
+    def save(self, folder: Path) -> None:
+        """Write the template and its special tokens into a folder beside its `tokenizer.json`; `of` reads them."""
+        write_json(folder / TOKENIZER_CONFIG, {**self.special_tokens, "chat_template": self.template})
+
+    def render(self, messages: Sequence[Any]) -> tuple[str, list[tuple[int, int]]]:
+        """Return the text of a chat, and the character ranges `(start, stop)` that the assistant generates.
+
+        Fields of messages that are `None`, as columns have them, are left out.
+
+        Raises:
+            TextError: The template cannot render these messages.
+            MissingExtraError: `pip install 'embedlayer[hf]'` is needed.
+        """
+        chats = require("transformers.utils.chat_template_utils", extra="hf")
+        jinja = require("jinja2", extra="hf")
+        try:
+            if not messages:
+                raise ValueError("there are no messages")
+            plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
+            texts, ranges = chats.render_jinja_template(
+                conversations=[plain],
+                chat_template=self.template,
+                return_assistant_tokens_mask=True,
+                **self.special_tokens,
+            )
+        except (jinja.TemplateError, ValueError, TypeError, AttributeError, KeyError) as error:
+            raise TextError(f"The chat template cannot render the messages: {error}.") from error
+        return texts[0], [(start, stop) for start, stop in ranges[0]]
+
+
+def _read(path: Path) -> object:
+    """Return the tokenizer of transformers in a folder, or in the folder of a file.
+
+    Raises:
+        TokenizerError: transformers cannot read it.
+        MissingExtraError: `pip install 'embedlayer[hf]'` is needed.
+    """
+    transformers = require("transformers", extra="hf")
+    folder = path if path.is_dir() else path.parent
+    try:
+        return transformers.PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise TokenizerError(
+            f"The sources have chats (messages), and transformers cannot read a tokenizer with a chat template from "
+            f"{folder}: {error}."
+        ) from error

@@ -1,0 +1,180 @@
+"""Parquet and Arrow: a column is the text of the documents."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from embedlayer.core.errors import FileError, TextError, require
+from embedlayer.data.readers.documents import Document, Reader, RowOptions
+from embedlayer.data.readers.rows import chosen_field, document_of
+from embedlayer.data.text_formats import TEXT_FORMATS, source_name
+from embedlayer.io.files import require_file
+
+COLUMN_FORMATS = tuple(each for each in TEXT_FORMATS if each.has_columns)
+"""The formats of files with columns."""
+
+_MAGIC_BYTES = 1 << 12
+_BATCH_ROWS = 256
+_BATCH_BYTES = 1 << 20
+
+
+class Columns(Reader):
+    """Reader of a Parquet file, an Arrow file or an Arrow stream.
+
+    A place in it stands for a row: `place * rows // size`. One record batch of an Arrow file, or one page of a Parquet
+    file, is in memory.
+
+    Raises:
+        FileError: The file cannot be read or is damaged.
+        TextError: There is no column that is read, or its type is neither text nor chats.
+        MissingExtraError: `pip install 'embedlayer[parquet]'` is needed.
+    """
+
+    def __init__(self, source: str | Path, options: RowOptions) -> None:
+        super().__init__(source)
+        self.options = options
+        self.arrow = require("pyarrow", extra="parquet")
+        require_file(source)
+        path = Path(source)
+        self.size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(_MAGIC_BYTES)
+        self.kind = next((each.name for each in COLUMN_FORMATS if each.matches(path, start)), "")
+        if not self.kind:
+            raise FileError(f"Cannot read {source_name(source)}: it is no Parquet and no Arrow file, or is damaged.")
+        self.column: int | None = None
+        with self._damage_named(lambda: 0), self._opened() as file:
+            schema = file.schema_arrow if "Parquet" in self.kind else file.schema
+            self.rows = self._num_rows(file)
+        types = {name: _kind_of_column(self.arrow, kind) for name, kind in zip(schema.names, schema.types, strict=True)}
+        self.field, self.has_weights = chosen_field(lambda: source_name(source), types, options)
+        if types[self.field] is None:
+            column = schema.field(self.field).type
+            raise TextError(f"{source_name(source)} has a column {self.field!r} of type {column}, and not of texts.")
+        self.column = schema.names.index(self.field)
+
+    def cut(self, place: int, size: int, tokenizer: Tokenizer) -> int:
+        """Return `place` itself: each place stands for a row."""
+        return place
+
+    def documents(self, begin: int = 0, end: int | None = None) -> Iterator[Document]:
+        """Yield the documents of the rows between two places."""
+        first = begin * self.rows // max(self.size, 1)
+        last = self.rows if end is None else end * self.rows // max(self.size, 1)
+        number = first
+        for batch in self._batches(first, last):
+            for value in self._values(batch, number):
+                yield document_of(
+                    partial(self._record, number), {self.field: value}, self.field, self.has_weights, self.options
+                )
+                number += 1
+            self.position = number * self.size // max(self.rows, 1) - begin
+        self.position = (self.size if end is None else end) - begin
+
+    def _record(self, number: int) -> str:
+        """Return how an error names a row."""
+        return f"{source_name(self.source)}, row {number} (counted from 0),"
+
+    def _values(self, batch: Any, number: int) -> list[Any]:
+        """Return the values of a column; `number` is that of its first row, for the error."""
+        try:
+            return list(batch.to_pylist())
+        except UnicodeDecodeError:
+            for row, value in enumerate(batch):
+                try:
+                    value.as_py()
+                except UnicodeDecodeError as error:
+                    raise TextError(f"{self._record(number + row)} has a text that is not UTF-8: {error}.") from error
+            raise
+
+    def _batches(self, first: int, last: int) -> Iterator[Any]:
+        """Yield the column of the rows from `first` up to `last`, in arrays of up to `_BATCH_ROWS` rows."""
+        if first >= last:
+            return
+        passed = 0
+        with self._damage_named(lambda: passed), self._opened() as file:
+            for batch in self._record_batches(file):
+                low, high = max(first - passed, 0), min(last - passed, len(batch))
+                rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES * len(batch) // max(batch.nbytes, 1)))
+                for start in range(low, high, rows):
+                    yield batch.slice(start, min(rows, high - start))
+                passed += len(batch)
+                if passed >= last:
+                    return
+        raise FileError(f"Cannot read {self._record(passed)} which is missing: the file has {self.rows} rows.")
+
+    @contextmanager
+    def _opened(self, *, mapped: bool = False) -> Iterator[Any]:
+        """Context manager: open the file, and yield a reader of pyarrow; of an Arrow file, of the column alone.
+
+        With `mapped`, an Arrow file or stream is mapped into memory, and nothing of it is read before it is needed.
+        """
+        if self._is("Parquet"):
+            parquet = require("pyarrow.parquet", extra="parquet")
+            with parquet.ParquetFile(self.source, buffer_size=_BATCH_BYTES, pre_buffer=False) as file:
+                yield file
+            return
+        ipc = require("pyarrow.ipc", extra="parquet")
+        with (self.arrow.memory_map if mapped else self.arrow.OSFile)(str(self.source)) as opened:
+            if self._is("stream"):
+                with ipc.open_stream(opened) as file:
+                    yield file
+            else:
+                options = None if self.column is None else ipc.IpcReadOptions(included_fields=[self.column])
+                with ipc.open_file(opened, options=options) as file:
+                    yield file
+
+    def _is(self, word: str) -> bool:
+        """Return whether the format of the file has a word in its name."""
+        return word in self.kind
+
+    def _num_rows(self, file: Any) -> int:
+        """Return the number of rows; the record batches of an Arrow file are mapped, and their data is not read."""
+        if self._is("Parquet"):
+            return int(file.metadata.num_rows)
+        with self._opened(mapped=True) as batches:
+            return sum(batch.num_rows for batch in self._all_batches(batches))
+
+    def _all_batches(self, file: Any) -> Iterator[Any]:
+        """Yield the record batches of an Arrow stream or file, one after another."""
+        return iter(file) if self._is("stream") else map(file.get_batch, range(file.num_record_batches))
+
+    def _record_batches(self, file: Any) -> Iterator[Any]:
+        """Yield the column, one record batch after another."""
+        batches = (
+            file.iter_batches(batch_size=_BATCH_ROWS, columns=[self.field])
+            if self._is("Parquet")
+            else self._all_batches(file)
+        )
+        return (batch.column(batch.schema.get_field_index(self.field)) for batch in batches)
+
+    @contextmanager
+    def _damage_named(self, row: Callable[[], int]) -> Iterator[None]:
+        """Context manager: turn what pyarrow raises for a damaged file in the block into a `FileError`.
+
+        `row` returns the number of the row that is read.
+        """
+        try:
+            yield
+        except (FileError, TextError):
+            raise
+        except (OSError, self.arrow.ArrowException) as error:
+            raise FileError(
+                f"Cannot read {source_name(self.source)}, at row {row()} (counted from 0) or after: {error}. The file "
+                f"is damaged."
+            ) from error
+
+
+def _kind_of_column(arrow: Any, column: Any) -> list[Any] | str | None:
+    """Return an empty value of the kind that a column has: a text, a list for chats, or `None` for any other kind."""
+    kinds = arrow.types
+    if kinds.is_dictionary(column):
+        column = column.value_type
+    if kinds.is_string(column) or kinds.is_large_string(column) or kinds.is_string_view(column):
+        return ""
+    is_list = kinds.is_list(column) or kinds.is_large_list(column)
+    return [] if is_list and kinds.is_struct(column.value_type) else None

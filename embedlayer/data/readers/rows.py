@@ -1,0 +1,82 @@
+"""Rows: which field of a row is the document, and what it must be."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from embedlayer.core.errors import TextError
+from embedlayer.data.readers.documents import Document, RowOptions
+
+TEXT_FIELD, CHAT_FIELD = "text", "messages"
+_SHOWN_NAMES = 12
+_JSON_KINDS = {
+    str: "a text",
+    type(None): "null",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
+}
+
+Record = Callable[[], str]
+"""Function that returns how an error names a record, `FILE, line 3,`: it is called for an error only."""
+
+
+def chosen_field(record: Record, row: Mapping[str, Any], options: RowOptions) -> tuple[str, bool]:
+    """Return the name of the field with the document, and whether it is a chat, from the first row of a source.
+
+    It is the field that `options` name; else `text`, else `messages`.
+
+    Raises:
+        TextError: The row has no such field.
+        TokenizerError: The field is a chat, and there is no chat template, or it does not mark the assistant's tokens.
+        MissingExtraError: The field is a chat, and `pip install 'embedlayer[hf]'` is needed.
+    """
+    names = [TEXT_FIELD, CHAT_FIELD] if options.text_field is None else [options.text_field]
+    field = next((name for name in names if name in row), None)
+    if field is None:
+        raise TextError(f"{record()} has no field {names[0]!r}{_named_fields(row, options)}")
+    if isinstance(row[field], list):
+        options.chat_template  # noqa: B018  raises its errors before anything is encoded
+        return field, True
+    return field, False
+
+
+def document_of(
+    record: Record, row: Mapping[str, Any], field: str | None, is_chat: bool, options: RowOptions
+) -> Document:
+    """Return the document of a row.
+
+    Raises:
+        TextError: The row has no such field, it is no text or no chat as in the first row, the chat template cannot
+            render it, or its text has half of a surrogate pair.
+    """
+    assert field is not None  # the first row has chosen it
+    try:
+        value = row[field]
+    except KeyError:
+        raise TextError(f"{record()} has no field {field!r}{_named_fields(row, options)}") from None
+    ranges = None
+    if is_chat and isinstance(value, list):
+        try:
+            value, ranges = options.chat_template.render(value)
+        except TextError as error:
+            raise TextError(f"{record()} has a chat in its field {field!r}. {error}") from error
+    if not isinstance(value, str) or (is_chat and ranges is None):
+        kind = _JSON_KINDS.get(type(value), type(value).__name__)
+        raise TextError(f"{record()} has a field {field!r} that is {kind}, and not a {'chat' if is_chat else 'text'}.")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise TextError(
+            f"{record()} has a text with {error.object[error.start]!a}, half of a surrogate pair, which UTF-8 cannot "
+            f"encode."
+        ) from error
+    return Document(value, weighted=ranges)
+
+
+def _named_fields(row: Mapping[str, Any], options: RowOptions) -> str:
+    """Return the end of a message about a field that a row does not have: the fields that it has."""
+    names = ", ".join([*row][:_SHOWN_NAMES]) or "none"
+    advice = " Name the field with the text: --text-field NAME, in Python text_field='NAME'."
+    return f" (it has {names}).{advice if options.text_field is None else ''}"

@@ -1,0 +1,160 @@
+"""Sources of a corpus: which reader a file has, by its name and first bytes, and which files of a folder are read."""
+
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from embedlayer.core.errors import EmbedLayerWarning, FileError, SizeError, TextError
+from embedlayer.data.readers.columns import COLUMN_FORMATS, Columns
+from embedlayer.data.readers.documents import Reader, RowOptions
+from embedlayer.data.readers.json_lines import JsonLines
+from embedlayer.data.readers.text import TextFile, is_compressed
+from embedlayer.data.text_files import leave_out, start_of, visible_files
+from embedlayer.data.text_formats import (
+    DATASET,
+    JSON_LINES,
+    LINES_SUFFIXES,
+    TextFormat,
+    format_of_text,
+    is_plain,
+    text_suffix,
+)
+
+_DATASET_FILES = ("state.json", "dataset_dict.json")
+
+
+def find_sources(paths: Sequence[str | Path], options: RowOptions) -> list[Reader]:
+    """Return the readers of the files that `paths` name: files themselves, and those in folders and their subfolders.
+
+    | source | documents |
+    |---|---|
+    | text: UTF-8 without zero bytes | the file |
+    | JSON lines: named `.jsonl` or `.ndjson`, or all lines of the first 64 KiB are objects | each line |
+    | Parquet, Arrow files and streams, by their first bytes | each row |
+    | a folder of `Dataset.save_to_disk` | each row of its files, in the order of its `state.json` |
+
+    Text and JSON lines may be compressed (`.gz`, `.zst`). The files of other folders are sorted. Hidden files in
+    folders are left out, and so are corpora and binary files. If a folder has files of rows and text files, those with
+    more bytes are read; the others, and files of the other formats in `embedlayer.data.text_formats`, are left out with
+    a warning.
+
+    A `.txt` with JSON lines is text, with a warning, unless `options` name a field.
+
+    Raises:
+        FileError: A path does not exist, or a file cannot be read or is damaged.
+        TextError: A file is none of these; a record has no field that is read; a folder is a corpus, has several splits
+            of a data set, or has no file to read, or files of other formats with more bytes; or `paths` is empty.
+        SizeError: `options` name a field, and no source has rows.
+        MissingExtraError: A file needs `pip install 'embedlayer[parquet]'`.
+
+    Warns:
+        EmbedLayerWarning: Files of a folder are left out because of their format, or a `.txt` has JSON lines.
+    """
+    readers: list[Reader] = []
+    for name in paths:
+        path = Path(name)
+        if str(name) == "-":
+            readers.append(TextFile("-"))
+        elif path.is_dir():
+            readers += _readers_below(path, options)
+        elif path.exists():
+            readers.append(reader_of(path, options))
+        else:
+            raise FileError(f"There is no file or folder {path}. Check the path, or pass - for standard input.")
+    for reader in readers:
+        reader.check()
+    if not readers:
+        raise TextError("No text was passed. Name files or folders, or - for standard input.")
+    if options.text_field is not None and not any(reader.has_rows for reader in readers):
+        raise SizeError(
+            f"The text field {options.text_field!r} names a part of a row, and none of the files has rows: leave it "
+            f"out, or pass JSON lines, Parquet or Arrow files."
+        )
+    return readers
+
+
+def reader_of(path: Path, options: RowOptions) -> Reader:
+    """Return the reader of a file. The first record of a file of rows is checked, and nothing of a text.
+
+    Errors are those of `find_sources`.
+    """
+    make = _rows_reader(path, start_of(path), options)
+    return TextFile(path) if make is None else make(path, options)
+
+
+def _rows_reader(path: Path, start: bytes, options: RowOptions) -> Callable[[Path, RowOptions], Reader] | None:
+    """Return the class of readers for a file of rows, by its name and its first bytes; `None` for any other file."""
+    suffix = text_suffix(path)
+    if suffix in LINES_SUFFIXES:
+        return JsonLines
+    if is_plain(start):
+        if options.text_field is not None and start.lstrip().startswith(b"{"):
+            return JsonLines
+        return JsonLines if suffix != ".txt" and JSON_LINES.matches(path, start) else None
+    return Columns if not is_compressed(path) and any(each.matches(path, start) for each in COLUMN_FORMATS) else None
+
+
+def _readers_below(folder: Path, options: RowOptions) -> list[Reader]:
+    """Return the readers of the files below a folder; see `find_sources` for what is left out, and for errors."""
+    if DATASET.matches(folder, b""):
+        return [Columns(file, options) for file in _dataset_files(folder)]
+    texts: list[Path] = []
+    rows: list[Path] = []
+    others: dict[Path, TextFormat] = {}
+    for file in (visible := visible_files(folder)):
+        if file.name in _DATASET_FILES and DATASET.matches(file.parent, b""):
+            raise TextError(
+                f"{file.parent} in {folder} is {DATASET.name}: pass this folder by itself, without the files beside it."
+            )
+        start = start_of(file)
+        if _rows_reader(file, start, options) is not None:
+            rows.append(file)
+        elif (other := format_of_text(file, start)) is not None and other is not JSON_LINES:
+            others[file] = other
+        elif b"\0" not in start:
+            texts.append(file)
+    sizes = [sum(file.stat().st_size for file in files) for files in (texts, rows)]
+    chosen, left = (texts, rows) if sizes[0] > sizes[1] else (rows, texts)
+    if texts and rows:
+        warnings.warn(
+            f"{len(left)} of the files in {folder} are left out, among them {left[0]}: the folder has text files "
+            f"({sizes[0]:,} bytes) and files of rows ({sizes[1]:,} bytes), and those with more bytes are read. Name "
+            f"the files to read others.",
+            EmbedLayerWarning,
+            stacklevel=4,
+        )
+    leave_out(folder, others, chosen)
+    if not chosen:
+        raise TextError(f"The folder {folder} has no text files ({len(visible)} files are binary). Name files.")
+    return [reader_of(file, options) for file in chosen]
+
+
+def _dataset_files(folder: Path) -> list[Path]:
+    """Return the Arrow files of a folder that `save_to_disk` of the library `datasets` wrote, in order.
+
+    Raises:
+        TextError: It has several splits, or rows that an index selects, or its `state.json` is damaged.
+        FileError: A file is missing.
+    """
+    if (folder / "dataset_dict.json").exists():
+        splits = sorted(path.parent for path in folder.glob("*/state.json"))
+        if len(splits) != 1:
+            names = ", ".join(split.name for split in splits) or "none"
+            raise TextError(f"{folder} is a data set with several splits ({names}): pass the folder of one of them.")
+        folder = splits[0]
+    state = folder / "state.json"
+    try:
+        content = json.loads(state.read_bytes())
+        files = [folder / each["filename"] for each in content["_data_files"]]
+        selected = content.get("_indices_data_files")
+    except OSError as error:
+        raise FileError(f"Cannot read {state}: {error.strerror or error}.") from error
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise TextError(f"{state} is damaged: it does not name the files of the data set ({error!r}).") from error
+    if selected:
+        raise TextError(f"{folder} selects rows of its files by an index: save it again after flatten_indices().")
+    missing = next((file for file in files if not file.is_file()), None)
+    if missing is not None or not files:
+        raise FileError(f"{folder} is not a whole data set: {missing or 'every data file'} is missing.")
+    return files

@@ -1,0 +1,226 @@
+"""Chats: IDs and mask are those of transformers, and the mask reaches windows, shards, runs and the loss."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from commands import run
+from tokenizers import Tokenizer
+
+import embedlayer as el
+from embedlayer import RunDirectory, TokenCorpus, Trainer, TrainingOptions
+from embedlayer.core.errors import FileError, TextError, TokenizerError
+from embedlayer.data import MixedSampler, TokenMixture, TokenWindows, WindowSampler, build_in_shards, create_dataloader
+from embedlayer.data.readers.chats import ChatTemplate
+
+transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
+
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>{% if message.role == 'assistant' %}"
+    "{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}{% else %}{{ message.content }}{% endif %}"
+    "\n{% endfor %}"
+)
+CHATS = [
+    [
+        {"role": "user", "content": f"What does dog {number} love? 犬 é " * (number % 4)},
+        {"role": "assistant", "content": "naps. " * (number % 7)},
+        {"role": "user", "content": "And\ncats?"},
+        {"role": "assistant", "content": f"Dogs love {number} 猫s 🙂."},
+    ][: 2 + number % 3]
+    for number in range(40)
+]
+
+
+def tokenizer_with(template: str | None):
+    backend = el.train_tokenizer(" ".join(json.dumps(chat) for chat in CHATS), "bpe", vocab_size=400)
+    backend.add_special_tokens(["<s>", "<|user|>", "<|assistant|>"])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="<|endoftext|>", chat_template=template
+    )
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tokenizer_with(TEMPLATE)
+
+
+@pytest.fixture
+def chats(tmp_path) -> Path:
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in CHATS))
+    return path
+
+
+def expected(tokenizer, chats) -> tuple[list[int], list[int]]:
+    """IDs and weights by `apply_chat_template`, with the separator of the corpus between chats."""
+    ids: list[int] = []
+    weights: list[int] = []
+    for chat in chats:
+        encoded = tokenizer.apply_chat_template(chat, return_dict=True, return_assistant_tokens_mask=True)
+        if ids:
+            ids, weights = [*ids, tokenizer.eos_token_id], [*weights, 0]
+        ids, weights = ids + list(encoded["input_ids"]), weights + list(encoded["assistant_masks"])
+    return ids, weights
+
+
+def write_parquet(path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
+    from pyarrow.parquet import write_table
+
+    rows = [[{**message, "name": None} for message in chat] for chat in CHATS]
+    write_table(pyarrow.table({"messages": rows}), path)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_ids_and_weights_are_those_of_transformers(kind, shards, tokenizer, chats, tmp_path) -> None:
+    source = chats if kind == "jsonl" else tmp_path / "chats.parquet"
+    if kind == "parquet":
+        write_parquet(source)
+    ids, weights = expected(tokenizer, CHATS)
+    assert 0 < sum(weights) < len(weights) / 2
+    built = [
+        TokenCorpus.build([source], tokenizer, tmp_path / "whole"),
+        build_in_shards([source], tokenizer, tmp_path / "shards", shards=shards, workers=1),
+        TokenCorpus.open(tmp_path / "shards"),
+    ]
+    for corpus in built:
+        assert np.asarray(corpus.ids).tolist() == ids
+        assert np.asarray(corpus.token_weights).tolist() == weights
+        assert len(corpus.documents) == len(CHATS)
+
+
+def test_a_saved_tokenizer_renders_as_itself_and_the_corpus_keeps_its_template(tokenizer, chats, tmp_path) -> None:
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    backend = Tokenizer.from_file(str(tmp_path / "tokenizer" / "tokenizer.json"))
+    for source in (tmp_path / "tokenizer", tmp_path / "tokenizer" / "tokenizer.json"):
+        assert ChatTemplate.of(source) == ChatTemplate.of(tokenizer)
+        build_in_shards([chats], backend, tmp_path / "shards", shards=2, workers=1, chat_template=source)
+    assert ChatTemplate.of(tmp_path / "shards") == ChatTemplate.of(tokenizer)
+    with pytest.raises(FileError, match="it has chat template .*, not"):
+        other = tokenizer_with(TEMPLATE.replace("\n", " "))
+        build_in_shards([chats], other, tmp_path / "shards", shards=2, workers=1)
+
+
+def test_windows_carry_the_weights_of_their_targets_and_so_do_the_parts_of_a_split(tokenizer, chats, tmp_path) -> None:
+    corpus = build_in_shards([chats], tokenizer, tmp_path / "shards", shards=3, workers=1)
+    ids, weights = (np.asarray(values).astype(np.int64) for values in (corpus.ids, corpus.token_weights))
+    windows = TokenWindows(corpus, 8, 5)
+    inputs, targets, own = windows[3]
+    assert (inputs.tolist(), targets.tolist(), own.tolist()) == (
+        ids[15:23].tolist(),
+        ids[16:24].tolist(),
+        weights[16:24].tolist(),
+    )
+    loaders = [
+        create_dataloader(corpus, max_length=8, stride=5, shuffle=False, num_workers=workers) for workers in (0, 2)
+    ]
+    for one, other in zip(*loaders, strict=True):
+        assert len(one) == 3
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    for sampler in (
+        WindowSampler(corpus, max_length=8, batch_size=4, seed=0),
+        MixedSampler([(corpus, 1), (np.arange(500), 1)], max_length=8, batch_size=4, seed=0),
+    ):
+        inputs, targets, own = sampler.batch(3)
+        parts = [sampler.batch(3, rank=rank, ranks=2) for rank in range(2)]
+        for whole, part in zip((inputs, targets, own), zip(*parts, strict=True), strict=True):
+            assert torch.equal(whole, torch.cat(part))
+        assert own.dtype == torch.float32
+        assert own.shape == targets.shape
+    first, last = corpus.split(0.3)
+    assert [*np.asarray(first.token_weights), *np.asarray(last.token_weights)] == weights.tolist()
+
+
+def test_the_loss_of_a_run_is_that_of_the_assistant_alone(tokenizer, chats, tmp_path) -> None:
+    corpus = TokenCorpus.build([chats], tokenizer, tmp_path / "corpus")
+    options = TrainingOptions(steps=1, max_length=16, batch_size=4, accumulate=3, precision="float32")
+    torch.manual_seed(0)
+    model = el.DecoderLM(el.TokenEmbedding(corpus.vocab_size, 16), "rotary", num_layers=1, num_heads=2)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    trainer = Trainer(model, *corpus.split(0.2), options)
+    first, last = trainer.run()
+
+    model.load_state_dict(before)
+    batches = [trainer.sampler.batch(part) for part in range(3)]
+    total = sum(float(weights.sum()) for *_, weights in batches)
+    with torch.no_grad():
+        losses = [(model.loss(ids, targets, reduction="none") * weights).sum() for ids, targets, weights in batches]
+    assert last["loss"] == pytest.approx(float(sum(losses)) / total, rel=1e-5)
+    windows = TokenWindows(trainer.validation, 16, 16)
+    ids, targets, weights = windows.batch(range(len(windows)))
+    every = model.loss(ids, targets, reduction="none").detach()
+    assert first["validation_loss"] == pytest.approx(float((every * weights).sum() / weights.sum()), rel=1e-5)
+    per_byte = float(every.mean()) / np.log(2) * len(trainer.validation) / trainer.validation.num_bytes
+    assert first["validation_bits_per_byte"] == pytest.approx(per_byte, rel=1e-5)
+
+
+def test_a_mixture_with_chats_weighs_other_texts_fully(tokenizer, chats, tmp_path) -> None:
+    backend = tokenizer.backend_tokenizer
+    mixture = TokenMixture(
+        [
+            (TokenCorpus.build([chats], tokenizer, tmp_path / "c"), 1),
+            (TokenCorpus.from_text("Cats nap. " * 300, backend), 1),
+        ]
+    )
+    options = TrainingOptions(steps=1, max_length=8, batch_size=4)
+    model = el.DecoderLM(el.TokenEmbedding(500, 16), "rotary", num_layers=1, num_heads=2)
+    *_, last = Trainer(model, *mixture.split(0.2), options).run()
+    assert len(last["validation_losses"]) == 2
+
+
+def test_train_and_corpus_build_read_chats_with_the_tokenizer_of_a_folder(tokenizer, chats, tmp_path, capsys) -> None:
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    small = ("--dim", 8, "--heads", 2, "--layers", 1, "--length", 8, "--steps", 2)
+    words = ("--tokenizer-from", tmp_path / "tokenizer")
+    assert run("train", chats, "-o", tmp_path / "run", *words, *small) == 0
+    corpus = RunDirectory(tmp_path / "run").open_corpus()
+    assert np.asarray(corpus.token_weights).tolist() == expected(tokenizer, CHATS)[1]
+    build = ("corpus", "build", chats, "-o", tmp_path / "c", "--shards", 2, "--workers", 1)
+    assert run(*build, "--tokenizer", tmp_path / "tokenizer") == 0
+    assert run(*build) == 0  # continues with the tokenizer and the template in the folder
+    assert run("train", tmp_path / "c", "-o", tmp_path / "run2", *small) == 0
+    capsys.readouterr()
+    assert run("corpus", "build", chats, "-o", tmp_path / "d") == 2
+    assert "have chats (messages), and the tokenizer has no chat template" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (None, r"have chats \(messages\), and the tokenizer has no chat template"),
+        (TEMPLATE.replace("{% generation %}", "").replace("{% endgeneration %}", ""), r"has no \{% generation %\}"),
+    ],
+)
+def test_chats_without_a_template_that_marks_the_assistant_are_refused(template, words, chats, tmp_path) -> None:
+    for tokenizer in (tokenizer_with(template), tokenizer_with(template).backend_tokenizer)[
+        : 2 - (template is not None)
+    ]:
+        with pytest.raises(TokenizerError, match=words):
+            TokenCorpus.build([chats], tokenizer, tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ('"text"', "line 41, has a field 'messages' that is a text, and not a chat"),
+        ("[]", "line 41, has a chat .* cannot render the messages: there are no messages"),
+        ('["a"]', "line 41, has a chat .* cannot render the messages"),
+        ("null", "line 41, has a field 'messages' that is null, and not a chat"),
+    ],
+)
+def test_a_damaged_chat_is_named(messages, words, tokenizer, chats, tmp_path) -> None:
+    chats.write_text(chats.read_text() + f'{{"messages": {messages}}}\n')
+    with pytest.raises(TextError, match=words):
+        TokenCorpus.build([chats], tokenizer, tmp_path / "c")
+
+
+def test_chats_without_transformers_name_the_install_line(chats, tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    backend = el.train_tokenizer((), "byte")
+    with pytest.raises(ImportError, match=r"pip install 'embedlayer\[hf\]'"):
+        TokenCorpus.build([chats], backend, tmp_path / "c", chat_template=tmp_path)

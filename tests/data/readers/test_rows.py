@@ -1,0 +1,329 @@
+"""Rows as documents: JSON lines, Parquet, Arrow and saved data sets give the IDs of each text encoded alone."""
+
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import embedlayer as el
+from embedlayer import TokenCorpus
+from embedlayer.core.errors import EmbedLayerWarning, FileError, SizeError, TextError
+from embedlayer.data import build_in_shards, build_shard
+from embedlayer.data.readers.documents import RowOptions
+from embedlayer.data.readers.json_lines import JsonLines
+from embedlayer.data.readers.sources import find_sources
+from embedlayer.tokenization.ids import end_of_text_id
+
+PROSE = "Dogs love dogs, as they say.  But do cats?\n\n\tNaïve question: «yes»! 犬は犬が好き。\r\n"
+TEXTS = [PROSE[: 7 * number % 90] + f" {number}" for number in range(30)]
+TOKENIZERS = {
+    kind: el.train_tokenizer(PROSE * 20, kind, vocab_size=400) for kind in ("byte", "bpe", "wordpiece", "word")
+}
+pyarrow = pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
+
+
+def lines(texts: Sequence[str], field: str = "text") -> bytes:
+    rows = [{"id": number, field: text} for number, text in enumerate(texts)]
+    return b"\n".join(json.dumps(row, ensure_ascii=bool(row["id"] % 2)).encode() for row in rows) + b"\n\n"
+
+
+def table(texts: Sequence[str], field: str = "text"):
+    return pyarrow.table({"id": list(range(len(texts))), field: pyarrow.array(texts, pyarrow.string())})
+
+
+def write_lines(path: Path, texts: Sequence[str]) -> None:
+    path.write_bytes(lines(texts))
+
+
+def write_crlf(path: Path, texts: Sequence[str]) -> None:
+    path.write_bytes(b"\xef\xbb\xbf" + lines(texts).strip().replace(b"\n", b"\r\n\r\n"))
+
+
+def write_gzip(path: Path, texts: Sequence[str]) -> None:
+    path.write_bytes(gzip.compress(lines(texts)))
+
+
+def write_zstd(path: Path, texts: Sequence[str]) -> None:
+    """Two frames, as `pzstd` and appended files have."""
+    raw = lines(texts)
+    frames = (pyarrow.compress(part, codec="zstd", asbytes=True) for part in (raw[:50], raw[50:]) if part)
+    path.write_bytes(b"".join(frames))
+
+
+def write_parquet(path: Path, texts: Sequence[str]) -> None:
+    from pyarrow.parquet import write_table
+
+    write_table(table(texts), path, row_group_size=7)
+
+
+def write_arrow_file(path: Path, texts: Sequence[str]) -> None:
+    with pyarrow.ipc.new_file(str(path), table(texts).schema) as writer:
+        writer.write_table(table(texts), max_chunksize=4)
+
+
+def write_stream(path: Path, texts: Sequence[str]) -> None:
+    with pyarrow.ipc.new_stream(str(path), table(texts).schema) as writer:
+        writer.write_table(table(texts), max_chunksize=4)
+
+
+def write_dataset(path: Path, texts: Sequence[str]) -> None:
+    """What `Dataset.save_to_disk(path, num_shards=2)` of the library datasets writes."""
+    path.mkdir()
+    names = [f"data-0000{number}-of-00002.arrow" for number in range(2)]
+    for name, part in zip(names, (texts[: len(texts) // 3], texts[len(texts) // 3 :]), strict=True):
+        write_stream(path / name, part)
+    (path / "dataset_info.json").write_text('{"features": {"text": {"dtype": "string", "_type": "Value"}}}')
+    (path / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+
+
+def write_datasets(path: Path, texts: Sequence[str]) -> None:
+    """A `DatasetDict` with one split."""
+    path.mkdir()
+    (path / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    write_dataset(path / "train", texts)
+
+
+WRITERS: dict[str, Callable[[Path, Sequence[str]], None]] = {
+    "t.jsonl": write_lines,
+    "t.json": write_lines,
+    "crlf.ndjson": write_crlf,
+    "t.jsonl.gz": write_gzip,
+    "t.jsonl.zst": write_zstd,
+    "t.parquet": write_parquet,
+    "t.arrow": write_arrow_file,
+    "data-00000-of-00001.arrow": write_stream,
+    "set": write_dataset,
+    "sets": write_datasets,
+}
+"""What writes each kind of rows, by the name of the file or folder."""
+
+
+def expected(texts: Sequence[str], tokenizer) -> tuple[list[int], list[int], int]:
+    """IDs, starts of documents and bytes: each text is encoded alone, by `tokenizers` itself."""
+    ids: list[int] = []
+    documents: list[int] = []
+    for text in texts:
+        encoded = tokenizer.encode(text, add_special_tokens=False).ids
+        if encoded:
+            ids += [end_of_text_id(tokenizer)] if ids and end_of_text_id(tokenizer) is not None else []
+            documents.append(len(ids))
+            ids += encoded
+    return ids, documents, len("".join(texts).encode())
+
+
+def assert_is(corpus: TokenCorpus, texts: Sequence[str], tokenizer) -> None:
+    ids, documents, num_bytes = expected(texts, tokenizer)
+    assert np.asarray(corpus.ids).tolist() == ids
+    assert corpus.documents.tolist() == documents
+    assert corpus.blocks[-1].tolist() == [len(ids), num_bytes]
+    assert (np.diff(corpus.blocks, axis=0, prepend=0)[:, 0] > 0).all()
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("name", WRITERS)
+def test_each_row_is_a_document_with_the_ids_of_its_text_in_any_number_of_shards(name, kind, tmp_path) -> None:
+    tokenizer = TOKENIZERS[kind]
+    WRITERS[name](tmp_path / name, TEXTS)
+    assert_is(TokenCorpus.build([tmp_path / name], tokenizer, tmp_path / "whole"), TEXTS, tokenizer)
+    shards = build_in_shards([tmp_path / name], tokenizer, tmp_path / "shards", shards=7, workers=1)
+    assert_is(shards, TEXTS, tokenizer)
+
+
+@given(st.lists(st.text(st.sampled_from('ab é犬\n"\\\t🙂'), max_size=60), min_size=1, max_size=12), st.integers(1, 9))
+@settings(max_examples=20, deadline=None)
+@pytest.mark.filterwarnings("ignore:.*left out")
+def test_rows_of_any_text_in_any_number_of_shards(tmp_path_factory, texts, shards) -> None:
+    folder, tokenizer = tmp_path_factory.mktemp("rows"), TOKENIZERS["bpe"]
+    (folder / "a.txt").write_text("A text.")
+    (folder / "z.txt").write_text("Another text, in some words.")
+    write_lines(folder / "b.jsonl", texts)
+    write_parquet(folder / "c.parquet", texts)
+    sources = [folder / name for name in ("a.txt", "b.jsonl", "c.parquet", "z.txt")]
+    built = build_in_shards(sources, tokenizer, folder / "shards", shards=shards, workers=1)
+    assert_is(built, ["A text.", *texts, *texts, "Another text, in some words."], tokenizer)
+
+
+def test_a_row_longer_than_a_chunk_and_a_block_has_the_ids_of_its_text(tmp_path) -> None:
+    texts = [PROSE * 9000, "short", PROSE * 300]
+    for name in ("t.jsonl", "t.parquet"):
+        WRITERS[name](tmp_path / name, texts)
+        for shards in (1, 3):
+            built = build_in_shards(
+                [tmp_path / name], TOKENIZERS["bpe"], tmp_path / f"{name}-{shards}", shards=shards, workers=1
+            )
+            assert_is(built, texts, TOKENIZERS["bpe"])
+
+
+def test_blocks_of_short_rows_are_merged_and_a_split_is_close_to_its_fraction(tmp_path) -> None:
+    write_lines(tmp_path / "t.jsonl", TEXTS * 40)
+    corpus = TokenCorpus.build([tmp_path / "t.jsonl"], TOKENIZERS["byte"], tmp_path / "corpus")
+    assert len(corpus.blocks) < corpus.num_bytes / 400
+    training, validation = corpus.split(0.1)
+    assert len(validation) == pytest.approx(len(corpus) / 10, rel=0.1)
+    assert len(training) + len(validation) == len(corpus)
+
+
+def test_a_build_of_rows_that_was_stopped_continues_to_the_same_bytes(tmp_path) -> None:
+    write_lines(tmp_path / "t.jsonl", TEXTS * 20)
+    write_stream(tmp_path / "t.arrow", TEXTS * 20)
+    sources = [tmp_path / "t.jsonl", tmp_path / "t.arrow"]
+    for name, numbers in {"stopped": [3], "hosts": [4, 0, 3, 1, 2]}.items():
+        for only in numbers:
+            build_shard(sources, TOKENIZERS["bpe"], tmp_path / name, shards=5, only=only)
+    build_in_shards(sources, TOKENIZERS["bpe"], tmp_path / "stopped", shards=5, workers=1)
+    build_in_shards(sources, TOKENIZERS["bpe"], tmp_path / "once", shards=5, workers=1)
+    once, *others = [
+        {str(file.relative_to(tmp_path / name)): file.read_bytes() for file in (tmp_path / name).glob("*/*.[nbj]*")}
+        for name in ("once", "stopped", "hosts")
+    ]
+    assert others == [once, once]
+
+
+def test_a_build_with_another_field_is_not_continued(tmp_path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"text": "a", "body": "b"}\n' * 9)
+    build_in_shards([tmp_path / "t.jsonl"], TOKENIZERS["byte"], tmp_path / "c", shards=2, workers=1)
+    with pytest.raises(FileError, match="it has text field None, not body"):
+        build_in_shards(
+            [tmp_path / "t.jsonl"], TOKENIZERS["byte"], tmp_path / "c", shards=2, workers=1, text_field="body"
+        )
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.txt", "-"])
+def test_the_named_field_is_read(name, tmp_path, monkeypatch) -> None:
+    raw = lines(TEXTS, "body")
+    if name == "-":
+        import io
+        import sys
+
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(raw)))
+        source: str | Path = name
+    else:
+        source = tmp_path / name
+        source.write_bytes(raw)
+    corpus = TokenCorpus.build([source], TOKENIZERS["bpe"], tmp_path / "corpus", text_field="body")
+    assert_is(corpus, TEXTS, TOKENIZERS["bpe"])
+    assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
+
+
+@pytest.mark.parametrize("place", [0, 1, 40, 10_000])
+@given(st.lists(st.text(st.sampled_from('a"\\é犬'), max_size=9), min_size=1, max_size=9))
+@settings(max_examples=20, deadline=None)
+def test_a_cut_is_at_the_start_of_the_next_line(tmp_path_factory, place, texts) -> None:
+    path = tmp_path_factory.mktemp("cut") / "t.jsonl"
+    write_lines(path, texts)
+    raw = path.read_bytes()
+    place = min(place, len(raw))
+    starts = [0, *(at + 1 for at, byte in enumerate(raw) if byte == 10)]
+    found = JsonLines(path, RowOptions()).cut(place, len(raw), TOKENIZERS["byte"])
+    assert found == next((start for start in starts if start >= place), len(raw))
+
+
+# What is refused
+
+
+GOOD = b'{"text": "one"}\n'
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (GOOD * 40 + b'{"text": "cut\n' + GOOD, "t.jsonl, line 41, is not JSON: Unterminated string"),
+        (GOOD * 40 + b"\n\n[1]\n" + GOOD, "t.jsonl, line 43, is list, not a JSON object"),
+        (GOOD * 40 + b'{"text": "\xff"}\n', "t.jsonl, line 41, is not JSON: 'utf-8' codec"),
+        (GOOD * 40 + b'{"text": "\\ud800"}\n', r"t.jsonl, line 41, has a text with '\\ud800', half of a surrogate"),
+        (GOOD * 40 + b'{"body": "x"}\n', r"t.jsonl, line 41, has no field 'text' \(it has body\)"),
+        (GOOD * 40 + b'{"text": null}\n', "t.jsonl, line 41, has a field 'text' that is null, and not a text"),
+        (GOOD * 40 + b'{"text": ["a"]}\n', "t.jsonl, line 41, has a field 'text' that is a list, and not a text"),
+        (b'{"id": 1, "body": "x"}\n' * 3, r"has no field 'text' \(it has id, body\). Name .*--text-field NAME"),
+        (b"no JSON\n" + GOOD, "t.jsonl, line 1, is not JSON"),
+    ],
+)
+def test_a_damaged_record_is_named_by_file_and_line_in_every_shard(raw, words, tmp_path) -> None:
+    (tmp_path / "t.jsonl").write_bytes(raw)
+    for shards in (1, 2, 5):
+        with pytest.raises(TextError, match=words):
+            build_in_shards(
+                [tmp_path / "t.jsonl"], TOKENIZERS["byte"], tmp_path / f"s{shards}", shards=shards, workers=1
+            )
+
+
+def test_a_damaged_row_of_a_column_is_named(tmp_path) -> None:
+    array = pyarrow.array([*TEXTS, "é"], pyarrow.string())
+    data = bytearray(array.buffers()[2].to_pybytes())
+    data[-1] = 0xFF
+    broken = pyarrow.StringArray.from_buffers(len(array), array.buffers()[1], pyarrow.py_buffer(bytes(data)))
+    for name, values, words in (
+        ("utf8", broken, r"t.arrow, row 30 \(counted from 0\), has a text that is not UTF-8"),
+        ("null", pyarrow.array([*TEXTS, None]), r"t.arrow, row 30 \(counted from 0\), has a field 'text' that is null"),
+    ):
+        (tmp_path / name).mkdir()
+        written = pyarrow.table({"text": values})
+        with pyarrow.ipc.new_stream(str(tmp_path / name / "t.arrow"), written.schema) as writer:
+            writer.write_table(written)
+        with pytest.raises(TextError, match=words):
+            TokenCorpus.build([tmp_path / name / "t.arrow"], TOKENIZERS["byte"], tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.arrow", "data-00000-of-00001.arrow", "t.jsonl.gz", "t.jsonl.zst"])
+def test_a_truncated_file_is_named(name, tmp_path) -> None:
+    WRITERS[name](tmp_path / name, TEXTS * 50)
+    raw = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(raw[: len(raw) * 2 // 3])
+    with pytest.raises((FileError, TextError), match=name):
+        TokenCorpus.build([tmp_path / name], TOKENIZERS["byte"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_columns_without_texts_are_refused_by_their_type(tmp_path) -> None:
+    from pyarrow.parquet import write_table
+
+    write_table(pyarrow.table({"text": [1, 2], "body": ["a", "b"]}), tmp_path / "t.parquet")
+    with pytest.raises(TextError, match="column 'text' of type int64, and not of texts"):
+        find_sources([tmp_path / "t.parquet"], RowOptions())
+    with pytest.raises(TextError, match=r"has no field 'name' \(it has text, body\)"):
+        find_sources([tmp_path / "t.parquet"], RowOptions("name"))
+    assert [d.text for d in find_sources([tmp_path / "t.parquet"], RowOptions("body"))[0].documents()] == ["a", "b"]
+
+
+def test_a_field_without_rows_is_refused(tmp_path) -> None:
+    (tmp_path / "t.txt").write_text("text")
+    with pytest.raises(SizeError, match="'body' names a part of a row, and none of the files has rows"):
+        TokenCorpus.build([tmp_path / "t.txt"], TOKENIZERS["byte"], tmp_path / "c", text_field="body")
+
+
+def test_a_data_set_with_several_splits_or_missing_files_is_refused(tmp_path) -> None:
+    write_datasets(tmp_path / "sets", TEXTS)
+    write_dataset(tmp_path / "sets" / "test", TEXTS)
+    with pytest.raises(TextError, match=r"several splits \(test, train\): pass the folder of one"):
+        find_sources([tmp_path / "sets"], RowOptions())
+    (tmp_path / "sets" / "test" / "data-00001-of-00002.arrow").unlink()
+    with pytest.raises(FileError, match="not a whole data set: .*data-00001-of-00002.arrow is missing"):
+        find_sources([tmp_path / "sets" / "test"], RowOptions())
+    with pytest.raises(TextError, match=r"test in .* is a data set .*: pass this folder by itself"):
+        (tmp_path / "sets" / "dataset_dict.json").unlink()
+        find_sources([tmp_path / "sets"], RowOptions())
+
+
+def test_rows_without_text_are_counted_in_one_warning(tmp_path) -> None:
+    write_lines(tmp_path / "t.jsonl", ["a", "", "b", ""])
+    with pytest.warns(EmbedLayerWarning, match=r"2 of 4 rows of .*t\.jsonl are left out: they have no text"):
+        corpus = TokenCorpus.build([tmp_path / "t.jsonl"], TOKENIZERS["byte"], tmp_path / "c")
+    assert corpus.documents.tolist() == [0, 2]
+
+
+def test_a_folder_with_rows_and_texts_is_read_by_the_kind_with_more_bytes(tmp_path) -> None:
+    write_lines(tmp_path / "train.jsonl", TEXTS)
+    (tmp_path / "README.md").write_text("A data set.")
+    with pytest.warns(EmbedLayerWarning, match=r"1 of the files in .* are left out, among them .*README\.md"):
+        (reader,) = find_sources([tmp_path], RowOptions())
+    assert reader.source == tmp_path / "train.jsonl"
+    (tmp_path / "README.md").write_text("A data set. " * 900)
+    with pytest.warns(EmbedLayerWarning, match=r"among them .*train\.jsonl"):
+        (reader,) = find_sources([tmp_path], RowOptions())
+    assert reader.source == tmp_path / "README.md"
