@@ -441,8 +441,8 @@ class StreamHead(Pretrained, nn.Module):
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_statistics")
         heads, groups, loss = self._requested(hidden, tokens, options)
         parts = [
-            token_statistics_of(*each, statistics=statistics, top_k=top_k, counted=counted)
-            for *each, counted in targets_of_heads(heads, groups.targets, loss._replace(reduction="none"))
+            token_statistics_of(head, ids, each, statistics=statistics, top_k=top_k, counted=counted)
+            for head, ids, each, counted in targets_of_heads(heads, groups.targets, loss._replace(reduction="none"))
         ]
         stacked = {
             name: None if value is None else torch.stack([getattr(part, name) for part in parts], tokens.dim() - 1)

@@ -2,7 +2,7 @@
 
 import copy
 import tempfile
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -91,7 +91,7 @@ def csm_depth() -> Run:
     inputs = {"input_ids": codes, "backbone_last_hidden_state": torch.randn(3, 32)}
     hidden, found = trace(model, model.codebooks_head, **inputs, labels=codes)
     stack = StackedRows(3, 21, hidden.shape[-1], transposed=True)
-    stack.weight = model.codebooks_head.weight
+    stack.weight = cast(nn.Parameter, model.codebooks_head.weight)
     head = StreamHead(stack, hidden_per_stream=True)
     return Run(head, hidden, codes[:, 1:], list(found.logits.unbind(1)), found.loss)
 
@@ -102,7 +102,7 @@ def moshi_depth() -> Run:
     inputs = {"input_ids": ids, "last_hidden_state": torch.randn(3, 4, 32)}
     hidden, found = trace(model, model.lm_heads, **inputs, labels=labels)
     stack = StackedRows(4, 32, hidden.shape[-1])
-    stack.weight = model.lm_heads.weight
+    stack.weight = cast(nn.Parameter, model.lm_heads.weight)
     return Run(StreamHead(stack, hidden_per_stream=True), hidden, labels, list(found.logits.unbind(1)), found.loss)
 
 
@@ -218,7 +218,7 @@ def test_bad_input_is_one_error_each(unchecked: None) -> None:
     with pytest.raises(ShapeError, match=r"token_weights must be floats of shape \(2, 5, 3\)"):
         head.loss(hidden, targets, token_weights=torch.ones(2, 5))
     with pytest.raises(SizeError, match="loss has no option"):
-        head.loss(hidden, targets, stream=1)
+        head.loss(hidden, targets, **cast(Any, {"stream": 1}))
     each = StreamHead(OutputHead(D, 12), 3, hidden_per_stream=True)
     with pytest.raises(ShapeError, match=r"must be \(..., 3, 6\): one hidden state for each stream"):
         each(hidden)
