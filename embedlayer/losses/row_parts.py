@@ -43,8 +43,11 @@ def row_parts(weight: Float[Tensor, "N *D"], ranges: Sequence[tuple[int, int]]) 
     sizes = [stop - start for start, stop in pairwise(bounds)]
     is_fused = weight.requires_grad and torch.is_grad_enabled() and fusible(weight)
     is_fused = is_fused and type(weight) in (Tensor, Parameter)  # no DTensor, whose parts are none of it
-    gradient = _JoinedGradient(weight.shape, sizes, weight.device)
-    views = _Parts.apply(weight, gradient) if is_fused else torch.split(weight, sizes)
+    if is_fused:
+        gradient = _JoinedGradient(weight.shape, sizes, weight.device)
+        views: tuple[Tensor, ...] = _Parts.apply(weight, gradient)  # type: ignore[no-untyped-call]
+    else:
+        views = torch.split(weight, sizes)
     places = {start: place for place, start in enumerate(bounds)}
     parts = []
     for start, _ in ranges:

@@ -12,9 +12,11 @@ from stream_models import stream_model
 from torch import Tensor, nn
 
 from embedlayer import OutputHead, ShapeError, SizeError, TokenEmbedding
+from embedlayer.core.collectives import SINGLE_PROCESS, RowPartition
 from embedlayer.heads import StackedRows, StreamHead
 from embedlayer.losses import chunk_size, token_log_probs
-from embedlayer.losses.uncomputed_logits import UncomputedLogits
+from embedlayer.losses.options import LogitSettings
+from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.tables import MappedEmbedding, StreamTable
 
 D = 6
@@ -214,7 +216,7 @@ def test_bad_input_is_one_error_each(unchecked: None) -> None:
     with pytest.raises(SizeError, match="3 streams and 2 weights"):
         head.loss(hidden, targets, [1.0, 1.0])
     with pytest.raises(SizeError, match="leave vocab_size out"):
-        head.loss(hidden, targets, vocab_size=4)
+        head.loss(hidden, targets, vocab_size=5)
     with pytest.raises(ShapeError, match=r"token_weights must be floats of shape \(2, 5, 3\)"):
         head.loss(hidden, targets, token_weights=torch.ones(2, 5))
     with pytest.raises(SizeError, match="loss has no option"):
@@ -246,3 +248,11 @@ def test_streams_that_do_not_fit_the_rows_are_refused() -> None:
         StackedRows(0, 3, D)
     with pytest.raises(SizeError, match="read by ID alone"):
         StreamHead.tied_to(StreamTable(MappedEmbedding.create(tempfile.mkdtemp() + "/rows", 12, D), [6, 6]))
+
+
+def test_rows_that_are_sharded_over_ranks_are_refused() -> None:
+    sharded = LinearLogits.sharded(
+        torch.randn(2, D), torch.randn(12, D), LogitSettings(), SINGLE_PROCESS, RowPartition(12)
+    )
+    with pytest.raises(SizeError, match="sharded over ranks cannot be divided into streams"):
+        sharded.of_ranges([(0, 5), (5, 12)], [sharded.hidden] * 2)
