@@ -152,6 +152,8 @@ def test_every_module_has_its_test_file() -> None:
             for name in ("differentiable_totals", "head_outputs", "logit_statistics", "objective")
         },
         "losses/compiled_blocks.py": "kernels/test_softmax.py",
+        "losses/row_parts.py": "heads/test_streams.py",
+        "losses/target_groups.py": "laws/test_stream_heads.py",
         **{
             f"kernels/{name}.py": "kernels/test_softmax.py"
             for name in ("divergences", "largest", "cpu/softmax", "gpu/divergences", "gpu/largest", "gpu/softmax")
