@@ -441,8 +441,8 @@ class StreamHead(Pretrained, nn.Module):
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_statistics")
         heads, groups, loss = self._requested(hidden, tokens, options)
         parts = [
-            token_statistics_of(*each, statistics=statistics, top_k=top_k, counted=counted)
-            for *each, counted in targets_of_heads(heads, groups.targets, loss._replace(reduction="none"))
+            token_statistics_of(head, ids, each, statistics=statistics, top_k=top_k, counted=counted)
+            for head, ids, each, counted in targets_of_heads(heads, groups.targets, loss._replace(reduction="none"))
         ]
         stacked = {
             name: None if value is None else torch.stack([getattr(part, name) for part in parts], tokens.dim() - 1)
@@ -457,12 +457,13 @@ class StreamHead(Pretrained, nn.Module):
 
         Raises:
             ShapeError: The targets have another shape than `(..., K)`, or are no integers.
-            SizeError: `vocab_size` is among the options.
+            SizeError: `vocab_size` is not that of each stream.
             TokenIdError: On the CPU, a target is outside of its stream.
         """
         loss, of_logits = divided_options(options)
-        if of_logits.pop("vocab_size", None) is not None:
-            raise SizeError("The streams of a StreamHead have sizes of their own: leave vocab_size out.")
+        vocab_size = of_logits.pop("vocab_size", None)
+        if vocab_size is not None and set(self.sizes) != {vocab_size}:
+            raise SizeError(f"The streams have {self.sizes} tokens, not vocab_size={vocab_size}: leave vocab_size out.")
         expected = (*(hidden.shape[:-2] if self.hidden_per_stream else hidden.shape[:-1]), self.num_streams)
         if targets.shape != expected:
             raise ShapeError(

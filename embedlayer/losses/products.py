@@ -273,8 +273,8 @@ class GradientSums:
             has_residual = compiled and device_kind(whole) == "cpu" and whole.is_contiguous()
             is_narrow = dtype == gradient_dtype(whole) == torch.bfloat16 and (chunks < 2 or has_residual)
             of_rows = torch.bfloat16 if is_narrow else like.dtype
-            allocate = head.logits.new_gradient
-            self.weight = torch.empty_like(whole, dtype=of_rows) if allocate is None else allocate(of_rows)
+            of_part = head.logits.new_gradient
+            self.weight = torch.empty_like(whole, dtype=of_rows) if of_part is None else of_part(of_rows)
             if is_narrow and chunks > 1:
                 self._residual = torch.zeros_like(self.weight.zero_(), dtype=torch.uint16)
             if chunks == 0 or len(whole) > count:

@@ -43,8 +43,11 @@ def row_parts(weight: Float[Tensor, "N *D"], ranges: Sequence[tuple[int, int]]) 
     sizes = [stop - start for start, stop in pairwise(bounds)]
     is_fused = weight.requires_grad and torch.is_grad_enabled() and fusible(weight)
     is_fused = is_fused and type(weight) in (Tensor, Parameter)  # no DTensor, whose parts are none of it
-    gradient = _JoinedGradient(weight.shape, sizes, weight.device)
-    views = _Parts.apply(weight, gradient) if is_fused else weight.split(sizes)  # type: ignore[no-untyped-call]
+    if is_fused:
+        gradient = _JoinedGradient(weight.shape, sizes, weight.device)
+        views: tuple[Tensor, ...] = _Parts.apply(weight, gradient)  # type: ignore[no-untyped-call]
+    else:
+        views = torch.split(weight, sizes)
     places = {start: place for place, start in enumerate(bounds)}
     parts = []
     for start, _ in ranges:
@@ -77,7 +80,11 @@ class _JoinedGradient:
         if place not in self._free or self._whole.dtype != dtype:
             return torch.empty(self.sizes[place], *self.shape[1:], dtype=dtype, device=self.device)
         self._free.remove(place)
-        return self._whole.split(self.sizes)[place]
+        return self._parts(self._whole)[place]
+
+    def _parts(self, whole: Tensor) -> tuple[Tensor, ...]:
+        """Return the parts of a gradient of the weight, as views."""
+        return torch.split(whole, self.sizes)
 
     def joined(self, grads: Sequence[Tensor | None]) -> Tensor:
         """Return the gradient of the weight from those of the parts; `None` is 0."""
@@ -86,7 +93,7 @@ class _JoinedGradient:
         if whole is None or whole.dtype != first.dtype or torch.is_grad_enabled() or is_transformed(first):
             sized = zip(grads, self.sizes, strict=True)
             return torch.cat([first.new_zeros(n, *self.shape[1:]) if x is None else x for x, n in sized])
-        for part, grad in zip(whole.split(self.sizes), grads, strict=True):
+        for part, grad in zip(self._parts(whole), grads, strict=True):
             if grad is None:
                 part.zero_()
             elif grad.data_ptr() != part.data_ptr() or grad.stride() != part.stride():
@@ -101,7 +108,7 @@ class _Parts(torch.autograd.Function):
     def forward(ctx: Any, weight: Tensor, gradient: _JoinedGradient) -> tuple[Tensor, ...]:
         ctx.gradient = gradient
         ctx.set_materialize_grads(False)
-        return tuple(part.detach() for part in weight.split(gradient.sizes))
+        return tuple(part.detach() for part in torch.split(weight, gradient.sizes))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:

@@ -33,7 +33,7 @@ class TargetGroups(NamedTuple):
         """Return the sum of the numbers of each group."""
         if all(length == self.lengths[0] for length in self.lengths):
             return x.view(len(self.lengths), -1).sum(1)
-        return torch.stack([part.sum() for part in x.split(list(self.lengths))])
+        return torch.stack([part.sum() for part in torch.split(x, list(self.lengths))])
 
     def of_each(self, x: Float[Tensor, " G"]) -> Float[Tensor, " N"]:
         """Return the number of its group for each target."""
@@ -64,7 +64,7 @@ def token_losses(
     if len(heads) == 1:
         states = heads[0].hidden.shape[:-1]
         losses = cross_entropy_of(heads[0], groups.targets.view(states), _of_states(loss, states)).flatten()
-        return list(losses.split(list(groups.lengths)))
+        return list(torch.split(losses, list(groups.lengths)))
     results = []
     for group, (head, targets, options, counted) in enumerate(targets_of_heads(heads, groups.targets, loss)):
         if groups.is_computed(group):

@@ -313,7 +313,7 @@ def merged_rows(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def _reverted_after_an_error(module: nn.Module) -> Iterator[None]:
     """Context manager: after an error in the block, in which rows may be merged, train them separately as before."""
-    trained, restore = own_attribute(module, TRAINED_BEFORE), own_attribute(module, PUT_BACK)
+    trained, put_back = own_attribute(module, TRAINED_BEFORE), own_attribute(module, PUT_BACK)
     children = [(part._modules, dict(part._modules)) for part in module.modules()]
     tables = [(part, part.own_table) for part in module.modules() if isinstance(part, OutputHead)]
     restorations = [_restoration(rows) for rows in trained_rows(module).values()]
@@ -329,7 +329,7 @@ def _reverted_after_an_error(module: nn.Module) -> Iterator[None]:
             head.set_table(table)
         for parameter in trained:
             parameter.requires_grad_(False)
-        _note(module, trained, restore)
+        _note(module, trained, put_back)
         raise
 
 

@@ -82,9 +82,10 @@ def _unstack(head: StreamHead) -> Callable[[], object]:
     stack = head.output
     assert isinstance(stack, StackedRows)
     outputs: list[OutputHead] = []
-    for rows in stack.matrices():
+    for each in stack.weight.detach().unbind():
+        rows = each.mT if stack.transposed else each
         output = OutputHead(rows.shape[1], rows.shape[0], device="meta")
-        output.weight = nn.Parameter(rows.detach(), requires_grad=False)
+        output.weight = nn.Parameter(rows, requires_grad=False)
         outputs.append(output)
     head.output = nn.ModuleList(outputs)
 

@@ -2,7 +2,7 @@
 
 import copy
 import tempfile
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -12,9 +12,11 @@ from stream_models import stream_model
 from torch import Tensor, nn
 
 from embedlayer import OutputHead, ShapeError, SizeError, TokenEmbedding
+from embedlayer.core.collectives import SINGLE_PROCESS, RowPartition
 from embedlayer.heads import StackedRows, StreamHead
 from embedlayer.losses import chunk_size, token_log_probs
-from embedlayer.losses.uncomputed_logits import UncomputedLogits
+from embedlayer.losses.options import LogitSettings
+from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.tables import MappedEmbedding, StreamTable
 
 D = 6
@@ -91,7 +93,7 @@ def csm_depth() -> Run:
     inputs = {"input_ids": codes, "backbone_last_hidden_state": torch.randn(3, 32)}
     hidden, found = trace(model, model.codebooks_head, **inputs, labels=codes)
     stack = StackedRows(3, 21, hidden.shape[-1], transposed=True)
-    stack.weight = model.codebooks_head.weight
+    stack.weight = cast(nn.Parameter, model.codebooks_head.weight)
     head = StreamHead(stack, hidden_per_stream=True)
     return Run(head, hidden, codes[:, 1:], list(found.logits.unbind(1)), found.loss)
 
@@ -102,7 +104,7 @@ def moshi_depth() -> Run:
     inputs = {"input_ids": ids, "last_hidden_state": torch.randn(3, 4, 32)}
     hidden, found = trace(model, model.lm_heads, **inputs, labels=labels)
     stack = StackedRows(4, 32, hidden.shape[-1])
-    stack.weight = model.lm_heads.weight
+    stack.weight = cast(nn.Parameter, model.lm_heads.weight)
     return Run(StreamHead(stack, hidden_per_stream=True), hidden, labels, list(found.logits.unbind(1)), found.loss)
 
 
@@ -214,11 +216,11 @@ def test_bad_input_is_one_error_each(unchecked: None) -> None:
     with pytest.raises(SizeError, match="3 streams and 2 weights"):
         head.loss(hidden, targets, [1.0, 1.0])
     with pytest.raises(SizeError, match="leave vocab_size out"):
-        head.loss(hidden, targets, vocab_size=4)
+        head.loss(hidden, targets, vocab_size=5)
     with pytest.raises(ShapeError, match=r"token_weights must be floats of shape \(2, 5, 3\)"):
         head.loss(hidden, targets, token_weights=torch.ones(2, 5))
     with pytest.raises(SizeError, match="loss has no option"):
-        head.loss(hidden, targets, stream=1)
+        head.loss(hidden, targets, **cast(Any, {"stream": 1}))
     each = StreamHead(OutputHead(D, 12), 3, hidden_per_stream=True)
     with pytest.raises(ShapeError, match=r"must be \(..., 3, 6\): one hidden state for each stream"):
         each(hidden)
@@ -246,3 +248,11 @@ def test_streams_that_do_not_fit_the_rows_are_refused() -> None:
         StackedRows(0, 3, D)
     with pytest.raises(SizeError, match="read by ID alone"):
         StreamHead.tied_to(StreamTable(MappedEmbedding.create(tempfile.mkdtemp() + "/rows", 12, D), [6, 6]))
+
+
+def test_rows_that_are_sharded_over_ranks_are_refused() -> None:
+    sharded = LinearLogits.sharded(
+        torch.randn(2, D), torch.randn(12, D), LogitSettings(), SINGLE_PROCESS, RowPartition(12)
+    )
+    with pytest.raises(SizeError, match="sharded over ranks cannot be divided into streams"):
+        sharded.of_ranges([(0, 5), (5, 12)], [sharded.hidden] * 2)

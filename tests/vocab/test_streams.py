@@ -339,8 +339,9 @@ def test_only_the_rows_of_a_stream_are_trained_and_merged(tmp_path, name, unchec
     for key in ("codes.depth_head.output.weight",):
         if key in state:
             at = EDITED - layer.codes.depth_stream
-            new, old = layer.codes.depth_head.output.matrices()[at], state[key][at]
-            old = old.mT if layer.codes.depth_head.output.transposed else old
+            output = layer.codes.depth_head.output
+            new, old = output.weight[at], state[key][at]
+            new, old = (new.mT, old.mT) if output.transposed else (new, old)
             assert (new != old).any(-1).nonzero().flatten().tolist() == [1, 4]
 
 
@@ -389,3 +390,17 @@ def test_added_codes_alone_are_trained(tmp_path, unchecked) -> None:
             each.add_(float(each.requires_grad))
     receipt.undo(layer)
     assert layer.codes.table.sizes == (28, 28, 28)
+
+
+def test_an_undo_that_is_refused_leaves_the_rows_of_the_stream_separate(tmp_path, unchecked) -> None:
+    layer = opened(saved(stream_model("csm"), tmp_path / "old"))
+    receipt = add_tokens(layer, 1, stream=EDITED, train_only_new=True)
+    names = [name for name, each in layer.named_parameters() if each.requires_grad]
+    assert len(names) == 2
+    with torch.no_grad():
+        layer.codes.rows.base.weight[layer.codes.table.stream(EDITED).start] += 1.0  # type: ignore[union-attr]
+    with pytest.raises(el.CheckpointError, match="rows that the edit kept|belongs to another result"):
+        receipt.undo(layer)
+    assert [name for name, each in layer.named_parameters() if each.requires_grad] == names
+    merge_rows(layer)
+    assert layer.codes.table.sizes == (22,) * 4
