@@ -134,7 +134,7 @@ def _family(config: JsonObject, text: JsonObject) -> Family:
     sizes = {text.get(key) for key in ("vocab_size", "vocab_size" if decoder is None else decoder.vocab_size)}
     two_tables = len(sizes - {None}) > 1 or text.get("share_encoder_decoder_embeddings") is False
     other_table = isinstance(family.rows, FoldedRows) or isinstance(family.projection, TrigramSpec)
-    if head.rows is not None or other_table or two_tables or family.sub_configs:
+    if head.rows is not None or other_table or two_tables or family.sub_configs or family.codes is not None:
         raise CheckpointError(f"The table or head of a {family.name or model_type} is none that a plan has. {INSTEAD}")
     return family
 

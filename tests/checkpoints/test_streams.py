@@ -1,5 +1,6 @@
 """Checkpoints of models with K streams of codes: their layers equal the models, and are written back."""
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,27 @@ def test_trained_rows_are_written_into_the_checkpoint(case, tmp_path) -> None:
         warnings.simplefilter("ignore")
         read = el.load(tmp_path / "out")
     assert torch.equal(read.codes.rows.weight, layer.codes.rows.weight)
+
+
+def test_the_advice_about_a_table_alone_works(case, tmp_path) -> None:
+    _, _, layer = case
+    tables = {name for key, (name, *_) in layer.tensor_names.items() if key.startswith(("table.", "codes.table."))}
+    message = ""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            alone = el.load(tmp_path, table_only=True)
+        except el.CheckpointError as error:
+            message = str(error)
+        else:
+            [read] = [name for name, *_ in alone.tensor_names.values()]
+            assert read == layer.tensor_names["table.weight"][0]
+            message = " ".join(str(each.message) for each in caught)
+    named = re.findall(r"table_only='([^']+)'", message)
+    assert named
+    for name in named:
+        assert el.load(tmp_path, table_only=name).table.embed_dim
+    assert {*named} & tables
 
 
 def test_codes_are_refused_where_a_model_has_none(tmp_path) -> None:
