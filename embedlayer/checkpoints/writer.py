@@ -200,7 +200,9 @@ def write_tensors(
         old_shape = checkpoint.matrix_info(name).shape
         is_copy = shapes is None and family is None and old_shape == checkpoint.matrix_info(table).shape
         of_tokens += [name] if is_copy or name in moved else []
-        expected = (rows, *old_shape[1:]) if (name == table and shapes is None) or is_copy else moved.get(name, old_shape)
+        expected = (
+            (rows, *old_shape[1:]) if (name == table and shapes is None) or is_copy else moved.get(name, old_shape)
+        )
         if name in per_layer and tensor.shape[0] <= rows:  # it may lack the last tokens (Gemma 3n)
             expected = (tensor.shape[0], *old_shape[1:])
         if tuple(tensor.shape) != expected:

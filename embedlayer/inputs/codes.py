@@ -22,7 +22,9 @@ def rows_of(table: StreamTable) -> TokenTable:
         SizeError: They can only be looked up.
     """
     if not isinstance(table.rows, TokenTable):
-        raise SizeError(f"A {type(table.rows).__name__} can only be looked up: the streams of a model are a TokenTable.")
+        raise SizeError(
+            f"A {type(table.rows).__name__} can only be looked up: the streams of a model are a TokenTable."
+        )
     return table.rows
 
 

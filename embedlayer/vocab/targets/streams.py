@@ -299,7 +299,9 @@ def _own_streams(module: nn.Module) -> Streams:
     modules = dict(module.named_modules())
     sets = [(name, part) for name, part in modules.items() if isinstance(part, CodeStreams)]
     inside = {id(part.table) for _, part in sets}
-    tables = [(name, part) for name, part in modules.items() if isinstance(part, StreamTable) and id(part) not in inside]
+    tables = [
+        (name, part) for name, part in modules.items() if isinstance(part, StreamTable) and id(part) not in inside
+    ]
     if len(sets) + len(tables) != 1:
         count = len(sets) + len(tables)
         raise SizeError(
@@ -392,7 +394,10 @@ def _resize_layer(
     shared = None if table.shared_padding_idx is None else sum(full)
     old = (table.sizes, table.shared_padding_idx)
     result = [assignment(rows, key, rows.vocab_size + added) for key in ("vocab_size", "num_rows", "num_embeddings")]
-    result += [assignment(rows, "padding_idx", padding_idx), assignment(rows.index_check, "size", rows.vocab_size + added)]
+    result += [
+        assignment(rows, "padding_idx", padding_idx),
+        assignment(rows.index_check, "size", rows.vocab_size + added),
+    ]
     if rows.pending_updates is not None:
         result += [assignment(rows.pending_updates, "padding_idx", padding_idx)]
     result += [(partial(table.set_sizes, full, shared), partial(table.set_sizes, *old))]
@@ -447,9 +452,7 @@ def _moved_names(
 # Tensors by their names in checkpoints: models of transformers, live and in folders
 
 
-def named_rows(
-    spec: CodeSpec, config: Any, names: Iterable[str], read: Callable[[str], Tensor]
-) -> list[StreamRows]:
+def named_rows(spec: CodeSpec, config: Any, names: Iterable[str], read: Callable[[str], Tensor]) -> list[StreamRows]:
     """Return the tensors with rows of streams, by their names in checkpoints; a tied one once.
 
     Args:
@@ -580,7 +583,9 @@ def _resize_model(
             if getattr(part, "padding_idx", None) is not None and spec.shared_padding is not None:
                 result += [assignment(part, "padding_idx", part.padding_idx + added)]
         own_config = getattr(part, "config", None)
-        is_of_streams = any(own_config is each for each in (config, *(getattr(config, key, None) for key in spec.configs)))
+        is_of_streams = any(
+            own_config is each for each in (config, *(getattr(config, key, None) for key in spec.configs))
+        )
         is_of_streams = is_of_streams or own_config is model.config
         result += [
             assignment(part, key, new)
