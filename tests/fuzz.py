@@ -229,6 +229,7 @@ LAYERS: dict[str, Callable[[], Any]] = {
     "sinusoidal": lambda: el.TransformerEmbedding(20, 8, 16, position=el.SinusoidalPositionalEmbedding(16, 8)),
     "gpt": lambda: el.lessons.GPTEmbedding(20, 8, 16),
     "delta": lambda: el.DeltaEmbedding(el.TokenEmbedding(20, 8), [3, 4]),
+    "streams": lambda: el.tables.StreamTable(el.TokenEmbedding(20, 8), (2, 3, 15)),
     "layer, learned": lambda: el.EmbeddingLayer(
         el.TokenEmbedding(20, 8, scale="sqrt_dim"),
         el.LearnedPositionalEmbedding(16, 8, offset=2),
@@ -277,6 +278,9 @@ def read_checkpoint(path: Path) -> None:
     use(layer)
 
 
+WITHOUT_TOKENS = ("gpt", "streams")
+"""Layers that `open_model` does not take: no table of ours, or one of several streams."""
+
 READERS: dict[str, dict[str, Callable[[Path], None]]] = {
     "peft": {"merge": merge_peft},
     "tokenizer": {"encode": encode_text},
@@ -289,9 +293,9 @@ READERS: dict[str, dict[str, Callable[[Path], None]]] = {
     **{
         f"layer/{name}": {"from_pretrained": read_layer, "open_model": read_table, "page": read_page}
         for name in LAYERS
-        if name != "gpt"  # its table has no class of ours
+        if name not in WITHOUT_TOKENS
     },
-    "layer/gpt": {"from_pretrained": read_layer},
+    **{f"layer/{name}": {"from_pretrained": read_layer} for name in WITHOUT_TOKENS},
     "adapter": {"from_pretrained": read_adapter},
     "run": {
         "read": read_run,

@@ -3,12 +3,18 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from tiny_models import quiet, randomise
 from torch import Tensor, nn
 
 SIZES = {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
-MIMI = {"model_type": "mimi", "num_filters": 4, "hidden_size": 16, "head_dim": 8, "codebook_size": 32, "codebook_dim": 8}
+MIMI = {
+    "model_type": "mimi",
+    "num_filters": 4,
+    "hidden_size": 16,
+    "head_dim": 8,
+    "codebook_size": 32,
+    "codebook_dim": 8,
+}
 MIMI |= {"vector_quantization_hidden_dimension": 8, "num_quantizers": 4, "upsample_groups": 16, "intermediate_size": 16}
 MIMI |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "upsampling_ratios": [2, 2]}
 """Sizes of the sound codec that the configurations of Moshi, CSM and Kyutai contain."""
@@ -145,7 +151,7 @@ def first_input(model: nn.Module, layers: nn.ModuleList, **inputs: Any) -> Tenso
         seen.append(arguments[0] if arguments else options["hidden_states"])
 
     handle = layers[0].register_forward_pre_hook(note, with_kwargs=True)
-    with torch.no_grad(), quiet():
+    with quiet():
         model(**inputs)
     handle.remove()
     return seen[0]

@@ -112,7 +112,7 @@ def test_every_module_has_its_test_file() -> None:
     }
     together |= {  # data, compared with transformers
         f"families/{name}.py": "test_families.py"
-        for name in ("records", "causal", "masked", "encoder_decoder", "multimodal", "rotary_settings")
+        for name in ("records", "causal", "masked", "encoder_decoder", "multimodal", "rotary_settings", "streams")
     }
     together |= {"formats/compiled.py": "kernels/cpu/test_codec.py"}
     together |= {"families/token_ids.py": "census/test_configurations.py"}
@@ -127,6 +127,8 @@ def test_every_module_has_its_test_file() -> None:
         "checkpoints/reading/positions.py": "test_families.py",
         "checkpoints/reading/inputs.py": "checkpoints/test_stacks_and_steps.py",
         "checkpoints/layer_report.py": "checkpoints/test_reading.py",
+        "checkpoints/reading/codes.py": "checkpoints/test_streams.py",
+        **{f"vocab/{name}.py": "vocab/test_streams.py" for name in ("stream_training", "targets/streams")},
         **{
             f"checkpoints/reading/{name}.py": "checkpoints/test_reading.py"
             for name in ("head", "layer", "table", "tensors")
@@ -150,6 +152,8 @@ def test_every_module_has_its_test_file() -> None:
             for name in ("differentiable_totals", "head_outputs", "logit_statistics", "objective")
         },
         "losses/compiled_blocks.py": "kernels/test_softmax.py",
+        "losses/row_parts.py": "heads/test_streams.py",
+        "losses/target_groups.py": "laws/test_stream_heads.py",
         **{
             f"kernels/{name}.py": "kernels/test_softmax.py"
             for name in ("divergences", "largest", "cpu/softmax", "gpu/divergences", "gpu/largest", "gpu/softmax")

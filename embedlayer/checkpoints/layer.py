@@ -562,6 +562,7 @@ class EmbeddingLayer(Pretrained):
             softcap=None if output is None else output.softcap,
             tokenizer=tokenizer,
             per_layer=None if extra is None else (extra.table.vocab_size, extra.num_layers, extra.layer_width),
+            streams=() if self.codes is None else self.codes.table.sizes,
             parameters=sum(parameter.numel() for parameter in self.parameters()),
         )
 

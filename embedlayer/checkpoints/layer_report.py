@@ -31,6 +31,7 @@ class LayerReport(LoadRecord):
         tokenizer: Number of rows that the tokenizer's IDs need; the error message if the tokenizer cannot be read;
             `None` if there is no tokenizer.
         per_layer: Rows, blocks and width of the per-layer table; `None` for a layer without one.
+        streams: Number of rows of each stream of codes; empty for a layer without them.
         parameters: Number of numbers in the parameters of the layer, head included, frozen ones too; a shared one
             counts once.
     """
@@ -51,6 +52,7 @@ class LayerReport(LoadRecord):
     softcap: float | None
     tokenizer: int | str | None
     per_layer: tuple[int, int, int] | None
+    streams: tuple[int, ...]
     parameters: int
 
     def to_json(self) -> JsonObject:
@@ -79,6 +81,10 @@ class LayerReport(LoadRecord):
         if self.per_layer is not None:
             rows, blocks, width = self.per_layer
             lines["per layer"] = f"{rows:,} rows, a vector of width {width:,} for each of {blocks:,} blocks"
+        if self.streams:
+            same = len({*self.streams}) == 1
+            sizes = f"{self.streams[0]:,} rows each" if same else f"rows {', '.join(map(str, self.streams))}"
+            lines["streams"] = f"{len(self.streams)} streams of codes, {sizes}"
         text = [self.source, *(f"  {name:<11}{value}" for name, value in lines.items())]
         text += [f"    {t.key} = {t.name} {t.dtype} {list(t.shape)}" for t in self.tensors]
         text += [f"  {count:,} rows of the {of} contain NaN or infinity" for of, count in self.nonfinite_rows.items()]

@@ -12,6 +12,7 @@ TITLES = {
     "length_mask": ("Mask", "0 for padding"),
     "token_dropout": ("Token dropout", "0 for the mask token, the others rescaled"),
     "streams": ("Streams", "x and the vectors that predict later tokens"),
+    "codes": ("Codes", "x and the sum of the rows of codes"),
     "norm": ("Normalise", "LayerNorm(x)"),
     "project": ("Project", "x · P"),
     "dropout": ("Dropout", "0 with probability p, else x / (1 − p)"),
@@ -42,6 +43,8 @@ SENTENCES = {
     "length_mask": "The vectors of padding become zero; this text has no padding.",
     "token_dropout": "The vector of the mask token becomes zero, and the others are multiplied to make up for it.",
     "streams": "Vectors that predict later tokens are appended.",
+    "codes": "The sum of the rows of K streams of codes is added, or takes the place of some tokens; this text has no "
+    "codes.",
     "norm": "Each vector is shifted to mean 0 and scaled to variance 1; each dimension has its own weight and bias.",
     "project": "Narrow rows are projected to the width of the blocks.",
     "dropout": "In training only: random numbers become 0, others in each step, and the rest grow to keep the mean. "

@@ -295,7 +295,7 @@ class SinusoidalScheme(SchemeFacts):
     kind: Literal["sinusoidal"]
     embed_dim: int
     base: float
-    layout: Literal["interleaved", "concatenated"]
+    layout: Literal["interleaved", "concatenated", "cosines_first"]
     endpoint: bool
     offset: int
     padding_idx: int | None

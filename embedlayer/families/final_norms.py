@@ -36,7 +36,7 @@ _SPECS: tuple[tuple[NormSpec, Names], ...] = (
             *("iquestcoder", "kimi_linear", "llama4_text", "llama_meta", "longcat_flash"),
             *("mimo_v2_flash", "minicpm3", "minimax", "ministral3", "mistral_large4_text", "mixtral"),
             *("mllama_text_model", "olmo2", "olmo3", "olmoe", "paddleocr_vl_text", "phi3"),
-            *("phi4_multimodal", "qwen2_5_vl_text", "qwen2_vl_text", "solar_open", "zaya"),
+            *("higgs_audio_v2", "phi4_multimodal", "qwen2_5_vl_text", "qwen2_vl_text", "solar_open", "zaya"),
         ),
     ),
     (
@@ -68,7 +68,17 @@ _SPECS: tuple[tuple[NormSpec, Names], ...] = (
         NormSpec("decoder.layer_norm", None, 1e-05),
         ("blenderbot", "m2m_100", "mbart", "nllb-moe", "pegasus", "pegasus_x"),
     ),
-    (NormSpec("layer_norm", None, 1e-05), ("biogpt", "seamless_m4t", "seamless_m4t_v2", "whisper", "xglm")),
+    (
+        NormSpec("layer_norm", None, 1e-05),
+        (
+            *("biogpt", "musicgen_decoder", "musicgen_melody_decoder"),
+            *("seamless_m4t", "seamless_m4t_v2", "whisper", "xglm"),
+        ),
+    ),
+    (NormSpec("layernorm_final", None, 1e-05), ("fine_acoustics",)),
+    (NormSpec("layernorm_final", None, 1e-05, bias=("bias", True)), ("coarse_acoustics", "semantic")),
+    (NormSpec("backbone_model.norm", "rms_norm_eps", 1e-05, kind="rms"), ("csm",)),
+    (NormSpec("decoder.norm", "norm_eps", 1e-05, kind="rms"), ("dia_decoder",)),
     (
         NormSpec("decoder.final_layer_norm", "layer_norm_epsilon", 1e-06, kind="rms"),
         ("longt5", "mt5", "switch_transformers", "t5", "umt5"),
@@ -83,7 +93,7 @@ _SPECS: tuple[tuple[NormSpec, Names], ...] = (
     (NormSpec("norm", "layer_norm_eps", 1e-05), ("jais2", "stablelm")),
     (NormSpec("final_norm", "norm_eps", 1e-05, bias=False), ("modernbert", "modernbert-decoder")),
     (NormSpec("norm", "rms_norm_eps", 1.5625e-07, kind="rms"), ("glm", "glm4")),
-    (NormSpec("norm", "rms_norm_eps", 1e-08, kind="rms"), ("helium", "moshi")),
+    (NormSpec("norm", "rms_norm_eps", 1e-08, kind="rms"), ("helium", "kyutai_speech_to_text", "moshi")),
     (NormSpec("norm", None, 1e-05, kind="rms"), ("muse_glimmer_text", "muse_spark_text")),
     (NormSpec("decoder.norm", "rms_norm_eps", 1e-06, kind="rms_offset"), ("t5_gemma_module", "t5gemma2_decoder")),
     (NormSpec("decoder.layernorm_embedding", None, 1e-05), ("bigbird_pegasus",)),

@@ -2,25 +2,32 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, Unpack
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
+from embedlayer.core.index_checks import check_integer_ids, checked_copy, raise_if_outside
 from embedlayer.core.initialization import init_normal_
 from embedlayer.core.option_docs import show_options
-from embedlayer.heads.output import OutputHead
+from embedlayer.core.torch_state import plain_operators_only
+from embedlayer.heads.output import OutputHead, tied_alone
 from embedlayer.io.files import JsonObject
-from embedlayer.losses.linear import cross_entropy_of
+from embedlayer.losses.linear import targets_of_heads
 from embedlayer.losses.logit_arguments import divided_options
 from embedlayer.losses.options import Impl, LogitOptions, LossOptions, LossSettings, ScoreOptions, check_options
+from embedlayer.losses.row_parts import RowPart, row_parts
 from embedlayer.losses.statistics import Statistic, TokenStatistics, token_statistics_of
 from embedlayer.losses.target_groups import TargetGroups, reduced_losses, token_losses, weighted_sum
 from embedlayer.losses.token_weights import require_token_weights
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.saving import Pretrained, build, describe
+from embedlayer.tables.streams import StreamTable
+from embedlayer.tables.table import TokenTable
 
 Value = TypeVar("Value")
 
@@ -102,9 +109,11 @@ class StackedRows(Pretrained, nn.Module):
         sizes = {"num_streams": streams, "stream_size": stream_size, "embed_dim": embed_dim}
         return {**sizes, "transposed": self.transposed, "init_std": self.init_std}
 
-    def matrices(self) -> list[Float[Tensor, "V D"]]:
-        """Return the rows of each stream as views of the weight, whose gradients are joined once."""
-        return [each.mT if self.transposed else each for each in self.weight.unbind()]
+    def parts(self) -> list[RowPart]:
+        """Return the rows of each stream, `(V, D)`, as views of the weight, whose gradients are one tensor."""
+        streams, size, _ = self.weight.shape
+        parts = row_parts(self.weight.flatten(0, 1), [(k * size, (k + 1) * size) for k in range(streams)])
+        return [part.mT for part in parts] if self.transposed else parts
 
     def extra_repr(self) -> str:
         """Return the sizes for `print`."""
@@ -169,6 +178,35 @@ class StreamHead(Pretrained, nn.Module):
         if self.num_streams < 1:
             raise SizeError("A StreamHead needs at least one stream.")
 
+    @classmethod
+    def tied_to(
+        cls, table: StreamTable, streams: Sequence[int] | None = None, *, hidden_per_stream: bool = False
+    ) -> "StreamHead":
+        """Build a head whose streams read the rows of streams of an input table, as that of Bark's fine model does.
+
+        Args:
+            table: The table of K streams.
+            streams: Stream of the table for each stream of the head; `None` for all, in their order.
+            hidden_per_stream: See `StreamHead`.
+
+        Raises:
+            SizeError: There is no such stream, or the rows of the table cannot be read by a head.
+
+        Example:
+            >>> table = StreamTable(TokenEmbedding(30, 8), [10, 10, 10])
+            >>> StreamHead.tied_to(table, streams=[1, 2]).first_rows
+            [10, 20]
+        """
+        if not isinstance(table.rows, TokenTable):
+            raise SizeError(f"A {type(table.rows).__name__} is read by ID alone, so that no head can be tied to it.")
+        rows = [table.stream(stream) for stream in (range(table.num_streams) if streams is None else streams)]
+        return cls(
+            OutputHead(table.rows),
+            [len(each) for each in rows],
+            first_rows=[each.start for each in rows],
+            hidden_per_stream=hidden_per_stream,
+        )
+
     def set_ranges(self, sizes: Sequence[int], first_rows: Sequence[int] | None) -> None:
         """Set the rows of each stream in one `OutputHead` whose rows were edited; for other outputs do nothing.
 
@@ -231,6 +269,18 @@ class StreamHead(Pretrained, nn.Module):
         outputs = [build(each) for each in output] if isinstance(output, list) else build(output)  # type: ignore[arg-type]
         return cls.construct(**{**config, "output": outputs})
 
+    def save_pretrained(self, directory: Path | str, *, tokenizer: Any = None) -> None:
+        """Save a head whose rows are its own, as every layer is saved; see `Pretrained.save_pretrained`.
+
+        Raises:
+            FileError: The folder cannot be written.
+            CheckpointError: A stream is tied, so its rows are not the head's; or the head could not be loaded again.
+            TokenizerError: `tokenizer` is no tokenizer.
+        """
+        if self.tied:
+            raise tied_alone()
+        super().save_pretrained(directory, tokenizer=tokenizer)
+
     @show_options(LogitOptions)
     def uncomputed_logits(
         self,
@@ -270,8 +320,11 @@ class StreamHead(Pretrained, nn.Module):
             return joint.of_ranges([self._ranges[stream] for stream in chosen], states)
         states = self._states(hidden, len(chosen))
         if isinstance(self.output, StackedRows):
-            rows = self.output.matrices()
-            return [LinearLogits(x, rows[k], **arguments) for x, k in zip(states, chosen, strict=True)]
+            rows, results = self.output.parts(), []
+            for x, k in zip(states, chosen, strict=True):
+                results.append(logits := LinearLogits(x, rows[k].rows, **arguments))
+                logits.new_gradient = rows[k].new_gradient
+            return list(results)
         heads = self._outputs()
         return [heads[k].uncomputed_logits(x, **arguments) for x, k in zip(states, chosen, strict=True)]
 
@@ -326,17 +379,17 @@ class StreamHead(Pretrained, nn.Module):
             TokenIdError: A target is outside of its stream; on CUDA where the call waits, else later.
         """
         check_options(options, LossOptions, f"{type(self).__name__}.loss")
-        heads, of_streams, loss = self._requested(hidden, targets, options)
+        heads, groups, loss = self._requested(hidden, targets, options)
         weights = None if stream_weights is None else list(stream_weights)
         if weights is not None and len(weights) != self.num_streams:
             raise SizeError(f"{self.num_streams} streams and {len(weights)} weights: pass one weight for each stream.")
-        of_tokens = loss.token_weights
-        if of_tokens is not None:
-            require_token_weights(of_tokens, targets)
-        groups = TargetGroups(of_streams, weights, None if of_tokens is None else of_tokens.unbind(-1))
+        if loss.token_weights is not None:
+            require_token_weights(loss.token_weights, targets)
+            groups = groups._replace(token_weights=_by_stream(loss.token_weights))
+        groups = groups._replace(weights=weights)
         if loss.reduction != "none":
             return StreamLoss(*reduced_losses(heads, groups, loss))
-        losses = token_losses(heads, groups, loss)
+        losses = [each.view(targets.shape[:-1]) for each in token_losses(heads, groups, loss)]
         return StreamLoss(weighted_sum(weights, losses), torch.stack(losses, -1).detach())
 
     @show_options(LogitOptions, ScoreOptions)
@@ -355,9 +408,8 @@ class StreamHead(Pretrained, nn.Module):
             SizeError: An option is unknown or outside its range; the other errors are those of `loss`.
         """
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_log_probs")
-        heads, of_streams, loss = self._requested(hidden, tokens, options)
-        loss = loss._replace(reduction="none")
-        return -torch.stack([cross_entropy_of(*each, loss) for each in zip(heads, of_streams, strict=True)], -1)
+        losses = token_losses(*self._requested(hidden, tokens, options))
+        return -torch.stack(losses, -1).view(tokens.shape)
 
     @show_options(LogitOptions, ScoreOptions)
     def token_statistics(
@@ -387,10 +439,10 @@ class StreamHead(Pretrained, nn.Module):
                 or outside its range; the other errors are those of `loss`.
         """
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_statistics")
-        heads, of_streams, loss = self._requested(hidden, tokens, options)
+        heads, groups, loss = self._requested(hidden, tokens, options)
         parts = [
-            token_statistics_of(*each, loss, statistics=statistics, top_k=top_k)
-            for each in zip(heads, of_streams, strict=True)
+            token_statistics_of(head, ids, each, statistics=statistics, top_k=top_k, counted=counted)
+            for head, ids, each, counted in targets_of_heads(heads, groups.targets, loss._replace(reduction="none"))
         ]
         stacked = {
             name: None if value is None else torch.stack([getattr(part, name) for part in parts], tokens.dim() - 1)
@@ -400,27 +452,55 @@ class StreamHead(Pretrained, nn.Module):
 
     def _requested(
         self, hidden: Tensor, targets: Tensor, options: Any
-    ) -> tuple[list[UncomputedLogits], Sequence[Tensor], LossSettings]:
-        """Return the logits of each stream, its targets, and the options of the loss.
+    ) -> tuple[list[UncomputedLogits], TargetGroups, LossSettings]:
+        """Return the logits of each stream, the targets one stream after another, and the options of the loss.
 
         Raises:
-            ShapeError: The targets have another shape than `(..., K)`.
-            SizeError: `vocab_size` is among the options.
+            ShapeError: The targets have another shape than `(..., K)`, or are no integers.
+            SizeError: `vocab_size` is not that of each stream.
+            TokenIdError: On the CPU, a target is outside of its stream.
         """
         loss, of_logits = divided_options(options)
-        if of_logits.pop("vocab_size", None) is not None:
-            raise SizeError("The streams of a StreamHead have sizes of their own: leave vocab_size out.")
+        vocab_size = of_logits.pop("vocab_size", None)
+        if vocab_size is not None and set(self.sizes) != {vocab_size}:
+            raise SizeError(f"The streams have {self.sizes} tokens, not vocab_size={vocab_size}: leave vocab_size out.")
         expected = (*(hidden.shape[:-2] if self.hidden_per_stream else hidden.shape[:-1]), self.num_streams)
         if targets.shape != expected:
             raise ShapeError(
                 f"Targets {tuple(targets.shape)} must be {expected} beside hidden states {tuple(hidden.shape)}: one "
                 f"for each of the {self.num_streams} streams, which are the last dimension."
             )
-        return self.uncomputed_logits(hidden, **of_logits), targets.unbind(-1), loss
+        check_integer_ids(targets)
+        if device_kind(targets) == "cpu" and not plain_operators_only():
+            targets = self._checked(targets, loss.ignore_index)
+        heads = self.uncomputed_logits(hidden, **of_logits)
+        return heads, TargetGroups(_by_stream(targets), [targets[..., 0].numel()] * self.num_streams), loss
+
+    def _checked(self, targets: Tensor, ignore_index: int) -> Tensor:
+        """Return targets after a check that each is in its own stream, which graphs contain.
+
+        Raises:
+            TokenIdError: One is not; the message names the stream, row and column.
+        """
+        parts = []
+        for stream, (ids, size) in enumerate(zip(targets.unbind(-1), self.sizes, strict=True)):
+            kind = f"token id of stream {stream}"
+            if torch.compiler.is_compiling():
+                ignored = ids == ignore_index
+                ids = torch.where(ignored, ids, checked_copy(ids.masked_fill(ignored, 0), size, kind))
+            else:
+                raise_if_outside(ids, size, kind, ignore=ignore_index)
+            parts.append(ids)
+        return torch.stack(parts, -1) if torch.compiler.is_compiling() else targets
 
     def extra_repr(self) -> str:
         """Return the sizes of the streams for `print`."""
         return f"sizes={self.sizes}" + (", hidden_per_stream=True" if self.hidden_per_stream else "")
+
+
+def _by_stream(x: Tensor) -> Tensor:
+    """Return numbers `(..., K)` one stream after another, in one dimension."""
+    return x.movedim(-1, 0).flatten()
 
 
 def _ranges(sizes: Sequence[int] | int | None, first_rows: Sequence[int] | None, rows: int) -> list[tuple[int, int]]:

@@ -136,7 +136,7 @@ class CodeStreams(Pretrained):
                 f"Codes {tuple(codes.shape)} must be {(*ids.shape, self.table.num_streams)} beside token IDs "
                 f"{tuple(ids.shape)}: one of each stream for each token, the streams last."
             )
-        sums = self.table(codes)
+        sums: Tensor = self.table(codes)
         if self.placeholders is None:
             return sums + x
         placeholders = torch.tensor(self.placeholders, device=ids.device)

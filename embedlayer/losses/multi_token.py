@@ -36,13 +36,13 @@ class MultiTokenInputs(NamedTuple):
         hidden: Hidden states, `(N, D)`.
         targets: Token IDs or `ignore_index` of each depth, `(B, T - 1 - k)`; they have N numbers together.
         weights: Weight of each depth.
-        token_weights: Weights of the targets, in the shapes of these; `None` for 1.
+        token_weights: Weights of the targets, `(N,)`; `None` for 1.
     """
 
     hidden: Float[Tensor, "N D"]
     targets: list[Int[Tensor, "B _"]]
     weights: list[float]
-    token_weights: list[Float[Tensor, "B _"]] | None = None
+    token_weights: Float[Tensor, " N"] | None = None
 
 
 def multi_token_inputs(
@@ -70,8 +70,8 @@ def multi_token_inputs(
         hidden.append(states[:, : shifted.shape[1]].flatten(0, 1))
         targets.append(shifted)
         if token_weights is not None:
-            of_tokens.append(token_weights[:, depth + 1 :])
-    return MultiTokenInputs(torch.cat(hidden), targets, weights, of_tokens or None)
+            of_tokens.append(token_weights[:, depth + 1 :].flatten())
+    return MultiTokenInputs(torch.cat(hidden), targets, weights, torch.cat(of_tokens) if of_tokens else None)
 
 
 def multi_token_loss_of(logits: UncomputedLogits, inputs: MultiTokenInputs, loss: LossSettings) -> MultiTokenLoss:
@@ -87,9 +87,11 @@ def multi_token_loss_of(logits: UncomputedLogits, inputs: MultiTokenInputs, loss
         SizeError: Two options exclude each other, or the weight of a target is infinite or NaN.
         ShapeError: The targets have another shape than the hidden states.
     """
-    groups = TargetGroups(inputs.targets, inputs.weights, inputs.token_weights)
+    lengths = [each.numel() for each in inputs.targets]
+    targets = torch.cat([each.flatten() for each in inputs.targets])
+    groups = TargetGroups(targets, lengths, inputs.weights, inputs.token_weights)
     if loss.reduction != "none":
         return MultiTokenLoss(*reduced_losses([logits], groups, loss))
-    steps = inputs.targets[0].shape[1] + 1
-    losses = [F.pad(each, (0, steps - each.shape[-1])) for each in token_losses([logits], groups, loss)]
+    steps, parts = inputs.targets[0].shape[1] + 1, token_losses([logits], groups, loss)
+    losses = [F.pad(x.view(y.shape), (0, steps - y.shape[1])) for x, y in zip(parts, inputs.targets, strict=True)]
     return MultiTokenLoss(weighted_sum(inputs.weights, losses), torch.stack(losses).detach())

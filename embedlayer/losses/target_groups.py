@@ -1,57 +1,76 @@
 """The loss of targets in groups that have weights of their own: the depths of multi-token prediction, or streams."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
 from embedlayer.losses.definition import loss_dtype
-from embedlayer.losses.linear import cross_entropy_of, reduced_and_token_losses
+from embedlayer.losses.linear import cross_entropy_of, reduced_and_token_losses, targets_of_heads
 from embedlayer.losses.options import LossSettings
 from embedlayer.losses.token_weights import counted_weights, finite_or_nan
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
 
 
 class TargetGroups(NamedTuple):
-    """Hold G groups of targets.
+    """Hold G groups of targets, one after another.
 
     Attributes:
-        targets: Token IDs or `ignore_index` of each group.
-        weights: Factor of the loss of each group; `None` for the mean, or the sum, over the targets of all groups. A
-            group of weight 0 is not computed if it has a head of its own: its losses are 0.
-        token_weights: Factor of the loss of each target, in the shapes of `targets`; `None` for 1.
+        targets: Token IDs or `ignore_index`.
+        lengths: Number of targets of each group.
+        weights: Factor of the loss of each group; `None` for the mean, or the sum, over the targets of all groups.
+        token_weights: Factor of the loss of each target; `None` for 1.
     """
 
-    targets: Sequence[Int[Tensor, "*_"]]
+    targets: Int[Tensor, " N"]
+    lengths: Sequence[int]
     weights: Sequence[float] | None = None
-    token_weights: Sequence[Float[Tensor, "*_"]] | None = None
+    token_weights: Float[Tensor, " N"] | None = None
+
+    def sums(self, x: Num[Tensor, " N"] | Bool[Tensor, " N"]) -> Num[Tensor, " G"]:
+        """Return the sum of the numbers of each group."""
+        if all(length == self.lengths[0] for length in self.lengths):
+            return x.view(len(self.lengths), -1).sum(1)
+        return torch.stack([part.sum() for part in torch.split(x, list(self.lengths))])
+
+    def of_each(self, x: Float[Tensor, " G"]) -> Float[Tensor, " N"]:
+        """Return the number of its group for each target."""
+        return torch.cat([number.expand(length) for number, length in zip(x.unbind(), self.lengths, strict=True)])
+
+    def is_computed(self, group: int) -> bool:
+        """Return whether a group that has a head of its own is computed: whether its weight is not 0."""
+        return self.weights is None or self.weights[group] != 0
 
 
-def token_losses(heads: Sequence[UncomputedLogits], groups: TargetGroups, loss: LossSettings) -> list[Tensor]:
-    """Return the loss of each target of each group, times its own weight, in the shapes of the targets.
+def token_losses(
+    heads: Sequence[UncomputedLogits], groups: TargetGroups, loss: LossSettings
+) -> list[Float[Tensor, " _"]]:
+    """Return the losses of the targets of each group, times the weights of these.
 
     Args:
-        heads: One head, with the hidden states of all groups one after another; or one for each group.
+        heads: One head, with the hidden states of all groups one after another; or one for each group, of which those
+            of weight 0 are not computed, and have losses of 0.
         groups: Targets and their weights.
         loss: Options of the loss; weights of tokens are those of `groups`.
 
     Raises:
         TokenIdError: A target is neither a token nor `ignore_index`; on CUDA where the call waits, else later.
         SizeError: Two options exclude each other, or the weight of a target is infinite or NaN.
-        ShapeError: The targets have another shape than the hidden states.
+        ShapeError: There are more or fewer targets than hidden states.
     """
+    loss = loss._replace(reduction="none", token_weights=groups.token_weights)
+    if len(heads) == 1:
+        states = heads[0].hidden.shape[:-1]
+        losses = cross_entropy_of(heads[0], groups.targets.view(states), _of_states(loss, states)).flatten()
+        return list(torch.split(losses, list(groups.lengths)))
     results = []
-    loss = loss._replace(reduction="none")
-    for head, of_head in _by_head(heads, groups):
-        targets = _joined(of_head.targets, head)
-        of_tokens = None if of_head.token_weights is None else _joined(of_head.token_weights, head)
-        if of_head.weights is not None and not any(of_head.weights) and len(heads) > 1:
-            found = torch.zeros(targets.shape, dtype=loss_dtype(head.dtype), device=targets.device)
+    for group, (head, targets, options, counted) in enumerate(targets_of_heads(heads, groups.targets, loss)):
+        if groups.is_computed(group):
+            results.append(reduced_and_token_losses(head, targets, options, counted)[0].flatten())
         else:
-            found = cross_entropy_of(head, targets, loss._replace(token_weights=of_tokens))
-        results += _divided(found, of_head.targets)
+            results.append(torch.zeros(targets.numel(), dtype=loss_dtype(head.dtype), device=targets.device))
     return results
 
 
@@ -62,34 +81,37 @@ def reduced_losses(
 
     Arguments and errors are those of `token_losses`.
     """
-    dtype = loss_dtype(heads[0].dtype)
-    counts = torch.stack([(each != loss.ignore_index).sum() for each in groups.targets]).to(dtype)
-    shares = torch.ones_like(counts) if loss.reduction == "sum" else counts.clamp(min=1).reciprocal()
+    dtype, kept = loss_dtype(heads[0].dtype), groups.targets != loss.ignore_index
+    counts = groups.sums(kept).clamp(min=1).to(dtype)
+    shares = torch.ones_like(counts) if loss.reduction == "sum" else counts.reciprocal()
     if groups.weights is not None:
-        factors = [weight * share for weight, share in zip(groups.weights, shares.unbind(), strict=True)]
+        factors = torch.stack([weight * share for weight, share in zip(groups.weights, shares.unbind(), strict=True)])
     else:
-        of_all = shares if loss.reduction == "sum" else counts.sum().clamp(min=1).reciprocal().expand(len(counts))
-        factors = list(of_all.unbind())
-    weights = groups.token_weights
-    of_tokens = None if weights is None else [finite_or_nan(each.to(dtype)) for each in weights]
-    factors = [each.expand(targets.shape) for each, targets in zip(factors, groups.targets, strict=True)]
+        factors = (
+            shares if loss.reduction == "sum" else kept.sum().clamp(min=1).to(dtype).reciprocal().expand_as(counts)
+        )
+    factors, of_tokens = groups.of_each(factors), groups.token_weights
     if of_tokens is not None:
-        factors = [each * of_token for each, of_token in zip(factors, of_tokens, strict=True)]
-    loss, totals, losses = loss._replace(reduction="sum"), [], []
-    for head, of_head in _by_head(heads, groups._replace(token_weights=factors)):
-        if of_head.weights is not None and not any(of_head.weights) and len(heads) > 1:
-            losses += [counts.new_zeros(each.shape) for each in of_head.targets]
-            continue
-        assert of_head.token_weights is not None
-        targets, of_targets = _joined(of_head.targets, head), _joined(of_head.token_weights, head)
-        total, of_tokens_alone = reduced_and_token_losses(head, targets, loss._replace(token_weights=of_targets))
-        totals.append(total)
-        losses += _divided(of_tokens_alone, of_head.targets)
+        of_tokens = finite_or_nan(of_tokens.to(dtype))
+        factors = factors * of_tokens
+    loss = loss._replace(reduction="sum", token_weights=factors)
+    if len(heads) == 1:
+        states = heads[0].hidden.shape[:-1]
+        total, losses = reduced_and_token_losses(heads[0], groups.targets.view(states), _of_states(loss, states))
+    else:
+        totals, parts = [], []
+        for group, (head, targets, options, counted) in enumerate(targets_of_heads(heads, groups.targets, loss)):
+            if groups.is_computed(group):
+                total, part = reduced_and_token_losses(head, targets, options, counted)
+                totals.append(total)
+            else:
+                part = counts.new_zeros(targets.shape)
+            parts.append(part.flatten())
+        total, losses = torch.stack(totals).sum() if totals else counts.new_zeros(()), torch.cat(parts)
+    losses = losses.flatten()
     if of_tokens is not None:
-        kept = [each != loss.ignore_index for each in groups.targets]
-        losses = [x * counted_weights(*pair) for x, *pair in zip(losses, of_tokens, kept, strict=True)]
-    total = weighted_sum(None, totals) if totals else counts.new_zeros(())
-    return total, torch.stack([each.sum() for each in losses]) * shares
+        losses = losses * counted_weights(of_tokens, kept)
+    return total, groups.sums(losses) * shares
 
 
 def weighted_sum(weights: Sequence[float] | None, parts: Sequence[Tensor]) -> Tensor:
@@ -100,24 +122,7 @@ def weighted_sum(weights: Sequence[float] | None, parts: Sequence[Tensor]) -> Te
     return total
 
 
-def _by_head(
-    heads: Sequence[UncomputedLogits], groups: TargetGroups
-) -> Iterator[tuple[UncomputedLogits, TargetGroups]]:
-    """Yield each head with its groups."""
-    if len(heads) == 1:
-        yield heads[0], groups
-        return
-    for place, head in enumerate(heads):
-        yield head, TargetGroups(*(None if each is None else each[place : place + 1] for each in groups))  # type: ignore[arg-type]
-
-
-def _joined(parts: Sequence[Tensor], head: UncomputedLogits) -> Tensor:
-    """Return numbers of the targets of all groups of a head, in the shape of its tokens."""
-    flat = parts[0].flatten() if len(parts) == 1 else torch.cat([each.flatten() for each in parts])
-    return flat.view(head.hidden.shape[:-1]) if flat.numel() == head.hidden.shape[:-1].numel() else flat
-
-
-def _divided(x: Tensor, targets: Sequence[Tensor]) -> list[Tensor]:
-    """Return what `_joined` joined, in the shapes of the targets."""
-    parts = x.flatten().split([each.numel() for each in targets])
-    return [part.view(each.shape) for part, each in zip(parts, targets, strict=True)]
+def _of_states(loss: LossSettings, states: torch.Size) -> LossSettings:
+    """Return the options with the weights of tokens in the shape of the hidden states."""
+    weights = loss.token_weights
+    return loss if weights is None else loss._replace(token_weights=weights.view(states))

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from importlib import import_module
-from itertools import pairwise
 from typing import Any, NamedTuple, Self, Unpack
 
 import torch
@@ -35,6 +34,7 @@ from embedlayer.losses.options import (
     check_options,
     check_token_options,
 )
+from embedlayer.losses.row_parts import NewGradient, row_parts
 
 FEW_LOGITS = 2**16
 """Up to this number of logits the plain definition is at least as fast, and differentiable any number of times."""
@@ -122,12 +122,13 @@ class UncomputedLogits(ABC):
             SizeError: The rows are sharded.
         """
         bias, options = self.options.bias, self.options._replace(bias=None)
-        biases = [None] * len(ranges) if bias is None else split_ranges(bias, ranges)
-        parts = [
-            self.replaced(each, options.of_rows(*tokens)._replace(bias=of_tokens))
-            for each, tokens, of_tokens in zip(states, ranges, biases, strict=True)
-        ]
-        for part, (start, stop) in zip(parts, ranges, strict=True):
+        biases = [None] * len(ranges) if bias is None else [part.rows for part in row_parts(bias, ranges)]
+        parts = []
+        for each, (start, stop), of_tokens in zip(states, ranges, biases, strict=True):
+            fixed = row_within(options.padding_idx, start, stop)
+            is_masked = options.mask_padding and fixed is not None
+            of_range = options._replace(padding_idx=fixed, mask_padding=is_masked, bias=of_tokens)
+            parts.append(part := self.replaced(each, of_range))
             part.vocab_size = stop - start
         self._take_rows(parts, ranges)
         return parts
@@ -299,6 +300,9 @@ class LinearLogits(UncomputedLogits):
     equal_loss_factors = False
     """Whether all ranks multiply a loss by one number; see `embedlayer.distributed.ShardedTable`."""
 
+    new_gradient: NewGradient | None = None
+    """What allocates the gradient of the rows, if they are a part of a weight; see `row_parts`."""
+
     def __init__(
         self,
         hidden: Float[Tensor, "*batch D"],
@@ -422,8 +426,8 @@ class LinearLogits(UncomputedLogits):
                 "Rows that are sharded over ranks cannot be divided into streams, which the ranks would share: use a "
                 "table that each rank stores as a whole."
             )
-        for part, rows in zip(parts, split_ranges(self.weight, ranges), strict=True):
-            part.weight = rows
+        for part, of_part in zip(parts, row_parts(self.weight, ranges), strict=True):
+            part.weight, part.new_gradient = of_part
 
     def block(self, hidden: Tensor, start: int, stop: int) -> Float[Tensor, "*batch N"]:
         """Return the logits of other hidden states of the same width over the tokens `start` to `stop - 1`.
@@ -508,17 +512,6 @@ class BlockLogits(UncomputedLogits):
         if products.requires_grad:
             products.register_hook(_tokens_last)
         return products
-
-
-def split_ranges(x: Tensor, ranges: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """Return `x[start:stop]` of disjoint ranges, as views whose gradients are joined once.
-
-    Of a slice for each range, autograd would add as many gradients of the size of `x`.
-    """
-    bounds = sorted({0, len(x), *(bound for each in ranges for bound in each)})
-    parts = x.split([stop - start for start, stop in pairwise(bounds)])
-    by_start = dict(zip(bounds, parts, strict=False))
-    return [by_start[start] for start, _ in ranges]
 
 
 def _tokens_last(x: Tensor) -> Tensor:

@@ -14,15 +14,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.core.block_sizes import TABLE_ROWS, block_size
 from embedlayer.core.devices import device_kind
-from embedlayer.core.errors import ShapeError, SizeError
-from embedlayer.core.index_checks import INTEGERS, as_ids, check_integer_ids, rows_without_record
+from embedlayer.core.errors import SizeError
+from embedlayer.core.index_checks import as_ids, raise_if_outside, rows_without_record
 from embedlayer.core.shapes import Ids, IdsLike, Vectors
-from embedlayer.core.torch_state import fusible, may_use, plain_operators_only
+from embedlayer.core.torch_state import fusible, may_use
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.kernels.input import StoredRows, gather_rows, scale_applies
 from embedlayer.saving import Pretrained
+from embedlayer.tables.sums import check_bags, is_summed_faster, sum_vectors, summed_rows
 
 LookUp: TypeAlias = Callable[[Any, Tensor], Tensor]  # a method `look_up` of a table
 
@@ -42,6 +42,7 @@ class LookupTable(Pretrained, ABC):
             values that a row holds, from a model or written by the user, are kept, looked up and multiplied.
         scale: Factor that `forward` applies and `look_up` and `rows` do not, or `None` for 1.
         row_sparse: Whether a backward pass gives gradients to the looked-up rows only.
+        is_collective: Whether every rank must call `look_up`, equally often.
 
     Example:
         >>> class Hashed(LookupTable):
@@ -64,6 +65,7 @@ class LookupTable(Pretrained, ABC):
     padding_idx: int | None
     scale: float | None
     row_sparse: bool = False
+    is_collective: bool = False
 
     def __init_subclass__(cls, *, checks_ids: bool = False, **arguments: Any) -> None:
         """Check IDs before the `look_up` that a subclass defines, except with `checks_ids=True`.
@@ -112,24 +114,14 @@ class LookupTable(Pretrained, ABC):
         """
         ids = as_ids(ids, beside=self)
         check_bags(ids, bounds, weights)
-        if bounds is None and ids.shape[-1]:
-            sums = self._weighted(ids[..., 0], None if weights is None else weights[..., 0])
-            for k in range(1, ids.shape[-1]):
-                sums = sums + self._weighted(ids[..., k], None if weights is None else weights[..., k])
-            return sums
-        if bounds is None:
-            return self.look_up(ids).sum(-2)
-        bags, block = bags_of(bounds, len(ids)), block_size(TABLE_ROWS, device_kind(ids))
-        sums = self.look_up(ids[:0]).new_zeros(len(bounds) - 1, self.embed_dim)
-        for start in range(0, len(ids), block):
-            part = slice(start, start + block)
-            sums = sums.index_add(0, bags[part], self._weighted(ids[part], None if weights is None else weights[part]))
-        return sums
-
-    def _weighted(self, ids: Ids, weights: Tensor | None) -> Vectors:
-        """Return `weights * look_up(ids)`, with a weight for each ID."""
-        vectors = self.look_up(ids)
-        return vectors if weights is None else weights.unsqueeze(-1).to(vectors.dtype) * vectors
+        if fusible(ids, weights) and may_use(self, "stored", "look_up"):
+            stored = self.stored(ids)
+            if stored is not None and is_summed_faster(stored, weights):
+                return summed_rows(stored, bounds, weights)
+            if device_kind(ids) == "cpu":
+                raise_if_outside(ids, self.vocab_size, "token id")  # by their place among all
+        block = max(1, len(ids)) if self.is_collective and bounds is not None else None
+        return sum_vectors(self.look_up, ids, bounds, weights, block=block)
 
     def stored(self, ids: Ids) -> StoredRows | None:
         """Return IDs and the weight, from which a fused kernel can gather the vectors, without `scale`.
@@ -200,39 +192,6 @@ def _with_checked_ids(look_up: LookUp) -> LookUp:
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
 
     return checked_look_up
-
-
-def check_bags(ids: Tensor, bounds: Tensor | None, weights: Tensor | None) -> None:
-    """Check the arguments of `LookupTable.summed`: shapes, and on the CPU in eager mode the values of `bounds`.
-
-    Raises:
-        ShapeError: See there.
-    """
-    check_integer_ids(ids)
-    if weights is not None and weights.shape != ids.shape:
-        raise ShapeError(f"Each ID has one weight: ids are {tuple(ids.shape)}, weights {tuple(weights.shape)}.")
-    if bounds is None:
-        if not ids.dim():
-            raise ShapeError("The IDs of a sum are the last dimension, (..., K); found a single ID.")
-        return
-    if ids.dim() != 1 or bounds.dim() != 1 or not len(bounds) or bounds.dtype not in INTEGERS:
-        raise ShapeError(
-            f"Bags are ids (M,) and integer bounds (N + 1,); found ids {tuple(ids.shape)} and bounds "
-            f"{tuple(bounds.shape)} of {bounds.dtype}."
-        )
-    if device_kind(bounds) != "cpu" or torch.compiler.is_compiling() or plain_operators_only():
-        return
-    if bounds[0] != 0 or bounds[-1] != len(ids) or bool((bounds[1:] < bounds[:-1]).any()):
-        raise ShapeError(
-            f"Bounds of bags ascend from 0 to the number of ids, {len(ids)}; found {bounds[0]} to {bounds[-1]}"
-            f"{', not ascending' if bool((bounds[1:] < bounds[:-1]).any()) else ''}."
-        )
-
-
-def bags_of(bounds: Tensor, count: int) -> Tensor:
-    """Return the number of the bag of each of `count` IDs, `(count,)`."""
-    places = torch.arange(count, device=bounds.device, dtype=bounds.dtype)
-    return torch.searchsorted(bounds, places, right=True).sub_(1).clamp_(0, max(0, len(bounds) - 2))
 
 
 def check_positive(name: str, size: int) -> int:

@@ -78,6 +78,18 @@ class StreamTable(Pretrained, ComputedBuffers):
         self.recompute_buffers(self.rows.device)
 
     @classmethod
+    def of_equal_sizes(cls, rows: LookupTable | nn.Embedding, num_streams: int) -> "StreamTable":
+        """Build a table of K streams of `V / K` rows each, as CSM, Dia and Higgs Audio have them.
+
+        Raises:
+            SizeError: `num_streams` is below 1 or does not divide the number of rows, or `rows` is no table.
+        """
+        rows = as_lookup_table(rows)
+        if num_streams < 1 or rows.vocab_size % num_streams:
+            raise SizeError(f"{num_streams} streams of equal sizes do not divide a table of {rows.vocab_size} rows.")
+        return cls(rows, [rows.vocab_size // num_streams] * num_streams)
+
+    @classmethod
     def from_tables(cls, tables: Sequence[TokenEmbedding | nn.Embedding]) -> "StreamTable":
         """Build a table of copies of the rows of K tables, such as the K modules `nn.Embedding` of a model.
 

@@ -100,7 +100,9 @@ def heads_of(name: str, model: Any) -> list[Any]:
     if kind in ("dia", "higgs"):
         joint = model.logits_dense if kind == "dia" else model.audio_lm_head
         sizes = 28 if kind == "dia" else 26
-        return [lambda x, k=k: joint(x).unflatten(-1, (-1, sizes))[..., k, :] for k in range(joint.out_features // sizes)]
+        return [
+            lambda x, k=k: joint(x).unflatten(-1, (-1, sizes))[..., k, :] for k in range(joint.out_features // sizes)
+        ]
     return list(model.lm_heads) if kind in ("musicgen", "bark") else [model.lm_head]
 
 
@@ -128,6 +130,25 @@ def test_the_logits_of_each_stream_equal_those_of_the_model(case) -> None:
         if layer.head is not None:
             head = model.decoder.lm_head if name == "moshi" else model.text_lm_head
             torch.testing.assert_close(layer.head(hidden), head(hidden), rtol=1e-6, atol=1e-6)
+
+
+FINAL_NORMS = {"musicgen": "layer_norm", "bark": "layernorm_final", "csm": "backbone_model.norm", "dia": "decoder.norm"}
+"""Kind of model -> end of the name of its final norm, if that is not `norm`."""
+
+
+def test_the_final_norm_is_that_of_the_model(case, tmp_path) -> None:
+    name, model, _ = case
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        layer = el.load(tmp_path, final_norm=True)
+    end = FINAL_NORMS.get(name.partition(",")[0], "norm")
+    first = {"moshi": "decoder.model", "musicgen, whole": "decoder.model.decoder", "musicgen": "model.decoder"}
+    first |= {"kyutai": "model", "higgs": "model", "dia": "model"}
+    place = first.get(name, first.get(name.partition(",")[0], ""))
+    norm = model.get_submodule(f"{place}.{end}".lstrip("."))
+    x = torch.randn(2, layer.codes.table.embed_dim)
+    with torch.no_grad():
+        torch.testing.assert_close(layer.final_norm(x), norm(x))
 
 
 def test_a_saved_layer_opens_with_equal_bits(case, tmp_path) -> None:

@@ -144,6 +144,8 @@ def test_sinusoids_of_the_page_are_the_librarys(maths, dim):
         ("interleaved", False, 10000.0),
         ("concatenated", False, 10000.0),
         ("concatenated", True, 500.0),
+        ("cosines_first", True, 10000.0),
+        ("cosines_first", False, 500.0),
     ]:
         if endpoint and dim < 4:
             continue

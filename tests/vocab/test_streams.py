@@ -6,13 +6,23 @@ from typing import Any
 
 import pytest
 import torch
+from covering import cases, some
 from stream_models import STREAM_MODELS, stream_model
 from tiny_models import quiet
 from torch import Tensor, nn
 
 import embedlayer as el
 from embedlayer.tables import StreamTable
-from embedlayer.vocab import MeanInit, Receipt, add_tokens, edit_vocabulary, last_receipt, remove_tokens
+from embedlayer.vocab import (
+    MeanInit,
+    Receipt,
+    add_tokens,
+    edit_vocabulary,
+    last_receipt,
+    merge_rows,
+    remove_tokens,
+    train_only_rows,
+)
 
 EDITED = 2
 """The stream that is edited: neither the first nor the last."""
@@ -89,8 +99,7 @@ def bytes_in(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.endswith(".receipt")}
 
 
-@pytest.mark.parametrize("edit", EDITS)
-@pytest.mark.parametrize("name", NAMES)
+@cases("name, edit", NAMES, EDITS)
 def test_a_folder_of_transformers_opens_after_the_edit_and_is_restored_byte_for_byte(
     tmp_path, name, edit, unchecked
 ) -> None:
@@ -124,8 +133,7 @@ def test_a_folder_of_transformers_opens_after_the_edit_and_is_restored_byte_for_
     assert bytes_in(tmp_path / "restored") == bytes_in(old)
 
 
-@pytest.mark.parametrize("edit", EDITS)
-@pytest.mark.parametrize("name", NAMES)
+@cases("name, edit", NAMES, EDITS)
 def test_a_live_model_of_transformers_becomes_that_of_the_edited_folder_and_is_restored(
     tmp_path, name, edit, unchecked
 ) -> None:
@@ -154,8 +162,7 @@ def test_a_live_model_of_transformers_becomes_that_of_the_edited_folder_and_is_r
     assert all(torch.equal(model.state_dict()[key], value) for key, value in state.items())
 
 
-@pytest.mark.parametrize("edit", EDITS)
-@pytest.mark.parametrize("name", NAMES)
+@cases("name, edit", NAMES, EDITS)
 def test_a_layer_and_its_saved_folder_are_edited_alike(tmp_path, name, edit, unchecked) -> None:
     layer = opened(saved(stream_model(name), tmp_path / "old"))
     layer.save_pretrained(tmp_path / "layer")
@@ -189,14 +196,17 @@ def test_only_the_edited_stream_of_a_table_changes_its_size() -> None:
     table = StreamTable(el.TokenEmbedding(24, 4), (7, 9, 8))
     rows = table.rows.weight.detach().clone()
     receipt = remove_tokens(table, [0, 4], stream=1)
-    assert table.sizes == (7, 7, 8) and table.rows.vocab_size == 22
-    assert torch.equal(table.rows.weight[:7], rows[:7]) and torch.equal(table.rows.weight[14:], rows[16:])
+    assert table.sizes == (7, 7, 8)
+    assert table.rows.vocab_size == 22
+    assert torch.equal(table.rows.weight[:7], rows[:7])
+    assert torch.equal(table.rows.weight[14:], rows[16:])
     assert torch.equal(table.rows.weight[7:14], rows[torch.tensor([8, 9, 10, 12, 13, 14, 15])])
     assert table(torch.tensor([[6, 6, 7]])).shape == (1, 4)
     with pytest.raises(el.TokenIdError, match="token id 7 at row 0, column 0, stream 1"):
         table(torch.tensor([[6, 7, 7]]))
     receipt.undo(table)
-    assert table.sizes == (7, 9, 8) and torch.equal(table.rows.weight, rows)
+    assert table.sizes == (7, 9, 8)
+    assert torch.equal(table.rows.weight, rows)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adagrad])
@@ -211,7 +221,8 @@ def test_the_state_of_an_optimizer_moves_with_the_rows(kind) -> None:
     state = optimizer.state[table.rows.weight][key].clone()
     receipt = edit_vocabulary(table, remove=[2], add=1, stream=1, optimizer=optimizer)
     moved = optimizer.state[table.rows.weight][key]
-    assert torch.equal(moved[:9], state[:9]) and torch.equal(moved[9:15], state[10:16])
+    assert torch.equal(moved[:9], state[:9])
+    assert torch.equal(moved[9:15], state[10:16])
     assert torch.equal(moved[16:], state[16:])
     assert torch.equal(moved[15], torch.zeros(4))
     receipt.undo(table, optimizer=optimizer)
@@ -235,7 +246,8 @@ def test_an_edit_that_fails_changes_nothing(monkeypatch) -> None:
     with pytest.raises(ZeroDivisionError):
         remove_tokens(table, [1], stream=0)
     monkeypatch.undo()
-    assert table.rows.vocab_size == 24 and torch.equal(table.rows.weight, rows)
+    assert table.rows.vocab_size == 24
+    assert torch.equal(table.rows.weight, rows)
 
 
 @pytest.mark.parametrize(("options", "error", "message"), [
@@ -277,10 +289,118 @@ def test_the_text_of_a_model_with_streams_is_edited_as_before(tmp_path, unchecke
     layer = opened(saved(stream_model("csm"), tmp_path / "old"))
     codes = layer.codes.rows.weight.detach().clone()
     add_tokens(layer, 2)
-    assert layer.table.vocab_size == 63 and torch.equal(layer.codes.rows.weight, codes)
+    assert layer.table.vocab_size == 63
+    assert torch.equal(layer.codes.rows.weight, codes)
     kyutai = opened(saved(stream_model("kyutai"), tmp_path / "kyutai"))
     add_tokens(kyutai, 2, stream=0)
-    assert kyutai.codes.table.sizes == (63, 20, 20, 20, 20) and kyutai.codes.head.sizes == [63]
+    assert kyutai.codes.table.sizes == (63, 20, 20, 20, 20)
+    assert kyutai.codes.head.sizes == [63]
     assert kyutai.codes.table.shared_padding_idx == 143
     with pytest.raises(el.SizeError, match="Stream 0 of .* is its text"):
         add_tokens(tmp_path / "kyutai", 2, stream=0, out=tmp_path / "new")
+
+
+def loss_of(layer: Any) -> Tensor:
+    """Return a loss of all rows and heads of a layer."""
+    codes = layer.codes
+    targets = random_codes(codes_of(layer))
+    targets[0, :2, EDITED] = torch.tensor([1, 4])
+    loss = codes.table(targets).square().mean()
+    for head, first in ((codes.head, codes.head_stream), (codes.depth_head, codes.depth_stream)):
+        if head is not None:
+            torch.manual_seed(4)
+            own = targets[..., first : first + head.num_streams]
+            shape = (*own.shape, head.embed_dim) if head.hidden_per_stream else (*own.shape[:-1], head.embed_dim)
+            loss = loss + head.loss(torch.randn(shape), own).loss
+    return loss
+
+
+@pytest.mark.parametrize("name", some(("musicgen", "csm", "kyutai, tied"), NAMES))
+def test_only_the_rows_of_a_stream_are_trained_and_merged(tmp_path, name, unchecked) -> None:
+    layer = opened(saved(stream_model(name), tmp_path / "old"))
+    state = {key: value.clone() for key, value in layer.state_dict().items()}
+    before = loss_of(layer)
+    parameters = {id(each) for each in layer.parameters()}
+    train_only_rows(layer, [4, 1], stream=EDITED)
+    torch.testing.assert_close(loss_of(layer), before)
+    trained = [each for each in layer.parameters() if each.requires_grad]
+    assert all(len(each) == 2 for each in trained)
+    optimizer = torch.optim.SGD(trained, lr=1.0)
+    loss_of(layer).backward()
+    optimizer.step()
+    after = loss_of(layer)
+    merge_rows(layer)
+    torch.testing.assert_close(loss_of(layer), after)
+    assert {id(each) for each in layer.parameters()} == parameters
+    assert layer.state_dict().keys() == state.keys()
+    start = layer.codes.table.stream(EDITED).start
+    changed = (layer.codes.rows.weight != state["codes.table.rows.weight"]).any(-1).nonzero().flatten().tolist()
+    assert changed == [start + 1, start + 4]
+    for key in ("codes.depth_head.output.weight",):
+        if key in state:
+            at = EDITED - layer.codes.depth_stream
+            output = layer.codes.depth_head.output
+            new, old = output.weight[at], state[key][at]
+            new, old = (new.mT, old.mT) if output.transposed else (new, old)
+            assert (new != old).any(-1).nonzero().flatten().tolist() == [1, 4]
+
+
+@pytest.mark.parametrize("name", some(("musicgen", "bark, fine"), set(NAMES) - {"csm", "csm, untied", "moshi"}))
+def test_rows_of_a_stream_are_trained_in_a_live_model_which_gets_its_modules_back(tmp_path, name, unchecked) -> None:
+    model = stream_model(name)
+    modules, state = dict(model.named_modules()), {key: value.clone() for key, value in model.state_dict().items()}
+    train_only_rows(model, [4, 1], stream=EDITED)
+    trained = [each for each in model.parameters() if each.requires_grad]
+    assert trained
+    assert all(len(each) == 2 for each in trained)
+    with torch.no_grad():
+        for each in trained:
+            each += 1.0
+    with quiet():
+        model.save_pretrained(tmp_path / "training")
+    merge_rows(model)
+    assert {name: id(each) for name, each in model.named_modules()} == {n: id(each) for n, each in modules.items()}
+    changed = {
+        key: (model.state_dict()[key] != value).any(-1).sum() for key, value in state.items() if value.dim() == 2
+    }
+    assert {int(count) for count in changed.values()} == {0, 2}
+    of_file, merged = opened(tmp_path / "training"), opened(saved(model, tmp_path / "merged"))
+    assert all(torch.equal(of_file.state_dict()[key], value) for key, value in merged.state_dict().items())
+
+
+def test_rows_that_a_model_reads_in_its_own_way_are_not_trained_there(unchecked) -> None:
+    for name in ("csm", "moshi"):
+        model = stream_model(name)
+        modules = dict(model.named_modules())
+        with pytest.raises(el.SizeError, match="in a way of its own: train the rows of its layer"):
+            train_only_rows(model, [1], stream=EDITED)
+        assert dict(model.named_modules()) == modules
+    with pytest.raises(el.TokenIdError, match="Code 33 is outside this stream of 32 codes"):
+        train_only_rows(stream_model("moshi"), [33], stream=7)
+    with pytest.raises(el.TokenIdError, match="Code 9 is outside this stream of 9 codes"):
+        train_only_rows(nn.ModuleList([StreamTable(el.TokenEmbedding(24, 4), (7, 9, 8))]), [9], stream=1)
+
+
+def test_added_codes_alone_are_trained(tmp_path, unchecked) -> None:
+    layer = opened(saved(stream_model("dia"), tmp_path / "old"))
+    receipt = add_tokens(layer, 2, stream=EDITED, train_only_new=True)
+    assert [tuple(each.shape) for each in layer.parameters() if each.requires_grad] == [(2, 32), (2, 32)]
+    with torch.no_grad():
+        for each in layer.parameters():
+            each.add_(float(each.requires_grad))
+    receipt.undo(layer)
+    assert layer.codes.table.sizes == (28, 28, 28)
+
+
+def test_an_undo_that_is_refused_leaves_the_rows_of_the_stream_separate(tmp_path, unchecked) -> None:
+    layer = opened(saved(stream_model("csm"), tmp_path / "old"))
+    receipt = add_tokens(layer, 1, stream=EDITED, train_only_new=True)
+    names = [name for name, each in layer.named_parameters() if each.requires_grad]
+    assert len(names) == 2
+    with torch.no_grad():
+        layer.codes.rows.base.weight[layer.codes.table.stream(EDITED).start] += 1.0  # type: ignore[union-attr]
+    with pytest.raises(el.CheckpointError, match="rows that the edit kept|belongs to another result"):
+        receipt.undo(layer)
+    assert [name for name, each in layer.named_parameters() if each.requires_grad] == names
+    merge_rows(layer)
+    assert layer.codes.table.sizes == (22,) * 4

@@ -48,7 +48,9 @@ def read_codes(model: CheckpointModel, spec: CodeSpec) -> CodeStreams | None:
     rows = _read_rows(model, spec, sizes, 0 if shared is None else 1)
     is_zero = shared is not None and not rows[-1].any()
     table = StreamTable(
-        TokenEmbedding(*rows.shape, shared if is_zero else None, dtype=rows.dtype), sizes, shared_padding_idx=shared
+        TokenEmbedding(len(rows), rows.shape[1], shared if is_zero else None, dtype=rows.dtype),
+        sizes,
+        shared_padding_idx=shared,
     )
     return CodeStreams(
         table,
@@ -78,7 +80,7 @@ def _size(model: CheckpointModel, spec: CodeSpec) -> int:
 
 
 def _read_rows(model: CheckpointModel, spec: CodeSpec, sizes: list[int], more: int) -> Tensor:
-    """Read the rows of all streams into `ROWS`, joined if each stream has a tensor; `more` rows follow those of streams.
+    """Read the rows of all streams into `ROWS`, joined if each stream has a tensor; `more` rows follow them.
 
     The key of a joined tensor in `names` is that of the rows which it became: `ROWS[start:stop]`. If no dtype was
     requested and there is no table of text, all later tensors are read in the dtype of the rows.

@@ -85,12 +85,12 @@ class LogitFactors(NamedTuple):
 
 
 def text_config(config: JsonObject) -> JsonObject:
-    """Return the configuration of the language model: `config["text_config"]` in a multimodal model (`MultimodalSpec.part`), else
-    `config`.
+    """Return the configuration of the language model: `config["text_config"]` in a multimodal model, else `config`.
 
-    Its `tie_word_embeddings` is then that of the head of the whole model, as `MULTIMODAL` describes. If the whole
-    model's `model_type` is not in `MULTIMODAL`, the result has that one. A multimodal configuration without
-    `text_config` gets the `model_type` of its language model, if older ones have that form (`MultimodalSpec.flat`).
+    `MultimodalSpec.part` is the key. Its `tie_word_embeddings` is then that of the head of the whole model, as
+    `MULTIMODAL` describes. If the whole model's `model_type` is not in `MULTIMODAL`, the result has that one. A
+    multimodal configuration without that key gets the `model_type` of its language model, if older ones have that form
+    (`MultimodalSpec.flat`).
     """
     outer = config.get("model_type")
     spec = MULTIMODAL.get(outer) if isinstance(outer, str) else None

@@ -114,7 +114,7 @@ def read_final_norm(model: CheckpointModel, width: int) -> nn.Module | None:
             family has not.
     """
     model_type, tensors = model.config.get("model_type"), model.tensors
-    checkpoint, table = tensors.checkpoint, tensors.names["table.weight"][0]
+    checkpoint, [table, *_] = tensors.checkpoint, next(iter(tensors.names.values()))  # of tokens, or of codes
     if checkpoint.gguf is not None or model_type not in FINAL_NORMS:
         what = "a GGUF file" if checkpoint.gguf is not None else f"the model type {model_type!r}"
         raise CheckpointError(

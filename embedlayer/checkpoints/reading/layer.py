@@ -122,6 +122,7 @@ def read_layer_arguments(model: CheckpointModel, *, per_layer: bool = True, fina
         blocks = own.blocks
         others |= own.schemes
         output_table = decoder.table or first
+    last = codes.table.embed_dim if decoder is not None and codes is not None else width
     return {
         "table": table,
         "position": schemes[""],
@@ -139,7 +140,7 @@ def read_layer_arguments(model: CheckpointModel, *, per_layer: bool = True, fina
         "decoder": decoder,
         "codes": codes,
         "per_layer": _per_layer(model, family.per_layer, width) if per_layer and family.per_layer else None,
-        "final_norm": read_final_norm(model, width) if final_norm else None,
+        "final_norm": read_final_norm(model, last) if final_norm else None,
         **attention_windows(model),
         "other_positions": others,
         "block_positions": blocks,

@@ -625,7 +625,7 @@ export interface SinusoidalScheme {
   kind: "sinusoidal";
   embed_dim: number;
   base: number;
-  layout: "interleaved" | "concatenated";
+  layout: "interleaved" | "concatenated" | "cosines_first";
   endpoint: boolean;
   offset: number;
   padding_idx: number | null;

@@ -6,7 +6,7 @@
  * @typedef {Float64Array | Float32Array} Vector
  * @typedef {object} WaveOptions
  * @property {number} [base]
- * @property {string} [layout] "interleaved" or "concatenated", as in the library
+ * @property {string} [layout] "interleaved", "concatenated" or "cosines_first", as in the library
  * @property {boolean} [endpoint] as in the library
  *
  * @typedef {object} Wave a sine and a cosine of one frequency
@@ -33,8 +33,11 @@ export function frequencies(dim, base = 10000) {
 export function waves(dim, { base = 10000, layout = "interleaved", endpoint = false } = {}) {
   const pairs = endpoint ? Math.floor(dim / 2) : Math.floor((dim + 1) / 2);
   const divisor = endpoint ? pairs - 1 : dim / 2;
+  const half = Math.floor(dim / 2);
+  const first = layout === "cosines_first";
   return Array.from({ length: pairs }, (_, i) => {
-    const [sine, cosine] = layout === "interleaved" ? [2 * i, 2 * i + 1] : [i, pairs + i];
+    const halves = first ? [half + i, i < half ? i : dim] : [i, pairs + i];
+    const [sine, cosine] = layout === "interleaved" ? [2 * i, 2 * i + 1] : halves;
     return { frequency: base ** -(i / divisor), sine, cosine };
   });
 }

@@ -334,7 +334,7 @@ def _hashed_tables(modules: Mapping[str, nn.Module]) -> set[int]:
 
 
 def of_streams(modules: Mapping[str, nn.Module]) -> set[int]:
-    """Return the `id` of each module in the tables and heads of K streams of codes, which are edited stream by stream."""
+    """Return the `id` of each module in tables and heads of K streams of codes, which are edited stream by stream."""
     streams = [part for part in modules.values() if isinstance(part, StreamTable | StreamHead)]
     return {id(part) for each in streams for part in each.modules()}
 

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from embedlayer.census.configurations import entries_of
-from embedlayer.census.tensors import models_in
 from embedlayer.census.files import files_left_out
+from embedlayer.census.tensors import models_in
 from embedlayer.checkpoints.layer import EmbeddingLayer, load
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.reading.codes import ROWS
@@ -277,25 +277,38 @@ def streams_of(module: nn.Module) -> Streams:
         SizeError: It has no streams, several sets of streams, or rows that cannot be moved.
     """
     for name, model in models_in(module).items():
-        config = model.config
-        part = MULTIMODAL[config.model_type].part if config.model_type in MULTIMODAL else ""
-        text = getattr(config, part, config)
-        family = family_of(text.model_type)
-        if family is not None and family.codes is not None:
-            owner = getattr(text, family.sub_configs[1]) if family.sub_configs else text
-            tensors = dict(model.named_parameters(prefix=name, remove_duplicate=False))
-            rows = named_rows(family.codes, owner, tensors, tensors.__getitem__)
+        if (known := streams_of_model(model)) is not None:
+            spec, owner, rows = known
+            rows = [part._replace(name=dotted(name, part.name)) for part in rows]
             others = [model.generation_config] if getattr(model, "generation_config", None) is not None else []
-            resize = partial(_resize_model, model, family.codes, owner, others)
-            return Streams(rows, *_sizes(family.codes, rows), resize)
+            return Streams(rows, *_sizes(spec, rows), partial(_resize_model, model, spec, owner, others))
     return _own_streams(module)
+
+
+def streams_of_model(model: Any) -> tuple[CodeSpec, Any, list[StreamRows]] | None:
+    """Return the streams of a live model of transformers: their record, configuration and tensors; `None` for none."""
+    config = model.config
+    part = MULTIMODAL[config.model_type].part if config.model_type in MULTIMODAL else ""
+    text = getattr(config, part, config)
+    family = family_of(text.model_type)
+    if family is None or family.codes is None:
+        return None
+    owner = getattr(text, family.sub_configs[1]) if family.sub_configs else text
+    tensors = dict(model.named_parameters(remove_duplicate=False))
+    return family.codes, owner, named_rows(family.codes, owner, tensors, tensors.__getitem__)
 
 
 # Layers of this library
 
 
-def _own_streams(module: nn.Module) -> Streams:
-    """Return the streams of a layer or table of this library; see `streams_of`."""
+def codes_in(module: nn.Module) -> tuple[str, str, CodeStreams]:
+    """Return the streams in a layer or table of this library, their name, and that of their `StreamTable`.
+
+    For a `StreamTable` alone they are new ones with this table, without heads.
+
+    Raises:
+        SizeError: There are none, or several sets.
+    """
     modules = dict(module.named_modules())
     sets = [(name, part) for name, part in modules.items() if isinstance(part, CodeStreams)]
     inside = {id(part.table) for _, part in sets}
@@ -310,10 +323,20 @@ def _own_streams(module: nn.Module) -> Streams:
         )
     if sets:
         [(name, codes)] = sets
-        table_name = dotted(name, "table")
-    else:
-        [(table_name, table)] = tables
-        name, codes = "", CodeStreams(table)
+        return name, dotted(name, "table"), codes
+    [(table_name, table)] = tables
+    return "", table_name, CodeStreams(table)
+
+
+def heads_of(name: str, codes: CodeStreams) -> list[tuple[str, StreamHead, int]]:
+    """Return the heads of streams: name, head, and the first stream that it predicts."""
+    heads = [("head", codes.head, codes.head_stream), ("depth_head", codes.depth_head, codes.depth_stream)]
+    return [(dotted(name, key), head, first) for key, head, first in heads if head is not None]
+
+
+def _own_streams(module: nn.Module) -> Streams:
+    """Return the streams of a layer or table of this library; see `streams_of`."""
+    name, table_name, codes = codes_in(module)
     table = codes.table
     rows = table.rows
     if not isinstance(rows, TokenEmbedding) or rows.num_rows != rows.vocab_size:
@@ -327,12 +350,11 @@ def _own_streams(module: nn.Module) -> Streams:
     sizes = tuple(size - each for size, each in zip(table.sizes, more, strict=True))
     every = tuple(range(table.num_streams))
     parts = [StreamRows(dotted(table_name, "rows.weight"), rows.weight, every, sizes, "table", codes.more_rows)]
-    heads = [(dotted(name, "head"), codes.head, codes.head_stream)]
-    heads += [(dotted(name, "depth_head"), codes.depth_head, codes.depth_stream)]
+    heads = heads_of(name, codes)
     for head_name, head, first in heads:
-        parts += [] if head is None else _rows_of_head(head_name, head, first, sizes)
+        parts += _rows_of_head(head_name, head, first, sizes)
     alike = frozenset(every) if any(part.layout != "joined" for part in parts) else frozenset[int]()
-    layers = [part for part in modules.values() if isinstance(part, EmbeddingLayer) and part.codes is codes]
+    layers = [part for part in module.modules() if isinstance(part, EmbeddingLayer) and part.codes is codes]
     return Streams(parts, sizes, alike, partial(_resize_layer, codes, [each[1:] for each in heads], layers))
 
 
@@ -354,7 +376,10 @@ def _rows_of_head(name: str, head: StreamHead, first: int, sizes: tuple[int, ...
         is_plain = head.tied or (head.first_rows == starts and output.out_features == sum(own))
     else:
         outputs = [each for each in output.children() if isinstance(each, OutputHead)]
-        named = [(f"{name}.output.{i}", each, (k,), (sizes[k],)) for i, (k, each) in enumerate(zip(streams, outputs))]
+        named = [
+            (f"{name}.output.{i}", each, (k,), (sizes[k],))
+            for i, (k, each) in enumerate(zip(streams, outputs, strict=False))
+        ]
         is_plain = not head.tied
     rows = [
         StreamRows(f"{each}.{key}", parameter, own_streams, own_sizes, "head")
@@ -373,7 +398,7 @@ def _rows_of_head(name: str, head: StreamHead, first: int, sizes: tuple[int, ...
 
 def _resize_layer(
     codes: CodeStreams,
-    heads: Sequence[tuple[StreamHead | None, int]],
+    heads: Sequence[tuple[StreamHead, int]],
     layers: Sequence[EmbeddingLayer],
     sizes: tuple[int, ...],
     stream: int,
@@ -403,8 +428,8 @@ def _resize_layer(
     result += [(partial(table.set_sizes, full, shared), partial(table.set_sizes, *old))]
     starts = [0, *accumulate(full)]
     for head, first in heads:
-        outputs = [] if head is None else [each for each in head.modules() if isinstance(each, OutputHead)]
-        if head is None or not outputs:
+        outputs = [each for each in head.modules() if isinstance(each, OutputHead)]
+        if not outputs:
             continue
         streams = range(first, first + head.num_streams)
         own, before = [sizes[k] for k in streams], (head.sizes, head.first_rows)
@@ -443,7 +468,7 @@ def _moved_names(
 
     def keys(sizes: tuple[int, ...]) -> list[str]:
         starts = [0, *accumulate(sizes)]
-        return [f"{ROWS}[{start}:{stop}]" for start, stop in zip(starts, starts[1:], strict=False)]
+        return [f"{ROWS}[{start}:{stop}]" for start, stop in pairwise(starts)]
 
     moved = dict(zip(keys(old), keys(new), strict=True))
     return {moved.get(key, key): each for key, each in names.items()}
@@ -561,8 +586,9 @@ def _resize_model(
     text = 0 if spec.text_size is None else 1
     if stream < text:
         raise SizeError("Stream 0 of this model is its text: load its layer, el.load(folder), and edit that.")
-    tensors = dict(model.named_parameters(remove_duplicate=False))
-    rows = named_rows(spec, config, tensors, tensors.__getitem__)
+    known = streams_of_model(model)
+    assert known is not None
+    rows = known[2]
     old = next(part.sizes[-1] for part in rows)
     new = sizes[-1]
     entries = changed_entries(spec, [config, *others], old, new, new_ids, len(sizes) - text)

@@ -84,7 +84,7 @@ const MAKERS = {
     name: "x · P", about: step.note, isProjected: true, sum: (_was, is) => `(x · P) = ${shown(is)}`,
   })],
 };
-for (const name of ["mask", "token_dropout", "injections"]) {
+for (const name of ["mask", "token_dropout", "injections", "codes"]) {
   MAKERS[name] = (step, _, token, before) => [next(step, "result", token, before, {
     name: step.title, about: step.formula, sum: (was, is) => `${shown(was)} → ${shown(is)}`,
   })];

@@ -1,0 +1,151 @@
+"""Training of the rows of a few codes of one stream: the tables and heads that have them."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+from torch import nn
+
+from embedlayer.census.tensors import models_in
+from embedlayer.core.errors import SizeError, TokenIdError
+from embedlayer.heads.output import OutputHead
+from embedlayer.heads.streams import StackedRows, StreamHead
+from embedlayer.tables.delta import DeltaEmbedding
+from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.table import TokenTable
+from embedlayer.vocab.targets.module_parts import dotted
+from embedlayer.vocab.targets.streams import StreamRows, codes_in, heads_of, streams_of_model
+
+
+class TrainedParts(NamedTuple):
+    """The tables and heads whose rows are trained, by name in the module, each with the numbers of these rows.
+
+    Attributes:
+        tables: The tables.
+        heads: The heads; a tied one has no rows of its own.
+        restore: Functions that merge trained rows and put back the modules in whose place others were put.
+    """
+
+    tables: dict[str, tuple[TokenTable, list[int]]]
+    heads: dict[str, tuple[OutputHead, list[int]]]
+    restore: list[Callable[[], object]]
+
+
+def parts_of_stream(module: nn.Module, stream: int, token_ids: Sequence[int]) -> TrainedParts:
+    """Return the tables and heads with the rows of some codes of one stream.
+
+    In a model of transformers, tables and heads of this library over the same weights take the place of its modules; in
+    a layer, K heads over views take that of a weight of stacked rows. `restore` reverts both.
+
+    Raises:
+        SizeError: There are no streams, several sets of them or no such stream; or a module of transformers reads the
+            rows in a way of its own.
+        TokenIdError: A code is outside the stream.
+    """
+    for name, model in models_in(module).items():
+        if (known := streams_of_model(model)) is not None:
+            _spec, _, rows = known
+            check_codes(token_ids, next((r.sizes[r.streams.index(stream)] for r in rows if stream in r.streams), 0))
+            return _parts_of_model(name, model, rows, stream, token_ids)
+    name, table_name, codes = codes_in(module)
+    start = codes.table.stream(stream).start
+    check_codes(token_ids, codes.table.sizes[stream])
+    parts = TrainedParts({dotted(table_name, "rows"): (codes.rows, [start + each for each in token_ids])}, {}, [])
+    for head_name, head, first in heads_of(name, codes):
+        is_own = first <= stream < first + head.num_streams
+        if head.tied:
+            outputs = [(key, each) for key, each in head.named_modules() if isinstance(each, OutputHead)]
+            parts.heads.update({dotted(head_name, key): (each, []) for key, each in outputs})
+        elif is_own:
+            at = stream - first
+            own = [each for each in token_ids if each < head.sizes[at]]
+            if isinstance(head.output, StackedRows):
+                parts.restore.append(_unstack(head))
+            shift = 0 if head.first_rows is None else head.first_rows[at]
+            key = "output" if isinstance(head.output, OutputHead) else f"output.{at}"
+            if own:
+                output = cast(OutputHead, head.get_submodule(key))
+                parts.heads[dotted(head_name, key)] = output, [shift + each for each in own]
+    return parts
+
+
+def check_codes(codes: Sequence[int], size: int) -> None:
+    """Check that codes are those of a stream of so many; of a stream that does not exist, `size` is 0."""
+    if not size:
+        raise SizeError("There is no such stream.")
+    if outside := [code for code in codes if not 0 <= code < size]:
+        raise TokenIdError(f"Code {outside[0]} is outside this stream of {size} codes (0..{size - 1}).")
+
+
+def _unstack(head: StreamHead) -> Callable[[], object]:
+    """Put K heads over views of a stacked weight in its place; the returned function merges rows and reverts it."""
+    stack = head.output
+    assert isinstance(stack, StackedRows)
+    outputs: list[OutputHead] = []
+    for each in stack.weight.detach().unbind():
+        rows = each.mT if stack.transposed else each
+        output = OutputHead(rows.shape[1], rows.shape[0], device="meta")
+        output.weight = nn.Parameter(rows, requires_grad=False)
+        outputs.append(output)
+    head.output = nn.ModuleList(outputs)
+
+    def restore() -> None:
+        for output in outputs:
+            if isinstance(output.own_table, DeltaEmbedding):
+                output.own_table.merge()
+        head.output = stack
+
+    return restore
+
+
+def _parts_of_model(
+    prefix: str, model: Any, rows: Sequence[StreamRows], stream: int, token_ids: Sequence[int]
+) -> TrainedParts:
+    """Return the parts of a model of transformers, in which tables and heads of this library take their places."""
+    parts, places = TrainedParts({}, {}, []), _places(model)
+    own = [part for part in rows if stream in part.streams]
+    for part in own:
+        for _, _, child in places[id(part.tensor)]:
+            if not isinstance(child, nn.Embedding | nn.Linear):
+                raise SizeError(
+                    f"{part.name} is read by a {type(child).__name__} in a way of its own: train the rows of its "
+                    f"layer, el.load(folder), and write them back with layer.write_into."
+                )
+    for part in own:
+        at = part.streams.index(stream)
+        start = sum(part.sizes[:at]) + at * part.more
+        ids = [start + each for each in token_ids]
+        table: TokenEmbedding | None = None
+        for name, parent, child in sorted(places[id(part.tensor)], key=lambda place: isinstance(place[2], nn.Linear)):
+            key, full_name = name.rpartition(".")[2], dotted(prefix, name)
+            if isinstance(child, nn.Embedding):
+                table = TokenEmbedding.from_embedding(child) if table is None else table
+                parts.tables[full_name] = table, ids
+                parent._modules[key] = table
+            elif isinstance(child, nn.Linear):
+                head = OutputHead(table) if table is not None else OutputHead(child.in_features, child.out_features)
+                if table is None:
+                    head.weight = child.weight
+                parts.heads[full_name] = head, ids if table is None else []
+                parent._modules[key] = head
+            parts.restore.append(partial(_put_back, parent, key, child))
+    return parts
+
+
+def _places(model: nn.Module) -> dict[int, list[tuple[str, nn.Module, nn.Module]]]:
+    """Return name, parent and module of each place of a parameter `weight`, by its `id`."""
+    places: dict[int, list[tuple[str, nn.Module, nn.Module]]] = {}
+    for name, parent in model.named_modules():
+        for key, child in parent.named_children():
+            if (weight := child._parameters.get("weight")) is not None:
+                places.setdefault(id(weight), []).append((dotted(name, key), parent, child))
+    return places
+
+
+def _put_back(parent: nn.Module, key: str, child: nn.Module) -> None:
+    """Merge the trained rows of what is in the place of a module, and put the module back."""
+    now = parent._modules[key]
+    rows = now.own_table if isinstance(now, OutputHead) else now
+    if isinstance(rows, DeltaEmbedding):
+        rows.merge()
+    parent._modules[key] = child

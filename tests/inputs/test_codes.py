@@ -1,0 +1,66 @@
+"""Streams of codes beside the tokens of a text: added to them, or in their place."""
+
+import pytest
+import torch
+
+import embedlayer as el
+from embedlayer.heads import OutputHead, StreamHead
+from embedlayer.inputs import CodeStreams
+from embedlayer.inputs.codes import StreamLookup
+from embedlayer.saving import build, describe
+from embedlayer.tables import StreamTable
+
+IDS = torch.tensor([[5, 3, 5]])
+CODES = torch.tensor([[[7, 11], [0, 1], [2, 4]]])
+
+
+def table() -> StreamTable:
+    return StreamTable(el.TokenEmbedding(20, 8), (8, 12))
+
+
+def test_codes_are_added_to_every_token() -> None:
+    streams, x = CodeStreams(table()), torch.randn(1, 3, 8)
+    assert torch.equal(streams(x, IDS, CODES), streams.table(CODES) + x)
+
+
+def test_codes_stand_in_the_place_of_placeholders_alone() -> None:
+    streams, x = CodeStreams(table(), placeholders=[5, 9]), torch.randn(1, 3, 8)
+    result, sums = streams(x, IDS, CODES), streams.table(CODES)
+    assert torch.equal(result[:, ::2], sums[:, ::2])
+    assert torch.equal(result[:, 1], x[:, 1])
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_description_gives_equal_streams_with_their_heads(is_tied) -> None:
+    rows = table()
+    output = OutputHead(rows.rows) if is_tied else OutputHead(8, 20)
+    streams = CodeStreams(rows, head=StreamHead(output, (8, 12)), placeholders=[5], delays=[0, 1], text_stream=1)
+    again = build(describe(streams))
+    assert isinstance(again, CodeStreams)
+    assert again.config == streams.config
+    assert again.head is not None
+    assert again.head.tied == is_tied
+    assert again.state_dict().keys() == streams.state_dict().keys()
+    if is_tied:
+        [inner] = [each for each in again.head.modules() if isinstance(each, OutputHead)]
+        assert inner.weight is again.rows.weight
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"delays": [0]}, "2 streams have as many delays"),
+    ({"delays": [0, -1]}, "of at least 0"),
+    ({"text_stream": 2}, "Stream 2 is none of the 2 streams"),
+])  # fmt: skip
+def test_bad_arguments_are_refused(options, message) -> None:
+    with pytest.raises(el.SizeError, match=message):
+        CodeStreams(table(), **options)
+
+
+def test_bad_codes_are_refused(unchecked) -> None:
+    streams, x = CodeStreams(table()), torch.zeros(1, 3, 8)
+    with pytest.raises(el.ShapeError, match=r"Codes \(1, 2, 2\) must be \(1, 3, 2\) beside token IDs \(1, 3\)"):
+        streams(x, IDS, CODES[:, :2])
+    with pytest.raises(el.TokenIdError, match="stream 0"):
+        streams(x, IDS, CODES + 1)
+    with pytest.raises(el.ShapeError, match="the streams last; found"):
+        StreamLookup(table(), IDS[0])
