@@ -7,7 +7,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "families.md"
 
 
 def page_rows() -> dict[tuple[str, str], dict[str, str]]:
-    """Return the rows of the page's tables by kind and model type."""
+    """Return the rows of the page's tables by kind and model type; of a type without a vocabulary, the result alone."""
     from all_families import TITLES
 
     kinds = {title: kind for kind, title in TITLES.items()}
@@ -15,6 +15,8 @@ def page_rows() -> dict[tuple[str, str], dict[str, str]]:
     for line in PAGE.read_text().splitlines():
         if line.startswith("## "):
             kind = kinds.get(line.removeprefix("## "), "")
+        if line.startswith("Without a vocabulary: "):
+            rows |= {(kind, name): {"result": "no vocabulary"} for name in re.findall("`(.+?)`", line)}
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
         if cells[:1] == ["model type"]:
             header = cells

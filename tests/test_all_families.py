@@ -11,8 +11,9 @@ import transformers
 from all_families import LIMIT, examine, examine_varied
 from covering import some
 from model_families import PAGE, page_rows
-from tiny_models import KINDS, SAMPLE, model_types
+from tiny_models import FURTHER_KINDS, KINDS, SAMPLE, model_types
 
+from embedlayer.checkpoints.reading import head as head_reading
 from embedlayer.checkpoints.reading import model as model_reading
 from embedlayer.core.errors import release
 from embedlayer.families import MULTIMODAL, TRANSFORMERS_VERSION, family_of
@@ -26,6 +27,30 @@ ADDED = {
 
 CASES = [(kind, model_type) for kind, model_types in SAMPLE.items() for model_type in model_types]
 
+
+FURTHER_CASES = [
+    ("text encoder", "clip_text_model"),
+    ("text encoder", "t5"),
+    ("speech", "whisper"),
+    ("speech", "moonshine"),
+    ("speech", "dia"),
+    ("ctc", "wav2vec2"),
+    ("rnnt", "parakeet_rnnt"),
+    ("waveform", "musicgen"),
+    ("waveform", "vits"),
+    ("spectrogram", "fastspeech2_conformer"),
+    ("retrieval", "colpali"),
+    ("zero-shot image", "siglip"),
+    ("zero-shot object", "grounding-dino"),
+    ("base", "gpt2"),
+    ("base", "bart"),
+    ("base", "dpr"),
+    ("base", "canine"),
+    ("base", "embedding_gemma2"),
+    ("base", "vit"),
+    ("base", "wav2vec2"),
+]
+"""Types of further kinds: without a head, with sound, with images, with codes, refused, and without a vocabulary."""
 
 NEW_CASES = [(kind, model_type) for kind, names in ADDED.items() for model_type in names]
 ALL_CASES = some(CASES, CASES + NEW_CASES)
@@ -44,6 +69,29 @@ def test_a_model_type_gives_the_result_on_the_page(kind, model_type, unchecked) 
         assert row.differences["final norm"] <= LIMIT, row
 
 
+ALL_FURTHER = [(kind, name) for kind in FURTHER_KINDS for name in model_types(kind)]
+
+
+@pytest.mark.parametrize(("kind", "model_type"), some(FURTHER_CASES, ALL_FURTHER))
+def test_a_type_of_a_further_kind_gives_the_result_on_the_page(kind, model_type, unchecked) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        row = examine(model_type, kind)
+    assert row.verdict in ("equal", "refused", "not built", "no vocabulary"), row
+    assert row.verdict == page_rows()[kind, model_type]["result"], row
+    if row.verdict == "refused":
+        assert "is not known" not in row.reason, row
+
+
+def test_a_head_that_the_model_does_not_have_is_reported_wrong(monkeypatch, unchecked) -> None:
+    monkeypatch.setattr(head_reading, "_are_base", lambda classes: False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        row = examine("gpt2", "base")
+    assert row.verdict == "wrong"
+    assert row.left_out["head"] == "the model has no head"
+
+
 def test_the_sample_has_40_types() -> None:
     assert len(set(CASES)) == 40
 
@@ -51,13 +99,14 @@ def test_the_sample_has_40_types() -> None:
 def test_the_page_has_every_type_of_the_installed_release_and_nothing_is_wrong() -> None:
     """The page is of one release: an older one has fewer types, and types that a newer one adds are refused."""
     rows = page_rows()
-    installed = {(kind, model_type) for kind in KINDS for model_type in model_types(kind)}
+    installed = {(kind, model_type) for kind in (*KINDS, *FURTHER_KINDS) for model_type in model_types(kind)}
     absent, new = {*rows} - installed, installed - {*rows}
-    assert absent <= {*NEW_CASES}
+    assert {case for case in absent if case[0] in KINDS} <= {*NEW_CASES}
     assert not any(family_of(model_type) or model_type in MULTIMODAL for _, model_type in new)
     if release(transformers.__version__) == release(TRANSFORMERS_VERSION):
         assert absent | new == set()
-    assert {row["result"] for row in rows.values()} <= {"equal", "refused", "not built"}
+    assert {row["result"] for row in rows.values()} <= {"equal", "refused", "not built", "no vocabulary"}
+    assert all(kind in FURTHER_KINDS for (kind, _), row in rows.items() if row["result"] == "no vocabulary")
 
 
 def test_the_counts_on_the_page_are_those_of_its_tables() -> None:
@@ -66,7 +115,8 @@ def test_the_counts_on_the_page_are_those_of_its_tables() -> None:
     rows = page_rows()
     for kind in TITLES:
         results = [row["result"] for (own, _), row in rows.items() if own == kind]
-        counts = [len(results), *(results.count(verdict) for verdict in ("equal", "refused", "wrong", "not built"))]
+        verdicts = ("equal", "refused", "wrong", "not built", *["no vocabulary"] * (kind in FURTHER_KINDS))
+        counts = [len(results), *map(results.count, verdicts)]
         assert f"| {kind} | {' | '.join(map(str, counts))} |" in PAGE.read_text()
 
 
@@ -117,7 +167,7 @@ def test_the_page_counts_the_variations_and_none_is_wrong() -> None:
     lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     header, *rows = lines
     assert header == ["kind", "model types", "variations", "equal", "refused", "wrong", "not built"]
-    assert {row[0] for row in rows} == {kind for kind, _ in page_rows()}
+    assert {row[0] for row in rows} == {*KINDS}
     for kind, types, variations, *counts in rows:
         assert int(types) == sum(own == kind for own, _ in page_rows())
         assert int(variations) == sum(map(int, counts))

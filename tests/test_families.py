@@ -297,6 +297,28 @@ def test_a_known_type_that_is_not_read_is_refused_with_the_reason(model_type, tm
     assert el.load(folder, table_only=True).table.vocab_size == 90
 
 
+def test_a_type_without_a_vocabulary_is_refused_as_such(tmp_path) -> None:
+    save_tensors(tmp_path / "model.safetensors", {"encoder.weight": torch.randn(20, 16)})
+    write_json(tmp_path / "config.json", {"model_type": "vit", "hidden_size": 16})
+    with pytest.raises(el.CheckpointError, match="'vit' has no vocabulary: the configuration states no vocab_size"):
+        el.load(tmp_path)
+    write_json(tmp_path / "config.json", {"model_type": "vit", "hidden_size": 16, "text_config": {"vocab_size": 20}})
+    with pytest.raises(el.CheckpointError, match="'vit' is not known"):
+        el.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("classes", "tied"),
+    [(["GPT2Model"], False), (["GPT2LMHeadModel"], True), (["GPT2DoubleHeadsModel"], True), ([], True)],
+)
+def test_a_base_model_has_no_head(classes, tied, tmp_path) -> None:
+    save_tensors(tmp_path / "model.safetensors", {"wte.weight": torch.randn(90, 16), "wpe.weight": torch.randn(8, 16)})
+    write_json(
+        tmp_path / "config.json", {"model_type": "gpt2", "vocab_size": 90, "n_embd": 16, "architectures": classes}
+    )
+    assert (el.load(tmp_path).head is not None) == tied
+
+
 def loaded(name, folder):
     """The small model of a variant, and what is loaded of it."""
     _, model = VARIANTS[name].build()

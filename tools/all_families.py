@@ -64,6 +64,7 @@ from typing import Any
 import torch
 from patched_loss import GRADIENT_LIMIT, LOSS_LIMIT, batch, compare_patched, relative
 from tiny_models import (
+    CODES,
     FILLED,
     FURTHER_KINDS,
     KINDS,
@@ -131,6 +132,9 @@ COMPULSORY = {
     "speech": ("input", "head"),
 }
 """Kind -> comparisons without which a type is not equal. Base models and encoders have no head."""
+
+PLACED = ("csm", "higgs_audio_v2")
+"""Model types whose input has codes in place of some tokens; they also run on text alone."""
 
 STATES = 24
 """Random hidden states that take the place of an encoder of sounds or images."""
@@ -205,8 +209,26 @@ def texts(config: Any) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
+def codes_of(ids: Tensor, count: int) -> Tensor:
+    """Return codes of so many streams, `(B, T, K)`, that differ by token and stream."""
+    return (ids[..., None] * 7 + torch.arange(count) * 5) % 100
+
+
+def num_streams(model: nn.Module) -> int:
+    """Return the number of streams of codes that a model takes."""
+    _, key, more = CODES[model.config.model_type]
+    return int(getattr(getattr(model.config, "decoder_config", model.config), key)) + more
+
+
+def code_inputs(model: nn.Module, ids: Tensor) -> dict[str, Any]:
+    """Return the argument of `forward` that takes codes of K streams; MusicGen takes `(B K, T)`."""
+    name = model.config.model_type
+    codes = codes_of(ids, num_streams(model))
+    return {CODES[name][0]: codes.movedim(-1, 1).flatten(0, 1) if "musicgen" in name else codes}
+
+
 def text_inputs(model: nn.Module, ids: Tensor, decoder_ids: Tensor | None = None, **options: Any) -> dict[str, Any]:
-    """Return the arguments of `forward` for texts.
+    """Return the arguments of `forward` for texts, or for codes if the model takes no texts or its decoder none.
 
     A model that takes no `input_ids` gets random states in place of its encoder's, and the texts at its decoder.
 
@@ -223,7 +245,9 @@ def text_inputs(model: nn.Module, ids: Tensor, decoder_ids: Tensor | None = None
         decoder = {"decoder_input_ids": decoder_ids} if accepts(model, "decoder_input_ids") else {}
         filled = FILLED.get(model.config.model_type, {})
         zeros = {name: torch.zeros(*ids.shape, *shape) for name, shape in filled.items() if accepts(model, name)}
-        return {"input_ids": ids, **decoder, **zeros, **options}
+        is_of_codes = model.config.model_type in CODES and model.config.model_type not in PLACED
+        codes = code_inputs(model, decoder_ids if decoder else ids) if is_of_codes else {}
+        return {"input_ids": ids, **decoder, **zeros, **codes, **options}
     generator = torch.Generator().manual_seed(2)
     states = torch.randn(len(ids), STATES, model.config.hidden_size, generator=generator)
     options = {f"decoder_{name}": value for name, value in options.items()}
@@ -403,14 +427,35 @@ def compare(row: Row, model: nn.Module, layer: el.EmbeddingLayer) -> None:
             continue
         if "token_type_ids" in options and "types" not in layer.recipe:
             options = {}
+        of_decoder = decoder_ids
+        own = ids
+        if layer.codes is not None and "codes" not in layer.recipe:
+            count = layer.codes.table.num_streams
+            if layer.decoder is None:
+                own = codes_of(ids, count)
+            else:
+                of_decoder = codes_of(decoder_ids, count)
         with torch.no_grad():
-            row.differences[name] = input_difference(row, layer.input(ids, **options), run, stacks[0])
+            row.differences[name] = input_difference(row, layer.input(own, **options), run, stacks[0])
             if len(stacks) > 1:
-                ours = layer.decoder_input(decoder_ids)
+                ours = layer.decoder_input(of_decoder)
                 row.differences[f"decoder {name}"] = input_difference(row, ours, run, stacks[1])
         if name == "input":
             compare_head(row, layer, run)
             compare_positions(row, model, layer, run, stacks)
+            if model.config.model_type in PLACED:
+                compare_placed_codes(row, model, layer, ids)
+
+
+def compare_placed_codes(row: Row, model: nn.Module, layer: el.EmbeddingLayer, ids: Tensor) -> None:
+    """Compare the input, and the heads of codes, of a model that has codes in place of all tokens."""
+    run = observe(model, code_inputs(model, ids))
+    assert layer.codes is not None
+    placed = torch.full_like(ids, layer.codes.placeholders[0])
+    with torch.no_grad():
+        ours = layer.input(placed, codes=codes_of(ids, layer.codes.table.num_streams))
+        row.differences["input, codes"] = input_difference(row, ours, run, main_stacks(model, run)[0])
+    compare_head(row, layer, run)
 
 
 def input_difference(row: Row, ours: Tensor, run: Run, stack: str) -> float:
@@ -432,6 +477,10 @@ def input_difference(row: Row, ours: Tensor, run: Run, stack: str) -> float:
 
 def compare_head(row: Row, layer: el.EmbeddingLayer, run: Run) -> None:
     """Compare the logits for the hidden states that enter the head."""
+    if layer.codes is not None and layer.codes.head is not None and run.logits is not None and run.hidden is not None:
+        with torch.no_grad():
+            row.differences["head"] = code_logits_difference(layer.codes.head(run.hidden), run.logits)
+        return
     if layer.head is None and run.logits is None and "head" not in COMPULSORY[row.kind]:
         return  # neither has a head
     if layer.head is None:
@@ -447,6 +496,14 @@ def compare_head(row: Row, layer: el.EmbeddingLayer, run: Run) -> None:
         hidden = run.hidden[:, 0] if run.hidden.dim() > run.logits.dim() else run.hidden  # the first of several streams
         with torch.no_grad():
             row.differences["head"] = relative(layer.head(hidden), run.logits)
+
+
+def code_logits_difference(ours: Sequence[Tensor], theirs: Tensor) -> float:
+    """Return the difference of the logits of K streams, which a model joins: `(B K, T, V)` or `(B, T, K, V)`."""
+    joined = [torch.cat(list(ours), -1)]
+    if len({each.shape for each in ours}) == 1:
+        joined += [torch.stack(list(ours), 1).flatten(0, 1), torch.stack(list(ours), 2)]
+    return next((relative(each, theirs) for each in joined if each.shape == theirs.shape), float("inf"))
 
 
 def compare_final_norm(row: Row, model: nn.Module, folder: str) -> None:

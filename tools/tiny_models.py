@@ -138,6 +138,8 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "rope_parameters": {"sliding_attention": _COMPASS_ROPE, "full_attention": None},
     },
     "cpmant": {"dim_ff": 48},
+    "dia": {"decoder_config.cross_hidden_size": 64},
+    "kyutai_speech_to_text": {"audio_pad_token_id": VOCAB + 32 * 2049},
     "dbrx": {
         "attn_config.clip_qkv": 8.0,
         "attn_config.rope_theta": 10000.0,
@@ -280,6 +282,17 @@ FILLED = {
     "bros": {"bbox": (4,)},
 }
 """Model type -> inputs of its `forward` beside the text, and the shape of each behind `(B, T)`; they are zeros."""
+
+
+CODES = {
+    "csm": ("input_ids", "num_codebooks", 0),
+    "dia": ("decoder_input_ids", "num_channels", 0),
+    "higgs_audio_v2": ("audio_input_ids", "num_codebooks", 0),
+    "kyutai_speech_to_text": ("input_ids", "num_codebooks", 1),
+    **dict.fromkeys(("musicgen_decoder", "musicgen_melody_decoder"), ("input_ids", "num_codebooks", 0)),
+}
+"""Model type -> argument of `forward` that takes codes of K streams, setting with the number of codebooks, and further
+streams: Kyutai's text."""
 
 
 class Variant(NamedTuple):
@@ -441,7 +454,7 @@ def build(model_type: str, kind: str, settings: Mapping[str, Any] | None = None)
             torch.manual_seed(0)
             model = model_class._from_config(config, attn_implementation="eager", experts_implementation="eager")
         except Exception as error:
-            raise CannotBuild(f"{type(error).__name__}: {error}".partition("\n")[0][:300]) from error
+            raise CannotBuild(f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0][:300]) from error
         if settings and settings.get("tie_word_embeddings") is False:
             head = model.get_output_embeddings()
             if head is not None:

@@ -130,7 +130,8 @@ def observe(
     """
     run = Run()
     places = _places(model)
-    tokens = inputs["input_ids" if "input_ids" in inputs else "decoder_input_ids"].shape[-1]
+    ids = next(inputs[name] for name in ("input_ids", "decoder_input_ids", "audio_input_ids") if name in inputs)
+    tokens = ids.shape[1] if ids.dim() == 3 else ids.shape[-1]  # `(B, T, K)`: codes of K streams
     running: list[tuple[nn.Module, Block | None]] = []
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -207,12 +208,13 @@ def _ancestors(name: str) -> list[str]:
 
 
 def _places(model: nn.Module) -> dict[nn.Module, tuple[str, int]]:
-    """Return each element of each `nn.ModuleList`: name of the list and index in it."""
+    """Return each element of each `nn.ModuleList`, heads excepted: name of the list and index in it."""
     return {
         block: (name, index)
         for name, module in model.named_modules()
         if isinstance(module, nn.ModuleList | nn.ModuleDict)
         for index, block in enumerate(module if isinstance(module, nn.ModuleList) else module.values())
+        if not isinstance(block, nn.Linear)
     }
 
 

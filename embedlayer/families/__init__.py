@@ -2,8 +2,8 @@
 
 This package is data: `embedlayer.checkpoints.reading` and `embedlayer.positions.rotary.config` build modules from it.
 No other module of `embedlayer` names a `model_type`. `records` defines the fields; `causal`, `masked`,
-`encoder_decoder`, `text_encoders` and `streams` have the records. `multimodal` says how multimodal models use the head of
-a language model.
+`encoder_decoder`, `text_encoders` and `streams` have the records. `multimodal` says how multimodal models use the head
+of a language model.
 `rotary_settings` has the rotary settings of each model type; `token_ids` says which entries name token IDs.
 """
 

@@ -50,7 +50,7 @@ STREAM_FAMILIES: tuple[Family, ...] = (
     Family(
         "moshi",
         ("moshi",),
-        table=("model.embed_tokens.weight",),
+        table=("model.embed_tokens.weight", "embed_tokens.weight"),
         rows=ExtraRows(1),
         position="rotary",
         recipe=("codes",),
