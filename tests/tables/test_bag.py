@@ -9,7 +9,8 @@ import torch
 from kinds import BAGS, EMBED_DIM, LOOKUP_TABLES, VOCAB_SIZE
 from torch import Tensor, nn
 
-from embedlayer import Bag, CheckpointError, RowAdamW, ShapeError, SizeError, TokenEmbedding, TokenIdError, patch
+from embedlayer import CheckpointError, RowAdamW, ShapeError, SizeError, TokenEmbedding, TokenIdError, patch
+from embedlayer.tables import Bag
 
 V, D = 12, 6
 OFFSETS = torch.tensor([0, 3, 3, 4, 19])
@@ -222,5 +223,5 @@ def test_a_mean_has_no_weights() -> None:
 
 
 def test_a_bag_by_itself_is_not_patched() -> None:
-    with pytest.raises(CheckpointError, match=r"call Bag.from_embedding_bag\(module\)"):
+    with pytest.raises(CheckpointError, match=r"call embedlayer.tables.Bag.from_embedding_bag\(module\)"):
         patch(nn.EmbeddingBag(V, D))

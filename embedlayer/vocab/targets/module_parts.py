@@ -207,8 +207,8 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
         raise SizeError(
             "There is no TokenTable and no OutputHead in this module: nothing here has a vocabulary. A "
             "torch.nn.Embedding is edited as TokenEmbedding.from_embedding(embedding), put in its place, and a "
-            "torch.nn.EmbeddingBag as Bag.from_embedding_bag(bag); a model of transformers, or one with a "
-            "StaticEmbedding, after patch(model)."
+            "torch.nn.EmbeddingBag as embedlayer.tables.Bag.from_embedding_bag(bag); a model of transformers after "
+            "patch(model), and so one with a StaticEmbedding."
         )
     if len({*vocabulary.sizes.values()}) > 1:
         shown = ", ".join(f"{name} {size:,}" for name, size in vocabulary.sizes.items())
