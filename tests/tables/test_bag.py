@@ -161,6 +161,22 @@ def test_a_damaged_save_is_one_error(tmp_path) -> None:
         Bag.from_pretrained(tmp_path)
 
 
+def test_states_of_torch_distributed_have_the_names_of_the_state_dict() -> None:
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    model = nn.Sequential(Bag(TokenEmbedding(V, D)), nn.Linear(D, 2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(BATCH).sum().backward()
+    optimizer.step()
+    state, moments = get_state_dict(model, optimizer)
+    assert list(state) == list(model.state_dict()) == ["0.weight", "1.weight", "1.bias"]
+    with torch.no_grad():
+        trained = model[0].weight.clone()
+        model[0].weight.zero_()
+    set_state_dict(model, optimizer, model_state_dict=state | {"0.weight": trained}, optim_state_dict=moments)
+    assert torch.equal(model[0].weight, trained)
+
+
 class Doubled(nn.EmbeddingBag):
     def forward(self, *arguments: Any, **options: Any) -> Tensor:
         return 2 * super().forward(*arguments, **options)
