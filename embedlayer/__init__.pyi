@@ -66,7 +66,6 @@ from .positions.position import positions_of as positions_of
 from .positions.relative import RelativePositionBias as RelativePositionBias
 from .positions.rotary.embedding import RotaryEmbedding as RotaryEmbedding
 from .positions.sinusoidal import SinusoidalPositionalEmbedding as SinusoidalPositionalEmbedding
-from .tables.bag import Bag as Bag
 from .tables.delta import DeltaEmbedding as DeltaEmbedding
 from .tables.dense import TokenEmbedding as TokenEmbedding
 from .tables.factorized import FactorizedEmbedding as FactorizedEmbedding

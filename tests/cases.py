@@ -97,7 +97,7 @@ class UsesStreams(nn.Module):
 class UsesBag(nn.Module):
     """The vector of each bag of a batch, or of one bag."""
 
-    def __init__(self, bag: el.Bag) -> None:
+    def __init__(self, bag: el.tables.Bag) -> None:
         super().__init__()
         self.bag = bag
 

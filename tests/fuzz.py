@@ -229,6 +229,7 @@ LAYERS: dict[str, Callable[[], Any]] = {
     "sinusoidal": lambda: el.TransformerEmbedding(20, 8, 16, position=el.SinusoidalPositionalEmbedding(16, 8)),
     "gpt": lambda: el.lessons.GPTEmbedding(20, 8, 16),
     "delta": lambda: el.DeltaEmbedding(el.TokenEmbedding(20, 8), [3, 4]),
+    "bag": lambda: el.tables.Bag(el.TokenEmbedding(20, 8)),
     "streams": lambda: el.tables.StreamTable(el.TokenEmbedding(20, 8), (2, 3, 15)),
     "layer, learned": lambda: el.EmbeddingLayer(
         el.TokenEmbedding(20, 8, scale="sqrt_dim"),

@@ -116,8 +116,8 @@ LOOKUP_TABLES: dict[str, Callable[[], el.LookupTable]] = {
 }
 """Tables with the first direction, and some without the second."""
 
-BAGS: dict[str, Callable[[], el.Bag]] = {
-    f"{mode} over {name}": lambda name=name, mode=mode: el.Bag(LOOKUP_TABLES[name](), mode=mode)
+BAGS: dict[str, Callable[[], el.tables.Bag]] = {
+    f"{mode} over {name}": lambda name=name, mode=mode: el.tables.Bag(LOOKUP_TABLES[name](), mode=mode)
     for name, mode in {
         "dense": "mean",
         "dense, plain": "sum",

@@ -205,7 +205,9 @@ def _bags(model: nn.Module) -> list[nn.EmbeddingBag]:
         CheckpointError: The model is an `nn.EmbeddingBag` itself.
     """
     if isinstance(model, nn.EmbeddingBag):
-        raise CheckpointError("This is the nn.EmbeddingBag itself: call Bag.from_embedding_bag(module).")
+        raise CheckpointError(
+            "This is the nn.EmbeddingBag itself: call embedlayer.tables.Bag.from_embedding_bag(module)."
+        )
     return [each for each in model.modules() if isinstance(each, nn.EmbeddingBag)]
 
 

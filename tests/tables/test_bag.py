@@ -9,7 +9,8 @@ import torch
 from kinds import BAGS, EMBED_DIM, LOOKUP_TABLES, VOCAB_SIZE
 from torch import Tensor, nn
 
-from embedlayer import Bag, CheckpointError, RowAdamW, ShapeError, SizeError, TokenEmbedding, TokenIdError, patch
+from embedlayer import CheckpointError, RowAdamW, ShapeError, SizeError, TokenEmbedding, TokenIdError, patch
+from embedlayer.tables import Bag
 
 V, D = 12, 6
 OFFSETS = torch.tensor([0, 3, 3, 4, 19])
@@ -160,6 +161,22 @@ def test_a_damaged_save_is_one_error(tmp_path) -> None:
         Bag.from_pretrained(tmp_path)
 
 
+def test_states_of_torch_distributed_have_the_names_of_the_state_dict() -> None:
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    model = nn.Sequential(Bag(TokenEmbedding(V, D)), nn.Linear(D, 2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(BATCH).sum().backward()
+    optimizer.step()
+    state, moments = get_state_dict(model, optimizer)
+    assert list(state) == list(model.state_dict()) == ["0.weight", "1.weight", "1.bias"]
+    with torch.no_grad():
+        trained = model[0].weight.clone()
+        model[0].weight.zero_()
+    set_state_dict(model, optimizer, model_state_dict=state | {"0.weight": trained}, optim_state_dict=moments)
+    assert torch.equal(model[0].weight, trained)
+
+
 class Doubled(nn.EmbeddingBag):
     def forward(self, *arguments: Any, **options: Any) -> Tensor:
         return 2 * super().forward(*arguments, **options)
@@ -222,5 +239,5 @@ def test_a_mean_has_no_weights() -> None:
 
 
 def test_a_bag_by_itself_is_not_patched() -> None:
-    with pytest.raises(CheckpointError, match=r"call Bag.from_embedding_bag\(module\)"):
+    with pytest.raises(CheckpointError, match=r"call embedlayer.tables.Bag.from_embedding_bag\(module\)"):
         patch(nn.EmbeddingBag(V, D))

@@ -131,3 +131,18 @@ def test_the_census_lists_the_tensors_and_the_number_of_tokens(folder) -> None:
     report = folder_census(folder)
     stored = load_file(folder / "model.safetensors")
     assert report.tensors == {name: tuple(tensor.shape) for name, tensor in stored.items()}
+
+
+def test_model2vec_reads_what_was_edited(tmp_path) -> None:
+    model2vec = pytest.importorskip("model2vec")
+    rows, mapping, weights = torch.randn(R, D), torch.randint(0, R, (V,)), torch.rand(V).double()
+    tokenizer = el.train_tokenizer([TEXT * 50], vocab_size=V)
+    parts = {"token_mapping": mapping.numpy(), "weights": weights.numpy()}
+    before = model2vec.StaticModel(rows.numpy(), tokenizer, **parts)
+    before.save_pretrained(tmp_path / "old")
+    receipt = el.vocab.edit_vocabulary(tmp_path / "old", add=["zebra"], remove=[280], out=tmp_path / "new")
+    after = model2vec.StaticModel.from_pretrained(tmp_path / "new")
+    assert (after.encode(["the otter ate fish"]) == before.encode(["the otter ate fish"])).all()
+    assert after.tokenize(["zebra"]) == [[*receipt.added]]
+    receipt.undo(tmp_path / "new", out=tmp_path / "back")
+    assert same_files(tmp_path / "old", tmp_path / "back")

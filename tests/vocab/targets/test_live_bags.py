@@ -46,7 +46,7 @@ def test_a_patched_static_embedding_is_equal_and_is_read_back(static, tmp_path) 
     before, names, weight = vectors(static, SENTENCES), list(static.state_dict()), static.embedding.weight
     theirs = static.embedding
     assert el.patch(static) is static
-    assert isinstance(static.embedding, el.Bag)
+    assert isinstance(static.embedding, el.tables.Bag)
     assert static.embedding.weight is weight
     assert list(static.state_dict()) == names
     torch.testing.assert_close(vectors(static, SENTENCES), before)
@@ -134,7 +134,7 @@ def test_a_folder_that_its_library_wrote_is_edited_trained_and_read_back(static,
     read_back(static, tmp_path / "a")
     receipt = el.vocab.add_tokens(tmp_path / "a", ["zebra"], out=tmp_path / "b")
     layer = el.load(tmp_path / "b")
-    bag = el.Bag(layer.table)
+    bag = el.tables.Bag(layer.table)
     optimizer = torch.optim.AdamW(bag.parameters(), lr=0.1)
     ids = torch.tensor([*receipt.added, 5])
     bag(ids, torch.tensor([0])).sum().backward()
@@ -161,13 +161,13 @@ def test_a_bag_in_a_model_of_ones_own_is_edited_with_a_tokenizer_that_is_passed(
 
 @pytest.mark.parametrize("edited", [lambda bag: bag, lambda bag: nn.Sequential(bag)])
 def test_a_live_module_that_is_not_patched_says_what_to_do(edited) -> None:
-    with pytest.raises(el.SizeError, match=r"EmbeddingBag as Bag.from_embedding_bag\(bag\).*after patch\(model\)"):
+    with pytest.raises(el.SizeError, match=r"EmbeddingBag as embedlayer.tables.Bag.from_embedding_bag\(bag\)"):
         el.vocab.add_tokens(edited(nn.EmbeddingBag(300, D)), 2)
 
 
 def test_a_live_embedding_bag_and_its_bag_share_an_edit() -> None:
     theirs = nn.EmbeddingBag(300, D)
-    bag = el.Bag.from_embedding_bag(theirs)
+    bag = el.tables.Bag.from_embedding_bag(theirs)
     receipt = el.vocab.add_tokens(bag, 2)
     assert theirs.weight.shape[0] == bag.table.vocab_size == 302
     ids = torch.tensor([[*receipt.added]])
