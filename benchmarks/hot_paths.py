@@ -24,6 +24,7 @@ import embedlayer as el
 from benchmarks.operator_counter import Answer, OperatorCounter
 from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.formats.mlx import MLXAffineRows
+from embedlayer.heads import StreamHead
 from embedlayer.losses import ForwardKL, JensenShannon, divergence, linear_cross_entropy, token_statistics
 from embedlayer.losses.counted_tokens import previous_losses
 from embedlayer.losses.divergence_kinds import Divergence
@@ -35,6 +36,9 @@ Call = Callable[[], object]
 
 TOKENS, WIDTH, VOCAB_SIZE = 8192, 4096, 128_256
 """Tokens of a step, width and vocabulary of Llama 3 8B."""
+
+DIA, DIA_WIDTH = [1028] * 9, 2048
+"""Sizes of the streams of Dia, and the width of its decoder."""
 
 RANKS = 4
 """Ranks over which the rows of a table are sharded, each of which has `TOKENS` tokens."""
@@ -194,6 +198,13 @@ def multi_token_loss() -> Call:
     head = el.OutputHead(vocab_size=VOCAB_SIZE, embed_dim=WIDTH).to(torch.bfloat16)
     states, labels = [numbers(1, TOKENS, WIDTH) for _ in range(2)], ids(1, TOKENS)
     return trained([*states, head.weight], lambda: head.multi_token_loss(states, labels, [1.0, 0.3]).loss)
+
+
+def stream_loss() -> Call:
+    """Build the loss of Dia's nine streams, with gradients."""
+    head = StreamHead(el.OutputHead(DIA_WIDTH, sum(DIA)), DIA).to(torch.bfloat16)
+    hidden, targets = numbers(TOKENS, DIA_WIDTH), torch.randint(DIA[0], (TOKENS, len(DIA)))
+    return trained([hidden, head.output.weight], lambda: head.loss(hidden, targets).loss)
 
 
 def look_up() -> Call:
@@ -401,6 +412,7 @@ PATHS = [
     loss_path("loss, head in float32", chunks=6, head_dtype=torch.float32),
     loss_path("loss, head and hidden states in float32", head_dtype=torch.float32, states=torch.float32),
     *PASSES,
+    HotPath("loss of nine streams", f"{TOKENS:,} x {DIA_WIDTH:,}, 9 x {DIA[0]:,}, bfloat16", stream_loss, chunks=18),
     HotPath("look-up", SIZES, look_up),
     HotPath("GPT-2 input embedding, evaluation", GPT2, input_embedding(False)),
     HotPath("GPT-2 input embedding, training", GPT2, input_embedding(True)),

@@ -7,11 +7,23 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from kinds import EMBED_DIM, LAYERS, NUM_HEADS, POSITIONS, TABLES, TIED_HEADS, UNTIED_HEADS
+from kinds import (
+    EMBED_DIM,
+    LAYERS,
+    NUM_HEADS,
+    POSITIONS,
+    STREAM_HEADS,
+    TABLES,
+    TIED_HEADS,
+    TIED_STREAM_HEADS,
+    UNTIED_HEADS,
+    tied_streams,
+)
 from torch import Tensor, nn
 from torch.func import functional_call
 
 import embedlayer as el
+from embedlayer.heads import StreamHead
 
 IDS = torch.tensor([[1, 2, 3, 7], [7, 48, 0, 49], [2, 2, 49, 5]])
 TARGETS = torch.tensor([[2, 3, 7, -100], [48, 0, 49, 11], [-100, -100, 5, 2]])
@@ -66,6 +78,19 @@ class UsesHead(nn.Module):
         return self.head.loss(hidden, targets, **with_weights(targets, **self.options))
 
 
+class UsesStreams(nn.Module):
+    """Logits of all streams one after another, or with targets their loss, of a head whose table stands beside it."""
+
+    def __init__(self, head: StreamHead, table: el.TokenTable | None = None, **options: object) -> None:
+        super().__init__()
+        self.table, self.head, self.options = table, head, options
+
+    def forward(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor:
+        if targets is None:
+            return torch.cat(self.head(hidden), -1)
+        return self.head.loss(hidden, targets, **with_weights(targets, **self.options)).loss
+
+
 class Case(NamedTuple):
     """A module and its inputs for a batch of three."""
 
@@ -104,6 +129,23 @@ def with_head(name: str, *targets: Tensor, **options: Any) -> Case:
     return Case(module.double(), (hidden(), *targets))
 
 
+def uses_streams(name: str, **options: object) -> UsesStreams:
+    """A head of streams by its name, with the table that it is tied to."""
+    if name in STREAM_HEADS:
+        return UsesStreams(STREAM_HEADS[name](), **options)
+    table = TABLES[TIED_STREAM_HEADS[name]]()
+    return UsesStreams(tied_streams(table), table, **options)
+
+
+def with_streams(name: str, *, loss: bool = False) -> Case:
+    module = uses_streams(name, impl="chunked").double()
+    streams, states = module.head.num_streams, hidden()
+    states = states.unsqueeze(-2).expand(-1, -1, streams, -1).cos() if module.head.hidden_per_stream else states
+    targets = torch.stack([(TARGETS + stream).clamp(max=9).where(TARGETS >= 0, -100) for stream in range(streams)], -1)
+    return Case(module, (states, targets) if loss else (states,))
+
+
+STREAMS = [*STREAM_HEADS, *TIED_STREAM_HEADS]
 HEADS = [*UNTIED_HEADS, *TIED_HEADS]
 CASES: dict[str, Callable[[], Case]] = {
     **{f"table: {name}": lambda name=name: Case(TABLES[name]().double(), (IDS,)) for name in TABLES},
@@ -112,6 +154,8 @@ CASES: dict[str, Callable[[], Case]] = {
     **{f"layer: {name}": lambda name=name: Case(LAYERS[name]().double(), (IDS,)) for name in LAYERS},
     **{f"head: {name}": lambda name=name: with_head(name) for name in HEADS},
     **{f"loss: {name}": lambda name=name: with_head(name, TARGETS, impl="chunked") for name in HEADS},
+    **{f"streams: {name}": lambda name=name: with_streams(name) for name in STREAMS},
+    **{f"loss of streams: {name}": lambda name=name: with_streams(name, loss=True) for name in STREAMS},
     **{
         f"loss: {options}": lambda options=options: with_head("untied", TARGETS, impl="chunked", **LOSSES[options])
         for options in LOSSES
@@ -133,5 +177,7 @@ CODE_PATHS = [
     *("head: untied, bias, softcap", "head: tied to dense, spare rows", "head: tied to factorised"),
     *("head: tied to int8", "head: tied to int4, groups", "head: tied to delta over int8"),
     *("loss: all", "loss: tied to int4", "loss over rows: soft cap, scale"),
+    *("streams: transposed", "loss of streams: one weight", "loss of streams: own rows in int8"),
+    *("loss of streams: three weights", "loss of streams: transposed", "loss of streams: streams of dense"),
 ]
 """One case for each code path; each of the others differs from one of these in its numbers alone."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import embedlayer as el
 from embedlayer.formats.compressed_tensors import NaiveQuantizedRows, PackQuantizedRows
 from embedlayer.formats.stored import StoredFormat
+from embedlayer.heads import StackedRows, StreamHead
 from embedlayer.injections.gated import GatedEmbedding
 from embedlayer.injections.injection import AddedEmbedding, EmbeddingInjection
 from embedlayer.injections.ngram import NgramEmbedding, NgramHash
@@ -159,6 +160,29 @@ UNTIED_HEADS: dict[str, Callable[[], el.OutputHead]] = {
         vocab_size=VOCAB_SIZE, embed_dim=EMBED_DIM, bias=True, softcap=5.0, logit_scale=0.5, padding_idx=0
     ),
 }
+
+STREAM_SIZES = (20, 18, 12)
+
+STREAM_HEADS: dict[str, Callable[[], StreamHead]] = {
+    "one weight": lambda: StreamHead(el.OutputHead(EMBED_DIM, VOCAB_SIZE, bias=True, softcap=5.0), STREAM_SIZES),
+    "own rows in int8": lambda: StreamHead(el.OutputHead(rows=quantized(8), bias=True), STREAM_SIZES),
+    "own rows, factorised": lambda: StreamHead(el.OutputHead(rows=TABLES["factorised"]()), STREAM_SIZES),
+    "own spare rows": lambda: StreamHead(
+        el.OutputHead(rows=TABLES["dense, spare rows"]()), STREAM_SIZES[1:], first_rows=(32, 3)
+    ),
+    "three weights": lambda: StreamHead([el.OutputHead(EMBED_DIM, size, bias=True) for size in STREAM_SIZES]),
+    "stacked": lambda: StreamHead(StackedRows(3, 10, EMBED_DIM), hidden_per_stream=True),
+    "transposed": lambda: StreamHead(StackedRows(3, 10, EMBED_DIM, transposed=True), hidden_per_stream=True),
+    "one weight, one state each": lambda: StreamHead(el.OutputHead(EMBED_DIM, 48), 3, hidden_per_stream=True),
+}
+"""Heads of two or three streams with rows of their own."""
+
+TIED_STREAM_HEADS = {f"streams of {name}": name for name in TABLES if name != "row-sparse"}
+"""A head's name, and the table that its streams are tied to: rows 17 to 34 and 0 to 11."""
+
+
+def tied_streams(table: el.TokenTable) -> StreamHead:
+    return StreamHead(el.OutputHead(table), STREAM_SIZES[1:], first_rows=(17, 0))
 
 
 def ngrams(**options: object) -> NgramEmbedding:

@@ -33,6 +33,7 @@ OTHERS = [
 NOT_OF_TRANSFORMERS = {
     *("model2vec", "StaticEmbedding"),
     "llama_meta",  # compared in tests/models/test_llama.py
+    *("semantic", "coarse_acoustics", "fine_acoustics"),  # compared in tests/checkpoints/test_streams.py
 }
 """Model types that transformers does not have."""
 

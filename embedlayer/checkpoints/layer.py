@@ -1,7 +1,7 @@
 """The embedding layer of a checkpoint: input embedding, positions and LM head, with their names in the file."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
@@ -34,13 +34,14 @@ from embedlayer.core.errors import (
     SizeError,
     TokenizerError,
 )
-from embedlayer.core.index_checks import check_integer_positions
+from embedlayer.core.index_checks import as_ids, check_integer_positions
 from embedlayer.core.shapes import Ids, IdsLike, Positions, Vectors
 from embedlayer.families.records import Numbering, Step
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.peft import ChildReference
 from embedlayer.heads.prediction import PredictionHead, build_head, build_part, describe_head, part_config
 from embedlayer.injections.per_layer import PerLayerInputs
+from embedlayer.inputs.codes import CodeStreams, StreamLookup
 from embedlayer.inputs.decoder_input import DecoderInput
 from embedlayer.inputs.embedding import UnscaledLookup, sequence_of
 from embedlayer.inputs.parts import PredictionStreams, TokenDropout, TypeTables
@@ -62,7 +63,7 @@ class EmbeddingLayer(Pretrained):
     families have after the input embedding in training.
 
     Args:
-        table: Token table.
+        table: Token table; `None` for a model whose IDs are `codes` alone.
         position: Position scheme of the first block; `None` for no positions.
         head: LM head, tied to `table` or untied; `None` for none.
         family: Name of the model family.
@@ -85,11 +86,15 @@ class EmbeddingLayer(Pretrained):
             the configuration states none.
         per_layer: Per-layer inputs of Gemma 3n and 4: `layer.per_layer(ids, layer.input(ids))` returns one vector for
             each token and block. `None` for other models.
+        codes: K streams of codes, such as those of a sound codec, and the heads that predict them: the IDs of `input`
+            if there is no token table, of `decoder_input` if there is a `decoder`, and otherwise the argument `codes`
+            of `input`. `None` for a model of tokens alone.
         other_positions: Position schemes of other layers by kind: Gemma 3's `"full_attention"`, T5's `"decoder"`.
         block_positions: For each block in order, the key of its scheme in `other_positions`, or `""` for `position`.
             Empty if every block has `position`. In an encoder-decoder model the blocks are those of the decoder.
         encoder_block_positions: The same for the blocks of the encoder in an encoder-decoder model.
-        tensor_names: Key in `state_dict()` -> names of that tensor in the checkpoint; `load` read the first name.
+        tensor_names: Key in `state_dict()` -> names of that tensor in the checkpoint; `load` read the first name. The
+            key `"weight[2:5]"` stands for the rows 2 to 4 of `weight`, if the checkpoint stores them by themselves.
         is_part: Whether the checkpoint may have more tensors with a row for each token than this layer:
             `load(..., table_only=True)`, `load(..., per_layer=False)`, and families with further tables.
         is_edited: Whether the vocabulary of the layer was edited, so that its rows are in another order than those of
@@ -107,7 +112,7 @@ class EmbeddingLayer(Pretrained):
 
     def __init__(
         self,
-        table: TokenTable | nn.Embedding,
+        table: TokenTable | nn.Embedding | None,
         position: Position | None = None,
         head: OutputHead | PredictionHead | None = None,
         *,
@@ -123,6 +128,7 @@ class EmbeddingLayer(Pretrained):
         streams: PredictionStreams | None = None,
         decoder: DecoderInput | None = None,
         per_layer: PerLayerInputs | None = None,
+        codes: CodeStreams | None = None,
         final_norm: nn.Module | None = None,
         layer_types: Sequence[str] = (),
         window: int | None = None,
@@ -136,12 +142,15 @@ class EmbeddingLayer(Pretrained):
         super().__init__()
         modules: dict[str, object] = {"types": types, "project": projection, "norm": norm, "position": True}
         modules |= {"mask": True, "length_mask": padding_id, "token_dropout": token_dropout, "streams": streams}
+        modules["codes"] = codes
         for each in (recipe, () if decoder is None or decoder.recipe is None else decoder.recipe):
             if len(set(each)) != len(each) or any(modules.get(step) is None for step in each):
                 raise SizeError(f"The recipe {' -> '.join(each)} has a step twice, or one without its module.")
         if numbering == "ids" and padding_id is None:
             raise SizeError('numbering="ids" counts the tokens that are not padding: it needs padding_id.')
-        self.table = as_table(table)
+        if table is None and codes is None:
+            raise SizeError("A layer needs a token table, or streams of codes.")
+        self._modules["table"] = None if table is None else as_table(table)
         self.position = Position() if position is None else position
         self.head = head
         output = head.output if isinstance(head, PredictionHead) else head
@@ -154,7 +163,7 @@ class EmbeddingLayer(Pretrained):
         self.padding_id, self.first_position_id = padding_id, first_position_id
         self.types = types if isinstance(types, nn.Module) else None
         self.norm, self.projection, self.token_dropout, self.streams = norm, projection, token_dropout, streams
-        self.decoder, self.per_layer, self.final_norm = decoder, per_layer, final_norm
+        self.decoder, self.per_layer, self.codes, self.final_norm = decoder, per_layer, codes, final_norm
         self.layer_types, self.window = tuple(layer_types), window
         self.other_positions = nn.ModuleDict(dict(other_positions or {}))
         self.block_positions, self.encoder_block_positions = tuple(block_positions), tuple(encoder_block_positions)
@@ -167,6 +176,16 @@ class EmbeddingLayer(Pretrained):
         self._tokenizer: Tokenizer | None = None
 
     @property
+    def table(self) -> TokenTable:
+        """Return the token table; in a model whose IDs are codes alone, the rows of all streams, `codes.rows`."""
+        table = self._modules["table"]
+        if table is None:
+            assert self.codes is not None
+            table = self.codes.rows
+        assert isinstance(table, TokenTable)
+        return table
+
+    @property
     def width(self) -> int:
         """Return the width of the vectors that the first block receives, D."""
         return self.table.embed_dim if self.projection is None else self.projection.out_features
@@ -175,6 +194,7 @@ class EmbeddingLayer(Pretrained):
     def config(self) -> JsonObject:
         """Return the constructor's arguments as JSON, which `from_config` reads."""
         values = {name: getattr(self, name) for name in signature(EmbeddingLayer).parameters}
+        values["table"] = self._modules["table"]
         values["head"] = None if self.head is None else describe_head(self.head)
         values["types"] = "table" if self.types is None and "types" in self.recipe else self.types
         values["other_positions"] = {kind: describe(self.position_of(kind)) for kind in self.other_positions}
@@ -192,8 +212,8 @@ class EmbeddingLayer(Pretrained):
         """
         parts = dict(config)
         try:
-            parts["table"], parts["position"] = build(parts["table"]), build(parts["position"])
-            for name in ("decoder", "per_layer", "token_dropout", "streams"):
+            parts["position"] = build(parts["position"])
+            for name in ("table", "codes", "decoder", "per_layer", "token_dropout", "streams"):
                 parts[name] = None if parts.get(name) is None else build(parts[name])
             own = None if parts["decoder"] is None else parts["decoder"].table
             parts["head"] = None if parts["head"] is None else build_head(parts["head"], own or parts["table"])
@@ -280,7 +300,11 @@ class EmbeddingLayer(Pretrained):
             EmbedLayerWarning: The tokenizer has IDs without a row in the table.
         """
         if self._tokenizer is None and self._checkpoint is not None:
-            self._tokenizer = self._checkpoint.read_tokenizer(self.table.vocab_size)
+            text = None if self.codes is None else self.codes.text_stream
+            if self._modules["table"] is not None:
+                self._tokenizer = self._checkpoint.read_tokenizer(self.table.vocab_size)
+            elif self.codes is not None and text is not None:
+                self._tokenizer = self._checkpoint.read_tokenizer(self.codes.table.sizes[text])
         return self._tokenizer
 
     def input(
@@ -291,13 +315,15 @@ class EmbeddingLayer(Pretrained):
         position_ids: Positions | None = None,
         positions: Positions | None = None,
         token_type_ids: Ids | None = None,
+        codes: IdsLike | None = None,
+        streams: int | None = None,
     ) -> Vectors:
         """Return the vectors that the first block receives, `(T, D)` or `(B, T, D)`.
 
         Bad IDs or positions on an accelerator are raised later, by `check`.
 
         Args:
-            ids: Token IDs, `(T,)` or `(B, T)`.
+            ids: Token IDs, `(T,)` or `(B, T)`; in a model whose IDs are codes alone, `(T, K)` or `(B, T, K)`.
             attention_mask: 0 for padding. As in transformers, it changes positions in OPT only; in other families,
                 left-padded text needs `positions=positions_of(ids, attention_mask)`. The steps `"mask"` and
                 `"length_mask"` set the vectors of padding to zero (DeBERTa, ESM, XLM).
@@ -305,14 +331,19 @@ class EmbeddingLayer(Pretrained):
             positions: Position of each token, counted from 0 in every family.
             token_type_ids: Segment of each token. `None` for segment 0 where segments have a table of their own (BERT),
                 and for no segments where they are rows of the token table (GPT-2).
+            codes: Codes of K streams beside each token, `(T, K)` or `(B, T, K)`, which the step `"codes"` reads; `None`
+                for text alone.
+            streams: In a model whose IDs are codes alone, the number of streams that are summed, the first ones, as in
+                Bark's fine model; `None` for all.
 
         Raises:
-            TokenIdError: An ID or a segment is outside its table.
+            TokenIdError: An ID, a segment or a code is outside its table or stream.
             PositionError: A position is outside what the scheme covers, as in a sequence that is too long.
-            SizeError: Both kinds of positions are passed, or token types to a family without them.
-            ShapeError: IDs or positions are no integers, or positions, mask or segments do not fit the IDs.
+            SizeError: Both kinds of positions are passed, or token types, codes or `streams` to a family without them.
+            ShapeError: IDs or positions are no integers, or positions, mask, segments or codes do not fit the IDs.
         """
-        return run_steps(*self._steps(ids, attention_mask, position_ids, positions, token_type_ids))
+        steps = self._steps(ids, attention_mask, position_ids, positions, token_type_ids, codes=codes, streams=streams)
+        return run_steps(*steps)
 
     def decoder_input(
         self,
@@ -342,12 +373,15 @@ class EmbeddingLayer(Pretrained):
         position_ids: Positions | None = None,
         positions: Positions | None = None,
         token_type_ids: Ids | None = None,
+        codes: IdsLike | None = None,
+        streams: int | None = None,
     ) -> Iterator[TracedStep]:
         """Yield the vectors after each step of `input`, with the name and a description of the step.
 
         Arguments and errors are those of `input`; the last vectors equal its result bit for bit.
         """
-        yield from trace_steps(*self._steps(ids, attention_mask, position_ids, positions, token_type_ids))
+        steps = self._steps(ids, attention_mask, position_ids, positions, token_type_ids, codes=codes, streams=streams)
+        yield from trace_steps(*steps)
 
     def forward(self, ids: IdsLike, attention_mask: AttentionMask | None = None, **options: Any) -> Vectors:
         """Compute `input(ids, attention_mask, **options)`."""
@@ -361,6 +395,9 @@ class EmbeddingLayer(Pretrained):
         positions: Positions | None,
         token_type_ids: Ids | None,
         decoder: DecoderInput | None = None,
+        *,
+        codes: IdsLike | None = None,
+        streams: int | None = None,
     ) -> tuple[list[EmbeddingStep], TokenBatch]:
         """Check the arguments of `input`, and return the two arguments of `run_steps`.
 
@@ -370,6 +407,11 @@ class EmbeddingLayer(Pretrained):
             raise SizeError("Pass position_ids (as transformers counts) or positions (from 0), not both.")
         if token_type_ids is not None and "types" not in self.recipe:
             raise SizeError(f"A layer of family {self.family} has no token types: leave token_type_ids out.")
+        if codes is not None and "codes" not in self.recipe:
+            raise SizeError(f"A layer of family {self.family} reads no codes beside tokens: leave codes out.")
+        is_of_codes = self.codes is not None and (self._modules["table"] is None or decoder is not None)
+        if streams is not None and not is_of_codes:
+            raise SizeError(f"The IDs of family {self.family} are not those of streams: leave streams out.")
         if position_ids is not None:
             check_integer_positions(position_ids)
             positions = position_ids - self.first_position_id
@@ -379,7 +421,12 @@ class EmbeddingLayer(Pretrained):
             position = self.position_of("decoder" if "decoder" in self.other_positions else None)
             norm = norm if decoder.norm is None else decoder.norm
             recipe = recipe if decoder.recipe is None else decoder.recipe
+        look_up: Callable[..., Any] = table if decoder is None or decoder.is_scaled else UnscaledLookup(table)
         ids = sequence_of(ids, None, table)
+        if is_of_codes:
+            assert self.codes is not None
+            look_up = StreamLookup(self.codes.table, ids, streams)
+            ids = look_up.first
         if token_type_ids is None and self.types is not None:
             token_type_ids = torch.zeros_like(ids)
         if token_type_ids is not None and token_type_ids.shape != ids.shape:
@@ -387,7 +434,7 @@ class EmbeddingLayer(Pretrained):
         types = table if self.types is None else self.types  # those of the recipe exist: the constructor checks it
         modules: dict[Step, Any] = {"types": types, "position": position, "norm": norm, "project": self.projection}
         modules |= {"mask": self, "length_mask": self, "token_dropout": self.token_dropout, "streams": self.streams}
-        look_up = table if decoder is None or decoder.is_scaled else UnscaledLookup(table)
+        modules["codes"] = self.codes
         steps = [EmbeddingStep("look_up", look_up), *(EmbeddingStep(step, modules[step]) for step in recipe)]
         if attention_mask is not None:
             check_mask(attention_mask, ids.shape)
@@ -400,7 +447,8 @@ class EmbeddingLayer(Pretrained):
             lengths = ids.ne(self.padding_id).sum(-1, keepdim=True)
             attention_mask = (torch.arange(ids.shape[-1], device=ids.device) < lengths).long()
         following = position(positions + 1) if "streams" in recipe else None
-        return steps, TokenBatch(ids, positions, token_type_ids, attention_mask, following)
+        codes = None if codes is None else as_ids(codes, beside=table)
+        return steps, TokenBatch(ids, positions, token_type_ids, attention_mask, following, codes)
 
     def default_positions(self, ids: Ids, attention_mask: AttentionMask | None = None) -> Positions:
         """Return the position that `input` gives each token by default, counted from 0.

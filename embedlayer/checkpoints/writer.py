@@ -88,7 +88,7 @@ def tensors_of_layer(
             "layer before the edit."
         )
     state = layer.state_dict()
-    if unmatched := sorted(state.keys() ^ names.keys()):
+    if unmatched := sorted(state.keys() ^ {key.partition("[")[0] for key in names}):
         raise CheckpointError(
             f"{', '.join(unmatched)} of this layer and the checkpoint's tensors are not one to one, so they cannot "
             f"be put back. Save the layer by itself with save_pretrained."
@@ -96,7 +96,19 @@ def tensors_of_layer(
     weights = weight_names(layer, names)
     tables = {name: part.stored_rows for name, part in layer.named_modules() if isinstance(part, PackedRows)}
     ordered = sorted(weights, key=lambda key: key not in ("table", "table.weight"))
-    return {name: tables[key] if key in tables else state[key] for key in ordered for name in weights[key]}
+    return {name: tables[key] if key in tables else rows_of_key(state, key) for key in ordered for name in weights[key]}
+
+
+def rows_of_key(state: Mapping[str, Tensor], key: str) -> Tensor:
+    """Return the tensor of a key in `tensor_names`: `"weight[2:5]"` are the rows 2 to 4 of `state["weight"]`.
+
+    A checkpoint may store the rows of K streams, which are one weight here, in K tensors.
+    """
+    name, _, bounds = key.partition("[")
+    if not bounds:
+        return state[name]
+    start, stop = map(int, bounds.removesuffix("]").split(":"))
+    return state[name][start:stop]
 
 
 def write_tensors(
@@ -109,6 +121,7 @@ def write_tensors(
     left_out: Collection[str] = (),
     is_edited: bool = False,
     axes: Mapping[str, int] | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> WriteReceipt:
     """Write a copy of the checkpoint in `checkpoint_dir` to `out_dir`, in which some tensors are replaced.
 
@@ -130,6 +143,8 @@ def write_tensors(
         is_edited: Whether the rows belong to other tokens than before, so that the vocabulary is another one, also with
             as many rows.
         axes: From the names of tensors that no record names to the axis of their tokens.
+        shapes: New shapes of the tensors, which are not those of tokens, as the rows of one stream of codes; no
+            configuration is changed then. `None`: the number of tokens gives the shapes.
 
     Returns:
         The changed tensors and files.
@@ -162,7 +177,7 @@ def write_tensors(
     family = checkpoint_family(checkpoint)
     spec = None if family is None else family.per_layer
     per_layer = [] if spec is None else checkpoint.find(spec.table)
-    moved = _expected_shapes(checkpoint, old_rows, rows)
+    moved = _expected_shapes(checkpoint, old_rows, rows) if shapes is None else dict(shapes)
     for name, axis in (axes or {}).items():
         old_shape = checkpoint.matrix_info(name).shape
         moved[name] = (*old_shape[:axis], rows, *old_shape[axis + 1 :])
@@ -183,9 +198,11 @@ def write_tensors(
     of_tokens = [table]
     for name, tensor in tensors.items():
         old_shape = checkpoint.matrix_info(name).shape
-        is_copy = family is None and old_shape == checkpoint.matrix_info(table).shape
+        is_copy = shapes is None and family is None and old_shape == checkpoint.matrix_info(table).shape
         of_tokens += [name] if is_copy or name in moved else []
-        expected = (rows, *old_shape[1:]) if name == table or is_copy else moved.get(name, old_shape)
+        expected = (
+            (rows, *old_shape[1:]) if (name == table and shapes is None) or is_copy else moved.get(name, old_shape)
+        )
         if name in per_layer and tensor.shape[0] <= rows:  # it may lack the last tokens (Gemma 3n)
             expected = (tensor.shape[0], *old_shape[1:])
         if tuple(tensor.shape) != expected:
@@ -223,7 +240,8 @@ def write_tensors(
             else:
                 shutil.copyfile(file, partial / name)
                 copied += [name]
-        sizes = {"vocab_size": rows}
+        sizes = {"vocab_size": rows} if family is None else {family.vocab_size: rows - family.extra_rows}
+        sizes = sizes if rows != old_rows and shapes is None else {}
         if spec is not None and changed.keys() & {*per_layer}:
             sizes[spec.rows] = len(changed[per_layer[0]])
         _rewrite_json(partial, checkpoint, old_rows, sizes, changed, numel)
@@ -334,7 +352,7 @@ def _rewrite_json(
         if new:
             text.update(new)
             write_json(config, content)
-    params, rows = folder / PARAMS, sizes["vocab_size"]
+    params, rows = folder / PARAMS, sizes.get("vocab_size", old_rows)
     if rows != old_rows and params.is_file() and (content := read_json(params)).get("vocab_size") == old_rows:
         write_json(params, {**content, "vocab_size": rows})
     index = folder / INDEX

@@ -7,7 +7,7 @@ Under `torch.compile` the CPU check is one custom operator, so there is no graph
 
 from collections.abc import Mapping
 from itertools import chain
-from typing import Literal
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -18,7 +18,8 @@ from embedlayer.core.errors import EmbedLayerError, PositionError, ShapeError, S
 from embedlayer.core.shapes import Encoded, IdsLike
 from embedlayer.core.torch_state import constant_in_graphs, plain_operators_only
 
-Kind = Literal["token id", "position"]
+Kind: TypeAlias = str
+"""What indices are: `"position"`, `"token id"`, or `"token id of stream 3"` of several streams with own rows."""
 
 INTEGERS = (torch.int64, torch.int32)
 
@@ -303,7 +304,11 @@ def outside_error(kind: Kind, value: int, size: int, *, first: int, row: int, co
         row: Sequence in the batch that contains the index.
         column: Place of the index in its sequence.
     """
-    place = f"{kind} {value} at row {row}, column {column}"
+    name, _, stream = kind.partition(" of ")
+    place = f"{name} {value} at row {row}, column {column}"
+    if stream:
+        hint = "IDs of a stream count from 0; the offset of its rows is added to them."
+        return TokenIdError(f"{place}, {stream}, is outside this stream of {size} rows (0..{size - 1}).\n{hint}")
     if kind == "token id":
         hint = (
             "Check that tokenizer and table belong together; embedlayer.tokenization.table_size(tokenizer) rows are "
@@ -329,10 +334,10 @@ def checked_copy(indices: Tensor, size: int, kind: str, offset: int = 0) -> Tens
     Args:
         indices: Row numbers, with `offset` added.
         size: Number of rows without the first `offset` ones.
-        kind: What the indices are: `"token id"` or `"position"`.
+        kind: What the indices are.
         offset: Number that was added to the indices.
     """
-    raise_if_outside(indices, size + offset, "position" if kind == "position" else "token id", offset=offset)
+    raise_if_outside(indices, size + offset, kind, offset=offset)
     return indices.clone()
 
 

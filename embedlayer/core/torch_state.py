@@ -157,6 +157,37 @@ unscale_all_ = torch._amp_foreach_non_finite_check_and_unscale_
 """Functions on lists of gradients, which `torch.nn.utils` and `GradScaler` call."""
 
 
+def bag_gradient_of_rows(grad: Tensor, ids: Tensor, bags: Tensor, num_rows: int, weights: Tensor | None) -> Tensor:
+    """Return the dense gradient of the rows of `F.embedding_bag(mode="sum")`, `(num_rows, D)`.
+
+    Args:
+        grad: Gradient of the sums, `(N, D)`.
+        ids: Row of each term, `(M,)`.
+        bags: Sum of each term, `(M,)`.
+        num_rows: Number of rows.
+        weights: Factor of each term, `(M,)`, or `None` for 1.
+    """
+    none = ids.new_empty(0)
+    rows: Tensor = torch.ops.aten._embedding_bag_dense_backward(
+        grad, ids, bags, none, none, num_rows, False, 0, weights, -1
+    )
+    return rows
+
+
+def bag_gradient_of_weights(grad: Tensor, rows: Tensor, ids: Tensor, bounds: Tensor, bags: Tensor) -> Tensor:
+    """Return the gradient of the factors of the terms of `F.embedding_bag(mode="sum")`, `(M,)`.
+
+    Args:
+        grad: Gradient of the sums, `(N, D)`.
+        rows: The rows, `(V, D)`.
+        ids: Row of each term, `(M,)`.
+        bounds: First term of each sum, and the end of the last, `(N + 1,)`.
+        bags: Sum of each term, `(M,)`.
+    """
+    factors: Tensor = torch.ops.aten._embedding_bag_per_sample_weights_backward(grad, rows, ids, bounds, bags, 0, -1)
+    return factors
+
+
 def has_hooks(module: nn.Module) -> bool:
     """Return whether calling `module` runs more than its `forward`: its own hooks, global hooks, or `module.compile()`.
 

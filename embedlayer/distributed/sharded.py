@@ -137,6 +137,8 @@ class ShardedTable(TokenTable, checks_ids=True):
         PeerError: In a call that every rank must make, if another rank has ended or hangs.
     """
 
+    is_collective = True
+
     def __init__(
         self,
         local: LookupTable,

@@ -1,8 +1,8 @@
 """One record per model family: tensor names, scale, norms, projections, head, positions, and configuration keys.
 
 This package is data: `embedlayer.checkpoints.reading` and `embedlayer.positions.rotary.config` build modules from it.
-No other module of `embedlayer` names a `model_type`. `records` defines the fields; `causal`, `masked` and
-`encoder_decoder` have the records. `multimodal` says how multimodal models use a language model's head.
+No other module of `embedlayer` names a `model_type`. `records` defines the fields; `causal`, `masked`,
+`encoder_decoder` and `streams` have the records. `multimodal` says how multimodal models use a language model's head.
 `rotary_settings` has the rotary settings of each model type; `token_ids` says which entries name token IDs.
 """
 
@@ -40,6 +40,7 @@ from embedlayer.families.records import (
     HeadSpec,
     Names,
 )
+from embedlayer.families.streams import REFUSED_STREAMS, STREAM_FAMILIES
 from embedlayer.families.rotary_settings import REFUSED_ROTARY, ROTARY, RotaryPositions
 
 __all__ = [
@@ -98,12 +99,13 @@ FAMILIES: tuple[Family, ...] = (
     *CAUSAL_FAMILIES,
     *MASKED_FAMILIES,
     *ENCODER_DECODER_FAMILIES,
+    *STREAM_FAMILIES,
     Family("model2vec", ("model2vec",), ("embeddings",), FoldedRows(), head=None),
     Family("static_embedding", ("StaticEmbedding",), ("embedding.weight", "embeddings"), FoldedRows(), head=None),
 )
 """The known families. The last two, model2vec and StaticEmbedding, are tables without a model."""
 
-REFUSED: Mapping[str, str] = {**REFUSED_CAUSAL, **REFUSED_MASKED, **REFUSED_MULTIMODAL}
+REFUSED: Mapping[str, str] = {**REFUSED_CAUSAL, **REFUSED_MASKED, **REFUSED_MULTIMODAL, **REFUSED_STREAMS}
 """Model type of a known model that `load` does not read -> the reason."""
 
 PER_LAYER_ROWS: Names = tuple(
@@ -117,6 +119,7 @@ VOCAB_SIZE_KEYS: Names = tuple(
         for family in FAMILIES
         for key in (
             "vocab_size",
+            family.vocab_size,
             *(own for own, common in family.aliases if common == "vocab_size"),
             *((family.head.rows.key,) if family.head is not None and isinstance(family.head.rows, CountedRows) else ()),
             *((family.decoder_input.vocab_size,) if family.decoder_input is not None else ()),

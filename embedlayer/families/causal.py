@@ -209,20 +209,6 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     ),
     _llama("mllama", "mllama_text_model", rows=ExtraRows(8), head=HeadSpec(tied="never")),
     _llama(
-        "moshi",
-        rows=ExtraRows(1),
-        head=HeadSpec(tied="never"),
-        other_tables=(
-            OtherTable(
-                "embed_tokens.0.weight",
-                "first of the tables of audio codes, whose rows are added to the input",
-                of_tokens=False,
-                is_input=True,
-            ),
-            OtherTable("text_embed_tokens.weight", "input of the depth decoder"),
-        ),
-    ),
-    _llama(
         "qwen4_exp",
         "qwen4_exp_text",
         other_tables=(
@@ -427,10 +413,6 @@ REFUSED_CAUSAL: Mapping[str, str] = {
     **dict.fromkeys(
         ("gemma4_assistant", "gemma4_unified_assistant"),
         "its first block receives hidden states of another model, which drafts tokens with it",
-    ),
-    **dict.fromkeys(
-        ("musicgen_decoder", "musicgen_melody_decoder"),
-        "its input is the sum of the rows of several codebooks, and each codebook has a head",
     ),
 }
 """Model type -> why its input or its head is not that of one table, the middle of a sentence."""

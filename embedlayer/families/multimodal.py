@@ -22,6 +22,7 @@ _SPECS: tuple[tuple[MultimodalSpec, Names], ...] = (
             *("minimax_m3_vl", "shieldgemma2", "video_llama_3"),
         ),
     ),
+    (MultimodalSpec(tied_by="none", part="decoder"), ("musicgen", "musicgen_melody")),
     (MultimodalSpec(flat="persimmon"), ("fuyu",)),
     (MultimodalSpec(flat="dots3_note_text"), ("dots3_note",)),
     (MultimodalSpec(tied_by="either", flat="hunyuan_vl_text", tied=True), ("hunyuan_vl",)),

@@ -26,6 +26,7 @@ Step = Literal[
     "length_mask",
     "token_dropout",
     "streams",
+    "codes",
 ]
 """A step of the input embedding: recipes of families, traces, plots and the explorer use these names.
 
@@ -42,6 +43,7 @@ Step = Literal[
   first n vectors (XLM).
 - `"token_dropout"`: set the vectors of the mask token to zero, and rescale the others (ESM).
 - `"streams"`: append the vectors of the streams that predict later tokens (ProphetNet).
+- `"codes"`: add the sum of the rows of K streams of codes (Moshi), or put it in the place of some tokens (CSM, Higgs).
 """
 
 Numbering = Literal["all", "mask", "ids"]
@@ -154,12 +156,14 @@ class SinusoidalPositions:
             so (Pegasus-X: true without padding).
         stored: Names under which a checkpoint may store the vectors. As in transformers, stored ones are read instead
             of computed (FSMT, Marian, Pegasus).
+        cosines_first: Whether a vector holds all cosines, then all sines (MusicGen).
     """
 
     after_padding: bool = True
     offset: int | None = None
     endpoint: bool | None = None
     stored: Names = ()
+    cosines_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -420,6 +424,68 @@ class WideRows:
 
 
 @dataclass(frozen=True)
+class CodeHeadSpec:
+    """Heads of K streams of codes: one matrix of rows for each stream that they predict, without a bias.
+
+    Attributes:
+        weight: Tensor names of the rows: with `"{}"` in each, the number of a head, one tensor for each head; else one
+            tensor of all heads, see `layout`.
+        first: First stream that is predicted (1 for a depth decoder that reads stream 0, and for Bark).
+        only: Whether no other stream than `first` is predicted (CSM's backbone, Kyutai).
+        tied: Configuration key that ties the rows to those of the same streams at the input; `None` for none.
+        layout: How one tensor of all heads is stored: `"joined"`, `(sum(V_k), D)`; `"stacked"`, `(K, V, D)`; or
+            `"transposed"`, `(K, D, V)` (CSM).
+    """
+
+    weight: Names
+    first: int = 0
+    only: bool = False
+    layout: Literal["joined", "stacked", "transposed"] = "joined"
+    tied: str | None = None
+
+
+@dataclass(frozen=True)
+class CodeSpec:
+    """K streams of codes, such as those of a sound codec: their rows, whose sum is an input, and their heads.
+
+    Attributes:
+        table: Tensor names of the rows: with `"{}"` in each, the number of a stream, one tensor for each stream; else
+            one tensor of all rows, stream after stream.
+        size: Configuration keys of the number of codes of a stream, V_k, the preferred one first.
+        count: Configuration keys of the number of streams, or of those of one side of a dialogue.
+        sides: Sides of a dialogue, each of which has `count` streams (Moshi: 2, its own and the user's).
+        more_rows: Rows of each stream beyond its codes, to which the heads have no rows (MusicGen: padding).
+        text_size: Configuration key of the size of a further stream before the others, of text; `None` for none.
+        shared_padding: Configuration key of the number of a row behind all streams, which is an ID of each stream.
+        use: `"alone"`: the sum is the input. `"added"`: it is added to the rows of text tokens. `"placed"`: it takes
+            the place of the rows of the text tokens `placeholders`.
+        placeholders: Configuration keys of these tokens.
+        head: Heads that read the last hidden states of the model; `None` for none.
+        depth_head: Heads that read those of a depth decoder, one for each of its streams; `None` for none.
+        token_ids: Configuration keys of codes that have a meaning in every stream, such as padding.
+        configs: Configuration keys of further configurations that state the same sizes.
+        delays: How many steps later each stream is written. `"steps"`: stream k by k, or both channels of stereo
+            sound by k; `"first"`: the first stream of each side by none, and the others by one. Or a configuration key
+            of a list. `None` for no delays, or if they are no part of the configuration.
+    """
+
+    table: Names
+    size: Names
+    count: str = "num_codebooks"
+    sides: int = 1
+    more_rows: int = 0
+    text_size: str | None = None
+    shared_padding: str | None = None
+    use: Literal["alone", "added", "placed"] = "alone"
+    placeholders: Names = ()
+    head: CodeHeadSpec | None = None
+    depth_head: CodeHeadSpec | None = None
+    token_ids: Names = ()
+    configs: Names = ()
+    delays: str | None = None
+
+
+@dataclass(frozen=True)
 class HeadSpec:
     """Describe the LM head of a family: the names of its tensors, and the steps that it computes.
 
@@ -503,7 +569,7 @@ class Family:
         name: Name in reports. Empty for a group of families; their layers have the `model_type` as name.
         model_types: Values of `model_type` in its configurations.
         table: Names of the token table in a checkpoint, the preferred one first. A checkpoint with several of them
-            stores the same rows several times.
+            stores the same rows several times. Empty for a model whose IDs are `codes` alone.
         rows: How the rows of the table differ from one stored row for each of `vocab_size` tokens; `None` if they do
             not.
         width: Configuration keys that may state the width of the table; the first one that is present is used.
@@ -528,6 +594,8 @@ class Family:
         defaults: Pairs (configuration key, transformers' default) of keys that published configurations leave out.
         other_tables: Tables that the model has beside the token table, and that are not read.
         per_layer: Per-layer inputs; `None` for a family without them.
+        codes: K streams of codes beside the tokens, or in their place; `None` for a model of tokens alone.
+        vocab_size: Configuration key of the number of rows of the table.
         notes: Sentences about what transformers computes for this family and the layer does not; shown when a
             checkpoint is loaded.
     """
@@ -554,6 +622,8 @@ class Family:
     defaults: tuple[tuple[str, int | float | str], ...] = ()
     other_tables: tuple[OtherTable, ...] = ()
     per_layer: PerLayerSpec | None = None
+    codes: CodeSpec | None = None
+    vocab_size: str = "vocab_size"
     notes: Names = ()
 
     @property
@@ -581,6 +651,7 @@ class MultimodalSpec:
             logits. If not, and the language model has one, its logits differ from those of the whole model.
         table: Names of the token table, the preferred one first, if the multimodal model looks tokens up by itself and
             not by its language model's table. Empty for the names in the record of the language model.
+        part: Configuration key of the language model's configuration.
         flat: `model_type` of the language model if older configurations have its keys beside those of the whole model,
             without `text_config`; `None` if there are no such configurations.
     """
@@ -589,4 +660,5 @@ class MultimodalSpec:
     tied: bool | Literal["text"] = False
     scales_logits: bool = False
     table: Names = ()
+    part: str = "text_config"
     flat: str | None = None

@@ -6,3 +6,6 @@ from .draft_map import save_draft_tokens as save_draft_tokens
 from .output import OutputHead as OutputHead
 from .prediction import PredictionHead as PredictionHead
 from .shared_tokens import DraftMap as DraftMap
+from .streams import StackedRows as StackedRows
+from .streams import StreamHead as StreamHead
+from .streams import StreamLoss as StreamLoss

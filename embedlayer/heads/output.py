@@ -380,10 +380,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             TokenizerError: `tokenizer` is no tokenizer.
         """
         if self.tied:
-            raise CheckpointError(
-                "A tied head has no rows of its own, so it cannot be loaded alone. Save the model or EmbeddingLayer "
-                "that has the table and the head; or save the table, and tie a new head to it: OutputHead(table)."
-            )
+            raise tied_alone()
         super().save_pretrained(directory, tokenizer=tokenizer)
 
     def reset_parameters(self) -> None:
@@ -570,6 +567,14 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         parts += ["head_dtype=float32"] if self.head_dtype is not None else []
         parts += ["batch_invariant"] if self.batch_invariant else []
         return ", ".join(parts)
+
+
+def tied_alone() -> CheckpointError:
+    """Return, without raising it, the error for a tied head that is to be saved without its table."""
+    return CheckpointError(
+        "A tied head has no rows of its own, so it cannot be loaded alone. Save the model or EmbeddingLayer "
+        "that has the table and the head; or save the table, and tie a new head to it: OutputHead(table)."
+    )
 
 
 def _one_of(value: int | None, other: int | None, name: str) -> int | None:

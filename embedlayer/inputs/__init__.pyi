@@ -1,3 +1,5 @@
+from .delays import delay_streams as delay_streams
+from .delays import undelay_streams as undelay_streams
 from .embedding import InputEmbedding as InputEmbedding
 from .embedding import TransformerEmbedding as TransformerEmbedding
 from .embedding import embed as embed

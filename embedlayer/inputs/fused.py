@@ -11,11 +11,9 @@ the mask is not stored: the backward pass computes it again. It is the same with
 kernels on CUDA. The masks of `torch.nn.functional.dropout` and of compiled graphs are other ones.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -26,7 +24,7 @@ from embedlayer.core.torch_state import fusible, has_hooks, has_memory, is_captu
 from embedlayer.kernels.input import Dropout, StoredRows, gather_rows, look_up_applies, scale_applies
 from embedlayer.kernels.kernel import Kernel
 from embedlayer.positions.position import AdditivePosition, Position
-from embedlayer.row_sparse.gradient import Segments, finished_gradient, segments_of_equal_ids
+from embedlayer.row_sparse.gradient import Segments, finished_gradient, segments_of_equal_ids, untouched_zeros
 from embedlayer.row_sparse.hooks import applied_rows
 from embedlayer.row_sparse.storage import raw_weight
 from embedlayer.tables.lookup import LookupTable
@@ -39,8 +37,6 @@ CLAIMED_NUMEL = 1 << 15  # elements that a thread of a kernel claims at once
 BLOCK_NUMEL = 1 << 20
 """Elements in a block of torch operators: few enough for the CPU cache, enough to keep all threads busy."""
 
-
-CACHE_LINE = 64  # bytes
 
 SKIPPED_METHODS: tuple[tuple[type, dict[str, Callable[..., Any]]], ...] = (
     (nn.Dropout, {"__call__": nn.Module.__call__, "forward": nn.Dropout.forward}),
@@ -370,7 +366,7 @@ def _table_gradient(ctx: Any, ids: Tensor, grad: Tensor) -> Tensor | None:
     segments = segments_of_equal_ids(ids.view(-1), drop=ctx.padding_idx)
     rows = len(segments.rows)
     if not ctx.sparse:
-        dense = _untouched_zeros(ctx.shape, grad.dtype)
+        dense = untouched_zeros(ctx.shape, grad.dtype)
         return dense if _sum_masked(ctx, grad, segments, segments.rows, ctx.scale, dense) else None
     values = grad.new_empty((rows, grad.shape[-1]))
     if not _sum_masked(ctx, grad, segments, torch.arange(rows, device=ids.device), ctx.scale, values):
@@ -401,19 +397,6 @@ def _sum_masked(ctx: Any, grad: Tensor, segments: Segments, places: Tensor, scal
         *(ctx.dropout[:2], out),
         block=max(1, CLAIMED_NUMEL * len(places) // max(1, grad.numel())),
     )
-
-
-def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return zeros whose memory the system provides at the first write; NumPy requests large pages for it.
-
-    Like torch's own tensors, they begin at a cache line.
-    """
-    if dtype == torch.bfloat16:
-        return _untouched_zeros(shape, torch.int16).view(dtype)
-    number = torch.empty(0, dtype=dtype).numpy().dtype
-    memory = np.zeros(math.prod(shape) + CACHE_LINE // number.itemsize, number)
-    start = -memory.ctypes.data % CACHE_LINE // number.itemsize
-    return torch.from_numpy(memory[start : start + math.prod(shape)].reshape(shape))
 
 
 def _blocks(x: Tensor, *others: Tensor | None) -> Iterator[tuple[int, list[Any]]]:

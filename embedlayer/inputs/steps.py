@@ -27,6 +27,7 @@ class EmbeddingStep(NamedTuple):
     | `mask`, `length_mask` | `x` with zeros for padding; `x` if there is no `attention_mask` |
     | `injections`, `token_dropout` | `module(x, ids, attention_mask)` |
     | `streams` | `module(x, following)` |
+    | `codes` | `module(x, ids, codes)`; `x` if there are no `codes` |
     """
 
     name: Step
@@ -44,6 +45,7 @@ class TokenBatch(NamedTuple):
             `length_mask` and `token_dropout` read it.
         following: Vectors of the position after that of each token, `(T, D)` or `(..., T, D)`, which only the step
             `streams` reads; `None` without such a step.
+        codes: Codes of K streams, `(..., T, K)`, which only the step `codes` reads; `None` to read none.
     """
 
     ids: Int[Tensor, "*batch T"]
@@ -51,6 +53,7 @@ class TokenBatch(NamedTuple):
     token_type_ids: Ids | None = None
     attention_mask: AttentionMask | None = None
     following: Float[Tensor, "*rows T D"] | None = None
+    codes: Int[Tensor, "*batch T K"] | None = None
 
 
 class TracedStep(NamedTuple):
@@ -155,6 +158,8 @@ def _run(step: EmbeddingStep, x: Tensor | None, batch: TokenBatch) -> Tensor:
         x = module(x, batch.ids, batch.attention_mask)
     elif name == "streams":
         x = module(x, batch.following)
+    elif name == "codes":
+        x = x if batch.codes is None else module(x, batch.ids, batch.codes)
     elif name == "dropout":
         x = dropout_step(module, x)
     elif name != "look_up":
@@ -203,6 +208,8 @@ def _trace(step: EmbeddingStep, x: Tensor, batch: TokenBatch) -> Iterator[Traced
         note, added = f"adds the vectors of {getattr(module, '__name__', 'additional tables')}", result - x
     elif name == "streams":
         note = f"{result.shape[-2] // x.shape[-2] - 1} streams that predict later tokens are appended"
+    elif name == "codes":
+        note = "no codes are passed, so none are added" if batch.codes is None else "sums of the rows of codes"
     else:
         note = f"width {result.shape[-1]}" if name == "norm" else f"p = {getattr(module, 'p', 0):g}, in training only"
     yield TracedStep(name, result, note, added)

@@ -42,7 +42,7 @@ class IndexCheck(nn.Module):
 
     Args:
         size: Number of valid indices, which count from 0.
-        kind: What the indices are, for error messages: `"token id"` or `"position"`.
+        kind: What the indices are, for error messages: `"token id"`, `"position"` or `"token id of stream 3"`.
         offset: Number that is added to each index before the look-up. The table has `size + offset` rows, and
             indices from `-offset` on are accepted.
     """

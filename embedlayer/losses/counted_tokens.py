@@ -184,6 +184,33 @@ class CheckedIds(NamedTuple):
         is_bad = self.is_bad if result.dim() else self.is_bad.any()
         return result.masked_fill(is_bad, torch.nan)
 
+    def by_row(self, kept: Tensor) -> list[tuple[Tensor, "CheckedIds"]]:
+        """Return mask and IDs of the tokens of each of several heads; with others to drop, the host waits once more.
+
+        Args:
+            kept: Mask of the tokens that count, `(K, N)`: those of a head are a row.
+        """
+        tokens, masks = self.tokens, kept.unbind()
+        counted = [CountedTokens()] * len(masks)
+        if tokens.places is not None:
+            others = ~kept
+            left_out = _read_numbers(others.sum(1))
+            counted = [_dropped(*each) for each in zip(masks, others.unbind(), left_out, strict=True)]
+        elif tokens.mask is not None:
+            by_row = [None] * len(masks) if tokens.others is None else tokens.others.view(kept.shape).unbind()
+            counted = [CountedTokens(mask, None, others) for mask, others in zip(masks, by_row, strict=True)]
+        ids, *rest = (
+            [None] * len(masks) if x is None else x.unbind()
+            for x in (self.ids, self.is_bad, self.factors, self.weights)
+        )
+        parts = zip(ids, counted, *rest, strict=True)
+        return [(mask, CheckedIds(*part)) for mask, part in zip(masks, parts, strict=True)]
+
+    def viewed(self, shape: torch.Size) -> "CheckedIds":
+        """Return the same IDs with the tokens in another shape."""
+        ids, tokens, *rest = self
+        return CheckedIds(ids.view(shape), tokens, *(None if x is None else x.view(shape) for x in rest))
+
 
 def counted_tokens(mask: Tensor, *, drop: bool | None, request: RankRequest | None = None) -> CountedTokens:
     """Return the tokens that count by their mask `(...)`.

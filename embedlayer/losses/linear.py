@@ -4,6 +4,7 @@ Two implementations compute the same loss and the same gradients: plain PyTorch,
 stores the logits of one chunk at a time instead of `tokens x V` numbers.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Unpack
 
 import torch
@@ -15,7 +16,7 @@ from embedlayer.core.errors import SizeError
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.torch_state import fusible
 from embedlayer.kernels.softmax import STATISTICS
-from embedlayer.losses.counted_tokens import counted_targets
+from embedlayer.losses.counted_tokens import CheckedIds, RankRequest, counted_targets
 from embedlayer.losses.definition import cross_entropy, loss_dtype, reduce_losses
 from embedlayer.losses.differentiable_totals import compute_loss
 from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits, tokens_and_weight
@@ -146,10 +147,20 @@ def cross_entropy_of(
     return reduced_and_token_losses(logits, targets, loss)[0]
 
 
+Counted = tuple[Tensor, CheckedIds]
+"""Mask of the targets that count, and the checked targets, as `counted_targets` returns them."""
+
+
 def reduced_and_token_losses(
-    logits: UncomputedLogits, targets: Int[Tensor, "*batch"], loss: LossSettings
+    logits: UncomputedLogits, targets: Int[Tensor, "*batch"], loss: LossSettings, counted: Counted | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return `cross_entropy_of`, and with a reduction the loss of each target without gradient, `(...)`.
+
+    Args:
+        logits: The head and its hidden states.
+        targets: Token IDs `(...)`, or `ignore_index`.
+        loss: Options of the loss.
+        counted: What `targets_of_heads` found out about the targets; `None` to check them here.
 
     Raises:
         SizeError: See `cross_entropy_of`, which has the same errors.
@@ -167,21 +178,11 @@ def reduced_and_token_losses(
     in_graph = logits if compiled and isinstance(logits, LinearLogits) and not logits.is_sharded else None
     if in_graph is not None and device_kind(targets) == "cpu":  # the operator checks targets and weights
         return cross_entropy_operator(in_graph, targets, loss)
-    drop = False if plain else loss.drop_ignored
-    other: int | None = loss.ignore_index if plain else 0
-    if isinstance(logits, LinearLogits) and not (plain or compiled or logits.is_sharded or loss.reduction == "none"):
-        is_differentiated = any(RequestedGradients.of(logits.hidden, logits.weight, logits.bias))
-        other = None if is_differentiated and STATISTICS.applies(*logits.tensors) else 0
-    kept, checked = counted_targets(
-        targets,
-        logits.vocab_size,
-        loss.ignore_index,
-        drop=drop,
-        other=other,
-        mean=loss.reduction == "mean",
-        weights=loss.token_weights,
-        request=logits.rank_request,
-    )
+    if counted is None:
+        drop = False if plain else loss.drop_ignored
+        other = loss.ignore_index if plain else 0 if compiled else _other([logits], loss)
+        counted = _counted(targets, logits.vocab_size, loss, drop, other, logits.rank_request)
+    kept, checked = counted
     loss = loss._replace(token_weights=checked.weights)
     if plain:
         if checked.is_bad is not None:
@@ -196,3 +197,70 @@ def reduced_and_token_losses(
         objective = CrossEntropy(logits.vocab_size, loss.label_smoothing, loss.z_loss)
         found = compute_loss(logits, target_request(checked, loss), objective, kept, loss, checked.factors)
     return checked.marked(found[0]), checked.marked(found[1])
+
+
+def targets_of_heads(
+    heads: Sequence[UncomputedLogits], targets: Int[Tensor, " N"], loss: LossSettings
+) -> Iterator[tuple[UncomputedLogits, Tensor, LossSettings, Counted | None]]:
+    """Yield for each of several heads its arguments of `reduced_and_token_losses`.
+
+    On an accelerator the targets of all heads are checked and counted at once, so that the host waits for no head.
+
+    Args:
+        heads: The heads, with as many hidden states each.
+        targets: Targets of the heads, one after another.
+        loss: Options of the loss, with the weights of all tokens.
+
+    Raises:
+        TokenIdError: On an accelerator, a target is outside of all heads; see `cross_entropy_of`.
+        SizeError: On an accelerator that waits, the weight of a token that counts is infinite or NaN.
+    """
+    shape, weights, count = heads[0].hidden.shape[:-1], loss.token_weights, len(heads)
+    by_head = targets.view(count, -1)
+    counted: list[Counted | None] = [None] * count
+    is_in_graph = torch.compiler.is_compiling() or not fusible(targets)
+    if device_kind(targets) != "cpu" and not is_in_graph and not any(is_plain(head, loss) for head in heads):
+        size = max(head.vocab_size for head in heads)
+        if any(head.vocab_size < size for head in heads):  # one that is outside of its own head is outside of all
+            parts = zip(heads, by_head, strict=True)
+            by_head = torch.stack([part.masked_fill(part >= head.vocab_size, size) for head, part in parts])
+        if weights is not None:
+            weights = weights.to(loss_dtype(heads[0].dtype)).view(count, -1)
+        kept, checked = _counted(
+            by_head, size, loss._replace(token_weights=weights), loss.drop_ignored, _other(heads, loss), None
+        )
+        counted = [(mask.view(shape), each.viewed(shape)) for mask, each in checked.by_row(kept)]
+    for place, head in enumerate(heads):
+        of_tokens = None if weights is None else weights.view(count, -1)[place].view(shape)
+        yield head, by_head[place].view(shape), loss._replace(token_weights=of_tokens), counted[place]
+
+
+def _other(heads: Sequence[UncomputedLogits], loss: LossSettings) -> int | None:
+    """Return `other` of `counted_targets` for a loss of heads that is computed in chunks, in eager mode."""
+    for head in heads:
+        if not isinstance(head, LinearLogits) or head.is_sharded or loss.reduction == "none":
+            return 0
+        if not (any(RequestedGradients.of(head.hidden, head.weight, head.bias)) and STATISTICS.applies(*head.tensors)):
+            return 0
+    return None
+
+
+def _counted(
+    targets: Tensor,
+    vocab_size: int,
+    loss: LossSettings,
+    drop: bool | None,
+    other: int | None,
+    request: RankRequest | None,
+) -> Counted:
+    """Return `counted_targets` for the options of a loss."""
+    return counted_targets(
+        targets,
+        vocab_size,
+        loss.ignore_index,
+        drop=drop,
+        other=other,
+        mean=loss.reduction == "mean",
+        weights=loss.token_weights,
+        request=request,
+    )

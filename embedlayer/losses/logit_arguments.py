@@ -57,8 +57,7 @@ def resolve_logits(
         if len(logits) != 2 or weight is not None:
             raise ShapeError("Logits as a tuple are (hidden, weight) or (hidden, head), without another weight.")
         logits, weight = logits
-    loss = LossSettings(**{name: value for name, value in options.items() if name in LossSettings._fields})
-    of_logits = {name: value for name, value in options.items() if name not in LossSettings._fields}
+    loss, of_logits = divided_options(options)
     if weight is None:
         _require_temperature_alone(of_logits)
         uncomputed, temperature = _of_logits(logits), of_logits.get("temperature")
@@ -76,6 +75,12 @@ def resolve_logits(
             f"linear_cross_entropy with the head's weight."
         )
     return uncomputed, loss
+
+
+def divided_options(options: Mapping[str, Any]) -> tuple[LossSettings, dict[str, Any]]:
+    """Return the options of a loss, and those of the logits with `impl` and `vocab_size`, from `LossOptions`."""
+    loss = LossSettings(**{name: value for name, value in options.items() if name in LossSettings._fields})
+    return loss, {name: value for name, value in options.items() if name not in LossSettings._fields}
 
 
 def require_head(head: object) -> None:

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from embedlayer.core.documents import AttentionMask, shifted_targets
 from embedlayer.core.errors import ShapeError, SizeError
-from embedlayer.losses.definition import loss_dtype
-from embedlayer.losses.linear import cross_entropy_of, reduced_and_token_losses
 from embedlayer.losses.options import LossSettings
-from embedlayer.losses.token_weights import counted_weights, finite_or_nan, require_token_weights
+from embedlayer.losses.target_groups import TargetGroups, reduced_losses, token_losses, weighted_sum
+from embedlayer.losses.token_weights import require_token_weights
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
 
 
@@ -88,28 +87,11 @@ def multi_token_loss_of(logits: UncomputedLogits, inputs: MultiTokenInputs, loss
         SizeError: Two options exclude each other, or the weight of a target is infinite or NaN.
         ShapeError: The targets have another shape than the hidden states.
     """
-    targets, lengths = torch.cat([each.flatten() for each in inputs.targets]), [each.numel() for each in inputs.targets]
-    loss = loss._replace(token_weights=inputs.token_weights)
-    if loss.reduction == "none":
-        parts = cross_entropy_of(logits, targets, loss).split(lengths)
-        steps = inputs.targets[0].shape[1] + 1
-        losses = torch.stack(
-            [F.pad(x.view(y.shape), (0, steps - y.shape[1])) for x, y in zip(parts, inputs.targets, strict=True)]
-        )
-        weighted = [weight * each for weight, each in zip(inputs.weights, losses.unbind(), strict=True)]
-        total = torch.zeros_like(losses[0])
-        for each in weighted:  # a product of matrices would sum in an order that depends on the number of tokens
-            total = total + each
-        return MultiTokenLoss(total, losses.detach())
-    dtype, kept = loss_dtype(logits.dtype), targets != loss.ignore_index
-    counts = torch.stack([part.sum() for part in kept.split(lengths)]).clamp(min=1).to(dtype)
-    shares = torch.ones_like(counts) if loss.reduction == "sum" else counts.reciprocal()
-    depths = zip(inputs.weights, shares, lengths, strict=True)
-    factors = torch.cat([(weight * share).expand(length) for weight, share, length in depths])
-    if inputs.token_weights is not None:
-        of_tokens = finite_or_nan(inputs.token_weights.to(dtype))
-        factors = factors * of_tokens
-    total, losses = reduced_and_token_losses(logits, targets, loss._replace(reduction="sum", token_weights=factors))
-    if inputs.token_weights is not None:
-        losses = losses * counted_weights(of_tokens, kept)
-    return MultiTokenLoss(total, torch.stack([part.sum() for part in losses.split(lengths)]) * shares)
+    lengths = [each.numel() for each in inputs.targets]
+    targets = torch.cat([each.flatten() for each in inputs.targets])
+    groups = TargetGroups(targets, lengths, inputs.weights, inputs.token_weights)
+    if loss.reduction != "none":
+        return MultiTokenLoss(*reduced_losses([logits], groups, loss))
+    steps, parts = inputs.targets[0].shape[1] + 1, token_losses([logits], groups, loss)
+    losses = [F.pad(x.view(y.shape), (0, steps - y.shape[1])) for x, y in zip(parts, inputs.targets, strict=True)]
+    return MultiTokenLoss(weighted_sum(inputs.weights, losses), torch.stack(losses).detach())

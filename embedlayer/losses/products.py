@@ -266,9 +266,11 @@ class GradientSums:
         self.weight: Tensor | None = None
         self._residual: Tensor | None = None
         if requested.weight:
-            has_residual = compiled and device_kind(whole) == "cpu"
+            has_residual = compiled and device_kind(whole) == "cpu" and whole.is_contiguous()
             is_narrow = dtype == gradient_dtype(whole) == torch.bfloat16 and (chunks < 2 or has_residual)
-            self.weight = like.new_empty(whole.shape, dtype=torch.bfloat16 if is_narrow else None)
+            of_rows = torch.bfloat16 if is_narrow else like.dtype
+            of_part = head.logits.new_gradient
+            self.weight = torch.empty_like(whole, dtype=of_rows) if of_part is None else of_part(of_rows)
             if is_narrow and chunks > 1:
                 self._residual = torch.zeros_like(self.weight.zero_(), dtype=torch.uint16)
             if chunks == 0 or len(whole) > count:

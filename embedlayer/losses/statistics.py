@@ -8,9 +8,10 @@ from torch import Tensor
 
 from embedlayer.core.errors import SizeError
 from embedlayer.core.option_docs import show_options
-from embedlayer.losses.counted_tokens import counted_targets
+from embedlayer.losses.counted_tokens import CheckedIds, counted_targets
 from embedlayer.losses.differentiable_totals import compute_totals
 from embedlayer.losses.largest import check_top_k
+from embedlayer.losses.linear import Counted
 from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits, tokens_and_weight
 from embedlayer.losses.logit_statistics import LogitStatistics
 from embedlayer.losses.next_bytes import NextBytes, check_next_bytes
@@ -118,10 +119,11 @@ def token_statistics_of(
     statistics: tuple[Statistic, ...] = ("log_probs", "entropy"),
     top_k: int = 0,
     next_bytes: NextBytes | None = None,
+    counted: Counted | None = None,
 ) -> TokenStatistics:
     """Compute `token_statistics` of logits that are not computed yet; arguments and errors are the same.
 
-    Of `loss`, the options are those of `ScoreOptions`.
+    Of `loss`, the options are those of `ScoreOptions`; `counted` is that of `reduced_and_token_losses`.
     """
     wanted = set(statistics)
     if not wanted <= set(get_args(Statistic)):
@@ -132,13 +134,16 @@ def token_statistics_of(
     if top_k:
         check_top_k(top_k, logits.vocab_size)
     shape = logits.hidden.shape[:-1]
+    checked: CheckedIds | None
     if tokens is None:
         kept, checked = torch.ones(shape, dtype=torch.bool, device=logits.hidden.device), None
     else:
         check_ids(logits.hidden, tokens, "tokens")
-        drop = False if is_plain(logits) else loss.drop_ignored
-        of_rank = logits.rank_request
-        kept, checked = counted_targets(tokens, logits.vocab_size, loss.ignore_index, drop=drop, request=of_rank)
+        if counted is None:
+            drop = False if is_plain(logits) else loss.drop_ignored
+            of_rank = logits.rank_request
+            counted = counted_targets(tokens, logits.vocab_size, loss.ignore_index, drop=drop, request=of_rank)
+        kept, checked = counted
     best = max(top_k, 1) if "is_argmax" in wanted else top_k
     check_next_bytes(next_bytes, logits.vocab_size)
     objective = LogitStatistics(

@@ -6,7 +6,7 @@ a function that computes the raw logits of some rows, as tables of another forma
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from importlib import import_module
@@ -34,6 +34,7 @@ from embedlayer.losses.options import (
     check_options,
     check_token_options,
 )
+from embedlayer.losses.row_parts import NewGradient, row_parts
 
 FEW_LOGITS = 2**16
 """Up to this number of logits the plain definition is at least as fast, and differentiable any number of times."""
@@ -103,6 +104,34 @@ class UncomputedLogits(ABC):
         logits = copy(self)
         logits.hidden, logits.options = hidden, options
         return logits
+
+    @abstractmethod
+    def _take_rows(self, parts: Sequence[Self], ranges: Sequence[tuple[int, int]]) -> None:
+        """Give each of several copies the rows of one range of tokens alone."""
+
+    def of_ranges(self, ranges: Sequence[tuple[int, int]], states: Sequence[Tensor]) -> list[Self]:
+        """Return the logits over disjoint ranges of the tokens alone, each a vocabulary of its own that counts from 0.
+
+        The rows of a matrix and the bias are split once: one gradient is joined of those of all ranges.
+
+        Args:
+            ranges: First token of each range, and the one behind its last.
+            states: Hidden states of each range.
+
+        Raises:
+            SizeError: The rows are sharded.
+        """
+        bias, options = self.options.bias, self.options._replace(bias=None)
+        biases = [None] * len(ranges) if bias is None else [part.rows for part in row_parts(bias, ranges)]
+        parts = []
+        for each, (start, stop), of_tokens in zip(states, ranges, biases, strict=True):
+            fixed = row_within(options.padding_idx, start, stop)
+            is_masked = options.mask_padding and fixed is not None
+            of_range = options._replace(padding_idx=fixed, mask_padding=is_masked, bias=of_tokens)
+            parts.append(part := self.replaced(each, of_range))
+            part.vocab_size = stop - start
+        self._take_rows(parts, ranges)
+        return parts
 
     def divided_by(self, temperature: float) -> "UncomputedLogits":
         """Return these logits divided by a temperature, besides the one that they have.
@@ -271,6 +300,9 @@ class LinearLogits(UncomputedLogits):
     equal_loss_factors = False
     """Whether all ranks multiply a loss by one number; see `embedlayer.distributed.ShardedTable`."""
 
+    new_gradient: NewGradient | None = None
+    """What allocates the gradient of the rows, if they are a part of a weight; see `row_parts`."""
+
     def __init__(
         self,
         hidden: Float[Tensor, "*batch D"],
@@ -387,6 +419,16 @@ class LinearLogits(UncomputedLogits):
         """Return the rows of this rank's tokens, without spare rows."""
         return self.weight[: len(self.partition)]
 
+    def _take_rows(self, parts: Sequence[Self], ranges: Sequence[tuple[int, int]]) -> None:
+        """Give each of several copies the rows of one range of tokens alone."""
+        if self.is_sharded:
+            raise SizeError(
+                "Rows that are sharded over ranks cannot be divided into streams, which the ranks would share: use a "
+                "table that each rank stores as a whole."
+            )
+        for part, of_part in zip(parts, row_parts(self.weight, ranges), strict=True):
+            part.weight, part.new_gradient = of_part
+
     def block(self, hidden: Tensor, start: int, stop: int) -> Float[Tensor, "*batch N"]:
         """Return the logits of other hidden states of the same width over the tokens `start` to `stop - 1`.
 
@@ -436,6 +478,12 @@ class BlockLogits(UncomputedLogits):
         super().__init__(hidden, vocab_size, LogitSettings(**options))
         self.raw_logits = raw_logits
         self.rows_at_once = rows_at_once
+        self._first = 0
+
+    def _take_rows(self, parts: Sequence[Self], ranges: Sequence[tuple[int, int]]) -> None:
+        """Give each of several copies the rows of one range of tokens alone."""
+        for part, (start, _) in zip(parts, ranges, strict=True):
+            part._first = self._first + start
 
     @property
     def dtype(self) -> torch.dtype:
@@ -457,6 +505,7 @@ class BlockLogits(UncomputedLogits):
 
     def _products(self, hidden: Tensor, start: int, stop: int) -> Tensor:
         """Return the raw logits of hidden states; if they are to be invariant, with the tokens last in memory."""
+        start, stop = self._first + start, self._first + stop
         if not self.options.batch_invariant:
             return self.raw_logits(hidden, start, stop)
         products = self.raw_logits(_tokens_last(hidden), start, stop)

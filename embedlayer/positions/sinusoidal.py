@@ -1,6 +1,6 @@
 """Sinusoidal positions: fixed sines and cosines of many wavelengths (the original Transformer)."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.kernels.input import StoredRows, gather_rows, rows_on_cuda
 from embedlayer.positions.position import AdditivePosition
 
-Layout = Literal["interleaved", "concatenated"]
+Layout = Literal["interleaved", "concatenated", "cosines_first"]
 
 
 def sinusoids(
@@ -34,7 +34,8 @@ def sinusoids(
         positions: Any real numbers.
         embed_dim: Width of a row, D; at least 4 with `endpoint`.
         base: The longest wavelength is `2 pi base^(1 - 2/D)` positions (for an even D), with `endpoint` `2 pi base`.
-        layout: `"interleaved"` as above, or `"concatenated"`: all sines, then all cosines.
+        layout: `"interleaved"` as above; `"concatenated"`: all sines, then all cosines; or `"cosines_first"`: all
+            cosines, then all sines.
         endpoint: Use wavelengths `2 pi base^(i / (D/2 - 1))`, so that the last pair has exactly `2 pi base`, as with
             `numpy.linspace(endpoint=True)` (tensor2tensor, fairseq, M2M100). An odd width then ends with a zero.
 
@@ -53,6 +54,7 @@ def sinusoids(
         waves = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[..., :embed_dim]
     else:
         waves = torch.cat([angles.sin(), angles[..., : embed_dim // 2].cos()], dim=-1)
+        waves = waves.roll(embed_dim // 2, -1) if layout == "cosines_first" else waves
     return F.pad(waves, (0, embed_dim - waves.shape[-1]))
 
 
@@ -67,6 +69,7 @@ class SinusoidalPositionalEmbedding(AdditivePosition, ComputedBuffers):
     | the original Transformer | `"interleaved"` | `False` | 0 | `None` |
     | Marian, Pegasus, RoFormer | `"concatenated"` | `False` | 0 | `None` |
     | M2M100, XGLM, NLLB | `"concatenated"` | `True` | 2 | 1 |
+    | MusicGen | `"cosines_first"` | `True` | 0 | `None` |
     | x-transformers, scaled (`init_scale=D**-0.5`) | `"concatenated"` | `False` | 0 | `None` |
 
     Args:
@@ -110,8 +113,8 @@ class SinusoidalPositionalEmbedding(AdditivePosition, ComputedBuffers):
         super().__init__()
         if max_seq_len < 1 or embed_dim < 1:
             raise SizeError(f"max_seq_len and embed_dim must be at least 1, not {max_seq_len} and {embed_dim}.")
-        if layout not in ("interleaved", "concatenated"):
-            raise SizeError(f"layout must be 'interleaved' or 'concatenated', not {layout!r}.")
+        if layout not in get_args(Layout):
+            raise SizeError(f"layout must be one of {', '.join(map(repr, get_args(Layout)))}, not {layout!r}.")
         if endpoint and embed_dim < 4:
             raise SizeError(f"endpoint needs two waves, an embed_dim of at least 4, not {embed_dim}.")
         if offset < 0 or not (padding_idx is None or 0 <= padding_idx < max_seq_len + offset):

@@ -32,6 +32,8 @@ from embedlayer.kernels.rows import sum_equal_rows
 SEGMENTS_OF_EQUAL_IDS = Kernel("rows", "segments_of_equal_ids")
 SUM_SEGMENTS = Kernel("rows", "sum_segments", has_triton=True)
 
+CACHE_LINE = 64  # bytes
+
 NUMBERS_IN_BLOCK = 1 << 16  # numbers in the rows that a thread of a kernel claims at once
 
 Number = float | Tensor
@@ -235,6 +237,19 @@ def finished_gradient(rows: Tensor, values: Tensor, shape: tuple[int, ...]) -> T
     assert isinstance(finished, RowSparseGradient)
     finished.finished = True
     return finished
+
+
+def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return zeros whose memory the system provides at the first write; NumPy requests large pages for it.
+
+    Like torch's own tensors, they begin at a cache line.
+    """
+    if dtype == torch.bfloat16:
+        return untouched_zeros(shape, torch.int16).view(dtype)
+    number = torch.empty(0, dtype=dtype).numpy().dtype
+    memory = np.zeros(math.prod(shape) + CACHE_LINE // number.itemsize, number)
+    start = -memory.ctypes.data % CACHE_LINE // number.itemsize
+    return torch.from_numpy(memory[start : start + math.prod(shape)].reshape(shape))
 
 
 def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:

@@ -7,4 +7,5 @@ from .quantized import QuantizedEmbedding as QuantizedEmbedding
 from .quantized import gguf_blocks as gguf_blocks
 from .stored.mapped import MappedEmbedding as MappedEmbedding
 from .stored_embedding import StoredEmbedding as StoredEmbedding
+from .streams import StreamTable as StreamTable
 from .table import TokenTable as TokenTable

@@ -11,17 +11,18 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError
-from embedlayer.core.index_checks import as_ids, rows_without_record
+from embedlayer.core.index_checks import as_ids, raise_if_outside, rows_without_record
 from embedlayer.core.shapes import Ids, IdsLike, Vectors
 from embedlayer.core.torch_state import fusible, may_use
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.kernels.input import StoredRows, gather_rows, scale_applies
 from embedlayer.saving import Pretrained
+from embedlayer.tables.sums import check_bags, is_summed_faster, sum_vectors, summed_rows
 
 LookUp: TypeAlias = Callable[[Any, Tensor], Tensor]  # a method `look_up` of a table
 
@@ -41,6 +42,7 @@ class LookupTable(Pretrained, ABC):
             values that a row holds, from a model or written by the user, are kept, looked up and multiplied.
         scale: Factor that `forward` applies and `look_up` and `rows` do not, or `None` for 1.
         row_sparse: Whether a backward pass gives gradients to the looked-up rows only.
+        is_collective: Whether every rank must call `look_up`, equally often.
 
     Example:
         >>> class Hashed(LookupTable):
@@ -63,6 +65,7 @@ class LookupTable(Pretrained, ABC):
     padding_idx: int | None
     scale: float | None
     row_sparse: bool = False
+    is_collective: bool = False
 
     def __init_subclass__(cls, *, checks_ids: bool = False, **arguments: Any) -> None:
         """Check IDs before the `look_up` that a subclass defines, except with `checks_ids=True`.
@@ -85,6 +88,40 @@ class LookupTable(Pretrained, ABC):
                 gradient, and the next `check()` of the table's `IndexCheck` raises the error.
             ShapeError: `ids` are not integers.
         """
+
+    def summed(
+        self,
+        ids: Int[Tensor, "*ids K"],
+        bounds: Int[Tensor, " bounds"] | None = None,
+        weights: Float[Tensor, "*ids K"] | None = None,
+    ) -> Float[Tensor, "*bags D"]:
+        """Return sums of vectors without `scale`, added one after another; gradients reach the rows and `weights`.
+
+        Without `bounds` each sum has the K vectors of `ids[..., :]`, `(..., K)` to `(..., D)`:
+        `(w[0] * look_up(ids[..., 0]) + w[1] * look_up(ids[..., 1])) + ...`, as K modules that are added. With `bounds`
+        sum n has those of the bag `ids[bounds[n] : bounds[n + 1]]`, `(M,)` to `(N, D)`; the sum of an empty bag is 0.
+        Never are all vectors of a call in memory at once, except for the gradient of `weights`.
+
+        Args:
+            ids: Token IDs, `(..., K)`, or with `bounds` those of all bags, `(M,)`.
+            bounds: Start of each bag and end of the last, in ascending order from 0 to M, `(N + 1,)`; or `None`. The
+                values are checked on the CPU.
+            weights: Factor on each vector, of the shape of `ids`, converted to the dtype of the vectors; `None` for 1.
+
+        Raises:
+            TokenIdError: As in `look_up`.
+            ShapeError: IDs are not integers; `weights` have another shape than `ids`; or `bounds` are no such bounds.
+        """
+        ids = as_ids(ids, beside=self)
+        check_bags(ids, bounds, weights)
+        if fusible(ids, weights) and may_use(self, "stored", "look_up"):
+            stored = self.stored(ids)
+            if stored is not None and is_summed_faster(stored, weights):
+                return summed_rows(stored, bounds, weights)
+            if device_kind(ids) == "cpu":
+                raise_if_outside(ids, self.vocab_size, "token id")  # by their place among all
+        block = max(1, len(ids)) if self.is_collective and bounds is not None else None
+        return sum_vectors(self.look_up, ids, bounds, weights, block=block)
 
     def stored(self, ids: Ids) -> StoredRows | None:
         """Return IDs and the weight, from which a fused kernel can gather the vectors, without `scale`.

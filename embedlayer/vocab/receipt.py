@@ -37,6 +37,7 @@ from embedlayer.vocab.targets.folder import (
     receipts_in,
 )
 from embedlayer.vocab.targets.live import apply_to_module
+from embedlayer.vocab.targets.streams import STREAM, apply_to_stream
 from embedlayer.vocab.targets.run import RUN
 from embedlayer.vocab.token_selection import shown_names
 from embedlayer.vocab.tokenizer_edit import tokens_with_extra_space
@@ -282,14 +283,19 @@ class Receipt:
             SizeError: The optimizer trains other parameters, or the module has no table that can be edited.
             TokenizerError: The tokenizer of the folder is damaged.
         """
+        stream = self.settings.get(STREAM)
         if isinstance(target, nn.Module):
             with merged_rows(target):
-                apply_to_module(target, self._resolve_undo, optimizer)
+                if stream is None:
+                    apply_to_module(target, self._resolve_undo, optimizer)
+                else:
+                    apply_to_stream(target, stream, self._resolve_undo, optimizer, used=self.row_map.size)
             return
         folder = Path(target)
         _refuse_gguf(folder, self)
         with edited_copy(folder, out) as (partial, _):
-            left_out = sorted({*self.left_out, *apply_to_files(folder, partial, self._resolve_undo).left_out})
+            result = apply_to_files(folder, partial, self._resolve_undo, stream=stream, used=self.row_map.size)
+            left_out = sorted({*self.left_out, *result.left_out})
             if left_out:
                 warnings.warn(
                     f"Not restored: {shown_files(left_out)}. They hold values by token, and neither the edited folder "

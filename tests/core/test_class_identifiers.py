@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from kinds import LAYERS, LOOKUP_TABLES, POSITIONS, TABLES, UNTIED_HEADS
+from kinds import LAYERS, LOOKUP_TABLES, POSITIONS, STREAM_HEADS, TABLES, UNTIED_HEADS
 from package_modules import package_modules
 
 import embedlayer
@@ -80,7 +80,7 @@ def all_kinds(value: object) -> list[str]:
     return own + [kind for each in value.values() for kind in all_kinds(each)]
 
 
-OURS = {**TABLES, **POSITIONS, **UNTIED_HEADS, **LAYERS}
+OURS = {**TABLES, **POSITIONS, **UNTIED_HEADS, **STREAM_HEADS, **LAYERS}
 
 
 @pytest.mark.parametrize("name", [name for name in OURS if not name.endswith("of a user")])

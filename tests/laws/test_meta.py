@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from kinds import EMBED_DIM, LAYERS, POSITIONS, TABLES, UNTIED_HEADS, VOCAB_SIZE
+from kinds import EMBED_DIM, LAYERS, POSITIONS, STREAM_HEADS, TABLES, UNTIED_HEADS, VOCAB_SIZE
 from torch import nn
 
 import embedlayer as el
+from embedlayer.heads import StreamHead
 
 IDS = torch.randint(1, VOCAB_SIZE, (2, 7), generator=torch.Generator().manual_seed(0))
+HEADS = {**UNTIED_HEADS, **STREAM_HEADS}
 MODULES = {**LAYERS, **{f"table: {name}": make for name, make in TABLES.items()}}
 MOVES = {
     "to": lambda module: module.to("cpu"),
@@ -50,14 +52,16 @@ def test_a_position_of_the_meta_device_works_after_weights_are_assigned(name) ->
     assert not any(tensor.is_meta for tensor in (*made.parameters(), *made.buffers()))
 
 
-@pytest.mark.parametrize("name", UNTIED_HEADS)
+@pytest.mark.parametrize("name", HEADS)
 def test_a_head_of_the_meta_device_works_after_weights_are_assigned(name) -> None:
-    real = UNTIED_HEADS[name]()
+    real = HEADS[name]()
     with torch.device("meta"):
-        made = UNTIED_HEADS[name]()
-    made.load_state_dict(real.state_dict(), assign=True)
+        made = copy.deepcopy(real).to("meta") if "int8" in name else HEADS[name]()
+    made.load_state_dict(copy.deepcopy(real.state_dict()), assign=True)
     hidden = torch.randn(3, EMBED_DIM)
-    assert torch.equal(made.to("cpu")(hidden), real(hidden))
+    if isinstance(real, StreamHead) and real.hidden_per_stream:
+        hidden = torch.randn(5, 3, EMBED_DIM)
+    torch.testing.assert_close(made.to("cpu")(hidden), real(hidden), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", MODULES)

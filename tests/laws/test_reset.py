@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from kinds import LAYERS, POSITIONS, TABLES, TIED_HEADS, UNTIED_HEADS, dense
+from kinds import LAYERS, POSITIONS, STREAM_HEADS, TABLES, TIED_HEADS, UNTIED_HEADS, dense
 from torch import nn
 
 from embedlayer import OutputHead, RowAdamW
@@ -22,6 +22,7 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     **{f"position: {name}": make for name, make in POSITIONS.items()},
     **{f"head: {name}": make for name, make in UNTIED_HEADS.items()},
     **{f"head: {name}": lambda name=name: tied(name) for name in TIED_HEADS},
+    **{f"streams: {name}": make for name, make in STREAM_HEADS.items()},
     **{f"layer: {name}": make for name, make in LAYERS.items()},
 }
 

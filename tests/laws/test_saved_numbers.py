@@ -9,7 +9,7 @@ import pytest
 import torch
 from covering import some
 from fuzz import LAYERS as SAVED
-from kinds import INJECTIONS, LAYERS, LOOKUP_TABLES, POSITIONS, TABLES, UNTIED_HEADS
+from kinds import INJECTIONS, LAYERS, LOOKUP_TABLES, POSITIONS, STREAM_HEADS, TABLES, UNTIED_HEADS
 
 from embedlayer.core.errors import CheckpointError
 from embedlayer.saving import Described, build, describe
@@ -26,6 +26,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     **{f"table, {name}": make for name, make in {**TABLES, **LOOKUP_TABLES}.items() if "file" not in name},
     **{f"position, {name}": make for name, make in POSITIONS.items()},
     **{f"head, {name}": make for name, make in UNTIED_HEADS.items()},
+    **{f"streams, {name}": make for name, make in STREAM_HEADS.items()},
     **{f"injection, {name}": make for name, make in INJECTIONS.items()},
     "GPTEmbedding": LAYERS["GPTEmbedding"],
     "DecoderLM": LAYERS["DecoderLM"],

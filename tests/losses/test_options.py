@@ -10,6 +10,7 @@ import torch
 import embedlayer as el
 from embedlayer.heads.draft import DraftHead
 from embedlayer.heads.prediction import PredictionHead
+from embedlayer.heads.streams import StreamHead
 from embedlayer.losses import BlockLogits, LinearLogits, LogitOptions, LossOptions, ScoreOptions, finish_logits
 from embedlayer.losses import divergence as divergence_of
 from embedlayer.losses import token_statistics as token_statistics_of
@@ -22,6 +23,7 @@ OUTPUTS: dict[str, Callable[[], Any]] = {
     "OutputHead": lambda: el.OutputHead(D, V),
     "PredictionHead": lambda: PredictionHead(el.OutputHead(D, V), dense=torch.nn.Linear(D, D)),
     "DraftHead": lambda: DraftHead(el.OutputHead(D, V), range(5)),
+    "StreamHead": lambda: StreamHead(el.OutputHead(D, V), 1),
     "ShardedTable": lambda: object.__new__(el.distributed.ShardedTable),  # not built: that takes several processes
     "DecoderLM": lambda: el.DecoderLM(el.TokenEmbedding(V, D), "none", num_layers=1, num_heads=1),
 }
@@ -68,6 +70,8 @@ def called(name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return function, tuple(options)
     output, method = METHODS[name]
     arguments = (torch.arange(3), torch.arange(3)) if output == "DecoderLM" else ARGUMENTS[method]()
+    if output == "StreamHead":  # targets are those of one stream
+        arguments = (arguments[0], *(each.unsqueeze(-1) for each in arguments[1:]))
     return getattr(OUTPUTS[output](), method), arguments
 
 

@@ -85,7 +85,8 @@ class LogitFactors(NamedTuple):
 
 
 def text_config(config: JsonObject) -> JsonObject:
-    """Return the configuration of the language model: `config["text_config"]` in a multimodal model, else `config`.
+    """Return the configuration of the language model: `config["text_config"]` in a multimodal model (`MultimodalSpec.part`), else
+    `config`.
 
     Its `tie_word_embeddings` is then that of the head of the whole model, as `MULTIMODAL` describes. If the whole
     model's `model_type` is not in `MULTIMODAL`, the result has that one. A multimodal configuration without
@@ -93,7 +94,7 @@ def text_config(config: JsonObject) -> JsonObject:
     """
     outer = config.get("model_type")
     spec = MULTIMODAL.get(outer) if isinstance(outer, str) else None
-    text = config.get("text_config")
+    text = config.get("text_config" if spec is None else spec.part)
     if not isinstance(text, dict):
         return config if spec is None or spec.flat is None else {**config, "model_type": spec.flat}
     if spec is None:

@@ -56,7 +56,7 @@ def _read_output(model: CheckpointModel, spec: HeadSpec, table: TokenTable, widt
     has_bias = bool(spec.bias) and model.config.has(presence)
     is_absent = rows is None and not is_tied(spec, model.config.content)
     if is_absent or (rows is None and has_bias and not has_dense and not tensors.has(spec.bias)):
-        _refuse_missing_head(model, spec.weight if is_absent else spec.bias)
+        refuse_missing_head(model, spec.weight if is_absent else spec.bias)
         return None
     if rows is not None:
         _check_shape(model, spec, f"{key}.weight", table, width, has_dense=has_dense)
@@ -93,7 +93,7 @@ def _has_transform(model: CheckpointModel, spec: HeadSpec, dense: LinearSpec | N
         return not classes or _have_head(classes) or model.tensors.has(spec.bias)
     if spec.dense is None or (spec.dense.optional and not is_needed):
         return True
-    _refuse_missing_head(model, weight_names(spec.dense))
+    refuse_missing_head(model, weight_names(spec.dense))
     return False
 
 
@@ -118,7 +118,7 @@ def _have_head(classes: list[str]) -> bool:
     return any(name.endswith(HEAD_CLASSES) for name in classes)
 
 
-def _refuse_missing_head(model: CheckpointModel, names: Names) -> None:
+def refuse_missing_head(model: CheckpointModel, names: Names) -> None:
     """Raise a `CheckpointError` if the configuration names a model with an LM head, whose tensors are missing."""
     classes, tensors = _model_classes(model), model.tensors
     if _have_head(classes):

@@ -272,7 +272,7 @@ def read_decoder_input(
     Raises:
         CheckpointError: A tensor is missing or has another shape, or a key of the configuration is missing.
     """
-    table = read_second_table(model, spec.table, spec.vocab_size)
+    table = None if model.family.codes is not None else read_second_table(model, spec.table, spec.vocab_size)
     positions = StackPositions({})
     if spec.position is not None:
         count = model.config.whole(*spec.layers, *CONFIG_KEYS["num_hidden_layers"])

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from embedlayer.checkpoints.reader import Checkpoint
+from embedlayer.checkpoints.reading.codes import read_codes
 from embedlayer.checkpoints.reading.head import read_head
 from embedlayer.checkpoints.reading.inputs import (
     attention_windows,
@@ -95,28 +96,32 @@ def read_layer_arguments(model: CheckpointModel, *, per_layer: bool = True, fina
     """
     family, tensors = model.family, model.tensors
     tensors.notes.extend(family.notes)
-    rows = read_rows(model)
+    rows = read_rows(model) if family.table or model.table_only else None
     if model.table_only:
+        assert rows is not None
         return _table_alone(model, rows)
     refuse_other_input(model)
-    table = new_table(model, rows)
-    recipe = model.used_steps(family.recipe)
+    table = None if rows is None else new_table(model, rows)
+    codes = None if family.codes is None else read_codes(model.of_decoder(), family.codes)
+    recipe = [step for step in model.used_steps(family.recipe) if step != "codes" or codes is not None]
     projection = read_projection(model) if "project" in recipe else None
-    width = table.embed_dim if projection is None else projection.out_features
+    first = codes.rows if codes is not None and table is None else table
+    assert first is not None
+    width = first.embed_dim if projection is None else projection.out_features
     at = len(recipe) if projection is None else recipe.index("project")
-    widths = {step: width if i > at else table.embed_dim for i, step in enumerate(recipe)}
+    widths = {step: width if i > at else first.embed_dim for i, step in enumerate(recipe)}
     types = read_types(model, widths["types"]) if "types" in recipe else None
     norm = read_norm(model, "norm", family.norm, widths["norm"]) if "norm" in recipe else None
     schemes, blocks = read_positions(model, family.position, widths.get("position", width))
     others = {kind: scheme for kind, scheme in schemes.items() if kind}
     encoder_blocks: tuple[str, ...] = ()
-    decoder, output_table = None, table
+    decoder, output_table = None, first
     if family.decoder_input is not None:
         model, encoder_blocks = model.of_decoder(), blocks
         decoder, own = read_decoder_input(model, family.decoder_input, recipe, widths, width)
         blocks = own.blocks
         others |= own.schemes
-        output_table = decoder.table or table
+        output_table = decoder.table or first
     return {
         "table": table,
         "position": schemes[""],
@@ -132,6 +137,7 @@ def read_layer_arguments(model: CheckpointModel, *, per_layer: bool = True, fina
         "streams": read_streams(model, width),
         "token_dropout": token_dropout(model) if "token_dropout" in recipe else None,
         "decoder": decoder,
+        "codes": codes,
         "per_layer": _per_layer(model, family.per_layer, width) if per_layer and family.per_layer else None,
         "final_norm": read_final_norm(model, width) if final_norm else None,
         **attention_windows(model),

@@ -133,7 +133,7 @@ def _sinusoidal(model: CheckpointModel, spec: SinusoidalPositions, width: int) -
     return SinusoidalPositionalEmbedding(
         model.config.whole(*POSITION_KEYS, most=MOST_POSITIONS),
         width,
-        layout="concatenated",
+        layout="cosines_first" if spec.cosines_first else "concatenated",
         endpoint=spec.after_padding if spec.endpoint is None else spec.endpoint,
         offset=_first_position(model) if counts_from_padding else spec.offset or 0,
         padding_idx=model.padding_id if spec.after_padding else None,

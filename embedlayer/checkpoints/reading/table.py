@@ -131,7 +131,7 @@ def find_table(model: CheckpointModel) -> list[str]:
         raise CheckpointError(f"{info.file}: the table {names[0]} is empty: its shape is {list(info.shape)}.")
     tensors.refuse_quantised("table.weight", (names[0],), names[0])
     if not (isinstance(model.family.rows, FoldedRows) or model.table_name):
-        _check_sizes(model, names[0], *info.shape)
+        _check_sizes(model, names[0], *info.shape, key=model.family.vocab_size)
     return names
 
 
@@ -142,7 +142,9 @@ def _candidates(model: CheckpointModel) -> list[str]:
         CheckpointError: There is none.
     """
     family, config, tensors = model.family, model.config, model.tensors
-    checkpoint, vocab_size = tensors.checkpoint, model.config.get("vocab_size")
+    checkpoint, vocab_size = tensors.checkpoint, model.config.get(family.vocab_size)
+    if family.codes is not None and not family.table:
+        raise CheckpointError(f"{checkpoint.name} has no token table: its IDs are codes of several streams.")
     candidates = tensors.matrices(family.table)
     if not candidates and family.head is not None and is_tied(family.head, config.content):
         candidates = tensors.matrices(family.head.weight)
@@ -171,7 +173,7 @@ def _only_table(model: CheckpointModel, candidates: list[str]) -> list[str]:
         CheckpointError: Several candidates with the same end of their names differ.
     """
     family, tensors, checkpoint = model.family, model.tensors, model.tensors.checkpoint
-    needed = model.config.get("vocab_size") or 0
+    needed = model.config.get(family.vocab_size) or 0
     large = [name for name in candidates if tensors.info(name).shape[0] >= needed] or candidates
     first, *others = large
     equal = [name for name in others if tensors.is_same(name, first)]
@@ -338,7 +340,8 @@ def note_other_inputs(model: CheckpointModel) -> None:
         others = [] if is_stated else [name for name in table_names(checkpoint) if not is_in_block(name)]
     else:
         inputs = [table.name for table in model.family.other_tables if table.is_input]
-        others = checkpoint.find(*inputs)
+        codes = () if model.family.codes is None else model.family.codes.table
+        others = checkpoint.find(*inputs, *(name.format(0) for name in codes))
     others = [name for name in others if name not in table_copies and not tensors.is_same(name, first)]
     if others:
         listed = ", ".join(f"{name} ({tensors.sizes(name)})" for name in others[:NAMED])

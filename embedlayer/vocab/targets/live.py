@@ -172,10 +172,10 @@ def _replace_function(parameter: Tensor, fsdp: "FsdpParameter | None") -> Callab
     """
     if fsdp is not None:
         return fsdp.replace
-    return partial(replace_dtensor if is_dtensor(parameter) else _replace_data, parameter)
+    return partial(replace_dtensor if is_dtensor(parameter) else replace_data, parameter)
 
 
-def _replace_data(parameter: Tensor, tensor: Tensor) -> None:
+def replace_data(parameter: Tensor, tensor: Tensor) -> None:
     """Replace the values of a parameter in place; see `_replace_function`."""
     # A graph that still exists has stored the old shape for this parameter's gradient; torch discards that only when
     # the dtype changes.
@@ -302,19 +302,19 @@ def apply_to_module(
     result = apply_row_map(tensors, edit, ranks)
     gradients = {name: _moved_gradient(rows, row_map) for name, rows in parameters.items()}
     ranks.barrier()
-    assignments = [_assign(rows.tensor, "grad", None) for rows in parameters.values()]
+    assignments = [assignment(rows.tensor, "grad", None) for rows in parameters.values()]
     assignments += [
         (partial(replace[name], rows.with_rows(result.tensors[name], row_map)), partial(replace[name], _saved(rows)))
         for name, rows in tensors.items()
     ]
     assignments += [old_settings[name].assignment(value) for name, value in settings.items()]
     if edit.tokenizer is not None:
-        assignments += [_assign(layer, "_tokenizer", edit.tokenizer) for layer in modules.layers.values()]
+        assignments += [assignment(layer, "_tokenizer", edit.tokenizer) for layer in modules.layers.values()]
     assignments += [
         (partial(setattr, rows.tensor, "grad", gradients[name]), partial(setattr, rows.tensor, "grad", None))
         for name, rows in parameters.items()
     ]
-    _do_all(assignments)
+    do_all(assignments)
     for updates, _ in pending:
         updates.detach()  # nothing is pending: the optimizer's next step begins a new one
     moved = {name: rows.tensor for name, rows in parameters.items() if id(rows.tensor) in held}
@@ -349,12 +349,12 @@ def _saved(rows: RowTensor) -> Tensor:
     return values.clone() if is_dtensor(values) and isinstance(rows.tensor, nn.Parameter) else values
 
 
-def _assign(owner: object, name: str, value: object) -> Assignment:
+def assignment(owner: object, name: str, value: object) -> Assignment:
     """Return a pair of functions: one sets an attribute to `value`, the other sets it back to its present value."""
     return partial(setattr, owner, name, value), partial(setattr, owner, name, getattr(owner, name))
 
 
-def _do_all(assignments: Sequence[Assignment]) -> None:
+def do_all(assignments: Sequence[Assignment]) -> None:
     """Carry out assignments in order, so that either all of them or none take effect.
 
     If one raises an error, it and all before it are reverted, the last one first. The error is then raised.

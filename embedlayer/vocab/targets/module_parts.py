@@ -18,12 +18,14 @@ from embedlayer.families import VOCAB_SIZE_KEYS, family_of
 from embedlayer.heads.draft import DraftHead
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.peft import without_adapters
+from embedlayer.heads.streams import StreamHead
 from embedlayer.injections.ngram import NgramEmbedding, NgramHash
 from embedlayer.injections.per_layer import PerLayerInputs
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.packed_rows import PackedRows
+from embedlayer.tables.streams import StreamTable
 from embedlayer.tables.table import TokenTable
 
 _HASHED_NGRAMS = re.compile(r"(?:^|[._])engram[._]|(?:^|\.)ngram_embedding\.|(?:^|\.)ngram_embeddings\.embedders\.")
@@ -168,7 +170,7 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     skipped = {id(part) for layer in layers.values() if layer.types is not None for part in layer.types.modules()}
     skipped |= {id(child) for part in modules.values() if isinstance(part, TokenTable) for child in part.children()}
     encoders = other_models(module)
-    skipped |= _hashed_tables(modules) | encoders
+    skipped |= _hashed_tables(modules) | of_streams(modules) | encoders
     tables = {name: part for name, part in modules.items() if isinstance(part, TokenTable) and id(part) not in skipped}
     heads = {name: part for name, part in modules.items() if isinstance(part, OutputHead) and id(part) not in skipped}
     for name, head in heads.items():
@@ -183,7 +185,8 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     vocabulary = VocabularyModules(tables, local, heads, layers, {}, hashes, [], [], linear)
     if not vocabulary.sizes:
         raise SizeError(
-            "There is no TokenTable and no OutputHead in this module: nothing here has a vocabulary. A "
+            "There is no TokenTable and no OutputHead in this module: nothing here has a vocabulary. Codes of streams "
+            "are edited stream by stream, with stream=0, 1, ... A "
             "torch.nn.Embedding is edited as TokenEmbedding.from_embedding(embedding), put in its place; a model "
             "of transformers after patch(model)."
         )
@@ -330,6 +333,12 @@ def _hashed_tables(modules: Mapping[str, nn.Module]) -> set[int]:
     return {id(part) for each in ngrams for part in each.table.modules()}
 
 
+def of_streams(modules: Mapping[str, nn.Module]) -> set[int]:
+    """Return the `id` of each module in the tables and heads of K streams of codes, which are edited stream by stream."""
+    streams = [part for part in modules.values() if isinstance(part, StreamTable | StreamHead)]
+    return {id(part) for each in streams for part in each.modules()}
+
+
 def check_movable(module: nn.Module) -> None:
     """Raise a `SizeError` if a module has a table that is only looked up: a `LookupTable` that is no `TokenTable`.
 
@@ -337,7 +346,7 @@ def check_movable(module: nn.Module) -> None:
     table of that may be of any kind.
     """
     modules = dict(module.named_modules())
-    hashed = _hashed_tables(modules)
+    hashed = _hashed_tables(modules) | of_streams(modules)
     for name, part in modules.items():
         if isinstance(part, LookupTable) and not isinstance(part, TokenTable) and id(part) not in hashed:
             raise _cannot_be_moved(name, part)

@@ -218,13 +218,13 @@ def test_what_fails_in_the_middle_leaves_everything_as_it_was(monkeypatch) -> No
 
             return step
 
-        original = live._do_all
+        original = live.do_all
         monkeypatch.setattr(
-            live, "_do_all", lambda pairs, f=failing, o=original: o([(f(do), undo) for do, undo in pairs])
+            live, "do_all", lambda pairs, f=failing, o=original: o([(f(do), undo) for do, undo in pairs])
         )
         with pytest.raises(KeyboardInterrupt):
             add_tokens(made, 3, optimizer=optimizer)
-        monkeypatch.setattr(live, "_do_all", original)
+        monkeypatch.setattr(live, "do_all", original)
         assert same(state_of(made, optimizer), before)
         assert made.config == described
         assert made.table.weight.grad is grad

@@ -1,0 +1,189 @@
+"""K streams of codes of a model, such as those of a sound codec: their rows at the input, and their heads."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
+from embedlayer.heads.prediction import build_head
+from embedlayer.heads.streams import StreamHead
+from embedlayer.io.files import JsonObject
+from embedlayer.saving import Pretrained, build, describe
+from embedlayer.tables.streams import StreamTable
+from embedlayer.tables.table import TokenTable
+
+
+def rows_of(table: StreamTable) -> TokenTable:
+    """Return the rows of all streams, if these can be read by a head.
+
+    Raises:
+        SizeError: They can only be looked up.
+    """
+    if not isinstance(table.rows, TokenTable):
+        raise SizeError(
+            f"A {type(table.rows).__name__} can only be looked up: the streams of a model are a TokenTable."
+        )
+    return table.rows
+
+
+class CodeStreams(Pretrained):
+    """Streams of codes of a model: the step `"codes"` of its input embedding, and the heads that predict codes.
+
+    Without `placeholders`, the step computes `table(codes) + x`; with them, `table(codes)` for a token whose ID is one
+    of them, and `x` for all others.
+
+    Args:
+        table: Rows of all streams; streams are the last dimension of `codes`, `(..., T, K)`.
+        head: Heads that read the last hidden states of the model; `None` for none. A tied one is tied to `table.rows`.
+        depth_head: Heads that read the hidden states of a depth decoder, one for each stream; `None` for none.
+        placeholders: Token IDs in whose place the codes are; `None` if they are added to every token.
+        delays: How many steps later each stream is written, K numbers, as `delay_streams` takes them; `None` for no
+            delays, or if they are not known.
+        text_stream: Stream of the tokens of a text; `None` for none.
+        more_rows: Rows of each other stream beyond its codes, to which the heads have no rows.
+        head_stream: Stream that the first of `head` predicts; the others predict those after it.
+        depth_stream: The same of `depth_head`.
+
+    Raises:
+        SizeError: The delays are not K numbers of at least 0, there is no text stream of this number, or a head is tied
+            to another table.
+
+    Example:
+        >>> streams = CodeStreams(StreamTable(TokenEmbedding(20, 8), (8, 12)), placeholders=[5])
+        >>> x, ids = torch.zeros(1, 2, 8), torch.tensor([[5, 3]])
+        >>> streams(x, ids, torch.tensor([[[7, 11], [0, 0]]]))[0, 1].any()
+        tensor(False)
+
+    Reference: transformers/models/moshi, csm and higgs_audio_v2.
+    """
+
+    def __init__(
+        self,
+        table: StreamTable,
+        *,
+        head: StreamHead | None = None,
+        depth_head: StreamHead | None = None,
+        placeholders: Sequence[int] | None = None,
+        delays: Sequence[int] | None = None,
+        text_stream: int | None = None,
+        more_rows: int = 0,
+        head_stream: int = 0,
+        depth_stream: int = 0,
+    ) -> None:
+        super().__init__()
+        if delays is not None and (len(delays) != table.num_streams or min(delays) < 0):
+            raise SizeError(f"{table.num_streams} streams have as many delays of at least 0, not {list(delays)}.")
+        if text_stream is not None and not 0 <= text_stream < table.num_streams:
+            raise SizeError(f"Stream {text_stream} is none of the {table.num_streams} streams.")
+        self.table = table
+        self.head = head
+        self.depth_head = depth_head
+        self.placeholders = None if placeholders is None else tuple(placeholders)
+        self.delays = None if delays is None else tuple(delays)
+        self.text_stream = text_stream
+        self.more_rows, self.head_stream, self.depth_stream = more_rows, head_stream, depth_stream
+
+    @property
+    def rows(self) -> TokenTable:
+        """Return the rows of all streams, one stream after another."""
+        return rows_of(self.table)
+
+    @property
+    def config(self) -> JsonObject:
+        """Return the constructor's arguments as JSON; a tied head lacks its table."""
+        heads = {name: getattr(self, name) for name in ("head", "depth_head")}
+        return {
+            "table": describe(self.table),
+            **{name: None if head is None else {"tied": head.tied, **describe(head)} for name, head in heads.items()},
+            "placeholders": None if self.placeholders is None else list(self.placeholders),
+            "delays": None if self.delays is None else list(self.delays),
+            "text_stream": self.text_stream,
+            "more_rows": self.more_rows,
+            "head_stream": self.head_stream,
+            "depth_stream": self.depth_stream,
+        }
+
+    @classmethod
+    def from_config(cls: type["CodeStreams"], config: JsonObject) -> "CodeStreams":
+        """Build the streams that `config` describes, with initial weights; a tied head is tied to the new table."""
+        table = build(config["table"])
+        if not isinstance(table, StreamTable):
+            raise CheckpointError(f"The rows of streams are those of a StreamTable, not of a {type(table).__name__}.")
+        heads = {name: _build_stream_head(config.get(name), table) for name in ("head", "depth_head")}
+        return cls.construct(**{**config, "table": table, **heads})
+
+    def forward(
+        self,
+        x: Float[Tensor, "*batch T D"],
+        ids: Int[Tensor, "*batch T"],
+        codes: Int[Tensor, "*batch T K"],
+    ) -> Float[Tensor, "*batch T D"]:
+        """Return `x` with the sums of the rows of codes added, or in the place of some tokens; see the class.
+
+        Args:
+            x: Vectors of the tokens.
+            ids: Token IDs.
+            codes: IDs of each stream. Where a token is no placeholder they are not read, but must be in their range.
+
+        Raises:
+            ShapeError: The codes are not those of K streams of these tokens.
+            TokenIdError: A code is outside its stream.
+        """
+        if codes.shape[:-1] != ids.shape:
+            raise ShapeError(
+                f"Codes {tuple(codes.shape)} must be {(*ids.shape, self.table.num_streams)} beside token IDs "
+                f"{tuple(ids.shape)}: one of each stream for each token, the streams last."
+            )
+        sums = self.table(codes)
+        if self.placeholders is None:
+            return sums + x
+        placeholders = torch.tensor(self.placeholders, device=ids.device)
+        return torch.where(torch.isin(ids, placeholders).unsqueeze(-1), sums, x)
+
+
+def _build_stream_head(config: JsonObject | None, table: StreamTable) -> StreamHead | None:
+    """Build the head that `CodeStreams.config` describes, with initial weights; a tied one is tied to `table.rows`."""
+    if config is None:
+        return None
+    options = {name: value for name, value in config.items() if name != "tied"}
+    if not config["tied"]:
+        head = build(options)
+    else:
+        options.pop("kind")
+        output = build_head({"tied": True, **options["output"]}, rows_of(table))
+        head = StreamHead.construct(**{**options, "output": output})
+    if not isinstance(head, StreamHead):
+        raise CheckpointError(f"The heads of streams are those of a StreamHead, not of a {type(head).__name__}.")
+    return head
+
+
+class StreamLookup:
+    """The look-up of K streams as the first step of an input embedding, whose IDs are those of the first stream.
+
+    Args:
+        table: Rows of all streams.
+        ids: IDs of all streams, `(..., T, K)`, as `StreamTable.forward` takes them.
+        streams: Number of streams that are summed; `None` for all.
+
+    Attributes:
+        first: IDs of the first stream, `(..., T)`.
+
+    Raises:
+        ShapeError: The IDs have no dimension of streams.
+    """
+
+    def __init__(self, table: StreamTable, ids: Int[Tensor, "*batch K"], streams: int | None = None) -> None:
+        if ids.dim() < 2:
+            raise ShapeError(
+                f"IDs of {table.num_streams} streams are (..., T, {table.num_streams}), the streams last; found "
+                f"{tuple(ids.shape)}."
+            )
+        self.table, self.ids, self.streams = table, ids, streams
+        self.first = ids[..., 0]
+
+    def __call__(self, ids: Int[Tensor, "*batch T"]) -> Float[Tensor, "*batch T D"]:
+        """Return the sums of the rows of all streams; `ids` are `first`."""
+        vectors: Tensor = self.table(self.ids, streams=self.streams)
+        return vectors

@@ -1,0 +1,128 @@
+"""The loss of targets in groups that have weights of their own: the depths of multi-token prediction, or streams."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int, Num
+from torch import Tensor
+
+from embedlayer.losses.definition import loss_dtype
+from embedlayer.losses.linear import cross_entropy_of, reduced_and_token_losses, targets_of_heads
+from embedlayer.losses.options import LossSettings
+from embedlayer.losses.token_weights import counted_weights, finite_or_nan
+from embedlayer.losses.uncomputed_logits import UncomputedLogits
+
+
+class TargetGroups(NamedTuple):
+    """Hold G groups of targets, one after another.
+
+    Attributes:
+        targets: Token IDs or `ignore_index`.
+        lengths: Number of targets of each group.
+        weights: Factor of the loss of each group; `None` for the mean, or the sum, over the targets of all groups.
+        token_weights: Factor of the loss of each target; `None` for 1.
+    """
+
+    targets: Int[Tensor, " N"]
+    lengths: Sequence[int]
+    weights: Sequence[float] | None = None
+    token_weights: Float[Tensor, " N"] | None = None
+
+    def sums(self, x: Num[Tensor, " N"] | Bool[Tensor, " N"]) -> Num[Tensor, " G"]:
+        """Return the sum of the numbers of each group."""
+        if all(length == self.lengths[0] for length in self.lengths):
+            return x.view(len(self.lengths), -1).sum(1)
+        return torch.stack([part.sum() for part in torch.split(x, list(self.lengths))])
+
+    def of_each(self, x: Float[Tensor, " G"]) -> Float[Tensor, " N"]:
+        """Return the number of its group for each target."""
+        return torch.cat([number.expand(length) for number, length in zip(x.unbind(), self.lengths, strict=True)])
+
+    def is_computed(self, group: int) -> bool:
+        """Return whether a group that has a head of its own is computed: whether its weight is not 0."""
+        return self.weights is None or self.weights[group] != 0
+
+
+def token_losses(
+    heads: Sequence[UncomputedLogits], groups: TargetGroups, loss: LossSettings
+) -> list[Float[Tensor, " _"]]:
+    """Return the losses of the targets of each group, times the weights of these.
+
+    Args:
+        heads: One head, with the hidden states of all groups one after another; or one for each group, of which those
+            of weight 0 are not computed, and have losses of 0.
+        groups: Targets and their weights.
+        loss: Options of the loss; weights of tokens are those of `groups`.
+
+    Raises:
+        TokenIdError: A target is neither a token nor `ignore_index`; on CUDA where the call waits, else later.
+        SizeError: Two options exclude each other, or the weight of a target is infinite or NaN.
+        ShapeError: There are more or fewer targets than hidden states.
+    """
+    loss = loss._replace(reduction="none", token_weights=groups.token_weights)
+    if len(heads) == 1:
+        states = heads[0].hidden.shape[:-1]
+        losses = cross_entropy_of(heads[0], groups.targets.view(states), _of_states(loss, states)).flatten()
+        return list(torch.split(losses, list(groups.lengths)))
+    results = []
+    for group, (head, targets, options, counted) in enumerate(targets_of_heads(heads, groups.targets, loss)):
+        if groups.is_computed(group):
+            results.append(reduced_and_token_losses(head, targets, options, counted)[0].flatten())
+        else:
+            results.append(torch.zeros(targets.numel(), dtype=loss_dtype(head.dtype), device=targets.device))
+    return results
+
+
+def reduced_losses(
+    heads: Sequence[UncomputedLogits], groups: TargetGroups, loss: LossSettings
+) -> tuple[Float[Tensor, ""], Float[Tensor, " G"]]:
+    """Return the weighted sum of the losses of the groups, and these without gradient, each the mean or the sum.
+
+    Arguments and errors are those of `token_losses`.
+    """
+    dtype, kept = loss_dtype(heads[0].dtype), groups.targets != loss.ignore_index
+    counts = groups.sums(kept).clamp(min=1).to(dtype)
+    shares = torch.ones_like(counts) if loss.reduction == "sum" else counts.reciprocal()
+    if groups.weights is not None:
+        factors = torch.stack([weight * share for weight, share in zip(groups.weights, shares.unbind(), strict=True)])
+    else:
+        factors = (
+            shares if loss.reduction == "sum" else kept.sum().clamp(min=1).to(dtype).reciprocal().expand_as(counts)
+        )
+    factors, of_tokens = groups.of_each(factors), groups.token_weights
+    if of_tokens is not None:
+        of_tokens = finite_or_nan(of_tokens.to(dtype))
+        factors = factors * of_tokens
+    loss = loss._replace(reduction="sum", token_weights=factors)
+    if len(heads) == 1:
+        states = heads[0].hidden.shape[:-1]
+        total, losses = reduced_and_token_losses(heads[0], groups.targets.view(states), _of_states(loss, states))
+    else:
+        totals, parts = [], []
+        for group, (head, targets, options, counted) in enumerate(targets_of_heads(heads, groups.targets, loss)):
+            if groups.is_computed(group):
+                total, part = reduced_and_token_losses(head, targets, options, counted)
+                totals.append(total)
+            else:
+                part = counts.new_zeros(targets.shape)
+            parts.append(part.flatten())
+        total, losses = torch.stack(totals).sum() if totals else counts.new_zeros(()), torch.cat(parts)
+    losses = losses.flatten()
+    if of_tokens is not None:
+        losses = losses * counted_weights(of_tokens, kept)
+    return total, groups.sums(losses) * shares
+
+
+def weighted_sum(weights: Sequence[float] | None, parts: Sequence[Tensor]) -> Tensor:
+    """Return the sum of tensors of one shape times weights, in this order; a product of matrices would have another."""
+    total = torch.zeros_like(parts[0])
+    for weight, part in zip([1.0] * len(parts) if weights is None else weights, parts, strict=True):
+        total = total + weight * part
+    return total
+
+
+def _of_states(loss: LossSettings, states: torch.Size) -> LossSettings:
+    """Return the options with the weights of tokens in the shape of the hidden states."""
+    weights = loss.token_weights
+    return loss if weights is None else loss._replace(token_weights=weights.view(states))

@@ -1,0 +1,260 @@
+"""K streams of token IDs, as sound, image and action codes come: one table for all streams, and sums of its rows."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from embedlayer.core.computed_buffers import ComputedBuffers
+from embedlayer.core.devices import device_kind
+from embedlayer.core.errors import ShapeError, SizeError
+from embedlayer.core.index_checks import as_ids, check_integer_ids
+from embedlayer.core.shapes import Ids, IdsLike, Vectors
+from embedlayer.core.torch_state import plain_operators_only
+from embedlayer.io.files import JsonObject
+from embedlayer.kernels.index_check import IndexCheck
+from embedlayer.saving import Pretrained, describe
+from embedlayer.tables.conversions import as_lookup_table
+from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.lookup import LookupTable
+
+
+class StreamTable(Pretrained, ComputedBuffers):
+    """Sum of the rows of K streams: `out = scale * (rows[ids[..., 0]] + rows[offsets[1] + ids[..., 1]] + ...)`.
+
+    Each stream has its own rows, `offsets[k]` to `offsets[k] + sizes[k] - 1` of one table of any kind, where `offsets`
+    are the sums of the sizes before. Rows are added one after another, as K modules `nn.Embedding` that are added.
+
+    Args:
+        rows: Table of `sum(sizes)` rows, a `LookupTable` or a plain `nn.Embedding`; one more with `shared_padding_idx`.
+        sizes: Number of rows of each stream, K numbers.
+        shared_padding_idx: ID of the last row, `sum(sizes)`, which means this row in every stream, as in Kyutai's
+            models; or `None`.
+
+    Attributes:
+        rows: The table.
+        offsets: Row of ID 0 of each stream, int64, `(K,)`; a computed buffer.
+
+    Raises:
+        SizeError: `rows` is no table, a size is below 1, or the table has another number of rows.
+
+    Example:
+        >>> table = StreamTable(TokenEmbedding(20, 8), (8, 12))
+        >>> table(torch.tensor([[[7, 11], [0, 0]]])).shape
+        torch.Size([1, 2, 8])
+
+    Reference: transformers/models/musicgen, moshi, csm, dia, higgs_audio_v2, kyutai_speech_to_text and bark.
+    """
+
+    offsets: Tensor
+
+    def __init__(
+        self, rows: LookupTable | nn.Embedding, sizes: Sequence[int], *, shared_padding_idx: int | None = None
+    ) -> None:
+        super().__init__()
+        rows, sizes = as_lookup_table(rows), tuple(sizes)
+        if not sizes or min(sizes) < 1:
+            raise SizeError(f"A StreamTable needs at least one stream, and each stream a row; found sizes {sizes}.")
+        needed = sum(sizes) + (shared_padding_idx is not None)
+        if rows.vocab_size != needed:
+            raise SizeError(
+                f"Streams of sizes {sizes}{'' if shared_padding_idx is None else ' and a shared padding row'} need a "
+                f"table of {needed} rows; found {rows.vocab_size}."
+            )
+        if shared_padding_idx not in (None, sum(sizes)):
+            raise SizeError(f"The shared padding row is the last one, {sum(sizes)}; found {shared_padding_idx}.")
+        self.rows = rows
+        self.set_sizes(sizes, shared_padding_idx)
+
+    def set_sizes(self, sizes: Sequence[int], shared_padding_idx: int | None) -> None:
+        """Set the sizes of the streams, for rows that were edited; see the class. Nothing is checked."""
+        self.sizes, self.shared_padding_idx = tuple(sizes), shared_padding_idx
+        checks = [IndexCheck(size, f"token id of stream {k}") for k, size in enumerate(sizes)]
+        for check in checks:
+            check.move_record(self.rows.device)
+        self.index_checks = nn.ModuleList(checks)
+        self.recompute_buffers(self.rows.device)
+
+    @classmethod
+    def of_equal_sizes(cls, rows: LookupTable | nn.Embedding, num_streams: int) -> "StreamTable":
+        """Build a table of K streams of `V / K` rows each, as CSM, Dia and Higgs Audio have them.
+
+        Raises:
+            SizeError: `num_streams` is below 1 or does not divide the number of rows, or `rows` is no table.
+        """
+        rows = as_lookup_table(rows)
+        if num_streams < 1 or rows.vocab_size % num_streams:
+            raise SizeError(f"{num_streams} streams of equal sizes do not divide a table of {rows.vocab_size} rows.")
+        return cls(rows, [rows.vocab_size // num_streams] * num_streams)
+
+    @classmethod
+    def from_tables(cls, tables: Sequence[TokenEmbedding | nn.Embedding]) -> "StreamTable":
+        """Build a table of copies of the rows of K tables, such as the K modules `nn.Embedding` of a model.
+
+        Of the tables, dtype, device, scale, row-sparse gradients and `requires_grad` are kept, and the padding row if
+        one table has it.
+
+        Raises:
+            SizeError: There are no tables, one is no dense table, they differ in what is kept, or several have a
+                padding row.
+        """
+        parts = [as_lookup_table(table) for table in tables]
+        dense = [part for part in parts if isinstance(part, TokenEmbedding)]
+        if not dense or len(dense) < len(parts):
+            kinds = sorted({type(part).__name__ for part in parts} - {"TokenEmbedding"})
+            raise SizeError(f"Rows of dense tables can be joined, at least one; found {', '.join(kinds) or 'none'}.")
+        kept = [
+            (each.embed_dim, each.dtype, each.device, each.scale, each.round_scale, each.row_sparse,
+             each.weight.requires_grad)
+            for each in dense
+        ]  # fmt: skip
+        if len(set(kept)) > 1:
+            raise SizeError(
+                f"Tables of streams have one width, dtype, device, scale, row_sparse and requires_grad; found "
+                f"{kept[0]} and {next(each for each in kept if each != kept[0])}."
+            )
+        sizes = [each.vocab_size for each in dense]
+        padding = [start + each.padding_idx for start, each in zip(_starts(sizes), dense, strict=True)
+                   if each.padding_idx is not None]  # fmt: skip
+        if len(padding) > 1:
+            raise SizeError(
+                f"A table has one padding row; {len(padding)} of these {len(dense)} have one each. Set padding_idx of "
+                f"the others to None: their rows then get gradients."
+            )
+        width, dtype, device, scale, round_scale, row_sparse, requires_grad = kept[0]
+        joined = TokenEmbedding(
+            *(sum(sizes), width, padding[0] if padding else None), scale=scale, round_scale=round_scale,
+            init_std=dense[0].init_std, row_sparse=row_sparse, device="meta", dtype=dtype,
+        )  # fmt: skip
+        rows = torch.cat([each.rows(0, each.vocab_size).detach() for each in dense])
+        joined.weight = nn.Parameter(rows, requires_grad=requires_grad)
+        joined.index_check.move_record(device)
+        joined.recompute_buffers(device)
+        return cls(joined, sizes)
+
+    @property
+    def config(self) -> JsonObject:
+        """Return the constructor's arguments as JSON."""
+        return {
+            "rows": describe(self.rows),
+            "sizes": list(self.sizes),
+            "shared_padding_idx": self.shared_padding_idx,
+        }
+
+    @property
+    def num_streams(self) -> int:
+        """Return the number of streams, K."""
+        return len(self.sizes)
+
+    @property
+    def embed_dim(self) -> int:
+        """Return the width of a row, D."""
+        return self.rows.embed_dim
+
+    def buffer_values(self) -> dict[str, Tensor]:
+        """Return `{"offsets": ...}`, the row of ID 0 of each stream, int64, `(K,)`."""
+        return {"offsets": torch.tensor(_starts(self.sizes))}
+
+    def stream(self, k: int) -> range:
+        """Return the numbers of the rows of stream `k`, for instance for `table.rows.rows(r.start, r.stop)`.
+
+        Raises:
+            SizeError: There is no such stream.
+        """
+        if not 0 <= k < self.num_streams:
+            raise SizeError(f"Stream {k} is none of the {self.num_streams} streams (0..{self.num_streams - 1}).")
+        start = _starts(self.sizes)[k]
+        return range(start, start + self.sizes[k])
+
+    def look_up(self, ids: Ids, k: int) -> Vectors:
+        """Return the scaled rows of IDs of stream `k` alone, `(...)` to `(..., D)`, as a depth decoder reads them.
+
+        Raises:
+            TokenIdError: On the CPU, an ID is outside the stream. See `LookupTable.look_up` for accelerators.
+            ShapeError: The IDs are not integers.
+            SizeError: There is no such stream.
+        """
+        rows, outside = self._checked(as_ids(ids, beside=self.rows), k)
+        vectors: Tensor = self.rows(rows)
+        return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
+
+    def forward(self, ids: IdsLike, *, streams: int | None = None) -> Float[Tensor, "*batch D"]:
+        """Return the sum of the rows of the streams times the scale of the table, `(..., K)` to `(..., D)`.
+
+        Args:
+            ids: IDs, `(..., T, K)`: the streams are the last dimension.
+            streams: Number of streams that are summed, the first ones, as in Bark's fine model; `None` for all.
+
+        Raises:
+            TokenIdError: On the CPU, an ID is outside its own stream; the error names stream, row and column. See
+                `LookupTable.look_up` for accelerators.
+            ShapeError: The IDs are not integers, or their last dimension is not K.
+            SizeError: `streams` is not between 1 and K.
+        """
+        ids = as_ids(ids, beside=self.rows)
+        if ids.dim() == 0 or ids.shape[-1] != self.num_streams:
+            raise ShapeError(
+                f"IDs of {self.num_streams} streams are (..., {self.num_streams}), the streams last; found "
+                f"{tuple(ids.shape)}."
+            )
+        count = self.num_streams if streams is None else streams
+        if not 1 <= count <= self.num_streams:
+            raise SizeError(f"streams={streams} is none of 1..{self.num_streams}, the first streams that are summed.")
+        numbers, outside = self.row_numbers(ids[..., :count])
+        weights = None if outside is None else (~outside).to(torch.get_default_dtype())
+        sums, factor = self.rows.summed(numbers, weights=weights), self.rows.factor
+        return sums if factor is None else factor * sums
+
+    def row_numbers(
+        self, ids: Int[Tensor, "*batch K"]
+    ) -> tuple[Int[Tensor, "*batch K"], Bool[Tensor, "*batch K"] | None]:
+        """Return the row of each ID of the first streams, `ids + offsets`, after a check of the IDs.
+
+        Returns:
+            Row numbers, and a mask of IDs outside their streams on an accelerator, which have the row of an ID inside;
+            elsewhere `None`.
+
+        Raises:
+            TokenIdError: As in `forward`.
+            ShapeError: The IDs are not integers.
+        """
+        check_integer_ids(ids)
+        count = ids.shape[-1]
+        if device_kind(ids) == "cpu" and not torch.compiler.is_compiling() and not plain_operators_only():
+            is_inside = (ids >= 0) & (ids < torch.tensor(self.sizes[:count], device=ids.device))
+            if bool((is_inside if self.shared_padding_idx is None else is_inside | self._is_shared(ids)).all()):
+                return self._shifted(ids), None
+        columns = [self._checked(ids[..., k], k) for k in range(count)]
+        rows = torch.stack([numbers for numbers, _ in columns], -1)
+        masks = [outside for _, outside in columns if outside is not None]
+        return rows, torch.stack(masks, -1) if masks else None
+
+    def _checked(self, ids: Tensor, k: int) -> tuple[Tensor, Tensor | None]:
+        """Return the row of each ID of stream `k`, and the mask of IDs outside of it; see `row_numbers`."""
+        start = self.stream(k).start
+        own = ids if self.shared_padding_idx is None else ids.masked_fill(self._is_shared(ids), 0)
+        rows, outside = self.index_checks[k](own)
+        rows = rows + start
+        return rows if self.shared_padding_idx is None else torch.where(self._is_shared(ids), ids, rows), outside
+
+    def _shifted(self, ids: Tensor) -> Tensor:
+        """Return `ids + offsets` of the first streams, but the shared padding ID as it is."""
+        rows = ids + self.offsets[: ids.shape[-1]]
+        return rows if self.shared_padding_idx is None else torch.where(self._is_shared(ids), ids, rows)
+
+    def _is_shared(self, ids: Tensor) -> Tensor:
+        """Return where IDs are the shared padding ID."""
+        assert self.shared_padding_idx is not None
+        return ids == self.shared_padding_idx
+
+    def extra_repr(self) -> str:
+        """Return the sizes of the streams, for `print`."""
+        shared = "" if self.shared_padding_idx is None else f", shared_padding_idx={self.shared_padding_idx}"
+        return f"sizes={self.sizes}{shared}"
+
+
+def _starts(sizes: Sequence[int]) -> list[int]:
+    """Return the sum of the sizes before each stream, K numbers."""
+    return [0, *accumulate(sizes)][:-1]

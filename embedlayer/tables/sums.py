@@ -1,0 +1,255 @@
+"""Sums of looked-up vectors: of K streams, or of bags of any size. No tensor of all vectors of a call is built.
+
+`sum_vectors` is the definition, for vectors of any table. `summed_rows` computes it from stored rows by a kernel, with
+one gradient of the rows; the K look-ups of the definition have K, each as large as the table if it is dense.
+"""
+
+from collections.abc import Callable
+from functools import partial, reduce
+from itertools import repeat
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from embedlayer.core.block_sizes import TABLE_ROWS, block_size
+from embedlayer.core.devices import device_kind
+from embedlayer.core.errors import ShapeError
+from embedlayer.core.index_checks import INTEGERS, check_integer_ids
+from embedlayer.core.torch_state import (
+    bag_gradient_of_rows,
+    bag_gradient_of_weights,
+    fusible,
+    has_memory,
+    is_transformed,
+    plain_operators_only,
+)
+from embedlayer.kernels.input import StoredRows
+from embedlayer.kernels.kernel import Kernel
+from embedlayer.row_sparse.gradient import (
+    NUMBERS_IN_BLOCK,
+    finished_gradient,
+    segments_of_equal_ids,
+    untouched_zeros,
+)
+from embedlayer.row_sparse.hooks import applied_rows
+from embedlayer.row_sparse.storage import raw_weight
+
+SUM_ROWS = Kernel("sums", "sum_rows")
+
+
+def check_bags(ids: Tensor, bounds: Tensor | None, weights: Tensor | None) -> None:
+    """Check the arguments of `LookupTable.summed`: shapes, and on the CPU in eager mode the values of `bounds`.
+
+    Raises:
+        ShapeError: See there.
+    """
+    check_integer_ids(ids)
+    if weights is not None and weights.shape != ids.shape:
+        raise ShapeError(f"Each ID has one weight: ids are {tuple(ids.shape)}, weights {tuple(weights.shape)}.")
+    if bounds is None:
+        if not ids.dim():
+            raise ShapeError("The IDs of a sum are the last dimension, (..., K); found a single ID.")
+        return
+    if ids.dim() != 1 or bounds.dim() != 1 or not len(bounds) or bounds.dtype not in INTEGERS:
+        raise ShapeError(
+            f"Bags are ids (M,) and integer bounds (N + 1,); found ids {tuple(ids.shape)} and bounds "
+            f"{tuple(bounds.shape)} of {bounds.dtype}."
+        )
+    if device_kind(bounds) != "cpu" or not fusible(bounds) or plain_operators_only():
+        return
+    ascending = bool((bounds[1:] >= bounds[:-1]).all())
+    if bounds[0] != 0 or bounds[-1] != len(ids) or not ascending:
+        raise ShapeError(
+            f"Bounds of bags ascend from 0 to the number of ids, {len(ids)}; found {bounds[0]} to {bounds[-1]}"
+            f"{'' if ascending else ', not ascending'}."
+        )
+
+
+def sum_vectors(
+    look_up: Callable[[Tensor], Tensor],
+    ids: Tensor,
+    bounds: Tensor | None = None,
+    weights: Tensor | None = None,
+    *,
+    block: int | None = None,
+) -> Tensor:
+    """Compute `LookupTable.summed` from a function that looks vectors up: the definition.
+
+    Args:
+        look_up: Function of IDs `(...)` that returns vectors, `(..., D)`.
+        ids: See `LookupTable.summed`; the arguments were checked.
+        bounds: See there.
+        weights: See there.
+        block: IDs of bags that are looked up at once; `None` for as many as fit the cache.
+    """
+    if bounds is None and not ids.shape[-1]:
+        return look_up(ids).sum(-2)
+    if bounds is None:
+        in_graph = torch.compiler.is_compiling()  # a graph reads each vector where it is added
+        vectors = look_up(ids).unbind(-2) if in_graph else (look_up(each) for each in ids.unbind(-1))
+        factors = repeat(None) if weights is None else weights.unbind(-1)
+        return reduce(torch.add, map(_weighted, vectors, factors))
+    bags, block = bags_of(bounds, len(ids)), block or block_size(TABLE_ROWS, device_kind(ids))
+    sums = torch.empty(0)
+    for start in range(0, max(1, len(ids)), block):
+        part = slice(start, start + block)
+        term = _weighted(look_up(ids[part]), None if weights is None else weights[part])
+        sums = term.new_zeros(len(bounds) - 1, term.shape[-1]) if start == 0 else sums
+        add = Tensor.index_add if is_transformed(term) else Tensor.index_add_
+        sums = add(sums, 0, bags[part], term)
+    return sums
+
+
+def bags_of(bounds: Tensor, count: int) -> Tensor:
+    """Return the number of the bag of each of `count` IDs, `(count,)`."""
+    places = torch.arange(count, device=bounds.device, dtype=bounds.dtype)
+    return torch.searchsorted(bounds, places, right=True).sub_(1).clamp_(0, max(0, len(bounds) - 2))
+
+
+def _weighted(vectors: Tensor, weights: Tensor | None) -> Tensor:
+    """Return `weights * vectors`, with a weight for each vector."""
+    return vectors if weights is None else weights.unsqueeze(-1).to(vectors.dtype) * vectors
+
+
+def is_summed_faster(stored: StoredRows, weights: Tensor | None) -> bool:
+    """Return whether `summed_rows` takes these rows and is faster than `sum_vectors` of look-ups.
+
+    They are ordinary tensors in eager mode. The gradient of weights reads the rows once more, which an optimizer of
+    row-sparse rows may have changed by then.
+    """
+    learns = weights is not None and weights.requires_grad and torch.is_grad_enabled()
+    tensors = (raw_weight(stored.weight), stored.ids, *(() if weights is None else (weights,)))
+    return fusible(stored.weight, weights) and all(map(has_memory, tensors)) and not (stored.sparse and learns)
+
+
+def summed_rows(stored: StoredRows, bounds: Tensor | None, weights: Tensor | None) -> Tensor:
+    """Compute `sum_vectors` of the look-up `stored`, where `is_summed_faster`.
+
+    Sums of streams on a CPU have the bits of the definition; sums of bags, and those on CUDA, are rounded once. The
+    gradient of the rows is one tensor; if `stored.sparse`, a sparse one, with distinct rows in ascending order. On
+    CUDA an ID outside is recorded by the check of `stored`, and adds nothing.
+    """
+    ids, weight, padding_idx, sparse, check = stored
+    if weights is not None:
+        weights = weights.to(weight.dtype)
+    if check is not None:
+        ids, outside = check(ids)
+        if outside is not None:
+            ones = weight.new_ones(()) if weights is None else weights
+            weights = torch.where(outside, 0, ones)
+    sums: Tensor = _SumRows.apply(weight, weights, ids, bounds, padding_idx, sparse)  # type: ignore[no-untyped-call]
+    return sums
+
+
+class _SumRows(torch.autograd.Function):
+    """Sum rows of a weight; see `summed_rows`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        weight: Tensor,
+        weights: Tensor | None,
+        ids: Tensor,
+        bounds: Tensor | None,
+        padding_idx: int | None,
+        sparse: bool,
+    ) -> Tensor:
+        needs_rows = ctx.needs_input_grad[1]
+        ctx.save_for_backward(weight if needs_rows else None, weights, ids, bounds)
+        ctx.shape, ctx.padding_idx, ctx.sparse = weight.shape, padding_idx, sparse
+        terms, ends = _flat(ids, bounds)
+        factors = None if weights is None else weights.detach().flatten().contiguous()
+        with applied_rows(weight, terms) as rows:
+            out = rows.new_empty(
+                (*ids.shape[:-1], rows.shape[1]) if bounds is None else (len(bounds) - 1, rows.shape[1])
+            )
+            if device_kind(rows) == "cuda":
+                return _bags(terms, rows, ends, factors).view(out.shape)
+            if _sum(rows, terms, ends, factors, None, out.view(-1, rows.shape[1]), rounds=bounds is None):
+                return out
+            return sum_vectors(partial(F.embedding, weight=rows), ids, bounds, weights)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, weights, ids, bounds = ctx.saved_tensors
+        terms, ends = _flat(ids, bounds)
+        grad = grad.reshape(-1, ctx.shape[1])
+        factors = None if weights is None else weights.flatten()
+        by_weight = by_factor = None
+        if torch.is_grad_enabled():  # for second derivatives
+            vectors = grad.index_select(0, bags_of(ends, len(terms)))
+            if ctx.needs_input_grad[0]:
+                padding_idx = -1 if ctx.padding_idx is None else ctx.padding_idx
+                by_weight = torch.ops.aten.embedding_backward(
+                    _weighted(vectors, factors), terms, ctx.shape[0], padding_idx, False, ctx.sparse
+                )
+            if ctx.needs_input_grad[1]:
+                by_factor = (vectors * F.embedding(terms, weight)).sum(-1).view(ids.shape)
+            return by_weight, by_factor, None, None, None, None
+        if ctx.needs_input_grad[0]:
+            by_weight = _gradient_of_rows(ctx, grad, terms, ends, factors)
+        if ctx.needs_input_grad[1]:
+            by_factor = bag_gradient_of_weights(grad, weight, terms, ends, bags_of(ends, len(terms))).view(ids.shape)
+        return by_weight, by_factor, None, None, None, None
+
+
+def _flat(ids: Tensor, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the IDs of all sums, `(M,)`, and the bounds of each, both int64 and contiguous."""
+    if bounds is None:
+        bounds = torch.arange(ids.shape[:-1].numel() + 1, device=ids.device) * ids.shape[-1]
+    return ids.long().flatten().contiguous(), bounds.long().contiguous()
+
+
+def _gradient_of_rows(ctx: Any, grad: Tensor, terms: Tensor, ends: Tensor, factors: Tensor | None) -> Tensor:
+    """Return the gradient of the weight, dense or sparse, without the padding row; see `_SumRows`."""
+    if device_kind(grad) == "cuda":
+        bags = bags_of(ends, len(terms))
+        if ctx.padding_idx is not None:
+            factors = torch.where(terms == ctx.padding_idx, 0, grad.new_ones(()) if factors is None else factors)
+        return bag_gradient_of_rows(grad, terms, bags, ctx.shape[0], factors)
+    places, order, offsets = segments_of_equal_ids(terms, drop=ctx.padding_idx)
+    bags = bags_of(ends, len(terms)).index_select(0, order)
+    factors = None if factors is None else factors.index_select(0, order)
+    if not ctx.sparse:
+        dense = untouched_zeros(ctx.shape, grad.dtype)
+        if not _sum(grad, bags, offsets, factors, places, dense):
+            dense.index_copy_(0, places, _bags(bags, grad, offsets, factors))
+        return dense
+    values = grad.new_empty((len(places), ctx.shape[1]))
+    if not _sum(grad, bags, offsets, factors, None, values):
+        values = _bags(bags, grad, offsets, factors)
+    return finished_gradient(places, values, ctx.shape)
+
+
+def _sum(
+    rows: Tensor,
+    ids: Tensor,
+    bounds: Tensor,
+    weights: Tensor | None,
+    places: Tensor | None,
+    out: Tensor,
+    *,
+    rounds: bool = False,
+) -> bool:
+    """Write the sums of rows to `out`, or to its rows `places`, by the kernel; return whether it could run.
+
+    With `rounds` each product and sum is rounded to the dtype of the rows.
+    """
+    if not SUM_ROWS.applies(rows, ids, bounds, weights, out):
+        return False
+    width, sums = rows.shape[1], len(bounds) - 1
+    return SUM_ROWS.run(
+        *(sums, rows.contiguous(), ids, bounds),
+        rows.new_empty(0) if weights is None else weights.contiguous(),
+        ids.new_empty(0) if places is None else places,
+        torch.empty(1, dtype=rows.dtype if rounds or rows.dtype == torch.float64 else torch.float32),
+        out,
+        block=max(1, NUMBERS_IN_BLOCK * sums // max(1, len(ids) * width)),
+    )
+
+
+def _bags(ids: Tensor, rows: Tensor, bounds: Tensor, weights: Tensor | None) -> Tensor:
+    """Return the sums of rows by torch's operator, `(N, D)`, which rounds a sum once."""
+    return F.embedding_bag(ids, rows, bounds, mode="sum", per_sample_weights=weights, include_last_offset=True)

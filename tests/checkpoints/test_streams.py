@@ -1,0 +1,210 @@
+"""Checkpoints of models with K streams of codes: their layers equal the models, and are written back."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from stream_models import STREAM_MODELS, first_input, stream_model
+from tiny_models import quiet
+from torch import Tensor
+
+import embedlayer as el
+from embedlayer.io.files import read_json, write_json
+
+IDS = torch.tensor([[7, 52, 58, 9, 54, 59, 5], [58, 3, 52, 11, 13, 54, 2]])
+"""Text tokens, among them placeholders of CSM and Higgs."""
+
+TIED = {"csm": "backbone_model.embed_tokens.embed_audio_tokens.weight", "kyutai, tied": "lm_head.weight"}
+TIED |= {"bark, fine": "lm_heads.0.weight"}
+"""Name of a model -> second name of the rows of its codes."""
+
+
+@pytest.fixture(params=STREAM_MODELS)
+def case(request, tmp_path, unchecked) -> tuple[str, Any, el.EmbeddingLayer]:
+    pytest.importorskip("transformers")
+    model = stream_model(request.param)
+    return request.param, model, opened(model, tmp_path)
+
+
+def opened(model: Any, folder: Path) -> el.EmbeddingLayer:
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.save_pretrained(folder)
+        return el.load(folder)
+
+
+def random_codes(layer: el.EmbeddingLayer) -> Tensor:
+    """Return codes `(2, 7, K)` of all streams, among them the last of each."""
+    assert layer.codes is not None
+    torch.manual_seed(1)
+    codes = torch.stack([torch.randint(0, size, (2, 7)) for size in layer.codes.table.sizes], -1)
+    codes[0, 0] = torch.tensor(layer.codes.table.sizes) - 1
+    return codes
+
+
+def inputs_of(name: str, model: Any, layer: el.EmbeddingLayer) -> tuple[Tensor, Tensor]:
+    """Return the input of the first block of a model, and that of the layer, for the same codes."""
+    codes = random_codes(layer)
+    kind = name.partition(",")[0]
+    flat = codes.movedim(-1, 1).flatten(0, 1)  # (B K, T)
+    if name == "musicgen, whole":
+        model = model.decoder
+    if kind == "musicgen":
+        return first_input(model, model.model.decoder.layers, input_ids=flat), layer.input(codes)
+    if kind == "moshi":
+        K = model.num_codebooks
+        sides = codes.movedim(-1, 1)
+        theirs = first_input(
+            model, model.decoder.model.layers, input_ids=IDS, moshi_audio_codes=sides[:, :K],
+            user_audio_codes=sides[:, K:],
+        )  # fmt: skip
+        return theirs, layer.input(IDS, codes=codes)
+    if kind == "csm":
+        embeds = model.embed_text_tokens(IDS)
+        is_code = (IDS == 58) | (IDS == 59)
+        embeds[is_code] = model.backbone_model.embed_tokens(codes)[is_code]
+        theirs = first_input(model, model.backbone_model.layers, inputs_embeds=embeds)
+        return theirs, layer.input(IDS, codes=codes)
+    if kind == "dia":
+        theirs = first_input(model, model.model.decoder.layers, input_ids=IDS, decoder_input_ids=codes)
+        return theirs, layer.decoder_input(codes)
+    if kind == "higgs":
+        is_code = (IDS == 52) | (IDS == 54)
+        theirs = first_input(
+            model, model.model.layers, input_ids=IDS, audio_input_ids=codes, audio_input_ids_mask=is_code
+        )
+        return theirs, layer.input(IDS, codes=codes)
+    if kind == "kyutai":
+        codes[1, 2, 1:] = layer.codes.table.shared_padding_idx  # type: ignore[union-attr]
+        return first_input(model, model.model.layers, input_ids=codes), layer.input(codes)
+    theirs = first_input(model, model.layers, codebook_idx=2, input_ids=codes)
+    return theirs, layer.input(codes, streams=3)
+
+
+def test_the_input_equals_that_of_the_model(case) -> None:
+    name, model, layer = case
+    with torch.no_grad():
+        theirs, ours = inputs_of(name, model, layer)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+def heads_of(name: str, model: Any) -> list[Any]:
+    """Return functions of hidden states whose results are the logits of each stream, as the model has them."""
+    kind = name.partition(",")[0]
+    if name == "musicgen, whole":
+        model = model.decoder
+    if kind == "csm":
+        return [model.lm_head]
+    if kind in ("dia", "higgs"):
+        joint = model.logits_dense if kind == "dia" else model.audio_lm_head
+        sizes = 28 if kind == "dia" else 26
+        return [
+            lambda x, k=k: joint(x).unflatten(-1, (-1, sizes))[..., k, :] for k in range(joint.out_features // sizes)
+        ]
+    return list(model.lm_heads) if kind in ("musicgen", "bark") else [model.lm_head]
+
+
+def test_the_logits_of_each_stream_equal_those_of_the_model(case) -> None:
+    name, model, layer = case
+    codes = layer.codes
+    torch.manual_seed(2)
+    hidden = torch.randn(2, 7, codes.table.embed_dim)
+    with torch.no_grad():
+        if name != "moshi":
+            assert codes.head is not None
+            theirs = [head(hidden) for head in heads_of(name, model)]
+            assert len(theirs) == codes.head.num_streams
+            for ours, of_model in zip(codes.head(hidden), theirs, strict=True):
+                torch.testing.assert_close(ours, of_model, rtol=1e-6, atol=1e-6)
+        assert (codes.depth_head is None) == (not hasattr(model, "depth_decoder"))
+        if codes.depth_head is not None:
+            count, width = codes.depth_head.num_streams, codes.depth_head.embed_dim
+            states = torch.randn(2, count, width)
+            depth = model.depth_decoder
+            of_model = (
+                depth.lm_heads(states) if name == "moshi" else depth.codebooks_head(states, torch.arange(1, count + 1))
+            )
+            torch.testing.assert_close(torch.stack(codes.depth_head(states), 1), of_model, rtol=1e-5, atol=1e-6)
+        if layer.head is not None:
+            head = model.decoder.lm_head if name == "moshi" else model.text_lm_head
+            torch.testing.assert_close(layer.head(hidden), head(hidden), rtol=1e-6, atol=1e-6)
+
+
+def test_a_saved_layer_opens_with_equal_bits(case, tmp_path) -> None:
+    _, _, layer = case
+    layer.save_pretrained(tmp_path / "saved")
+    again = el.load(tmp_path / "saved")
+    assert again.codes.head is None or again.codes.head.tied == layer.codes.head.tied
+    assert again.state_dict().keys() == layer.state_dict().keys()
+    assert all(torch.equal(again.state_dict()[key], value) for key, value in layer.state_dict().items())
+    assert again.config == layer.config
+
+
+def test_trained_rows_are_written_into_the_checkpoint(case, tmp_path) -> None:
+    name, model, layer = case
+    with torch.no_grad():
+        layer.codes.rows.weight[layer.codes.table.stream(1).start] += 1.0
+    receipt = layer.write_into(tmp_path, tmp_path / "out")
+    assert len(receipt.changed) == 1
+    with quiet():
+        options = {"use_text_head": True} if name == "higgs" else {}
+        again = type(model).from_pretrained(tmp_path / "out", **options).state_dict()
+    differing = {each for each, old in model.state_dict().items() if not torch.equal(again[each], old)}
+    assert {*receipt.changed} <= differing <= {*receipt.changed, TIED.get(name, "")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        read = el.load(tmp_path / "out")
+    assert torch.equal(read.codes.rows.weight, layer.codes.rows.weight)
+
+
+def test_codes_are_refused_where_a_model_has_none(tmp_path) -> None:
+    layer = el.EmbeddingLayer(el.TokenEmbedding(10, 4))
+    ids = torch.tensor([[1, 2]])
+    with pytest.raises(el.SizeError, match="reads no codes beside tokens"):
+        layer.input(ids, codes=ids[..., None])
+    with pytest.raises(el.SizeError, match="are not those of streams"):
+        layer.input(ids, streams=1)
+    with pytest.raises(el.SizeError, match="needs a token table, or streams of codes"):
+        el.EmbeddingLayer(None)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"num_codebooks": 3}, r"has model\.decoder\.embed_tokens\.3\.weight, and by .* the model has 3 streams"),
+    ({"num_codebooks": 5}, r"no table of stream 4: no tensor is called decoder\.embed_tokens\.4\.weight"),
+    ({"vocab_size": 23}, r"has shape \[25, 32\] where \[24, any\] belongs to the table of stream 0"),
+    ({"num_codebooks": "4"}, "num_codebooks"),
+])  # fmt: skip
+def test_a_configuration_that_does_not_fit_the_streams_is_refused(tmp_path, change, message) -> None:
+    with quiet():
+        stream_model("musicgen").save_pretrained(tmp_path)
+    write_json(tmp_path / "config.json", {**read_json(tmp_path / "config.json"), **change})
+    with pytest.raises(el.CheckpointError, match=message):
+        el.load(tmp_path)
+
+
+@pytest.mark.parametrize("delays", [[0, 1], [0, 1, -1], "0, 1, 2", [0, 1, 2.0]])
+def test_delays_that_do_not_fit_the_streams_are_refused(tmp_path, delays) -> None:
+    with quiet():
+        stream_model("dia").save_pretrained(tmp_path)
+    write_json(tmp_path / "config.json", {**read_json(tmp_path / "config.json"), "delay_pattern": delays})
+    with pytest.raises(el.CheckpointError, match="delay_pattern must be 3 whole numbers from 0"):
+        el.load(tmp_path)
+
+
+@pytest.mark.parametrize("part", ["Semantic", "Coarse"])
+def test_parts_of_bark_with_one_stream_equal_the_model(tmp_path, part, unchecked) -> None:
+    transformers = pytest.importorskip("transformers")
+    from tiny_models import randomise
+
+    config = getattr(transformers, f"Bark{part}Config")(
+        block_size=64, input_vocab_size=41, output_vocab_size=31, num_layers=1, num_heads=4, hidden_size=32
+    )
+    model = getattr(transformers, f"Bark{part}Model")(config).eval()
+    randomise(model)
+    layer = opened(model, tmp_path)
+    ids, hidden = torch.tensor([[3, 40, 5]]), torch.randn(1, 3, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(layer.input(ids), first_input(model, model.layers, input_ids=ids))
+        torch.testing.assert_close(layer.head(hidden), model.lm_head(hidden))
