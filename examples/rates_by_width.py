@@ -18,6 +18,7 @@ from embedlayer.optim import WidthScaling
 
 BASE, WIDTHS, HEAD_DIM, LENGTH, BATCH_SIZE = 64, [64, 128, 256, 512], 16, 32, 4
 RATES = [2.0**power for power in range(-11, -4)]
+LOGIT_SCALE = 8.0  # of the base: with 1 its logits grow so slowly that the best rate is near the largest stable one
 
 
 def loss_after(corpus: el.TokenCorpus, width: int, rate: float, steps: int, *, tied: bool, mup: bool) -> float:
@@ -26,7 +27,7 @@ def loss_after(corpus: el.TokenCorpus, width: int, rate: float, steps: int, *, t
     scaling = WidthScaling(width if mup else BASE, base_width=BASE)
     table = el.TokenEmbedding(257, width, scale=scaling.table_scale if mup else "sqrt_dim")
     ends = (table,) if tied else (width, 257)
-    head = el.OutputHead(*ends, logit_scale=scaling.logit_scale)
+    head = el.OutputHead(*ends, logit_scale=LOGIT_SCALE * scaling.logit_scale)
     model = el.DecoderLM(table, "rotary", head, num_layers=2, num_heads=width // HEAD_DIM)
     options = el.TrainingOptions(
         steps=steps,
@@ -57,7 +58,7 @@ def main(steps: int, widths: list[int], page: Path | None) -> None:
     note = (
         f"\nBest of seven rates, {RATES[0]:.2g} to {RATES[-1]:.2g} by factors of 2, and its loss on held-out text in "
         f"nats per byte. {steps} steps of {BATCH_SIZE} x {LENGTH} bytes, seed 0, V = 257, 2 layers, heads of width "
-        f"{HEAD_DIM}, base width {BASE}; {seconds / 60:.0f} minutes of CPU time.\n"
+        f"{HEAD_DIM}, base width {BASE} with logit scale {LOGIT_SCALE:.0f}; {seconds / 60:.0f} minutes of CPU time.\n"
     )
     print(markdown_table(rows) + note)
     if page is not None:

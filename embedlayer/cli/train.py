@@ -73,6 +73,14 @@ class _Weights(click.ParamType):  # type: ignore[type-arg]  # generic since clic
 @click.option("--batch-size", default=8, help="Windows per forward pass.")
 @click.option("--accumulate", default=1, help="Forward passes per update.")
 @click.option("--learning-rate", default=3e-3, help="Peak learning rate.")
+@click.option(
+    "--rate",
+    "rates",
+    type=(str, float),
+    multiple=True,
+    metavar="ROLE RATE",
+    help="Peak learning rate of tables, heads, positions, norms or matrices alone; may be repeated.",
+)
 @click.option("--steps", type=int, help="Number of optimizer steps.")
 @click.option("--minutes", type=float, help="Train for this time instead of a number of steps.  [default: 2]")
 @click.option("--min-steps", default=1, help="Smallest number of steps with --minutes, also if they take longer.")
@@ -180,7 +188,7 @@ def _train(
             )
         if options["steps"] is None and options["minutes"] is None:
             options["minutes"] = 2.0
-        options["max_length"] = options["length"]
+        options["max_length"], options["rates"] = options["length"], dict(options["rates"]) or None
         layer, training = _named(options, LayerOptions), _named(options, TrainingOptions)
         if layer.mapped and parallel.launch_id:
             raise SizeError(

@@ -9,6 +9,7 @@ from torch import nn
 from embedlayer.core.errors import SizeError
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.peft import without_adapters
+from embedlayer.heads.streams import StackedRows
 from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.positions.position import Position
 from embedlayer.tables.lookup import LookupTable
@@ -17,6 +18,7 @@ ROLES = ("tables", "heads", "positions", "norms", "matrices")
 """Names of the parameter groups, in their order."""
 
 DECAYED = ("heads", "matrices")
+HEADS = (OutputHead, StackedRows)
 TABLES = (LookupTable, nn.Embedding, nn.EmbeddingBag)
 
 
@@ -26,7 +28,7 @@ def param_groups(
     """Return parameter groups for an optimizer by role: tables, heads, positions, norms and matrices.
 
     - `tables`: every parameter of a token table, also one that a head is tied to, and of plain `nn.Embedding`s.
-    - `heads`: the weights of untied heads, of `OutputHead`s and of what `model.get_output_embeddings()` returns.
+    - `heads`: the weights of untied heads: of `OutputHead`, `StreamHead` and `model.get_output_embeddings()`.
     - `positions`: every parameter of a `Position`.
     - `norms`: of all others, those with fewer than two dimensions, biases of heads included.
     - `matrices`: the rest, the transform of a `PredictionHead` included.
@@ -113,7 +115,7 @@ def _roles_of_parameters(model: nn.Module) -> dict[nn.Parameter, str]:
 def _heads(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the heads of a model, with the modules that PEFT has put around them. Tied ones may be among them."""
     for module in model.modules():
-        if isinstance(without_adapters(module), OutputHead):
+        if isinstance(without_adapters(module), HEADS):
             yield module
         output_of: Any = getattr(module, "get_output_embeddings", None)
         output = None if output_of is None else output_of()

@@ -302,6 +302,16 @@ def test_row_sparse_training_of_a_table_that_is_read_whole_is_refused(text, tmp_
     assert "use it with --untied and without --rank" in capsys.readouterr().err
 
 
+def test_roles_have_rates_of_their_own_and_unknown_ones_are_refused(text, tmp_path, capsys) -> None:
+    rates = ["--rate", "tables", 0.02, "--rate", "heads", 0.004]
+    assert run("train", text, "-o", tmp_path / "run", "--steps", 2, "--untied", *rates, *SMALL) == 0
+    assert RunDirectory(tmp_path / "run").options().rates == {"tables": 0.02, "heads": 0.004}
+    for wrong, message in (("head", "the roles of parameters are tables, heads,"), ("heads", "A tied head is trained")):
+        assert run("train", text, "-o", tmp_path / wrong, "--steps", 2, "--rate", wrong, 0.1, *SMALL) == 2
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / wrong / "run.json").exists()
+
+
 def test_mapped_without_a_table_to_map_is_refused(text, tmp_path, capsys) -> None:
     assert run("train", text, "-o", tmp_path / "run", "--steps", 1, *SMALL, "--mapped") == 2
     assert not (tmp_path / "run").exists()

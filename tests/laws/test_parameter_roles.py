@@ -12,9 +12,12 @@ from kinds import (
     LOOKUP_TABLES,
     NUM_HEADS,
     POSITIONS,
+    STREAM_HEADS,
     TABLES,
+    TIED_STREAM_HEADS,
     UNTIED_HEADS,
     VOCAB_SIZE,
+    tied_streams,
 )
 from torch import nn
 
@@ -77,6 +80,15 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
         f"a look-up of {name}": lambda name=name: nn.ModuleDict({"table": LOOKUP_TABLES[name]()})
         for name in LOOKUP_TABLES
     },
+    **{
+        f"head of streams, {name}": lambda name=name: nn.ModuleDict({"head": STREAM_HEADS[name]()})
+        for name in STREAM_HEADS
+    },
+    **{
+        name: lambda its=its: nn.ModuleDict({"table": (t := TABLES[its]()), "head": tied_streams(t)})
+        for name, its in TIED_STREAM_HEADS.items()
+    },
+    "streams": lambda: nn.ModuleDict({"table": el.tables.StreamTable(TABLES["dense"](), [20, 30])}),
     "a tied transform": lambda: el.EmbeddingLayer(table=(t := TABLES["dense"]()), head=transformed(el.OutputHead(t))),
     "an untied transform": lambda: el.EmbeddingLayer(
         table=TABLES["dense"](), head=transformed(UNTIED_HEADS["untied, bias, softcap"]())

@@ -259,6 +259,20 @@ def test_the_learning_rate_warms_up_and_falls_along_a_cosine() -> None:
     assert between == sorted(between, reverse=True)
 
 
+def test_roles_with_a_rate_of_their_own_follow_the_same_schedule_and_the_run_resumes(corpus) -> None:
+    whole, first, second = (trainer_of(corpus, rates={"tables": 0.012, "matrices": 0.0}) for _ in range(3))
+    before = weights(whole)
+    expected = list(whole.run())
+    lrs = {group["name"]: group["lr"] for group in whole.optimizer.param_groups}
+    assert lrs == pytest.approx({"tables": 4 * expected[-1]["lr"], "norms": expected[-1]["lr"], "matrices": 0.0})
+    assert torch.equal(before["blocks.0.mlp.up.weight"], weights(whole)["blocks.0.mlp.up.weight"])
+    lines = list(first.run(on_step=lambda step: first.stop() if step == 5 else None))
+    second.load_state(*first.state())
+    assert without_speed([*lines, *second.run()]) == without_speed(expected)
+    with pytest.raises(SizeError, match="rates has heads, of which this model trains no parameter"):
+        trainer_of(corpus, rates={"heads": 0.1})
+
+
 def test_spare_rows_do_not_move(corpus) -> None:
     model = DecoderLM(TokenEmbedding(257, 16, pad_to_multiple_of=64), RotaryEmbedding(8), num_layers=1, num_heads=2)
     training, validation = corpus.split(0.2)
@@ -292,6 +306,7 @@ def test_the_state_of_another_model_is_refused(corpus) -> None:
         ({"learning_rate": 0.0}, "learning_rate must be positive"),
         ({"warmup_fraction": -0.1}, "warmup_fraction must be from 0 to 1, not -0.1"),
         ({"beta2": math.nan}, "beta2 must be from 0 to 1"),
+        ({"rates": {"head": 0.1}}, "rates has head, and the roles"),
         ({"weight_decay": -1.0}, "weight_decay must be 0 or positive"),
         ({"precision": "fp8"}, "precision must be one of auto, float32, bfloat16, not 'fp8'"),
         ({"steps": None, "minutes": math.inf}, "minutes must be positive"),
