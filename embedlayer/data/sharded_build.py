@@ -31,7 +31,7 @@ from embedlayer.data.corpus_files import (
     write_shard_tables,
 )
 from embedlayer.data.process_pool import Report, run_jobs, usable_cores
-from embedlayer.data.text_chunks import ANCHOR_CHARS, CONTEXT_CHARS, CUT, is_safe_cut
+from embedlayer.data.text_chunks import CONTEXT_CHARS, CUT, is_safe_cut
 from embedlayer.data.text_files import checked, decoded, find_text_files, opened
 from embedlayer.data.text_formats import not_text
 from embedlayer.io.files import (
@@ -46,6 +46,7 @@ from embedlayer.io.files import (
 )
 from embedlayer.io.locks import LOCK, FileLock
 from embedlayer.tokenization.read import load_tokenizer, save_tokenizer
+from embedlayer.tokenization.spans import ANCHOR_CHARS
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, fingerprint
 
 _DIGEST_BLOCKS, _BLOCK_BYTES = 64, 1 << 14
