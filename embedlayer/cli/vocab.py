@@ -319,15 +319,15 @@ def compare(first: Path, second: Path, text: Path | None, as_json: bool) -> None
     """Compare the tokenizers of A and B: the tokens that both have, and how both split a text.
 
     A and B are tokenizers, or models with one: files, or folders. Where both are causal language models, the bits per
-    byte with which they predict the text are compared too, as `embedlayer evaluate` computes them. The text is encoded
-    at once, in memory.
+    byte with which they predict the text are compared too, as `embedlayer evaluate` computes them.
     """
     from embedlayer.data.text_chunks import read_text_chunks
     from embedlayer.tokenization.comparison import compare_tokenizers
     from embedlayer.tokenization.read import load_tokenizer
 
-    content = None if text is None else "".join(read_text_chunks(text))
-    comparison = compare_tokenizers(load_tokenizer(first), load_tokenizer(second), content)
+    tokenizers = load_tokenizer(first), load_tokenizer(second)
+    chunks = None if text is None else read_text_chunks(text, tokenizer=tokenizers)
+    comparison = compare_tokenizers(*tokenizers, chunks)
     bits, reason = (None, "") if text is None else _bits_per_byte(first, second, text)
     show_comparison(comparison, (first, second), text, bits, reason, as_json=as_json)
 

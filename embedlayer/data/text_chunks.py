@@ -27,11 +27,12 @@ from embedlayer.core.forks import BackgroundThread, Job
 from embedlayer.data.memmap import IdArray
 from embedlayer.data.process_pool import usable_cores
 from embedlayer.data.text_files import decoded, opened
+from embedlayer.tokenization.spans import ANCHOR_CHARS
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, encode_batch, pure_tokenizer
 
 _FEWEST_CHARS, _MOST_CHARS = 512, 1 << 14
 _ENDLESS_CHARS = 1 << 20
-CONTEXT_CHARS, ANCHOR_CHARS = 128, 16
+CONTEXT_CHARS = 128
 _FEWEST_CHUNKS, _CHUNKS_PER_CORE = 32, 4
 _TRIES = 8
 _CUTS = (  # best first
@@ -48,7 +49,8 @@ def read_text_chunks(source: str | Path, *, tokenizer: object = None) -> Iterato
     Args:
         source: A UTF-8 file, compressed if it ends in `.gz` or `.zst`, or `"-"` for standard input. Line ends are
             kept; a byte-order mark at the start is left out.
-        tokenizer: The chunks are cut such that their IDs are the IDs of the whole text. `None`: cut between words.
+        tokenizer: The chunks are cut such that their IDs are the IDs of the whole text, with each of several tokenizers
+            in a tuple. `None`: cut between words.
 
     Raises:
         FileError: When chunks are requested: the file cannot be read.
@@ -60,8 +62,8 @@ def read_text_chunks(source: str | Path, *, tokenizer: object = None) -> Iterato
             the file has JSON lines and a name that ends in `.txt`, and is read as text.
     """
     with opened(source) as (read, _):
-        checker = None if tokenizer is None else pure_tokenizer(as_tokenizer(tokenizer))
-        yield from split_text(decoded(source, read), checker)
+        given = () if tokenizer is None else tokenizer if isinstance(tokenizer, tuple) else (tokenizer,)
+        yield from split_text(decoded(source, read), *(pure_tokenizer(as_tokenizer(each)) for each in given))
 
 
 def encode_chunks(chunks: Iterable[str], tokenizer: object, *, before: str = "") -> Iterator[tuple[str, IdArray]]:
@@ -162,18 +164,19 @@ def _without_anchors(
         yield chunk, np.array(whole.ids, dtype=np.int64)[skipped:], whole
 
 
-def split_text(texts: Iterable[str], tokenizer: Tokenizer | None, *, fewest: int = _FEWEST_CHARS) -> Iterator[str]:
+def split_text(texts: Iterable[str], *tokenizers: Tokenizer, fewest: int = _FEWEST_CHARS) -> Iterator[str]:
     """Split a text into chunks, such that the IDs of the chunks, concatenated, are the IDs of the whole text.
 
     The first chunks have up to `fewest` characters, by default 512, later ones up to 16384, so that a short text has
     several chunks too. A chunk is longer where no cut is safe; after a million characters the text is cut anyway, with
-    a warning. Without a tokenizer cuts are not checked, and IDs may change.
+    a warning. Without a tokenizer cuts are not checked, and IDs may change; with several tokenizers each one's are
+    unchanged.
     """
     rest, done, wanted = "", 0, fewest
     for text in texts:
         rest += text
         while len(rest) >= wanted + CONTEXT_CHARS:
-            cut = _find_cut(rest, wanted, tokenizer)
+            cut = _find_cut(rest, wanted, tokenizers)
             if cut is None and wanted < _ENDLESS_CHARS:
                 wanted *= 2
                 continue
@@ -192,7 +195,7 @@ def split_text(texts: Iterable[str], tokenizer: Tokenizer | None, *, fewest: int
         yield rest
 
 
-def _find_cut(text: str, end: int, tokenizer: Tokenizer | None) -> int | None:
+def _find_cut(text: str, end: int, tokenizers: tuple[Tokenizer, ...]) -> int | None:
     """Return an index between `end / 2` and `end` at which a text can be cut safely; `None` if none is found.
 
     Cuts between two words are tried first, then those at white space and at punctuation; of each kind, the last ones.
@@ -201,7 +204,7 @@ def _find_cut(text: str, end: int, tokenizer: Tokenizer | None) -> int | None:
     """
     for pattern in _CUTS:
         for place in _last_places(pattern, text, end):
-            if tokenizer is None or is_safe_cut(text, place, tokenizer):
+            if all(is_safe_cut(text, place, tokenizer) for tokenizer in tokenizers):
                 return place
     return None
 

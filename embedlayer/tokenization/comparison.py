@@ -1,11 +1,12 @@
 """Compare two tokenizers: the tokens that both have, and how they split a text."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from embedlayer.core.errors import TextError
 from embedlayer.tokenization.alignment import align_tokens
 from embedlayer.tokenization.bytes import TokenBytes
-from embedlayer.tokenization.spans import TokenSpans, token_spans
+from embedlayer.tokenization.spans import ANCHOR_CHARS, TokenSpans, chunk_spans
 from embedlayer.tokenization.tokenizer_match import match_tokenizers
 
 
@@ -50,13 +51,14 @@ class TokenizerComparison:
     inexact: float | None = None
 
 
-def compare_tokenizers(a: object, b: object, text: str | None = None) -> TokenizerComparison:
+def compare_tokenizers(a: object, b: object, text: str | Iterable[str] | None = None) -> TokenizerComparison:
     """Return the tokens that two tokenizers have in common, and how both split a text.
 
     Args:
         a: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
         b: The same for the second tokenizer.
-        text: Text that is encoded with both and aligned, at once.
+        text: Text that is encoded with both and aligned; or the chunks of a text of any length, from
+            `data.read_text_chunks(file, tokenizer=(a, b))`, which are encoded one after another. The numbers are equal.
 
     Raises:
         TokenizerError: An argument is no tokenizer, or cannot encode the text.
@@ -77,20 +79,48 @@ def compare_tokenizers(a: object, b: object, text: str | None = None) -> Tokeniz
     if text is None:
         a_side, b_side = (ComparedTokenizer(*_shared(*each)) for each in zip(tokens, matches, strict=True))
         return TokenizerComparison(a_side, b_side)
-    if not text:
+    num_bytes, num_chunks, num_single, num_exact = 0, 0, 0, 0
+    counts = [[0, 0], [0, 0]]  # of each side, its tokens and those that are matched
+    for spans in _spans_of_parts(tokens, [text] if isinstance(text, str) else text):
+        alignment = align_tokens(*spans)
+        num_bytes += len(spans[0].texts[0])
+        num_chunks += int(alignment.num_chunks)
+        num_single += int(alignment.single.sum())
+        num_exact += int(alignment.num_bytes[alignment.exact].sum())
+        for count, matched, side in zip(counts, matches, spans, strict=True):
+            ids = side.ids.tolist()
+            count[0] += len(ids)
+            count[1] += sum(token_id in matched for token_id in ids)
+    if not num_bytes:
         raise TextError("The text is empty: there is nothing to compare. Pass a text of some hundred words.")
-    spans = [token_spans(one, text) for one in tokens]
-    alignment = align_tokens(*spans)
-    num_bytes, num_chunks = len(spans[0].texts[0]), int(alignment.num_chunks)
-    a_side, b_side = (_with_text(*each, num_bytes) for each in zip(tokens, matches, spans, strict=True))
+    a_side, b_side = (_with_text(*each, num_bytes) for each in zip(tokens, matches, counts, strict=True))
     return TokenizerComparison(
         a_side,
         b_side,
         num_bytes,
         num_chunks,
-        one_to_one=float(alignment.single.double().mean()) if num_chunks else None,
-        inexact=1 - int(alignment.num_bytes[alignment.exact].sum()) / num_bytes,
+        one_to_one=num_single / num_chunks if num_chunks else None,
+        inexact=1 - num_exact / num_bytes,
     )
+
+
+def _spans_of_parts(
+    tokens: tuple[TokenBytes, TokenBytes], chunks: Iterable[str]
+) -> Iterator[tuple[TokenSpans, TokenSpans]]:
+    """Yield the spans of both tokenizers in parts of a text, whose chunks are those of the whole text.
+
+    A part is one or more of the passed chunks. After each but the last one both tokenizers have the end of a token, and
+    drop no bytes before it: the first place of both cuts, so the whole text has a common cut there.
+    """
+    part = before = ""
+    for chunk in chunks:
+        part += chunk
+        first, second = (chunk_spans(each, part, before) for each in tokens)
+        if all(len(each.ids) and each.ends[-1] == each.cut_ends[-1] for each in (first, second)):
+            yield first, second
+            part, before = "", (before + part)[-ANCHOR_CHARS:]
+    if part:
+        yield first, second
 
 
 def _shared(tokens: TokenBytes, matched: set[int]) -> tuple[int, float]:
@@ -98,11 +128,9 @@ def _shared(tokens: TokenBytes, matched: set[int]) -> tuple[int, float]:
     return len(tokens.entries), len(matched) / len(tokens.entries) if tokens.entries else 0.0
 
 
-def _with_text(tokens: TokenBytes, matched: set[int], spans: TokenSpans, num_bytes: int) -> ComparedTokenizer:
-    """Return one side of a comparison on a text."""
-    ids = spans.ids.tolist()
-    num_tokens, shared = _shared(tokens, matched)
-    if not ids:
-        return ComparedTokenizer(num_tokens, shared, 0)
-    coverage = sum(token_id in matched for token_id in ids) / len(ids)
-    return ComparedTokenizer(num_tokens, shared, len(ids), num_bytes / len(ids), coverage)
+def _with_text(tokens: TokenBytes, matched: set[int], count: list[int], num_bytes: int) -> ComparedTokenizer:
+    """Return one side of a comparison on a text with a number of tokens, and of those that are matched."""
+    shared, (text_tokens, text_matched) = _shared(tokens, matched), count
+    if not text_tokens:
+        return ComparedTokenizer(*shared, 0)
+    return ComparedTokenizer(*shared, text_tokens, num_bytes / text_tokens, text_matched / text_tokens)

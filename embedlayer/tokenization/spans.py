@@ -29,6 +29,9 @@ _Flags = NDArray[np.bool_]
 NO_CUT = -1
 """Value of `TokenSpans.cut_ends` where a text cannot be cut after a token."""
 
+ANCHOR_CHARS = 16
+"""Number of characters before a chunk of a text that are encoded with it, so that its IDs are those of the text."""
+
 
 @dataclass(frozen=True)
 class TokenSpans:
@@ -130,6 +133,35 @@ def token_spans(
     all_ids, flags = (each.cpu().numpy().reshape(size, ids.shape[-1]) for each in (ids.long(), is_token))
     rows = [_row_of_ids(tokens, all_ids[row], flags[row], row) for row in range(size)]
     return _joined(rows, ids.shape[:-1], pad_id, width=ids.shape[-1])
+
+
+def chunk_spans(tokens: TokenBytes, chunk: str, before: str) -> TokenSpans:
+    """Return the spans of a chunk of a text that is cut where its IDs do not change; offsets are those in the chunk.
+
+    Args:
+        tokens: The tokenizer.
+        chunk: The chunk, as `data.read_text_chunks` cuts a text for this tokenizer.
+        before: The text before the chunk, or its last `ANCHOR_CHARS` characters; `""` for the first chunk.
+    """
+    anchor = before[-ANCHOR_CHARS:]
+    if not anchor:
+        return token_spans(tokens, chunk)
+    spans, size, num_bytes = (
+        token_spans(tokens, anchor + chunk),
+        len(token_spans(tokens, anchor).ids),
+        len(anchor.encode()),
+    )
+    starts, ends, cut_ends = (each[size:] for each in (spans.starts, spans.ends, spans.cut_ends))
+    return TokenSpans(
+        ids=spans.ids[size:],
+        starts=(starts - num_bytes).clamp(min=0),
+        ends=(ends - num_bytes).clamp(min=0),
+        exact=spans.exact[size:],
+        in_text=spans.in_text[size:],
+        cut_ends=torch.where(cut_ends == NO_CUT, NO_CUT, (cut_ends - num_bytes).clamp(min=0)),
+        stops=spans.stops - num_bytes,
+        texts=(chunk.encode(),),
+    )
 
 
 class _Row(NamedTuple):

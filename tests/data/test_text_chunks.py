@@ -135,7 +135,7 @@ def test_text_that_is_not_utf8_names_file_offset_and_remedy(tmp_path, content, w
 @settings(max_examples=25, deadline=None)
 def test_a_chunk_ends_at_the_last_place_of_the_best_kind_in_its_second_half(text):
     rest, done = text, 0
-    for chunk in split_text([text], None):
+    for chunk in split_text([text]):
         wanted = min(max(done // 64, 512), 16384)
         if len(rest) >= wanted + 128:
             kinds = [[match.start() for match in kind.finditer(rest, wanted // 2, wanted + 1)] for kind in _CUTS]

@@ -1,9 +1,12 @@
 """Two tokenizers beside each other: what both have, and how both split a text."""
 
+from itertools import combinations
+
 import pytest
-from tokenizer_kinds import BUILDERS, ENGLISH, tokenizer_of
+from tokenizer_kinds import BUILDERS, ENGLISH, random_texts, tokenizer_of
 
 from embedlayer.core.errors import TextError, TokenizerError
+from embedlayer.data import read_text_chunks
 from embedlayer.tokenization.alignment import align_tokens
 from embedlayer.tokenization.comparison import ComparedTokenizer, compare_tokenizers
 from embedlayer.tokenization.spans import token_spans
@@ -37,6 +40,16 @@ def test_a_comparison_counts_what_matches_and_aligns(kind) -> None:
     alone = compare_tokenizers(*tokenizers)
     assert [(each.num_tokens, each.shared) for each in (alone.a, alone.b)] == [(s.num_tokens, s.shared) for s in sides]
     assert (alone.num_bytes, alone.num_chunks, alone.one_to_one, alone.inexact, alone.a.coverage) == (None,) * 5
+
+
+@pytest.mark.parametrize(("one", "other"), list(combinations(BUILDERS, 2)))
+def test_chunks_of_a_text_are_compared_as_the_whole(one, other, tmp_path) -> None:
+    text = "".join(random_texts(800)).replace("\0", "") + "\n\n" + ENGLISH[:3000]
+    path, tokenizers = tmp_path / "text.txt", (tokenizer_of(one), tokenizer_of(other))
+    path.write_bytes(text.encode())
+    chunks = list(read_text_chunks(path, tokenizer=tokenizers))
+    assert len(chunks) > 10
+    assert compare_tokenizers(*tokenizers, chunks) == compare_tokenizers(*tokenizers, "".join(chunks))
 
 
 def test_a_tokenizer_beside_itself_and_one_that_drops_the_text() -> None:

@@ -77,7 +77,7 @@ class Reader(ABC):
     def texts(self) -> Iterator[str]:
         """Yield the text of all documents, in chunks of some thousand characters, to train a tokenizer on."""
         for document in self.documents():
-            yield from split_text([document.text] if isinstance(document.text, str) else document.text, None)
+            yield from split_text([document.text] if isinstance(document.text, str) else document.text)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from embedlayer.core.errors import FileError, TextError
 from embedlayer.data.readers.documents import Document, Reader
-from embedlayer.data.text_chunks import ANCHOR_CHARS, CONTEXT_CHARS, CUT, is_safe_cut
+from embedlayer.data.text_chunks import CONTEXT_CHARS, CUT, is_safe_cut
 from embedlayer.data.text_files import checked, decoded, opened
 from embedlayer.data.text_formats import COMPRESSIONS, not_text
 

@@ -210,8 +210,8 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
             "There is no TokenTable and no OutputHead in this module: nothing here has a vocabulary. Codes of streams "
             "are edited stream by stream, with stream=0, 1, ... A torch.nn.Embedding is edited as "
             "TokenEmbedding.from_embedding(embedding), put in its place, and a torch.nn.EmbeddingBag as "
-            "embedlayer.tables.Bag.from_embedding_bag(bag); a model of transformers after patch(model), and so one with "
-            "a StaticEmbedding."
+            "embedlayer.tables.Bag.from_embedding_bag(bag); a model of transformers after patch(model), and so one "
+            "with a StaticEmbedding."
         )
     if len({*vocabulary.sizes.values()}) > 1:
         shown = ", ".join(f"{name} {size:,}" for name, size in vocabulary.sizes.items())
