@@ -108,10 +108,11 @@ def expected(texts: Sequence[str], tokenizer) -> tuple[list[int], list[int], int
     """IDs, starts of documents and bytes: each text is encoded alone, by `tokenizers` itself."""
     ids: list[int] = []
     documents: list[int] = []
+    separator = end_of_text_id(tokenizer)
     for text in texts:
         encoded = tokenizer.encode(text, add_special_tokens=False).ids
         if encoded:
-            ids += [end_of_text_id(tokenizer)] if ids and end_of_text_id(tokenizer) is not None else []
+            ids += [separator] if ids and separator is not None else []
             documents.append(len(ids))
             ids += encoded
     return ids, documents, len("".join(texts).encode())

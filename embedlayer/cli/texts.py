@@ -48,13 +48,16 @@ class SourceOptions:
     dtype: str | None = None
 
 
+BY_DEFAULT = SourceOptions()
+
+
 def prepare_corpus(
     sources: Sequence[str | Path],
     weights: Sequence[float] | None,
     target: Path,
     options: TokenizerOptions,
     *,
-    contents: SourceOptions,
+    contents: SourceOptions = BY_DEFAULT,
     quiet: bool,
 ) -> "tuple[TokenCorpus | TokenMixture, Tokenizer]":
     """Build or link the corpus of a new run, or the corpora of a mixture.
