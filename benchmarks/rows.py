@@ -3,6 +3,7 @@
 The rows are 1,000 characters each of the Python standard library's source, repeated, as JSON lines, Parquet and an
 Arrow stream; `text` is the same characters in one text file. The peer, `datasets`, loads the JSON lines, encodes them
 by `map(batched=True)` in one process, with the threads of `tokenizers`, and writes its Arrow files.
+
 The competitors run in turns, each in a process of its own. `of_text` is the time of `text` over that of the competitor
 in the same turn, and `of_text_cpu` the same of CPU seconds. `peak_over_text_mib` is the peak memory beyond that of
 `text`. `EMBEDLAYER_ROWS_MB=1000` measures a gigabyte.
