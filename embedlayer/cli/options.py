@@ -119,17 +119,19 @@ TEXT = InputPath("a text file", *_TEXT_FILES)
 TEXTS = InputPath("text files (.gz too) and folders of them", *_TEXT_FILES, PathKind.FOLDER)
 COLUMNS = InputPath("a table of columns: a .csv, .tsv or .parquet file", *_TEXT_FILES)
 TEXTS_OR_ROWS = InputPath(
-    "text files, JSON lines, Parquet and Arrow files, folders of them, or - for standard input",
+    "text files, JSON lines, Parquet and Arrow files, folders of them, - for standard input, or files of token IDs",
     *_TEXT_FILES,
     PathKind.FOLDER,
     standard_input=True,
 )
 TEXTS_OR_CORPUS = InputPath(
-    "text files, JSON lines, Parquet and Arrow files, folders of them, - for standard input, or a folder that "
-    "embedlayer corpus build wrote",
+    "text files, JSON lines, Parquet and Arrow files, folders of them, - for standard input, files of token IDs, or a "
+    "folder that embedlayer corpus build wrote",
     *(*_TEXT_FILES, PathKind.FOLDER, PathKind.CORPUS, PathKind.CORPUS_ALONE),
     standard_input=True,
 )
+
+CORPUS = InputPath("a folder that embedlayer corpus build wrote", PathKind.CORPUS, PathKind.CORPUS_ALONE)
 
 TOKEN = NamedToken()
 
@@ -139,6 +141,13 @@ text_field_option = click.option(
     "--text-field",
     metavar="NAME",
     help="Field of each row of JSON lines, Parquet and Arrow files that is the document.  [default: text]",
+)
+
+ID_TYPES = click.Choice(["uint8", "int8", "uint16", "int16", "uint32", "int32", "int64"])
+"""Types of numbers in files of token IDs: `IdType`, which needs NumPy."""
+
+dtype_option = click.option(
+    "--dtype", type=ID_TYPES, help="Type of the numbers in files of token IDs without a header, such as nanoGPT's .bin."
 )
 
 tokenizer_option = click.option(

@@ -35,24 +35,40 @@ class TokenizerOptions:
     vocab_size: int
 
 
+@dataclass(frozen=True)
+class SourceOptions:
+    """How the sources of a corpus are read.
+
+    Attributes:
+        text_field: Name of the field of a row that is the document; `None`: `text`.
+        dtype: Type of the numbers in files of token IDs without a header.
+    """
+
+    text_field: str | None = None
+    dtype: str | None = None
+
+
+BY_DEFAULT = SourceOptions()
+
+
 def prepare_corpus(
     sources: Sequence[str | Path],
     weights: Sequence[float] | None,
     target: Path,
     options: TokenizerOptions,
     *,
-    text_field: str | None,
+    contents: SourceOptions = BY_DEFAULT,
     quiet: bool,
 ) -> "tuple[TokenCorpus | TokenMixture, Tokenizer]":
     """Build or link the corpus of a new run, or the corpora of a mixture.
 
     Args:
-        sources: Text files and files of rows, folders of them, `-` for standard input, or corpora that `embedlayer
-            corpus build` wrote.
+        sources: Text files and files of rows, folders of them, `-` for standard input, files of token IDs, or corpora
+            that `embedlayer corpus build` wrote.
         weights: Weight of each source in a mixture; `None`: the sources are one text, or one corpus.
         target: Folder of the corpus in the folder of the run; the corpus of an earlier run in it is replaced.
         options: Which tokenizer the corpus has.
-        text_field: Name of the field of a row that is the document; `None`: `text`.
+        contents: How the sources are read.
         quiet: Whether to print nothing.
 
     Raises:
@@ -64,36 +80,46 @@ def prepare_corpus(
         SizeError: A weight is not above 0, or the vocabulary is too small for the kind of tokenizer; or there is a
             `text_field`, and no source has rows.
     """
+    from embedlayer.data.corpus_files import PLAN_FILE
+
     if target.is_symlink():  # an earlier run used a corpus in another folder
         target.unlink()
-    elif (target / "0").exists():  # an earlier run trained on a mixture
+    elif (target / "0").exists() or (target / PLAN_FILE).exists():  # of a mixture, or of several token files
         _remove_corpus(target)
     if weights is not None:
-        return _build_mixture(sources, weights, target, options, text_field, quiet)
+        return _build_mixture(sources, weights, target, options, contents, quiet)
     ready = _find_corpus(sources)
     if ready is not None:
         return _link_corpus(ready, target, options.path)
-    return _build_corpus(sources, target, options, text_field, quiet)
+    return _build_corpus(sources, target, options, contents, quiet)
 
 
 def _build_corpus(
-    sources: Sequence[str | Path], target: Path, options: TokenizerOptions, text_field: str | None, quiet: bool
+    sources: Sequence[str | Path], target: Path, options: TokenizerOptions, contents: SourceOptions, quiet: bool
 ) -> "tuple[TokenCorpus, Tokenizer]":
     """Train or read a tokenizer, and build the corpus of token IDs."""
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.data.readers.documents import RowOptions
     from embedlayer.data.readers.sources import find_sources
+    from embedlayer.data.readers.token_files import find_token_files, map_token_files
     from embedlayer.data.text_files import saved_standard_input
     from embedlayer.tokenization.read import load_tokenizer
 
+    if find_token_files(sources, contents.dtype):
+        tokenizer = named_tokenizer(options.path)
+        if target.exists():
+            _remove_corpus(target)
+        return map_token_files(sources, tokenizer, target, dtype=contents.dtype), tokenizer
     with saved_standard_input(sources, target.parent) as readable:
-        readers = find_sources(readable, RowOptions(text_field, options.path))
+        readers = find_sources(readable, RowOptions(contents.text_field, options.path))
         if options.path is not None:
             tokenizer = load_tokenizer(options.path)
         else:
             tokenizer = learn_tokenizer([readers], options.kind, options.vocab_size, quiet=quiet)
         say("Turning the text into token IDs", quiet)
-        corpus = TokenCorpus.build(readable, tokenizer, target, text_field=text_field, chat_template=options.path)
+        corpus = TokenCorpus.build(
+            readable, tokenizer, target, text_field=contents.text_field, chat_template=options.path
+        )
         return corpus, tokenizer
 
 
@@ -102,7 +128,7 @@ def _build_mixture(
     weights: Sequence[float],
     target: Path,
     options: TokenizerOptions,
-    text_field: str | None,
+    contents: SourceOptions,
     quiet: bool,
 ) -> "tuple[TokenMixture, Tokenizer]":
     """Build a corpus of each source in the folders `target/0`, `target/1`, ..., or link those that are built.
@@ -117,18 +143,22 @@ def _build_mixture(
     from embedlayer.data.corpus_files import is_corpus
     from embedlayer.data.mixture import TokenMixture
     from embedlayer.data.readers.documents import RowOptions
-    from embedlayer.data.readers.sources import find_sources
+    from embedlayer.data.readers.sources import readers_of, require_rows
+    from embedlayer.data.readers.token_files import find_token_files, is_text, map_token_files
     from embedlayer.data.text_files import saved_standard_input
-    from embedlayer.tokenization.read import load_tokenizer
 
     built = next((Path(source) for source in sources if is_corpus(Path(source))), None)
     template = options.path or built
+    dtypes = [contents.dtype if Path(source).is_file() and not is_text(Path(source)) else None for source in sources]
     with saved_standard_input(sources, target.parent) as readable:
+        ready = [Path(source) for source in readable if is_corpus(Path(source))]
+        ids = [find_token_files([source], dtype) for source, dtype in zip(readable, dtypes, strict=True)]
+        rows = RowOptions(contents.text_field, template)
         texts = [
-            [] if is_corpus(Path(source)) else find_sources([source], RowOptions(text_field, template))
-            for source in readable
+            [] if found or Path(source) in ready else readers_of([source], rows)
+            for source, found in zip(readable, ids, strict=True)
         ]
-        ready = [Path(source) for source, files in zip(readable, texts, strict=True) if not files]
+        require_rows([reader for readers in texts for reader in readers], rows)
         for folder in ready[1:]:
             if TokenCorpus.open(folder).tokenizer_fingerprint != TokenCorpus.open(ready[0]).tokenizer_fingerprint:
                 raise TokenizerError(
@@ -137,8 +167,8 @@ def _build_mixture(
                 )
         if ready:
             tokenizer = _tokenizer_for(ready[0], options.path)
-        elif options.path is not None:
-            tokenizer = load_tokenizer(options.path)
+        elif options.path is not None or any(ids):
+            tokenizer = named_tokenizer(options.path)
         else:
             tokenizer = learn_tokenizer(texts, options.kind, options.vocab_size, weights=weights, quiet=quiet)
         say("Turning the texts into token IDs", quiet)
@@ -146,15 +176,32 @@ def _build_mixture(
             _remove_corpus(target)
         target.mkdir()
         corpora = []
-        for number, (source, files) in enumerate(zip(readable, texts, strict=True)):
+        for number, (source, readers, dtype) in enumerate(zip(readable, texts, dtypes, strict=True)):
             folder = target / str(number)
-            if files:
-                corpora.append(
-                    TokenCorpus.build([source], tokenizer, folder, text_field=text_field, chat_template=template)
-                )
-            else:
+            if Path(source) in ready:
                 corpora.append(_link_corpus(Path(source), folder, options.path)[0])
+            elif ids[number]:
+                corpora.append(map_token_files([source], tokenizer, folder, dtype=dtype))
+            else:
+                field = contents.text_field if any(reader.has_rows for reader in readers) else None
+                corpora.append(TokenCorpus.build([source], tokenizer, folder, text_field=field, chat_template=template))
     return TokenMixture(zip(corpora, weights, strict=True)), tokenizer
+
+
+def named_tokenizer(path: Path | None) -> "Tokenizer":
+    """Read the tokenizer that the user names, such as that of files of token IDs.
+
+    Raises:
+        TokenizerError: No tokenizer is named, or it is damaged.
+    """
+    from embedlayer.tokenization.read import load_tokenizer
+
+    if path is None:
+        raise TokenizerError(
+            "Files of token IDs do not say which tokenizer encoded them. Name it: --tokenizer FILE, for train "
+            "--tokenizer-from FILE."
+        )
+    return load_tokenizer(path)
 
 
 def learn_tokenizer(

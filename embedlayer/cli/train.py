@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from embedlayer.cli.options import TEXTS_OR_CORPUS, chosen_device, json_option, text_field_option
+from embedlayer.cli.options import TEXTS_OR_CORPUS, chosen_device, dtype_option, json_option, text_field_option
 from embedlayer.cli.training_runs import LayerOptions, layer_options
 from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import CheckpointError, FileError, SizeError
@@ -68,6 +68,7 @@ class _Weights(click.ParamType):  # type: ignore[type-arg]  # generic since clic
 )
 @click.option("--overwrite", is_flag=True, help="Replace the run in the folder.")
 @text_field_option
+@dtype_option
 @layer_options
 @click.option("--length", default=128, help="Tokens per window.")
 @click.option("--batch-size", default=8, help="Windows per forward pass.")
@@ -103,8 +104,9 @@ class _Weights(click.ParamType):  # type: ignore[type-arg]  # generic since clic
 def train(files: tuple[Path, ...], **options: Any) -> int:
     """Train an embedding layer on text.
 
-    FILE... are text files, JSON lines, Parquet and Arrow files, folders of them, or - for standard input; or one folder
-    that "embedlayer corpus build" wrote. That folder contains the tokenizer too.
+    FILE... are text files, JSON lines, Parquet and Arrow files, folders of them, or - for standard input; or files of
+    token IDs, with --tokenizer-from; or one folder that "embedlayer corpus build" wrote. That folder contains the
+    tokenizer too.
 
     With --weights 3,1 and two FILES, three of four windows are of the first FILE, and one is of the second. Each is a
     text file, a folder of them, or a folder that "embedlayer corpus build" wrote; all have one tokenizer. The loss on
@@ -150,6 +152,7 @@ def _train(
     """
     from embedlayer.cli.report import make_report
     from embedlayer.cli.run_summary import show_summary
+    from embedlayer.cli.texts import SourceOptions
     from embedlayer.cli.training_runs import start_run, train_to_the_end
     from embedlayer.training.loop import TrainingOptions
 
@@ -207,7 +210,7 @@ def _train(
                 quiet=quiet,
                 launch=parallel.launch_id,
                 weights=options["weights"],
-                text_field=options["text_field"],
+                contents=SourceOptions(options["text_field"], options["dtype"]),
             )
         if parallel.launch_id:  # all read what rank 0 wrote, which forgets the whole table
             if parallel.is_first:

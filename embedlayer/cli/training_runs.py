@@ -13,7 +13,7 @@ import click
 
 from embedlayer.cli.options import TOKENIZER
 from embedlayer.cli.printing import say
-from embedlayer.cli.texts import TokenizerOptions, prepare_corpus
+from embedlayer.cli.texts import BY_DEFAULT, SourceOptions, TokenizerOptions, prepare_corpus
 from embedlayer.core.errors import SizeError
 from embedlayer.io.files import create_folder
 
@@ -117,7 +117,7 @@ def start_run(
     quiet: bool,
     launch: str = "",
     weights: Sequence[float] | None = None,
-    text_field: str | None = None,
+    contents: SourceOptions = BY_DEFAULT,
 ) -> tuple["Trainer", "Tokenizer"]:
     """Build tokenizer, corpus, model and trainer from texts, and write them to the folder of the run.
 
@@ -133,7 +133,7 @@ def start_run(
         launch: ID of the torchrun launch, kept in the notes of the run; `""` without torchrun.
         weights: Train on a mixture with this weight of each source, which is a text, a folder of them, or a corpus;
             `None`: the sources are one text, or one corpus.
-        text_field: Name of the field of a row that is the document; `None`: `text`.
+        contents: How the sources are read.
 
     Raises:
         FileError: A text cannot be read, or the folder cannot be written.
@@ -149,7 +149,7 @@ def start_run(
 
     create_folder(directory.path)
     wanted = TokenizerOptions(layer.tokenizer_from, layer.tokenizer, layer.vocab_size)
-    corpus, tokenizer = prepare_corpus(sources, weights, directory.corpus, wanted, text_field=text_field, quiet=quiet)
+    corpus, tokenizer = prepare_corpus(sources, weights, directory.corpus, wanted, contents=contents, quiet=quiet)
     mean, size = corpus.num_bytes / len(corpus), tokenizer.get_vocab_size()
     say(f"  {len(corpus):,} tokens of {mean:.2f} bytes on average, vocabulary of {size:,}", quiet)
 

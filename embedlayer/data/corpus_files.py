@@ -9,7 +9,8 @@ CORPUS/                     CORPUS/
   tokenizer.json              ...
 ```
 
-A corpus with chats has `weights.bin` beside each `ids.bin`: the weight of each token in the loss, one byte, 0 or 1.
+A corpus of files of token IDs has a link to such a file in place of each `ids.bin`. A corpus with chats has
+`weights.bin` beside each `ids.bin`: the weight of each token in the loss, one byte, 0 or 1.
 
 A shard is built without knowing the shards before it, so it cannot know whether a document separator belongs before
 its first ID. If the tokenizer has one, it is written there in any case. `concatenate_shards` leaves it out before the
@@ -19,6 +20,7 @@ first document of the corpus, and where a shard continues the last document of t
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +32,7 @@ import numpy.typing as npt
 from embedlayer.core.command_name import command_name
 from embedlayer.core.errors import CheckpointError, FileError
 from embedlayer.data.memmap import ConcatenatedArray, IdArray, MemmapSlice, cannot_map
-from embedlayer.io.files import JsonObject, read_fields, recover_folder, require_file, write_json
+from embedlayer.io.files import JsonObject, file_errors, read_fields, recover_folder, require_file, write_json
 from embedlayer.io.json_fields import Count, Range
 from embedlayer.tokenization.ids import MAX_TOKEN_IDS
 
@@ -39,8 +41,24 @@ Offsets = npt.NDArray[np.int64]
 PLAN_FILE = "corpus.json"
 INDEX_FILE, TOKENIZER = "index.json", "tokenizer.json"
 IDS_FILE, WEIGHTS_FILE = "ids.bin", "weights.bin"
+_DIGEST_BLOCKS, _BLOCK_BYTES = 64, 1 << 14
+
+IdType = Literal["uint8", "int8", "uint16", "int16", "uint32", "int32", "int64"]
+"""Types of token IDs in files, little-endian. Those of texts are uint16 or uint32."""
 FORMAT_VERSION = 1
 PLAN_VERSION = 2
+
+
+class MappedFile(TypedDict):
+    """Type of the field `mapped` of `index.json`: the file of token IDs to which `ids.bin` is a link.
+
+    `offset` is that of the first ID in bytes, `size` and `digest` are those of the whole file.
+    """
+
+    format: Literal["numpy", "llm.c", "megatron", "raw"]
+    offset: Count
+    size: Count
+    digest: str
 
 
 class ShardIndex(TypedDict):
@@ -50,9 +68,10 @@ class ShardIndex(TypedDict):
     fingerprint, `plan` the digest of the plan, and `bytes_read` the number of bytes of the source files in the shard.
     A corpus without shards has neither `separators` nor these two. `has_weights` says that there is a `weights.bin`.
     `starts_document` says that the first document of the shard is not the rest of one that the shard before begins.
+    `mapped` says that `ids.bin` is a link to a file of token IDs.
     """
 
-    dtype: Literal["uint16", "uint32"]
+    dtype: IdType
     num_tokens: Count
     num_bytes: Count
     vocab_size: Annotated[int, Range(1, MAX_TOKEN_IDS)]
@@ -62,6 +81,7 @@ class ShardIndex(TypedDict):
     plan: NotRequired[str]
     has_weights: NotRequired[bool]
     starts_document: NotRequired[bool]
+    mapped: NotRequired[MappedFile]
 
 
 class ShardPlan(TypedDict):
@@ -121,6 +141,22 @@ def plan_digest(plan: JsonObject) -> str:
     Each shard stores the digest of the plan that it was built for.
     """
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def file_digest(source: str) -> list[Any]:
+    """Return `[size, digest]` of a file: its size in bytes, and 16 hexadecimal digits of a SHA-256 of its content.
+
+    Of a file above 1 MiB, only 64 blocks of 16 KiB, evenly spread, are read.
+    """
+    digest = hashlib.sha256()
+    require_file(source)
+    with file_errors(f"read {source}"), open(source, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        count = min(-(-size // _BLOCK_BYTES), _DIGEST_BLOCKS)
+        for number in range(count):
+            file.seek((size - _BLOCK_BYTES) * number // max(count - 1, 1))
+            digest.update(file.read(_BLOCK_BYTES))
+    return [size, digest.hexdigest()[:16]]
 
 
 def write_shard_tables(folder: Path, documents: Offsets, blocks: Offsets, index: JsonObject) -> None:
@@ -238,11 +274,18 @@ def _read_shard(path: Path) -> CorpusShard:
     index = read_index(path)
     is_planned = "plan" in index
     try:
-        dtype: np.dtype[Any] = np.dtype({"uint16": "<u2", "uint32": "<u4"}[index["dtype"]])
+        dtype: np.dtype[Any] = np.dtype(index["dtype"]).newbyteorder("<")
+        mapped = index.get("mapped")
         num_tokens, num_bytes, separators = index["num_tokens"], index["num_bytes"], index.setdefault("separators", 0)
         documents, blocks = read_offsets(path / "documents.npy"), read_offsets(path / "blocks.npy")
         sources = read_offsets(path / "sources.npy") if is_planned else np.arange(len(documents))
-        size = (path / IDS_FILE).stat().st_size
+        offset = 0 if mapped is None else mapped["offset"]
+        size = (path / IDS_FILE).stat().st_size - offset
+        if mapped is not None and [mapped["size"], mapped["digest"]] != file_digest(str(path / IDS_FILE)):
+            raise CheckpointError(
+                f"{(path / IDS_FILE).resolve()} was changed since the corpus {path} was built. Restore it, or build "
+                f"the corpus again."
+            )
         has_weights = index.setdefault("has_weights", False)
         weights_size = (path / WEIGHTS_FILE).stat().st_size if has_weights else separators + num_tokens
     except FileNotFoundError as error:
@@ -273,7 +316,9 @@ def _read_shard(path: Path) -> CorpusShard:
         and blocks[-1].tolist() == [num_tokens, num_bytes]
     ):
         raise CheckpointError(f"{path}: documents.npy or blocks.npy does not fit ids.bin. Build the corpus again.")
-    ids = MemmapSlice(str(path / IDS_FILE), dtype, 0, size // dtype.itemsize).open() if size else np.empty(0, dtype)
+    ids: IdArray = np.empty(0, dtype)
+    if size:
+        ids = MemmapSlice(str(path / IDS_FILE), dtype, offset, size // dtype.itemsize).open()
     weights = None
     if has_weights and size:
         weights = MemmapSlice(str(path / WEIGHTS_FILE), np.dtype(np.uint8), 0, weights_size).open()

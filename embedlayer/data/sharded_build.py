@@ -6,8 +6,6 @@ neighbours find this position from the bytes around it alone. So no shard waits 
 depend on the process, the time, or the number of interruptions.
 """
 
-import hashlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +29,7 @@ from embedlayer.data.corpus_files import (
     PLAN_VERSION,
     TOKENIZER,
     WEIGHTS_FILE,
+    file_digest,
     missing_shards,
     plan_digest,
     read_index,
@@ -46,18 +45,14 @@ from embedlayer.data.readers.sources import find_sources, reader_of
 from embedlayer.io.files import (
     JsonObject,
     create_folder,
-    file_errors,
     new_file,
     remove_partials,
     replace_folder,
-    require_file,
     write_json,
 )
 from embedlayer.io.locks import LOCK, FileLock
 from embedlayer.tokenization.read import load_tokenizer, save_tokenizer
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, fingerprint
-
-_DIGEST_BLOCKS, _BLOCK_BYTES = 64, 1 << 14
 
 
 def build_in_shards(
@@ -320,7 +315,7 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
         "format_version": PLAN_VERSION,
         "shards": shards,
         "tokenizer": fingerprint(tokenizer),
-        "sources": [[str(source), *_size_and_digest(str(source))] for source in files],
+        "sources": [[str(source), *file_digest(str(source))] for source in files],
     }
     if options.text_field is not None:
         plan["text_field"] = options.text_field
@@ -366,22 +361,6 @@ def _check_same(path: Path, started: JsonObject, requested: JsonObject) -> None:
     )
 
 
-def _size_and_digest(source: str) -> list[Any]:
-    """Return `[size, digest]` of a file: its size in bytes, and 16 hexadecimal digits of a SHA-256 of its content.
-
-    Of a file above 1 MiB, only 64 blocks of 16 KiB, evenly spread, are read.
-    """
-    digest = hashlib.sha256()
-    require_file(source)
-    with file_errors(f"read {source}"), open(source, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        count = min(-(-size // _BLOCK_BYTES), _DIGEST_BLOCKS)
-        for number in range(count):
-            file.seek((size - _BLOCK_BYTES) * number // max(count - 1, 1))
-            digest.update(file.read(_BLOCK_BYTES))
-    return [size, digest.hexdigest()[:16]]
-
-
 def _check_unchanged(source: str, planned: list[Any], current: list[Any]) -> None:
     """Raise a `FileError` if the size or the digest of a source differs from those in the plan."""
     if current != planned:
@@ -414,7 +393,7 @@ def _source_ranges(
     for number, (source, size, digest) in enumerate(plan["sources"]):
         begin, end = max(low - start, 0), min(high - start, size)
         if begin < end:
-            _check_unchanged(source, [size, digest], _size_and_digest(source))
+            _check_unchanged(source, [size, digest], file_digest(source))
             reader = reader_of(Path(source), options)
             begin, end = (reader.cut(place, size, tokenizer) for place in (begin, end))
             if begin < end:

@@ -28,6 +28,9 @@ COMPRESSIONS = {".gz": "gzip -dc < FILE", ".zst": "zstd -dc < FILE"}
 STANDARD_INPUT = ".standard-input."
 """Start of the name of a temporary file with standard input, for what has to read it twice."""
 
+TOKEN_SUFFIXES = (".npy", ".bin", ".idx")
+"""Suffixes of files of token IDs."""
+
 LINES_SUFFIXES = (".jsonl", ".ndjson")
 """Suffixes of files of JSON lines."""
 

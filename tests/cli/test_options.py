@@ -23,6 +23,7 @@ COMMANDS = {
     "train": "{files} -o {out} --steps 1 --dim 8 --heads 2 --layers 1 --length 8 --tokenizer byte "
     "--tokenizer-from {tokenizer_from}",
     "corpus build": "{files} -o {out} --workers 1 --tokenizer {tokenizer_from}",
+    "corpus export": "{folder} -o {out}.npy",
     "embed": "{source} cat --tokenizer {tokenizer_from}",
     "neighbors": "{source} a --tokenizer {tokenizer_from}",
     "generate": "{source} cat --tokens 2 --tokenizer {tokenizer_from}",

@@ -6,6 +6,8 @@ import pytest
 from embedlayer import TokenCorpus, TokenizerError, train_tokenizer
 from embedlayer.cli.texts import TokenizerOptions, learn_tokenizer, prepare_corpus
 from embedlayer.data import TokenMixture, build_in_shards
+from embedlayer.data.readers.documents import RowOptions
+from embedlayer.data.readers.sources import find_sources
 
 DOGS, CATS = "Dogs love dogs, as they say. " * 80, "Cats nap in warm sunlight. " * 80
 WORDS = TokenizerOptions(None, "word", 100)
@@ -20,10 +22,11 @@ def texts(tmp_path):
 
 def test_a_tokenizer_of_a_mixture_is_trained_on_each_text_in_its_share(texts, monkeypatch) -> None:
     monkeypatch.setattr("embedlayer.cli.texts.TOKENIZER_BYTES", 2000)
-    vocabulary = learn_tokenizer([texts], "word", 100, quiet=True).get_vocab()  # in order: the first fills the bytes
+    readers = find_sources(texts, RowOptions())
+    vocabulary = learn_tokenizer([readers], "word", 100, quiet=True).get_vocab()  # in order: the first fills the bytes
     assert any("Dogs" in token for token in vocabulary)
     assert not any("Cats" in token for token in vocabulary)
-    mixed = learn_tokenizer([[file] for file in texts], "word", 100, weights=(3, 1), quiet=True).get_vocab()
+    mixed = learn_tokenizer([[reader] for reader in readers], "word", 100, weights=(3, 1), quiet=True).get_vocab()
     assert all(any(word in token for token in mixed) for word in ("Dogs", "Cats"))
 
 

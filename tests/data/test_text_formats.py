@@ -186,6 +186,8 @@ OF_ROWS = {
     *("set", "sets"),
 }
 """Kinds of which a corpus reads the rows: tests/data/readers/test_rows.py."""
+OF_IDS = {"ids.npy"}
+"""Kinds that commands which build a corpus map: tests/data/readers/test_token_files.py."""
 CORPORA = {"TokenCorpus.build", "build_in_shards", "build_shard", "train", "corpus build"}
 """Entries that build a corpus."""
 ONE_FILE = {"read_text_chunks", "create_dataloader", "evaluate_text", "evaluate", "compress", "vocab add --terms"}
@@ -194,7 +196,8 @@ ONE_FILE = {"read_text_chunks", "create_dataloader", "evaluate_text", "evaluate"
 
 @cases("entry, name", ENTRIES, KINDS)
 def test_each_entry_refuses_each_kind_by_its_name_and_writes_nothing(entry, name, folder, capsys) -> None:
-    if (name in ("set", "sets") and entry in ONE_FILE) or (name in OF_ROWS and entry.partition(",")[0] in CORPORA):
+    of_corpora = entry.partition(",")[0] in CORPORA
+    if (name in ("set", "sets") and entry in ONE_FILE) or (of_corpora and name in OF_ROWS | OF_IDS):
         return
     file = make(name, folder)
     said = ENTRIES[entry](file, folder, capsys)

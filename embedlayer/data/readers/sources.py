@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from embedlayer.core.errors import EmbedLayerWarning, FileError, SizeError, TextError
@@ -15,6 +15,7 @@ from embedlayer.data.text_formats import (
     DATASET,
     JSON_LINES,
     LINES_SUFFIXES,
+    TOKEN_SUFFIXES,
     TextFormat,
     format_of_text,
     is_plain,
@@ -51,6 +52,13 @@ def find_sources(paths: Sequence[str | Path], options: RowOptions) -> list[Reade
     Warns:
         EmbedLayerWarning: Files of a folder are left out because of their format, or a `.txt` has JSON lines.
     """
+    readers = readers_of(paths, options)
+    require_rows(readers, options)
+    return readers
+
+
+def readers_of(paths: Sequence[str | Path], options: RowOptions) -> list[Reader]:
+    """Return what `find_sources` does, also if `options` name a field and no source has rows."""
     readers: list[Reader] = []
     for name in paths:
         path = Path(name)
@@ -66,12 +74,16 @@ def find_sources(paths: Sequence[str | Path], options: RowOptions) -> list[Reade
         reader.check()
     if not readers:
         raise TextError("No text was passed. Name files or folders, or - for standard input.")
+    return readers
+
+
+def require_rows(readers: Iterable[Reader], options: RowOptions) -> None:
+    """Raise a `SizeError` if `options` name a field, and no source has rows."""
     if options.text_field is not None and not any(reader.has_rows for reader in readers):
         raise SizeError(
             f"The text field {options.text_field!r} names a part of a row, and none of the files has rows: leave it "
             f"out, or pass JSON lines, Parquet or Arrow files."
         )
-    return readers
 
 
 def reader_of(path: Path, options: RowOptions) -> Reader:
@@ -79,7 +91,13 @@ def reader_of(path: Path, options: RowOptions) -> Reader:
 
     Errors are those of `find_sources`.
     """
-    make = _rows_reader(path, start_of(path), options)
+    start = start_of(path)
+    make = _rows_reader(path, start, options)
+    if make is None and path.suffix in TOKEN_SUFFIXES and is_plain(start):
+        raise TextError(
+            f"{path} has the name of a file of token IDs: pass the type of its numbers, --dtype, or in Python call "
+            f"embedlayer.data.map_token_files. If it is text, give it a name that ends in .txt."
+        )
     return TextFile(path) if make is None else make(path, options)
 
 

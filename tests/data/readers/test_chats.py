@@ -93,6 +93,20 @@ def test_ids_and_weights_are_those_of_transformers(kind, shards, tokenizer, chat
         assert len(corpus.documents) == len(CHATS)
 
 
+@pytest.mark.parametrize("shards", [1, 2, 3, 7])
+def test_texts_beside_chats_count_fully_in_any_number_of_shards(shards, tokenizer, chats, tmp_path) -> None:
+    (tmp_path / "a.txt").write_text("Dogs nap in the sun. " * 60)
+    (tmp_path / "z.txt").write_text("Cats do so too. " * 60)
+    sources = [tmp_path / "a.txt", chats, tmp_path / "z.txt"]
+    whole = TokenCorpus.build(sources, tokenizer, tmp_path / "whole")
+    built = build_in_shards(sources, tokenizer, tmp_path / "shards", shards=shards, workers=1)
+    for name in ("ids", "token_weights", "documents"):
+        assert np.asarray(getattr(built, name)).tolist() == np.asarray(getattr(whole, name)).tolist()
+    first, second, last = whole.documents[[0, 1, -1]].tolist()
+    assert whole.token_weights[first : second - 1].all()
+    assert whole.token_weights[last:].all()
+
+
 def test_a_saved_tokenizer_renders_as_itself_and_the_corpus_keeps_its_template(tokenizer, chats, tmp_path) -> None:
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     backend = Tokenizer.from_file(str(tmp_path / "tokenizer" / "tokenizer.json"))

@@ -1,13 +1,20 @@
 """Rows as documents: JSON lines, Parquet, Arrow and saved data sets give the IDs of each text encoded alone."""
 
-import gzip
-import json
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
+from corpus_inputs import (
+    WRITERS,
+    arrow,
+    assert_is,
+    lines,
+    write_dataset,
+    write_datasets,
+    write_lines,
+    write_parquet,
+    write_stream,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,111 +25,12 @@ from embedlayer.data import build_in_shards, build_shard
 from embedlayer.data.readers.documents import RowOptions
 from embedlayer.data.readers.json_lines import JsonLines
 from embedlayer.data.readers.sources import find_sources
-from embedlayer.tokenization.ids import end_of_text_id
 
 PROSE = "Dogs love dogs, as they say.  But do cats?\n\n\tNaïve question: «yes»! 犬は犬が好き。\r\n"
 TEXTS = [PROSE[: 7 * number % 90] + f" {number}" for number in range(30)]
 TOKENIZERS = {
     kind: el.train_tokenizer(PROSE * 20, kind, vocab_size=400) for kind in ("byte", "bpe", "wordpiece", "word")
 }
-pyarrow = pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
-
-
-def lines(texts: Sequence[str], field: str = "text") -> bytes:
-    rows = [{"id": number, field: text} for number, text in enumerate(texts)]
-    return b"\n".join(json.dumps(row, ensure_ascii=bool(row["id"] % 2)).encode() for row in rows) + b"\n\n"
-
-
-def table(texts: Sequence[str], field: str = "text"):
-    return pyarrow.table({"id": list(range(len(texts))), field: pyarrow.array(texts, pyarrow.string())})
-
-
-def write_lines(path: Path, texts: Sequence[str]) -> None:
-    path.write_bytes(lines(texts))
-
-
-def write_crlf(path: Path, texts: Sequence[str]) -> None:
-    path.write_bytes(b"\xef\xbb\xbf" + lines(texts).strip().replace(b"\n", b"\r\n\r\n"))
-
-
-def write_gzip(path: Path, texts: Sequence[str]) -> None:
-    path.write_bytes(gzip.compress(lines(texts)))
-
-
-def write_zstd(path: Path, texts: Sequence[str]) -> None:
-    """Two frames, as `pzstd` and appended files have."""
-    raw = lines(texts)
-    frames = (pyarrow.compress(part, codec="zstd", asbytes=True) for part in (raw[:50], raw[50:]) if part)
-    path.write_bytes(b"".join(frames))
-
-
-def write_parquet(path: Path, texts: Sequence[str]) -> None:
-    from pyarrow.parquet import write_table
-
-    write_table(table(texts), path, row_group_size=7)
-
-
-def write_arrow_file(path: Path, texts: Sequence[str]) -> None:
-    with pyarrow.ipc.new_file(str(path), table(texts).schema) as writer:
-        writer.write_table(table(texts), max_chunksize=4)
-
-
-def write_stream(path: Path, texts: Sequence[str]) -> None:
-    with pyarrow.ipc.new_stream(str(path), table(texts).schema) as writer:
-        writer.write_table(table(texts), max_chunksize=4)
-
-
-def write_dataset(path: Path, texts: Sequence[str]) -> None:
-    """What `Dataset.save_to_disk(path, num_shards=2)` of the library datasets writes."""
-    path.mkdir()
-    names = [f"data-0000{number}-of-00002.arrow" for number in range(2)]
-    for name, part in zip(names, (texts[: len(texts) // 3], texts[len(texts) // 3 :]), strict=True):
-        write_stream(path / name, part)
-    (path / "dataset_info.json").write_text('{"features": {"text": {"dtype": "string", "_type": "Value"}}}')
-    (path / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
-
-
-def write_datasets(path: Path, texts: Sequence[str]) -> None:
-    """A `DatasetDict` with one split."""
-    path.mkdir()
-    (path / "dataset_dict.json").write_text('{"splits": ["train"]}')
-    write_dataset(path / "train", texts)
-
-
-WRITERS: dict[str, Callable[[Path, Sequence[str]], None]] = {
-    "t.jsonl": write_lines,
-    "t.json": write_lines,
-    "crlf.ndjson": write_crlf,
-    "t.jsonl.gz": write_gzip,
-    "t.jsonl.zst": write_zstd,
-    "t.parquet": write_parquet,
-    "t.arrow": write_arrow_file,
-    "data-00000-of-00001.arrow": write_stream,
-    "set": write_dataset,
-    "sets": write_datasets,
-}
-"""What writes each kind of rows, by the name of the file or folder."""
-
-
-def expected(texts: Sequence[str], tokenizer) -> tuple[list[int], list[int], int]:
-    """IDs, starts of documents and bytes: each text is encoded alone, by `tokenizers` itself."""
-    ids: list[int] = []
-    documents: list[int] = []
-    for text in texts:
-        encoded = tokenizer.encode(text, add_special_tokens=False).ids
-        if encoded:
-            ids += [end_of_text_id(tokenizer)] if ids and end_of_text_id(tokenizer) is not None else []
-            documents.append(len(ids))
-            ids += encoded
-    return ids, documents, len("".join(texts).encode())
-
-
-def assert_is(corpus: TokenCorpus, texts: Sequence[str], tokenizer) -> None:
-    ids, documents, num_bytes = expected(texts, tokenizer)
-    assert np.asarray(corpus.ids).tolist() == ids
-    assert corpus.documents.tolist() == documents
-    assert corpus.blocks[-1].tolist() == [len(ids), num_bytes]
-    assert (np.diff(corpus.blocks, axis=0, prepend=0)[:, 0] > 0).all()
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
@@ -254,6 +162,7 @@ def test_a_damaged_record_is_named_by_file_and_line_in_every_shard(raw, words, t
 
 
 def test_a_damaged_row_of_a_column_is_named(tmp_path) -> None:
+    pyarrow = arrow()
     array = pyarrow.array([*TEXTS, "é"], pyarrow.string())
     data = bytearray(array.buffers()[2].to_pybytes())
     data[-1] = 0xFF
@@ -281,6 +190,7 @@ def test_a_truncated_file_is_named(name, tmp_path) -> None:
 
 
 def test_columns_without_texts_are_refused_by_their_type(tmp_path) -> None:
+    pyarrow = arrow()
     from pyarrow.parquet import write_table
 
     write_table(pyarrow.table({"text": [1, 2], "body": ["a", "b"]}), tmp_path / "t.parquet")

@@ -1,0 +1,285 @@
+"""Files of token IDs: mapped without a copy, checked, and written back byte for byte."""
+
+import json
+import struct
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import run
+from corpus_inputs import BYTES, CODES, END, FILES, IDS, STARTS, TEXTS, megatron, nanogpt, numpy_file, olmo, write_pair
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import embedlayer as el
+from embedlayer import RunDirectory, TokenCorpus
+from embedlayer.core.errors import CheckpointError, FileError, SizeError, TextError, TokenIdError, TokenizerError
+from embedlayer.data import TokenWindows, export_token_ids, map_token_files
+from embedlayer.data.memmap import MemmapSlice
+from embedlayer.data.readers.token_files import find_token_files
+
+
+def read_pair(path: Path) -> list[list[int]]:
+    """The documents of a pair, as `IndexedDataset` of Megatron-LM reads them, in plain Python."""
+    raw = path.with_suffix(".idx").read_bytes()
+    assert raw[:9] == b"MMIDIDX\x00\x00"
+    _, code, sequences, count = struct.unpack_from("<QBQQ", raw, 9)
+    lengths = struct.unpack_from(f"<{sequences}i", raw, 34)
+    pointers = struct.unpack_from(f"<{sequences}q", raw, 34 + 4 * sequences)
+    documents = struct.unpack_from(f"<{count}q", raw, 34 + 12 * sequences)
+    assert len(raw) == 34 + 12 * sequences + 8 * count
+    dtype = np.dtype(next(name for name, number in CODES.items() if number == code))
+    data = path.with_suffix(".bin").read_bytes()
+    rows = [np.frombuffer(data, dtype, size, at).tolist() for size, at in zip(lengths, pointers, strict=True)]
+    return [[token for row in rows[begin:end] for token in row] for begin, end in pairwise(documents)]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_ids_are_mapped_from_the_file_with_documents_and_bytes(name, tmp_path) -> None:
+    make, dtype, kind = FILES[name]
+    file = make(tmp_path)
+    corpus = map_token_files([file], BYTES, tmp_path / "corpus", dtype=dtype)
+    mapped = MemmapSlice.of(corpus.ids)
+    assert mapped is not None
+    assert Path(mapped.filename).resolve() == file.resolve()
+    assert mapped.offset == file.stat().st_size - len(IDS) * corpus.ids.dtype.itemsize
+    assert corpus.ids.dtype == kind
+    assert np.array_equal(corpus.ids, IDS)
+    assert corpus.documents.tolist() == STARTS
+    assert corpus.num_bytes == len("".join(TEXTS).encode())
+    assert sum(path.stat().st_size for path in (tmp_path / "corpus").iterdir() if not path.is_symlink()) < 80_000
+    one, two = corpus.split(0.3)
+    for part in (one, two):
+        assert part.num_bytes == sum(token < END for token in np.asarray(part.ids).tolist())
+    inputs, targets = TokenWindows(TokenCorpus.open(tmp_path / "corpus"), 8, 8)[3]
+    assert (inputs.tolist(), targets.tolist()) == (IDS[24:32].tolist(), IDS[25:33].tolist())
+
+
+def test_several_files_are_one_corpus_in_which_no_document_continues(tmp_path) -> None:
+    for number, part in enumerate((IDS[:100], IDS[100:])):
+        np.save(tmp_path / f"{number}.npy", part.astype(np.uint16))
+    corpus = map_token_files([tmp_path / "0.npy", tmp_path / "1.npy"], BYTES, tmp_path / "corpus")
+    assert np.asarray(corpus.ids).tolist() == IDS.tolist()
+    assert corpus.documents.tolist() == sorted({*STARTS, 100})
+    assert corpus.num_bytes == len("".join(TEXTS).encode())
+
+
+@given(st.lists(st.integers(250, 256), min_size=1, max_size=60), st.sampled_from(["<u2", "<i8"]))
+@settings(max_examples=30, deadline=None)
+def test_documents_start_after_separators_and_leading_ones_belong_to_the_first(tmp_path_factory, ids, dtype) -> None:
+    folder = tmp_path_factory.mktemp("ids")
+    np.save(folder / "ids.npy", np.array(ids, dtype))
+    corpus = map_token_files([folder / "ids.npy"], BYTES, folder / "corpus")
+    starts = [0]
+    for at in range(1, len(ids)):
+        if ids[at - 1] == END != ids[at] and any(token != END for token in ids[:at]):
+            starts.append(at)
+    assert corpus.documents.tolist() == starts
+    assert corpus.num_bytes == sum(token != END for token in ids)
+
+
+# Written
+
+
+@pytest.mark.parametrize("name", ["numpy", "Megatron"])
+def test_what_was_read_is_written_back_byte_for_byte(name, tmp_path) -> None:
+    file = FILES[name][0](tmp_path)
+    map_token_files([file], BYTES, tmp_path / "corpus")
+    suffixes = [".npy"] if name == "numpy" else [".bin", ".idx"]
+    written = export_token_ids(tmp_path / "corpus", tmp_path / f"again{suffixes[0]}")
+    assert written == [tmp_path / f"again{suffix}" for suffix in suffixes]
+    for suffix in suffixes:
+        assert (tmp_path / f"again{suffix}").read_bytes() == file.with_suffix(suffix).read_bytes()
+
+
+def test_a_pair_with_several_sequences_a_document_and_an_empty_one_is_written_back(tmp_path) -> None:
+    write_pair(tmp_path / "a", IDS[:10].astype(np.uint16), [2, 3, 0, 5], [0, 2, 3, 4])
+    corpus = map_token_files([tmp_path / "a.idx", tmp_path / "a.bin"], BYTES, tmp_path / "corpus")
+    assert corpus.documents.tolist() == [0, 5]
+    export_token_ids(tmp_path / "corpus", tmp_path / "b.idx")
+    assert (tmp_path / "b.idx").read_bytes() == (tmp_path / "a.idx").read_bytes()
+
+
+@pytest.mark.parametrize("rows", [257, 70_000])
+def test_a_corpus_of_texts_is_written_for_numpy_and_for_megatron(rows, tmp_path) -> None:
+    tokenizer = BYTES
+    if rows > 257:
+        content = json.loads(BYTES.to_str())
+        content["added_tokens"].append({**content["added_tokens"][0], "id": rows - 1, "content": "<|last|>"})
+        tokenizer = el.tokenization.tokenizer_calls.build_tokenizer(content)
+    for number, text in enumerate(TEXTS):
+        (tmp_path / f"{number:02}.txt").write_text(text)
+    files = sorted(tmp_path.glob("*.txt"))
+    for name, built in (
+        ("whole", TokenCorpus.build(files, tokenizer, tmp_path / "whole")),
+        ("shards", el.data.build_in_shards(files, tokenizer, tmp_path / "shards", shards=3, workers=1)),
+    ):
+        export_token_ids(tmp_path / name, tmp_path / f"{name}.npy")
+        loaded = np.load(tmp_path / f"{name}.npy")
+        assert loaded.dtype == built.ids.dtype
+        assert loaded.tolist() == IDS.tolist()
+        np.save(tmp_path / "numpy.npy", loaded)
+        assert (tmp_path / f"{name}.npy").read_bytes() == (tmp_path / "numpy.npy").read_bytes()
+        export_token_ids(tmp_path / name, tmp_path / f"{name}.bin")
+        assert read_pair(tmp_path / name) == [
+            [*text.encode(), END][: None if text is not TEXTS[-1] else -1] for text in TEXTS
+        ]
+        again = map_token_files([tmp_path / f"{name}.bin"], tokenizer, tmp_path / f"{name}-again")
+        assert again.documents.tolist() == built.documents.tolist()
+        assert again.num_bytes == built.num_bytes
+
+
+def test_export_refuses_what_would_be_lost_and_other_names(tmp_path) -> None:
+    map_token_files([numpy_file(tmp_path)], BYTES, tmp_path / "corpus")
+    with pytest.raises(SizeError, match=r"ends in \.npy, or in \.bin"):
+        export_token_ids(tmp_path / "corpus", tmp_path / "out.txt")
+    (tmp_path / "out.idx").touch()
+    with pytest.raises(FileError, match=r"out\.idx exists"):
+        export_token_ids(tmp_path / "corpus", tmp_path / "out.bin")
+    assert not (tmp_path / "out.bin").exists()
+
+
+# Commands
+
+
+def test_commands_read_and_write_token_files(tmp_path, capsys) -> None:
+    el.tokenization.save_tokenizer(BYTES, tmp_path / "tokenizer.json")
+    file, pair = nanogpt(tmp_path), megatron(tmp_path)
+    named = ("--tokenizer", tmp_path / "tokenizer.json")
+    assert run("corpus", "build", file, "-o", tmp_path / "c", *named, "--dtype", "uint16", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "directory": str(tmp_path / "c"),
+        "shards": 1,
+        "missing": [],
+        "tokens": len(IDS),
+        "bytes": len("".join(TEXTS).encode()),
+        "documents": len(TEXTS),
+        "vocab_size": 257,
+        "dtype": "uint16",
+    }
+    small = ("--dim", 8, "--heads", 2, "--layers", 1, "--length", 8, "--steps", 2)
+    assert run("train", tmp_path / "c", "-o", tmp_path / "run", *small) == 0
+    both = (pair, tmp_path / "text_document.idx")
+    words = ("--tokenizer-from", tmp_path / "tokenizer.json", *small)
+    assert run("train", *both, "-o", tmp_path / "run2", *words) == 0
+    assert np.array_equal(RunDirectory(tmp_path / "run2").open_corpus().ids, IDS)
+    assert run("train", "--resume", "-o", tmp_path / "run2") == 0
+    texts = tmp_path / "t.txt"
+    texts.write_text("".join(TEXTS))
+    mixed = ("train", texts, file, "-o", tmp_path / "run3", "--weights", "1,1", "--dtype", "uint16")
+    assert run(*mixed, *words) == 0
+    assert run("corpus", "export", tmp_path / "c", "-o", tmp_path / "out.bin") == 0
+    assert "out.bin and" in capsys.readouterr().out
+    assert read_pair(tmp_path / "out.bin") == read_pair(pair)
+    for line in (
+        ("corpus", "build", file, "-o", tmp_path / "d", "--dtype", "uint16"),
+        ("train", file, "-o", tmp_path / "d", "--dtype", "uint16"),
+    ):
+        assert run(*line) == 2
+        assert "TokenizerError: Files of token IDs do not say which tokenizer" in capsys.readouterr().err
+
+
+# Refused
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_truncated_file_is_refused(name, tmp_path) -> None:
+    make, dtype, _ = FILES[name]
+    file = make(tmp_path)
+    cut(file)
+    with pytest.raises(CheckpointError, match="bytes"):
+        find_token_files([file], dtype)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_has_changed_is_refused(name, tmp_path) -> None:
+    make, dtype, _ = FILES[name]
+    file = make(tmp_path)
+    map_token_files([file], BYTES, tmp_path / "corpus", dtype=dtype)
+    raw = bytearray(file.read_bytes())
+    raw[-8] ^= 1
+    file.write_bytes(raw)
+    with pytest.raises(CheckpointError, match="was changed since the corpus"):
+        TokenCorpus.open(tmp_path / "corpus")
+
+
+def damaged_index(at: int, value: bytes):
+    def damage(path: Path) -> Path:
+        file = megatron(path)
+        index = file.with_suffix(".idx")
+        raw = bytearray(index.read_bytes())
+        raw[at : at + len(value)] = value
+        index.write_bytes(raw)
+        return file
+
+    return damage
+
+
+def saved(array: np.ndarray):
+    def save(path: Path) -> Path:
+        np.save(path / "x.npy", array)
+        return path / "x.npy"
+
+    return save
+
+
+def with_modes(path: Path) -> Path:
+    file = megatron(path)
+    with file.with_suffix(".idx").open("ab") as index:
+        index.write(bytes(40))
+    return file
+
+
+def raw(name: str, content: bytes):
+    def write(path: Path) -> Path:
+        (path / name).write_bytes(content)
+        return path / name
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("make", "dtype", "error", "words"),
+    [
+        (nanogpt, None, TextError, "is a binary file, .* name their type and their tokenizer: --dtype uint16"),
+        (olmo, None, TextError, "is a binary file, .* --dtype"),
+        (raw("odd.bin", b"abc"), "uint16", CheckpointError, "3 bytes, no multiple of 2"),
+        (raw("empty.bin", b""), "uint16", TextError, "no token IDs in .*empty.bin"),
+        (raw("x.idx", b"no index"), None, CheckpointError, "does not start with MMIDIDX"),
+        (raw("text.bin", b"plain text"), None, TextError, "is a binary file"),
+        (raw("text.txt", b"plain text"), "uint16", SizeError, "dtype uint16 is that of files of token IDs"),
+        (numpy_file, "int32", SizeError, "states that its IDs are uint16, and the requested dtype is int32"),
+        (saved(np.zeros(3)), None, CheckpointError, "holds float64"),
+        (saved(np.zeros((3, 2), int)), None, CheckpointError, r"shape \(3, 2\): a corpus is one row"),
+        (saved(np.zeros(3, ">u2")), None, CheckpointError, "holds >u2"),
+        (saved(np.array([1, 2, 257])), None, TokenIdError, r"token id 257 at token 2 of .* is outside 0\.\.256"),
+        (saved(np.array([1, -100, 7])), None, TokenIdError, "token id -100 at token 1"),
+        (damaged_index(9, b"\x02"), None, CheckpointError, "version 2 and type 4"),
+        (damaged_index(17, b"\x07"), None, CheckpointError, "version 1 and type 7"),
+        (damaged_index(34, b"\x01"), None, CheckpointError, "not one after another"),
+        (damaged_index(-8, b"\x03"), None, CheckpointError, "documents do not begin at sequence 0"),
+        (with_modes, None, CheckpointError, "it has modes of sequences"),
+    ],
+)
+def test_what_is_no_file_of_token_ids_says_why(make, dtype, error, words, tmp_path) -> None:
+    file = make(tmp_path)
+    with pytest.raises(error, match=words):
+        map_token_files([file], BYTES, tmp_path / "corpus", dtype=dtype)
+    assert not (tmp_path / "corpus").exists()
+
+
+def test_token_files_and_texts_are_not_mixed(tmp_path) -> None:
+    (tmp_path / "t.txt").write_text("text")
+    np.save(tmp_path / "32.npy", IDS.astype(np.int32))
+    file = numpy_file(tmp_path)
+    with pytest.raises(TextError, match="is a file of token IDs, and .* is none"):
+        find_token_files([file, tmp_path / "t.txt"])
+    with pytest.raises(SizeError, match="IDs of several types"):
+        map_token_files([file, tmp_path / "32.npy"], BYTES, tmp_path / "c")
+    with pytest.raises(TokenizerError, match="not a tokenizer"):
+        map_token_files([file], None, tmp_path / "c")
