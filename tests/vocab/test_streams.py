@@ -398,7 +398,7 @@ def test_an_undo_that_is_refused_leaves_the_rows_of_the_stream_separate(tmp_path
     names = [name for name, each in layer.named_parameters() if each.requires_grad]
     assert len(names) == 2
     with torch.no_grad():
-        layer.codes.rows.base.weight[layer.codes.table.stream(EDITED).start] += 1.0  # type: ignore[union-attr]
+        layer.codes.rows.base.weight[layer.codes.table.stream(EDITED).start] += 1.0
     with pytest.raises(el.CheckpointError, match="rows that the edit kept|belongs to another result"):
         receipt.undo(layer)
     assert [name for name, each in layer.named_parameters() if each.requires_grad] == names
