@@ -202,9 +202,10 @@ def multi_token_loss() -> Call:
 
 def stream_loss() -> Call:
     """Build the loss of Dia's nine streams, with gradients."""
-    head = StreamHead(el.OutputHead(DIA_WIDTH, sum(DIA)), DIA).to(torch.bfloat16)
+    output = el.OutputHead(DIA_WIDTH, sum(DIA), dtype=torch.bfloat16)
+    head = StreamHead(output, DIA)
     hidden, targets = numbers(TOKENS, DIA_WIDTH), torch.randint(DIA[0], (TOKENS, len(DIA)))
-    return trained([hidden, head.output.weight], lambda: head.loss(hidden, targets).loss)
+    return trained([hidden, output.weight], lambda: head.loss(hidden, targets).loss)
 
 
 def look_up() -> Call:

@@ -179,16 +179,16 @@ UNTIED_HEADS: dict[str, Callable[[], el.OutputHead]] = {
     ),
 }
 
-STREAM_SIZES = (20, 18, 12)
+HEAD_SIZES = (20, 18, 12)
 
 STREAM_HEADS: dict[str, Callable[[], StreamHead]] = {
-    "one weight": lambda: StreamHead(el.OutputHead(EMBED_DIM, VOCAB_SIZE, bias=True, softcap=5.0), STREAM_SIZES),
-    "own rows in int8": lambda: StreamHead(el.OutputHead(rows=quantized(8), bias=True), STREAM_SIZES),
-    "own rows, factorised": lambda: StreamHead(el.OutputHead(rows=TABLES["factorised"]()), STREAM_SIZES),
+    "one weight": lambda: StreamHead(el.OutputHead(EMBED_DIM, VOCAB_SIZE, bias=True, softcap=5.0), HEAD_SIZES),
+    "own rows in int8": lambda: StreamHead(el.OutputHead(rows=quantized(8), bias=True), HEAD_SIZES),
+    "own rows, factorised": lambda: StreamHead(el.OutputHead(rows=TABLES["factorised"]()), HEAD_SIZES),
     "own spare rows": lambda: StreamHead(
-        el.OutputHead(rows=TABLES["dense, spare rows"]()), STREAM_SIZES[1:], first_rows=(32, 3)
+        el.OutputHead(rows=TABLES["dense, spare rows"]()), HEAD_SIZES[1:], first_rows=(32, 3)
     ),
-    "three weights": lambda: StreamHead([el.OutputHead(EMBED_DIM, size, bias=True) for size in STREAM_SIZES]),
+    "three weights": lambda: StreamHead([el.OutputHead(EMBED_DIM, size, bias=True) for size in HEAD_SIZES]),
     "stacked": lambda: StreamHead(StackedRows(3, 10, EMBED_DIM), hidden_per_stream=True),
     "transposed": lambda: StreamHead(StackedRows(3, 10, EMBED_DIM, transposed=True), hidden_per_stream=True),
     "one weight, one state each": lambda: StreamHead(el.OutputHead(EMBED_DIM, 48), 3, hidden_per_stream=True),
@@ -200,7 +200,7 @@ TIED_STREAM_HEADS = {f"streams of {name}": name for name in TABLES if name != "r
 
 
 def tied_streams(table: el.TokenTable) -> StreamHead:
-    return StreamHead(el.OutputHead(table), STREAM_SIZES[1:], first_rows=(17, 0))
+    return StreamHead(el.OutputHead(table), HEAD_SIZES[1:], first_rows=(17, 0))
 
 
 def ngrams(**options: object) -> NgramEmbedding:
