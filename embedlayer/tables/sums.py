@@ -217,7 +217,7 @@ def _gradient_of_rows(ctx: Any, grad: Tensor, terms: Tensor, ends: Tensor, facto
         if not _sum(grad, bags, offsets, factors, places, dense):
             dense.index_copy_(0, places, _bags(bags, grad, offsets, factors))
         return dense
-    values = grad.new_empty((len(places), ctx.shape[1]))
+    values = untouched_zeros((len(places), ctx.shape[1]), grad.dtype)
     if not _sum(grad, bags, offsets, factors, None, values):
         values = _bags(bags, grad, offsets, factors)
     return finished_gradient(places, values, ctx.shape)

@@ -238,6 +238,22 @@ def trained_by_torch() -> list[list[torch.Tensor]]:
     return [trained("ddp"), trained("fsdp")]
 
 
+def sums_of_bags() -> list[torch.Tensor]:
+    """Sums on one rank of many bags, which no kernel adds, and on the others of few."""
+    table = shard_table(whole("dense"), init_device_mesh("cpu", (dist.get_world_size(),)))
+    ids = torch.arange(20_000 if dist.get_rank() == 0 else 3) % V
+    return [table.summed(ids, torch.tensor([0, 2, len(ids)])).detach(), table.summed(ids[:3]).detach()]
+
+
+def test_ranks_sum_bags_of_unlike_sizes() -> None:
+    table = whole("dense")
+    for rank, results in enumerate(on_ranks(2, sums_of_bags)):
+        ids = torch.arange(20_000 if rank == 0 else 3) % V
+        expected = [table.summed(ids, torch.tensor([0, 2, len(ids)])), table.summed(ids[:3])]
+        for ours, theirs in zip(results, expected, strict=True):
+            torch.testing.assert_close(ours, theirs.detach())
+
+
 def test_a_model_with_a_sharded_table_trains_in_torchs_own_wrappers_as_in_one_process() -> None:
     expected = trained(None)
     for results in on_ranks(2, trained_by_torch):
