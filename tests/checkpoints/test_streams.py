@@ -78,9 +78,8 @@ def inputs_of(name: str, model: Any, layer: el.EmbeddingLayer) -> tuple[Tensor, 
         )
         return theirs, layer.input(IDS, codes=codes)
     if kind == "kyutai":
-        padding = layer.codes.table.shared_padding_idx
-        assert padding is not None
-        codes[1, 2, 1:] = padding
+        assert layer.codes is not None
+        codes[1, 2, 1:] = layer.codes.table.shared_padding_idx or 0
         return first_input(model, model.model.layers, input_ids=codes), layer.input(codes)
     theirs = first_input(model, model.layers, codebook_idx=2, input_ids=codes)
     return theirs, layer.input(codes, streams=3)
