@@ -11,7 +11,8 @@ def page_rows() -> dict[tuple[str, str], dict[str, str]]:
     from all_families import TITLES
 
     kinds = {title: kind for kind, title in TITLES.items()}
-    rows, kind, header = {}, "", []
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    kind, header = "", []
     for line in PAGE.read_text().splitlines():
         if line.startswith("## "):
             kind = kinds.get(line.removeprefix("## "), "")
