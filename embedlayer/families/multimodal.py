@@ -58,15 +58,12 @@ _SPECS: tuple[tuple[MultimodalSpec, Names], ...] = (
     (
         MultimodalSpec(tied_by="none"),
         (
-            *("aimv2", "align", "altclip", "bridgetower", "chinese_clip", "clap", "clip", "clipseg"),
+            *("aimv2", "align", "altclip", "audioflamingo3", "bridgetower", "chinese_clip", "clap", "clip", "clipseg"),
             *("embedding_gemma2", "flava", "glm_image", "grounding-dino", "groupvit", "jev", "metaclip_2"),
-            *("mm-grounding-dino", "owlv2", "owlvit", "pe_audio", "sam3", "siglip", "siglip2", "tipsv2", "vibevoice"),
-            *("vision-text-dual-encoder", "xclip"),
+            *("mm-grounding-dino", "musicflamingo", "nemo_speechlm", "omniasr", "owlv2", "owlvit", "pe_audio"),
+            *("qwen2_audio", "sam3", "siglip", "siglip2", "tipsv2", "vibevoice", "vibevoice_asr"),
+            *("vision-text-dual-encoder", "voxtral", "xclip"),
         ),
-    ),
-    (
-        MultimodalSpec(tied_by="none"),
-        ("audioflamingo3", "musicflamingo", "nemo_speechlm", "omniasr", "qwen2_audio", "vibevoice_asr", "voxtral"),
     ),
 )
 

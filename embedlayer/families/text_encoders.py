@@ -11,7 +11,6 @@ from embedlayer.families.records import (
     Family,
     HeadSpec,
     LearnedPositions,
-    Names,
     NormSpec,
     SinusoidalPositions,
 )
@@ -25,10 +24,10 @@ def _clip(name: str, *model_types: str, **changes: Any) -> Family:
     The image encoder has positions of the same name, so those of `text_model` are preferred. Arguments are those of
     `_llama` in `causal`.
     """
-    ends: Names = ("embeddings.position_embedding.weight",)
+    positions = "embeddings.position_embedding.weight"
     clip: dict[str, Any] = {
         "table": ("text_model.embeddings.token_embedding.weight", "embeddings.token_embedding.weight"),
-        "position": LearnedPositions((*(f"text_model.{end}" for end in ends), *ends)),
+        "position": LearnedPositions((f"text_model.{positions}", positions)),
         "recipe": ("position",),
         "head": None,
     }
@@ -140,20 +139,25 @@ REFUSED_TEXT_ENCODERS: Mapping[str, str] = {
     "xcodec": "its rows are codes of sound that are added up to a sound, and it reads no text",
     "lxmert": "its configuration counts blocks by kind of input, in a form that is not read",
     "canary": "its decoder has a configuration of its own, `decoder_config`, which is not read",
-    "videoprism": "its encoder appends a vector for the whole text to the rows of the tokens",
-    "videoprism_text_model": "its encoder appends a vector for the whole text to the rows of the tokens",
+    **dict.fromkeys(
+        ("videoprism", "videoprism_text_model"),
+        "its encoder appends a vector for the whole text to the rows of the tokens",
+    ),
     **dict.fromkeys(
         ("sam3_lite_text", "sam3_lite_text_text_model"), "its positions are interpolated to the length of each text"
     ),
     "sam3_video": "its text encoder is that of its detector, whose folder is read",
-    "layoutlmv2": "its encoder adds vectors for the place of each token on the page, joined from six tables",
-    "layoutlmv3": "its encoder adds vectors for the place of each token on the page, joined from six tables",
+    **dict.fromkeys(
+        ("layoutlmv2", "layoutlmv3"),
+        "its encoder adds vectors for the place of each token on the page, joined from six tables",
+    ),
     "markuplm": "its encoder adds vectors for the place of each token in the document's tree",
     **dict.fromkeys(("tvp", "vilt"), "its first block gets the patches of images beside the tokens"),
     "clvp": "it joins an encoder of text and one of speech codes, each with a table of its own",
-    "fastspeech2_conformer_with_hifigan": "it joins two models that have model types of their own, whose folders are "
-    "read",
-    "speech-encoder-decoder": "it joins two models that have model types of their own, whose folders are read",
+    **dict.fromkeys(
+        ("fastspeech2_conformer_with_hifigan", "speech-encoder-decoder"),
+        "it joins two models that have model types of their own, whose folders are read",
+    ),
     **dict.fromkeys(
         ("qwen2_5_omni", "qwen3_omni_moe"),
         "it joins a thinker and a talker, each with a table of its own; the folder of the thinker alone is read",
