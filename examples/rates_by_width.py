@@ -2,7 +2,7 @@
 
     python examples/rates_by_width.py --write docs/rates-by-role.md
 
-trains 112 small decoders (about 8 minutes of CPU time) and puts the table between the markers of the page.
+trains 112 small decoders (about 4 minutes of CPU time) and puts the table between the markers of the page.
 """
 
 import argparse
