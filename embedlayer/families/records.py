@@ -4,7 +4,7 @@ Tensor names are suffixes: `"wte.weight"` finds `transformer.wte.weight` and `wt
 names, the reader takes the first one that the checkpoint has.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -423,6 +423,18 @@ class WideRows:
     hidden: int
 
 
+def numbered(names: Names, number: int) -> Names:
+    """Return tensor names with the number of a stream or head in the place of `"{}"`."""
+    return tuple(name.format(number) for name in names)
+
+
+def tensors_of_streams(names: Names, streams: Sequence[int]) -> list[tuple[Names, Sequence[int]]]:
+    """Return names and streams of each tensor of rows: one tensor of all streams, or one for each, counted from 0."""
+    if "{}" not in names[0]:
+        return [(names, streams)]
+    return [(numbered(names, number), [stream]) for number, stream in enumerate(streams)]
+
+
 @dataclass(frozen=True)
 class CodeHeadSpec:
     """Heads of K streams of codes: one matrix of rows for each stream that they predict, without a bias.
@@ -483,6 +495,23 @@ class CodeSpec:
     token_ids: Names = ()
     configs: Names = ()
     delays: str | None = None
+
+    @property
+    def text_streams(self) -> int:
+        """Return the number of streams of text, which are before those of codes: 0 or 1."""
+        return int(self.text_size is not None)
+
+    @property
+    def heads(self) -> tuple[CodeHeadSpec, ...]:
+        """Return the heads, without those that are `None`."""
+        return tuple(head for head in (self.head, self.depth_head) if head is not None)
+
+    def streams_of(self, head: CodeHeadSpec, num_streams: int) -> range:
+        """Return the streams that a head predicts, of so many, that of text included."""
+        if head.only:
+            return range(head.first, head.first + 1)
+        text = self.text_streams
+        return range(text + head.first, text + (num_streams - text) // self.sides)
 
 
 @dataclass(frozen=True)

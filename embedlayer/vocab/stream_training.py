@@ -14,7 +14,9 @@ from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
 from embedlayer.vocab.targets.module_parts import dotted
-from embedlayer.vocab.targets.streams import StreamRows, codes_in, heads_of, streams_of_model
+from embedlayer.vocab.targets.stream_layers import codes_in, heads_of
+from embedlayer.vocab.targets.stream_models import streams_of_model
+from embedlayer.vocab.targets.stream_rows import StreamRows
 
 
 class TrainedParts(NamedTuple):
@@ -43,10 +45,9 @@ def parts_of_stream(module: nn.Module, stream: int, token_ids: Sequence[int]) ->
         TokenIdError: A code is outside the stream.
     """
     for name, model in models_in(module).items():
-        if (known := streams_of_model(model)) is not None:
-            _spec, _, rows = known
-            check_codes(token_ids, next((r.sizes[r.streams.index(stream)] for r in rows if stream in r.streams), 0))
-            return _parts_of_model(name, model, rows, stream, token_ids)
+        if (streams := streams_of_model(model)) is not None:
+            check_codes(token_ids, streams.sizes[stream] if 0 <= stream < len(streams.sizes) else 0)
+            return _parts_of_model(name, model, streams.rows, stream, token_ids)
     name, table_name, codes = codes_in(module)
     start = codes.table.stream(stream).start
     check_codes(token_ids, codes.table.sizes[stream])
@@ -112,9 +113,7 @@ def _parts_of_model(
                     f"layer, el.load(folder), and write them back with layer.write_into."
                 )
     for part in own:
-        at = part.streams.index(stream)
-        start = sum(part.sizes[:at]) + at * part.more
-        ids = [start + each for each in token_ids]
+        ids = [part.first_row(stream) + each for each in token_ids]
         table: TokenEmbedding | None = None
         for name, parent, child in sorted(places[id(part.tensor)], key=lambda place: isinstance(place[2], nn.Linear)):
             key, full_name = name.rpartition(".")[2], dotted(prefix, name)

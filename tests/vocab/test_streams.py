@@ -345,7 +345,9 @@ def test_only_the_rows_of_a_stream_are_trained_and_merged(tmp_path, name, unchec
             assert (new != old).any(-1).nonzero().flatten().tolist() == [1, 4]
 
 
-@pytest.mark.parametrize("name", some(("musicgen", "bark, fine"), [each for each in NAMES if each not in ("csm", "csm, untied", "moshi")]))
+@pytest.mark.parametrize(
+    "name", some(("musicgen", "bark, fine"), [each for each in NAMES if each not in ("csm", "csm, untied", "moshi")])
+)
 def test_rows_of_a_stream_are_trained_in_a_live_model_which_gets_its_modules_back(tmp_path, name, unchecked) -> None:
     model = stream_model(name)
     modules, state = dict(model.named_modules()), {key: value.clone() for key, value in model.state_dict().items()}
