@@ -12,7 +12,7 @@ from embedlayer.core.errors import CheckpointError
 from embedlayer.families.records import CodeHeadSpec, CodeSpec, numbered, tensors_of_streams
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.streams import StackedRows, StreamHead
-from embedlayer.inputs.codes import CodeStreams, rows_of
+from embedlayer.inputs.codes import CodeStreams
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.streams import StreamTable
 
@@ -119,7 +119,7 @@ def _read_head(
         whole = range(table.rows.vocab_size)
         ranges = [table.stream(k) for k in streams] if "{}" in codes.table[0] else [whole]  # tied as a tensor
         starts = [rows.start for rows in ranges]
-        return StreamHead(OutputHead(rows_of(table)), list(map(len, ranges)), first_rows=starts)
+        return StreamHead(OutputHead(table.token_table), list(map(len, ranges)), first_rows=starts)
     if not tensors.has(names[0]):
         refuse_missing_head(model, names[0])
         return None

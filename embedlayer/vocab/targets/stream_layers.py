@@ -30,22 +30,16 @@ def codes_in(module: nn.Module) -> tuple[str, str, CodeStreams]:
         SizeError: There are none, or several sets.
     """
     modules = dict(module.named_modules())
-    sets = [(name, part) for name, part in modules.items() if isinstance(part, CodeStreams)]
-    inside = {id(part.table) for _, part in sets}
-    tables = [
-        (name, part) for name, part in modules.items() if isinstance(part, StreamTable) and id(part) not in inside
-    ]
-    if len(sets) + len(tables) != 1:
-        count = len(sets) + len(tables)
+    sets = [(name, dotted(name, "table"), part) for name, part in modules.items() if isinstance(part, CodeStreams)]
+    inside = {id(codes.table) for _, _, codes in sets}
+    tables = {name: part for name, part in modules.items() if isinstance(part, StreamTable) and id(part) not in inside}
+    sets += [("", name, CodeStreams(table)) for name, table in tables.items()]
+    if len(sets) != 1:
         raise SizeError(
-            f"This module has {count or 'no'} sets of streams of codes, and an edit of a stream needs one: call it on "
-            f"the layer, or on the StreamTable, whose streams are meant."
+            f"This module has {len(sets) or 'no'} sets of streams of codes, and an edit of a stream needs one: call it "
+            f"on the layer, or on the StreamTable, whose streams are meant."
         )
-    if sets:
-        [(name, codes)] = sets
-        return name, dotted(name, "table"), codes
-    [(table_name, table)] = tables
-    return "", table_name, CodeStreams(table)
+    return sets[0]
 
 
 def heads_of(name: str, codes: CodeStreams) -> list[tuple[str, StreamHead, int]]:
