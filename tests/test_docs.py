@@ -112,7 +112,17 @@ def test_every_module_has_its_test_file() -> None:
     }
     together |= {  # data, compared with transformers
         f"families/{name}.py": "test_families.py"
-        for name in ("records", "causal", "masked", "encoder_decoder", "multimodal", "rotary_settings", "streams")
+        for name in (
+            "field_types",
+            "records",
+            "stream_records",
+            "causal",
+            "masked",
+            "encoder_decoder",
+            "multimodal",
+            "rotary_settings",
+            "streams",
+        )
     }
     together |= {"formats/compiled.py": "kernels/cpu/test_codec.py"}
     together |= {"families/token_ids.py": "census/test_configurations.py"}

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from embedlayer.checkpoints.layer import EmbeddingLayer
 from embedlayer.checkpoints.reading.codes import ROWS
 from embedlayer.core.errors import SizeError
+from embedlayer.families.stream_records import Layout
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.streams import StackedRows, StreamHead
 from embedlayer.inputs.codes import CodeStreams
@@ -18,7 +19,7 @@ from embedlayer.tables.streams import StreamTable
 from embedlayer.vocab.targets.live import assignment
 from embedlayer.vocab.targets.module_parts import dotted
 from embedlayer.vocab.targets.module_settings import Assignment
-from embedlayer.vocab.targets.stream_rows import Layout, StreamRows, Streams
+from embedlayer.vocab.targets.stream_rows import StreamRows, Streams
 
 
 def codes_in(module: nn.Module) -> tuple[str, str, CodeStreams]:

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from embedlayer.census.configurations import entries_of, part_at
 from embedlayer.core.errors import SizeError, VocabularyError
 from embedlayer.families import MULTIMODAL, family_of
-from embedlayer.families.records import CodeSpec, End, Names, tensors_of_streams
+from embedlayer.families.field_types import End, Names
+from embedlayer.families.stream_records import CodeSpec, Layout, tensors_of_streams
 from embedlayer.io.weight_files import names_ending_in
 from embedlayer.vocab.targets.live import assignment
 from embedlayer.vocab.targets.module_settings import Assignment
-from embedlayer.vocab.targets.stream_rows import Layout, StreamRows, Streams
+from embedlayer.vocab.targets.stream_rows import StreamRows, Streams
 
 
 class SizeChange(NamedTuple):

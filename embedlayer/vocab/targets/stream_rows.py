@@ -7,22 +7,21 @@ the last belong to no code.
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from embedlayer.core.errors import CheckpointError, SizeError
-from embedlayer.families.records import End
+from embedlayer.families.field_types import End
+from embedlayer.families.stream_records import Layout
 from embedlayer.vocab.edit import ResolveEdit
 from embedlayer.vocab.map import RowTensor
 from embedlayer.vocab.targets.apply_rows import ModelResult, apply_row_map
 from embedlayer.vocab.targets.module_settings import Assignment
 from embedlayer.vocab.targets.optimizer_rows import NewState, state_with_rows
 from embedlayer.vocab.targets.unmoved_state import require_moved
-
-Layout = Literal["joined", "stacked", "transposed"]
 
 STREAM = "stream"
 """Key of the number of the edited stream in the `settings` of a receipt."""
@@ -33,13 +32,13 @@ class StreamRows(NamedTuple):
 
     Attributes:
         name: Name of the tensor.
-        tensor: The tensor: rows of the streams one after another, maybe with further rows behind them; `(K, V, D)`; or
-            `(K, D, V)`, as `layout` says. A bias has numbers in place of rows.
+        tensor: The tensor, as `layout` says; a joined one may have further rows behind those of all streams. A bias has
+            numbers in place of rows.
         streams: The streams whose rows it has, in order.
         sizes: Number of codes of each of them.
         end: Which initialisation computes new rows.
         more: Rows of each stream that follow its codes.
-        layout: As in `CodeHeadSpec`.
+        layout: How the rows are stored in the tensor; see `Layout`.
     """
 
     name: str
