@@ -112,7 +112,17 @@ def test_every_module_has_its_test_file() -> None:
     }
     together |= {  # data, compared with transformers
         f"families/{name}.py": "test_families.py"
-        for name in ("records", "causal", "masked", "encoder_decoder", "multimodal", "rotary_settings", "streams")
+        for name in (
+            "field_types",
+            "records",
+            "stream_records",
+            "causal",
+            "masked",
+            "encoder_decoder",
+            "multimodal",
+            "rotary_settings",
+            "streams",
+        )
     }
     together |= {"formats/compiled.py": "kernels/cpu/test_codec.py"}
     together |= {"families/token_ids.py": "census/test_configurations.py"}
@@ -128,7 +138,11 @@ def test_every_module_has_its_test_file() -> None:
         "checkpoints/reading/inputs.py": "checkpoints/test_stacks_and_steps.py",
         "checkpoints/layer_report.py": "checkpoints/test_reading.py",
         "checkpoints/reading/codes.py": "checkpoints/test_streams.py",
-        **{f"vocab/{name}.py": "vocab/test_streams.py" for name in ("stream_training", "targets/streams")},
+        "vocab/stream_training.py": "vocab/test_streams.py",
+        **{
+            f"vocab/targets/{name}.py": "vocab/test_streams.py"
+            for name in ("streams", "stream_rows", "stream_layers", "stream_models")
+        },
         **{
             f"checkpoints/reading/{name}.py": "checkpoints/test_reading.py"
             for name in ("head", "layer", "table", "tensors")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families import MULTIMODAL, VOCAB_SIZE_KEYS, Family, family_of
-from embedlayer.families.records import End
+from embedlayer.families.field_types import End
 from embedlayer.io.files import JsonObject
 
 Axes = dict[str, tuple[int, ...]]

@@ -36,7 +36,7 @@ from embedlayer.core.errors import (
 )
 from embedlayer.core.index_checks import as_ids, check_integer_positions
 from embedlayer.core.shapes import Ids, IdsLike, Positions, Vectors
-from embedlayer.families.records import Numbering, Step
+from embedlayer.families.field_types import Numbering, Step
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.peft import ChildReference
 from embedlayer.heads.prediction import PredictionHead, build_head, build_part, describe_head, part_config
@@ -67,8 +67,8 @@ class EmbeddingLayer(Pretrained):
         position: Position scheme of the first block; `None` for no positions.
         head: LM head, tied to `table` or untied; `None` for none.
         family: Name of the model family.
-        recipe: Steps of the input embedding after look-up and scale; see `families.records.Step`.
-        numbering: How default positions are counted; see `families.records.Numbering`.
+        recipe: Steps of the input embedding after look-up and scale; see `families.field_types.Step`.
+        numbering: How default positions are counted; see `families.field_types.Numbering`.
         padding_id: Token that `numbering="ids"` does not count.
         first_position_id: Position ID that transformers uses for position 0 (RoBERTa: 2).
         types: Table or tables of token types, `"table"` if they are rows of `table` (GPT-2), or `None` for none.

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 
 from embedlayer.families.causal import CAUSAL_FAMILIES, HUGGING_FACE_TENSORS, META_TENSORS, REFUSED_CAUSAL
 from embedlayer.families.encoder_decoder import ENCODER_DECODER_FAMILIES
+from embedlayer.families.field_types import Names
 from embedlayer.families.gguf import (
     GGUF_ARCHITECTURES,
     GGUF_HEAD,
@@ -39,7 +40,6 @@ from embedlayer.families.records import (
     Family,
     FoldedRows,
     HeadSpec,
-    Names,
 )
 from embedlayer.families.rotary_settings import REFUSED_ROTARY, ROTARY, RotaryPositions
 from embedlayer.families.streams import REFUSED_STREAMS, STREAM_FAMILIES

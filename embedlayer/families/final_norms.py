@@ -6,7 +6,8 @@ them with the input of the head.
 
 from collections.abc import Mapping
 
-from embedlayer.families.records import META_LLAMA, Names, NormSpec
+from embedlayer.families.field_types import Names
+from embedlayer.families.records import META_LLAMA, NormSpec
 
 WINDOW_IN_ALL_BLOCKS: Names = (
     *("ministral3", "mistral", "mixtral", "phi3", "phi4_multimodal", "phimoe", "starcoder2", META_LLAMA),

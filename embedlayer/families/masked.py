@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from embedlayer.families.field_types import Names
 from embedlayer.families.records import (
     STATE_POSITIONS,
     AddedColumns,
@@ -15,7 +16,6 @@ from embedlayer.families.records import (
     HeadSpec,
     LearnedPositions,
     LinearSpec,
-    Names,
     NormSpec,
     OtherTable,
     PositionChoice,

@@ -5,7 +5,7 @@ A key outside these lists that has a value may change the model, so the reader r
 
 from collections.abc import Mapping
 
-from embedlayer.families.records import Names
+from embedlayer.families.field_types import Names
 
 META_PARAMS: Names = (
     *("dim", "n_heads", "n_kv_heads", "n_layers", "head_dim", "norm_eps", "vocab_size", "tied_embeddings"),

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from embedlayer.families.records import MultimodalSpec, Names
+from embedlayer.families.field_types import Names
+from embedlayer.families.records import MultimodalSpec
 
 _SPECS: tuple[tuple[MultimodalSpec, Names], ...] = (
     (

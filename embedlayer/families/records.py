@@ -8,55 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Names = tuple[str, ...]
-
-Presence = bool | tuple[str, bool]
-"""Whether a tensor exists: yes or no, or a pair (configuration key that says it, value if the key is missing)."""
-
-Step = Literal[
-    "look_up",
-    "scale",
-    "types",
-    "project",
-    "position",
-    "injections",
-    "norm",
-    "dropout",
-    "mask",
-    "length_mask",
-    "token_dropout",
-    "streams",
-    "codes",
-]
-"""A step of the input embedding: recipes of families, traces, plots and the explorer use these names.
-
-- `"look_up"`: read the rows of the token IDs; always the first step, so recipes leave it out, as they do `"scale"`.
-- `"scale"`: multiply the rows by the factor of the table. `forward` computes it in the look-up.
-- `"types"`: add token types.
-- `"project"`: project to the width of the model.
-- `"position"`: add positions.
-- `"injections"`: add the vectors of additional tables, such as those of n-grams. No family has this step.
-- `"norm"`: normalise.
-- `"dropout"`: set random numbers to zero, in training only. No family has this step.
-- `"mask"`: set the vectors of padding to zero, by the attention mask (DeBERTa).
-- `"length_mask"`: as `"mask"`; without an attention mask, a row with n tokens other than the padding token keeps its
-  first n vectors (XLM).
-- `"token_dropout"`: set the vectors of the mask token to zero, and rescale the others (ESM).
-- `"streams"`: append the vectors of the streams that predict later tokens (ProphetNet).
-- `"codes"`: add the sum of the rows of K streams of codes (Moshi), or put it in the place of some tokens (CSM, Higgs).
-"""
-
-Numbering = Literal["all", "mask", "ids"]
-"""How default positions are counted.
-
-- `"all"`: every token, from 0.
-- `"mask"`: only tokens that the attention mask keeps; padding has position -1.
-- `"ids"`: only tokens other than the padding ID; padding has position -1.
-"""
-
-End = Literal["table", "head", "per_layer"]
-"""Which initialisation computes the values of a tensor for new tokens: that of the input table, of the output head, or
-of a per-layer table."""
+from embedlayer.families.field_types import End, Names, Numbering, Presence, Step
+from embedlayer.families.stream_records import CodeSpec
 
 CONFIG_KEYS: Mapping[str, Names] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "emb_dim", "embedding_dim"),
@@ -421,68 +374,6 @@ class WideRows:
     """Number of hidden vectors of width D that a head reads one after another for each token (Reformer)."""
 
     hidden: int
-
-
-@dataclass(frozen=True)
-class CodeHeadSpec:
-    """Heads of K streams of codes: one matrix of rows for each stream that they predict, without a bias.
-
-    Attributes:
-        weight: Tensor names of the rows: with `"{}"` in each, the number of a head, one tensor for each head; else one
-            tensor of all heads, see `layout`.
-        first: First stream that is predicted (1 for a depth decoder that reads stream 0, and for Bark).
-        only: Whether no other stream than `first` is predicted (CSM's backbone, Kyutai).
-        tied: Configuration key that ties the rows to those of the same streams at the input; `None` for none.
-        layout: How one tensor of all heads is stored: `"joined"`, `(sum(V_k), D)`; `"stacked"`, `(K, V, D)`; or
-            `"transposed"`, `(K, D, V)` (CSM).
-    """
-
-    weight: Names
-    first: int = 0
-    only: bool = False
-    layout: Literal["joined", "stacked", "transposed"] = "joined"
-    tied: str | None = None
-
-
-@dataclass(frozen=True)
-class CodeSpec:
-    """K streams of codes, such as those of a sound codec: their rows, whose sum is an input, and their heads.
-
-    Attributes:
-        table: Tensor names of the rows: with `"{}"` in each, the number of a stream, one tensor for each stream; else
-            one tensor of all rows, stream after stream.
-        size: Configuration keys of the number of codes of a stream, V_k, the preferred one first.
-        count: Configuration keys of the number of streams, or of those of one side of a dialogue.
-        sides: Sides of a dialogue, each of which has `count` streams (Moshi: 2, its own and the user's).
-        more_rows: Rows of each stream beyond its codes, to which the heads have no rows (MusicGen: padding).
-        text_size: Configuration key of the size of a further stream before the others, of text; `None` for none.
-        shared_padding: Configuration key of the number of a row behind all streams, which is an ID of each stream.
-        use: `"alone"`: the sum is the input. `"added"`: it is added to the rows of text tokens. `"placed"`: it takes
-            the place of the rows of the text tokens `placeholders`.
-        placeholders: Configuration keys of these tokens.
-        head: Heads that read the last hidden states of the model; `None` for none.
-        depth_head: Heads that read those of a depth decoder, one for each of its streams; `None` for none.
-        token_ids: Configuration keys of codes that have a meaning in every stream, such as padding.
-        configs: Configuration keys of further configurations that state the same sizes.
-        delays: How many steps later each stream is written. `"steps"`: stream k by k, or both channels of stereo
-            sound by k; `"first"`: the first stream of each side by none, and the others by one. Or a configuration key
-            of a list. `None` for no delays, or if they are no part of the configuration.
-    """
-
-    table: Names
-    size: Names
-    count: str = "num_codebooks"
-    sides: int = 1
-    more_rows: int = 0
-    text_size: str | None = None
-    shared_padding: str | None = None
-    use: Literal["alone", "added", "placed"] = "alone"
-    placeholders: Names = ()
-    head: CodeHeadSpec | None = None
-    depth_head: CodeHeadSpec | None = None
-    token_ids: Names = ()
-    configs: Names = ()
-    delays: str | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from embedlayer.families.records import META_LLAMA, Names
+from embedlayer.families.field_types import Names
+from embedlayer.families.records import META_LLAMA
 
 
 @dataclass(frozen=True)

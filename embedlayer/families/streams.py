@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from embedlayer.families.records import (
-    CodeHeadSpec,
-    CodeSpec,
     CountedRows,
     DecoderSpec,
     ExtraRows,
@@ -15,6 +13,7 @@ from embedlayer.families.records import (
     OtherTable,
     SinusoidalPositions,
 )
+from embedlayer.families.stream_records import CodeHeadSpec, CodeSpec
 
 _ROLES = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 """Configuration keys of special tokens, which are codes in models whose decoder reads codes alone."""

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from embedlayer.families.field_types import Names
 from embedlayer.families.gguf import PRE_TOKENIZERS
-from embedlayer.families.records import Names
 
 Roles = Mapping[str, str]
 

@@ -27,7 +27,6 @@ from embedlayer.losses.token_weights import require_token_weights
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.saving import Pretrained, build, describe
 from embedlayer.tables.streams import StreamTable
-from embedlayer.tables.table import TokenTable
 
 Value = TypeVar("Value")
 
@@ -197,11 +196,9 @@ class StreamHead(Pretrained, nn.Module):
             >>> StreamHead.tied_to(table, streams=[1, 2]).first_rows
             [10, 20]
         """
-        if not isinstance(table.rows, TokenTable):
-            raise SizeError(f"A {type(table.rows).__name__} is read by ID alone, so that no head can be tied to it.")
         rows = [table.stream(stream) for stream in (range(table.num_streams) if streams is None else streams)]
         return cls(
-            OutputHead(table.rows),
+            OutputHead(table.token_table),
             [len(each) for each in rows],
             first_rows=[each.start for each in rows],
             hidden_per_stream=hidden_per_stream,

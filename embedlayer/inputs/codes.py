@@ -15,19 +15,6 @@ from embedlayer.tables.streams import StreamTable
 from embedlayer.tables.table import TokenTable
 
 
-def rows_of(table: StreamTable) -> TokenTable:
-    """Return the rows of all streams, if these can be read by a head.
-
-    Raises:
-        SizeError: They can only be looked up.
-    """
-    if not isinstance(table.rows, TokenTable):
-        raise SizeError(
-            f"A {type(table.rows).__name__} can only be looked up: the streams of a model are a TokenTable."
-        )
-    return table.rows
-
-
 class CodeStreams(Pretrained):
     """Streams of codes of a model: the step `"codes"` of its input embedding, and the heads that predict codes.
 
@@ -88,7 +75,7 @@ class CodeStreams(Pretrained):
     @property
     def rows(self) -> TokenTable:
         """Return the rows of all streams, one stream after another."""
-        return rows_of(self.table)
+        return self.table.token_table
 
     @property
     def config(self) -> JsonObject:
@@ -152,7 +139,7 @@ def _build_stream_head(config: JsonObject | None, table: StreamTable) -> StreamH
         head = build(options)
     else:
         options.pop("kind")
-        output = build_head({"tied": True, **options["output"]}, rows_of(table))
+        output = build_head({"tied": True, **options["output"]}, table.token_table)
         head = StreamHead.construct(**{**options, "output": output})
     if not isinstance(head, StreamHead):
         raise CheckpointError(f"The heads of streams are those of a StreamHead, not of a {type(head).__name__}.")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from embedlayer.families.records import Step
+from embedlayer.families.field_types import Step
 from embedlayer.heads.prediction import build_part, part_config
 from embedlayer.io.files import JsonObject
 from embedlayer.saving import Pretrained, build, describe

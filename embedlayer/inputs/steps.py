@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from embedlayer.core.documents import AttentionMask
 from embedlayer.core.shapes import Ids, Positions
 from embedlayer.core.torch_state import is_unchanged
-from embedlayer.families.records import Step
+from embedlayer.families.field_types import Step
 from embedlayer.inputs.fused import dropout_step, may_skip_call
 from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.tables.lookup import LookupTable

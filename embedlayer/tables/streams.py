@@ -19,6 +19,7 @@ from embedlayer.saving import Pretrained, describe
 from embedlayer.tables.conversions import as_lookup_table
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.lookup import LookupTable
+from embedlayer.tables.table import TokenTable
 
 
 class StreamTable(Pretrained, ComputedBuffers):
@@ -152,6 +153,17 @@ class StreamTable(Pretrained, ComputedBuffers):
     def embed_dim(self) -> int:
         """Return the width of a row, D."""
         return self.rows.embed_dim
+
+    @property
+    def token_table(self) -> TokenTable:
+        """Return `rows`, if a head can read them.
+
+        Raises:
+            SizeError: They can only be looked up.
+        """
+        if not isinstance(self.rows, TokenTable):
+            raise SizeError(f"A {type(self.rows).__name__} is read by ID alone, so that no head can be tied to it.")
+        return self.rows
 
     def buffer_values(self) -> dict[str, Tensor]:
         """Return `{"offsets": ...}`, the row of ID 0 of each stream, int64, `(K,)`."""

@@ -26,7 +26,7 @@ from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, RowPartitio
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError, TokenIdError
 from embedlayer.distributed.dtensors import dtensor_like, is_dtensor, to_local
-from embedlayer.families.records import End
+from embedlayer.families.field_types import End
 from embedlayer.formats.stored import StoredRows
 from embedlayer.io.safetensors_files import byte_chunks
 

@@ -38,7 +38,8 @@ from embedlayer.vocab.targets.folder import (
 )
 from embedlayer.vocab.targets.live import apply_to_module
 from embedlayer.vocab.targets.run import RUN
-from embedlayer.vocab.targets.streams import STREAM, apply_to_stream
+from embedlayer.vocab.targets.stream_rows import STREAM
+from embedlayer.vocab.targets.streams import apply_to_stream
 from embedlayer.vocab.token_selection import shown_names
 from embedlayer.vocab.tokenizer_edit import tokens_with_extra_space
 

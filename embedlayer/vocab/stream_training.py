@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from embedlayer.census.tensors import models_in
 from embedlayer.core.errors import SizeError, TokenIdError
@@ -14,7 +14,9 @@ from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
 from embedlayer.vocab.targets.module_parts import dotted
-from embedlayer.vocab.targets.streams import StreamRows, codes_in, heads_of, streams_of_model
+from embedlayer.vocab.targets.stream_layers import codes_in, heads_of
+from embedlayer.vocab.targets.stream_models import streams_of_model
+from embedlayer.vocab.targets.stream_rows import StreamRows
 
 
 class TrainedParts(NamedTuple):
@@ -43,30 +45,10 @@ def parts_of_stream(module: nn.Module, stream: int, token_ids: Sequence[int]) ->
         TokenIdError: A code is outside the stream.
     """
     for name, model in models_in(module).items():
-        if (known := streams_of_model(model)) is not None:
-            _spec, _, rows = known
-            check_codes(token_ids, next((r.sizes[r.streams.index(stream)] for r in rows if stream in r.streams), 0))
-            return _parts_of_model(name, model, rows, stream, token_ids)
-    name, table_name, codes = codes_in(module)
-    start = codes.table.stream(stream).start
-    check_codes(token_ids, codes.table.sizes[stream])
-    parts = TrainedParts({dotted(table_name, "rows"): (codes.rows, [start + each for each in token_ids])}, {}, [])
-    for head_name, head, first in heads_of(name, codes):
-        is_own = first <= stream < first + head.num_streams
-        if head.tied:
-            outputs = [(key, each) for key, each in head.named_modules() if isinstance(each, OutputHead)]
-            parts.heads.update({dotted(head_name, key): (each, []) for key, each in outputs})
-        elif is_own:
-            at = stream - first
-            own = [each for each in token_ids if each < head.sizes[at]]
-            if isinstance(head.output, StackedRows):
-                parts.restore.append(_unstack(head))
-            shift = 0 if head.first_rows is None else head.first_rows[at]
-            key = "output" if isinstance(head.output, OutputHead) else f"output.{at}"
-            if own:
-                output = cast(OutputHead, head.get_submodule(key))
-                parts.heads[dotted(head_name, key)] = output, [shift + each for each in own]
-    return parts
+        if (streams := streams_of_model(model)) is not None:
+            check_codes(token_ids, streams.sizes[stream] if 0 <= stream < len(streams.sizes) else 0)
+            return _parts_of_model(name, model, streams.rows, stream, token_ids)
+    return _parts_of_layer(module, stream, token_ids)
 
 
 def check_codes(codes: Sequence[int], size: int) -> None:
@@ -77,25 +59,55 @@ def check_codes(codes: Sequence[int], size: int) -> None:
         raise TokenIdError(f"Code {outside[0]} is outside this stream of {size} codes (0..{size - 1}).")
 
 
+def _parts_of_layer(module: nn.Module, stream: int, token_ids: Sequence[int]) -> TrainedParts:
+    """Return the parts of a layer or table of this library; see `parts_of_stream`."""
+    name, table_name, codes = codes_in(module)
+    start = codes.table.stream(stream).start
+    check_codes(token_ids, codes.table.sizes[stream])
+    parts = TrainedParts({dotted(table_name, "rows"): (codes.rows, [start + each for each in token_ids])}, {}, [])
+    for head_name, head, first in heads_of(name, codes):
+        at = stream - first
+        if head.tied:
+            outputs = [(key, each) for key, each in head.named_modules() if isinstance(each, OutputHead)]
+            parts.heads.update({dotted(head_name, key): (each, []) for key, each in outputs})
+        elif 0 <= at < head.num_streams and (own := [each for each in token_ids if each < head.sizes[at]]):
+            if isinstance(head.output, StackedRows):
+                parts.restore.append(_unstack(head))
+            first_row = 0 if head.first_rows is None else head.first_rows[at]
+            key = "output" if isinstance(head.output, OutputHead) else f"output.{at}"
+            output = cast(OutputHead, head.get_submodule(key))
+            parts.heads[dotted(head_name, key)] = output, [first_row + each for each in own]
+    return parts
+
+
 def _unstack(head: StreamHead) -> Callable[[], object]:
     """Put K heads over views of a stacked weight in its place; the returned function merges rows and reverts it."""
     stack = head.output
     assert isinstance(stack, StackedRows)
-    outputs: list[OutputHead] = []
-    for each in stack.weight.detach().unbind():
-        rows = each.mT if stack.transposed else each
-        output = OutputHead(rows.shape[1], rows.shape[0], device="meta")
-        output.weight = nn.Parameter(rows, requires_grad=False)
-        outputs.append(output)
+    weights = [each.mT if stack.transposed else each for each in stack.weight.detach().unbind()]
+    outputs = [_head_of(nn.Parameter(weight, requires_grad=False)) for weight in weights]
     head.output = nn.ModuleList(outputs)
 
     def restore() -> None:
         for output in outputs:
-            if isinstance(output.own_table, DeltaEmbedding):
-                output.own_table.merge()
+            _merge(output)
         head.output = stack
 
     return restore
+
+
+def _head_of(weight: Tensor) -> OutputHead:
+    """Return an untied head with a weight."""
+    head = OutputHead(weight.shape[1], weight.shape[0], device="meta")
+    head.weight = weight
+    return head
+
+
+def _merge(module: nn.Module | None) -> None:
+    """Merge the rows of a table or untied head that were trained separately, if there are any."""
+    rows = module.own_table if isinstance(module, OutputHead) else module
+    if isinstance(rows, DeltaEmbedding):
+        rows.merge()
 
 
 def _parts_of_model(
@@ -112,9 +124,7 @@ def _parts_of_model(
                     f"layer, el.load(folder), and write them back with layer.write_into."
                 )
     for part in own:
-        at = part.streams.index(stream)
-        start = sum(part.sizes[:at]) + at * part.more
-        ids = [start + each for each in token_ids]
+        ids = [part.first_row(stream) + each for each in token_ids]
         table: TokenEmbedding | None = None
         for name, parent, child in sorted(places[id(part.tensor)], key=lambda place: isinstance(place[2], nn.Linear)):
             key, full_name = name.rpartition(".")[2], dotted(prefix, name)
@@ -123,9 +133,7 @@ def _parts_of_model(
                 parts.tables[full_name] = table, ids
                 parent._modules[key] = table
             elif isinstance(child, nn.Linear):
-                head = OutputHead(table) if table is not None else OutputHead(child.in_features, child.out_features)
-                if table is None:
-                    head.weight = child.weight
+                head = _head_of(child.weight) if table is None else OutputHead(table)
                 parts.heads[full_name] = head, ids if table is None else []
                 parent._modules[key] = head
             parts.restore.append(partial(_put_back, parent, key, child))
@@ -144,8 +152,5 @@ def _places(model: nn.Module) -> dict[int, list[tuple[str, nn.Module, nn.Module]
 
 def _put_back(parent: nn.Module, key: str, child: nn.Module) -> None:
     """Merge the trained rows of what is in the place of a module, and put the module back."""
-    now = parent._modules[key]
-    rows = now.own_table if isinstance(now, OutputHead) else now
-    if isinstance(rows, DeltaEmbedding):
-        rows.merge()
+    _merge(parent._modules[key])
     parent._modules[key] = child

@@ -23,6 +23,7 @@ from embedlayer.vocab import (
     remove_tokens,
     train_only_rows,
 )
+from embedlayer.vocab.targets.stream_models import streams_of_model
 
 EDITED = 2
 """The stream that is edited: neither the first nor the last."""
@@ -239,6 +240,18 @@ def test_new_codes_are_initialised_from_their_own_stream() -> None:
     torch.testing.assert_close(table.rows.weight[16], table.rows.weight[7:16].mean(0))
 
 
+@pytest.mark.parametrize("name", some(("musicgen", "csm", "kyutai"), NAMES))
+def test_rows_that_belong_to_no_code_are_the_mean_of_their_stream(name, unchecked) -> None:
+    model = stream_model(name)
+    before = streams_of_model(model)
+    rows = {part.name: part.tensor.detach().clone() for part in before.rows}
+    add_tokens(model, 2, stream=EDITED)
+    for old, new in zip(before.rows, streams_of_model(model).rows, strict=True):
+        for k in before.alike.intersection(old.streams) - {EDITED}:
+            further = new.codes(new.tensor, k)[-2:]
+            torch.testing.assert_close(further, old.codes(rows[old.name], k).mean(0, keepdim=True).expand_as(further))
+
+
 def test_an_edit_that_fails_changes_nothing(monkeypatch) -> None:
     table = StreamTable(el.TokenEmbedding(24, 4), (7, 9, 8))
     rows = table.rows.weight.detach().clone()
@@ -345,7 +358,9 @@ def test_only_the_rows_of_a_stream_are_trained_and_merged(tmp_path, name, unchec
             assert (new != old).any(-1).nonzero().flatten().tolist() == [1, 4]
 
 
-@pytest.mark.parametrize("name", some(("musicgen", "bark, fine"), [each for each in NAMES if each not in ("csm", "csm, untied", "moshi")]))
+@pytest.mark.parametrize(
+    "name", some(("musicgen", "bark, fine"), [each for each in NAMES if each not in ("csm", "csm, untied", "moshi")])
+)
 def test_rows_of_a_stream_are_trained_in_a_live_model_which_gets_its_modules_back(tmp_path, name, unchecked) -> None:
     model = stream_model(name)
     modules, state = dict(model.named_modules()), {key: value.clone() for key, value in model.state_dict().items()}

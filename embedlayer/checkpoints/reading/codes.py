@@ -9,10 +9,10 @@ from embedlayer.checkpoints.reading.configuration import MOST_POSITIONS
 from embedlayer.checkpoints.reading.head import refuse_missing_head
 from embedlayer.checkpoints.reading.model import CheckpointModel
 from embedlayer.core.errors import CheckpointError
-from embedlayer.families.records import CodeHeadSpec, CodeSpec, Names
+from embedlayer.families.stream_records import CodeHeadSpec, CodeSpec, numbered, tensors_of_streams
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.streams import StackedRows, StreamHead
-from embedlayer.inputs.codes import CodeStreams, rows_of
+from embedlayer.inputs.codes import CodeStreams
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.streams import StreamTable
 
@@ -33,7 +33,7 @@ def read_codes(model: CheckpointModel, spec: CodeSpec) -> CodeStreams | None:
     Raises:
         CheckpointError: A tensor is missing or has another shape, or a key of the configuration is missing or damaged.
     """
-    if spec.use != "alone" and not model.tensors.has(_numbered(spec.table, 0)):
+    if spec.use != "alone" and not model.tensors.has(numbered(spec.table, 0)):
         return None
     config, sides = model.config, spec.sides
     count = config.whole(spec.count) * sides
@@ -65,15 +65,10 @@ def read_codes(model: CheckpointModel, spec: CodeSpec) -> CodeStreams | None:
     )
 
 
-def _numbered(names: Names, number: int) -> Names:
-    """Return the names of the tensor of a stream or head; those of a tensor of all of them have no number."""
-    return tuple(name.format(number) for name in names)
-
-
 def _size(model: CheckpointModel, spec: CodeSpec) -> int:
     """Return the number of codes of a stream: that of the configuration, or where it states none, that of the rows."""
     if model.config.first_key(spec.size) is None and "{}" in spec.table[0]:
-        name = next(iter(model.tensors.checkpoint.find(*_numbered(spec.table, 0))), None)
+        name = next(iter(model.tensors.checkpoint.find(*numbered(spec.table, 0))), None)
         if name is not None:
             return model.tensors.info(name).shape[0] - spec.more_rows
     return model.config.whole(*spec.size, most=MOST_POSITIONS)
@@ -90,10 +85,10 @@ def _read_rows(model: CheckpointModel, spec: CodeSpec, sizes: list[int], more: i
         parts: list[Tensor] = []
         for k, (start, stop) in enumerate(pairwise(accumulate(sizes, initial=0))):
             key, width = f"{ROWS}[{start}:{stop}]", parts[0].shape[1] if parts else None
-            parts.append(tensors.require(key, _numbered(spec.table, k), f"table of stream {k}", (stop - start, width)))
+            parts.append(tensors.require(key, numbered(spec.table, k), f"table of stream {k}", (stop - start, width)))
             del tensors.by_key[key]
             tensors.dtype = tensors.dtype or parts[0].dtype
-        if further := tensors.checkpoint.find(*_numbered(spec.table, len(parts))):
+        if further := tensors.checkpoint.find(*numbered(spec.table, len(parts))):
             raise CheckpointError(
                 f"{tensors.checkpoint.name} has {further[0]}, and by {model.config.file} the model has {len(parts)} "
                 f"streams ({spec.count}): they do not belong together. {tensors.remedy}"
@@ -116,16 +111,15 @@ def _read_head(
     if spec is None:
         return None
     tensors, is_depth = model.tensors, key == "codes.depth_head"
-    text = 0 if codes.text_size is None else 1
-    streams = [spec.first] if spec.only else range(text + spec.first, text + (table.num_streams - text) // codes.sides)
+    streams = codes.streams_of(spec, table.num_streams)
     sizes = [table.sizes[k] - codes.more_rows for k in streams]
-    names = [_numbered(spec.weight, i) for i in range(len(sizes))] if "{}" in spec.weight[0] else [spec.weight]
+    names = [each for each, _ in tensors_of_streams(spec.weight, streams)]
     is_tied = spec.tied is not None and bool(model.config.get(spec.tied, False))
     if is_tied and not tensors.has(names[0]):
         whole = range(table.rows.vocab_size)
         ranges = [table.stream(k) for k in streams] if "{}" in codes.table[0] else [whole]  # tied as a tensor
         starts = [rows.start for rows in ranges]
-        return StreamHead(OutputHead(rows_of(table)), list(map(len, ranges)), first_rows=starts)
+        return StreamHead(OutputHead(table.token_table), list(map(len, ranges)), first_rows=starts)
     if not tensors.has(names[0]):
         refuse_missing_head(model, names[0])
         return None

@@ -11,7 +11,8 @@ import torch
 from embedlayer.core.errors import CheckpointError, SizeError
 from embedlayer.families import CONFIG_KEYS, MULTIMODAL, Family, family_of, stated_size
 from embedlayer.families.default_ids import DEFAULT_IDS
-from embedlayer.families.records import Factor, HeadSpec, Names, Presence
+from embedlayer.families.field_types import Names, Presence
+from embedlayer.families.records import Factor, HeadSpec
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import as_number, as_whole_number
 

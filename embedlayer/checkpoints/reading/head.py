@@ -13,7 +13,8 @@ from embedlayer.checkpoints.reading.tensors import is_in_block
 from embedlayer.checkpoints.refusals import combined_error
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families import BASE_CLASSES, HEAD_CLASSES
-from embedlayer.families.records import AddedColumns, CountedRows, HeadSpec, LinearSpec, Names, Presence, WideRows
+from embedlayer.families.field_types import Names, Presence
+from embedlayer.families.records import AddedColumns, CountedRows, HeadSpec, LinearSpec, WideRows
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.prediction import ACTIVATIONS, PredictionHead
 from embedlayer.tables.table import TokenTable

@@ -12,16 +12,15 @@ from embedlayer.checkpoints.reading.positions import StackPositions, read_positi
 from embedlayer.checkpoints.reading.table import check_rows, read_second_table, table_with_scale
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families import CONFIG_KEYS, stated_size
+from embedlayer.families.field_types import Names, Step
 from embedlayer.families.final_norms import FINAL_NORMS, WINDOW_IN_ALL_BLOCKS
 from embedlayer.families.records import (
     DecoderSpec,
     FeatureSpec,
     LinearSpec,
-    Names,
     NormSpec,
     PerLayerSpec,
     ShiftSpec,
-    Step,
     StreamPositions,
     TrigramSpec,
 )

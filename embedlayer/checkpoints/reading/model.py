@@ -16,7 +16,7 @@ from embedlayer.checkpoints.reading.tensors import CheckpointTensors
 from embedlayer.checkpoints.refusals import unknown_family_error
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families import CONFIG_KEYS, MULTIMODAL, STATIC_EMBEDDING, UNKNOWN, Family, family_of, gguf_family
-from embedlayer.families.records import Step
+from embedlayer.families.field_types import Step
 from embedlayer.io.files import JsonObject
 from embedlayer.saving import is_description
 

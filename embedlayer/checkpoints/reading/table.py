@@ -13,7 +13,8 @@ from embedlayer.checkpoints.reading.tensors import CheckpointTensors, is_in_bloc
 from embedlayer.checkpoints.refusals import NAMED, combined_error, table_advice, table_names
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families import UNKNOWN
-from embedlayer.families.records import FoldedRows, Names, OtherTable
+from embedlayer.families.field_types import Names
+from embedlayer.families.records import FoldedRows, OtherTable
 from embedlayer.formats.gguf import GGUFRows
 from embedlayer.formats.layouts import GGUFBlocks
 from embedlayer.tables.dense import TokenEmbedding

@@ -10,7 +10,7 @@ from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.reading.configuration import stated_dtype
 from embedlayer.checkpoints.refusals import quantised_error, quantised_parts
 from embedlayer.core.errors import CheckpointError
-from embedlayer.families.records import Names
+from embedlayer.families.field_types import Names
 from embedlayer.formats.stored import StoredRows
 from embedlayer.io.safetensors_files import DTYPES, TensorInfo
 from embedlayer.saving import FLOATS

@@ -24,7 +24,7 @@ from embedlayer.core.errors import SizeError
 from embedlayer.core.held_parameters import held_parameters
 from embedlayer.core.own_attributes import REPLACED, modules_with, own_attribute
 from embedlayer.distributed.dtensors import check_replaceable, is_dtensor, replace_dtensor, row_collectives
-from embedlayer.families.records import End
+from embedlayer.families.field_types import End
 from embedlayer.row_sparse.gradient import row_gradient, rows_and_values
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.packed_rows import PackedRows
