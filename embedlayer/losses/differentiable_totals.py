@@ -5,10 +5,10 @@ are checkpointed: the backward pass computes each again, and every tensor that i
 `torch.func` transforms and in exported graphs all logits are computed at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -110,23 +110,37 @@ def _masked(totals: Totals, kept: Tensor) -> Totals:
     return {name: value.masked_fill(others, 0) for name, value in totals.items()}
 
 
-def compute_loss(
-    student: UncomputedLogits,
-    request: Request,
-    objective: TokenLoss,
-    kept: Tensor,
-    loss: LossSettings,
-    factors: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Compute a loss in chunks; with a reduction, the pass over stored rows computes its gradients too.
+class LossOfHead(NamedTuple):
+    """Hold what the loss of one head is computed from.
 
-    Args:
+    Attributes:
         student: The head and its hidden states, N in all.
         request: What to compute per token.
         objective: Loss of a token as a function of its totals.
-        kept: Mask of the tokens that count, `(...)`.
+        counted: Mask of the tokens that count, `(...)`.
         loss: Reduction and weights of the tokens.
         factors: Factor of each token's loss in the reduction, if it is computed already, `(...)`.
+    """
+
+    student: UncomputedLogits
+    request: Request
+    objective: TokenLoss
+    counted: Tensor
+    loss: LossSettings
+    factors: Tensor | None = None
+
+    def reduction_factors(self) -> Tensor:
+        """Return the factor of each token's loss in the dtype of the losses, `(N,)`."""
+        dtype, factors = loss_dtype(self.student.dtype), self.factors
+        if factors is None or factors.dtype != dtype:
+            on_cpu = device_kind(self.counted) == "cpu"
+            count = None if on_cpu else self.request.tokens.number_of(self.counted.numel())
+            factors = reduction_factors(self.counted, self.loss, dtype, count)
+        return factors.flatten()
+
+
+def compute_loss(head: LossOfHead) -> tuple[Tensor, Tensor]:
+    """Compute a loss in chunks; with a reduction, the pass over stored rows computes its gradients too.
 
     Returns:
         The reduced loss, and the losses of all tokens without gradient, `(...)`, 0 for those that do not count.
@@ -134,16 +148,30 @@ def compute_loss(
     Raises:
         SizeError: Second derivatives of the loss of sharded rows are requested.
     """
-    if isinstance(student, LinearLogits) and loss.reduction != "none":
-        dtype = loss_dtype(student.dtype)
-        if factors is None or factors.dtype != dtype:
-            count = None if device_kind(kept) == "cpu" else request.tokens.number_of(kept.numel())
-            factors = reduction_factors(kept, loss, dtype, count)
-        job = _Job(student, request)
-        result, losses = _LinearLoss.apply(*job.inputs(), factors.flatten(), job, objective)  # type: ignore[no-untyped-call]
-        return result, losses.view(kept.shape)
-    losses = objective.of(chunked_totals(student, request)).view(kept.shape).where(kept, 0.0)
-    return reduce_losses(losses, kept, loss), losses.detach()
+    student, counted = head.student, head.counted
+    if isinstance(student, LinearLogits) and head.loss.reduction != "none":
+        total, [losses] = compute_joint_loss([head])
+        return total, losses
+    losses = head.objective.of(chunked_totals(student, head.request)).view(counted.shape).where(counted, 0.0)
+    return reduce_losses(losses, counted, head.loss), losses.detach()
+
+
+def compute_joint_loss(heads: Sequence[LossOfHead]) -> tuple[Tensor, list[Tensor]]:
+    """Compute the sum of the losses of heads of stored rows, with a reduction, as `compute_loss` does.
+
+    All heads have one tensor of hidden states and one dtype: their passes add into one gradient of the hidden states.
+
+    Returns:
+        The sum of the reduced losses, and the losses of all tokens of each head without gradient, `(...)`.
+    """
+    jobs = []
+    for head in heads:
+        assert isinstance(head.student, LinearLogits)
+        jobs.append(_Job(head.student, head.request))
+    objectives, factors = [head.objective for head in heads], [head.reduction_factors() for head in heads]
+    inputs = [x for job in jobs for x in job.inputs()]
+    total, *losses = _LinearLoss.apply(jobs, objectives, factors, *inputs)  # type: ignore[no-untyped-call]
+    return total, [each.view(head.counted.shape) for each, head in zip(losses, heads, strict=True)]
 
 
 Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
@@ -191,18 +219,30 @@ class _Job:
         """Return the pass that computes the job."""
         return VocabularyPass(self.student, self.request)
 
-    def save(self, ctx: Any, *others: Tensor) -> None:
-        """Save the tensors of the job and others in `ctx`, and keep no reference to them."""
-        ctx.save_for_backward(*self.parts, *others)
-        nothing = self.student.hidden.new_empty(0)
-        ctx.job = self.with_parts(nothing, nothing, None, nothing)
+    def loss_and_gradients(self, loss: TokenLoss, factors: Tensor) -> tuple[Tensor, Tensor, Grads]:
+        """Return `sum(factors * losses)`, the losses, and the gradients of the sum that are requested."""
+        with torch.autocast(device_kind(self.student.hidden), enabled=False):
+            vocabulary_pass = self.run()
+            losses, gradients, total = vocabulary_pass.losses_and_gradients(
+                loss, factors if any(self.requested) or self.student.is_sharded else None, self.requested
+            )
+        if total is None:
+            total = (losses * factors).sum() if device_kind(losses) == "cpu" else torch.dot(losses, factors)
+        return total, losses, (*gradients, vocabulary_pass.event_grads)
 
     @staticmethod
-    def restored(ctx: Any) -> tuple["_Job", tuple[Tensor, ...]]:
-        """Return the job with its saved tensors, and the other saved tensors."""
-        hidden, weight, bias, events, *others = ctx.saved_tensors
-        job: _Job = ctx.job
-        return job.with_parts(hidden, weight, bias, events), tuple(others)
+    def save(ctx: Any, jobs: Sequence["_Job"], *others: Tensor) -> None:
+        """Save the tensors of jobs and others in `ctx`, and keep no reference to them."""
+        ctx.save_for_backward(*(x for job in jobs for x in job.parts), *others)
+        nothing = jobs[0].student.hidden.new_empty(0)
+        ctx.jobs = [job.with_parts(nothing, nothing, None, nothing) for job in jobs]
+
+    @staticmethod
+    def restored(ctx: Any) -> tuple[list["_Job"], list[Tensor]]:
+        """Return the jobs with their saved tensors, and the other saved tensors."""
+        saved = iter(ctx.saved_tensors)
+        jobs = [job.with_parts(next(saved), next(saved), next(saved), next(saved)) for job in ctx.jobs]
+        return jobs, list(saved)
 
     def differentiable(self, value: Callable[[Totals], list[Tensor]], grads: Any) -> Grads:
         """Compute gradients by the plain definition, so that they can be differentiated again or batched.
@@ -260,13 +300,13 @@ class _LinearTotals(torch.autograd.Function):
         ctx.names = list(totals)
         constants = job.request.objective.constants
         ctx.mark_non_differentiable(*(value for name, value in totals.items() if name in constants))
-        job.save(ctx, *totals.values())
+        _Job.save(ctx, [job], *totals.values())
         return tuple(totals.values())
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
-        job, saved = _Job.restored(ctx)
-        totals = dict(zip(ctx.names, saved, strict=True))
+        [job], values = _Job.restored(ctx)
+        totals = dict(zip(ctx.names, values, strict=True))
         grads = {name: x for name, x in zip(ctx.names, grad_outputs, strict=True) if x is not None}
         grads = {name: x for name, x in grads.items() if name not in job.request.objective.constants}
         if not grads:
@@ -281,53 +321,67 @@ class _LinearTotals(torch.autograd.Function):
 
 
 class _LinearLoss(torch.autograd.Function):
-    """Compute `sum(factors * losses)` with its gradients; `backward` multiplies them in place by `grad_output`.
+    """Compute the sum of `sum(factors * losses)` over jobs, with its gradients.
 
-    A second `backward` of the same graph computes them again, as does one where the ranks have different `grad_output`.
+    The jobs have one tensor of hidden states. `backward` multiplies the gradients in place by `grad_output`. A second
+    `backward` of the same graph computes them again, as does one where the ranks have different `grad_output`.
     """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        events: Tensor | None,
-        factors: Tensor,
-        job: _Job,
-        loss: TokenLoss,
-    ) -> tuple[Tensor, Tensor]:
-        with torch.autocast(device_kind(hidden), enabled=False):
-            vocabulary_pass = job.run()
-            losses, gradients, total = vocabulary_pass.losses_and_gradients(
-                loss, factors if any(job.requested) or job.student.is_sharded else None, job.requested
-            )
-        ctx.gradients, ctx.loss = (*gradients, vocabulary_pass.event_grads), loss
+        ctx: Any, jobs: list[_Job], objectives: list[TokenLoss], factors: list[Tensor], *_: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        totals, losses, ctx.gradients = _LinearLoss._passes(jobs, objectives, factors)
+        ctx.objectives = objectives
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(losses)
-        job.save(ctx, factors)
-        if total is None:
-            total = (losses * factors).sum() if device_kind(losses) == "cpu" else torch.dot(losses, factors)
-        return total, losses
+        ctx.mark_non_differentiable(*losses)
+        _Job.save(ctx, jobs, *(each.detach() for each in factors))
+        return totals[0] if len(totals) == 1 else torch.stack(totals).sum(), *losses
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad_output is None:
-            return (None,) * 7
-        job, (factors,) = _Job.restored(ctx)
+            return (None,) * len(ctx.needs_input_grad)
+        jobs, factors = _Job.restored(ctx)
         if torch.is_grad_enabled() or is_transformed(grad_output):
-            found = job.differentiable(lambda totals: [(ctx.loss.of(totals) * factors).sum()], [grad_output])
-        elif (scaled := _LinearLoss._scaled(ctx, job, grad_output)) is not None:
+            found = [
+                job.differentiable(partial(_LinearLoss._reduced, loss, of_tokens), [grad_output])
+                for job, loss, of_tokens in zip(jobs, ctx.objectives, factors, strict=True)
+            ]
+        elif (scaled := _LinearLoss._scaled(ctx, jobs, grad_output)) is not None:
             found = scaled
         else:
-            with torch.autocast(device_kind(job.student.hidden), enabled=False):
-                again = job.run()
-                _, gradients, _ = again.losses_and_gradients(ctx.loss, factors * grad_output, job.requested)
-            found = job.like_inputs((*gradients, again.event_grads))
-        return (*found, None, None, None)
+            gradients = _LinearLoss._passes(jobs, ctx.objectives, [each * grad_output for each in factors])[2]
+            found = [job.like_inputs(each) for job, each in zip(jobs, gradients, strict=True)]
+        return (None, None, None, *(grad for each in found for grad in each))
 
     @staticmethod
-    def _scaled(ctx: Any, job: _Job, grad_output: Tensor) -> Grads | None:
+    def _passes(
+        jobs: list[_Job], objectives: list[TokenLoss], factors: list[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor], list[Grads]]:
+        """Return `sum(factors * losses)` of each job, its losses and its gradients.
+
+        The first has the gradient of the hidden states of all, and the others none.
+        """
+        totals, losses = [], []
+        gradients: list[Grads] = []
+        for job, objective, of_tokens in zip(jobs, objectives, factors, strict=True):
+            total, each, (hidden, weight, bias, events) = job.loss_and_gradients(objective, of_tokens)
+            if gradients and (joint := gradients[0][0]) is not None and hidden is not None:
+                joint.add_(hidden)
+                hidden = None
+            totals.append(total)
+            losses.append(each)
+            gradients.append((hidden, weight, bias, events))
+        return totals, losses, gradients
+
+    @staticmethod
+    def _reduced(loss: TokenLoss, factors: Tensor, totals: Totals) -> list[Tensor]:
+        """Return `sum(factors * losses)`."""
+        return [(loss.of(totals) * factors).sum()]
+
+    @staticmethod
+    def _scaled(ctx: Any, jobs: list[_Job], grad_output: Tensor) -> list[Grads] | None:
         """Return the gradients of the forward pass times `grad_output`, or `None` where they are computed again.
 
         Of sharded rows the host waits for the device, whether the ranks have one `grad_output`. The device multiplies
@@ -336,11 +390,12 @@ class _LinearLoss(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             return None
-        student, are_equal = job.student, job.student.collectives.all_equal(grad_output)
+        student = jobs[0].student
+        are_equal = student.collectives.all_equal(grad_output)
         factor = grad_output.where(are_equal, torch.nan) if student.equal_loss_factors else grad_output
         copy = None if student.equal_loss_factors else HostCopy(are_equal)
         is_one = device_kind(factor) == "cpu" and factor.item() == 1
-        scaled = job.like_inputs(gradients, None if is_one else factor)
+        scaled = [job.like_inputs(gradients.pop(0), None if is_one else factor) for job in jobs]
         return scaled if copy is None or copy.tolist() else None
 
 
@@ -385,12 +440,12 @@ class _LinearLogits(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, job: _Job) -> Tensor:
         with torch.autocast(device_kind(hidden), enabled=False):
             logits = job.run().logits()
-        job.save(ctx)
+        _Job.save(ctx, [job])
         return logits
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        job, _ = _Job.restored(ctx)
+        [job], _ = _Job.restored(ctx)
         student = job.student
         if torch.is_grad_enabled() or is_transformed(grad):
             job.student = student.replaced(student.hidden, student.options._replace(batch_invariant=False))

@@ -18,7 +18,7 @@ from embedlayer.core.torch_state import fusible
 from embedlayer.kernels.softmax import STATISTICS
 from embedlayer.losses.counted_tokens import CheckedIds, RankRequest, counted_targets
 from embedlayer.losses.definition import cross_entropy, loss_dtype, reduce_losses
-from embedlayer.losses.differentiable_totals import compute_loss
+from embedlayer.losses.differentiable_totals import LossOfHead, compute_joint_loss, compute_loss
 from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits, tokens_and_weight
 from embedlayer.losses.logit_statistics import CrossEntropy, target_request
 from embedlayer.losses.operators import cross_entropy_operator
@@ -165,14 +165,7 @@ def reduced_and_token_losses(
     Raises:
         SizeError: See `cross_entropy_of`, which has the same errors.
     """
-    check_ids(logits.hidden, targets, "targets")
-    if loss.token_weights is not None:
-        require_token_weights(loss.token_weights, targets)
-        loss = loss._replace(token_weights=loss.token_weights.to(loss_dtype(logits.dtype)))
-    if loss.label_smoothing and logits.options.masked is not None:
-        raise SizeError(
-            "label_smoothing spreads over all tokens, and mask_padding leaves no probability to one of them: use one."
-        )
+    loss = _checked_options(logits, targets, loss)
     plain = is_plain(logits, loss)
     compiled = torch.compiler.is_compiling() and not plain
     in_graph = logits if compiled and isinstance(logits, LinearLogits) and not logits.is_sharded else None
@@ -194,14 +187,82 @@ def reduced_and_token_losses(
     if in_graph is not None:
         found = cross_entropy_operator(in_graph, torch.where(kept, checked.ids, loss.ignore_index), loss)
     else:
-        objective = CrossEntropy(logits.vocab_size, loss.label_smoothing, loss.z_loss)
-        found = compute_loss(logits, target_request(checked, loss), objective, kept, loss, checked.factors)
+        found = compute_loss(_loss_of_head(logits, loss, counted))
     return checked.marked(found[0]), checked.marked(found[1])
+
+
+HeadTargets = tuple[UncomputedLogits, Tensor, LossSettings, Counted | None]
+"""Arguments of `reduced_and_token_losses` for one of several heads."""
+
+
+def losses_of_heads(heads: Sequence[HeadTargets]) -> tuple[Tensor, list[Tensor]]:
+    """Return the sum of the losses of heads, which have a reduction, and the losses of the targets of each head.
+
+    Heads of stored rows that share one tensor of hidden states have one joint loss, whose gradient of the hidden states
+    is one tensor, if all of them are computed in chunks and in eager mode. The others have a loss each.
+
+    Raises:
+        SizeError: See `cross_entropy_of`, which has the same errors.
+    """
+    if not _have_joint_loss(heads):
+        found = [reduced_and_token_losses(*head) for head in heads]
+        return torch.stack([total for total, _ in found]).sum(), [losses for _, losses in found]
+    parts, all_checked = [], []
+    for logits, targets, loss, counted in heads:
+        options = _checked_options(logits, targets, loss)
+        if counted is None:
+            other = _other([logits], options)
+            counted = _counted(targets, logits.vocab_size, options, options.drop_ignored, other, None)
+        parts.append(_loss_of_head(logits, options, counted))
+        all_checked.append(counted[1])
+    total, of_heads = compute_joint_loss(parts)
+    for checked in all_checked:
+        total = checked.marked(total)
+    return total, [checked.marked(losses) for checked, losses in zip(all_checked, of_heads, strict=True)]
+
+
+def _have_joint_loss(heads: Sequence[HeadTargets]) -> bool:
+    """Return whether heads have one joint loss; see `losses_of_heads`."""
+    first = heads[0][0]
+    return not torch.compiler.is_compiling() and all(
+        isinstance(logits, LinearLogits)
+        and not logits.is_sharded
+        and logits.hidden is first.hidden
+        and logits.dtype == first.dtype
+        and not is_plain(logits, loss)
+        for logits, _, loss, _ in heads
+    )
+
+
+def _checked_options(logits: UncomputedLogits, targets: Tensor, loss: LossSettings) -> LossSettings:
+    """Check that the options of a loss fit the head and its targets, and convert the weights of tokens.
+
+    Raises:
+        ShapeError: Targets, hidden states and weights of tokens do not fit each other.
+        SizeError: Two options exclude each other.
+    """
+    check_ids(logits.hidden, targets, "targets")
+    if loss.token_weights is not None:
+        require_token_weights(loss.token_weights, targets)
+        loss = loss._replace(token_weights=loss.token_weights.to(loss_dtype(logits.dtype)))
+    if loss.label_smoothing and logits.options.masked is not None:
+        raise SizeError(
+            "label_smoothing spreads over all tokens, and mask_padding leaves no probability to one of them: use one."
+        )
+    return loss
+
+
+def _loss_of_head(logits: UncomputedLogits, loss: LossSettings, counted: Counted) -> LossOfHead:
+    """Return what the cross entropy of checked targets is computed from."""
+    kept, checked = counted
+    loss = loss._replace(token_weights=checked.weights)
+    objective = CrossEntropy(logits.vocab_size, loss.label_smoothing, loss.z_loss)
+    return LossOfHead(logits, target_request(checked, loss), objective, kept, loss, checked.factors)
 
 
 def targets_of_heads(
     heads: Sequence[UncomputedLogits], targets: Int[Tensor, " N"], loss: LossSettings
-) -> Iterator[tuple[UncomputedLogits, Tensor, LossSettings, Counted | None]]:
+) -> Iterator[HeadTargets]:
     """Yield for each of several heads its arguments of `reduced_and_token_losses`.
 
     On an accelerator the targets of all heads are checked and counted at once, so that the host waits for no head.

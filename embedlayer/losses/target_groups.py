@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
 from embedlayer.losses.definition import loss_dtype
-from embedlayer.losses.linear import cross_entropy_of, reduced_and_token_losses, targets_of_heads
+from embedlayer.losses.linear import cross_entropy_of, losses_of_heads, reduced_and_token_losses, targets_of_heads
 from embedlayer.losses.options import LossSettings
 from embedlayer.losses.token_weights import counted_weights, finite_or_nan
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
@@ -99,15 +99,12 @@ def reduced_losses(
         states = heads[0].hidden.shape[:-1]
         total, losses = reduced_and_token_losses(heads[0], groups.targets.view(states), _of_states(loss, states))
     else:
-        totals, parts = [], []
-        for group, (head, targets, options, counted) in enumerate(targets_of_heads(heads, groups.targets, loss)):
-            if groups.is_computed(group):
-                total, part = reduced_and_token_losses(head, targets, options, counted)
-                totals.append(total)
-            else:
-                part = counts.new_zeros(targets.shape)
-            parts.append(part.flatten())
-        total, losses = torch.stack(totals).sum() if totals else counts.new_zeros(()), torch.cat(parts)
+        of_heads = enumerate(targets_of_heads(heads, groups.targets, loss))
+        computed = {group: head for group, head in of_heads if groups.is_computed(group)}
+        total, parts = losses_of_heads(list(computed.values())) if computed else (counts.new_zeros(()), [])
+        by_group = dict(zip(computed, parts, strict=True))
+        lengths = enumerate(groups.lengths)
+        losses = torch.cat([by_group[k].flatten() if k in by_group else counts.new_zeros(n) for k, n in lengths])
     losses = losses.flatten()
     if of_tokens is not None:
         losses = losses * counted_weights(of_tokens, kept)

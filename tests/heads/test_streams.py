@@ -163,6 +163,16 @@ def test_the_passes_write_one_gradient(transposed, weights) -> None:
     assert memory.peak < 1.5 * head.output.weight.nbytes
 
 
+def test_the_passes_add_into_one_gradient_of_shared_hidden_states() -> None:
+    """At Dia's size K gradients of the hidden states are more numbers than all logits."""
+    head, tokens = StreamHead(OutputHead(2048, 9 * 1028), 9), 512
+    hidden, targets = torch.randn(tokens, 2048, requires_grad=True), torch.randint(0, 1028, (tokens, 9))
+    with Memory() as memory:
+        head.loss(hidden, targets, impl="chunked").loss.backward()
+    gradients, logits = sum(x.nbytes for x in (hidden, *head.parameters())), 4 * tokens * sum(head.sizes)
+    assert memory.peak < gradients + logits < gradients + 8 * hidden.nbytes
+
+
 @pytest.mark.parametrize("transposed", STACKS.values(), ids=STACKS)
 def test_gradients_are_the_same_once_more_and_may_be_differentiated(transposed) -> None:
     head = StreamHead(StackedRows(3, 7, D, transposed=transposed, init_std=1.0), hidden_per_stream=True).double()

@@ -15,6 +15,7 @@ from covering import cases
 from kinds import EMBED_DIM, STREAM_HEADS
 from memory import Shapes
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from embedlayer import CheckpointError, SizeError, TokenIdError
 from embedlayer.core.block_sizes import TABLE_ROWS
@@ -83,6 +84,32 @@ def test_the_loss_is_the_weighted_sum_of_those_of_the_streams(name, impl, weight
         expected = losses.sum() / kept.sum() if reduction == "mean" else each.sum(-1)
     torch.testing.assert_close(found.losses, each.detach(), rtol=1e-10, atol=1e-10)
     assert_same(found.loss, expected, leaves_of(module, hidden))
+
+
+@every_head
+def test_partial_second_recomputed_and_differentiated_gradients_are_the_plain_ones(name) -> None:
+    module = uses_streams(name).double()
+    hidden, targets = batch(module.head)
+    leaves = leaves_of(module, hidden)
+
+    def loss(states: Tensor) -> Tensor:
+        return module.head.loss(states, targets, impl="chunked").loss
+
+    plain = module.head.loss(hidden, targets, impl="plain").loss
+    expected = torch.autograd.grad(plain, leaves, create_graph=True, materialize_grads=True)
+    ours = loss(hidden)
+    again = checkpoint(loss, hidden, use_reentrant=False)
+    for value, inputs in ((ours, leaves[1:]), (ours, leaves[:1]), (ours, leaves), (again, leaves)):
+        if inputs:
+            found = torch.autograd.grad(value, inputs, retain_graph=True, materialize_grads=True)
+            wanted = [grad for leaf, grad in zip(leaves, expected, strict=True) if any(leaf is each for each in inputs)]
+            torch.testing.assert_close(found, tuple(wanted), rtol=1e-10, atol=1e-10)
+    differentiable = torch.autograd.grad(ours, leaves, create_graph=True, materialize_grads=True)
+    second = [
+        torch.autograd.grad(sum(grad.square().sum() for grad in each), leaves, materialize_grads=True)
+        for each in (differentiable, expected)
+    ]
+    torch.testing.assert_close(*second, rtol=1e-10, atol=1e-10)
 
 
 @every_head

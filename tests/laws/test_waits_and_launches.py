@@ -36,7 +36,7 @@ LAUNCHES = {
     "forward KL": 46,
     "Jensen-Shannon": 51,
     "multi-token loss, two depths": 44,
-    "loss of nine streams": 197,
+    "loss of nine streams": 189,
     "look-up": 2,
     "GPT-2 input embedding, evaluation": 1,
     "GPT-2 input embedding, training": 5,
