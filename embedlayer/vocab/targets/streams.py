@@ -315,11 +315,12 @@ def codes_in(module: nn.Module) -> tuple[str, str, CodeStreams]:
     tables = [
         (name, part) for name, part in modules.items() if isinstance(part, StreamTable) and id(part) not in inside
     ]
-    if len(sets) + len(tables) != 1:
-        count = len(sets) + len(tables)
+    if not sets and not tables:
+        raise SizeError("This module has no streams of codes: leave stream out.")
+    if len(sets) + len(tables) > 1:
         raise SizeError(
-            f"This module has {count or 'no'} sets of streams of codes, and an edit of a stream needs one: call it on "
-            f"the layer, or on the StreamTable, whose streams are meant."
+            f"This module has {len(sets) + len(tables)} sets of streams of codes: pass the layer or the StreamTable "
+            f"whose streams are meant."
         )
     if sets:
         [(name, codes)] = sets
