@@ -89,9 +89,15 @@ def tensors_of_layer(
         )
     state = layer.state_dict()
     if unmatched := sorted(state.keys() ^ {key.partition("[")[0] for key in names}):
+        is_combined = "table.weight" in unmatched and "table.weight" in state
         raise CheckpointError(
             f"{', '.join(unmatched)} of this layer and the checkpoint's tensors are not one to one, so they cannot "
-            f"be put back. Save the layer by itself with save_pretrained."
+            f"be put back. "
+            + (
+                "Write the table with embedlayer.vocab.write_into(layer.table, tokenizer, folder, out)."
+                if is_combined
+                else "Save the layer by itself with save_pretrained."
+            )
         )
     weights = weight_names(layer, names)
     tables = {name: part.stored_rows for name, part in layer.named_modules() if isinstance(part, PackedRows)}

@@ -157,7 +157,7 @@ STREAM_FAMILIES: tuple[Family, ...] = (
 """Records of models with K streams of codes; of Bark, also those of its parts with one stream."""
 
 REFUSED_STREAMS: Mapping[str, str] = {
-    "bark": "it joins three models that have model types of their own, whose folders are read",
+    "bark": "it joins three models: load a folder of one, as model.fine_acoustics.save_pretrained(folder) writes it",
     **dict.fromkeys(
         ("csm_depth_decoder_model", "moshi_depth"),
         "each of its steps reads the rows of another stream, and the first a hidden state of another model",

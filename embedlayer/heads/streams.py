@@ -1,5 +1,6 @@
 """The heads of K streams of tokens, such as the codebooks of an audio codec: K distributions at each position."""
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -371,8 +372,8 @@ class StreamHead(Pretrained, nn.Module):
 
         Raises:
             ShapeError: Hidden states, targets and `token_weights` do not fit each other or the number of streams.
-            SizeError: There is another number of weights, an option is unknown or outside its range, or the weight of a
-                target is infinite or NaN.
+            SizeError: There is another number of stream weights, or one is infinite or NaN; an option is unknown or
+                outside its range; or the weight of a target is infinite or NaN.
             TokenIdError: A target is outside of its stream; on CUDA where the call waits, else later.
         """
         check_options(options, LossOptions, f"{type(self).__name__}.loss")
@@ -380,6 +381,8 @@ class StreamHead(Pretrained, nn.Module):
         weights = None if stream_weights is None else list(stream_weights)
         if weights is not None and len(weights) != self.num_streams:
             raise SizeError(f"{self.num_streams} streams and {len(weights)} weights: pass one weight for each stream.")
+        if weights is not None and not all(map(math.isfinite, weights)):
+            raise SizeError(f"stream_weights must be finite, not {weights}.")
         if loss.token_weights is not None:
             require_token_weights(loss.token_weights, targets)
             groups = groups._replace(token_weights=_by_stream(loss.token_weights))
@@ -461,6 +464,7 @@ class StreamHead(Pretrained, nn.Module):
         vocab_size = of_logits.pop("vocab_size", None)
         if vocab_size is not None and set(self.sizes) != {vocab_size}:
             raise SizeError(f"The streams have {self.sizes} tokens, not vocab_size={vocab_size}: leave vocab_size out.")
+        heads = self.uncomputed_logits(hidden, **of_logits)
         expected = (*(hidden.shape[:-2] if self.hidden_per_stream else hidden.shape[:-1]), self.num_streams)
         if targets.shape != expected:
             raise ShapeError(
@@ -470,7 +474,6 @@ class StreamHead(Pretrained, nn.Module):
         check_integer_ids(targets)
         if device_kind(targets) == "cpu" and not plain_operators_only():
             targets = self._checked(targets, loss.ignore_index)
-        heads = self.uncomputed_logits(hidden, **of_logits)
         return heads, TargetGroups(_by_stream(targets), [targets[..., 0].numel()] * self.num_streams), loss
 
     def _checked(self, targets: Tensor, ignore_index: int) -> Tensor:

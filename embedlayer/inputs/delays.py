@@ -5,6 +5,7 @@ IDs are `(..., T, K)`, the streams last, as `StreamTable` takes them. MusicGen's
 """
 
 from collections.abc import Sequence
+from numbers import Integral
 
 import torch
 from jaxtyping import Int
@@ -33,7 +34,7 @@ def delay_streams(
 
     Raises:
         ShapeError: The IDs are not integers; they are no `(..., T, K)`, or streams have different lengths.
-        SizeError: The number of delays is not K, or one is negative.
+        SizeError: The number of delays is not K, or one is negative or no whole number.
 
     Example:
         >>> delay_streams([[1, 2], [3, 4]], (0, 1), 9)
@@ -80,8 +81,7 @@ def _streams_of(ids: IdsLike, delays: Sequence[int]) -> Tensor:
         raise ShapeError(f"IDs of K streams are (..., T, K), the streams last; found {tuple(ids.shape)}.")
     if len(delays) != ids.shape[-1] or not len(delays):
         raise SizeError(f"There is one delay for each stream: found {len(delays)} delays and {ids.shape[-1]} streams.")
-    if min(delays) < 0:
-        raise SizeError(
-            f"A delay is a number of steps from 0 on; found {min(delays)} of stream {delays.index(min(delays))}."
-        )
+    for k, delay in enumerate(delays):
+        if not isinstance(delay, Integral) or delay < 0:
+            raise SizeError(f"A delay is a whole number of steps from 0 on; found {delay} of stream {k}.")
     return ids

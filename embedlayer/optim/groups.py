@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from numbers import Real
 from typing import Any
 
 from torch import nn
@@ -87,11 +88,11 @@ def param_groups(
 
 
 def check_role_rates(rates: Mapping[str, float]) -> None:
-    """Raise a `SizeError` if `rates` names an unknown role, or a learning rate is negative or not finite."""
+    """Raise a `SizeError` if `rates` names an unknown role, or a rate is no finite number of at least 0."""
     if unknown := [str(role) for role in rates if role not in ROLES]:
         raise SizeError(f"rates has {', '.join(unknown)}, and the roles of parameters are {', '.join(ROLES)}.")
-    if wrong := {role: rate for role, rate in rates.items() if not 0 <= rate < math.inf}:
-        raise SizeError(f"A learning rate must be finite and at least 0, not {wrong}.")
+    if wrong := {role: rate for role, rate in rates.items() if not isinstance(rate, Real) or not 0 <= rate < math.inf}:
+        raise SizeError(f"A learning rate must be a finite number of at least 0, not {wrong}.")
 
 
 def _roles_of_parameters(model: nn.Module) -> dict[nn.Parameter, str]:

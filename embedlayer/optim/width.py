@@ -25,7 +25,7 @@ class WidthScaling:
     matrix whose input width stays, such as the projection of a narrow table, has start and rate of the base.
 
     Args:
-        width: Width of the model, D.
+        width: Width of the model, D; it may be below `base_width`.
         base_width: Width of the model whose rates were tuned.
         head_dim: Width of an attention head, K; `None` if it is that of the base, and the number of heads grows.
         base_head_dim: Width of an attention head of the base; only with `head_dim`.

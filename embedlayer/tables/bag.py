@@ -150,7 +150,7 @@ class Bag(Pretrained):
     ) -> Float[Tensor, "*bags D"]:
         """Return the sum or mean of each bag, `(N, D)`, or of a padded batch `(..., T)` as `(..., D)`.
 
-        On an accelerator no call waits for the device. There the values of `offsets` are not checked.
+        On an accelerator no call waits for the device. There the values of `offsets` and `lengths` are not checked.
 
         Args:
             ids: Token IDs: those of all bags one after the other, `(M,)`, or a batch of bags `(..., T)`.
@@ -161,8 +161,8 @@ class Bag(Pretrained):
 
         Raises:
             TokenIdError: On the CPU, an ID is outside the table. See `LookupTable.look_up` for accelerators.
-            ShapeError: IDs or offsets are not integers, offsets do not ascend from 0, shapes do not fit, or one of
-                offsets, mask and lengths is missing or too many.
+            ShapeError: IDs or offsets are not integers, offsets do not ascend from 0, a length is below 0 or above T,
+                shapes do not fit, or one of offsets, mask and lengths is missing or too many.
             SizeError: There are weights, and the mode is `"mean"`.
         """
         ids = as_ids(ids, beside=self.table)
@@ -197,7 +197,8 @@ class Bag(Pretrained):
         """Return which IDs of a batch take part; `None` for all.
 
         Raises:
-            ShapeError: There are offsets, or mask and lengths, or their shape is another one.
+            ShapeError: There are offsets, or mask and lengths; or their shape is another one, or a length is below 0
+                or above T.
         """
         if offsets is not None or (mask is not None and lengths is not None):
             raise ShapeError(
@@ -211,10 +212,15 @@ class Bag(Pretrained):
                     f"Lengths are one integer for each bag, {tuple(ids.shape[:-1])}; found {tuple(lengths.shape)} of "
                     f"{lengths.dtype}."
                 )
+            if _is_read(lengths) and not bool(((lengths >= 0) & (lengths <= ids.shape[-1])).all()):
+                raise ShapeError(
+                    f"A length is from 0 to {ids.shape[-1]}, the number of tokens of a row; found "
+                    f"{lengths.min()} to {lengths.max()}."
+                )
             taken: Tensor = torch.arange(ids.shape[-1], device=ids.device) < lengths.unsqueeze(-1)
             return taken
         if mask is not None:
-            check_mask(mask, ids.shape)
+            check_mask(mask, ids.shape, "mask")
             return mask != 0
         return None
 
@@ -252,7 +258,7 @@ class Bag(Pretrained):
         check_bags(ids, bounds, None)
         bounds = F.pad(taken.cumsum(0), (1, 0)).index_select(0, bounds)
         counts = bounds.diff()
-        is_read = device_kind(ids) == "cpu" and not torch.compiler.is_compiling() and not plain_operators_only()
+        is_read = _is_read(ids)
         if is_read:
             order = taken.nonzero().squeeze(1)
         else:
@@ -280,3 +286,8 @@ class Bag(Pretrained):
     def extra_repr(self) -> str:
         """Return the mode, for `print`."""
         return f"mode={self.mode!r}{', include_last_offset=True' if self.include_last_offset else ''}"
+
+
+def _is_read(ids: Tensor) -> bool:
+    """Return whether values of tensors beside `ids` can be read without waiting: on the CPU, in eager mode."""
+    return device_kind(ids) == "cpu" and not torch.compiler.is_compiling() and not plain_operators_only()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
+from operator import attrgetter
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -106,16 +107,12 @@ class StreamTable(Pretrained, ComputedBuffers):
         if not dense or len(dense) < len(parts):
             kinds = sorted({type(part).__name__ for part in parts} - {"TokenEmbedding"})
             raise SizeError(f"Rows of dense tables can be joined, at least one; found {', '.join(kinds) or 'none'}.")
-        kept = [
-            (each.embed_dim, each.dtype, each.device, each.scale, each.round_scale, each.row_sparse,
-             each.weight.requires_grad)
-            for each in dense
-        ]  # fmt: skip
-        if len(set(kept)) > 1:
-            raise SizeError(
-                f"Tables of streams have one width, dtype, device, scale, row_sparse and requires_grad; found "
-                f"{kept[0]} and {next(each for each in kept if each != kept[0])}."
-            )
+        first = dense[0]
+        for k, each in enumerate(dense):
+            for name in ("embed_dim", "dtype", "device", "scale", "round_scale", "row_sparse", "weight.requires_grad"):
+                one, other = attrgetter(name)(first), attrgetter(name)(each)
+                if one != other:
+                    raise SizeError(f"Tables of streams have one {name}; found {one} in stream 0 and {other} in {k}.")
         sizes = [each.vocab_size for each in dense]
         padding = [start + each.padding_idx for start, each in zip(_starts(sizes), dense, strict=True)
                    if each.padding_idx is not None]  # fmt: skip
@@ -124,15 +121,15 @@ class StreamTable(Pretrained, ComputedBuffers):
                 f"A table has one padding row; {len(padding)} of these {len(dense)} have one each. Set padding_idx of "
                 f"the others to None: their rows then get gradients."
             )
-        width, dtype, device, scale, round_scale, row_sparse, requires_grad = kept[0]
         joined = TokenEmbedding(
-            *(sum(sizes), width, padding[0] if padding else None), scale=scale, round_scale=round_scale,
-            init_std=dense[0].init_std, row_sparse=row_sparse, device="meta", dtype=dtype,
+            *(sum(sizes), first.embed_dim, padding[0] if padding else None), scale=first.scale,
+            round_scale=first.round_scale, init_std=first.init_std, row_sparse=first.row_sparse, device="meta",
+            dtype=first.dtype,
         )  # fmt: skip
         rows = torch.cat([each.rows(0, each.vocab_size).detach() for each in dense])
-        joined.weight = nn.Parameter(rows, requires_grad=requires_grad)
-        joined.index_check.move_record(device)
-        joined.recompute_buffers(device)
+        joined.weight = nn.Parameter(rows, requires_grad=first.weight.requires_grad)
+        joined.index_check.move_record(first.device)
+        joined.recompute_buffers(first.device)
         return cls(joined, sizes)
 
     @property

@@ -6,7 +6,7 @@ one gradient of the rows; the K look-ups of the definition have K, each as large
 
 from collections.abc import Callable
 from functools import partial, reduce
-from itertools import repeat
+from itertools import pairwise, repeat
 from typing import Any
 
 import torch
@@ -59,11 +59,13 @@ def check_bags(ids: Tensor, bounds: Tensor | None, weights: Tensor | None) -> No
         )
     if device_kind(bounds) != "cpu" or not fusible(bounds) or plain_operators_only():
         return
-    ascending = bool((bounds[1:] >= bounds[:-1]).all())
-    if bounds[0] != 0 or bounds[-1] != len(ids) or not ascending:
+    if bounds[0] != 0 or bounds[-1] != len(ids) or not bool((bounds[1:] >= bounds[:-1]).all()):
+        steps = pairwise([0, *bounds.tolist()])
+        wrong = (k for k, (last, bound) in enumerate(steps) if not last <= bound <= (len(ids) if k else 0))
+        place = next(wrong, len(bounds) - 1)
         raise ShapeError(
-            f"Bounds of bags ascend from 0 to the number of ids, {len(ids)}; found {bounds[0]} to {bounds[-1]}"
-            f"{'' if ascending else ', not ascending'}."
+            f"Bounds of bags (offsets) ascend from 0 to the number of ids, {len(ids)}; found {bounds[place]} at place "
+            f"{place}."
         )
 
 

@@ -1,6 +1,7 @@
 """Heads of K streams beside those of transformers, their memory, and bad input."""
 
 import copy
+import math
 import tempfile
 from typing import Any, NamedTuple, cast
 
@@ -225,6 +226,10 @@ def test_bad_input_is_one_error_each(unchecked: None) -> None:
         head.loss(hidden, targets.float())
     with pytest.raises(SizeError, match="3 streams and 2 weights"):
         head.loss(hidden, targets, [1.0, 1.0])
+    with pytest.raises(SizeError, match=r"stream_weights must be finite, not \[1.0, nan, 1.0\]"):
+        head.loss(hidden, targets, [1.0, math.nan, 1.0])
+    with pytest.raises(ShapeError, match=r"hidden \(2, 5, 6\) must be \(\.\.\., 3, 6\): one hidden state for each"):
+        StreamHead(OutputHead(D, 12), 3, hidden_per_stream=True).loss(hidden, targets)
     with pytest.raises(SizeError, match="leave vocab_size out"):
         head.loss(hidden, targets, vocab_size=5)
     with pytest.raises(ShapeError, match=r"token_weights must be floats of shape \(2, 5, 3\)"):

@@ -65,8 +65,10 @@ def test_delays_equal_those_of_dia(delays: list[int]) -> None:
 
 
 def test_bad_input_is_refused(unchecked: None) -> None:
-    with pytest.raises(SizeError, match="a number of steps from 0 on; found -1 of stream 1"):
+    with pytest.raises(SizeError, match="a whole number of steps from 0 on; found -1 of stream 1"):
         delay_streams(codes(4, 2), (0, -1), PAD)
+    with pytest.raises(SizeError, match="a whole number of steps from 0 on; found 1.5 of stream 0"):
+        undelay_streams(codes(4, 2), (1.5, 0))
     with pytest.raises(SizeError, match="one delay for each stream: found 3 delays and 2 streams"):
         undelay_streams(codes(4, 2), (0, 1, 2))
     with pytest.raises(ShapeError, match="delays up to 5 have as many steps; found 4"):

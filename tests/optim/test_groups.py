@@ -55,9 +55,10 @@ def test_frozen_parameters_and_empty_groups_are_left_out() -> None:
             {"heads": 0.1},
             "rates has heads, of which this model trains no parameter; it trains tables, positions, norms",
         ),
-        ({"tables": -0.1}, "must be finite and at least 0, not {'tables': -0.1}"),
-        ({"tables": math.nan}, "must be finite"),
-        ({"tables": math.inf}, "must be finite"),
+        ({"tables": -0.1}, "must be a finite number of at least 0, not {'tables': -0.1}"),
+        ({"tables": "1e-3"}, "not {'tables': '1e-3'}"),  # as PyYAML reads 1e-3
+        ({"tables": math.nan}, "must be a finite number"),
+        ({"tables": math.inf}, "must be a finite number"),
     ],
 )
 def test_a_rate_of_no_role_or_no_number_is_refused(rates, message) -> None:

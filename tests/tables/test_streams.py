@@ -161,8 +161,11 @@ def test_bad_input_is_refused(unchecked: None) -> None:
         StreamTable(TokenEmbedding(20, WIDTH), ())
     with pytest.raises(SizeError, match="The shared padding row is the last one, 14; found 3"):
         StreamTable(TokenEmbedding(15, WIDTH), (9, 5), shared_padding_idx=3)
-    with pytest.raises(SizeError, match="one width, dtype"):
+    with pytest.raises(SizeError, match="one embed_dim; found 4 in stream 0 and 5 in 1"):
         StreamTable.from_tables([nn.Embedding(3, 4), nn.Embedding(3, 5)])
+    frozen = nn.Embedding(3, 4).requires_grad_(False)
+    with pytest.raises(SizeError, match=r"one weight\.requires_grad; found True in stream 0 and False in 2"):
+        StreamTable.from_tables([nn.Embedding(3, 4), nn.Embedding(3, 4), frozen])
     with pytest.raises(SizeError, match="2 of these 3 have one each"):
         StreamTable.from_tables([nn.Embedding(3, 4, padding_idx=0), nn.Embedding(3, 4), nn.Embedding(3, 4, 0)])
 

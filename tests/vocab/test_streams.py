@@ -269,7 +269,7 @@ def test_an_edit_that_fails_changes_nothing(monkeypatch) -> None:
     ({"stream": 1, "add": 1, "pad_to_multiple_of": 8}, el.SizeError, "no tokenizer and no spare rows"),
     ({"stream": 1, "remove": [9]}, el.EmbedLayerError, "9"),
     ({"stream": 1, "add": ["new"]}, el.VocabularyError, "new"),
-    ({"add": 1}, el.SizeError, "edited stream by stream"),
+    ({"add": 1}, el.SizeError, "has 3 streams of codes, each with a vocabulary of its own: pass stream=0 to 2"),
 ])  # fmt: skip
 def test_bad_edits_are_refused(options, error, message) -> None:
     table = StreamTable(el.TokenEmbedding(24, 4), (7, 9, 8))
@@ -279,7 +279,7 @@ def test_bad_edits_are_refused(options, error, message) -> None:
 
 
 def test_modules_without_streams_or_with_several_sets_are_refused() -> None:
-    with pytest.raises(el.SizeError, match="has no sets of streams"):
+    with pytest.raises(el.SizeError, match="has no streams of codes: leave stream out"):
         remove_tokens(el.TokenEmbedding(8, 4), [1], stream=0)
     two = nn.ModuleList(StreamTable(el.TokenEmbedding(4, 2), (2, 2)) for _ in range(2))
     with pytest.raises(el.SizeError, match="has 2 sets of streams"):

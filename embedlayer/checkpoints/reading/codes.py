@@ -19,9 +19,7 @@ from embedlayer.tables.streams import StreamTable
 ROWS = "codes.table.rows.weight"
 """Key of the rows of all streams in the `state_dict` of a layer."""
 
-DEPTH = (
-    "a depth decoder also reads the rows of codes, another stream in each step: of its parts the heads alone are read."
-)
+DEPTH = "only the heads of the depth decoder are read; its blocks and its input are no part of an embedding layer."
 """Note of a checkpoint with a depth decoder."""
 
 

@@ -182,7 +182,14 @@ def _check_names(expected: Mapping[str, str] | None, tensors: Mapping[str, RowTe
             f"The edit also changed the optimizer's state ({missing}): pass that optimizer, undo(..., optimizer=...), "
             f"with the state that it had after the edit. Nothing was changed."
         )
-    if different := sorted(expected.keys() ^ tensors.keys()):
+    different = sorted(expected.keys() ^ tensors.keys())
+    if different and all(name.startswith("optimizer.") for name in different):
+        raise CheckpointError(
+            f"The optimizer got its state after the edit ({', '.join(different[:4])}), so the receipt has no rows of "
+            f"it. If it trained new rows alone, undo without optimizer=..., and build a new optimizer. Nothing was "
+            f"changed."
+        )
+    if different:
         raise CheckpointError(
             f"The receipt belongs to another model: only one of them has {', '.join(different[:4])}. Nothing was "
             f"changed."

@@ -206,12 +206,16 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     }
     vocabulary = VocabularyModules(tables, local, heads, layers, {}, hashes, [], [], linear, bags, owners)
     if not vocabulary.sizes:
+        if streams := next((part.num_streams for part in modules.values() if isinstance(part, StreamTable)), None):
+            raise SizeError(
+                f"This module has {streams} streams of codes, each with a vocabulary of its own: pass stream=0 to "
+                f"{streams - 1}."
+            )
         raise SizeError(
-            "There is no TokenTable and no OutputHead in this module: nothing here has a vocabulary. Codes of streams "
-            "are edited stream by stream, with stream=0, 1, ... A torch.nn.Embedding is edited as "
-            "TokenEmbedding.from_embedding(embedding), put in its place, and a torch.nn.EmbeddingBag as "
-            "embedlayer.tables.Bag.from_embedding_bag(bag); a model of transformers after patch(model), and so one "
-            "with a StaticEmbedding."
+            "There is no TokenTable and no OutputHead in this module: nothing here has a vocabulary. A "
+            "torch.nn.Embedding is edited as TokenEmbedding.from_embedding(embedding), put in its place, and a "
+            "torch.nn.EmbeddingBag as embedlayer.tables.Bag.from_embedding_bag(bag); a model of transformers after "
+            "patch(model), and so one with a StaticEmbedding."
         )
     if len({*vocabulary.sizes.values()}) > 1:
         shown = ", ".join(f"{name} {size:,}" for name, size in vocabulary.sizes.items())

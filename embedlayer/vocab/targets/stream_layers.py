@@ -35,10 +35,12 @@ def codes_in(module: nn.Module) -> tuple[str, str, CodeStreams]:
     inside = {id(codes.table) for _, _, codes in sets}
     tables = {name: part for name, part in modules.items() if isinstance(part, StreamTable) and id(part) not in inside}
     sets += [("", name, CodeStreams(table)) for name, table in tables.items()]
-    if len(sets) != 1:
+    if not sets:
+        raise SizeError("This module has no streams of codes: leave stream out.")
+    if len(sets) > 1:
         raise SizeError(
-            f"This module has {len(sets) or 'no'} sets of streams of codes, and an edit of a stream needs one: call it "
-            f"on the layer, or on the StreamTable, whose streams are meant."
+            f"This module has {len(sets)} sets of streams of codes: pass the layer or the StreamTable whose streams are "
+            f"meant."
         )
     return sets[0]
 

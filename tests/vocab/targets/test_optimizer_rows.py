@@ -121,6 +121,18 @@ def test_new_rows_start_as_in_a_new_optimizer_and_kept_ones_keep_their_state(nam
     assert table.weight.isfinite().all()
 
 
+def test_an_undo_with_state_that_came_after_the_edit_says_how_to_undo() -> None:
+    table = el.TokenEmbedding(ROWS, 4, row_sparse=True)
+    before, optimizer = table.weight.detach().clone(), el.RowAdamW(table.parameters(), weight_decay=0.0)
+    receipt = el.vocab.add_tokens(table, 1, optimizer=optimizer)
+    table([ROWS]).sum().backward()
+    optimizer.step()
+    with pytest.raises(el.CheckpointError, match=r"got its state after the edit .* alone, undo without optimizer="):
+        receipt.undo(table, optimizer=optimizer)
+    receipt.undo(table)
+    assert torch.equal(table.weight, before)
+
+
 @pytest.mark.parametrize(
     "make", [torch.optim.SparseAdam, lambda p: torch.optim.Adagrad(p, initial_accumulator_value=0.5)]
 )
