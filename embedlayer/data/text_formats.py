@@ -25,6 +25,9 @@ _SHOWN_NAMES = 8
 COMPRESSIONS = {".gz": "gzip -dc < FILE", ".zst": "zstd -dc < FILE"}
 """Suffixes of compressed files that are read, and the shell command that decompresses each."""
 
+COMPRESSED_STARTS = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
+"""The first bytes of the files that `COMPRESSIONS` names, by suffix."""
+
 STANDARD_INPUT = ".standard-input."
 """Start of the name of a temporary file with standard input, for what has to read it twice."""
 
@@ -84,8 +87,10 @@ TEXT_FORMATS = (
         _TEXTS,
         has_columns=True,
     ),
-    TextFormat("compressed by Zstandard", _starts(b"\x28\xb5\x2f\xfd"), "zstd -dc < FILE > NEW_FILE", "Decompress it"),
-    TextFormat("compressed by gzip", _starts(b"\x1f\x8b"), "gzip -dc < FILE > NEW_FILE", "Decompress it"),
+    TextFormat(
+        "compressed by Zstandard", _starts(COMPRESSED_STARTS[".zst"]), "zstd -dc < FILE > NEW_FILE", "Decompress it"
+    ),
+    TextFormat("compressed by gzip", _starts(COMPRESSED_STARTS[".gz"]), "gzip -dc < FILE > NEW_FILE", "Decompress it"),
     TextFormat("compressed by bzip2", _starts(b"BZh"), "bzip2 -dc < FILE > NEW_FILE", "Decompress it"),
     TextFormat("compressed by xz", _starts(b"\xfd7zXZ\0"), "xz -dc < FILE > NEW_FILE", "Decompress it"),
     TextFormat(
@@ -126,7 +131,7 @@ JSON_LINES = TextFormat(
 
 DATASET = TextFormat(
     "a data set that the library datasets saved",
-    lambda path, start: any((path / name).exists() for name in ("dataset_dict.json", "dataset_info.json")),
+    lambda path, start: _is_dataset(path),
     'python -c "import glob, pyarrow, sys; [print(text) for file in sorted(glob.glob(sys.argv[1] + '
     "'/**/data-*.arrow', recursive=True)) for batch in pyarrow.ipc.open_stream(file) "
     "for text in batch['text'].to_pylist()]\" FILE > NEW_FILE",
@@ -275,6 +280,16 @@ def _first_object(path: Path, start: bytes) -> dict[str, object] | None:
             return None
         objects.append(value)
     return objects[0] if len(objects) > 1 or text_suffix(path) in LINES_SUFFIXES else None
+
+
+def _is_dataset(folder: Path) -> bool:
+    """Return whether the files of a folder say that `save_to_disk` wrote it, also if some of them are missing."""
+    if any((folder / name).exists() for name in ("dataset_dict.json", "dataset_info.json")):
+        return True
+    try:
+        return b'"_data_files"' in (folder / "state.json").read_bytes()
+    except OSError:
+        return False
 
 
 def _wide_encoding(start: bytes) -> str | None:

@@ -1,5 +1,6 @@
 """Rows as documents: JSON lines, Parquet, Arrow and saved data sets give the IDs of each text encoded alone."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -215,6 +216,10 @@ def test_a_data_set_with_several_splits_or_missing_files_is_refused(tmp_path) ->
     (tmp_path / "sets" / "test" / "data-00001-of-00002.arrow").unlink()
     with pytest.raises(FileError, match="not a whole data set: .*data-00001-of-00002.arrow is missing"):
         find_sources([tmp_path / "sets" / "test"], RowOptions())
+    (tmp_path / "state").mkdir()
+    shutil.copy(tmp_path / "sets" / "test" / "state.json", tmp_path / "state")
+    with pytest.raises(FileError, match="not a whole data set: .*data-00000-of-00002.arrow is missing"):
+        find_sources([tmp_path / "state"], RowOptions())
     with pytest.raises(TextError, match=r"test in .* is a data set .*: pass this folder by itself"):
         (tmp_path / "sets" / "dataset_dict.json").unlink()
         find_sources([tmp_path / "sets"], RowOptions())
