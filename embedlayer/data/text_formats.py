@@ -21,6 +21,7 @@ _CONTROL = re.compile(rb"[\x00-\x07\x0e-\x1a\x1c-\x1f]")
 _CUT_OBJECT = re.compile(rb'\{\s*"([\w.-]+)"\s*:\s*(")?')
 _TAR_MAGIC = slice(257, 262)
 _SHOWN_NAMES = 8
+_OBJECTS_TO_A_DAMAGED_LINE = 10  # with fewer, the lines are text, such as code
 
 COMPRESSIONS = {".gz": "gzip -dc < FILE", ".zst": "zstd -dc < FILE"}
 """Suffixes of compressed files that are read, and the shell command that decompresses each."""
@@ -162,10 +163,10 @@ def is_plain(start: bytes) -> bool:
 def refuse_json_lines(source: str | Path, start: bytes) -> None:
     """Raise an error for a file of JSON lines, which would be read as one text with its escapes.
 
-    The evidence is that each line of `start` is a JSON object, and there are at least two. One line is enough if the
-    name ends in `.jsonl` or `.ndjson`, and its end may be missing. A name that ends in `.txt` says that it is text: it
-    is read, with a warning. `start` are the first bytes of the file, decompressed if it is compressed, without a
-    byte-order mark.
+    The evidence is that ten in eleven lines of `start` are JSON objects, and there are at least two. One line is enough
+    if the name ends in `.jsonl` or `.ndjson`, and its end may be missing. A name that ends in `.txt` says that it is
+    text: it is read, with a warning. `start` are the first bytes of the file, decompressed if it is compressed, without
+    a byte-order mark.
 
     Raises:
         TextError: The file has JSON lines.
@@ -257,28 +258,31 @@ def text_suffix(path: Path) -> str:
 
 
 def _first_object(path: Path, start: bytes) -> dict[str, object] | None:
-    """Return the first line of a file as a JSON object, if all lines of its first bytes are JSON objects.
+    """Return the first JSON object of a file, if the lines of its first bytes are JSON objects.
 
-    `None`: the lines are not all JSON objects, or there are too few; see `refuse_json_lines`. The last line of `start`
-    may be cut off behind its first key. If such a line is the only one, the result has this key alone, with the value
-    `""` for a text and `None` for any other.
+    One line in eleven may be none: a damaged line makes no text of the others. `None`: more lines are not JSON objects,
+    or there are too few; see `refuse_json_lines`. The last line of `start` may be cut off behind its first key. If such
+    a line is the only one, the result has this key alone, with the value `""` for a text and `None` for any other.
     """
     start = start.removeprefix(codecs.BOM_UTF8)
     if not start.lstrip().startswith(b"{"):
         return None
     lines = [line for line in start.split(b"\n") if line.strip()]
     objects = []
+    damaged = 0
     for number, line in enumerate(lines):
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
             cut = _CUT_OBJECT.match(line)
-            if number + 1 < len(lines) or start.endswith(b"\n") or not cut:
-                return None
-            value = {cut[1].decode(): cut[2] and ""}
-        if not isinstance(value, dict):
-            return None
-        objects.append(value)
+            is_last = number + 1 == len(lines) and not start.endswith(b"\n")
+            value = {cut[1].decode(): cut[2] and ""} if is_last and cut else None
+        if isinstance(value, dict):
+            objects.append(value)
+        else:
+            damaged += 1
+    if damaged * _OBJECTS_TO_A_DAMAGED_LINE > len(objects):
+        return None
     return objects[0] if len(objects) > 1 or text_suffix(path) in LINES_SUFFIXES else None
 
 

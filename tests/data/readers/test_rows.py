@@ -202,6 +202,16 @@ def test_columns_without_texts_are_refused_by_their_type(tmp_path) -> None:
     assert [d.text for d in find_sources([tmp_path / "t.parquet"], RowOptions("body"))[0].documents()] == ["a", "b"]
 
 
+def test_a_damaged_line_is_an_error_also_without_the_name_of_json_lines(tmp_path) -> None:
+    write_lines(tmp_path / "t.jsonl", [f"text {number}" for number in range(40)])
+    lines = (tmp_path / "t.jsonl").read_bytes().splitlines(keepends=True)
+    lines[16] = lines[16][:9] + b"\n"
+    for name in ("rows", "rows.jsonl"):
+        (tmp_path / name).write_bytes(b"".join(lines))
+        with pytest.raises(TextError, match=f"{name}, line 17, is not JSON"):
+            TokenCorpus.build([tmp_path / name], TOKENIZERS["byte"], tmp_path / "c")
+
+
 def test_a_field_without_rows_is_refused(tmp_path) -> None:
     (tmp_path / "t.txt").write_text("text")
     with pytest.raises(SizeError, match="'body' names a part of a row, and none of the files has rows"):
