@@ -33,7 +33,17 @@ PROBES, SHORTEST_PROBE = 8, 4
 NGRAM_HEADS = 4  # hash heads of each order of an n-gram table
 
 
-TOKENIZER_KINDS = click.Choice(["bpe", "wordpiece", "unigram", "word", "byte"])
+class _TokenizerKind(click.Choice):  # type: ignore[type-arg]  # generic since click 8.2 only
+    """Type of a click parameter: the kind of a tokenizer to train. A file is refused with the option that takes it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the kind; click calls this method."""
+        if value not in self.choices and Path(value).exists():
+            self.fail(f"{value} is a file or folder, and not a kind: pass --tokenizer-from {value}.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+TOKENIZER_KINDS = _TokenizerKind(["bpe", "wordpiece", "unigram", "word", "byte"])
 POSITIONS = click.Choice(["rotary", "learned", "sinusoidal", "scaled-sinusoidal", "alibi", "relative", "none"])
 
 

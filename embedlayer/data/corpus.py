@@ -453,7 +453,9 @@ def require_text(has_text: bool | int, sources: Sequence[str | Path]) -> None:
         TextError: There are none.
     """
     if not has_text:
-        raise TextError(f"There is no text in {', '.join(map(str, sources))}. Pass a file with at least one word.")
+        raise TextError(
+            f"There is no text in {', '.join(map(source_name, sources))}. Pass a file with at least one word."
+        )
 
 
 def warn_left_out(source: str | Path) -> None:

@@ -126,8 +126,11 @@ class CorpusShard(NamedTuple):
 
 
 def is_corpus(path: Path) -> bool:
-    """Return whether `path` is the folder of a corpus, or of one whose build was started."""
-    return (path / PLAN_FILE).exists() or all((path / name).exists() for name in (INDEX_FILE, IDS_FILE))
+    """Return whether `path` is the folder of a corpus, or of one whose build was started.
+
+    It is one also if `ids.bin` is a link to a file of token IDs that is missing.
+    """
+    return (path / PLAN_FILE).exists() or all(os.path.lexists(path / name) for name in (INDEX_FILE, IDS_FILE))
 
 
 def shard_folder(path: Path, number: int) -> Path:
@@ -289,7 +292,10 @@ def _read_shard(path: Path) -> CorpusShard:
         has_weights = index.setdefault("has_weights", False)
         weights_size = (path / WEIGHTS_FILE).stat().st_size if has_weights else separators + num_tokens
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is not a whole corpus: {error.filename} is missing. Build it again.") from error
+        missing = Path(error.filename).resolve()  # of a link: the file of token IDs
+        raise CheckpointError(
+            f"{path} is not a whole corpus: {missing} is missing. Restore it, or build the corpus again."
+        ) from error
     except FileError:
         raise
     except OSError as error:

@@ -16,6 +16,7 @@ from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import EmbedLayerWarning, FileError, TextError, require
 from embedlayer.data.corpus_files import INDEX_FILE, PLAN_FILE, is_corpus
 from embedlayer.data.text_formats import (
+    COMPRESSED_STARTS,
     DATASET,
     STANDARD_INPUT,
     TextFormat,
@@ -157,7 +158,8 @@ def saved_standard_input(sources: Sequence[str | Path], folder: Path) -> Iterato
     """Yield the sources with `-` replaced by a temporary file in `folder` that has the standard input.
 
     Standard input can be read only once, and a corpus reads its sources twice: to recognise them, and to encode them.
-    The file is deleted at the end of the block. Without `-` the sources are yielded unchanged.
+    The file is deleted at the end of the block; its name ends in `.gz` or `.zst` if its first bytes are of such a file.
+    Without `-` the sources are yielded unchanged.
 
     Raises:
         FileError: The file cannot be written.
@@ -165,10 +167,13 @@ def saved_standard_input(sources: Sequence[str | Path], folder: Path) -> Iterato
     if "-" not in map(str, sources):
         yield sources
         return
+    start = sys.stdin.buffer.read(max(map(len, COMPRESSED_STARTS.values())))
+    suffix = next((suffix for suffix, first in COMPRESSED_STARTS.items() if start.startswith(first)), "")
     with file_errors(f"write standard input into {folder}"):
-        copy = tempfile.NamedTemporaryFile(dir=folder, prefix=STANDARD_INPUT)  # noqa: SIM115  closed below
+        copy = tempfile.NamedTemporaryFile(dir=folder, prefix=STANDARD_INPUT, suffix=suffix)  # noqa: SIM115  closed below
     with copy:
         with file_errors(f"write standard input into {folder}"):
+            copy.write(start)
             shutil.copyfileobj(sys.stdin.buffer, copy)
             copy.flush()
         yield [Path(copy.name) if str(source) == "-" else source for source in sources]

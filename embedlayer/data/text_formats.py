@@ -21,9 +21,13 @@ _CONTROL = re.compile(rb"[\x00-\x07\x0e-\x1a\x1c-\x1f]")
 _CUT_OBJECT = re.compile(rb'\{\s*"([\w.-]+)"\s*:\s*(")?')
 _TAR_MAGIC = slice(257, 262)
 _SHOWN_NAMES = 8
+_OBJECTS_TO_A_DAMAGED_LINE = 10  # with fewer, the lines are text, such as code
 
 COMPRESSIONS = {".gz": "gzip -dc < FILE", ".zst": "zstd -dc < FILE"}
 """Suffixes of compressed files that are read, and the shell command that decompresses each."""
+
+COMPRESSED_STARTS = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
+"""The first bytes of the files that `COMPRESSIONS` names, by suffix."""
 
 STANDARD_INPUT = ".standard-input."
 """Start of the name of a temporary file with standard input, for what has to read it twice."""
@@ -84,8 +88,10 @@ TEXT_FORMATS = (
         _TEXTS,
         has_columns=True,
     ),
-    TextFormat("compressed by Zstandard", _starts(b"\x28\xb5\x2f\xfd"), "zstd -dc < FILE > NEW_FILE", "Decompress it"),
-    TextFormat("compressed by gzip", _starts(b"\x1f\x8b"), "gzip -dc < FILE > NEW_FILE", "Decompress it"),
+    TextFormat(
+        "compressed by Zstandard", _starts(COMPRESSED_STARTS[".zst"]), "zstd -dc < FILE > NEW_FILE", "Decompress it"
+    ),
+    TextFormat("compressed by gzip", _starts(COMPRESSED_STARTS[".gz"]), "gzip -dc < FILE > NEW_FILE", "Decompress it"),
     TextFormat("compressed by bzip2", _starts(b"BZh"), "bzip2 -dc < FILE > NEW_FILE", "Decompress it"),
     TextFormat("compressed by xz", _starts(b"\xfd7zXZ\0"), "xz -dc < FILE > NEW_FILE", "Decompress it"),
     TextFormat(
@@ -126,7 +132,7 @@ JSON_LINES = TextFormat(
 
 DATASET = TextFormat(
     "a data set that the library datasets saved",
-    lambda path, start: any((path / name).exists() for name in ("dataset_dict.json", "dataset_info.json")),
+    lambda path, start: _is_dataset(path),
     'python -c "import glob, pyarrow, sys; [print(text) for file in sorted(glob.glob(sys.argv[1] + '
     "'/**/data-*.arrow', recursive=True)) for batch in pyarrow.ipc.open_stream(file) "
     "for text in batch['text'].to_pylist()]\" FILE > NEW_FILE",
@@ -157,10 +163,10 @@ def is_plain(start: bytes) -> bool:
 def refuse_json_lines(source: str | Path, start: bytes) -> None:
     """Raise an error for a file of JSON lines, which would be read as one text with its escapes.
 
-    The evidence is that each line of `start` is a JSON object, and there are at least two. One line is enough if the
-    name ends in `.jsonl` or `.ndjson`, and its end may be missing. A name that ends in `.txt` says that it is text: it
-    is read, with a warning. `start` are the first bytes of the file, decompressed if it is compressed, without a
-    byte-order mark.
+    The evidence is that ten in eleven lines of `start` are JSON objects, and there are at least two. One line is enough
+    if the name ends in `.jsonl` or `.ndjson`, and its end may be missing. A name that ends in `.txt` says that it is
+    text: it is read, with a warning. `start` are the first bytes of the file, decompressed if it is compressed, without
+    a byte-order mark.
 
     Raises:
         TextError: The file has JSON lines.
@@ -252,29 +258,42 @@ def text_suffix(path: Path) -> str:
 
 
 def _first_object(path: Path, start: bytes) -> dict[str, object] | None:
-    """Return the first line of a file as a JSON object, if all lines of its first bytes are JSON objects.
+    """Return the first JSON object of a file, if the lines of its first bytes are JSON objects.
 
-    `None`: the lines are not all JSON objects, or there are too few; see `refuse_json_lines`. The last line of `start`
-    may be cut off behind its first key. If such a line is the only one, the result has this key alone, with the value
-    `""` for a text and `None` for any other.
+    One line in eleven may be none: a damaged line makes no text of the others. `None`: more lines are not JSON objects,
+    or there are too few; see `refuse_json_lines`. The last line of `start` may be cut off behind its first key. If such
+    a line is the only one, the result has this key alone, with the value `""` for a text and `None` for any other.
     """
     start = start.removeprefix(codecs.BOM_UTF8)
     if not start.lstrip().startswith(b"{"):
         return None
     lines = [line for line in start.split(b"\n") if line.strip()]
     objects = []
+    damaged = 0
     for number, line in enumerate(lines):
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
             cut = _CUT_OBJECT.match(line)
-            if number + 1 < len(lines) or start.endswith(b"\n") or not cut:
-                return None
-            value = {cut[1].decode(): cut[2] and ""}
-        if not isinstance(value, dict):
-            return None
-        objects.append(value)
+            is_last = number + 1 == len(lines) and not start.endswith(b"\n")
+            value = {cut[1].decode(): cut[2] and ""} if is_last and cut else None
+        if isinstance(value, dict):
+            objects.append(value)
+        else:
+            damaged += 1
+    if damaged * _OBJECTS_TO_A_DAMAGED_LINE > len(objects):
+        return None
     return objects[0] if len(objects) > 1 or text_suffix(path) in LINES_SUFFIXES else None
+
+
+def _is_dataset(folder: Path) -> bool:
+    """Return whether the files of a folder say that `save_to_disk` wrote it, also if some of them are missing."""
+    if any((folder / name).exists() for name in ("dataset_dict.json", "dataset_info.json")):
+        return True
+    try:
+        return b'"_data_files"' in (folder / "state.json").read_bytes()
+    except OSError:
+        return False
 
 
 def _wide_encoding(start: bytes) -> str | None:

@@ -236,7 +236,7 @@ def test_every_format_is_among_the_kinds() -> None:
 @pytest.mark.parametrize("entry", ["read_text_chunks", "train", "corpus build"])
 @pytest.mark.parametrize("name", ["t.jsonl", "gzipped", "train.bin"])
 def test_standard_input_is_refused_by_its_name(entry, name, folder, capsys, monkeypatch) -> None:
-    if name in OF_ROWS and entry in CORPORA:
+    if (name in OF_ROWS or name == "gzipped") and entry in CORPORA:
         return
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(KINDS[name][1]())))
     said = ENTRIES[entry](Path("-"), folder, capsys)

@@ -164,8 +164,8 @@ class Columns(Reader):
             raise
         except (OSError, self.arrow.ArrowException) as error:
             raise FileError(
-                f"Cannot read {source_name(self.source)}, at row {row()} (counted from 0) or after: {error}. The file "
-                f"is damaged."
+                f"Cannot read {source_name(self.source)}, at row {row()} (counted from 0) or after: "
+                f"{str(error).rstrip('.')}. The file is damaged."
             ) from error
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from embedlayer.core.errors import CheckpointError, SizeError, TextError, TokenIdError
+from embedlayer.core.errors import CheckpointError, FileError, SizeError, TextError, TokenIdError
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.corpus_files import (
     IDS_FILE,
@@ -44,7 +44,8 @@ from embedlayer.tokenization.tokenizer_calls import as_tokenizer, fingerprint
 Format = Literal["numpy", "llm.c", "megatron", "raw"]
 
 _NUMPY_MAGIC, _MEGATRON_MAGIC = b"\x93NUMPY", b"MMIDIDX\x00\x00"
-_LLM_C: dict[int, np.dtype[Any]] = {20240520: np.dtype("<u2"), 20240801: np.dtype("<u4")}
+_LLM_C: dict[int, tuple[int, np.dtype[Any]]] = {20240520: (1, np.dtype("<u2")), 20240801: (7, np.dtype("<u4"))}
+"""Version and type of the numbers of llm.c's files for GPT-2 and for Llama 3, by their first number."""
 _LLM_C_HEADER = 256 * 4
 _MEGATRON_HEADER = struct.Struct("<9sQBQQ")
 _MEGATRON_TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
@@ -260,6 +261,8 @@ def _read_token_file(path: Path, dtype: str | None) -> TokenFile:
         found = _read_numpy(path)
     elif len(start) == 12 and int.from_bytes(start[:4], "little") in _LLM_C:
         found = _read_llm_c(path, *struct.unpack("<iii", start))
+    elif not start:
+        raise TextError(f"There are no token IDs in {path}: the file is empty.")
     elif requested is None:
         raise TextError(
             f"{path} is a binary file, and not plain text. If its numbers are token IDs, name their type and their "
@@ -278,7 +281,9 @@ def _id_type(path: Path, dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return a little-endian type of integers; raise a `CheckpointError` for any other type."""
     if dtype.name not in get_args(IdType) or dtype.newbyteorder("<") != dtype:
         known = ", ".join(get_args(IdType))
-        raise CheckpointError(f"{path} holds {dtype} ({dtype.str}), and token IDs are little-endian {known}.")
+        raise CheckpointError(
+            f"{path} holds {dtype} ({dtype.str}), and token IDs are little-endian {known}: save ids.astype('int32')."
+        )
     return dtype
 
 
@@ -308,7 +313,12 @@ def _read_numpy(path: Path) -> TokenFile:
 
 def _read_llm_c(path: Path, magic: int, version: int, length: int) -> TokenFile:
     """Check the header of a file of llm.c."""
-    return _whole(TokenFile(path, "llm.c", _LLM_C[magic], _LLM_C_HEADER, length))
+    known, dtype = _LLM_C[magic]
+    if version != known:
+        raise CheckpointError(
+            f"{path} has version {version} of llm.c's files with the number {magic}: {known} is read."
+        )
+    return _whole(TokenFile(path, "llm.c", dtype, _LLM_C_HEADER, length))
 
 
 def _whole(file: TokenFile) -> TokenFile:
@@ -339,6 +349,10 @@ def _read_pair(path: Path) -> TokenFile:
             one after another.
     """
     index = path.with_suffix(".idx")
+    if not path.exists():
+        raise FileError(
+            f"{path} is missing: it has the token IDs, and {index} their documents. Put both in one folder."
+        )
     require_file(path)
     content = index.read_bytes()
     size = _MEGATRON_HEADER.size

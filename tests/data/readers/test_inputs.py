@@ -40,7 +40,7 @@ def test_each_input_gives_its_documents_or_is_refused_by_its_kind(name, command,
 
 
 @pytest.mark.parametrize("command", ["corpus build", "train"])
-@pytest.mark.parametrize("name", ["txt", "jsonl", "parquet", "Arrow"])
+@pytest.mark.parametrize("name", ["txt", "txt.gz", "txt.zst", "jsonl", "jsonl.gz", "parquet", "Arrow"])
 def test_standard_input_is_recognised_as_a_file_is(name, command, tmp_path, monkeypatch, capsys) -> None:
     make, expected = INPUTS[name]
     source = make(tmp_path)

@@ -1,5 +1,6 @@
 """Rows as documents: JSON lines, Parquet, Arrow and saved data sets give the IDs of each text encoded alone."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -201,6 +202,16 @@ def test_columns_without_texts_are_refused_by_their_type(tmp_path) -> None:
     assert [d.text for d in find_sources([tmp_path / "t.parquet"], RowOptions("body"))[0].documents()] == ["a", "b"]
 
 
+def test_a_damaged_line_is_an_error_also_without_the_name_of_json_lines(tmp_path) -> None:
+    write_lines(tmp_path / "t.jsonl", [f"text {number}" for number in range(40)])
+    lines = (tmp_path / "t.jsonl").read_bytes().splitlines(keepends=True)
+    lines[16] = lines[16][:9] + b"\n"
+    for name in ("rows", "rows.jsonl"):
+        (tmp_path / name).write_bytes(b"".join(lines))
+        with pytest.raises(TextError, match=f"{name}, line 17, is not JSON"):
+            TokenCorpus.build([tmp_path / name], TOKENIZERS["byte"], tmp_path / "c")
+
+
 def test_a_field_without_rows_is_refused(tmp_path) -> None:
     (tmp_path / "t.txt").write_text("text")
     with pytest.raises(SizeError, match="'body' names a part of a row, and none of the files has rows"):
@@ -215,6 +226,10 @@ def test_a_data_set_with_several_splits_or_missing_files_is_refused(tmp_path) ->
     (tmp_path / "sets" / "test" / "data-00001-of-00002.arrow").unlink()
     with pytest.raises(FileError, match="not a whole data set: .*data-00001-of-00002.arrow is missing"):
         find_sources([tmp_path / "sets" / "test"], RowOptions())
+    (tmp_path / "state").mkdir()
+    shutil.copy(tmp_path / "sets" / "test" / "state.json", tmp_path / "state")
+    with pytest.raises(FileError, match="not a whole data set: .*data-00000-of-00002.arrow is missing"):
+        find_sources([tmp_path / "state"], RowOptions())
     with pytest.raises(TextError, match=r"test in .* is a data set .*: pass this folder by itself"):
         (tmp_path / "sets" / "dataset_dict.json").unlink()
         find_sources([tmp_path / "sets"], RowOptions())

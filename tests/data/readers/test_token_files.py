@@ -2,13 +2,28 @@
 
 import json
 import struct
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from commands import run
-from corpus_inputs import BYTES, CODES, END, FILES, IDS, STARTS, TEXTS, megatron, nanogpt, numpy_file, olmo, write_pair
+from corpus_inputs import (
+    BYTES,
+    CODES,
+    END,
+    FILES,
+    IDS,
+    STARTS,
+    TEXTS,
+    llm_c,
+    megatron,
+    nanogpt,
+    numpy_file,
+    olmo,
+    write_pair,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -208,6 +223,19 @@ def test_a_file_that_has_changed_is_refused(name, tmp_path) -> None:
         TokenCorpus.open(tmp_path / "corpus")
 
 
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_corpus_whose_file_is_missing_is_refused_and_never_read_as_text(mixed, tmp_path, capsys) -> None:
+    file, corpus = numpy_file(tmp_path), tmp_path / "corpus"
+    map_token_files([file], BYTES, corpus)
+    file.unlink()
+    sources = (corpus, corpus, "--weights", "1,1") if mixed else (corpus,)
+    assert run("train", *sources, "-o", tmp_path / "out") == 2
+    assert f"{file} is missing" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "corpus").exists()
+    with pytest.raises(TextError, match="is a corpus of token IDs, and not text"):
+        TokenCorpus.build([corpus], BYTES, tmp_path / "text")
+
+
 def damaged_index(at: int, value: bytes):
     def damage(path: Path) -> Path:
         file = megatron(path)
@@ -243,6 +271,17 @@ def raw(name: str, content: bytes):
     return write
 
 
+def alone(suffix: str):
+    """One file of a pair, without the other."""
+
+    def write(path: Path) -> Path:
+        file = megatron(path)
+        (path / "alone").mkdir()
+        return file.with_suffix(suffix).rename(path / "alone" / f"text_document{suffix}")
+
+    return write
+
+
 @pytest.mark.parametrize(
     ("make", "dtype", "error", "words"),
     [
@@ -250,6 +289,15 @@ def raw(name: str, content: bytes):
         (olmo, None, TextError, "is a binary file, .* --dtype"),
         (raw("odd.bin", b"abc"), "uint16", CheckpointError, "3 bytes, no multiple of 2"),
         (raw("empty.bin", b""), "uint16", TextError, "no token IDs in .*empty.bin"),
+        (raw("empty.bin", b""), None, TextError, "no token IDs in .*empty.bin"),
+        (partial(llm_c, version=7), None, CheckpointError, "version 7 of llm.c's files .*: 1 is read"),
+        (
+            partial(llm_c, magic=20240801, dtype="<u4"),
+            None,
+            CheckpointError,
+            "version 1 of llm.c's files .*: 7 is read",
+        ),
+        (alone(".idx"), None, FileError, r"text_document\.bin is missing: it has the token IDs"),
         (raw("x.idx", b"no index"), None, CheckpointError, "does not start with MMIDIDX"),
         (raw("text.bin", b"plain text"), None, TextError, "is a binary file"),
         (raw("text.txt", b"plain text"), "uint16", SizeError, "dtype uint16 is that of files of token IDs"),
