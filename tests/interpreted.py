@@ -229,6 +229,8 @@ def _watched(interpreter: ModuleType, run: Run) -> Iterator[tuple[Any, str, Any]
         function = getattr(builder, name)
 
         def wrapped(self: Any, pointers: Any, *arguments: Any) -> Any:
+            mask = arguments[mask_at]
+            mask.data = mask.data.astype(bool)  # Triton 3.9 broadcasts a condition as int32, which it takes for no mask
             run.launches[-1].add(kind, pointers, arguments[mask_at], arguments[0] if kind == "store" else None)
             return function(self, pointers, *arguments)
 

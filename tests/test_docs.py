@@ -122,7 +122,12 @@ def test_every_module_has_its_test_file() -> None:
             "multimodal",
             "rotary_settings",
             "streams",
+            "text_encoders",
         )
+    }
+    together |= {
+        f"data/readers/{name}.py": "data/readers/test_rows.py"
+        for name in ("columns", "documents", "json_lines", "sources", "text")
     }
     together |= {"formats/compiled.py": "kernels/cpu/test_codec.py"}
     together |= {"families/token_ids.py": "census/test_configurations.py"}

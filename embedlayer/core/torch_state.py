@@ -108,6 +108,11 @@ def is_dispatch_mode_active() -> bool:
     return active > 0
 
 
+def is_fake_mode_active() -> bool:
+    """Return whether a `FakeTensorMode` is active, such as while `torch.compile` of torch 2.11 describes its inputs."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
 def has_memory(x: Tensor) -> bool:
     """Return whether `x` is an ordinary tensor or parameter with numbers, of no subclass and not on `meta`."""
     return type(x) in (Tensor, nn.Parameter) and not x.is_meta

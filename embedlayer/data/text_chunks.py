@@ -27,8 +27,7 @@ from embedlayer.core.forks import BackgroundThread, Job
 from embedlayer.data.memmap import IdArray
 from embedlayer.data.process_pool import usable_cores
 from embedlayer.data.text_files import decoded, opened
-from embedlayer.tokenization.spans import ANCHOR_CHARS
-from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, encode_batch, pure_tokenizer
+from embedlayer.tokenization.tokenizer_calls import ANCHOR_CHARS, as_tokenizer, encode, encode_batch, pure_tokenizer
 
 _FEWEST_CHARS, _MOST_CHARS = 512, 1 << 14
 _ENDLESS_CHARS = 1 << 20

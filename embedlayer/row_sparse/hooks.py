@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from embedlayer.core.errors import SizeError
 from embedlayer.core.forks import HeldLocks
-from embedlayer.core.torch_state import is_function_mode_active, outside_of_graphs
+from embedlayer.core.torch_state import is_fake_mode_active, is_function_mode_active, outside_of_graphs
 from embedlayer.row_sparse.gradient import (
     SUM_SEGMENTS,
     RowSparseGradient,
@@ -138,14 +138,14 @@ class RowSparseParameter(nn.Parameter):
     ) -> Any:
         """Apply those pending updates of weights among the arguments that `func` would miss, and then call `func`.
 
-        Results are plain tensors. Inside a compiled function no updates are applied. Errors are also those of
-        `PendingUpdates`.
+        Results are plain tensors. Inside a compiled function, and where a `FakeTensorMode` describes a weight for one,
+        no updates are applied. Errors are also those of `PendingUpdates`.
 
         Raises:
             SizeError: `func` is `share_memory_`, and the weight has a sparse gradient.
         """
         kwargs = kwargs or {}
-        if not torch.compiler.is_compiling() and func not in READS_NO_ROWS:
+        if not torch.compiler.is_compiling() and func not in READS_NO_ROWS and not is_fake_mode_active():
             weights = list(weights_among((args, kwargs)))
             if func is Tensor.share_memory_ and any(w.grad is not None and w.grad.is_sparse for w in weights):
                 raise SizeError(

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from embedlayer.core.errors import TextError
 from embedlayer.tokenization.alignment import align_tokens
 from embedlayer.tokenization.bytes import TokenBytes
-from embedlayer.tokenization.spans import ANCHOR_CHARS, TokenSpans, chunk_spans
+from embedlayer.tokenization.spans import TokenSpans, chunk_spans
+from embedlayer.tokenization.tokenizer_calls import ANCHOR_CHARS
 from embedlayer.tokenization.tokenizer_match import match_tokenizers
 
 

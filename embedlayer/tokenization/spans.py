@@ -21,16 +21,13 @@ from embedlayer.core.index_checks import as_ids
 from embedlayer.core.shapes import IdsLike
 from embedlayer.core.short_repr import short_repr
 from embedlayer.tokenization.bytes import TokenBytes
-from embedlayer.tokenization.tokenizer_calls import encode_batch
+from embedlayer.tokenization.tokenizer_calls import ANCHOR_CHARS, encode_batch
 
 _Numbers = NDArray[np.int64]
 _Flags = NDArray[np.bool_]
 
 NO_CUT = -1
 """Value of `TokenSpans.cut_ends` where a text cannot be cut after a token."""
-
-ANCHOR_CHARS = 16
-"""Number of characters before a chunk of a text that are encoded with it, so that its IDs are those of the text."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,9 @@ from tokenizers.pre_tokenizers import PreTokenizer
 
 from embedlayer.core.errors import EmbedLayerError, TokenizerError
 
+ANCHOR_CHARS = 16
+"""Number of characters before a chunk of a text that are encoded with it, so that its IDs are those of the text."""
+
 MOST_GROWTH = 100
 """Most characters that the rules of a file make of one, and most copies of a text or special tokens in a template."""
 

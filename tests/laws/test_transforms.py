@@ -22,6 +22,15 @@ def assert_close(one: object, other: object, name: str = "") -> None:
     torch.testing.assert_close(one, other, **(QUANTISED_TOLERANCE if "int" in name else {}))
 
 
+def skip_without_batched_views(name: str) -> None:
+    """Torch 2.11 has no batching rule for `Tensor.view(dtype)`, by which codes of stored rows are read as bytes."""
+    try:
+        vmap(lambda x: x.view(torch.int8))(torch.zeros(1, 1, dtype=torch.uint8))
+    except RuntimeError:
+        if "stored" in name:
+            pytest.skip("this release of torch has no batching rule for view(dtype)")
+
+
 every_case = pytest.mark.parametrize("name", CASES)
 
 
@@ -51,6 +60,7 @@ def test_grad_is_that_of_autograd(name) -> None:
 
 @every_case
 def test_vmap_over_a_batch_is_a_loop(name) -> None:
+    skip_without_batched_views(name)
     case = CASES[name]()
     expected = torch.stack([case.module(*sample) for sample in zip(*case.inputs, strict=True)])
     assert_close(vmap(case.module)(*case.inputs), expected, name)
@@ -58,6 +68,7 @@ def test_vmap_over_a_batch_is_a_loop(name) -> None:
 
 @every_case
 def test_per_sample_gradients_are_those_of_each_sample(name) -> None:
+    skip_without_batched_views(name)
     case = CASES[name]()
 
     def gradients(*inputs: Tensor) -> tuple[dict[str, Tensor], list[Tensor]]:
@@ -143,6 +154,7 @@ def test_the_hessian_of_a_loss_is_that_of_autograd(options) -> None:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_ids_outside_the_table_are_clamped_under_a_transform(name) -> None:
+    skip_without_batched_views(name)
     table = TABLES[name]()
     ids = torch.tensor([[-3, 5], [VOCAB_SIZE, 10**6]])
     with torch.no_grad():

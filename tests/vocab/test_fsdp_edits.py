@@ -224,12 +224,12 @@ def refusals() -> list[tuple[str, str]]:
             fsdp.USED = used
 
     def with_a_failing_step() -> None:
-        do_all = live._do_all
-        live._do_all = lambda assignments: do_all([*assignments, ({}.popitem, int)])
+        do_all = live.do_all
+        live.do_all = lambda assignments: do_all([*assignments, ({}.popitem, int)])
         try:
             edit_vocabulary(model, add=9, optimizer=optimizer)
         finally:
-            live._do_all = do_all
+            live.do_all = do_all
 
     def with_unreduced_gradients() -> None:
         model.set_requires_gradient_sync(False)

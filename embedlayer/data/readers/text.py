@@ -11,7 +11,7 @@ from embedlayer.data.readers.documents import Document, Reader
 from embedlayer.data.text_chunks import CONTEXT_CHARS, CUT, is_safe_cut
 from embedlayer.data.text_files import checked, decoded, opened
 from embedlayer.data.text_formats import COMPRESSIONS, not_text
-from embedlayer.tokenization.spans import ANCHOR_CHARS
+from embedlayer.tokenization.tokenizer_calls import ANCHOR_CHARS
 
 _MAX_CHAR_BYTES = 4
 

@@ -39,8 +39,8 @@ def codes_in(module: nn.Module) -> tuple[str, str, CodeStreams]:
         raise SizeError("This module has no streams of codes: leave stream out.")
     if len(sets) > 1:
         raise SizeError(
-            f"This module has {len(sets)} sets of streams of codes: pass the layer or the StreamTable whose streams are "
-            f"meant."
+            f"This module has {len(sets)} sets of streams of codes: pass the layer or the StreamTable whose "
+            f"streams are meant."
         )
     return sets[0]
 
