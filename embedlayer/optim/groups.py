@@ -28,7 +28,7 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Return parameter groups for an optimizer by role: tables, heads, positions, norms and matrices.
 
-    - `tables`: every parameter of a token table, also one that a head is tied to, and of plain `nn.Embedding`s.
+    - `tables`: every parameter of a token table, also one that a head is tied to, and of a plain `nn.Embedding`.
     - `heads`: the weights of untied heads: of `OutputHead`, `StreamHead` and `model.get_output_embeddings()`.
     - `positions`: every parameter of a `Position`.
     - `norms`: of all others, those with fewer than two dimensions, biases of heads included.
