@@ -167,7 +167,8 @@ class _SumRows(torch.autograd.Function):
             out = rows.new_empty(
                 (*ids.shape[:-1], rows.shape[1]) if bounds is None else (len(bounds) - 1, rows.shape[1])
             )
-            if device_kind(rows) == "cuda":
+            is_exact = weights is None and rows.dtype in (torch.float32, torch.float64)  # torch adds in the same order
+            if device_kind(rows) == "cuda" or (bounds is not None and is_exact):
                 return _bags(terms, rows, ends, factors).view(out.shape)
             if _sum(rows, terms, ends, factors, None, out.view(-1, rows.shape[1]), rounds=bounds is None):
                 return out
