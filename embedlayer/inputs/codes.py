@@ -11,7 +11,7 @@ from embedlayer.heads.prediction import build_head
 from embedlayer.heads.streams import StreamHead
 from embedlayer.io.files import JsonObject
 from embedlayer.saving import Pretrained, build, describe
-from embedlayer.tables.streams import StreamTable
+from embedlayer.tables.streams import StreamTable, require_stream
 from embedlayer.tables.table import TokenTable
 
 
@@ -62,8 +62,8 @@ class CodeStreams(Pretrained):
         super().__init__()
         if delays is not None and (len(delays) != table.num_streams or min(delays) < 0):
             raise SizeError(f"{table.num_streams} streams have as many delays of at least 0, not {list(delays)}.")
-        if text_stream is not None and not 0 <= text_stream < table.num_streams:
-            raise SizeError(f"Stream {text_stream} is none of the {table.num_streams} streams.")
+        if text_stream is not None:
+            require_stream(text_stream, table.num_streams)
         self.table = table
         self.head = head
         self.depth_head = depth_head

@@ -172,8 +172,7 @@ class StreamTable(Pretrained, ComputedBuffers):
         Raises:
             SizeError: There is no such stream.
         """
-        if not 0 <= k < self.num_streams:
-            raise SizeError(f"Stream {k} is none of the {self.num_streams} streams (0..{self.num_streams - 1}).")
+        require_stream(k, self.num_streams)
         start = _starts(self.sizes)[k]
         return range(start, start + self.sizes[k])
 
@@ -262,6 +261,12 @@ class StreamTable(Pretrained, ComputedBuffers):
         """Return the sizes of the streams, for `print`."""
         shared = "" if self.shared_padding_idx is None else f", shared_padding_idx={self.shared_padding_idx}"
         return f"sizes={self.sizes}{shared}"
+
+
+def require_stream(stream: int, count: int) -> None:
+    """Raise a `SizeError` if `stream` is not the number of one of `count` streams."""
+    if not 0 <= stream < count:
+        raise SizeError(f"Stream {stream} is none of the {count} streams (0..{count - 1}).")
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:

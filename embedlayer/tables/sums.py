@@ -164,12 +164,11 @@ class _SumRows(torch.autograd.Function):
         terms, ends = _flat(ids, bounds)
         factors = None if weights is None else weights.detach().flatten().contiguous()
         with applied_rows(weight, terms) as rows:
-            out = rows.new_empty(
-                (*ids.shape[:-1], rows.shape[1]) if bounds is None else (len(bounds) - 1, rows.shape[1])
-            )
+            shape = (*(ids.shape[:-1] if bounds is None else (len(bounds) - 1,)), rows.shape[1])
             is_exact = weights is None and rows.dtype in (torch.float32, torch.float64)  # torch adds in the same order
             if device_kind(rows) == "cuda" or (bounds is not None and is_exact):
-                return _bags(terms, rows, ends, factors).view(out.shape)
+                return _bags(terms, rows, ends, factors).view(shape)
+            out = rows.new_empty(shape)
             if _sum(rows, terms, ends, factors, None, out.view(-1, rows.shape[1]), rounds=bounds is None):
                 return out
             return sum_vectors(partial(F.embedding, weight=rows), ids, bounds, weights)

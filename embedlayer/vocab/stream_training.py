@@ -12,6 +12,7 @@ from embedlayer.heads.output import OutputHead
 from embedlayer.heads.streams import StackedRows, StreamHead
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.streams import require_stream
 from embedlayer.tables.table import TokenTable
 from embedlayer.vocab.targets.module_parts import dotted
 from embedlayer.vocab.targets.stream_layers import codes_in, heads_of
@@ -46,15 +47,14 @@ def parts_of_stream(module: nn.Module, stream: int, token_ids: Sequence[int]) ->
     """
     for name, model in models_in(module).items():
         if (streams := streams_of_model(model)) is not None:
-            check_codes(token_ids, streams.sizes[stream] if 0 <= stream < len(streams.sizes) else 0)
+            require_stream(stream, len(streams.sizes))
+            check_codes(token_ids, streams.sizes[stream])
             return _parts_of_model(name, model, streams.rows, stream, token_ids)
     return _parts_of_layer(module, stream, token_ids)
 
 
 def check_codes(codes: Sequence[int], size: int) -> None:
-    """Check that codes are those of a stream of so many; of a stream that does not exist, `size` is 0."""
-    if not size:
-        raise SizeError("There is no such stream.")
+    """Check that codes are those of a stream of so many."""
     if outside := [code for code in codes if not 0 <= code < size]:
         raise TokenIdError(f"Code {outside[0]} is outside this stream of {size} codes (0..{size - 1}).")
 

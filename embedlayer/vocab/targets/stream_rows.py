@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from embedlayer.core.errors import CheckpointError, SizeError
 from embedlayer.families.field_types import End
 from embedlayer.families.stream_records import Layout
+from embedlayer.tables.streams import require_stream
 from embedlayer.vocab.edit import ResolveEdit
 from embedlayer.vocab.map import RowTensor
 from embedlayer.vocab.targets.apply_rows import ModelResult, apply_row_map
@@ -194,8 +195,7 @@ def edit_streams(
 
 def _check_stream(streams: Streams, stream: int, used: int | None) -> None:
     """Check that there is a stream, and that it has the codes of a receipt; see `edit_streams`."""
-    if not 0 <= stream < len(streams.sizes):
-        raise SizeError(f"Stream {stream} is none of the {len(streams.sizes)} streams (0..{len(streams.sizes) - 1}).")
+    require_stream(stream, len(streams.sizes))
     size = streams.sizes[stream]
     if used is not None and not used <= size:
         raise CheckpointError(
