@@ -7,9 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
-from embedlayer.core.torch_state import plain_operators_only
+from embedlayer.core.torch_state import values_are_read
 
 AttentionMask = Int[Tensor, "*batch T"] | Bool[Tensor, "*batch T"]
 """0 for padding; 1 for text, or rising numbers such as 1, 2, 3, ... for the documents packed into a row.
@@ -62,8 +61,7 @@ def _first_wrong_row(mask: Tensor, gaps: bool) -> int | None:
     Rows are counted over all batch dimensions. The result is `None` if there is no such row, and where values are not
     read.
     """
-    is_read = device_kind(mask) == "cpu" and not torch.compiler.is_compiling() and not plain_operators_only()
-    if not is_read or mask.numel() == 0:
+    if not values_are_read(mask) or mask.numel() == 0:
         return None
     mask = mask.long()
     low, high = torch.aminmax(mask)

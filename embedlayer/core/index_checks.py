@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import EmbedLayerError, PositionError, ShapeError, StaleRowsError, TokenIdError
 from embedlayer.core.shapes import Encoded, IdsLike
-from embedlayer.core.torch_state import constant_in_graphs, plain_operators_only
+from embedlayer.core.torch_state import constant_in_graphs, plain_operators_only, values_are_read
 
 Kind: TypeAlias = str
 """What indices are: `"position"`, `"token id"`, or `"token id of stream 3"` of several streams with own rows."""
@@ -245,8 +245,7 @@ def require_counted(positions: Tensor) -> None:
     Raises:
         PositionError: One is below 0; the message names the first one.
     """
-    is_read = device_kind(positions) == "cpu" and not torch.compiler.is_compiling() and not plain_operators_only()
-    if is_read and positions.numel() and bool(positions.amin() < 0):
+    if values_are_read(positions) and positions.numel() and bool(positions.amin() < 0):
         raise_if_outside(positions.clamp(max=0), 1, "position")
 
 

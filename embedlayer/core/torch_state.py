@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
 from torch.utils._pytree import tree_map as tree_map
 
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import check_release
 
 check_release("torch", torch.__version__)
@@ -44,6 +45,11 @@ def plain_operators_only() -> bool:
     Values of tensors cannot be read there, so a check of values cannot raise an error.
     """
     return is_exporting() or transforms_active()
+
+
+def values_are_read(x: Tensor) -> bool:
+    """Return whether a check reads the values of `x`: on the CPU, not in compiled graphs, exports and transforms."""
+    return device_kind(x) == "cpu" and not torch.compiler.is_compiling() and not plain_operators_only()
 
 
 def is_transformed(*tensors: Tensor | None) -> bool:

@@ -9,12 +9,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from embedlayer.core.devices import device_kind
 from embedlayer.core.documents import check_mask
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.index_checks import INTEGERS, as_ids, rows_without_record
 from embedlayer.core.shapes import IdsLike
-from embedlayer.core.torch_state import plain_operators_only
+from embedlayer.core.torch_state import plain_operators_only, values_are_read
 from embedlayer.io.files import JsonObject
 from embedlayer.saving import Pretrained, describe
 from embedlayer.tables.conversions import as_lookup_table
@@ -212,7 +211,7 @@ class Bag(Pretrained):
                     f"Lengths are one integer for each bag, {tuple(ids.shape[:-1])}; found {tuple(lengths.shape)} of "
                     f"{lengths.dtype}."
                 )
-            if _is_read(lengths) and not bool(((lengths >= 0) & (lengths <= ids.shape[-1])).all()):
+            if values_are_read(lengths) and not bool(((lengths >= 0) & (lengths <= ids.shape[-1])).all()):
                 raise ShapeError(
                     f"A length is from 0 to {ids.shape[-1]}, the number of tokens of a row; found "
                     f"{lengths.min()} to {lengths.max()}."
@@ -258,7 +257,7 @@ class Bag(Pretrained):
         check_bags(ids, bounds, None)
         bounds = F.pad(taken.cumsum(0), (1, 0)).index_select(0, bounds)
         counts = bounds.diff()
-        is_read = _is_read(ids)
+        is_read = values_are_read(ids)
         if is_read:
             order = taken.nonzero().squeeze(1)
         else:
@@ -286,8 +285,3 @@ class Bag(Pretrained):
     def extra_repr(self) -> str:
         """Return the mode, for `print`."""
         return f"mode={self.mode!r}{', include_last_offset=True' if self.include_last_offset else ''}"
-
-
-def _is_read(ids: Tensor) -> bool:
-    """Return whether values of tensors beside `ids` can be read without waiting: on the CPU, in eager mode."""
-    return device_kind(ids) == "cpu" and not torch.compiler.is_compiling() and not plain_operators_only()

@@ -9,11 +9,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from embedlayer.core.computed_buffers import ComputedBuffers
-from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.index_checks import as_ids, check_integer_ids
 from embedlayer.core.shapes import Ids, IdsLike, Vectors
-from embedlayer.core.torch_state import plain_operators_only
+from embedlayer.core.torch_state import values_are_read
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.saving import Pretrained, describe
@@ -230,7 +229,7 @@ class StreamTable(Pretrained, ComputedBuffers):
         """
         check_integer_ids(ids)
         count = ids.shape[-1]
-        if device_kind(ids) == "cpu" and not torch.compiler.is_compiling() and not plain_operators_only():
+        if values_are_read(ids):
             is_inside = (ids >= 0) & (ids < torch.tensor(self.sizes[:count], device=ids.device))
             if bool((is_inside if self.shared_padding_idx is None else is_inside | self._is_shared(ids)).all()):
                 return self._shifted(ids), None
