@@ -15,6 +15,11 @@ CONVERTED_ROWS = {"cpu": 2048, "cuda": 8192}
 PENDING_ROWS = {"cpu": 4096, "cuda": 1 << 16}
 """Rows whose pending updates are applied at once by torch operators."""
 
+FEW_LOGITS = {"cpu": 1 << 16, "cuda": 1 << 24}
+"""Up to this number of logits a loss computes all of them at once, by the plain definition. It is at least as fast
+there, and differentiable any number of times; on a GPU the launches of chunks take longer than the few logits.
+"""
+
 NUMBERS = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Numbers of rows in arithmetic that has several temporary tensors, such as an optimizer's step."""
 

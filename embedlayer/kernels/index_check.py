@@ -4,7 +4,7 @@
 checks all indices; a kernel that looks rows up checks them itself and fills the same record.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -169,6 +169,27 @@ class IndexCheck(nn.Module):
             self.first_bad_index.fill_(-1)
             where = {"row": place // length, "column": place % length}
             raise outside_error(self.kind, value - self.offset, self.size, first=-self.offset, **where)
+
+
+class StreamCheck(IndexCheck):
+    """Record of the first bad ID of K streams, which a kernel on CUDA checks together; see `kernels.sums.sum_streams`.
+
+    Args:
+        sizes: Number of rows of each stream, K numbers.
+        shared: ID that is valid in each stream and has its own row; -1 for none.
+    """
+
+    def __init__(self, sizes: Sequence[int], shared: int) -> None:
+        super().__init__(sum(sizes), "token id of a stream")
+        self.sizes, self.shared = tuple(sizes), shared
+
+    def raise_recorded(self, values: list[int]) -> None:
+        place, value, length = values
+        if place >= 0:
+            self.first_bad_index.fill_(-1)
+            token, k = divmod(place, len(self.sizes))
+            row, column = divmod(token, length)
+            raise outside_error(f"token id of stream {k}", value, self.sizes[k], first=0, row=row, column=column)
 
 
 @operator("(Tensor indices, Tensor(a!) record, SymInt rows) -> (Tensor, Tensor)", mutates=("record",))

@@ -54,7 +54,7 @@ OPERATIONS = [
               "inputs.fused:plain_scale_add_drop",
               ("input.sum_masked_segments",), (), ("kernels/cpu/test_input.py", "inputs/test_fused.py")),
     Operation("sums of looked-up rows, of K streams and of bags, and gradients of the rows", "tables.sums:sum_vectors",
-              ("sums.sum_rows",), (), ("tables/test_sums.py",)),
+              ("sums.sum_rows",), ("sums.sum_streams",), ("tables/test_sums.py", "kernels/test_sums.py")),
     Operation("check of IDs or positions, for look-ups that do not make it", "core.index_checks:clamp_and_record", (),
               ("index_check.clamp_and_record",), ("kernels/test_input.py",)),
     Operation("positions of tokens in the documents of a mask", "positions.position:positions_of", (),

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, RowPartition
+from embedlayer.core.block_sizes import FEW_LOGITS, block_size
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.option_docs import show_options
@@ -35,9 +36,6 @@ from embedlayer.losses.options import (
     check_token_options,
 )
 from embedlayer.losses.row_parts import NewGradient, row_parts
-
-FEW_LOGITS = 2**16
-"""Up to this number of logits the plain definition is at least as fast, and differentiable any number of times."""
 
 RawLogits = Callable[[Tensor, int, int], Tensor]
 """Function from `(hidden, start, stop)` to the raw logits `hidden @ rows[start:stop].T`."""
@@ -384,7 +382,8 @@ class LinearLogits(UncomputedLogits):
         Of rows that products convert they are computed in blocks, whose memory is overwritten.
         """
         is_converted = self.options.head_dtype not in (None, self.weight.dtype)
-        few = self.hidden.shape[:-1].numel() * self.vocab_size <= FEW_LOGITS and not is_converted
+        few = self.hidden.shape[:-1].numel() * self.vocab_size <= block_size(FEW_LOGITS, device_kind(self.hidden))
+        few = few and not is_converted
         return self.impl == "plain" or (self.impl == "auto" and few)
 
     @property

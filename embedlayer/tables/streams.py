@@ -9,16 +9,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from embedlayer.core.computed_buffers import ComputedBuffers
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.index_checks import as_ids, check_integer_ids
 from embedlayer.core.shapes import Ids, IdsLike, Vectors
 from embedlayer.core.torch_state import values_are_read
 from embedlayer.io.files import JsonObject
-from embedlayer.kernels.index_check import IndexCheck
+from embedlayer.kernels.index_check import IndexCheck, StreamCheck
 from embedlayer.saving import Pretrained, describe
 from embedlayer.tables.conversions import as_lookup_table
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.lookup import LookupTable
+from embedlayer.tables.sums import summed_rows
 from embedlayer.tables.table import TokenTable
 
 
@@ -72,10 +74,10 @@ class StreamTable(Pretrained, ComputedBuffers):
     def set_sizes(self, sizes: Sequence[int], shared_padding_idx: int | None) -> None:
         """Set the sizes of the streams, for rows that were edited; see the class. Nothing is checked."""
         self.sizes, self.shared_padding_idx = tuple(sizes), shared_padding_idx
-        checks = [IndexCheck(size, f"token id of stream {k}") for k, size in enumerate(sizes)]
-        for check in checks:
+        self.index_checks = nn.ModuleList(IndexCheck(size, f"token id of stream {k}") for k, size in enumerate(sizes))
+        self.stream_check = StreamCheck(sizes, -1 if shared_padding_idx is None else shared_padding_idx)
+        for check in (*self.index_checks, self.stream_check):
             check.move_record(self.rows.device)
-        self.index_checks = nn.ModuleList(checks)
         self.recompute_buffers(self.rows.device)
 
     @classmethod
@@ -209,9 +211,13 @@ class StreamTable(Pretrained, ComputedBuffers):
         count = self.num_streams if streams is None else streams
         if not 1 <= count <= self.num_streams:
             raise SizeError(f"streams={streams} is none of 1..{self.num_streams}, the first streams that are summed.")
-        numbers, outside = self.row_numbers(ids[..., :count])
-        weights = None if outside is None else (~outside).to(torch.get_default_dtype())
-        sums, factor = self.rows.summed(numbers, weights=weights), self.rows.factor
+        stored, factor = self.rows.stored(ids) if device_kind(ids) == "cuda" else None, self.rows.factor
+        if stored is not None and stored.check is not None:
+            stored = stored._replace(check=self.stream_check)
+            sums = summed_rows(stored, None, None, starts=self.offsets, streams=count)
+        else:
+            numbers, outside = self.row_numbers(ids[..., :count])
+            sums = self.rows.summed(numbers, weights=None if outside is None else (~outside).to(self.rows.dtype))
         return sums if factor is None else factor * sums
 
     def row_numbers(

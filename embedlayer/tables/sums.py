@@ -25,8 +25,10 @@ from embedlayer.core.torch_state import (
     is_transformed,
     plain_operators_only,
 )
+from embedlayer.kernels.index_check import IndexCheck, StreamCheck
 from embedlayer.kernels.input import StoredRows
 from embedlayer.kernels.kernel import Kernel
+from embedlayer.kernels.sums import sum_streams
 from embedlayer.row_sparse.gradient import (
     NUMBERS_IN_BLOCK,
     finished_gradient,
@@ -36,7 +38,7 @@ from embedlayer.row_sparse.gradient import (
 from embedlayer.row_sparse.hooks import applied_rows
 from embedlayer.row_sparse.storage import raw_weight
 
-SUM_ROWS = Kernel("sums", "sum_rows")
+SUM_ROWS = Kernel("sums", "sum_rows", has_triton=True)
 
 
 def check_bags(ids: Tensor, bounds: Tensor | None, weights: Tensor | None) -> None:
@@ -126,14 +128,30 @@ def is_summed_faster(stored: StoredRows, weights: Tensor | None) -> bool:
     return fusible(stored.weight, weights) and all(map(has_memory, tensors)) and not (stored.sparse and learns)
 
 
-def summed_rows(stored: StoredRows, bounds: Tensor | None, weights: Tensor | None) -> Tensor:
+def summed_rows(
+    stored: StoredRows,
+    bounds: Tensor | None,
+    weights: Tensor | None,
+    *,
+    starts: Tensor | None = None,
+    streams: int | None = None,
+) -> Tensor:
     """Compute `sum_vectors` of the look-up `stored`, where `is_summed_faster`.
 
-    Sums of streams on a CPU have the bits of the definition; sums of bags, and those on CUDA, are rounded once. The
+    On CUDA `stored` may have the check of K streams, with `starts`, the first row of each, and the number of streams
+    that are summed.
+
+    Sums of streams have the bits of the definition; sums of bags, and on CUDA those with weights, are rounded once. The
     gradient of the rows is one tensor; if `stored.sparse`, a sparse one, with distinct rows in ascending order. On
     CUDA an ID outside is recorded by the check of `stored`, and adds nothing.
     """
     ids, weight, padding_idx, sparse, check = stored
+    if check is not None and bounds is None and weights is None and SUM_ROWS.applies(weight, ids):
+        shared = check.shared if isinstance(check, StreamCheck) else -1
+        padding = -1 if padding_idx is None else padding_idx
+        sizes = (check.size, streams or ids.shape[-1], shared, padding, ids.shape[-2] if ids.dim() > 1 else 1)
+        of_streams: Tensor = _SumStreams.apply(weight, ids.long().contiguous(), starts, check, sizes)  # type: ignore[no-untyped-call]
+        return of_streams
     if weights is not None:
         weights = weights.to(weight.dtype)
     if check is not None:
@@ -195,6 +213,38 @@ class _SumRows(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             by_factor = bag_gradient_of_weights(grad, weight, terms, ends, bags_of(ends, len(terms))).view(ids.shape)
         return by_weight, by_factor, None, None, None, None
+
+
+class _SumStreams(torch.autograd.Function):
+    """Sum K rows of a weight on CUDA, which a kernel looks up and checks; see `summed_rows`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        weight: Tensor,
+        ids: Tensor,
+        starts: Tensor | None,
+        check: IndexCheck,
+        sizes: tuple[int, ...],
+    ) -> Tensor:
+        sums, *terms = sum_streams(weight.detach(), ids, starts, check.record_on(ids.device), *sizes)
+        ctx.save_for_backward(*terms)
+        ctx.num_rows = len(weight)
+        return sums
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rows, factors = ctx.saved_tensors
+        width, count = grad.shape[-1], rows.shape[-1]
+        if torch.is_grad_enabled() or is_transformed(grad):  # second derivatives, batched gradients
+            vectors = (grad.unsqueeze(-2) * factors.unsqueeze(-1)).reshape(-1, width)
+            by_row = torch.ops.aten.embedding_dense_backward(vectors, rows.flatten(), ctx.num_rows, -1, False)
+        else:
+            bags = torch.arange(rows.numel(), device=rows.device) // count
+            by_row = bag_gradient_of_rows(
+                grad.reshape(-1, width), rows.flatten(), bags, ctx.num_rows, factors.flatten()
+            )
+        return by_row, None, None, None, None
 
 
 def _flat(ids: Tensor, bounds: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -413,7 +413,7 @@ def test_an_accelerator_gives_nan_for_changed_weights_and_raises_the_error_where
             assert torch.isnan(result(unread[name])).all(), name
             with pytest.raises(StaleRowsError, match="have changed since the forward pass"):
                 check_indices(head)
-        monkeypatch.setattr("embedlayer.losses.uncomputed_logits.FEW_LOGITS", 0)
+        monkeypatch.setattr("embedlayer.losses.uncomputed_logits.FEW_LOGITS", {"cuda": 0})
         with pytest.raises(StaleRowsError, match="have changed since the forward pass"):
             loss_of(unread["loss"])
         assert torch.isfinite(loss_of(head(states())))

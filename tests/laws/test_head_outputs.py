@@ -152,7 +152,7 @@ def test_a_head_of_any_format_can_be_the_teacher(name, kind) -> None:
 @cases("name, kind, reduction, few", HEADS, KINDS, ("mean", "none"), (0, 2**16), pairs=["kind, reduction, few"])
 def test_two_vocabularies_are_compared_by_their_shared_tokens(monkeypatch, name, kind, reduction, few) -> None:
     """With one event for all others; the head is that of the student and, built again, of its teacher."""
-    monkeypatch.setattr(uncomputed_logits, "FEW_LOGITS", few)
+    monkeypatch.setattr(uncomputed_logits, "FEW_LOGITS", {"cuda": few})
     modules = [HEADS[name]().double() for _ in range(2)]
     states = [batch()[0] for _ in modules]
     ids = [torch.randperm(VOCAB_SIZE)[:20] for _ in modules]

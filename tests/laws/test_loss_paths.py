@@ -200,7 +200,7 @@ def test_what_does_not_count_has_no_effect_in_a_compiled_graph_on_cuda(unchecked
 
 
 THRESHOLDS: dict[str, Callable[[pytest.MonkeyPatch, int], None]] = {
-    "few logits": lambda patch, side: patch.setattr(uncomputed_logits, "FEW_LOGITS", N * V + side),
+    "few logits": lambda patch, side: patch.setattr(uncomputed_logits, "FEW_LOGITS", {"cuda": N * V + side}),
     "tokens of a chunk": lambda patch, side: patch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", N + side),
     "bytes of a chunk": lambda patch, side: patch.setitem(chunk_size.BUFFER_BYTES, "cpu", 8 * V * (N + side)),
     "rows of a block": lambda patch, side: patch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", V + side),
@@ -212,7 +212,7 @@ THRESHOLDS: dict[str, Callable[[pytest.MonkeyPatch, int], None]] = {
 def test_no_threshold_of_auto_changes_a_result(monkeypatch, name, threshold, side) -> None:
     inputs = batch()
     expected = results(OUTPUTS[name], inputs, "plain")
-    monkeypatch.setattr(uncomputed_logits, "FEW_LOGITS", 0)
+    monkeypatch.setattr(uncomputed_logits, "FEW_LOGITS", {"cuda": 0})
     THRESHOLDS[threshold](monkeypatch, side)
     torch.testing.assert_close(results(OUTPUTS[name], inputs, "auto"), expected, rtol=1e-10, atol=1e-10)
 

@@ -163,7 +163,7 @@ ROWS = 70
 @pytest.fixture
 def in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute few logits in chunks too."""
-    monkeypatch.setattr(uncomputed_logits, "FEW_LOGITS", 0)
+    monkeypatch.setattr(uncomputed_logits, "FEW_LOGITS", {"cuda": 0})
 
 
 BACKENDS = ["torch operators", *GPU_BACKENDS]

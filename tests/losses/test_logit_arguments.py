@@ -89,7 +89,7 @@ def test_a_table_is_taken_beside_hidden_states(inputs) -> None:
 
 
 def test_the_logits_of_a_patched_head_stay_uncomputed(inputs, monkeypatch) -> None:
-    monkeypatch.setattr(uncomputed_logits, "FEW_LOGITS", 0)
+    monkeypatch.setattr(uncomputed_logits, "FEW_LOGITS", {"cuda": 0})
     monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 4)
     monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", 20)
     model, hidden, tokens = inputs

@@ -52,7 +52,7 @@ WORK: dict[str, Callable[..., tuple[Tensor, ...]]] = {
 @cases("name, options, dtype", WORK, OPTIONS, [torch.float32, torch.bfloat16, torch.float16])
 def test_it_is_no_worse_than_on_the_cpu(name, options, dtype, monkeypatch) -> None:
     pytest.importorskip("triton")
-    monkeypatch.setattr(uncomputed_logits, "FEW_LOGITS", 0)
+    monkeypatch.setattr(uncomputed_logits, "FEW_LOGITS", {"cuda": 0})
     parts = [torch.randn(2, 9, 16).to(dtype), torch.randn(300, 16).to(dtype), torch.randn(300).to(dtype)]
 
     def run(dtype: torch.dtype) -> list[Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from embedlayer.core.torch_state import has_memory
 
-MODULES = ("softmax", "divergences", "largest", "rotary", "index_check", "input", "quantized", "rows")
+MODULES = ("softmax", "divergences", "largest", "rotary", "index_check", "input", "quantized", "rows", "sums")
 """Modules of this package with kernels; each has a table `LAUNCHES` of its kernels by name."""
 
 TYPES = {
