@@ -184,6 +184,11 @@ class StreamCheck(IndexCheck):
         self.sizes, self.shared = tuple(sizes), shared
 
     def raise_recorded(self, values: list[int]) -> None:
+        """Empty the record and raise its error, if it holds one; the place is that among the K columns of IDs.
+
+        Raises:
+            TokenIdError: An ID was outside of its stream.
+        """
         place, value, length = values
         if place >= 0:
             self.first_bad_index.fill_(-1)

@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, RowPartition
 from embedlayer.core.block_sizes import FEW_LOGITS, block_size
+from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, RowPartition
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.option_docs import show_options

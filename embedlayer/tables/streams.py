@@ -13,7 +13,7 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.index_checks import as_ids, check_integer_ids
 from embedlayer.core.shapes import Ids, IdsLike, Vectors
-from embedlayer.core.torch_state import values_are_read
+from embedlayer.core.torch_state import may_use, values_are_read
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.index_check import IndexCheck, StreamCheck
 from embedlayer.saving import Pretrained, describe
@@ -211,13 +211,15 @@ class StreamTable(Pretrained, ComputedBuffers):
         count = self.num_streams if streams is None else streams
         if not 1 <= count <= self.num_streams:
             raise SizeError(f"streams={streams} is none of 1..{self.num_streams}, the first streams that are summed.")
-        stored, factor = self.rows.stored(ids) if device_kind(ids) == "cuda" else None, self.rows.factor
+        by_kernel, factor = device_kind(ids) == "cuda" and may_use(self.rows, "stored", "look_up"), self.rows.factor
+        stored = self.rows.stored(ids) if by_kernel else None
         if stored is not None and stored.check is not None:
             stored = stored._replace(check=self.stream_check)
             sums = summed_rows(stored, None, None, starts=self.offsets, streams=count)
         else:
             numbers, outside = self.row_numbers(ids[..., :count])
-            sums = self.rows.summed(numbers, weights=None if outside is None else (~outside).to(self.rows.dtype))
+            weights = None if outside is None else (~outside).to(torch.get_default_dtype())
+            sums = self.rows.summed(numbers, weights=weights)
         return sums if factor is None else factor * sums
 
     def row_numbers(

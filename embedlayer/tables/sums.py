@@ -227,6 +227,7 @@ class _SumStreams(torch.autograd.Function):
         check: IndexCheck,
         sizes: tuple[int, ...],
     ) -> Tensor:
+        sums: Tensor
         sums, *terms = sum_streams(weight.detach(), ids, starts, check.record_on(ids.device), *sizes)
         ctx.save_for_backward(*terms)
         ctx.num_rows = len(weight)

@@ -31,7 +31,7 @@ def _record(ids, starts, record, n, k, columns, streams, rows, shared, length, S
     place = n * columns + k
     begin, first = n * 0, place
     while (begin <= n) & (first == place):
-        for at in range(0, streams):
+        for at in range(streams):
             i = (begin + tl.arange(0, SCANNED)) * columns + at
             _, outside = _row_of(ids, starts, i, at, i < place, columns, rows, shared)
             first = tl.minimum(first, tl.min(tl.where((i < place) & outside, i, place), 0))
@@ -48,7 +48,7 @@ def sum_streams(
     sums, units, columns, streams, rows, shared, ignored, length, UNIT: tl.constexpr, WIDTH: tl.constexpr,
     SCANNED: tl.constexpr,
 ):  # fmt: skip
-    """Store the sums of `x[ids[n, k] + starts[k]]` over the first `streams` of K columns, one after another, `(sums, D)`.
+    """Store the sums of `x[ids[n, k] + starts[k]]` over the first `streams` of K columns, in order, `(sums, D)`.
 
     D is `units * UNIT`, K is `columns`; `sums` is read by the grid alone. Each sum is rounded to the dtype of `x`.
 
@@ -63,7 +63,7 @@ def sum_streams(
     j = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = j < units * UNIT
     total = tl.zeros((WIDTH,), tl.float32)
-    for k in range(0, streams):
+    for k in range(streams):
         row, is_bad = _row_of(ids, starts, n * columns + k, k, True, columns, rows, shared)
         row = tl.where(is_bad, 0, row)
         value = tl.load(x + row * stride + j, mask=inside & (is_bad == 0), other=0.0).to(tl.float32)
