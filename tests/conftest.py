@@ -146,6 +146,16 @@ def layout_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture(autouse=True, scope="session")
+def few_logits() -> Iterator[None]:
+    """Compute the logits of small tests in chunks on CUDA too: what is few there is more than any test has."""
+    from embedlayer.core.block_sizes import FEW_LOGITS
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(FEW_LOGITS, "cuda", FEW_LOGITS["cpu"])
+        yield
+
+
 def pytest_collection_finish() -> None:
     """Leave what was imported and collected out of each garbage collection, which would take half a second.
 
