@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from embedlayer.core.block_sizes import FEW_LOGITS, block_size
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError
 from embedlayer.core.option_docs import show_options
@@ -178,17 +179,23 @@ def reduced_and_token_losses(
     kept, checked = counted
     loss = loss._replace(token_weights=checked.weights)
     if plain:
-        if checked.is_bad is not None:
-            targets = checked.ids
-        elif not fusible(targets):  # otherwise they are what they were
-            targets = checked.ids.masked_fill(~kept, loss.ignore_index)
-        losses = checked.marked(cross_entropy(logits.logits(kept), targets, loss))
-        return reduce_losses(losses, kept, loss), losses.detach()
+        return _plain_losses(logits.logits(kept), targets, loss, counted)
     if in_graph is not None:
         found = cross_entropy_operator(in_graph, torch.where(kept, checked.ids, loss.ignore_index), loss)
     else:
         found = compute_loss(_loss_of_head(logits, loss, counted))
     return checked.marked(found[0]), checked.marked(found[1])
+
+
+def _plain_losses(logits: Tensor, targets: Tensor, loss: LossSettings, counted: Counted) -> tuple[Tensor, Tensor]:
+    """Return the reduced loss of all logits `(..., V)`, and that of each target without gradient."""
+    kept, checked = counted
+    if checked.is_bad is not None:
+        targets = checked.ids
+    elif not fusible(targets):  # otherwise they are what they were
+        targets = checked.ids.masked_fill(~kept, loss.ignore_index)
+    losses = checked.marked(cross_entropy(logits, targets, loss))
+    return reduce_losses(losses, kept, loss), losses.detach()
 
 
 HeadTargets = tuple[UncomputedLogits, Tensor, LossSettings, Counted | None]
@@ -199,11 +206,14 @@ def losses_of_heads(heads: Sequence[HeadTargets]) -> tuple[Tensor, list[Tensor]]
     """Return the sum of the losses of heads, which have a reduction, and the losses of the targets of each head.
 
     Heads of stored rows that share one tensor of hidden states have one joint loss, whose gradient of the hidden states
-    is one tensor, if all of them are computed in chunks and in eager mode. The others have a loss each.
+    is one tensor, if all of them are computed in chunks and in eager mode. Few logits of heads of one size are computed
+    together, by the plain definition. The others have a loss each.
 
     Raises:
         SizeError: See `cross_entropy_of`, which has the same errors.
     """
+    if _have_few_logits(heads):
+        return _losses_of_few_logits(heads)
     if not _have_joint_loss(heads):
         found = [reduced_and_token_losses(*head) for head in heads]
         return torch.stack([total for total, _ in found]).sum(), [losses for _, losses in found]
@@ -219,6 +229,34 @@ def losses_of_heads(heads: Sequence[HeadTargets]) -> tuple[Tensor, list[Tensor]]
     for checked in all_checked:
         total = checked.marked(total)
     return total, [checked.marked(losses) for checked, losses in zip(all_checked, of_heads, strict=True)]
+
+
+def _have_few_logits(heads: Sequence[HeadTargets]) -> bool:
+    """Return whether heads of one size have few logits together; see `losses_of_heads`."""
+    first, targets, loss, _ = heads[0]
+    few = block_size(FEW_LOGITS, device_kind(targets))
+    return (
+        loss.reduction == "sum"
+        and len(heads) > 1
+        and targets.numel() * first.vocab_size * len(heads) <= few
+        and all(
+            is_plain(logits, loss) and logits.vocab_size == first.vocab_size and logits.dtype == first.dtype
+            for logits, *_ in heads
+        )
+    )
+
+
+def _losses_of_few_logits(heads: Sequence[HeadTargets]) -> tuple[Tensor, list[Tensor]]:
+    """Return `losses_of_heads` from one tensor of all logits, `(K, ..., V)`."""
+    all_checked = [_checked_options(logits, targets, loss) for logits, targets, loss, _ in heads]
+    loss, targets = all_checked[0], torch.stack([each for _, each, _, _ in heads])
+    if loss.token_weights is not None:
+        weights = [each.token_weights for each in all_checked if each.token_weights is not None]
+        loss = loss._replace(token_weights=torch.stack(weights))
+    kept, checked = _counted(targets, heads[0][0].vocab_size, loss, False, loss.ignore_index, None)
+    logits = torch.stack([head.logits(mask) for (head, *_), mask in zip(heads, kept.unbind(), strict=True)])
+    total, losses = _plain_losses(logits, targets, loss._replace(token_weights=checked.weights), (kept, checked))
+    return total, list(losses.unbind())
 
 
 def _have_joint_loss(heads: Sequence[HeadTargets]) -> bool:
