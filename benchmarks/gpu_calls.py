@@ -20,7 +20,22 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.harness import Row, spread
-from benchmarks.hot_paths import PASSES, PATHS, TOKENS, VOCAB_SIZE, WIDTH, Call, HotPath, ids, numbers, trained
+from benchmarks.hot_paths import (
+    DIA,
+    DIA_WIDTH,
+    FEW_TOKENS,
+    PASSES,
+    PATHS,
+    TOKENS,
+    VOCAB_SIZE,
+    WIDTH,
+    Call,
+    HotPath,
+    codes,
+    ids,
+    numbers,
+    trained,
+)
 from benchmarks.predictions import CARDS
 from embedlayer.kernels import kernels_disabled
 
@@ -133,6 +148,21 @@ def step(optimizer_of: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     return build
 
 
+def sum_of_look_ups() -> Call:
+    """Build the sum of Dia's nine streams by nine modules `nn.Embedding`."""
+    tables = nn.ModuleList(nn.Embedding(size, DIA_WIDTH, dtype=torch.bfloat16) for size in DIA)
+    tokens = codes(FEW_TOKENS)
+    return trained(list(tables.parameters()), lambda: sum(table(tokens[:, k]) for k, table in enumerate(tables)))
+
+
+def loss_of_all_logits() -> Call:
+    """Build the loss of Dia's nine streams from one product."""
+    hidden, weight, targets = numbers(FEW_TOKENS, DIA_WIDTH), numbers(sum(DIA), DIA_WIDTH), codes(FEW_TOKENS)
+    return trained(
+        [hidden, weight], lambda: F.cross_entropy((hidden @ weight.T).view(-1, DIA[0]).float(), targets.flatten())
+    )
+
+
 def logits_of_a_token() -> Call:
     hidden, weight = numbers(1, WIDTH, trained=False), numbers(VOCAB_SIZE, WIDTH, trained=False)
     return lambda: hidden @ weight.T
@@ -166,6 +196,8 @@ PEERS: Mapping[str, Mapping[str, Builder]] = {
     "look-up, int8": {"nn.Embedding": look_up(training=False)},
     "GPT-2 input embedding, evaluation": {"operation by operation": input_embedding(training=False)},
     "GPT-2 input embedding, training": {"operation by operation": input_embedding(training=True)},
+    "loss of nine streams of few tokens": {"all logits": loss_of_all_logits},
+    "sum of nine streams": {"nine modules nn.Embedding": sum_of_look_ups},
     "rotary": {TRANSFORMERS: rotation(training=False)},
     "rotary, training": {TRANSFORMERS: rotation(training=True)},
     "row-sparse step": {

@@ -29,7 +29,7 @@ from embedlayer.losses import ForwardKL, JensenShannon, divergence, linear_cross
 from embedlayer.losses.counted_tokens import previous_losses
 from embedlayer.losses.divergence_kinds import Divergence
 from embedlayer.models.generation import next_tokens
-from embedlayer.tables import MappedEmbedding
+from embedlayer.tables import MappedEmbedding, StreamTable
 from embedlayer.tables.stored_embedding import StoredEmbedding
 
 Call = Callable[[], object]
@@ -39,6 +39,9 @@ TOKENS, WIDTH, VOCAB_SIZE = 8192, 4096, 128_256
 
 DIA, DIA_WIDTH = [1028] * 9, 2048
 """Sizes of the streams of Dia, and the width of its decoder."""
+
+FEW_TOKENS = 512
+"""Tokens of a step of which all logits of a stream are few."""
 
 RANKS = 4
 """Ranks over which the rows of a table are sharded, each of which has `TOKENS` tokens."""
@@ -200,12 +203,27 @@ def multi_token_loss() -> Call:
     return trained([*states, head.weight], lambda: head.multi_token_loss(states, labels, [1.0, 0.3]).loss)
 
 
-def stream_loss() -> Call:
-    """Build the loss of Dia's nine streams, with gradients."""
-    output = el.OutputHead(DIA_WIDTH, sum(DIA), dtype=torch.bfloat16)
-    head = StreamHead(output, DIA)
-    hidden, targets = numbers(TOKENS, DIA_WIDTH), torch.randint(DIA[0], (TOKENS, len(DIA)))
-    return trained([hidden, output.weight], lambda: head.loss(hidden, targets).loss)
+def codes(tokens: int) -> Tensor:
+    """Return random IDs of Dia's nine streams, `(tokens, 9)`."""
+    return torch.randint(DIA[0], (tokens, len(DIA)))
+
+
+def stream_loss(tokens: int) -> Callable[[], Call]:
+    """Return a builder of the loss of Dia's nine streams, with gradients."""
+
+    def build() -> Call:
+        output = el.OutputHead(DIA_WIDTH, sum(DIA), dtype=torch.bfloat16)
+        head, hidden, targets = StreamHead(output, DIA), numbers(tokens, DIA_WIDTH), codes(tokens)
+        return trained([hidden, output.weight], lambda: head.loss(hidden, targets).loss)
+
+    return build
+
+
+def stream_sum() -> Call:
+    """Build the sum of Dia's nine streams, with the gradient of the rows."""
+    rows, ids = el.TokenEmbedding(sum(DIA), DIA_WIDTH, dtype=torch.bfloat16), codes(FEW_TOKENS)
+    table = StreamTable(rows, DIA)
+    return trained([rows.weight], lambda: table(ids))
 
 
 def look_up() -> Call:
@@ -386,6 +404,7 @@ SIZES, ONE_TOKEN = (f"{tokens:,} x {WIDTH:,} x {VOCAB_SIZE:,}, bfloat16" for tok
 
 GPT2 = "(8, 1024) IDs, 50,257 x 768, float32"
 ROW_STEP = f"2,307 IDs, {VOCAB_SIZE:,} x {WIDTH:,}, float32"
+STREAMS = f"{{:,}} x {DIA_WIDTH:,}, 9 x {DIA[0]:,}, bfloat16"
 
 PASSES = [
     loss_path("loss"),
@@ -413,7 +432,13 @@ PATHS = [
     loss_path("loss, head in float32", chunks=6, head_dtype=torch.float32),
     loss_path("loss, head and hidden states in float32", head_dtype=torch.float32, states=torch.float32),
     *PASSES,
-    HotPath("loss of nine streams", f"{TOKENS:,} x {DIA_WIDTH:,}, 9 x {DIA[0]:,}, bfloat16", stream_loss, chunks=18),
+    HotPath(
+        "loss of nine streams", f"{TOKENS:,} x {DIA_WIDTH:,}, 9 x {DIA[0]:,}, bfloat16", stream_loss(TOKENS), chunks=18
+    ),
+    HotPath(
+        "loss of nine streams of few tokens", STREAMS.format(FEW_TOKENS), stream_loss(FEW_TOKENS), tokens=9 * FEW_TOKENS
+    ),
+    HotPath("sum of nine streams", STREAMS.format(FEW_TOKENS), stream_sum, tokens=FEW_TOKENS),
     HotPath("look-up", SIZES, look_up),
     HotPath("GPT-2 input embedding, evaluation", GPT2, input_embedding(False)),
     HotPath("GPT-2 input embedding, training", GPT2, input_embedding(True)),

@@ -15,7 +15,7 @@ CONVERTED_ROWS = {"cpu": 2048, "cuda": 8192}
 PENDING_ROWS = {"cpu": 4096, "cuda": 1 << 16}
 """Rows whose pending updates are applied at once by torch operators."""
 
-FEW_LOGITS = {"cpu": 1 << 16, "cuda": 1 << 24}
+FEW_LOGITS = {"cpu": 1 << 16, "cuda": 1 << 22}
 """Up to this number of logits a loss computes all of them at once, by the plain definition. It is at least as fast
 there, and differentiable any number of times; on a GPU the launches of chunks take longer than the few logits.
 """

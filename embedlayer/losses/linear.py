@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.core.block_sizes import FEW_LOGITS, block_size
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError
 from embedlayer.core.option_docs import show_options
@@ -232,17 +231,14 @@ def losses_of_heads(heads: Sequence[HeadTargets]) -> tuple[Tensor, list[Tensor]]
 
 
 def _have_few_logits(heads: Sequence[HeadTargets]) -> bool:
-    """Return whether heads of one size have few logits together; see `losses_of_heads`."""
-    first, targets, loss, _ = heads[0]
-    few = block_size(FEW_LOGITS, device_kind(targets))
-    return (
+    """Return whether several heads of one size have few logits each; see `losses_of_heads`."""
+    first = heads[0][0]
+    return len(heads) > 1 and all(
         loss.reduction == "sum"
-        and len(heads) > 1
-        and targets.numel() * first.vocab_size * len(heads) <= few
-        and all(
-            is_plain(logits, loss) and logits.vocab_size == first.vocab_size and logits.dtype == first.dtype
-            for logits, *_ in heads
-        )
+        and logits.vocab_size == first.vocab_size
+        and logits.dtype == first.dtype
+        and is_plain(logits, loss)
+        for logits, _, loss, _ in heads
     )
 
 

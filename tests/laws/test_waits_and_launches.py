@@ -37,6 +37,8 @@ LAUNCHES = {
     "Jensen-Shannon": 51,
     "multi-token loss, two depths": 44,
     "loss of nine streams": 189,
+    "loss of nine streams of few tokens": 131,
+    "sum of nine streams": 4,
     "look-up": 2,
     "GPT-2 input embedding, evaluation": 1,
     "GPT-2 input embedding, training": 5,
