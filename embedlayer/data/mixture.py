@@ -12,7 +12,7 @@ import torch
 from embedlayer.core.errors import SizeError, TextError, TokenizerError
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.permutation import RandomPermutation
-from embedlayer.data.windows import Batch, TokenIds, WindowSampler, check_rank, derive_seed, share_of
+from embedlayer.data.windows import Batch, TokenIds, WindowSampler, check_rank, derive_seed, items_of_rank
 
 Ids = TypeVar("Ids", bound=TokenIds)
 Weights = Mapping[Ids, float] | Iterable[tuple[Ids, float]]
@@ -136,7 +136,7 @@ class MixedSampler:
         targets follow, which are 1 for the other corpora.
         """
         check_rank(rank, ranks)
-        share = share_of(self.batch_size, rank, ranks)
+        share = items_of_rank(self.batch_size, rank, ranks)
         first = step * self.batch_size
         epochs, places = np.divmod(np.arange(first + share.start, first + share.stop), sum(self.counts))
         slots = np.empty_like(places)

@@ -212,7 +212,7 @@ class WindowSampler:
             SizeError: `rank` is not in `0..ranks - 1`.
         """
         check_rank(rank, ranks)
-        share = share_of(self.batch_size, rank, ranks)
+        share = items_of_rank(self.batch_size, rank, ranks)
         first = step * self.batch_size
         return self.windows(np.arange(first + share.start, first + share.stop))
 
@@ -251,13 +251,13 @@ def check_rank(rank: int, ranks: int) -> None:
         raise SizeError(f"Rank {rank} of {ranks} does not exist: ranks are counted from 0 to {ranks - 1}.")
 
 
-def share_of(count: int, rank: int, ranks: int) -> range:
+def items_of_rank(count: int, rank: int, ranks: int) -> range:
     """Return which of the items `0..count - 1` a rank gets if they are split evenly over the ranks, in order.
 
     The numbers of items of two ranks differ by at most 1.
 
     Example:
-        >>> [list(share_of(5, rank, 2)) for rank in range(2)]
+        >>> [list(items_of_rank(5, rank, 2)) for rank in range(2)]
         [[0, 1], [2, 3, 4]]
     """
     return range(rank * count // ranks, (rank + 1) * count // ranks)

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from embedlayer.core.collectives import SINGLE_PROCESS
 from embedlayer.core.errors import SizeError
-from embedlayer.data.windows import derive_seed, share_of
+from embedlayer.data.windows import derive_seed, items_of_rank
 from embedlayer.distributed.data_parallel import (
     VOCAB_PARALLEL,
     average_over_replicas,
@@ -92,7 +92,7 @@ class ParallelContext:
             >>> ParallelContext().share(3)
             range(0, 3)
         """
-        return share_of(count, self.rank, self.size)
+        return items_of_rank(count, self.rank, self.size)
 
     def sum(self, numbers: Tensor) -> Tensor:
         """Return the sum of a tensor over the ranks (all-reduce), as a new tensor. All ranks must call it.
