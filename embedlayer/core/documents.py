@@ -18,6 +18,9 @@ from torch import Tensor
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.torch_state import values_are_read
 
+IGNORED = -100
+"""Target without a loss, by default: that of `F.cross_entropy`."""
+
 AttentionMask = Int[Tensor, "*batch T"] | Bool[Tensor, "*batch T"]
 """0 for padding; 1 for text, or rising numbers such as 1, 2, 3, ... for the documents packed into a row.
 
@@ -83,7 +86,11 @@ def _first_wrong_row(mask: Tensor, gaps: bool) -> int | None:
 
 
 def shifted_targets(
-    labels: Int[Tensor, "*batch T"], documents: AttentionMask | None = None, *, depth: int = 0, ignore_index: int = -100
+    labels: Int[Tensor, "*batch T"],
+    documents: AttentionMask | None = None,
+    *,
+    depth: int = 0,
+    ignore_index: int = IGNORED,
 ) -> Int[Tensor, "*batch S"]:
     """Return what each token predicts `depth + 1` tokens later: `labels[..., depth + 1:]`.
 
