@@ -114,6 +114,30 @@ def join_shares(shares: Sequence[Tensor], *, order: ShareOrder = "contiguous", d
     return torch.cat([chunks[number] for number in range(len(chunks))], dim)
 
 
+def gather_shares(
+    share: Tensor, group: dist.ProcessGroup | None = None, *, order: ShareOrder = "contiguous", dim: int = -1
+) -> Tensor:
+    """Return the whole sequence on every rank: `join_shares` of the shares of all ranks.
+
+    Differentiable: the gradient of a token is the sum of its gradients on all ranks. All ranks must call it, and
+    `backward`, in the same order.
+
+    Args:
+        share: This rank's tokens, with the same shape on every rank.
+        group: The context-parallel group; `None` for the default group.
+        order: Which tokens a rank has.
+        dim: Dimension of the tokens.
+
+    Raises:
+        SizeError: There is no such order.
+        ShapeError: In zigzag order, the share has an odd number of tokens.
+        PeerError: Another rank ended, or did not call it.
+    """
+    ranks = ProcessGroup(group)
+    shares = ranks.all_gather(share.unsqueeze(0), [1] * ranks.size)
+    return join_shares(shares.unbind(), order=order, dim=dim)
+
+
 def halo_rows(
     x: Shaped[Tensor, "B T *rest"],
     rank: int,
