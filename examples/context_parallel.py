@@ -51,7 +51,7 @@ class AttentionOverRanks(TorchFunctionMode):
 
 
 class GatedOverRanks(EmbeddingInjection):
-    """A `GatedEmbedding` over n-grams that also reads the tokens before each chunk of a share, which others may have."""
+    """A `GatedEmbedding` over n-grams that also reads the tokens before each chunk, which other ranks may have."""
 
     def __init__(self, gated: GatedEmbedding) -> None:
         super().__init__()
