@@ -359,6 +359,7 @@ def test_every_example_is_run_here_or_is_a_helper() -> None:
         "tables.py",
         "gguf_in_llama_cpp.py",  # needs llama-cpp-python, which builds llama.cpp
         "gallery.py",  # run by test_gallery.py
+        "context_parallel.py",  # run by distributed/test_sequence.py
     }
 
 

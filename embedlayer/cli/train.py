@@ -71,6 +71,11 @@ class _Weights(click.ParamType):  # type: ignore[type-arg]  # generic since clic
 @dtype_option
 @layer_options
 @click.option("--length", default=128, help="Tokens per window.")
+@click.option(
+    "--documents",
+    is_flag=True,
+    help="Train on each document by itself: a token neither attends to another one nor is predicted from it.",
+)
 @click.option("--batch-size", default=8, help="Windows per forward pass.")
 @click.option("--accumulate", default=1, help="Forward passes per update.")
 @click.option("--learning-rate", default=3e-3, help="Peak learning rate.")

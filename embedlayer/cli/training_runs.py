@@ -153,6 +153,7 @@ def start_run(
     """
     import torch
 
+    from embedlayer.data.mixture import corpora_of
     from embedlayer.tokenization.ids import table_size
     from embedlayer.training.loop import Trainer
     from embedlayer.training.run_directory import saved_buffers
@@ -161,7 +162,9 @@ def start_run(
     wanted = TokenizerOptions(layer.tokenizer_from, layer.tokenizer, layer.vocab_size)
     corpus, tokenizer = prepare_corpus(sources, weights, directory.corpus, wanted, contents=contents, quiet=quiet)
     mean, size = corpus.num_bytes / len(corpus), tokenizer.get_vocab_size()
-    say(f"  {len(corpus):,} tokens of {mean:.2f} bytes on average, vocabulary of {size:,}", quiet)
+    number = sum(len(each.documents) for each in corpora_of(corpus))
+    text = f"{len(corpus):,} tokens of {mean:.2f} bytes on average{f' in {number:,} documents' * options.documents}"
+    say(f"  {text}, vocabulary of {size:,}", quiet)
 
     torch.manual_seed(options.seed)
     if directory.tables.exists():  # of an earlier run

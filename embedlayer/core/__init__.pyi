@@ -1,5 +1,7 @@
 from .documents import AttentionMask as AttentionMask
 from .documents import check_mask as check_mask
+from .documents import cu_seqlens_of as cu_seqlens_of
+from .documents import document_mask as document_mask
 from .documents import shifted_targets as shifted_targets
 from .errors import CheckpointError as CheckpointError
 from .errors import EmbedLayerError as EmbedLayerError

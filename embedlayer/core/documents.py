@@ -1,4 +1,12 @@
-"""Masks of padding and of documents that are packed into one row, and the targets that lie inside of a document."""
+"""Masks of padding and of documents that are packed into one row, their other forms, and targets inside of a document.
+
+| form | of documents of 3 and 2 tokens | who uses it |
+|---|---|---|
+| mask | 1 1 1 2 2 | every layer here, as `attention_mask` |
+| `cu_seqlens` | 0 3 5 | flash-attn, torch's `varlen_attn`, `DataCollatorWithFlattening` of transformers |
+| `position_ids` | 0 1 2 0 1 | models of transformers without padding |
+| separators | 0 0 1 0 1 | token IDs in which each document ends with a token such as `<|endoftext|>` |
+"""
 
 from collections.abc import Sequence
 
@@ -9,6 +17,9 @@ from torch import Tensor
 
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.torch_state import values_are_read
+
+IGNORED = -100
+"""Target without a loss, by default: that of `F.cross_entropy`."""
 
 AttentionMask = Int[Tensor, "*batch T"] | Bool[Tensor, "*batch T"]
 """0 for padding; 1 for text, or rising numbers such as 1, 2, 3, ... for the documents packed into a row.
@@ -75,7 +86,11 @@ def _first_wrong_row(mask: Tensor, gaps: bool) -> int | None:
 
 
 def shifted_targets(
-    labels: Int[Tensor, "*batch T"], documents: AttentionMask | None = None, *, depth: int = 0, ignore_index: int = -100
+    labels: Int[Tensor, "*batch T"],
+    documents: AttentionMask | None = None,
+    *,
+    depth: int = 0,
+    ignore_index: int = IGNORED,
 ) -> Int[Tensor, "*batch S"]:
     """Return what each token predicts `depth + 1` tokens later: `labels[..., depth + 1:]`.
 
@@ -109,3 +124,154 @@ def shifted_targets(
     check_mask(documents, labels.shape, "documents")
     here, there = documents[..., : targets.shape[-1]], documents[..., depth + 1 :]
     return targets.where((here == there) & (here != 0), ignore_index)
+
+
+def document_mask(
+    *,
+    cu_seqlens: Int[Tensor, " N_plus_1"] | None = None,
+    length: int | None = None,
+    position_ids: Int[Tensor, "*batch T"] | None = None,
+    first: int = 0,
+    separators: Bool[Tensor, "*batch T"] | None = None,
+) -> Int[Tensor, "*batch T"]:
+    """Return the mask of packed documents, 1, 2, 3, ... and 0 for padding, from one of its other forms.
+
+    The way back is `cu_seqlens_of`, and `positions_of` for positions. Values are checked where `check_mask` reads them:
+    on the CPU, not in compiled graphs.
+
+    Args:
+        cu_seqlens: Cumulative lengths, `(N + 1,)`, from 0: document n has the tokens from `cu_seqlens[n]` up to
+            `cu_seqlens[n + 1]`. Equal neighbours are no document.
+        length: Number of tokens, T: those after `cu_seqlens[-1]` are padding. `None` for `cu_seqlens[-1]`, for which
+            an accelerator is waited for.
+        position_ids: Position of each token in its document. A document begins exactly where this is `first`, so two
+            documents of one token are two. Smaller numbers are padding.
+        first: Position of the first token of a document: `first_position_id` of a loaded layer, which is
+            `padding_idx + 1` in RoBERTa.
+        separators: Where a token ends a document, such as `ids == end_of_text`. It belongs to the document before it,
+            which predicts it, and so do separators that follow it directly. One at the start of a row ends a document
+            of which the row has no other token. If there is padding, multiply the mask by `ids != padding`.
+
+    Returns:
+        `(T,)` of `cu_seqlens`, else the shape of the argument; int64.
+
+    Raises:
+        SizeError: Not exactly one of `cu_seqlens`, `position_ids` and `separators` is passed.
+        ShapeError: The argument has another dtype or another number of dimensions; `cu_seqlens` do not start at 0, fall
+            or exceed `length`; or a position is neither `first` nor one more than that of the token before it.
+
+    Example:
+        >>> document_mask(cu_seqlens=torch.tensor([0, 3, 5]), length=6)
+        tensor([1, 1, 1, 2, 2, 0])
+        >>> document_mask(position_ids=torch.tensor([0, 1, 2, 0, 0, 1]))
+        tensor([1, 1, 1, 2, 3, 3])
+        >>> document_mask(separators=torch.tensor([5, 6, 9, 7, 9]) == 9)
+        tensor([1, 1, 1, 2, 2])
+    """
+    forms = {"cu_seqlens": cu_seqlens, "position_ids": position_ids, "separators": separators}
+    passed = [name for name, form in forms.items() if form is not None]
+    if len(passed) != 1:
+        raise SizeError(f"document_mask takes one of {', '.join(forms)}, not {len(passed)} of them.")
+    if cu_seqlens is not None:
+        return _mask_of_lengths(cu_seqlens, length)
+    if position_ids is not None:
+        return _mask_of_positions(position_ids, first)
+    assert separators is not None
+    return _mask_of_separators(separators)
+
+
+def cu_seqlens_of(documents: AttentionMask) -> Int[Tensor, " N_plus_1"]:
+    """Return the cumulative lengths of the documents of a mask, as variable-length attention takes them.
+
+    The rows of a batch follow one another, and each begins a document. An accelerator is waited for: the size of the
+    result depends on the mask.
+
+    Args:
+        documents: Mask of packed documents, `(..., T)`; see `check_mask`. Padding may be at the end of the last row.
+
+    Returns:
+        0, and the number of tokens up to the end of each document, `(N + 1,)` int32.
+
+    Raises:
+        ShapeError: `documents` are no mask, or have padding elsewhere.
+
+    Example:
+        >>> cu_seqlens_of(torch.tensor([[1, 1, 1, 2], [1, 1, 0, 0]]))
+        tensor([0, 3, 4, 6], dtype=torch.int32)
+    """
+    check_mask(documents, documents.shape, "documents")
+    mask = documents.long()
+    is_text, is_first = (mask != 0).flatten(), (mask != F.pad(mask, (1, 0))[..., :-1]).flatten()
+    count = int(is_text.sum())
+    if not bool(is_text[:count].all()):
+        raise ShapeError(
+            "cu_seqlens have no padding between documents: take it out of IDs and mask first, ids[mask != 0] and "
+            "mask[mask != 0] of each row."
+        )
+    starts = is_first[:count].nonzero().flatten()
+    return torch.cat([starts, starts.new_tensor([count])]).int()
+
+
+def index_in_document(mask: AttentionMask) -> Int[Tensor, "*batch T"]:
+    """Return the index of each token in its document, from 0; padding does not count, and its result has no meaning.
+
+    The mask is checked by the caller.
+    """
+    is_text = mask != 0
+    index = is_text.cumsum(-1) - 1
+    document = mask.long().cummax(-1).values
+    is_first = is_text & (document != F.pad(document, (1, 0))[..., :-1])
+    return index - torch.where(is_first, index, 0).cummax(-1).values
+
+
+def _mask_of_lengths(cu_seqlens: Tensor, length: int | None) -> Tensor:
+    """Return the mask of documents with these cumulative lengths."""
+    _check_form(
+        "cu_seqlens", cu_seqlens, "integers of shape (N + 1,)", _is_integer(cu_seqlens) and cu_seqlens.dim() == 1
+    )
+    if values_are_read(cu_seqlens):
+        ends = cu_seqlens.tolist()
+        if not ends or ends[0] != 0 or ends != sorted(ends) or (length is not None and ends[-1] > length):
+            bound = "" if length is None else f" of at most {length}"
+            raise ShapeError(f"cu_seqlens are lengths{bound}, summed up from 0, such as [0, 3, 5]; found {ends}.")
+    length = int(cu_seqlens[-1]) if length is None else length
+    places = torch.arange(length, dtype=cu_seqlens.dtype, device=cu_seqlens.device)
+    ends_before = torch.searchsorted(cu_seqlens, places, right=True)
+    return torch.where(places < cu_seqlens[-1], ends_before, 0)
+
+
+def _mask_of_positions(position_ids: Tensor, first: int) -> Tensor:
+    """Return the mask of documents that begin where a position is `first`; smaller positions are padding."""
+    _check_form("position_ids", position_ids, "integers of shape (..., T)", _is_integer(position_ids))
+    mask = torch.where(position_ids < first, 0, (position_ids == first).cumsum(-1))
+    wrong = (position_ids >= first) & ((mask == 0) | (index_in_document(mask) + first != position_ids))
+    if values_are_read(wrong) and bool(wrong.any()):
+        *row, place = wrong.nonzero()[0].tolist()
+        raise ShapeError(
+            f"position_ids: {int(position_ids[*row, place])} at token {place}{f' of row {row}' if row else ''} is "
+            f"neither {first}, where a document begins, nor one more than that of the token before it. Pass first= if "
+            f"positions count from another number; those of padding must be smaller."
+        )
+    return mask
+
+
+def _mask_of_separators(separators: Tensor) -> Tensor:
+    """Return the mask of documents that end with separators."""
+    is_boolean = isinstance(separators, Tensor) and separators.dtype == torch.bool
+    _check_form("separators", separators, "booleans of shape (..., T), ids == end_of_text", is_boolean)
+    is_first = F.pad(separators, (1, 0))[..., :-1] & ~separators
+    return is_first.cumsum(-1) + 1
+
+
+def _is_integer(x: object) -> bool:
+    """Return whether `x` is a tensor of integers, which booleans are not."""
+    return isinstance(x, Tensor) and not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+
+
+def _check_form(name: str, x: object, expected: str, has_form: bool) -> None:
+    """Raise a `ShapeError` unless `x` has the expected form and one dimension or more."""
+    if not isinstance(x, Tensor):
+        raise ShapeError(f"{name} must be a tensor of {expected}; found {type(x).__name__}.")
+    if not has_form or x.dim() == 0:
+        dtype = str(x.dtype).removeprefix("torch.")
+        raise ShapeError(f"{name} must be {expected}; found {dtype} values of shape {tuple(x.shape)}.")

@@ -12,7 +12,7 @@ import torch
 from embedlayer.core.errors import SizeError, TextError, TokenizerError
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.permutation import RandomPermutation
-from embedlayer.data.windows import Batch, TokenIds, WindowSampler, check_rank, derive_seed, share_of
+from embedlayer.data.windows import Batch, TokenIds, WindowSampler, check_rank, derive_seed, items_of_rank
 
 Ids = TypeVar("Ids", bound=TokenIds)
 Weights = Mapping[Ids, float] | Iterable[tuple[Ids, float]]
@@ -103,6 +103,7 @@ class MixedSampler:
         max_length: Tokens in a window, T.
         batch_size: Windows in a batch, B.
         seed: Any integer.
+        documents: Whether windows know the documents of the corpora, of `TokenCorpus` each; see `TokenWindows`.
 
     Attributes:
         counts: Windows of each corpus in an epoch of the mixture.
@@ -120,23 +121,31 @@ class MixedSampler:
         (torch.Size([4, 8]), (768, 256))
     """
 
-    def __init__(self, weights: Weights[TokenIds], *, max_length: int, batch_size: int, seed: int) -> None:
+    def __init__(
+        self, weights: Weights[TokenIds], *, max_length: int, batch_size: int, seed: int, documents: bool = False
+    ) -> None:
         corpora, numbers = _split_pairs(weights)
         self.counts = windows_of_an_epoch(numbers)
         self.samplers = [
-            WindowSampler(ids, max_length=max_length, batch_size=batch_size, seed=derive_seed(seed, number))
+            WindowSampler(
+                ids,
+                max_length=max_length,
+                batch_size=batch_size,
+                seed=derive_seed(seed, number),
+                documents=documents,
+            )
             for number, ids in enumerate(corpora)
         ]
-        self.max_length, self.batch_size, self.seed = max_length, batch_size, seed
+        self.max_length, self.batch_size, self.seed, self.documents = max_length, batch_size, seed, documents
 
     def batch(self, step: int, *, rank: int = 0, ranks: int = 1) -> Batch:
         """Return the inputs and the targets of a step, `(B, T)` int64 each, or one rank's windows of them.
 
-        See `WindowSampler.batch` for the arguments and errors. If one of the corpora has token weights, those of the
-        targets follow, which are 1 for the other corpora.
+        See `WindowSampler.batch` for the other tensors, the arguments and the errors. If one of the corpora has token
+        weights, those of the targets of other corpora are 1.
         """
         check_rank(rank, ranks)
-        share = share_of(self.batch_size, rank, ranks)
+        share = items_of_rank(self.batch_size, rank, ranks)
         first = step * self.batch_size
         epochs, places = np.divmod(np.arange(first + share.start, first + share.stop), sum(self.counts))
         slots = np.empty_like(places)
@@ -146,7 +155,7 @@ class MixedSampler:
         ends = np.cumsum(self.counts)
         corpora = np.searchsorted(ends, slots, side="right")
         shape = len(share), self.max_length
-        batch = [*torch.empty(2, *shape, dtype=torch.int64)]
+        batch = [*torch.empty(2 + self.documents, *shape, dtype=torch.int64)]
         if any(sampler.token_weights is not None for sampler in self.samplers):
             batch.append(torch.ones(shape))
         for number, sampler in enumerate(self.samplers):
@@ -163,19 +172,19 @@ def corpora_of(text: TokenCorpus | TokenMixture) -> tuple[TokenCorpus, ...]:
 
 
 def training_sampler(
-    corpus: TokenCorpus | TokenMixture, *, max_length: int, batch_size: int, seed: int
+    corpus: TokenCorpus | TokenMixture, *, max_length: int, batch_size: int, seed: int, documents: bool = False
 ) -> WindowSampler | MixedSampler:
-    """Return the sampler of training windows of a corpus, or of a mixture.
+    """Return the sampler of training windows of a corpus, or of a mixture; see `WindowSampler` for the options.
 
     Raises:
         SizeError: `max_length` or `batch_size` is not an integer or is below 1.
         ShapeError: The IDs are not integers.
         TextError: A corpus is too short for one window and its target.
     """
+    sizes = {"max_length": max_length, "batch_size": batch_size, "seed": seed}
     if isinstance(corpus, TokenCorpus):
-        return WindowSampler(corpus, max_length=max_length, batch_size=batch_size, seed=seed)
-    pairs = zip(corpus.corpora, corpus.weights, strict=True)
-    return MixedSampler(pairs, max_length=max_length, batch_size=batch_size, seed=seed)
+        return WindowSampler(corpus, **sizes, documents=documents)
+    return MixedSampler(zip(corpus.corpora, corpus.weights, strict=True), **sizes, documents=documents)
 
 
 def windows_of_an_epoch(weights: Sequence[float]) -> tuple[int, ...]:

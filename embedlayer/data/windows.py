@@ -13,6 +13,7 @@ from tokenizers import Encoding
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from embedlayer.core.documents import IGNORED
 from embedlayer.core.errors import ShapeError, SizeError, TextError, TokenizerError
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.memmap import ConcatenatedArray, IdArray, MemmapSlice
@@ -21,7 +22,8 @@ from embedlayer.data.text_chunks import read_text_chunks
 from embedlayer.tokenization.train import raise_if_path
 
 Batch = tuple[Shaped[Tensor, "B T"], ...]
-"""Inputs and targets, int64; and the weights of the targets in the loss, float32, if the corpus has token weights."""
+"""Inputs and targets, int64; the mask of documents, int64, if requested; and the weights of the targets in the loss,
+float32, if the corpus has token weights."""
 Window = tuple[Shaped[Tensor, " T"], ...]
 
 TokenIds = TokenCorpus | IdArray | ConcatenatedArray | Tensor | Sequence[int] | Encoding
@@ -33,28 +35,33 @@ _GATHER_BYTES = 1 << 17
 class TokenWindows(Dataset[Window]):
     """Dataset of sliding windows: `inputs = ids[s : s + T]`, `targets = ids[s + 1 : s + T + 1]`, `s = i * stride`.
 
-    The number of windows is `len(range(0, len(ids) - max_length, stride))`. Of a corpus with token weights, a window
-    also has those of its targets, float32, `(inputs, targets, token_weights)`.
+    The number of windows is `len(range(0, len(ids) - max_length, stride))`. With `documents`, a window also has the
+    mask of its documents, 1, 2, 3, ... from its first one, for the `attention_mask` of a model; a target in another
+    document than its input is -100, and ignored. Of a corpus with token weights, a window also has those of its
+    targets, float32: `(inputs, targets, documents, token_weights)`.
 
     Args:
         ids: A `TokenCorpus`, or token IDs in one dimension: an array, a tensor, a list, or an encoding by a
             tokenizer. An array is not copied. The worker processes of a `DataLoader` map a memory-mapped array again.
         max_length: Tokens in a window, T.
         stride: Tokens from the start of one window to the start of the next.
+        documents: Whether windows know the documents of a `TokenCorpus`.
 
     Raises:
         SizeError: `max_length` or `stride` is not an integer or is below 1, or the IDs are not in one dimension.
         ShapeError: The IDs are not integers, or are lists of different lengths.
-        TextError: The IDs are too few for one window and its target, or are text.
+        TextError: The IDs are too few for one window and its target, or are text; or they are no `TokenCorpus`, which
+            `documents` needs.
 
     Example:
         >>> TokenWindows(np.arange(10), max_length=4, stride=4)[1]
         (tensor([4, 5, 6, 7]), tensor([5, 6, 7, 8]))
     """
 
-    def __init__(self, ids: TokenIds, max_length: int, stride: int) -> None:
+    def __init__(self, ids: TokenIds, max_length: int, stride: int, *, documents: bool = False) -> None:
         self.ids = _as_array(ids)
         self.token_weights = _weights_of(ids)
+        self.document_starts = _documents_of(ids) if documents else None
         self.max_length = max_length
         self.stride = stride
         _check_windows(self.ids, max_length, stride=stride)
@@ -71,13 +78,13 @@ class TokenWindows(Dataset[Window]):
     def batch(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> Batch:
         """Return the inputs and the targets of the windows with these indices, `(B, T)` int64 each.
 
-        Of a corpus with token weights, those of the targets follow, `(B, T)` float32.
+        With `documents` their mask follows, int64; and of a corpus with token weights those of the targets, float32.
 
         Args:
             indices: Numbers of the windows, from 0 to `len(self) - 1`.
         """
         starts = np.asarray(indices, dtype=np.int64) * self.stride
-        return _gather(self.ids, self.token_weights, starts, self.max_length)
+        return _gather(self.ids, self.document_starts, self.token_weights, starts, self.max_length)
 
     def __getstate__(self) -> dict[str, Any]:
         arrays = {"ids": self.ids, "token_weights": self.token_weights}
@@ -103,11 +110,12 @@ def create_dataloader(
     drop_last: bool = True,
     num_workers: int = 0,
     generator: torch.Generator | None = None,
+    documents: bool = False,
 ) -> DataLoader[Any]:
     """Return a `DataLoader` of sliding windows, which yields batches `(inputs, targets)`, `(B, T)` int64 each.
 
-    The targets of a window are its inputs one token later. Batches of a corpus with token weights are
-    `(inputs, targets, token_weights)`, the last float32, as `loss` takes them.
+    The targets of a window are its inputs one token later. With `documents` the mask of the documents follows them, and
+    of a corpus with token weights those of the targets, float32, as `loss` takes them; see `TokenWindows`.
 
     Args:
         text_or_corpus: A text itself as `str`, the `Path` of a UTF-8 text file, a `TokenCorpus`, or token IDs as
@@ -120,10 +128,12 @@ def create_dataloader(
         drop_last: Whether a last batch with fewer than `batch_size` windows is left out.
         num_workers: Number of processes that cut batches; with 0 this process does. The batches are equal.
         generator: Source of the random order; by default torch's global generator.
+        documents: Whether no token is predicted from another document of a `TokenCorpus`. A text is one document.
 
     Raises:
         TextError: The text is empty, not plain text, shorter than one window and its target, or a path as `str`; or it
-            has fewer than `batch_size` windows, and `drop_last` leaves them all out.
+            has fewer than `batch_size` windows, and `drop_last` leaves them all out; or there are only token IDs, and
+            `documents` needs a corpus.
         TokenizerError: A text is passed without a tokenizer, or with one that cannot encode it.
         ShapeError: The IDs are not integers, or are lists of different lengths.
         SizeError: A size is not an integer or is below 1, or the IDs are not in one dimension.
@@ -143,7 +153,7 @@ def create_dataloader(
         (b've d', b'e do')
     """
     _check_sizes(batch_size=batch_size)
-    windows = TokenWindows(_ids_of(text_or_corpus, tokenizer), max_length, stride)
+    windows = TokenWindows(_ids_of(text_or_corpus, tokenizer), max_length, stride, documents=documents)
     if drop_last and len(windows) < batch_size:
         raise TextError(
             f"there is no batch: the number of windows of {max_length} tokens is {len(windows)}, below the batch size "
@@ -173,11 +183,12 @@ class WindowSampler:
         max_length: Tokens in a window, T.
         batch_size: Windows in a batch, B.
         seed: Any integer.
+        documents: Whether windows know the documents of a `TokenCorpus`; see `TokenWindows`.
 
     Raises:
         SizeError: `max_length` or `batch_size` is not an integer or is below 1, or the IDs are not in one dimension.
         ShapeError: The IDs are not integers, or are lists of different lengths.
-        TextError: The IDs are too few for one window and its target, or are text.
+        TextError: As for `TokenWindows`.
 
     Example:
         >>> sampler = WindowSampler(np.arange(100), max_length=8, batch_size=2, seed=1)
@@ -186,9 +197,12 @@ class WindowSampler:
         (torch.Size([2, 8]), True)
     """
 
-    def __init__(self, ids_or_corpus: TokenIds, *, max_length: int, batch_size: int, seed: int) -> None:
+    def __init__(
+        self, ids_or_corpus: TokenIds, *, max_length: int, batch_size: int, seed: int, documents: bool = False
+    ) -> None:
         self.ids = _as_array(ids_or_corpus)
         self.token_weights = _weights_of(ids_or_corpus)
+        self.document_starts = _documents_of(ids_or_corpus) if documents else None
         self.max_length = max_length
         self.batch_size = batch_size
         self.seed = seed
@@ -199,9 +213,9 @@ class WindowSampler:
     def batch(self, step: int, *, rank: int = 0, ranks: int = 1) -> Batch:
         """Return the inputs and the targets of a step, `(B, T)` int64 each, or one rank's windows of them.
 
-        Of a corpus with token weights, those of the targets follow, `(B, T)` float32. Rank `r` has windows
-        `r * B // ranks` up to `(r + 1) * B // ranks`. The concatenation over all ranks is the batch, for any number of
-        ranks.
+        With `documents` their mask follows, int64; and of a corpus with token weights those of the targets, float32.
+        Rank `r` has windows `r * B // ranks` up to `(r + 1) * B // ranks`. The concatenation over all ranks is the
+        batch, for any number of ranks.
 
         Args:
             step: Number of the step, from 0.
@@ -212,13 +226,13 @@ class WindowSampler:
             SizeError: `rank` is not in `0..ranks - 1`.
         """
         check_rank(rank, ranks)
-        share = share_of(self.batch_size, rank, ranks)
+        share = items_of_rank(self.batch_size, rank, ranks)
         first = step * self.batch_size
         return self.windows(np.arange(first + share.start, first + share.stop))
 
     def windows(self, numbers: Indices) -> Batch:
         """Return what `batch` does, of windows by their numbers in the order of training, over all epochs."""
-        return _gather(self.ids, self.token_weights, self._starts(numbers), self.max_length)
+        return _gather(self.ids, self.document_starts, self.token_weights, self._starts(numbers), self.max_length)
 
     def _starts(self, numbers: Indices) -> Indices:
         """Return the index of the first token of each window.
@@ -251,13 +265,13 @@ def check_rank(rank: int, ranks: int) -> None:
         raise SizeError(f"Rank {rank} of {ranks} does not exist: ranks are counted from 0 to {ranks - 1}.")
 
 
-def share_of(count: int, rank: int, ranks: int) -> range:
+def items_of_rank(count: int, rank: int, ranks: int) -> range:
     """Return which of the items `0..count - 1` a rank gets if they are split evenly over the ranks, in order.
 
     The numbers of items of two ranks differ by at most 1.
 
     Example:
-        >>> [list(share_of(5, rank, 2)) for rank in range(2)]
+        >>> [list(items_of_rank(5, rank, 2)) for rank in range(2)]
         [[0, 1], [2, 3, 4]]
     """
     return range(rank * count // ranks, (rank + 1) * count // ranks)
@@ -295,6 +309,7 @@ def _stack(windows: list[Window]) -> Batch:
 
 def _gather(
     ids: IdArray | ConcatenatedArray,
+    document_starts: npt.NDArray[np.int64] | None,
     token_weights: IdArray | ConcatenatedArray | None,
     starts: npt.NDArray[np.int64],
     length: int,
@@ -302,17 +317,19 @@ def _gather(
     """Copy windows of token IDs and return them as a batch, `(starts, length)` each.
 
     Returns:
-        Inputs, `ids[s : s + length]` for each start `s`, and targets, `ids[s + 1 : s + length + 1]`, int64; and the
-        `token_weights` of the targets, float32, unless they are `None`.
+        Inputs, `ids[s : s + length]` for each start `s`, and targets, `ids[s + 1 : s + length + 1]`, int64; then the
+        mask of the documents, int64, and the `token_weights` of the targets, float32, unless these are `None`.
     """
-    rows = _windows(ids, starts, length + 1)
-    batch = (
-        torch.from_numpy(rows[:, :-1].astype(np.int64, order="C")),
-        torch.from_numpy(rows[:, 1:].astype(np.int64, order="C")),
-    )
-    if token_weights is None:
-        return batch
-    return *batch, torch.from_numpy(_windows(token_weights, starts + 1, length).astype(np.float32))
+    rows = _windows(ids, starts, length + 1).astype(np.int64)
+    batch = [rows[:, :-1].copy(), rows[:, 1:].copy()]
+    if document_starts is not None:
+        places = starts[:, None] + np.arange(length + 1)
+        numbers = np.searchsorted(document_starts, places, side="right")
+        batch.append(numbers[:, :-1] - numbers[:, :1] + 1)
+        batch[1][numbers[:, 1:] != numbers[:, :-1]] = IGNORED
+    if token_weights is not None:
+        batch.append(_windows(token_weights, starts + 1, length).astype(np.float32))
+    return tuple(map(torch.from_numpy, batch))
 
 
 def _windows(array: IdArray | ConcatenatedArray, starts: npt.NDArray[np.int64], length: int) -> IdArray:
@@ -335,6 +352,16 @@ def derive_seed(seed: int, *numbers: int) -> int:
 def _weights_of(ids: TokenIds) -> IdArray | ConcatenatedArray | None:
     """Return the token weights of a corpus that has them; `None` for other corpora and other token IDs."""
     return ids.token_weights if isinstance(ids, TokenCorpus) else None
+
+
+def _documents_of(ids: TokenIds) -> npt.NDArray[np.int64]:
+    """Return the index of the first token of each document of a corpus; other token IDs are a `TextError`."""
+    if not isinstance(ids, TokenCorpus):
+        raise TextError(
+            f"documents=True needs a TokenCorpus, which knows where its documents begin, not {type(ids).__name__}: "
+            f"TokenCorpus.build makes one of texts, and embedlayer.data.map_token_files one of files of token IDs."
+        )
+    return ids.documents
 
 
 def _as_array(ids: TokenIds) -> IdArray | ConcatenatedArray:

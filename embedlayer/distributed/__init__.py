@@ -1,4 +1,4 @@
-"""Tables whose rows are sharded over processes, and their use with DDP, FSDP and distributed checkpoints."""
+"""Tables whose rows are sharded over processes, with DDP, FSDP and distributed checkpoints; shares of sequences."""
 
 import lazy_loader
 

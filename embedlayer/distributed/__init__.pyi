@@ -1,5 +1,12 @@
 from .data_parallel import distributed_data_parallel as distributed_data_parallel
 from .fsdp import register_fsdp_methods as register_fsdp_methods
+from .sequence import exchange_halo as exchange_halo
+from .sequence import gather_shares as gather_shares
+from .sequence import halo_rows as halo_rows
+from .sequence import join_shares as join_shares
+from .sequence import share_of as share_of
+from .sequence import token_ranges as token_ranges
+from .sequence import without_halo as without_halo
 from .sharded import ShardedTable as ShardedTable
 from .sharded import shard_table as shard_table
 from .sharded import sharded_parameters as sharded_parameters

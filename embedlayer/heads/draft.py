@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from embedlayer.core.computed_buffers import ComputedBuffers
 from embedlayer.core.devices import device_kind
+from embedlayer.core.documents import IGNORED
 from embedlayer.core.errors import SizeError, TokenIdError
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.torch_state import is_current, is_unchanged, plain_operators_only
@@ -43,8 +44,6 @@ from embedlayer.tables.table import TokenTable, check_width, logits_of_function
 
 Outside = Literal["ignore", "count", "error"]
 """What a loss does with a target that is not in the draft vocabulary; see `DraftHead.loss`."""
-
-_IGNORED = -100
 
 
 class DraftHead(ComputedBuffers):
@@ -160,7 +159,7 @@ class DraftHead(ComputedBuffers):
         draft_ids: Tensor = self.draft_tensor.to(token_ids.device)[token_ids.long()]
         return draft_ids if bad is None else draft_ids.masked_fill(bad, -1)
 
-    def count_outside(self, targets: Int[Tensor, "*batch"], *, ignore_index: int = _IGNORED) -> Int[Tensor, ""]:
+    def count_outside(self, targets: Int[Tensor, "*batch"], *, ignore_index: int = IGNORED) -> Int[Tensor, ""]:
         """Return how many targets are not in the draft vocabulary, as a scalar tensor, to log the coverage.
 
         Args:
@@ -243,7 +242,7 @@ class DraftHead(ComputedBuffers):
         check_options(options, LossOptions, f"{type(self).__name__}.loss")
         if outside not in get_args(Outside):
             raise SizeError(f"outside must be one of {', '.join(get_args(Outside))}, not {outside!r}.")
-        ignore_index = options.get("ignore_index", _IGNORED)
+        ignore_index = options.get("ignore_index", IGNORED)
         drafts, missing = self._draft_targets(targets, ignore_index)
         if outside == "error" and not plain_operators_only():
             drafts = require_draft_tokens(drafts, targets, missing)
@@ -271,7 +270,7 @@ class DraftHead(ComputedBuffers):
         """
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_log_probs")
         scores = -self.loss(hidden, tokens, **options, reduction="none")
-        missing = self._draft_targets(tokens, options.get("ignore_index", _IGNORED))[1]
+        missing = self._draft_targets(tokens, options.get("ignore_index", IGNORED))[1]
         return scores.masked_fill(missing, float("-inf"))
 
     @show_options(LogitOptions, ScoreOptions)
@@ -309,14 +308,14 @@ class DraftHead(ComputedBuffers):
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_statistics")
         drafts, missing = None, None
         if tokens is not None:
-            drafts, missing = self._draft_targets(tokens, options.get("ignore_index", _IGNORED))
+            drafts, missing = self._draft_targets(tokens, options.get("ignore_index", IGNORED))
             drafts = drafts.masked_fill(missing, 0)
         check_next_bytes(next_bytes, self.vocab_size)
         logits, loss = self._described(hidden, options)
         results = token_statistics_of(
             logits,
             drafts,
-            loss._replace(ignore_index=_IGNORED),
+            loss._replace(ignore_index=IGNORED),
             statistics=statistics,
             top_k=top_k,
             next_bytes=None if next_bytes is None else next_bytes.selected(self.name_tensor),
@@ -409,7 +408,7 @@ class DraftHead(ComputedBuffers):
         """
         if options.get("vocab_size") not in (None, self.vocab_size):
             raise SizeError(f"This draft head is of {self.vocab_size} tokens, not vocab_size={options['vocab_size']}.")
-        return resolve_logits(hidden, self, {**options, "vocab_size": None, "ignore_index": _IGNORED})
+        return resolve_logits(hidden, self, {**options, "vocab_size": None, "ignore_index": IGNORED})
 
     def _draft_targets(self, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
         """Return the draft ID of each target, or -100 where there is none, and a mask of targets outside the draft.
@@ -419,7 +418,7 @@ class DraftHead(ComputedBuffers):
         ignored = targets == ignore_index
         drafts = self.to_draft(targets.masked_fill(ignored, 0))
         missing = (drafts < 0) & ~ignored
-        return drafts.masked_fill(missing | ignored, _IGNORED), missing
+        return drafts.masked_fill(missing | ignored, IGNORED), missing
 
     def _operands(self, hidden: Tensor, options: LogitSettings) -> tuple[Tensor, Tensor] | None:
         """Return two tensors whose product is the raw draft logits: `(..., K)`, and rows `(N, K)`.

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from embedlayer.core.documents import IGNORED
 from embedlayer.core.errors import CheckpointError
 from embedlayer.heads.output import OutputHead
 from embedlayer.kernels.index_check import check_indices
@@ -25,9 +26,6 @@ from embedlayer.losses.uncomputed_logits import UncomputedLogits
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.tables.conversions import as_table
 from embedlayer.tables.table import TokenTable
-
-IGNORED = -100
-"""Target without a loss."""
 
 PROBED = 16
 """Number of tokens on which `check_causal` tests a model."""

@@ -2,22 +2,19 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple, Unpack, cast
 
-import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from embedlayer.core.documents import AttentionMask, check_mask, shifted_targets
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.core.initialization import NormalLinear
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.shapes import IdsLike, Positions
-from embedlayer.core.torch_state import is_transformed
+from embedlayer.core.torch_state import is_unchanged
 from embedlayer.families import OWN_MODEL_TYPE
 from embedlayer.heads.output import SLIP, OutputHead
 from embedlayer.heads.prediction import PredictionHead, build_head, describe_head
@@ -41,9 +38,9 @@ from embedlayer.inputs.steps import TracedStep
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.options import LogitOptions, LossOptions, Reduction, ScoreOptions, check_options
 from embedlayer.losses.token_weights import require_token_weights
-from embedlayer.models.cache import BlockCache, KeyValueCache, Slots
+from embedlayer.models.attention import AddedScores, scaled_dot_product
+from embedlayer.models.cache import BlockCache, KeyValueCache
 from embedlayer.models.config import ModelConfig
-from embedlayer.positions.masks import allowed_keys
 from embedlayer.positions.position import Position, PreparedPositions, positions_of
 from embedlayer.saving import Pretrained, build, describe
 from embedlayer.tables.conversions import as_table
@@ -397,8 +394,11 @@ class DecoderLM(Pretrained):
             cache.rerotate(self.position, positions)
             seen, attention_mask = cache.append(positions, attention_mask)
             queried = positions.expand(*seen.shape[:-1], -1)
-        bias, slots = self.position.bias(queried, seen), None if cache is None else cache.attended_slots
-        scores = attention_scores_bias(bias, attention_mask, ids.shape[-1], seen.shape[-1], slots, device=ids.device)
+        slots = None if cache is None else cache.attended_slots
+        is_plain = attention_mask is None and slots is None and ids.shape[-1] in (seen.shape[-1], 1)
+        scores = None
+        if not is_plain or not is_unchanged(self.position, bias=Position.bias):
+            scores = AddedScores(self.position, queried, seen, attention_mask, slots, self.sizes["num_heads"])
         prepared = self.position.prepare(positions)  # rotary angles: once, not in every block
         x = add_to_stream(x, injected, 0)
         yield x.squeeze(0) if is_single else x
@@ -489,7 +489,7 @@ class Block(nn.Module):
         x: Float[Tensor, "*batch T D"],
         position: Position,
         prepared: PreparedPositions,
-        scores: Float[Tensor, "*mask T S"] | None,
+        scores: AddedScores | None,
         past: BlockCache | None = None,
         add_to_values: AddToValues | None = None,
     ) -> Float[Tensor, "*batch T D"]:
@@ -516,7 +516,7 @@ class Attention(nn.Module):
         x: Float[Tensor, "*batch T D"],
         position: Position,
         prepared: PreparedPositions,
-        scores: Float[Tensor, "*mask T S"] | None,
+        scores: AddedScores | None,
         past: BlockCache | None = None,
         add_to_values: AddToValues | None = None,
     ) -> Float[Tensor, "*batch T D"]:
@@ -526,8 +526,8 @@ class Attention(nn.Module):
             x: Normalised vectors of the new tokens.
             position: Position scheme; its `rotate` is applied here, its bias is already in `scores`.
             prepared: Position of each new token, or the result of `position.prepare` for them.
-            scores: Attention bias and mask together, from `attention_scores_bias`; `None` for a plain causal mask, or
-                for a single new token that attends to all others.
+            scores: Attention bias and mask together; `None` for a plain causal mask, or for a single new token that
+                attends to all others.
             past: Cache of this block, to which keys and values of the new tokens are appended; `None` for no cache.
             add_to_values: Function from the values and `x` to the values with those of value embeddings; `None` for
                 none.
@@ -539,35 +539,13 @@ class Attention(nn.Module):
         q_BHTK, k_BGTK = position.rotate(q_BHTK, k_BGTK, prepared)
         v_BGTK = v_BGTK if add_to_values is None else add_to_values(v_BGTK, x)
         k_BGSK, v_BGSK = (k_BGTK, v_BGTK) if past is None else past.extend(k_BGTK, v_BGTK)
-        mask = None if scores is None else scores.to(q_BHTK.dtype)
-        is_step = past is not None and past.slots is not None and mask is not None and q_BHTK.shape[-2] == 1
-        if is_step:  # kernels that take a mask know no groups
-            q_BHTK, mask = (None if each is None else _by_group(each, k_BGSK.shape[-3]) for each in (q_BHTK, mask))
-        # the fused kernels have no forward-mode derivative, no second derivative and no vmap rule
-        is_fused = not is_transformed(q_BHTK, k_BGSK, v_BGSK, mask)
-        with nullcontext() if is_fused else sdpa_kernel(SDPBackend.MATH):
-            y_BHTK = F.scaled_dot_product_attention(
-                q_BHTK,
-                k_BGSK,
-                v_BGSK,
-                attn_mask=mask,
-                # a single new token sees all; sizes of a traced graph may be symbolic, these two must be plain booleans
-                is_causal=scores is None and (past is None or bool(q_BHTK.shape[-2] == k_BGSK.shape[-2])),
-                scale=self.scale,
-                enable_gqa=bool(q_BHTK.shape[-3] != k_BGTK.shape[-3]),
-            )
-        if is_step:
-            y_BHTK = y_BHTK.flatten(-3, -2).unsqueeze(-2)
+        if scores is None:
+            is_causal = past is None or bool(q_BHTK.shape[-2] == k_BGSK.shape[-2])  # a single new token sees all
+            y_BHTK = scaled_dot_product(q_BHTK, k_BGSK, v_BGSK, is_causal=is_causal, scale=self.scale)
+        else:
+            y_BHTK = scores.attend(q_BHTK, k_BGSK, v_BGSK, self.scale)
         result: Tensor = self.out(y_BHTK.transpose(-2, -3).flatten(-2))
         return result
-
-
-def _by_group(x: Tensor, groups: int) -> Tensor:
-    """Return queries or scores of one token, `(B, H, 1, ...)`, with the heads of a group as queries of one head.
-
-    The result is `(B, G, H / G, ...)`. Scores that are the same for all heads do not change.
-    """
-    return x.unflatten(-3, (groups, -1)).squeeze(-2) if x.dim() > 2 and x.shape[-3] > 1 else x
 
 
 class SwiGLU(nn.Module):
@@ -597,29 +575,3 @@ def outer_linear(in_features: int, out_features: int, depth: int) -> NormalLinea
     `depth` is the number of blocks; each adds two such outputs.
     """
     return NormalLinear(in_features, out_features, init_std=(2 * depth * in_features) ** -0.5)
-
-
-def attention_scores_bias(
-    bias: Float[Tensor, "rows H T S"] | None,
-    documents: Int[Tensor, "*batch S"] | Bool[Tensor, "*batch S"] | None,
-    queries: int,
-    keys: int,
-    slots: Slots | None = None,
-    *,
-    device: torch.device,
-) -> Float[Tensor, "*rows T S"] | None:
-    """Return the sum of the position's bias and `causal_mask`, which is -inf for each key that is not attended to.
-
-    The result broadcasts to `(B, H, T, S)`, for `queries` T new tokens, which are the last of all `keys` S. `documents`
-    has for each key 0 for padding, else the number of its document; `None` for one document. The result is `None` if a
-    causal mask is enough: no bias, one document, and either no earlier keys or a single query.
-
-    With `slots` the keys are all slots of a cache, and the queries are at `slots.new`.
-    """
-    if bias is None and documents is None and slots is None and queries in (keys, 1):
-        return None
-    allowed = allowed_keys(queries, keys, documents, None, device, None if slots is None else slots.new)
-    start = torch.zeros((), device=device) if slots is None else slots.overflow
-    if bias is not None:
-        start = bias if slots is None else bias + start
-    return torch.where(allowed, start, float("-inf"))

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.core.documents import AttentionMask, check_mask
+from embedlayer.core.documents import AttentionMask, check_mask, index_in_document
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.index_checks import check_integer_positions
 from embedlayer.core.shapes import Positions
@@ -282,12 +282,7 @@ def positions_of(
     if look_up_applies(mask := attention_mask.contiguous()):
         positions: Tensor = positions_of_mask(mask, offset, padding_position)
         return positions
-    is_text = attention_mask != 0
-    index = is_text.cumsum(-1) - 1
-    document = attention_mask.long().cummax(-1).values
-    is_first = is_text & (document != torch.nn.functional.pad(document, (1, 0))[..., :-1])
-    start = torch.where(is_first, index, 0).cummax(-1).values
-    return torch.where(is_text, index - start + offset, padding_position)
+    return torch.where(attention_mask != 0, index_in_document(attention_mask) + offset, padding_position)
 
 
 def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:

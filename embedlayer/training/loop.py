@@ -16,10 +16,11 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from embedlayer.core.documents import IGNORED
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, SizeError, TextError
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.mixture import TokenMixture, corpora_of, training_sampler
-from embedlayer.data.windows import TokenWindows
+from embedlayer.data.windows import Batch, TokenWindows
 from embedlayer.distributed.dtensors import to_local
 from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.distributed.state import trained_parameters
@@ -65,6 +66,8 @@ class TrainingOptions:
         validate_every: Lines of metrics between two validations; the first and the last line always validate.
         validation_tokens: Maximum number of validation tokens per validation, in equal parts of each corpus, which has
             one window at least.
+        documents: Whether each document is trained on by itself, also in validation: a token neither attends to another
+            document nor is predicted from it, and positions count from the start of the document in its window.
         seed: Seed of the windows and, with several processes, of dropout. The command `train` also seeds torch's
             generator with it, which draws the weights and, in a single process, dropout.
         precision: `"float32"`, `"bfloat16"` (autocast), or `"auto"`: bfloat16 on a GPU that supports it.
@@ -91,6 +94,7 @@ class TrainingOptions:
     log_every: int = 10
     validate_every: int = 5
     validation_tokens: int = 32768
+    documents: bool = False
     seed: int = 0
     precision: Precision = "auto"
 
@@ -147,8 +151,8 @@ class Trainer:
         TextError: `training` or `validation` is no corpus and no mixture, or one of its corpora is shorter than one
             window and its target.
         SizeError: `validation` has other weights than `training`; `rates` has a role of which the model trains no
-            parameter; or several processes are to train a model of transformers, or a head of another class than
-            `OutputHead`.
+            parameter; or a model of transformers is to be trained with `documents` or by several processes, or a head
+            of another class than `OutputHead` by several.
         CheckpointError: With several processes: the model could not be loaded again.
 
     Example:
@@ -168,6 +172,11 @@ class Trainer:
         self.model = model
         self.options = options
         self.parallel = ParallelContext() if parallel is None else parallel
+        if options.documents and isinstance(model, PatchedDecoder):
+            raise SizeError(
+                "The documents of a window are known to a DecoderLM only: train a model of transformers with "
+                "documents=False, or with transformers' Trainer and its DataCollatorWithFlattening."
+            )
         self.parallel.shard(model)
         self.device = next(model.parameters()).device
         self._loss = self.parallel.loss_function(model)
@@ -192,7 +201,11 @@ class Trainer:
         self.training = training
         self.validation = validation
         self.sampler = training_sampler(
-            training, max_length=options.max_length, batch_size=options.batch_size, seed=options.seed
+            training,
+            max_length=options.max_length,
+            batch_size=options.batch_size,
+            seed=options.seed,
+            documents=options.documents,
         )
         self.optimizer = RowAdamW(
             param_groups(model, weight_decay=options.weight_decay, rates=options.rates),
@@ -295,7 +308,8 @@ class Trainer:
             with different tokenizers. Of a mixture there are also `validation_losses`, a list with the loss of each
             corpus. Their mean, weighted as the training is, is `validation_loss`; the bytes per token are averaged
             alike. Of a corpus with token weights, the loss is that of the tokens with the weight 1, and the bits per
-            byte are those of all tokens.
+            byte are those of all tokens. With `documents` the first token of each document is not among these, since
+            nothing predicts it.
         """
         started, parts = time.perf_counter(), self._validation_windows()
         self.model.eval()
@@ -303,13 +317,10 @@ class Trainer:
             totals = [self._validation_total(windows, count) for windows, count in parts]
         self.model.train()
         sums = self.parallel.sum(torch.tensor(totals, dtype=torch.float64)).tolist()
-        losses = [weighted / max(total_weight, 1) for weighted, total_weight, _ in sums]
+        losses = [weighted / max(total_weight, 1) for weighted, total_weight, *_ in sums]
         weights, corpora = _weights(self.validation) or [1.0], corpora_of(self.validation)
         nats = _weighted_mean(losses, weights)
-        of_all = [
-            all_tokens / (count * self.options.max_length)
-            for (*_, all_tokens), (_, count) in zip(sums, parts, strict=True)
-        ]
+        of_all = [all_targets / max(count, 1) for *_, all_targets, count in sums]
         bytes_per_token = _weighted_mean([corpus.num_bytes / len(corpus) for corpus in corpora], weights)
         if self.budget is not None:
             self.budget.reserve = time.perf_counter() - started
@@ -320,27 +331,30 @@ class Trainer:
         return line | ({"validation_losses": losses} if isinstance(self.validation, TokenMixture) else {})
 
     def _validation_total(self, windows: TokenWindows, count: int) -> list[float]:
-        """Return this rank's part of three sums over the targets of the first `count` windows.
+        """Return this rank's part of four sums over the targets of the first `count` windows.
 
-        They are the losses times the weights, in nats, the weights, and the losses.
+        They are the losses times the weights, in nats, the weights, the losses, and the number of targets.
         """
-        totals, batch_size = torch.zeros(3, dtype=torch.float64), self.options.batch_size
+        totals, batch_size = torch.zeros(4, dtype=torch.float64), self.options.batch_size
         for start in range(0, count, batch_size):
             share = self.parallel.share(min(batch_size, count - start))
             here = share or range(1)  # a rank without a window must take part in the look-ups too
-            inputs, targets, *weights = windows.batch(range(start + here.start, start + here.stop))
-            ids, reduction = (inputs.to(self.device), targets.to(self.device)), "none" if weights else "sum"
-            losses = self.model.loss(*ids, reduction=reduction).double().cpu()  # type: ignore[arg-type]
+            batch = self._named(windows.batch(range(start + here.start, start + here.stop)))
+            weights, mask = batch.get("token_weights"), batch.get("documents")
+            ids, targets = batch["ids"].to(self.device), batch["targets"].to(self.device)
+            options: dict[str, Any] = {} if mask is None else {"attention_mask": mask.to(self.device)}
+            options["reduction"] = "sum" if weights is None else "none"
+            losses = self.model.loss(ids, targets, **options).double().cpu()
             if share:
-                factors = weights[0] if weights else torch.ones(())
-                number = float(factors.sum()) if weights else targets.numel()
-                totals += torch.tensor([float((losses * factors).sum()), number, float(losses.sum())])
+                weighted = losses if weights is None else losses * weights
+                sums = float(weighted.sum()), total_weight(batch), float(losses.sum()), num_targets(batch)
+                totals += torch.tensor(sums, dtype=torch.float64)
         return [float(total) for total in totals]
 
     def _validation_windows(self) -> list[tuple[TokenWindows, int]]:
         """Return of each validation corpus all windows, and how many of them, from the first, one validation reads."""
         length, corpora = self.options.max_length, corpora_of(self.validation)
-        all_windows = [TokenWindows(corpus, length, length) for corpus in corpora]
+        all_windows = [TokenWindows(corpus, length, length, documents=self.options.documents) for corpus in corpora]
         most = max(1, self.options.validation_tokens // length // len(corpora))
         return [(windows, min(len(windows), most)) for windows in all_windows]
 
@@ -441,10 +455,11 @@ class Trainer:
             EmbedLayerWarning: The loss is far from `ln V`, that of a uniform distribution over the vocabulary.
         """
         measured = self.validate()
-        batch, share = self._batch(0)
+        batch, count = self._batch(0)
         self.model.eval()
         with torch.no_grad(), self._autocast():
-            loss = float(self.parallel.sum(mean_loss(self.model, *batch) * (share * self._weight_scale(range(1)))))
+            part = mean_loss(self.model, **batch) * (count / self._total_weight(range(1)))
+            loss = float(self.parallel.sum(part))
         self.model.train()
         uniform = math.log(self.model.table.vocab_size)
         if self.parallel.is_first and not abs(loss - uniform) <= FAR_FROM_LN_V:
@@ -473,14 +488,14 @@ class Trainer:
         result = torch.tensor([0.0, float(self.parallel.is_first)], device=self.device)
         last = self.options.accumulate - 1
         parts = range(step * self.options.accumulate, (step + 1) * self.options.accumulate)
-        scale = self._weight_scale(parts)
+        total = self._total_weight(parts)
         for part, index in enumerate(parts):
-            batch, share = self._batch(index)
+            batch, count = self._batch(index)
             sync = nullcontext() if part == last else self.parallel.no_sync()
             with self.parallel.collectives.peer_errors(), sync:
                 with self._autocast():
-                    loss = self._loss(*batch) * (share * scale) / self.options.accumulate
-                (loss * self.parallel.size).backward()  # gradients are means over the ranks, and shares sum to 1
+                    loss = self._loss(**batch) * (count / total)
+                (loss * self.parallel.size).backward()  # gradients are means over the ranks, which sum to that of all
             result[0] += loss.detach()
         self.parallel.average_replicas(self.model)
         with self.parallel.collectives.peer_errors():
@@ -496,30 +511,30 @@ class Trainer:
         parts = range(step * self.options.accumulate, (step + 1) * self.options.accumulate)
         return len(torch.cat([self.sampler.batch(part)[0].flatten() for part in parts]).unique())
 
-    def _weight_scale(self, parts: range) -> float:
-        """Return what makes the mean over all targets of some batches the mean over those with the weight 1.
+    def _total_weight(self, parts: range) -> float:
+        """Return the sum of the weights of all targets of some batches, on all ranks: their number without weights."""
+        if not self.options.documents and not has_token_weights(self.training):
+            return len(parts) * self.options.batch_size * self.options.max_length
+        return max(sum(total_weight(self._named(self.sampler.batch(part))) for part in parts), 1.0)
 
-        It is the number of the targets over the sum of their weights; 1 without token weights.
-        """
-        batches = [self.sampler.batch(part) for part in parts] if has_token_weights(self.training) else []
-        if not batches:
-            return 1.0
-        total = sum(float(weights.sum()) for _, _, weights in batches)
-        return sum(targets.numel() for _, targets, _ in batches) / max(total, 1.0)
-
-    def _batch(self, index: int) -> tuple[tuple[Tensor, ...], float]:
+    def _batch(self, index: int) -> tuple[dict[str, Tensor], int]:
         """Return this rank's windows of a batch.
 
         Returns:
-            Inputs and targets on the device, `(windows, T)` each, with the weights of the targets if the text has any;
-            and this rank's windows as a fraction of the batch. A rank without windows gets one window and the fraction
-            0, so that it can take part in collective operations.
+            The arguments of `mean_loss` on the device, `(windows, T)` each, and the number of targets. A rank without
+            windows gets one window and the number 0, so that it can take part in collective operations.
         """
         size = self.options.batch_size
-        share = len(self.parallel.share(size)) / size
-        rank, ranks = (self.parallel.rank, self.parallel.size) if share else (0, size)
-        batch = self.sampler.batch(index, rank=rank, ranks=ranks)
-        return tuple(tensor.to(self.device) for tensor in batch), share
+        has_windows = len(self.parallel.share(size)) > 0
+        rank, ranks = (self.parallel.rank, self.parallel.size) if has_windows else (0, size)
+        batch = self._named(self.sampler.batch(index, rank=rank, ranks=ranks))
+        count = num_targets(batch) if has_windows else 0
+        return {name: tensor.to(self.device) for name, tensor in batch.items()}, count
+
+    def _named(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the tensors of a batch by the names of the arguments of `mean_loss`."""
+        names = "ids", "targets", *(["documents"] if self.options.documents else []), "token_weights"
+        return dict(zip(names, batch, strict=False))
 
     def _autocast(self) -> AbstractContextManager[Any]:
         """Return a context manager: bfloat16 autocast if `precision` asks for it, else one that does nothing."""
@@ -559,6 +574,17 @@ class Trainer:
 def has_token_weights(part: TokenCorpus | TokenMixture) -> bool:
     """Return whether a text has token weights: one of its corpora has."""
     return any(corpus.token_weights is not None for corpus in corpora_of(part))
+
+
+def num_targets(batch: Mapping[str, Tensor]) -> int:
+    """Return the number of targets of a batch that are not ignored."""
+    return int((batch["targets"] != IGNORED).sum())
+
+
+def total_weight(batch: Mapping[str, Tensor]) -> float:
+    """Return the sum of the weights of the targets of a batch that are not ignored; without weights their number."""
+    weights = batch.get("token_weights")
+    return num_targets(batch) if weights is None else float(weights[batch["targets"] != IGNORED].sum())
 
 
 def _weights(part: TokenCorpus | TokenMixture) -> list[float]:

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from embedlayer.core.collectives import SINGLE_PROCESS
 from embedlayer.core.errors import SizeError
-from embedlayer.data.windows import derive_seed, share_of
+from embedlayer.data.windows import derive_seed, items_of_rank
 from embedlayer.distributed.data_parallel import (
     VOCAB_PARALLEL,
     average_over_replicas,
@@ -92,7 +92,7 @@ class ParallelContext:
             >>> ParallelContext().share(3)
             range(0, 3)
         """
-        return share_of(count, self.rank, self.size)
+        return items_of_rank(count, self.rank, self.size)
 
     def sum(self, numbers: Tensor) -> Tensor:
         """Return the sum of a tensor over the ranks (all-reduce), as a new tensor. All ranks must call it.
@@ -233,9 +233,9 @@ class ParallelContext:
         return describe(model) if self._mesh is None else self._config
 
     def loss_function(self, model: DecoderLM | PatchedDecoder) -> Callable[..., Tensor]:
-        """Return the function `(ids, targets) -> loss` to train with: the mean loss over this rank's tokens.
+        """Return the function `(ids, targets) -> loss` to train with: the mean loss over this rank's targets.
 
-        A third argument are the weights of the targets, as in `mean_loss`. With several processes it is a
+        Further arguments are `documents` and `token_weights`, as in `mean_loss`. With several processes it is a
         `DistributedDataParallel` module: `backward` averages the gradients over the ranks. `no_sync` applies to the
         module that the last call returned.
         """
@@ -342,30 +342,42 @@ def parallel_context(
 class _LossModule(nn.Module):
     """Module with `forward(ids, targets) -> loss` around a model: `DistributedDataParallel` calls only `forward`.
 
-    A third argument are weights, as in `mean_loss`.
+    Further arguments are those of `mean_loss`.
     """
 
     def __init__(self, model: DecoderLM) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, ids: Tensor, targets: Tensor, token_weights: Tensor | None = None) -> Tensor:
+    def forward(self, ids: Tensor, targets: Tensor, **options: Tensor) -> Tensor:
         """Return the model's mean loss in nats per token."""
-        return mean_loss(self.model, ids, targets, token_weights)
+        return mean_loss(self.model, ids, targets, **options)
 
 
 def mean_loss(
-    model: DecoderLM | PatchedDecoder, ids: Tensor, targets: Tensor, token_weights: Tensor | None = None
+    model: DecoderLM | PatchedDecoder,
+    ids: Tensor,
+    targets: Tensor,
+    documents: Tensor | None = None,
+    token_weights: Tensor | None = None,
 ) -> Tensor:
     """Return the sum of the losses of targets, times their weights, over the number of targets, in nats.
 
-    `token_weights` are floats in the shape of the targets; `None` for 1.
+    Targets of -100 are ignored, and do not count. A `PatchedDecoder` reads one document in a row.
+
+    Args:
+        model: The model.
+        ids: Token IDs, `(B, T)`.
+        targets: Token ID that follows each token, or -100.
+        documents: Mask of packed documents in the shape of the IDs; `None` for one document in a row.
+        token_weights: Weight of each target, floats in the shape of the targets; `None` for 1.
     """
+    if isinstance(model, DecoderLM):
+        return model.loss(ids, targets, attention_mask=documents, token_weights=token_weights)
+    assert documents is None  # `Trainer` refuses them
     if token_weights is None:
         return model.loss(ids, targets)
-    if isinstance(model, PatchedDecoder):
-        return (model.loss(ids, targets, reduction="none") * token_weights).mean()
-    return model.loss(ids, targets, token_weights=token_weights)
+    return (model.loss(ids, targets, reduction="none") * token_weights).mean()
 
 
 def _plain_head(head: OutputHead) -> OutputHead:

@@ -557,11 +557,12 @@ def saved_buffers(model: DecoderLM) -> list[str]:
 def consistency_facts(description: JsonObject, text: TokenCorpus | TokenMixture, tokenizer: Tokenizer) -> JsonObject:
     """Return what must be equal on all ranks before they train together: run, tokenizer, text and torch version.
 
-    The text is compared by its length and by a hash over up to 256 samples of 4096 IDs each, spread over the
-    text; of a mixture, over each text.
+    The text is compared by its length and by a hash over the starts of its documents and up to 256 samples of 4096 IDs
+    each, spread over the text; of a mixture, over each text.
     """
     samples = hashlib.sha256()
     for corpus in corpora_of(text):
+        samples.update(corpus.documents.tobytes())
         starts = np.linspace(0, max(0, len(corpus) - IDS_PER_SAMPLE), SAMPLES_OF_A_TEXT).astype(np.int64)
         for start in np.unique(starts):
             samples.update(np.asarray(corpus.ids[start : start + IDS_PER_SAMPLE]).tobytes())

@@ -9,8 +9,9 @@ from jaxtyping import Bool, Int
 from tokenizers import Encoding, Tokenizer
 from torch import Tensor, nn
 
+from embedlayer.core.documents import IGNORED
 from embedlayer.core.errors import SizeError, VocabularyError
-from embedlayer.models.causal import IGNORED, causal_outputs, check_causal, evaluating
+from embedlayer.models.causal import causal_outputs, check_causal, evaluating
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, pure_tokenizer
 from embedlayer.training.loop import TrainingOptions
 from embedlayer.vocab.row_training import merge_rows, train_only_rows

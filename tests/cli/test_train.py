@@ -167,8 +167,8 @@ main(sys.argv[1:])
 def test_ctrl_c_saves_and_resuming_gives_the_uninterrupted_result(text, tmp_path, capsys) -> None:
     """A real signal to a real process, then the rest of the run."""
     added = ["--value-embedding", "--ngram", "900", "--per-layer", "4"]
-    (tmp_path / "other.txt").write_text("Dogs love dogs, and cats love naps. " * 400)
-    mixture = [str(text), str(tmp_path / "other.txt"), "--weights", "3,1"]
+    (tmp_path / "other.jsonl").write_text('{"text": "Dogs love dogs, and cats love naps."}\n' * 400)
+    mixture = [str(text), str(tmp_path / "other.jsonl"), "--weights", "3,1", "--documents"]
     arguments = ["train", *mixture, "--steps", "40", "--dropout", "0.1", *added, *SMALL]
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
     code, _, errors = run_program("-c", INTERRUPTED, *arguments, "-o", stopped)
@@ -177,6 +177,10 @@ def test_ctrl_c_saves_and_resuming_gives_the_uninterrupted_result(text, tmp_path
     assert "embedlayer train --resume -o" in errors
     for command in (["train", "--resume", "-o", stopped], [*arguments, "-o", whole]):
         assert run(*command) == 0, capsys.readouterr().err
+    assert "in 401 documents, vocabulary of" in capsys.readouterr().out
+    assert RunDirectory(stopped).options().documents
+    assert run("train", "--resume", "--documents", "-o", stopped) == 2
+    assert "leave --documents out" in capsys.readouterr().err
     assert (stopped / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 

@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader
 
 from embedlayer.core.errors import ShapeError, SizeError, TextError, TokenizerError
 from embedlayer.data.corpus import TokenCorpus
+from embedlayer.data.memmap import ConcatenatedArray
+from embedlayer.data.mixture import MixedSampler
 from embedlayer.data.sharded_build import build_in_shards
 from embedlayer.data.windows import TokenWindows, WindowSampler, create_dataloader
 from embedlayer.tokenization.read import load_tokenizer
@@ -322,3 +324,88 @@ def test_a_path_as_a_str_is_refused_by_the_loader(tmp_path) -> None:
     with pytest.raises(TextError, match=r"names a file.*pathlib\.Path"):
         create_dataloader(str(tmp_path / "a.txt"), BYTES, max_length=2)
     assert len(create_dataloader(tmp_path / "a.txt", BYTES, max_length=2, stride=1)) > 0
+
+
+# Documents
+
+
+def corpus_of(lengths: list[int], *, first: int = 0, weighted: bool = False) -> TokenCorpus:
+    """Documents of these lengths, in two arrays; the ID of a token is its index, from `first`."""
+    ids = np.arange(first, first + sum(lengths), dtype=np.uint16)
+    parts = [part for part in np.split(ids, [len(ids) // 3]) if len(part)]
+    return TokenCorpus(
+        ConcatenatedArray(parts),
+        np.cumsum([0, *lengths[:-1]]),
+        np.array([[len(ids), len(ids)]]),
+        vocab_size=1 << 16,
+        tokenizer_fingerprint="",
+        token_weights=(ids % 2).astype(np.uint8) if weighted else None,
+    )
+
+
+def loaded(corpus: TokenCorpus, length: int, workers: int = 0) -> list[Any]:
+    sizes: dict[str, Any] = {"max_length": length, "stride": length, "batch_size": 3, "drop_last": False}
+    return list(create_dataloader(corpus, **sizes, num_workers=workers, documents=True))
+
+
+def mixed(corpus: TokenCorpus, length: int) -> list[Any]:
+    parts = [(corpus, 3), (corpus_of([5, 1, 9, length], first=500), 1)]
+    return list(map(MixedSampler(parts, max_length=length, batch_size=3, seed=1, documents=True).batch, range(4)))
+
+
+def sampled(corpus: TokenCorpus, length: int) -> list[Any]:
+    sampler = WindowSampler(corpus, max_length=length, batch_size=3, seed=1, documents=True)
+    return [sampler.batch(step, rank=rank, ranks=2) for step in range(4) for rank in range(2)]
+
+
+BATCHES: dict[str, Callable[[TokenCorpus, int], list[Any]]] = {
+    "TokenWindows": lambda corpus, length: [TokenWindows(corpus, length, 1, documents=True).batch([0])],
+    "create_dataloader": loaded,
+    "WindowSampler": sampled,
+    "MixedSampler": mixed,
+}
+
+
+def documents_alone(inputs: list[int], starts: set[int]) -> tuple[list[int], list[int]]:
+    """The mask and the targets of a window of a `corpus_of` by their definition, token by token."""
+    mask, targets = [1], []
+    for token in inputs[1:]:
+        mask.append(mask[-1] + (token in starts))
+    for token in inputs:
+        targets.append(-100 if token + 1 in starts else token + 1)
+    return mask, targets
+
+
+@pytest.mark.parametrize("path", BATCHES)
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.integers(1, 9), st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_no_token_is_predicted_from_another_document(path, lengths, length, weighted) -> None:
+    corpus = corpus_of([*lengths, length], weighted=weighted)
+    starts = {int(place) for place in corpus.documents} | {500, 505, 506, 515}
+    for inputs, targets, mask, *weights in BATCHES[path](corpus, length):
+        assert mask.dtype == inputs.dtype == torch.int64
+        for row in range(len(inputs)):
+            assert (mask[row].tolist(), targets[row].tolist()) == documents_alone(inputs[row].tolist(), starts)
+        assert len(weights) == weighted
+        for own in weights:
+            assert torch.equal(own, torch.where(inputs >= 500, 1.0, (inputs + 1) % 2))
+
+
+def test_worker_processes_know_the_documents_too() -> None:
+    torch.manual_seed(0)
+    here = loaded(corpus_of([4, 1, 7, 3, 9]), 5)
+    torch.manual_seed(0)
+    for one, other in zip(loaded(corpus_of([4, 1, 7, 3, 9]), 5, workers=1), here, strict=True):
+        assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+
+
+def test_ids_without_documents_are_refused_where_documents_are_requested() -> None:
+    for refused in (
+        lambda: TokenWindows(IDS, 1, 1, documents=True),
+        lambda: WindowSampler(IDS, max_length=1, batch_size=1, seed=0, documents=True),
+        lambda: create_dataloader(IDS, max_length=1, stride=1, documents=True),
+        lambda: MixedSampler([(IDS, 1)], max_length=1, batch_size=1, seed=0, documents=True),
+    ):
+        with pytest.raises(TextError, match="documents=True needs a TokenCorpus.* not list"):
+            refused()
+    assert len(next(iter(create_dataloader(TEXT, BYTES, max_length=8, documents=True)))) == 3

@@ -2,8 +2,12 @@
 
 import json
 import math
+from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from covering import some
@@ -20,9 +24,10 @@ from embedlayer import (
     TokenEmbedding,
     Trainer,
     TrainingOptions,
+    clip_grad_norm_,
     train_tokenizer,
 )
-from embedlayer.data import TokenMixture
+from embedlayer.data import TokenMixture, TokenWindows
 from embedlayer.optim import RowwiseSecondMoment
 
 TEXT = "the cat sat on the mat and the dog sat on the cat . " * 200
@@ -121,24 +126,93 @@ def test_a_mixture_has_its_shares_of_the_windows_and_a_loss_for_each_corpus(corp
 
 
 @pytest.mark.parametrize(
-    ("stop_at", "kind"), some([(3, "corpus"), (5, "mixture")], [(3, "corpus"), (5, "mixture"), (10, "corpus")])
+    ("stop_at", "kind", "documents"),
+    some(
+        [(3, "corpus", False), (5, "mixture", True)],
+        [(3, "corpus", False), (5, "mixture", True), (5, "mixture", False), (10, "short", True)],
+    ),
 )
-def test_a_run_that_was_stopped_continues_bit_for_bit(request, stop_at, kind) -> None:
+def test_a_run_that_was_stopped_continues_bit_for_bit(request, stop_at, kind, documents) -> None:
     corpus = request.getfixturevalue(kind)
-    whole = trainer_of(corpus, dropout=0.1)
+    whole = trainer_of(corpus, dropout=0.1, documents=documents)
     expected = list(whole.run())
 
-    first = trainer_of(corpus, dropout=0.1)
+    first = trainer_of(corpus, dropout=0.1, documents=documents)
     lines = list(first.run(on_step=lambda step: first.stop() if step == stop_at else None))
     tensors, rest = first.state()
     tensors = {name: tensor.clone() for name, tensor in tensors.items()}
 
     torch.manual_seed(999)
-    second = trainer_of(corpus, dropout=0.1)
+    second = trainer_of(corpus, dropout=0.1, documents=documents)
     second.load_state(tensors, rest)
     lines += list(second.run())
     assert without_speed(lines) == without_speed(expected)
     assert all(torch.equal(tensor, weights(whole)[name]) for name, tensor in weights(second).items())
+
+
+def rows_corpus(folder: Path, lengths: Iterable[int]) -> TokenCorpus:
+    """A corpus of JSON lines, a document of each length in characters, with an end-of-text token between them."""
+    rows = (json.dumps({"text": TEXT[7 * number : 7 * number + length]}) for number, length in enumerate(lengths))
+    (folder / "rows.jsonl").write_text("\n".join(rows))
+    return TokenCorpus.build([folder / "rows.jsonl"], train_tokenizer((), "byte"), folder / "corpus")
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory) -> TokenCorpus:
+    """A corpus of documents of 2 to 18 tokens, their end-of-text tokens included."""
+    return rows_corpus(tmp_path_factory.mktemp("short"), (1 + 7 * number % 17 for number in range(240)))
+
+
+def losses_by_document(trainer: Trainer, batch: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """The losses of the targets of each document in each window, run by itself."""
+    found = []
+    for ids, targets, mask in zip(*batch, strict=True):
+        for number in mask.unique():
+            here = mask == number
+            found.append(trainer.decoder.loss(ids[here], targets[here], reduction="none"))
+    return found
+
+
+def test_the_loss_of_each_document_is_that_of_the_document_by_itself_and_so_are_the_updates(short) -> None:
+    trainer, alone = (trainer_of(short, documents=True, accumulate=2, steps=4, log_every=1) for _ in range(2))
+    for step in range(2):
+        batch = trainer.sampler.batch(step)
+        assert batch[2].max() > 2, "several documents in a window"
+        ids, targets, mask = batch
+        packed = trainer.decoder.loss(ids, targets, attention_mask=mask, reduction="none")
+        torch.testing.assert_close(packed.flatten(), torch.cat(losses_by_document(trainer, batch)), rtol=0, atol=1e-6)
+    first, *lines = trainer.run()
+    windows = TokenWindows(alone.validation, 16, 16, documents=True)
+    batch = windows.batch(range(len(windows)))
+    count = int((batch[1] != -100).sum())
+    expected = torch.cat(losses_by_document(alone, batch)).sum().item() / count
+    assert first["validation_loss"] == pytest.approx(expected, abs=1e-6)
+    per_byte = expected / math.log(2) * len(alone.validation) / alone.validation.num_bytes
+    assert first["validation_bits_per_byte"] == pytest.approx(per_byte, abs=1e-6)
+    for step, line in enumerate(lines):
+        batches = [alone.sampler.batch(2 * step + part) for part in range(2)]
+        count = sum(int((targets != -100).sum()) for _, targets, _ in batches)
+        loss = torch.cat([loss for batch in batches for loss in losses_by_document(alone, batch)]).sum() / count
+        assert line["loss"] == pytest.approx(loss.item(), abs=1e-6)
+        loss.backward()
+        clip_grad_norm_(alone.model.parameters(), 1.0)
+        for group in alone.optimizer.param_groups:
+            group["lr"] = line["lr"]
+        alone.optimizer.step()
+        alone.optimizer.zero_grad()
+
+
+def test_documents_without_a_target_have_no_loss_and_train_nothing(tmp_path) -> None:
+    corpus = rows_corpus(tmp_path, [40] * 40)
+    corpus = replace(corpus, documents=np.arange(len(corpus)))  # each token is a document
+    trainer = trainer_of(corpus, documents=True)
+    before = weights(trainer)
+    with pytest.warns(UserWarning, match=r"first loss is 0\.0"):
+        lines = list(trainer.run())
+    assert all(line["loss"] == 0 for line in lines)
+    assert lines[-1]["validation_bits_per_byte"] == 0
+    norms = {name for name, tensor in before.items() if torch.equal(tensor, weights(trainer)[name])}
+    assert norms >= {"table.weight", "norm.weight"}, "weight decay moves matrices alone"
 
 
 def test_accumulation_equals_one_larger_batch(corpus) -> None:

@@ -67,7 +67,7 @@ def added_tables():
 
 CASES = {
     "tied": lambda: DecoderLM(dense(pad_to_multiple_of=64), RotaryEmbedding(4), num_layers=1, num_heads=2),
-    "row-sparse": lambda: DecoderLM(
+    "row-sparse-documents": lambda: DecoderLM(
         dense(row_sparse=True, pad_to_multiple_of=64),
         RotaryEmbedding(4),
         free_head(),
@@ -75,7 +75,7 @@ CASES = {
         num_heads=2,
         injections=added_tables(),
     ),
-    "factorised-mixture": lambda: DecoderLM(
+    "factorised-documents-mixture": lambda: DecoderLM(
         FactorizedEmbedding(V, 8, 3), LearnedPositionalEmbedding(8, 8), num_layers=1, num_heads=2
     ),
     "dropout": lambda: DecoderLM(dense(), RotaryEmbedding(4), num_layers=1, num_heads=2, dropout=0.2),
@@ -88,15 +88,20 @@ def start(folder: Path, case: str) -> None:
     tokenizer = train_tokenizer((), "byte")
     directory = RunDirectory(folder / case)
     directory.path.mkdir(parents=True)
+    documents = "documents" in case
+    if documents:  # each sentence is a document, and some are one token
+        rows = [*TEXT.strip(" .").split(" . "), *"abc", *OTHER.split(", ")]
+        (folder / "text.jsonl").write_text("\n".join(json.dumps({"text": row}) for row in rows))
     (folder / "text.txt").write_text(TEXT)
+    text = folder / ("text.jsonl" if documents else "text.txt")
     corpus: TokenCorpus | TokenMixture
     if case.endswith("mixture"):
         (folder / "other.txt").write_text(OTHER)
-        parts = {"0": "text.txt", "1": "other.txt"}.items()
-        corpora = [TokenCorpus.build([folder / name], tokenizer, directory.corpus / number) for number, name in parts]
+        parts = {"0": text, "1": folder / "other.txt"}.items()
+        corpora = [TokenCorpus.build([file], tokenizer, directory.corpus / number) for number, file in parts]
         corpus = TokenMixture(zip(corpora, (1, 2.5), strict=True))
     else:
-        corpus = TokenCorpus.build([folder / "text.txt"], tokenizer, directory.corpus)
+        corpus = TokenCorpus.build([text], tokenizer, directory.corpus)
     torch.manual_seed(0)
     accumulate = 2 if case == "tied" else 1
     options = TrainingOptions(
@@ -106,6 +111,7 @@ def start(folder: Path, case: str) -> None:
         max_length=8,
         log_every=2,
         validation_tokens=40,  # a full batch and one of two windows
+        documents=documents,
         max_grad_norm=0.5,
     )
     training, validation = corpus.split(0.2)

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.reader import Checkpoint
+from embedlayer.core.documents import IGNORED
 from embedlayer.core.errors import CheckpointError, SizeError, TextError
 from embedlayer.core.short_repr import short_repr
 from embedlayer.data.text_chunks import encode_chunks, read_text_chunks, split_text
@@ -22,7 +23,7 @@ from embedlayer.families.records import POSITION_KEYS
 from embedlayer.losses.divergences import divergence
 from embedlayer.losses.statistics import token_statistics_of
 from embedlayer.losses.uncomputed_logits import LinearLogits
-from embedlayer.models.causal import IGNORED, causal_logits, check_causal, evaluating, longest_sequence
+from embedlayer.models.causal import causal_logits, check_causal, evaluating, longest_sequence
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.opening.path_kinds import PathKind, path_kind

@@ -149,9 +149,18 @@ def test_windows_carry_the_weights_of_their_targets_and_so_do_the_parts_of_a_spl
     assert [*np.asarray(first.token_weights), *np.asarray(last.token_weights)] == weights.tolist()
 
 
-def test_the_loss_of_a_run_is_that_of_the_assistant_alone(tokenizer, chats, tmp_path) -> None:
+def loss_of(model, ids, targets, *more) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the loss and the weight of each target; those of ignored targets are 0."""
+    mask = more[0] if len(more) == 2 else None
+    losses = model.loss(ids, targets, attention_mask=mask, reduction="none")
+    return losses, torch.where(targets == -100, 0, more[-1])
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_the_loss_of_a_run_is_that_of_the_assistant_alone(tokenizer, chats, tmp_path, documents) -> None:
     corpus = TokenCorpus.build([chats], tokenizer, tmp_path / "corpus")
-    options = TrainingOptions(steps=1, max_length=16, batch_size=4, accumulate=3, precision="float32")
+    sizes = {"steps": 1, "max_length": 16, "batch_size": 4, "accumulate": 3}
+    options = TrainingOptions(**sizes, precision="float32", documents=documents)
     torch.manual_seed(0)
     model = el.DecoderLM(el.TokenEmbedding(corpus.vocab_size, 16), "rotary", num_layers=1, num_heads=2)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -160,15 +169,17 @@ def test_the_loss_of_a_run_is_that_of_the_assistant_alone(tokenizer, chats, tmp_
 
     model.load_state_dict(before)
     batches = [trainer.sampler.batch(part) for part in range(3)]
-    total = sum(float(weights.sum()) for *_, weights in batches)
     with torch.no_grad():
-        losses = [(model.loss(ids, targets, reduction="none") * weights).sum() for ids, targets, weights in batches]
-    assert last["loss"] == pytest.approx(float(sum(losses)) / total, rel=1e-5)
-    windows = TokenWindows(trainer.validation, 16, 16)
-    ids, targets, weights = windows.batch(range(len(windows)))
-    every = model.loss(ids, targets, reduction="none").detach()
+        parts = [loss_of(model, *batch) for batch in batches]
+    losses, weights = (torch.stack(each) for each in zip(*parts, strict=True))
+    assert last["loss"] == pytest.approx(float((losses * weights).sum() / weights.sum()), rel=1e-5)
+    windows = TokenWindows(trainer.validation, 16, 16, documents=documents)
+    batch = windows.batch(range(len(windows)))
+    with torch.no_grad():
+        every, weights = loss_of(model, *batch)
     assert first["validation_loss"] == pytest.approx(float((every * weights).sum() / weights.sum()), rel=1e-5)
-    per_byte = float(every.mean()) / np.log(2) * len(trainer.validation) / trainer.validation.num_bytes
+    mean = float(every.sum()) / int((batch[1] != -100).sum())
+    per_byte = mean / np.log(2) * len(trainer.validation) / trainer.validation.num_bytes
     assert first["validation_bits_per_byte"] == pytest.approx(per_byte, rel=1e-5)
 
 

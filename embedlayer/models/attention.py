@@ -1,0 +1,153 @@
+"""Attention with the bias of a position scheme and a mask of documents, in blocks of queries for long sequences."""
+
+from contextlib import nullcontext
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+from embedlayer.core.block_sizes import ATTENTION_SCORES, block_size
+from embedlayer.core.torch_state import is_transformed, is_unchanged, plain_operators_only, values_are_read
+from embedlayer.models.cache import Slots
+from embedlayer.positions.masks import allowed_keys
+from embedlayer.positions.position import Position
+
+
+class QueryBlock(NamedTuple):
+    """Queries `start .. stop - 1` of an attention, and the keys `first .. last - 1` that include all they attend to."""
+
+    start: int
+    stop: int
+    first: int
+    last: int
+
+
+class AddedScores:
+    """What attention adds to its scores: the bias of a position scheme, and -inf for each key that is not attended to.
+
+    The definition is `scores(whole)`, for all T queries and S keys at once. Where this has too many numbers, `attend`
+    computes it for blocks of queries, in every call, and once more in the backward pass. On the CPU a block leaves out
+    the keys before the document of its first query. Under `torch.func` transforms and in exported graphs there are no
+    blocks.
+
+    Args:
+        position: Position scheme; its bias of a query and a key depends on their two positions alone.
+        queried: Position of each query, `(T,)` or `(B, T)`.
+        seen: Position of each key, `(S,)` or `(B, S)`. The queries are the last keys.
+        documents: For each key 0 for padding, else the number of its document, `(B, S)`; `None` for one document.
+        slots: Places of the tokens in a cache of a fixed size, if the keys are all its slots, and the queries are at
+            `slots.new`; `None` otherwise.
+        num_heads: Query heads, H.
+    """
+
+    def __init__(
+        self,
+        position: Position,
+        queried: Int[Tensor, "*axes_or_rows T"],
+        seen: Int[Tensor, "*axes_or_rows S"],
+        documents: Int[Tensor, "*batch S"] | Bool[Tensor, "*batch S"] | None,
+        slots: Slots | None,
+        num_heads: int,
+    ) -> None:
+        self.position, self.queried, self.seen, self.documents, self.slots = position, queried, seen, documents, slots
+        queries, keys = queried.shape[-1], seen.shape[-1]
+        rows = 1 if documents is None else len(documents)
+        if not is_unchanged(position, bias=Position.bias):
+            rows = num_heads * max(rows, queried.shape[:-1].numel())
+        count, most = 1, block_size(ATTENTION_SCORES, queried.device.type)
+        if not plain_operators_only():
+            while count < queries and count * most < rows * queries * keys:
+                count *= 2  # so sizes of a traced graph may be symbolic, and it is compiled again for few of them
+        step = -(-queries // count)
+        self.blocks = [self._block(start, min(start + step, queries)) for start in range(0, queries, step)]
+        self.whole = self.scores(self.blocks[0]) if len(self.blocks) == 1 else None
+
+    def _block(self, start: int, stop: int) -> QueryBlock:
+        """Return the block of the queries `start .. stop - 1`."""
+        if self.slots is not None:
+            return QueryBlock(start, stop, 0, self.seen.shape[-1])
+        earlier = self.seen.shape[-1] - self.queried.shape[-1]
+        first = 0
+        if self.documents is not None and start > 0 and values_are_read(self.documents):
+            numbers = self.documents[..., : earlier + start + 1].long().cummax(-1).values
+            first = int((numbers < numbers[..., -1:]).sum(-1).min())
+        return QueryBlock(start, stop, first, earlier + stop)
+
+    def scores(self, block: QueryBlock) -> Float[Tensor, "*rows Tq Tk"]:
+        """Return the sum of the position's bias and `causal_mask`, which is -inf for each key that is not attended to.
+
+        The result broadcasts to `(B, H, Tq, Tk)`.
+        """
+        start, stop, first, last = block
+        bias = self.position.bias(self.queried[..., start:stop], self.seen[..., first:last])
+        places = None if self.slots is None else self.slots.new[start:stop]
+        documents = None if self.documents is None else self.documents[..., first:last]
+        allowed = allowed_keys(stop - start, last - first, documents, None, self.queried.device, places)
+        added = torch.zeros((), device=self.queried.device) if self.slots is None else self.slots.overflow
+        if bias is not None:
+            added = bias if self.slots is None else bias + added
+        return torch.where(allowed, added, float("-inf"))
+
+    def attend(
+        self,
+        q: Float[Tensor, "B H T K"],
+        k: Float[Tensor, "B G S K"],
+        v: Float[Tensor, "B G S K"],
+        scale: float | None,
+    ) -> Float[Tensor, "B H T K"]:
+        """Compute `softmax(scale * q k^T + scores) v`."""
+        if self.whole is not None:
+            return self._attend_with(self.whole, q, k, v, scale)
+        parts = []
+        for block in self.blocks:
+            start, stop, first, last = block
+            part = q[..., start:stop, :], k[..., first:last, :], v[..., first:last, :]
+            call = partial(self._attend_block, block, scale=scale)
+            if torch.is_grad_enabled():
+                call = partial(checkpoint, call, use_reentrant=False, preserve_rng_state=False)
+            parts.append(call(*part))
+        return torch.cat(parts, dim=-2)
+
+    def _attend_block(self, block: QueryBlock, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None) -> Tensor:
+        """Return the result of `attend` for the queries of a block."""
+        return self._attend_with(self.scores(block), q, k, v, scale)
+
+    def _attend_with(self, scores: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+        """Return the result of `attend` for scores that were computed."""
+        scores = scores.to(q.dtype)
+        if self.slots is None or q.shape[-2] != 1:
+            return scaled_dot_product(q, k, v, scores, scale=scale)
+        q, scores = (_by_group(each, k.shape[-3]) for each in (q, scores))  # kernels that take a mask know no groups
+        return scaled_dot_product(q, k, v, scores, scale=scale).flatten(-3, -2).unsqueeze(-2)
+
+
+def scaled_dot_product(
+    q: Float[Tensor, "B H T K"],
+    k: Float[Tensor, "B G S K"],
+    v: Float[Tensor, "B G S K"],
+    mask: Float[Tensor, "*rows #T S"] | None = None,
+    *,
+    is_causal: bool = False,
+    scale: float | None,
+) -> Float[Tensor, "B H T K"]:
+    """Call `F.scaled_dot_product_attention`, with heads in groups, and with its plain operators under a transform."""
+    # the fused kernels have no forward-mode derivative, no second derivative and no vmap rule
+    with sdpa_kernel(SDPBackend.MATH) if is_transformed(q, k, v, mask) else nullcontext():
+        # sizes of a traced graph may be symbolic, the two conditions must be plain booleans
+        is_grouped = bool(q.shape[-3] != k.shape[-3])
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=is_grouped
+        )
+
+
+def _by_group(x: Tensor, groups: int) -> Tensor:
+    """Return queries or scores of one token, `(B, H, 1, ...)`, with the heads of a group as queries of one head.
+
+    The result is `(B, G, H / G, ...)`. Scores that are the same for all heads do not change.
+    """
+    return x.unflatten(-3, (groups, -1)).squeeze(-2) if x.dim() > 2 and x.shape[-3] > 1 else x
