@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -56,15 +57,15 @@ class AddedScores:
     ) -> None:
         self.position, self.queried, self.seen, self.documents, self.slots = position, queried, seen, documents, slots
         queries, keys = queried.shape[-1], seen.shape[-1]
-        rows = 1 if documents is None else len(documents)
+        rows = 1 if documents is None else documents.shape[0]
         if not is_unchanged(position, bias=Position.bias):
             rows = num_heads * max(rows, queried.shape[:-1].numel())
         count, most = 1, block_size(ATTENTION_SCORES, queried.device.type)
         if not plain_operators_only():
-            while count < queries and count * most < rows * queries * keys:
+            while 2 * count <= queries and count * most < rows * queries * keys:
                 count *= 2  # so sizes of a traced graph may be symbolic, and it is compiled again for few of them
-        step = -(-queries // count)
-        self.blocks = [self._block(start, min(start + step, queries)) for start in range(0, queries, step)]
+        bounds = [number * queries // count for number in range(count + 1)]
+        self.blocks = [self._block(start, stop) for start, stop in pairwise(bounds)]
         self.whole = self.scores(self.blocks[0]) if len(self.blocks) == 1 else None
 
     def _block(self, start: int, stop: int) -> QueryBlock:

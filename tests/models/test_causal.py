@@ -1,5 +1,7 @@
 """Hidden states and loss of a causal model, ours or one of transformers; tests/laws/test_model_jobs.py has families."""
 
+import dataclasses
+
 import pytest
 import torch
 from decoders import gpt2
@@ -43,6 +45,8 @@ def test_a_patched_decoder_is_trained_by_our_trainer(unchecked) -> None:
     assert lines[-1]["validation_loss"] < lines[0]["validation_loss"] - 0.5
     with pytest.raises(el.CheckpointError, match="A run stores a DecoderLM"):
         _ = trainer.decoder
+    with pytest.raises(el.SizeError, match="known to a DecoderLM only: .* DataCollatorWithFlattening"):
+        el.Trainer(PatchedDecoder(model), *corpus.split(0.2), dataclasses.replace(options, documents=True))
 
 
 def test_what_is_no_causal_language_model_is_refused(unchecked) -> None:
