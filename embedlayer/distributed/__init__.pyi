@@ -3,5 +3,7 @@ from .fsdp import register_fsdp_methods as register_fsdp_methods
 from .sharded import ShardedTable as ShardedTable
 from .sharded import shard_table as shard_table
 from .sharded import sharded_parameters as sharded_parameters
+from .stages import TiedStages as TiedStages
+from .stages import tie_stages as tie_stages
 from .state import distributed_state as distributed_state
 from .state import load_distributed_state as load_distributed_state

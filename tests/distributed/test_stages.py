@@ -1,0 +1,222 @@
+"""Tied ends over pipeline stages against one process, with the schedules of `torch.distributed.pipelining`."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from processes import PRELOADED, on_ranks
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+from embedlayer import FactorizedEmbedding, OutputHead, RowAdamW, TokenEmbedding, clip_grad_norm_
+from embedlayer.core.errors import PeerError, SizeError, StaleRowsError
+from embedlayer.distributed import (
+    distributed_state,
+    load_distributed_state,
+    register_fsdp_methods,
+    shard_table,
+    sharded_parameters,
+    tie_stages,
+)
+from embedlayer.tables.table import TokenTable
+from embedlayer.vocab.operations import edit_vocabulary
+
+PRELOADED += ["torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.pipelining"]
+
+V, D, TEXTS, MICROBATCHES, STEPS, LAYERS = 23, 4, 8, 4, 3, 4
+SCHEDULES = {
+    "GPipe": ScheduleGPipe,
+    "1F1B": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero bubble": ScheduleInterleavedZeroBubble,
+}
+OPTIMIZERS = {"RowAdamW": RowAdamW, "AdamW": torch.optim.AdamW}
+
+
+class Way(NamedTuple):
+    """How a model is trained: schedule, optimizer, table, batches for each step, and how stages are parallel in data."""
+
+    schedule: str = "1F1B"
+    optimizer: str = "RowAdamW"
+    table: str = "dense"
+    batches: int = 1
+    data: str = "none"
+
+
+def table_of(kind: str) -> TokenTable:
+    options: dict[str, Any] = {"padding_idx": 0, "dtype": torch.float64}
+    return FactorizedEmbedding(V, D, 2, **options) if kind == "factorized" else TokenEmbedding(V, D, **options)
+
+
+class Model(nn.Module):
+    """A table, layers, a norm and a tied head; or those of the layers `first` to `last - 1`."""
+
+    def __init__(self, kind: str = "dense", first: int = 0, last: int = LAYERS) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        table = table_of(kind)
+        layers = {str(number): nn.Linear(D, D, dtype=torch.float64) for number in range(LAYERS)}
+        self.is_first, self.is_last = first == 0, last == LAYERS
+        if self.is_first or self.is_last:
+            self.table = table
+        self.layers = nn.ModuleDict({name: layer for name, layer in layers.items() if first <= int(name) < last})
+        if self.is_last:
+            self.norm = nn.RMSNorm(D, dtype=torch.float64)
+            self.head = OutputHead(self.table, bias=True, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.table(x) if self.is_first else x
+        for layer in self.layers.values():
+            x = x + torch.tanh(layer(x))
+        return self.norm(x) if self.is_last else x
+
+
+def batch_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    ids, targets = torch.randint(0, V, (2, TEXTS, 5), generator=torch.Generator().manual_seed(step))
+    return ids, targets
+
+
+class Alone:
+    """One process that has the whole model."""
+
+    def __init__(self, way: Way) -> None:
+        self.way, self.model = way, Model(way.table)
+        self.optimizer = OPTIMIZERS[way.optimizer](self.model.parameters(), lr=0.05)
+
+    def train(self, start: int = 0) -> list[float]:
+        """Return the losses of each step, and its gradient norm."""
+        numbers = []
+        for step in range(start, start + STEPS):
+            for number in range(self.way.batches):
+                ids, targets = batch_of(10 * step + number)
+                loss = self.model.head.loss(self.model(ids), targets) / self.way.batches
+                loss.backward()
+                numbers.append(float(loss.detach()))
+            numbers.append(float(clip_grad_norm_(self.model.parameters(), 0.1)))
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return numbers
+
+
+class Pipelined:
+    """The stages of this rank, on a mesh with the dimensions `dp` and `pp`."""
+
+    def __init__(self, way: Way, ranks: int = 2) -> None:
+        self.way = way
+        self.mesh = init_device_mesh("cpu", (dist.get_world_size() // ranks, ranks), mesh_dim_names=("dp", "pp"))
+        pipeline = self.mesh["pp"]
+        rank, per_rank = pipeline.get_local_rank(), 1 if way.schedule in ("GPipe", "1F1B") else 2
+        count = ranks * per_rank
+        numbers = range(rank, count, ranks)
+        size = LAYERS // count
+        self.parts = [Model(way.table, number * size, (number + 1) * size) for number in numbers]
+        with torch.no_grad():
+            for parameter in self.parts[-1].table.parameters() if rank == ranks - 1 else ():
+                parameter.fill_(7)  # what tie_stages overwrites
+        if way.data == "shard_table":
+            for part in self.parts:
+                if hasattr(part, "table"):
+                    part.table = shard_table(part.table, self.mesh["dp"])
+                if part.is_last:
+                    part.head = OutputHead(part.table, bias=True, dtype=torch.float64)
+        if way.data == "fully_shard":
+            for part in self.parts:
+                for each in [*([part.table] if hasattr(part, "table") else []), part]:
+                    fully_shard(each, mesh=self.mesh["dp"])
+                register_fsdp_methods(part)
+        self.tied = tie_stages(self.parts if per_rank > 1 else self.parts[0], pipeline)
+        is_wrapped = way.data == "DistributedDataParallel"
+        modules = [DistributedDataParallel(p, process_group=self.mesh.get_group("dp")) for p in self.parts] if is_wrapped else self.parts
+        stages = [
+            PipelineStage(module, number, count, torch.device("cpu"), group=pipeline.get_group())
+            for module, number in zip(modules, numbers, strict=True)
+        ]
+        schedule: Any = SCHEDULES[way.schedule]
+        self.schedule = schedule(stages if per_rank > 1 else stages[0], MICROBATCHES, self.loss, scale_grads=False)
+        self.parameters = [parameter for part in self.parts for parameter in part.parameters()]
+        self.optimizer = OPTIMIZERS[way.optimizer](self.parameters, lr=0.05)
+
+    def loss(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The share of a microbatch in the mean loss of a step."""
+        return self.parts[-1].head.loss(hidden, targets) / (MICROBATCHES * self.way.batches)
+
+    def train(self, start: int = 0) -> list[float]:
+        numbers: list[float] = []
+        replica, replicas = self.mesh["dp"].get_local_rank(), self.mesh["dp"].size()
+        for step in range(start, start + STEPS):
+            for number in range(self.way.batches):
+                ids, targets = (each.tensor_split(replicas)[replica] for each in batch_of(10 * step + number))
+                losses: list[torch.Tensor] = []
+                arguments = (ids,) if self.parts[0].is_first else ()
+                last = {"target": targets, "losses": losses} if self.parts[-1].is_last else {}
+                self.schedule.step(*arguments, return_outputs=False, **last)
+                mean = torch.stack(losses).sum().detach() if losses else torch.zeros((), dtype=torch.float64)
+                dist.all_reduce(mean)
+                numbers.append(float(mean / replicas))
+            self.tied.sum_gradients()
+            norm = clip_grad_norm_(self.parameters, 0.1, pp_mesh=self.mesh["pp"])
+            numbers.append(float(norm))
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return numbers
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The parameters of this rank by name, whole."""
+        named = [each for part in self.parts for each in part.named_parameters()]
+        full = {n: p.full_tensor() if hasattr(p, "full_tensor") else p for n, p in named}
+        return {name: tensor.detach().clone() for name, tensor in full.items()}
+
+
+def trained(ways: list[Way], ranks: int = 2) -> list[tuple[list[float], dict[str, torch.Tensor]]]:
+    results = []
+    for way in ways:
+        run = Pipelined(way, ranks)
+        results.append((run.train(), run.tensors))
+    return results
+
+
+WAYS = [
+    Way(schedule, optimizer, table, batches)
+    for schedule, optimizer, table, batches in (
+        ("1F1B", "RowAdamW", "dense", 1),
+        ("1F1B", "AdamW", "factorized", 2),
+        ("GPipe", "AdamW", "dense", 2),
+        ("interleaved", "RowAdamW", "factorized", 2),
+        ("zero bubble", "RowAdamW", "dense", 1),
+    )
+]
+
+
+def require_equal(way: Way, results: list[Any]) -> None:
+    alone = Alone(way)
+    numbers = alone.train()
+    expected = dict(alone.model.named_parameters())
+    names = set()
+    for found, tensors in results:
+        assert found == pytest.approx(numbers, rel=1e-9), way
+        names |= tensors.keys()
+        for name, tensor in tensors.items():
+            assert torch.allclose(tensor, expected[name], rtol=1e-9, atol=1e-12), (way, name)
+    assert names == expected.keys()
+    copies = [{n: t for n, t in tensors.items() if "table" in n} for _, tensors in results]
+    copies = [each for each in copies if each]
+    assert len(copies) > 1
+    assert all(torch.equal(each[name], copies[0][name]) for each in copies for name in copies[0])
+
+
+def test_two_stages_train_as_one_process() -> None:
+    for way, *results in zip(WAYS, *on_ranks(2, trained, WAYS), strict=True):
+        require_equal(way, results)
