@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from processes import PRELOADED, on_ranks
+from safetensors import safe_open
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -18,11 +19,11 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
 )
-from torch.nn.parallel import DistributedDataParallel
 
 from embedlayer import FactorizedEmbedding, OutputHead, RowAdamW, TokenEmbedding, clip_grad_norm_
 from embedlayer.core.errors import PeerError, SizeError, StaleRowsError
 from embedlayer.distributed import (
+    distributed_data_parallel,
     distributed_state,
     load_distributed_state,
     register_fsdp_methods,
@@ -30,6 +31,8 @@ from embedlayer.distributed import (
     sharded_parameters,
     tie_stages,
 )
+from embedlayer.distributed.dtensors import is_dtensor
+from embedlayer.distributed.parameter_names import unsharded_parameters
 from embedlayer.tables.table import TokenTable
 from embedlayer.vocab.operations import edit_vocabulary
 
@@ -137,8 +140,9 @@ class Pipelined:
                     fully_shard(each, mesh=self.mesh["dp"])
                 register_fsdp_methods(part)
         self.tied = tie_stages(self.parts if per_rank > 1 else self.parts[0], pipeline)
-        is_wrapped = way.data == "DistributedDataParallel"
-        modules = [DistributedDataParallel(p, process_group=self.mesh.get_group("dp")) for p in self.parts] if is_wrapped else self.parts
+        modules: list[nn.Module] = list(self.parts)
+        if way.data in ("DistributedDataParallel", "shard_table"):
+            modules = [distributed_data_parallel(part, process_group=self.mesh.get_group("dp")) for part in self.parts]
         stages = [
             PipelineStage(module, number, count, torch.device("cpu"), group=pipeline.get_group())
             for module, number in zip(modules, numbers, strict=True)
@@ -175,9 +179,11 @@ class Pipelined:
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """The parameters of this rank by name, whole."""
-        named = [each for part in self.parts for each in part.named_parameters()]
-        full = {n: p.full_tensor() if hasattr(p, "full_tensor") else p for n, p in named}
-        return {name: tensor.detach().clone() for name, tensor in full.items()}
+        tensors = {}
+        for name, parameter, table in [each for part in self.parts for each in unsharded_parameters(part)]:
+            value: Any = parameter if table is None else table.as_dtensor(parameter.detach())
+            tensors[name] = (value.full_tensor() if is_dtensor(value) else value).detach().clone()
+        return tensors
 
 
 def trained(ways: list[Way], ranks: int = 2) -> list[tuple[list[float], dict[str, torch.Tensor]]]:
@@ -220,3 +226,103 @@ def require_equal(way: Way, results: list[Any]) -> None:
 def test_two_stages_train_as_one_process() -> None:
     for way, *results in zip(WAYS, *on_ranks(2, trained, WAYS), strict=True):
         require_equal(way, results)
+
+
+DATA_WAYS = [
+    Way(data="DistributedDataParallel"),
+    Way(optimizer="AdamW", data="fully_shard"),
+    Way(data="shard_table"),
+]
+
+
+@pytest.mark.parametrize("way", DATA_WAYS, ids=lambda way: way.data)
+def test_two_stages_times_two_replicas_train_as_one_process(way) -> None:
+    results = on_ranks(4, trained, [way])
+    require_equal(way, [result for (result,) in results])
+
+
+EDIT: dict[str, Any] = {"add": 2, "remove": [3, 7]}
+
+
+def state_of(run: Any) -> tuple[dict[str, Any], list[Any]]:
+    """The state of all parts for `dcp`, and that of each part, which shares its tensors."""
+    parts = run.parts if isinstance(run, Pipelined) else [run.model]
+    states = [distributed_state(part, run.optimizer) for part in parts]
+    keys = ("model", "optimizer")
+    return {key: {name: each for state in states for name, each in state[key].items()} for key in keys}, states
+
+
+def load(run: Any, folder: str, **options: Any) -> None:
+    whole, states = state_of(run)
+    dcp.load(whole, storage_reader=dcp.HuggingFaceStorageReader(folder), **options)
+    for part, state in zip(run.parts if isinstance(run, Pipelined) else [run.model], states, strict=True):
+        load_distributed_state(part, run.optimizer, state)
+
+
+def save(run: Any, folder: str) -> None:
+    dcp.save(state_of(run)[0], storage_writer=dcp.HuggingFaceStorageWriter(folder, save_distributed=True))
+
+
+SAVED = [Way(), Way("interleaved", "AdamW", "factorized")]
+
+
+def first_half(folder: str) -> None:
+    for number, way in enumerate(SAVED):
+        run = Pipelined(way)
+        run.train()
+        save(run, f"{folder}/{number}")
+
+
+def second_half(folder: str) -> list[Any]:
+    """Go on from the checkpoint, then edit both copies, save and train on; and undo the edit of an earlier load."""
+    results = []
+    for number, way in enumerate(SAVED):
+        run = Pipelined(way)
+        load(run, f"{folder}/{number}")
+        numbers = run.train(STEPS)
+        part = run.parts[0 if run.parts[0].is_first else -1]
+        before = run.tensors
+        receipt = edit_vocabulary(part, **EDIT, optimizer=run.optimizer)
+        receipt.undo(part, optimizer=run.optimizer)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in run.tensors.items())
+        torch.manual_seed(1)
+        edit_vocabulary(part, **EDIT, optimizer=run.optimizer)
+        edited = run.tensors
+        save(run, f"{folder}/{number}-edited")
+        results.append((numbers, edited, run.train(2 * STEPS), run.tensors))
+    return results
+
+
+def test_a_checkpoint_of_two_stages_has_one_table_and_goes_on_edited_or_not_as_one_process(tmp_path) -> None:
+    on_ranks(2, first_half, str(tmp_path))
+    both = on_ranks(2, second_half, str(tmp_path))
+    for number, way in enumerate(SAVED):
+        alone, never_stopped = Alone(way), Alone(way)
+        with pytest.warns(UserWarning, match="torch.distributed is disabled"):
+            load(alone, f"{tmp_path}/{number}", no_dist=True)
+        never_stopped.train()
+        numbers = never_stopped.train(STEPS)
+        assert alone.train(STEPS) == pytest.approx(numbers, rel=1e-9)
+        torch.manual_seed(1)
+        edit_vocabulary(alone.model, **EDIT, optimizer=alone.optimizer)
+        expected = {name: each.detach().clone() for name, each in alone.model.named_parameters()}
+        after = alone.train(2 * STEPS)
+        trained_on = dict(alone.model.named_parameters())
+        for found, edited, found_after, tensors in (rank[number] for rank in both):
+            assert found == pytest.approx(numbers, rel=1e-9)
+            assert found_after == pytest.approx(after, rel=1e-9)
+            for name in tensors:
+                assert torch.allclose(edited[name], expected[name], rtol=1e-9, atol=1e-12), name
+                assert torch.allclose(tensors[name], trained_on[name], rtol=1e-9, atol=1e-12), name
+        ends = [{n: t for n, t in rank[number][3].items() if "table" in n} for rank in both]
+        assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+        for folder in (f"{tmp_path}/{number}", f"{tmp_path}/{number}-edited"):
+            names = [name for file in Path(folder).glob("*.safetensors") for name in tensor_names(file)]
+            assert len(names) == len(set(names)) == len(state_of(alone)[0]["model"]) + len(
+                state_of(alone)[0]["optimizer"]
+            )
+
+
+def tensor_names(file: Path) -> list[str]:
+    with safe_open(file, framework="pt") as tensors:
+        return list(tensors.keys())
