@@ -42,7 +42,7 @@ def clip_grad_norm_(
 
     Returns:
         The norm before clipping, a scalar; 0 without gradients. As in torch it is a DTensor if all gradients are
-        DTensors with the same mesh and placements.
+        DTensors with the same mesh and placements. With `pp_mesh` it is a plain tensor in float64.
 
     Raises:
         RuntimeError: `error_if_nonfinite` is set and the norm is not finite.
@@ -78,8 +78,8 @@ def clip_grad_norm_(
         norms = [torch.zeros((), device=pp_mesh.device_type)]
     total = torch.linalg.vector_norm(torch.stack([each.to(norms[0].device) for each in norms]), norm_type)
     if pp_mesh is not None:
-        total = total.to(torch.promote_types(total.dtype, torch.float32))  # stages may differ in it
-        total = norm_over(ProcessGroup(pp_mesh.get_group(), pp_mesh.device_type), total, norm_type)
+        ranks = ProcessGroup(pp_mesh.get_group(), pp_mesh.device_type)
+        total = norm_over(ranks, total.double(), norm_type)  # one dtype, for one factor on all stages
     if error_if_nonfinite and not bool(total.isfinite()):
         raise RuntimeError(f"The norm of the gradients is {float(total)}, so they cannot be clipped to {max_norm:g}.")
     every = [_local(parameter) for parameter in parameters if parameter.grad is not None]

@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 from processes import PRELOADED, on_ranks
 from safetensors import safe_open
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -21,19 +21,19 @@ from torch.distributed.pipelining import (
 )
 
 from embedlayer import FactorizedEmbedding, OutputHead, RowAdamW, TokenEmbedding, clip_grad_norm_
-from embedlayer.core.errors import PeerError, SizeError, StaleRowsError
+from embedlayer.core.errors import PeerError, SizeError, StaleRowsError, VocabularyError
 from embedlayer.distributed import (
     distributed_data_parallel,
     distributed_state,
     load_distributed_state,
     register_fsdp_methods,
     shard_table,
-    sharded_parameters,
     tie_stages,
 )
 from embedlayer.distributed.dtensors import is_dtensor
 from embedlayer.distributed.parameter_names import unsharded_parameters
 from embedlayer.tables.table import TokenTable
+from embedlayer.vocab import RandomInit
 from embedlayer.vocab.operations import edit_vocabulary
 
 PRELOADED += ["torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.pipelining"]
@@ -49,7 +49,7 @@ OPTIMIZERS = {"RowAdamW": RowAdamW, "AdamW": torch.optim.AdamW}
 
 
 class Way(NamedTuple):
-    """How a model is trained: schedule, optimizer, table, batches for each step, and how stages are parallel in data."""
+    """How a model is trained: schedule, optimizer, table, batches of a step, and data parallelism of the stages."""
 
     schedule: str = "1F1B"
     optimizer: str = "RowAdamW"
@@ -318,11 +318,134 @@ def test_a_checkpoint_of_two_stages_has_one_table_and_goes_on_edited_or_not_as_o
         assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
         for folder in (f"{tmp_path}/{number}", f"{tmp_path}/{number}-edited"):
             names = [name for file in Path(folder).glob("*.safetensors") for name in tensor_names(file)]
-            assert len(names) == len(set(names)) == len(state_of(alone)[0]["model"]) + len(
-                state_of(alone)[0]["optimizer"]
+            assert (
+                len(names) == len(set(names)) == len(state_of(alone)[0]["model"]) + len(state_of(alone)[0]["optimizer"])
             )
 
 
 def tensor_names(file: Path) -> list[str]:
     with safe_open(file, framework="pt") as tensors:
         return list(tensors.keys())
+
+
+class LookedUp(nn.Module):
+    """A stage that looks a table up, as the first stages of an encoder and of a decoder do."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = TokenEmbedding(V, D, row_sparse=True, dtype=torch.float64, **options)
+
+
+def sparse_steps() -> tuple[torch.Tensor, list[float]]:
+    mesh, stage, norms = init_device_mesh("cpu", (2,)), LookedUp(), []
+    tied, optimizer = tie_stages(stage, mesh), RowAdamW(stage.parameters(), lr=0.05)
+    for step in range(STEPS):
+        stage.table(batch_of(step)[dist.get_rank()]).square().sum().backward()
+        tied.sum_gradients()
+        norms.append(float(clip_grad_norm_(stage.parameters(), 0.1, pp_mesh=mesh)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return stage.table.rows(0, V), norms
+
+
+def test_row_sparse_gradients_of_two_looked_up_copies_are_summed() -> None:
+    alone, expected = LookedUp(), []
+    optimizer = RowAdamW(alone.parameters(), lr=0.05)
+    for step in range(STEPS):
+        sum(alone.table(ids).square().sum() for ids in batch_of(step)).backward()
+        expected.append(float(clip_grad_norm_(alone.parameters(), 0.1)))
+        optimizer.step()
+        optimizer.zero_grad()
+    (first, norms), (second, _) = on_ranks(2, sparse_steps)
+    assert norms == pytest.approx(expected, rel=1e-9)
+    assert torch.equal(first, second)
+    assert torch.allclose(first, alone.table.rows(0, V), rtol=1e-9)
+
+
+def message_of(error: type[Exception], function: Any, *arguments: Any, **options: Any) -> str:
+    with pytest.raises(error) as caught:
+        function(*arguments, **options)
+    return str(caught.value)
+
+
+def refusals() -> dict[str, str]:
+    """What is refused before training, by name."""
+    mesh, rank = init_device_mesh("cpu", (2,)), dist.get_rank()
+    of_layers = nn.ModuleDict({"layers": nn.ModuleDict({"0": nn.Linear(2, 2)})})
+    with torch.device("meta"):
+        on_meta = LookedUp()
+    moved = LookedUp()
+    tied = tie_stages(moved, mesh)
+    fully_shard(moved, mesh=mesh)
+    return {
+        "layers of one name": message_of(SizeError, tie_stages, of_layers, mesh),
+        "no table": message_of(SizeError, tie_stages, nn.ModuleDict({str(rank): LookedUp()}), mesh),
+        "another kind": message_of(PeerError, tie_stages, LookedUp().float() if rank else LookedUp(), mesh),
+        "two copies on a rank": message_of(SizeError, tie_stages, [LookedUp(), LookedUp()], mesh),
+        "meta": message_of(SizeError, tie_stages, on_meta, mesh),
+        "fully_shard after it": message_of(SizeError, tied.sum_gradients),
+    }
+
+
+def test_stages_that_cannot_be_tied_are_refused_by_name_on_all_ranks() -> None:
+    for found in on_ranks(2, refusals):
+        assert (
+            "Ranks 0 and 1 both have layers.0.weight, which is no parameter of a table" in found["layers of one name"]
+        )
+        assert "No table is on several pipeline stages" in found["no table"]
+        assert "torch.float32" in found["another kind"]
+        assert "Two stage modules of this rank have a table.weight" in found["two copies on a rank"]
+        assert "table.weight is on the meta device" in found["meta"]
+        assert "table.weight was replaced by another parameter after tie_stages" in found["fully_shard after it"]
+
+
+def misuse(optimizer_name: str) -> dict[str, str]:
+    """What goes wrong in a loop that sums too late, twice or not at all, or edits one copy alone."""
+    mesh, rank, stage = init_device_mesh("cpu", (2,)), dist.get_rank(), Model()
+    stage.layers.clear()
+    if rank:
+        del stage.norm, stage.head
+    tied = tie_stages(stage, mesh)
+    optimizer = OPTIMIZERS[optimizer_name](stage.parameters(), lr=0.05)
+
+    def backward() -> None:
+        stage.table(batch_of(rank)[0]).sum().backward()
+
+    backward()
+    found = {
+        "clip": message_of(StaleRowsError, clip_grad_norm_, stage.parameters(), 1.0, pp_mesh=mesh),
+        "clip of one stage": message_of(SizeError, clip_grad_norm_, stage.parameters(), 1.0),
+        "step": message_of(StaleRowsError, optimizer.step),
+    }
+    tied.sum_gradients()
+    found["backward"] = message_of(StaleRowsError, backward)
+    before = stage.table.weight.detach().clone()
+    clip_grad_norm_(stage.parameters(), 1.0, pp_mesh=mesh)
+    optimizer.step()
+    optimizer.zero_grad()
+    distributed_state(stage, optimizer)
+    assert not torch.equal(before, stage.table.weight)
+    before = stage.table.weight.detach().clone()
+    found["edit of one"] = message_of(PeerError, edit_vocabulary, stage, add=1, remove=[rank + 3], optimizer=optimizer)
+    torch.manual_seed(rank)
+    error = VocabularyError if rank else PeerError
+    found["error on one"] = message_of(error, edit_vocabulary, stage, remove=[V if rank else 3], optimizer=optimizer)
+    found["other draws"] = message_of(PeerError, edit_vocabulary, stage, add=1, init=RandomInit(), optimizer=optimizer)
+    assert torch.equal(before, stage.table.weight)
+    with torch.no_grad():
+        stage.table.weight[3] += rank
+    found["state"] = message_of(PeerError, distributed_state, stage, optimizer)
+    return found
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_copies_cannot_come_apart_unnoticed(optimizer) -> None:
+    for found in on_ranks(2, misuse, optimizer):
+        for name in ("clip", "step"):
+            assert "The gradient of table.weight is that of one pipeline stage" in found[name]
+        assert "pp_mesh=mesh" in found["clip of one stage"]
+        assert "was summed over the pipeline stages already" in found["backward"]
+        assert "the edited rows" in found["edit of one"]
+        assert "the edited rows (if new rows are drawn" in found["other draws"]
+        assert "copies of table.weight on the pipeline stages of ranks 0 and 1 differ (rows)" in found["state"]
