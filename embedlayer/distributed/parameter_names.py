@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.distributed.sharded import ShardedTable
 
 
@@ -17,7 +18,11 @@ def unsharded_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, 
 
     The name is that in the unsharded model. The table is the `ShardedTable` whose rows the parameter contains, or
     `None`.
+
+    Raises:
+        SizeError: DeepSpeed's ZeRO-3 has partitioned a parameter.
     """
+    refuse_partitioned(model.named_parameters(), "is saved and shared between ranks", gathered=False)
     tables = list(sharded_tables(model))
     named = {
         parameter: ".".join(filter(None, (prefix, name)))

@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from embedlayer.core.collectives import ProcessGroup
 from embedlayer.core.errors import SizeError
+from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.row_sparse.gradient import norm_over, row_gradient, with_torch_functions
 
 
@@ -46,7 +47,8 @@ def clip_grad_norm_(
 
     Raises:
         RuntimeError: `error_if_nonfinite` is set and the norm is not finite.
-        SizeError: A parameter is tied to those of other pipeline stages, and `pp_mesh` is `None`.
+        SizeError: A parameter is tied to those of other pipeline stages, and `pp_mesh` is `None`; or DeepSpeed's ZeRO-3
+            has partitioned a parameter, so that its engine clips (`gradient_clipping`).
         StaleRowsError: The gradient of a tied parameter was not summed over the stages.
 
     Example:
@@ -60,6 +62,7 @@ def clip_grad_norm_(
     `nn.Embedding(sparse=True)`.
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    refuse_partitioned((("a parameter", each) for each in parameters), "has a gradient", gathered=False)
     parts: dict[object, list[Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None and parameter.grad.layout is torch.sparse_coo:

@@ -23,6 +23,7 @@ from embedlayer.core.collectives import SINGLE_PROCESS
 from embedlayer.core.errors import SizeError
 from embedlayer.core.held_parameters import held_parameters
 from embedlayer.core.own_attributes import REPLACED, modules_with, own_attribute
+from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.distributed.dtensors import check_replaceable, is_dtensor, replace_dtensor, row_collectives
 from embedlayer.distributed.stages import stage_copies
 from embedlayer.families.field_types import End
@@ -247,6 +248,7 @@ def apply_to_module(
         PeerError: Another rank raised an error, or applies another edit.
         ShapeError: The initialisation of new rows computes too few of them, or `VectorsInit` has rows of another shape.
     """
+    refuse_partitioned(module.named_parameters(), "is edited", gathered=False)
     _fsdp_parameters(module)  # resharded, so that the parameters are those of tie_stages
     copies = list(stage_copies(module.parameters()))
     with ExitStack() as stages:
