@@ -36,6 +36,6 @@ def refuse_partitioned(parameters: Iterable[tuple[str, Tensor | None]], action: 
             "(torch.distributed.fsdp.fully_shard) instead."
         )
         raise SizeError(
-            f"DeepSpeed's ZeRO-3 has partitioned {name or 'this parameter'} {tuple(each.ds_shape)}: no process has its "
-            f"rows, and it {action} here only whole. {remedy}"
+            f"DeepSpeed's ZeRO-3 has partitioned {name or 'this parameter'} {tuple(each.ds_shape)}: no process has all "
+            f"of its rows at present, and it {action} here only whole. {remedy}"
         )
