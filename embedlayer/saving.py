@@ -19,6 +19,7 @@ from torch import nn
 from embedlayer.core.class_identifiers import KINDS, class_of, kind_of
 from embedlayer.core.computed_buffers import recompute_all_buffers
 from embedlayer.core.errors import CheckpointError, EmbedLayerError, FileError
+from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.core.torch_state import is_current
 from embedlayer.io.files import JsonObject, create_folder, read_json, recover_folder, write_json
 from embedlayer.io.json_fields import Range, check_arguments, printable
@@ -138,8 +139,10 @@ class Pretrained(Described, nn.Module):
             CheckpointError: The layer, or a layer inside it, could not be loaded again: it has no `config`, is defined
                 inside a function, or `require_loadable` finds what its configuration does not contain. Or a tensor is
                 a sharded `DTensor`. Nothing is written.
+            SizeError: DeepSpeed's ZeRO-3 has partitioned a parameter, which it has not gathered.
             TokenizerError: `tokenizer` is no tokenizer.
         """
+        refuse_partitioned(self.named_parameters(), "is saved")
         description, state = describe(self), self.state_dict()
         require_whole(state)
         require_loadable(self, description, state)

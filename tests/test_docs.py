@@ -217,6 +217,7 @@ def test_every_module_has_its_test_file() -> None:
         "families/gguf.py": "checkpoints/test_gguf.py",
         "families/tokenizers.py": "laws/test_stated_tokenizers.py",
         "distributed/dtensors.py": "distributed/test_sharded.py",
+        "distributed/parameter_names.py": "distributed/test_state.py",
         "kernels/cpu/sums.py": "tables/test_sums.py",
         "core/block_sizes.py": "row_sparse/test_arithmetic.py",
         "optim/row_optimizer.py": "laws/test_pending_updates.py",

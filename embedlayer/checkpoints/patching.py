@@ -26,6 +26,7 @@ from embedlayer.core.own_attributes import (
     remove_own_attribute,
     set_own_attribute,
 )
+from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.distributed.dtensors import has_fsdp_modules
 from embedlayer.families import SCALE_ATTRIBUTES, family_of
 from embedlayer.families.records import CountedRows
@@ -97,7 +98,8 @@ def patch(
         The same model.
 
     Raises:
-        SizeError: `head_dtype` is neither `torch.float32` nor `None`; or `Bag.from_embedding_bag` refuses a module.
+        SizeError: DeepSpeed's ZeRO-3 has partitioned a parameter; `head_dtype` is neither `torch.float32` nor `None`;
+            or `Bag.from_embedding_bag` refuses a module.
         CheckpointError: `get_input_embeddings` is missing or returns no `nn.Embedding` but, for example, the module in
             which PEFT wraps it; an embedding does more than look-up and scale, or has a replaced `forward`;
             `row_sparse` is requested for a model with a tied head, or for one that is patched; options of heads are
@@ -113,6 +115,7 @@ def patch(
     """
     if any(base.__module__.startswith("transformers.") for base in type(model).__mro__):
         check_release("transformers", sys.modules["transformers"].__version__)
+    refuse_partitioned(model.named_parameters(), "is patched", gathered=False)
     old_bags = [] if hasattr(model, "get_input_embeddings") else _bags(model)
     old_tables, old_heads = ([] if old_bags else _look_ups(model)), _heads(model)
     if (old_tables or old_heads or old_bags) and has_fsdp_modules(model):

@@ -10,5 +10,7 @@ from .sequence import without_halo as without_halo
 from .sharded import ShardedTable as ShardedTable
 from .sharded import shard_table as shard_table
 from .sharded import sharded_parameters as sharded_parameters
+from .stages import TiedStages as TiedStages
+from .stages import tie_stages as tie_stages
 from .state import distributed_state as distributed_state
 from .state import load_distributed_state as load_distributed_state

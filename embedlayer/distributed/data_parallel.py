@@ -6,17 +6,18 @@ gradients of the rows are averaged over the replicas.
 """
 
 import inspect
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from embedlayer.core.collectives import ProcessGroup
+from embedlayer.core.collectives import Collectives, ProcessGroup
 from embedlayer.core.errors import SizeError
+from embedlayer.distributed.dtensors import to_local
 from embedlayer.distributed.sharded import ROW_TENSORS, ShardedTable
-from embedlayer.row_sparse.gradient import coalesced
+from embedlayer.row_sparse.gradient import coalesced, row_gradient
 
 DATA_PARALLEL, VOCAB_PARALLEL = "data_parallel", "vocab_parallel"
 
@@ -43,18 +44,27 @@ def average_over_replicas(parameter: nn.Parameter, mesh: DeviceMesh) -> None:
     row-sparse gradient only the looked-up rows and their IDs are sent. Nothing happens if there is one replica, or if
     the parameter has no gradient.
     """
-    replicas, grad = ProcessGroup(mesh.get_group(DATA_PARALLEL), mesh.device_type), parameter.grad
-    if replicas.size == 1 or grad is None:
-        return
+    replicas = ProcessGroup(mesh.get_group(DATA_PARALLEL), mesh.device_type)
+    if replicas.size > 1 and parameter.grad is not None:
+        sum_gradient(parameter, replicas)
+        parameter.grad /= replicas.size
+
+
+def sum_gradient(parameter: nn.Parameter, ranks: Collectives) -> None:
+    """Replace the gradient of a parameter by its sum over the ranks that have the same rows; all of them must call it.
+
+    The sums have equal bits on all ranks. Of a row-sparse gradient only the looked-up rows and their IDs are sent. Of a
+    DTensor the shard of this rank is summed.
+    """
+    grad = cast(Tensor, parameter.grad)
     if grad.layout is not torch.sparse_coo:
-        replicas.all_reduce(grad)
-        grad /= replicas.size
+        ranks.all_reduce(to_local(grad))
         return
     own = coalesced(grad)
-    counts = replicas.exchange_counts([own._nnz()] * replicas.size)
-    ids, rows = (replicas.all_gather(each, counts) for each in (own._indices()[0], own._values()))
-    joined = torch.sparse_coo_tensor(ids.unsqueeze(0), rows / replicas.size, grad.shape, check_invariants=False)
-    parameter.grad = coalesced(joined)
+    counts = ranks.exchange_counts([own._nnz()] * ranks.size)
+    ids, rows = (ranks.all_gather(each, counts) for each in (own._indices()[0], own._values()))
+    joined = torch.sparse_coo_tensor(ids.unsqueeze(0), rows, grad.shape, check_invariants=False)
+    parameter.grad = row_gradient(parameter, joined)
 
 
 def distributed_data_parallel(

@@ -17,6 +17,7 @@ from embedlayer.core.computed_buffers import recompute_all_buffers
 from embedlayer.core.devices import HostCopy
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.core.option_docs import show_options
+from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.distributed.dtensors import as_dtensor, is_dtensor, rank_of, rows_of_this_rank
 from embedlayer.io.files import JsonObject
@@ -511,6 +512,7 @@ def shard_table(
         >>> mesh = init_device_mesh("cpu", (dist.get_world_size(),))  # doctest: +SKIP
         >>> table = shard_table(TokenEmbedding(50257, 768, device="meta"), mesh)  # doctest: +SKIP
     """
+    refuse_partitioned(table.named_parameters(), "is sharded", gathered=False)
     table, group = as_table(table), collectives_of(mesh)
     types = {f"type of {name}": str(value.dtype) for name, value in table.state_dict().items()}
     facts = {"kind of table": type(table).__name__, **table.config, **types}

@@ -14,7 +14,6 @@ an earlier save in the folder as parts of this one. (torch's default storage wor
 pickle.) Between loading and saving, `edit_vocabulary(model, ..., optimizer=optimizer)` may change the vocabulary.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,7 +22,8 @@ from torch.optim import Optimizer
 
 from embedlayer.core.errors import SizeError
 from embedlayer.distributed.dtensors import to_local
-from embedlayer.distributed.sharded import ShardedTable
+from embedlayer.distributed.parameter_names import trained_parameters
+from embedlayer.distributed.stages import require_equal_copies, stage_copies
 from embedlayer.optim.row_optimizer import RowOptimizer, is_row_sparse
 from embedlayer.row_sparse.storage import RowsInMemory
 
@@ -32,7 +32,8 @@ def distributed_state(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[
     """Return the state of model and optimizer as `{"model": {...}, "optimizer": {...}}`, for `dcp.save` and `dcp.load`.
 
     The names of the tensors are those of the unsharded model. Tensors with sharded rows are DTensors. Pending updates
-    of rows are applied first, which changes the model. Moments that do not exist yet are created as zeros.
+    of rows are applied first, which changes the model. Moments that do not exist yet are created as zeros. A tensor of
+    `tie_stages` is stored once: all stages have it under one name.
 
     Args:
         model: The model; parts of it may be sharded by `shard_table`, FSDP2 or tensor parallelism.
@@ -40,6 +41,7 @@ def distributed_state(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[
 
     Raises:
         SizeError: The model has a trained `MappedEmbedding`, into whose files `dcp.load` would read without its log.
+        PeerError: The copies of a table on several pipeline stages differ.
     """
     for name, parameter, _ in trained_parameters(model):
         if is_row_sparse(parameter) and not isinstance(parameter.pending_updates.storage, RowsInMemory):  # type: ignore[attr-defined]
@@ -51,7 +53,10 @@ def distributed_state(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[
         optimizer.apply_pending_updates()
     moments: dict[str, Tensor] = {}
     for name, parameter, table in trained_parameters(model):
-        for key, value in _moments(optimizer, parameter).items():
+        state = _moments(optimizer, parameter)
+        for copy in stage_copies([parameter]):
+            require_equal_copies(copy, state)
+        for key, value in state.items():
             moments[f"{name}.{key}"] = value if table is None or key == "step" else table.as_dtensor(value)
     return {"model": model.state_dict(), "optimizer": moments}
 
@@ -113,31 +118,3 @@ def _create_state(optimizer: Optimizer) -> None:
     for each in new:
         if isinstance(step := optimizer.state[each].get("step"), Tensor):
             step.zero_()
-
-
-def trained_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, ShardedTable | None]]:
-    """Yield (name, parameter, table) for each parameter of `model` with `requires_grad`.
-
-    The name is that in the unsharded model. The table is the `ShardedTable` whose rows the parameter contains, or
-    `None`.
-    """
-    tables = list(sharded_tables(model))
-    named = {
-        parameter: ".".join(filter(None, (prefix, name)))
-        for prefix, table in tables
-        for name, parameter in table.local.named_parameters()
-    }
-    table_of = {parameter: table for _, table in tables for _, parameter in table.sharded_parameters()}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            yield named.get(parameter, name), parameter, table_of.get(parameter)
-
-
-def sharded_tables(model: nn.Module) -> Iterator[tuple[str, ShardedTable]]:
-    """Yield (name, table) for each `ShardedTable` in `model`.
-
-    The name is that of the module in the unsharded model: for the rows of an untied head, the name of the head.
-    """
-    for name, module in model.named_modules():
-        if isinstance(module, ShardedTable):
-            yield name.removesuffix(".rows"), module

@@ -12,6 +12,7 @@ from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.core.held_parameters import former_parameter, watch_replacement
 from embedlayer.core.initialization import init_normal_, zero_rows_
 from embedlayer.core.option_docs import show_options
+from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.core.torch_state import is_unchanged
 from embedlayer.heads.deferred import defer_logits
 from embedlayer.heads.logit_source import HeadTensors, LogitsReport, ModelLogitOptions
@@ -530,6 +531,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
 
     def _check_width(self, hidden: Tensor) -> None:
         """Raise a `ShapeError` if hidden states have another width than the rows."""
+        refuse_partitioned([("the weight of this head", self._parameters.get("weight"))], "is multiplied")
         width, tokens = self.in_features, self.out_features
         if hidden.dim() > 0 and width != hidden.shape[-1] == tokens and not self.tied:
             raise ShapeError(
@@ -545,6 +547,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             SizeError: The bias has another size than the number of rows, because only one of the two was resized.
         """
         if self.bias is not None and self.bias.shape[0] != self.out_features:
+            refuse_partitioned([("the bias of this head", self.bias)], "is added")
             raise SizeError(
                 f"The head has {self.out_features} rows and a bias of {self.bias.shape[0]} numbers: assign a bias of "
                 f"the same size, or change both with embedlayer.vocab.edit_vocabulary."

@@ -15,6 +15,7 @@ from torch.optim.optimizer import ParamsT
 
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.core.forks import HeldLocks
+from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.optim.row_state import RowState, check_state, check_step
 from embedlayer.row_sparse.gradient import row_gradient, rows_and_values
 from embedlayer.row_sparse.history import Betas, check_rates
@@ -325,6 +326,8 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
 
         An option that is not supported or outside its range is a `SizeError`.
         """
+        named = ((f"a parameter of {type(self).__name__}", each) for each in group["params"])
+        refuse_partitioned(named, "is trained", gathered=False)
         if group.get("maximize"):
             raise SizeError("maximize is not offered: minimise the negative loss.")
         if not group["lr"] >= 0 or not group["weight_decay"] >= 0:

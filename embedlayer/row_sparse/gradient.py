@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from embedlayer.core.collectives import ProcessGroup
+from embedlayer.core.collectives import Collectives, ProcessGroup
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError
 from embedlayer.core.torch_state import (
@@ -341,7 +341,14 @@ def vector_norm(grad: Tensor, ord: float = 2, *dims: Any, **options: Any) -> Ten
             f"parameter.grad itself, or call embedlayer.clip_grad_norm_: both are the norm of all ranks. For the norm "
             f"of this rank, take that of grad.to_dense()."
         )
-    ranks = ProcessGroup(grad.shard_group)
+    return norm_over(ProcessGroup(grad.shard_group), norm, ord)
+
+
+def norm_over(ranks: Collectives, norm: Tensor, ord: float) -> Tensor:
+    """Return the norm of order `ord` of numbers that are divided over ranks; `norm` is that of this rank's, a scalar.
+
+    `norm` may be overwritten.
+    """
     if math.isinf(ord):
         return ranks.all_reduce(norm, "max" if ord > 0 else "min")
     total: Tensor = ranks.all_reduce(norm) if ord == 0 else ranks.all_reduce(norm**ord) ** (1 / ord)

@@ -17,6 +17,7 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.held_parameters import former_parameter, watch_replacement
 from embedlayer.core.initialization import init_normal_, init_normal_rows_, zero_rows_
+from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.core.torch_state import is_transformed, plain_operators_only
 from embedlayer.io.files import JsonObject
@@ -294,6 +295,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
 
     def _current_check(self) -> IndexCheck:
         """Return `index_check`, the check of IDs, after setting its size to the present number of tokens."""
+        self._refuse_partitioned()
         if self.index_check.size != self.vocab_size:
             self.index_check.size = self.vocab_size
         return self.index_check
@@ -317,6 +319,11 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         if not torch.compiler.is_compiling() and (pending := pending_updates_of(self.weight)):
             pending.apply_all(self.weight, start, stop)
 
+    def _refuse_partitioned(self) -> None:
+        """Raise a `SizeError` if DeepSpeed's ZeRO-3 has partitioned the weight, and has not gathered it."""
+        if self._matrix() is None:
+            refuse_partitioned([("the weight of this table", self._parameters.get("weight"))], "is read")
+
     def _current_weight(self) -> Tensor:
         """Return the whole `weight` after applying all pending updates.
 
@@ -328,6 +335,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             SizeError: Updates are pending under a `torch.func` transform or an export; see `_refuse_pending_updates`.
             StaleRowsError: The weight was written in place while updates were pending.
         """
+        self._refuse_partitioned()
         if plain_operators_only():
             self._refuse_pending_updates()
             return self.weight
@@ -503,6 +511,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
                 f"them could mean something else. For a model of transformers call embedlayer.patch(model); for the "
                 f"rows alone, TokenEmbedding.from_pretrained(embedding.weight)."
             )
+        refuse_partitioned([("the weight", embedding.weight)], "becomes that of a table")
         refuse_unsupported({"max_norm": embedding.max_norm, "scale_grad_by_freq": embedding.scale_grad_by_freq})
         weight = embedding.weight
         table = cls(

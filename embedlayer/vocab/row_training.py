@@ -24,6 +24,7 @@ from embedlayer.core.own_attributes import (
     remove_own_attribute,
     set_own_attribute,
 )
+from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.distributed.dtensors import has_fsdp_modules, is_dtensor
 from embedlayer.heads.output import NEW_ROWS, ROWS, OutputHead
 from embedlayer.tables.delta import DeltaEmbedding
@@ -101,6 +102,7 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int], *, stream: int 
         [('table.delta', (2, 16))]
         >>> merge_rows(model)
     """
+    refuse_partitioned(module.named_parameters(), "is trained in part", gathered=False)
     held, ids = held_parameters(module), list(token_ids)
     if has_fsdp_modules(module) or any(is_dtensor(parameter) for parameter in module.parameters()):
         raise SizeError("The rows are sharded: call train_only_rows before fully_shard or parallelize_module.")

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,9 @@ from embedlayer.core.collectives import SINGLE_PROCESS
 from embedlayer.core.errors import SizeError
 from embedlayer.core.held_parameters import held_parameters
 from embedlayer.core.own_attributes import REPLACED, modules_with, own_attribute
+from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.distributed.dtensors import check_replaceable, is_dtensor, replace_dtensor, row_collectives
+from embedlayer.distributed.stages import stage_copies
 from embedlayer.families.field_types import End
 from embedlayer.row_sparse.gradient import row_gradient, rows_and_values
 from embedlayer.tables.dense import TokenEmbedding
@@ -220,8 +222,9 @@ def apply_to_module(
 ) -> ModelResult:
     """Apply an edit, or the undo of one, to a live module in place; if anything fails, nothing is changed.
 
-    If tables are sharded, or parameters are DTensors, all ranks must call this. A module that FSDP2 has gathered is
-    resharded. Pending updates of a dense table are applied before the edit, and stay applied if it fails.
+    If tables are sharded, or parameters are DTensors, all ranks must call this, and so must all pipeline stages that
+    have copies of a table (`tie_stages`). A module that FSDP2 has gathered is resharded. Pending updates of a dense
+    table are applied before the edit, and stay applied if it fails.
 
     Args:
         module: The module.
@@ -245,12 +248,47 @@ def apply_to_module(
         PeerError: Another rank raised an error, or applies another edit.
         ShapeError: The initialisation of new rows computes too few of them, or `VectorsInit` has rows of another shape.
     """
+    refuse_partitioned(module.named_parameters(), "is edited", gathered=False)
+    _fsdp_parameters(module)  # resharded, so that the parameters are those of tie_stages
+    copies = list(stage_copies(module.parameters()))
+    with ExitStack() as stages:
+        of_stages = [stages.enter_context(ranks.all_or_none()) for ranks in {copy.ranks: None for copy in copies}]
+        change = _change_of(module, resolve, optimizer, part, tokenizer)
+        for facts in of_stages:
+            facts["the edited rows (if new rows are drawn, call torch.manual_seed with one number on all)"] = (
+                change.tied
+            )
+    do_all(change.assignments)
+    change.finish()
+    return change.result
+
+
+class Change(NamedTuple):
+    """What an edit of a live module will do.
+
+    Attributes:
+        result: What is changed.
+        tied: Fingerprints of the new tensors that must be equal on several pipeline stages, by name.
+        assignments: The changes, to be carried out together.
+        finish: Function to be called afterwards.
+    """
+
+    result: ModelResult
+    tied: dict[str, str]
+    assignments: list[Assignment]
+    finish: Callable[[], None]
+
+
+def _change_of(
+    module: nn.Module, resolve: ResolveEdit, optimizer: Optimizer | None, part: str, tokenizer: Tokenizer | None
+) -> Change:
+    """Compute what an edit will change, with the arguments and errors of `apply_to_module`; nothing is changed yet."""
     replaced = [own_attribute(part, REPLACED) for part in modules_with(module, REPLACED)]
     held = held_parameters(module, optimizer, replaced)
     check_movable(module)
     modules = vocabulary_modules(module)
     refuse_adapters(module, modules)
-    fsdp = _fsdp_parameters(module, modules)
+    fsdp = _fsdp_parameters(module, [*(each.stored for each in modules.local.values()), *modules.heads.values()])
     ranks = modules.collectives
     dense_tables = [part.stored for part in modules.local.values() if isinstance(part.stored, TokenEmbedding)]
     pending = [(updates, each.weight) for each in dense_tables if (updates := each.pending_updates) is not None]
@@ -314,21 +352,26 @@ def apply_to_module(
         (partial(setattr, rows.tensor, "grad", gradients[name]), partial(setattr, rows.tensor, "grad", None))
         for name, rows in parameters.items()
     ]
-    do_all(assignments)
-    for updates, _ in pending:
-        updates.detach()  # nothing is pending: the optimizer's next step begins a new one
-    moved = {name: rows.tensor for name, rows in parameters.items() if id(rows.tensor) in held}
-    watch_unmoved(moved, row_map, optimizer, is_undo=edit.after is not None)
-    return dataclasses.replace(result, settings=before)
+
+    def finish() -> None:
+        """Forget pending updates, which were applied, and watch optimizers that were not passed."""
+        for updates, _ in pending:
+            updates.detach()  # nothing is pending: the optimizer's next step begins a new one
+        moved = {name: rows.tensor for name, rows in parameters.items() if id(rows.tensor) in held}
+        watch_unmoved(moved, row_map, optimizer, is_undo=edit.after is not None)
+
+    copies = {name for name, rows in parameters.items() if hasattr(rows.tensor, "stage_copy")}
+    tied = {name: result.after[name] for name, rows in tensors.items() if {name, rows.parameter} & copies}
+    return Change(dataclasses.replace(result, settings=before), tied, assignments, finish)
 
 
-def _fsdp_parameters(module: nn.Module, modules: VocabularyModules) -> Mapping[int, "FsdpParameter"]:
+def _fsdp_parameters(module: nn.Module, parts: Sequence[nn.Module] = ()) -> Mapping[int, "FsdpParameter"]:
     """Reshard a module that FSDP2 shards, and return its sharded parameters by their `id`; empty if there are none."""
     if "torch.distributed.fsdp" not in sys.modules:  # nobody has sharded anything with it, and the import takes 0.7 s
         return {}
     from embedlayer.distributed.fsdp import fsdp_parameters
 
-    return fsdp_parameters(module, [*(part.stored for part in modules.local.values()), *modules.heads.values()])
+    return fsdp_parameters(module, parts)
 
 
 def _check_rows(rows: RowTensor, row_map: RowMap, fsdp: "FsdpParameter | None") -> None:

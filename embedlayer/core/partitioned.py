@@ -1,0 +1,41 @@
+"""Parameters that DeepSpeed's ZeRO-3 has partitioned: refused by name wherever rows are read, moved or trained.
+
+Such a parameter has the shape `(0,)` except while DeepSpeed gathers it; each process has a part of its numbers in
+`ds_tensor`, and its shape is `ds_shape`.
+
+Reference: deepspeed/runtime/zero/partition_parameters.py, DeepSpeed 0.19.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from embedlayer.core.errors import SizeError
+
+
+def refuse_partitioned(parameters: Iterable[tuple[str, Tensor | None]], action: str, *, gathered: bool = True) -> None:
+    """Raise a `SizeError` if DeepSpeed's ZeRO-3 has partitioned one of the named parameters.
+
+    Args:
+        parameters: Names and parameters.
+        action: What the caller does, as in "is edited"; for the message.
+        gathered: Whether parameters are accepted that DeepSpeed has gathered at present.
+    """
+    for name, parameter in parameters:
+        if not hasattr(parameter, "ds_id"):
+            continue
+        each: Any = parameter
+        if gathered and each.shape == each.ds_shape:
+            continue
+        remedy = (
+            "Call this on all processes inside `with deepspeed.zero.GatheredParameters([parameter]):`, or shard the "
+            "model with FSDP2 (torch.distributed.fsdp.fully_shard) instead."
+            if gathered
+            else "Do it before deepspeed.initialize and outside of deepspeed.zero.Init, or shard the model with FSDP2 "
+            "(torch.distributed.fsdp.fully_shard) instead."
+        )
+        raise SizeError(
+            f"DeepSpeed's ZeRO-3 has partitioned {name or 'this parameter'} {tuple(each.ds_shape)}: no process has all "
+            f"of its rows at present, and it {action} here only whole. {remedy}"
+        )
