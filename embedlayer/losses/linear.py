@@ -23,6 +23,7 @@ from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits,
 from embedlayer.losses.logit_statistics import CrossEntropy, target_request
 from embedlayer.losses.operators import cross_entropy_operator
 from embedlayer.losses.options import LogitOptions, LossOptions, LossSettings, ScoreOptions, check_options
+from embedlayer.losses.recording import is_recording, record_logits
 from embedlayer.losses.token_weights import require_token_weights
 from embedlayer.losses.uncomputed_logits import LinearLogits, RequestedGradients, UncomputedLogits, check_ids, is_plain
 
@@ -182,7 +183,10 @@ def reduced_and_token_losses(
             targets = checked.ids
         elif not fusible(targets):  # otherwise they are what they were
             targets = checked.ids.masked_fill(~kept, loss.ignore_index)
-        losses = checked.marked(cross_entropy(logits.logits(kept), targets, loss))
+        all_logits = logits.logits(kept)
+        if is_recording():
+            record_logits(all_logits, targets, kept)
+        losses = checked.marked(cross_entropy(all_logits, targets, loss))
         return reduce_losses(losses, kept, loss), losses.detach()
     if in_graph is not None:
         found = cross_entropy_operator(in_graph, torch.where(kept, checked.ids, loss.ignore_index), loss)
