@@ -148,7 +148,6 @@ def _variances(z: Tensor, ranks: Collectives = SINGLE_PROCESS) -> Tensor:
     """Return the variance of the finite logits of each row of `(S, V)`, `(S,)`; of `ranks`, each has some columns."""
     z, is_masked = z.double(), z == -torch.inf
     z = z.masked_fill(is_masked, 0.0)
-    count, total, squares = ranks.all_reduce(
-        torch.stack([(~is_masked).sum(-1).double(), z.sum(-1), z.square().sum(-1)])
-    )
+    sums: Tensor = torch.stack([(~is_masked).sum(-1).double(), z.sum(-1), z.square().sum(-1)])
+    count, total, squares = ranks.all_reduce(sums).unbind()
     return (squares - total.square() / count) / count

@@ -163,7 +163,8 @@ class VocabularyPass:
             Losses `(N,)`, 0 for tokens that do not count (NaN for those that `CountedTokens.others` marks as bad), the
             gradients, and `sum(factors * losses)` if a kernel computed it for all tokens, else `None`.
         """
-        of_ranks, recorded = self.tokens.of_ranks, [] if is_recording() else None
+        of_ranks = self.tokens.of_ranks
+        recorded: list[Totals] | None = [] if is_recording() else None
         if not (factors is not None and any(requested) if of_ranks is None else of_ranks.gradients):
             all_totals = self.totals()
             if recorded is not None:
