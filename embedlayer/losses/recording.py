@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.core.collectives import SINGLE_PROCESS, Collectives
+from embedlayer.core.torch_state import is_in_backward
 from embedlayer.losses.definition import loss_dtype
 from embedlayer.losses.objective import Request, Totals, log_probs, logsumexp
 from embedlayer.losses.options import LogitOptions
@@ -55,8 +56,7 @@ def record_losses() -> Iterator[list[TokenRecord]]:
 
     Cross entropies are those of `linear_cross_entropy`, and whatever is computed by it: losses and `token_log_probs` of
     tables and heads, and the loss of a patched model of transformers, also in graphs of `torch.compile` that contain
-    it as an operator. One that the backward pass computes again may be recorded again. Of sharded rows all ranks must
-    record the same losses.
+    it as an operator. Of sharded rows all ranks must record the same losses.
 
     Example:
         >>> with record_losses() as records:
@@ -73,8 +73,11 @@ def record_losses() -> Iterator[list[TokenRecord]]:
 
 
 def is_recording() -> bool:
-    """Return whether a cross entropy of this thread is to be recorded now; in a graph that is traced none is."""
-    return not torch.compiler.is_compiling() and _records.get() is not None
+    """Return whether a cross entropy of this thread is to be recorded now.
+
+    None is in a graph that is traced, nor in a backward pass, which computes it again.
+    """
+    return not torch.compiler.is_compiling() and _records.get() is not None and not is_in_backward()
 
 
 @torch.no_grad()

@@ -34,7 +34,7 @@ def text(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained") / "run"
-    assert run("train", text, "-o", folder, "--steps", 6, "--position", "learned", *SMALL) == 0
+    assert run("train", text, "-o", folder, "--steps", 6, "--position", "learned", "--monitor", 4, *SMALL) == 0
     return folder
 
 

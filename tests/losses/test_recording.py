@@ -8,6 +8,7 @@ from kinds import EMBED_DIM, TABLES, TIED_HEADS, UNTIED_HEADS, VOCAB_SIZE
 from processes import on_ranks
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.checkpoint import checkpoint
 
 import embedlayer as el
 from embedlayer.distributed import shard_table
@@ -84,6 +85,16 @@ def test_recording_changes_no_bit(impl) -> None:
     with record_losses():
         watched = result()
     assert all(map(torch.equal, alone, watched))
+
+
+def test_what_a_backward_pass_computes_again_is_not_recorded_again() -> None:
+    head, hidden, targets = el.OutputHead(EMBED_DIM, VOCAB_SIZE), torch.randn(N, EMBED_DIM), targets_of((N,))
+    with record_losses() as records:
+        loss = head.loss(hidden, targets, impl="chunked")
+        loss.backward(retain_graph=True)
+        loss.backward()
+        checkpoint(head.loss, hidden, targets, use_reentrant=False).backward()
+    assert len(records) == 2
 
 
 @pytest.mark.long
