@@ -293,8 +293,8 @@ class Trainer:
                 "tokens_per_second": round(tokens / seconds),
                 "rows_touched": self._rows_touched(self.step - 1),
             }
-            if self.monitor is not None and self.monitor.report is not None:
-                line["monitor"] = self.monitor.report.fields()
+            if self.monitor is not None and (read := self.monitor.fields()) is not None:
+                line["monitor"] = read
             if self.step % (self.options.log_every * self.options.validate_every) == 0 or self.step == self.steps:
                 line |= self.validate()
             yield line

@@ -110,9 +110,15 @@ class MonitorReport:
     log_z: float | None
     largest_logit: float | None
 
-    def fields(self) -> JsonObject:
-        """Return the entries that are not `None`, except `step`, as a run's `metrics.jsonl` has them."""
-        return {name: value for name, value in vars(self).items() if value is not None and name != "step"}
+    def fields(self, text: Callable[[int], str] = str) -> JsonObject:
+        """Return the entries that are not `None`, except `step`, as a run's `metrics.jsonl` has them.
+
+        Args:
+            text: Function from a token ID to its name, which stands for the ID.
+        """
+        present = {name: value for name, value in vars(self).items() if value is not None and name != "step"}
+        tokens = {name: list(map(text, present[name])) for name in ("tokens_not_finite", "tokens_of_gradients")}
+        return present | tokens
 
     def scalars(self, text: Callable[[int], str] = str) -> dict[str, float | str]:
         """Return the numbers by name, such as `embedding/loss/decile_1`, for the `log` of a trainer.
@@ -274,6 +280,21 @@ class EmbeddingMonitor:
         if self.tokenizer is None or self.tokenizer.id_to_token(token) is None:
             return str(token)
         return repr(token_text(self.tokenizer, token))
+
+    def move_counts(self, new_ids: Int[Tensor, " V"]) -> None:
+        """Count on after an edit of the vocabulary: token v is token `new_ids[v]` now, or removed if that is negative.
+
+        The model has the edited table already. New tokens have the count 0.
+        """
+        counts, table = self.counts(), input_table(self.model)
+        new_ids = new_ids.to(counts.device)
+        is_kept = new_ids >= 0
+        self._counts = counts.new_zeros(table.vocab_size).index_add_(0, new_ids[is_kept], counts[is_kept])
+        self._since = torch.zeros_like(self._counts)
+
+    def fields(self) -> JsonObject | None:
+        """Return `MonitorReport.fields` of the last step, with the texts of tokens; `None` if it was not read."""
+        return None if self.report is None else self.report.fields(self.text)
 
     def scalars(self) -> dict[str, float | str]:
         """Return `MonitorReport.scalars` of the last step, with the texts of tokens; empty if it was not read."""

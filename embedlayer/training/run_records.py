@@ -51,7 +51,10 @@ class RunDescription(TypedDict):
 
 
 class MonitorFields(TypedDict):
-    """Type of `monitor` in a line of metrics: the fields of a `MonitorReport` that are not `None`."""
+    """Type of `monitor` in a line of metrics: the fields of a `MonitorReport` that are not `None`, tokens by their texts.
+
+    An edit of the vocabulary leaves them as they are, since no ID is among them.
+    """
 
     never_seen: Measurement
     norms: list[Measurement | None]
@@ -62,9 +65,9 @@ class MonitorFields(TypedDict):
     new_update_ratio: NotRequired[Measurement]
     new_loss: NotRequired[Measurement]
     rows_not_finite: Count
-    tokens_not_finite: list[Count]
+    tokens_not_finite: list[str]
     gradients_not_finite: NotRequired[Count]
-    tokens_of_gradients: list[Count]
+    tokens_of_gradients: list[str]
     logit_std: NotRequired[Measurement]
     log_z: NotRequired[Measurement]
     largest_logit: NotRequired[Measurement]

@@ -45,6 +45,7 @@ def test_a_run_leaves_a_self_contained_folder(trained) -> None:
     assert all({"step", "loss", "lr", "tokens_per_second"} <= line.keys() for line in lines)
     assert "validation_loss" in lines[0]
     assert "validation_loss" in lines[-1]
+    assert [line["step"] for line in lines if "monitor" in line] == [4]
     page = (trained / "report.html").read_text()
     assert '"exported":true' in page
     assert "metrics?source=0" in page
