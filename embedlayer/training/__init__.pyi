@@ -1,3 +1,5 @@
+from .callbacks import lightning_monitor as lightning_monitor
+from .callbacks import transformers_monitor as transformers_monitor
 from .loop import Trainer as Trainer
 from .loop import TrainingOptions as TrainingOptions
 from .monitor import EmbeddingMonitor as EmbeddingMonitor

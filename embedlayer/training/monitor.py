@@ -184,6 +184,7 @@ class EmbeddingMonitor:
     Attributes:
         report: The `MonitorReport` of the last step; `None` if it was not read.
         steps: Steps so far.
+        records: In the block of a step that is read, what its losses recorded so far; otherwise `None`.
 
     Raises:
         SizeError: `every` is below 1; the model has no input table; the optimizer is DeepSpeed's, or has no parameter
@@ -236,7 +237,7 @@ class EmbeddingMonitor:
         self._counts = torch.zeros(table.vocab_size, dtype=torch.int64, device=device)
         self._since = torch.zeros_like(self._counts)  # of this rank, since the counts of all were summed
         self._batches: list[Tensor] | None = None
-        self._records: list[TokenRecord] = []
+        self.records: list[TokenRecord] | None = None
 
     def counts(self) -> Int[Tensor, " V"]:
         """Return how often each token occurred in the inputs of all ranks so far, `(V,)`. All ranks must call it."""
@@ -273,7 +274,8 @@ class EmbeddingMonitor:
 
     def discard_losses(self) -> None:
         """Leave the losses of this step so far out of its report, on this rank."""
-        self._records.clear()
+        if self.records is not None:
+            self.records.clear()
 
     def text(self, token: int) -> str:
         """Return the text of a token, or its ID without a tokenizer or where this one has no such token."""
@@ -307,7 +309,8 @@ class EmbeddingMonitor:
         Args:
             ids: Token IDs of its batch; `None` if `count` is called in the block, as with accumulated batches.
         """
-        self.report, self.steps = None, self.steps + 1
+        self.report = self.records = None
+        self.steps += 1
         is_read = self.steps % self.every == 0
         self._batches = [] if is_read else None
         if ids is not None:
@@ -327,11 +330,11 @@ class EmbeddingMonitor:
         with ExitStack() as stack:
             stack.callback(self.optimizer.register_step_pre_hook(before).remove)
             stack.callback(self.optimizer.register_step_post_hook(after).remove)
-            self._records = stack.enter_context(record_losses())
+            self.records = stack.enter_context(record_losses())
             yield
         before()  # of a step that the optimizer did not take, such as one that a GradScaler skipped
         self.report = self._reported(reading[0])
-        self._records, self._batches = [], None
+        self.records = self._batches = None
 
     @torch.no_grad()
     def _read_rows(self) -> "_RowsRead":
@@ -350,7 +353,7 @@ class EmbeddingMonitor:
             looked_up[table.padding_idx] = 0
         rows = _RowsOfRank(table, looked_up.nonzero()[:, 0], ranks)
         read = _RowsRead(rows)
-        is_finite = all(bool(record.logsumexp.isfinite().all()) for record in self._records)
+        is_finite = all(bool(record.logsumexp.isfinite().all()) for record in self.records or ())
         if ranks.any(not is_finite or bool(read.not_finite.numel())):
             read.not_finite = rows.not_finite()
         return read
@@ -358,7 +361,7 @@ class EmbeddingMonitor:
     @torch.no_grad()
     def _reported(self, read: "_RowsRead") -> MonitorReport:
         """Return the report of the step from its rows and losses. All ranks must call it."""
-        ranks, counts, ids, records = self.collectives, self.counts(), read.rows.ids, self._records
+        ranks, counts, ids, records = self.collectives, self.counts(), read.rows.ids, self.records or []
         has_norm = read.norms > 0
         norms = self._means(ids, read.norms)
         ratios = self._means(ids[has_norm], read.changes[has_norm] / read.norms[has_norm])

@@ -51,9 +51,9 @@ class RunDescription(TypedDict):
 
 
 class MonitorFields(TypedDict):
-    """Type of `monitor` in a line of metrics: the fields of a `MonitorReport` that are not `None`, tokens by their texts.
+    """Type of `monitor` in a line of metrics: the fields of a `MonitorReport` that are not `None`.
 
-    An edit of the vocabulary leaves them as they are, since no ID is among them.
+    Tokens are named by their texts, which an edit of the vocabulary leaves as they are.
     """
 
     never_seen: Measurement
