@@ -166,7 +166,7 @@ def test_encoder_decoders_are_refused(tmp_path) -> None:
 def test_lightning_logs_what_a_plain_loop_reports_and_resumes(tmp_path) -> None:
     lightning = pytest.importorskip("lightning.pytorch")
 
-    class Module(lightning.LightningModule):  # type: ignore[misc,name-defined]
+    class Module(lightning.LightningModule):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.inner = el.patch(causal("gpt2"))
@@ -178,7 +178,7 @@ def test_lightning_logs_what_a_plain_loop_reports_and_resumes(tmp_path) -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=0.5)
 
-    class Lines(lightning.Callback):  # type: ignore[misc,name-defined]
+    class Lines(lightning.Callback):  # type: ignore[name-defined]
         def __init__(self) -> None:
             self.lines: list[dict[str, Any]] = []
 
@@ -202,7 +202,7 @@ def test_lightning_logs_what_a_plain_loop_reports_and_resumes(tmp_path) -> None:
             callbacks=[monitor, lines := Lines()],
         )
         batches = [part for _ in range(STEPS) for part in ROWS.chunk(accumulate)]
-        loader: Any = torch.utils.data.DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+        loader: Any = torch.utils.data.DataLoader(batches, batch_size=None)
         trainer.fit(Module(), loader, ckpt_path=resume)
         return trainer, lines.lines
 
