@@ -95,12 +95,9 @@ def record_totals(logits: UncomputedLogits, request: Request, totals: Totals) ->
     found = {name: totals[name].detach() for name in RECORDED}
     states = logits.hidden.detach().reshape(-1, logits.hidden.shape[-1])
     variances = _variances_of(logits, states[_sample(request.tokens.mask, len(states))])
-    of_target = log_probs(found, found["selected"])[0]
-    records.append(
-        TokenRecord(
-            request.ids[:, 0], request.tokens.mask, of_target, logsumexp(found), found["top"].clone(), variances
-        )
-    )
+    of_target, lse = log_probs(found, found["selected"])[0], logsumexp(found)
+    largest = torch.where(lse.isnan(), lse, found["top"])  # a kernel leaves -inf where all logits are NaN
+    records.append(TokenRecord(request.ids[:, 0], request.tokens.mask, of_target, lse, largest, variances))
 
 
 @torch.no_grad()

@@ -108,6 +108,14 @@ def test_a_compiled_loss_is_recorded_when_it_runs() -> None:
         require_recorded(records, head(hidden), targets)
 
 
+@pytest.mark.parametrize("impl", ["plain", "chunked"])
+def test_logits_that_are_not_numbers_are_recorded_as_such(impl) -> None:
+    hidden = torch.randn(3, 8).index_fill(0, torch.tensor([1]), torch.nan)
+    with record_losses() as records:
+        linear_cross_entropy(hidden, torch.randn(VOCAB_SIZE, 8), torch.arange(3), impl=impl)
+    assert records[0].largest.isnan().tolist() == records[0].logsumexp.isnan().tolist() == [False, True, False]
+
+
 def test_nothing_is_recorded_outside_of_the_context() -> None:
     with record_losses() as records:
         assert is_recording()

@@ -340,6 +340,6 @@ def test_ranks_report_what_one_process_does(kind) -> None:
         for name, value in report.items():
             if name == "logit_std":  # of 16 tokens of each rank
                 continue
-            values, expected = ([x if isinstance(x, list) else [x] for x in (value, alone[name])])
+            values, expected = [x if isinstance(x, list) else [x] for x in (value, alone[name])]
             for one, other in zip(values, expected, strict=True):
                 assert one == (None if other is None else pytest.approx(other, rel=1e-4, abs=1e-6)), name

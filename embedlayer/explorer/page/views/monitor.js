@@ -28,8 +28,8 @@ const CHARTS = [
   },
   {
     title: "Update-to-weight ratio",
-    note: "Change of a row by the update over its norm, mean over the rows of the batch. Around 0.001 is usual for "
-      + "Adam late in a run; above 0.1 the rate is too high for the table.",
+    note: "Change of a row by the update over its norm, mean over the rows of the batch. At 1 an update replaces the "
+      + "row.",
     legend: byDecile(({ update_ratios: ratios }) => ratios),
     yLabel: "ratio",
     yLog: true,
@@ -57,18 +57,17 @@ const CHARTS = [
  * Draw what a monitor read; null for a run without one.
  * @param {MetricsLine[]} lines
  * @param {(title: string, note: string | null, ...children: Node[]) => HTMLElement} panel
- * @returns {Closable | null}
+ * @returns {{elements: HTMLElement[], close(): void} | null}
  */
 export function monitorPanels(lines, panel) {
   const read = /** @type {Read[]} */ (lines.filter((line) => line.monitor));
   if (!read.length) return null;
   const charts = CHARTS.map((each) => curves(each, read));
-  const element = h("div", null, notFinite(read, panel),
-    h("div", { class: "grid-2" }, CHARTS.map(({ title, note, legend }, i) => panel(title, note,
-      chartLegend(drawnOf(legend, read).map(([name, , place]) => ({ name, colour: `var(--s${place + 1})` }))),
-      charts[i].element))));
+  const grid = h("div", { class: "grid-2" }, CHARTS.map(({ title, note, legend }, i) => panel(title, note,
+    chartLegend(drawnOf(legend, read).map(([name, , place]) => ({ name, colour: `var(--s${place + 1})` }))),
+    charts[i].element)));
   return {
-    element,
+    elements: [notFinite(read, panel), grid],
     close() {
       for (const each of charts) each.close();
     },

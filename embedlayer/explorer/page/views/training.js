@@ -40,7 +40,7 @@ async function open(element, context) {
     loss.element),
     h("div", { class: "grid-2" }, rowsPanel(rows, context.manifest.vocab_size),
       panel("Learning rate", "Linear warm-up, then a cosine decay.", rate.element)),
-    monitor ? monitor.element : "",
+    ...(monitor ? monitor.elements : []),
     panel("Configuration", null, configuration(metrics)),
     metrics.neighbors_before.length ? neighborsPanel(metrics.neighbors_before, context) : "");
   const charts = [loss, rate, ...(rows ? [rows] : []), ...(monitor ? [monitor] : [])];
