@@ -92,6 +92,12 @@ class _Weights(click.ParamType):  # type: ignore[type-arg]  # generic since clic
 @click.option("--min-steps", default=1, help="Smallest number of steps with --minutes, also if they take longer.")
 @click.option("--log-every", default=10, help="Steps between lines of metrics.")
 @click.option(
+    "--monitor",
+    type=int,
+    metavar="N",
+    help="Report rows, losses and logits by token frequency every N steps, a multiple of --log-every.",
+)
+@click.option(
     "--validation-fraction", default=0.1, help="Fraction of the text that is held out, of each with --weights."
 )
 @click.option("--seed", default=0, help="Seed of weights, order and dropout.")
@@ -197,6 +203,7 @@ def _train(
         if options["steps"] is None and options["minutes"] is None:
             options["minutes"] = 2.0
         options["max_length"], options["rates"] = options["length"], dict(options["rates"]) or None
+        options["monitor_every"] = options["monitor"]
         layer, training = _named(options, LayerOptions), _named(options, TrainingOptions)
         if layer.mapped and parallel.launch_id:
             raise SizeError(

@@ -76,6 +76,11 @@ def are_saved_tensors_hooked() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
+def is_in_backward() -> bool:
+    """Return whether this thread computes a backward pass, in which a forward pass may be computed again."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def is_capturing(x: Tensor) -> bool:
     """Return whether a CUDA graph is captured on the current stream of the device of `x`: no value can be read then."""
     return x.is_cuda and torch.cuda.is_current_stream_capturing()

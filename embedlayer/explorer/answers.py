@@ -384,6 +384,26 @@ class Spectrum(TypedDict):
 # Training
 
 
+class Monitored(TypedDict):
+    """What a monitor read at a step, see `MonitorReport`; lists have the deciles of token frequency, rarest first.
+
+    A number that is missing or null was not read, or is not finite.
+    """
+
+    never_seen: float
+    norms: list[float | None]
+    update_ratios: list[float | None]
+    losses: list[float | None]
+    new_loss: NotRequired[float | None]
+    rows_not_finite: int
+    tokens_not_finite: list[str]
+    gradients_not_finite: NotRequired[int]
+    tokens_of_gradients: list[str]
+    logit_std: NotRequired[float | None]
+    log_z: NotRequired[float | None]
+    largest_logit: NotRequired[float | None]
+
+
 class MetricsLine(TypedDict):
     """One line of a run's `metrics.jsonl`.
 
@@ -399,6 +419,7 @@ class MetricsLine(TypedDict):
     validation_losses: NotRequired[list[float]]
     rows_touched: NotRequired[int]
     tokens_per_second: NotRequired[float]
+    monitor: NotRequired[Monitored]
 
 
 class MadeOf(TypedDict):

@@ -36,6 +36,7 @@ from embedlayer.losses.objective import (
     stacked,
 )
 from embedlayer.losses.options import LossSettings
+from embedlayer.losses.recording import is_recording, record_totals
 from embedlayer.losses.token_chunks import padded_states
 from embedlayer.losses.uncomputed_logits import (
     BlockLogits,
@@ -152,7 +153,10 @@ def compute_loss(head: LossOfHead) -> tuple[Tensor, Tensor]:
     if isinstance(student, LinearLogits) and head.loss.reduction != "none":
         total, [losses] = compute_joint_loss([head])
         return total, losses
-    losses = head.objective.of(chunked_totals(student, head.request)).view(counted.shape).where(counted, 0.0)
+    totals = chunked_totals(student, head.request)
+    if is_recording():
+        record_totals(student, head.request, totals)
+    losses = head.objective.of(totals).view(counted.shape).where(counted, 0.0)
     return reduce_losses(losses, counted, head.loss), losses.detach()
 
 

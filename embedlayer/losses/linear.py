@@ -23,6 +23,7 @@ from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits,
 from embedlayer.losses.logit_statistics import CrossEntropy, target_request
 from embedlayer.losses.operators import cross_entropy_operator
 from embedlayer.losses.options import LogitOptions, LossOptions, LossSettings, ScoreOptions, check_options
+from embedlayer.losses.recording import is_recording, record_logits
 from embedlayer.losses.token_weights import require_token_weights
 from embedlayer.losses.uncomputed_logits import LinearLogits, RequestedGradients, UncomputedLogits, check_ids, is_plain
 
@@ -193,6 +194,8 @@ def _plain_losses(logits: Tensor, targets: Tensor, loss: LossSettings, counted: 
         targets = checked.ids
     elif not fusible(targets):  # otherwise they are what they were
         targets = checked.ids.masked_fill(~kept, loss.ignore_index)
+    if is_recording():
+        record_logits(logits, targets, kept)
     losses = checked.marked(cross_entropy(logits, targets, loss))
     return reduce_losses(losses, kept, loss), losses.detach()
 

@@ -47,6 +47,7 @@ from embedlayer.losses.objective import (
     stacked,
 )
 from embedlayer.losses.products import Gradients, GradientSums, HeadBlocks
+from embedlayer.losses.recording import RECORDED, is_recording, record_totals
 from embedlayer.losses.token_chunks import Chunk, TokenChunks
 from embedlayer.losses.uncomputed_logits import LinearLogits, RequestedGradients, joint_multiple
 
@@ -69,6 +70,7 @@ class VocabularyPass:
     event_grads: Tensor | None = None
 
     def __init__(self, student: LinearLogits, request: Request) -> None:
+        self.request = request
         self.objective, teacher, ids, counted, self.min_chunks, self.max_bytes, events = request
         self.student = student
         partition, self.dtype = student.partition, loss_dtype(student.dtype)
@@ -102,7 +104,10 @@ class VocabularyPass:
             blocks = self._blocks(chunk, buffers, kept=False)
             totals = self.objective.in_sweeps(partial(self._sweep, chunk, blocks, False))
             parts.append({name: chunk.own(value) for name, value in totals.items()})
-        parts = parts or [self._totals_of_nothing()]
+        return self._scattered(parts or [self._totals_of_nothing()])
+
+    def _scattered(self, parts: list[Totals]) -> Totals:
+        """Return the totals of this rank's tokens, `(N,)` or `(K, N)`, from those of chunks."""
         return {name: self.tokens.scattered(torch.cat([part[name] for part in parts], dim=-1)) for name in parts[0]}
 
     def logits(self) -> Tensor:
@@ -159,8 +164,12 @@ class VocabularyPass:
             gradients, and `sum(factors * losses)` if a kernel computed it for all tokens, else `None`.
         """
         of_ranks = self.tokens.of_ranks
+        recorded: list[Totals] | None = [] if is_recording() else None
         if not (factors is not None and any(requested) if of_ranks is None else of_ranks.gradients):
-            return self.tokens.masked(loss.of(self.totals())), (None, None, None), None
+            all_totals = self.totals()
+            if recorded is not None:
+                record_totals(self.student, self.request, all_totals)
+            return self.tokens.masked(loss.of(all_totals)), (None, None, None), None
         assert factors is not None
         factors_N, step = self.tokens.compact(factors), self._kept_tokens(requested)
         scale = self.heads[0].narrow_scale([factors_N], self.student.collectives)
@@ -170,11 +179,15 @@ class VocabularyPass:
         for chunk in self._chunks(step):
             blocks = self._blocks(chunk, buffers, kept=True)
             totals = self.objective.in_sweeps(partial(self._sweep, chunk, blocks, True))
+            if recorded is not None:
+                recorded.append({name: chunk.own(totals[name]) for name in RECORDED})
             factors_C = chunk.gathered_gradients(factors_N)
             compiled = loss.compiled(chunk.ids, totals, factors_C, sum(chunk.sizes)) if self.compiled else None
             losses, grads, total = compiled or (loss.of(totals), loss.gradients(totals, factors_C), None)
             parts.append(chunk.own(losses))
             self._add_gradients(sums, chunk, blocks, totals, grads, kept=buffers[0])
+        if recorded:
+            record_totals(self.student, self.request, self._scattered(recorded))
         losses_N = concatenated(parts) if parts else self.like.new_zeros(0)
         is_all = len(parts) == len(self.tokens.counts) == 1 and self.tokens.all_count and scale is None
         losses_N = self.tokens.scattered(losses_N)

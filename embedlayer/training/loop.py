@@ -32,6 +32,7 @@ from embedlayer.optim.groups import check_role_rates, param_groups
 from embedlayer.optim.row_adamw import RowAdamW
 from embedlayer.row_sparse.hooks import without_applying_updates
 from embedlayer.tables.stored.mapped import MappedEmbedding
+from embedlayer.training.monitor import EmbeddingMonitor
 from embedlayer.training.parallel import ParallelContext, mean_loss
 from embedlayer.training.time_budget import TimeBudget
 
@@ -71,10 +72,13 @@ class TrainingOptions:
         seed: Seed of the windows and, with several processes, of dropout. The command `train` also seeds torch's
             generator with it, which draws the weights and, in a single process, dropout.
         precision: `"float32"`, `"bfloat16"` (autocast), or `"auto"`: bfloat16 on a GPU that supports it.
+        monitor_every: Steps between two lines of metrics with the numbers of an `EmbeddingMonitor`, a multiple of
+            `log_every`; `None` for no monitor.
 
     Raises:
         SizeError: Neither or both of `steps` and `minutes` are set; or a number of steps, windows, lines or tokens,
-            `minutes`, `learning_rate` or `max_grad_norm` is not positive; or another option is outside its range.
+            `minutes`, `learning_rate` or `max_grad_norm` is not positive; or another option is outside its range, or
+            `monitor_every` is no multiple of `log_every`.
     """
 
     steps: int | None = None
@@ -97,6 +101,7 @@ class TrainingOptions:
     documents: bool = False
     seed: int = 0
     precision: Precision = "auto"
+    monitor_every: int | None = None
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.minutes is None):
@@ -113,6 +118,11 @@ class TrainingOptions:
             if not 0 <= getattr(self, name) <= 1:
                 raise SizeError(f"{name} must be from 0 to 1, not {getattr(self, name)}.")
         check_role_rates(self.rates or {})
+        if self.monitor_every is not None and (self.monitor_every < 1 or self.monitor_every % self.log_every):
+            raise SizeError(
+                f"monitor_every must be a multiple of log_every {self.log_every}, whose lines have its numbers, not "
+                f"{self.monitor_every}."
+            )
         if not 0 <= self.weight_decay < math.inf:
             raise SizeError(f"weight_decay must be 0 or positive, not {self.weight_decay}.")
         if self.precision not in get_args(Precision):
@@ -212,6 +222,8 @@ class Trainer:
             lr=options.learning_rate,
             betas=(options.beta1, options.beta2),
         )
+        every = options.monitor_every
+        self.monitor = None if every is None else EmbeddingMonitor(model, self.optimizer, every=every)
         self.steps = options.steps
         self.step = 0
         self.budget = None if options.minutes is None else TimeBudget(60 * options.minutes, options.min_steps)
@@ -241,8 +253,9 @@ class Trainer:
         A line is a dictionary with `step`, `loss` (nats per token, mean since the last line), `lr`,
         `tokens_per_second` and `rows_touched` (number of distinct rows that the update looked up; 0 on ranks other
         than 0). Some lines, the last included, also have `validation_loss` (nats per token) and
-        `validation_bits_per_byte`; with a mixture also `validation_losses`. See `validate`. The last line comes after
-        the last update. A run from step 0 begins with a line before any update, which has the loss of the first batch,
+        `validation_bits_per_byte`; with a mixture also `validation_losses`. See `validate`. Those of every
+        `monitor_every`-th step have `monitor`, the fields of a `MonitorReport`. The last line comes after the last
+        update. A run from step 0 begins with a line before any update, which has the loss of the first batch,
         a validation, and 0 for the rest.
 
         Args:
@@ -293,6 +306,8 @@ class Trainer:
                 "tokens_per_second": round(tokens / seconds),
                 "rows_touched": self._rows_touched(self.step - 1),
             }
+            if self.monitor is not None and (read := self.monitor.fields()) is not None:
+                line["monitor"] = read
             if self.step % (self.options.log_every * self.options.validate_every) == 0 or self.step == self.steps:
                 line |= self.validate()
             yield line
@@ -399,6 +414,8 @@ class Trainer:
                     f"pending_updates.{name}.{key}": value for key, value in _as_saved(pending_rows, table).items()
                 }
         tensors["losses"] = self.parallel.sum(self._losses)
+        if self.monitor is not None:
+            tensors["monitor.counts"] = self.monitor.counts()
         tensors["generator.cpu"] = torch.get_rng_state()
         if self.device.type == "cuda":
             tensors["generator.cuda"] = torch.cuda.get_rng_state(self.device)
@@ -442,6 +459,8 @@ class Trainer:
             elif self.budget is not None:  # a state with fixed steps: estimate the time that they took
                 self.budget.used = self.budget.seconds * self.step / self.steps
             self._losses.copy_(tensors["losses"] if self.parallel.is_first else torch.zeros(2))
+            if self.monitor is not None:
+                self.monitor.load_counts(tensors["monitor.counts"], self.step)
             torch.set_rng_state(tensors["generator.cpu"].cpu())
             if self.device.type == "cuda" and "generator.cuda" in tensors:
                 torch.cuda.set_rng_state(tensors["generator.cuda"].cpu(), self.device)
@@ -485,18 +504,27 @@ class Trainer:
         rates, peak = self.options.rates or {}, self.options.learning_rate
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * (rates.get(group.get("name", ""), peak) / peak)
+        with nullcontext() if self.monitor is None else self.monitor.step():
+            return self._update_weights(optimizer, step)
+
+    def _update_weights(self, optimizer: torch.optim.Optimizer, step: int) -> Tensor:
+        """Run the passes of `_update`, and update the weights with the rates that the groups have."""
         result = torch.tensor([0.0, float(self.parallel.is_first)], device=self.device)
         last = self.options.accumulate - 1
         parts = range(step * self.options.accumulate, (step + 1) * self.options.accumulate)
-        total = self._total_weight(parts)
+        total, has_windows = self._total_weight(parts), self._has_windows
         for part, index in enumerate(parts):
             batch, count = self._batch(index)
+            if self.monitor is not None and has_windows:
+                self.monitor.count(batch["ids"])
             sync = nullcontext() if part == last else self.parallel.no_sync()
             with self.parallel.collectives.peer_errors(), sync:
                 with self._autocast():
                     loss = self._loss(**batch) * (count / total)
                 (loss * self.parallel.size).backward()  # gradients are means over the ranks, which sum to that of all
             result[0] += loss.detach()
+        if self.monitor is not None and not has_windows:  # the windows of this rank belong to another one
+            self.monitor.discard_losses()
         self.parallel.average_replicas(self.model)
         with self.parallel.collectives.peer_errors():
             clip_grad_norm_(self.model.parameters(), self.options.max_grad_norm)
@@ -517,6 +545,11 @@ class Trainer:
             return len(parts) * self.options.batch_size * self.options.max_length
         return max(sum(total_weight(self._named(self.sampler.batch(part))) for part in parts), 1.0)
 
+    @property
+    def _has_windows(self) -> bool:
+        """Return whether this rank has windows of a batch of its own."""
+        return len(self.parallel.share(self.options.batch_size)) > 0
+
     def _batch(self, index: int) -> tuple[dict[str, Tensor], int]:
         """Return this rank's windows of a batch.
 
@@ -525,10 +558,9 @@ class Trainer:
             windows gets one window and the number 0, so that it can take part in collective operations.
         """
         size = self.options.batch_size
-        has_windows = len(self.parallel.share(size)) > 0
-        rank, ranks = (self.parallel.rank, self.parallel.size) if has_windows else (0, size)
+        rank, ranks = (self.parallel.rank, self.parallel.size) if self._has_windows else (0, size)
         batch = self._named(self.sampler.batch(index, rank=rank, ranks=ranks))
-        count = num_targets(batch) if has_windows else 0
+        count = num_targets(batch) if self._has_windows else 0
         return {name: tensor.to(self.device) for name, tensor in batch.items()}, count
 
     def _named(self, batch: Batch) -> dict[str, Tensor]:

@@ -172,6 +172,7 @@ class RunDirectory:
             require_loadable(trainer.decoder, model, trainer.decoder.state_dict())
         create_folder(self.path)
         self.lock.acquire()
+        _name_tokens(trainer, tokenizer)
         result = (self.path / CONFIG, self.path / WEIGHTS)
         for file in (self.run, self.best_facts, *result, self.checkpoint, self.metrics, self.report):
             file.unlink(missing_ok=True)
@@ -262,6 +263,7 @@ class RunDirectory:
         parallel.collectives.require_equal(consistency_facts(description, self.open_corpus(), tokenizer))
         trainer, description = self.open(device, parallel)
         require_rows(tokenizer, trainer.model.table.vocab_size, self.path)
+        _name_tokens(trainer, tokenizer)
         parallel.collectives.require_equal({"step of the checkpoint": trainer.step})
         if parallel.is_first:
             self._keep_metrics_up_to(trainer.step if self.checkpoint.exists() else -1)
@@ -543,6 +545,12 @@ class RunDirectory:
         """Delete the lines of metrics after step `step` from `metrics.jsonl`; with -1, all lines."""
         lines: Sequence[dict[str, Any]] = [line for line in self.read_metrics() if line["step"] <= step]
         write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _name_tokens(trainer: Trainer, tokenizer: Tokenizer) -> None:
+    """Let the monitor of a trainer, if it has one, name tokens by their texts."""
+    if trainer.monitor is not None:
+        trainer.monitor.tokenizer = tokenizer
 
 
 def saved_buffers(model: DecoderLM) -> list[str]:

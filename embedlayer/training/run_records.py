@@ -50,6 +50,29 @@ class RunDescription(TypedDict):
     notes: Notes
 
 
+class MonitorFields(TypedDict):
+    """Type of `monitor` in a line of metrics: the fields of a `MonitorReport` that are not `None`.
+
+    Tokens are named by their texts, which an edit of the vocabulary leaves as they are.
+    """
+
+    never_seen: Measurement
+    norms: list[Measurement | None]
+    update_ratios: list[Measurement | None]
+    losses: list[Measurement | None]
+    loss_never_seen: NotRequired[Measurement]
+    new_norm: NotRequired[Measurement]
+    new_update_ratio: NotRequired[Measurement]
+    new_loss: NotRequired[Measurement]
+    rows_not_finite: Count
+    tokens_not_finite: list[str]
+    gradients_not_finite: NotRequired[Count]
+    tokens_of_gradients: list[str]
+    logit_std: NotRequired[Measurement]
+    log_z: NotRequired[Measurement]
+    largest_logit: NotRequired[Measurement]
+
+
 class MetricsLine(TypedDict):
     """Type of a line of `metrics.jsonl`, which `Trainer.run` yields. Losses are in nats per token."""
 
@@ -61,6 +84,7 @@ class MetricsLine(TypedDict):
     validation_loss: NotRequired[Measurement]
     validation_bits_per_byte: NotRequired[Measurement]
     validation_losses: NotRequired[list[Measurement]]
+    monitor: NotRequired[MonitorFields]
 
 
 class BestFacts(TypedDict):

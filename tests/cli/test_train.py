@@ -34,7 +34,7 @@ def text(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained") / "run"
-    assert run("train", text, "-o", folder, "--steps", 6, "--position", "learned", *SMALL) == 0
+    assert run("train", text, "-o", folder, "--steps", 6, "--position", "learned", "--monitor", 4, *SMALL) == 0
     return folder
 
 
@@ -45,6 +45,7 @@ def test_a_run_leaves_a_self_contained_folder(trained) -> None:
     assert all({"step", "loss", "lr", "tokens_per_second"} <= line.keys() for line in lines)
     assert "validation_loss" in lines[0]
     assert "validation_loss" in lines[-1]
+    assert [line["step"] for line in lines if "monitor" in line] == [4]
     page = (trained / "report.html").read_text()
     assert '"exported":true' in page
     assert "metrics?source=0" in page

@@ -121,7 +121,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     directory.path.mkdir()
     (directory.path / "text.txt").write_text(text)
     corpus = TokenCorpus.build([directory.path / "text.txt"], tokenizer, directory.corpus)
-    options = TrainingOptions(steps=6, log_every=2, validate_every=1, batch_size=2, max_length=16, seed=3)
+    options = TrainingOptions(
+        steps=6, log_every=2, validate_every=1, batch_size=2, max_length=16, seed=3, monitor_every=2
+    )
     torch.manual_seed(options.seed)
     table = TokenEmbedding(table_size(tokenizer), 16, scale="sqrt_dim", pad_to_multiple_of=64)
     trainer = Trainer(DecoderLM(table, RotaryEmbedding(8), num_layers=1, num_heads=2), *corpus.split(0.2), options)

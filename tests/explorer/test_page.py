@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from functools import partial
 
 import numpy as np
@@ -71,6 +72,15 @@ def test_every_view_opens_without_a_complaint_and_fits_the_screen(url, open_page
         "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).reduce((a, b) => a + +b, 0)"
     )
     assert (brightness < 300) == (scheme == "dark")
+
+
+def test_the_training_view_draws_what_the_monitor_read(url, open_page):
+    page = open_page(f"{url}#training")
+    page.get_by_role("heading", name="Loss by token frequency").wait_for()
+    page.get_by_text("of the tokens occurred in no input so far. All rows and gradients").wait_for()
+    chart = page.get_by_role("img", name="Logits over steps")
+    chart.hover()
+    page.get_by_text(re.compile(r"step \d+: log Z [\d.]+, largest logit [\d.]+, standard deviation")).wait_for()
 
 
 def test_keys_switch_views_and_theme_and_reach_the_search(url, open_page):

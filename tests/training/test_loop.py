@@ -432,3 +432,22 @@ def test_a_row_sparse_run_that_was_stopped_continues_bit_for_bit_with_pending_up
     lines += list(second.run())
     assert without_speed(lines) == without_speed(expected)
     assert all(torch.equal(tensor, weights(whole)[name]) for name, tensor in weights(second).items())
+
+
+def test_the_monitor_needs_steps_of_lines(corpus) -> None:
+    with pytest.raises(SizeError, match="monitor_every must be a multiple of log_every 5"):
+        options(monitor_every=7)
+    lines = list(trainer_of(corpus, monitor_every=10, accumulate=2).run())
+    assert [line["step"] for line in lines if "monitor" in line] == [10]
+    alone = trainer_of(corpus, accumulate=2)
+    assert without_speed(alone.run()) == without_speed(
+        [{k: v for k, v in line.items() if k != "monitor"} for line in lines]
+    )
+    assert lines[2]["monitor"]["log_z"] > 0
+
+
+def test_a_state_without_counts_does_not_fit_a_run_with_a_monitor(corpus) -> None:
+    tensors, rest = trainer_of(corpus, monitor_every=5).state()
+    del tensors["monitor.counts"]
+    with pytest.raises(CheckpointError, match="does not fit this run"):
+        trainer_of(corpus, monitor_every=5).load_state(tensors, rest)

@@ -113,6 +113,7 @@ def start(folder: Path, case: str) -> None:
         validation_tokens=40,  # a full batch and one of two windows
         documents=documents,
         max_grad_norm=0.5,
+        monitor_every=2 if case in ("tied", "row-sparse") else None,
     )
     training, validation = corpus.split(0.2)
     trainer = Trainer(CASES[case](), training, validation, options)
@@ -154,6 +155,7 @@ def assert_equal(folder: Path, lines: list[dict], expected: Path, its: list[dict
     for ours, theirs in zip(lines, [line for line in its if line["step"] >= lines[0]["step"]], strict=True):
         for name in ("step", "loss", "lr", "validation_loss", "validation_losses"):
             assert ours.get(name) == pytest.approx(theirs.get(name), abs=1e-5)
+        assert_same_monitor(ours.get("monitor"), theirs.get("monitor"))
     for read in (lambda run: load_tensors(run / "model.safetensors")[0], everything):
         tensors, theirs = read(folder), read(expected)
         assert tensors.keys() == theirs.keys()
@@ -161,6 +163,19 @@ def assert_equal(folder: Path, lines: list[dict], expected: Path, its: list[dict
             tolerance = {"atol": 1e-5 if "table" in name or "head" in name else 5e-5, "rtol": 1e-5}
             said = f"{folder} {name}: "
             torch.testing.assert_close(tensor, theirs[name], **tolerance, msg=lambda text, said=said: said + text)
+
+
+def assert_same_monitor(ours: dict | None, theirs: dict | None) -> None:
+    """Compare what monitors say; the standard deviation of logits is that of 16 tokens of each rank."""
+    assert (ours is None) == (theirs is None)
+    for name in (ours or {}).keys() - {"logit_std"}:
+        values, expected = [x if isinstance(x, list) else [x] for x in (ours[name], theirs[name])]
+        pairs = zip(values, expected, strict=True)
+        assert all(x is None if y is None else x == pytest.approx(y, rel=1e-3, abs=1e-5) for x, y in pairs), (
+            name,
+            ours,
+            theirs,
+        )
 
 
 def everything(folder: Path) -> dict[str, torch.Tensor]:

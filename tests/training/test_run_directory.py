@@ -40,7 +40,7 @@ def started(tmp_path):
     model = DecoderLM(
         TokenEmbedding(257, 16), LearnedPositionalEmbedding(8, 16), num_layers=1, num_heads=2, dropout=0.1
     )
-    options = TrainingOptions(steps=6, batch_size=2, max_length=8, log_every=2, seed=0)
+    options = TrainingOptions(steps=6, batch_size=2, max_length=8, log_every=2, seed=0, monitor_every=2)
     trainer = Trainer(model, *corpus.split(0.2), options)
     directory.start(trainer, tokenizer, validation_fraction=0.2, notes={"who": "test"})
     return directory, trainer, tokenizer
@@ -68,6 +68,7 @@ def test_a_run_killed_after_its_checkpoint_resumes_to_the_same_result_and_metric
     directory.save_checkpoint(trainer)
     train(directory, trainer)
     expected = [{**line, "tokens_per_second": 0} for line in directory.read_metrics()]
+    assert expected[-1]["monitor"]["never_seen"] < expected[1]["monitor"]["never_seen"] < 1
     end = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
 
     with directory.metrics.open("a") as file:

@@ -306,6 +306,22 @@ export interface Spectrum {
   chance: ChanceMeasures;
 }
 
+/** What a monitor read at a step, see `MonitorReport`; lists have the deciles of token frequency, rarest first. */
+export interface Monitored {
+  never_seen: number;
+  norms: (number | null)[];
+  update_ratios: (number | null)[];
+  losses: (number | null)[];
+  new_loss?: number | null;
+  rows_not_finite: number;
+  tokens_not_finite: string[];
+  gradients_not_finite?: number;
+  tokens_of_gradients: string[];
+  logit_std?: number | null;
+  log_z?: number | null;
+  largest_logit?: number | null;
+}
+
 /** One line of a run's `metrics.jsonl`. */
 export interface MetricsLine {
   step: number;
@@ -317,6 +333,7 @@ export interface MetricsLine {
   validation_losses?: number[];
   rows_touched?: number;
   tokens_per_second?: number;
+  monitor?: Monitored;
 }
 
 /** The parts of a run's model; "" for what is not known. */

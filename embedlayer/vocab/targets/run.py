@@ -96,6 +96,8 @@ def apply_to_run(
                     f"The run in {folder} is not finished, and its corpus contains tokens that would be removed. "
                     f"Finish it first ({command_line('train', '--resume', '-o', folder)}), or keep them."
                 )
+            if trainer.monitor is not None:
+                trainer.monitor.move_counts(edit.new_ids)
             assert edit.tokenizer is not None  # a run has one
             new_ids = edit.new_ids.numpy()
             description = {**description, "notes": _moved_notes(description["notes"], new_ids)}

@@ -16,7 +16,7 @@ from embedlayer.vocab.init.row_init import RandomInit
 from embedlayer.vocab.receipt import last_receipt
 
 TEXT = carried_text()[:40_000]
-OPTIONS = el.TrainingOptions(steps=6, batch_size=2, max_length=16, log_every=2, validation_tokens=64)
+OPTIONS = el.TrainingOptions(steps=6, batch_size=2, max_length=16, log_every=2, validation_tokens=64, monitor_every=2)
 
 
 def start(folder: Path, *, row_sparse: bool, stop_at: int, finish: bool = False) -> el.RunDirectory:
@@ -64,6 +64,7 @@ def test_a_resumed_run_goes_on_as_the_untouched_one(row_sparse, tmp_path) -> Non
     assert tokenizer.encode(TEXT[:500]).ids == receipt.remap(ids).tolist()
     go_on(new, trainer, 6)
     go_on(old, other, 6)
+    assert torch.equal(trainer.monitor.counts().flip(0), other.monitor.counts())
     for name in ("table", "head"):
         trainer.model.table.apply_pending_updates(), other.model.table.apply_pending_updates()
         weights = [getattr(each.model, name).weight for each in (trainer, other)]

@@ -4,6 +4,7 @@ import { chart, chartLegend } from "../charts/chart.js";
 import { short } from "../charts/numbers.js";
 import { definitions, empty, h, scroller, token } from "../dom.js";
 import { next } from "../missing.js";
+import { monitorPanels } from "./monitor.js";
 
 /** @import { Child, Closable, Metrics, MetricsLine, View, ViewContext } from "../types" */
 
@@ -31,6 +32,7 @@ async function open(element, context) {
   const loss = lossChart(metrics);
   const rows = rowsChart(metrics.lines, context.manifest.vocab_size);
   const rate = rateChart(metrics.lines);
+  const monitor = monitorPanels(metrics.lines, panel);
   element.replaceChildren(tiles(metrics),
     panel("Loss", "Mean cross-entropy of the next token, in nats. The dashed line is ln V, the loss of a uniform "
       + "prediction: at the first step the loss should be close to it.",
@@ -38,9 +40,10 @@ async function open(element, context) {
     loss.element),
     h("div", { class: "grid-2" }, rowsPanel(rows, context.manifest.vocab_size),
       panel("Learning rate", "Linear warm-up, then a cosine decay.", rate.element)),
+    ...(monitor ? monitor.elements : []),
     panel("Configuration", null, configuration(metrics)),
     metrics.neighbors_before.length ? neighborsPanel(metrics.neighbors_before, context) : "");
-  const charts = [loss, rate, ...(rows ? [rows] : [])];
+  const charts = [loss, rate, ...(rows ? [rows] : []), ...(monitor ? [monitor] : [])];
   return {
     close() {
       for (const each of charts) each.close();
