@@ -555,12 +555,13 @@ def _is_permuted(queries: Tensor, functions: Sequence[tuple[Tensor, Tensor]]) ->
 
 
 def _scaling_reason(schemes: Sequence[Position], scalings: Sequence[float]) -> str:
-    """Return a sentence if rotary modules have other factors on cosines and sines than the schemes, else nothing."""
+    """Return a sentence if no rotary module has the factor on cosines and sines of one of the schemes, else nothing.
+
+    Modules may have more factors: those of layer types that no block has (DeepSeek-V4).
+    """
     own = {round(scheme.attention_scaling, 5) for scheme in schemes if isinstance(scheme, RotaryEmbedding)}
     theirs = {round(value, 5) for value in scalings}
-    return (
-        f"scales cosines by {sorted(own)}, transformers by {sorted(theirs)}" if own and theirs and own != theirs else ""
-    )
+    return f"scales cosines by {sorted(own)}, transformers by {sorted(theirs)}" if theirs and not own <= theirs else ""
 
 
 def _difference(scheme: Position, before: Call, after: Call, positions: Tensor, permuted: bool) -> float:

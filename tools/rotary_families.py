@@ -4,12 +4,11 @@
 
 prints one row for each class of transformers whose modeling file rotates queries and keys: equal (with the largest
 difference), refused (with the sentence), or wrong. With `--extend` the configuration is first extended to four times its
-length by a method of `embedlayer.positions.rotary.extension`, and compared below, at and beyond the old length; with
-`--old-keys` it has `rope_scaling` and `rope_theta` in place of `rope_parameters` before that.
+length by a method of `embedlayer.positions.rotary.extension`, in place of a scaling that it has, and compared below, at
+and beyond the trained length; with `--old-keys` it has `rope_scaling` and `rope_theta` in place of `rope_parameters` before that.
 """
 
 import argparse
-
 import importlib
 import inspect
 import json
@@ -185,15 +184,16 @@ class Extended(NamedTuple):
         factors = None
         if self.method == "longrope":
             widest = max(
-                (each.rotary_dim for each in rotary_positions(described) if isinstance(each, RotaryEmbedding)), default=2
+                (each.rotary_dim for each in rotary_positions(described) if isinstance(each, RotaryEmbedding)),
+                default=2,
             )
             factors = {
                 name: [1 + pair / number for pair in range(widest // 2)]
                 for name, number in (("short_factor", 100), ("long_factor", 10))
             }
         facts = family_facts(described, is_stated=False)
-        length = common_keys(described, facts).get("max_position_embeddings")
-        longer = extend_rotary(described, 4 * length if isinstance(length, int) else 8192, self.method, factors=factors)
+        length = common_keys(described, facts).get("max_position_embeddings", 8192)
+        longer = extend_rotary(described, 4 * length, self.method, factors=factors, replace=True)
         return longer.config, longer.original_length
 
 
@@ -208,9 +208,7 @@ def with_old_keys(config: JsonObject) -> JsonObject:
     return {**older, **beside, "rope_scaling": None if scaling == {"rope_type": "default"} else scaling}
 
 
-def compare_class(
-    config_class: Any, changes: Mapping[str, Any] | None = None, extended: Extended | None = None
-) -> Row:
+def compare_class(config_class: Any, changes: Mapping[str, Any] | None = None, extended: Extended | None = None) -> Row:
     """Compare the default configuration of a class, with small sizes and these changes, and maybe extended.
 
     If no model can be built from `configuration`, `tiny_configuration` is tried.

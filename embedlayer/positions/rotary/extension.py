@@ -26,6 +26,7 @@ from embedlayer.positions.rotary.config import (
     base_keys,
     common_keys,
     family_facts,
+    head_width,
     is_nested,
     language_model_keys,
     rope_type_of,
@@ -81,11 +82,13 @@ class RotaryExtension(NamedTuple):
     Attributes:
         config: The new configuration, whole.
         original_length: Trained length, L, in tokens.
+        old_length: Longest sequence that the old configuration states.
         changes: For each scheme that changed, what it was and is.
     """
 
     config: JsonObject
     original_length: int
+    old_length: int
     changes: tuple[RotaryChange, ...]
 
 
@@ -142,12 +145,12 @@ def extend_rotary(
     if method == "base":
         new, requested = edit.with_base(base, length / trained, length)
     else:
-        scaling = _scaling(method, length / trained, trained, factors) if isinstance(method, str) else method
+        scaling = scaling_of_method(method, length / trained, trained, factors) if isinstance(method, str) else method
         new, requested = edit.with_scaling(scaling, length, trained)
     changes = _changes(edit.before, edit.read(new), requested)
     for key, outer in [(key, _at(config, keys[:depth])) for depth, key in enumerate(keys)][::-1]:
         new = {**outer, key: new}
-    return RotaryExtension(new, trained, changes)
+    return RotaryExtension(new, trained, edit.old_length, changes)
 
 
 def _at(config: JsonObject, keys: Sequence[str]) -> Any:
@@ -157,7 +160,7 @@ def _at(config: JsonObject, keys: Sequence[str]) -> Any:
     return config
 
 
-def _scaling(
+def scaling_of_method(
     method: str, ratio: float, trained: int, factors: Mapping[str, Sequence[float]] | None
 ) -> RotaryScaling:
     """Return the scaling of a method for sequences of `ratio` times the trained length."""
@@ -176,6 +179,19 @@ def _scaling(
     if method not in classes:
         raise SizeError(f"method must be a scaling or one of {', '.join(METHODS)}, not {method!r}.")
     return classes[method](ratio, trained)
+
+
+def ntk_aware_base(base: float, rotary_dim: int, ratio: float) -> float:
+    """Return `base * ratio^(d / (d - 2))`, with d = `rotary_dim`: the slowest pair rotates `ratio` times slower.
+
+    Raises:
+        SizeError: d is 2: the only frequency does not depend on the base.
+
+    Reference: bloc97, r/LocalLLaMA, 2023.
+    """
+    if rotary_dim == 2:
+        raise SizeError("Two rotated channels have one frequency, which no base changes: use another method.")
+    return base * ratio ** (rotary_dim / (rotary_dim - 2))
 
 
 class _ConfigurationEdit:
@@ -234,6 +250,11 @@ class _ConfigurationEdit:
         own = [key for key, common in self.facts.aliases if common == LENGTH]
         return [key for key in (*own, *POSITION_KEYS) if self.config.get(key) is not None]
 
+    @property
+    def old_length(self) -> int:
+        """Return the longest sequence that the configuration states."""
+        return as_whole_number(self.config[self._length_keys[0]], self._length_keys[0])
+
     def trained_length(self, stated: int | None, *, replace: bool) -> int:
         """Return the trained length: `stated`, or what the configuration says.
 
@@ -284,7 +305,11 @@ class _ConfigurationEdit:
                     f"Only a share of the pairs of {self.config['model_type']} rotates (rope_type 'proportional'), "
                     f"which its code can scale linearly alone: use the method 'linear'."
                 )
-            own = next(each["scaling"] for each in self.before.arguments.values() if isinstance(each.get("scaling"), ProportionalScaling))
+            own = next(
+                each["scaling"]
+                for each in self.before.arguments.values()
+                if isinstance(each.get("scaling"), ProportionalScaling)
+            )
             scaling = ProportionalScaling(own.proportion, scaling.factor)
         kind = next(kind for kind, (cls, *_) in ROPE_TYPES.items() if cls is type(scaling))
         if kind in dict(self.facts.former_rope_types):
@@ -306,6 +331,12 @@ class _ConfigurationEdit:
             ):
                 values[each.name] = list(value) if isinstance(value, tuple) else value
         new = self._with_length(trained if kind == "dynamic" else length)
+        if (
+            self.facts.needs_head_dim
+            and self.config.get("head_dim") is None
+            and kind in ("dynamic", "yarn", "longrope")
+        ):
+            new["head_dim"] = head_width(common_keys(self.config, self.facts))
         for place in self.places:
             kept = {key: value for key, value in self.parameters(place).items() if key not in SCALING_KEYS}
             new = _with(new, place, kept | {"rope_type": kind, **values})
@@ -323,9 +354,7 @@ class _ConfigurationEdit:
         old, width = wide[0]["base"], wide[0]["rotary_dim"]
         if any((each["base"], each["rotary_dim"]) != (old, width) for each in wide):
             raise CheckpointError(f"Blocks of {name} that see the whole context have different bases.")
-        if base is None and width < 4:
-            raise SizeError("Two rotated channels have one frequency, which no base changes: use another method.")
-        base = old * ratio ** (width / (width - 2)) if base is None else base
+        base = ntk_aware_base(old, width, ratio) if base is None else base
         new, requested = self._with_length(length), {"base": base}
         for place in self.places:
             parameters = dict(self.parameters(place))
@@ -340,7 +369,9 @@ class _ConfigurationEdit:
         if self.places == [("rope_scaling",)] or len(self.places[0]) == 1:
             stated = [key for key in base_keys(self.config, FULL) if self.config.get(key) is not None]
             named = "rope_theta" in self.parameters(self.places[0])
-            new |= dict.fromkeys(stated or ([] if named or self.places[0][0] == "rope_parameters" else ["rope_theta"]), base)
+            new |= dict.fromkeys(
+                stated or ([] if named or self.places[0][0] == "rope_parameters" else ["rope_theta"]), base
+            )
             if named:
                 new = _with(new, self.places[0], {**new[self.places[0][0]], "rope_theta": base})
         return new, requested
