@@ -3,9 +3,10 @@
     python tools/rotary_families.py [--extend METHOD [--old-keys]] [MODEL_TYPE ...]
 
 prints one row for each class of transformers whose modeling file rotates queries and keys: equal (with the largest
-difference), refused (with the sentence), or wrong. With `--extend` the configuration is first extended to four times its
-length by a method of `embedlayer.positions.rotary.extension`, in place of a scaling that it has, and compared below, at
-and beyond the trained length; with `--old-keys` it has `rope_scaling` and `rope_theta` in place of `rope_parameters` before that.
+difference), refused (with the sentence), or wrong. With `--extend` the configuration is first extended to four times
+its length by a method of `embedlayer.positions.rotary.extension`, in place of a scaling that it has. It is compared
+below, at and beyond the trained length. With `--old-keys` it has `rope_scaling` and `rope_theta` in place of
+`rope_parameters` before that.
 """
 
 import argparse
@@ -183,10 +184,8 @@ class Extended(NamedTuple):
         described = with_old_keys(described) if self.old_keys else described
         factors = None
         if self.method == "longrope":
-            widest = max(
-                (each.rotary_dim for each in rotary_positions(described) if isinstance(each, RotaryEmbedding)),
-                default=2,
-            )
+            schemes = rotary_positions(described)
+            widest = max((each.rotary_dim for each in schemes if isinstance(each, RotaryEmbedding)), default=2)
             factors = {
                 name: [1 + pair / number for pair in range(widest // 2)]
                 for name, number in (("short_factor", 100), ("long_factor", 10))

@@ -319,8 +319,8 @@ def copy_with_tensors(
 ) -> None:
     """Write a copy of one safetensors file in which some tensors are replaced; the order of the tensors stays.
 
-    A copy of the copy with the old tensors has the bytes of the old file. `changed` has the new tensors by name, which may have other shapes, and `metadata` new values of the metadata. Those
-    that the old file lacks are ignored.
+    A copy of the copy with the old tensors has the bytes of the old file. `changed` has the new tensors by name, which
+    may have other shapes, and `metadata` new values of the metadata. Those that the old file lacks are ignored.
     """
     metadata = {key: metadata.get(key, value) for key, value in header.metadata.items()}
     sizes = {

@@ -142,31 +142,22 @@ def _show(receipt: "ContextReceipt", output: Path, losses: "list[list[PositionLo
             "changes": [each._asdict() for each in receipt.changes],
             "left_out": list(receipt.left_out),
         }
-        if losses is not None:
-            summary["losses"] = {
-                name: [each._asdict() for each in loss] for name, loss in zip(("before", "after"), losses, strict=True)
-            }
+        for name, loss in zip(("loss_before", "loss_after"), losses or (), strict=False):
+            summary[name] = [each._asdict() for each in loss]
         print_json(summary)
         return
     console = make_console()
     old, new = receipt.lengths
     print_line(console, f"Context  {old:,} -> {new:,} tokens by {receipt.method}, trained on {receipt.trained:,}")
     for each in receipt.changes:
-        where = f"{each.blocks} blocks" if each.blocks else "Positions"
-        print_line(console, f"{where}: {each.before} -> {each.after}")
-        what = "cos and sin" if each.blocks or "base" in each.before else "the old rows"
-        print_line(
-            console, f"Largest change of {what} below {receipt.trained:,} tokens: {each.largest_change:.3g}", indent=2
-        )
+        print_line(console, f"{f'{each.blocks} blocks: ' * bool(each.blocks)}{each.before} -> {each.after}")
+        what = "of a cosine or sine" if each.before.startswith("base") else "of a number of the table"
+        below = f"Largest change {what} below {receipt.trained:,} tokens: {each.largest_change:.3g}"
+        print_line(console, below, indent=2)
     if losses is not None:
-        before, after = ({(one.start, one.stop): one for one in loss} for loss in losses)
+        before, after = ({(one.start, one.stop): f"{one.loss:.4f}" for one in loss} for loss in losses)
         rows = [
-            [
-                f"{start:,} to {stop - 1:,}",
-                *(f"{side[start, stop].loss:.4f}" if (start, stop) in side else "cannot" for side in (before, after)),
-                f"{one.tokens:,}",
-            ]
-            for (start, stop), one in after.items()
+            [f"{low:,} to {high:,}", before.get((low, high), "cannot"), loss] for (low, high), loss in after.items()
         ]
-        print_table(console, ["position", "loss before", "loss after", "tokens"], rows)
+        print_table(console, ["tokens before", "loss before", "loss after"], rows)
     print_line(console, f"Written to {output}; undo with: {command_line('positions', 'undo', output, '-o', '...')}")

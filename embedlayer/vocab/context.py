@@ -201,10 +201,8 @@ class ContextReceipt:
         lines = [f"{old:,} tokens -> {new:,} tokens, {self.method}, trained on {self.trained:,}"]
         for each in self.changes:
             where = f"{each.blocks} blocks: " * bool(each.blocks)
-            lines += [
-                f"  {where}{each.before} -> {each.after}",
-                f"    largest change below {self.trained:,}: {each.largest_change:.3g}",
-            ]
+            below = f"    largest change below {self.trained:,}: {each.largest_change:.3g}"
+            lines += [f"  {where}{each.before} -> {each.after}", below]
         lines += [f"  left out {shown_files(self.left_out)}"] if self.left_out else []
         return "\n".join(lines)
 
@@ -310,7 +308,7 @@ def last_context_receipt(path: Path | str) -> ContextReceipt:
 
 
 def _receipt(edit: PositionsEdit, files: dict[str, bytes], hashes: dict[str, str]) -> ContextReceipt:
-    """Return the receipt of an edit; `files` has the old content of changed files, and `hashes` those of the new one."""
+    """Return the receipt of an edit; `files` has the old content of changed files, `hashes` those of the new."""
     tensors = {f"{file}/{name}": old for file, each in edit.old_tensors.items() for name, old in each.items()}
     lengths, changes, left_out = edit.lengths, edit.changes, edit.left_out
     return ContextReceipt(edit.method, lengths, edit.trained, changes, files, tensors, hashes, left_out)
@@ -332,11 +330,8 @@ def _position_of(model: nn.Module) -> Position:
 
 
 def _set_position(model: nn.Module, position: Position) -> None:
-    """Replace the position scheme of a live model, and the longest sequence that it states."""
+    """Replace the position scheme of a live model, from which its `config` has the longest sequence."""
     model.position = position
-    config = getattr(model, "config", None)
-    if hasattr(config, "max_position_embeddings"):
-        config.max_position_embeddings = position.max_seq_len
 
 
 def _extend_live(model: nn.Module, request: PositionsRequest) -> ContextReceipt:

@@ -1,5 +1,6 @@
 """The loss of a causal language model by the position of the predicted token, for texts beyond its trained length."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,9 +83,5 @@ def evaluate_positions(
     while end < read:
         bounds, end = [*bounds, end], 2 * end
     bounds = [*(each for each in bounds if each < read), read]
-    return [
-        PositionLoss(
-            first, end, float(sums[first:end].sum()) / (end - first) / len(starts), (end - first) * len(starts)
-        )
-        for first, end in zip(bounds, bounds[1:], strict=False)
-    ]
+    counts = [(first, end, (end - first) * len(starts)) for first, end in pairwise(bounds)]
+    return [PositionLoss(first, end, float(sums[first:end].sum()) / count, count) for first, end, count in counts]

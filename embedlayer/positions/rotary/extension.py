@@ -5,7 +5,8 @@ or base and nothing else. What the reader refuses is not written: families whose
 families, and keys that contradict each other.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -170,12 +171,16 @@ def scaling_of_method(
                 "LongRoPE has no formula for its divisors, which a search finds for each model: pass factors= with "
                 "short_factor and long_factor, a number for each pair of channels."
             )
-        return LongRopeScaling(**factors, original_max_seq_len=trained, factor=ratio)
+        return LongRopeScaling(factors["short_factor"], factors["long_factor"], trained, ratio)
     if factors is not None:
         raise SizeError(f"factors are the numbers of the method 'longrope', not of {method!r}.")
     if method == "linear":
         return LinearScaling(ratio)
-    classes = {"dynamic": DynamicNTKScaling, "yarn": YarnScaling, "llama3": Llama3Scaling}
+    classes: dict[str, Callable[[float, int], RotaryScaling]] = {
+        "dynamic": DynamicNTKScaling,
+        "yarn": YarnScaling,
+        "llama3": Llama3Scaling,
+    }
     if method not in classes:
         raise SizeError(f"method must be a scaling or one of {', '.join(METHODS)}, not {method!r}.")
     return classes[method](ratio, trained)
@@ -191,7 +196,7 @@ def ntk_aware_base(base: float, rotary_dim: int, ratio: float) -> float:
     """
     if rotary_dim == 2:
         raise SizeError("Two rotated channels have one frequency, which no base changes: use another method.")
-    return base * ratio ** (rotary_dim / (rotary_dim - 2))
+    return base * math.pow(ratio, rotary_dim / (rotary_dim - 2))
 
 
 class _ConfigurationEdit:
@@ -209,7 +214,7 @@ class _ConfigurationEdit:
         self.facts: RotaryPositions = family_facts(config, is_stated=False)
         self.before = self.read(config)
         self._check_blocks()
-        parameters = config.get("rope_parameters")
+        parameters = config.get("rope_parameters") or {}
         if not is_nested(parameters):
             self.places: list[tuple[str, ...]] = [("rope_parameters",) if parameters else ("rope_scaling",)]
             return
@@ -223,7 +228,8 @@ class _ConfigurationEdit:
 
     def parameters(self, place: tuple[str, ...]) -> Mapping[str, Any]:
         """Return the rotary parameters at a place, or an empty dictionary."""
-        return (self.config.get(place[0]) or {}) if len(place) == 1 else self.config[place[0]][place[1]]
+        parameters: Mapping[str, Any] = self.config.get(place[0]) or {}
+        return parameters if len(place) == 1 else parameters[place[1]]
 
     def _check_blocks(self) -> None:
         """Raise a `CheckpointError` if no frequencies of these blocks grow with the context."""
@@ -305,11 +311,8 @@ class _ConfigurationEdit:
                     f"Only a share of the pairs of {self.config['model_type']} rotates (rope_type 'proportional'), "
                     f"which its code can scale linearly alone: use the method 'linear'."
                 )
-            own = next(
-                each["scaling"]
-                for each in self.before.arguments.values()
-                if isinstance(each.get("scaling"), ProportionalScaling)
-            )
+            schemes = [each.get("scaling") for each in self.before.arguments.values()]
+            own = next(each for each in schemes if isinstance(each, ProportionalScaling))
             scaling = ProportionalScaling(own.proportion, scaling.factor)
         kind = next(kind for kind, (cls, *_) in ROPE_TYPES.items() if cls is type(scaling))
         if kind in dict(self.facts.former_rope_types):
@@ -331,11 +334,8 @@ class _ConfigurationEdit:
             ):
                 values[each.name] = list(value) if isinstance(value, tuple) else value
         new = self._with_length(trained if kind == "dynamic" else length)
-        if (
-            self.facts.needs_head_dim
-            and self.config.get("head_dim") is None
-            and kind in ("dynamic", "yarn", "longrope")
-        ):
+        is_missing = self.facts.needs_head_dim and self.config.get("head_dim") is None
+        if is_missing and kind in ("dynamic", "yarn", "longrope"):
             new["head_dim"] = head_width(common_keys(self.config, self.facts))
         for place in self.places:
             kept = {key: value for key, value in self.parameters(place).items() if key not in SCALING_KEYS}
@@ -355,25 +355,21 @@ class _ConfigurationEdit:
         if any((each["base"], each["rotary_dim"]) != (old, width) for each in wide):
             raise CheckpointError(f"Blocks of {name} that see the whole context have different bases.")
         base = ntk_aware_base(old, width, ratio) if base is None else base
-        new, requested = self._with_length(length), {"base": base}
+        new, requested = self._with_length(length), dict[str, Any](base=base)
         for place in self.places:
             parameters = dict(self.parameters(place))
             if ROPE_TYPES[kind := rope_type_of(parameters, self.facts)].scaling and kind != "proportional":
                 parameters = {key: value for key, value in parameters.items() if key not in SCALING_KEYS}
                 parameters |= {"rope_type": "default"} if parameters or place[0] == "rope_parameters" else {}
-                requested = {"base": base, "scaling": None}
-            if place[0] == "rope_parameters":
+                requested["scaling"] = None
+            if place[0] == "rope_parameters" or "rope_theta" in parameters:
                 parameters["rope_theta"] = base
             if parameters or place[0] in new:
                 new = _with(new, place, parameters or None)
-        if self.places == [("rope_scaling",)] or len(self.places[0]) == 1:
+        if len(self.places[0]) == 1:  # older keys, beside the parameters
             stated = [key for key in base_keys(self.config, FULL) if self.config.get(key) is not None]
-            named = "rope_theta" in self.parameters(self.places[0])
-            new |= dict.fromkeys(
-                stated or ([] if named or self.places[0][0] == "rope_parameters" else ["rope_theta"]), base
-            )
-            if named:
-                new = _with(new, self.places[0], {**new[self.places[0][0]], "rope_theta": base})
+            is_inside = "rope_theta" in (new.get(self.places[0][0]) or {})
+            new |= dict.fromkeys(stated or ([] if is_inside else ["rope_theta"]), base)
         return new, requested
 
     def _with_length(self, length: int) -> JsonObject:

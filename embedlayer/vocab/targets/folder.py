@@ -117,9 +117,7 @@ def receipt_of_last_edit(folder: Path, name: str = RECEIPT) -> Path:
     if not receipts:
         raise CheckpointError(f"{folder} has no receipt ({name.format('N')}): no edit wrote it.")
     if not receipts[-1].name.startswith(name.partition("{")[0]):
-        command = command_line(
-            *(("vocab",) if name == POSITIONS_RECEIPT else ("positions",)), "undo", folder, "-o", "..."
-        )
+        command = command_line("vocab" if name == POSITIONS_RECEIPT else "positions", "undo", folder, "-o", "...")
         raise CheckpointError(
             f"The last edit of {folder} is that of {receipts[-1].name}, and edits are undone in reverse: {command}."
         )

@@ -55,8 +55,8 @@ def edit_of_gguf(source: Path, out: Path, request: PositionsRequest) -> tuple[Po
     kind, base = scaling.get("rope_type", "default"), longer.config.get("rope_theta")
     if kind not in ("default", *WRITTEN_TYPES):
         raise CheckpointError(
-            f"llama.cpp has no {kind!r} without a tensor of divisors: use {', '.join(WRITTEN_TYPES)} or base, or extend "
-            f"the folder that {source} was converted from, and convert the result."
+            f"llama.cpp has no {kind!r} without a tensor of divisors: use {', '.join(WRITTEN_TYPES)} or base, or "
+            f"extend the folder that {source} was converted from, and convert the result."
         )
     written: JsonObject = {"context_length": request.length}
     if kind != "default":

@@ -64,8 +64,8 @@ NO_TABLE = {
     RelativePositionBias: "T5's biases are numbers of buckets of distances, and all distances from "
     "relative_attention_max_distance on share the last bucket: there is no table of positions to extend. Longer texts "
     "run as they are; what the model loses has to be measured.",
-    Position: "Attention without positions has no longest sequence, and there is nothing to extend; what it loses beyond "
-    "the trained length has to be measured.",
+    Position: "Attention without positions has no longest sequence, and there is nothing to extend; what it loses "
+    "beyond the trained length has to be measured.",
 }
 """Class of a scheme -> why it is not extended."""
 
@@ -167,7 +167,7 @@ def extended_position(position: Position, request: PositionsRequest) -> tuple[Po
         old = position.max_seq_len or 0
         method = request.table_method(old)
         table = position.resize(request.length, method)
-        change = float((table.weight[: len(position.weight)] - position.weight).abs().max())
+        change = float((table.weight[: len(position.weight)] - position.weight).detach().abs().max())
         changes = (SchemeChange(0, f"table of {old:,}", f"table of {request.length:,}", change),)
         return table, PositionsEdit(method, (old, request.length), old, changes)
     if not isinstance(position, RotaryEmbedding):
@@ -189,10 +189,10 @@ def extended_position(position: Position, request: PositionsRequest) -> tuple[Po
         base = request.base or ntk_aware_base(position.base, position.rotary_dim, ratio)
         new = RotaryEmbedding(base=base, **arguments)
     else:
-        own = scaling_of_method(method, ratio, trained, request.factors) if isinstance(method, str) else method
-        new = RotaryEmbedding(base=position.base, scaling=own, **arguments)
-    change = rotary_change(RotaryChange(0, position, new), trained)
-    return new, PositionsEdit(shown_method(method), (trained, request.length), trained, (change,))
+        new_scaling = scaling_of_method(method, ratio, trained, request.factors) if isinstance(method, str) else method
+        new = RotaryEmbedding(base=position.base, scaling=new_scaling, **arguments)
+    own = rotary_change(RotaryChange(0, position, new), trained)
+    return new, PositionsEdit(shown_method(method), (trained, request.length), trained, (own,))
 
 
 def rotary_change(change: RotaryChange, trained: int) -> SchemeChange:
@@ -265,8 +265,7 @@ def _is_rotary(config: JsonObject) -> bool:
     spec = None if family is None else family.position
     if isinstance(spec, PositionChoice):
         chosen = part.get(spec.key, spec.choices[0][0])
-        spec = next((scheme for value, scheme in spec.choices if value == chosen), spec.otherwise)
-        return spec == "rotary"
+        return next((scheme for value, scheme in spec.choices if value == chosen), spec.otherwise) == "rotary"
     return spec == "rotary" or (family is None and part.get("model_type") in {**ROTARY, **REFUSED_ROTARY})
 
 
@@ -298,7 +297,7 @@ def _edit_of_own_folder(folder: Path, config: JsonObject, request: PositionsRequ
 
 
 def _edit_of_tables(folder: Path, config: JsonObject, request: PositionsRequest) -> PositionsEdit:
-    """Return what changes in a checkpoint with learned positions: its tables, and the tensors that follow their rows."""
+    """Return what changes in a checkpoint with learned positions: its tables, and tensors that follow their rows."""
     checkpoint = Checkpoint.open(folder)
     model = checkpoint_model(checkpoint, None, "cpu")
     tables = _tables_of(model)
@@ -324,9 +323,10 @@ def _edit_of_tables(folder: Path, config: JsonObject, request: PositionsRequest)
             change = float((new[:rows].float() - table.weight.float()).abs().max())
             changes.append(SchemeChange(0, f"{name}, {rows:,} rows", f"{rows + added:,} rows", change))
         elif info.shape in ((rows,), (1, rows), (old,), (1, old)) or info.shape[-2:] in ((rows, rows), (old, old)):
-            new = _grown(checkpoint, name, added)
-            if new is None:
+            counted = _grown(checkpoint, name, added)
+            if counted is None:
                 continue
+            new = counted
         else:
             continue
         file = info.file.relative_to(folder).as_posix()
@@ -334,9 +334,8 @@ def _edit_of_tables(folder: Path, config: JsonObject, request: PositionsRequest)
         tensors.setdefault(file, {})[name] = new.detach()
     texts = {CONFIG: _json_text(_with_more_positions(config, model, {rows, old}, added))}
     if (folder / INDEX).is_file():
-        nbytes = sum(
-            new.nbytes - old_tensors[file][name].nbytes for file, each in tensors.items() for name, new in each.items()
-        )
+        pairs = [(new, old_tensors[file][name]) for file, each in tensors.items() for name, new in each.items()]
+        nbytes = sum(new.nbytes - before.nbytes for new, before in pairs)
         index = read_json(folder / INDEX)
         if isinstance(index.get("metadata"), dict) and isinstance(index["metadata"].get("total_size"), int):
             index["metadata"]["total_size"] += nbytes
@@ -400,16 +399,14 @@ def _with_more_positions(config: JsonObject, model: CheckpointModel, old: set[in
     def grown(part: JsonObject) -> JsonObject:
         own = {key: part[key] + added for key in (*LENGTH_KEYS, "n_ctx") if part.get(key) in old}
         counts[0] += len(own)
-        stacks = ("text_config", *model.family.sub_configs)
-        return {
-            key: grown(value) if key in stacks and isinstance(value, dict) else value for key, value in part.items()
-        } | own
+        stacks = [key for key in ("text_config", *model.family.sub_configs) if isinstance(part.get(key), dict)]
+        return {**part, **{key: grown(part[key]) for key in stacks}, **own}
 
     new = grown(config)
     if not counts[0]:
         raise CheckpointError(
-            f"{model.config.file} states none of {', '.join(LENGTH_KEYS)} with the {min(old):,} positions of the table: "
-            f"write it first, so that the longer table is opened by it."
+            f"{model.config.file} states none of {', '.join(LENGTH_KEYS)} with the {min(old):,} positions of the "
+            f"table: write it first, so that the longer table is opened by it."
         )
     return new
 
