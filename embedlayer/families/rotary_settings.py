@@ -223,7 +223,10 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     ),
     (RotaryPositions(interleaved=True, default_share=0.5), ("glm", "glm4")),
     (RotaryPositions(fixed_base=True, interleaved=True, rope_types=("default",)), ("gptj", "codegen")),
-    (RotaryPositions(former_rope_types=(("yarn", "longrope"),)), ("phi3", "phi4_multimodal")),
+    (
+        RotaryPositions(former_rope_types=(("yarn", "longrope"),), rope_types=("default", "longrope")),
+        ("phi3", "phi4_multimodal"),
+    ),
     (
         RotaryPositions(by_layer_type="full_attention"),
         ("gemma3_text", "gemma3n_text", "olmo3", "t5gemma2_text", "t5gemma2_decoder"),

@@ -165,7 +165,7 @@ def read_layer_type(
             f"{' or '.join(facts.rope_types)} are known."
         )
     allowed = COMMON_KEYS | ROPE_TYPES[kind].required | ROPE_TYPES[kind].optional | {*facts.other_parameters}
-    allowed |= {QUERY_BETA} if facts.query_scaling == "rotated" else set()
+    allowed |= {QUERY_BETA, ORIGINAL_LENGTH} if facts.query_scaling == "rotated" else set()
     allowed |= {SECTIONS, *facts.axes.names, "mrope_interleaved"} if isinstance(facts.axes, SectionAxes) else set()
     for key in parameters:
         if key not in allowed:

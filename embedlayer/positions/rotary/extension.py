@@ -22,6 +22,7 @@ from embedlayer.positions.rotary.blocks import NO_POSITIONS, RotaryBlocks, layer
 from embedlayer.positions.rotary.config import (
     FULL,
     ORIGINAL_LENGTH,
+    QUERY_BETA,
     ROPE_TYPES,
     SLIDING,
     base_keys,
@@ -231,6 +232,12 @@ class _ConfigurationEdit:
         parameters: Mapping[str, Any] = self.config.get(place[0]) or {}
         return parameters if len(place) == 1 else parameters[place[1]]
 
+    def _without_scaling(self, place: tuple[str, ...]) -> JsonObject:
+        """Return the rotary parameters at a place without those of their `rope_type`."""
+        parameters = self.parameters(place)
+        needed = {ORIGINAL_LENGTH} if QUERY_BETA in parameters else set()  # the scale of queries counts from it
+        return {key: value for key, value in parameters.items() if key not in SCALING_KEYS - needed}
+
     def _check_blocks(self) -> None:
         """Raise a `CheckpointError` if no frequencies of these blocks grow with the context."""
         name, common = self.config["model_type"], common_keys(self.config, self.facts)
@@ -338,8 +345,7 @@ class _ConfigurationEdit:
         if is_missing and kind in ("dynamic", "yarn", "longrope"):
             new["head_dim"] = head_width(common_keys(self.config, self.facts))
         for place in self.places:
-            kept = {key: value for key, value in self.parameters(place).items() if key not in SCALING_KEYS}
-            new = _with(new, place, kept | {"rope_type": kind, **values})
+            new = _with(new, place, self._without_scaling(place) | {"rope_type": kind, **values})
         return new, {"scaling": scaling}
 
     def with_base(self, base: float | None, ratio: float, length: int) -> tuple[JsonObject, dict[str, Any]]:
@@ -359,7 +365,7 @@ class _ConfigurationEdit:
         for place in self.places:
             parameters = dict(self.parameters(place))
             if ROPE_TYPES[kind := rope_type_of(parameters, self.facts)].scaling and kind != "proportional":
-                parameters = {key: value for key, value in parameters.items() if key not in SCALING_KEYS}
+                parameters = self._without_scaling(place)
                 parameters |= {"rope_type": "default"} if parameters or place[0] == "rope_parameters" else {}
                 requested["scaling"] = None
             if place[0] == "rope_parameters" or "rope_theta" in parameters:

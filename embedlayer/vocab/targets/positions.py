@@ -220,6 +220,10 @@ def edit_of_folder(folder: Path, request: PositionsRequest) -> PositionsEdit:
         SizeError: The request does not fit the positions.
         FileError: A file cannot be read.
     """
+    if not (folder / CONFIG).is_file():
+        raise CheckpointError(
+            f"{folder} has no {CONFIG}, in which the positions of a model are stated: none is edited."
+        )
     config = read_json(folder / CONFIG)
     if path_kind(folder) in OWN_FOLDERS:
         edit = _edit_of_own_folder(folder, config, request)
