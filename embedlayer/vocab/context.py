@@ -14,13 +14,13 @@ from embedlayer.census.files import shown_files
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError
 from embedlayer.core.short_repr import short_repr
 from embedlayer.io.files import new_file, read_bytes
-from embedlayer.io.json_fields import Count, Range, check_fields, parse_json, printable
+from embedlayer.io.json_fields import Count, Range, parse_json
 from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.opening.path_kinds import PathKind, path_kind
 from embedlayer.positions.position import Position
 from embedlayer.positions.rotary.scaling import RotaryScaling
 from embedlayer.saving import build, describe
-from embedlayer.vocab.receipt import packed_bytes, unpacked_bytes, without_prefix
+from embedlayer.vocab.receipt import packed_bytes, receipt_fields, unpacked_bytes, without_prefix
 from embedlayer.vocab.targets.folder import (
     POSITIONS_RECEIPT,
     edited_copy,
@@ -161,15 +161,7 @@ class ContextReceipt:
             CheckpointError: The file is damaged, or no receipt of an edit of positions.
         """
         tensors, metadata = load_tensors(path)
-        if "receipt" not in metadata:
-            raise CheckpointError(f"{path} is not a receipt: it has no field of that name.")
-        fields = parse_json(metadata["receipt"], f"The receipt in {path}")
-        if (fields.get("kind"), fields.get("format_version")) != (KIND, FORMAT_VERSION):
-            raise CheckpointError(
-                f"{path} is {printable(fields.get('kind'))} of format version {fields.get('format_version')}; this is "
-                f"read: {KIND!r} of version {FORMAT_VERSION}."
-            )
-        check_fields(fields, ContextReceiptFields, f"The receipt in {path}")
+        fields = receipt_fields(path, metadata, ContextReceiptFields, KIND, FORMAT_VERSION)
         return cls(
             fields["method"],
             (fields["lengths"][0], fields["lengths"][1]),

@@ -374,15 +374,7 @@ class Receipt:
                 f"{path} is a folder: the receipt of its last edit is embedlayer.vocab.last_receipt({str(path)!r})."
             )
         tensors, metadata = load_tensors(path)
-        if "receipt" not in metadata:
-            raise CheckpointError(f"{path} is not a receipt: it has no field of that name.")
-        fields = parse_json(metadata["receipt"], f"The receipt in {path}")
-        check_fields(fields, ReceiptFields, f"The receipt in {path}")
-        if (fields["kind"], fields["format_version"]) != (KIND, FORMAT_VERSION):
-            raise CheckpointError(
-                f"{path} is {printable(fields['kind'])} of format version {fields['format_version']}; this embedlayer "
-                f"reads {KIND!r} of version {FORMAT_VERSION}."
-            )
+        fields = receipt_fields(path, metadata, ReceiptFields, KIND, FORMAT_VERSION)
         for name, value in fields["settings"].items():
             if name.rpartition(".")[2] in SIZES and type(value) is not int:
                 raise CheckpointError(f"The receipt in {path} states {printable(value)} as {name}: it is damaged.")
@@ -427,6 +419,26 @@ class Receipt:
         lines += [f"  merged   {len(self.merged):,}"] * bool(self.merged)
         lines += [f"  left out {shown_files(self.left_out)}"] if self.left_out else []
         return "\n".join(lines)
+
+
+def receipt_fields(path: Path | str, metadata: Mapping[str, str], kind: type, name: str, version: int) -> JsonObject:
+    """Return the JSON fields of a receipt, checked against a `TypedDict`; `metadata` is that of the file at `path`.
+
+    Raises:
+        CheckpointError: There are none, they are damaged, or they are of another kind or format version.
+    """
+    if "receipt" not in metadata:
+        raise CheckpointError(f"{path} is not a receipt: it has no field of that name.")
+    value = parse_json(metadata["receipt"], f"The receipt in {path}")
+    fields: JsonObject = value if isinstance(value, dict) else {}
+    found = fields.get("kind"), fields.get("format_version")
+    if None not in found and found != (name, version):
+        raise CheckpointError(
+            f"{path} is {printable(found[0])} of format version {found[1]}; this embedlayer reads {name!r} of version "
+            f"{version}."
+        )
+    check_fields(value, kind, f"The receipt in {path}")
+    return fields
 
 
 def last_receipt(folder: Path | str) -> Receipt:

@@ -1,4 +1,4 @@
-"""Longer context: what is written is what transformers computes, everything else keeps its bytes, and undo restores all.
+"""Longer context: what is written is what transformers computes, other bytes stay, and undo restores all of them.
 
 `tools/rotary_families.py --extend` compares every configuration class with a method as a command.
 """
