@@ -17,6 +17,7 @@ from embedlayer.cli.options import (
 )
 from embedlayer.cli.printing import make_console, print_json, print_line, print_table
 from embedlayer.core.command_name import command_line
+from embedlayer.core.errors import EmbedLayerError
 
 if TYPE_CHECKING:
     from embedlayer.analysis.evaluation.positions import PositionLoss
@@ -77,6 +78,7 @@ def extend(
     from embedlayer.io.files import read_json
     from embedlayer.vocab.context import extend_positions
 
+    device = chosen_device(device)
     divisors = None if factors is None else read_json(factors)
     receipt = extend_positions(
         directory,
@@ -115,19 +117,19 @@ def _measure(
     """Return the loss by position of both models; `None` if they do not run here."""
     from embedlayer.analysis.evaluation.positions import evaluate_positions
     from embedlayer.cli.evaluate import causal_model
-    from embedlayer.core.errors import CheckpointError, MissingExtraError
     from embedlayer.opening.readers import open_model
 
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    device, results, (old, new) = chosen_device(device), [], receipt.lengths
-    for folder in (before, after):
-        try:
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it reports missing tensors, which are an error here
+    (old, new), results = receipt.lengths, []
+    try:
+        for folder in (before, after):
             model = causal_model(open_model(folder, tokenizer, device=device), device)
-        except (CheckpointError, MissingExtraError) as error:
-            click.echo(f"The loss is not measured, because the model does not run here: {error}", err=True)
-            return None
-        is_table = folder == before and model.max_seq_len is not None and model.max_seq_len < new
-        results.append(evaluate_positions(model, text, new, receipt.trained, read=old if is_table else None))
+            is_table = folder == before and model.max_seq_len is not None and model.max_seq_len < new
+            results.append(evaluate_positions(model, text, new, receipt.trained, read=old if is_table else None))
+    except EmbedLayerError as error:
+        command = command_line("evaluate", after, "--text", text, "--window", new)
+        click.echo(f"The loss is not measured here: {error}\nWhere transformers runs the model: {command}", err=True)
+        return None
     return results
 
 

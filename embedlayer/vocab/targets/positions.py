@@ -108,6 +108,8 @@ class PositionsRequest:
             raise SizeError(
                 f"Learned positions are a table: use one of {', '.join(TABLE_METHODS)}, without base and factors."
             )
+        if self.original_length not in (None, old_length):
+            raise SizeError(f"The table has {old_length:,} positions, and original_length is {self.original_length}.")
         if self.length <= old_length:
             raise SizeError(f"The table has {old_length:,} positions: a longer one has more than {self.length:,}.")
         return cast(TableMethod, self.method or "interpolate")
