@@ -247,8 +247,7 @@ def extend_positions(
         EmbedLayerWarning: Files that hold the old positions are left out.
 
     Example:
-        >>> position = embedlayer.RotaryEmbedding(16)
-        >>> model = embedlayer.DecoderLM(embedlayer.TokenEmbedding(100, 32), position, num_layers=1, num_heads=2)
+        >>> model = DecoderLM(TokenEmbedding(100, 32), "rotary", num_layers=1, num_heads=2)
         >>> print(extend_positions(model, 256, method="dynamic", original_length=64))
         64 tokens -> 256 tokens, dynamic, trained on 64
           base 10000 -> base 10000, DynamicNTKScaling(factor=4.0, original_max_seq_len=64)
