@@ -76,6 +76,20 @@ def test_json_has_the_same_numbers(saved, tmp_path, capsys) -> None:
     assert json.loads(capsys.readouterr().out)["tokens"] == [LONGER, TRAINED]
 
 
+def test_a_run_becomes_a_saved_model_whose_trained_length_is_that_of_its_windows(saved, tmp_path, capsys) -> None:
+    sizes = "--dim 16 --heads 2 --layers 1 --length 8 --batch-size 2 --vocab-size 300 --steps 2".split()
+    assert run("train", saved / "text.txt", "-o", tmp_path / "run", *sizes) == 0
+    capsys.readouterr()
+    assert run("positions", "extend", tmp_path / "run", "--to", 32, "-o", tmp_path / "new") == 0
+    said = capsys.readouterr()
+    assert "trained on 8" in said.out
+    assert "Left out: best.json, checkpoint.safetensors, corpus/" in " ".join(said.err.split())
+    assert not (tmp_path / "new" / "run.json").exists()
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "new")]
+    assert weights[0] == weights[1]
+    assert el.open_model(tmp_path / "new").require_causal() is not None
+
+
 def test_divisors_are_read_from_a_file_and_a_model_that_does_not_run_here_is_not_measured(tmp_path, capsys) -> None:
     folder = tmp_path / "old"
     folder.mkdir()

@@ -43,13 +43,16 @@ from embedlayer.positions.rotary.extension import (
 )
 from embedlayer.positions.rotary.scaling import RotaryScaling
 from embedlayer.saving import TOKENIZER, WEIGHTS, build, describe
+from embedlayer.training.run_directory import RunDirectory
 from embedlayer.vocab.targets.folder_files import GENERATION, TOKENIZER_CONFIG
-from embedlayer.vocab.targets.run import RUN_FILES
 
 TABLE_METHODS: tuple[str, ...] = get_args(TableMethod)
 POSITION, POSITION_WEIGHT = "position", "position.weight"
 EXPORTED = ("*.onnx", "*.onnx_data*", "*.ort", "onnx/", "openvino*", "*.gguf", "*.tflite", "*.mlmodel", "*.engine")
 """Files that hold the angles of rotary positions as they were."""
+
+RUN_STATE = ("run.json", "checkpoint.safetensors", "metrics.jsonl", "best.json", "report.html", "corpus/", "tables/")
+"""Files of a run beside its result, which is then a saved model."""
 
 LENGTHS_OF_TEXTS = {
     TOKENIZER_CONFIG: "model_max_length",
@@ -292,11 +295,13 @@ def _edit_of_own_folder(folder: Path, config: JsonObject, request: PositionsRequ
             raise CheckpointError(f"{folder / WEIGHTS} has no table of the positions that {CONFIG} describes.")
         position.weight = torch.nn.Parameter(weight, requires_grad=False)
         old_tensors = {WEIGHTS: {POSITION_WEIGHT: weight}}
+    run = RunDirectory(folder)
+    if run.contains_run and request.original_length is None and isinstance(position, RotaryEmbedding):
+        request = replace(request, original_length=run.options().max_length)
     new, edit = extended_position(position, request)
     content = {**config, POSITION: describe(new)}
     tensors = {WEIGHTS: {POSITION_WEIGHT: new.weight.detach()}} if isinstance(new, LearnedPositionalEmbedding) else {}
-    left_out = (*_matching(folder, (*RUN_FILES[:3], "best.json", "report.html", "corpus/", "tables/")),)
-    left_out += _matching(folder, EXPORTED)
+    left_out = _matching(folder, (*RUN_STATE, *EXPORTED))
     return replace(
         edit, texts={CONFIG: _json_text(content)}, tensors=tensors, old_tensors=old_tensors, left_out=left_out
     )
