@@ -25,7 +25,7 @@ import tiny_models
 import torch
 from rotary_comparison import LONG, SHORT, compare_model, small_config, small_model
 
-from embedlayer import CheckpointError
+from embedlayer import CheckpointError, SizeError
 from embedlayer.io.files import JsonObject
 from embedlayer.positions import RotaryEmbedding, rotary_positions
 from embedlayer.positions.rotary.config import common_keys, family_facts, is_nested
@@ -239,7 +239,7 @@ def _compare(config_class: Any, build: Any, changes: Mapping[str, Any], extended
             near = (0, 1, 7, trained // 2, trained - 2)
             at = (near, (*near, trained - 1), (*near, trained), (*near, 4 * trained - 1))
         schemes = rotary_positions(described)
-    except CheckpointError as error:
+    except (CheckpointError, SizeError) as error:
         return row("refused", error)
     try:
         config = config if extended is None else config_class.from_dict(described)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from embedlayer.census.files import shown_files
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError
 from embedlayer.core.short_repr import short_repr
-from embedlayer.io.files import new_file, read_bytes
+from embedlayer.io.files import JsonObject, new_file, read_bytes
 from embedlayer.io.json_fields import Count, Range, parse_json
 from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.opening.path_kinds import PathKind, path_kind
@@ -37,6 +37,7 @@ from embedlayer.vocab.targets.positions import (
     extended_position,
     write_edit,
 )
+from embedlayer.vocab.targets.transformers_positions import extend_live, is_transformers, set_keys
 
 KIND, FORMAT_VERSION = "embedlayer/positions-receipt", 1
 LIVE = "model"
@@ -106,7 +107,11 @@ class ContextReceipt:
                 raise SizeError("A live model is changed in place: pass out=... for folders and files only.")
             if LIVE not in self.files:
                 raise CheckpointError("This is the receipt of a folder: undo it with the path of that folder.")
-            _set_position(target, self._restored_position(target))
+            fields = parse_json(self.files[LIVE].decode(), "The receipt")
+            if is_transformers(target):
+                set_keys(target, fields["before"], fields["after"])
+                return
+            _set_position(target, self._restored_position(target, fields))
             return
         source = Path(target)
         if LIVE in self.files:
@@ -173,13 +178,12 @@ class ContextReceipt:
             tuple(fields["left_out"]),
         )
 
-    def _restored_position(self, model: nn.Module) -> Position:
+    def _restored_position(self, model: nn.Module, fields: JsonObject) -> Position:
         """Return the scheme of a live model before the edit.
 
         Raises:
             CheckpointError: The model has another scheme than the edit left.
         """
-        fields = parse_json(self.files[LIVE].decode(), "The receipt")
         if json.dumps(describe(_position_of(model))) != json.dumps(fields["after"]):
             raise CheckpointError("The model has other positions than this edit left: nothing was changed.")
         position = build(fields["before"])
@@ -218,7 +222,8 @@ def extend_positions(
     without positions have nothing to extend, and are refused with what is known of them.
 
     Args:
-        target: A live `DecoderLM` or layer, which is changed in place, or the path of a folder (a saved layer, a run,
+        target: A live `DecoderLM`, layer, or model of transformers with rotary positions, which is changed in place, or
+            the path of a folder (a saved layer, a run,
             or a checkpoint) or GGUF file, which is only read.
         length: Longest sequence, N, in tokens.
         method: Of rotary positions `"linear"`, `"dynamic"`, `"yarn"` (the default), `"llama3"`, `"longrope"`, `"base"`,
@@ -327,6 +332,9 @@ def _set_position(model: nn.Module, position: Position) -> None:
 
 def _extend_live(model: nn.Module, request: PositionsRequest) -> ContextReceipt:
     """Replace the position scheme of a live model by one for longer sequences."""
+    if is_transformers(model):
+        edit, keys = extend_live(model, request)
+        return _receipt(edit, {LIVE: json.dumps(keys).encode()}, {})
     old = _position_of(model)
     new, edit = extended_position(old, request)
     both = {"before": describe(old), "after": describe(new)}

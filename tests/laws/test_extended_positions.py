@@ -158,6 +158,28 @@ def test_a_folder_with_rotary_positions_keeps_its_weights_and_is_undone_byte_for
     assert contents(tmp_path / "back") == before
 
 
+LIVE = ("llama", "gpt_neox", "gemma3_text", "deepseek_v3")
+
+
+@pytest.mark.parametrize("model_type", LIVE)
+@pytest.mark.parametrize("method", ["yarn", "dynamic"])
+def test_a_live_model_of_transformers_computes_what_its_extended_folder_does(model_type, method, tmp_path) -> None:
+    model = saved(tmp_path / "old", model_type, "causal", {"max_position_embeddings": 64})
+    long = torch.arange(150)[None] % 100
+    with torch.no_grad():
+        before = model(long).logits
+        receipt = extend_positions(model, 256, method=method)
+        after = model(long).logits
+        assert not torch.equal(after, before)
+        extend_positions(tmp_path / "old", 256, method=method, out=tmp_path / "new")
+        again = type(model).from_pretrained(tmp_path / "new", attn_implementation=model.config._attn_implementation)
+        torch.testing.assert_close(again.eval()(long).logits, after, rtol=1e-5, atol=1e-5)
+        receipt.undo(model)
+        assert torch.equal(model(long).logits, before)
+    with pytest.raises(el.CheckpointError, match="other positions than this edit left"):
+        receipt.undo(model)
+
+
 @pytest.mark.parametrize("model_type", NOT_EXTENDED)
 def test_positions_without_a_length_are_refused_with_what_is_known_and_nothing_is_written(model_type, tmp_path) -> None:
     kind, known = NOT_EXTENDED[model_type]

@@ -126,7 +126,8 @@ def extend_rotary(
         CheckpointError: The family is not known, has no rotary positions, or its code does not read these keys; the
             positions are scaled already, and `replace` is not set; or the configuration does not state the trained
             length, states another one, or contradicts itself.
-        SizeError: `length` is not above the trained length, or the method is unknown or lacks its numbers.
+        SizeError: `length` is not above the trained length, or the method is unknown, or its numbers are missing or do
+            not fit the scheme of a block.
 
     Example:
         >>> sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2}
