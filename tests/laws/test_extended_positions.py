@@ -108,7 +108,7 @@ def run(folder: Path, model_type: str, kind: str, length: int) -> torch.nn.Modul
 
 TABLE_CASES = [(name, TABLE_METHODS[number % 3]) for number, name in enumerate(TABLES)]
 ALL_TABLES = TABLE_CASES + [
-    case for name in TABLES for method in TABLE_METHODS if (case := (name, method)) not in TABLE_CASES
+    pair for name in TABLES for method in TABLE_METHODS if (pair := (name, method)) not in TABLE_CASES
 ]
 
 
