@@ -60,8 +60,14 @@ COMMANDS = {
     "vocab transplant": "vocab transplant SOURCE OTHER -o OUT",
     "vocab suggest": "vocab suggest SOURCE MORE --count 5",
     "vocab undo": "vocab undo EDITED -o OUT",
+    "positions extend": "positions extend SOURCE --to 64 --original 16 -o OUT",
+    "positions undo": "positions undo EDITED -o OUT",
 }
-"""Each command; `|` is a space within an argument, EDITED is what `vocab add` wrote, MORE a text with new words."""
+"""Each command; `|` is a space in an argument, EDITED is what the edit to undo wrote, MORE a text with new words."""
+
+EDITS = {"vocab undo": "vocab add SOURCE zebra -o EDITED"}
+EDITS["positions undo"] = "positions extend SOURCE --to 64 --original 16 -o EDITED"
+"""Each command that undoes an edit -> the edit."""
 
 KINDS = {
     "run": "run",
@@ -135,6 +141,7 @@ def make_sources(folder: Path) -> dict[str, Source]:
     llama = _renamed(model, LLAMA, "model.layers.0.")
     config = {"model_type": "llama", "vocab_size": rows, "hidden_size": WIDTH, "num_hidden_layers": 1}
     config |= {"num_attention_heads": 2, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
+    config |= {"max_position_embeddings": 16}
     for name in ("llama", "sharded"):
         write_json(folder / name / "config.json", config)
     save_tensors(folder / "llama" / "model.safetensors", llama)
@@ -184,7 +191,8 @@ def _write_gguf(path: Path, tokenizer: Tokenizer) -> None:
     state = {name.replace("blocks.0", "blocks.{}"): tensor.numpy() for name, tensor in model.state_dict().items()}
     vocabulary = tokenizer.get_vocab()
     writer = gguf.GGUFWriter(path, "llama")
-    for key, size in {"embedding_length": width, "block_count": 1, "attention.head_count": 2}.items():
+    sizes = {"embedding_length": width, "block_count": 1, "attention.head_count": 2, "context_length": 16}
+    for key, size in sizes.items():
         writer.add_uint32(f"llama.{key}", size)
     writer.add_rope_dimension_count(16)
     writer.add_layer_norm_rms_eps(1e-6)
@@ -276,10 +284,10 @@ def result_of(command: str, source: Source, folder: Path, out: Path) -> str:
         "OTHER": folder / "other.json",
         "EDITED": f"{out}-edited",
     }
-    if command == "vocab undo":
-        refused = run_command("vocab", "add", source.path, "zebra", "-o", places["EDITED"])
+    if command in EDITS:
+        refused = run_command(*(places.get(word, word) for word in EDITS[command].split()))
         if refused:
-            return _general(refused, "vocab add", source)
+            return _general(refused, " ".join(EDITS[command].split()[:2]), source)
     words = [places.get(word, word.replace("|", " ")) for word in COMMANDS[command].split()]
     return _general(run_command(*words), command, source)
 

@@ -10,6 +10,7 @@ import argparse
 import math
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from tables import markdown_table, write_between_markers
@@ -43,19 +44,37 @@ def growing(ratio: float) -> tuple[float, ...]:
     return tuple(ratio ** (pair / (HEAD // 2 - 1)) for pair in range(HEAD // 2))
 
 
-# what the trained rotary model is evaluated with, unchanged up to the trained length; `ratio` is length / 64
-SCALINGS: dict[str, Callable[[float], object]] = {
-    "`LinearScaling(n / 64)`": el.positions.LinearScaling,
-    "`DynamicNTKScaling(1, 64)`": lambda ratio: el.positions.DynamicNTKScaling(1.0, TRAINED),
-    "`YarnScaling(n / 64, 64)`": lambda ratio: el.positions.YarnScaling(ratio, TRAINED),
-    "`LongRopeScaling`, divisors 1 to n / 64": lambda ratio: el.positions.LongRopeScaling(
-        (1.0,) * (HEAD // 2), growing(ratio), TRAINED, ratio
-    ),
-    "`Llama3Scaling(n / 64, 64)`": lambda ratio: el.positions.Llama3Scaling(ratio, TRAINED),
-    "`ProportionalScaling`, slow pairs stopped": lambda ratio: el.positions.ProportionalScaling(
-        rotating_share(TRAINED) if ratio > 1 else 1.0
-    ),
+# how the folder of the trained model is extended, for `ratio` times the trained length
+METHODS: dict[str, dict[str, Callable[[float], object]]] = {
+    "learned": {
+        "interpolated": lambda ratio: "interpolate",
+        "repeated": lambda ratio: "repeat",
+    },
+    "rotary": {
+        "NTK-aware base": lambda ratio: "base",
+        "`LinearScaling(n / 64)`": lambda ratio: "linear",
+        "`DynamicNTKScaling(1, 64)`": lambda ratio: el.positions.DynamicNTKScaling(1.0, TRAINED),
+        "`YarnScaling(n / 64, 64)`": lambda ratio: "yarn",
+        "`LongRopeScaling`, divisors 1 to n / 64": lambda ratio: el.positions.LongRopeScaling(
+            (1.0,) * (HEAD // 2), growing(ratio), TRAINED, ratio
+        ),
+        "`Llama3Scaling(n / 64, 64)`": lambda ratio: "llama3",
+        "`ProportionalScaling`, slow pairs stopped": lambda ratio: el.positions.ProportionalScaling(
+            rotating_share(TRAINED)
+        ),
+    },
 }
+
+
+def extended(folder: Path, length: int, method: Callable[[float], object]) -> el.Position:
+    """Return the positions of the model in a folder after `embedlayer positions extend FOLDER --to LENGTH`."""
+    if length == TRAINED:
+        return el.DecoderLM.from_pretrained(folder).position
+    with TemporaryDirectory() as out:
+        el.vocab.extend_positions(
+            folder, length, method=method(length / TRAINED), original_length=TRAINED, out=Path(out) / "longer"
+        )
+        return el.DecoderLM.from_pretrained(Path(out) / "longer").position
 
 
 @torch.no_grad()
@@ -102,15 +121,11 @@ def main(steps: int, windows: int, seed: int, page: Path | None) -> None:
     for name, make in TRAINED_SCHEMES.items():
         model = train(make, corpus, steps, seed)
         add(name, model, lambda length, model=model: model.position)
-        if name == "learned":
-            add("learned, resized by interpolation", model, lambda length, table=model.position: table.resize(length))
-        if name == "rotary":
-            for scaling, at in SCALINGS.items():
-                add(
-                    f"rotary, {scaling}",
-                    model,
-                    lambda length, at=at: el.RotaryEmbedding(HEAD, scaling=at(length / TRAINED)),
-                )
+        if name in METHODS:
+            with TemporaryDirectory() as folder:
+                model.save_pretrained(folder)
+                for how, method in METHODS[name].items():
+                    add(f"{name}, {how}", model, lambda length, method=method: extended(Path(folder), length, method))
     text = markdown_table(rows)
     text += (
         f"\nLoss in nats per token on the last {TARGETS} tokens of {windows} windows, the same tokens in every column; "

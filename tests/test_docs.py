@@ -400,7 +400,7 @@ def test_what_is_said_about_lengths_follows_from_the_table() -> None:
     assert min(at_512, key=at_512.get) == "ALiBi"
     assert abs(at_512["ALiBi"] - at_64["ALiBi"]) < 0.05
     assert at_64["ALiBi"] < at_64["rotary"] + 0.05
-    for name in ("relative (T5)", "none", "learned, resized by interpolation"):
+    for name in ("relative (T5)", "none", "learned, interpolated", "learned, repeated"):
         assert at_512[name] > at_64[name] + 0.1
 
 

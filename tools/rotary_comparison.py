@@ -373,8 +373,10 @@ def compare_model(
     schemes: Sequence[Position],
     inputs: ExtraInputs | None = None,
     positions: Tensor | None = None,
+    *,
+    at: Sequence[Sequence[int]] = (SHORT, LONG),
 ) -> list[BlockDifference]:
-    """Compare position schemes with those of a model from `small_model`, at the positions `SHORT` and `LONG`.
+    """Compare position schemes with those of a model from `small_model`.
 
     Args:
         model: The model.
@@ -382,6 +384,7 @@ def compare_model(
         inputs: Number of tokens -> inputs that the model needs beside tokens and positions; `None` for none.
         positions: Positions of a tower whose rotary modules do not get any, `(A, 1, T)`: those that its code counts.
             They are then the only ones that are compared.
+        at: Positions of the tokens of each call of another model than a tower.
 
     Raises:
         CheckpointError: Neither the model's attention nor its rotary functions can be observed.
@@ -394,7 +397,7 @@ def compare_model(
         return _compare_tower(model, schemes, several, inputs)
     results = []
     with Observation(model, inputs) as observed:
-        for number, chosen in enumerate((SHORT, LONG)):
+        for number, chosen in enumerate(at):
             for axes in dict.fromkeys((1, several)):
                 stated = torch.tensor(chosen)[None]
                 if axes > 1:  # another order of the same positions on each axis
@@ -552,12 +555,13 @@ def _is_permuted(queries: Tensor, functions: Sequence[tuple[Tensor, Tensor]]) ->
 
 
 def _scaling_reason(schemes: Sequence[Position], scalings: Sequence[float]) -> str:
-    """Return a sentence if rotary modules have other factors on cosines and sines than the schemes, else nothing."""
+    """Return a sentence if no rotary module has the factor on cosines and sines of one of the schemes, else nothing.
+
+    Modules may have more factors: those of layer types that no block has (DeepSeek-V4).
+    """
     own = {round(scheme.attention_scaling, 5) for scheme in schemes if isinstance(scheme, RotaryEmbedding)}
     theirs = {round(value, 5) for value in scalings}
-    return (
-        f"scales cosines by {sorted(own)}, transformers by {sorted(theirs)}" if own and theirs and own != theirs else ""
-    )
+    return f"scales cosines by {sorted(own)}, transformers by {sorted(theirs)}" if theirs and not own <= theirs else ""
 
 
 def _difference(scheme: Position, before: Call, after: Call, positions: Tensor, permuted: bool) -> float:

@@ -1,16 +1,19 @@
 """Compare rotary positions that are read from configurations with transformers, for every configuration class.
 
-    python tools/rotary_families.py [MODEL_TYPE ...]
+    python tools/rotary_families.py [--extend METHOD [--old-keys]] [MODEL_TYPE ...]
 
 prints one row for each class of transformers whose modeling file rotates queries and keys: equal (with the largest
-difference), refused (with the sentence), or wrong.
+difference), refused (with the sentence), or wrong. With `--extend` the configuration is first extended to four times
+its length by a method of `embedlayer.positions.rotary.extension`, in place of a scaling that it has. It is compared
+below, at and beyond the trained length. With `--old-keys` it has `rope_scaling` and `rope_theta` in place of
+`rope_parameters` before that.
 """
 
+import argparse
 import importlib
 import inspect
 import json
 import re
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -20,10 +23,13 @@ from typing import Any, NamedTuple
 
 import tiny_models
 import torch
-from rotary_comparison import compare_model, small_config, small_model
+from rotary_comparison import LONG, SHORT, compare_model, small_config, small_model
 
-from embedlayer import CheckpointError
-from embedlayer.positions import rotary_positions
+from embedlayer import CheckpointError, SizeError
+from embedlayer.io.files import JsonObject
+from embedlayer.positions import RotaryEmbedding, rotary_positions
+from embedlayer.positions.rotary.config import common_keys, family_facts, is_nested
+from embedlayer.positions.rotary.extension import extend_rotary
 
 LAYERS = 8
 _SECTIONS = {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [22, 22, 20]}
@@ -167,21 +173,55 @@ def tiny_configuration(config_class: Any, changes: Mapping[str, Any]) -> Any:
     return tiny_models.small_config(config_class, {**OVERRIDES.get(config_class.model_type, {}), **changes})
 
 
-def compare_class(config_class: Any, changes: Mapping[str, Any] | None = None) -> Row:
-    """Compare the default configuration of a class, with small sizes and these changes.
+class Extended(NamedTuple):
+    """How a configuration is extended before it is compared: see the arguments of this file."""
+
+    method: str
+    old_keys: bool = False
+
+    def __call__(self, described: JsonObject) -> tuple[JsonObject, int]:
+        """Return the configuration for four times its trained length, and the length to which it was trained."""
+        described = with_old_keys(described) if self.old_keys else described
+        factors = None
+        if self.method == "longrope":
+            schemes = rotary_positions(described)
+            widest = max((each.rotary_dim for each in schemes if isinstance(each, RotaryEmbedding)), default=2)
+            factors = {
+                name: [1 + pair / number for pair in range(widest // 2)]
+                for name, number in (("short_factor", 100), ("long_factor", 10))
+            }
+        facts = family_facts(described, is_stated=False)
+        length = common_keys(described, facts).get("max_position_embeddings", 8192)
+        longer = extend_rotary(described, 4 * length, self.method, factors=factors, replace=True)
+        return longer.config, longer.original_length
+
+
+def with_old_keys(config: JsonObject) -> JsonObject:
+    """Return a configuration as transformers 4 wrote it, with the parameters of all layers beside `rope_scaling`."""
+    parameters = config.get("rope_parameters")
+    if not parameters or is_nested(parameters):
+        raise CheckpointError("Parameters by layer type have no older form that is alike for all families.")
+    older = {key: value for key, value in config.items() if key != "rope_parameters"}
+    beside = {key: parameters[key] for key in ("rope_theta", "partial_rotary_factor") if key in parameters}
+    scaling = {key: value for key, value in parameters.items() if key not in beside}
+    return {**older, **beside, "rope_scaling": None if scaling == {"rope_type": "default"} else scaling}
+
+
+def compare_class(config_class: Any, changes: Mapping[str, Any] | None = None, extended: Extended | None = None) -> Row:
+    """Compare the default configuration of a class, with small sizes and these changes, and maybe extended.
 
     If no model can be built from `configuration`, `tiny_configuration` is tried.
     """
     with tiny_models.quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        first = _compare(config_class, configuration, changes or {})
+        first = _compare(config_class, configuration, changes or {}, extended)
         if first.verdict != "not built":
             return first
-        second = _compare(config_class, tiny_configuration, changes or {})
+        second = _compare(config_class, tiny_configuration, changes or {}, extended)
     return first if second.verdict == "not built" else second
 
 
-def _compare(config_class: Any, build: Any, changes: Mapping[str, Any]) -> Row:
+def _compare(config_class: Any, build: Any, changes: Mapping[str, Any], extended: Extended | None) -> Row:
     """Compare the configuration that `build` returns for a class."""
 
     def row(verdict: str, reason: object, largest: float = 0.0) -> Row:
@@ -192,16 +232,21 @@ def _compare(config_class: Any, build: Any, changes: Mapping[str, Any]) -> Row:
         config = build(config_class, changes)
     except Exception as error:
         return row("not built", error)
-    described = json.loads(json.dumps(config.to_dict(), default=str))
+    described, at = json.loads(json.dumps(config.to_dict(), default=str)), (SHORT, LONG)
     try:
+        if extended is not None:
+            described, trained = extended(described)
+            near = (0, 1, 7, trained // 2, trained - 2)
+            at = (near, (*near, trained - 1), (*near, trained), (*near, 4 * trained - 1))
         schemes = rotary_positions(described)
-    except CheckpointError as error:
+    except (CheckpointError, SizeError) as error:
         return row("refused", error)
     try:
+        config = config if extended is None else config_class.from_dict(described)
         inputs = INPUTS.get(config.model_type)
         positions = POSITIONS.get(config.model_type)
         results = compare_model(
-            small_model(config), schemes, inputs and partial(inputs, config), positions and positions(config)
+            small_model(config), schemes, inputs and partial(inputs, config), positions and positions(config), at=at
         )
     except Exception as error:
         return row("not built", f"{type(error).__name__}: {error}")
@@ -209,13 +254,13 @@ def _compare(config_class: Any, build: Any, changes: Mapping[str, Any]) -> Row:
     return row("wrong" if wrong else "equal", "; ".join(wrong), max(one.difference for one in results))
 
 
-def main(names: list[str]) -> None:
+def main(names: list[str], extended: Extended | None = None) -> None:
     """Print one row for each class whose model type is among `names`, or for every class."""
     counts: Counter[str] = Counter()
     for config_class in config_classes():
         if names and config_class.model_type not in names:
             continue
-        row = compare_class(config_class)
+        row = compare_class(config_class, extended=extended)
         counts[row.verdict] += 1
         print(f"{row.model_type} | {row.name} | {row.verdict} | {row.largest:.1e} | {row.reason[:300]}", flush=True)
     print(dict(counts))
@@ -223,4 +268,9 @@ def main(names: list[str]) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="MODEL_TYPE")
+    parser.add_argument("--extend", metavar="METHOD")
+    parser.add_argument("--old-keys", action="store_true")
+    arguments = parser.parse_args()
+    main(arguments.names, arguments.extend and Extended(arguments.extend, arguments.old_keys))

@@ -4,6 +4,8 @@ from .chance import chance_geometry as chance_geometry
 from .evaluation.judgements import evaluate_word_analogies as evaluate_word_analogies
 from .evaluation.judgements import evaluate_word_pairs as evaluate_word_pairs
 from .evaluation.judgements import whole_words as whole_words
+from .evaluation.positions import PositionLoss as PositionLoss
+from .evaluation.positions import evaluate_positions as evaluate_positions
 from .evaluation.text import CausalModel as CausalModel
 from .evaluation.text import TextEvaluation as TextEvaluation
 from .evaluation.text import evaluate_text as evaluate_text

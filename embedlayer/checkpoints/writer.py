@@ -243,9 +243,9 @@ def write_tensors(
             if name in rewritten:
                 is_size = rewritten[name].metadata.get("vocab_size") == str(old_rows)
                 sized = {**metadata, "vocab_size": str(rows)} if is_size else metadata
-                _stream(file, partial / name, rewritten[name], changed, sized)
+                copy_with_tensors(file, partial / name, rewritten[name], changed, sized)
             elif name in plain_copies:
-                _stream(file, partial / name, read_header(file), *plain_copies[name])
+                copy_with_tensors(file, partial / name, read_header(file), *plain_copies[name])
             else:
                 shutil.copyfile(file, partial / name)
                 copied += [name]
@@ -314,13 +314,13 @@ def _expected_shapes(checkpoint: Checkpoint, old_rows: int, rows: int) -> dict[s
     return shapes
 
 
-def _stream(
+def copy_with_tensors(
     source: Path, target: Path, header: Header, changed: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
     """Write a copy of one safetensors file in which some tensors are replaced; the order of the tensors stays.
 
-    `changed` has the new tensors by name, which may have other shapes, and `metadata` new values of the metadata. Those
-    that the old file lacks are ignored.
+    A copy of the copy with the old tensors has the bytes of the old file. `changed` has the new tensors by name, which
+    may have other shapes, and `metadata` new values of the metadata. Those that the old file lacks are ignored.
     """
     metadata = {key: metadata.get(key, value) for key, value in header.metadata.items()}
     sizes = {

@@ -28,6 +28,7 @@ from embedlayer.cli.inspect import inspect
 from embedlayer.cli.interrupts import INTERRUPTED, ending_on_interrupt
 from embedlayer.cli.neighbors import neighbors
 from embedlayer.cli.plan import plan
+from embedlayer.cli.positions import positions
 from embedlayer.cli.report import report
 from embedlayer.cli.train import train
 from embedlayer.cli.vocab import vocab
@@ -63,7 +64,7 @@ def cli() -> None:
 
 
 COMMANDS = [train, corpus, embed, neighbors, inspect, evaluate, explore]
-COMMANDS += [generate, export, report, plan, vocab, compress, demo, doctor]
+COMMANDS += [generate, export, report, plan, vocab, positions, compress, demo, doctor]
 for _command in COMMANDS:
     cli.add_command(_command)
 

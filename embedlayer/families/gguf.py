@@ -164,6 +164,8 @@ def _rope_scaling(
         long, short = factors.get(LONG_FACTORS, both), factors.get(SHORT_FACTORS, both)
         scale = {"attention_factor": own.get("rope.scaling.attn_factor", 1.0)}
         return {"rope_type": "longrope", "long_factor": long, "short_factor": short, **lengths, "factor": 1.0, **scale}
+    if kind == "linear":
+        return {"rope_type": kind, "factor": lengths["factor"]}
     return None if kind == "none" else {"rope_type": kind, **lengths}
 
 

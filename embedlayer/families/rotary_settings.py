@@ -88,6 +88,8 @@ class RotaryPositions:
         stated: Groups of keys of which a configuration must have one, because transformers has a default of its own.
             A null does not count, unless the key is `sliding_window`.
         axes: How pairs of channels are divided over several position axes; `None` for positions on a single axis.
+        needs_head_dim: Whether the family's code computes scaled frequencies of the types `dynamic`, `yarn` and
+            `longrope` only if a configuration states `head_dim`, and fails otherwise.
         query_scaling: Factor on queries by position. `"rotated"`: Ministral 3's, from the rotary parameter
             `llama_4_scaling_beta`. `"unrotated"`: Llama 4's in layers without rotation, from the keys `attn_scale` and
             `floor_scale`. `PowerQueries`: Beam's. `None` for no factor.
@@ -111,6 +113,7 @@ class RotaryPositions:
     defaults: tuple[tuple[str, int | float], ...] = ()
     stated: tuple[Names, ...] = ()
     axes: SectionAxes | GridAxes | None = None
+    needs_head_dim: bool = False
     query_scaling: Literal["rotated", "unrotated"] | PowerQueries | None = None
 
 
@@ -134,7 +137,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (
         _TYPES,
         (
-            *("apertus", "apertus1p5_text", "arcee", "aria_text", "bitnet", "chameleon", "csm", "cwm", "dbrx"),
+            *("apertus", "apertus1p5_text", "arcee", "aria_text", "bitnet", "chameleon", "csm", "cwm"),
             *("csm_depth_decoder_model", "falcon", "sarvam_moe"),
             *("deepseek_ocr2_text", "dia_encoder", "diffllama", "diffusion_gemma_text", "doge", "dots1"),
             *("embedding_gemma2_text", "emu3_text_model", "esmc", "eurobert", "evolla", "falcon_h1", "flex_olmo"),
@@ -169,6 +172,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     ),
     (RotaryPositions(interleaved=True, aliases=(("num_layers", "num_hidden_layers"),)), ("longcat_flash",)),
     (RotaryPositions(aliases=(("num_layers", "num_hidden_layers"),)), ("exaone",)),
+    (RotaryPositions(aliases=(("max_seq_len", "max_position_embeddings"),)), ("dbrx",)),
     (RotaryPositions(interleaved=True, rotated_types=_FULL), ("bailing_hybrid",)),
     (RotaryPositions(aliases=(("rotary_dim", None),)), ("minimax_m3_vl_text",)),
     (RotaryPositions(aliases=(("kv_channels", "head_dim"),)), ("jetmoe",)),
@@ -184,7 +188,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         RotaryPositions(fixed_base=True, rope_types=("default",), only_if=("position_embedding_type", "rotary")),
         ("esm",),
     ),
-    (RotaryPositions(fixed_base=True, interleaved=True), ("roformer",)),
+    (RotaryPositions(fixed_base=True, interleaved=True, rope_types=("default",)), ("roformer",)),
     (RotaryPositions(rotation="reversed"), ("nanochat",)),
     # layers without positions
     (RotaryPositions(rotated_types=_SLIDING), ("afmoe", "flint", "lara_mini")),
@@ -219,7 +223,10 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     ),
     (RotaryPositions(interleaved=True, default_share=0.5), ("glm", "glm4")),
     (RotaryPositions(fixed_base=True, interleaved=True, rope_types=("default",)), ("gptj", "codegen")),
-    (RotaryPositions(former_rope_types=(("yarn", "longrope"),)), ("phi3", "phi4_multimodal")),
+    (
+        RotaryPositions(former_rope_types=(("yarn", "longrope"),), rope_types=("default", "longrope")),
+        ("phi3", "phi4_multimodal"),
+    ),
     (
         RotaryPositions(by_layer_type="full_attention"),
         ("gemma3_text", "gemma3n_text", "olmo3", "t5gemma2_text", "t5gemma2_decoder"),
@@ -251,8 +258,12 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         RotaryPositions(axes=SectionAxes("interleaved", (24, 20, 20))),
         (
             *("qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_omni_moe_text", "qwen3_omni_moe_talker_text"),
-            *("cosmos3_edge_text", "cohere_compass_text"),
+            "cohere_compass_text",
         ),
+    ),
+    (
+        RotaryPositions(axes=SectionAxes("interleaved", (24, 20, 20)), rope_types=("default",)),
+        ("cosmos3_edge_text",),
     ),
     (RotaryPositions(axes=SectionAxes("interleaved", (12, 10, 10)), interleaved=True), ("hy_v4_vl_text",)),
     (
@@ -493,9 +504,13 @@ _READS_SHARE: Names = (
 )
 """Model types whose code reads `partial_rotary_factor`, with a default of 1; see `RotaryPositions.reads_share`."""
 
+_NEEDS_HEAD_DIM: Names = ("minimax", "mixtral")
+"""Model types whose class leaves `head_dim` at null; see `RotaryPositions.needs_head_dim`."""
+
 ROTARY: Mapping[str, RotaryPositions] = {
     name: replace(
         settings,
+        needs_head_dim=name in _NEEDS_HEAD_DIM,
         reads_share=name in _READS_SHARE or settings.default_share is not None,
         base=_BASE.get(name, settings.base),
         defaults=(("head_dim", _WIDTH[name]),) if name in _WIDTH else (),

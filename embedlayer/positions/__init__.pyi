@@ -18,6 +18,9 @@ from .rotary.embedding import RotaryAngles as RotaryAngles
 from .rotary.embedding import RotaryEmbedding as RotaryEmbedding
 from .rotary.embedding import permute_qk as permute_qk
 from .rotary.embedding import rotary_positions as rotary_positions
+from .rotary.extension import RotaryChange as RotaryChange
+from .rotary.extension import RotaryExtension as RotaryExtension
+from .rotary.extension import extend_rotary as extend_rotary
 from .rotary.query import LogQueryScaling as LogQueryScaling
 from .rotary.query import PowerQueryScaling as PowerQueryScaling
 from .rotary.query import QueryFactors as QueryFactors

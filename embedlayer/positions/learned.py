@@ -1,6 +1,6 @@
 """Learned positions: one trained row per position (GPT-2, BERT; with an offset OPT, BART)."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,9 @@ from embedlayer.core.shapes import Positions
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.kernels.input import StoredRows, gather_rows, rows_on_cuda
 from embedlayer.positions.position import AdditivePosition
+
+TableMethod = Literal["interpolate", "extend", "repeat"]
+"""How `LearnedPositionalEmbedding.resize` computes further rows."""
 
 
 class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):  # type: ignore[misc]  # from_pretrained is ours
@@ -96,16 +99,15 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):  # type: ignor
         return rows if outside is None else rows.masked_fill(outside.unsqueeze(-1), 0)
 
     @torch.no_grad()
-    def resize(
-        self, new_len: int, method: Literal["interpolate", "extend"] = "interpolate"
-    ) -> "LearnedPositionalEmbedding":
+    def resize(self, new_len: int, method: TableMethod = "interpolate") -> "LearnedPositionalEmbedding":
         """Return a new table for another longest sequence; this table does not change.
 
         Args:
             new_len: Longest sequence of the new table.
             method: `"interpolate"`: the new row p is read at `p (old - 1) / (new - 1)` between two old rows, so the
                 first and the last row stay the same; a single row is the first. `"extend"`: old rows are copied bit for
-                bit, and further rows are drawn from N(0, init_std²); a smaller table keeps the first rows.
+                bit, and further rows are drawn from N(0, init_std²); a smaller table keeps the first rows. `"repeat"`:
+                old rows are copied bit for bit, and row p is row `p mod old` (Longformer).
 
         Returns:
             The new table, in the same dtype and on the same device. Rows before position 0 are copied.
@@ -113,10 +115,11 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):  # type: ignor
         Raises:
             SizeError: `new_len` is below 1, or the method is unknown.
 
-        Reference: Dosovitskiy et al., An image is worth 16x16 words, 2021, section 3.2 (interpolation).
+        Reference: Dosovitskiy et al., An image is worth 16x16 words, 2021, section 3.2 (interpolation); Beltagy et al.,
+        Longformer, 2020, section 5 (repetition).
         """
-        if method not in ("interpolate", "extend"):
-            raise SizeError(f"method must be 'interpolate' or 'extend', not {method!r}.")
+        if method not in get_args(TableMethod):
+            raise SizeError(f"method must be one of {', '.join(get_args(TableMethod))}, not {method!r}.")
         device, dtype = self.weight.device, self.weight.dtype
         resized = LearnedPositionalEmbedding(
             new_len, self.embed_dim, offset=self.offset, init_std=self.init_std, device=device, dtype=dtype
@@ -125,6 +128,8 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):  # type: ignor
         if method == "interpolate":
             size, wide = (new_len, self.embedding_dim), rows.to(torch.promote_types(rows.dtype, torch.float32))
             rows = F.interpolate(wide[None, None], size, mode="bilinear", align_corners=True)[0, 0].to(rows.dtype)
+        if method == "repeat":
+            rows = rows[torch.arange(new_len, device=device) % len(rows)]
         old_rows = torch.cat([front, rows[:new_len]])
         resized.weight[: len(old_rows)] = old_rows
         resized.weight.requires_grad_(self.weight.requires_grad)

@@ -29,11 +29,11 @@ from embedlayer.vocab.map import DROPPED, RowMap
 from embedlayer.vocab.row_training import merged_rows
 from embedlayer.vocab.targets.apply_rows import EditResult, StoredTypes
 from embedlayer.vocab.targets.folder import (
-    RECEIPT,
     apply_to_files,
     edited_copy,
     next_receipt,
     receipt_beside,
+    receipt_of_last_edit,
     receipts_in,
 )
 from embedlayer.vocab.targets.live import apply_to_module
@@ -294,6 +294,8 @@ class Receipt:
             return
         folder = Path(target)
         _refuse_gguf(folder, self)
+        if receipts_in(folder):  # a folder that was saved from an edited model has none
+            receipt_of_last_edit(folder)
         with edited_copy(folder, out) as (partial, _):
             result = apply_to_files(folder, partial, self._resolve_undo, stream=stream, used=self.row_map.size)
             left_out = sorted({*self.left_out, *result.left_out})
@@ -350,11 +352,11 @@ class Receipt:
             path = path / next_receipt(path)
         tensors = {"sources": self.row_map.sources}
         tensors |= {f"rows/{name}": rows for name, rows in self.dropped_rows.items()}
-        tensors |= {f"files/{name}": _packed(content) for name, content in self.files.items()}
+        tensors |= {f"files/{name}": packed_bytes(content) for name, content in self.files.items()}
         for name in TOKENIZERS:
             tokenizer = getattr(self, name)
             if tokenizer is not None:
-                tensors[name] = _packed(tokenizer.to_str().encode())
+                tensors[name] = packed_bytes(tokenizer.to_str().encode())
         fields = {"kind": KIND, "format_version": FORMAT_VERSION, "old_size": self.row_map.old_size}
         fields |= {name: getattr(self, name) for name in ReceiptFields.__annotations__ if name not in fields}
         save_tensors(path, tensors, {"receipt": json.dumps(fields)})
@@ -372,15 +374,7 @@ class Receipt:
                 f"{path} is a folder: the receipt of its last edit is embedlayer.vocab.last_receipt({str(path)!r})."
             )
         tensors, metadata = load_tensors(path)
-        if "receipt" not in metadata:
-            raise CheckpointError(f"{path} is not a receipt: it has no field of that name.")
-        fields = parse_json(metadata["receipt"], f"The receipt in {path}")
-        check_fields(fields, ReceiptFields, f"The receipt in {path}")
-        if (fields["kind"], fields["format_version"]) != (KIND, FORMAT_VERSION):
-            raise CheckpointError(
-                f"{path} is {printable(fields['kind'])} of format version {fields['format_version']}; this embedlayer "
-                f"reads {KIND!r} of version {FORMAT_VERSION}."
-            )
+        fields = receipt_fields(path, metadata, ReceiptFields, KIND, FORMAT_VERSION)
         for name, value in fields["settings"].items():
             if name.rpartition(".")[2] in SIZES and type(value) is not int:
                 raise CheckpointError(f"The receipt in {path} states {printable(value)} as {name}: it is damaged.")
@@ -388,7 +382,7 @@ class Receipt:
             sources = tensors["sources"]
             if sources.dtype != torch.int64 or sources.dim() != 1:
                 raise CheckpointError(f"{path} is damaged: its rows are {sources.dtype} of {list(sources.shape)}.")
-            texts = {name: _unpacked(tensors[name]).decode() for name in TOKENIZERS if name in tensors}
+            texts = {name: unpacked_bytes(tensors[name]).decode() for name in TOKENIZERS if name in tensors}
             tokenizers = {
                 name: build_tokenizer(parse_json(text, f"The receipt in {path}")) for name, text in texts.items()
             }
@@ -399,8 +393,8 @@ class Receipt:
             return cls(
                 row_map=RowMap(sources, fields["old_size"]),
                 num_tokens=(fields["num_tokens"][0], fields["num_tokens"][1]),
-                dropped_rows=_without_prefix("rows/", tensors),
-                files={name: _unpacked(packed) for name, packed in _without_prefix("files/", tensors).items()},
+                dropped_rows=without_prefix("rows/", tensors),
+                files={name: unpacked_bytes(packed) for name, packed in without_prefix("files/", tensors).items()},
                 tokenizer=tokenizers.get("tokenizer"),
                 old_tokenizer=tokenizers.get("old_tokenizer"),
                 stored={name: StoredTypes(*rows) for name, rows in fields.get("stored", {}).items()},
@@ -427,6 +421,26 @@ class Receipt:
         return "\n".join(lines)
 
 
+def receipt_fields(path: Path | str, metadata: Mapping[str, str], kind: type, name: str, version: int) -> JsonObject:
+    """Return the JSON fields of a receipt, checked against a `TypedDict`; `metadata` is that of the file at `path`.
+
+    Raises:
+        CheckpointError: There are none, they are damaged, or they are of another kind or format version.
+    """
+    if "receipt" not in metadata:
+        raise CheckpointError(f"{path} is not a receipt: it has no field of that name.")
+    value = parse_json(metadata["receipt"], f"The receipt in {path}")
+    fields: JsonObject = value if isinstance(value, dict) else {}
+    found = fields.get("kind"), fields.get("format_version")
+    if None not in found and found != (name, version):
+        raise CheckpointError(
+            f"{path} is {printable(found[0])} of format version {found[1]}; this embedlayer reads {name!r} of version "
+            f"{version}."
+        )
+    check_fields(value, kind, f"The receipt in {path}")
+    return fields
+
+
 def last_receipt(folder: Path | str) -> Receipt:
     """Read the receipt of the last edit that led to a folder.
 
@@ -436,10 +450,7 @@ def last_receipt(folder: Path | str) -> Receipt:
     """
     folder = Path(folder)
     _refuse_gguf(folder)
-    receipts = receipts_in(folder)
-    if not receipts:
-        raise CheckpointError(f"{folder} has no receipt ({RECEIPT.format('N')}): no edit wrote it.")
-    return Receipt.load(receipts[-1])
+    return Receipt.load(receipt_of_last_edit(folder))
 
 
 def _refuse_gguf(path: Path, receipt: Receipt | None = None) -> None:
@@ -460,22 +471,22 @@ def _refuse_gguf(path: Path, receipt: Receipt | None = None) -> None:
     )
 
 
-def _without_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def without_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors whose names start with `prefix`, in a dictionary by their names without the prefix."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _packed(content: bytes) -> Tensor:
+def packed_bytes(content: bytes) -> Tensor:
     """Compress bytes with zlib, and return them as a uint8 tensor of one dimension."""
     return torch.frombuffer(bytearray(zlib.compress(content)), dtype=torch.uint8)
 
 
-def _unpacked(packed: Tensor) -> bytes:
-    """Return the bytes that `_packed` compressed into a tensor.
+def unpacked_bytes(packed: Tensor) -> bytes:
+    """Return the bytes that `packed_bytes` compressed into a tensor.
 
     Raises:
         CheckpointError: They are cut short, or more than `MAX_UNPACKED_BYTES`, 1 GiB.
-        zlib.error: The tensor was not written by `_packed`.
+        zlib.error: The tensor was not written by `packed_bytes`.
     """
     stream = zlib.decompressobj()
     content = stream.decompress(packed.numpy().tobytes(), MAX_UNPACKED_BYTES)

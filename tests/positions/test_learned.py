@@ -113,6 +113,16 @@ def test_extending_keeps_old_rows_bit_for_bit(offset, dtype) -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 2])
+@pytest.mark.parametrize("new_len", [3, 6, 15])
+def test_repeating_copies_the_old_rows_in_turn(offset, new_len) -> None:
+    position = LearnedPositionalEmbedding(6, 4, offset=offset)
+    resized = position.resize(new_len, "repeat")
+    assert torch.equal(resized.weight[:offset], position.weight[:offset])
+    for row in range(new_len):
+        assert torch.equal(resized.weight[offset + row], position.weight[offset + row % 6])
+
+
+@pytest.mark.parametrize("offset", [0, 2])
 @pytest.mark.parametrize("new_len", [1, 3, 6, 11, 16])
 def test_interpolating_reads_between_rows_and_keeps_the_ends(offset, new_len) -> None:
     position = LearnedPositionalEmbedding(6, 4, offset=offset, dtype=torch.float64)

@@ -265,7 +265,7 @@ def evaluate_text(
     if has_one_vocabulary:  # the same input for both, so that they are compared at each place
         models[1] = replace(models[1], start_id=models[0].start_id)
     window, stride = _checked_sizes(models, window, stride)
-    texts = [_encoded(one, text) for one in models]
+    texts = [encode_text(one, text) for one in models]
     for one, encoded in zip(models, texts, strict=True):
         if encoded.predicted < window:
             raise TextError(
@@ -316,7 +316,7 @@ def _checked_sizes(models: Sequence[CausalModel], window: int | None, stride: in
     return window, stride
 
 
-class _EncodedText(NamedTuple):
+class EncodedText(NamedTuple):
     """A text as one model reads it.
 
     Attributes:
@@ -335,7 +335,7 @@ class _EncodedText(NamedTuple):
         return len(self.ids) - 1
 
 
-def _encoded(model: CausalModel, text: str | Path) -> _EncodedText:
+def encode_text(model: CausalModel, text: str | Path) -> EncodedText:
     """Read and encode a text, the start token of the model in front, and count the bytes that its tokens encode.
 
     An empty text, or one that looks like a path, raises a `TextError`.
@@ -354,7 +354,7 @@ def _encoded(model: CausalModel, text: str | Path) -> _EncodedText:
         parts.append(torch.from_numpy(ids))
     if num_bytes == 0 and len(parts) <= 1:
         raise TextError(f"{text if isinstance(text, Path) else 'The text'} is empty: there is nothing to predict.")
-    return _EncodedText(torch.cat(parts), num_bytes, unknown_id(tokenizer))
+    return EncodedText(torch.cat(parts), num_bytes, unknown_id(tokenizer))
 
 
 def _vocabulary(model: CausalModel) -> dict[str, int]:
@@ -362,7 +362,7 @@ def _vocabulary(model: CausalModel) -> dict[str, int]:
     return as_tokenizer(model.tokenizer).get_vocab(with_added_tokens=True)
 
 
-def _no_difference(texts: Sequence[_EncodedText], sizes: Sequence[int], *, has_one_vocabulary: bool) -> str:
+def _no_difference(texts: Sequence[EncodedText], sizes: Sequence[int], *, has_one_vocabulary: bool) -> str:
     """Return why two models cannot be compared at each place of a text, or `""` if they can."""
     if not has_one_vocabulary or not torch.equal(texts[0].ids, texts[1].ids):
         return "The models have different tokenizers, so only their bits per byte can be compared."
@@ -392,7 +392,7 @@ class _Sums(NamedTuple):
 
 
 def _measure(
-    models: Sequence[CausalModel], text: _EncodedText, size: int, window: int, stride: int, at_once: int
+    models: Sequence[CausalModel], text: EncodedText, size: int, window: int, stride: int, at_once: int
 ) -> _Sums:
     """Run models that have the same tokens over a text, and sum what they predict by token ID."""
     starts = models[0].start_id
@@ -429,7 +429,7 @@ def _measure(
 
 
 def _batches(
-    text: _EncodedText, window: int, stride: int, start_id: int | None, at_once: int
+    text: EncodedText, window: int, stride: int, start_id: int | None, at_once: int
 ) -> Iterator[tuple[Int[Tensor, "B W"], Int[Tensor, "B W"]]]:
     """Yield batches of windows: the tokens to read, and those to predict, `IGNORED` where another window has done so.
 
@@ -450,7 +450,7 @@ def _batches(
             yield torch.stack([one for one, _ in ready]), torch.stack([two for _, two in ready])
 
 
-def _scores(model: CausalModel, text: _EncodedText, sums: _Sums, place: int) -> ModelScores:
+def _scores(model: CausalModel, text: EncodedText, sums: _Sums, place: int) -> ModelScores:
     """Return the scores of the model at index `place` of the sums; a loss that is not finite is a `CheckpointError`."""
     tokenizer, count = as_tokenizer(model.tokenizer), int(sums.counts.sum())
     ids = sums.counts.nonzero()[:, 0]

@@ -62,7 +62,7 @@ def read_positions(
     Raises:
         CheckpointError: A tensor or a key of the positions is missing, is damaged, or is not implemented.
     """
-    spec = _chosen(model, spec)
+    spec = chosen_positions(model, spec)
     if spec == "rotary":
         return _rotary(model)
     if isinstance(spec, RelativePositions):
@@ -81,7 +81,7 @@ def read_positions(
     return StackPositions({"": scheme})
 
 
-def _chosen(model: CheckpointModel, spec: PositionSpec | None) -> PositionSpec | None:
+def chosen_positions(model: CheckpointModel, spec: PositionSpec | None) -> PositionSpec | None:
     """Return the scheme that the configuration and the tensors of a checkpoint select among those of a record.
 
     Raises:
@@ -107,7 +107,7 @@ def _learned(model: CheckpointModel, spec: LearnedPositions, width: int, key: st
     if "position" not in model.used_steps(model.family.recipe):
         return Position()
     length = model.tensors.require(f"{key}.weight", spec.names, "table of positions", (None, width)).shape[0]
-    offset = _first_position(model) if spec.offset == "padding" else int(spec.offset)
+    offset = first_position(model) if spec.offset == "padding" else int(spec.offset)
     check_rows(model, f"{key}.weight", LENGTH_KEYS, more=offset)
     return LearnedPositionalEmbedding(length - offset, width, offset=offset)
 
@@ -135,7 +135,7 @@ def _sinusoidal(model: CheckpointModel, spec: SinusoidalPositions, width: int) -
         width,
         layout="cosines_first" if spec.cosines_first else "concatenated",
         endpoint=spec.after_padding if spec.endpoint is None else spec.endpoint,
-        offset=_first_position(model) if counts_from_padding else spec.offset or 0,
+        offset=first_position(model) if counts_from_padding else spec.offset or 0,
         padding_idx=model.padding_id if spec.after_padding else None,
     )
 
@@ -192,7 +192,7 @@ def _relative(model: CheckpointModel, spec: RelativePositions, key: str, num_lay
     return StackPositions(schemes, kinds if has_one_each else ())
 
 
-def _first_position(model: CheckpointModel) -> int:
+def first_position(model: CheckpointModel) -> int:
     """Return `padding_id + 1`, the position ID of the first token in families that count from behind the padding ID.
 
     It is also the number of rows of their position table before the row of the first token.
@@ -218,4 +218,4 @@ def first_position_id(model: CheckpointModel) -> int:
     learned = spec if isinstance(spec, LearnedPositions) else None
     if family.numbering != "ids" and (learned is None or not learned.ids_include_offset):
         return 0
-    return _first_position(model) if learned is None or learned.offset == "padding" else int(learned.offset)
+    return first_position(model) if learned is None or learned.offset == "padding" else int(learned.offset)

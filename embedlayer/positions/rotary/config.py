@@ -158,14 +158,14 @@ def read_layer_type(
     parameters = _parameters(config, facts, layer_type)
     if parameters is None:
         return None
-    kind = _rope_type(parameters, facts)
+    kind = rope_type_of(parameters, facts)
     if ROPE_TYPES[kind].scaling is not None and facts.rope_types and kind not in facts.rope_types:
         raise CheckpointError(
             f"The code of {config['model_type']} has no rope_type {kind!r} that is read here: "
             f"{' or '.join(facts.rope_types)} are known."
         )
     allowed = COMMON_KEYS | ROPE_TYPES[kind].required | ROPE_TYPES[kind].optional | {*facts.other_parameters}
-    allowed |= {QUERY_BETA} if facts.query_scaling == "rotated" else set()
+    allowed |= {QUERY_BETA, ORIGINAL_LENGTH} if facts.query_scaling == "rotated" else set()
     allowed |= {SECTIONS, *facts.axes.names, "mrope_interleaved"} if isinstance(facts.axes, SectionAxes) else set()
     for key in parameters:
         if key not in allowed:
@@ -225,12 +225,31 @@ def family_facts(config: JsonObject, *, is_stated: bool) -> RotaryPositions:
     return facts or RotaryPositions(reads_share=True)
 
 
+LANGUAGE_MODELS = ("text_config", "llm_config", "thinker_config")
+"""Keys under which a configuration of several models holds that of its language model."""
+
+
+def language_model_keys(config: JsonObject) -> tuple[str, ...]:
+    """Return the keys that lead to the configuration of the language model; empty if `config` itself is one.
+
+    Example:
+        >>> language_model_keys({"model_type": "llava", "text_config": {"model_type": "llama"}})
+        ('text_config',)
+    """
+    keys: tuple[str, ...] = ()
+    while config.get("model_type") not in {**ROTARY, **REFUSED_ROTARY} and not config.keys() & ROTARY_KEYS:
+        key = next((key for key in LANGUAGE_MODELS if isinstance(config.get(key), Mapping)), None)
+        if key is None:
+            break
+        keys, config = (*keys, key), config[key]
+    return keys
+
+
 def _inner_models(config: JsonObject) -> list[str]:
     """Return the keys under which a configuration holds those of other models, language models first."""
-    language = ("text_config", "llm_config", "thinker_config")
     types = {key: value.get("model_type") for key, value in config.items() if isinstance(value, Mapping)}
     others = [key for key, name in types.items() if isinstance(name, str) and name in {**ROTARY, **REFUSED_ROTARY}]
-    return list(dict.fromkeys((*(key for key in language if key in config), *others)))
+    return list(dict.fromkeys((*(key for key in LANGUAGE_MODELS if key in config), *others)))
 
 
 def common_keys(config: JsonObject, facts: RotaryPositions) -> JsonObject:
@@ -257,7 +276,7 @@ def common_keys(config: JsonObject, facts: RotaryPositions) -> JsonObject:
     return {**defaults, **own, "model_type": config.get("model_type")}
 
 
-def _rope_type(parameters: Mapping[str, Any], facts: RotaryPositions) -> str:
+def rope_type_of(parameters: Mapping[str, Any], facts: RotaryPositions) -> str:
     """Return the rope type of rotary parameters, a key of `ROPE_TYPES`."""
     kind = _only_value({"rope_type": parameters.get("rope_type"), "type": parameters.get("type")})
     has_grid = isinstance(facts.axes, GridAxes)
@@ -424,7 +443,7 @@ def _base(
     """
     bases: dict[str, Any] = {"rope_theta of the parameters": parameters.get("rope_theta")}
     if not is_nested(config.get("rope_parameters")):
-        bases |= {key: config.get(key) for key in _base_keys(config, layer_type)}
+        bases |= {key: config.get(key) for key in base_keys(config, layer_type)}
         default_base = facts.base if facts.fixed_base else default_base
     if has_layer_types(config):
         default_base = None
@@ -438,7 +457,7 @@ def _base(
     return as_number(base, "rope_theta")
 
 
-def _base_keys(config: JsonObject, layer_type: str | None) -> tuple[str, ...]:
+def base_keys(config: JsonObject, layer_type: str | None) -> tuple[str, ...]:
     """Return the keys under which a configuration may store the base of the frequencies of a layer type.
 
     If the configuration has a separate base for sliding attention (`rope_local_base_freq` or `local_rope_theta`), the
