@@ -3,9 +3,13 @@
 That import takes a second, and a program with one process never needs it.
 """
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
+from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -68,25 +72,72 @@ def rows_of_this_rank(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
 def row_collectives(tensor: Tensor) -> Collectives:
     """Return the ranks over which the rows of a DTensor are sharded; a single process if each rank has all rows.
 
+    The rows may be sharded over several dimensions of the mesh, as by tensor parallelism and then by FSDP2. With more
+    than one, and replicas beside them, the first call creates a process group: all ranks must make it.
+
     Raises:
-        SizeError: The DTensor is sharded otherwise than by rows over one dimension of its mesh, or its shard is on
-            another device than the mesh.
+        SizeError: The DTensor is sharded otherwise than by rows, its shard on this rank has other rows than its
+            placements say, or its shard is on another device than the mesh.
     """
     if not is_dtensor(tensor):
         return SINGLE_PROCESS
-    from torch.distributed.tensor import Replicate, Shard
-
     rows = cast("DTensor", tensor)
     mesh, placements = rows.device_mesh, rows.placements
-    sharded = [dim for dim, placement in enumerate(placements) if type(placement) is not Replicate]
-    if len(sharded) > 1 or any(placements[dim] != Shard(0) for dim in sharded):
+    sharded = [dim for dim, placement in enumerate(placements) if not placement.is_replicate()]
+    if any(placements[dim].is_partial() or getattr(placements[dim], "dim", None) != 0 for dim in sharded):
         raise SizeError(
-            f"A DTensor with the placements {tuple(placements)} cannot be edited, only one whose rows are sharded over "
-            f"one dimension of the mesh (Shard(0)): edit the model before it is sharded."
+            f"A DTensor with the placements {tuple(placements)} cannot be edited, only one whose rows are sharded "
+            f"(Shard(0)): edit the model before it is sharded."
         )
     if to_local(tensor.detach()).device.type not in (mesh.device_type, "meta"):
         raise SizeError("The shards are on the CPU and the mesh is not (CPU offloading): edit before fully_shard.")
-    return ProcessGroup(mesh.get_group(sharded[0]), mesh.device_type) if sharded else SINGLE_PROCESS
+    if not sharded:
+        return SINGLE_PROCESS
+    # FSDP2 splits the blocks of tensor parallelism, whose dimension comes after its own (_StridedShard).
+    order = sorted(sharded, key=lambda dim: hasattr(placements[dim], "split_factor"))
+    steps = {dim: math.prod(mesh.size(later) for later in sharded if later > dim) for dim in sharded}
+    levels = tuple((mesh.size(dim), steps[dim]) for dim in order) if len(sharded) > 1 else ()
+    ranks = ProcessGroup(_group_over(mesh, sharded), mesh.device_type, levels=levels)
+    [chunk] = rows.__create_chunk_list__()
+    own = ranks.partition(len(tensor))
+    if (chunk.offsets[0], chunk.sizes[0]) != (own.start, len(own)):
+        raise SizeError(
+            f"This rank stores rows {chunk.offsets[0]} to {chunk.offsets[0] + chunk.sizes[0] - 1} of a DTensor with "
+            f"the placements {tuple(placements)} over {mesh}, which are other rows than an edit expects: edit the "
+            f"model before it is sharded."
+        )
+    return ranks
+
+
+def mesh_collectives(tensor: Tensor) -> Collectives:
+    """Return all ranks of the mesh of a DTensor, those with replicas included; a single process for another tensor."""
+    if not is_dtensor(tensor):
+        return SINGLE_PROCESS
+    mesh = cast("DTensor", tensor).device_mesh
+    return ProcessGroup(_group_over(mesh, range(mesh.ndim)), mesh.device_type)
+
+
+def _group_over(mesh: DeviceMesh, dims: Sequence[int]) -> dist.ProcessGroup | None:
+    """Return the group of the ranks that differ from this one in some dimensions of a mesh alone; `None` is the world.
+
+    A group that torch does not have is created, once; all of its ranks must make the call.
+    """
+    if len(dims) == 1:
+        return mesh.get_group(dims[0])
+    coordinate = cast("list[int]", mesh.get_coordinate())
+    place = tuple(slice(None) if dim in dims else coordinate[dim] for dim in range(mesh.ndim))
+    ranks = tuple(sorted(mesh.mesh[place].flatten().tolist()))
+    world = cast("dist.ProcessGroup", dist.group.WORLD)
+    if len(ranks) == dist.get_world_size():
+        return None
+    groups = _groups.setdefault(world, {})
+    if ranks not in groups:
+        groups[ranks] = cast("dist.ProcessGroup", dist.new_group([*ranks], use_local_synchronization=True))
+    return groups[ranks]
+
+
+_groups: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = WeakKeyDictionary()
+"""Groups over several dimensions of a mesh, by their ranks, for as long as the default group exists."""
 
 
 def dtensor_like(tensor: Tensor, local: Tensor, num_rows: int) -> "DTensor":
