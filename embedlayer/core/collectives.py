@@ -32,14 +32,15 @@ class RowPartition:
     """Contiguous rows of a tensor per rank: rank `r` stores rows `r * ceil(V / N)` to `(r + 1) * ceil(V / N) - 1`.
 
     The last rank stores what is left; with several ranks that is one row at least. With two `levels` the rows are split
-    first into blocks, and then each block over some ranks, as tensor parallelism and FSDP2 do together.
+    first into blocks, and then each block over some ranks, as tensor parallelism and FSDP2 do together. Ranks that
+    differ in no level store the same rows.
 
     Args:
         num_rows: Rows of all ranks together, V.
         rank: This process, from 0.
         size: Number of ranks, N.
-        levels: The splits, if there are several: the number of blocks, and the difference of rank from one block to the
-            next. The numbers of blocks multiply to N.
+        levels: The splits, if they are not one over all ranks: for each the number of blocks, and the difference of
+            rank from one block to the next.
 
     Raises:
         SizeError: There are several ranks, and one would store no row.
