@@ -1,4 +1,4 @@
-"""The table of resumed runs in many-machines.md: `python docs/resumed_runs.py --write`.
+"""The tables of resumed runs and of what is supported in many-machines.md: `python docs/resumed_runs.py --write`.
 
 Every way of dividing a model is trained on four ranks, saved by `distributed_state`, edited, saved again, and undone;
 what was saved first is loaded on two ranks and on one into fresh objects, and trained on. A cell says that the losses
@@ -245,6 +245,63 @@ def measured(ways: Iterable[Way], folder: str) -> dict[Way, str]:
     return outcomes
 
 
+class Law(NamedTuple):
+    """What is compared with one process, or refused by name, on how many ranks, and by which test."""
+
+    division: str
+    supported: str
+    refused: str
+    ranks: str
+    test: str
+
+
+LAWS = (
+    Law(
+        "`shard_table`, `RowAdamW`",
+        "training, clipping, saving, loading, edits",
+        "a `MappedEmbedding` in `distributed_state`",
+        "2, then 3 and 1",
+        "tests/distributed/test_state.py",
+    ),
+    Law(
+        "`fully_shard`, and `RowwiseParallel` alone",
+        "edits and undo between steps, by the same objects",
+        "gradients not reduced, shards on the CPU, hooks on a parameter whose rows change, `train_only_new`",
+        "2",
+        "tests/vocab/test_fsdp_edits.py",
+    ),
+    Law(
+        "two dimensions of a mesh: `fully_shard` with `parallelize_module` or replicas; three: with both",
+        "edits and undo of rows and columns on all ranks or none; saved on 2 x 2, loaded on 4 x 1, 1 x 4, 1",
+        "placements that are no shards of rows or columns, a rank without a row, `dp_mesh_dims`",
+        "4",
+        "tests/vocab/test_mesh_edits.py",
+    ),
+)
+"""Rows of the table of what is supported, beside those of `WAYS`, which `support` reads from their results."""
+
+
+def support(results: Mapping[Way, str]) -> str:
+    """Return the table of what is supported, refused, and tested on how many ranks."""
+    laws = []
+    for division in DIVISIONS:
+        tables = {way.table: [] for way in WAYS if way.division == division}
+        for way, outcome in results.items():
+            tables.get(way.table, []).extend([outcome] if way.division == division else [])
+        works = [table for table, outcomes in tables.items() if GOES_ON in outcomes]
+        laws.append(
+            Law(
+                f"`{division}`",
+                "training, edits and undo, saving, loading; table " + ", or ".join(f"`{table}`" for table in works),
+                ", or ".join(f"`{table}`" for table in tables if table not in works),
+                f"{RANKS}, then 2 and 1",
+                "tests/distributed/test_resume.py",
+            )
+        )
+    lines = ["| model divided by | equal to one process | refused by name | ranks | test |", "|---" * 5 + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join((*law[:4], f'`{law.test}`'))} |" for law in (*laws, *LAWS)), ""])
+
+
 COLUMNS = list(itertools.product(HEADS, OPTIMIZERS))
 
 
@@ -275,7 +332,8 @@ def read_results() -> dict[Way, str]:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary:
-        text = markdown(measured(WAYS, temporary))
-    print(text)
+        results = measured(WAYS, temporary)
+    print(markdown(results), support(results), sep="\n")
     if "--write" in sys.argv:
-        write_between_markers(PAGE, "resumed-runs", text)
+        write_between_markers(PAGE, "resumed-runs", markdown(results))
+        write_between_markers(PAGE, "support", support(results))

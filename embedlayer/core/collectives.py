@@ -68,8 +68,9 @@ class RowPartition:
 
     @property
     def rows_per_rank(self) -> int:
-        """Return the largest number of rows of a rank, that of the first block: `ceil(V / N)`."""
-        return math.ceil(self.num_rows / self.size)
+        """Return the largest number of rows of a rank, those of the first block: `ceil(V / number of blocks)`."""
+        blocks = math.prod(count for count, _ in self.levels) if self.levels else self.size
+        return math.ceil(self.num_rows / blocks)
 
     @property
     def start(self) -> int:
