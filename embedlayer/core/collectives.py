@@ -23,16 +23,24 @@ ReduceOp = Literal["sum", "max", "min"]
 Rows = Shaped[Tensor, "_ *each"]
 
 
+Levels = tuple[tuple[int, int], ...]
+"""How rows are split over ranks: for each split, outermost first, the number of blocks and the step between ranks."""
+
+
 @dataclass(frozen=True)
 class RowPartition:
     """Contiguous rows of a tensor per rank: rank `r` stores rows `r * ceil(V / N)` to `(r + 1) * ceil(V / N) - 1`.
 
-    The last rank stores what is left; with several ranks that is one row at least.
+    The last rank stores what is left; with several ranks that is one row at least. With two `levels` the rows are split
+    first into blocks, and then each block over some ranks, as tensor parallelism and FSDP2 do together. Ranks that
+    differ in no level store the same rows.
 
     Args:
         num_rows: Rows of all ranks together, V.
         rank: This process, from 0.
         size: Number of ranks, N.
+        levels: The splits, if they are not one over all ranks: for each the number of blocks, and the difference of
+            rank from one block to the next.
 
     Raises:
         SizeError: There are several ranks, and one would store no row.
@@ -41,33 +49,40 @@ class RowPartition:
         >>> part = RowPartition(10, rank=2, size=3)
         >>> (part.start, part.stop, part.rank_of(torch.tensor([0, 4, 9])).tolist())
         (8, 10, [0, 1, 2])
+        >>> [RowPartition(10, rank, 4, ((2, 1), (2, 2))).start for rank in range(4)]
+        [0, 5, 3, 8]
     """
 
     num_rows: int
     rank: int = 0
     size: int = 1
+    levels: Levels = ()
 
     def __post_init__(self) -> None:
-        if self.size > 1 and (self.size - 1) * self.rows_per_rank >= self.num_rows:
+        last = range(self.size) if self.levels else [self.size - 1]  # of several splits any block may be the smallest
+        if self.size > 1 and any(block.start == block.stop for block in map(self.slice_of, last)):
             raise SizeError(
-                f"{self.num_rows} rows in blocks of {self.rows_per_rank} leave no row for the last of {self.size} "
-                f"ranks: use fewer ranks."
+                f"{self.num_rows} rows in blocks of {self.rows_per_rank} leave no row for "
+                f"{'one' if self.levels else 'the last'} of {self.size} ranks: use fewer ranks."
             )
 
     @property
     def rows_per_rank(self) -> int:
-        """Return the number of rows on every rank but the last, `ceil(V / N)`."""
-        return math.ceil(self.num_rows / self.size)
+        """Return the largest number of rows of a rank, those of the first block: `ceil(V / number of blocks)`."""
+        blocks = math.prod(count for count, _ in self.levels) if self.levels else self.size
+        return math.ceil(self.num_rows / blocks)
 
     @property
     def start(self) -> int:
         """Return the index of this rank's first row among the rows of all ranks."""
-        return self.rank * self.rows_per_rank
+        start: int = self.slice_of(self.rank).start
+        return start
 
     @property
     def stop(self) -> int:
         """Return the index after this rank's last row among the rows of all ranks."""
-        return min(self.start + self.rows_per_rank, self.num_rows)
+        stop: int = self.slice_of(self.rank).stop
+        return stop
 
     def __len__(self) -> int:
         """Return the number of rows of this rank."""
@@ -75,11 +90,20 @@ class RowPartition:
 
     def slice_of(self, rank: int) -> slice:
         """Return the slice that selects the rows of `rank` from a tensor with the rows of all ranks."""
-        return slice(rank * self.rows_per_rank, min((rank + 1) * self.rows_per_rank, self.num_rows))
+        start, stop = 0, self.num_rows
+        for count, step in self.levels or ((self.size, 1),):
+            each = math.ceil((stop - start) / count)
+            start = min(start + rank // step % count * each, stop)
+            stop = min(start + each, stop)
+        return slice(start, stop)
 
     def rank_of(self, rows: Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
         """Return, for each row index among the rows of all ranks, the rank that stores that row."""
-        return rows // self.rows_per_rank
+        if not self.levels:
+            return rows // self.rows_per_rank
+        by_start = sorted(range(self.size), key=lambda rank: self.slice_of(rank).start)
+        starts = torch.tensor([self.slice_of(rank).start for rank in by_start], device=rows.device)
+        return torch.tensor(by_start, device=rows.device)[torch.searchsorted(starts, rows, right=True) - 1]
 
     def local(self, rows: Int[Tensor, "*batch"]) -> tuple[Int[Tensor, "*batch"], Bool[Tensor, "*batch"]]:
         """Convert row indices that count over all ranks to indices into the rows of this rank.
@@ -115,12 +139,14 @@ class Collectives(ABC):
         rank: Number of this process in the group, from 0.
         size: Number of ranks in the group.
         global_ranks: Rank of each process of the group in the default process group; used in messages.
+        levels: How `partition` splits rows over the ranks, if in several splits.
         device: Device of counts and JSON objects. The other tensors must be on a device that the group accepts.
     """
 
     rank: int
     size: int
     global_ranks: list[int]
+    levels: Levels = ()
     device: torch.device
 
     @abstractmethod
@@ -217,7 +243,7 @@ class Collectives(ABC):
 
     def partition(self, num_rows: int) -> RowPartition:
         """Return the `RowPartition` of `num_rows` over these ranks; raise a `SizeError` if a rank gets no row."""
-        return RowPartition(num_rows, self.rank, self.size)
+        return RowPartition(num_rows, self.rank, self.size, self.levels)
 
     def require_equal(self, facts: Mapping[str, Any]) -> None:
         """Check that all ranks pass equal values, which are named for the message and sent as JSON.
@@ -302,6 +328,7 @@ class ProcessGroup(Collectives):
         group: The group; `None` is the default group, which must be initialised.
         device: Device of counts and JSON objects, one that the group's backend accepts.
         timeout_seconds: Time-out of the group, which error messages name; `None` if it is not known.
+        levels: How `partition` splits rows over the ranks, if in several splits.
     """
 
     def __init__(
@@ -310,8 +337,10 @@ class ProcessGroup(Collectives):
         device: torch.device | str = "cpu",
         *,
         timeout_seconds: float | None = None,
+        levels: Levels = (),
     ) -> None:
         self.group, self.device, self.timeout_seconds = group, torch.device(device), timeout_seconds
+        self.levels = levels
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.global_ranks = dist.get_process_group_ranks(group)
 

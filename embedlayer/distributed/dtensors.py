@@ -3,9 +3,13 @@
 That import takes a second, and a program with one process never needs it.
 """
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
+from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -68,25 +72,105 @@ def rows_of_this_rank(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
 def row_collectives(tensor: Tensor) -> Collectives:
     """Return the ranks over which the rows of a DTensor are sharded; a single process if each rank has all rows.
 
+    The rows may be sharded over several dimensions of the mesh, as by tensor parallelism and then by FSDP2. Columns may
+    be sharded over others: those ranks are not in the result. A group of ranks that torch does not have is created at
+    the first call, which all ranks must make.
+
     Raises:
-        SizeError: The DTensor is sharded otherwise than by rows over one dimension of its mesh, or its shard is on
-            another device than the mesh.
+        SizeError: The DTensor is sharded otherwise than by rows and columns, or its shard on this rank has other rows
+            than its placements say, or is on another device than the mesh.
     """
     if not is_dtensor(tensor):
         return SINGLE_PROCESS
-    from torch.distributed.tensor import Replicate, Shard
-
     rows = cast("DTensor", tensor)
-    mesh, placements = rows.device_mesh, rows.placements
-    sharded = [dim for dim, placement in enumerate(placements) if type(placement) is not Replicate]
-    if len(sharded) > 1 or any(placements[dim] != Shard(0) for dim in sharded):
+    ranks = _ranks_with_shards(rows, _sharded_dims(rows, 0))
+    [chunk] = rows.__create_chunk_list__()
+    own = ranks.partition(len(tensor))
+    if (chunk.offsets[0], chunk.sizes[0]) != (own.start, len(own)):
         raise SizeError(
-            f"A DTensor with the placements {tuple(placements)} cannot be edited, only one whose rows are sharded over "
-            f"one dimension of the mesh (Shard(0)): edit the model before it is sharded."
+            f"This rank stores rows {chunk.offsets[0]} to {chunk.offsets[0] + chunk.sizes[0] - 1} of a DTensor with "
+            f"the placements {rows.placements} over {rows.device_mesh}, which are other rows than an edit expects: "
+            f"edit the model before it is sharded."
         )
-    if to_local(tensor.detach()).device.type not in (mesh.device_type, "meta"):
+    return ranks
+
+
+def shard_collectives(tensor: Tensor) -> Collectives:
+    """Return the ranks that together have all rows and columns of a DTensor; see `row_collectives`."""
+    if not is_dtensor(tensor):
+        return SINGLE_PROCESS
+    rows = cast("DTensor", tensor)
+    return _ranks_with_shards(rows, sorted([*_sharded_dims(rows, 0), *_sharded_dims(rows, 1)]))
+
+
+def local_columns(tensor: Tensor) -> slice:
+    """Return which columns this rank stores: a slice of all, unless a DTensor is sharded by columns."""
+    if not is_dtensor(tensor) or tensor.dim() < 2:
+        return slice(None)
+    [chunk] = cast("DTensor", tensor).__create_chunk_list__()
+    return slice(chunk.offsets[1], chunk.offsets[1] + chunk.sizes[1])
+
+
+def _sharded_dims(tensor: "DTensor", axis: int) -> list[int]:
+    """Return the dimensions of the mesh over which one axis of a DTensor is sharded, 0 for rows or 1 for columns.
+
+    Raises:
+        SizeError: It is sharded otherwise than by rows and columns, or its shard is on another device than the mesh.
+    """
+    sharded = {dim: each for dim, each in enumerate(tensor.placements) if not each.is_replicate()}
+    axes = {dim: getattr(each, "dim", None) for dim, each in sharded.items()}
+    if any(axes[dim] not in (0, 1) or (axes[dim] == 1 and hasattr(sharded[dim], "split_factor")) for dim in sharded):
+        raise SizeError(
+            f"A DTensor with the placements {tensor.placements} cannot be edited, only one that is sharded by rows "
+            f"(Shard(0)) or columns (Shard(1)): edit the model before it is sharded."
+        )
+    if to_local(tensor.detach()).device.type not in (tensor.device_mesh.device_type, "meta"):
         raise SizeError("The shards are on the CPU and the mesh is not (CPU offloading): edit before fully_shard.")
-    return ProcessGroup(mesh.get_group(sharded[0]), mesh.device_type) if sharded else SINGLE_PROCESS
+    return [dim for dim in sharded if axes[dim] == axis]
+
+
+def _ranks_with_shards(tensor: "DTensor", dims: Sequence[int]) -> Collectives:
+    """Return the ranks that differ from this one in some dimensions of the mesh, and how they share the rows."""
+    mesh, placements = tensor.device_mesh, tensor.placements
+    if not dims:
+        return SINGLE_PROCESS
+    # FSDP2 splits the blocks of tensor parallelism, whose dimension comes after its own (_StridedShard).
+    order = sorted(_sharded_dims(tensor, 0), key=lambda dim: hasattr(placements[dim], "split_factor"))
+    steps = {dim: math.prod(mesh.size(later) for later in dims if later > dim) for dim in dims}
+    levels = tuple((mesh.size(dim), steps[dim]) for dim in order) or ((1, 1),)  # without a split each rank has all rows
+    group = _group_over(mesh, dims)
+    return ProcessGroup(group, mesh.device_type, levels=() if len(dims) == len(order) == 1 else levels)
+
+
+def mesh_collectives(tensor: Tensor) -> Collectives:
+    """Return all ranks of the mesh of a DTensor, those with replicas included; a single process for another tensor."""
+    if not is_dtensor(tensor):
+        return SINGLE_PROCESS
+    mesh = cast("DTensor", tensor).device_mesh
+    return ProcessGroup(_group_over(mesh, range(mesh.ndim)), mesh.device_type)
+
+
+def _group_over(mesh: DeviceMesh, dims: Sequence[int]) -> dist.ProcessGroup | None:
+    """Return the group of the ranks that differ from this one in some dimensions of a mesh alone; `None` is the world.
+
+    A group that torch does not have is created, once; all of its ranks must make the call.
+    """
+    if len(dims) == 1:
+        return mesh.get_group(dims[0])
+    coordinate = cast("list[int]", mesh.get_coordinate())
+    place = tuple(slice(None) if dim in dims else coordinate[dim] for dim in range(mesh.ndim))
+    ranks = tuple(sorted(mesh.mesh[place].flatten().tolist()))
+    world = cast("dist.ProcessGroup", dist.group.WORLD)
+    if len(ranks) == dist.get_world_size():
+        return None
+    groups = _groups.setdefault(world, {})
+    if ranks not in groups:
+        groups[ranks] = cast("dist.ProcessGroup", dist.new_group([*ranks], use_local_synchronization=True))
+    return groups[ranks]
+
+
+_groups: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = WeakKeyDictionary()
+"""Groups over several dimensions of a mesh, by their ranks, for as long as the default group exists."""
 
 
 def dtensor_like(tensor: Tensor, local: Tensor, num_rows: int) -> "DTensor":
@@ -100,6 +184,13 @@ def dtensor_like(tensor: Tensor, local: Tensor, num_rows: int) -> "DTensor":
     return DTensor.from_local(
         local, like.device_mesh, like.placements, run_check=False, shape=shape, stride=tensor.stride()
     )
+
+
+def placed_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor with the placements of another if both are DTensors, such as a gradient with its parameter's."""
+    if placements_of(tensor) == placements_of(like):
+        return tensor
+    return cast("DTensor", tensor).redistribute(placements=cast("DTensor", like).placements)
 
 
 def check_replaceable(parameter: Tensor) -> None:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import distribute_tensor
 
 from embedlayer.core.errors import SizeError
 from embedlayer.distributed.dtensors import check_replaceable, replace_dtensor
@@ -94,8 +95,8 @@ class FsdpParameter:
 
         Raises:
             SizeError: FSDP has gradients that it has not reduced or is gathering the parameter. For another number of
-                rows also: torch has another `FSDPParam` than this module knows, the parameter was a DTensor before
-                `fully_shard`, or `check_replaceable` raises the error.
+                rows also: torch has another `FSDPParam` than this module knows, `fully_shard` was called with
+                `dp_mesh_dims`, or `check_replaceable` raises the error.
         """
         record = self._record()
         pending = (
@@ -114,16 +115,16 @@ class FsdpParameter:
             return
         missing = [name for name in USED if not hasattr(record, name)]
         missing += [name for name in ARGUMENTS if name not in inspect.signature(type(record)).parameters]
-        if missing or record.is_dtensor:
+        if missing or getattr(record.mesh_info, "is_spmd_mesh", False):
             reason = f"FSDP of torch {torch.__version__} has no {', '.join(missing)}"
             raise SizeError(
                 f"The number of rows cannot change from {len(self.parameter)} to {num_rows} after fully_shard: "
-                f"{reason if missing else 'the parameter was a DTensor before fully_shard'}. Edit the model before "
-                f"fully_shard, or reserve rows for new tokens before it with pad_to_multiple_of."
+                f"{reason if missing else 'it was called with dp_mesh_dims'}. Edit the model before fully_shard, or "
+                f"reserve rows for new tokens before it with pad_to_multiple_of."
             )
         check_replaceable(self.parameter)
 
-    def replace(self, tensor: Tensor) -> None:
+    def replace(self, tensor: Any) -> None:
         """Replace the values of the parameter by those of a DTensor; the parameter stays the same object.
 
         With the same number of rows the values are copied in place. With another number FSDP's record of the sizes is
@@ -135,12 +136,14 @@ class FsdpParameter:
         if tensor.shape == self.parameter.shape:
             replace_dtensor(self.parameter, tensor)
             return
-        sizes = nn.Parameter(
-            torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), requires_grad=self.parameter.requires_grad
-        )
+        sizes = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        if record.is_dtensor:  # the parameter before fully_shard was sharded over the later dimensions of the mesh
+            mesh, first = tensor.device_mesh, record.mesh_info.mesh.ndim
+            later = mesh[mesh.mesh_dim_names[first:]]
+            sizes = distribute_tensor(sizes, later, tensor.placements[first:], src_data_rank=None)
         try:
             new = type(record)(
-                param=sizes,
+                param=nn.Parameter(sizes, requires_grad=self.parameter.requires_grad),
                 module_info=record._module_info,
                 mesh_info=record.mesh_info,
                 post_forward_mesh_info=record.post_forward_mesh_info,

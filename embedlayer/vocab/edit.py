@@ -304,20 +304,22 @@ class EditRequest:
         computed_from: dict[str | None, list[tuple[int, ...]]] = {}
 
         def values(rows: RowTensor) -> Iterator[Tensor]:
-            old_rows = rows.local
-            if old_rows.dim() == 1:
-                none: list[tuple[int, ...]] = [()] * len(new_ids)
-                sources = computed_from.get(rows.end, computed_from.get("table", none))
-                yield _bias(rows.collectives.all_gather(old_rows)[: tokens.num_tokens], sources)
-                return
+            is_bias = rows.local.dim() == 1
             old = WeightRows(
-                old_rows,
+                rows.local.unsqueeze(1) if is_bias else rows.local,
                 vocab_size=tokens.num_tokens,
                 num_rows=rows.partitions(row_map)[0].num_rows,
-                collectives=rows.collectives,
+                collectives=rows.readers,
+                columns=rows.columns,
+                embed_dim=None if is_bias or rows.decode is not None else rows.row_shape[0],
                 decode=rows.decode,
                 missing_row=rows.missing_row,
             )
+            if is_bias:
+                none: list[tuple[int, ...]] = [()] * len(new_ids)
+                sources = computed_from.get(rows.end, computed_from.get("table", none))
+                yield _bias(old.rows(0, tokens.num_tokens).squeeze(1), sources)
+                return
             old_ids = computed_from[rows.end] = []
             init = self.init_head if rows.end == "head" else self.init
             if rows.end == "per_layer":

@@ -25,7 +25,7 @@ from embedlayer.core.block_sizes import TABLE_ROWS, block_size
 from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, RowPartition
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError, TokenIdError
-from embedlayer.distributed.dtensors import dtensor_like, is_dtensor, to_local
+from embedlayer.distributed.dtensors import dtensor_like, is_dtensor, local_columns, shard_collectives, to_local
 from embedlayer.families.field_types import End
 from embedlayer.formats.stored import StoredRows
 from embedlayer.io.safetensors_files import byte_chunks
@@ -232,9 +232,7 @@ class RowTensor:
         """Return rows in the layout of the attribute `tensor`: the inverse of `to_rows`, for any number of tokens."""
         if self.axis == 0:
             return rows
-        others = [*self.tensor.shape]
-        del others[self.axis]
-        return rows.reshape(len(rows), *others).movedim(0, self.axis).contiguous()
+        return rows.reshape(len(rows), *self.row_shape).movedim(0, self.axis).contiguous()
 
     def completing(self, row_map: "RowMap") -> "RowMap":
         """Return the row map in which tokens that the tensor lacks have `missing_row` as their old row.
@@ -245,6 +243,21 @@ class RowTensor:
             return row_map
         count = len(self.tensor)
         return RowMap(torch.where(row_map.sources < count, row_map.sources, self.missing_row), count)
+
+    @property
+    def readers(self) -> Collectives:
+        """Return the ranks that together have all rows, and all columns if these are sharded too."""
+        return shard_collectives(self.tensor) if is_dtensor(self.tensor) else self.collectives
+
+    @property
+    def columns(self) -> slice:
+        """Return which columns this rank stores: all, unless the tensor is a DTensor that is sharded by columns."""
+        return slice(None) if self.axis else local_columns(self.tensor)
+
+    @property
+    def row_shape(self) -> list[int]:
+        """Return the shape of one row, with the columns of all ranks."""
+        return [size for axis, size in enumerate(self.tensor.shape) if axis != self.axis]
 
     @property
     def local(self) -> Tensor:

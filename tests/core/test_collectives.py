@@ -175,3 +175,25 @@ def test_the_partitions_of_all_ranks_cover_each_row_once(num_rows, size) -> None
 def test_a_rank_without_a_row_is_refused() -> None:
     with pytest.raises(SizeError, match="5 rows in blocks of 2 leave no row for the last of 4 ranks"):
         RowPartition(5, 0, 4)
+
+
+@pytest.mark.parametrize("levels", [((4, 1),), ((2, 1), (2, 2)), ((2, 2), (2, 1)), ((2, 2),), ((1, 1),)])
+@pytest.mark.parametrize("num_rows", [7, 8, 29])
+def test_splits_of_splits_give_each_row_to_one_rank_or_to_all_that_differ_in_no_split(num_rows, levels) -> None:
+    parts = [RowPartition(num_rows, rank, 4, levels) for rank in range(4)]
+    rows = torch.arange(num_rows)
+    copies = 4 // math.prod(count for count, _ in levels)
+    stored = torch.stack([parts[0].slice_of(rank).stop > rows for rank in range(4)])
+    stored &= torch.stack([parts[0].slice_of(rank).start <= rows for rank in range(4)])
+    assert stored.sum(0).tolist() == [copies] * num_rows
+    assert max(map(len, parts)) == parts[0].rows_per_rank
+    assert all(stored[rank, row] for row, rank in enumerate(parts[0].rank_of(rows).tolist()))
+    for rank, part in enumerate(parts):
+        assert part.local(rows)[1].tolist() == stored[rank].tolist()
+        assert rows[part.start : part.stop].tolist() == rows[stored[rank]].tolist()
+
+
+def test_a_split_of_a_split_that_leaves_a_rank_without_a_row_is_refused() -> None:
+    assert len(RowPartition(5, 3, 4, ((2, 1), (2, 2)))) == 1
+    with pytest.raises(SizeError, match="3 rows in blocks of 1 leave no row for one of 4 ranks"):
+        RowPartition(3, 0, 4, ((2, 1), (2, 2)))

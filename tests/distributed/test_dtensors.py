@@ -7,19 +7,22 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from embedlayer import SizeError
-from embedlayer.core.collectives import SINGLE_PROCESS, ProcessGroup
+from embedlayer.core.collectives import SINGLE_PROCESS, ProcessGroup, RowPartition
 from embedlayer.distributed.dtensors import (
     as_dtensor,
     check_replaceable,
     dtensor_like,
     is_dtensor,
+    local_columns,
+    mesh_collectives,
     placements_of,
     replace_dtensor,
     row_collectives,
     rows_of_this_rank,
+    shard_collectives,
     to_local,
 )
 
@@ -69,5 +72,11 @@ def test_ranks_over_which_rows_are_sharded(mesh) -> None:
     assert row_collectives(rows) is SINGLE_PROCESS
     assert row_collectives(distribute_tensor(rows, mesh, [Replicate()])) is SINGLE_PROCESS
     assert isinstance(row_collectives(distribute_tensor(rows, mesh, [Shard(0)])), ProcessGroup)
-    with pytest.raises(SizeError, match=r"Shard\(dim=1\).* before it is sharded"):
-        row_collectives(distribute_tensor(rows, mesh, [Shard(1)]))
+    columns = distribute_tensor(rows, mesh, [Shard(1)])
+    assert row_collectives(columns) is SINGLE_PROCESS
+    assert (local_columns(columns), local_columns(rows)) == (slice(0, 2), slice(None))
+    assert shard_collectives(columns).partition(4) == RowPartition(4, levels=((1, 1),))
+    assert mesh_collectives(distribute_tensor(rows, mesh, [Replicate()])).global_ranks == [0]
+    for partial in (row_collectives, shard_collectives):
+        with pytest.raises(SizeError, match=r"Partial.* before it is sharded"):
+            partial(DTensor.from_local(rows, mesh, [Partial()]))

@@ -1,5 +1,7 @@
 """A run that `distributed_state` saved on four ranks goes on in fresh objects on two and on one as if it had not ended.
 
+On four ranks its vocabulary is edited as in one process, and the edit undone, before it goes on.
+
 A law over how the model is divided, what its table is, its head and the optimizer; the table of its results is in the
 documentation. What does not go on is refused by name before any training.
 """
@@ -13,7 +15,18 @@ from processes import PRELOADED
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 sys.path.insert(0, str(DOCS))
-from resumed_runs import GOES_ON, PAGE, WAYS, markdown, measured, read_results  # noqa: E402
+from resumed_runs import (  # noqa: E402
+    BY_COLUMNS,
+    GOES_ON,
+    LAWS,
+    LOGITS,
+    PAGE,
+    WAYS,
+    markdown,
+    measured,
+    read_results,
+    support,
+)
 
 PRELOADED += ["torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
 
@@ -36,19 +49,25 @@ def test_a_saved_run_goes_on_in_fresh_objects_on_two_ranks_and_on_one_or_is_refu
 
 
 def test_dense_tables_go_on_in_all_ways_and_the_others_are_refused_by_name() -> None:
-    assert all(DOCUMENTED[way] == GOES_ON for way in WAYS if way.table in ("whole", "shard_table"))
+    assert all(DOCUMENTED[way] == GOES_ON for way in WAYS if way.table in ("whole", "shard_table", LOGITS))
     told = {way: sentence for way, sentence in DOCUMENTED.items() if sentence != GOES_ON}
     for way, sentence in told.items():
         if way.table == "RowwiseParallel":
             assert "needs to be a ShardedTable" in sentence
+        elif way.table == BY_COLUMNS:
+            assert way.head == "tied"
+            assert "This head is tied: its weight is the table's" in sentence
         elif way.head == "tied":
             assert "A head cannot be tied to a row-sparse table" in sentence
-        elif way.division == "fully_shard" and way.table == "whole, row-sparse":
+        elif "fully_shard" in way.division and way.table == "whole, row-sparse":
             assert "Shard it with embedlayer.distributed.shard_table" in sentence
         else:
             assert way.optimizer == "AdamW"
             assert "Adam does not support sparse gradients" in sentence
 
 
-def test_the_table_in_the_documentation_has_every_way() -> None:
-    assert markdown(DOCUMENTED) in PAGE.read_text(encoding="utf-8"), "run python docs/resumed_runs.py --write"
+def test_the_tables_in_the_documentation_have_every_way_and_name_tests_on_several_ranks() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert markdown(DOCUMENTED) in text, "run python docs/resumed_runs.py --write"
+    assert support(DOCUMENTED) in text, "run python docs/resumed_runs.py --write"
+    assert all("on_ranks(" in (DOCS.parent / law.test).read_text(encoding="utf-8") for law in LAWS)

@@ -9,7 +9,7 @@ from processes import on_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
 import embedlayer as el
@@ -209,8 +209,8 @@ def refusals() -> list[tuple[str, str]]:
     rank, found = dist.get_rank(), []
     mesh = init_device_mesh("cpu", (2,))
     model, optimizer = made("tied, padding rows", sharded=True)
-    columns, plain = el.TokenEmbedding(V, D), el.TokenEmbedding(V, D)
-    columns.weight = nn.Parameter(distribute_tensor(columns.weight, mesh, [Shard(1)]))
+    summed, plain = el.TokenEmbedding(V, D), el.TokenEmbedding(V, D)
+    summed.weight = nn.Parameter(DTensor.from_local(summed.weight.detach(), mesh, [Partial()]))
     by_rows(plain, mesh)
     loss = plain.weight.square().sum()
     unpatched = el.unpatch(llama(tied=False))
@@ -242,7 +242,7 @@ def refusals() -> list[tuple[str, str]]:
         (el.SizeError, "pass that module", lambda: edit_vocabulary(model.table, add=1)),
         (el.SizeError, "before fully_shard", lambda: add_tokens(model, 1, optimizer=None, train_only_new=True)),
         (el.CheckpointError, "patch before fully_shard", lambda: el.patch(unpatched)),
-        (el.SizeError, "Shard", lambda: edit_vocabulary(columns, add=1)),
+        (el.SizeError, r"placements \(Partial", lambda: edit_vocabulary(summed, add=1)),
         (el.SizeError, "delete what refers to it", lambda: edit_vocabulary(plain, add=1)),
         (el.SizeError, "leave no row", lambda: edit_vocabulary(plain, keep=[1])),
         (el.TokenIdError, "padding token", lambda: edit_vocabulary(model, remove=[3], optimizer=optimizer)),

@@ -24,7 +24,9 @@ class WeightRows:
         padding_idx: Padding row, or `None`.
         vocab_size: Number of rows to read, V; `None` for all rows of `weight`.
         num_rows: Number of rows of all ranks together; required if the rows are sharded.
-        collectives: The ranks over which the rows are sharded.
+        collectives: The ranks that together have all rows and columns.
+        columns: Which columns this rank stores; a slice of all, unless these are sharded.
+        embed_dim: Number of columns of all ranks together, D; required if these are sharded.
         decode: If the rows are stored as bytes: function that returns their numbers. They are then not sharded.
         missing_row: Row that is read for tokens which `weight` lacks; `None` if it has all of them.
     """
@@ -37,14 +39,16 @@ class WeightRows:
         vocab_size: int | None = None,
         num_rows: int | None = None,
         collectives: Collectives = SINGLE_PROCESS,
+        columns: slice = slice(None),
+        embed_dim: int | None = None,
         decode: Callable[[Tensor], Tensor] | None = None,
         missing_row: int | None = None,
     ) -> None:
-        self.decode, self.missing_row = decode, missing_row
+        self.decode, self.missing_row, self.columns = decode, missing_row, columns
         self.weight, self.padding_idx, self.collectives = weight, padding_idx, collectives
         self.vocab_size = len(weight) if vocab_size is None else vocab_size
         self.num_rows = len(weight) if num_rows is None else num_rows
-        self.embed_dim = weight.shape[1] if decode is None else decode(weight[:1]).shape[1]
+        self.embed_dim = embed_dim or (weight if decode is None else decode(weight[:1])).shape[1]
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Return rows `start` to `stop - 1`, as numbers.
@@ -70,7 +74,7 @@ class WeightRows:
             rows = self.weight.index_select(0, places)
             return rows if self.decode is None else self.decode(rows)
         rows = self.weight.new_zeros((len(ids), self.embed_dim))
-        rows[is_local] = self.weight.index_select(0, places[is_local])
+        rows[:, self.columns][is_local] = self.weight.index_select(0, places[is_local])
         if rows.numel():
             self.collectives.all_reduce(rows.view(torch.uint8))
         return rows

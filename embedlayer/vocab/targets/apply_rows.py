@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from embedlayer.census.files import FileRule
-from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, RowPartition
+from embedlayer.core.collectives import SINGLE_PROCESS, Collectives
 from embedlayer.core.errors import CheckpointError, ShapeError
 from embedlayer.io.files import JsonObject
 from embedlayer.vocab.edit import ModelEdit
@@ -114,14 +114,14 @@ def apply_row_map(
             places = local_rows(row_map.initialised, after)
             new.index_copy_(0, places.to(new.device), edit.restored_rows[name].to(new.device, new.dtype))
         elif rows.new_values is not None:
-            _fill(new, row_map, after, [rows.new_values(len(row_map.initialised))], collectives)
+            _fill(new, rows, row_map, [rows.new_values(len(row_map.initialised))], collectives)
         elif edit.values is not None and rows.state_of is not None:
             places = local_rows(row_map.initialised, after).to(new.device)
             if len(places):
                 started = rows.state_of(result.tensors[rows.parameter].index_select(0, places))
                 new.index_copy_(0, places, started.to(new.device, new.dtype))
         elif edit.values is not None and rows.end is not None and len(row_map.initialised):
-            _fill(new, row_map, after, edit.values(rows), collectives)
+            _fill(new, rows, row_map, edit.values(rows), collectives)
         dropped = local_rows(row_map.dropped, before)
         if rows.missing_row is not None:
             dropped = dropped[dropped < len(rows.local)]
@@ -133,23 +133,21 @@ def apply_row_map(
     return result
 
 
-def _fill(
-    new: Tensor, row_map: RowMap, partition: RowPartition, chunks: Iterable[Tensor], everyone: Collectives
-) -> None:
+def _fill(new: Tensor, old: RowTensor, row_map: RowMap, chunks: Iterable[Tensor], everyone: Collectives) -> None:
     """Write initialised rows into `new` in place, with the values of rank 0; all ranks must call this.
 
-    `new` is the tensor, or the rows of this rank, which `partition` names; each rank writes only these. `chunks` has
-    the values of all initialised rows of the map, in chunks of consecutive rows.
+    `new` is the tensor after the edit, or the rows and columns of this rank; each rank writes only these. `old` is the
+    tensor before it. `chunks` has the values of all initialised rows of the map, in chunks of consecutive rows.
 
     Raises:
         ShapeError: There are too few values.
     """
-    done = 0
+    done, partition = 0, old.partitions(row_map)[1]
     for values in chunks:
         values = everyone.broadcast(values.detach().to(new.device, new.dtype).contiguous())
         rows, done = row_map.initialised[done : done + len(values)], done + len(values)
         places, is_local = partition.local(rows)
-        new.index_copy_(0, places[is_local].to(new.device), values[is_local.to(new.device)])
+        new.index_copy_(0, places[is_local].to(new.device), values[is_local.to(new.device)][..., old.columns])
     if done != len(row_map.initialised):
         raise ShapeError(
             f"{done} rows were computed for {len(row_map.initialised)} new tokens: a RowInit must compute one for each."

@@ -24,7 +24,7 @@ from embedlayer.core.errors import SizeError
 from embedlayer.core.held_parameters import held_parameters
 from embedlayer.core.own_attributes import REPLACED, modules_with, own_attribute
 from embedlayer.core.partitioned import refuse_partitioned
-from embedlayer.distributed.dtensors import check_replaceable, is_dtensor, replace_dtensor, row_collectives
+from embedlayer.distributed.dtensors import check_replaceable, is_dtensor, placed_like, replace_dtensor, row_collectives
 from embedlayer.distributed.stages import stage_copies
 from embedlayer.families.field_types import End
 from embedlayer.row_sparse.gradient import row_gradient, rows_and_values
@@ -193,6 +193,8 @@ def _moved_gradient(rows: RowTensor, row_map: RowMap) -> Tensor | None:
     must call this.
     """
     grad, ranks = rows.tensor.grad, rows.collectives
+    if grad is not None and is_dtensor(grad):  # tensor parallelism leaves that of a table on every rank
+        grad = placed_like(grad, rows.tensor)
     if grad is not None and not grad.is_sparse and rows.missing_row is not None:  # tokens without a row share one
         grad = F.pad(grad, (0, 0) * (grad.dim() - 1) + (0, max(row_map.old_size - len(grad), 0)))
     if grad is None or not grad.is_sparse:
@@ -333,7 +335,7 @@ def _change_of(
             _check_rows(rows, row_map, fsdp.get(id(rows.tensor)))
         if ranks is not SINGLE_PROCESS:
             grads = {name: rows.tensor.grad for name, rows in parameters.items()}
-            facts["the tensors"] = [(name, str(r.tensor.dtype), r.local.shape[1:]) for name, r in tensors.items()]
+            facts["the tensors"] = [(name, str(r.tensor.dtype), r.row_shape) for name, r in tensors.items()]
             facts["the gradients"] = [(name, grad.is_sparse) for name, grad in grads.items() if grad is not None]
             facts["the requested edit"] = row_fingerprint(row_map.sources)
             facts["the tokenizer"] = None if edit.tokenizer is None else fingerprint(edit.tokenizer)

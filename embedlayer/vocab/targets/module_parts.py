@@ -13,7 +13,7 @@ from embedlayer.checkpoints.layer import EmbeddingLayer
 from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, ProcessGroup
 from embedlayer.core.errors import SizeError, VocabularyError
 from embedlayer.core.own_attributes import own_attribute
-from embedlayer.distributed.dtensors import row_collectives
+from embedlayer.distributed.dtensors import mesh_collectives, row_collectives
 from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.families import VOCAB_SIZE_KEYS, family_of
 from embedlayer.heads.draft import DraftHead
@@ -74,6 +74,11 @@ class LocalTable(NamedTuple):
         return row_collectives(self.tensors[0]) if self.local is self.table else self.collectives
 
     @property
+    def everyone(self) -> Collectives:
+        """Return all ranks of the mesh of a `ShardedTable` or of a DTensor, those with replicas included."""
+        return mesh_collectives(self.tensors[0]) if self.local is self.table else self.collectives
+
+    @property
     def may_lack_rows(self) -> bool:
         """Return whether this is a per-layer table that may have fewer rows than there are tokens."""
         return self.missing_row is not None and self.shards is SINGLE_PROCESS
@@ -124,10 +129,17 @@ class VocabularyModules(NamedTuple):
 
     @property
     def collectives(self) -> Collectives:
-        """Return the ranks that must edit together: those of the first sharded table or head, or a single process."""
-        heads = [head.weight for head in self.heads.values() if head.has_weight]
-        shards = [part.shards for part in self.local.values()] + [row_collectives(weight) for weight in heads]
-        return next((each for each in shards if each is not SINGLE_PROCESS), SINGLE_PROCESS)
+        """Return the ranks that must edit together: those of all tables and heads, or a single process.
+
+        If no table or head is on all of them, as one over two dimensions of a mesh is, they are all processes.
+        """
+        heads = [mesh_collectives(head.weight) for head in self.heads.values() if head.has_weight]
+        groups = sorted([*(part.everyone for part in self.local.values()), *heads], key=lambda each: each.size)
+        groups = [each for each in groups if each is not SINGLE_PROCESS]
+        if not groups:
+            return SINGLE_PROCESS
+        union = {rank for each in groups for rank in each.global_ranks}
+        return groups[-1] if len(union) == groups[-1].size else ProcessGroup(device=groups[-1].device)
 
     @property
     def vocab_size(self) -> int:

@@ -1,0 +1,259 @@
+"""Edits of models over several dimensions of a mesh, and their checkpoints on other meshes, against one process.
+
+`distributed/test_resume.py` has the same law for training on, over all ways of dividing a model.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from processes import PRELOADED, on_ranks
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import embedlayer as el
+from embedlayer.distributed import distributed_state, load_distributed_state
+from embedlayer.kernels import kernels_disabled
+from embedlayer.vocab import MeanNoiseInit, RandomInit, edit_vocabulary
+
+PRELOADED += ["torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
+
+V, D, RANKS = 29, 7, 4
+EDITS: tuple[dict[str, Any], ...] = (
+    {"add": 6, "remove": [1, 9, 28], "init": MeanNoiseInit(), "init_head": RandomInit()},
+    {"keep": range(0, 32, 2)},
+    {"remove": [3], "add": 1, "pad_to_multiple_of": 12},
+)
+AFTER = 16  # tokens before the last edit
+BY_ROWS: dict[str, Any] = {"table": RowwiseParallel(input_layouts=Replicate())}
+HEAD: dict[str, Any] = {"head": ColwiseParallel(output_layouts=Replicate())}
+
+
+class Ends(nn.Module):
+    """A table, a linear layer that is not sharded by `parallelize_module`, and a head."""
+
+    def __init__(self, table: el.TokenTable, head: el.OutputHead | None = None) -> None:
+        super().__init__()
+        self.table, self.mixing = table, nn.Linear(D, D)
+        self.head = head or el.OutputHead(vocab_size=table.vocab_size, embed_dim=D, bias=True)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.head(self.mixing(self.table(ids))).flatten(0, 1), ids.flatten())
+
+
+class Kind(NamedTuple):
+    """A model with a number of tokens, and how tensor parallelism shards it."""
+
+    make: Callable[[int], nn.Module]
+    plan: dict[str, Any]
+
+
+def tied(size: int) -> Ends:
+    table = el.TokenEmbedding(size, D, padding_idx=0)
+    return Ends(table, el.OutputHead(table, bias=True))
+
+
+def llama(size: int) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 4, "intermediate_size": 4}
+    config = LlamaConfig(vocab_size=size, **sizes, pad_token_id=0, bos_token_id=None, eos_token_id=None)
+    return el.patch(LlamaForCausalLM(config))
+
+
+KINDS = {
+    "rows": Kind(lambda size: Ends(el.TokenEmbedding(size, D, padding_idx=0)), BY_ROWS | HEAD),
+    "columns": Kind(
+        lambda size: Ends(el.TokenEmbedding(size, D)),
+        {"table": ColwiseParallel(output_layouts=Replicate()), "head": RowwiseParallel(input_layouts=Replicate())},
+    ),
+    "table alone": Kind(lambda size: Ends(el.TokenEmbedding(size, D)), BY_ROWS),
+    "tied": Kind(tied, BY_ROWS | HEAD),
+    "factorized": Kind(
+        lambda size: Ends(el.FactorizedEmbedding(size, D, rank=2)), {"table.inner": BY_ROWS["table"]} | HEAD
+    ),
+    "transformers": Kind(llama, {"model.embed_tokens": BY_ROWS["table"], "lm_head": ColwiseParallel()}),
+}
+MESHES: dict[str, dict[str, int]] = {
+    "two dimensions": {"dp": 2, "tp": 2},
+    "four by one": {"dp": 4, "tp": 1},
+    "one by four": {"dp": 1, "tp": 4},
+    "tensor parallelism": {"tp": 4},
+    "replicas": {"replicas": 2, "dp": 2},
+    "replicas of two dimensions": {"replicas": 2, "dp": 1, "tp": 2},
+}
+EDITED = {
+    "two dimensions": [*KINDS],
+    "tensor parallelism": ["rows", "columns"],
+    "replicas": ["rows", "tied"],
+    "replicas of two dimensions": ["rows", "columns"],
+}
+
+
+def shard(model: nn.Module, kind: str, mesh_name: str) -> nn.Module:
+    sizes = MESHES[mesh_name]
+    mesh = init_device_mesh("cpu", (*sizes.values(),), mesh_dim_names=(*sizes,))
+    if "tp" in sizes:
+        parallelize_module(model, mesh["tp"], KINDS[kind].plan)
+    if data := tuple(name for name in sizes if name != "tp"):
+        fully_shard(model, mesh=mesh[data])
+    return model
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach()
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
+
+
+def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer, *, grad: bool = True) -> dict[str, torch.Tensor]:
+    """Whole parameters, moments and gradients."""
+    tensors: dict[str, torch.Tensor] = {}
+    for name, parameter in model.named_parameters():
+        state = {key: value for key, value in optimizer.state[parameter].items() if key != "step"}
+        state |= {"": parameter} | ({"grad": parameter.grad} if grad else {})
+        tensors |= {f"{name} {key}": full(value) for key, value in state.items() if value is not None}
+    return tensors
+
+
+def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], case: str) -> None:
+    assert ours.keys() == theirs.keys(), case
+    assert [name for name, tensor in ours.items() if not torch.equal(tensor, theirs[name])] == [], case
+
+
+def trained(kind: str, mesh_name: str) -> tuple[Any, Any, Any, Any]:
+    """A sharded model and its optimizer after a step, and a whole one with the same bits."""
+    models = []
+    for is_sharded in (True, False):
+        torch.manual_seed(0)
+        model = KINDS[kind].make(V)
+        optimizer = torch.optim.AdamW((shard(model, kind, mesh_name) if is_sharded else model).parameters(), 0.05)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        if isinstance(model, Ends):
+            model(torch.arange(8).view(2, 4)).backward()
+        optimizer.step()
+        models.append((model, optimizer))
+    (model, optimizer), (whole, its) = models
+    for parameter, expected in zip(model.parameters(), whole.parameters(), strict=True):  # of other sums
+        for one, other in (
+            (expected, parameter),
+            (expected.grad, parameter.grad),
+            *((its.state[expected][key], optimizer.state[parameter][key]) for key in ("exp_avg", "exp_avg_sq")),
+        ):
+            torch.testing.assert_close(one, full(other), rtol=1e-3, atol=1e-5)
+            one.detach().copy_(full(other))
+    return model, optimizer, whole, its
+
+
+def edits(mesh_name: str, folder: str) -> None:
+    with kernels_disabled():
+        for kind in EDITED[mesh_name]:
+            model, optimizer, whole, its = trained(kind, mesh_name)
+            parameters = list(model.parameters())
+            for number, options in enumerate(EDITS):
+                case = f"{mesh_name}, {kind}, {number}"
+                if mesh_name == "two dimensions" and number == 2:
+                    move_to_other_meshes(kind, model, optimizer, f"{folder}/{kind}")
+                before = tensors_of(model, optimizer, grad=False)
+                torch.manual_seed(7)
+                expected = edit_vocabulary(whole, **options, optimizer=its)
+                for is_undone in (True, False):
+                    torch.manual_seed(7 + dist.get_rank())  # rank 0's numbers count
+                    receipt = edit_vocabulary(model, **options, optimizer=optimizer)
+                    assert_same(tensors_of(model, optimizer), tensors_of(whole, its), case)
+                    assert receipt.origins == expected.origins
+                    if is_undone:
+                        receipt.undo(model, optimizer=optimizer)
+                        assert_same(tensors_of(model, optimizer, grad=False), before, case)
+            assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+            if isinstance(model, Ends):
+                ids = torch.arange(8).view(2, 4)
+                for each, steps in ((model, optimizer), (whole, its)):
+                    each(ids).backward()
+                    steps.step()
+                torch.testing.assert_close(model(ids).detach(), whole(ids).detach(), rtol=1e-3, atol=1e-5)
+
+
+def load(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str, **options: Any) -> None:
+    state = distributed_state(model, optimizer)
+    dcp.load(state, checkpoint_id=folder, **options)
+    load_distributed_state(model, optimizer, state)
+
+
+def move_to_other_meshes(kind: str, model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> None:
+    dcp.save(distributed_state(model, optimizer), checkpoint_id=folder)
+    saved = tensors_of(model, optimizer, grad=False)
+    if dist.get_rank() == 0:
+        torch.save(saved, f"{folder}.pt")
+    for mesh_name in ("four by one", "one by four"):
+        other = shard(KINDS[kind].make(AFTER), kind, mesh_name)
+        its = torch.optim.AdamW(other.parameters())
+        load(other, its, folder)
+        assert_same(tensors_of(other, its, grad=False), saved, f"{kind} on {mesh_name}")
+
+
+def refusals() -> list[str]:
+    refusal_of_one_mesh_for_all_dimensions()
+    messages = []
+    for mesh_name in ("two dimensions", "replicas", "replicas of two dimensions"):
+        model, optimizer, *_ = trained("rows", mesh_name)
+        before = tensors_of(model, optimizer)
+        is_last = dist.get_rank() == RANKS - 1  # of another replica than rank 0
+        cases: list[tuple[type[Exception], dict[str, Any]]] = [
+            (el.EmbedLayerError, {"remove": [V if is_last else 5]}),
+            (el.PeerError, {"remove": [6 if is_last else 5]}),
+            (el.SizeError, {"keep": [0, 2] if mesh_name == "two dimensions" else [0]}),
+            (el.SizeError, {"add": 1, "optimizer": torch.optim.AdamW([nn.Parameter(torch.ones(1))])}),
+        ]
+        for error, options in cases:
+            with pytest.raises(error) as caught:
+                edit_vocabulary(model, **{"optimizer": optimizer, **options})
+            messages.append(f"{type(caught.value).__name__}: {caught.value}")
+            assert_same(tensors_of(model, optimizer), before, messages[-1])
+    return messages
+
+
+def refusal_of_one_mesh_for_all_dimensions() -> None:
+    dims = getattr(torch.distributed.fsdp, "DataParallelMeshDims", None)
+    if dims is None:  # before torch 2.12
+        return
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    model = KINDS["rows"].make(V)
+    for part in model.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            placements = [Replicate(), Shard(0) if part is model.get_submodule("table") else Replicate()]
+            setattr(part, name, nn.Parameter(distribute_tensor(parameter, mesh, placements)))
+    fully_shard(model, mesh=mesh, dp_mesh_dims=dims(shard="dp"))
+    before = {name: full(parameter) for name, parameter in model.named_parameters()}
+    with pytest.raises(el.SizeError, match="it was called with dp_mesh_dims. Edit the model before fully_shard"):
+        edit_vocabulary(model, add=1)
+    edit_vocabulary(model, add=1, remove=[5])
+    edited = {name: full(parameter) for name, parameter in model.named_parameters()}
+    assert torch.equal(edited["table.weight"][5 : V - 1], before["table.weight"][6:])
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("mesh_name", EDITED)
+def test_models_over_dimensions_of_a_mesh_are_edited_saved_and_moved_as_whole_ones(mesh_name, tmp_path) -> None:
+    on_ranks(RANKS, edits, mesh_name, str(tmp_path))
+    for name in KINDS if mesh_name == "two dimensions" else ():
+        model = KINDS[name].make(AFTER)
+        optimizer = torch.optim.AdamW(model.parameters())
+        load(model, optimizer, str(tmp_path / name), no_dist=True)
+        saved = torch.load(f"{tmp_path / name}.pt", weights_only=True)
+        assert_same(tensors_of(model, optimizer, grad=False), saved, name)
+
+
+def test_a_refusal_on_one_rank_changes_nothing_on_any_rank_of_the_mesh() -> None:
+    messages = on_ranks(RANKS, refusals)
+    reason = messages[3][0].partition(": ")[2]
+    assert messages[0][0] == f"PeerError: Rank 3 refused, so nothing was changed on any: {reason}"
+    for first, last in zip(messages[0], messages[3], strict=True):
+        assert first == last or "Rank 3 refused" in first, first
+    assert sum("leave no row for one of 4 ranks" in each for each in messages[0]) == 1
