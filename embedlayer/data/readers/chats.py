@@ -10,6 +10,7 @@ from typing import Any
 
 from embedlayer.core.errors import TextError, TokenizerError, require
 from embedlayer.io.files import write_json
+from embedlayer.tokenization.read import load_tokenizer
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _GENERATION = re.compile(r"\{\%-?\s*generation\s*-?\%\}")
@@ -96,16 +97,20 @@ class ChatTemplate:
 
 
 def _read(path: Path) -> object:
-    """Return the tokenizer of transformers in a folder, or in the folder of a file.
+    """Return the tokenizer in a folder or file as one of transformers, with the template of the folder.
 
     Raises:
-        TokenizerError: transformers cannot read it.
+        FileError: There is no tokenizer.
+        TokenizerError: It is damaged, or transformers cannot read its settings.
         MissingExtraError: `pip install 'embedlayer[hf]'` is needed.
     """
     transformers = require("transformers", extra="hf")
+    tokenizer = load_tokenizer(path)
     folder = path if path.is_dir() else path.parent
     try:
-        return transformers.PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+        return transformers.PreTrainedTokenizerFast.from_pretrained(
+            str(folder), tokenizer_object=tokenizer, local_files_only=True
+        )
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise TokenizerError(
             f"The sources have chats (messages), and transformers cannot read a tokenizer with a chat template from "

@@ -35,7 +35,10 @@ def chosen_field(record: Record, row: Mapping[str, Any], options: RowOptions) ->
     names = [TEXT_FIELD, CHAT_FIELD] if options.text_field is None else [options.text_field]
     field = next((name for name in names if name in row), None)
     if field is None:
-        raise TextError(f"{record()} has no field {names[0]!r}{_named_fields(row, options)}")
+        advice = " Name the field with the text: --text-field NAME, in Python text_field='NAME'."
+        raise TextError(
+            f"{record()} has no field {names[0]!r} ({_named_fields(row)}).{'' if options.text_field else advice}"
+        )
     if isinstance(row[field], list):
         options.chat_template  # noqa: B018  raises its errors before anything is encoded
         return field, True
@@ -55,7 +58,9 @@ def document_of(
     try:
         value = row[field]
     except KeyError:
-        raise TextError(f"{record()} has no field {field!r}{_named_fields(row, options)}") from None
+        raise TextError(
+            f"{record()} has no field {field!r} ({_named_fields(row)}), which the first row has: repair or remove it."
+        ) from None
     ranges = None
     if is_chat and isinstance(value, list):
         try:
@@ -75,8 +80,6 @@ def document_of(
     return Document(value, weighted=ranges)
 
 
-def _named_fields(row: Mapping[str, Any], options: RowOptions) -> str:
-    """Return the end of a message about a field that a row does not have: the fields that it has."""
-    names = ", ".join([*row][:_SHOWN_NAMES]) or "none"
-    advice = " Name the field with the text: --text-field NAME, in Python text_field='NAME'."
-    return f" (it has {names}).{advice if options.text_field is None else ''}"
+def _named_fields(row: Mapping[str, Any]) -> str:
+    """Return which fields a row has, for a message."""
+    return f"it has {', '.join([*row][:_SHOWN_NAMES]) or 'none'}"

@@ -19,6 +19,7 @@ from embedlayer.data.text_formats import (
     TextFormat,
     format_of_text,
     is_plain,
+    source_name,
     text_suffix,
 )
 
@@ -45,7 +46,8 @@ def find_sources(paths: Sequence[str | Path], options: RowOptions) -> list[Reade
     Raises:
         FileError: A path does not exist, or a file cannot be read or is damaged.
         TextError: A file is none of these; a record has no field that is read; a folder is a corpus, has several splits
-            of a data set, or has no file to read, or files of other formats with more bytes; or `paths` is empty.
+            of a data set, or has no file to read, or files of other formats with more bytes; all text is white space;
+            or `paths` is empty.
         SizeError: `options` name a field, and no source has rows.
         MissingExtraError: A file needs `pip install 'embedlayer[parquet]'`.
 
@@ -54,6 +56,7 @@ def find_sources(paths: Sequence[str | Path], options: RowOptions) -> list[Reade
     """
     readers = readers_of(paths, options)
     require_rows(readers, options)
+    _require_words(readers)
     return readers
 
 
@@ -84,6 +87,18 @@ def require_rows(readers: Iterable[Reader], options: RowOptions) -> None:
             f"The text field {options.text_field!r} names a part of a row, and none of the files has rows: leave it "
             f"out, or pass JSON lines, Parquet or Arrow files."
         )
+
+
+def _require_words(readers: Sequence[Reader]) -> None:
+    """Raise a `TextError` if all text is white space: a corpus of it would be no error of any later check.
+
+    The texts are read up to the first other character. Standard input, which can be read only once, is not read.
+    """
+    texts = (text for reader in readers if str(reader.source) != "-" for text in reader.texts() if text)
+    first = next(texts, "")
+    if first.isspace() and all(map(str.isspace, texts)):
+        names = ", ".join(source_name(reader.source) for reader in readers)
+        raise TextError(f"There is only white space in {names}. Pass a file with at least one word.")
 
 
 def reader_of(path: Path, options: RowOptions) -> Reader:

@@ -119,6 +119,18 @@ def test_a_saved_tokenizer_renders_as_itself_and_the_corpus_keeps_its_template(t
         build_in_shards([chats], other, tmp_path / "shards", shards=2, workers=1)
 
 
+@pytest.mark.parametrize("named", [".", "vocab.json"])
+def test_a_tokenizer_of_vocab_and_merges_renders_as_its_tokenizer_json(named, tokenizer, chats, tmp_path) -> None:
+    tokenizer.save_pretrained(tmp_path / "tk")
+    content = json.loads((tmp_path / "tk" / "tokenizer.json").read_text())["model"]
+    (tmp_path / "tk" / "tokenizer.json").unlink()
+    config = json.loads((tmp_path / "tk" / "tokenizer_config.json").read_text())
+    (tmp_path / "tk" / "tokenizer_config.json").write_text(json.dumps({**config, "tokenizer_class": "GPT2Tokenizer"}))
+    (tmp_path / "tk" / "vocab.json").write_text(json.dumps(content["vocab"]))
+    (tmp_path / "tk" / "merges.txt").write_text("#version: 0.2\n" + "\n".join(map(" ".join, content["merges"])))
+    assert ChatTemplate.of(tmp_path / "tk" / named) == ChatTemplate.of(tokenizer)
+
+
 def test_windows_carry_the_weights_of_their_targets_and_so_do_the_parts_of_a_split(tokenizer, chats, tmp_path) -> None:
     corpus = build_in_shards([chats], tokenizer, tmp_path / "shards", shards=3, workers=1)
     ids, weights = (np.asarray(values).astype(np.int64) for values in (corpus.ids, corpus.token_weights))

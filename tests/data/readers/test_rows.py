@@ -146,7 +146,10 @@ GOOD = b'{"text": "one"}\n'
         (GOOD * 40 + b"\n\n[1]\n" + GOOD, "t.jsonl, line 43, is list, not a JSON object"),
         (GOOD * 40 + b'{"text": "\xff"}\n', "t.jsonl, line 41, is not JSON: 'utf-8' codec"),
         (GOOD * 40 + b'{"text": "\\ud800"}\n', r"t.jsonl, line 41, has a text with '\\ud800', half of a surrogate"),
-        (GOOD * 40 + b'{"body": "x"}\n', r"t.jsonl, line 41, has no field 'text' \(it has body\)"),
+        (
+            GOOD * 40 + b'{"body": "x"}\n',
+            r"line 41, has no field 'text' \(it has body\), which the first row has: repair",
+        ),
         (GOOD * 40 + b'{"text": null}\n', "t.jsonl, line 41, has a field 'text' that is null, and not a text"),
         (GOOD * 40 + b'{"text": ["a"]}\n', "t.jsonl, line 41, has a field 'text' that is a list, and not a text"),
         (b'{"id": 1, "body": "x"}\n' * 3, r"has no field 'text' \(it has id, body\). Name .*--text-field NAME"),
@@ -185,7 +188,8 @@ def test_a_truncated_file_is_named(name, tmp_path) -> None:
     WRITERS[name](tmp_path / name, TEXTS * 50)
     raw = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(raw[: len(raw) * 2 // 3])
-    with pytest.raises((FileError, TextError), match=name):
+    advice = {".gz": "damaged or not gzipped", ".zst": "damaged or not compressed by Zstandard"}
+    with pytest.raises((FileError, TextError), match=f"{name}.*{advice.get(Path(name).suffix, '')}"):
         TokenCorpus.build([tmp_path / name], TOKENIZERS["byte"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -210,6 +214,28 @@ def test_a_damaged_line_is_an_error_also_without_the_name_of_json_lines(tmp_path
         (tmp_path / name).write_bytes(b"".join(lines))
         with pytest.raises(TextError, match=f"{name}, line 17, is not JSON"):
             TokenCorpus.build([tmp_path / name], TOKENIZERS["byte"], tmp_path / "c")
+
+
+@pytest.mark.parametrize("name", ["t.txt", "t.jsonl", "t.parquet", "folder"])
+def test_white_space_alone_is_no_corpus_and_beside_text_it_is_text(name, tmp_path, monkeypatch) -> None:
+    blank = [" \n\t", "\n" * 70_000, "\u3000"]
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    if name == "t.txt":
+        (tmp_path / name).write_text("".join(blank))
+    elif name == "folder":
+        for number, text in enumerate(blank):
+            (folder / f"{number}.txt").write_text(text)
+    else:
+        WRITERS[name](tmp_path / name, blank)
+    for shards in (1, 3):
+        with pytest.raises(TextError, match="There is only white space in .*Pass a file with at least one word"):
+            build_in_shards([tmp_path / name], TOKENIZERS["byte"], tmp_path / "c", shards=shards, workers=1)
+    with pytest.raises(TextError, match="There is only white space in"):
+        TokenCorpus.build([tmp_path / name], TOKENIZERS["byte"], tmp_path / "c")
+    (tmp_path / "z.txt").write_text("z")
+    built = TokenCorpus.build([tmp_path / name, tmp_path / "z.txt"], TOKENIZERS["byte"], tmp_path / "c")
+    assert built.num_bytes == len("".join(blank).encode()) + 1
 
 
 def test_a_field_without_rows_is_refused(tmp_path) -> None:
