@@ -20,6 +20,7 @@ _TEXTS = "If its texts are in another column, write its name in place of 'text'"
 _ARROW = "import pyarrow, sys; [print(text) for batch in pyarrow.ipc."
 _CONTROL = re.compile(rb"[\x00-\x07\x0e-\x1a\x1c-\x1f]")
 _CUT_OBJECT = re.compile(rb'\{\s*"([\w.-]+)"\s*:\s*(")?')
+_MAGIC_BYTES = 4  # that of a compression, or the first characters of UTF-16
 _TAR_MAGIC = slice(257, 262)
 _SHOWN_NAMES = 8
 _OBJECTS_TO_A_DAMAGED_LINE = 10  # with fewer, the lines are text, such as code
@@ -259,10 +260,15 @@ def source_name(source: str | Path) -> str:
     return "Standard input" if is_standard_input(source) else str(source)
 
 
+def is_named_json_lines(path: Path, start: bytes) -> bool:
+    """Return whether a file is named as JSON lines, and its first bytes are not those of another kind."""
+    return text_suffix(path) in LINES_SUFFIXES and is_plain(start[:_MAGIC_BYTES])
+
+
 def text_suffix(path: Path) -> str:
-    """Return the suffix of a file name without that of a compression: for `x.txt` and `x.txt.gz` it is `.txt`."""
+    """Return the suffix of a file name in lower case, without that of a compression: `.txt` for `X.TXT`, `x.txt.gz`."""
     name = next((path.name.removesuffix(suffix) for suffix in COMPRESSIONS if path.name.endswith(suffix)), path.name)
-    return Path(name).suffix
+    return Path(name).suffix.lower()
 
 
 def _is_json_lines(path: Path, start: bytes) -> bool:
@@ -270,8 +276,8 @@ def _is_json_lines(path: Path, start: bytes) -> bool:
 
     One line in eleven may be no object: a damaged line makes no text of the others.
     """
-    if text_suffix(path) in LINES_SUFFIXES:
-        return not start.isspace() and start != b""
+    if is_named_json_lines(path, start):
+        return bool(start.strip())
     if not start.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
         return False
     objects, damaged = _objects(start)

@@ -76,7 +76,8 @@ class ChatTemplate:
         Fields of messages that are `None`, as columns have them, are left out.
 
         Raises:
-            TextError: The template cannot render these messages.
+            TextError: The template cannot render these messages, a message has no role, or the template writes a
+                content that is no text, such as a list with images, as Python prints it.
             MissingExtraError: `pip install 'embedlayer[hf]'` is needed.
         """
         chats = require("transformers.utils.chat_template_utils", extra="hf")
@@ -84,6 +85,10 @@ class ChatTemplate:
         try:
             if not messages:
                 raise ValueError("there are no messages")
+            for number, message in enumerate(messages):
+                if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+                    names = ", ".join(message) if isinstance(message, Mapping) else "no fields"
+                    raise ValueError(f"message {number} (counted from 0) has no role (it has {names})")
             plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
             texts, ranges = chats.render_jinja_template(
                 conversations=[plain],
@@ -93,6 +98,11 @@ class ChatTemplate:
             )
         except (jinja.TemplateError, ValueError, TypeError, AttributeError, KeyError) as error:
             raise TextError(f"The chat template cannot render the messages: {error}.") from error
+        others = [content for message in plain if (content := message.get("content")) and not isinstance(content, str)]
+        if any(str(content) in texts[0] for content in others):
+            raise TextError(
+                "The chat template is for contents that are texts, and writes others as Python prints them."
+            )
         return texts[0], [(start, stop) for start, stop in ranges[0]]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from embedlayer.core.errors import TextError
 from embedlayer.data.readers.documents import Document, RowOptions
 
-TEXT_FIELD, CHAT_FIELD = "text", "messages"
+TEXT_FIELD, CHAT_FIELD, TOOLS_FIELD = "text", "messages", "tools"
 _SHOWN_NAMES = 12
 _JSON_KINDS = {
     str: "a text",
@@ -51,8 +51,8 @@ def document_of(
     """Return the document of a row.
 
     Raises:
-        TextError: The row has no such field, it is no text or no chat as in the first row, the chat template cannot
-            render it, or its text has half of a surrogate pair.
+        TextError: The row has no such field, it is no text or no chat as in the first row, the chat has tools or cannot
+            be rendered, or its text has half of a surrogate pair.
     """
     assert field is not None  # the first row has chosen it
     try:
@@ -63,6 +63,8 @@ def document_of(
         ) from None
     ranges = None
     if is_chat and isinstance(value, list):
+        if row.get(TOOLS_FIELD):
+            raise TextError(f"{record()} has a field {tools_refused()}")
         try:
             value, ranges = options.chat_template.render(value)
         except TextError as error:
@@ -78,6 +80,11 @@ def document_of(
             f"encode."
         ) from error
     return Document(value, weighted=ranges)
+
+
+def tools_refused() -> str:
+    """Return the end of a message about the tools of a chat, which its text would lack."""
+    return f"{TOOLS_FIELD!r}: chats are rendered without tools. Leave it out, or write them into a message."
 
 
 def _named_fields(row: Mapping[str, Any]) -> str:

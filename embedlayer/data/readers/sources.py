@@ -14,10 +14,10 @@ from embedlayer.data.text_files import leave_out, start_of, visible_files
 from embedlayer.data.text_formats import (
     DATASET,
     JSON_LINES,
-    LINES_SUFFIXES,
     TOKEN_SUFFIXES,
     TextFormat,
     format_of_text,
+    is_named_json_lines,
     is_plain,
     source_name,
     text_suffix,
@@ -119,7 +119,7 @@ def reader_of(path: Path, options: RowOptions) -> Reader:
 def _rows_reader(path: Path, start: bytes, options: RowOptions) -> Callable[[Path, RowOptions], Reader] | None:
     """Return the class of readers for a file of rows, by its name and its first bytes; `None` for any other file."""
     suffix = text_suffix(path)
-    if suffix in LINES_SUFFIXES:
+    if is_named_json_lines(path, start):
         return JsonLines
     if is_plain(start):
         if options.text_field is not None and start.lstrip().startswith(b"{"):

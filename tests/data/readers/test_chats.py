@@ -235,7 +235,16 @@ def test_chats_without_a_template_that_marks_the_assistant_are_refused(template,
     [
         ('"text"', "line 41, has a field 'messages' that is a text, and not a chat"),
         ("[]", "line 41, has a chat .* cannot render the messages: there are no messages"),
-        ('["a"]', "line 41, has a chat .* cannot render the messages"),
+        ('["a"]', r"line 41, has a chat .* messages: message 0 \(counted from 0\) has no role \(it has no fields\)"),
+        ('[{"from": "human", "value": "Hi"}]', "line 41, has a chat .* message 0 .* has no role .it has from, value"),
+        (
+            '[{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]',
+            "line 41, has a chat .* is for contents that are texts, and writes others as Python prints them",
+        ),
+        (
+            '[{"role": "user", "content": "Hi"}], "tools": [{"function": {"name": "f"}}]',
+            "line 41, has a field 'tools': chats are rendered without tools",
+        ),
         ("null", "line 41, has a field 'messages' that is null, and not a chat"),
     ],
 )
@@ -243,6 +252,23 @@ def test_a_damaged_chat_is_named(messages, words, tokenizer, chats, tmp_path) ->
     chats.write_text(chats.read_text() + f'{{"messages": {messages}}}\n')
     with pytest.raises(TextError, match=words):
         TokenCorpus.build([chats], tokenizer, tmp_path / "c")
+
+
+def test_a_template_may_read_contents_that_are_lists_and_columns_of_tools_are_refused(tokenizer, tmp_path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
+    from pyarrow.parquet import write_table
+
+    template = ChatTemplate(
+        "{% for message in messages %}{% generation %}{% for part in message.content %}{{ part.text }}{% endfor %}"
+        "{% endgeneration %}{% endfor %}",
+        {},
+    )
+    chat = [{"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "you"}]}]
+    assert template.render(chat) == ("Hiyou", [(0, 5)])
+    chat = [{"role": "user", "content": "Hi"}]
+    write_table(pyarrow.table({"messages": [chat], "tools": [[{"name": "f"}]]}), tmp_path / "t.parquet")
+    with pytest.raises(TextError, match=r"t\.parquet has a column 'tools': chats are rendered without tools"):
+        TokenCorpus.build([tmp_path / "t.parquet"], tokenizer, tmp_path / "c")
 
 
 def test_chats_without_transformers_name_the_install_line(chats, tmp_path, monkeypatch) -> None:

@@ -1,5 +1,6 @@
 """Rows as documents: JSON lines, Parquet, Arrow and saved data sets give the IDs of each text encoded alone."""
 
+import gzip
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -204,6 +205,32 @@ def test_columns_without_texts_are_refused_by_their_type(tmp_path) -> None:
     with pytest.raises(TextError, match=r"has no field 'name' \(it has text, body\)"):
         find_sources([tmp_path / "t.parquet"], RowOptions("name"))
     assert [d.text for d in find_sources([tmp_path / "t.parquet"], RowOptions("body"))[0].documents()] == ["a", "b"]
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path) -> None:
+    pyarrow = arrow()
+    from pyarrow.parquet import write_table
+
+    write_table(pyarrow.table([["a"], ["b"]], names=["text", "text"]), tmp_path / "t.parquet")
+    with pytest.raises(TextError, match=r"t\.parquet has 2 columns 'text': write it with one"):
+        find_sources([tmp_path / "t.parquet"], RowOptions())
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (lines(TEXTS).decode().encode("utf-16"), "is not UTF-8 text: byte 0xFF .*iconv -f UTF-16"),
+        (lines(TEXTS).decode().encode("utf-16-le"), ".*iconv -f UTF-16LE"),
+        (gzip.compress(lines(TEXTS)), "is compressed by gzip"),
+        (b"\x28\xb5\x2f\xfd" + bytes(20), "is compressed by Zstandard"),
+    ],
+)
+def test_what_is_named_as_json_lines_and_is_none_is_refused_by_its_kind(raw, words, tmp_path) -> None:
+    (tmp_path / "T.JSONL").write_bytes(raw)
+    with pytest.raises(TextError, match=rf"(?s)T\.JSONL {words}"):
+        find_sources([tmp_path / "T.JSONL"], RowOptions())
+    (tmp_path / "T.JSONL").write_text('{"text": "one line"}\n')
+    assert [row.text for row in find_sources([tmp_path / "T.JSONL"], RowOptions())[0].documents()] == ["one line"]
 
 
 def test_a_damaged_line_is_an_error_also_without_the_name_of_json_lines(tmp_path) -> None:
