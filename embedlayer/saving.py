@@ -19,6 +19,7 @@ from torch import nn
 from embedlayer.core.class_identifiers import KINDS, class_of, kind_of
 from embedlayer.core.computed_buffers import recompute_all_buffers
 from embedlayer.core.errors import CheckpointError, EmbedLayerError, FileError
+from embedlayer.core.formatting import a_or_an
 from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.core.torch_state import is_current
 from embedlayer.io.files import JsonObject, create_folder, read_json, recover_folder, write_json
@@ -175,7 +176,7 @@ class Pretrained(Described, nn.Module):
             layer = build(description)
         if not isinstance(layer, cls):
             raise CheckpointError(
-                f"{directory} holds a {type(layer).__name__}, not a {cls.__name__}: "
+                f"{directory} holds {a_or_an(layer)}, not {a_or_an(cls.__name__)}: "
                 f"read it with {type(layer).__name__}.from_pretrained."
             )
         _read_weights(layer, directory, device)
@@ -360,7 +361,7 @@ def _differences(layer: Described, other: nn.Module, state: Mapping[str, torch.T
         elif type(module) is not type(new) and (
             not isinstance(module, Described) or kind_of(type(module)) not in KINDS
         ):
-            yield f"{name} is a {type(module).__name__}, and would be a {type(new).__name__}"
+            yield f"{name} is {a_or_an(module)}, and would be {a_or_an(new)}"
 
 
 def _without_layers(value: Any) -> Any:

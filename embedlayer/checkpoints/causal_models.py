@@ -10,6 +10,7 @@ from torch import nn
 
 from embedlayer.checkpoints.patching import patch
 from embedlayer.core.errors import CheckpointError, require
+from embedlayer.core.formatting import a_or_an
 
 NAMED = 3
 """Number of tensors that an error names."""
@@ -79,7 +80,7 @@ def _require_causal(transformers: Any, folder: Path | str, config: Any) -> None:
         or causal.config_class is not type(config)  # the language model of a multimodal one
     ):
         return
-    kind = f"a {written}" if written else f"a model of type {config.model_type}"
+    kind = a_or_an(written) if written else f"a model of type {config.model_type}"
     raise CheckpointError(
         f"{folder} is {kind}, which is no causal language model: it does not predict each token from those before it."
     )

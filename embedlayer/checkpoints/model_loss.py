@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from embedlayer.core.errors import SizeError
+from embedlayer.core.formatting import a_or_an
 from embedlayer.core.own_attributes import own_attribute, remove_own_attribute, set_own_attribute
 from embedlayer.heads.deferred import weighted_cross_entropy
 from embedlayer.losses.token_weights import require_token_weights
@@ -76,7 +77,7 @@ def _forward(
     outputs = forward(*args, token_weights=weights, **kwargs)
     if not weights.are_used:
         raise SizeError(
-            f"This call of a {type(model).__name__} has computed no loss with token_weights: pass labels too. If there "
+            f"This call of {a_or_an(model)} has computed no loss with token_weights: pass labels too. If there "
             f"are labels, its loss is code of its own. Then compute it from the logits, without computing these: "
             f"-(weights * embedlayer.token_log_probs(outputs.logits, labels)).sum() / number_of_labels."
         )
@@ -96,9 +97,8 @@ def _loss(
     from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss
 
     if loss_function not in (ForCausalLMLoss, ForMaskedLMLoss):
-        raise SizeError(
-            f"The loss of a {model} is {getattr(loss_function, '__name__', loss_function)}, which has no token_weights."
-        )
+        name = getattr(loss_function, "__name__", loss_function)
+        raise SizeError(f"The loss of {a_or_an(model)} is {name}, which has no token_weights.")
     token_weights.are_used = True
     return _weighted_loss(token_weights.values, loss_function is ForCausalLMLoss, *args, **kwargs)
 

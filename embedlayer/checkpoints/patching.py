@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from embedlayer.checkpoints.model_loss import accept_token_weights, refuse_token_weights
 from embedlayer.checkpoints.reading.configuration import logit_factors, text_config, with_defaults, with_whole_model
 from embedlayer.core.errors import CheckpointError, check_release
+from embedlayer.core.formatting import a_or_an
 from embedlayer.core.own_attributes import (
     INITIALISED,
     REPLACED,
@@ -196,7 +197,7 @@ def _refuse_other_tables(model: nn.Module) -> None:
             )
         if isinstance(module, TokenTable) and not isinstance(module, TokenEmbedding):
             raise CheckpointError(
-                f"{name} is a {type(module).__name__}, which no module of transformers can store: unpatch the model "
+                f"{name} is {a_or_an(module)}, which no module of transformers can store: unpatch the model "
                 f"before replace_table, which has the dense rows. Nothing was changed."
             )
 
@@ -234,7 +235,7 @@ def _look_ups(model: nn.Module) -> list[nn.Embedding]:
     if not isinstance(root, nn.Embedding):
         wrapped = hasattr(root, "base_layer") or hasattr(root, "original_module") or hasattr(root, "token_adapter")
         hint = " Patch before adding PEFT." if wrapped else ""
-        raise CheckpointError(f"The input embeddings are a {type(root).__name__}, not an nn.Embedding.{hint}")
+        raise CheckpointError(f"The input embeddings are {a_or_an(root)}, not an nn.Embedding.{hint}")
     others = ("get_output_embeddings", "get_per_layer_input_embeddings")  # FSMT: a table as output; Gemma 3n and 4
     candidates = (*inputs, *(module for getter in others for module in _call_getters(model, getter)))
     tables = [root, *(each for each in candidates if isinstance(each, nn.Embedding) and _is_known(each))]
@@ -292,7 +293,7 @@ def _refuse_options(model: nn.Module) -> None:
     raise CheckpointError(
         "The model is patched already: unpatch it first, then patch it with head_dtype or batch_invariant."
         if patched
-        else f"head_dtype and batch_invariant are options of an LM head, and a {type(model).__name__} has none that is "
+        else f"head_dtype and batch_invariant are options of an LM head, and {a_or_an(model)} has none that is "
         f"an nn.Linear: leave them out."
     )
 
@@ -305,9 +306,7 @@ def _table_like(old: nn.Embedding, *, row_sparse: bool) -> TokenEmbedding:
             replaced `forward`.
     """
     if not _is_known(old):
-        raise CheckpointError(
-            f"What a {type(old).__name__} does beyond look-up and scale is unknown: it is not patched."
-        )
+        raise CheckpointError(f"What {a_or_an(old)} does beyond look-up and scale is unknown: it is not patched.")
     if old.max_norm is not None or old.scale_grad_by_freq or old.sparse or own_attribute(old, "forward") is not None:
         raise CheckpointError(
             "TokenEmbedding has no max_norm, scale_grad_by_freq or sparse gradients, and cannot take the place of a "

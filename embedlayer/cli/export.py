@@ -10,6 +10,7 @@ from embedlayer.cli.options import INTO, SOURCE, json_option, tokenizer_option
 from embedlayer.cli.printing import print_json
 from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import FileError, SizeError
+from embedlayer.core.formatting import a_or_an
 from embedlayer.io.files import check_new_files, is_stream, new_files
 
 if TYPE_CHECKING:
@@ -113,8 +114,8 @@ def _write_onnx(opened: "OpenedModel", source: Path, output: Path) -> int:
 
     if not has_onnx_layout(opened.table):
         raise SizeError(
-            f"An onnx file holds a table in blocks of 32 columns with one scale, and that of {source} is a "
-            f"{type(opened.table).__name__} of {opened.dtype}. Compress it first, and export NEW: "
+            f"An onnx file holds a table in blocks of 32 columns with one scale, and that of {source} is "
+            f"{a_or_an(opened.table)} of {opened.dtype}. Compress it first, and export NEW: "
             f"{command_line('compress', source, '--to', 'q4_0', '-o', 'NEW')}"
         )
     export_onnx(opened.table, output, logits=opened.head is None or opened.head.tied)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from embedlayer.core.block_sizes import TABLE_ROWS
 from embedlayer.core.errors import SizeError, require
+from embedlayer.core.formatting import a_or_an
 from embedlayer.formats.layouts import GGUFBlocks
 from embedlayer.io.files import replace_file
 from embedlayer.tables.quantized import QuantizedEmbedding
@@ -57,7 +58,7 @@ def export_onnx(table: TokenTable, path: Path | str, *, logits: bool = True, acc
     """
     if not has_onnx_layout(table):
         raise SizeError(
-            f"export_onnx writes tables in blocks of 32 columns with one scale, not a {type(table).__name__} such as "
+            f"export_onnx writes tables in blocks of 32 columns with one scale, not {a_or_an(table)} such as "
             f"this one: convert it first with compress_table(table, 'q4_0') or 'q8_0'. torch.onnx.export writes "
             f"modules with tables of any kind, as plain operators."
         )

@@ -23,6 +23,7 @@ from embedlayer.checkpoints.patching import patch
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.core.computed_buffers import recompute_all_buffers
 from embedlayer.core.errors import CheckpointError, SizeError, require
+from embedlayer.core.formatting import a_or_an
 from embedlayer.core.own_attributes import REPLACED, remove_own_attribute, set_own_attribute
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.peft import ChildReference
@@ -114,7 +115,7 @@ def _table_of(model: Any) -> TokenTable:
     root = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
     if not isinstance(root, TokenTable):
         raise CheckpointError(
-            f"The input embeddings of a {type(model).__name__} are a {type(root).__name__}, not a table of embedlayer: "
+            f"The input embeddings of {a_or_an(model)} are {a_or_an(root)}, not a table of embedlayer: "
             f"call embedlayer.patch(model) first, before adapters are added."
         )
     return root
@@ -157,7 +158,7 @@ def _for_look_up(look_up: TokenTable, table: TokenTable) -> TokenTable:
     arguments = describe(table)
     if factors[0] != factors[1]:
         if "scale" not in arguments:
-            raise SizeError(f"The model scales its rows by {factors[0]:g}, and a {type(table).__name__} has no scale.")
+            raise SizeError(f"The model scales its rows by {factors[0]:g}, and {a_or_an(table)} has no scale.")
         is_rounded = isinstance(look_up.factor, Tensor)
         arguments["scale"] = look_up.scale if is_rounded and "round_scale" in arguments else factors[0]
         if "round_scale" in arguments:
@@ -199,7 +200,7 @@ def _refuse_to_save(kind: str, *arguments: Any, **options: Any) -> NoReturn:
     It takes the arguments of that method, and uses none. `kind` is the class of the table, for the message.
     """
     raise CheckpointError(
-        f"transformers cannot store a {kind}, and would load random rows in its place. Call "
+        f"transformers cannot store {a_or_an(kind)}, and would load random rows in its place. Call "
         f"embedlayer.compress.save_model(model, folder), and read it with embedlayer.compress.load_model(folder)."
     )
 
@@ -350,7 +351,7 @@ def load_model(directory: Path | str, *, device: torch.device | str = "cpu") -> 
     layer = Pretrained.from_pretrained(folder)
     table = layer if isinstance(layer, TokenTable) else getattr(layer, "table", None)
     if not isinstance(table, TokenTable):
-        raise CheckpointError(f"{folder} holds a {type(layer).__name__}, which has no table of tokens.")
+        raise CheckpointError(f"{folder} holds {a_or_an(layer)}, which has no table of tokens.")
     tensors: dict[str, Tensor] = {}
     if isinstance(layer, EmbeddingLayer):  # the others than those of its table, by their names in the checkpoint
         state = layer.state_dict()
@@ -372,5 +373,5 @@ def load_model(directory: Path | str, *, device: torch.device | str = "cpu") -> 
     patch(model)
     count, names = missing_tensors(loaded)
     if count:
-        raise CheckpointError(f"{folder} lacks tensors of a {type(model).__name__}: {names}.")
+        raise CheckpointError(f"{folder} lacks tensors of {a_or_an(model)}: {names}.")
     return cast(nn.Module, with_table(model, table).to(device).eval())

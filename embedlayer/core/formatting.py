@@ -1,4 +1,4 @@
-"""Counts of parameters, bytes and things as short text, for people."""
+"""Counts, sizes and classes as short text, for people."""
 
 
 def format_parameters(count: int) -> str:
@@ -37,3 +37,14 @@ def count_of(number: int, noun: str) -> str:
         ('1 shard', '1,200 documents')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def a_or_an(noun: object) -> str:
+    """Return a noun after "a" or "an", by its first letter: a string, or the name of the class of any other value.
+
+    Example:
+        >>> a_or_an("TokenTable"), a_or_an("unigram model"), a_or_an(1)
+        ('a TokenTable', 'a unigram model', 'an int')
+    """
+    word = noun if isinstance(noun, str) else type(noun).__name__
+    return f"{'an' if word[:1].lower() in 'aeio' else 'a'} {word}"

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from embedlayer.core.errors import StaleRowsError
+from embedlayer.core.formatting import a_or_an
 
 
 def held_parameters(
@@ -117,7 +118,7 @@ class _Replacement:
             return
         if not optimizers_of([parameter]):
             raise StaleRowsError(
-                f"The {self.name} of a {type(module).__name__} was replaced by another parameter, which no optimizer "
+                f"The {self.name} of {a_or_an(module)} was replaced by another parameter, which no optimizer "
                 f"trains: this {type(optimizer).__name__} has the former one. Build the optimizer again; or write the "
                 f"numbers into the parameter, parameter.data.copy_(rows), and change its number of rows with "
                 f"embedlayer.vocab.edit_vocabulary(module, ..., optimizer=optimizer)."

@@ -228,7 +228,9 @@ def checked(source: str | Path, read: _Read, size: int = READ_BYTES) -> bytes:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise FileError(f"Cannot read {source}: {error}. The file is damaged or not gzipped.") from error
     except OSError as error:
-        raise FileError(f"Cannot read {source}: {error.strerror or error}.") from error
+        is_damaged = error.errno is None and str(source).endswith(".zst")
+        hint = " The file is damaged or not compressed by Zstandard." if is_damaged else ""
+        raise FileError(f"Cannot read {source}: {error.strerror or str(error).rstrip('.')}.{hint}") from error
 
 
 def decoded(source: str | Path, read: _Read, *, offset: int = 0) -> Iterator[str]:

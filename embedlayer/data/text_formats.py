@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import EmbedLayerWarning, TextError
 
 _TOKENS = "import numpy, sys, tokenizers; print(tokenizers.Tokenizer.from_file('tokenizer.json').decode(numpy."
@@ -19,6 +20,7 @@ _TEXTS = "If its texts are in another column, write its name in place of 'text'"
 _ARROW = "import pyarrow, sys; [print(text) for batch in pyarrow.ipc."
 _CONTROL = re.compile(rb"[\x00-\x07\x0e-\x1a\x1c-\x1f]")
 _CUT_OBJECT = re.compile(rb'\{\s*"([\w.-]+)"\s*:\s*(")?')
+_MAGIC_BYTES = 4  # that of a compression, or the first characters of UTF-16
 _TAR_MAGIC = slice(257, 262)
 _SHOWN_NAMES = 8
 _OBJECTS_TO_A_DAMAGED_LINE = 10  # with fewer, the lines are text, such as code
@@ -50,6 +52,7 @@ class TextFormat:
         command: Shell command that writes what is in the file into `NEW_FILE` or `NEW_FOLDER`; `FILE` is the file.
         condition: What the command does or assumes: the sentence before it in a message, without its end.
         has_columns: Whether a corpus reads a column of such a file, as documents.
+        has_ids: Whether a corpus maps such a file, as token IDs.
     """
 
     name: str
@@ -57,6 +60,7 @@ class TextFormat:
     command: str
     condition: str = "Write what it holds into a file of text"
     has_columns: bool = False
+    has_ids: bool = False
 
 
 def _starts(*magic: bytes) -> Callable[[Path, bytes], bool]:
@@ -111,19 +115,21 @@ TEXT_FORMATS = (
         _starts(b"\x93NUMPY"),
         f'python -c "{_TOKENS}load(sys.argv[1]).ravel().tolist(), skip_special_tokens=False))" FILE > NEW_FILE',
         "If its numbers are token IDs, decode them with their tokenizer.json",
+        has_ids=True,
     ),
     TextFormat(
         "a binary file",
         lambda path, start: path.suffix == ".bin",
         f"python -c \"{_TOKENS}fromfile(sys.argv[1], 'uint16').tolist(), skip_special_tokens=False))\" FILE > NEW_FILE",
         "If its numbers are token IDs, decode them with their tokenizer.json",
+        has_ids=True,
     ),
 )
 """The formats whose first bytes are not plain text; the first one that matches is the format of a file."""
 
 JSON_LINES = TextFormat(
     "a file of JSON lines",
-    lambda path, start: _first_object(path, start) is not None,
+    lambda path, start: _is_json_lines(path, start),
     "python -c \"import json, sys; [print(json.loads(line)['KEY']) for line in sys.stdin if line.strip()]\" "
     "< FILE > NEW_FILE",
     "Write its texts into a file of text",
@@ -163,10 +169,9 @@ def is_plain(start: bytes) -> bool:
 def refuse_json_lines(source: str | Path, start: bytes) -> None:
     """Raise an error for a file of JSON lines, which would be read as one text with its escapes.
 
-    The evidence is that ten in eleven lines of `start` are JSON objects, and there are at least two. One line is enough
-    if the name ends in `.jsonl` or `.ndjson`, and its end may be missing. A name that ends in `.txt` says that it is
-    text: it is read, with a warning. `start` are the first bytes of the file, decompressed if it is compressed, without
-    a byte-order mark.
+    The evidence is that ten in eleven lines of `start` are JSON objects, and there are at least two; or that the name
+    ends in `.jsonl` or `.ndjson`. A name that ends in `.txt` says that it is text: it is read, with a warning. `start`
+    are the first bytes of the file, decompressed if it is compressed, without a byte-order mark.
 
     Raises:
         TextError: The file has JSON lines.
@@ -174,8 +179,7 @@ def refuse_json_lines(source: str | Path, start: bytes) -> None:
     Warns:
         EmbedLayerWarning: The file has JSON lines, and its name ends in `.txt`.
     """
-    first = _first_object(Path(source), start)
-    if first is None:
+    if not _is_json_lines(Path(source), start):
         return
     if text_suffix(Path(source)) == ".txt":
         warnings.warn(
@@ -184,9 +188,13 @@ def refuse_json_lines(source: str | Path, start: bytes) -> None:
             stacklevel=4,
         )
         return
+    objects, damaged = _objects(start)
+    first = next(iter(objects), {})
     texts = {key: value for key, value in first.items() if isinstance(value, str) and re.fullmatch(r"[\w.-]+", key)}
     said = f"{source_name(source)} is {JSON_LINES.name}, and not plain text. "
     as_text = "To read the JSON itself, give the file a name that ends in .txt."
+    if damaged and damaged[0] <= start.count(b"\n"):  # the last line of `start` may be cut off
+        raise TextError(f"{said}Its line {damaged[0]} is no JSON object: repair or remove it first. {as_text}")
     if texts:
         key = max(texts, key=lambda name: len(texts[name]))
         command = command_for(JSON_LINES.command.replace("KEY", key), source)
@@ -223,10 +231,11 @@ def not_text(source: str | Path, start: bytes, offset: int, byte: int) -> str:
 
 def is_other(source: str | Path, other: TextFormat) -> str:
     """Return the error message for a file or folder with the format `other`."""
-    return (
-        f"{source_name(source)} is {other.name}, and not plain text. {other.condition}:\n"
-        f"{command_for(other.command, source)}"
-    )
+    said = f"{source_name(source)} is {other.name}, and not plain text. "
+    if other.has_ids and is_standard_input(source):
+        build = command_line("corpus", "build", "FILE", "-o", "DIR", "--tokenizer", "TOKENIZER")
+        return f"{said}Token IDs are read from files alone:\n{build}"
+    return f"{said}{other.condition}:\n{command_for(other.command, source)}"
 
 
 def command_for(command: str, source: str | Path) -> str:
@@ -251,39 +260,52 @@ def source_name(source: str | Path) -> str:
     return "Standard input" if is_standard_input(source) else str(source)
 
 
+def is_named_json_lines(path: Path, start: bytes) -> bool:
+    """Return whether a file is named as JSON lines, and its first bytes are not those of another kind."""
+    return text_suffix(path) in LINES_SUFFIXES and is_plain(start[:_MAGIC_BYTES])
+
+
 def text_suffix(path: Path) -> str:
-    """Return the suffix of a file name without that of a compression: for `x.txt` and `x.txt.gz` it is `.txt`."""
+    """Return the suffix of a file name in lower case, without that of a compression: `.txt` for `X.TXT`, `x.txt.gz`."""
     name = next((path.name.removesuffix(suffix) for suffix in COMPRESSIONS if path.name.endswith(suffix)), path.name)
-    return Path(name).suffix
+    return Path(name).suffix.lower()
 
 
-def _first_object(path: Path, start: bytes) -> dict[str, object] | None:
-    """Return the first JSON object of a file, if the lines of its first bytes are JSON objects.
+def _is_json_lines(path: Path, start: bytes) -> bool:
+    """Return whether a file has JSON lines, by its name or the lines of its first bytes; see `refuse_json_lines`.
 
-    One line in eleven may be none: a damaged line makes no text of the others. `None`: more lines are not JSON objects,
-    or there are too few; see `refuse_json_lines`. The last line of `start` may be cut off behind its first key. If such
-    a line is the only one, the result has this key alone, with the value `""` for a text and `None` for any other.
+    One line in eleven may be no object: a damaged line makes no text of the others.
     """
-    start = start.removeprefix(codecs.BOM_UTF8)
-    if not start.lstrip().startswith(b"{"):
-        return None
-    lines = [line for line in start.split(b"\n") if line.strip()]
-    objects = []
-    damaged = 0
-    for number, line in enumerate(lines):
+    if is_named_json_lines(path, start):
+        return bool(start.strip())
+    if not start.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
+        return False
+    objects, damaged = _objects(start)
+    return len(damaged) * _OBJECTS_TO_A_DAMAGED_LINE <= len(objects) > 1
+
+
+def _objects(start: bytes) -> tuple[list[dict[str, object]], list[int]]:
+    """Return the JSON objects that are the lines of the first bytes of a file, and the numbers of the other lines.
+
+    The last line may be cut off behind its first key. It then has this key alone, with the value `""` for a text and
+    `None` for any other. Empty lines are counted, from 1, and otherwise ignored.
+    """
+    objects: list[dict[str, object]] = []
+    others: list[int] = []
+    lines = start.removeprefix(codecs.BOM_UTF8).split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
             cut = _CUT_OBJECT.match(line)
-            is_last = number + 1 == len(lines) and not start.endswith(b"\n")
-            value = {cut[1].decode(): cut[2] and ""} if is_last and cut else None
+            value = {cut[1].decode(): cut[2] and ""} if number == len(lines) and cut else None
         if isinstance(value, dict):
             objects.append(value)
         else:
-            damaged += 1
-    if damaged * _OBJECTS_TO_A_DAMAGED_LINE > len(objects):
-        return None
-    return objects[0] if len(objects) > 1 or text_suffix(path) in LINES_SUFFIXES else None
+            others.append(number)
+    return objects, others
 
 
 def _is_dataset(folder: Path) -> bool:

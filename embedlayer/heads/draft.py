@@ -12,6 +12,7 @@ from embedlayer.core.computed_buffers import ComputedBuffers
 from embedlayer.core.devices import device_kind
 from embedlayer.core.documents import IGNORED
 from embedlayer.core.errors import SizeError, TokenIdError
+from embedlayer.core.formatting import a_or_an
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.torch_state import is_current, is_unchanged, plain_operators_only
 from embedlayer.heads.draft_map import check_draft_tokens
@@ -106,8 +107,8 @@ class DraftHead(ComputedBuffers):
         super().__init__()
         if not isinstance(head, OutputHead | PredictionHead | nn.Embedding | LookupTable):
             raise SizeError(
-                f"A draft head reads the rows of an OutputHead, a PredictionHead or a TokenTable, not of a "
-                f"{type(head).__name__}. A head of transformers is one after embedlayer.patch(model)."
+                f"A draft head reads the rows of an OutputHead, a PredictionHead or a TokenTable, not of "
+                f"{a_or_an(head)}. A head of transformers is one after embedlayer.patch(model)."
             )
         if not isinstance(head, OutputHead | PredictionHead):
             head = as_table(head, registered=False)

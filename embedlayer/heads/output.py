@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
+from embedlayer.core.formatting import a_or_an
 from embedlayer.core.held_parameters import former_parameter, watch_replacement
 from embedlayer.core.initialization import init_normal_, zero_rows_
 from embedlayer.core.option_docs import show_options
@@ -240,8 +241,8 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             if own is None and not adapters:
                 return None
             raise CheckpointError(
-                f"A tied head reads the rows of a table of embedlayer, and its table was replaced by a "
-                f"{type(table).__name__}: call TokenEmbedding.from_embedding or embedlayer.patch first."
+                f"A tied head reads the rows of a table of embedlayer, and its table was replaced by "
+                f"{a_or_an(table)}: call TokenEmbedding.from_embedding or embedlayer.patch first."
             )
         if adapters:
             return self.adapted_rows

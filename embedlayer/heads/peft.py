@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from embedlayer.core.errors import CheckpointError
+from embedlayer.core.formatting import a_or_an
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.losses.fixed_row import row_within, with_fixed_product
 from embedlayer.tables.adapters import Adapter, LoraAdapter, TrainableTokens, adapt_products, adapt_rows, adapt_vectors
@@ -88,8 +89,8 @@ def resolve_table(module: nn.Module, name: str) -> AdaptedTable:
         return resolve_table(here.token_adapter, name)
     if not hasattr(module, "base_layer"):
         raise CheckpointError(
-            f"A tied head reads the table through the module {name!r} of its model, and there is a "
-            f"{type(module).__name__} now, which is no table. Use an untied head: OutputHead(embed_dim, vocab_size)."
+            f"A tied head reads the table through the module {name!r} of its model, and there is "
+            f"{a_or_an(module)} now, which is no table. Use an untied head: OutputHead(embed_dim, vocab_size)."
         )
     base = resolve_table(here.base_layer, name)
     if here.disable_adapters or here.merged:

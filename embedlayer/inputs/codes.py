@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
+from embedlayer.core.formatting import a_or_an
 from embedlayer.heads.prediction import build_head
 from embedlayer.heads.streams import StreamHead
 from embedlayer.io.files import JsonObject
@@ -97,7 +98,7 @@ class CodeStreams(Pretrained):
         """Build the streams that `config` describes, with initial weights; a tied head is tied to the new table."""
         table = build(config["table"])
         if not isinstance(table, StreamTable):
-            raise CheckpointError(f"The rows of streams are those of a StreamTable, not of a {type(table).__name__}.")
+            raise CheckpointError(f"The rows of streams are those of a StreamTable, not of {a_or_an(table)}.")
         heads = {name: _build_stream_head(config.get(name), table) for name in ("head", "depth_head")}
         return cls.construct(**{**config, "table": table, **heads})
 
@@ -142,7 +143,7 @@ def _build_stream_head(config: JsonObject | None, table: StreamTable) -> StreamH
         output = build_head({"tied": True, **options["output"]}, table.token_table)
         head = StreamHead.construct(**{**options, "output": output})
     if not isinstance(head, StreamHead):
-        raise CheckpointError(f"The heads of streams are those of a StreamHead, not of a {type(head).__name__}.")
+        raise CheckpointError(f"The heads of streams are those of a StreamHead, not of {a_or_an(head)}.")
     return head
 
 

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.core.errors import ShapeError, SizeError
+from embedlayer.core.formatting import a_or_an
 from embedlayer.core.option_docs import unknown_option
 from embedlayer.losses.fixed_row import row_within
 
@@ -209,7 +210,7 @@ def check_options(options: Mapping[str, object], kind: type, call: str, **argume
     for name, value in {**options, **arguments}.items():
         allowed = _ALLOWED[name]
         if not allowed.contains(value):
-            found = f"a {type(value).__name__}" if isinstance(value, Tensor) else repr(value)
+            found = a_or_an(value) if isinstance(value, Tensor) else repr(value)
             raise SizeError(f"{call}: {name} must be {allowed.text}, not {found}.")
     if "head_dtype" in options:
         cast(dict[str, Any], options)["head_dtype"] = resolve_head_dtype(options["head_dtype"])

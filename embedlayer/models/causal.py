@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from embedlayer.core.documents import IGNORED
 from embedlayer.core.errors import CheckpointError
+from embedlayer.core.formatting import a_or_an
 from embedlayer.heads.output import OutputHead
 from embedlayer.kernels.index_check import check_indices
 from embedlayer.losses.logit_arguments import resolve_logits
@@ -133,7 +134,7 @@ def _run(model: nn.Module, ids: Tensor, attention_mask: Tensor | None) -> tuple[
         handle.remove()
     if len(seen) != 1 or any(each.shape[:-1] != ids.shape for each in (*seen, logits) if each is not None):
         raise CheckpointError(
-            f"The LM head of a {type(model).__name__} does not read one hidden state for each token: it was called "
+            f"The LM head of {a_or_an(model)} does not read one hidden state for each token: it was called "
             f"{len(seen)} times for {tuple(ids.shape)} tokens."
         )
     return head, seen[0], logits

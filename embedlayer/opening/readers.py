@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError, TokenizerError
+from embedlayer.core.formatting import a_or_an
 from embedlayer.families import UNKNOWN
 from embedlayer.io.files import read_json, recover_folder
 from embedlayer.opening.opened_model import TABLE_ONLY, OpenedModel
@@ -169,7 +170,7 @@ def _saved_layer(
 
     table = getattr(layer, "table", None)
     if not isinstance(table, TokenTable) or isinstance(layer, NgramEmbedding):
-        raise CheckpointError(f"{path} holds a {type(layer).__name__}, which has no table of tokens.")
+        raise CheckpointError(f"{path} holds {a_or_an(layer)}, which has no table of tokens.")
     model = layer if isinstance(layer, DecoderLM | EmbeddingLayer | TransformerEmbedding) else None
     return "DecoderLM" if isinstance(layer, DecoderLM) else type(layer).__name__, table, model
 
@@ -186,7 +187,7 @@ def _saved_table(path: Path, device: str) -> "TokenTable":
 
     table = part_from_pretrained(path, "table", device=device)
     if not isinstance(table, TokenTable):
-        raise CheckpointError(f"The table in {path} is a {type(table).__name__}, which is no table of tokens.")
+        raise CheckpointError(f"The table in {path} is {a_or_an(table)}, which is no table of tokens.")
     return table.eval()
 
 

@@ -15,6 +15,7 @@ from embedlayer.core.class_identifiers import kind_of
 from embedlayer.core.computed_buffers import ComputedBuffers
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError, TokenIdError
+from embedlayer.core.formatting import a_or_an
 from embedlayer.core.initialization import init_normal_
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.core.torch_state import fusible, is_exporting
@@ -230,7 +231,7 @@ class DeltaEmbedding(TokenTable, ComputedBuffers, checks_ids=True):
             return self.base
         if not isinstance(self.base, TokenEmbedding):
             raise SizeError(
-                f"The rows cannot be written into a {type(self.base).__name__}, which does not store each row "
+                f"The rows cannot be written into {a_or_an(self.base)}, which does not store each row "
                 f"separately.\nKeep the DeltaEmbedding, or build a dense table of all rows: "
                 f"TokenEmbedding.from_pretrained(table.rows(0, table.vocab_size).detach())."
             )

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from embedlayer.core.collectives import SINGLE_PROCESS
 from embedlayer.core.errors import SizeError
+from embedlayer.core.formatting import a_or_an
 from embedlayer.data.windows import derive_seed, items_of_rank
 from embedlayer.distributed.data_parallel import (
     VOCAB_PARALLEL,
@@ -384,7 +385,7 @@ def _plain_head(head: OutputHead) -> OutputHead:
     """Return a head unchanged; raise a `SizeError` unless it is an `OutputHead`, whose rows can be sharded."""
     if head.own_rows is not None:
         raise SizeError(
-            f"The rows of this head are a {type(head.own_rows).__name__}, which is not sharded over ranks: train it "
+            f"The rows of this head are {a_or_an(head.own_rows)}, which is not sharded over ranks: train it "
             f"with one process, or with DistributedDataParallel."
         )
     if type(head) is not OutputHead:

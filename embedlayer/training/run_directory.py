@@ -31,6 +31,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from embedlayer.core.errors import CheckpointError, FileError, SizeError, TokenizerError
+from embedlayer.core.formatting import a_or_an
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.mixture import TokenMixture, corpora_of
 from embedlayer.io.files import (
@@ -397,7 +398,7 @@ class RunDirectory:
         """
         kind = description["model"].get("kind")
         if kind != "decoder_lm":
-            raise CheckpointError(f"{self.run} describes a {kind}, not a {DecoderLM.__name__}.")
+            raise CheckpointError(f"{self.run} describes {a_or_an(str(kind))}, not {a_or_an(DecoderLM.__name__)}.")
         torch.manual_seed(self.options().seed)
         self._check_size(description, with_files=make_table is None)
         with building(MappedEmbedding, make_table):

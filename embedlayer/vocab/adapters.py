@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from embedlayer.core.block_sizes import TABLE_ROWS, block_size
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import CheckpointError, SizeError, TokenIdError
+from embedlayer.core.formatting import a_or_an
 from embedlayer.heads.output import OutputHead
 from embedlayer.tables.adapter_files import AdapterFolder, ModuleAdapter, read_adapter, write_token_rows
 from embedlayer.tables.adapters import TrainableTokens, adapt_rows
@@ -178,7 +179,7 @@ def _weight(part: nn.Module) -> Weight:
         part = part.own_table
     if not isinstance(part, Weight):
         raise SizeError(
-            f"An adapter cannot be merged into a {type(part).__name__}, which does not store each row separately.\n"
+            f"An adapter cannot be merged into {a_or_an(part)}, which does not store each row separately.\n"
             f"Merge it into the dense table, and convert that."
         )
     return part
@@ -195,7 +196,7 @@ def _merge_into(owner: Weight, change: ModuleAdapter) -> Callable[[], None]:
         return partial(_merge, owner, change)
     if (tokens := change.tokens_alone) is None:
         raise SizeError(
-            f"An adapter that changes all rows cannot be merged into a {type(owner).__name__}, whose rows are stored "
+            f"An adapter that changes all rows cannot be merged into {a_or_an(owner)}, whose rows are stored "
             f"codes.\nMerge it into the dense table, and quantise that."
         )
     ids = torch.tensor(tokens.token_ids, device=owner.device)

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from embedlayer.census.tensors import models_in
 from embedlayer.core.errors import CheckpointError, SizeError, StaleRowsError
+from embedlayer.core.formatting import a_or_an
 from embedlayer.core.held_parameters import held_parameters, optimizers_of
 from embedlayer.core.own_attributes import (
     PUT_BACK,
@@ -203,7 +204,7 @@ def _save_merged(
     for rows_name, rows in _deltas(model).items():
         if isinstance(rows.base, PackedRows):
             raise CheckpointError(
-                f"transformers cannot store {rows_name}, a {type(rows.base).__name__}. Save the trained rows alone, "
+                f"transformers cannot store {rows_name}, {a_or_an(rows.base)}. Save the trained rows alone, "
                 f"embedlayer.vocab.save_adapter(model, folder)."
             )
         if f"{rows_name}.delta" in merged:
@@ -364,7 +365,7 @@ def _trained(name: str, table: TokenTable, token_ids: list[int]) -> DeltaEmbeddi
     """
     if not isinstance(table, TokenEmbedding | PackedRows):
         raise SizeError(
-            f"{name} is a {type(table).__name__}, which does not store each row separately: its new rows cannot be "
+            f"{name} is {a_or_an(table)}, which does not store each row separately: its new rows cannot be "
             f"trained without the others. Train the whole table."
         )
     is_packed = isinstance(table, PackedRows)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from embedlayer.census.tensors import models_in
 from embedlayer.core.errors import SizeError, TokenIdError
+from embedlayer.core.formatting import a_or_an
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.streams import StackedRows, StreamHead
 from embedlayer.tables.delta import DeltaEmbedding
@@ -120,7 +121,7 @@ def _parts_of_model(
         for _, _, child in places[id(part.tensor)]:
             if not isinstance(child, nn.Embedding | nn.Linear):
                 raise SizeError(
-                    f"{part.name} is read by a {type(child).__name__} in a way of its own: train the rows of its "
+                    f"{part.name} is read by {a_or_an(child)} in a way of its own: train the rows of its "
                     f"layer, el.load(folder), and write them back with layer.write_into."
                 )
     for part in own:

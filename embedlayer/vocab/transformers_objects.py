@@ -7,6 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from embedlayer.core.errors import EmbedLayerWarning, TokenizerError, require
+from embedlayer.core.formatting import a_or_an
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer
 from embedlayer.vocab.special_tokens import LISTS_OF_NAMES, added_texts, names_in, special_tokens_of, token_text
 
@@ -50,7 +51,7 @@ def transformers_tokenizer(tokenizer: Tokenizer, like: Any, *, special: Mapping[
     roles = getattr(like, "special_tokens_map", None)
     if not isinstance(roles, Mapping):
         raise TokenizerError(
-            f"like is a {type(like).__name__}, not a fast tokenizer of transformers, whose settings would be kept. "
+            f"like is {a_or_an(like)}, not a fast tokenizer of transformers, whose settings would be kept. "
             f"Pass the tokenizer that AutoTokenizer.from_pretrained returned, or build a PreTrainedTokenizerFast."
         )
     there = added_texts(tokenizer)

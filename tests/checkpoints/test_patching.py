@@ -154,7 +154,7 @@ def test_what_is_no_plain_table_is_refused_and_left_alone() -> None:
         pass
 
     model.transformer.wte = Odd(99, 16)
-    with pytest.raises(CheckpointError, match="What a Odd does beyond look-up"):
+    with pytest.raises(CheckpointError, match="What an Odd does beyond look-up"):
         patch(model)
     model.transformer.wte = torch.nn.Linear(2, 2)
     with pytest.raises(CheckpointError, match="are a Linear, not an nn.Embedding"):

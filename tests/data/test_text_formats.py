@@ -273,6 +273,36 @@ def test_json_lines_in_a_file_named_txt_are_read_with_one_warning(tmp_path, caps
     assert capsys.readouterr().err.count("has JSON lines") == 1
 
 
+@pytest.mark.parametrize(
+    ("raw", "line"),
+    [
+        (LINES * 40 + b'{"text": "cut\n' + LINES, 81),
+        (b"\n\n" + LINES.replace(b"}", b""), 3),
+        (b"plain text\n", 1),
+        (b"\xef\xbb\xbf" + LINES + b"[1]\n", 3),
+        (LINES + b'{"\\u00e9": "cut', 0),
+    ],
+)
+@pytest.mark.parametrize("name", ["t.jsonl", "t.ndjson.gz"])
+def test_a_damaged_line_of_json_lines_is_named_and_never_read_as_text(name, raw, line, tmp_path) -> None:
+    (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith("gz") else raw)
+    with pytest.raises(TextError, match=rf"{name} is a file of JSON lines") as caught:
+        find_text_files([tmp_path / name])
+    assert (f"Its line {line} is no JSON object: repair or remove it first" in str(caught.value)) == bool(line)
+    with pytest.raises(TextError, match="JSON lines"):
+        find_text_files([tmp_path])
+
+
+@pytest.mark.parametrize("entry", CORPORA - {"build_in_shards", "build_shard"})
+def test_token_ids_from_standard_input_are_refused_with_the_command_for_a_file(
+    entry, folder, capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(array())))
+    said = ENTRIES[entry](Path("-"), folder, capsys)
+    assert "Standard input is a NumPy array" in said
+    assert "Token IDs are read from files alone:\nembedlayer corpus build FILE -o DIR --tokenizer TOKENIZER" in said
+
+
 def test_json_lines_without_a_text_are_refused_with_their_fields(tmp_path) -> None:
     (tmp_path / "chat.jsonl").write_text('{"messages": [], "id": 1}\n')
     with pytest.raises(TextError, match=r"has no field that is a text \(messages, id\)"):

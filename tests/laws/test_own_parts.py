@@ -241,7 +241,7 @@ class OwnTransform(PredictionHead):
 def test_a_subclass_of_a_head_with_a_transform_is_refused(tmp_path) -> None:
     table = el.TokenEmbedding(VOCAB_SIZE, EMBED_DIM)
     head = OwnTransform(el.OutputHead(table), dense=nn.Linear(EMBED_DIM, EMBED_DIM))
-    with pytest.raises(el.CheckpointError, match="head is a OwnTransform, and would be a PredictionHead"):
+    with pytest.raises(el.CheckpointError, match="head is an OwnTransform, and would be a PredictionHead"):
         el.EmbeddingLayer(table, None, head).save_pretrained(tmp_path)
 
 

@@ -180,7 +180,7 @@ def test_a_table_whose_rows_are_not_known_is_refused_by_name(unchecked: None) ->
         logits_of(adapted(model, target_modules=["table"], use_dora=True))
     model = decoder()
     model.table = nn.Embedding(VOCAB_SIZE, EMBED_DIM)  # type: ignore[assignment]
-    with pytest.raises(el.CheckpointError, match="its table was replaced by a Embedding: call TokenEmbedding"):
+    with pytest.raises(el.CheckpointError, match="its table was replaced by an Embedding: call TokenEmbedding"):
         logits_of(model)
     model = decoder()
     model.table = nn.Sequential(model.table)  # type: ignore[assignment]

@@ -10,6 +10,7 @@ from typing import Any
 
 from embedlayer.core.errors import TextError, TokenizerError, require
 from embedlayer.io.files import write_json
+from embedlayer.tokenization.read import load_tokenizer
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _GENERATION = re.compile(r"\{\%-?\s*generation\s*-?\%\}")
@@ -75,7 +76,8 @@ class ChatTemplate:
         Fields of messages that are `None`, as columns have them, are left out.
 
         Raises:
-            TextError: The template cannot render these messages.
+            TextError: The template cannot render these messages, a message has no role, or the template writes a
+                content that is no text, such as a list with images, as Python prints it.
             MissingExtraError: `pip install 'embedlayer[hf]'` is needed.
         """
         chats = require("transformers.utils.chat_template_utils", extra="hf")
@@ -83,6 +85,10 @@ class ChatTemplate:
         try:
             if not messages:
                 raise ValueError("there are no messages")
+            for number, message in enumerate(messages):
+                if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+                    names = ", ".join(message) if isinstance(message, Mapping) else "no fields"
+                    raise ValueError(f"message {number} (counted from 0) has no role (it has {names})")
             plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
             texts, ranges = chats.render_jinja_template(
                 conversations=[plain],
@@ -92,20 +98,29 @@ class ChatTemplate:
             )
         except (jinja.TemplateError, ValueError, TypeError, AttributeError, KeyError) as error:
             raise TextError(f"The chat template cannot render the messages: {error}.") from error
+        others = [content for message in plain if (content := message.get("content")) and not isinstance(content, str)]
+        if any(str(content) in texts[0] for content in others):
+            raise TextError(
+                "The chat template is for contents that are texts, and writes others as Python prints them."
+            )
         return texts[0], [(start, stop) for start, stop in ranges[0]]
 
 
 def _read(path: Path) -> object:
-    """Return the tokenizer of transformers in a folder, or in the folder of a file.
+    """Return the tokenizer in a folder or file as one of transformers, with the template of the folder.
 
     Raises:
-        TokenizerError: transformers cannot read it.
+        FileError: There is no tokenizer.
+        TokenizerError: It is damaged, or transformers cannot read its settings.
         MissingExtraError: `pip install 'embedlayer[hf]'` is needed.
     """
     transformers = require("transformers", extra="hf")
+    tokenizer = load_tokenizer(path)
     folder = path if path.is_dir() else path.parent
     try:
-        return transformers.PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+        return transformers.PreTrainedTokenizerFast.from_pretrained(
+            str(folder), tokenizer_object=tokenizer, local_files_only=True
+        )
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise TokenizerError(
             f"The sources have chats (messages), and transformers cannot read a tokenizer with a chat template from "

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from embedlayer.core.errors import FileError, TextError, require
 from embedlayer.data.readers.documents import Document, Reader, RowOptions
-from embedlayer.data.readers.rows import chosen_field, document_of
+from embedlayer.data.readers.rows import TOOLS_FIELD, chosen_field, document_of, tools_refused
 from embedlayer.data.text_formats import TEXT_FORMATS, source_name
 from embedlayer.io.files import require_file
 
@@ -55,6 +55,10 @@ class Columns(Reader):
         if types[self.field] is None:
             column = schema.field(self.field).type
             raise TextError(f"{source_name(source)} has a column {self.field!r} of type {column}, and not of texts.")
+        if (count := schema.names.count(self.field)) > 1:
+            raise TextError(f"{source_name(source)} has {count} columns {self.field!r}: write it with one.")
+        if self.has_weights and TOOLS_FIELD in schema.names:
+            raise TextError(f"{source_name(source)} has a column {tools_refused()}")
         self.column = schema.names.index(self.field)
 
     def cut(self, place: int, size: int, tokenizer: Tokenizer) -> int:

@@ -67,7 +67,7 @@ class JsonLines(Reader):
             if not line or line.isspace():
                 continue
             try:
-                row = json.loads(line)
+                row = json.loads(line.decode())
             except (ValueError, RecursionError) as error:
                 raise TextError(f"{self._record(number, begin)()} is not JSON: {error}.") from error
             if not isinstance(row, dict):

@@ -6,7 +6,7 @@ from typing import Any
 from embedlayer.core.errors import TextError
 from embedlayer.data.readers.documents import Document, RowOptions
 
-TEXT_FIELD, CHAT_FIELD = "text", "messages"
+TEXT_FIELD, CHAT_FIELD, TOOLS_FIELD = "text", "messages", "tools"
 _SHOWN_NAMES = 12
 _JSON_KINDS = {
     str: "a text",
@@ -35,7 +35,10 @@ def chosen_field(record: Record, row: Mapping[str, Any], options: RowOptions) ->
     names = [TEXT_FIELD, CHAT_FIELD] if options.text_field is None else [options.text_field]
     field = next((name for name in names if name in row), None)
     if field is None:
-        raise TextError(f"{record()} has no field {names[0]!r}{_named_fields(row, options)}")
+        advice = " Name the field with the text: --text-field NAME, in Python text_field='NAME'."
+        raise TextError(
+            f"{record()} has no field {names[0]!r} ({_named_fields(row)}).{'' if options.text_field else advice}"
+        )
     if isinstance(row[field], list):
         options.chat_template  # noqa: B018  raises its errors before anything is encoded
         return field, True
@@ -48,16 +51,20 @@ def document_of(
     """Return the document of a row.
 
     Raises:
-        TextError: The row has no such field, it is no text or no chat as in the first row, the chat template cannot
-            render it, or its text has half of a surrogate pair.
+        TextError: The row has no such field, it is no text or no chat as in the first row, the chat has tools or cannot
+            be rendered, or its text has half of a surrogate pair.
     """
     assert field is not None  # the first row has chosen it
     try:
         value = row[field]
     except KeyError:
-        raise TextError(f"{record()} has no field {field!r}{_named_fields(row, options)}") from None
+        raise TextError(
+            f"{record()} has no field {field!r} ({_named_fields(row)}), which the first row has: repair or remove it."
+        ) from None
     ranges = None
     if is_chat and isinstance(value, list):
+        if row.get(TOOLS_FIELD):
+            raise TextError(f"{record()} has a field {tools_refused()}")
         try:
             value, ranges = options.chat_template.render(value)
         except TextError as error:
@@ -75,8 +82,11 @@ def document_of(
     return Document(value, weighted=ranges)
 
 
-def _named_fields(row: Mapping[str, Any], options: RowOptions) -> str:
-    """Return the end of a message about a field that a row does not have: the fields that it has."""
-    names = ", ".join([*row][:_SHOWN_NAMES]) or "none"
-    advice = " Name the field with the text: --text-field NAME, in Python text_field='NAME'."
-    return f" (it has {names}).{advice if options.text_field is None else ''}"
+def tools_refused() -> str:
+    """Return the end of a message about the tools of a chat, which its text would lack."""
+    return f"{TOOLS_FIELD!r}: chats are rendered without tools. Leave it out, or write them into a message."
+
+
+def _named_fields(row: Mapping[str, Any]) -> str:
+    """Return which fields a row has, for a message."""
+    return f"it has {', '.join([*row][:_SHOWN_NAMES]) or 'none'}"

@@ -14,11 +14,12 @@ from embedlayer.data.text_files import leave_out, start_of, visible_files
 from embedlayer.data.text_formats import (
     DATASET,
     JSON_LINES,
-    LINES_SUFFIXES,
     TOKEN_SUFFIXES,
     TextFormat,
     format_of_text,
+    is_named_json_lines,
     is_plain,
+    source_name,
     text_suffix,
 )
 
@@ -45,7 +46,8 @@ def find_sources(paths: Sequence[str | Path], options: RowOptions) -> list[Reade
     Raises:
         FileError: A path does not exist, or a file cannot be read or is damaged.
         TextError: A file is none of these; a record has no field that is read; a folder is a corpus, has several splits
-            of a data set, or has no file to read, or files of other formats with more bytes; or `paths` is empty.
+            of a data set, or has no file to read, or files of other formats with more bytes; all text is white space;
+            or `paths` is empty.
         SizeError: `options` name a field, and no source has rows.
         MissingExtraError: A file needs `pip install 'embedlayer[parquet]'`.
 
@@ -54,6 +56,7 @@ def find_sources(paths: Sequence[str | Path], options: RowOptions) -> list[Reade
     """
     readers = readers_of(paths, options)
     require_rows(readers, options)
+    _require_words(readers)
     return readers
 
 
@@ -86,6 +89,18 @@ def require_rows(readers: Iterable[Reader], options: RowOptions) -> None:
         )
 
 
+def _require_words(readers: Sequence[Reader]) -> None:
+    """Raise a `TextError` if all text is white space: a corpus of it would be no error of any later check.
+
+    The texts are read up to the first other character. Standard input, which can be read only once, is not read.
+    """
+    texts = (text for reader in readers if str(reader.source) != "-" for text in reader.texts() if text)
+    first = next(texts, "")
+    if first.isspace() and all(map(str.isspace, texts)):
+        names = ", ".join(source_name(reader.source) for reader in readers)
+        raise TextError(f"There is only white space in {names}. Pass a file with at least one word.")
+
+
 def reader_of(path: Path, options: RowOptions) -> Reader:
     """Return the reader of a file. The first record of a file of rows is checked, and nothing of a text.
 
@@ -104,7 +119,7 @@ def reader_of(path: Path, options: RowOptions) -> Reader:
 def _rows_reader(path: Path, start: bytes, options: RowOptions) -> Callable[[Path, RowOptions], Reader] | None:
     """Return the class of readers for a file of rows, by its name and its first bytes; `None` for any other file."""
     suffix = text_suffix(path)
-    if suffix in LINES_SUFFIXES:
+    if is_named_json_lines(path, start):
         return JsonLines
     if is_plain(start):
         if options.text_field is not None and start.lstrip().startswith(b"{"):

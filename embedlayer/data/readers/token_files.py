@@ -52,6 +52,7 @@ _MEGATRON_TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8:
 _FIRST_BYTES = 1 << 12
 _IDS_AT_ONCE = 1 << 18
 _MOST_BLOCK_TOKENS = 1 << 14
+_FEWEST_NUMBERS = 4  # of a file whose every second number is 0: fewer say little about their type
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,8 @@ def map_token_files(
         TextError: A source is no file of token IDs, or has none.
         TokenIdError: A number is no ID of the tokenizer.
         TokenizerError: `tokenizer` is no tokenizer.
-        SizeError: A header states another type than `dtype`, or the files have different types.
+        SizeError: A header states another type than `dtype`, the numbers of a file without a header are of another
+            type, or the files have different types.
         CheckpointError: A file is damaged.
 
     Example:
@@ -393,15 +395,24 @@ def _checked_tables(file: TokenFile, tokenizer: Any) -> _Tables:
 
     Raises:
         TokenIdError: A number is no ID of the tokenizer.
+        SizeError: The numbers are of another type than the `dtype` of a file without a header.
     """
     by_id = TokenBytes(tokenizer).by_id
     lengths = np.where(by_id.special, 0, by_id.lengths)
     separator, size = end_of_text_id(tokenizer), table_size(tokenizer)
+    if file.format == "raw" and size - 1 > np.iinfo(file.dtype).max:
+        raise SizeError(
+            f"{file.path} cannot have IDs of {file.dtype}, which ends at {np.iinfo(file.dtype).max}: the tokenizer has "
+            f"{size} IDs, and files have a type for all. Pass that --dtype, such as uint16; or, if the IDs are "
+            f"{file.dtype} all the same, write them with their type: numpy.save('NEW.npy', "
+            f"numpy.fromfile({str(file.path)!r}, '{file.dtype}'))."
+        )
     ends: list[int] = []
     counts: list[int] = []
     starts = [np.empty(0, np.int64)]
     block = max(1, min(_MOST_BLOCK_TOKENS, file.length // 64))
     previous_is_separator = False
+    is_wider = file.format == "raw" and file.length >= _FEWEST_NUMBERS
     for start, ids in _id_blocks(file, block * max(1, _IDS_AT_ONCE // block)):
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= size:
@@ -410,6 +421,7 @@ def _checked_tables(file: TokenFile, tokenizer: Any) -> _Tables:
                 f"token id {wrong} at token {start + int((ids == wrong).argmax())} of {file.path} is outside "
                 f"0..{size - 1}, the IDs of the tokenizer: pass the tokenizer that encoded the file, and its dtype."
             )
+        is_wider = is_wider and not ids[(start + 1) % 2 :: 2].any()
         places = np.arange(0, len(ids), block)
         counts += np.add.reduceat(lengths[ids], places).tolist()
         ends += np.minimum(start + places + block, file.length).tolist()
@@ -418,6 +430,11 @@ def _checked_tables(file: TokenFile, tokenizer: Any) -> _Tables:
             before = np.concatenate([[previous_is_separator], is_separator[:-1]])
             starts.append(np.flatnonzero(before & ~is_separator) + start)
             previous_is_separator = bool(is_separator[-1])
+    if is_wider:
+        raise SizeError(
+            f"Every second number of {file.path}, read as {file.dtype}, is 0: its IDs are of a type that is twice as "
+            f"wide, or wider. Pass that --dtype."
+        )
     found = np.concatenate(starts)
     if file.open()[0] == separator:
         found = found[1:]  # separators at the start belong to the first document

@@ -12,6 +12,7 @@ from embedlayer.census.tensors import linear_sizes, models_in, named_tensors
 from embedlayer.checkpoints.layer import EmbeddingLayer
 from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, ProcessGroup
 from embedlayer.core.errors import SizeError, VocabularyError
+from embedlayer.core.formatting import a_or_an
 from embedlayer.core.own_attributes import own_attribute
 from embedlayer.distributed.dtensors import mesh_collectives, row_collectives
 from embedlayer.distributed.sharded import ShardedTable
@@ -411,7 +412,7 @@ def _local_table(name: str, table: LookupTable, of_head: bool) -> tuple[str, Loc
 def _cannot_be_moved(name: str, table: LookupTable) -> SizeError:
     """Return the error for a table of a kind that an edit cannot move, after its dotted name in the module."""
     return SizeError(
-        f"The rows of {name or 'this table'}, a {type(table).__name__}, cannot be moved. After train_only_rows, call "
+        f"The rows of {name or 'this table'}, {a_or_an(table)}, cannot be moved. After train_only_rows, call "
         f"embedlayer.vocab.merge_rows(model) first. Otherwise edit the table that it was built from (a "
         f"DeltaEmbedding's after merge(), a trained MappedEmbedding's in the folder of save_pretrained), and build it "
         f"again."

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from embedlayer.checkpoints.layer import EmbeddingLayer
 from embedlayer.checkpoints.reading.codes import ROWS
 from embedlayer.core.errors import SizeError
+from embedlayer.core.formatting import a_or_an
 from embedlayer.families.stream_records import Layout
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.streams import StackedRows, StreamHead
@@ -61,7 +62,7 @@ def streams_of_layer(module: nn.Module) -> Streams:
     table, rows = codes.table, codes.table.rows
     if not isinstance(rows, TokenEmbedding) or rows.num_rows != rows.vocab_size:
         raise SizeError(
-            f"The rows of these streams are a {type(rows).__name__}, and an edit of one stream moves those of a "
+            f"The rows of these streams are {a_or_an(rows)}, and an edit of one stream moves those of a "
             f"TokenEmbedding without spare rows alone: edit the streams before the rows are converted."
         )
     if codes.more_rows and codes.text_stream is not None:

@@ -119,6 +119,18 @@ def test_a_saved_tokenizer_renders_as_itself_and_the_corpus_keeps_its_template(t
         build_in_shards([chats], other, tmp_path / "shards", shards=2, workers=1)
 
 
+@pytest.mark.parametrize("named", [".", "vocab.json"])
+def test_a_tokenizer_of_vocab_and_merges_renders_as_its_tokenizer_json(named, tokenizer, chats, tmp_path) -> None:
+    tokenizer.save_pretrained(tmp_path / "tk")
+    content = json.loads((tmp_path / "tk" / "tokenizer.json").read_text())["model"]
+    (tmp_path / "tk" / "tokenizer.json").unlink()
+    config = json.loads((tmp_path / "tk" / "tokenizer_config.json").read_text())
+    (tmp_path / "tk" / "tokenizer_config.json").write_text(json.dumps({**config, "tokenizer_class": "GPT2Tokenizer"}))
+    (tmp_path / "tk" / "vocab.json").write_text(json.dumps(content["vocab"]))
+    (tmp_path / "tk" / "merges.txt").write_text("#version: 0.2\n" + "\n".join(map(" ".join, content["merges"])))
+    assert ChatTemplate.of(tmp_path / "tk" / named) == ChatTemplate.of(tokenizer)
+
+
 def test_windows_carry_the_weights_of_their_targets_and_so_do_the_parts_of_a_split(tokenizer, chats, tmp_path) -> None:
     corpus = build_in_shards([chats], tokenizer, tmp_path / "shards", shards=3, workers=1)
     ids, weights = (np.asarray(values).astype(np.int64) for values in (corpus.ids, corpus.token_weights))
@@ -234,7 +246,16 @@ def test_chats_without_a_template_that_marks_the_assistant_are_refused(template,
     [
         ('"text"', "line 41, has a field 'messages' that is a text, and not a chat"),
         ("[]", "line 41, has a chat .* cannot render the messages: there are no messages"),
-        ('["a"]', "line 41, has a chat .* cannot render the messages"),
+        ('["a"]', r"line 41, has a chat .* messages: message 0 \(counted from 0\) has no role \(it has no fields\)"),
+        ('[{"from": "human", "value": "Hi"}]', "line 41, has a chat .* message 0 .* has no role .it has from, value"),
+        (
+            '[{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]',
+            "line 41, has a chat .* is for contents that are texts, and writes others as Python prints them",
+        ),
+        (
+            '[{"role": "user", "content": "Hi"}], "tools": [{"function": {"name": "f"}}]',
+            "line 41, has a field 'tools': chats are rendered without tools",
+        ),
         ("null", "line 41, has a field 'messages' that is null, and not a chat"),
     ],
 )
@@ -242,6 +263,23 @@ def test_a_damaged_chat_is_named(messages, words, tokenizer, chats, tmp_path) ->
     chats.write_text(chats.read_text() + f'{{"messages": {messages}}}\n')
     with pytest.raises(TextError, match=words):
         TokenCorpus.build([chats], tokenizer, tmp_path / "c")
+
+
+def test_a_template_may_read_contents_that_are_lists_and_columns_of_tools_are_refused(tokenizer, tmp_path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
+    from pyarrow.parquet import write_table
+
+    template = ChatTemplate(
+        "{% for message in messages %}{% generation %}{% for part in message.content %}{{ part.text }}{% endfor %}"
+        "{% endgeneration %}{% endfor %}",
+        {},
+    )
+    chat = [{"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "you"}]}]
+    assert template.render(chat) == ("Hiyou", [(0, 5)])
+    chat = [{"role": "user", "content": "Hi"}]
+    write_table(pyarrow.table({"messages": [chat], "tools": [[{"name": "f"}]]}), tmp_path / "t.parquet")
+    with pytest.raises(TextError, match=r"t\.parquet has a column 'tools': chats are rendered without tools"):
+        TokenCorpus.build([tmp_path / "t.parquet"], tokenizer, tmp_path / "c")
 
 
 def test_chats_without_transformers_name_the_install_line(chats, tmp_path, monkeypatch) -> None:

@@ -1,5 +1,6 @@
 """Rows as documents: JSON lines, Parquet, Arrow and saved data sets give the IDs of each text encoded alone."""
 
+import gzip
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -146,7 +147,10 @@ GOOD = b'{"text": "one"}\n'
         (GOOD * 40 + b"\n\n[1]\n" + GOOD, "t.jsonl, line 43, is list, not a JSON object"),
         (GOOD * 40 + b'{"text": "\xff"}\n', "t.jsonl, line 41, is not JSON: 'utf-8' codec"),
         (GOOD * 40 + b'{"text": "\\ud800"}\n', r"t.jsonl, line 41, has a text with '\\ud800', half of a surrogate"),
-        (GOOD * 40 + b'{"body": "x"}\n', r"t.jsonl, line 41, has no field 'text' \(it has body\)"),
+        (
+            GOOD * 40 + b'{"body": "x"}\n',
+            r"line 41, has no field 'text' \(it has body\), which the first row has: repair",
+        ),
         (GOOD * 40 + b'{"text": null}\n', "t.jsonl, line 41, has a field 'text' that is null, and not a text"),
         (GOOD * 40 + b'{"text": ["a"]}\n', "t.jsonl, line 41, has a field 'text' that is a list, and not a text"),
         (b'{"id": 1, "body": "x"}\n' * 3, r"has no field 'text' \(it has id, body\). Name .*--text-field NAME"),
@@ -185,7 +189,8 @@ def test_a_truncated_file_is_named(name, tmp_path) -> None:
     WRITERS[name](tmp_path / name, TEXTS * 50)
     raw = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(raw[: len(raw) * 2 // 3])
-    with pytest.raises((FileError, TextError), match=name):
+    advice = {".gz": "damaged or not gzipped", ".zst": "damaged or not compressed by Zstandard"}
+    with pytest.raises((FileError, TextError), match=f"{name}.*{advice.get(Path(name).suffix, '')}"):
         TokenCorpus.build([tmp_path / name], TOKENIZERS["byte"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -202,6 +207,32 @@ def test_columns_without_texts_are_refused_by_their_type(tmp_path) -> None:
     assert [d.text for d in find_sources([tmp_path / "t.parquet"], RowOptions("body"))[0].documents()] == ["a", "b"]
 
 
+def test_two_columns_of_one_name_are_refused(tmp_path) -> None:
+    pyarrow = arrow()
+    from pyarrow.parquet import write_table
+
+    write_table(pyarrow.table([["a"], ["b"]], names=["text", "text"]), tmp_path / "t.parquet")
+    with pytest.raises(TextError, match=r"t\.parquet has 2 columns 'text': write it with one"):
+        find_sources([tmp_path / "t.parquet"], RowOptions())
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (lines(TEXTS).decode().encode("utf-16"), "is not UTF-8 text: byte 0xFF .*iconv -f UTF-16"),
+        (lines(TEXTS).decode().encode("utf-16-le"), ".*iconv -f UTF-16LE"),
+        (gzip.compress(lines(TEXTS)), "is compressed by gzip"),
+        (b"\x28\xb5\x2f\xfd" + bytes(20), "is compressed by Zstandard"),
+    ],
+)
+def test_what_is_named_as_json_lines_and_is_none_is_refused_by_its_kind(raw, words, tmp_path) -> None:
+    (tmp_path / "T.JSONL").write_bytes(raw)
+    with pytest.raises(TextError, match=rf"(?s)T\.JSONL {words}"):
+        find_sources([tmp_path / "T.JSONL"], RowOptions())
+    (tmp_path / "T.JSONL").write_text('{"text": "one line"}\n')
+    assert [row.text for row in find_sources([tmp_path / "T.JSONL"], RowOptions())[0].documents()] == ["one line"]
+
+
 def test_a_damaged_line_is_an_error_also_without_the_name_of_json_lines(tmp_path) -> None:
     write_lines(tmp_path / "t.jsonl", [f"text {number}" for number in range(40)])
     lines = (tmp_path / "t.jsonl").read_bytes().splitlines(keepends=True)
@@ -210,6 +241,28 @@ def test_a_damaged_line_is_an_error_also_without_the_name_of_json_lines(tmp_path
         (tmp_path / name).write_bytes(b"".join(lines))
         with pytest.raises(TextError, match=f"{name}, line 17, is not JSON"):
             TokenCorpus.build([tmp_path / name], TOKENIZERS["byte"], tmp_path / "c")
+
+
+@pytest.mark.parametrize("name", ["t.txt", "t.jsonl", "t.parquet", "folder"])
+def test_white_space_alone_is_no_corpus_and_beside_text_it_is_text(name, tmp_path, monkeypatch) -> None:
+    blank = [" \n\t", "\n" * 70_000, "\u3000"]
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    if name == "t.txt":
+        (tmp_path / name).write_text("".join(blank))
+    elif name == "folder":
+        for number, text in enumerate(blank):
+            (folder / f"{number}.txt").write_text(text)
+    else:
+        WRITERS[name](tmp_path / name, blank)
+    for shards in (1, 3):
+        with pytest.raises(TextError, match="There is only white space in .*Pass a file with at least one word"):
+            build_in_shards([tmp_path / name], TOKENIZERS["byte"], tmp_path / "c", shards=shards, workers=1)
+    with pytest.raises(TextError, match="There is only white space in"):
+        TokenCorpus.build([tmp_path / name], TOKENIZERS["byte"], tmp_path / "c")
+    (tmp_path / "z.txt").write_text("z")
+    built = TokenCorpus.build([tmp_path / name, tmp_path / "z.txt"], TOKENIZERS["byte"], tmp_path / "c")
+    assert built.num_bytes == len("".join(blank).encode()) + 1
 
 
 def test_a_field_without_rows_is_refused(tmp_path) -> None:

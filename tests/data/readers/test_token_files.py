@@ -5,6 +5,7 @@ import struct
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -31,8 +32,11 @@ import embedlayer as el
 from embedlayer import RunDirectory, TokenCorpus
 from embedlayer.core.errors import CheckpointError, FileError, SizeError, TextError, TokenIdError, TokenizerError
 from embedlayer.data import TokenWindows, export_token_ids, map_token_files
+from embedlayer.data.corpus_files import IdType
 from embedlayer.data.memmap import MemmapSlice
 from embedlayer.data.readers.token_files import find_token_files
+
+WORDS = el.train_tokenizer("a b c d e f g h i j k l m", "word", vocab_size=30)
 
 
 def read_pair(path: Path) -> list[list[int]]:
@@ -301,6 +305,9 @@ def alone(suffix: str):
         (raw("x.idx", b"no index"), None, CheckpointError, "does not start with MMIDIDX"),
         (raw("text.bin", b"plain text"), None, TextError, "is a binary file"),
         (raw("text.txt", b"plain text"), "uint16", SizeError, "dtype uint16 is that of files of token IDs"),
+        (raw("u1.bin", b"text"), "uint8", SizeError, "uint8, which ends at 255: the tokenizer has 257 IDs.*numpy.save"),
+        (nanogpt, "uint8", SizeError, "uint8, which ends at 255: .* Pass that --dtype, such as uint16"),
+        (olmo, "uint16", SizeError, "Every second number of .*, read as uint16, is 0: its IDs are of a type .* twice"),
         (numpy_file, "int32", SizeError, "states that its IDs are uint16, and the requested dtype is int32"),
         (saved(np.zeros(3)), None, CheckpointError, "holds float64"),
         (saved(np.zeros((3, 2), int)), None, CheckpointError, r"shape \(3, 2\): a corpus is one row"),
@@ -319,6 +326,21 @@ def test_what_is_no_file_of_token_ids_says_why(make, dtype, error, words, tmp_pa
     with pytest.raises(error, match=words):
         map_token_files([file], BYTES, tmp_path / "corpus", dtype=dtype)
     assert not (tmp_path / "corpus").exists()
+
+
+@pytest.mark.parametrize("written", get_args(IdType))
+@pytest.mark.parametrize("tokenizer", [BYTES, WORDS], ids=["257 IDs", "few IDs"])
+def test_numbers_without_a_header_are_the_ids_that_were_written_or_refused(tokenizer, written, tmp_path) -> None:
+    ids = np.arange(4000) % 11
+    ids.astype(written).tofile(tmp_path / "ids.bin")
+    for requested in get_args(IdType):
+        try:
+            corpus = map_token_files([tmp_path / "ids.bin"], tokenizer, tmp_path / requested, dtype=requested)
+        except (CheckpointError, SizeError, TokenIdError):
+            assert requested != written or (tokenizer is BYTES and np.dtype(written).itemsize == 1)
+            assert not (tmp_path / requested).exists()
+        else:
+            assert np.array_equal(corpus.ids, ids)
 
 
 def test_token_files_and_texts_are_not_mixed(tmp_path) -> None:
