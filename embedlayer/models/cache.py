@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -255,6 +256,77 @@ class KeyValueCache:
                 block.keys = keys if self._slots is None else block.keys.copy_(keys)
         if isinstance(before, Tensor) and isinstance(self.length, Tensor):
             self.length = before.copy_(self.length)  # a graph reads what it wrote
+
+    def shift(self, position: Position, drop: int, *, keep: int = 0) -> None:
+        """Drop the `drop` tokens behind the first `keep` ones, and move later tokens to the positions that become free.
+
+        In each row and on each axis, the first later token that is not padding moves to the position of the first
+        dropped one of its document, and the rest of this document moves by as much. Keys are rotated by the difference,
+        and equal the same keys rotated at the new positions. With `keep`, the first tokens stay as attention sinks.
+
+        Keys and values of all blocks but the first were computed from hidden states that attended to the dropped
+        tokens: they still depend on these, and so do what injections keep, such as the last IDs of an n-gram table.
+        Logits therefore differ from those of reading the remaining text alone. With `max_seq_len` the call waits for
+        the device.
+
+        Args:
+            position: Position scheme of the model.
+            drop: Number of tokens of each row to drop, at least 1; padding counts.
+            keep: Number of first tokens of each row that stay.
+
+        Raises:
+            SizeError: No token would remain behind the dropped ones, or the cached keys cannot be moved: positions are
+                added to the input, or the frequencies depend on the length. The cache is then as it was.
+
+        Reference: Xiao et al., Efficient streaming language models with attention sinks, 2024.
+
+        Example:
+            >>> cache = KeyValueCache()
+            >>> _ = model(torch.arange(6), cache=cache)
+            >>> cache.shift(model.position, 2, keep=1)
+            >>> len(cache), cache.positions
+            (4, tensor([[0, 1, 2, 3]]))
+        """
+        if drop < 1 or keep < 0 or keep + drop >= len(self):
+            raise SizeError(
+                f"To drop {drop} tokens behind the first {keep}, a cache must have at least "
+                f"{max(drop, 1) + max(keep, 0) + 1}; this one has {len(self)}."
+            )
+        assert self.positions is not None
+        before = self.positions
+        documents = torch.ones_like(before[(0,) * (before.dim() - 2)]) if self.documents is None else self.documents
+        later = documents[:, keep + drop :]
+        cut = later.gather(-1, (later != 0).int().argmax(-1, keepdim=True))  # document of the first token that moves
+        is_moved = (documents == cut) & (cut != 0)
+        dropped, later = is_moved[:, keep : keep + drop], is_moved[:, keep + drop :]
+        starts = (part.int().argmax(-1, keepdim=True) for part in (dropped, later))
+        first, next = (
+            before.gather(-1, (at + offset).expand(*before.shape[:-1], 1))
+            for at, offset in zip(starts, (keep, keep + drop), strict=True)
+        )
+        steps = torch.where(is_moved & dropped.any(-1, keepdim=True), first - next, 0)
+        steps[..., : keep + drop] = 0
+        blocks = [block for block in self.blocks.values() if block.keys is not None]
+        moved = [position.shift_keys(cast(Tensor, block.keys), steps) for block in blocks]
+        for block, keys in zip(blocks, moved, strict=True):
+            block.keys = self._without(cast(Tensor, block.keys), keys, drop, keep, -2)
+            block.values = self._without(cast(Tensor, block.values), cast(Tensor, block.values), drop, keep, -2)
+        self.positions = self._without(before, before + steps, drop, keep)
+        if self.documents is not None:
+            self.documents = self._without(self.documents, self.documents, drop, keep)
+        if self._slots is not None:
+            self._slots.called = int(self._slots.used.sub_(drop))
+
+    def _without(self, x: Tensor, new: Tensor, drop: int, keep: int, dim: int = -1) -> Tensor:
+        """Return `new` without the tokens `keep .. keep + drop - 1`.
+
+        With `max_seq_len` the result is written to `x`, with zeros behind.
+        """
+        sizes = [keep, drop, new.shape[dim] - keep - drop]
+        first, dropped, later = new.split(sizes, dim)
+        if self._slots is None:
+            return torch.cat([first, later], dim)
+        return x.copy_(torch.cat([first, later, torch.zeros_like(dropped)], dim))
 
     def keep_in_place(self, earlier: Mapping[int, DecodingState]) -> None:
         """With `max_seq_len`, write what injections keep now to where it was before the call.

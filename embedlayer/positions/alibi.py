@@ -1,7 +1,6 @@
 """ALiBi: a bias on attention scores that falls linearly with the distance (BLOOM, MPT)."""
 
 import math
-from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
@@ -9,10 +8,7 @@ from torch import Tensor
 
 from embedlayer.core.computed_buffers import ComputedBuffers
 from embedlayer.core.errors import SizeError
-from embedlayer.positions.position import Position
-
-ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""`(score, batch, head, query index, key index) -> score`, as `torch.nn.attention.flex_attention` calls it."""
+from embedlayer.positions.position import Position, ScoreMod, score_mod_of
 
 
 def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> Float[Tensor, " H"]:
@@ -104,18 +100,10 @@ class AlibiBias(Position, ComputedBuffers):
         Raises:
             ShapeError: Positions are no integers of shape `(T,)` or `(B, T)`.
         """
-        for positions in (query_positions, key_positions):
-            if positions is not None:
-                self.check_positions(positions)
         slopes = self.slopes
-        query, key = (None if at is None else torch.atleast_2d(at) for at in (query_positions, key_positions))
-
-        def add_bias(score: Tensor, batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            i = q if query is None else query[batch if len(query) > 1 else 0, q]
-            j = k if key is None else key[batch if len(key) > 1 else 0, k]
-            return score - slopes[head] * (i - j).abs()
-
-        return add_bias
+        return score_mod_of(
+            self, lambda head, query, key: -slopes[head] * (query - key).abs(), query_positions, key_positions
+        )
 
     def extra_repr(self) -> str:
         """Return the number of heads and the two factors, which `print` shows."""

@@ -6,7 +6,7 @@ caller passes the positions, so offsets, cached decoding, left padding and packe
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, Literal
 
@@ -25,6 +25,9 @@ from embedlayer.saving import Pretrained, config_from_attributes
 
 PreparedPositions = Positions | tuple[Any, ...]
 """Positions, or the tuple of tensors that `prepare` of the same scheme computed from them."""
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""`(score, batch, head, query index, key index) -> score`, as `torch.nn.attention.flex_attention` calls it."""
 
 
 class Position(Pretrained):
@@ -148,9 +151,30 @@ class Position(Pretrained):
     ) -> Float[Tensor, "rows H Tq Tk"] | None:
         """Return the numbers to add to attention scores, `(1 or B, H, Tq, Tk)`; `None` for a scheme without a bias.
 
-        The causal mask is not part of them.
+        The causal mask is not part of them. The number of a query and a key depends on their two positions alone, since
+        long sequences are computed in blocks of queries.
         """
         return None
+
+    def shift_keys(self, cached_keys: Float[Tensor, "*batch G T K"], steps: Positions) -> Float[Tensor, "*batch G T K"]:
+        """Return cached keys as `rotate` returns them for positions that are larger by `steps`.
+
+        Schemes that are applied in attention alone and do not rotate return the keys unchanged.
+
+        Args:
+            cached_keys: Keys that `rotate` returned.
+            steps: What is added to the position of each key; shapes are those of positions.
+
+        Raises:
+            SizeError: The scheme is part of the vectors that keys were computed from, or rotates by the length.
+        """
+        if self.hook in ("add", "rotate"):
+            how = "are added to the input" if self.hook == "add" else "rotate keys by a method of its own"
+            raise SizeError(
+                f"Cached keys cannot be moved to other positions: those of {type(self).__name__} {how}. Read the "
+                f"remaining text again with an empty KeyValueCache."
+            )
+        return cached_keys
 
     def forward(self, positions: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:
         """Raise `ShapeError`: only additive schemes have a vector for each position."""
@@ -283,6 +307,32 @@ def positions_of(
         positions: Tensor = positions_of_mask(mask, offset, padding_position)
         return positions
     return torch.where(attention_mask != 0, index_in_document(attention_mask) + offset, padding_position)
+
+
+def score_mod_of(
+    position: Position,
+    bias: Callable[[Tensor, Tensor, Tensor], Tensor],
+    query_positions: Int[Tensor, "*rows Tq"] | None,
+    key_positions: Int[Tensor, "*rows Tk"] | None,
+) -> ScoreMod:
+    """Return the function for `flex_attention` that adds `bias(head, query position, key position)` to each score.
+
+    Positions are `(T,)`, `(1, T)` or `(B, T)`, or `None` for the index of each token.
+
+    Raises:
+        ShapeError: Positions are no integers of shape `(T,)` or `(B, T)`.
+    """
+    for positions in (query_positions, key_positions):
+        if positions is not None:
+            position.check_positions(positions)
+    query, key = (None if at is None else torch.atleast_2d(at) for at in (query_positions, key_positions))
+
+    def add_bias(score: Tensor, batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        i = q if query is None else query[batch if len(query) > 1 else 0, q]
+        j = k if key is None else key[batch if len(key) > 1 else 0, k]
+        return score + bias(head, i, j)
+
+    return add_bias
 
 
 def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:

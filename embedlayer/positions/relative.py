@@ -11,7 +11,7 @@ from embedlayer.core.computed_buffers import ComputedBuffers
 from embedlayer.core.errors import SizeError
 from embedlayer.core.index_checks import check_integer_positions
 from embedlayer.core.initialization import init_normal_
-from embedlayer.positions.position import Position
+from embedlayer.positions.position import Position, ScoreMod, score_mod_of
 
 
 def distance_buckets(num_buckets: int, max_distance: int) -> Int[Tensor, " distances"]:
@@ -104,9 +104,12 @@ class RelativePositionBias(Position, ComputedBuffers):
             ShapeError: They are no integers.
         """
         check_integer_positions(relative_positions)
-        relative = relative_positions.long()
+        return self._bucket(relative_positions.long())
+
+    def _bucket(self, relative: Int[Tensor, "*any"]) -> Int[Tensor, "*any"]:
+        """Return the bucket of each relative position, by operators that `flex_attention` compiles."""
         distance = relative.abs() if self.bidirectional else (-relative).clamp_min(0)
-        rows = F.embedding(distance.clamp_max(self.max_distance), self.buckets.unsqueeze(-1)).squeeze(-1)
+        rows = self.buckets[distance.clamp_max(self.max_distance)]
         return rows + (relative > 0) * (self.num_buckets // 2) if self.bidirectional else rows
 
     def bias(
@@ -124,6 +127,25 @@ class RelativePositionBias(Position, ComputedBuffers):
         query, key = torch.atleast_2d(query_positions), torch.atleast_2d(key_positions)
         rows = self.bucket(key.unsqueeze(-2) - query.unsqueeze(-1))
         return F.embedding(rows, self.weight).movedim(-1, -3)
+
+    def score_mod(
+        self,
+        query_positions: Int[Tensor, "*rows Tq"] | None = None,
+        key_positions: Int[Tensor, "*rows Tk"] | None = None,
+    ) -> ScoreMod:
+        """Return the same bias as a function for `torch.nn.attention.flex_attention`, which builds no bias matrix.
+
+        Args:
+            query_positions: Position of each query, `(Tq,)`, `(1, Tq)` or `(B, Tq)`; its index if `None`.
+            key_positions: Position of each key, likewise; its index if `None`.
+
+        Raises:
+            ShapeError: Positions are no integers of shape `(T,)` or `(B, T)`.
+        """
+        weight = self.weight
+        return score_mod_of(
+            self, lambda head, query, key: weight[self._bucket(key - query), head], query_positions, key_positions
+        )
 
     def extra_repr(self) -> str:
         """Return the sizes and the direction, which `print` shows."""

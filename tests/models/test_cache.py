@@ -9,7 +9,7 @@ import torch
 from covering import cases
 from decoders import CACHES, small
 from kernel_paths import cpu_taken_for_cuda, running_on
-from kinds import INJECTIONS, POSITIONS
+from kinds import EMBED_DIM, INJECTIONS, NUM_HEADS, POSITIONS, VOCAB_SIZE
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -24,6 +24,7 @@ from embedlayer import (
     SizeError,
     TokenEmbedding,
     TokenIdError,
+    positions_of,
 )
 from embedlayer.positions import DynamicNTKScaling, LongRopeScaling
 
@@ -258,3 +259,97 @@ def test_replays_behind_the_last_slot_give_nan() -> None:
     assert torch.isfinite(logits).all()
     operators.replay()
     assert torch.isnan(logits).all()
+
+
+SHIFTED = [name for name, build in POSITIONS.items() if build().hook != "add"]
+FIRST_ROWS = {
+    "one document": None,
+    "left padding": torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1, 1, 1, 1]]),
+    "documents": torch.tensor([[1, 1, 1, 1, 1, 2, 2, 2, 2], [1, 2, 3, 3, 3, 3, 0, 3, 3]]),
+}
+
+
+@pytest.mark.parametrize("kind", CACHES)
+@pytest.mark.parametrize("mask", FIRST_ROWS.values(), ids=FIRST_ROWS)
+@pytest.mark.parametrize("position", SHIFTED)
+def test_shifted_keys_are_those_that_are_rotated_at_the_new_positions(position, mask, kind, unchecked: None) -> None:
+    model, ids, cache = small(position), torch.arange(18).view(2, 9), CACHES[kind]()
+    axes = 1 if position == "rotary, channel axes" else model.position.num_axes  # different ones cannot be moved
+    at = positions_of(ids, mask).expand(2, 9)
+    at = torch.stack([at * (1 + axis) for axis in range(axes)]) if axes > 1 else at
+    projected = []
+    hooks = [
+        each.attention.key.register_forward_hook(lambda *call: projected.append(call[-1])) for each in model.blocks
+    ]
+    with torch.no_grad():
+        model(ids, positions=at, attention_mask=mask, cache=cache)
+    for hook in hooks:
+        hook.remove()
+    keep, drop = 1, 3
+    cache.shift(model.position, drop, keep=keep)
+    rest = [*range(keep), *range(keep + drop, 9)]
+    moved, text = at[..., rest].clone(), torch.ones(2, 9) if mask is None else mask
+    for row in range(2):
+        cut = next(int(text[row, t]) for t in range(keep + drop, 9) if text[row, t])
+        first, *_ = [*(t for t in range(keep, keep + drop) if text[row, t] == cut), None]
+        own = [t for t in range(keep + drop, 9) if text[row, t] == cut]
+        for t in own if first is not None else ():
+            moved[..., row, t - drop] -= at[..., row, own[0]] - at[..., row, first]
+    assert len(cache) == len(rest)
+    assert torch.equal(cache.positions[..., : len(rest)], moved)
+    assert mask is None or torch.equal(cache.documents[:, : len(rest)], mask[:, rest])
+    for number, keys in enumerate(projected):
+        k = keys[:, rest].unflatten(-1, (NUM_HEADS, -1)).transpose(1, 2)
+        _, expected = model.position.rotate(k, k, moved)
+        torch.testing.assert_close(cache.blocks[number].keys[..., : len(rest), :], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", CACHES)
+@pytest.mark.parametrize("position", SHIFTED)
+def test_one_block_goes_on_from_a_shifted_cache_as_from_the_remaining_text(position, kind) -> None:
+    """Its keys and values depend on their own token alone."""
+    model, ids, cache = small(position, num_layers=1), torch.arange(24).view(2, 12), CACHES[kind]()
+    with torch.no_grad():
+        model(ids[:, :9], cache=cache)
+        cache.shift(model.position, 4, keep=2)
+        found = [model(ids[:, start : start + 1], cache=cache) for start in (9, 10, 11)]
+        expected = model(torch.cat([ids[:, :2], ids[:, 6:]], 1))[:, -3:]
+    torch.testing.assert_close(torch.cat(found, 1), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", CACHES)
+@pytest.mark.parametrize("position", [name for name in POSITIONS if name not in SHIFTED])
+def test_a_scheme_whose_keys_cannot_be_moved_is_named_and_the_cache_stays(position, kind) -> None:
+    model, cache = small(position), CACHES[kind]()
+    with torch.no_grad():
+        model(torch.arange(9), cache=cache)
+    before = [cache.positions.clone(), cache.blocks[0].keys.clone(), cache.blocks[1].values.clone()]
+    with pytest.raises(SizeError, match=f"^Cached keys cannot be moved .*{type(model.position).__name__}"):
+        cache.shift(model.position, 3)
+    for drop, keep in ((0, 0), (9, 0), (3, 6), (3, -1)):
+        with pytest.raises(SizeError, match=f"^To drop {drop} tokens behind the first {keep}"):
+            cache.shift(model.position, drop, keep=keep)
+    after = [cache.positions, cache.blocks[0].keys, cache.blocks[1].values]
+    assert len(cache) == 9
+    assert all(map(torch.equal, before, after))
+
+
+def test_frequencies_that_depend_on_the_length_are_named() -> None:
+    scaling = DynamicNTKScaling(factor=2.0, original_max_seq_len=6)
+    position, cache = RotaryEmbedding(EMBED_DIM // NUM_HEADS, scaling=scaling), KeyValueCache()
+    model = DecoderLM(TokenEmbedding(VOCAB_SIZE, EMBED_DIM), position, num_heads=NUM_HEADS)
+    model(torch.arange(9), cache=cache)
+    with pytest.raises(SizeError, match=r"frequencies of DynamicNTKScaling depend on the length\. .*at_length"):
+        cache.shift(position, 3)
+    assert len(cache) == 9
+    fixed = position.at_length(16)
+    model.position, cache = fixed, KeyValueCache()
+    model(torch.arange(9), cache=cache)
+    cache.shift(fixed, 3)
+    assert len(cache) == 6
+    model = small("rotary, channel axes")
+    cache, at = KeyValueCache(), torch.arange(9).expand(3, 1, 9)
+    model(torch.arange(9), positions=at, cache=cache)
+    with pytest.raises(SizeError, match="with ChannelAxes the two channels"):
+        cache.shift(model.position, 3)
+    assert torch.equal(cache.positions, at)

@@ -88,26 +88,6 @@ def test_biases_equal_those_of_bloom_mpt_and_falcon(num_heads) -> None:
     torch.testing.assert_close(of_keys(AlibiBias(num_heads, scale=64**-0.5), 40), theirs, atol=0, rtol=2**-7)
 
 
-@pytest.mark.filterwarnings("ignore:.*flex_attention:UserWarning")
-@pytest.mark.parametrize(
-    ("queries", "keys"),
-    [
-        (None, None),
-        (torch.arange(3, 8), torch.arange(8)),
-        (torch.tensor([[0, 1, 0, 1, 2], [4, 3, 2, 1, 0]]), torch.tensor([[0, 1, 0, 1, 2, 0, 0, 0], [7] * 8])),
-    ],
-)
-def test_flex_attention_with_the_score_mod_equals_attention_with_the_bias(queries, keys, unchecked: None) -> None:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    position = AlibiBias(4)
-    q, k, v = torch.randn(2, 4, 5, 16), torch.randn(2, 4, 8, 16), torch.randn(2, 4, 8, 16)
-    ours = flex_attention(q, k, v, score_mod=position.score_mod(queries, keys))
-    bias = position.bias(torch.arange(5) if queries is None else queries, torch.arange(8) if keys is None else keys)
-    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias.expand(2, -1, -1, -1))
-    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
-
-
 def test_what_was_saved_is_built_again(tmp_path) -> None:
     position = AlibiBias(6, max_bias=16.0, scale=0.5)
     position.save_pretrained(tmp_path)

@@ -1,9 +1,11 @@
 """Positions of tokens, the neutral scheme, and schemes that the library does not know."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
+from kinds import POSITIONS
 
 from embedlayer import DecoderLM, Position, ShapeError, TokenEmbedding, plots, positions_of
 from embedlayer.explorer.positions import described
@@ -111,3 +113,24 @@ def _without_positions(model: DecoderLM) -> DecoderLM:
     other = copy.deepcopy(model)
     other.position = Position()
     return other
+
+
+@pytest.mark.filterwarnings("ignore:.*flex_attention:UserWarning")
+@pytest.mark.parametrize("name", [name for name, build in POSITIONS.items() if build().hook == "bias"])
+@pytest.mark.parametrize(
+    ("queries", "keys"),
+    [
+        (None, None),
+        (torch.arange(3, 8), torch.arange(8)),
+        (torch.tensor([[0, 1, 0, 1, 2], [4, 3, 2, 1, 0]]), torch.tensor([[0, 1, 0, 1, 2, 0, 0, 0], [7] * 8])),
+    ],
+)
+def test_flex_attention_with_the_score_mod_equals_attention_with_the_bias(name, queries, keys, unchecked: None) -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    position: Any = POSITIONS[name]()
+    q, k, v = torch.randn(2, 4, 5, 16), torch.randn(2, 4, 8, 16), torch.randn(2, 4, 8, 16)
+    ours = flex_attention(q, k, v, score_mod=position.score_mod(queries, keys))
+    bias = position.bias(torch.arange(5) if queries is None else queries, torch.arange(8) if keys is None else keys)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias.expand(2, -1, -1, -1))
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)

@@ -477,8 +477,38 @@ class RotaryEmbedding(Position, ComputedBuffers):
         self._check_widths(cached_keys, cached_keys)
         self.check_positions(positions, (*cached_keys.shape[:-3], cached_keys.shape[-2]))
         difference = self.phase_increments_at(to_length) - self.phase_increments_at(from_length)
-        tables = self._tables(positions, difference, wide_dtype(cached_keys), 1.0)
-        (keys,) = rotate_heads((cached_keys,), *tables, None, self._layout)
+        return self._rotated_on(cached_keys, positions, difference)
+
+    def shift_keys(self, cached_keys: Float[Tensor, "*batch G T K"], steps: Positions) -> Float[Tensor, "*batch G T K"]:
+        """Return cached keys rotated to positions that are larger by `steps`, once, by the difference of the angles.
+
+        Args:
+            cached_keys: Keys that `rotate` returned.
+            steps: What is added to the position of each key, on each axis: `(T,)`, `(B, T)` or `(A, B, T)`.
+
+        Raises:
+            SizeError: The frequencies depend on the length; a scheme from `at_length` has fixed ones. Or there are steps
+                on each axis of `ChannelAxes`, by which the two channels of a pair have different angles.
+            ShapeError: Keys are not `head_dim` wide, or `steps` do not fit them or are no integers.
+        """
+        if self.scaling is not None and self.scaling.limit is not None and self.scaling.length is None:
+            raise SizeError(
+                f"Cached keys cannot be moved to other positions: the frequencies of {type(self.scaling).__name__} "
+                f"depend on the length. Decode with position.at_length(n), whose frequencies are fixed."
+            )
+        if self.axes is not None and self.axes.divides_channels and steps.dim() == 3:
+            raise SizeError(
+                f"Cached keys cannot be moved to other positions on each axis: with {type(self.axes).__name__} the two "
+                f"channels of a pair have angles of their own, which no rotation changes to those of other positions."
+            )
+        self._check_widths(cached_keys, cached_keys)
+        self.check_positions(steps, (*cached_keys.shape[:-3], cached_keys.shape[-2]))
+        return self._rotated_on(cached_keys, steps, self.phase_increments_at(self._length(steps)))
+
+    def _rotated_on(self, keys: Tensor, positions: Positions, phase_increments: Int[Tensor, " half"]) -> Tensor:
+        """Return keys rotated once more, by increments times positions."""
+        tables = self._tables(positions, phase_increments, wide_dtype(keys), 1.0)
+        (keys,) = rotate_heads((keys,), *tables, None, self._layout)
         return keys
 
     def at_length(self, length: int) -> "RotaryEmbedding":

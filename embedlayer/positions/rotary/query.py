@@ -159,6 +159,10 @@ class QueryScaledPosition(Position):
             return scale_queries(q, positions.factor), k
         return scale_queries(q, query_factors(self.query_scaling, counted, wide_dtype(q))), k
 
+    def shift_keys(self, cached_keys: Float[Tensor, "*batch G T K"], steps: Positions) -> Float[Tensor, "*batch G T K"]:
+        """Return cached keys unchanged: they do not depend on their positions."""
+        return cached_keys
+
     def extra_repr(self) -> str:
         """Return the scaling, which `print` shows."""
         return self._factors_of

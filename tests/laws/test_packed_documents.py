@@ -1,0 +1,158 @@
+"""Packed equals separate: documents in one row have the numbers that each has alone, for every kind."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from covering import cases
+from decoders import CACHES, small
+from kinds import (
+    EMBED_DIM,
+    INJECTIONS,
+    LOOKUP_TABLES,
+    MAX_SEQ_LEN,
+    POSITIONS,
+    TABLES,
+    TIED_HEADS,
+    UNTIED_HEADS,
+    VOCAB_SIZE,
+)
+from torch import Tensor, nn
+
+import embedlayer as el
+from embedlayer.core import block_sizes
+from embedlayer.core.documents import shifted_targets
+from embedlayer.injections.injection import add_to_input, add_to_stream, add_to_values, look_up_injections
+from embedlayer.positions.position import AdditivePosition
+
+DOCUMENTS = torch.tensor([
+    [0, 0, 1, 1, 1, 2, 3, 3, 3, 3, 4, 5, 5, 0],
+    [1, 2, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3],
+    [0, 2, 2, 2, 2, 7, 7, 7, 7, 7, 7, 7, 0, 0],
+])  # fmt: skip
+"""Padding at both ends, documents of one token, numbers with gaps."""
+
+IDS = torch.randint(1, VOCAB_SIZE, DOCUMENTS.shape, generator=torch.Generator().manual_seed(0))
+
+
+def each_document() -> Iterator[tuple[int, Tensor]]:
+    """The row and the places of each document."""
+    for row, mask in enumerate(DOCUMENTS):
+        for number in mask.unique():
+            if number:
+                yield row, (mask == number).nonzero().flatten()
+
+
+PRODUCTS = {
+    "factorised": 1e-6,
+    "delta over factorised": 1e-6,
+    "added, projected": 1e-6,
+    "per-layer": 1e-6,
+    "n-gram, gated": 1e-6,
+}
+"""Kinds with a matrix product, whose last bits depend on how many tokens are multiplied at once."""
+
+
+def check(packed: Tensor, alone: Any, **errors: float) -> None:
+    """Compare `(B, T, ...)` of packed documents with what a function of IDs `(1, t)` gives for each document."""
+    assert sum(len(places) == 1 for _, places in each_document()) == 4
+    for row, places in each_document():
+        torch.testing.assert_close(
+            packed[row, places], alone(IDS[None, row, places])[0], **{"rtol": 0, "atol": 0, **errors}
+        )
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_an_input_embedding_with_positions_has_the_same_bits(name) -> None:
+    layer = el.TransformerEmbedding(VOCAB_SIZE, EMBED_DIM, MAX_SEQ_LEN, dropout=0.0, position=POSITIONS[name]())
+    check(layer(IDS, attention_mask=DOCUMENTS), layer)
+    *_, last = layer.trace(IDS, attention_mask=DOCUMENTS)
+    check(last.vectors, layer)
+
+
+@pytest.mark.parametrize("name", LOOKUP_TABLES)
+def test_an_input_embedding_over_a_table_has_the_same_bits(name) -> None:
+    table, position = LOOKUP_TABLES[name](), POSITIONS["learned"]()
+    assert isinstance(position, AdditivePosition)
+    error = PRODUCTS.get(name, 0.0)
+    packed = position.add(table(IDS), el.positions_of(IDS, DOCUMENTS))
+    check(packed, lambda ids: position.add(table(ids), torch.arange(ids.shape[1])), rtol=error, atol=error)
+
+
+@pytest.mark.parametrize("name", [name for name, build in POSITIONS.items() if build().hook == "rotate"])
+def test_rotated_queries_and_keys_have_the_same_bits(name) -> None:
+    position, q = POSITIONS[name](), torch.randn(*IDS.shape, 4, EMBED_DIM // 4).transpose(1, 2)
+    packed = position.rotate(q, q, el.positions_of(IDS, DOCUMENTS))
+    for row, places in each_document():
+        own = q[row : row + 1, :, places]
+        for found, expected in zip(packed, position.rotate(own, own, torch.arange(len(places))), strict=True):
+            assert torch.equal(found[row, :, places], expected[0])
+
+
+def injected(injection: nn.Module, ids: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+    """What an injection adds at each of its points to vectors that are a function of the token."""
+    x = torch.linspace(-1, 1, VOCAB_SIZE * EMBED_DIM).view(VOCAB_SIZE, EMBED_DIM)[ids]
+    vectors = look_up_injections([injection], x, ids, mask)
+    values = x.unflatten(-1, (4, -1)).transpose(1, 2)
+    found = {"input": add_to_input(x, vectors)}
+    for block in (0, 1):
+        found[f"stream {block}"] = add_to_stream(x, vectors, block)
+        found[f"values {block}"] = add_to_values(values, x, injected=vectors, block=block).transpose(1, 2)
+    return found
+
+
+@pytest.mark.parametrize("name", INJECTIONS)
+def test_what_injections_add_has_the_same_bits(name) -> None:
+    injection, error = INJECTIONS[name]().eval(), PRODUCTS.get(name, 0.0)
+    for point, packed in injected(injection, IDS, DOCUMENTS).items():
+        check(packed, lambda ids, point=point: injected(injection, ids, None)[point], rtol=error, atol=error)
+
+
+def decoder(position: str, table: str, head: str, injection: str) -> el.DecoderLM:
+    torch.manual_seed(0)
+    rows = TABLES[table]()
+    untied = UNTIED_HEADS[head]() if head in UNTIED_HEADS else None
+    return small(position, table=rows, head=untied, injections=[INJECTIONS[injection]()])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@cases(
+    "position, table, head, injection, in_blocks",
+    POSITIONS,
+    [*TIED_HEADS.values()],
+    ["tied", *UNTIED_HEADS],
+    INJECTIONS,
+    [False, True],
+)
+def test_a_decoder_and_its_loss_are_those_of_separate_documents(
+    position, table, head, injection, in_blocks, dtype, monkeypatch
+) -> None:
+    model = decoder(position, table, head, injection).to(dtype)
+    if in_blocks:
+        monkeypatch.setitem(block_sizes.ATTENTION_SCORES, "cpu", 200)
+    exact = all(p.dtype == dtype for p in model.parameters()) and model.table(IDS).dtype == dtype
+    error = 1e-12 if dtype == torch.float64 and exact else 1e-5
+    check(model.hidden(IDS, attention_mask=DOCUMENTS), model.hidden, rtol=error, atol=error)
+    losses = [
+        model.loss(IDS[None, row, at[:-1]], IDS[None, row, at[1:]], reduction="sum") for row, at in each_document()
+    ]
+    targets = shifted_targets(IDS, DOCUMENTS)
+    assert int((targets != -100).sum()) == sum(len(at) - 1 for _, at in each_document())
+    packed = model.loss(IDS[:, :-1], targets, attention_mask=DOCUMENTS[:, :-1], reduction="sum")
+    torch.testing.assert_close(packed, torch.stack(losses).sum(), rtol=error, atol=error)
+    output = model(input_ids=IDS, labels=IDS, attention_mask=DOCUMENTS)
+    torch.testing.assert_close(output.loss, packed / (targets != -100).sum(), rtol=error, atol=error)
+
+
+@pytest.mark.parametrize("kind", CACHES)
+@pytest.mark.parametrize("position", POSITIONS)
+def test_a_decoder_with_a_cache_has_the_numbers_of_separate_documents(position, kind) -> None:
+    model = small(position).double()
+    at, cache, parts = el.positions_of(IDS, DOCUMENTS), CACHES[kind](), []
+    with torch.no_grad():
+        for tokens in torch.arange(IDS.shape[1]).split(5):
+            parts.append(
+                model.hidden(IDS[:, tokens], attention_mask=DOCUMENTS[:, tokens], positions=at[:, tokens], cache=cache)
+            )
+        check(torch.cat(parts, 1), model.hidden, rtol=1e-12, atol=1e-12)
