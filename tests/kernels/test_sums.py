@@ -7,7 +7,7 @@ from kernel_paths import GPU_BACKENDS, running_on
 
 from embedlayer import TokenEmbedding, TokenIdError
 from embedlayer.kernels import kernels_disabled
-from embedlayer.kernels.gpu.launch import launches_observed
+from embedlayer.kernels.gpu.launch import Launched, launches_observed
 from embedlayer.tables import StreamTable
 from embedlayer.tables.sums import sum_vectors
 
@@ -35,7 +35,7 @@ def test_sums_have_the_bits_of_the_definition_and_one_gradient_of_the_rows(
         if shared:
             ids[..., 1] = sum(SIZES)
         table(ids)  # the first launch of a process is a trial
-        launches = []
+        launches: list[Launched] = []
         with launches_observed(launches.append):
             sums = table(ids, streams=count)
         assert [each.name for each in launches] == ["sum_streams"]
