@@ -32,9 +32,9 @@ def sizes() -> list[str]:
     return [str(part) for pair in SIZES.items() for part in pair]
 
 
-def write_documents(text: str, path: Path) -> None:
-    """Write each line of more than 80 characters as a row, in random order."""
-    lines = [line for line in text.splitlines() if len(line) > 80]
+def write_documents(text: str, shortest: int, path: Path) -> None:
+    """Write each line of so many characters or more as a row, in random order."""
+    lines = [line for line in text.splitlines() if len(line) >= shortest]
     random.Random(0).shuffle(lines)
     path.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
 
@@ -68,10 +68,10 @@ def table_of(folder: Path) -> str:
     return table + f"`{' '.join(sizes())}`.\n"
 
 
-def main(text: str, minutes: float, page: Path | None) -> None:
+def main(text: str, shortest: int, minutes: float, page: Path | None) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        write_documents(text, folder / "rows.jsonl")
+        write_documents(text, shortest, folder / "rows.jsonl")
         embedlayer = [sys.executable, "-m", "embedlayer"]
         build = f"corpus build {folder}/rows.jsonl -o {folder}/corpus --vocab-size {SIZES['--vocab-size']}".split()
         subprocess.run([*embedlayer, *build], check=True)
@@ -94,7 +94,9 @@ def main(text: str, minutes: float, page: Path | None) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("text", nargs="?", type=Path, help="a text file; by default the text of `embedlayer demo`")
+    parser.add_argument("--shortest", type=int, default=81, help="characters of the shortest paragraph")
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--write", type=Path, help="page to put the table into")
     arguments = parser.parse_args()
-    main(arguments.text.read_text() if arguments.text else carried_text(), arguments.minutes, arguments.write)
+    text = arguments.text.read_text() if arguments.text else carried_text()
+    main(text, arguments.shortest, arguments.minutes, arguments.write)

@@ -328,7 +328,7 @@ def test_the_changelog_knows_the_version() -> None:
         ["compression.py", "--choices", "rank=96"],
         ["onnx_table.py", "--vocab-size", "100"],
         ["log_ratios.py", "--tokens", "8"],
-        pytest.param(["packed_documents.py", "--minutes", "0.01"], marks=pytest.mark.long),
+        pytest.param(["packed_documents.py", "--minutes", "0.01", "--shortest", "60"], marks=pytest.mark.long),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*The rows start:UserWarning")
