@@ -98,7 +98,7 @@ def test_what_a_backward_pass_computes_again_is_not_recorded_again() -> None:
 
 
 @pytest.mark.long
-def test_a_compiled_loss_is_recorded_when_it_runs() -> None:
+def test_a_compiled_loss_is_recorded_when_it_runs(unchecked) -> None:
     head, hidden, targets = el.OutputHead(EMBED_DIM, VOCAB_SIZE), torch.randn(N, EMBED_DIM), targets_of((N,))
     compiled = torch.compile(lambda states: head.loss(states, targets, impl="chunked"), fullgraph=True)
     compiled(hidden)

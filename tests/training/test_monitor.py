@@ -13,8 +13,10 @@ from processes import on_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import embedlayer as el
+from benchmarks.operator_counter import OperatorCounter
 from embedlayer import CheckpointError, SizeError, TokenIdError
 from embedlayer.distributed import shard_table
 from embedlayer.training import EmbeddingMonitor, MonitorReport
@@ -343,3 +345,28 @@ def test_ranks_report_what_one_process_does(kind) -> None:
             values, expected = [x if isinstance(x, list) else [x] for x in (value, alone[name])]
             for one, other in zip(values, expected, strict=True):
                 assert one == (None if other is None else pytest.approx(other, rel=1e-4, abs=1e-6)), name
+
+
+def test_the_host_waits_for_the_device_in_steps_that_are_read_alone() -> None:
+    table = el.TokenEmbedding(VOCAB_SIZE, EMBED_DIM, device="meta")
+    monitor = EmbeddingMonitor(table, torch.optim.SGD(table.parameters(), lr=0.1), every=2)
+    ids = torch.zeros(2, 5, dtype=torch.int64, device="meta")
+    with OperatorCounter() as count:
+        with monitor.step(ids):
+            pass
+        assert count.waits == []
+        assert len(count.launches) <= 7, count.by_line()
+        with monitor.step(ids):
+            pass
+        assert count.waits
+
+
+def columns_are_refused() -> None:
+    mesh, table = init_device_mesh("cpu", (2,)), el.TokenEmbedding(VOCAB_SIZE, EMBED_DIM)
+    table.weight = nn.Parameter(distribute_tensor(table.weight.detach(), mesh, [Shard(1)]))
+    with pytest.raises(SizeError, match=r"monitor reads a TokenEmbedding or nn.Embedding that is sharded by rows"):
+        EmbeddingMonitor(table, torch.optim.SGD(table.parameters(), lr=0.5))
+
+
+def test_a_table_that_is_sharded_by_columns_is_refused() -> None:
+    on_ranks(2, columns_are_refused)
