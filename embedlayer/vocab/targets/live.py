@@ -23,7 +23,14 @@ from embedlayer.core.collectives import SINGLE_PROCESS
 from embedlayer.core.errors import SizeError
 from embedlayer.core.held_parameters import held_parameters
 from embedlayer.core.own_attributes import REPLACED, modules_with, own_attribute
-from embedlayer.distributed.dtensors import check_replaceable, is_dtensor, placed_like, replace_dtensor, row_collectives
+from embedlayer.distributed.dtensors import (
+    check_replaceable,
+    create_groups,
+    is_dtensor,
+    placed_like,
+    replace_dtensor,
+    row_collectives,
+)
 from embedlayer.families.field_types import End
 from embedlayer.row_sparse.gradient import row_gradient, rows_and_values
 from embedlayer.tables.dense import TokenEmbedding
@@ -253,6 +260,7 @@ def apply_to_module(
     modules = vocabulary_modules(module)
     refuse_adapters(module, modules)
     fsdp = _fsdp_parameters(module, modules)
+    create_groups(module)
     ranks = modules.collectives
     dense_tables = [part.stored for part in modules.local.values() if isinstance(part.stored, TokenEmbedding)]
     pending = [(updates, each.weight) for each in dense_tables if (updates := each.pending_updates) is not None]
