@@ -266,7 +266,7 @@ LAWS = (
     Law(
         "`fully_shard`, and `RowwiseParallel` alone",
         "edits and undo between steps, by the same objects",
-        "gradients not reduced, shards on the CPU, hooks on a parameter whose rows change, `train_only_new`",
+        "gradients that are not reduced, hooks on a parameter whose rows change, `train_only_new`",
         "2",
         "tests/vocab/test_fsdp_edits.py",
     ),

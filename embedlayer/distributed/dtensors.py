@@ -73,8 +73,8 @@ def row_collectives(tensor: Tensor) -> Collectives:
     """Return the ranks over which the rows of a DTensor are sharded; a single process if each rank has all rows.
 
     The rows may be sharded over several dimensions of the mesh, as by tensor parallelism and then by FSDP2. Columns may
-    be sharded over others: those ranks are not in the result. A group of ranks that torch does not have is created at
-    the first call, which all ranks must make.
+    be sharded over others: those ranks are not in the result. A group of ranks that torch does not have is created,
+    unless `create_groups` did; then all ranks must make the call.
 
     Raises:
         SizeError: The DTensor is sharded otherwise than by rows and columns, or its shard on this rank has other rows
@@ -148,6 +148,20 @@ def mesh_collectives(tensor: Tensor) -> Collectives:
         return SINGLE_PROCESS
     mesh = cast("DTensor", tensor).device_mesh
     return ProcessGroup(_group_over(mesh, range(mesh.ndim)), mesh.device_type)
+
+
+def create_groups(module: nn.Module) -> None:
+    """Create the process groups of the functions above for the parameters of a module; all ranks must call this.
+
+    Afterwards these functions send nothing, so a block that may fail on one rank can call them.
+    """
+    for parameter in module.parameters():
+        if is_dtensor(parameter):
+            tensor = cast("DTensor", parameter)
+            axes = [getattr(placement, "dim", None) for placement in tensor.placements]
+            for wanted in ((0,), (0, 1), (0, 1, None)):
+                if dims := [dim for dim, axis in enumerate(axes) if axis in wanted]:
+                    _group_over(tensor.device_mesh, dims)
 
 
 def _group_over(mesh: DeviceMesh, dims: Sequence[int]) -> dist.ProcessGroup | None:

@@ -24,7 +24,14 @@ from embedlayer.core.errors import SizeError
 from embedlayer.core.held_parameters import held_parameters
 from embedlayer.core.own_attributes import REPLACED, modules_with, own_attribute
 from embedlayer.core.partitioned import refuse_partitioned
-from embedlayer.distributed.dtensors import check_replaceable, is_dtensor, placed_like, replace_dtensor, row_collectives
+from embedlayer.distributed.dtensors import (
+    check_replaceable,
+    create_groups,
+    is_dtensor,
+    placed_like,
+    replace_dtensor,
+    row_collectives,
+)
 from embedlayer.distributed.stages import stage_copies
 from embedlayer.families.field_types import End
 from embedlayer.row_sparse.gradient import row_gradient, rows_and_values
@@ -291,6 +298,7 @@ def _change_of(
     modules = vocabulary_modules(module)
     refuse_adapters(module, modules)
     fsdp = _fsdp_parameters(module, [*(each.stored for each in modules.local.values()), *modules.heads.values()])
+    create_groups(module)
     ranks = modules.collectives
     dense_tables = [part.stored for part in modules.local.values() if isinstance(part.stored, TokenEmbedding)]
     pending = [(updates, each.weight) for each in dense_tables if (updates := each.pending_updates) is not None]
