@@ -90,6 +90,8 @@ class RotaryPositions:
         axes: How pairs of channels are divided over several position axes; `None` for positions on a single axis.
         needs_head_dim: Whether the family's code computes scaled frequencies of the types `dynamic`, `yarn` and
             `longrope` only if a configuration states `head_dim`, and fails otherwise.
+        original_beside: Whether the family's class has `original_max_position_embeddings` beside the rotary parameters,
+            with a default of its own that counts more than the number in them.
         query_scaling: Factor on queries by position. `"rotated"`: Ministral 3's, from the rotary parameter
             `llama_4_scaling_beta`. `"unrotated"`: Llama 4's in layers without rotation, from the keys `attn_scale` and
             `floor_scale`. `PowerQueries`: Beam's. `None` for no factor.
@@ -114,6 +116,7 @@ class RotaryPositions:
     stated: tuple[Names, ...] = ()
     axes: SectionAxes | GridAxes | None = None
     needs_head_dim: bool = False
+    original_beside: bool = False
     query_scaling: Literal["rotated", "unrotated"] | PowerQueries | None = None
 
 
@@ -224,7 +227,9 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (RotaryPositions(interleaved=True, default_share=0.5), ("glm", "glm4")),
     (RotaryPositions(fixed_base=True, interleaved=True, rope_types=("default",)), ("gptj", "codegen")),
     (
-        RotaryPositions(former_rope_types=(("yarn", "longrope"),), rope_types=("default", "longrope")),
+        RotaryPositions(
+            former_rope_types=(("yarn", "longrope"),), rope_types=("default", "longrope"), original_beside=True
+        ),
         ("phi3", "phi4_multimodal"),
     ),
     (

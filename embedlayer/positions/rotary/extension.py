@@ -342,6 +342,8 @@ class _ConfigurationEdit:
             ):
                 values[each.name] = list(value) if isinstance(value, tuple) else value
         new = self._with_length(trained if kind == "dynamic" else length)
+        if self.facts.original_beside and ORIGINAL_LENGTH in values:
+            new[ORIGINAL_LENGTH] = trained
         is_missing = self.facts.needs_head_dim and self.config.get("head_dim") is None
         if is_missing and kind in ("dynamic", "yarn", "longrope"):
             new["head_dim"] = head_width(common_keys(self.config, self.facts))

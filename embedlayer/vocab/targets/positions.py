@@ -254,7 +254,11 @@ def write_edit(folder: Path, partial: Path, edit: PositionsEdit) -> None:
     """
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = file.relative_to(folder).as_posix()
-        if is_left_out(name, edit.left_out) or name == LOCK or any(PARTIAL in part for part in Path(name).parts[:-1]):
+        if (
+            is_left_out(name, edit.left_out)
+            or name == LOCK
+            or any(part.endswith(PARTIAL) for part in Path(name).parts[:-1])
+        ):
             continue
         (partial / name).parent.mkdir(parents=True, exist_ok=True)
         if name in edit.texts:

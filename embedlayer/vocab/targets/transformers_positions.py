@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from embedlayer.core.errors import CheckpointError
 from embedlayer.io.files import JsonObject
+from embedlayer.positions.position import Position
 from embedlayer.positions.rotary.extension import extend_rotary
 from embedlayer.vocab.targets.positions import PositionsEdit, PositionsRequest, rotary_change, shown_method
 
@@ -15,8 +16,9 @@ FREQUENCIES = "inv_freq"
 
 
 def is_transformers(model: nn.Module) -> bool:
-    """Return whether a module has a configuration of transformers."""
-    return hasattr(getattr(model, "config", None), "get_text_config")
+    """Return whether a module has a configuration of transformers, and no position scheme of this library."""
+    is_own = isinstance(getattr(model, "position", None), Position)
+    return not is_own and hasattr(getattr(model, "config", None), "get_text_config")
 
 
 def extend_live(model: nn.Module, request: PositionsRequest) -> tuple[PositionsEdit, JsonObject]:

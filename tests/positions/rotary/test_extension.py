@@ -53,6 +53,19 @@ def test_the_trained_length_of_dynamic_scaling_stays_in_the_configuration() -> N
     assert longer.changes[0].largest(65) > 0
 
 
+@pytest.mark.parametrize(
+    ("model_type", "method", "beside"),
+    [
+        ("phi3", "longrope", {"original_max_position_embeddings": 64}),  # its class has 4096 there
+        ("mixtral", "yarn", {"head_dim": 16}),  # its class has null there, and transformers fails with it
+    ],
+)
+def test_numbers_that_a_class_would_take_of_its_own_are_written(model_type, method, beside) -> None:
+    factors = FACTORS if method == "longrope" else None
+    new = extend_rotary({**LLAMA, "model_type": model_type}, 256, method, factors=factors).config
+    assert {key: new[key] for key in new.keys() - LLAMA.keys() - {"rope_scaling"}} == beside
+
+
 def test_a_scaled_model_is_replaced_only_on_request_and_relative_to_its_original_length() -> None:
     with pytest.raises(el.CheckpointError, match="rope_type 'llama3' already.*Pass replace"):
         extend_rotary(SCALED, 256)
