@@ -277,6 +277,27 @@ LAWS = (
         "4",
         "tests/vocab/test_mesh_edits.py",
     ),
+    Law(
+        "stages with one table: `tie_stages`, also with `distributed_data_parallel`, `fully_shard`, `shard_table`",
+        "training by GPipe, 1F1B and interleaved schedules, clipping, saving, loading, edits on all stages or none",
+        "steps and clipping before the gradients are summed, copies of different bits",
+        "2 and 4, then 1",
+        "tests/distributed/test_stages.py",
+    ),
+    Law(
+        "shares of a sequence: `share_of`, contiguous and zigzag",
+        "input embedding, halo of n-grams and convolution, loss and training with gathered keys and values",
+        "lengths that the ranks do not divide",
+        "2 and 4",
+        "tests/distributed/test_sequence.py",
+    ),
+    Law(
+        "DeepSpeed's ZeRO-3",
+        "reading what `GatheredParameters` has gathered",
+        "edits, `patch`, optimizers, clipping, sharding, the monitor, `distributed_state`",
+        "1",
+        "tests/core/test_partitioned.py",
+    ),
 )
 """Rows of the table of what is supported, beside those of `WAYS`, which `support` reads from their results."""
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, ProcessGroup, RowPartition
 from embedlayer.core.errors import CheckpointError, SizeError, TokenIdError
+from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.core.shapes import Ids
 from embedlayer.distributed.dtensors import is_dtensor, placements_of, to_local
 from embedlayer.distributed.sharded import ROW_TENSORS, ShardedTable
@@ -187,8 +188,9 @@ class EmbeddingMonitor:
         records: In the block of a step that is read, what its losses recorded so far; otherwise `None`.
 
     Raises:
-        SizeError: `every` is below 1; the model has no input table; the optimizer is DeepSpeed's, or has no parameter
-            of the table though some are trained; or the table is sharded otherwise than by rows.
+        SizeError: `every` is below 1; DeepSpeed's ZeRO-3 has partitioned a parameter; the model has no input table; the
+            optimizer is DeepSpeed's, or has no parameter of the table though some are trained; or the table is sharded
+            otherwise than by rows.
         TokenIdError: A new token is outside the table.
 
     Example:
@@ -216,6 +218,7 @@ class EmbeddingMonitor:
     ) -> None:
         if every < 1:
             raise SizeError(f"every must be at least 1, not {every}.")
+        refuse_partitioned(model.named_parameters(), "is monitored", gathered=False)
         self.model, self.every, self.steps = model, every, 0
         self.optimizer = _plain_optimizer(optimizer)
         self.tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)

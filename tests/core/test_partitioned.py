@@ -15,6 +15,7 @@ import embedlayer as el
 from embedlayer.analysis import nearest_rows, table_geometry, table_health
 from embedlayer.core.errors import SizeError
 from embedlayer.distributed import distributed_state, shard_table, tie_stages
+from embedlayer.training import EmbeddingMonitor
 from embedlayer.vocab.row_training import train_only_rows
 
 V, D = 10, 4
@@ -65,6 +66,7 @@ CHANGING: dict[str, Callable[[Any, Path], object]] = {
     "clip": lambda model, _: el.clip_grad_norm_(model.parameters(), 1.0),
     "shard_table": lambda model, _: shard_table(model["table"], init_device_mesh("cpu", (1,))),
     "tie_stages": lambda model, _: tie_stages(model, init_device_mesh("cpu", (1,))),
+    "monitor": lambda model, _: EmbeddingMonitor(model, torch.optim.AdamW(model.parameters())),
     "distributed_state": lambda model, _: distributed_state(model, torch.optim.AdamW(model.parameters())),
 }
 
