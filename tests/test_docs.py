@@ -329,6 +329,7 @@ def test_the_changelog_knows_the_version() -> None:
         ["onnx_table.py", "--vocab-size", "100"],
         ["log_ratios.py", "--tokens", "8"],
         pytest.param(["packed_documents.py", "--minutes", "0.01", "--shortest", "60"], marks=pytest.mark.long),
+        pytest.param(["packed_documents_memory.py", "--tokens", "64"], marks=pytest.mark.long),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*The rows start:UserWarning")
@@ -359,6 +360,7 @@ def test_every_example_is_run_here_or_is_a_helper() -> None:
         "onnx_table.py",
         "log_ratios.py",
         "packed_documents.py",
+        "packed_documents_memory.py",
         "tables.py",
         "gguf_in_llama_cpp.py",  # needs llama-cpp-python, which builds llama.cpp
         "gallery.py",  # run by test_gallery.py

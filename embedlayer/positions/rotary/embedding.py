@@ -487,8 +487,8 @@ class RotaryEmbedding(Position, ComputedBuffers):
             steps: What is added to the position of each key, on each axis: `(T,)`, `(B, T)` or `(A, B, T)`.
 
         Raises:
-            SizeError: The frequencies depend on the length; a scheme from `at_length` has fixed ones. Or there are
-                steps on each axis of `ChannelAxes`, by which the two channels of a pair have different angles.
+            SizeError: The frequencies depend on the length; a scheme from `at_length` has fixed ones. Or each axis of
+                `ChannelAxes` has steps of its own: the two channels of a pair have different angles then.
             ShapeError: Keys are not `head_dim` wide, or `steps` do not fit them or are no integers.
         """
         if self.scaling is not None and self.scaling.limit is not None and self.scaling.length is None:
