@@ -114,7 +114,7 @@ def test_the_parts_are_what_one_process_gives(texts, shards, kind, zipped):
         try:
             expected = TokenCorpus.build(sources, tokenizer, folder / "whole")
         except TextError:
-            with pytest.raises(TextError, match="There is no text in"):
+            with pytest.raises(TextError, match="There is (no text|only white space) in"):
                 build_in_shards(sources, tokenizer, folder / "parts", shards=shards, workers=1)
             return
         assert_same(build_in_shards(sources, tokenizer, folder / "parts", shards=shards, workers=1), expected)

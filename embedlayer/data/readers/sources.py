@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from embedlayer.core.errors import EmbedLayerWarning, FileError, SizeError, TextError
@@ -95,10 +96,10 @@ def _require_words(readers: Sequence[Reader]) -> None:
     The texts are read up to the first other character. Standard input, which can be read only once, is not read.
     """
     texts = (text for reader in readers if str(reader.source) != "-" for text in reader.texts() if text)
-    first = next(texts, "")
-    if first.isspace() and all(map(str.isspace, texts)):
-        names = ", ".join(source_name(reader.source) for reader in readers)
-        raise TextError(f"There is only white space in {names}. Pass a file with at least one word.")
+    with suppress(FileError):  # what builds the corpus raises it
+        if next(texts, "").isspace() and all(map(str.isspace, texts)):
+            names = ", ".join(source_name(reader.source) for reader in readers)
+            raise TextError(f"There is only white space in {names}. Pass a file with at least one word.")
 
 
 def reader_of(path: Path, options: RowOptions) -> Reader:
