@@ -90,6 +90,7 @@ class RotaryPositions:
         axes: How pairs of channels are divided over several position axes; `None` for positions on a single axis.
         needs_head_dim: Whether the family's code computes scaled frequencies of the types `dynamic`, `yarn` and
             `longrope` only if a configuration states `head_dim`, and fails otherwise.
+        base_key: Key beside `rope_parameters` from which the family's class reads the base; `None` for none.
         original_beside: Whether the family's class has `original_max_position_embeddings` beside the rotary parameters,
             with a default of its own that counts more than the number in them.
         query_scaling: Factor on queries by position. `"rotated"`: Ministral 3's, from the rotary parameter
@@ -116,6 +117,7 @@ class RotaryPositions:
     stated: tuple[Names, ...] = ()
     axes: SectionAxes | GridAxes | None = None
     needs_head_dim: bool = False
+    base_key: str | None = "rope_theta"
     original_beside: bool = False
     query_scaling: Literal["rotated", "unrotated"] | PowerQueries | None = None
 
@@ -512,10 +514,19 @@ _READS_SHARE: Names = (
 _NEEDS_HEAD_DIM: Names = ("minimax", "mixtral")
 """Model types whose class leaves `head_dim` at null; see `RotaryPositions.needs_head_dim`."""
 
+_BASE_KEYS: Mapping[str, str | None] = {
+    **dict.fromkeys(("gpt_neox", "gpt_neox_japanese"), "rotary_emb_base"),
+    "moonshine_streaming": None,
+    "nemotron3_5_transcribe_asr_audio": None,
+    "nemotron3_5_transcribe_word_timestamp": None,
+}
+"""Model type -> key of the base in older configurations, where it is another one; see `RotaryPositions.base_key`."""
+
 ROTARY: Mapping[str, RotaryPositions] = {
     name: replace(
         settings,
         needs_head_dim=name in _NEEDS_HEAD_DIM,
+        base_key=_BASE_KEYS.get(name, settings.base_key),
         reads_share=name in _READS_SHARE or settings.default_share is not None,
         base=_BASE.get(name, settings.base),
         defaults=(("head_dim", _WIDTH[name]),) if name in _WIDTH else (),
