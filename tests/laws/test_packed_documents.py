@@ -18,12 +18,18 @@ from kinds import (
     UNTIED_HEADS,
     VOCAB_SIZE,
 )
-from torch import Tensor, nn
+from torch import Tensor
 
 import embedlayer as el
 from embedlayer.core import block_sizes
 from embedlayer.core.documents import shifted_targets
-from embedlayer.injections.injection import add_to_input, add_to_stream, add_to_values, look_up_injections
+from embedlayer.injections.injection import (
+    EmbeddingInjection,
+    add_to_input,
+    add_to_stream,
+    add_to_values,
+    look_up_injections,
+)
 from embedlayer.positions.position import AdditivePosition
 
 DOCUMENTS = torch.tensor([
@@ -90,7 +96,7 @@ def test_rotated_queries_and_keys_have_the_same_bits(name) -> None:
             assert torch.equal(found[row, :, places], expected[0])
 
 
-def injected(injection: nn.Module, ids: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+def injected(injection: EmbeddingInjection, ids: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
     """What an injection adds at each of its points to vectors that are a function of the token."""
     x = torch.linspace(-1, 1, VOCAB_SIZE * EMBED_DIM).view(VOCAB_SIZE, EMBED_DIM)[ids]
     vectors = look_up_injections([injection], x, ids, mask)

@@ -77,7 +77,7 @@ def test_transforms_and_exports_compute_all_scores_at_once(position, blocks, unc
         return torch.func.functional_call(model, weights, (ids,), {"attention_mask": mask}).square().mean()
 
     blocks(150)
-    expected = dict(zip(weights, torch.autograd.grad(loss(weights), weights.values()), strict=True))
+    expected = dict(zip(weights, torch.autograd.grad(loss(weights), [*weights.values()]), strict=True))
     torch.testing.assert_close(torch.func.grad(loss)(weights), expected, rtol=1e-12, atol=1e-12)
     tangents = {name: torch.randn_like(each) for name, each in weights.items()}
     _, tangent = torch.func.jvp(loss, (weights,), (tangents,))
