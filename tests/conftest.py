@@ -15,6 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+# Threads of OpenMP that wait for each other sleep: those that spin take the cores from the other test processes. The
+# library reads this when it is loaded, with torch.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import jaxtyping
 import pytest
 import torch
