@@ -7,6 +7,7 @@ pair of their values occurs as well.
 
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable
+from heapq import heapify, heapreplace
 from itertools import combinations, product
 from typing import Any
 
@@ -57,9 +58,15 @@ def covering(whole: Iterable[tuple[Hashable, ...]], pairs: Iterable[tuple[int, .
     covers = {case: {(group, *(case[axis] for axis in group)) for group in groups} for case in whole}
     missing, used = set().union(*covers.values()), Counter[tuple[Any, ...]]()
     chosen = set()
+    ranked = [(-len(covers[case]), 0, place) for place, case in enumerate(whole)]
+    heapify(ranked)
     while missing:
-        best = max(whole, key=lambda case: (len(covers[case] & missing), -sum(used[part] for part in covers[case])))
-        chosen.add(best)
-        missing -= covers[best]
-        used.update(covers[best])
+        place = ranked[0][2]
+        parts = covers[whole[place]]
+        rank = (-len(parts & missing), sum(used[part] for part in parts), place)
+        if heapreplace(ranked, rank) == rank:  # the others, ranked in earlier rounds, are no better now
+            chosen.add(whole[place])
+            missing -= parts
+            used.update(parts)
+    return chosen
     return chosen

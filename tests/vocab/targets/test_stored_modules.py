@@ -5,20 +5,17 @@ from typing import Any
 
 import pytest
 import torch
+from covering import cases
 from stored_tables import KINDS, bytes_of, decoder_of, stored_rows, table_of, tables_in
 from torch import Tensor
 from vocab_models import close, same
 
 import embedlayer as el
-from embedlayer.formats.stored import StoredRows
 from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.vocab import VectorsInit, edit_vocabulary
 from embedlayer.vocab.row_training import merge_rows, train_only_rows, trained_rows
 
-
-@pytest.fixture(params=KINDS)
-def stored(request: pytest.FixtureRequest) -> StoredRows:
-    return stored_rows(request.param)
+every_kind = cases("kind, tied", KINDS, (True, False))
 
 
 def row_bytes(model: torch.nn.Module) -> list[Tensor]:
@@ -35,8 +32,9 @@ def train(model: el.DecoderLM, steps: int, token: int) -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_kept_rows_keep_their_bytes_and_an_undo_restores_all(stored: StoredRows, tied: bool) -> None:
+@every_kind
+def test_kept_rows_keep_their_bytes_and_an_undo_restores_all(kind: str, tied: bool) -> None:
+    stored = stored_rows(kind)
     model = decoder_of(stored, tied=tied)
     tables, before, config = [*tables_in(model)], bytes_of(model), model.config
     old, kept = row_bytes(model), [*range(40), *range(45, 60), 70]
@@ -59,8 +57,9 @@ def test_kept_rows_keep_their_bytes_and_an_undo_restores_all(stored: StoredRows,
     assert torch.equal(model(ids), logits)
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_trained_rows_alone_are_quantised_and_no_other_byte_changes(stored: StoredRows, tied: bool) -> None:
+@every_kind
+def test_trained_rows_alone_are_quantised_and_no_other_byte_changes(kind: str, tied: bool) -> None:
+    stored = stored_rows(kind)
     model, ids = decoder_of(stored, tied=tied), torch.tensor([[5, 6, 8, 9]])
     before, old, logits = bytes_of(model), row_bytes(model), model(ids)
     train_only_rows(model, [7, 70, 12])
