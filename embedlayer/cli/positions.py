@@ -114,8 +114,11 @@ def undo(directory: Path, output: Path, as_json: bool) -> None:
 def _measure(
     before: Path, after: Path, receipt: "ContextReceipt", text: Path, tokenizer: Path | None, device: str
 ) -> "list[list[PositionLoss]] | None":
-    """Return the loss by position of both models; `None` if they do not run here."""
-    from embedlayer.analysis.evaluation.positions import evaluate_positions
+    """Return the losses of both models; `None` if they do not run here.
+
+    The first one is that of texts of the trained length, the others are those by position in texts of the new length.
+    """
+    from embedlayer.analysis.evaluation.positions import PositionLoss, evaluate_positions
     from embedlayer.cli.evaluate import causal_model
     from embedlayer.opening.readers import open_model
 
@@ -125,7 +128,11 @@ def _measure(
         for folder in (before, after):
             model = causal_model(open_model(folder, tokenizer, device=device), device)
             is_table = folder == before and model.max_seq_len is not None and model.max_seq_len < new
-            results.append(evaluate_positions(model, text, new, receipt.trained, read=old if is_table else None))
+            short = evaluate_positions(model, text, receipt.trained, receipt.trained)
+            tokens = sum(each.tokens for each in short)
+            loss = sum(each.loss * each.tokens for each in short) / tokens
+            long = evaluate_positions(model, text, new, receipt.trained, read=old if is_table else None)
+            results.append([PositionLoss(0, receipt.trained, loss, tokens), *long])
     except EmbedLayerError as error:
         command = command_line("evaluate", after, "--text", text, "--window", new)
         click.echo(f"The loss is not measured here: {error}\nWhere transformers runs the model: {command}", err=True)
@@ -158,8 +165,10 @@ def _show(receipt: "ContextReceipt", output: Path, losses: "list[list[PositionLo
         print_line(console, below, indent=2)
     if losses is not None:
         before, after = ({(one.start, one.stop): f"{one.loss:.4f}" for one in loss} for loss in losses)
+        names = {(0, receipt.trained): f"texts of {receipt.trained:,}"}
         rows = [
-            [f"{low:,} to {high:,}", before.get((low, high), "cannot"), loss] for (low, high), loss in after.items()
+            [names.get(bounds, f"{bounds[0]:,} to {bounds[1]:,}"), before.get(bounds, "cannot"), loss]
+            for bounds, loss in after.items()
         ]
         print_table(console, ["tokens before", "loss before", "loss after"], rows)
     print_line(console, f"Written to {output}; undo with: {command_line('positions', 'undo', output, '-o', '...')}")

@@ -90,6 +90,7 @@ class RotaryPositions:
         axes: How pairs of channels are divided over several position axes; `None` for positions on a single axis.
         needs_head_dim: Whether the family's code computes scaled frequencies of the types `dynamic`, `yarn` and
             `longrope` only if a configuration states `head_dim`, and fails otherwise.
+        base_key: Key beside `rope_parameters` from which the family's class reads the base; `None` for none.
         original_beside: Whether the family's class has `original_max_position_embeddings` beside the rotary parameters,
             with a default of its own that counts more than the number in them.
         query_scaling: Factor on queries by position. `"rotated"`: Ministral 3's, from the rotary parameter
@@ -116,6 +117,7 @@ class RotaryPositions:
     stated: tuple[Names, ...] = ()
     axes: SectionAxes | GridAxes | None = None
     needs_head_dim: bool = False
+    base_key: str | None = "rope_theta"
     original_beside: bool = False
     query_scaling: Literal["rotated", "unrotated"] | PowerQueries | None = None
 
@@ -123,6 +125,7 @@ class RotaryPositions:
 _SLIDING, _FULL = ("sliding_attention",), ("full_attention",)
 _TYPES = RotaryPositions()
 _PAIRS = RotaryPositions(interleaved=True)
+_ALL_BUT_LONGROPE = ("default", "linear", "dynamic", "yarn", "llama3", "proportional")
 _MROPE = RotaryPositions(former_rope_types=(("mrope", "default"),))
 _AXIAL = RotaryPositions(axes=GridAxes(), fixed_base=True, aliases=(("depth", "num_hidden_layers"),))
 _AXIAL_HEADS = replace(_AXIAL, aliases=(*_AXIAL.aliases, ("num_heads", "num_attention_heads")))
@@ -143,7 +146,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
             *("apertus", "apertus1p5_text", "arcee", "aria_text", "bitnet", "chameleon", "csm", "cwm"),
             *("csm_depth_decoder_model", "falcon", "sarvam_moe"),
             *("deepseek_ocr2_text", "dia_encoder", "diffllama", "diffusion_gemma_text", "doge", "dots1"),
-            *("embedding_gemma2_text", "emu3_text_model", "esmc", "eurobert", "evolla", "falcon_h1", "flex_olmo"),
+            *("emu3_text_model", "esmc", "eurobert", "evolla", "falcon_h1", "flex_olmo"),
             *("gemma", "gemma2", "gemma4_text", "gemma4_unified_text", "gpt_oss", "gradium_phonon_tts", "granite"),
             *("granite4_vision_text", "granite_docling_text", "granitemoe", "granitemoeshared", "gte"),
             *("granite_swa", "granitemoe_swa", "muse_spark_text", "muse_glimmer_text", "higgs_audio_v2", "hrm_text"),
@@ -165,9 +168,12 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         (
             *("blt_local_encoder", "blt_local_decoder", "blt_global_transformer", "blt_patcher", "cohere"),
             *("openai_privacy_filter", "deepseek_v2", "axk2", "deepseek_v32", "glm_moe_dsa", "ernie4_5"),
-            *("ernie4_5_moe", "helium", "dots3_note_text", "pe_audio_encoder"),
+            *("ernie4_5_moe", "helium", "pe_audio_encoder"),
         ),
     ),
+    # transformers fails to compute longrope for layers whose heads differ
+    (replace(_TYPES, rope_types=_ALL_BUT_LONGROPE), ("embedding_gemma2_text",)),
+    (replace(_PAIRS, rope_types=_ALL_BUT_LONGROPE), ("dots3_note_text",)),
     (RotaryPositions(interleaved=True, reads_layout=True), ("axk1", "deepseek_v3", "glm4_moe_lite", "youtu")),
     (
         RotaryPositions(interleaved=True, reads_layout=True, former_rope_types=(("deepseek_yarn", "yarn"),)),
@@ -512,10 +518,19 @@ _READS_SHARE: Names = (
 _NEEDS_HEAD_DIM: Names = ("minimax", "mixtral")
 """Model types whose class leaves `head_dim` at null; see `RotaryPositions.needs_head_dim`."""
 
+_BASE_KEYS: Mapping[str, str | None] = {
+    **dict.fromkeys(("gpt_neox", "gpt_neox_japanese"), "rotary_emb_base"),
+    "moonshine_streaming": None,
+    "nemotron3_5_transcribe_asr_audio": None,
+    "nemotron3_5_transcribe_word_timestamp": None,
+}
+"""Model type -> key of the base in older configurations, where it is another one; see `RotaryPositions.base_key`."""
+
 ROTARY: Mapping[str, RotaryPositions] = {
     name: replace(
         settings,
         needs_head_dim=name in _NEEDS_HEAD_DIM,
+        base_key=_BASE_KEYS.get(name, settings.base_key),
         reads_share=name in _READS_SHARE or settings.default_share is not None,
         base=_BASE.get(name, settings.base),
         defaults=(("head_dim", _WIDTH[name]),) if name in _WIDTH else (),

@@ -45,6 +45,7 @@ def test_the_edit_says_what_changes_below_the_trained_length_and_what_is_lost_be
     assert float(largest) == pytest.approx(change, rel=5e-3)
     rows = re.findall(r"(\d+) to (\d+) +(\d\.\d{4}) +(\d\.\d{4})", said)
     assert [(int(start), int(stop)) for start, stop, *_ in rows] == [(0, 8), (8, 16), (16, 32), (32, 64)]
+    assert "texts of 16" in said
     assert f"undo with: embedlayer positions undo {tmp_path / 'new'} -o ..." in " ".join(said.split())
     assert run("positions", "undo", tmp_path / "new", "-o", tmp_path / "back") == 0
     assert "64 -> 16 tokens, as before the edit" in capsys.readouterr().out
@@ -70,8 +71,10 @@ def test_json_has_the_same_numbers(saved, tmp_path, capsys) -> None:
     losses = el.analysis.evaluate_positions(
         el.analysis.CausalModel.of(model), saved / "text.txt", LONGER, trained=TRAINED
     )
-    assert result["loss_after"] == [each._asdict() for each in losses]
-    assert len(result["loss_before"]) == len(losses)
+    short, *long = result["loss_after"]
+    assert long == [each._asdict() for each in losses]
+    assert (short["start"], short["stop"]) == (0, TRAINED)
+    assert len(result["loss_before"]) == 1 + len(losses)
     assert run("positions", "undo", tmp_path / "new", "-o", tmp_path / "back", "--json") == 0
     assert json.loads(capsys.readouterr().out)["tokens"] == [LONGER, TRAINED]
 

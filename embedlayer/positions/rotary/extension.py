@@ -376,9 +376,16 @@ class _ConfigurationEdit:
             if parameters or place[0] in new:
                 new = _with(new, place, parameters or None)
         if len(self.places[0]) == 1:  # older keys, beside the parameters
-            stated = [key for key in base_keys(self.config, FULL) if self.config.get(key) is not None]
+            keys = base_keys(self.config, FULL)
+            key = keys[0] if len(keys) == 1 else self.facts.base_key  # one key: that of full attention has its own
+            stated = [each for each in keys if self.config.get(each) is not None]
             is_inside = "rope_theta" in (new.get(self.places[0][0]) or {})
-            new |= dict.fromkeys(stated or ([] if is_inside else ["rope_theta"]), base)
+            if not is_inside and (key is None or (stated and key not in stated)):
+                raise CheckpointError(
+                    f"The class of {name} reads the base from {key or 'rope_parameters alone'}, and not from "
+                    f"{' or '.join(stated) or 'a key beside them'}: state it there first."
+                )
+            new |= dict.fromkeys(stated or ([] if is_inside or key is None else [key]), base)
         return new, requested
 
     def _with_length(self, length: int) -> JsonObject:

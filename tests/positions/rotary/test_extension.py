@@ -46,6 +46,18 @@ def test_the_ntk_aware_base_makes_the_slowest_pair_slower_by_the_ratio(config) -
     assert scheme(extend_rotary(config, 256, "base", base=5e5).config).base == 5e5
 
 
+def test_the_base_is_written_where_the_class_of_the_family_reads_it() -> None:
+    neox = {**LLAMA, "model_type": "gpt_neox", "rotary_pct": 0.5, "rotary_emb_base": 1e4}
+    del neox["rope_theta"]
+    assert extend_rotary(neox, 256, "base", base=5e5).config["rotary_emb_base"] == 5e5
+    unstated = {key: value for key, value in neox.items() if key != "rotary_emb_base"}
+    assert extend_rotary(unstated, 256, "base", base=5e5).config["rotary_emb_base"] == 5e5
+    with pytest.raises(el.CheckpointError, match="reads the base from rotary_emb_base, and not from rope_theta"):
+        extend_rotary({**unstated, "rope_theta": 1e4}, 256, "base")
+    with pytest.raises(el.CheckpointError, match="from rope_parameters alone"):
+        extend_rotary({**LLAMA, "model_type": "moonshine_streaming", "partial_rotary_factor": 0.5}, 256, "base")
+
+
 def test_the_trained_length_of_dynamic_scaling_stays_in_the_configuration() -> None:
     longer = extend_rotary(LLAMA, 256, "dynamic")
     assert longer.config["max_position_embeddings"] == 64  # transformers computes the growth from it
