@@ -200,7 +200,9 @@ def test_options_that_do_not_fit_are_refused(bert, tmp_path) -> None:
     rotary = el.DecoderLM(el.TokenEmbedding(20, 16), "rotary", num_layers=1, num_heads=2)
     for model, options, message in (
         (learned, {"method": "yarn"}, "use one of interpolate, extend, repeat"),
-        (learned, {"length": 32}, "has 32 positions"),
+        (learned, {"length": 32}, "has 32 positions: sequences of 32 need no edit"),
+        (learned, {"length": 64.5}, "length must be a whole number of at least 2, not 64.5"),
+        (rotary, {"original_length": 0}, "original_length must be a whole number of at least 1, not 0"),
         (learned, {"out": tmp_path / "new"}, "changed in place"),
         (rotary, {"method": "extend", "original_length": 32}, "have no table"),
         (rotary, {"original_length": 128}, "trained on 128"),
