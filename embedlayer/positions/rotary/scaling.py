@@ -14,7 +14,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from numbers import Real
 
 import torch
 from jaxtyping import Float, Int
@@ -316,7 +315,7 @@ class LongRopeScaling(RotaryScaling):
         for name in ("short_factor", "long_factor"):
             values = getattr(self, name)
             divisors = tuple(values) if isinstance(values, Iterable) else ()
-            if not divisors or not all(isinstance(divisor, Real) and divisor > 0 for divisor in divisors):
+            if not divisors or not all(isinstance(divisor, int | float) and divisor > 0 for divisor in divisors):
                 raise SizeError(f"LongRopeScaling: the divisors in {name} must be positive numbers, not {values!r}.")
             object.__setattr__(self, name, divisors)  # JSON has lists
         _require(self, "factor", "attention_factor")
