@@ -317,7 +317,7 @@ def _position_of(model: nn.Module) -> Position:
         CheckpointError: It has none, or several, or is a scheme itself.
     """
     if isinstance(model, Position):
-        raise CheckpointError(f"A {type(model).__name__} is the scheme of a model: pass the model, or its folder.")
+        raise CheckpointError(f"{type(model).__name__} is the scheme of a model: pass the model, or its folder.")
     position = getattr(model, "position", None)
     if not isinstance(position, Position) or getattr(model, "other_positions", None):
         raise CheckpointError(
