@@ -90,8 +90,13 @@ def extend(
         replace=replace,
         out=output,
     )
+    if not as_json:  # before the losses, which may take long: the result is complete
+        _show(receipt, output)
     losses = None if text is None else _measure(directory, output, receipt, text, tokenizer_from, device)
-    _show(receipt, output, losses, as_json=as_json)
+    if as_json:
+        _print_json(receipt, output, losses)
+    elif losses is not None:
+        _show_losses(receipt, losses)
 
 
 @positions.command()
@@ -134,27 +139,28 @@ def _measure(
             long = evaluate_positions(model, text, new, receipt.trained, read=old if is_table else None)
             results.append([PositionLoss(0, receipt.trained, loss, tokens), *long])
     except EmbedLayerError as error:
-        command = command_line("evaluate", after, "--text", text, "--window", new)
-        click.echo(f"The loss is not measured here: {error}\nWhere transformers runs the model: {command}", err=True)
+        click.echo(f"The loss is not measured here: {error}", err=True)
         return None
     return results
 
 
-def _show(receipt: "ContextReceipt", output: Path, losses: "list[list[PositionLoss]] | None", *, as_json: bool) -> None:
-    """Print what an edit of positions changed, and the loss by position."""
-    if as_json:
-        summary: dict[str, Any] = {
-            "directory": str(output),
-            "tokens": list(receipt.lengths),
-            "trained": receipt.trained,
-            "method": receipt.method,
-            "changes": [each._asdict() for each in receipt.changes],
-            "left_out": list(receipt.left_out),
-        }
-        for name, loss in zip(("loss_before", "loss_after"), losses or (), strict=False):
-            summary[name] = [each._asdict() for each in loss]
-        print_json(summary)
-        return
+def _print_json(receipt: "ContextReceipt", output: Path, losses: "list[list[PositionLoss]] | None") -> None:
+    """Print what an edit of positions changed, and the loss by position, as JSON."""
+    summary: dict[str, Any] = {
+        "directory": str(output),
+        "tokens": list(receipt.lengths),
+        "trained": receipt.trained,
+        "method": receipt.method,
+        "changes": [each._asdict() for each in receipt.changes],
+        "left_out": list(receipt.left_out),
+    }
+    for name, loss in zip(("loss_before", "loss_after"), losses or (), strict=False):
+        summary[name] = [each._asdict() for each in loss]
+    print_json(summary)
+
+
+def _show(receipt: "ContextReceipt", output: Path) -> None:
+    """Print what an edit of positions changed, and how to undo it."""
     console = make_console()
     old, new = receipt.lengths
     print_line(console, f"Context  {old:,} -> {new:,} tokens by {receipt.method}, trained on {receipt.trained:,}")
@@ -163,12 +169,18 @@ def _show(receipt: "ContextReceipt", output: Path, losses: "list[list[PositionLo
         what = "of a cosine or sine" if each.before.startswith("base") else "of a number of the table"
         below = f"Largest change {what} below {receipt.trained:,} tokens: {each.largest_change:.3g}"
         print_line(console, below, indent=2)
-    if losses is not None:
-        before, after = ({(one.start, one.stop): f"{one.loss:.4f}" for one in loss} for loss in losses)
-        names = {(0, receipt.trained): f"texts of {receipt.trained:,}"}
-        rows = [
-            [names.get(bounds, f"{bounds[0]:,} to {bounds[1]:,}"), before.get(bounds, "cannot"), loss]
-            for bounds, loss in after.items()
-        ]
-        print_table(console, ["tokens before", "loss before", "loss after"], rows)
     print_line(console, f"Written to {output}; undo with: {command_line('positions', 'undo', output, '-o', '...')}")
+
+
+def _show_losses(receipt: "ContextReceipt", losses: "list[list[PositionLoss]]") -> None:
+    """Print the loss by position before and after an edit."""
+    console = make_console()
+    before, after = ({(one.start, one.stop): f"{one.loss:.4f}" for one in loss} for loss in losses)
+    names = {(0, receipt.trained): f"texts of {receipt.trained:,}"}
+    rows = [
+        [names.get(bounds, f"{bounds[0]:,} to {bounds[1]:,}"), before.get(bounds, "cannot"), loss]
+        for bounds, loss in after.items()
+    ]
+    print_table(console, ["tokens before", "loss before", "loss after"], rows)
+    if (measured := losses[1][-1].stop) < receipt.lengths[1]:
+        print_line(console, f"The text ends after {measured:,} tokens; a longer one measures what is beyond.")

@@ -314,8 +314,10 @@ def _position_of(model: nn.Module) -> Position:
     """Return the position scheme of a live model of this library.
 
     Raises:
-        CheckpointError: It has none, or several.
+        CheckpointError: It has none, or several, or is a scheme itself.
     """
+    if isinstance(model, Position):
+        raise CheckpointError(f"{type(model).__name__} is the scheme of a model: pass the model, or its folder.")
     position = getattr(model, "position", None)
     if not isinstance(position, Position) or getattr(model, "other_positions", None):
         raise CheckpointError(

@@ -93,6 +93,27 @@ def test_a_run_becomes_a_saved_model_whose_trained_length_is_that_of_its_windows
     assert el.open_model(tmp_path / "new").require_causal() is not None
 
 
+def test_a_text_that_ends_before_the_new_length_is_named(saved, tmp_path, capsys) -> None:
+    (tmp_path / "short.txt").write_text(carried_text()[:60])
+    options = ["--to", LONGER, "--original", TRAINED, "--text", tmp_path / "short.txt", "-o", tmp_path / "new"]
+    assert run("positions", "extend", saved / "rotary", *options) == 0
+    said = capsys.readouterr().out
+    (*_, stop) = re.findall(r"\d+ to (\d+) +\d", said)
+    assert int(stop) < LONGER
+    assert f"The text ends after {stop} tokens" in said
+
+
+def test_the_result_is_named_before_its_loss_is_measured(saved, tmp_path, capsys, monkeypatch) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("embedlayer.analysis.evaluation.positions.evaluate_positions", stopped)
+    options = ["--to", LONGER, "--original", TRAINED, "--text", saved / "text.txt", "-o", tmp_path / "new"]
+    assert run("positions", "extend", saved / "rotary", *options) == 130
+    assert "undo with: embedlayer positions undo" in " ".join(capsys.readouterr().out.split())
+    assert run("positions", "undo", tmp_path / "new", "-o", tmp_path / "back") == 0
+
+
 def test_divisors_are_read_from_a_file_and_a_model_that_does_not_run_here_is_not_measured(tmp_path, capsys) -> None:
     folder = tmp_path / "old"
     folder.mkdir()
@@ -104,7 +125,8 @@ def test_divisors_are_read_from_a_file_and_a_model_that_does_not_run_here_is_not
     assert run("positions", "extend", folder, "--method", "longrope", *options, "-o", tmp_path / "new") == 0
     said = capsys.readouterr()
     assert "The loss is not measured here" in said.err
-    assert f"embedlayer evaluate {tmp_path / 'new'} --text {tmp_path / 'text.txt'} --window 64" in said.err
+    assert "embedlayer evaluate" not in said.err  # which needs the same
+    assert "Written to" in said.out
     config = json.loads((tmp_path / "new" / "config.json").read_text())
     assert config["rope_scaling"]["long_factor"] == [1.0, 2.0, 3.0, 4.0]
     assert run("positions", "extend", folder, "--to", 8, "-o", tmp_path / "other") == 2

@@ -180,6 +180,19 @@ def test_a_live_model_of_transformers_computes_what_its_extended_folder_does(mod
         receipt.undo(model)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "kind", "known"),
+    [
+        ("gpt2", "causal", "save the model, extend its folder"),
+        ("bloom", "causal", "ALiBi"),
+        ("t5", "seq2seq", "last bucket"),
+    ],
+)
+def test_a_live_model_without_rotary_positions_is_refused_with_what_to_do(model_type, kind, known, tmp_path) -> None:
+    with pytest.raises(el.CheckpointError, match=known):
+        extend_positions(saved(tmp_path / "old", model_type, kind, {}), 8192)
+
+
 @pytest.mark.parametrize("model_type", NOT_EXTENDED)
 def test_positions_without_a_length_are_refused_with_what_is_known_and_nothing_is_written(model_type, tmp_path) -> None:
     kind, known = NOT_EXTENDED[model_type]

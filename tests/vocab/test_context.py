@@ -152,6 +152,9 @@ def test_methods_that_need_tensors_are_refused_for_a_gguf_file(tmp_path) -> None
     for method in ("dynamic", "llama3"):
         with pytest.raises(el.CheckpointError, match="use linear, yarn or base"):
             extend_positions(old, 256, method=method, out=tmp_path / "new.gguf")
+    write_file(old, "gpt2")
+    with pytest.raises(el.CheckpointError, match="no rotary positions.*extend the folder that it was converted from"):
+        extend_positions(old, 256, out=tmp_path / "new.gguf")
     assert [file.name for file in tmp_path.iterdir()] == ["old.gguf"]
 
 
@@ -200,8 +203,11 @@ def test_options_that_do_not_fit_are_refused(bert, tmp_path) -> None:
     rotary = el.DecoderLM(el.TokenEmbedding(20, 16), "rotary", num_layers=1, num_heads=2)
     for model, options, message in (
         (learned, {"method": "yarn"}, "use one of interpolate, extend, repeat"),
-        (learned, {"length": 32}, "has 32 positions"),
+        (learned, {"length": 32}, "has 32 positions: sequences of 32 need no edit"),
+        (learned, {"length": 64.5}, "length must be a whole number of at least 2, not 64.5"),
+        (rotary, {"original_length": 0}, "original_length must be a whole number of at least 1, not 0"),
         (learned, {"out": tmp_path / "new"}, "changed in place"),
+        (learned.position, {}, "pass the model, or its folder"),
         (rotary, {"method": "extend", "original_length": 32}, "have no table"),
         (rotary, {"original_length": 128}, "trained on 128"),
         (rotary, {}, "pass original_length"),

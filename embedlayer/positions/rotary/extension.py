@@ -142,7 +142,7 @@ def extend_rotary(
     edit = _ConfigurationEdit(part)
     trained = edit.trained_length(original_length, replace=replace)
     if length <= trained:
-        raise SizeError(f"The positions were trained on {trained:,} tokens: a longer context has more than {length:,}.")
+        raise SizeError(f"The positions were trained on {trained:,} tokens: sequences of {length:,} need no edit.")
     if base is not None and method != "base":
         raise SizeError(f"base is the number of the method 'base', not of {method!r}.")
     if method == "base":
@@ -170,8 +170,8 @@ def scaling_of_method(
     if method == "longrope":
         if factors is None or factors.keys() != {"short_factor", "long_factor"}:
             raise SizeError(
-                "LongRoPE has no formula for its divisors, which a search finds for each model: pass factors= with "
-                "short_factor and long_factor, a number for each pair of channels."
+                "LongRoPE has no formula for its divisors, which a search finds for each model: pass factors "
+                "(--factors) with short_factor and long_factor, a number for each pair of channels."
             )
         return LongRopeScaling(factors["short_factor"], factors["long_factor"], trained, ratio)
     if factors is not None:
@@ -288,8 +288,8 @@ class _ConfigurationEdit:
             if is_scaled and not replace:
                 shown = {key: parameters[key] for key in ("factor", ORIGINAL_LENGTH) if key in parameters}
                 raise CheckpointError(
-                    f"{where} has rope_type {kind!r} already ({shown}). Pass replace to put the new scaling in its "
-                    f"place; the factor is then relative to the original length."
+                    f"{where} has rope_type {kind!r} already ({shown}). Pass replace (--replace) to put the new "
+                    f"scaling in its place; the factor is then relative to the original length."
                 )
             own = {f"{ORIGINAL_LENGTH} of {where}": parameters.get(ORIGINAL_LENGTH)}
             own |= {ORIGINAL_LENGTH: self.config.get(ORIGINAL_LENGTH)}
@@ -306,7 +306,7 @@ class _ConfigurationEdit:
                 f"The trained length is stated as {lengths}: which one is right?"
                 if lengths
                 else f"The scaling of {self.config['model_type']} does not say for which length its frequencies were "
-                f"trained before: pass original_length."
+                f"trained before: pass original_length (--original)."
             )
         return next(iter(lengths.values()))
 
@@ -326,7 +326,7 @@ class _ConfigurationEdit:
         if kind in dict(self.facts.former_rope_types):
             raise CheckpointError(
                 f"The code of {self.config['model_type']} reads rope_type {kind!r} as another one, "
-                f"{dict(self.facts.former_rope_types)[kind]!r}, and does not have this scaling."
+                f"{dict(self.facts.former_rope_types)[kind]!r}, and does not have this scaling: use that, or 'base'."
             )
         values: dict[str, Any] = {}
         for each in fields(scaling):  # type: ignore[arg-type]  # every scaling is a dataclass

@@ -12,7 +12,7 @@ keys with `RotaryEmbedding.rerotate`, or prevent the change with `RotaryEmbeddin
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -313,10 +313,11 @@ class LongRopeScaling(RotaryScaling):
 
     def __post_init__(self) -> None:
         for name in ("short_factor", "long_factor"):
-            divisors = tuple(getattr(self, name))
+            values = getattr(self, name)
+            divisors = tuple(values) if isinstance(values, Iterable) else ()
+            if not divisors or not all(isinstance(divisor, int | float) and divisor > 0 for divisor in divisors):
+                raise SizeError(f"LongRopeScaling: the divisors in {name} must be positive numbers, not {values!r}.")
             object.__setattr__(self, name, divisors)  # JSON has lists
-            if not all(divisor > 0 for divisor in divisors):
-                raise SizeError(f"LongRopeScaling: the divisors in {name} must be positive, not {divisors}.")
         _require(self, "factor", "attention_factor")
         _require(self, "original_max_seq_len", "length", least=1)
         if self.attention_factor is None and self.factor > 1 and self.original_max_seq_len < 2:

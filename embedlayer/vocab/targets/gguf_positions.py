@@ -13,7 +13,13 @@ from embedlayer.io.files import JsonObject
 from embedlayer.io.gguf_files import GGUFFile, read_gguf, write_gguf
 from embedlayer.io.safetensors_files import TensorInfo, copy_bytes
 from embedlayer.positions.rotary.extension import extend_rotary
-from embedlayer.vocab.targets.positions import PositionsEdit, PositionsRequest, rotary_change, shown_method
+from embedlayer.vocab.targets.positions import (
+    PositionsEdit,
+    PositionsRequest,
+    check_rotary,
+    rotary_change,
+    shown_method,
+)
 
 WRITTEN_TYPES = ("linear", "yarn")
 """Values of `rope.scaling.type` in llama.cpp that need no tensor of divisors."""
@@ -49,7 +55,9 @@ def edit_of_gguf(source: Path, out: Path, request: PositionsRequest) -> tuple[Po
             f"{source} has divisors of its frequencies in the tensor {stored[0]}, which is not replaced. Extend the "
             f"folder that the file was converted from, and convert the result."
         )
-    config, options = Checkpoint.open(source).config, request.rotary_options
+    config = Checkpoint.open(source).config
+    check_rotary(config, str(source), "extend the folder that it was converted from, and convert the result.")
+    options = request.rotary_options
     longer = extend_rotary(config, request.length, **options)
     scaling = longer.config.get("rope_scaling") or {}
     kind, base = scaling.get("rope_type", "default"), longer.config.get("rope_theta")

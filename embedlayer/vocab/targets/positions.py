@@ -89,6 +89,16 @@ class PositionsRequest:
     original_length: int | None = None
     replace: bool = False
 
+    def __post_init__(self) -> None:
+        """Check the numbers of tokens.
+
+        Raises:
+            SizeError: One is no whole number, or too small.
+        """
+        for name, value, least in (("length", self.length, 2), ("original_length", self.original_length, 1)):
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise SizeError(f"{name} must be a whole number of at least {least}, not {value!r}.")
+
     @property
     def rotary_options(self) -> dict[str, Any]:
         """Return the arguments of `extend_rotary` beside the configuration and the length.
@@ -114,7 +124,7 @@ class PositionsRequest:
         if self.original_length not in (None, old_length):
             raise SizeError(f"The table has {old_length:,} positions, and original_length is {self.original_length}.")
         if self.length <= old_length:
-            raise SizeError(f"The table has {old_length:,} positions: a longer one has more than {self.length:,}.")
+            raise SizeError(f"The table has {old_length:,} positions: sequences of {self.length:,} need no edit.")
         return cast(TableMethod, self.method or "interpolate")
 
 
@@ -179,13 +189,17 @@ def extended_position(position: Position, request: PositionsRequest) -> tuple[Po
         raise CheckpointError(NO_TABLE.get(type(position), f"{type(position).__name__}: {NOT_EXTENDED}"))
     options, scaling = request.rotary_options, position.scaling
     if scaling is not None and not request.replace:
-        raise CheckpointError(f"These positions have {scaling!r} already: pass replace to put another in its place.")
+        raise CheckpointError(
+            f"These positions have {scaling!r} already: pass replace (--replace) to put another in its place."
+        )
     trained = request.original_length or getattr(scaling, "original_max_seq_len", None)
     if trained is None:
-        raise CheckpointError("Rotary positions do not state for which length they were trained: pass original_length.")
+        raise CheckpointError(
+            "Rotary positions do not state for which length they were trained: pass original_length (--original)."
+        )
     if request.length <= trained:
         raise SizeError(
-            f"The positions were trained on {trained:,} tokens: extend them to more than {request.length:,}."
+            f"The positions were trained on {trained:,} tokens: sequences of {request.length:,} need no edit."
         )
     arguments = {name: getattr(position, name) for name in ("head_dim", "interleaved", "rotary_dim", "axes")}
     arguments |= {name: getattr(position, name) for name in ("query_scaling", "reversed", "trailing")}
@@ -282,6 +296,30 @@ def _is_rotary(config: JsonObject) -> bool:
     return spec == "rotary" or (family is None and part.get("model_type") in {**ROTARY, **REFUSED_ROTARY})
 
 
+def check_rotary(config: JsonObject, source: str, remedy: str) -> None:
+    """Check that a live model or a GGUF file, of which tables are not extended, is of a type with rotary positions.
+
+    Raises:
+        CheckpointError: It is not; `remedy` says what to do with a table.
+    """
+    for key in language_model_keys(config):
+        config = config[key]
+    name = config.get("model_type")
+    if name in {**ROTARY, **REFUSED_ROTARY}:
+        return
+    family = family_of(name)
+    if family is not None and isinstance(family.position, (AlibiPositions, RelativePositions)):
+        raise _not_extended(family.position, source, family.name)
+    raise CheckpointError(f"{source} has no rotary positions that are known here, and no others are extended: {remedy}")
+
+
+def _not_extended(spec: object, source: str, family: str) -> CheckpointError:
+    """Return the error that says what is known of the lengths of positions without a table."""
+    kinds = {AlibiPositions: AlibiBias, RelativePositions: RelativePositionBias, type(None): Position}
+    kind = kinds.get(type(spec))
+    return CheckpointError(f"{source} is of family {family}. {NOT_EXTENDED if kind is None else NO_TABLE[kind]}")
+
+
 def _edit_of_own_folder(folder: Path, config: JsonObject, request: PositionsRequest) -> PositionsEdit:
     """Return what changes in a folder of this library, whose configuration describes the scheme."""
     description = config.get(POSITION)
@@ -371,12 +409,7 @@ def _tables_of(model: CheckpointModel) -> dict[str, tuple[LearnedPositions, int]
     for spec in dict.fromkeys(specs):
         spec = chosen_positions(model, spec)
         if not isinstance(spec, LearnedPositions):
-            kinds = {AlibiPositions: AlibiBias, RelativePositions: RelativePositionBias, type(None): Position}
-            kind = kinds.get(type(spec))
-            raise CheckpointError(
-                f"{checkpoint.name} is of family {model.tensors.family_name}. "
-                f"{NOT_EXTENDED if kind is None else NO_TABLE[kind]}"
-            )
+            raise _not_extended(spec, checkpoint.name, model.tensors.family_name)
         found = [name for name in checkpoint.find(*spec.names) if checkpoint.stored(name) is None]
         if not found:
             raise CheckpointError(f"{checkpoint.name} has no table of positions named {' or '.join(spec.names)}.")

@@ -10,7 +10,13 @@ from embedlayer.core.errors import CheckpointError
 from embedlayer.io.files import JsonObject
 from embedlayer.positions.position import Position
 from embedlayer.positions.rotary.extension import extend_rotary
-from embedlayer.vocab.targets.positions import PositionsEdit, PositionsRequest, rotary_change, shown_method
+from embedlayer.vocab.targets.positions import (
+    PositionsEdit,
+    PositionsRequest,
+    check_rotary,
+    rotary_change,
+    shown_method,
+)
 
 FREQUENCIES = "inv_freq"
 
@@ -33,6 +39,7 @@ def extend_live(model: nn.Module, request: PositionsRequest) -> tuple[PositionsE
     """
     config = _text_config(model)
     described = json.loads(json.dumps(config.to_dict(), default=str))
+    check_rotary(described, type(model).__name__, "save the model, extend its folder, and load that.")
     longer = extend_rotary(described, request.length, **request.rotary_options)
     after = {key: value for key, value in longer.config.items() if value != described.get(key)}
     before = {key: described.get(key) for key in after}

@@ -211,6 +211,11 @@ def test_scores_grow_by_the_square_of_the_magnitude() -> None:
         (lambda: RotaryEmbedding(8, 1.0, scaling=YarnScaling(4.0, 64)), "needs a base above 1"),
         (lambda: LongRopeScaling((1.0, 0.0), (1.0, 1.0), 64, 2.0), "divisors in short_factor must be positive"),
         (
+            lambda: LongRopeScaling((1.0, 1.0), json.loads('["1", 1.0]'), 64, 2.0),
+            "long_factor must be positive numbers",
+        ),
+        (lambda: LongRopeScaling(json.loads("1.0"), (1.0,), 64, 2.0), "short_factor must be positive numbers"),
+        (
             lambda: RotaryEmbedding(8, scaling=LongRopeScaling((1.0,), (1.0,) * 4, 64, 2.0)),
             "1 and 4 divisors.*has 4 pairs",
         ),
