@@ -293,13 +293,16 @@ class EmbeddingMonitor:
     def move_counts(self, new_ids: Int[Tensor, " V"]) -> None:
         """Count on after an edit of the vocabulary: token v is token `new_ids[v]` now, or removed if that is negative.
 
-        The model has the edited table already. New tokens have the count 0.
+        The model has the edited table already; `new_ids` is that of the edit's `Receipt`. Tokens that the edit added
+        have the count 0. The tokens that were passed as `new_tokens` are reported by their new IDs.
         """
         counts, table = self.counts(), input_table(self.model)
         new_ids = new_ids.to(counts.device)
         is_kept = new_ids >= 0
         self._counts = counts.new_zeros(table.vocab_size).index_add_(0, new_ids[is_kept], counts[is_kept])
         self._since = torch.zeros_like(self._counts)
+        moved = new_ids[self.new_tokens]
+        self.new_tokens = moved[moved >= 0]
 
     def fields(self) -> JsonObject | None:
         """Return `MonitorReport.fields` of the last step, with the texts of tokens; `None` if it was not read."""
@@ -349,8 +352,8 @@ class EmbeddingMonitor:
         table, ranks = input_table(self.model), self.collectives
         if table.vocab_size != len(self._counts):
             raise SizeError(
-                f"The table has {table.vocab_size} tokens now, and the monitor counts {len(self._counts)}: create "
-                f"another EmbeddingMonitor after an edit of the vocabulary."
+                f"The table has {table.vocab_size} tokens now, and the monitor counts {len(self._counts)}: after "
+                f"an edit of the vocabulary call move_counts(receipt.new_ids), or create another EmbeddingMonitor."
             )
         looked_up = torch.zeros_like(self._counts, dtype=torch.int32)
         for ids in self._batches or ():

@@ -296,6 +296,23 @@ def test_counts_continue_bit_for_bit() -> None:
     assert one.steps == other.steps
 
 
+def test_counts_and_new_tokens_follow_an_edit_of_the_vocabulary() -> None:
+    tokenizer = el.train_tokenizer("the cat sat", "word")
+    cat, sat = (tokenizer.token_to_id(word) for word in ("cat", "sat"))
+    table = el.TokenEmbedding(tokenizer.get_vocab_size(), EMBED_DIM)
+    model, ids = Ends(table, el.OutputHead(table)), torch.tensor([cat, sat, sat])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = EmbeddingMonitor(model, optimizer, every=1, new_tokens=[cat, sat])
+    with monitor.step(ids):
+        pass
+    receipt = el.vocab.edit_vocabulary(model, remove=["cat"], add=["dog"], tokenizer=tokenizer, optimizer=optimizer)
+    monitor.move_counts(receipt.new_ids)
+    assert receipt.tokenizer is not None
+    new = {word: receipt.tokenizer.token_to_id(word) for word in ("sat", "dog")}
+    assert {word: int(monitor.counts()[token]) for word, token in new.items()} == {"sat": 2, "dog": 0}
+    assert monitor.new_tokens.tolist() == [new["sat"]]
+
+
 def test_ids_outside_the_table_do_not_count(unchecked) -> None:
     model = ends("dense")
     monitor = EmbeddingMonitor(model, torch.optim.SGD(model.parameters(), lr=0.1), every=1)
@@ -328,7 +345,10 @@ def test_what_cannot_be_watched_is_refused(unchecked) -> None:
     with pytest.raises(SizeError, match="DeepSpeed"):
         EmbeddingMonitor(model, DeepSpeedZeroOptimizer(model.parameters(), lr=0.1))
     model.table = el.TokenEmbedding(VOCAB_SIZE + 1, EMBED_DIM)
-    with pytest.raises(SizeError, match="create another EmbeddingMonitor"), monitor.step(torch.arange(3)):
+    with (
+        pytest.raises(SizeError, match=r"call move_counts\(receipt.new_ids\)"),
+        monitor.step(torch.arange(3)),
+    ):
         pass
 
 
