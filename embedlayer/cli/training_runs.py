@@ -3,6 +3,7 @@
 import re
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import count
@@ -14,7 +15,8 @@ import click
 from embedlayer.cli.options import TOKENIZER
 from embedlayer.cli.printing import say
 from embedlayer.cli.texts import BY_DEFAULT, SourceOptions, TokenizerOptions, prepare_corpus
-from embedlayer.core.errors import SizeError
+from embedlayer.core.errors import EmbedLayerWarning, SizeError
+from embedlayer.core.formatting import count_of
 from embedlayer.io.files import create_folder
 
 if TYPE_CHECKING:
@@ -162,9 +164,16 @@ def start_run(
     wanted = TokenizerOptions(layer.tokenizer_from, layer.tokenizer, layer.vocab_size)
     corpus, tokenizer = prepare_corpus(sources, weights, directory.corpus, wanted, contents=contents, quiet=quiet)
     mean, size = corpus.num_bytes / len(corpus), tokenizer.get_vocab_size()
-    number = sum(len(each.documents) for each in corpora_of(corpus))
-    text = f"{len(corpus):,} tokens of {mean:.2f} bytes on average{f' in {number:,} documents' * options.documents}"
-    say(f"  {text}, vocabulary of {size:,}", quiet)
+    numbers = [len(each.documents) for each in corpora_of(corpus)]
+    documents = f" in {count_of(sum(numbers), 'document')}" * options.documents
+    say(f"  {len(corpus):,} tokens of {mean:.2f} bytes on average{documents}, vocabulary of {size:,}", quiet)
+    if options.documents and max(numbers) == 1:
+        warnings.warn(
+            "--documents changes nothing here: each corpus is one document, as a text file is. Rows of JSON lines, "
+            "Parquet and Arrow files are documents, and so are the text files of a folder.",
+            EmbedLayerWarning,
+            stacklevel=2,
+        )
 
     torch.manual_seed(options.seed)
     if directory.tables.exists():  # of an earlier run

@@ -55,7 +55,7 @@ def token_ranges(length: int, rank: int, ranks: int, *, order: ShareOrder = "con
         raise SizeError(
             f"{length} tokens do not divide into {total} equal chunks, which {ranks} ranks need in {order} order: pad "
             f"the whole sequences by {spare}, F.pad(x, (0, {spare}), value=value), IDs with any token, the mask of "
-            f"documents with 0 and targets with -100."
+            f"documents with 0 and targets with -100; hidden states by F.pad(x, (0, 0, 0, {spare}))."
         )
     size = length // total
     return tuple(range(chunk * size, (chunk + 1) * size) for chunk in chunks)

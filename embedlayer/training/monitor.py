@@ -22,7 +22,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, ProcessGroup, RowPartition
-from embedlayer.core.errors import CheckpointError, SizeError, TokenIdError
+from embedlayer.core.errors import CheckpointError, ShapeError, SizeError, TokenIdError
 from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.core.shapes import Ids
 from embedlayer.distributed.dtensors import is_dtensor, placements_of, to_local
@@ -87,7 +87,8 @@ class MonitorReport:
             if one of these or a logit is not finite, of all rows.
         tokens_not_finite: The first `LISTED` of their tokens.
         gradients_not_finite: Number of rows of the batch whose gradient has a NaN or infinite number, as the optimizer
-            sees it; `None` for a table whose gradient has no row for each token.
+            sees it. `None` for a table without gradients, or with none that have a row for each token: so it is in a
+            step that the optimizer did not take, if `zero_grad` is called inside the block.
         tokens_of_gradients: The first `LISTED` of their tokens.
         logit_std: Root mean square over up to 16 tokens of the standard deviation of the logits over the vocabulary.
         log_z: Mean of `log Z = log sum of exp(z)`.
@@ -188,9 +189,9 @@ class EmbeddingMonitor:
         records: In the block of a step that is read, what its losses recorded so far; otherwise `None`.
 
     Raises:
-        SizeError: `every` is below 1; DeepSpeed's ZeRO-3 has partitioned a parameter; the model has no input table; the
-            optimizer is DeepSpeed's, or has no parameter of the table though some are trained; or the table is sharded
-            otherwise than by rows.
+        SizeError: `every` is no integer of at least 1; DeepSpeed's ZeRO-3 has partitioned a parameter; the model has no
+            input table; the optimizer is DeepSpeed's, or has no parameter of the table though some are trained; or the
+            table is sharded otherwise than by rows.
         TokenIdError: A new token is outside the table.
 
     Example:
@@ -202,7 +203,7 @@ class EmbeddingMonitor:
         ...     with monitor.step(ids[:, :-1]):
         ...         model.loss(ids[:, :-1], ids[:, 1:]).backward()
         ...         optimizer.step()
-        ...         optimizer.zero_grad()
+        ...     optimizer.zero_grad()
         >>> monitor.report.step, monitor.report.never_seen < 1
         (2, True)
     """
@@ -216,8 +217,8 @@ class EmbeddingMonitor:
         new_tokens: Iterable[int] = (),
         tokenizer: Any = None,
     ) -> None:
-        if every < 1:
-            raise SizeError(f"every must be at least 1, not {every}.")
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise SizeError(f"every must be an integer of at least 1, not {every!r}.")
         refuse_partitioned(model.named_parameters(), "is monitored", gathered=False)
         self.model, self.every, self.steps = model, every, 0
         self.optimizer = _plain_optimizer(optimizer)
@@ -268,7 +269,13 @@ class EmbeddingMonitor:
 
         Args:
             ids: Token IDs that the table looks up in this step, of any shape. Those outside the table do not count.
+
+        Raises:
+            ShapeError: `ids` are no tensor of integers.
         """
+        if not isinstance(ids, Tensor) or ids.is_floating_point():
+            kind = f"{str(ids.dtype).removeprefix('torch.')} values" if isinstance(ids, Tensor) else type(ids).__name__
+            raise ShapeError(f"The monitor counts token IDs, a tensor of integers; found {kind}.")
         ids = ids.detach().to(self._since.device).flatten().long()
         inside = (ids >= 0) & (ids < len(self._since))
         self._since.index_add_(0, ids.where(inside, 0), inside.long())
@@ -289,13 +296,16 @@ class EmbeddingMonitor:
     def move_counts(self, new_ids: Int[Tensor, " V"]) -> None:
         """Count on after an edit of the vocabulary: token v is token `new_ids[v]` now, or removed if that is negative.
 
-        The model has the edited table already. New tokens have the count 0.
+        The model has the edited table already; `new_ids` is that of the edit's `Receipt`. Tokens that the edit added
+        have the count 0. The tokens that were passed as `new_tokens` are reported by their new IDs.
         """
         counts, table = self.counts(), input_table(self.model)
         new_ids = new_ids.to(counts.device)
         is_kept = new_ids >= 0
         self._counts = counts.new_zeros(table.vocab_size).index_add_(0, new_ids[is_kept], counts[is_kept])
         self._since = torch.zeros_like(self._counts)
+        moved = new_ids[self.new_tokens]
+        self.new_tokens = moved[moved >= 0]
 
     def fields(self) -> JsonObject | None:
         """Return `MonitorReport.fields` of the last step, with the texts of tokens; `None` if it was not read."""
@@ -345,8 +355,8 @@ class EmbeddingMonitor:
         table, ranks = input_table(self.model), self.collectives
         if table.vocab_size != len(self._counts):
             raise SizeError(
-                f"The table has {table.vocab_size} tokens now, and the monitor counts {len(self._counts)}: create "
-                f"another EmbeddingMonitor after an edit of the vocabulary."
+                f"The table has {table.vocab_size} tokens now, and the monitor counts {len(self._counts)}: after "
+                f"an edit of the vocabulary call move_counts(receipt.new_ids), or create another EmbeddingMonitor."
             )
         looked_up = torch.zeros_like(self._counts, dtype=torch.int32)
         for ids in self._batches or ():
@@ -376,7 +386,8 @@ class EmbeddingMonitor:
         top = ranks.all_reduce(_joined([largest, largest.new_full((1,), -torch.inf)]).amax().to(counts.device), "max")
         found = ranks.all_gather_object([read.not_finite.tolist(), read.gradients_not_finite])
         rows = sorted({token for each, _ in found for token in each})
-        gradients = None if found[0][1] is None else sorted({token for _, each in found for token in each})
+        lists = [each for _, each in found if each is not None]
+        gradients = sorted({token for each in lists for token in each}) if lists else None
         return MonitorReport(
             step=self.steps,
             never_seen=float((counts == 0).double().mean()),
@@ -458,15 +469,15 @@ class _RowsOfRank:
         return rows.double()
 
     def gradients_not_finite(self) -> list[int] | None:
-        """Return the tokens whose gradient is not finite; `None` if no parameter has one row for each token."""
+        """Return the tokens whose gradient is not finite; `None` if none with a row for each token has a gradient."""
         table, parameters = self.stored, dict(self.stored.named_parameters())
         if isinstance(table, DeltaEmbedding):
             tokens, names = table.token_tensor, ["delta"]
         else:
             tokens, names = None, list(ROW_TENSORS.get(type(table), ()))
-        trained = [parameters[name] for name in names if name in parameters and parameters[name].requires_grad]
-        bad = [_not_finite(parameter, self.ids - self.first, tokens) for parameter in trained]
-        return sorted({self.first + token for each in bad for token in each}) if trained else None
+        grads = [parameters[name].grad for name in names if name in parameters]
+        bad = [_not_finite(grad, self.ids - self.first, tokens) for grad in grads if grad is not None]
+        return sorted({self.first + token for each in bad for token in each}) if bad else None
 
     def not_finite(self) -> Tensor:
         """Return the tokens of all rows of this rank that have a number that is not finite, `(M,)`."""
@@ -489,7 +500,7 @@ class _RowsRead:
         norms: `‖w‖` before the update, `(N,)`.
         changes: `‖w' - w‖`, `(N,)`; zeros before `read_again`.
         not_finite: Tokens of rows that are not finite before the update, `(M,)`.
-        gradients_not_finite: Tokens whose gradient is not finite; `None` if no parameter has one row for each token.
+        gradients_not_finite: See `_RowsOfRank.gradients_not_finite`.
     """
 
     def __init__(self, rows: _RowsOfRank) -> None:
@@ -505,14 +516,12 @@ class _RowsRead:
         self.changes = (self.rows.vectors() - self._before).norm(dim=-1)
 
 
-def _not_finite(parameter: Tensor, rows: Tensor, tokens: Tensor | None) -> list[int]:
-    """Return those of some rows of a parameter whose gradient is not finite.
+def _not_finite(grad: Tensor, rows: Tensor, tokens: Tensor | None) -> list[int]:
+    """Return those of some rows of a gradient that are not finite.
 
-    `tokens` has the token of each row of the parameter, and `rows` are tokens too; with `None` they are its rows.
+    `tokens` has the token of each row of the gradient, and `rows` are tokens too; with `None` they are its rows.
     """
-    if parameter.grad is None:
-        return []
-    grad = to_local(parameter.grad)
+    grad = to_local(grad)
     if grad.layout is torch.sparse_coo:
         of_rows, values = rows_and_values(grad)
     elif tokens is not None:

@@ -52,6 +52,13 @@ def test_a_run_leaves_a_self_contained_folder(trained) -> None:
     assert not list(trained.glob(".*"))
 
 
+def test_documents_of_one_text_file_are_one_document_and_a_warning_says_so(text, tmp_path, capsys) -> None:
+    assert run("train", text, "-o", tmp_path / "run", "--steps", 1, "--documents", *SMALL) == 0
+    printed = capsys.readouterr()
+    assert "in 1 document, vocabulary of" in printed.out
+    assert "--documents changes nothing here: each corpus is one document" in printed.err
+
+
 def test_embed_shows_the_way_in_step_by_step(trained, capsys) -> None:
     assert run("embed", trained, "I love dogs") == 0
     shown = capsys.readouterr().out

@@ -184,6 +184,10 @@ def test_a_length_that_does_not_divide_is_refused_and_the_advice_works() -> None
     ids, documents, targets = (F.pad(x, (0, 3), value=each) for x, each in ((ids, 1), (documents, 0), (targets, -100)))
     torch.testing.assert_close(model.loss(ids, targets, attention_mask=documents), loss)
     assert torch.equal(join_shares(shares(ids, 4, "zigzag"), order="zigzag"), ids)
+    hidden = drawn(2, 13, EMBED_DIM)
+    with pytest.raises(el.SizeError, match=r"hidden states by F.pad\(x, \(0, 0, 0, 3\)\)"):
+        share_of(hidden, 0, 4, order="zigzag", dim=1)
+    assert share_of(F.pad(hidden, (0, 0, 0, 3)), 0, 4, order="zigzag", dim=1).shape == (2, 4, EMBED_DIM)
 
 
 def test_what_is_no_share_is_refused_by_name() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import embedlayer as el
 from benchmarks.operator_counter import OperatorCounter
-from embedlayer import CheckpointError, SizeError, TokenIdError
+from embedlayer import CheckpointError, ShapeError, SizeError, TokenIdError
 from embedlayer.distributed import shard_table
 from embedlayer.training import EmbeddingMonitor, MonitorReport
 from embedlayer.training.monitor import LISTED, count_deciles
@@ -246,6 +247,22 @@ def test_a_step_that_the_optimizer_skips_is_reported_without_a_change() -> None:
     assert monitor.report.log_z is not None
 
 
+@pytest.mark.parametrize("is_zeroed_inside", [False, True])
+def test_gradients_of_a_step_that_a_scaler_skips_are_reported_or_not_known(is_zeroed_inside) -> None:
+    model = ends("dense")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor, scaler = EmbeddingMonitor(model, optimizer, every=1), torch.amp.GradScaler("cpu")
+    ids, targets = batches(1)[0]
+    with monitor.step(ids):
+        scaler.scale(model(ids, targets) * torch.inf).backward()
+        scaler.step(optimizer)
+        if is_zeroed_inside:
+            optimizer.zero_grad()
+    looked_up = ids[ids != model.table.padding_idx].unique().tolist()
+    assert monitor.report.gradients_not_finite == (None if is_zeroed_inside else len(looked_up))
+    assert monitor.report.tokens_of_gradients == ([] if is_zeroed_inside else looked_up[:LISTED])
+
+
 def test_steps_without_a_loss_of_ours_report_rows_alone() -> None:
     table = el.TokenEmbedding(VOCAB_SIZE, 8)
     optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
@@ -279,6 +296,23 @@ def test_counts_continue_bit_for_bit() -> None:
     assert one.steps == other.steps
 
 
+def test_counts_and_new_tokens_follow_an_edit_of_the_vocabulary() -> None:
+    tokenizer = el.train_tokenizer("the cat sat", "word")
+    cat, sat = tokenizer.encode("cat sat").ids
+    table = el.TokenEmbedding(tokenizer.get_vocab_size(), EMBED_DIM)
+    model, ids = Ends(table, el.OutputHead(table)), torch.tensor([cat, sat, sat])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = EmbeddingMonitor(model, optimizer, every=1, new_tokens=[cat, sat])
+    with monitor.step(ids):
+        pass
+    receipt = el.vocab.edit_vocabulary(model, remove=["cat"], add=["dog"], tokenizer=tokenizer, optimizer=optimizer)
+    monitor.move_counts(receipt.new_ids)
+    assert receipt.tokenizer is not None
+    dog, sat = receipt.tokenizer.encode("dog sat").ids
+    assert monitor.counts()[[dog, sat]].tolist() == [0, 2]
+    assert monitor.new_tokens.tolist() == [sat]
+
+
 def test_ids_outside_the_table_do_not_count(unchecked) -> None:
     model = ends("dense")
     monitor = EmbeddingMonitor(model, torch.optim.SGD(model.parameters(), lr=0.1), every=1)
@@ -287,11 +321,13 @@ def test_ids_outside_the_table_do_not_count(unchecked) -> None:
     assert monitor.counts().nonzero().tolist() == [[1]]
 
 
-def test_what_cannot_be_watched_is_refused() -> None:
+def test_what_cannot_be_watched_is_refused(unchecked) -> None:
     model = ends("dense")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(SizeError, match="every must be at least 1"):
-        EmbeddingMonitor(model, optimizer, every=0)
+    intervals: tuple[Any, ...] = (0, 1.5, True, None)
+    for every in intervals:
+        with pytest.raises(SizeError, match="every must be an integer of at least 1, not"):
+            EmbeddingMonitor(model, optimizer, every=every)
     with pytest.raises(SizeError, match="no parameter of the input table"):
         EmbeddingMonitor(model, torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
     with pytest.raises(TokenIdError, match="new token 50 is outside"):
@@ -299,13 +335,20 @@ def test_what_cannot_be_watched_is_refused() -> None:
     with pytest.raises(SizeError, match="table is needed here; found Linear"):
         EmbeddingMonitor(nn.Linear(2, 2), optimizer)
     monitor = EmbeddingMonitor(model, optimizer, every=1)
+    wrong: list[tuple[Any, str]] = [([1, 2], "found list"), (torch.rand(2), "found float32 values")]
+    for ids, words in wrong:
+        with pytest.raises(ShapeError, match=words), monitor.step(ids):
+            pass
     with pytest.raises(CheckpointError, match="belongs to another table"):
         monitor.load_counts(torch.zeros(7, dtype=torch.int64), 3)
     DeepSpeedZeroOptimizer = type("DeepSpeedZeroOptimizer", (torch.optim.SGD,), {})
     with pytest.raises(SizeError, match="DeepSpeed"):
         EmbeddingMonitor(model, DeepSpeedZeroOptimizer(model.parameters(), lr=0.1))
     model.table = el.TokenEmbedding(VOCAB_SIZE + 1, EMBED_DIM)
-    with pytest.raises(SizeError, match="create another EmbeddingMonitor"), monitor.step(torch.arange(3)):
+    with (
+        pytest.raises(SizeError, match=r"call move_counts\(receipt.new_ids\)"),
+        monitor.step(torch.arange(3)),
+    ):
         pass
 
 
