@@ -67,9 +67,8 @@ class PackedDocuments:
             y = self._attend(q, k, v, scale)
         else:
             y = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
-            if len(self.text):
-                q, k, v = (x.index_select(0, self.text) for x in (q, k, v))
-                y = y.index_copy_(0, self.text, self._attend(q, k, v, scale))
+            q, k, v = (x.index_select(0, self.text) for x in (q, k, v))
+            y = y.index_copy_(0, self.text, self._attend(q, k, v, scale))
         result: Tensor = y.unflatten(0, (rows, length)).transpose(1, 2)
         return result
 
@@ -176,10 +175,12 @@ class AddedScores:
         scale: float | None,
     ) -> Float[Tensor, "B H T K"]:
         """Compute `softmax(scale * q k^T + scores) v`."""
-        if self.may_be_packed and _takes_flash_attention(q, k, v):
+        is_plain = self.may_be_packed and all(map(has_memory, (q, k, v))) and fusible(q, k, v)
+        if is_plain and _has_flash_attention(q, k, v):
             assert self.documents is not None
             self.packed = PackedDocuments(self.documents) if self.packed is None else self.packed
-            return self.packed.attend(q, k, v, scale)
+            if self.packed.longest:  # padding alone has no document
+                return self.packed.attend(q, k, v, scale)
         if len(self.blocks) == 1:
             self.whole = self.scores(self.blocks[0]) if self.whole is None else self.whole
             return self._attend_with(self.whole, q, k, v, scale)
@@ -206,15 +207,14 @@ class AddedScores:
         return scaled_dot_product(q, k, v, scores, scale=scale).flatten(-3, -2).unsqueeze(-2)
 
 
-def _takes_flash_attention(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Return whether torch may compute the attention of these by FlashAttention on their device, in eager mode.
+def _has_flash_attention(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Return whether torch has FlashAttention for these on their device.
 
-    It may not within `sdpa_kernel(SDPBackend.MATH)`, whose result has second derivatives.
+    It has none within `sdpa_kernel(SDPBackend.MATH)`, whose result has second derivatives.
     """
-    if not (all(map(has_memory, (q, k, v))) and fusible(q, k, v) and q.shape[-1] % 8 == 0):
-        return False
-    is_grouped = q.shape[-3] != k.shape[-3]
-    return can_use_flash_attention(SDPAParams(q, k, v, None, 0.0, True, is_grouped))
+    return q.shape[-1] % 8 == 0 and can_use_flash_attention(
+        SDPAParams(q, k, v, None, 0.0, True, q.shape[1] != k.shape[1])
+    )
 
 
 def scaled_dot_product(
