@@ -4,6 +4,7 @@ It has no tensor of T x T.
 """
 
 from itertools import pairwise
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -160,12 +161,11 @@ def test_documents_by_themselves_give_the_loss_and_the_gradients_of_all_scores_a
         patched.setattr(attention, "_has_flash_attention", lambda *tensors: False)
         expected = loss_and_gradients(model, mask)
     assert not varlen_attention.calls
-    reads = []
-    lengths = attention.packed_lengths
-    monkeypatch.setattr(attention, "packed_lengths", lambda documents: reads.append(1) or lengths(documents))
+    reads = Mock(side_effect=attention.packed_lengths)
+    monkeypatch.setattr(attention, "packed_lengths", reads)
     torch.testing.assert_close(loss_and_gradients(model, mask), expected, rtol=1e-12, atol=1e-12)
     assert varlen_attention.calls == (0 if is_biased or not mask.any() else len(model.blocks))
-    assert len(reads) == (not is_biased)
+    assert reads.call_count == (not is_biased)
 
 
 def test_documents_are_computed_again_where_activations_are_not_saved(varlen_attention) -> None:
@@ -228,7 +228,8 @@ ON_A_GPU = {
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.usefixtures("unchecked")
 @cases("mask, dtype, groups, width, scale", list(ON_A_GPU), [torch.bfloat16, torch.float16], [8, 2],
-       [128, 64, 8, 192], [None, 0.3])  # fmt: skip
+       [128, 64, 8, 192], [None, 0.3],
+       pairs=["mask, groups"])  # fmt: skip
 def test_variable_lengths_on_a_gpu_are_as_close_to_float32_as_all_scores_at_once(
     mask, dtype, groups, width, scale
 ) -> None:
@@ -239,9 +240,9 @@ def test_variable_lengths_on_a_gpu_are_as_close_to_float32_as_all_scores_at_once
     q, k, v, grad = (torch.randn(shape, device="cuda").to(dtype).transpose(1, 2) for shape in shapes)
 
     def computed(dtype: torch.dtype, *, is_packed: bool) -> list[torch.Tensor]:
-        inputs = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
+        inputs = [x.to(dtype).requires_grad_() for x in (q.detach(), k.detach(), v.detach())]
         scores = AddedScores(Position(), places, places, documents, None, heads)
-        result = scores.attend(*inputs, scale)
+        result = scores.attend(inputs[0], inputs[1], inputs[2], scale)
         assert (scores.packed is not None) == is_packed
         return [x.double() for x in (result.detach(), *torch.autograd.grad(result, inputs, grad.to(dtype)))]
 
