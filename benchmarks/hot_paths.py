@@ -28,6 +28,7 @@ from embedlayer.heads import StreamHead
 from embedlayer.losses import ForwardKL, JensenShannon, divergence, linear_cross_entropy, token_statistics
 from embedlayer.losses.counted_tokens import previous_losses
 from embedlayer.losses.divergence_kinds import Divergence
+from embedlayer.models.attention import PackedDocuments
 from embedlayer.models.generation import next_tokens
 from embedlayer.tables import MappedEmbedding, StreamTable
 from embedlayer.tables.stored_embedding import StoredEmbedding
@@ -390,6 +391,12 @@ def generate_token() -> Call:
     return lambda: next(new)
 
 
+def packed_documents() -> Call:
+    """Build what attention over documents reads of a mask, in each call of a model."""
+    documents = 1 + torch.arange(TOKENS)[None] // 1000
+    return lambda: PackedDocuments(documents)
+
+
 def patched_model() -> Call:
     """Build a training step of a patched transformers model without blocks: embedding, norm, head and loss."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -448,6 +455,12 @@ PATHS = [
     HotPath("rotary, angles", f"{TOKENS:,} x 128", rotary_angles),
     HotPath("rotary", f"32 + 8 heads, {TOKENS:,} x 128, bfloat16", rotate(False)),
     HotPath("rotary, training", f"32 + 8 heads, {TOKENS:,} x 128, bfloat16", rotate(True)),
+    HotPath(
+        "lengths of documents",
+        f"{TOKENS:,} tokens",
+        packed_documents,
+        {"packed_lengths": lambda: [9, 1000, TOKENS]},
+    ),
     HotPath("row-sparse step", ROW_STEP, row_step(el.RowAdamW, clips=False)),
     HotPath("row-sparse step with clipping, Adagrad", ROW_STEP, row_step(el.RowAdagrad, clips=True)),
     HotPath("look-up, int8", SIZES, quantised(8)),

@@ -200,16 +200,26 @@ def cu_seqlens_of(documents: AttentionMask) -> Int[Tensor, " N_plus_1"]:
         tensor([0, 3, 4, 6], dtype=torch.int32)
     """
     check_mask(documents, documents.shape, "documents")
-    mask = documents.long()
-    is_text, is_first = (mask != 0).flatten(), (mask != F.pad(mask, (1, 0))[..., :-1]).flatten()
-    count = int(is_text.sum())
-    if not bool(is_text[:count].all()):
+    cu_seqlens, _, count = packed_lengths(documents)
+    if not bool((documents != 0).flatten()[:count].all()):
         raise ShapeError(
             "cu_seqlens have no padding between documents: take it out of IDs and mask first, ids[mask != 0] and "
             "mask[mask != 0] of each row."
         )
-    starts = is_first[:count].nonzero().flatten()
-    return torch.cat([starts, starts.new_tensor([count])]).int()
+    return cu_seqlens
+
+
+def packed_lengths(mask: AttentionMask) -> tuple[Int[Tensor, " N_plus_1"], int, int]:
+    """Return the cumulative lengths of the documents of a mask, the length of the longest, and the number of tokens.
+
+    They are those of the tokens without padding, `mask != 0`, which may be anywhere. The mask is checked by the caller.
+    An accelerator is waited for once: the size of the first result depends on the mask.
+    """
+    number = _is_first(mask).flatten().cumsum(0)
+    lengths = F.pad(torch.zeros_like(number), (1, 0)).scatter_add_(0, number, (mask != 0).flatten().long())
+    cu_seqlens = lengths.cumsum(0)
+    count, longest, tokens = torch.stack([number[-1:].sum(), lengths.amax(), cu_seqlens[-1]]).tolist()
+    return cu_seqlens[: count + 1].int(), longest, tokens
 
 
 def index_in_document(mask: AttentionMask) -> Int[Tensor, "*batch T"]:
@@ -217,11 +227,14 @@ def index_in_document(mask: AttentionMask) -> Int[Tensor, "*batch T"]:
 
     The mask is checked by the caller.
     """
-    is_text = mask != 0
-    index = is_text.cumsum(-1) - 1
+    index = (mask != 0).cumsum(-1) - 1
+    return index - torch.where(_is_first(mask), index, 0).cummax(-1).values
+
+
+def _is_first(mask: AttentionMask) -> Bool[Tensor, "*batch T"]:
+    """Return which tokens are the first of a document of their row; padding is none."""
     document = mask.long().cummax(-1).values
-    is_first = is_text & (document != F.pad(document, (1, 0))[..., :-1])
-    return index - torch.where(is_first, index, 0).cummax(-1).values
+    return (mask != 0) & (document != F.pad(document, (1, 0))[..., :-1])
 
 
 def _mask_of_lengths(cu_seqlens: Tensor, length: int | None) -> Tensor:

@@ -1,19 +1,31 @@
-"""Attention with the bias of a position scheme and a mask of documents, in blocks of queries for long sequences."""
+"""Attention with the bias of a position scheme and a mask of documents, without a T x T tensor for long sequences."""
 
 from contextlib import nullcontext
 from functools import partial
+from inspect import signature
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from embedlayer.core.block_sizes import ATTENTION_SCORES, block_size
-from embedlayer.core.torch_state import is_transformed, is_unchanged, plain_operators_only, values_are_read
+from embedlayer.core.devices import device_kind
+from embedlayer.core.documents import packed_lengths
+from embedlayer.core.torch_state import (
+    fusible,
+    has_memory,
+    is_capturing,
+    is_transformed,
+    is_unchanged,
+    plain_operators_only,
+    values_are_read,
+)
 from embedlayer.models.cache import Slots
 from embedlayer.positions.masks import allowed_keys
 from embedlayer.positions.position import Position
@@ -28,6 +40,49 @@ class QueryBlock(NamedTuple):
     last: int
 
 
+class PackedDocuments:
+    """Documents of a mask without padding, for torch's attention over sequences of different lengths.
+
+    Args:
+        documents: For each token 0 for padding, else the number of its document, `(B, T)`. The device is waited for
+            once.
+    """
+
+    def __init__(self, documents: Int[Tensor, "B T"] | Bool[Tensor, "B T"]) -> None:
+        self.cu_seqlens, self.longest, tokens = packed_lengths(documents)
+        is_padding = (documents == 0).flatten()
+        self.text = None if tokens == len(is_padding) else is_padding.int().argsort(stable=True)[:tokens]
+
+    def attend(
+        self,
+        q: Float[Tensor, "B H T K"],
+        k: Float[Tensor, "B G T K"],
+        v: Float[Tensor, "B G T K"],
+        scale: float | None,
+    ) -> Float[Tensor, "B H T K"]:
+        """Compute the causal attention of each document by itself; a padded token attends to itself only."""
+        rows, length = q.shape[0], q.shape[2]
+        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+        if self.text is None:
+            y = self._attend(q, k, v, scale)
+        else:
+            y = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+            q, k, v = (x.index_select(0, self.text) for x in (q, k, v))
+            y = y.index_copy_(0, self.text, self._attend(q, k, v, scale))
+        result: Tensor = y.unflatten(0, (rows, length)).transpose(1, 2)
+        return result
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+        """Return the result of `attend` for the tokens of the documents, `(N, H, K)`."""
+        from torch.nn.attention.varlen import varlen_attn  # it imports what compiles graphs
+
+        # torch 2.11 has no such option, and takes heads in groups
+        options: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+        ends, longest = self.cu_seqlens, self.longest
+        y = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scale, window_size=(-1, 0), **options)
+        return cast(Tensor, y)
+
+
 class AddedScores:
     """What attention adds to its scores: the bias of a position scheme, and -inf for each key that is not attended to.
 
@@ -35,6 +90,10 @@ class AddedScores:
     computes it for blocks of queries, in every call, and once more in the backward pass. On the CPU a block leaves out
     the keys before the document of its first query. Under `torch.func` transforms and in exported graphs there are no
     blocks.
+
+    On CUDA a mask of documents alone, without a cache, needs no scores where torch has FlashAttention for the queries:
+    float16 or bfloat16, in eager mode, not in the capture of a CUDA graph. The first `attend` then waits for the device
+    once, for the lengths of the documents.
 
     Args:
         position: Position scheme; its bias of a query and a key depends on their two positions alone.
@@ -58,7 +117,20 @@ class AddedScores:
         self.position, self.queried, self.seen, self.documents, self.slots = position, queried, seen, documents, slots
         queries, keys = queried.shape[-1], seen.shape[-1]
         rows = 1 if documents is None else documents.shape[0]
-        if not is_unchanged(position, bias=Position.bias):
+        self.packed: PackedDocuments | None = None
+        self.whole: Tensor | None = None
+        is_biased = not is_unchanged(position, bias=Position.bias)
+        self.may_be_packed = (
+            documents is not None
+            and not is_biased
+            and slots is None
+            and queries == keys
+            and device_kind(documents) == "cuda"
+            and has_memory(documents)
+            and fusible(documents)
+            and not is_capturing(documents)
+        )
+        if is_biased:
             rows = num_heads * max(rows, queried.shape[:-1].numel())
         count, most = 1, block_size(ATTENTION_SCORES, queried.device.type)
         if not plain_operators_only():
@@ -66,7 +138,8 @@ class AddedScores:
                 count *= 2  # so sizes of a traced graph may be symbolic, and it is compiled again for few of them
         bounds = [number * queries // count for number in range(count + 1)]
         self.blocks = [self._block(start, stop) for start, stop in pairwise(bounds)]
-        self.whole = self.scores(self.blocks[0]) if len(self.blocks) == 1 else None
+        if len(self.blocks) == 1 and not self.may_be_packed:
+            self.whole = self.scores(self.blocks[0])
 
     def _block(self, start: int, stop: int) -> QueryBlock:
         """Return the block of the queries `start .. stop - 1`."""
@@ -102,7 +175,14 @@ class AddedScores:
         scale: float | None,
     ) -> Float[Tensor, "B H T K"]:
         """Compute `softmax(scale * q k^T + scores) v`."""
-        if self.whole is not None:
+        is_plain = self.may_be_packed and all(map(has_memory, (q, k, v))) and fusible(q, k, v)
+        if is_plain and _has_flash_attention(q, k, v):
+            assert self.documents is not None
+            self.packed = PackedDocuments(self.documents) if self.packed is None else self.packed
+            if self.packed.longest:  # padding alone has no document
+                return self.packed.attend(q, k, v, scale)
+        if len(self.blocks) == 1:
+            self.whole = self.scores(self.blocks[0]) if self.whole is None else self.whole
             return self._attend_with(self.whole, q, k, v, scale)
         parts = []
         for block in self.blocks:
@@ -125,6 +205,16 @@ class AddedScores:
             return scaled_dot_product(q, k, v, scores, scale=scale)
         q, scores = (_by_group(each, k.shape[-3]) for each in (q, scores))  # kernels that take a mask know no groups
         return scaled_dot_product(q, k, v, scores, scale=scale).flatten(-3, -2).unsqueeze(-2)
+
+
+def _has_flash_attention(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Return whether torch has FlashAttention for these on their device.
+
+    It has none within `sdpa_kernel(SDPBackend.MATH)`, whose result has second derivatives.
+    """
+    return q.shape[-1] % 8 == 0 and can_use_flash_attention(
+        SDPAParams(q, k, v, None, 0.0, True, q.shape[1] != k.shape[1])
+    )
 
 
 def scaled_dot_product(

@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from covering import cases
 
 from benchmarks.hot_paths import PATHS
-from embedlayer import RowAdamW, StaleRowsError, TokenEmbedding
+from embedlayer import DecoderLM, Position, RowAdamW, StaleRowsError, TokenEmbedding
 from embedlayer.kernels import kernels_disabled
 from embedlayer.kernels.gpu.launch import launches_observed
 from embedlayer.losses import linear_cross_entropy
+from embedlayer.models.attention import AddedScores
 
 pytestmark = [
     pytest.mark.gpu,
@@ -81,6 +82,40 @@ def captured(call) -> torch.cuda.CUDAGraph:
     with torch.cuda.graph(graph):
         call()
     return graph
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mask", [None, "documents", "documents and padding"])
+def test_a_decoder_waits_once_for_the_lengths_of_documents(mask, dtype) -> None:
+    model = DecoderLM(TokenEmbedding(100, 128), "rotary", num_layers=3, num_heads=4, num_kv_heads=2).to("cuda", dtype)
+    tokens = torch.randint(100, (2, 600), device="cuda")
+    documents = 1 + torch.arange(600, device="cuda").expand(2, 600) // 130
+    if mask == "documents and padding":
+        documents = documents.where(torch.arange(600, device="cuda") % 50 > 3, 0)
+
+    def step() -> None:
+        model(tokens, attention_mask=None if mask is None else documents).square().mean().backward()
+
+    step()
+    assert len(waits_of(step)) == (mask is not None and dtype == torch.bfloat16)
+
+
+def test_captured_attention_over_documents_reads_new_documents() -> None:
+    places, documents = torch.arange(96, device="cuda"), torch.ones(2, 96, dtype=torch.int64, device="cuda")
+    q, k, v = (torch.randn(2, 4, 96, 64, dtype=torch.bfloat16, device="cuda") for _ in range(3))
+    result: dict[str, Any] = {}
+
+    def attend() -> None:
+        scores = AddedScores(Position(), places, places, documents, None, 4)
+        result["y"] = scores.attend(q, k, v, None)
+
+    graph = captured(attend)
+    for length in (96, 40, 1):
+        documents.copy_((1 + places // length).expand(2, 96))
+        graph.replay()
+        replayed = result["y"].clone()
+        attend()
+        torch.testing.assert_close(replayed, result["y"])
 
 
 @cases(

@@ -48,6 +48,7 @@ LAUNCHES = {
     "rotary, angles": 1,
     "rotary": 1,
     "rotary, training": 2,
+    "lengths of documents": 17,
     "row-sparse step": 9,
     "row-sparse step with clipping, Adagrad": 17,
     "look-up, int8": 1,
@@ -107,9 +108,11 @@ WAITS = {
     "look-up in a mapped file": 1,
     "generate, prompt, two blocks": 1,
     "generate, a token, two blocks": 1,
+    "lengths of documents": 1,
 }
 """Most waits of a call: a loss that follows one with many ignored targets reads how many it has; a mapped table needs
-the IDs on the CPU; `generate` checks the prompt, and reads whether all texts have ended.
+the IDs on the CPU; `generate` checks the prompt, and reads whether all texts have ended; attention over
+documents needs how many there are, once for all blocks.
 
 The backward pass of a sharded loss waits too, except with `equal_loss_factors`: only the device knows whether the ranks
 multiply their losses by one number.
