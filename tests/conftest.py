@@ -151,12 +151,13 @@ def layout_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def few_logits() -> Iterator[None]:
-    """Compute the logits of small tests in chunks on CUDA too: what is few there is more than any test has."""
-    from embedlayer.core.block_sizes import FEW_LOGITS
+def few_numbers() -> Iterator[None]:
+    """Compute small tests on CUDA as large inputs: what is few there is more than any test has."""
+    from embedlayer.core.block_sizes import FEW_LOGITS, FEW_SCORES
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(FEW_LOGITS, "cuda", FEW_LOGITS["cpu"])
+        patch.setitem(FEW_SCORES, "cuda", 0)
         yield
 
 

@@ -26,6 +26,9 @@ NUMBERS = {"cpu": 1 << 18, "cuda": 1 << 24}
 ATTENTION_SCORES = {"cpu": 1 << 24, "cuda": 1 << 27}
 """Numbers of an attention's bias and mask that are computed at once, for a block of queries and all rows of a batch."""
 
+FEW_SCORES = {"cuda": 1 << 23}
+"""Up to this number of rows x queries x keys, a mask of documents is computed in place of the documents' lengths."""
+
 
 def block_size(sizes: Mapping[str, int], device_type: str) -> int:
     """Return the size for a type of device; that of CUDA for an accelerator without an entry.

@@ -14,7 +14,7 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from embedlayer.core.block_sizes import ATTENTION_SCORES, block_size
+from embedlayer.core.block_sizes import ATTENTION_SCORES, FEW_SCORES, block_size
 from embedlayer.core.devices import device_kind
 from embedlayer.core.documents import packed_lengths
 from embedlayer.core.torch_state import (
@@ -91,8 +91,8 @@ class AddedScores:
     the keys before the document of its first query. Under `torch.func` transforms and in exported graphs there are no
     blocks.
 
-    On CUDA a mask of documents alone, without a cache, needs no scores where torch has FlashAttention for the queries:
-    float16 or bfloat16, in eager mode, not in the capture of a CUDA graph. The first `attend` then waits for the device
+    On CUDA a mask of documents alone, without a cache, needs no scores where torch has FlashAttention for the queries and
+    the scores would be many: float16 or bfloat16, in eager mode, not in the capture of a CUDA graph. The first `attend` then waits for the device
     once, for the lengths of the documents.
 
     Args:
@@ -129,6 +129,7 @@ class AddedScores:
             and has_memory(documents)
             and fusible(documents)
             and not is_capturing(documents)
+            and rows * queries * keys > block_size(FEW_SCORES, "cuda")
         )
         if is_biased:
             rows = num_heads * max(rows, queried.shape[:-1].numel())
