@@ -91,9 +91,9 @@ class AddedScores:
     the keys before the document of its first query. Under `torch.func` transforms and in exported graphs there are no
     blocks.
 
-    On CUDA a mask of documents alone, without a cache, needs no scores where torch has FlashAttention for the queries and
-    the scores would be many: float16 or bfloat16, in eager mode, not in the capture of a CUDA graph. The first `attend` then waits for the device
-    once, for the lengths of the documents.
+    On CUDA a mask of documents alone, without a cache, needs no scores where these would be many and torch has
+    FlashAttention for the queries: float16 or bfloat16, in eager mode, not in the capture of a CUDA graph. The first
+    `attend` then waits for the device once, for the lengths of the documents.
 
     Args:
         position: Position scheme; its bias of a query and a key depends on their two positions alone.
