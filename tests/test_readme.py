@@ -1,5 +1,6 @@
 """Every command that README and the page of commands print runs as printed."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -24,6 +25,7 @@ PLACEHOLDERS = {
     "TERM": "Gisburn",
     "OUT": "edited",
     "--text FILE": "--text reference.txt",
+    "--to N -o OUT": "--to 4096 -o longer",
     "FILE": "vectors.vec",
     "A": "reference.txt",
     "B": "reference.txt",
@@ -86,10 +88,12 @@ def test_every_printed_command_runs_and_succeeds(tmp_path, monkeypatch, capfd) -
     monkeypatch.chdir(tmp_path)
     for name, value in SMALL.items():
         monkeypatch.setenv(name, value)
-    Path("reference.txt").write_text(carried_text()[:60_000])
+    text = carried_text()[:60_000]
+    Path("reference.txt").write_text(text)
+    Path("rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in text.split(". ")))
     number = 0
     for command in printed_commands(PAGE):
-        number += " train FILE..." in command or " train A B" in command  # the lines below are about this run
+        number += any(f" train {words}" in command for words in ("FILE...", "A B", "rows.jsonl"))  # the lines below are about this run
         program, *words = filled(command, number)
         if program == "embedlayer":
             code, (shown, errors) = run(*words), capfd.readouterr()
@@ -98,4 +102,4 @@ def test_every_printed_command_runs_and_succeeds(tmp_path, monkeypatch, capfd) -
         assert code == 0, f"{command}\n{shown}\n{errors}"
         assert shown.strip(), command
         assert "Traceback" not in errors, f"{command}\n{errors}"
-    assert number == 5
+    assert number == 6

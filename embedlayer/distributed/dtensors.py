@@ -111,6 +111,12 @@ def local_columns(tensor: Tensor) -> slice:
     return slice(chunk.offsets[1], chunk.offsets[1] + chunk.sizes[1])
 
 
+def first_local_row(tensor: "DTensor") -> int:
+    """Return the number of the first row that this rank stores, of a DTensor that is sharded by rows."""
+    [chunk] = tensor.__create_chunk_list__()
+    return int(chunk.offsets[0])
+
+
 def _sharded_dims(tensor: "DTensor", axis: int) -> list[int]:
     """Return the dimensions of the mesh over which one axis of a DTensor is sharded, 0 for rows or 1 for columns.
 

@@ -122,6 +122,7 @@ class AddedScores:
         is_biased = not is_unchanged(position, bias=Position.bias)
         self.may_be_packed = (
             documents is not None
+            and documents.dim() == 2
             and not is_biased
             and slots is None
             and queries == keys
@@ -131,10 +132,9 @@ class AddedScores:
             and not is_capturing(documents)
             and rows * queries * keys > block_size(FEW_SCORES, "cuda")
         )
-        if is_biased:
-            rows = num_heads * max(rows, queried.shape[:-1].numel())
         count, most = 1, block_size(ATTENTION_SCORES, queried.device.type)
-        if not plain_operators_only():
+        if not plain_operators_only():  # it compares sizes, which an exported graph would take for constants
+            rows = num_heads * max(rows, queried.shape[:-1].numel()) if is_biased else rows
             while 2 * count <= queries and count * most < rows * queries * keys:
                 count *= 2  # so sizes of a traced graph may be symbolic, and it is compiled again for few of them
         bounds = [number * queries // count for number in range(count + 1)]
@@ -219,14 +219,14 @@ def _has_flash_attention(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def scaled_dot_product(
-    q: Float[Tensor, "B H T K"],
-    k: Float[Tensor, "B G S K"],
-    v: Float[Tensor, "B G S K"],
+    q: Float[Tensor, "*batch H T K"],
+    k: Float[Tensor, "*batch G S K"],
+    v: Float[Tensor, "*batch G S K"],
     mask: Float[Tensor, "*rows #T S"] | None = None,
     *,
     is_causal: bool = False,
     scale: float | None,
-) -> Float[Tensor, "B H T K"]:
+) -> Float[Tensor, "*batch H T K"]:
     """Call `F.scaled_dot_product_attention`, with heads in groups, and with its plain operators under a transform."""
     # the fused kernels have no forward-mode derivative, no second derivative and no vmap rule
     with sdpa_kernel(SDPBackend.MATH) if is_transformed(q, k, v, mask) else nullcontext():

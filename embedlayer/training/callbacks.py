@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from embedlayer.core.documents import shifted_targets
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, SizeError, require
+from embedlayer.core.formatting import a_or_an
 from embedlayer.core.shapes import Ids
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.linear import token_log_probs
@@ -78,7 +79,7 @@ def transformers_monitor(
             model, name = objects["model"], type(self).__name__
             if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
                 raise SizeError(
-                    f"A {type(model).__name__} looks up tokens of its decoder that it computes itself, and the monitor "
+                    f"{type(model).__name__} looks up tokens of its decoder that it computes itself, and the monitor "
                     f"counts those of its inputs alone: it is for models without an encoder."
                 )
             names = tokenizer if tokenizer is not None else objects.get("processing_class")
@@ -255,8 +256,9 @@ class _SeenByModel:
                 return
             records.pop()
         warnings.warn(
-            f"The loss of a {type(model).__name__} is not the cross entropy of its logits and labels, so the monitor "
-            f"reports no losses and logits: patch the model, embedlayer.patch(model), or use a loss of embedlayer.",
+            f"The loss of {a_or_an(type(model).__name__)} is not the cross entropy of its logits and labels, so the "
+            "monitor reports no losses and logits: patch the model, embedlayer.patch(model), or use a loss of "
+            "embedlayer.",
             EmbedLayerWarning,
             stacklevel=2,
         )

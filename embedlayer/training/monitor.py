@@ -23,9 +23,10 @@ from torch import Tensor, nn
 
 from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, ProcessGroup, RowPartition
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError, TokenIdError
+from embedlayer.core.formatting import a_or_an
 from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.core.shapes import Ids
-from embedlayer.distributed.dtensors import is_dtensor, placements_of, to_local
+from embedlayer.distributed.dtensors import first_local_row, is_dtensor, placements_of, to_local
 from embedlayer.distributed.sharded import ROW_TENSORS, ShardedTable
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.recording import TokenRecord, record_losses
@@ -539,17 +540,16 @@ def _shard_of(table: LookupTable) -> tuple[int, Tensor]:
         SizeError: It is no `TokenEmbedding` over a weight that is sharded by rows.
     """
     from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     weight: Any = getattr(table, "weight", None)
     placements = placements_of(weight) if isinstance(table, TokenEmbedding) else None
     if placements is None or any(each not in (Shard(0), Replicate()) for each in placements):
         raise SizeError(
-            f"The rows of a {type(table).__name__} with the placements {placements} cannot be read by one rank each: "
-            f"the monitor reads a TokenEmbedding or nn.Embedding that is sharded by rows (Shard(0)), or a ShardedTable."
+            f"The rows of {a_or_an(type(table).__name__)} with the placements {placements} cannot be read by one rank "
+            f"each: the monitor reads a TokenEmbedding or nn.Embedding that is sharded by rows (Shard(0)), or a "
+            f"ShardedTable."
         )
-    _, offset = compute_local_shape_and_global_offset(weight.shape, weight.device_mesh, weight.placements)
-    return int(offset[0]), to_local(weight.detach())
+    return first_local_row(weight), to_local(weight.detach())
 
 
 def _plain_optimizer(optimizer: Any) -> torch.optim.Optimizer:

@@ -45,6 +45,8 @@ COMMANDS = {
     "vocab transplant OTHER": "{directory} {tokenizer} -o {out} --init omp --donor {donor}",
     "vocab suggest": "{directory} {files} --held-out {held_out} -o {out}",
     "vocab undo": "{directory} -o {out}",
+    "positions extend": "{directory} --to 64 -o {out} --text {text} --tokenizer {tokenizer_from} --factors {factors}",
+    "positions undo": "{directory} -o {out}",
     "vocab compare": "{first} {second} --text {text}",
 }
 """Each command with every path that it reads, by the parameter's name; one that reads none is not here."""
@@ -79,6 +81,7 @@ def there() -> Iterator[dict[str, Path]]:
     root.chmod(0o755)
     tokenizer = train_tokenizer((), "byte")
     (root / "notes.md").write_text(TEXT)
+    (root / "factors.json").write_text("{}")
     for folder in ("an-empty-folder", "sealed", "run", "texts"):
         (root / folder).mkdir()
     (root / "texts" / "a.txt").write_text(TEXT)
@@ -125,6 +128,7 @@ def as_nobody() -> Iterator[None]:
 def command_line(line: str, there: dict[str, Path], out: Path, **paths: Path) -> list[str]:
     """A line of the table with these paths, and with a run or a text at the other places."""
     command = line.removesuffix(" OTHER")
+    paths.setdefault("factors", there["a text file"].with_name("factors.json"))
     for name, kind in INPUTS[command].items():
         default = "a GGUF file" if PathKind.GGUF in kind.kinds else "a text file"
         paths.setdefault(name, there["a run" if PathKind.RUN in kind.kinds else default])

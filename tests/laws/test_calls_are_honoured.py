@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 import embedlayer as el
+from embedlayer.models.attention import AddedScores
 from embedlayer.positions.position import AdditivePosition, positions_of
 
 IDS = torch.tensor([[1, 7, 0, 49], [3, 7, 48, 2]])
@@ -30,7 +31,8 @@ def composed(layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     x = x if dropout is None else dropout(x)
     if not isinstance(layer, el.DecoderLM):
         return x
-    scores = torch.where(torch.ones(ids.shape[-1], ids.shape[-1]).tril() == 1, 0.0, -torch.inf)
+    places = torch.arange(ids.shape[-1])
+    scores = AddedScores(position, places, places, None, None, layer.sizes["num_heads"])
     for block in layer.blocks:
         x = block(x, position, positions_of(ids), scores)
     return layer.head(layer.norm(x))

@@ -1,10 +1,10 @@
 /** The view Training: losses and looked-up rows over the steps of a run. */
 
 import { chart, chartLegend } from "../charts/chart.js";
+import { monitorPanels } from "../charts/monitor.js";
 import { short } from "../charts/numbers.js";
 import { definitions, empty, h, scroller, token } from "../dom.js";
 import { next } from "../missing.js";
-import { monitorPanels } from "./monitor.js";
 
 /** @import { Child, Closable, Metrics, MetricsLine, View, ViewContext } from "../types" */
 

@@ -1,7 +1,7 @@
 /** Panels of the view Training for a run with a monitor: rows, losses and logits by the frequency of tokens. */
 
-import { chart, chartLegend } from "../charts/chart.js";
-import { short } from "../charts/numbers.js";
+import { chart, chartLegend } from "./chart.js";
+import { short } from "./numbers.js";
 import { h } from "../dom.js";
 
 /** @import { Closable, MetricsLine, Monitored } from "../types" */
