@@ -93,7 +93,8 @@ def test_every_printed_command_runs_and_succeeds(tmp_path, monkeypatch, capfd) -
     Path("rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in text.split(". ")))
     number = 0
     for command in printed_commands(PAGE):
-        number += any(f" train {words}" in command for words in ("FILE...", "A B", "rows.jsonl"))  # the lines below are about this run
+        # the lines below are about this run
+        number += any(f" train {words}" in command for words in ("FILE...", "A B", "rows.jsonl"))
         program, *words = filled(command, number)
         if program == "embedlayer":
             code, (shown, errors) = run(*words), capfd.readouterr()
