@@ -19,7 +19,7 @@ from embedlayer.optim.row_adamw import RowAdamW
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.training.monitor import EmbeddingMonitor
 
-VOCAB_SIZE, EMBED_DIM, TOKENS, BATCHES, ROUNDS = 50_257, 768, 2048, 16, 9
+VOCAB_SIZE, EMBED_DIM, TOKENS, BATCHES, ROUNDS = 50_257, 768, 2048, 16, 3
 ALONE, COUNTED, READ = "without a monitor", "counted", "read"
 
 
