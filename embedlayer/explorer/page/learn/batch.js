@@ -3,7 +3,7 @@
 import { h, slider } from "../dom.js";
 import { fromRows } from "../math.js";
 import { tiles } from "../positions/scene.js";
-import { check, claimList, numberTable } from "./parts.js";
+import { check, claimList, numberTable, timesOf } from "./parts.js";
 import { IDS, TEXT, idsOf, windowsOf } from "./windows.js";
 
 /** @import { Child, Closable } from "../types" */
@@ -16,6 +16,7 @@ import { IDS, TEXT, idsOf, windowsOf } from "./windows.js";
 const QUESTION = { tokens: 96, length: 8, stride: 8, batchSize: 1, dropLast: true };
 const WORDS_OF_TEXT = TEXT.split(" ");
 const [LENGTH, STRIDE, BATCH, MOST] = [4, 4, 8, 8];
+const LINE = 20; // tokens in a line of the strip
 
 /** @type {Scene} */
 export const scene = {
@@ -30,7 +31,7 @@ export const scene = {
   ],
   words: ["drop_last"],
   task: `Another text has ${QUESTION.tokens} tokens. How many windows of length ${QUESTION.length} with stride `
-    + `${QUESTION.stride} does it give? Type the number below the picture.`,
+    + `${QUESTION.stride} does it give? Type the number.`,
   draw,
 };
 
@@ -65,11 +66,10 @@ function draw(stage) {
   };
   const controls = controlsOf(settings, update);
   update();
-  return [controls, strip.element, formula, tables.element, reading, numbers,
-    h("label", { class: "field learn-answer" },
-      h("span", null, `Windows of ${QUESTION.tokens} tokens, length ${QUESTION.length}, stride ${QUESTION.stride}`),
-      answer),
-    claims.element];
+  const question = `Windows of ${QUESTION.tokens} tokens, length ${QUESTION.length}, stride ${QUESTION.stride}`;
+  return [controls, strip.element, formula, h("div", { class: "learn-batch" }, tables.element,
+    h("div", { class: "learn-part" }, reading, numbers,
+      h("label", { class: "field learn-answer" }, h("span", null, question), answer))), claims.element];
 }
 
 /** @param {number} value @param {number} usual */
@@ -101,46 +101,49 @@ function controlsOf(settings, update) {
     flag("hasTargets", "show the targets"), flag("dropLast", "drop_last"));
 }
 
-/** Create the strip of the text's tokens with the windows below it. */
+/** Create the strip of the text's tokens, in two lines, with the windows below it. */
 function tape() {
-  const element = h("div", { class: "learn-tape", role: "img" });
-  element.style.setProperty("--tokens", String(IDS.length));
+  const element = h("div", { class: "learn-tapes", role: "img" });
   return {
     element,
     /** @param {Settings} settings @param {Windows} windows */
-    show: (settings, { starts, batches }) => {
-      const { length, stride, row, hasTargets } = settings;
-      const [used, shown] = [batches.flat().length, batches[0]?.[row]];
-      const shift = Number(hasTargets);
-      const lanes = Math.ceil(length / stride);
-      element.setAttribute("aria-label", `${IDS.length} tokens and ${starts.length} windows, which start at `
-        + `${starts.join(", ")}${shift ? ", shifted by one token to the targets" : ""}.`);
-      element.style.setProperty("--length", String(length));
-      element.classList.toggle("learn-shifted", hasTargets);
-      element.replaceChildren(
-        ...[0, 10, 20, 30].map((at) => placed(h("small", null, String(at)), at, 10, 1)),
-        ...IDS.map((id, i) => {
-          const isIn = shown !== undefined && i >= shown + shift && i < shown + shift + length;
-          return placed(h("b", { class: isIn ? "learn-used" : null }, h("span", null, WORDS_OF_TEXT[i]), String(id)),
-            i, 1, 2);
-        }),
-        ...starts.map((start, w) => placed(h("i", {
-          class: w >= used ? "learn-dropped" : start === shown ? "learn-shown"
-            : Math.floor(w / settings.batchSize) % 2 ? "learn-odd" : null,
-        }, length > 1 ? String(w) : ""), start, length, 3 + (w % lanes))));
+    show: (settings, windows) => {
+      element.setAttribute("aria-label", `${IDS.length} tokens and ${windows.starts.length} windows, which start at `
+        + `${windows.starts.join(", ")}${settings.hasTargets ? ", shifted by one token to the targets" : ""}.`);
+      element.replaceChildren(...[0, LINE].map((from) => tapeLine(from, settings, windows)));
     },
   };
 }
 
+/** @param {number} from first token of the line @param {Settings} settings @param {Windows} windows */
+function tapeLine(from, { length, stride, row, hasTargets, batchSize }, { starts, batches }) {
+  const [used, shown, lanes] = [batches.flat().length, batches[0]?.[row], Math.ceil(length / stride)];
+  const shift = Number(hasTargets);
+  const isShown = (/** @type {number} */ i) => shown !== undefined && i >= shown + shift && i < shown + shift + length;
+  const tokens = IDS.slice(from, from + LINE).map((id, i) => placed(h("b", {
+    class: isShown(from + i) ? "learn-used" : null,
+  }, h("span", null, WORDS_OF_TEXT[from + i]), String(id)), i, i + 1, 2));
+  const ticks = [0, 5, 10, 15].map((i) => placed(h("small", null, String(from + i)), i, i + 5, 1));
+  const bars = starts.flatMap((start, w) => {
+    const [first, end] = [start + shift - from, start + shift + length - from];
+    if (end <= 0 || first >= LINE) return [];
+    const kinds = [w >= used ? "learn-dropped" : start === shown ? "learn-shown"
+      : Math.floor(w / batchSize) % 2 ? "learn-odd" : "", first < 0 ? "learn-from" : "", end > LINE ? "learn-on" : ""];
+    return [placed(h("i", { class: kinds.join(" ") }, String(w)), Math.max(0, first), Math.min(LINE, end),
+      3 + (w % lanes))];
+  });
+  return h("div", { class: "learn-tape" }, ticks, tokens, bars);
+}
+
 /**
- * Place a part of the strip over some tokens.
+ * Place a part of a line of the strip over some tokens.
  * @param {HTMLElement} element
- * @param {number} start
- * @param {number} tokens
+ * @param {number} first
+ * @param {number} end the token after the last one
  * @param {number} line
  */
-function placed(element, start, tokens, line) {
-  element.style.gridColumn = `${start + 1} / span ${tokens}`;
+function placed(element, first, end, line) {
+  element.style.gridColumn = `${first + 1} / ${end + 1}`;
   element.style.gridRow = String(line);
   return element;
 }
@@ -203,11 +206,6 @@ function counts({ length, stride, tokens, batchSize }, { starts, batches, reads 
   ]);
 }
 
-/** @param {number} count */
-function timesOf(count) {
-  return count === 1 ? "once" : `${count} times`;
-}
-
 /** @param {Settings} settings @param {Windows} windows @returns {Claim[]} */
 function claimsOf({ tokens, length, stride, batchSize, dropLast }, { starts, batches, reads }) {
   const first = batches[0]?.length ?? 0;
@@ -238,8 +236,9 @@ function verdict(typed) {
   const right = windowsOf(QUESTION).starts.length;
   if (!typed.trim()) return [false, "Type the number of windows."];
   if (Number(typed) === right) {
-    return [true, `Windows start at 0, ${stride}, … ${(right - 1) * stride}. One more would start at ${right * stride}: `
-      + `its last target would be token ${right * stride + length}, and the last one is ${tokens - 1}.`];
+    const next = right * stride;
+    return [true, `Windows start at 0, ${stride}, … ${(right - 1) * stride}. One more would start at ${next}: its `
+      + ` last target would be token ${next + length}, and the last one is ${tokens - 1}.`];
   }
   if (Number(typed) === tokens / stride) {
     return [false, `${typed} · ${length} = ${tokens}: no token is left as the target of the last one.`];

@@ -3,7 +3,7 @@
 import { HeatMap } from "../charts/heat.js";
 import { h, slider } from "../dom.js";
 import { add, fromRows, matrix, row } from "../math.js";
-import { check, claimList, fixed, listSlider, numberTable } from "./parts.js";
+import { check, claimList, fixed, listSlider, numberTable, timesOf } from "./parts.js";
 import { normalMatrix } from "./random.js";
 import { IDS, idsOf, windowsOf } from "./windows.js";
 import { WORDS } from "./words.js";
@@ -84,7 +84,7 @@ export function recovered({ row: vector, place }) {
   });
 }
 
-/** @param {ArrayLike<number>} a @param {ArrayLike<number>} b */
+/** Count the numbers that differ. @param {ArrayLike<number>} a @param {ArrayLike<number>} b */
 function unequal(a, b) {
   return Array.from(a).filter((value, i) => value !== b[i]).length;
 }
@@ -171,13 +171,15 @@ function slidersOf(settings, update) {
 /** Create the pictures of W[ids], of P on each row, and of their sum. @param {Stage} stage */
 function stripsOf(stage) {
   let dim = DIM;
-  const heats = ["W[ids]: one row of W for each ID", "P: the same T · D numbers for each row (hatched: not stored)",
-    "x = W[ids] + P"].map((label) => new HeatMap({
-    label, unit: "value", axes: [label], cellHeight: 12, rowName: (r) => `batch row ${r}`,
+  const names = ["W[ids]: one row of W for each ID", "+ P: the same numbers for each batch row (hatched: not stored)",
+    "= x"];
+  const heats = names.map((label) => new HeatMap({
+    label, unit: "value", cellHeight: 12, rowName: (r) => `batch row ${r}`,
     columnName: (c) => `position ${Math.floor(c / dim)}, dimension ${c % dim}`,
   }));
   const ticks = h("div", { class: "learn-ticks" });
-  const element = h("div", { class: "learn-stack" }, ticks, heats.map((heat) => stage.keep(heat)));
+  const element = h("div", { class: "learn-stack" }, ticks,
+    heats.flatMap((heat, i) => [h("p", { class: "learn-caption" }, names[i]), stage.keep(heat)]));
   return {
     element,
     /** @param {Settings} settings @param {Chosen} chosen */
@@ -202,7 +204,7 @@ function pairOf(stage) {
   let shown = [];
   stage.onClose(() => shown.forEach((each) => each.close()));
   return {
-    element: h("div", { class: "learn-pair learn-close" }, boxes),
+    element: h("div", { class: "learn-pair learn-low" }, boxes),
     /** @param {Settings} settings @param {Chosen} chosen */
     show: ({ a, b, t }, { ids, vectors }) => {
       shown.forEach((each) => each.close());
@@ -224,14 +226,10 @@ function pairOf(stage) {
 /** @param {Settings} settings */
 function shapes({ batchSize, length, dim }) {
   const [batch, positions] = [`(${batchSize}, ${length}, ${dim})`, `(${length}, ${dim})`];
-  return `IDs (${batchSize}, ${length}) → W[ids] ${batch}. ${batch} + ${positions} → ${batch}: `
-    + `P has ${length} · ${dim} = ${(length * dim).toLocaleString("en")} numbers, stored once and read ${batchSize === 1 ? "once"
-      : `${batchSize} times`}.${dim > SHOWN ? ` The tables below show dimensions 0 to ${SHOWN - 1} of ${dim}.` : ""}`;
-}
-
-/** Whether all numbers of two vectors are equal. @param {ArrayLike<number>} a @param {ArrayLike<number>} b */
-function isEqual(a, b) {
-  return unequal(a, b) === 0;
+  const count = (length * dim).toLocaleString("en");
+  return `IDs (${batchSize}, ${length}) → W[ids] ${batch}. ${batch} + ${positions} → ${batch}: P has ${length} · `
+    + `${dim} = ${count} numbers, stored once and read ${timesOf(batchSize)}.`
+    + (dim > SHOWN ? ` The tables below show dimensions 0 to ${SHOWN - 1} of ${dim}.` : "");
 }
 
 /** @param {Settings} settings @param {Chosen} chosen @returns {Claim[]} */
@@ -267,7 +265,7 @@ function claimsOf({ batchSize, length, dim, a, b, t }, { ids, vectors }) {
 function verdict({ a, b, t }, { vectors: [first, second], ids }, ticked) {
   if (a === b) return [false, "Both are the same batch row. Choose two."];
   if (!ticked.length) return [false, `Tick what is equal in rows ${a} and ${b} at position ${t}.`];
-  const right = PARTS.map(([name]) => name).filter((name) => isEqual(first[name], second[name]));
+  const right = PARTS.map(([name]) => name).filter((name) => !unequal(first[name], second[name]));
   const wrong = PARTS.find(([name]) => ticked.includes(name) !== right.includes(name));
   if (wrong) {
     return [false, `Look again at the ${wrong[1]} of rows ${a} and ${b} at position ${t}.`];
