@@ -259,7 +259,7 @@ def do_batch(page):
     page.get_by_text("Row 1: inputs “mat and the dog”, targets “and the dog sat”.").wait_for()
     assert [claim_class(page, number) for number in range(3)] == ["learn-holds", "learn-depends", "learn-depends"]
     slide(page, "Stride", 8)
-    page.get_by_text("There is no full batch").wait_for()
+    page.get_by_text("There is no full batch: drop_last").wait_for()
     page.get_by_label("drop_last").uncheck()
     assert page.locator('[data-value="batches"]').inner_text() == "1"
     answer.fill("11")
