@@ -316,6 +316,9 @@ def test_the_tiny_layer_is_computed_by_the_model(position, tied):
     shown = answer(OpenedModel("any", TokenEmbedding(3, 2)), params)
     walked = pipeline(model, WORDS, TINY_TEXTS[0])
     assert [token["text"] for token in shown["tokens"]] == TINY_TEXTS[0].split()
+    unknown = answer(OpenedModel("any", TokenEmbedding(3, 2)), {**params, "text": TINY_TEXTS[-1]})
+    assert (unknown["tokens"][-1]["text"], unknown["tokens"][-1]["id"]) == ("<unk>", 0)
+    assert unknown["how"].endswith("“me”.")
     torch.testing.assert_close(walked.vectors, embed(ids_of(walked)[None], model.table, model.position)[0])
     assert model.head.tied == tied
     assert walked.step("look_up").values["near"][0].equal(model.table.weight)
@@ -512,7 +515,7 @@ def test_the_machine_shows_the_models_numbers_and_its_sums(source, serve, open_p
             assert shown == pytest.approx(walked.step(name).vectors[2].tolist(), abs=5.1e-5)
         row, scaled = (float(walked.step(name).vectors[2, 1]) for name in ("look_up", "scale"))
         sums = page.locator(".mach-sum").inner_text().replace("−", "-")
-        assert f"W[2] = {row:.4f}" in sums
+        assert f"W[{WORDS.ids('dogs')[0][0]}] = {row:.4f}" in sums
         assert f"2 · {row:.4f} = {scaled:.4f}" in sums
         if scheme == "learned":
             place, total = (float(walked.step(name).vectors[2, 1]) for name in ("position", "sum"))
