@@ -412,6 +412,40 @@ def test_the_view_steps_through_the_text_with_slider_and_keys(source, serve, ope
 
 
 @pytest.mark.browser
+def test_the_tokens_are_one_stop_of_the_tab_key_in_which_arrows_move_and_enter_chooses(source, serve, open_page):
+    text = "dogs love me and I love dogs and dogs love me and I love"
+    page = open_page(serve(source) + "#pipeline?token=3&step=scale&text=" + text.replace(" ", "+"))
+    wait_for_tokens(page, 14)
+    focused = "document.activeElement.closest('[role=group]')?.getAttribute('aria-label') ?? document.activeElement.id"
+    page.locator("#pipe-text").focus()
+    stops = []
+    while page.evaluate("document.activeElement.type") != "range":
+        page.keyboard.press("Tab")
+        stops.append(page.evaluate(focused))
+    assert [stops.count(name) for name in ("Example texts", "Tokens")] == [1, 1]
+    page.keyboard.press("Shift+Tab")  # to the button beside the slider
+    page.keyboard.press("Shift+Tab")
+    at = "[...document.querySelectorAll('.pipe-chips button')].indexOf(document.activeElement)"
+    assert page.evaluate(at) == 3
+    for key, place in {"ArrowRight": 4, "ArrowLeft": 3, "End": 13, "Home": 0}.items():
+        page.keyboard.press(key)
+        assert page.evaluate(at) == place
+    page.keyboard.press("Enter")
+    assert "token=0" in page.url
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Space")
+    assert "token=2" in page.url
+    assert page.evaluate(at) == 2
+    assert "step=scale" in page.url
+    page.locator(".pipe-chips button").nth(5).click()
+    page.keyboard.press("ArrowRight")  # whoever chooses with the pointer moves on to the next step
+    assert "step=rotation" in page.url
+    page.keyboard.press("ArrowRight")
+    assert "step=head" in page.url
+
+
+@pytest.mark.browser
 def test_the_number_under_the_pointer_and_the_keys_is_the_tables(source, serve, open_page):
     page = open_page(serve(source) + "#pipeline?step=look_up&text=" + TEXT.replace(" ", "+"))
     canvas = page.locator(".heat-canvas").first
@@ -451,7 +485,8 @@ def test_a_typed_text_is_read_by_the_model_and_kept_in_the_address(source, serve
 
 @pytest.mark.browser
 def test_no_typed_text_is_lost_when_the_layer_changes(source, serve, open_page):
-    page = open_page(serve(source) + "#pipeline")
+    url = serve(source)
+    page = open_page(url + "#pipeline")
     field = page.get_by_label("Text", exact=True)
     unknown = shown_tokens(source.tokenizer, source.tokenizer.encode("zebra").ids)[0]["decoded"]
 
@@ -474,7 +509,7 @@ def test_no_typed_text_is_lost_when_the_layer_changes(source, serve, open_page):
     page.reload()
     switch("model", "dogs love me", ["dogs", "love", "me"])
     page.goto("about:blank")
-    page.goto(serve(source) + "#pipeline?text=me+me")  # the tiny layer knows no word of it, so it shows an example
+    page.goto(url + "#pipeline?text=me+me")  # the tiny layer knows no word of it, so it shows an example
     wait_for_tokens(page, 2)
     switch("tiny", TINY_TEXTS[0], TINY_TEXTS[0].split())
     switch("model", "me me", ["me", "me"])

@@ -4,7 +4,7 @@
 
 import { openWithToken } from "../card/links.js";
 import { COUNT } from "../charts/numbers.js";
-import { empty, h } from "../dom.js";
+import { empty, h, oneTabStop } from "../dom.js";
 import { drawBias } from "../pipeline/attention_bias.js";
 import { textField, textList } from "../pipeline/entry.js";
 import { drawGradient } from "../pipeline/gradient.js";
@@ -89,7 +89,7 @@ class PipelineView {
     this.choices = choices;
     this.entryPlace = h("div", { class: "pipe-place" });
     this.switchPlace = h("div", { class: "pipe-place" });
-    this.chips = h("div", { class: "pipe-chips", role: "group", "aria-label": "Tokens" });
+    this.chips = oneTabStop(h("div", { class: "pipe-chips", role: "group", "aria-label": "Tokens" }));
     this.about = h("p", { class: "note pipe-about", "aria-live": "polite" });
     this.steps = new StepList((step) => this.#goTo(step));
     this.head = h("header", { class: "pipe-head" });
@@ -168,10 +168,11 @@ class PipelineView {
     this.stateChanged();
   }
 
-  /** Whether a text of one layer is shown in the other, too. @param {string} text @param {boolean} tiny the other layer */
+  /** Whether the text of one layer is shown in the other, too. @param {string} text @param {boolean} tiny the other */
   #canRead(text, tiny) {
     if (this.context.data.exported) return this.#texts(tiny).includes(text);
     if (!tiny) return this.choices.reads === "tokenizer";
+    /** @type {string[]} */
     const words = text.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? [];
     return this.choices.tiny.words.some((word) => words.includes(word.toLowerCase()));
   }
