@@ -598,7 +598,7 @@ def test_health_and_compare_open_with_a_sentence(url, open_page, of_run):
     never.locator("summary").click()
     row = never.locator("li button").first
     assert of_run.counts[int(row.get_attribute("data-token"))] == 0
-    shown = page.locator("#view-compare aside > div .near button").first
+    shown = page.locator("#view-compare .map-side > div .near button").first
     assert of_run.counts[int(shown.get_attribute("data-token"))] > 0
 
 

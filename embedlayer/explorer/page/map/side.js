@@ -68,7 +68,7 @@ export class Side {
     this.offers = oneTabStop(h("div", { class: "map-offers", role: "group", "aria-label": "Tokens with this text" }));
     this.answer = h("div", { class: "map-answer" });
     const name = "Selected tokens and their neighbours";
-    this.element = h("aside", { class: "panel map-side", tabIndex: 0, "aria-label": name },
+    this.element = h("section", { class: "panel map-side", tabIndex: 0, "aria-label": name },
       h("label", { class: "field" }, h("span", null, "Nearest rows of a token or a sum a − b + c"), this.input),
       this.offers, this.answer);
   }
