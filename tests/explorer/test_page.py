@@ -13,7 +13,7 @@ from real_tables import minilm
 
 from embedlayer import TokenEmbedding
 from embedlayer.analysis import TokenVectors, layout, nearest
-from embedlayer.explorer import table_map
+from embedlayer.explorer import routes, table_map
 from embedlayer.explorer.export import write_page
 from embedlayer.explorer.health import table_report
 from embedlayer.explorer.user_columns import add_user_columns, read_user_columns
@@ -105,6 +105,33 @@ def test_keys_switch_views_and_theme_and_reach_the_search(url, open_page):
     page.keyboard.press("Escape")
     page.go_back()
     page.locator("#view-map .map-over").wait_for()
+
+
+def test_the_help_explains_each_view_and_leads_to_the_story_and_the_course(of_run, serving, open_page, monkeypatch):
+    def links(page):
+        page.get_by_role("button", name="Help").click()
+        shown = page.get_by_role("dialog", name="Help")
+        sentences = shown.locator(".views dd").all_inner_texts()
+        assert shown.locator(".views dt").all_inner_texts() == page.locator("[role=tab]").all_inner_texts()
+        assert page.locator(".view-head p").inner_text() == sentences[1]
+        return shown
+
+    with serving(of_run) as url:
+        monkeypatch.setattr(routes, "course_address", lambda: "")
+        page = open_page(url)
+        page.locator(".map-over").wait_for()
+        shown = links(page)
+        shown.get_by_text("The course (docs/course/index.md in the source of embedlayer)").wait_for()
+        shown.get_by_role("link", name="Pipeline").click()
+        page.locator("#view-pipeline").wait_for()
+        assert shown.is_hidden()
+        page.keyboard.press("?")
+        shown.get_by_role("link", name="The story").click()
+        page.locator("#view-learn .learn-picture").wait_for()
+        monkeypatch.setattr(routes, "course_address", lambda: "https://example.org/course")
+        page = open_page(f"{url}#map")
+        page.locator(".map-over").wait_for()
+        assert links(page).get_by_role("link", name="The course").get_attribute("href") == "https://example.org/course"
 
 
 FOUND = {
