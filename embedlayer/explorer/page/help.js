@@ -25,13 +25,12 @@ export function showHelp(dialog, { views, keys, course, go }) {
   const lessons = course ? h("a", { href: course, target: "_blank", rel: "noreferrer" }, "The course")
     : ["The course (", h("code", null, COURSE_FILE), " in the source of embedlayer)"];
   dialog.replaceChildren(
-    h("h2", { id: "help-title" }, "Help"),
+    h("form", { method: "dialog" }, h("h2", { id: "help-title" }, "Help"), h("button", { autofocus: true }, "Close")),
     list("views", views.map((view) => [link(view.id, view.title), view.sentence])),
     h("p", null, "New to embeddings? ", link("learn", "The story"),
       " explains them in short scenes with pictures and tasks. ", lessons, " has the same matter with code."),
     h("h3", null, "Keyboard shortcuts"),
-    list("keys", keys),
-    h("form", { method: "dialog" }, h("button", { autofocus: true }, "Close")));
+    list("keys", keys));
   dialog.showModal();
 }
 
