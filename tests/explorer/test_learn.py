@@ -452,7 +452,7 @@ def test_text_step_and_picture_change_to_another_scene_together(url, open_page):
     page.get_by_role("heading", name="What does a trained table look like?").wait_for()
     assert page.locator('.learn-rail button[aria-current="step"] b').inner_text() == str(len(SCENES))
     assert page.locator(".learn-picture").inner_text() == "Loading …"
-    page.get_by_role("button", name="Back").click()
+    page.get_by_role("button", name="Back", exact=True).click()
     assert page.locator('.learn-rail button[aria-current="step"] b').inner_text() == str(len(SCENES) - 1)
     page.locator(".learn-picture:not([aria-busy])").wait_for()
     for route in waiting:
