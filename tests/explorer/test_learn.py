@@ -19,8 +19,8 @@ from embedlayer.positions.sinusoidal import sinusoids
 pytestmark = pytest.mark.browser
 
 SCENES = (
-    "ids batch onehot gradient training similar order sum broadcast twice waves learned width memory "  # in their order
-    "real"
+    "ids batch onehot gradient training similar order sum broadcast twice waves learned back width memory "
+    "real"  # in their order
 ).split()
 TRIES = [
     """step through | same position | adjacent positions | distant positions (0 and 5) | 1 Frequency | 2 Adjacent |
@@ -375,6 +375,13 @@ def do_learned(page):
     slide(page, "Length of the text, tokens", 50)
 
 
+def do_back(page):
+    page.get_by_role("button", name="Set h to the row of “cat”").click()
+    verdict(page).get_by_text("“cat” wins, but with 18.2% only").wait_for()
+    for number, value in enumerate((3, 2.5, -0.5, 1.5)):
+        slide(page, f"h[{number}]", value)
+
+
 def do_width(page):
     page.get_by_role("button", name="1 (nn.Embedding)").click()
     assert float(page.locator('[data-value="variance-512"]').inner_text()) > 400
@@ -466,7 +473,7 @@ def test_text_step_and_picture_change_to_another_scene_together(url, open_page):
     page.get_by_role("heading", name="What does a trained table look like?").wait_for()
     assert page.locator('.learn-rail button[aria-current="step"] b').inner_text() == str(len(SCENES))
     assert page.locator(".learn-picture").inner_text() == "Loading …"
-    page.get_by_role("button", name="Back").click()
+    page.get_by_role("button", name="Back", exact=True).click()
     assert page.locator('.learn-rail button[aria-current="step"] b').inner_text() == str(len(SCENES) - 1)
     page.locator(".learn-picture:not([aria-busy])").wait_for()
     for route in waiting:

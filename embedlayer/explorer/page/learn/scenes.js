@@ -1,5 +1,6 @@
 /** The scenes of the story "What is an embedding?", in their order. */
 
+import { scene as back } from "./back.js";
 import { scene as batch } from "./batch.js";
 import { scene as broadcast } from "./broadcast.js";
 import { scene as gradient } from "./gradient.js";
@@ -20,5 +21,6 @@ import { scene as width } from "./width.js";
 
 /** @type {Scene[]} */
 export const SCENES = [
-  ids, batch, onehot, gradient, training, similar, order, sum, broadcast, twice, waves, learned, width, memory, real,
+  ids, batch, onehot, gradient, training, similar, order, sum, broadcast, twice, waves, learned, back, width, memory,
+  real,
 ];
