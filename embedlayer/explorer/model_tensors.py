@@ -211,7 +211,7 @@ def _grouped(
         )
         entry["count"] += 1
         entry["size"] += numbers
-    return list(tensors.values())
+    return sorted(tensors.values(), key=lambda each: each["name"])
 
 
 def _rows(
