@@ -275,5 +275,5 @@ def _gpt2_tensors() -> list[ModelTensor]:
     return [
         {"name": f"transformer.{name}", "count": count, "shape": shape, "size": count * torch.Size(shape).numel(),
          "part": part, "is_copy": False}
-        for name, count, shape, part in listed
+        for name, count, shape, part in sorted(listed)
     ]  # fmt: skip

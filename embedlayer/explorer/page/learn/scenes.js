@@ -2,12 +2,14 @@
 
 import { scene as gradient } from "./gradient.js";
 import { scene as ids } from "./ids.js";
+import { scene as inside } from "./inside.js";
 import { scene as learned } from "./learned.js";
 import { scene as memory } from "./memory.js";
 import { scene as onehot } from "./onehot.js";
 import { scene as order } from "./order.js";
 import { scene as real } from "./real.js";
 import { scene as similar } from "./similar.js";
+import { scene as sizes } from "./sizes.js";
 import { scene as sum } from "./sum.js";
 import { scene as training } from "./training.js";
 import { scene as twice } from "./twice.js";
@@ -18,5 +20,6 @@ import { scene as width } from "./width.js";
 
 /** @type {Scene[]} */
 export const SCENES = [
-  ids, onehot, gradient, training, similar, order, sum, twice, waves, learned, width, memory, real,
+  ids, onehot, gradient, training, similar, order, sum, twice, waves, learned, inside, sizes, width, memory,
+  real,
 ];
