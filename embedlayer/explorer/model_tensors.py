@@ -254,7 +254,7 @@ def _rows_in_file(
 
 
 def _gpt2_tensors() -> list[ModelTensor]:
-    """Return the tensors of GPT-2 small, as transformers names them, from its sizes."""
+    """Return the tensors of GPT-2 small, named as in its checkpoint on the hub, from its sizes."""
     tokens, width, positions, blocks = GPT2_SIZES.values()
     norm = {"weight": [width], "bias": [width]}
     of_block = {
@@ -273,7 +273,7 @@ def _gpt2_tensors() -> list[ModelTensor]:
     listed += [(f"ln_f.{name}", 1, shape, "norm") for name, shape in norm.items()]
     listed += [("wpe.weight", 1, [positions, width], "position"), ("wte.weight", 1, [tokens, width], "table")]
     return [
-        {"name": f"transformer.{name}", "count": count, "shape": shape, "size": count * torch.Size(shape).numel(),
+        {"name": name, "count": count, "shape": shape, "size": count * torch.Size(shape).numel(),
          "part": part, "is_copy": False}
         for name, count, shape, part in sorted(listed)
     ]  # fmt: skip

@@ -112,7 +112,7 @@ def test_the_list_of_gpt2_is_that_of_transformers():
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config())
     found = answer(OpenedModel("any", TokenEmbedding(4, 2)), {"layer": "gpt2"})
     assert sum(each["size"] for each in found["tensors"]) == 124_439_808 == sum(p.numel() for p in model.parameters())
-    expected = {name: list(each.shape) for name, each in model.named_parameters()}
+    expected = {name: list(each.shape) for name, each in model.transformer.named_parameters()}
     listed = {
         each["name"].replace("*", str(block)): each["shape"]
         for each in found["tensors"]

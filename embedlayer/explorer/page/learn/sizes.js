@@ -127,7 +127,8 @@ function draw(stage) {
   update();
   return [
     tiles(MEANINGS.map(([name, meaning]) => [`${name}, ${meaning}`, String(SIZES[name])])),
-    h("div", { class: "sizes-code" }, codeOf(choice, update)), h("div", { class: "learn-controls" }, batches), lines,
+    h("div", { class: "sizes-code" }, codeOf(choice, update)),
+    h("div", { class: "learn-controls sizes-batch" }, batches), lines,
     cost, tables, claims.element,
   ];
 }
