@@ -247,7 +247,7 @@ class ModelTensors(TypedDict):
         unit: What `size` counts: bytes where rows or weights are stored in a packed form.
         is_tied: Whether the head is the table.
         is_file: Whether the list and the rows outside are read from the files; if not, from the model in memory.
-        rows: Empty where only the sizes of a model are known.
+        rows: Empty where only the sizes of a model are known, or an ID reads several rows.
     """
 
     title: str

@@ -7,6 +7,7 @@ from typing import NamedTuple, cast
 
 import torch
 
+from embedlayer.census.configurations import text_part
 from embedlayer.checkpoints.layer import EmbeddingLayer
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.checkpoints.reading.tensors import is_in_block
@@ -93,6 +94,8 @@ def _of_model(source: OpenedModel, vocabulary: Vocabulary, ids: list[int]) -> Mo
     is_tied = bool(source.head is not None and source.head.tied)
     is_packed = _is_own(source) or (checkpoint is not None and checkpoint.quantisation is not None)
     is_packed = is_packed and not all(each.is_float for each in stored)
+    table = _table_name(model, parts)
+    stored.sort(key=lambda each: (each.name != table, parts[each.name] != "table", each.name))
     tensors = _grouped(stored, parts, is_tied=is_tied, in_bytes=is_packed)
     rows = _rows(source, checkpoint, parts, vocabulary, ids)
     return {**_answer(source.title, tensors, is_tied=is_tied, rows=rows), "is_file": checkpoint is not None,
@@ -161,6 +164,13 @@ def _parts(source: OpenedModel, checkpoint: Checkpoint | None, names: list[str])
     return parts | {name: "norm" for name in names if norm and _module(name) == norm}
 
 
+def _table_name(model: Model, parts: Mapping[str, ModelPart]) -> str:
+    """Return the name of the table's tensor: the one that was read, if the checkpoint has copies of it."""
+    read = model.tensor_names if isinstance(model, EmbeddingLayer) else {}
+    first = [name for key, names in read.items() for name in names[:1] if key.startswith("table.")]
+    return next((name for name in first if name in parts), "")
+
+
 def _module_keys(source: OpenedModel, names: list[str]) -> dict[str, str]:
     """Return the first name of the key in our layer for the modules of tensors that the layer knows."""
     model = source.model
@@ -185,24 +195,25 @@ def _final_norm(checkpoint: Checkpoint | None, table: str, names: list[str]) -> 
         return None
     if checkpoint.gguf is not None:
         return _module(GGUF_TENSORS["norm.weight"])
-    spec = FINAL_NORMS.get(str(checkpoint.config.get("model_type")))
+    spec = FINAL_NORMS.get(str(text_part(checkpoint.config).get("model_type")))
     return None if spec is None else final_norm_module(str(spec.name), table, names)
 
 
 def _grouped(
     stored: list[_Stored], parts: Mapping[str, ModelPart], *, is_tied: bool, in_bytes: bool
 ) -> list[ModelTensor]:
-    """Return the tensors in the order of their names, those of all blocks with one name and shape as one entry."""
+    """Return the tensors in the order of their names, those of all blocks with one name and shape as one entry.
+
+    The first in `stored` is the table; other tensors with its rows are not counted.
+    """
     tensors: dict[tuple[str, tuple[int, ...], ModelPart], ModelTensor] = {}
-    table: _Stored | None = None
-    for each in sorted(stored):
+    for each in stored:
         part = parts[each.name]
         is_mask = each.name.endswith("attn.bias") and len(each.shape) == 4  # of GPT-2
         if is_mask or _BUFFER.fullmatch(each.name) or not (each.is_float or in_bytes):
             part = "buffer"
-        is_copy = part == "table" and table is not None and each.shape == table.shape and not in_bytes
-        is_copy = is_copy or (part == "head" and is_tied and each.shape == (table and table.shape))
-        table = each if part == "table" and table is None else table
+        has_rows = (part == "table" and not in_bytes) or (part == "head" and is_tied)
+        is_copy = has_rows and each is not stored[0] and each.shape == stored[0].shape
         name = re.sub(r"(?<![^.])\d+(?![^.])", "*", each.name) if part in ("blocks", "buffer") else each.name
         numbers = each.nbytes if in_bytes else torch.Size(each.shape).numel()
         entry = tensors.setdefault(
@@ -223,8 +234,12 @@ def _rows(
 ) -> list[LookedUpRow]:
     """Return rows of some tokens: as the model's first step computes them, and as the table's tensor has them.
 
-    The tensor is read from the file if it has the rows as numbers; packed rows are decoded by the table.
+    The tensor is read from the file if it has the rows as numbers; packed rows are decoded by the table. A model whose
+    IDs are codes alone has none: each vector is the sum of several rows.
     """
+    codes = source.model.codes if isinstance(source.model, EmbeddingLayer) else None
+    if codes is not None and source.table is codes.rows:
+        return []
     table, asked = source.table, torch.tensor(ids, device=source.table.device)
     with torch.no_grad():
         inside = trace_text(cast(Model, source.model), asked).steps[0].vectors.detach().float().cpu()

@@ -120,4 +120,4 @@ def test_the_list_of_the_source_that_is_open_is_shown_and_in_an_exported_page_to
         page.goto(url + "#learn?s=inside&source=1")
         page.get_by_text("nameless is a table by itself").wait_for()
         page.get_by_text("the model: GPT-2 small").wait_for()
-        page.get_by_text("The numbers of GPT-2 small are not here").wait_for()
+        page.get_by_text("Rows of GPT-2 small are not shown").wait_for()

@@ -5,10 +5,13 @@ from base64 import b64decode
 import numpy as np
 import pytest
 import torch
+from stream_models import stream_model
+from tiny_models import build, quiet
 
 from embedlayer import DecoderLM, QuantizedEmbedding, RotaryEmbedding, TokenEmbedding
 from embedlayer.checkpoints import write_vectors
 from embedlayer.explorer.model_tensors import answer, exported_requests
+from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.opening import OpenedModel, open_model
 
 BERT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 99}
@@ -35,6 +38,22 @@ def numbers(packed):
     return np.frombuffer(b64decode(packed["float32"]), dtype="<f4").reshape(packed["shape"])
 
 
+def saved(name, folder):
+    """A small model of transformers, saved in a folder."""
+    transformers = pytest.importorskip("transformers")
+    class_name, sizes = MODELS[name]
+    kind = getattr(transformers, class_name)
+    torch.manual_seed(0)
+    model = kind(kind.config_class(**sizes))
+    with quiet():
+        model.save_pretrained(folder)
+    return model
+
+
+def counted(tensors):
+    return sum(each["size"] for each in tensors if not each["is_copy"] and each["part"] != "buffer")
+
+
 def check_rows(found, table):
     assert found["rows"]
     for row in found["rows"]:
@@ -46,19 +65,13 @@ def check_rows(found, table):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_tensors_of_a_checkpoint_are_all_its_parameters_each_counted_once(name, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    class_name, sizes = MODELS[name]
-    kind = getattr(transformers, class_name)
-    torch.manual_seed(0)
-    model = kind(kind.config_class(**sizes))
-    model.save_pretrained(tmp_path)
+    model = saved(name, tmp_path)
     found = answer(open_model(tmp_path), {})
     assert found["is_file"]
     assert found["refused"] == ""
     tensors = found["tensors"]
     assert [each["name"] for each in tensors] == sorted(each["name"] for each in tensors)
-    counted = sum(each["size"] for each in tensors if not each["is_copy"])
-    assert counted == sum(each.numel() for each in model.parameters())
+    assert counted(tensors) == sum(each.numel() for each in model.parameters())
     assert {each["part"] for each in tensors} == PARTS[name]
     assert found["is_tied"] == (model.get_output_embeddings().weight is model.get_input_embeddings().weight)
     [table] = [each for each in tensors if each["part"] == "table" and not each["is_copy"]]
@@ -85,6 +98,41 @@ def test_a_model_in_the_layout_of_meta_has_its_parts_by_name(shared_data):
     assert next(each["name"] for each in found["tensors"] if each["part"] == "table") == "tok_embeddings.weight"
     assert sum(each["size"] for each in found["tensors"]) == sum(each.numel() for each in source.model.parameters())
     check_rows(found, source.table.weight)
+
+
+def test_the_final_norm_of_the_language_model_is_found_beside_a_vision_tower(tmp_path):
+    with quiet():
+        build("qwen2_vl", "image-text")[1].save_pretrained(tmp_path)
+    tensors = answer(open_model(tmp_path), {})["tensors"]
+    assert [each["name"] for each in tensors if each["part"] == "norm"] == ["model.norm.weight"]
+
+
+def test_a_model_of_codes_alone_shows_no_rows(tmp_path):
+    with quiet():
+        stream_model("musicgen").save_pretrained(tmp_path)
+    found = answer(open_model(tmp_path), {})
+    assert found["tensors"]
+    assert found["rows"] == []
+
+
+BUFFERS = {
+    "gpt2": {"transformer.h.0.attn.bias": torch.ones(1, 1, 8, 8)},
+    "tied llama": {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)},
+}
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_buffers_of_old_files_and_copies_of_a_tied_table_are_listed_and_not_counted(name, tmp_path):
+    model = saved(name, tmp_path)
+    tensors, metadata = load_tensors(tmp_path / "model.safetensors")
+    copy = {"lm_head.weight": model.lm_head.weight.detach().clone()}
+    save_tensors(tmp_path / "model.safetensors", tensors | BUFFERS[name] | copy, metadata)
+    found = answer(open_model(tmp_path), {})["tensors"]
+    assert [each["name"] for each in found if each["is_copy"]] == ["lm_head.weight"]
+    assert [each["name"] for each in found if each["part"] == "buffer"] == [
+        each.replace(".0.", ".*.") for each in BUFFERS[name]
+    ]
+    assert counted(found) == sum(each.numel() for each in model.parameters())
 
 
 def test_packed_rows_are_counted_in_bytes_and_decoded(tmp_path):

@@ -90,7 +90,7 @@ async function draw(stage) {
     const model = models[name];
     const rows = model.rows.length ? model : tiny;
     const look = lookUps(rows, rows === model ? ""
-      : `The numbers of ${model.title} are not here; these are those of the tiny layer.`);
+      : `Rows of ${model.title} are not shown; these are those of the tiny layer.`);
     closers = [look.close];
     place.replaceChildren(...listOf(stage, model), look.element);
     claims.show(claimsOf(model));
