@@ -18,9 +18,9 @@ from embedlayer.positions.sinusoidal import sinusoids
 
 pytestmark = pytest.mark.browser
 
-SCENES = (
-    "ids batch onehot gradient training similar order sum broadcast twice waves learned back width memory "
-    "real"  # in their order
+SCENES = (  # in their order
+    "ids batch onehot gradient training similar order sum broadcast twice waves "
+    "learned back inside sizes width memory real"
 ).split()
 TRIES = [
     """step through | same position | adjacent positions | distant positions (0 and 5) | 1 Frequency | 2 Adjacent |
@@ -380,6 +380,37 @@ def do_back(page):
     verdict(page).get_by_text("“cat” wins, but with 18.2% only").wait_for()
     for number, value in enumerate((3, 2.5, -0.5, 1.5)):
         slide(page, f"h[{number}]", value)
+
+
+def do_inside(page):
+    page.get_by_role("combobox", name="Model").select_option("gpt2")
+    tensors = page.locator(".inside-name")
+    tensors.filter(has_text="wpe").click()
+    verdict(page).get_by_text("it is added to the rows. Start again. 0 of 5 passed.").wait_for()
+    for name in ("wte.weight", "wpe.weight", "h.*.ln_1.weight", "h.*.ln_2.bias"):
+        tensors.filter(has_text=name).click()
+    verdict(page).get_by_text("they read vectors, not IDs. Start again. 0 of 5 passed.").wait_for()
+    assert page.locator('[data-part="table"] b').inner_text() == "31.0%"
+    for name in ("wte.weight", "wpe.weight", "h.*.mlp.c_fc.weight", "ln_f.weight", "wte.weight"):
+        tensors.filter(has_text=name).click()
+    page.locator(".inside-slot").last.get_by_text("the table again").wait_for()
+
+
+def do_sizes(page):
+    said = verdict(page)
+    menus = {name: page.get_by_label(name) for name in ("Rows of tok_emb", "Columns of tok_emb", "Rows of pos_emb")}
+    menus["Columns of tok_emb"].select_option("V")
+    said.get_by_text("PyTorch sees it at once").wait_for()
+    menus["Columns of tok_emb"].select_option("D")
+    menus["Rows of pos_emb"].select_option("V")
+    said.get_by_text("it only has 16 numbers that no text reads").wait_for()
+    menus["Rows of tok_emb"].select_option("T")
+    said.get_by_text("Which batch breaks it?").wait_for()
+    page.get_by_role("combobox", name="Batch").select_option("2")
+    assert page.locator(".sizes-error").inner_text().endswith("IndexError: index out of range in self")
+    said.get_by_text("Now repair the sizes.").wait_for()
+    menus["Rows of pos_emb"].select_option("T")
+    menus["Rows of tok_emb"].select_option("V")
 
 
 def do_width(page):

@@ -69,6 +69,11 @@ export const GLOSSARY = [
   ["linear function", "linear function", "A product with a matrix. Here the matrix depends on the offset k only, not "
     + "on the position."],
   ["parameters", "parameters", "The numbers of a model that training changes."],
+  ["tensor", "tensors?", "A block of numbers with a shape: a vector, a matrix such as V × D, or more dimensions."],
+  ["checkpoint", "checkpoint", "The files of a model after training: the numbers of its tensors, each with a name, and "
+    + "a configuration with its sizes."],
+  ["context length T", "context length", "The largest number of tokens that a text may have in a model; a table of "
+    + "learned positions has T rows."],
   ["extrapolate", "extrapolate", "To work on texts longer than those of the training."],
   ["RoPE", "RoPE|rotary positions", "Rotary positions: queries and keys inside attention are rotated by an angle "
     + "proportional to the position; nothing is added to the row."],
