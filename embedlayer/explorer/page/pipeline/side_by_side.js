@@ -1,0 +1,79 @@
+/** One text under several tokenizers, aligned by its bytes: tokens, bytes per token, and the size of the table. */
+
+import { COUNT } from "../charts/numbers.js";
+import { h } from "../dom.js";
+import { byteStrips } from "./byte_strips.js";
+import { picture } from "./pictures.js";
+import { tokenBoxes } from "./token_player.js";
+
+/** @import { Closable, Load, Params, SourceManifest, Tokenization } from "../types" */
+/** @import { ByteRow } from "./byte_strips.js" */
+
+/**
+ * Return the requests of a text's tokens: under the source's own tokenizer, another source's, the page's small one, and
+ * bytes.
+ * @param {Params} own parameters of the layer that is shown
+ * @param {SourceManifest[]} sources
+ * @param {number} source the number of the own one
+ * @returns {Params[]}
+ */
+export function fourTokenizers(own, sources, source) {
+  const other = sources.findIndex(({ has }, number) => number !== source && has.includes("tokenizer"));
+  const others = other < 0 ? [] : [{ source: other }];
+  return [own, ...others, { ...own, tokenizer: "small" }, { ...own, tokenizer: "bytes" }];
+}
+
+/**
+ * Ask for a text's tokens under several tokenizers. The first must have an answer; of the others those are left out
+ * that have none: an exported page holds a few answers only.
+ * @param {Load} load
+ * @param {string} text
+ * @param {Params[]} requests
+ * @returns {Promise<Tokenization[]>}
+ */
+export async function tokenizations(load, text, requests) {
+  const [first, ...rest] = requests.map((params) => load("tokenization", { text, ...params }));
+  const others = await Promise.allSettled(rest);
+  return [await first, ...others.flatMap((answer) => (answer.status === "fulfilled" ? [answer.value] : []))];
+}
+
+/** Create the strips and the table. @param {Tokenization[]} list @param {string} text @returns {Closable} */
+export function sideBySide(list, text) {
+  const bytes = new TextEncoder().encode(text);
+  const strips = byteStrips();
+  strips.show(list.map((each) => rowOf(each, bytes.length)), bytes);
+  const head = ["", "tokens of the text", "bytes per token", "numbers of the table, V × D"].map((name, i) =>
+    h("th", { class: i ? "number" : null, scope: "col" }, name));
+  return {
+    close: strips.close,
+    element: picture("The same text under other tokenizers", h("p", { class: "note" }, "Aligned by bytes: the same "
+      + "byte is at the same place in each strip. Fewer tokens need a larger table."), strips.element,
+    h("table", { class: "tok-table" }, h("thead", null, h("tr", null, head)),
+      h("tbody", null, list.map((each) => lineOf(each, bytes.length))))),
+  };
+}
+
+/** @param {Tokenization} tokenization @param {number} size bytes of the text @returns {ByteRow} */
+function rowOf({ title, tokens, left_out: leftOut }, size) {
+  const boxes = tokenBoxes(tokens);
+  const end = boxes.at(-1)?.stop ?? 0;
+  const rest = `${COUNT.format(leftOut)} more`;
+  return { name: title, boxes: leftOut && end < size
+    ? [...boxes, { start: end, stop: size, title: rest, kind: "tok-more", label: () => rest }] : boxes };
+}
+
+/** Return how many tokens a text has, without those that a tokenizer adds. @param {Tokenization} tokenization */
+export function tokensOf({ tokens, left_out: leftOut }) {
+  return tokens.filter(({ start, stop }) => stop > start).length + leftOut;
+}
+
+/** @param {Tokenization} tokenization @param {number} size */
+function lineOf(tokenization, size) {
+  const { title, vocab_size: vocab, embed_dim: dim } = tokenization;
+  const count = tokensOf(tokenization);
+  return h("tr", null, h("th", { scope: "row" }, title),
+    h("td", { class: "number" }, COUNT.format(count)),
+    h("td", { class: "number" }, count ? (size / count).toFixed(3) : "–"),
+    h("td", { class: "number" }, h("small", null, `${COUNT.format(vocab)} × ${COUNT.format(dim)} = `),
+      COUNT.format(vocab * dim)));
+}
