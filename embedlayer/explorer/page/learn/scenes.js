@@ -6,6 +6,7 @@ import { scene as learned } from "./learned.js";
 import { scene as memory } from "./memory.js";
 import { scene as onehot } from "./onehot.js";
 import { scene as order } from "./order.js";
+import { scene as pieces } from "./pieces.js";
 import { scene as real } from "./real.js";
 import { scene as similar } from "./similar.js";
 import { scene as sum } from "./sum.js";
@@ -18,5 +19,5 @@ import { scene as width } from "./width.js";
 
 /** @type {Scene[]} */
 export const SCENES = [
-  ids, onehot, gradient, training, similar, order, sum, twice, waves, learned, width, memory, real,
+  ids, pieces, onehot, gradient, training, similar, order, sum, twice, waves, learned, width, memory, real,
 ];

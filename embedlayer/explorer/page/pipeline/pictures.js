@@ -7,7 +7,7 @@ import { numberTable } from "../learn/parts.js";
 import { fromRows, unpackMatrix } from "../math.js";
 import { MOST_CELLS, digitsOf } from "./vector.js";
 
-/** @import { CellTest, Changes, Child, Closable, Load, Matrix, Params, Pipeline, PipelineStep } from "../types" */
+/** @import { CellTest, Changes, Child, Closable, Load, Matrix, Pipeline, PipelineStep } from "../types" */
 /** @import { ShownToken, ViewContext, ViewState } from "../types" */
 
 /**
@@ -30,7 +30,7 @@ import { MOST_CELLS, digitsOf } from "./vector.js";
  * @property {(id: number, changes?: Changes) => void} append add a token to the text; and change the state
  * @property {() => void} removeAppended
  * @property {ViewContext} context
- * @property {Params} layerParams parameters of requests that say which layer is shown
+ * @property {boolean} isTiny whether the tiny layer is shown
  */
 
 const PERCENT = new Intl.NumberFormat("en", {

@@ -61,10 +61,10 @@ function mergeSteps(trace) {
   return {
     name, unit: "Merge", count: trace.merges.length,
     draw: (done, goTo) => [
+      h("p", { class: "note" }, MERGE_RULE),
       symbolRow(trace, ranks, done),
       h("p", { class: "tok-said", "aria-live": "polite" }, mergeSentence(trace, each, done)),
       mergeList(trace, each, done, goTo),
-      h("p", { class: "note" }, MERGE_RULE),
     ],
   };
 }

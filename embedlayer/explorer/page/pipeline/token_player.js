@@ -69,10 +69,14 @@ export function tokenPlayer(tokenization, text, chosen, { onToken, opensCard = f
     close,
     element: h("div", { class: "tok" }, normalised(tokenization, text),
       tokenization.refused ? h("p", { class: "note" }, tokenization.refused) : null,
-      pieces.length ? picture(splitTitle(tokenization), splitNote(tokenization),
-        h("div", { class: "tok-pieces", role: "group", "aria-label": "Pre-tokens" }, buttons)) : null,
+      pieces.length > 1 ? picture(splitTitle(tokenization), splitNote(tokenization), groupOf(buttons)) : null,
       detail, onToken ? null : allTokens(tokenization, opensCard)),
   };
+}
+
+/** @param {HTMLButtonElement[]} buttons */
+function groupOf(buttons) {
+  return h("div", { class: "tok-pieces", role: "group", "aria-label": "Pre-tokens" }, buttons);
 }
 
 /** Return the index of the pre-token that is shown. @param {Tokenization} tokenization @param {Chosen} chosen */
@@ -127,16 +131,14 @@ export function changedParts(before, after) {
 function splitTitle({ pieces, model }) {
   if (model === "ids") return "IDs that were typed";
   if (model === "names") return "Split by the names of the rows";
-  return pieces.length === 1 ? "One pre-token" : `Split into ${COUNT.format(pieces.length)} pre-tokens`;
+  return `Split into ${COUNT.format(pieces.length)} pre-tokens`;
 }
 
 /** @param {Tokenization} tokenization */
-function splitNote({ pieces, model, normalized }) {
+function splitNote({ model }) {
   if (model === "ids" || model === "names") return null;
-  const isWhole = pieces.length === 1 && /\S[\s·▁]+\S/u.test(normalized);
-  return h("p", { class: "note" }, isWhole
-    ? "This tokenizer does not split the text first: its model works on all of it."
-    : "Each is split by itself, below it are its tokens: no token goes beyond a pre-token. Choose one.");
+  return h("p", { class: "note" },
+    "Each is split by itself, below it are its tokens: no token goes beyond a pre-token. Choose one.");
 }
 
 /** @param {Tokenization} tokenization @param {number} number @param {() => void} onClick */
@@ -163,7 +165,9 @@ function partsOf(tokenization, text, number, chosen) {
   const own = tokenization.tokens.slice(piece.first, piece.behind);
   const steps = modelSteps(piece);
   const bytes = new TextEncoder().encode(text).subarray(piece.start, piece.stop);
-  const parts = [stepsPart(steps, piece.text, chosen.done.get(number) ?? 0, (done) => chosen.done.set(number, done))];
+  const isWhole = tokenization.pieces.length === 1 && /\S[\s·▁]+\S/u.test(piece.text);
+  const name = isWhole ? "The whole text, which this tokenizer does not split first" : tokenOf(piece.text);
+  const parts = [stepsPart(steps, name, chosen.done.get(number) ?? 0, (done) => chosen.done.set(number, done))];
   if (bytes.some((byte) => byte > 127)) parts.push(bytesPart(bytes, own, piece.start));
   return parts;
 }
@@ -171,7 +175,7 @@ function partsOf(tokenization, text, number, chosen) {
 /**
  * Create the player of the steps of a model.
  * @param {ModelSteps} steps
- * @param {string} name of the pre-token
+ * @param {Child} name of the pre-token
  * @param {number} start
  * @param {(done: number) => void} remember
  * @returns {Closable}
@@ -204,7 +208,7 @@ function stepsPart(steps, name, start, remember) {
   show(done);
   const controls = steps.count ? h("div", { class: "tok-controls" }, range, player.element) : null;
   return {
-    element: picture(null, h("h3", null, tokenOf(name), `: ${steps.name}`), controls, place),
+    element: picture(null, h("h3", null, name, `: ${steps.name}`), controls, place),
     close: () => closers.forEach((close) => close()),
   };
 }

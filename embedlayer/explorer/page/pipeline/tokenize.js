@@ -27,7 +27,7 @@ async function load(scene, box) {
   box.append(h("p", { class: "note" }, "Loading …"));
   try {
     const { data, sources, source } = scene.context;
-    const requests = fourTokenizers(scene.layerParams, sources, source);
+    const requests = fourTokenizers(scene.isTiny ? { layer: "tiny" } : {}, sources, source);
     const list = await tokenizations(data.load, scene.pipeline.text, requests);
     const loaded = { list, chosen: chosenAt(scene.token) };
     known.set(scene.pipeline, loaded);

@@ -325,7 +325,7 @@ class PipelineView {
       append: (id, changes = {}) => this.#append([...pipeline.appended, id], changes),
       removeAppended: () => this.#append([], {}),
       context: this.context,
-      layerParams: this.#layerParams(),
+      isTiny: this.#layer?.tiny ?? false,
     };
   }
 
