@@ -48,7 +48,7 @@ async function draw(stage) {
       const [plain, spaced] = await Promise.all([word, ` ${word}`].map((text) =>
         data.load("tokenization", { text, ...SMALL })));
       const text = hasSpace ? ` ${word}` : word;
-      const list = await tokenizations(data.load, text, besides(stage));
+      const list = await tokenizations(data.load, text, fourTokenizers(SMALL, stage.context));
       if (stage.isClosed || asked !== `${hasSpace}${word}`) return undefined;
       counts.replaceChildren(countOf(plain, word), ", ", countOf(spaced, ` ${word}`), ".");
       show([tokenPlayer(list[0], text, chosenAt(0)), ...(list.length > 1 ? [sideBySide(list, text)] : [])]);
@@ -69,13 +69,6 @@ async function draw(stage) {
   });
   await update();
   return [h("div", { class: "learn-controls" }, wordField(stage, words, word, onWord), space), counts, place];
-}
-
-/** Return the requests of a text under the small tokenizer, and under others. @param {Stage} stage */
-function besides({ context: { sources, source, manifest } }) {
-  const [own, ...others] = fourTokenizers({}, sources, source);
-  const all = manifest.has.includes("tokenizer") ? [own, ...others] : others;
-  return [SMALL, ...all.filter(({ tokenizer }) => tokenizer !== SMALL.tokenizer)];
 }
 
 /**

@@ -30,7 +30,6 @@ import { MOST_CELLS, digitsOf } from "./vector.js";
  * @property {(id: number, changes?: Changes) => void} append add a token to the text; and change the state
  * @property {() => void} removeAppended
  * @property {ViewContext} context
- * @property {boolean} isTiny whether the tiny layer is shown
  */
 
 const PERCENT = new Intl.NumberFormat("en", {

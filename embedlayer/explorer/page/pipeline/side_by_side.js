@@ -6,21 +6,27 @@ import { byteStrips } from "./byte_strips.js";
 import { picture } from "./pictures.js";
 import { tokenBoxes } from "./token_player.js";
 
-/** @import { Closable, Load, Params, SourceManifest, Tokenization } from "../types" */
+/** @import { Closable, Load, Params, Tokenization, ViewContext } from "../types" */
 /** @import { ByteRow } from "./byte_strips.js" */
 
+const MOST = 4;
+
 /**
- * Return the requests of a text's tokens: under the source's own tokenizer, another source's, the page's small one, and
- * bytes.
- * @param {Params} own parameters of the layer that is shown
- * @param {SourceManifest[]} sources
- * @param {number} source the number of the own one
+ * Return the parameters of the requests of a text's tokens under up to four tokenizers: the first one, that of the
+ * source, those of other sources, the page's small one, and bytes.
+ * @param {Params} first
+ * @param {ViewContext} context
  * @returns {Params[]}
  */
-export function fourTokenizers(own, sources, source) {
-  const other = sources.findIndex(({ has }, number) => number !== source && has.includes("tokenizer"));
-  const others = other < 0 ? [] : [{ source: other }];
-  return [own, ...others, { ...own, tokenizer: "small" }, { ...own, tokenizer: "bytes" }];
+export function fourTokenizers(first, { sources, source }) {
+  const layer = first.layer ? { layer: first.layer } : {};
+  const own = ["small", "bytes"].filter((name) => name !== first.tokenizer)
+    .map((tokenizer) => ({ ...layer, tokenizer }));
+  const isOfSource = !first.layer && !first.tokenizer;
+  const numbers = [source, ...sources.keys()].filter((number, i) => sources[number].has.includes("tokenizer")
+    && (i ? number !== source : !isOfSource));
+  const others = numbers.slice(0, MOST - 1 - own.length);
+  return [first, ...others.map((number) => (number === source ? {} : { source: number })), ...own];
 }
 
 /**

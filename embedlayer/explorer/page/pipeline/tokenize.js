@@ -26,9 +26,9 @@ async function load(scene, box) {
   scene.keep({ element: box, close: () => { closed = true; } });
   box.append(h("p", { class: "note" }, "Loading …"));
   try {
-    const { data, sources, source } = scene.context;
-    const requests = fourTokenizers(scene.isTiny ? { layer: "tiny" } : {}, sources, source);
-    const list = await tokenizations(data.load, scene.pipeline.text, requests);
+    const { context, showTiny, pipeline } = scene;
+    const requests = fourTokenizers(showTiny ? {} : { layer: "tiny" }, context);
+    const list = await tokenizations(context.data.load, pipeline.text, requests);
     const loaded = { list, chosen: chosenAt(scene.token) };
     known.set(scene.pipeline, loaded);
     if (!closed) fill(scene, box, loaded);

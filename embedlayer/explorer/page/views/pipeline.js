@@ -325,7 +325,6 @@ class PipelineView {
       append: (id, changes = {}) => this.#append([...pipeline.appended, id], changes),
       removeAppended: () => this.#append([], {}),
       context: this.context,
-      isTiny: this.#layer?.tiny ?? false,
     };
   }
 
