@@ -1,7 +1,6 @@
 """The story "What is an embedding?": its mathematics against torch and the library, and every task in a browser."""
 
 import re
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,34 +21,8 @@ pytestmark = pytest.mark.browser
 SCENES = (
     "ids onehot gradient training similar order sum twice waves learned width memory real"  # in their order
 ).split()
-MODULES = {
-    name: f"learn/{name}.js"
-    for name in (
-        "random",
-        "trainer",
-        "pca",
-        "words",
-        "gradient",
-        "similar",
-        "order",
-        "inputs",
-        "twice",
-        "width",
-        "memory",
-        "waves",
-        "glossary",
-        "lesson",
-        "scenes",
-    )
-}
 VERDICTS = {True: "learn-holds", False: "learn-fails", None: "learn-depends"}
 AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
-
-
-@pytest.fixture(scope="module")
-def story(in_page):
-    """Evaluate an expression with the modules of the story: `story("trainer.WORDS")`."""
-    return partial(in_page, {"m": "math.js", **MODULES})
 
 
 def matrix(content):
@@ -406,14 +379,14 @@ def test_every_task_of_the_story_can_be_done_and_is_seen(url, open_page, mutual)
         globals()[f"do_{scene}"](page)
         page.locator(".learn-right").wait_for()
         assert "Done." in said.inner_text(), scene
-        assert page.get_by_text(f"{number} of 13 tasks done").is_visible()
+        assert page.get_by_text(f"{number} of {len(SCENES)} tasks done").is_visible()
         assert f"done={'.'.join(SCENES[:number])}" in page.url
         if number < len(SCENES):
             page.get_by_role("button", name="Next").click()
     address = page.url
     page.goto("about:blank")
     page.goto(address)
-    page.get_by_text("13 of 13 tasks done").wait_for()
+    page.get_by_text(f"13 of {len(SCENES)} tasks done").wait_for()
     page.locator(".learn-right").wait_for()
     page.get_by_role("link", name="See this token on the map").click()
     page.locator("#view-map .near li").first.wait_for()
@@ -477,16 +450,16 @@ def test_back_shows_the_scene_before_and_progress_survives(url, open_page):
     do_ids(page)
     following.click()
     do_onehot(page)
-    page.get_by_text("2 of 13 tasks done").wait_for()
+    page.get_by_text(f"2 of {len(SCENES)} tasks done").wait_for()
     following.click()
     for steps, scene in [(page.go_back, "2"), (page.go_back, "1"), (page.go_forward, "2")]:
         steps()
         page.locator('.learn-rail button[aria-current="step"] b', has_text=scene).wait_for()
-        assert count.inner_text() == "2 of 13 tasks done"
+        assert count.inner_text() == f"2 of {len(SCENES)} tasks done"
     done_row.wait_for()
     page.goto("about:blank")
     page.goto(url + "#learn")
-    page.get_by_text("2 of 13 tasks done").wait_for()
+    page.get_by_text(f"2 of {len(SCENES)} tasks done").wait_for()
     assert current.inner_text() == "1"
     assert page.get_by_label("Text", exact=True).input_value().endswith("dog."), "settings are stored, too"
     following.click()
@@ -494,21 +467,21 @@ def test_back_shows_the_scene_before_and_progress_survives(url, open_page):
 
     page.goto(url + "#learn?s=waves&waves.a=5&waves.b=37")
     verdict(page).get_by_text("The link shows a solution.").wait_for()
-    assert count.inner_text() == "2 of 13 tasks done", "a task is done by the reader, not by a link"
+    assert count.inner_text() == f"2 of {len(SCENES)} tasks done", "a task is done by the reader, not by a link"
     slide(page, "Position a", 6)
     slide(page, "Position b", 38)
-    page.get_by_text("3 of 13 tasks done").wait_for()
+    page.get_by_text(f"3 of {len(SCENES)} tasks done").wait_for()
     page.get_by_role("button", name="13 A trained table").click()
     page.get_by_role("button", name="To task 3").click()
     page.locator('.learn-rail button[aria-current="step"] b', has_text="3").wait_for()
     page.get_by_text("Find an exercise of the lesson").click()
     page.get_by_role("button", name="Reset all tasks and settings").click()
-    page.get_by_text("3 of 13 tasks done").wait_for()
+    page.get_by_text(f"3 of {len(SCENES)} tasks done").wait_for()
     page.get_by_role("button", name="Click again to reset all").click()
-    page.get_by_text("0 of 13 tasks done").wait_for()
+    page.get_by_text(f"0 of {len(SCENES)} tasks done").wait_for()
     assert current.inner_text() == "1"
     page.reload()
-    page.get_by_text("0 of 13 tasks done").wait_for()
+    page.get_by_text(f"0 of {len(SCENES)} tasks done").wait_for()
     assert page.get_by_label("Text", exact=True).input_value() == "the cat sat"
 
 
@@ -543,7 +516,7 @@ def test_every_exercise_of_the_lesson_opens_its_scene_with_a_verdict(url, open_p
         if claim := exercise.get("claim"):
             found = page.locator(".learn-claims li", has=page.locator("q", has_text=claim)).first
             assert found.get_attribute("class") == VERDICTS[exercise["holds"]], exercise
-    page.get_by_text("0 of 13 tasks done").wait_for()
+    page.get_by_text(f"0 of {len(SCENES)} tasks done").wait_for()
 
 
 def test_special_words_have_definitions_for_pointer_and_keyboard(url, open_page, story):
