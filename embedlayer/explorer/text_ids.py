@@ -18,6 +18,7 @@ WORDS_OF_A_NAME = 6
 UNKNOWN_SHOWN = 5
 NAMES_SHOWN = 12
 LONGEST_NUMBER = 18  # digits of the largest number that is read; tables have fewer rows
+UNKNOWN_NAMES = ("<unk>", "<UNK>", "[UNK]", "UNK")  # names of the row that stands for all unknown words
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _IDS = re.compile(r"#\d+(?:[\s,]+#\d+)*")
@@ -29,13 +30,19 @@ class NamedRows:
     Args:
         names: Name of each row; `""` for a row without one. The first of several rows of one name is used.
 
+    Attributes:
+        unknown: The first row with a name of `UNKNOWN_NAMES`, which unknown words become; `None` if there is none.
+
     Example:
         >>> NamedRows(["new", "york", "new_york"]).ids("New York")
         ([2], [])
+        >>> NamedRows(["<unk>", "york"]).ids("New York")
+        ([0, 1], ['New'])
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
+        self.unknown = next((row for row, name in enumerate(names) if name in UNKNOWN_NAMES), None)
         self._exact: dict[str, int] = {}
         self._folded: dict[str, int] = {}
         for key in (str, str.strip):  # a name with spaces around it is found where no other is the word itself
@@ -49,6 +56,7 @@ class NamedRows:
 
         At each word the longest name that matches is taken, of up to `WORDS_OF_A_NAME` words or punctuation marks.
         Spaces inside a name may be written `_` in the table. A name in other letters' case matches if no other does.
+        A word that is no row's name becomes the row `unknown`, or is left out if there is none.
         """
         words = list(_WORD.finditer(text))
         ids: list[int] = []
@@ -63,6 +71,7 @@ class NamedRows:
                     break
             else:
                 unknown.append(words[start][0])
+                ids.extend([] if self.unknown is None else [self.unknown])
                 start += 1
         return ids, unknown
 
@@ -134,8 +143,18 @@ def text_ids(vocabulary: Vocabulary, text: str, vocab_size: int, *, add_special_
         few = len(vocabulary.names) <= NAMES_SHOWN
         names = f"these: {', '.join(vocabulary.names)}" if few else "names of rows, or IDs such as #17 #42"
         raise TextError(f"{said}, so there is nothing to look up. Type {names}.")
-    left_out = f" Left out, because no row has such a name: {_quoted(unknown)}." if unknown else ""
-    return TextIds(ids, f"Split by the names of the rows: at each word, the longest name that matches.{left_out}")
+    split = "Split by the names of the rows: at each word, the longest name that matches."
+    return TextIds(ids, f"{split} {_unknown_words(vocabulary, unknown)}".rstrip())
+
+
+def _unknown_words(vocabulary: NamedRows, words: Sequence[str]) -> str:
+    """Say what became of the words that are no row's name; `""` if there are none."""
+    if not words:
+        return ""
+    if vocabulary.unknown is None:
+        return f"Left out, because no row has such a name: {_quoted(words)}."
+    name = visible_text(vocabulary.names[vocabulary.unknown])
+    return f"Replaced by {name}, row {vocabulary.unknown}, because no row has such a name: {_quoted(words)}."
 
 
 def _typed_ids(text: str, vocab_size: int) -> list[int]:
@@ -201,11 +220,15 @@ def shown_tokens(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[ShownToken
 
     An ID that the tokenizer does not know has the text `row ID`; one without a name has the text `#ID`.
     """
-    if not isinstance(vocabulary, Tokenizer):
-        names = ["" if vocabulary is None else vocabulary.names[number] for number in ids]
+    if vocabulary is None:
+        return tuple(ShownToken(id=number, decoded="", text=f"#{number}", kind="text") for number in ids)
+    if isinstance(vocabulary, NamedRows):
+        names = ((number, vocabulary.names[number], number == vocabulary.unknown) for number in ids)
         return tuple(
-            ShownToken(id=number, decoded=name, text=visible_text(name) or f"#{number}", kind="text")
-            for number, name in zip(ids, names, strict=True)
+            ShownToken(
+                id=number, decoded=name, text=visible_text(name) or f"#{number}", kind="special" if special else "text"
+            )
+            for number, name, special in names
         )
     specials = {number for number, token in vocabulary.get_added_tokens_decoder().items() if token.special}
 

@@ -258,10 +258,36 @@ def test_a_message_about_unknown_terms_names_each_and_stands_without_the_earlier
     page.get_by_role("status").get_by_text("No single token is “queen”").wait_for()
     assert page.get_by_role("status").get_by_text("No single token is “king”").is_visible()
     assert page.locator(":is(.near, .map-card, .terms)").count() == 0
+    assert page.locator("#card").is_hidden()  # no card of the token before
+    assert not re.search(r"\b(plus|minus|id)=", page.url)
+    assert field.input_value() == "king - dog + queen"
     field.fill("dog")
     field.press("Enter")
     page.locator(".map-card").wait_for()
     assert page.get_by_text("No single token").count() == 0
+    assert page.locator("#card").is_visible()
+
+
+@pytest.mark.parametrize(
+    ("typed", "selected", "said"),
+    [
+        (" dog", " dog", ""),
+        ("·dog", " dog", ""),
+        (" Dog", " dog", ""),  # another case, but with its space
+        ("hotdog", "hotdog", ""),
+        (" hotdog", "hotdog", "No token is “·hotdog” with its space, so “hotdog” is selected."),
+        (" #3", "hotdog", ""),
+    ],
+)
+def test_a_token_typed_with_its_space_is_the_one_with_a_space(url, open_page, typed, selected, said):
+    page = open_page(url + "#map?source=1")
+    page.locator(".map-side .chips, .map-side .note").first.wait_for()
+    field = page.get_by_label("Nearest rows of a token")
+    field.press_sequentially(typed)
+    field.press("Enter")
+    page.locator(".near li").first.wait_for()
+    assert f"plus={TOKENS.index(selected)}" in page.url
+    assert page.locator(".map-answer [role=status]").all_inner_texts() == ([said] if said else [])
 
 
 def test_what_is_typed_while_neighbours_are_searched_stays(url, open_page):

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from decoders import small
 from kinds import POSITIONS
+from page_waiting import until
 
 from embedlayer import (
     EmbeddingLayer,
@@ -27,6 +28,7 @@ from embedlayer import (
     train_tokenizer,
 )
 from embedlayer.explorer import pipeline_steps as module
+from embedlayer.explorer.example_texts import TEXTS as EXAMPLES
 from embedlayer.explorer.export import write_page
 from embedlayer.explorer.pipeline import answer, choices, exported_requests, pipeline
 from embedlayer.explorer.pipeline_steps import packed
@@ -316,6 +318,9 @@ def test_the_tiny_layer_is_computed_by_the_model(position, tied):
     shown = answer(OpenedModel("any", TokenEmbedding(3, 2)), params)
     walked = pipeline(model, WORDS, TINY_TEXTS[0])
     assert [token["text"] for token in shown["tokens"]] == TINY_TEXTS[0].split()
+    unknown = answer(OpenedModel("any", TokenEmbedding(3, 2)), {**params, "text": TINY_TEXTS[-1]})
+    assert (unknown["tokens"][-1]["text"], unknown["tokens"][-1]["id"]) == ("<unk>", 0)
+    assert unknown["how"].endswith("“me”.")
     torch.testing.assert_close(walked.vectors, embed(ids_of(walked)[None], model.table, model.position)[0])
     assert model.head.tied == tied
     assert walked.step("look_up").values["near"][0].equal(model.table.weight)
@@ -440,12 +445,39 @@ def test_a_typed_text_is_read_by_the_model_and_kept_in_the_address(source, serve
     shown = page.locator(".next-list .pipe-value").first.inner_text()
     assert shown == f"{head['top_tokens'][-1][0]['chance']:.1%}"
     assert "text=dogs+love+me" in page.url
-    for layer, tokens in [("tiny", 7), ("model", 3)]:  # each layer keeps its text
-        page.locator(f'.pipe-switches [data-key="{layer}"]').dblclick()
-        wait_for_tokens(page, tokens)
-    assert page.get_by_label("Text", exact=True).input_value() == "dogs love me"
     page.get_by_label("Text", exact=True).fill("")
     page.get_by_text("Type a text", exact=True).wait_for()
+
+
+@pytest.mark.browser
+def test_no_typed_text_is_lost_when_the_layer_changes(source, serve, open_page):
+    page = open_page(serve(source) + "#pipeline")
+    field = page.get_by_label("Text", exact=True)
+    unknown = shown_tokens(source.tokenizer, source.tokenizer.encode("zebra").ids)[0]["decoded"]
+
+    def switch(layer: str, text: str, tokens: list[str]) -> None:
+        page.locator(f'.pipe-switches [data-key="{layer}"]').click()
+        wait_for_tokens(page, len(tokens))
+        shown = "[...document.querySelectorAll('.pipe-chips span')].map((each) => each.textContent)"
+        until(page, f"String({shown}) === {json.dumps(','.join(tokens))}")
+        assert field.input_value() == text
+
+    wait_for_tokens(page, len(source.tokenizer.encode(EXAMPLES[0]).ids))
+    switch("tiny", TINY_TEXTS[0], TINY_TEXTS[0].split())  # nothing was typed: each layer has its own example
+    field.fill("the zebra sat")
+    wait_for_tokens(page, 3)
+    page.get_by_text("Replaced by <unk>, row 0, because no row has such a name: “zebra”.").wait_for()
+    switch("model", "the zebra sat", [unknown] * 3)
+    field.fill("dogs love me")
+    wait_for_tokens(page, 3)
+    switch("tiny", "the zebra sat", ["the", "<unk>", "sat"])
+    page.reload()
+    switch("model", "dogs love me", ["dogs", "love", "me"])
+    page.goto("about:blank")
+    page.goto(serve(source) + "#pipeline?text=me+me")  # the tiny layer knows no word of it, so it shows an example
+    wait_for_tokens(page, 2)
+    switch("tiny", TINY_TEXTS[0], TINY_TEXTS[0].split())
+    switch("model", "me me", ["me", "me"])
 
 
 @pytest.mark.browser
@@ -512,8 +544,9 @@ def test_the_machine_shows_the_models_numbers_and_its_sums(source, serve, open_p
             assert shown == pytest.approx(walked.step(name).vectors[2].tolist(), abs=5.1e-5)
         row, scaled = (float(walked.step(name).vectors[2, 1]) for name in ("look_up", "scale"))
         sums = page.locator(".mach-sum").inner_text().replace("−", "-")
-        assert f"W[2] = {row:.4f}" in sums
-        assert f"2 · {row:.4f} = {scaled:.4f}" in sums
+        assert f"W[{WORDS.ids('dogs')[0][0]}] = {row:.4f}" in sums
+        shown_row = f"{row:.4f}" if row >= 0 else f"({row:.4f})"
+        assert f"2 · {shown_row} = {scaled:.4f}" in sums
         if scheme == "learned":
             place, total = (float(walked.step(name).vectors[2, 1]) for name in ("position", "sum"))
             shown_place = f"{place:.4f}" if place >= 0 else f"({place:.4f})"
@@ -593,7 +626,7 @@ def test_switches_that_need_other_weights_are_disabled_and_say_why(source, serve
     switches.get_by_role("button", name="tiny").click()
     page.locator(".mach-products").wait_for()
     assert switches.locator("button:disabled").count() == 0
-    assert "text=" not in page.url
+    assert page.get_by_label("Text", exact=True).input_value() == TEXT
 
 
 @pytest.mark.browser

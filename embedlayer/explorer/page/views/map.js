@@ -76,7 +76,8 @@ class MapView {
     const selected = () => selectedTokens(state, texts.length);
     this.context = context;
     this.texts = texts;
-    this.choice = new Choice(context, texts, { chosen: () => this.#chosen(), changed: () => this.#showSide() });
+    this.choice = new Choice(context, texts,
+      { chosen: (isTyped) => this.#chosen(isTyped), changed: () => this.#showSide() });
     const hasTokens = manifest.has.includes("tokens");
     this.kind = hasTokens ? kinds(texts, special) : rowsAlone(texts.length);
     this.axes = new Axes({ size: texts.length, coordinates, explained, state, data, selected });
@@ -348,9 +349,10 @@ class MapView {
     }
   }
 
-  #chosen() {
+  /** @param {boolean} isTyped whether the field keeps what is typed in it */
+  #chosen(isTyped) {
     this.#tab = "near";
-    this.#writeSelection();
+    if (!isTyped) this.#writeSelection();
     this.#showSelection();
   }
 

@@ -78,8 +78,6 @@ class PipelineView {
   /** @type {((dimension: number | null, dims: number) => void)[]} */ #lights = [];
   /** @type {Layer | null} */ #layer = null;
   /** @type {import("../pipeline/entry.js").Entry | null} */ #entry = null;
-  /** The text of the layer that is not shown, by whether it is the tiny one. @type {Map<boolean, string | null>} */
-  #otherText = new Map();
   #step = 0;
   #token = 0;
   #head = 0;
@@ -135,14 +133,15 @@ class PipelineView {
     this.#load(text);
   }
 
-  #texts() {
-    return this.#layer?.tiny ? this.choices.tiny.texts : this.choices.texts;
+  #texts(tiny = this.#layer?.tiny) {
+    return tiny ? this.choices.tiny.texts : this.choices.texts;
   }
 
   /** @param {boolean} tiny */
   #makeEntry(tiny) {
-    const texts = tiny ? this.choices.tiny.texts : this.choices.texts;
-    const hint = tiny ? `Ten words: ${this.choices.tiny.words.join(", ")}` : PLACEHOLDERS[this.choices.reads];
+    const texts = this.#texts(tiny);
+    const [unknown, ...words] = this.choices.tiny.words;
+    const hint = tiny ? `Words: ${words.join(", ")}; others become ${unknown}` : PLACEHOLDERS[this.choices.reads];
     /** @param {string} text */
     const onText = (text) => this.#onText(text);
     this.#entry = this.context.data.exported ? textList(texts, onText) : textField(texts, hint, onText);
@@ -158,17 +157,25 @@ class PipelineView {
     if (focused >= 0) this.switchPlace.querySelectorAll("button")[focused]?.focus();
   }
 
-  /** Change the URL; another layer gets the text that it had before. @param {Changes} changes */
+  /** Change the URL; with another layer, its text and that of the layer that is left. @param {Changes} changes */
   #change(changes) {
-    const tiny = this.#layer?.tiny ?? false;
-    let text = {};
+    const tiny = changes.layer === "tiny";
+    let texts = {};
     if ("layer" in changes) {
-      if (tiny === (changes.layer === "tiny")) return;
-      this.#otherText.set(tiny, this.context.state.get("text") || null);
-      text = { text: this.#otherText.get(!tiny) ?? null };
+      if (tiny === this.#layer?.tiny) return;
+      const [left, own] = ["text", "other"].map((key) => this.context.state.get(key, ""));
+      texts = { text: own || (this.#canRead(left, tiny) ? left : null), other: left };
     }
-    this.context.state.set({ ...changes, ...text });
+    this.context.state.set({ ...changes, ...texts });
     this.stateChanged();
+  }
+
+  /** Whether a text of one layer is shown in the other, too. @param {string} text @param {boolean} tiny the other layer */
+  #canRead(text, tiny) {
+    if (this.context.data.exported) return this.#texts(tiny).includes(text);
+    if (!tiny) return this.choices.reads === "tokenizer";
+    const words = text.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? [];
+    return this.choices.tiny.words.some((word) => words.includes(word.toLowerCase()));
   }
 
   /** @param {string} text */
