@@ -30,7 +30,13 @@ export const GLOSSARY = [
     + "the step. It applies the updates of another row when that row is read."],
   ["padding", "<pad>|padding row|padding", "A token that fills short texts up to the length of the longest of a "
     + "batch. It has no meaning, so its row is kept at zero."],
-  ["batch", "batch", "The texts of one training step."],
+  ["batch", "batch", "The texts, or windows of a text, of one training step. Their number is B."],
+  ["window", "windows?", "T tokens of a text, one after another: the input of one row of a batch."],
+  ["stride", "stride", "The number of tokens from the start of one window to the start of the next."],
+  ["target", "targets?", "The token that the model should predict at a place: the one that follows in the text."],
+  ["drop_last", "drop_last", "Whether a last batch that is not full is left out."],
+  ["broadcasting", "broadcasting|broadcast", "The rule by which PyTorch adds tensors of different shapes: a size that "
+    + "is missing or 1 is repeated, without a copy."],
   ["nats", "nats", "The unit of a loss with natural logarithms: a loss of x nats is a probability of e^(−x) for the "
     + "right token."],
   ["output head", "output head|tied head|untied head", "The last matrix of a model, V × D: its product with a vector "

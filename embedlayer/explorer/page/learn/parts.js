@@ -21,6 +21,11 @@ export function fixed(value, digits = 4) {
   return Number(text) === 0 ? text.replace("-", "") : text.replace("-", "−");
 }
 
+/** Return "once", "2 times", and so on. @param {number} count */
+export function timesOf(count) {
+  return count === 1 ? "once" : `${count} times`;
+}
+
 /**
  * Create the list of what is often said, each with what this page computes.
  * @param {Stage} stage

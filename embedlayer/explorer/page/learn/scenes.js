@@ -1,5 +1,7 @@
 /** The scenes of the story "What is an embedding?", in their order. */
 
+import { scene as batch } from "./batch.js";
+import { scene as broadcast } from "./broadcast.js";
 import { scene as gradient } from "./gradient.js";
 import { scene as ids } from "./ids.js";
 import { scene as learned } from "./learned.js";
@@ -19,5 +21,6 @@ import { scene as width } from "./width.js";
 
 /** @type {Scene[]} */
 export const SCENES = [
-  ids, pieces, onehot, gradient, training, similar, order, sum, twice, waves, learned, width, memory, real,
+  ids, pieces, batch, onehot, gradient, training, similar, order, sum, broadcast, twice, waves, learned, width, memory,
+  real,
 ];
