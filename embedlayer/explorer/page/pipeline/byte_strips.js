@@ -15,7 +15,7 @@ import { h, onResize, visibleText } from "../dom.js";
  */
 /** @typedef {{name: string, boxes: ByteBox[]}} ByteRow */
 
-const NARROWEST = 17; // pixels of a byte
+const NARROWEST = 17; // pixels
 const EARLIEST = 0.6; // share of a line after which it may end
 const FEWEST = 24; // bytes that a line has place for, so that a short text is not drawn large
 
@@ -54,21 +54,22 @@ export function lineStarts(rows, size, most) {
   return starts;
 }
 
-/** Create the strips. */
-export function byteStrips() {
+/** Create the strips. @param {number} [narrowest] pixels of a byte, at least */
+export function byteStrips(narrowest = NARROWEST) {
   const element = h("div", { class: "tok-strips" });
-  let shown = { rows: /** @type {ByteRow[]} */ ([]), bytes: new Uint8Array() };
+  /** @type {{rows: ByteRow[], bytes: Uint8Array} | null} */
+  let shown = null;
   let most = 0;
   const draw = () => {
+    if (!most || !shown) return;
     const { rows, bytes } = shown;
-    if (!most || !rows.length) return;
     const starts = lineStarts(rows, bytes.length, most);
     element.replaceChildren(...starts.map((start, i) => line(rows, bytes, start, starts[i + 1] ?? bytes.length, most)));
   };
   const ruler = h("div", { class: "tok-strip-row tok-ruler" }, h("span"), h("div"));
   const box = h("div", null, ruler, element);
   const stop = onResize(/** @type {Element} */ (ruler.lastElementChild), (width) => {
-    const fitting = Math.max(4, Math.floor(width / NARROWEST));
+    const fitting = Math.max(4, Math.floor(width / narrowest));
     if (fitting === most) return;
     most = fitting;
     draw();

@@ -19,14 +19,16 @@ const MOST = 4;
  * @returns {Params[]}
  */
 export function fourTokenizers(first, { sources, source }) {
+  /** @type {Params} */
   const layer = first.layer ? { layer: first.layer } : {};
   const own = ["small", "bytes"].filter((name) => name !== first.tokenizer)
     .map((tokenizer) => ({ ...layer, tokenizer }));
   const isOfSource = !first.layer && !first.tokenizer;
   const numbers = [source, ...sources.keys()].filter((number, i) => sources[number].has.includes("tokenizer")
     && (i ? number !== source : !isOfSource));
-  const others = numbers.slice(0, MOST - 1 - own.length);
-  return [first, ...others.map((number) => (number === source ? {} : { source: number })), ...own];
+  const others = numbers.slice(0, MOST - 1 - own.length).map((number) =>
+    /** @type {Params} */ (number === source ? {} : { source: number }));
+  return [first, ...others, ...own];
 }
 
 /**
@@ -53,7 +55,7 @@ export function sideBySide(list, text) {
   return {
     close: strips.close,
     element: picture("The same text under other tokenizers", h("p", { class: "note" }, "Aligned by bytes: the same "
-      + "byte is at the same place in each strip. Fewer tokens need a larger table."), strips.element,
+      + "byte is at the same place in each strip. As a rule, fewer tokens need a larger table."), strips.element,
     h("table", { class: "tok-table" }, h("thead", null, h("tr", null, head)),
       h("tbody", null, list.map((each) => lineOf(each, bytes.length))))),
   };

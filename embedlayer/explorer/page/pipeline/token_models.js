@@ -143,8 +143,8 @@ function trySteps({ tries, too_long: isTooLong }, text) {
     name, unit: "Try", count: tries.length,
     draw: (done) => [
       matchRow(tries.slice(0, done), text),
-      tryList(tries, done),
       h("p", { class: "tok-said", "aria-live": "polite" }, trySentence(tries, done, text)),
+      tryList(tries, done),
     ],
   };
 }

@@ -20,6 +20,7 @@ import { modelSteps } from "./token_models.js";
  */
 
 const WAIT = 900; // milliseconds between steps of the model
+const WIDE_BYTE = 24; // pixels, so that a code point has place
 const [MOST_SHOWN, MOST_COMPARED] = [80, 400]; // tokens, characters
 
 /** Return what is chosen at first. @param {number} token @returns {Chosen} */
@@ -226,14 +227,14 @@ function nodes(children) {
  * @returns {Closable}
  */
 function bytesPart(bytes, tokens, offset) {
-  const strips = byteStrips();
+  const strips = byteStrips(WIDE_BYTE);
   const characters = new TextDecoder().decode(bytes);
   const clusters = [...new Intl.Segmenter().segment(characters)].map(({ segment }) => segment);
   const isJoined = clusters.some((cluster) => [...cluster].length > 1);
   const points = [...characters];
   strips.show([
     ...(isJoined ? [{ name: "seen", boxes: boxesOf(clusters, (cluster) => cluster) }] : []),
-    { name: "characters", boxes: boxesOf(points, (point) => [visibleRuns(point), h("small", null, codePoint(point))]) },
+    { name: "characters", boxes: boxesOf(points, (point) => [visibleRuns(point), isAscii(point) ? null : h("small", null, codePoint(point))]) },
     { name: "bytes", boxes: Array.from(bytes, (byte, i) => ({
       start: i, stop: i + 1, title: `byte ${hex(byte)}`, kind: "tok-hex", label: () => hex(byte),
     })) },
@@ -257,6 +258,11 @@ function boxesOf(texts, label) {
     start = stop;
     return box;
   });
+}
+
+/** @param {string} character */
+function isAscii(character) {
+  return character < "\u0080";
 }
 
 /** Return the number of a character in Unicode. @param {string} character */
