@@ -252,7 +252,7 @@ class UnigramModel:
         self.scores: dict[str, float] = dict(entries)
         self.longest = max(map(len, self.scores), default=0)
         self.unknown: int | None = content["unk_id"]
-        self.unknown_score = min(self.scores.values(), default=0.0) - UNKNOWN_PENALTY
+        self.unknown_score = min((score for _, score in entries), default=0.0) - UNKNOWN_PENALTY
         self.falls_back_to_bytes: bool = content["byte_fallback"]
 
     def trace(self, piece: str) -> UnigramTrace:
@@ -330,10 +330,9 @@ def traced_model(tokenizer: Tokenizer) -> TracedModel:
     content = json.loads(tokenizer.model.__getstate__())
     if content["type"] not in MODELS:
         raise TokenizerError(f"A {content['type']} model is not traced; {', '.join(MODELS)} are.")
-    sampling = getattr(tokenizer.model, "alpha", None), getattr(tokenizer.model, "nbest_size", None)
-    if any(sampling):
+    if getattr(tokenizer.model, "alpha", None) is not None:
         raise TokenizerError(
-            f"This tokenizer draws its segmentations by chance (alpha {sampling[0]}, nbest_size {sampling[1]}), so a "
-            f"text has no one trace. Set alpha and nbest_size of tokenizer.model to None."
+            f"This tokenizer draws a segmentation by chance (alpha {tokenizer.model.alpha}), so a text has no one "
+            f"trace. Set tokenizer.model.alpha to None."
         )
     return MODELS[content["type"]](content, tokenizer.get_vocab(with_added_tokens=False))

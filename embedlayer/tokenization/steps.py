@@ -134,8 +134,8 @@ def trace_tokens(tokenizer: object, text: str, *, add_special_tokens: bool = Fal
             out merges by chance (`dropout`).
 
     Example:
-        >>> trace = trace_tokens(train_tokenizer("love, love, lo", vocab_size=261), "love")
-        >>> trace.pieces[0].trace.symbols, [merge.result for merge in trace.pieces[0].trace.merges]
+        >>> trace = trace_tokens(train_tokenizer("love love", vocab_size=260), "love").pieces[0].trace
+        >>> trace.symbols, [merge.result for merge in trace.merges]
         (('l', 'o', 'v', 'e'), ['lo', 've', 'love'])
     """
     tracer = tokenizer if isinstance(tokenizer, TokenTracer) else TokenTracer(tokenizer)
