@@ -11,6 +11,7 @@ import { check } from "./parts.js";
 /** @import { Scene, Stage } from "./stage.js" */
 
 const [WAIT, LONGEST] = [350, 40]; // milliseconds, characters
+const START = "unhappiness";
 const SMALL = { tokenizer: "small" };
 
 /** @type {Scene} */
@@ -33,8 +34,8 @@ export const scene = {
 async function draw(stage) {
   const { data } = stage.context;
   const { pieces } = await data.load("pipeline-choices");
-  const words = [...new Set(pieces.map((text) => text.trim()))];
-  let word = stage.text("word", words[0]);
+  const words = pieces.filter((text) => pieces.includes(` ${text}`));
+  let word = stage.text("word", START);
   let hasSpace = stage.text("space") === "1";
   let waiting = 0;
   stage.onClose(() => clearTimeout(waiting));
@@ -42,7 +43,7 @@ async function draw(stage) {
   const { element: place, show } = changingPlace(stage, "tok-page");
   const update = async () => {
     const asked = `${hasSpace}${word}`;
-    stage.set({ word: word === words[0] ? null : word, space: hasSpace ? "1" : null });
+    stage.set({ word: word === START ? null : word, space: hasSpace ? "1" : null });
     if (!word.trim()) return stage.judge(false, "Type a word.");
     try {
       const [plain, spaced] = await Promise.all([word, ` ${word}`].map((text) =>

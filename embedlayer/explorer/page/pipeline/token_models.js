@@ -38,7 +38,7 @@ function single(name, ...sentence) {
 /** @param {WholeTrace} trace @param {string} text */
 function lookUp({ id }, text) {
   return single("look-up", token(text), id === null ? " is not in the vocabulary."
-    : ` is looked up as a whole: it is number ${COUNT.format(id)} of the vocabulary.`);
+    : ` is looked up as a whole: its ID is ${COUNT.format(id)}.`);
 }
 
 // Byte-pair encoding
@@ -197,7 +197,7 @@ function drawPaths({ paths }) {
       h("span", null, names[i]),
       h("ol", { class: "tok-symbols" }, pieces.map((piece, place) => h("li", null,
         h("span", { class: "tok-scored" }, h("b", { class: `tok-symbol${i ? "" : " tok-new"}` }, piece.text),
-          h("small", null, fixed(piece.score, DIGITS))),
+          h("small", null, fixed(piece.score, DIGITS)), h("small", { class: "tok-id" }, `ID ${piece.ids.join(", ")}`)),
         place < pieces.length - 1 ? h("span", { class: "tok-plus" }, "+") : null))),
       h("b", { class: "tok-sum" }, `= ${fixed(score, DIGITS)}`)))),
     h("p", { class: "tok-said" }, pathSentence(paths)),

@@ -234,7 +234,8 @@ function bytesPart(bytes, tokens, offset) {
   const points = [...characters];
   strips.show([
     ...(isJoined ? [{ name: "seen", boxes: boxesOf(clusters, (cluster) => cluster) }] : []),
-    { name: "characters", boxes: boxesOf(points, (point) => [visibleRuns(point), isAscii(point) ? null : h("small", null, codePoint(point))]) },
+    { name: "characters", boxes: boxesOf(points, (point) =>
+      [visibleRuns(point), isAscii(point) ? null : h("small", null, codePoint(point))]) },
     { name: "bytes", boxes: Array.from(bytes, (byte, i) => ({
       start: i, stop: i + 1, title: `byte ${hex(byte)}`, kind: "tok-hex", label: () => hex(byte),
     })) },
@@ -286,7 +287,7 @@ export function tokenBoxes(tokens, offset = 0) {
     if (last && start - offset < last.stop) {
       last.title += `; ${said}`;
       last.stop = Math.max(last.stop, stop - offset);
-    } else boxes.push({ start: start - offset, stop: stop - offset, title: said, kind: `tok-${kind}` });
+    } else boxes.push({ start: start - offset, stop: stop - offset, title: said, kind: `tok-of-${kind}` });
   }
   return boxes;
 }
