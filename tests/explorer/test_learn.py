@@ -19,7 +19,8 @@ from embedlayer.positions.sinusoidal import sinusoids
 pytestmark = pytest.mark.browser
 
 SCENES = (
-    "ids onehot gradient training similar order sum twice waves learned width memory real"  # in their order
+    "ids batch onehot gradient training similar order sum broadcast twice waves learned width memory "  # in their order
+    "real"
 ).split()
 VERDICTS = {True: "learn-holds", False: "learn-fails", None: "learn-depends"}
 AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
@@ -228,6 +229,10 @@ def verdict(page):
     return page.get_by_role("region", name="Task").get_by_role("status")
 
 
+def number_of(scene):
+    return SCENES.index(scene) + 1
+
+
 def slide(page, label, value):
     page.get_by_role("slider", name=label, exact=True).fill(str(value))
 
@@ -241,6 +246,23 @@ def do_ids(page):
     field.fill("the, cat, dog.")
     verdict(page).get_by_text("Each word occurs once.").wait_for()
     field.press_sequentially(" the cat and the dog.")
+
+
+def do_batch(page):
+    answer = page.get_by_role("spinbutton", name="Windows of 96 tokens")
+    answer.fill("12")
+    verdict(page).get_by_text("no token is left as the target").wait_for()
+    slide(page, "Stride", 5)
+    page.get_by_label("show the targets").check()
+    assert page.locator(".learn-batch .learn-grid").count() == 2
+    slide(page, "Batch row shown", 1)
+    page.get_by_text("Row 1: inputs “mat and the dog”, targets “and the dog sat”.").wait_for()
+    assert [claim_class(page, number) for number in range(3)] == ["learn-holds", "learn-depends", "learn-depends"]
+    slide(page, "Stride", 8)
+    page.get_by_text("There is no full batch: drop_last").wait_for()
+    page.get_by_label("drop_last").uncheck()
+    assert page.locator('[data-value="batches"]').inner_text() == "1"
+    answer.fill("11")
 
 
 def do_onehot(page):
@@ -297,6 +319,23 @@ def do_sum(page):
     assert claim_class(page, 0) == "learn-depends"
     page.get_by_label("multiply the row by √D").check()
     assert claim_class(page, 0) == "learn-holds"
+
+
+def do_broadcast(page):
+    equal = page.get_by_role("group", name="Equal in both")
+    equal.get_by_label("sums x").check()
+    verdict(page).get_by_text("position 0: what is added").wait_for()
+    equal.get_by_label("sums x").uncheck()
+    equal.get_by_label("what is added").check()
+    verdict(page).get_by_text("Right for rows 0 and 7").wait_for()
+    slide(page, "Width D", 2)
+    assert "(8, 4, 256) + (4, 256) → (8, 4, 256)" in page.locator('[data-value="shapes"]').inner_text()
+    assert claim_class(page, 1) == "learn-fails", "in float32 the difference is not exactly P"
+    slide(page, "Batch size B", 7)
+    assert page.get_by_role("slider", name="Batch row b").input_value() == "6"
+    verdict(page).get_by_text("position 0: rows W[id]").wait_for()
+    equal.get_by_label("rows W[id]").check()
+    equal.get_by_label("sums x").check()
 
 
 def do_twice(page):
@@ -386,7 +425,7 @@ def test_every_task_of_the_story_can_be_done_and_is_seen(url, open_page, mutual)
     address = page.url
     page.goto("about:blank")
     page.goto(address)
-    page.get_by_text(f"13 of {len(SCENES)} tasks done").wait_for()
+    page.get_by_text(f"{len(SCENES)} of {len(SCENES)} tasks done").wait_for()
     page.locator(".learn-right").wait_for()
     page.get_by_role("link", name="See this token on the map").click()
     page.locator("#view-map .near li").first.wait_for()
@@ -416,10 +455,10 @@ def test_text_step_and_picture_change_to_another_scene_together(url, open_page):
     page.route("**/neighbors*", lambda route: waiting.append(route))
     page.locator(".learn-rail button").last.click()
     page.get_by_role("heading", name="What does a trained table look like?").wait_for()
-    assert page.locator('.learn-rail button[aria-current="step"] b').inner_text() == "13"
+    assert page.locator('.learn-rail button[aria-current="step"] b').inner_text() == str(len(SCENES))
     assert page.locator(".learn-picture").inner_text() == "Loading …"
     page.get_by_role("button", name="Back").click()
-    assert page.locator('.learn-rail button[aria-current="step"] b').inner_text() == "12"
+    assert page.locator('.learn-rail button[aria-current="step"] b').inner_text() == str(len(SCENES) - 1)
     page.locator(".learn-picture:not([aria-busy])").wait_for()
     for route in waiting:
         route.continue_()
@@ -429,16 +468,16 @@ def test_arrow_keys_move_between_scenes_unless_a_control_uses_them(url, open_pag
     page = open_page(url + "#learn")
     current = page.locator('.learn-rail button[aria-current="step"] b')
     page.locator(".learn-picture input").wait_for()
-    for _ in range(7):
+    for _ in range(number_of("twice") - 1):
         page.keyboard.press("ArrowRight")
-    assert current.inner_text() == "8"
+    assert current.inner_text() == str(number_of("twice"))
     page.get_by_role("slider", name="Position a").focus()
     page.keyboard.press("ArrowRight")
-    assert current.inner_text() == "8"
+    assert current.inner_text() == str(number_of("twice"))
     assert "twice.a=1" in page.url
-    page.get_by_role("button", name="4 A table learns").click()
+    page.get_by_role("button", name=f"{number_of('training')} A table learns").click()
     page.keyboard.press("ArrowLeft")
-    assert current.inner_text() == "3"
+    assert current.inner_text() == str(number_of("training") - 1)
 
 
 def test_back_shows_the_scene_before_and_progress_survives(url, open_page):
@@ -446,15 +485,15 @@ def test_back_shows_the_scene_before_and_progress_survives(url, open_page):
     current = page.locator('.learn-rail button[aria-current="step"] b')
     count = page.locator(".learn-moves .note")
     done_row = page.locator('.learn-row[aria-pressed="true"]', has_text="dog")
-    following = page.get_by_role("button", name="Next")
+    onehot = page.get_by_role("button", name=f"{number_of('onehot')} One-hot × W")
     do_ids(page)
-    following.click()
+    onehot.click()
     do_onehot(page)
     page.get_by_text(f"2 of {len(SCENES)} tasks done").wait_for()
-    following.click()
-    for steps, scene in [(page.go_back, "2"), (page.go_back, "1"), (page.go_forward, "2")]:
+    page.get_by_role("button", name="Next").click()
+    for steps, scene in [(page.go_back, "onehot"), (page.go_back, "ids"), (page.go_forward, "onehot")]:
         steps()
-        page.locator('.learn-rail button[aria-current="step"] b', has_text=scene).wait_for()
+        page.locator('.learn-rail button[aria-current="step"] b', has_text=str(number_of(scene))).wait_for()
         assert count.inner_text() == f"2 of {len(SCENES)} tasks done"
     done_row.wait_for()
     page.goto("about:blank")
@@ -462,7 +501,7 @@ def test_back_shows_the_scene_before_and_progress_survives(url, open_page):
     page.get_by_text(f"2 of {len(SCENES)} tasks done").wait_for()
     assert current.inner_text() == "1"
     assert page.get_by_label("Text", exact=True).input_value().endswith("dog."), "settings are stored, too"
-    following.click()
+    onehot.click()
     done_row.wait_for()
 
     page.goto(url + "#learn?s=waves&waves.a=5&waves.b=37")
@@ -471,9 +510,9 @@ def test_back_shows_the_scene_before_and_progress_survives(url, open_page):
     slide(page, "Position a", 6)
     slide(page, "Position b", 38)
     page.get_by_text(f"3 of {len(SCENES)} tasks done").wait_for()
-    page.get_by_role("button", name="13 A trained table").click()
-    page.get_by_role("button", name="To task 3").click()
-    page.locator('.learn-rail button[aria-current="step"] b', has_text="3").wait_for()
+    page.get_by_role("button", name=f"{len(SCENES)} A trained table").click()
+    page.get_by_role("button", name="To task 2").click()
+    page.locator('.learn-rail button[aria-current="step"] b', has_text="2").wait_for()
     page.get_by_text("Find an exercise of the lesson").click()
     page.get_by_role("button", name="Reset all tasks and settings").click()
     page.get_by_text(f"3 of {len(SCENES)} tasks done").wait_for()
@@ -496,7 +535,7 @@ def test_every_exercise_of_the_lesson_opens_its_scene_with_a_verdict(url, open_p
     page.get_by_text("Find an exercise of the lesson").click()
     assert page.locator(".learn-lesson a > span").all_inner_texts() == [each["name"] for each in exercises]
     links = [link.get_attribute("href") for link in page.locator(".learn-lesson a").all()]
-    page.get_by_role("button", name="8 The same word twice").click()
+    page.get_by_role("button", name=f"{number_of('twice')} The same word twice").click()
     page.get_by_role("button", name="learned", exact=True).click()
     page.get_by_role("slider", name="Width D").fill("0")
     page.locator(".learn-lesson a", has_text="Same Token: distant").click()

@@ -67,7 +67,9 @@ function draw(stage) {
   const controls = controlsOf(settings, update);
   update();
   const question = `Windows of ${QUESTION.tokens} tokens, length ${QUESTION.length}, stride ${QUESTION.stride}`;
-  return [controls, strip.element, formula, h("div", { class: "learn-batch" }, tables.element,
+  const legend = h("p", { class: "note" },
+    "A bar is a window. The colour changes from batch to batch; a dashed one is left out by drop_last.");
+  return [controls, strip.element, legend, formula, h("div", { class: "learn-batch" }, tables.element,
     h("div", { class: "learn-part" }, reading, numbers,
       h("label", { class: "field learn-answer" }, h("span", null, question), answer))), claims.element];
 }
@@ -215,9 +217,10 @@ function claimsOf({ tokens, length, stride, batchSize, dropLast }, { starts, bat
   const call = `create_dataloader(ids, batch_size=${batchSize}, max_length=${length}, stride=${stride}, shuffle=False, `
     + `drop_last=${dropLast ? "True" : "False"})`;
   return [
-    ["inputs.shape is (8, 4).", first === 8 && length === 4, `${call} yields ${batches.length === 1 ? "one batch"
-      : `${batches.length} batches`}${first ? `, the first of shape (${first}, ${length})` : ": an error says so"}. `
-      + `The look-up makes it (B, T, D) = (${first}, ${length}, D).`],
+    ["inputs.shape is (8, 4).", first === 8 && length === 4, first
+      ? `${call} yields ${batches.length === 1 ? "1 batch" : `${batches.length} batches`}, the first of shape `
+        + `(${first}, ${length}). The look-up makes it (B, T, D) = (${first}, ${length}, D).`
+      : `${call} raises an error: there is no full batch.`],
     ["With stride = max_length no token is read twice.", stride === length ? most === 1 : null,
       stride < length ? `Here the stride is smaller: windows overlap, and tokens are read up to ${most} times.`
         : stride > length ? `Here the stride is larger: ${between} tokens between the windows are never read.`

@@ -236,17 +236,19 @@ function shapes({ batchSize, length, dim }) {
 function claimsOf({ batchSize, length, dim, a, b, t }, { ids, vectors }) {
   const [first, second] = vectors.map(recovered);
   const apart = unequal(first, second);
-  const most = Math.max(...Array.from(first, (value, i) => Math.abs(value - second[i])));
+  const differences = Array.from(first, (value, i) => Math.abs(value - second[i]));
+  const isClose = differences.every((value, i) => value <= 1e-8 + 1e-5 * Math.abs(second[i]));
   const other = partsOf(tablesOf(dim, OTHER_SEEDS), ids[a][t], t);
   return [
     ["PyTorch automatically broadcast the positional embeddings.", true, `A missing first size counts as 1, and 1 is `
       + `repeated to ${batchSize}. Nothing is copied: expand gives a view in which all ${batchSize} rows are the same `
-      + `${length * dim} numbers.`],
+      + `${(length * dim).toLocaleString("en")} numbers.`],
     ["Are they the same? (x − W[id] of two batch rows)", a === b ? null : apart === 0,
       a === b ? "Choose two batch rows." : apart === 0
         ? `All ${dim} numbers are equal here, in float32 too.`
         : `As numbers, yes. In float32 each sum is rounded: ${apart} of ${dim} numbers differ, by up to `
-          + `${most.toExponential(1).replace("-", "−")}. torch.equal prints False, torch.allclose True.`],
+          + `${Math.max(...differences).toExponential(1).replace("-", "−")}. torch.equal prints False, torch.allclose `
+          + `${isClose ? "True" : "False"}.`],
     ["Does our module match the manual approach?", false, "A new GPTEmbedding draws its own W and P: its x"
       + `[${a}, ${t}] starts with ${fixed(other.sum[0], 2)}, the one above with ${fixed(vectors[0].sum[0], 2)}. With `
       + "copies of the same two tables all bits are equal."],
@@ -267,9 +269,7 @@ function verdict({ a, b, t }, { vectors: [first, second], ids }, ticked) {
   if (!ticked.length) return [false, `Tick what is equal in rows ${a} and ${b} at position ${t}.`];
   const right = PARTS.map(([name]) => name).filter((name) => !unequal(first[name], second[name]));
   const wrong = PARTS.find(([name]) => ticked.includes(name) !== right.includes(name));
-  if (wrong) {
-    return [false, `Look again at the ${wrong[1]} of rows ${a} and ${b} at position ${t}.`];
-  }
+  if (wrong) return [false, `Look again at rows ${a} and ${b}, position ${t}: ${wrong[1]}.`];
   if (right.length < PARTS.length) {
     return [false, `Right for rows ${a} and ${b}: the same position adds the same numbers, whatever the token. Now `
       + "find two rows and a position where more is equal."];
