@@ -1,7 +1,7 @@
 """Token IDs of a text, by a tokenizer, by names of rows, or typed as `#17 #42`; and tokens as the page shows them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -58,22 +58,31 @@ class NamedRows:
         Spaces inside a name may be written `_` in the table. A name in other letters' case matches if no other does.
         A word that is no row's name becomes the row `unknown`, or is left out if there is none.
         """
-        words = list(_WORD.finditer(text))
         ids: list[int] = []
         unknown: list[str] = []
-        start = 0
-        while start < len(words):
-            for stop in range(min(len(words), start + WORDS_OF_A_NAME), start, -1):
-                row = self._row(text[words[start].start() : words[stop - 1].end()])
-                if row is not None:
-                    ids.append(row)
-                    start = stop
-                    break
-            else:
-                unknown.append(words[start][0])
-                ids.extend([] if self.unknown is None else [self.unknown])
-                start += 1
+        for start, stop, row in self.places(text):
+            if row is None:
+                unknown.append(text[start:stop])
+                row = self.unknown
+            ids.extend([] if row is None else [row])
         return ids, unknown
+
+    def places(self, text: str) -> Iterator[tuple[int, int, int | None]]:
+        """Yield for each name in a text, as in `ids`, its first character, the one behind it, and its row.
+
+        The row of a word that is no row's name is `None`.
+        """
+        words = list(_WORD.finditer(text))
+        first = 0
+        while first < len(words):
+            start = words[first].start()
+            for behind in range(min(len(words), first + WORDS_OF_A_NAME), first, -1):
+                stop = words[behind - 1].end()
+                row = self._row(text[start:stop])
+                if row is not None or behind == first + 1:
+                    yield start, stop, row
+                    first = behind
+                    break
 
     def _row(self, text: str) -> int | None:
         """Return the row whose name is `text`; `None` if no row has it."""
@@ -130,7 +139,7 @@ def text_ids(vocabulary: Vocabulary, text: str, vocab_size: int, *, add_special_
         if not ids:
             raise TextError(f"{text!r} has no tokens: there is nothing to look up.")
         return TextIds(ids, "")
-    if _IDS.fullmatch(text.strip()):
+    if lists_ids(text):
         return TextIds(_typed_ids(text, vocab_size), "The text lists IDs: each is the number of a row.")
     if vocabulary is None:
         raise TokenizerError(
@@ -155,6 +164,11 @@ def _unknown_words(vocabulary: NamedRows, words: Sequence[str]) -> str:
         return f"Left out, because no row has such a name: {_quoted(words)}."
     name = visible_text(vocabulary.names[vocabulary.unknown])
     return f"Replaced by {name}, row {vocabulary.unknown}, because no row has such a name: {_quoted(words)}."
+
+
+def lists_ids(text: str) -> bool:
+    """Return whether a text lists IDs, such as `#17 #42`."""
+    return _IDS.fullmatch(text.strip()) is not None
 
 
 def _typed_ids(text: str, vocab_size: int) -> list[int]:

@@ -62,7 +62,7 @@ def test_the_last_vectors_are_those_of_the_models_input_embedding(model, words):
     torch.testing.assert_close(walked.vectors, expected)
     assert walked.step("look_up").vectors.equal(model.table.weight[ids_of(walked)])
     names = [step.name for step in walked.steps]
-    assert names[:4] == ["one_hot", "look_up", "scale", "position"]
+    assert names[:5] == ["tokenize", "one_hot", "look_up", "scale", "position"]
     assert names[-2:] == ["head", "gradient"]
 
 
@@ -162,7 +162,7 @@ def test_the_two_ends_of_a_checkpoint_take_its_own_recipe(words):
         projection=torch.nn.Linear(8, 12),
     )
     walked = pipeline(layer, words, TEXT, add_special_tokens=True)
-    names = ["one_hot", "look_up", "scale", "project", "types", "position", "sum", "norm", "dropout"]
+    names = ["tokenize", "one_hot", "look_up", "scale", "project", "types", "position", "sum", "norm", "dropout"]
     assert [step.name for step in walked.steps] == names
     torch.testing.assert_close(walked.vectors, layer.input(ids_of(walked)).detach())
 
@@ -170,6 +170,7 @@ def test_the_two_ends_of_a_checkpoint_take_its_own_recipe(words):
 def test_a_table_alone_and_an_input_embedding_alone_have_fewer_steps(words):
     table = TokenEmbedding(50, 8)
     assert [step.name for step in pipeline(table, words, TEXT).steps] == [
+        "tokenize",
         "one_hot",
         "look_up",
         "scale",
@@ -285,7 +286,7 @@ def test_a_real_model_goes_on_as_it_was_trained(shared_data):
 def test_a_table_without_a_tokenizer_shows_its_rows(vocabulary):
     walked = pipeline(TokenEmbedding(3, 4), vocabulary, "#2 #0 #2")
     assert [token["text"] for token in walked.tokens] == (["#2", "#0", "#2"] if vocabulary is None else ["c", "a", "c"])
-    assert [step.name for step in walked.steps if not step.idle] == ["one_hot", "look_up"]
+    assert [step.name for step in walked.steps if not step.idle] == ["tokenize", "one_hot", "look_up"]
 
 
 def test_every_source_offers_texts_that_it_can_read(words):

@@ -5,6 +5,14 @@
 export const GLOSSARY = [
   ["tokenizer", "tokenizer", "A program that splits a text into tokens (words, parts of words, punctuation) and gives "
     + "the ID of each."],
+  ["pre-token", "pre-tokens?", "A part of a text that the tokenizer cuts out before its model runs, mostly a word with "
+    + "the space before it. No token goes beyond it."],
+  ["BPE", "BPE|byte-pair encoding", "Byte-pair encoding: it begins with bytes or characters and joins two neighbours "
+    + "at a time, in the order of a list of merges."],
+  ["merge", "merges?", "Two tokens that become one. Training adds one merge at a time, that of the most frequent pair "
+    + "of neighbours; its rank is its place in this list."],
+  ["UTF-8", "UTF-8", "The usual way to write text as bytes: one byte for a letter of English, two to four for other "
+    + "characters."],
   ["vocabulary", "vocabulary", "The fixed list of all tokens that a model knows. Its size is V."],
   ["one-hot vector", "one-hot vectors?", "A vector with a single 1, at the index of the ID, and zeros elsewhere."],
   ["loss", "loss", "A number that says how wrong the model's predictions are. Training makes it smaller."],

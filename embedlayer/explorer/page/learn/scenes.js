@@ -10,6 +10,7 @@ import { scene as learned } from "./learned.js";
 import { scene as memory } from "./memory.js";
 import { scene as onehot } from "./onehot.js";
 import { scene as order } from "./order.js";
+import { scene as pieces } from "./pieces.js";
 import { scene as real } from "./real.js";
 import { scene as similar } from "./similar.js";
 import { scene as sizes } from "./sizes.js";
@@ -23,6 +24,6 @@ import { scene as width } from "./width.js";
 
 /** @type {Scene[]} */
 export const SCENES = [
-  ids, batch, onehot, gradient, training, similar, order, sum, broadcast, twice, waves,
-  learned, back, inside, sizes, width, memory, real,
+  ids, pieces, batch, onehot, gradient, training, similar, order, sum, broadcast, twice,
+  waves, learned, back, inside, sizes, width, memory, real,
 ];

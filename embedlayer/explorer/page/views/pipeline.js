@@ -17,6 +17,7 @@ import { chip } from "../pipeline/pictures.js";
 import { drawRotation } from "../pipeline/rotation.js";
 import { StepList } from "../pipeline/step_list.js";
 import { chosenLayer, switches } from "../pipeline/switches.js";
+import { drawTokenize } from "../pipeline/tokenize.js";
 
 /** @import { Changes, Child, Closable, Params, Pipeline, PipelineChoices, View, ViewContext } from "../types" */
 /** @import { Scene } from "../pipeline/pictures.js" */
@@ -44,6 +45,7 @@ const PLACEHOLDERS = {
 
 /** @type {Record<string, (scene: Scene) => Child[]>} */
 const DRAW = {
+  tokenize: drawTokenize,
   one_hot: drawOneHot,
   look_up: drawLookUp,
   scale: drawScale,
@@ -60,8 +62,8 @@ const DRAW = {
   lens: drawLens,
 };
 
-/** Steps after the last block: their pictures come before that of the input. */
-const AFTER_BLOCKS = ["head", "gradient", "lens"];
+/** Steps before the table and after the last block: their pictures come before that of the input. */
+const OUTSIDE = ["tokenize", "head", "gradient", "lens"];
 
 /** @param {HTMLElement} element @param {ViewContext} context */
 async function open(element, context) {
@@ -210,7 +212,7 @@ class PipelineView {
     if (state.get("appended")) state.set({ text: pipeline.text, appended: pipeline.appended.join() || null });
     this.#entry?.set(pipeline.text);
     this.#pipeline = pipeline;
-    this.#step = Math.max(0, pipeline.steps.findIndex((step) => step.name === state.get("step", "one_hot")));
+    this.#step = Math.max(0, pipeline.steps.findIndex((step) => step.name === state.get("step", "tokenize")));
     this.#token = Math.min(number("token", "1"), pipeline.tokens.length - 1);
     this.#head = number("head", "0");
     this.whole.hidden = false;
@@ -289,8 +291,8 @@ class PipelineView {
     this.steps.mark(this.#step);
     this.machine.highlight(step.name, isMoving);
     const number = this.steps.numberOf(this.#step);
-    const isAfter = AFTER_BLOCKS.includes(step.name);
-    if (isAfter) this.whole.before(this.stage);
+    const isOutside = OUTSIDE.includes(step.name);
+    if (isOutside) this.whole.before(this.stage);
     else this.whole.after(this.stage);
     this.head.replaceChildren(
       h("h2", null, h("span", { class: "pipe-number" }, number === null ? "–" : `${number}`), step.title),
@@ -298,7 +300,7 @@ class PipelineView {
     this.#clear();
     const pictures = (DRAW[step.name] ?? drawResult)(scene);
     this.stage.replaceChildren(.../** @type {Node[]} */ (pictures.filter(Boolean)));
-    (isAfter ? this.stage : this.whole).prepend(this.head);
+    (isOutside ? this.stage : this.whole).prepend(this.head);
     this.machine.light(null, 0);
     if (focused < 0) return;
     const target = /** @type {HTMLElement | undefined} */ ([...this.stage.querySelectorAll(FOCUSABLE)][focused]);
@@ -330,6 +332,7 @@ class PipelineView {
       exported: this.context.data.exported,
       append: (id, changes = {}) => this.#append([...pipeline.appended, id], changes),
       removeAppended: () => this.#append([], {}),
+      context: this.context,
     };
   }
 
