@@ -105,10 +105,12 @@ const ONE_TEXT = { size: "1", length: "3", dim: "8", b: "0" }; // (1, 3, 8)
 /** @type {Lesson["parts"]} */
 const PART_4 = [
   ["1 Setup", [
+    { name: "tiktoken: a text becomes token IDs", scene: "pieces", settings: { word: "unhappiness" } },
     { name: "create_dataloader_v1: batch_size 8, max_length 4, stride 4", scene: "batch",
       settings: { length: "4", stride: "4", size: "8" }, claim: "With stride = max_length", holds: true },
   ]],
   ["2 Token Embeddings", [
+    { name: "GPT_CONFIG_124M: vocab_size, context_size, emb_dim", scene: "sizes", settings: { tok: "V.D" } },
     { name: "Lookup table [vocab_size, embedding_dim]: token ID 0, tokens [0, 1, 2]", scene: "onehot",
       settings: { id: "0" }, claim: "Only one row of W", holds: true },
     { name: "[50,257, 256]: 12,865,792 learnable parameters", scene: "memory",
@@ -161,6 +163,9 @@ const PART_4 = [
 /** @type {Lesson["parts"]} */
 const LLAMA = [
   ["Token Embeddings", [
+    { name: "self.embeddings in LLaMaTransformer: is it computed outside of the model?", scene: "inside",
+      settings: { model: "tiny" }, claim: "Embeddings are computed outside", holds: false },
+    { name: "n_embd: embedding_dim, d_model, hidden_size", scene: "sizes", settings: { tok: "V.D" } },
     { name: "nn.Embedding(vocab_size, n_embd) is a lookup table", scene: "onehot", settings: { id: "3" },
       claim: "Only one row of W", holds: true },
     { name: "“I” → 73, “an” → 256: unique vectors, all of length n_embd", scene: "broadcast", settings: { dim: "8" },
@@ -178,6 +183,8 @@ const LLAMA = [
       claim: "RoPE and ALiBi", holds: null },
     { name: "Updated through backpropagation", scene: "gradient", settings: { ids: "3.7.1" },
       claim: "Only the selected rows", holds: true },
+    { name: "Tied weights: the embeddings are the final output projection", scene: "back", settings: { row: "5" },
+      claim: "Weight tying halves", holds: true },
     { name: "Tied weights: training became unstable", scene: "width", settings: { std: "1" },
       claim: "Large initial values", holds: null },
   ]],
