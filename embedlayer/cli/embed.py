@@ -28,7 +28,7 @@ def embed(source: Path, text: str, tokenizer_from: Path | None, as_json: bool) -
     """Show the vectors of TEXT after each step of the input embedding, and what the head predicts.
 
     The output lists tokens, IDs, rows, scale, positions and their sum. Then follow the head's most likely next tokens
-    and the rows that get a gradient from the loss.
+    with their logits, and the rows that get a gradient from the loss.
     """
     from embedlayer.explorer.pipeline import pipeline
     from embedlayer.opening.readers import open_model
@@ -58,12 +58,15 @@ def _show(step: "PipelineStep", names: list[str]) -> None:
     """Print what a step computed; nothing if it is none of the following.
 
     - Vectors: the first numbers of each.
-    - Step `head`: the most likely next tokens after each token.
+    - Step `head`: the formula of the logits z, and the most likely next tokens after each token, with z.
     - Step `gradient`: the norm of the gradient of each row.
     """
     if step.name == "head":
+        click.echo(f"    {step.formula}")
         for name, top_tokens in zip(names, step.facts["top_tokens"], strict=True):
-            said = "  ".join(f"{token['text']} {token['chance']:.1%}" for token in top_tokens[:SHOWN_TOKENS])
+            said = "  ".join(
+                f"{token['text']} {token['chance']:.1%} (z {token['logit']:.2f})" for token in top_tokens[:SHOWN_TOKENS]
+            )
             click.echo(f"    {name:<16} {said}")
     elif step.name == "gradient":
         for row in step.facts["rows"]:
@@ -76,10 +79,15 @@ def _show(step: "PipelineStep", names: list[str]) -> None:
 
 
 def _as_json(result: "Pipeline") -> dict[str, Any]:
-    """Return all results of the pipeline as a dictionary for JSON."""
+    """Return all results of the pipeline as a dictionary for JSON.
+
+    `before_norm` is the output of the last block, `hidden` is `norm` of it, and `logits` are those of the token that
+    follows the text, `(1, V)`; all are `None` if the source is no whole decoder.
+    """
     steps = {step.name: step for step in result.steps}
     facts = {name: step.facts for name, step in steps.items()}
     vectors = result.vectors.unsqueeze(0)
+    head = steps["head"].values if "head" in steps else {}
     return {
         "text": result.text,
         "tokens": [token["decoded"] for token in result.tokens],
@@ -91,6 +99,10 @@ def _as_json(result: "Pipeline") -> dict[str, Any]:
         "added": _numbers(steps["position"].vectors),
         "shape": list(vectors.shape),
         "vectors": _numbers(vectors),
+        "head_formula": steps["head"].formula if "head" in steps else None,
+        "before_norm": _numbers(head.get("before_norm")),
+        "hidden": _numbers(head.get("hidden")),
+        "logits": _numbers(head.get("logits")),
         "top_tokens": facts.get("head", {}).get("top_tokens"),
         "gradient": facts.get("gradient"),
     }

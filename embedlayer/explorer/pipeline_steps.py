@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.layer import EmbeddingLayer
+from embedlayer.explorer.head_formula import head_formula, norm_formula
 from embedlayer.explorer.rotation import PairRotation, pair_rotation, width_of
 from embedlayer.explorer.step_texts import SENTENCES, TITLES
 from embedlayer.explorer.text_answers import PackedTensor, ShownToken
@@ -68,6 +69,7 @@ class PipelineStep:
         values: Tensors to draw, by name: `(T, C)`, or `(H, T, C)` for the first heads.
         facts: All other data of the step, as JSON.
         sentence: Key of the explanation in `SENTENCES`; `""` for the name of the step.
+        own_formula: Formula of this model; `""` for that of `TITLES`.
         idle: Whether the step changes nothing in this model, such as a scale that it does not have.
         vectors: Vectors after the step, `(T, D)`, which are detached; `None` for a step that changes no vectors.
     """
@@ -78,6 +80,7 @@ class PipelineStep:
     facts: JsonObject = field(default_factory=dict)
     _: KW_ONLY
     sentence: str = ""
+    own_formula: str = ""
     idle: bool = False
     vectors: Tensor | None = None
 
@@ -88,6 +91,11 @@ class PipelineStep:
     def title(self) -> str:
         """Return the title of the step on the page."""
         return self._heading[0]
+
+    @property
+    def formula(self) -> str:
+        """Return the formula of the step on the page."""
+        return self.own_formula or self._heading[1]
 
     @property
     def _heading(self) -> tuple[str, str]:
@@ -102,7 +110,7 @@ class PipelineStep:
         return {
             "name": self.name,
             "title": self.title,
-            "formula": self._heading[1],
+            "formula": self.formula,
             "sentence": SENTENCES[self.sentence or self.name],
             "note": self.note,
             "idle": self.idle,
@@ -320,41 +328,59 @@ def _head_steps(
 ) -> Iterator[PipelineStep]:
     """Yield the step with the most likely next tokens after each token, and the step with the gradient of the loss.
 
-    The loss predicts each token from those before it, so a text of one token has no gradient step.
+    Of a decoder, the first step has the output `x` of the last block and the hidden states `h = norm(x)`; of any other
+    model the head is applied to the input of the first block. The loss predicts each token from those before it, so a
+    text of one token has no gradient step.
     """
     model, ids, hidden = traced.model, traced.ids, traced.vectors
+    values, norm = {}, None
     if isinstance(model, DecoderLM):
-        inputs = ids if len(model.injections) else None
-        hidden = model.hidden(inputs, inputs_embeds=traced.scaled, positions=traced.positions)
+        inputs, norm = ids if len(model.injections) else None, model.norm
+        for x in model.hidden_states(inputs, inputs_embeds=traced.scaled, positions=traced.positions):
+            values["before_norm"] = x
+        hidden = norm(values["before_norm"])
+    values["hidden"] = hidden
     output = head.output if isinstance(head, PredictionHead) else head
-    if isinstance(head, PredictionHead):
-        hidden = head.transform(hidden)
+    states = head.transform(hidden) if isinstance(head, PredictionHead) else hidden
     product = partial(linear, weight=output.weight) if output.table is None else output.table.raw_logits
-    raw_logits = in_head_dtype(product, hidden, output.head_dtype)
+    raw_logits = in_head_dtype(product, states, output.head_dtype)
     logits = finish(raw_logits, LogitSettings(**output.logit_options())).float()
-    chances = logits.detach().softmax(-1)
-    best = chances.topk(min(TOP_TOKENS, chances.shape[-1]), dim=-1)
-    names = iter(shown_tokens(vocabulary, best.indices.flatten().tolist()))
-    following = ids[1:]
-    rows = "tied: the rows are the table's" if output.tied else "an untied head with its own rows"
-    facts = {
-        "top_tokens": [[{**next(names), "chance": chance} for chance in row] for row in best.values.tolist()],
-        "next": chances[:-1].gather(-1, following.unsqueeze(-1)).squeeze(-1).tolist(),
-        "tied": output.tied,
-    }
+    facts = _likely_tokens(logits.detach(), ids[1:], vocabulary) | {"tied": output.tied}
     table, position = parts_of(model)
-    note = f"{rows}; {table.vocab_size:,} scores for each token"
-    if isinstance(model, DecoderLM):
-        last = logits[-1:].detach()
+    rows = "tied: the rows are the table's" if output.tied else "an untied head with its own rows"
+    note, formula = f"{rows}; {table.vocab_size:,} scores for each token", head_formula(head, norm)
+    if norm is None:
+        sentence = "head only"
+        note = f"{note}. {_WHOLE_MODELS}"
+    else:
+        sentence, last = "head", logits[-1:].detach()
         likely = top_k(last[0], min(CANDIDATES, last.shape[-1]))[1].tolist()
         facts["candidates"] = list(shown_tokens(vocabulary, likely))
         facts["tokens_left"] = longest(position) - len(ids)
-        yield PipelineStep("head", note, {"hidden": hidden, "logits": last}, facts)
-    else:
-        yield PipelineStep("head", f"{note}. {_WHOLE_MODELS}", {"hidden": hidden}, facts, sentence="head only")
-    if len(following):
-        loss = F.cross_entropy(logits[:-1], following)
-        yield _gradient(loss, traced, hidden, raw_logits, output, tokens)
+        facts["norm_eps"] = norm.eps
+        values |= {"norm_weight": norm.weight.unsqueeze(0), "logits": last}
+        if table.vocab_size <= WHOLE_TABLE and states is hidden:
+            values["head_rows"] = output.weight if output.table is None else output.table.rows(0, table.vocab_size)
+        note = f"{norm_formula(norm)}; {note}"
+    yield PipelineStep("head", note, values, facts, sentence=sentence, own_formula=formula)
+    if len(ids) > 1:
+        loss = F.cross_entropy(logits[:-1], ids[1:])
+        yield _gradient(loss, traced, states, raw_logits, output, tokens)
+
+
+def _likely_tokens(logits: Float[Tensor, "T V"], following: Int[Tensor, " N"], vocabulary: Vocabulary) -> JsonObject:
+    """Return the most likely tokens after each token, and the probability of each following token, for JSON."""
+    chances = logits.softmax(-1)
+    best = chances.topk(min(TOP_TOKENS, chances.shape[-1]), dim=-1)
+    names = iter(shown_tokens(vocabulary, best.indices.flatten().tolist()))
+    rows = zip(best.values.tolist(), logits.gather(-1, best.indices).tolist(), strict=True)
+    return {
+        "top_tokens": [
+            [{**next(names), "chance": chance, "logit": logit} for chance, logit in zip(*row, strict=True)]
+            for row in rows
+        ],
+        "next": chances[:-1].gather(-1, following.unsqueeze(-1)).squeeze(-1).tolist(),
+    }
 
 
 def _gradient(

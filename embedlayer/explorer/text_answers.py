@@ -109,9 +109,10 @@ class BiasFacts(TypedDict):
 
 
 class LikelyToken(ShownToken):
-    """A token with its probability."""
+    """A token with its probability and its logit."""
 
     chance: float | None
+    logit: float | None
 
 
 class HeadFacts(TypedDict):
@@ -122,6 +123,7 @@ class HeadFacts(TypedDict):
         next: Probability of the token that follows each token of the text but the last.
         candidates: The tokens that can be appended, of a whole decoder.
         tokens_left: Number of tokens by which the text can be longer, of a whole decoder.
+        norm_eps: Term that the final norm adds to the mean square, of a whole decoder.
     """
 
     top_tokens: list[list[LikelyToken]]
@@ -129,6 +131,7 @@ class HeadFacts(TypedDict):
     tied: bool
     candidates: NotRequired[list[ShownToken]]
     tokens_left: NotRequired[int]
+    norm_eps: NotRequired[float]
 
 
 class RowGradient(ShownToken):

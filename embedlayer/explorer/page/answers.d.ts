@@ -482,13 +482,14 @@ export interface BiasFacts {
   heads: number;
 }
 
-/** A token with its probability. */
+/** A token with its probability and its logit. */
 export interface LikelyToken {
   id: number;
   decoded: string;
   text: string;
   kind: TokenKind;
   chance: number | null;
+  logit: number | null;
 }
 
 /** The most likely next tokens. */
@@ -502,6 +503,8 @@ export interface HeadFacts {
   candidates?: ShownToken[];
   /** Number of tokens by which the text can be longer, of a whole decoder. */
   tokens_left?: number;
+  /** Term that the final norm adds to the mean square, of a whole decoder. */
+  norm_eps?: number;
 }
 
 /** The norm of the gradient of one looked-up row, in all and through the look-up and the head. */
