@@ -1,12 +1,21 @@
 """The first block, opened: its last vectors are the model's, and its weights those of its attention."""
 
+import itertools
+import json
+from typing import get_args
+
 import pytest
 import torch
 import torch.nn.functional as F
+from commands import run
 from decoders import small
 from kinds import INJECTIONS, POSITIONS
 
-from embedlayer.explorer.block_trace import trace_first_block
+from embedlayer import TokenEmbedding, TransformerEmbedding, train_tokenizer
+from embedlayer.explorer import pipeline_steps
+from embedlayer.explorer.block_trace import block_formulas, trace_first_block
+from embedlayer.explorer.pipeline import pipeline
+from embedlayer.explorer.tiny_layer import TEXTS, WORDS, TinyPosition, tiny_layer
 
 IDS = torch.tensor([3, 1, 4, 1, 5, 9, 2])  # more than a head is wide
 PLACES = torch.arange(len(IDS))
@@ -91,3 +100,91 @@ def test_the_model_has_no_hooks_and_the_same_modules_afterwards():
     traced(model)
     assert list(model.modules()) == modules
     assert not any(module._forward_hooks for module in modules)
+
+
+# The step of the pipeline
+
+
+def block_of(model, vocabulary, text):
+    return pipeline(model, vocabulary, text).step("block")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("position", get_args(TinyPosition))
+def test_a_pocket_calculator_gets_from_each_number_of_the_tiny_layer_to_the_next(position, tied):
+    """From four digits of each number, and the two digits of each weight, the next number is right to 0.002."""
+    step = block_of(tiny_layer(position, tied=tied), WORDS, TEXTS[0])
+    of = {name: rows.double().mul(1e4).round().div(1e4) for name, rows in step.values.items()}
+    sums = (of["weights"] @ of["values"]).transpose(0, 1).flatten(1)
+    eps = step.facts["eps"]
+    expected = {
+        "attention_norm": of["input"] / (of["input"].square().mean(-1, keepdim=True) + eps).sqrt(),
+        "attention": sums @ of["out_matrix"].T,
+        "attention_sum": of["input"] + of["attention"],
+        "mlp_norm": of["attention_sum"] / (of["attention_sum"].square().mean(-1, keepdim=True) + eps).sqrt(),
+        "gate": of["mlp_norm"] @ of["gate_matrix"].T,
+        "up": of["mlp_norm"] @ of["up_matrix"].T,
+        "product": of["gate"] / (1 + (-of["gate"]).exp()) * of["up"],
+        "mlp": of["product"] @ of["down_matrix"].T,
+        "mlp_sum": of["attention_sum"] + of["mlp"],
+    }
+    assert [vector["name"] for vector in step.facts["vectors"]] == ["input", *expected]
+    for name, numbers in expected.items():
+        torch.testing.assert_close(of[name], numbers, rtol=0, atol=2e-3)
+        assert [each["size"] for each in step.facts["vectors"] if each["name"] == name] == [numbers.shape[-1]]
+    assert all(weight.equal(weight.mul(100).round() / 100) for name, weight in of.items() if name.endswith("_matrix"))
+    assert (of["norm_weights"] == 1).all()
+    torch.testing.assert_close(step.values["lengths"][:, -1], step.values["mlp_sum"].norm(dim=-1))
+    torch.testing.assert_close(step.values["state_lengths"][:, 1], step.values["mlp_sum"].norm(dim=-1))
+
+
+def test_of_many_units_the_strongest_are_shown(monkeypatch):
+    monkeypatch.setattr(pipeline_steps, "BINS", 5)
+    model = small(num_kv_heads=2, mlp_dim=13)
+    step, trace = block_of(model, None, "#3 #1 #4 #1 #5 #9 #2"), traced(model)
+    assert step.facts["units_a_column"] == 3
+    for t, unit in itertools.product(range(len(IDS)), range(5)):
+        units = trace.vectors["product"][t, 3 * unit : 3 * unit + 3]
+        index = 3 * unit + int(units.abs().argmax())
+        assert [step.values[name][t, unit] for name in ("gate", "up", "product")] == pytest.approx(
+            [float(trace.vectors[name][t, index]) for name in ("gate", "up", "product")], abs=1e-6
+        )
+    assert step.values["lengths"][:, 7].numpy() == pytest.approx(
+        trace.vectors["product"].norm(dim=-1).numpy(), abs=1e-5
+    )
+    torch.testing.assert_close(step.values["weights"] @ step.values["values"], step.values["heads"])
+    assert not any(name.endswith("_matrix") for name in step.values)
+
+
+def test_the_formulas_are_those_of_the_model():
+    def attention_of(model):
+        return block_formulas(model, traced(model))["attention"][1]
+
+    assert attention_of(small("learned")) == "concat(p · v) · Wᵀ, p = softmax(q · k / √K)"
+    assert attention_of(small("rotary")) == "concat(p · v) · Wᵀ, p = softmax(rotated q · rotated k / √K)"
+    assert attention_of(small("alibi", query_scale=0.5)) == "concat(p · v) · Wᵀ, p = softmax(0.5 · q · k / √K + bias)"
+    tables = small("none", injections=[INJECTIONS[name]() for name in ("value", "per-layer", "added")])
+    assert attention_of(tables) == "concat(p · (v + ValueEmbedding)) · Wᵀ, p = softmax(q · k / √K)"
+    formulas = block_formulas(tables, traced(tables))
+    assert formulas["stream"] == ("y′", "y + PerLayerEmbedding")
+    assert formulas["mlp_norm"] == ("n′", "RMSNorm(x′) = w · x′ / √(mean(x′²) + 1e-05)")
+
+
+def test_models_without_blocks_have_no_such_step():
+    for model in (small(num_layers=0), TokenEmbedding(50, 8), TransformerEmbedding(50, 8, 16)):
+        assert block_of(model, None, "#3 #1") is None
+
+
+def test_embed_prints_the_block_and_its_json_has_it(tmp_path, capsys, unchecked):
+    model, tokenizer = small(num_layers=3), train_tokenizer("I love dogs and dogs love me . " * 3, kind="word")
+    model.save_pretrained(tmp_path / "model", tokenizer=tokenizer)
+    assert run("embed", tmp_path / "model", "I love dogs", "--json") == 0
+    block = json.loads(capsys.readouterr().out)["block"]
+    ids = torch.tensor(tokenizer.encode("I love dogs").ids)
+    states = torch.stack(list(model.hidden_states(ids)))
+    torch.testing.assert_close(torch.tensor(block["mlp_sum"]), states[1], rtol=0, atol=1e-6)
+    torch.testing.assert_close(torch.tensor(block["state_lengths"]), states.norm(dim=-1).T)
+    assert run("embed", tmp_path / "model", "I love dogs") == 0
+    text = capsys.readouterr().out
+    assert f"s  {block['lengths'][-1][7]:9.4f}  silu(g) · u, silu(g) = g / (1 + e^(−g))" in text
+    assert "  ".join(f"{length:.4f}" for length in block["state_lengths"][-1]) in text
