@@ -6,6 +6,7 @@ import { openWithToken } from "../card/links.js";
 import { COUNT } from "../charts/numbers.js";
 import { empty, h } from "../dom.js";
 import { drawBias } from "../pipeline/attention_bias.js";
+import { drawBlock } from "../pipeline/block.js";
 import { textField, textList } from "../pipeline/entry.js";
 import { drawGradient } from "../pipeline/gradient.js";
 import { drawHead } from "../pipeline/head.js";
@@ -55,13 +56,14 @@ const DRAW = {
   dropout: drawDropout,
   rotation: drawRotation,
   bias: drawBias,
+  block: drawBlock,
   head: drawHead,
   gradient: drawGradient,
   lens: drawLens,
 };
 
-/** Steps after the last block: their pictures come before that of the input. */
-const AFTER_BLOCKS = ["head", "gradient", "lens"];
+/** Steps that begin where the picture of the input ends: their pictures come before it. */
+const AFTER_INPUT = ["block", "head", "gradient", "lens"];
 
 /** @param {HTMLElement} element @param {ViewContext} context */
 async function open(element, context) {
@@ -281,7 +283,7 @@ class PipelineView {
     this.steps.mark(this.#step);
     this.machine.highlight(step.name, isMoving);
     const number = this.steps.numberOf(this.#step);
-    const isAfter = AFTER_BLOCKS.includes(step.name);
+    const isAfter = AFTER_INPUT.includes(step.name);
     if (isAfter) this.whole.before(this.stage);
     else this.whole.after(this.stage);
     this.head.replaceChildren(
