@@ -7,6 +7,7 @@ import { scene as memory } from "./memory.js";
 import { scene as onehot } from "./onehot.js";
 import { scene as order } from "./order.js";
 import { scene as real } from "./real.js";
+import { scene as rotary } from "./rotary.js";
 import { scene as similar } from "./similar.js";
 import { scene as sum } from "./sum.js";
 import { scene as training } from "./training.js";
@@ -18,5 +19,6 @@ import { scene as width } from "./width.js";
 
 /** @type {Scene[]} */
 export const SCENES = [
-  ids, onehot, gradient, training, similar, order, sum, twice, waves, learned, width, memory, real,
+  ids, onehot, gradient, training, similar, order, sum, twice, waves, learned, rotary,
+  width, memory, real,
 ];

@@ -87,11 +87,12 @@ function weightedValues(scene, head, weights) {
   /** @param {Child} name @param {Child} share @param {string} weight @param {Vector} numbers */
   const item = (name, share, weight, numbers) => h("li", { class: "block-value" }, name, share,
     h("span", { class: "block-number" }, weight), scene.keep(new VectorPicture(numbers, { limit, isExact: true })));
+  const total = Array.from(weights).reduce((all, weight) => all + weight, 0);
   const rows = scene.pipeline.tokens.slice(0, scene.token + 1).map((token, t) => item(
     h("button", { type: "button", class: "link pipe-row", onClick: () => scene.choose(t) }, token.text),
     bar(weights[t]), fixed(weights[t]), row(values, t)));
   return h("ol", { class: "block-values", "data-head": head }, rows,
-    item(h("b", null, "Σ p · v"), h("span"), fixed(Array.from(weights).reduce((total, weight) => total + weight, 0)), sum));
+    item(h("b", null, "Σ p · v"), h("span"), fixed(total), sum));
 }
 
 /** Say how long the vector is after each block. @param {Scene} scene */
