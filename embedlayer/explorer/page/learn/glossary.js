@@ -29,6 +29,13 @@ export const GLOSSARY = [
     + "gives a score for each token. Tied: it is the input table itself."],
   ["softmax", "softmax", "The function that makes probabilities of scores: e^score, divided by the sum over all "
     + "tokens. So every token takes part."],
+  ["hidden state", "hidden states?", "The vector of a token between the blocks of a model. The one after the last "
+    + "block and the final norm is the input of the head."],
+  ["final norm", "final norm", "The normalisation after the last block. It gives every hidden state about the same "
+    + "length before the head reads it."],
+  ["logit", "logits?", "The score of a token before softmax: the dot product of the hidden state and the token's row."],
+  ["cross entropy", "cross[- ]entropy", "The loss of language models: −ln of the probability of the token that really "
+    + "follows, in the mean over all tokens."],
   ["cosine", "cosines?", "Of two vectors: their dot product divided by their lengths, 1 for the same direction, 0 "
     + "for a right angle, −1 for opposite directions. Of an angle: the sine of the angle + 90°."],
   ["heat map", "heat map", "A picture of a table of numbers: each number is a coloured cell."],

@@ -1,5 +1,6 @@
 /** The scenes of the story "What is an embedding?", in their order. */
 
+import { scene as back } from "./back.js";
 import { scene as gradient } from "./gradient.js";
 import { scene as ids } from "./ids.js";
 import { scene as learned } from "./learned.js";
@@ -19,6 +20,6 @@ import { scene as width } from "./width.js";
 
 /** @type {Scene[]} */
 export const SCENES = [
-  ids, onehot, gradient, training, similar, order, sum, twice, waves, learned, rotary,
+  ids, onehot, gradient, training, similar, order, sum, twice, waves, learned, rotary, back,
   width, memory, real,
 ];
