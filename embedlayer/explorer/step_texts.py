@@ -19,6 +19,7 @@ TITLES = {
     "dropout": ("Dropout", "0 with probability p, else x / (1 − p)"),
     "rotation": ("Rotation", "(a, b) → (a cos θ − b sin θ, a sin θ + b cos θ), θ = t · base^(−2i/K)"),
     "bias": ("Bias", "q[i] · k[j] / √K + bias[h, i, j]"),
+    "block": ("Block", "y = x′ + SwiGLU(RMSNorm(x′)), x′ = x + attention(RMSNorm(x))"),
     "head": ("Next token", "p = softmax(head(norm(x)) / temperature)"),
     "head only": ("Head", "p = softmax(head(x))"),
     "lens": ("Logit lens", "softmax(head(norm(x[l, t])))"),
@@ -58,6 +59,9 @@ SENTENCES = {
     "rotation": "Inside attention, each pair of numbers of a query or key is rotated by an angle that grows with the "
     "position: the first pairs fast, the last slowly.",
     "bias": "A number that depends on the distance to the key is added to each score, in each head another one.",
+    "block": "A block adds two vectors to that of each token: what attention reads from the tokens, weighted by the "
+    "softmax of the scores, and what SwiGLU computes from the token's own numbers. RMSNorm comes before each. The next "
+    "block reads the sum, the residual stream.",
     "head": "The final norm makes the output x of the last block the hidden state h. The head multiplies h by all rows "
     "of W: a score for each token, the logit z. Softmax makes the logits the probabilities of the next token. A "
     "temperature divides the logits first: below 1 the likely tokens gain, above 1 the others.",

@@ -253,6 +253,35 @@ class BiasFacts(TypedDict):
     heads: int
 
 
+class BlockVector(TypedDict):
+    """One vector inside of a block: its value in the step, its symbol, its formula, and how many numbers it has."""
+
+    name: str
+    symbol: str
+    formula: str
+    size: int
+
+
+class BlockFacts(TypedDict):
+    """What the first block of a decoder computes.
+
+    Attributes:
+        vectors: The vectors in the order of the computation.
+        eps: Term that RMSNorm adds to the mean square.
+        heads: Query heads, H.
+        kv_heads: Key/value heads, G.
+        units_a_column: How many units of SwiGLU one column of `gate`, `up` and `product` is chosen from.
+        blocks: Number of blocks.
+    """
+
+    vectors: list[BlockVector]
+    eps: float
+    heads: int
+    kv_heads: int
+    units_a_column: int
+    blocks: int
+
+
 class LikelyToken(ShownToken):
     """A token with its probability and its logit."""
 
@@ -322,6 +351,7 @@ class StepFacts(TypedDict):
     dropout: DropoutFacts
     rotation: RotationFacts
     bias: BiasFacts
+    block: BlockFacts
     head: HeadFacts
     gradient: GradientFacts
 
@@ -348,6 +378,7 @@ class PipelineStep(TypedDict):
         | DropoutFacts
         | RotationFacts
         | BiasFacts
+        | BlockFacts
         | HeadFacts
         | GradientFacts
         | NoFacts

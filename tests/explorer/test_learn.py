@@ -20,7 +20,7 @@ pytestmark = pytest.mark.browser
 
 SCENES = (  # in their order
     "ids pieces batch onehot gradient training similar order sum broadcast twice "
-    "waves learned back inside sizes width memory real"
+    "waves learned rotary back inside sizes width memory real"
 ).split()
 TRIES = [
     """step through | same position | adjacent positions | distant positions (0 and 5) | 1 Frequency | 2 Adjacent |
@@ -373,6 +373,22 @@ def do_learned(page):
     page.get_by_text("PyTorch raises an IndexError").wait_for()
     verdict(page).get_by_text("1 position has no learned row.").wait_for()
     slide(page, "Length of the text, tokens", 50)
+
+
+def do_rotary(page):
+    forward = page.get_by_role("button", name="Move both by 10")
+    forward.click()
+    verdict(page).get_by_text("as at the start. Move on.").wait_for()
+    forward.click()
+    verdict(page).get_by_text("No score changed. Now move only the key.").wait_for()
+    slide(page, "Position of the key", 23)
+    verdict(page).get_by_text("Find a distance at which both are negative.").wait_for()
+    slide(page, "Position of the key", 30)
+    verdict(page).get_by_text("does not read it").wait_for()
+    slide(page, "Position of the query", 40)
+    verdict(page).get_by_text("Put the query back at 25.").wait_for()
+    slide(page, "Position of the query", 25)
+    slide(page, "Position of the key", 15)
 
 
 def do_back(page):

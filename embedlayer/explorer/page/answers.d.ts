@@ -659,6 +659,30 @@ export interface BiasFacts {
   heads: number;
 }
 
+/** One vector inside of a block: its value in the step, its symbol, its formula, and how many numbers it has. */
+export interface BlockVector {
+  name: string;
+  symbol: string;
+  formula: string;
+  size: number;
+}
+
+/** What the first block of a decoder computes. */
+export interface BlockFacts {
+  /** The vectors in the order of the computation. */
+  vectors: BlockVector[];
+  /** Term that RMSNorm adds to the mean square. */
+  eps: number;
+  /** Query heads, H. */
+  heads: number;
+  /** Key/value heads, G. */
+  kv_heads: number;
+  /** How many units of SwiGLU one column of `gate`, `up` and `product` is chosen from. */
+  units_a_column: number;
+  /** Number of blocks. */
+  blocks: number;
+}
+
 /** A token with its probability and its logit. */
 export interface LikelyToken {
   id: number;
@@ -725,6 +749,7 @@ export interface StepFacts {
   dropout: DropoutFacts;
   rotation: RotationFacts;
   bias: BiasFacts;
+  block: BlockFacts;
   head: HeadFacts;
   gradient: GradientFacts;
 }
@@ -740,7 +765,7 @@ export interface PipelineStep {
   idle: boolean;
   values: Record<string, PackedTensor>;
   /** The entry of `StepFacts` with the name of the step. */
-  facts: RowsFacts | ScaleFacts | PositionsFacts | DropoutFacts | RotationFacts | BiasFacts | HeadFacts | GradientFacts | NoFacts;
+  facts: RowsFacts | ScaleFacts | PositionsFacts | DropoutFacts | RotationFacts | BiasFacts | BlockFacts | HeadFacts | GradientFacts | NoFacts;
 }
 
 /** A text and all steps from its tokens to the gradient of its loss. */

@@ -59,6 +59,8 @@ export const GLOSSARY = [
     + "deviation."],
   ["standard deviation", "standard deviation|std", "How far random numbers typically are from their mean. At the start "
     + "of training, rows are drawn at random with this width around 0."],
+  ["attention weights", "attention weights?", "The softmax of the scores of one query: how much it reads from each "
+    + "token. They add up to 1."],
   ["attention", "attention", "The part of a model in which each token reads from other tokens, more from those with a "
     + "higher score."],
   ["score", "scores?", "The dot product of two vectors: the sum of the products of their numbers. In attention: how "
@@ -85,6 +87,15 @@ export const GLOSSARY = [
   ["extrapolate", "extrapolate", "To work on texts longer than those of the training."],
   ["RoPE", "RoPE|rotary positions", "Rotary positions: queries and keys inside attention are rotated by an angle "
     + "proportional to the position; nothing is added to the row."],
+  ["query and key", "quer(?:y|ies)", "Two vectors that attention computes from the vector of a token. Their dot "
+    + "product, of the query of one token and the key of another, is the score."],
+  ["radian", "radians?|rad", "A unit of angles: 2π radians, about 6.28, are a full rotation."],
+  ["residual stream", "residual stream", "The vector of a token from block to block. Each part of a block reads it, "
+    + "and adds its result to it."],
+  ["RMSNorm", "RMSNorm", "x / √(mean(x²) + ε), times a weight for each dimension: it brings a vector of width D to a "
+    + "length of about √D."],
+  ["SwiGLU", "SwiGLU", "The part of a block that computes with each token alone: two matrix products g and u, then "
+    + "silu(g) · u with silu(g) = g / (1 + e^(−g)), then a third matrix back to width D."],
   ["ALiBi", "ALiBi", "Attention with linear biases: each score gets a penalty in proportion to the distance of the two "
     + "tokens."],
   ["nn.Embedding", "nn.Embedding", "The table lookup of PyTorch. It draws rows with standard deviation 1."],

@@ -12,6 +12,7 @@ import { scene as onehot } from "./onehot.js";
 import { scene as order } from "./order.js";
 import { scene as pieces } from "./pieces.js";
 import { scene as real } from "./real.js";
+import { scene as rotary } from "./rotary.js";
 import { scene as similar } from "./similar.js";
 import { scene as sizes } from "./sizes.js";
 import { scene as sum } from "./sum.js";
@@ -25,5 +26,5 @@ import { scene as width } from "./width.js";
 /** @type {Scene[]} */
 export const SCENES = [
   ids, pieces, batch, onehot, gradient, training, similar, order, sum, broadcast, twice,
-  waves, learned, back, inside, sizes, width, memory, real,
+  waves, learned, rotary, back, inside, sizes, width, memory, real,
 ];
