@@ -5,7 +5,7 @@
  * @property {string} name as in the lesson
  * @property {string} [scene] of the story
  * @property {string} [view] another view
- * @property {string} [place] what that view shows: the title of a step of the view Pipeline
+ * @property {string} [place] what that view shows: the title of a step, or the name of a scheme
  * @property {Record<string, string>} [settings] of the view, or of the scene, as the lesson sets them; with at least
  *   one, those that the reader left in the scene are not restored
  * @property {string} [claim] start of what the lesson says; the scene computes whether it is so
@@ -16,6 +16,9 @@
  * @property {string} about
  * @property {[part: string, exercises: Exercise[]][]} parts
  */
+
+const WIDE = { dim: "256" }; // the notebook's batch of (8, 4), D = 256
+const ONE_TEXT = { size: "1", length: "3", dim: "8", b: "0" }; // (1, 3, 8)
 
 /** @type {Lesson["parts"]} */
 const MODULE_04 = [
@@ -50,6 +53,16 @@ const MODULE_04 = [
       claim: "Nearby positions", holds: null },
     { name: "Combined embedding: token, position, sum; scaling by √D", scene: "sum", settings: { step: "6" },
       claim: "Scaling by √D", holds: false },
+  ]],
+  ["Rotary and other positions", [
+    { name: "Position embeddings broadcast over the batch dimension", scene: "broadcast", settings: WIDE,
+      claim: "PyTorch automatically broadcast", holds: true },
+    { name: "RoPE (LLaMA, Mistral) encodes relative positions", scene: "rotary", settings: { q: "5" },
+      claim: "RoPE encodes relative", holds: true },
+    { name: "RoPE extrapolates well to longer sequences", scene: "rotary", settings: { q: "5" },
+      claim: "This approach extrapolates", holds: null },
+    { name: "ALiBi (BLOOM): a bias on the attention scores", view: "positions", settings: { scheme: "alibi" },
+      place: "ALiBi" },
   ]],
   ["Similarity", [
     { name: "Embedding Similarity: numbers and letters", scene: "similar", settings: { noise: "0.1" },
@@ -98,9 +111,6 @@ const MODULE_04 = [
       holds: null },
   ]],
 ];
-
-const WIDE = { dim: "256" }; // the notebook's batch of (8, 4), D = 256
-const ONE_TEXT = { size: "1", length: "3", dim: "8", b: "0" }; // (1, 3, 8)
 
 /** @type {Lesson["parts"]} */
 const PART_4 = [
@@ -173,14 +183,16 @@ const LLAMA = [
     { name: "Random at initialization; training adjusts them", scene: "training", settings: { step: "20" },
       claim: "Distance(cat, dog)", holds: true },
     { name: "“man” and “woman” in a trained table", scene: "real" },
+    { name: "The vectors are passed on to the Decoder Block", view: "pipeline",
+      settings: { layer: "tiny", step: "block" }, place: "Block" },
     { name: "Each dimension encodes some feature; dimensions are polysemantic", scene: "similar",
       settings: { noise: "0.1" }, claim: "Each dimension encodes", holds: null },
   ]],
   ["Embeddings in This Project", [
     { name: "n_embd of 768, 1024 or higher", scene: "memory", settings: { vocab: "32000", dim: "1024", tied: "1" },
       claim: "Embeddings are often the largest", holds: null },
-    { name: "RoPE for positional encoding by default", scene: "learned", settings: { length: "60" },
-      claim: "RoPE and ALiBi", holds: null },
+    { name: "RoPE for positional encoding by default, following LLaMA", scene: "rotary", settings: { q: "5" },
+      claim: "RoPE is used for positional encoding", holds: true },
     { name: "Updated through backpropagation", scene: "gradient", settings: { ids: "3.7.1" },
       claim: "Only the selected rows", holds: true },
     { name: "Tied weights: the embeddings are the final output projection", scene: "back", settings: { row: "5" },
