@@ -281,7 +281,8 @@ function differClaim({ length }, { ids: [first], tables: { table, places } }) {
  * @param {string[]} ticked
  * @returns {[boolean, ...Child[]]}
  */
-function verdict({ a, b, t }, { vectors: [first, second], ids }, ticked) {
+function verdict({ batchSize, a, b, t }, { vectors: [first, second], ids }, ticked) {
+  if (batchSize === 1) return [false, "This batch has one row. Make it larger."];
   if (a === b) return [false, "Both are the same batch row. Choose two."];
   if (!ticked.length) return [false, `Tick what is equal in rows ${a} and ${b} at position ${t}.`];
   const right = PARTS.map(([name]) => name).filter((name) => !unequal(first[name], second[name]));
