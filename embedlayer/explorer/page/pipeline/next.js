@@ -38,8 +38,8 @@ export function drawNext(scene) {
   });
   show();
   const sample = sampling(scene, (seed) => drawn(probabilities, seed));
-  return [h("div", { class: "grid-2" }, picture("After this text", textSoFar(scene), range, spread, sample),
-    picture("The most likely next tokens", list, mark))];
+  return [h("div", { class: "grid-2" }, picture("The most likely next tokens", list, mark),
+    picture("After this text", textSoFar(scene), range, spread, sample))];
 }
 
 /** Return a temperature of the URL, in the range of the slider. @param {string} text */
