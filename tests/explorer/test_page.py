@@ -162,6 +162,28 @@ def test_search_finds_by_text_pattern_id_and_bytes(url, open_page):
         assert listed(page)[0] == found[0], typed
 
 
+def test_enter_selects_what_is_typed_now_and_nothing_if_no_token_is_found(url, open_page):
+    page = open_page(url + "#map?source=1&x=1")
+    page.locator(".map-side .chips, .map-side .note").first.wait_for()
+    search, card = page.get_by_role("searchbox", name="Find tokens"), page.locator("#card")
+    search.fill("dog")
+    page.get_by_text("4 found", exact=True).first.wait_for()
+    search.fill(" dogs")  # the results shown are still those of the text before
+    search.press("Enter")
+    assert f"plus={TOKENS.index(' dogs')}" in page.url
+    card.get_by_text("·dogs").wait_for()
+    search.fill("/(/")
+    search.press("Enter")
+    page.get_by_text("not a pattern").wait_for()
+    assert card.is_visible()  # nothing was searched for
+    search.fill("zebra")
+    search.press("Enter")
+    page.get_by_role("status").get_by_text("No single token is “zebra”").wait_for()
+    assert card.is_hidden()
+    assert not re.search(r"\b(plus|id)=", page.url)
+    assert search.input_value() == "zebra"
+
+
 def test_a_broken_pattern_says_so(url, open_page):
     page = open_page(url + "#map?source=1")
     page.get_by_role("searchbox", name="Find tokens").fill("/(/")

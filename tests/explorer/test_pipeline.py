@@ -528,6 +528,34 @@ def test_on_a_phone_in_the_dark_nothing_runs_out_of_the_page(source, serve, open
 
 
 @pytest.mark.browser
+@pytest.mark.parametrize("text", ["dogs", "dogs love me and I love dogs and dogs love me and I love", TINY_TEXTS[-1]])
+@pytest.mark.parametrize("layer", ["model", "tiny"])
+def test_on_a_phone_predictions_begin_on_the_first_screen(source, serve, open_page, text, layer):
+    page = open_page(serve(source) + f"#pipeline?step=head&layer={layer}&token=1&text={text.replace(' ', '+')}")
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.locator(".next-list .pipe-value").first.wait_for()
+    until(page, "document.querySelector('.next-list li').getBoundingClientRect().bottom <= innerHeight")
+    fold, switches = page.locator(".pipe-fold"), page.locator(".pipe-switches")
+    said = "tiny, 10 × 4 · learned · tied" if layer == "tiny" else "this model, 50 × 24 · rotary · tied"
+    assert fold.inner_text() == said
+    assert not switches.is_visible()
+    fold.press("Enter")
+    assert switches.is_visible()
+    switches.get_by_role("button", name="tiny" if layer == "model" else "ALiBi").click()
+    page.locator(".next-list .pipe-value").first.wait_for()
+    assert switches.is_visible()
+    fold.click()
+    assert not switches.is_visible()
+    for key in "]" * 12:
+        page.keyboard.press(key)
+    row, chip = (
+        page.locator(".pipe-chips").bounding_box(),
+        page.locator(".pipe-chips [aria-pressed=true]").bounding_box(),
+    )
+    assert row["x"] <= chip["x"] <= chip["x"] + chip["width"] <= row["x"] + row["width"] + 1
+
+
+@pytest.mark.browser
 def test_an_exported_page_shows_its_texts_and_says_that_it_holds_no_others(source, tmp_path, open_page):
     write_page(tmp_path / "page.html", [source])
     page = open_page((tmp_path / "page.html").as_uri() + "#pipeline?step=head")

@@ -42,8 +42,8 @@ export function drawNext(scene) {
   });
   show();
   const sample = sampling(scene, (seed) => drawn(probabilities, seed));
-  return [h("div", { class: "grid-2" }, picture("After this text", textSoFar(scene), range, spread, sample),
-    picture("The most likely next tokens", list, mark)), drawNorm(scene), small?.element];
+  return [h("div", { class: "grid-2" }, picture("The most likely next tokens", list, mark),
+    picture("After this text", textSoFar(scene), range, spread, sample)), drawNorm(scene), small?.element];
 }
 
 /** Return a temperature of the URL, in the range of the slider. @param {string} text */
