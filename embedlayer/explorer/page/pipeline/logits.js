@@ -18,6 +18,8 @@ import { bar, percent } from "./pictures.js";
  */
 
 const DIGITS = 3; // of a logit
+const ROUNDED = "Numbers are rounded where they are shown, so a result that you compute from them may differ by 1 in its "
+  + "last digit.";
 
 /**
  * Create the table of all tokens, and the arithmetic of the chosen one.
@@ -57,7 +59,7 @@ export function logitTable({ names, weights, digits, choose }) {
   };
   document.addEventListener("themechange", draw);
   return {
-    element: h("div", { class: "logit-head" }, table, sum),
+    element: h("div", { class: "logit-head" }, table, sum, h("p", { class: "note" }, ROUNDED)),
     show: (reading) => {
       last = reading;
       draw();
