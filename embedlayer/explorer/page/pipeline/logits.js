@@ -120,7 +120,8 @@ function fourDigits(value) {
  */
 function arithmetic(name, weights, { hidden, logits, probabilities, temperature, chosen }, digits) {
   const weight = row(weights, chosen);
-  const products = Array.from(weight, (value, d) => `${factor(hidden[d], digits)} · ${factor(value, digitsOf(weights.data))}`);
+  const rowDigits = digitsOf(weights.data);
+  const products = Array.from(weight, (value, d) => `${factor(hidden[d], digits)} · ${factor(value, rowDigits)}`);
   const z = fixed(dot(hidden, weight), DIGITS);
   const lines = [`z of “${name}” = h · W[${chosen}] = ${products.join(" + ")} = ${z}`];
   const own = fixed(logits[chosen], DIGITS);
