@@ -23,7 +23,8 @@ def story(in_page):
 def lines_of_torch(tok, pos, ids, dim):
     """The shapes that the four lines of the layer return in torch, and the error at which they stop."""
     tok_emb, pos_emb, query = nn.Embedding(*tok), nn.Embedding(*pos), nn.Linear(dim, dim)
-    shapes, values = [], {"ids": torch.tensor(ids)}
+    shapes: list[list[int]] = []
+    values = {"ids": torch.tensor(ids)}
     steps = {
         "x": lambda: tok_emb(values["ids"]),
         "p": lambda: pos_emb(torch.arange(values["ids"].shape[1])),

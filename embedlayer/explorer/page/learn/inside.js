@@ -167,7 +167,8 @@ function lineOf({ name, count, shape, size, part, is_copy: isCopy }, total, onCl
   const label = h("small", { class: "inside-part" });
   const isCounted = !isCopy && part !== "buffer";
   const element = h("tr", null,
-    h("th", { scope: "row" }, h("button", { type: "button", class: "inside-name", onClick }, name),
+    h("th", { scope: "row" }, h("button", { type: "button", class: "inside-name", onClick },
+      name.split(/(?<=\.)/).map((part) => [part, h("wbr")])),
       h("small", { class: "learn-narrow" }, sizes), label),
     h("td", null, sizes), h("td", { class: "number" }, size.toLocaleString("en")),
     h("td", { class: "number" }, isCounted ? percent(size / total) : "0%"));
