@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from embedlayer.core.torch_state import is_unchanged
 from embedlayer.injections.injection import EmbeddingInjection
-from embedlayer.models.attention import AddedScores
+from embedlayer.models.attention import AddedScores, QueryBlock
 from embedlayer.models.decoder import AddToValues, Attention, Block, DecoderLM
 from embedlayer.positions.position import Position, PreparedPositions
 
@@ -26,7 +26,8 @@ class BlockTrace(NamedTuple):
         vectors: Vectors of each token in the order of the computation, `(T, D)`, or `(T, F)` inside of SwiGLU: `input`,
             `attention_norm`, `attention`, `attention_sum`, `mlp_norm`, `gate`, `up`, `product`, `mlp`, `mlp_sum`; then
             `stream`, if injections add vectors after the block.
-        weights: Attention weights of each head, `softmax(scores)`: the rows are queries, the columns keys.
+        scores: Scores of each query, a row, with each key, a column, bias included; those of later keys mean nothing.
+        weights: Attention weights, the softmax of the scores of each query with the keys up to its own position.
         values: Values that the weights multiply, with those of value embeddings.
         heads: Sum of the weighted values in each head.
         states: Input of the first block, then the output of each block.
@@ -35,6 +36,7 @@ class BlockTrace(NamedTuple):
     """
 
     vectors: dict[str, Float[Tensor, "T _"]]
+    scores: Float[Tensor, "H T T"]
     weights: Float[Tensor, "H T T"]
     values: Float[Tensor, "G T K"]
     heads: Float[Tensor, "H T K"]
@@ -68,6 +70,8 @@ def trace_first_block(
         return hook
 
     block.attention_norm.register_forward_hook(record("attention_norm"))
+    attention.query.register_forward_hook(record("query"))
+    attention.key.register_forward_hook(record("key"))
     attention.out.register_forward_hook(record("heads", of_input=True))
     attention.register_forward_hook(lambda module, inputs, result: arguments.extend(inputs))
     attention.register_forward_hook(record("attention"))
@@ -79,8 +83,11 @@ def trace_first_block(
     mlp.register_forward_hook(record("mlp"))
     block.register_forward_hook(record("mlp_sum"))
     states = list(model.hidden_states(ids, inputs_embeds=inputs_embeds, positions=positions))
-    heads = recorded.pop("heads").unflatten(-1, (-1, attention.head_dim)).transpose(0, 1)
+    queries, keys, heads = (
+        recorded.pop(name).unflatten(-1, (-1, attention.head_dim)).transpose(0, 1) for name in ("query", "key", "heads")
+    )
     vectors = {"input": states[0], **recorded}
+    scores = _scores(attention, queries, keys, *arguments[1:4])
     own, weights, values = _weights_and_values(attention, *arguments)
     value_tables = stream_tables = ""
     if not values.equal(own):
@@ -89,7 +96,7 @@ def trace_first_block(
         stream_tables = _overriding(model, add_to_stream=EmbeddingInjection.add_to_stream)
     if stream_tables:
         vectors["stream"] = states[1]
-    return BlockTrace(vectors, weights, values, heads, states, value_tables, stream_tables)
+    return BlockTrace(vectors, scores, weights, values, heads, states, value_tables, stream_tables)
 
 
 def _overriding(model: DecoderLM, **hook: Callable[..., Any]) -> str:
@@ -103,6 +110,23 @@ def _with_own_first_block(model: DecoderLM) -> DecoderLM:
     others = [child for child in model.children() if child is not model.blocks]
     shared = [*others, *later, *first.parameters(), *first.buffers()]
     return deepcopy(model, {id(each): each for each in shared})
+
+
+def _scores(
+    attention: Attention,
+    queries: Float[Tensor, "H T K"],
+    keys: Float[Tensor, "G T K"],
+    position: Position,
+    prepared: PreparedPositions,
+    added: AddedScores | None,
+) -> Float[Tensor, "H T T"]:
+    """Return the scores of rotated queries and keys, with the bias of the position scheme."""
+    rotated, rotated_keys = position.rotate(queries.unsqueeze(0), keys.unsqueeze(0), prepared)
+    factor = attention.head_dim**-0.5 if attention.scale is None else attention.scale
+    per_group = queries.shape[0] // keys.shape[0]
+    scores: Tensor = factor * rotated[0] @ rotated_keys[0].repeat_interleave(per_group, 0).transpose(-1, -2)
+    length = queries.shape[-2]
+    return scores if added is None else scores + added.scores(QueryBlock(0, length, 0, length)).squeeze(0)
 
 
 def _weights_and_values(

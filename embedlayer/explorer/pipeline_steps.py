@@ -376,6 +376,7 @@ def _block(trace: BlockTrace, model: DecoderLM) -> PipelineStep:
         "lengths": torch.stack([_norms(rows) for rows in vectors.values()], dim=-1),
         "state_lengths": torch.stack([_norms(rows) for rows in trace.states], dim=-1),
         "norm_weights": torch.stack([norm.weight for norm in norms]),
+        "scores": trace.scores[:MOST_HEADS],
         "weights": trace.weights[:MOST_HEADS],
         "values": trace.values.repeat_interleave(per_group, 0)[:MOST_HEADS],
         "heads": trace.heads[:MOST_HEADS],

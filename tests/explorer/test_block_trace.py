@@ -85,15 +85,12 @@ def test_each_vector_follows_from_those_before_it(name, options):
     assert trace.weights.triu(1).count_nonzero() == 0
 
 
-def test_the_weights_are_the_softmax_of_rotated_queries_and_keys():
-    model = small("rotary", num_kv_heads=2, query_scale=0.5)
-    attention, trace = model.blocks[0].attention, traced(model)
-    normed = trace.vectors["attention_norm"]
-    queries, keys = (each(normed).unflatten(-1, (-1, 6)).transpose(0, 1) for each in (attention.query, attention.key))
-    queries, keys = model.position.rotate(queries, keys, PLACES)
-    scores = 0.5 * queries @ keys.repeat_interleave(2, 0).transpose(1, 2) / 6**0.5
-    masked = scores.masked_fill(torch.ones(len(IDS), len(IDS)).triu(1).bool(), -torch.inf)
-    torch.testing.assert_close(trace.weights, masked.softmax(-1))
+@pytest.mark.parametrize("name", POSITIONS)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_weights_are_the_softmax_of_the_scores_up_to_the_query(name, options):
+    trace = traced(small(name, **OPTIONS[options]))
+    later = torch.ones(len(IDS), len(IDS)).triu(1).bool()
+    torch.testing.assert_close(trace.weights, trace.scores.masked_fill(later, -torch.inf).softmax(-1))
 
 
 def test_the_model_has_no_hooks_and_the_same_modules_afterwards():
@@ -119,6 +116,9 @@ def test_a_pocket_calculator_gets_from_each_number_of_the_tiny_layer_to_the_next
     of = {name: rows.double().mul(1e4).round().div(1e4) for name, rows in step.values.items()}
     sums = (of["weights"] @ of["values"]).transpose(0, 1).flatten(1)
     eps = step.facts["eps"]
+    later = torch.ones(of["scores"].shape[1:]).triu(1).bool()
+    weights = of["scores"].masked_fill(later, -torch.inf).softmax(-1)
+    torch.testing.assert_close(of["weights"], weights, rtol=0, atol=1e-4)
     expected = {
         "attention_norm": of["input"] / (of["input"].square().mean(-1, keepdim=True) + eps).sqrt(),
         "attention": sums @ of["out_matrix"].T,
@@ -222,13 +222,19 @@ def test_the_page_shows_the_numbers_of_the_block_and_of_each_head(serve, open_pa
         page.get_by_label("Head of the first block").select_option(str(head))
         rows = page.locator(f'.block-values[data-head="{head}"] > li')
         assert rows.count() == 7, "six keys and the sum"
-        weights = [float(text) for text in rows.locator(".block-number").all_inner_texts()]
-        assert weights == pytest.approx([*step.values["weights"][head, 5, :6].tolist(), 1], abs=6e-5)
+        for name, expected in (("score", step.values["scores"]), ("weight", step.values["weights"])):
+            shown = rows.locator(f".block-{name}").all_inner_texts()
+            numbers = [float(text.replace("−", "-")) for text in shown if text]
+            assert numbers[:6] == pytest.approx(expected[head, 5, :6].tolist(), abs=6e-5)
+        assert numbers[6:] == [1]
         assert numbers_of(rows.nth(2)) == pytest.approx(step.values["values"][head, 2].tolist(), abs=6e-5)
         assert numbers_of(rows.last) == pytest.approx(step.values["heads"][head, 5].tolist(), abs=6e-5)
     page.get_by_text("The matrices of this block").click()
     tables = page.locator(".block-tables table")
     assert tables.count() == 7
+    for width in (1280, 360):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     gate = [float(text.replace("−", "-")) for text in tables.nth(4).locator("td").all_inner_texts() if text]
     assert gate == pytest.approx(model.blocks[0].mlp.gate.weight.flatten().tolist())
 

@@ -384,7 +384,7 @@ def do_rotary(page):
     slide(page, "Position of the key", 23)
     verdict(page).get_by_text("Find a distance at which both are negative.").wait_for()
     slide(page, "Position of the key", 30)
-    verdict(page).get_by_text("does not read it").wait_for()
+    verdict(page).get_by_text("does not read a key").wait_for()
     slide(page, "Position of the query", 40)
     verdict(page).get_by_text("Put the query back at 25.").wait_for()
     slide(page, "Position of the query", 25)

@@ -32,14 +32,13 @@ export const scene = {
   name: "Rotary positions",
   question: "How can a rotation tell how far apart two tokens are?",
   sentences: [
-    "Rotary positions add nothing to the row. Inside attention, each pair of numbers of a query q is rotated by an "
-    + "angle proportional to its position, and each pair of a key k by one proportional to its own.",
+    "Rotary positions add nothing to the row. Inside attention, each pair of numbers of a query q and of a key k is "
+    + "rotated by an angle proportional to its position.",
     "The score q · k depends on the angles between them. Three of the 32 pairs of a head are shown: they rotate by 1, "
     + "0.1 and 0.01 radians per position.",
   ],
   words: ["score"],
-  task: `Move both tokens by ${MOVE}: no score changes. Then move only the key, until pairs 0 and 8 both have a `
-    + "negative score.",
+  task: `Move both tokens by ${MOVE}. Then move only the key until the scores of pairs 0 and 8 are both negative.`,
   draw,
 };
 

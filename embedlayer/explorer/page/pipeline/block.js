@@ -2,7 +2,7 @@
 
 import { HeatMap } from "../charts/heat.js";
 import { COUNT, limitOf, shown } from "../charts/numbers.js";
-import { h } from "../dom.js";
+import { h, scroller } from "../dom.js";
 import { fixed, numberTable } from "../learn/parts.js";
 import { fromRows, rootMeanSquare, row, unpackMatrix } from "../math.js";
 import { factsOf } from "./facts.js";
@@ -71,28 +71,31 @@ function attention(scene) {
   });
   heat.show(weights, { limit: 1, marks: [{ row: scene.token }], blank: (i, j) => j > i });
   return h("div", { class: "grid-2" },
-    picture(`What ${nameOf(scene)} reads: attention weights p and values v`,
+    picture(`What ${nameOf(scene)} reads: scores, attention weights p, values v`,
       heads > 1 ? headChoice(scene, "Head of the first block", "head", shownHeads, head) : null,
       weightedValues(scene, head, row(weights, scene.token)),
-      h("p", { class: "note" }, "p = softmax of the scores of this query with each key up to its own position; "
-        + "the sum is what this head reads.")),
+      h("p", { class: "note" }, "p is the softmax of the scores: e^score, divided by the sum over the tokens up to "
+        + "this one. The sum of p · v is what this head reads.")),
     picture("Weights of all tokens in this head", scene.keep(heat)));
 }
 
 /** @param {Scene} scene @param {number} head @param {Vector} weights of the chosen query */
 function weightedValues(scene, head, weights) {
+  const scores = row(valueOf(scene, "scores", head), scene.token);
   const values = valueOf(scene, "values", head);
   const sum = row(valueOf(scene, "heads", head), scene.token);
   const limit = limitOf(values);
-  /** @param {Child} name @param {Child} share @param {string} weight @param {Vector} numbers */
-  const item = (name, share, weight, numbers) => h("li", { class: "block-value" }, name, share,
-    h("span", { class: "block-number" }, weight), scene.keep(new VectorPicture(numbers, { limit, isExact: true })));
+  /** @param {Child} name @param {string} score @param {Child} share @param {string} weight @param {Vector} numbers */
+  const item = (name, score, share, weight, numbers) => h("li", { class: "block-value" }, name,
+    h("span", { class: "block-number block-score" }, score), share,
+    h("span", { class: "block-number block-weight" }, weight),
+    scene.keep(new VectorPicture(numbers, { limit, isExact: true })));
   const total = Array.from(weights).reduce((all, weight) => all + weight, 0);
   const rows = scene.pipeline.tokens.slice(0, scene.token + 1).map((token, t) => item(
     h("button", { type: "button", class: "link pipe-row", onClick: () => scene.choose(t) }, token.text),
-    bar(weights[t]), fixed(weights[t]), row(values, t)));
+    fixed(scores[t]), bar(weights[t]), fixed(weights[t]), row(values, t)));
   return h("ol", { class: "block-values", "data-head": head }, rows,
-    item(h("b", null, "Σ p · v"), h("span"), fixed(total), sum));
+    item(h("b", null, "Σ p · v"), "", h("span"), fixed(total), sum));
 }
 
 /** Say how long the vector is after each block. @param {Scene} scene */
@@ -123,5 +126,5 @@ function matrices(scene) {
   return h("details", { class: "block-matrices" }, h("summary", null, "The matrices of this block"),
     h("p", { class: "note" }, "A row of W gives one number: the dot product of the row and the vector. The first "
       + `${width} rows of query, key and value are those of head 0. The weights w of both RMSNorms are 1.`),
-    h("div", { class: "block-tables" }, tables));
+    scroller("Matrices", "scroll block-tables", tables));
 }
