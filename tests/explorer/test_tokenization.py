@@ -4,13 +4,14 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from answer_types import check
 from tokenizer_kinds import BUILDERS, LANGUAGES, REAL, real_tokenizers, tokenizer_of
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, processors
 
 from embedlayer import SizeError, TextError, TokenEmbedding, TokenIdError, TokenizerError
 from embedlayer.core import visible_text
@@ -118,6 +119,16 @@ def test_a_text_that_is_not_traced_has_its_tokens_and_says_why() -> None:
     assert [token["stop"] for token in long["tokens"]] == [*range(1, 65)]
     whole = check_answer(plain, "é" * MOST_CHARS)
     assert (whole["refused"], whole["left_out"], len(whole["pieces"])) == ("", 2 * MOST_CHARS - 64, 1)
+
+
+def test_a_template_that_repeats_the_text_is_not_traced() -> None:
+    tokenizer = Tokenizer.from_str(tokenizer_of("byte-level BPE").to_str())
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A $A")
+    source = replace(source_of(tokenizer), table_only="It is not known.")
+    assert source.adds_special_tokens
+    shown = answer(source, {"text": "dog"})
+    assert "It cannot be traced." in shown["refused"]
+    assert [token["text"] for token in shown["tokens"]] == ["do", "g"] * 2
 
 
 def test_what_cannot_be_answered_is_refused() -> None:
