@@ -144,8 +144,9 @@ class BpeModel:
         self.falls_back_to_bytes: bool = content["byte_fallback"]
         self.ignores_merges: bool = content["ignore_merges"]
         self.merges: dict[tuple[int, int], tuple[int, int]] = {}  # pair of IDs -> rank, ID of the result
+        cut = len(self.prefix.encode())  # bytes that a merge leaves out of its right symbol
         for rank, (left, right) in enumerate(content["merges"]):
-            result = left + right.encode()[len(self.prefix.encode()) :].decode()
+            result = left + (right.encode()[cut:].decode() if cut else right)
             if result not in vocabulary:
                 raise TokenizerError(f"The merge of {left!r} and {right!r} has no entry {result!r} in the vocabulary.")
             self.merges[vocabulary[left], vocabulary[right]] = rank, vocabulary[result]
