@@ -257,6 +257,19 @@ def do_ids(page):
     field.press_sequentially(" the cat and the dog.")
 
 
+def do_pieces(page):
+    field, space = page.get_by_label("Word", exact=True), page.get_by_label("with a space before it")
+    field.fill("king")
+    verdict(page).get_by_text("It is one token both times.").wait_for()
+    field.fill("embeddings")
+    verdict(page).get_by_text("After a space it is several tokens, too.").wait_for()
+    space.check()
+    page.locator(".tok-steps .tok-symbol", has_text="·").wait_for()
+    field.fill("dog dog")
+    verdict(page).get_by_text("These are several words.").wait_for()
+    field.fill("love")
+
+
 def do_batch(page):
     answer = page.get_by_role("spinbutton", name="Windows of 96 tokens")
     answer.fill("12")
@@ -496,7 +509,7 @@ def test_every_task_of_the_story_can_be_done_and_is_seen(url, open_page, mutual)
 
 def test_the_first_scene_says_what_the_tokenizer_that_is_open_does_with_unknown_words(serve, open_page, of_run):
     page = open_page(serve(open_word_table(), of_run) + "#learn")
-    field, said = page.get_by_label("Text", exact=True), page.locator(".learn-own .note")
+    field, said = page.get_by_label("Text", exact=True), page.locator('.learn-own [data-value="about"]')
     field.fill("the cat embeddinglayer Zürich")
     page.locator(".learn-own .pipe-chip", has_text="[UNK]").first.wait_for()
     assert said.inner_text() == (

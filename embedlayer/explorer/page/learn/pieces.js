@@ -18,7 +18,7 @@ const SMALL = { tokenizer: "small" };
 export const scene = {
   id: "pieces",
   name: "Parts of words",
-  question: "Why is one word a single token, and another one three?",
+  question: "When is a word one token, and when several?",
   sentences: [
     "Byte-pair encoding starts with single bytes. Of all neighbours it joins the pair whose merge comes first in the "
     + "tokenizer's list, again and again, until no pair has a merge.",
