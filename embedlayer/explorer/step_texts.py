@@ -60,8 +60,9 @@ SENTENCES = {
     "head": "The final norm makes the output x of the last block the hidden state h. The head multiplies h by all rows "
     "of W: a score for each token, the logit z. Softmax makes the logits the probabilities of the next token. A "
     "temperature divides the logits first: below 1 the likely tokens gain, above 1 the others.",
-    "head only": "Only the embedding layer of this source is known: the blocks and the final norm are left out, and "
-    "the head is applied to the input vectors x. Its scores are not the model's predictions.",
+    "head only": "Only the embedding layer of this source is known, so there are no blocks to read. The blocks and the "
+    "final norm are left out, and the head is applied to the input vectors x. Its scores are not the model's "
+    "predictions.",
     "lens": "The hidden state after each block goes through the model's own final norm and head, as if no block "
     "followed. The last row is the model's own output; earlier blocks were not trained to be read in this way.",
     "gradient": "The head is tied: it multiplies by the same table, and every row takes part in the scores. So every "

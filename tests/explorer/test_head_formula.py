@@ -117,7 +117,8 @@ def test_the_printed_formula_of_a_head_gives_its_logits(name, unchecked):
 def test_a_transform_of_a_decoders_head_is_in_the_formula(unchecked):
     torch.manual_seed(0)
     model = decoder()
-    model.head = PredictionHead(model.head, dense=torch.nn.Linear(EMBED_DIM, EMBED_DIM), activation="gelu_new")
+    dense = torch.nn.Linear(EMBED_DIM, EMBED_DIM)
+    model.register_module("head", PredictionHead(model.head, dense=dense, activation="gelu_new"))
     walked = pipeline(model, None, TEXT)
     assert "t = gelu_new(dense(h)), z = t · Wᵀ" in walked.step("head").formula
     check(walked, model.head, model(torch.tensor([token["id"] for token in walked.tokens])))

@@ -83,7 +83,7 @@ function draw(stage) {
   update();
   return [h("div", { class: "learn-state" }, sliders),
     h("div", { class: "learn-controls" }, copy, h("span", { class: "learn-link" }, link)),
-    stage.keep(picture), numbers, claims.element];
+    numbers, stage.keep(picture), claims.element];
 }
 
 /**

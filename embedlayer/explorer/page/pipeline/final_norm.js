@@ -1,6 +1,6 @@
 /** The final norm of a decoder, and the head of a small one: from the output x of the last block to the logits. */
 
-import { h, scroller } from "../dom.js";
+import { scroller } from "../dom.js";
 import { fixed } from "../learn/parts.js";
 import { dot, fromRows, row } from "../math.js";
 import { factsOf, stepOf } from "./facts.js";
@@ -9,9 +9,6 @@ import { fact, nameOf, picture, valueOf, vectors } from "./pictures.js";
 import { MOST_CELLS } from "./vector.js";
 
 /** @import { Scene } from "./pictures.js" */
-
-const ROUNDED = "Numbers are computed exactly and rounded where they are shown, so a result that you compute from "
-  + "them may differ by 1 in its last digit.";
 
 /** Draw the norm of the last token: x, h, and the number that x is divided by. @param {Scene} scene */
 export function drawNorm(scene) {
@@ -58,7 +55,7 @@ export function smallHead(scene) {
   });
   const title = `From h to logits and probabilities: ${tied ? "W is the input table" : "W are the head's own rows"}`;
   return {
-    element: picture(title, scroller("Logits", "scroll", scene.keep(table)), h("p", { class: "note" }, ROUNDED)),
+    element: picture(title, scroller("Logits", "scroll", scene.keep(table))),
     show: (probabilities, temperature) => {
       reading = { ...reading, probabilities, temperature };
       table.show(reading);

@@ -4,6 +4,7 @@ import { h } from "../dom.js";
 import { fixed, numberCell } from "../learn/parts.js";
 import { dot, row } from "../math.js";
 import { bar, percent } from "./pictures.js";
+import { digitsOf } from "./vector.js";
 
 /** @import { Closable, Matrix } from "../types" */
 
@@ -18,6 +19,8 @@ import { bar, percent } from "./pictures.js";
  */
 
 const DIGITS = 3; // of a logit
+const ROUNDED = "Numbers are rounded where they are shown, so a result that you compute from them may differ by 1 in "
+  + "its last digit.";
 
 /**
  * Create the table of all tokens, and the arithmetic of the chosen one.
@@ -57,7 +60,7 @@ export function logitTable({ names, weights, digits, choose }) {
   };
   document.addEventListener("themechange", draw);
   return {
-    element: h("div", { class: "logit-head" }, table, sum),
+    element: h("div", { class: "logit-head" }, table, sum, h("p", { class: "note" }, ROUNDED)),
     show: (reading) => {
       last = reading;
       draw();
@@ -80,7 +83,7 @@ function cellsOf(weights, { hidden, logits, probabilities, temperature }, digits
   /** @param {string} text @param {string} [kind] */
   const plain = (text, kind = "") => h("td", { class: kind }, text);
   const tokens = Array.from({ length: weights.rows }, (_, id) => [
-    ...Array.from(row(weights, id), (value) => numberCell(value, limit, 2, false)),
+    ...Array.from(row(weights, id), (value) => numberCell(value, limit, digitsOf(weights.data), false)),
     plain(fixed(logits[id], DIGITS), "logit-z"), plain(temperature ? exponential(logits[id] / temperature) : "–"),
     plain(percent(probabilities[id]), id === most ? "logit-most" : ""),
     h("td", { class: "logit-bar" }, bar(probabilities[id])),
@@ -117,7 +120,8 @@ function fourDigits(value) {
  */
 function arithmetic(name, weights, { hidden, logits, probabilities, temperature, chosen }, digits) {
   const weight = row(weights, chosen);
-  const products = Array.from(weight, (value, d) => `${factor(hidden[d], digits)} · ${factor(value, 2)}`);
+  const rowDigits = digitsOf(weights.data);
+  const products = Array.from(weight, (value, d) => `${factor(hidden[d], digits)} · ${factor(value, rowDigits)}`);
   const z = fixed(dot(hidden, weight), DIGITS);
   const lines = [`z of “${name}” = h · W[${chosen}] = ${products.join(" + ")} = ${z}`];
   const own = fixed(logits[chosen], DIGITS);
