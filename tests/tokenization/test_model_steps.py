@@ -43,8 +43,7 @@ def replay(trace: BpeTrace, model: BpeModel) -> list[str]:
             right = symbols[merge.index + 1].encode()[len(model.prefix.encode()) :].decode()
             assert merge.result == symbols[merge.index] + right
             symbols[merge.index : merge.index + 2] = [merge.result]
-    ids = {pair: (model.vocabulary[pair[0]], model.vocabulary[pair[1]]) for pair in seen}
-    assert trace.pairs == {pair: model.merges[of_ids][0] for pair, of_ids in ids.items() if of_ids in model.merges}
+    assert trace.pairs == {pair: model.ranks[pair] for pair in seen if pair in model.ranks}
     return symbols
 
 
