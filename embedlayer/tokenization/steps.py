@@ -67,8 +67,8 @@ class TokenTracer:
     """Trace how a tokenizer splits texts, see `trace_tokens`.
 
     Args:
-        tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers. It is not changed; if it is changed
-            afterwards, the results are those of neither.
+        tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers. It is not changed. If it is changed
+            afterwards, create another tracer.
 
     Attributes:
         tokens: The bytes of its tokens.

@@ -43,8 +43,7 @@ def replay(trace: BpeTrace, model: BpeModel) -> list[str]:
             right = symbols[merge.index + 1].encode()[len(model.prefix.encode()) :].decode()
             assert merge.result == symbols[merge.index] + right
             symbols[merge.index : merge.index + 2] = [merge.result]
-    ids = {pair: (model.vocabulary[pair[0]], model.vocabulary[pair[1]]) for pair in seen}
-    assert trace.pairs == {pair: model.merges[of_ids][0] for pair, of_ids in ids.items() if of_ids in model.merges}
+    assert trace.pairs == {pair: model.ranks[pair] for pair in seen if pair in model.ranks}
     return symbols
 
 
@@ -173,18 +172,23 @@ def test_the_second_path_of_unigram_is_the_best_of_all_others(model, piece) -> N
     assert [path.score for path in own.trace(piece).paths] == pytest.approx(best, rel=1e-12)
 
 
-def test_what_depends_on_chance_is_refused_by_name_and_the_advice_works() -> None:
-    bpe = Tokenizer(models.BPE({"a": 0}, [], dropout=0.1))
-    unigram = Tokenizer(models.Unigram([("a", -1.0)], unk_id=0, byte_fallback=False))
-    unigram.model.alpha = 0.5
-    for tokenizer, message in (
-        (bpe, r"leaves out merges by chance \(dropout 0.1\).*Set tokenizer.model.dropout to None"),
-        (unigram, r"draws a segmentation by chance \(alpha 0.5\).*Set tokenizer.model.alpha to None"),
-    ):
-        with pytest.raises(TokenizerError, match=message):
-            trace_tokens(tokenizer, "a")
-    bpe.model.dropout = unigram.model.alpha = None
-    assert trace_tokens(bpe, "a").ids == trace_tokens(unigram, "a").ids == (0,)
+def test_merges_that_are_left_out_by_chance_are_refused_and_the_advice_works() -> None:
+    tokenizer = Tokenizer(models.BPE({"a": 0}, [], dropout=0.1))
+    with pytest.raises(TokenizerError, match=r"by chance \(dropout 0.1\).*Set tokenizer.model.dropout to None"):
+        trace_tokens(tokenizer, "a")
+    tokenizer.model.dropout = None
+    assert trace_tokens(tokenizer, "a").ids == (0,)
+
+
+def test_segmentations_that_are_drawn_by_chance_are_refused_and_the_advice_works() -> None:
+    tokenizer = Tokenizer(models.Unigram([("a", -1.0)], unk_id=0, byte_fallback=False))
+    if not hasattr(tokenizer.model, "alpha"):
+        pytest.skip("this release of tokenizers draws no segmentations")
+    tokenizer.model.alpha = 0.5
+    with pytest.raises(TokenizerError, match=r"by chance \(alpha 0.5\).*Set tokenizer.model.alpha to None"):
+        trace_tokens(tokenizer, "a")
+    tokenizer.model.alpha = None
+    assert trace_tokens(tokenizer, "a").ids == (0,)
 
 
 def test_the_steps_of_a_word_and_of_an_emoji() -> None:
