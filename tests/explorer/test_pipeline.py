@@ -389,7 +389,7 @@ def readout(page):
 @pytest.mark.browser
 def test_the_view_steps_through_the_text_with_slider_and_keys(source, serve, open_page):
     page = open_page(serve(source) + "#pipeline?text=" + TEXT.replace(" ", "+"))
-    titles = ["One-hot", "Rows", "Scale", "Rotation", "Next token", "Gradient", "Logit lens"]
+    titles = ["Tokenize", "One-hot", "Rows", "Scale", "Rotation", "Next token", "Gradient", "Logit lens"]
     heading = page.locator(".pipe-head h2")
     heading.wait_for()
     assert page.locator(".pipe-chips button").count() == 7
@@ -400,7 +400,7 @@ def test_the_view_steps_through_the_text_with_slider_and_keys(source, serve, ope
     page.keyboard.press("ArrowLeft")
     assert "Gradient" in heading.inner_text()
     slider = page.get_by_label("Step", exact=True)
-    slider.fill("1")
+    slider.fill("2")
     assert "Rows" in heading.inner_text()
     slider.press("ArrowRight")
     assert "Scale" in heading.inner_text()
@@ -410,6 +410,40 @@ def test_the_view_steps_through_the_text_with_slider_and_keys(source, serve, ope
     assert heading.inner_text().split() == ["–", "Positions"]
     page.keyboard.press("ArrowRight")
     assert "Rotation" in heading.inner_text()
+
+
+@pytest.mark.browser
+def test_the_tokens_are_one_stop_of_the_tab_key_in_which_arrows_move_and_enter_chooses(source, serve, open_page):
+    text = "dogs love me and I love dogs and dogs love me and I love"
+    page = open_page(serve(source) + "#pipeline?token=3&step=scale&text=" + text.replace(" ", "+"))
+    wait_for_tokens(page, 14)
+    focused = "document.activeElement.closest('[role=group]')?.getAttribute('aria-label') ?? document.activeElement.id"
+    page.locator("#pipe-text").focus()
+    stops = []
+    while page.evaluate("document.activeElement.type") != "range":
+        page.keyboard.press("Tab")
+        stops.append(page.evaluate(focused))
+    assert [stops.count(name) for name in ("Example texts", "Tokens")] == [1, 1]
+    page.keyboard.press("Shift+Tab")  # to the button beside the slider
+    page.keyboard.press("Shift+Tab")
+    at = "[...document.querySelectorAll('.pipe-chips button')].indexOf(document.activeElement)"
+    assert page.evaluate(at) == 3
+    for key, place in {"ArrowRight": 4, "ArrowLeft": 3, "End": 13, "Home": 0}.items():
+        page.keyboard.press(key)
+        assert page.evaluate(at) == place
+    page.keyboard.press("Enter")
+    assert "token=0" in page.url
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Space")
+    assert "token=2" in page.url
+    assert page.evaluate(at) == 2
+    assert "step=scale" in page.url
+    page.locator(".pipe-chips button").nth(5).click()
+    page.keyboard.press("ArrowRight")  # whoever chooses with the pointer moves on to the next step
+    assert "step=rotation" in page.url
+    page.keyboard.press("ArrowRight")
+    assert "step=head" in page.url
 
 
 @pytest.mark.browser
@@ -452,7 +486,8 @@ def test_a_typed_text_is_read_by_the_model_and_kept_in_the_address(source, serve
 
 @pytest.mark.browser
 def test_no_typed_text_is_lost_when_the_layer_changes(source, serve, open_page):
-    page = open_page(serve(source) + "#pipeline")
+    url = serve(source)
+    page = open_page(url + "#pipeline")
     field = page.get_by_label("Text", exact=True)
     unknown = shown_tokens(source.tokenizer, source.tokenizer.encode("zebra").ids)[0]["decoded"]
 
@@ -475,7 +510,7 @@ def test_no_typed_text_is_lost_when_the_layer_changes(source, serve, open_page):
     page.reload()
     switch("model", "dogs love me", ["dogs", "love", "me"])
     page.goto("about:blank")
-    page.goto(serve(source) + "#pipeline?text=me+me")  # the tiny layer knows no word of it, so it shows an example
+    page.goto(url + "#pipeline?text=me+me")  # the tiny layer knows no word of it, so it shows an example
     wait_for_tokens(page, 2)
     switch("tiny", TINY_TEXTS[0], TINY_TEXTS[0].split())
     switch("model", "me me", ["me", "me"])
@@ -490,6 +525,34 @@ def test_on_a_phone_in_the_dark_nothing_runs_out_of_the_page(source, serve, open
     for _ in range(8):
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), heading.inner_text()
         page.get_by_label("Next step").click(force=True)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("text", ["dogs", "dogs love me and I love dogs and dogs love me and I love", TINY_TEXTS[-1]])
+@pytest.mark.parametrize("layer", ["model", "tiny"])
+def test_on_a_phone_predictions_begin_on_the_first_screen(source, serve, open_page, text, layer):
+    page = open_page(serve(source) + f"#pipeline?step=head&layer={layer}&token=1&text={text.replace(' ', '+')}")
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.locator(".next-list .pipe-value").first.wait_for()
+    until(page, "document.querySelector('.next-list li').getBoundingClientRect().bottom <= innerHeight")
+    fold, switches = page.locator(".pipe-fold"), page.locator(".pipe-switches")
+    said = "tiny, 10 × 4 · learned · tied" if layer == "tiny" else "this model, 50 × 24 · rotary · tied"
+    assert fold.inner_text() == said
+    assert not switches.is_visible()
+    fold.press("Enter")
+    assert switches.is_visible()
+    switches.get_by_role("button", name="tiny" if layer == "model" else "ALiBi").click()
+    page.locator(".next-list .pipe-value").first.wait_for()
+    assert switches.is_visible()
+    fold.click()
+    assert not switches.is_visible()
+    for key in "]" * 12:
+        page.keyboard.press(key)
+    row, chip = (
+        page.locator(".pipe-chips").bounding_box(),
+        page.locator(".pipe-chips [aria-pressed=true]").bounding_box(),
+    )
+    assert row["x"] <= chip["x"] <= chip["x"] + chip["width"] <= row["x"] + row["width"] + 1
 
 
 @pytest.mark.browser
@@ -587,7 +650,7 @@ def test_a_dimension_lights_in_every_vector_and_is_kept_in_the_address(source, s
 @pytest.mark.browser
 @pytest.mark.parametrize("motion", ["no-preference", "reduce"])
 def test_the_row_moves_out_of_the_table_unless_the_reader_prefers_no_motion(source, serve, open_page, motion):
-    page = open_page(serve(source) + "#pipeline?layer=tiny", reduced_motion=motion)
+    page = open_page(serve(source) + "#pipeline?layer=tiny&step=one_hot", reduced_motion=motion)
     page.locator(".mach-line").first.wait_for()
     page.evaluate("""() => {
         window.moved = 0;
@@ -646,7 +709,7 @@ def test_a_table_with_names_reads_words_and_ids(serve, open_page):
 @pytest.mark.browser
 def test_the_machine_fits_a_screen_and_is_in_an_exported_page(source, tmp_path, open_page):
     write_page(tmp_path / "page.html", [source])
-    page = open_page((tmp_path / "page.html").as_uri() + "#pipeline?layer=tiny")
+    page = open_page((tmp_path / "page.html").as_uri() + "#pipeline?layer=tiny&step=one_hot")
     page.locator(".mach-products").wait_for()
     for scheme in ("sinusoidal", "rotary", "alibi", "learned"):
         page.locator(f".pipe-switch [data-key={scheme}]").click()

@@ -10,7 +10,7 @@ import { subwordsOf } from "./subwords.js";
 
 /**
  * @typedef {object} Host
- * @property {(isTyped: boolean) => void} chosen other tokens were chosen; `isTyped`: the field keeps what is typed in it
+ * @property {(isTyped: boolean) => void} chosen other tokens were chosen; `isTyped`: the field keeps what is in it
  * @property {() => void} changed neighbours are awaited, or subwords are there
  */
 
@@ -97,7 +97,7 @@ export class Choice {
     return last ? variants(last.text, idsByText(this.texts)).filter((id) => id < this.texts.length) : [];
   }
 
-  /** Select a typed sum; nothing if a term is no token. @param {string} text @param {number} [last] ID of its last term */
+  /** Select a typed sum; nothing if a term is no token. @param {string} text @param {number} [last] its last ID */
   typed(text, last) {
     const terms = parseExpression(text).map((term, i, all) =>
       ({ ...term, id: (i === all.length - 1 ? last : undefined) ?? variants(term.text, idsByText(this.texts))[0] }));

@@ -117,10 +117,7 @@ class MapView {
         clearTimeout(this.#typing);
         this.#typing = setTimeout(() => this.#search(this.controls.searchField.value), TYPING_DELAY);
       },
-      enter: () => {
-        const first = this.found.ids?.[0];
-        if (first !== undefined) this.choice.choose({ plus: [first], minus: [] });
-      },
+      enter: () => this.#takeFirst(),
       escape: () => this.#clear(),
       setAxes: () => this.placement.show(),
       setColours: () => this.#setColours(),
@@ -334,6 +331,17 @@ class MapView {
     this.choice.subwords = [];
     const unknown = this.found.search(typed);
     if (unknown !== null) this.choice.offerSubwords([unknown]);
+  }
+
+  /** Select the first token that is found for what is typed now; nothing if there is none. */
+  #takeFirst() {
+    const typed = this.controls.searchField.value;
+    clearTimeout(this.#typing);
+    this.#search(typed);
+    if (!this.found.ids) return;
+    const first = [...this.found.ids.subarray(0, 1)];
+    this.choice.choose({ plus: first, minus: [] });
+    if (!first.length) this.#search(typed); // which says what is not found
   }
 
   /** Clear search and selection. */
