@@ -11,7 +11,7 @@ from embedlayer.core import visible_text
 from embedlayer.core.errors import TextError, TokenIdError, TokenizerError
 from embedlayer.explorer.text_answers import ShownToken, TokenKind
 from embedlayer.opening.opened_model import OpenedModel
-from embedlayer.tokenization.bytes import token_text
+from embedlayer.tokenization.bytes import entry_reader
 from embedlayer.tokenization.tokenizer_calls import decode, encode, pure_tokenizer
 
 WORDS_OF_A_NAME = 6
@@ -244,14 +244,16 @@ def shown_tokens(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[ShownToken
             )
             for number, name, special in names
         )
+    read = entry_reader(vocabulary)
     specials = {number for number, token in vocabulary.get_added_tokens_decoder().items() if token.special}
 
     @cache
     def shown(number: int) -> ShownToken:
         """Return the token with the ID `number` in the form that the page shows; `row ID` if the tokenizer lacks it."""
-        if vocabulary.id_to_token(number) is None:
+        entry = vocabulary.id_to_token(number)
+        if entry is None:
             return ShownToken(id=number, decoded="", text=f"row {number}", kind="special")
-        text = token_text(vocabulary, number)
+        text = read(entry)
         is_byte = text.startswith("<0x") and text.endswith(">")
         kind: TokenKind = "special" if number in specials else "byte" if is_byte else "text"
         return ShownToken(id=number, decoded=text, text=visible_text(text), kind=kind)

@@ -25,7 +25,7 @@ from embedlayer.tokenization.ids import table_size
 from embedlayer.tokenization.model_steps import BpeTrace, ModelTrace, UnigramTrace, WordPieceTrace
 from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.spans import token_spans
-from embedlayer.tokenization.steps import TokenTracer
+from embedlayer.tokenization.steps import TokenTrace, TokenTracer
 from embedlayer.tokenization.train import train_tokenizer
 
 MOST_CHARS = 1000
@@ -134,24 +134,22 @@ class _Reader:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.model: text_answers.TokenModel = type(tokenizer.model).__name__  # type: ignore[assignment]
-        self.tracer, self.refused = None, ""
+        self.tracer: TokenTracer | str
         try:
             self.tracer = TokenTracer(tokenizer)
         except TokenizerError as error:
-            self.refused = str(error)
-        self.tokens = TokenBytes(tokenizer) if self.tracer is None else self.tracer.tokens
+            self.tracer = str(error)
+        self.tokens = self.tracer.tokens if isinstance(self.tracer, TokenTracer) else TokenBytes(tokenizer)
         self._read = entry_reader(tokenizer)
 
     def split(self, text: str, *, add_special_tokens: bool) -> _Split:
-        """Split a text."""
-        refused = self.refused
-        if len(text) > MOST_CHARS:
-            refused = f"This text has {len(text):,} characters: the steps of at most {MOST_CHARS:,} are shown."
-        if refused or self.tracer is None:
+        """Split a text; one that cannot be traced has no pieces."""
+        try:
+            traced = self._traced(text, add_special_tokens=add_special_tokens)
+        except TokenizerError as error:
             spans = token_spans(self.tokens, text, add_special_tokens=add_special_tokens)
             places = [*zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)]
-            return _Split(self.model, text, places, [], refused)
-        traced = self.tracer.trace(text, add_special_tokens=add_special_tokens)
+            return _Split(self.model, text, places, [], str(error))
         pieces: list[text_answers.TracedPiece] = [
             {
                 "start": piece.start,
@@ -165,6 +163,16 @@ class _Reader:
             for piece in traced.pieces
         ]
         return _Split(self.model, traced.normalized, [*zip(traced.starts, traced.ends, strict=True)], pieces)
+
+    def _traced(self, text: str, *, add_special_tokens: bool) -> TokenTrace:
+        """Trace a text; raise a `TokenizerError` if it is too long, or if the tokenizer cannot be traced."""
+        if isinstance(self.tracer, str):
+            raise TokenizerError(self.tracer)
+        if len(text) > MOST_CHARS:
+            raise TokenizerError(
+                f"This text has {len(text):,} characters: the steps of at most {MOST_CHARS:,} are shown."
+            )
+        return self.tracer.trace(text, add_special_tokens=add_special_tokens)
 
     def visible(self, entry: str) -> str:
         """Return the visible form of the text of an entry of the vocabulary, or of one as it would be written there."""

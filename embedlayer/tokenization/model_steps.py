@@ -5,7 +5,8 @@ models, which also record what was tried. Their IDs are the library's.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ from embedlayer.core.errors import TokenizerError
 
 UNKNOWN_PENALTY = 10.0
 """The score of an unknown character is by so much below the lowest score of a Unigram vocabulary, in nats."""
+
+_NO_MERGE = sys.maxsize  # in place of the rank of a pair that is not in the list of merges
 
 
 @dataclass(frozen=True)
@@ -136,65 +139,81 @@ class BpeModel:
                 f"trace. Set tokenizer.model.dropout to None."
             )
         self.vocabulary = vocabulary
-        self.entries = {token_id: entry for entry, token_id in vocabulary.items()}
         self.prefix: str = content["continuing_subword_prefix"] or ""
         self.suffix: str = content["end_of_word_suffix"] or ""
-        self.unknown = [vocabulary[name] for name in [content["unk_token"]] if name in vocabulary]
+        self.unknown: list[str] = [name for name in [content["unk_token"]] if name in vocabulary]
         self.fuses_unknown: bool = content["fuse_unk"]
         self.falls_back_to_bytes: bool = content["byte_fallback"]
         self.ignores_merges: bool = content["ignore_merges"]
-        self.merges: dict[tuple[int, int], tuple[int, int]] = {}  # pair of IDs -> rank, ID of the result
-        for rank, (left, right) in enumerate(content["merges"]):
-            result = left + right.encode()[len(self.prefix.encode()) :].decode()
-            if result not in vocabulary:
-                raise TokenizerError(f"The merge of {left!r} and {right!r} has no entry {result!r} in the vocabulary.")
-            self.merges[vocabulary[left], vocabulary[right]] = rank, vocabulary[result]
+        self.ranks = {(left, right): rank for rank, (left, right) in enumerate(content["merges"])}
+        for pair in self.ranks:
+            if (result := merged(pair, self.prefix)) not in vocabulary:
+                raise TokenizerError(f"The merge of {pair[0]!r} and {pair[1]!r} has no entry {result!r}.")
 
     def trace(self, piece: str) -> BpeTrace:
         """Return how the model splits a piece; the time grows with the square of its length."""
         if self.ignores_merges and piece in self.vocabulary:
             return BpeTrace((self.vocabulary[piece],), (piece,), (), {}, is_whole=True)
-        ids = self._first_symbols(piece)
-        symbols = tuple(map(self.entries.__getitem__, ids))
-        merges: list[Merge] = []
-        pairs: dict[tuple[str, str], int] = {}
-        no_merge = len(self.merges)
+        symbols = self._first_symbols(piece)
+        first, merges = tuple(symbols), []
+        adjacent = [*pairwise(symbols)]
+        for merge in merges_of(symbols, self.ranks, self.prefix):
+            merges.append(merge)
+            adjacent += pairwise(symbols[max(merge.index - 1, 0) : merge.index + 2])
+        pairs = {pair: self.ranks[pair] for pair in adjacent if pair in self.ranks}
+        ids = tuple(self.vocabulary[symbol] for symbol in symbols)
+        return BpeTrace(ids, first, tuple(merges), pairs, is_whole=False)
 
-        def rank_of(left: int, right: int) -> int:
-            rank, _ = self.merges.get((left, right), (no_merge, 0))
-            if rank < no_merge:
-                pairs[self.entries[left], self.entries[right]] = rank
-            return rank
+    def _first_symbols(self, piece: str) -> list[str]:
+        """Return the symbols before the first merge.
 
-        ranks = [rank_of(*pair) for pair in pairwise(ids)]  # of the symbols `index` and `index + 1`
-        while (rank := min(ranks, default=no_merge)) < no_merge:
-            index = ranks.index(rank)
-            _, result = self.merges[ids[index], ids[index + 1]]
-            ids[index : index + 2] = [result]
-            del ranks[index]
-            for left in (index - 1, index):
-                if 0 <= left < len(ranks):
-                    ranks[left] = rank_of(ids[left], ids[left + 1])
-            merges.append(Merge(index, rank, self.entries[result]))
-        return BpeTrace(tuple(ids), symbols, tuple(merges), pairs, is_whole=False)
-
-    def _first_symbols(self, piece: str) -> list[int]:
-        """Return the IDs before the first merge: each character's, or else its bytes', the unknown token's, or none."""
-        ids: list[int] = []
+        They are the entry of each character, or else those of its bytes, the unknown token, or nothing.
+        """
+        symbols: list[str] = []
         is_unknown = False  # whether an unknown token is to come before the next known character
         for place, character in enumerate(piece):
             entry = self.prefix * (place > 0) + character + self.suffix * (place == len(piece) - 1)
+            of_bytes = byte_entries(entry, self.vocabulary) if self.falls_back_to_bytes else None
             if entry in self.vocabulary:
-                ids += self.unknown * is_unknown + [self.vocabulary[entry]]
+                symbols += [*self.unknown * is_unknown, entry]
                 is_unknown = False
-                continue
-            of_bytes = byte_ids(entry, self.vocabulary) if self.falls_back_to_bytes else None
-            if of_bytes is not None:
-                ids += of_bytes
+            elif of_bytes is not None:
+                symbols += of_bytes
             else:
-                ids += self.unknown * (is_unknown and not self.fuses_unknown)
+                symbols += self.unknown * (is_unknown and not self.fuses_unknown)
                 is_unknown = True
-        return ids + self.unknown * is_unknown
+        return symbols + self.unknown * is_unknown
+
+
+def merges_of(symbols: list[str], ranks: Mapping[tuple[str, str], int], prefix: str = "") -> Iterator[Merge]:
+    """Merge adjacent symbols in place until no pair has a rank, and yield each merge after it is done.
+
+    Args:
+        symbols: The symbols before the first merge; at the end, the tokens.
+        ranks: Rank of each pair that can be merged.
+        prefix: Prefix of symbols that continue a word.
+
+    Example:
+        >>> symbols = ["l", "o", "v", "e"]
+        >>> [merge.result for merge in merges_of(symbols, {("v", "e"): 0, ("o", "ve"): 1})], symbols
+        (['ve', 'ove'], ['l', 'ove'])
+    """
+    of_pairs = [ranks.get(pair, _NO_MERGE) for pair in pairwise(symbols)]
+    while (rank := min(of_pairs, default=_NO_MERGE)) < _NO_MERGE:
+        index = of_pairs.index(rank)
+        result = merged((symbols[index], symbols[index + 1]), prefix)
+        symbols[index : index + 2] = [result]
+        del of_pairs[index]
+        for left in (index - 1, index):
+            if 0 <= left < len(of_pairs):
+                of_pairs[left] = ranks.get((symbols[left], symbols[left + 1]), _NO_MERGE)
+        yield Merge(index, rank, result)
+
+
+def merged(pair: tuple[str, str], prefix: str) -> str:
+    """Return the symbol that replaces a pair: the left one, then the right one without the bytes of the prefix."""
+    left, right = pair
+    return left + right.encode()[len(prefix.encode()) :].decode() if prefix else left + right
 
 
 class WordPieceModel:
@@ -289,8 +308,10 @@ class UnigramModel:
         """Return the IDs of a part: its own, else those of its bytes, else that of the unknown token."""
         if text in self.ids:
             return (self.ids[text],)
-        of_bytes = byte_ids(text, self.ids) if self.falls_back_to_bytes else None
-        return tuple(of_bytes) if of_bytes is not None else () if self.unknown is None else (self.unknown,)
+        of_bytes = byte_entries(text, self.ids) if self.falls_back_to_bytes else None
+        if of_bytes is not None:
+            return tuple(self.ids[entry] for entry in of_bytes)
+        return () if self.unknown is None else (self.unknown,)
 
 
 class WordLevelModel:
@@ -315,10 +336,10 @@ MODELS: dict[str, type[TracedModel]] = {
 }
 
 
-def byte_ids(text: str, vocabulary: Mapping[str, int]) -> list[int] | None:
-    """Return the IDs of the entries of a text's bytes, such as `<0xE2>`; `None` if one is missing."""
-    ids = [vocabulary.get(f"<0x{byte:02X}>") for byte in text.encode()]
-    return None if None in ids else [token_id for token_id in ids if token_id is not None]
+def byte_entries(text: str, vocabulary: Container[str]) -> list[str] | None:
+    """Return the entries of a text's bytes, such as `<0xE2>`; `None` if one is missing."""
+    entries = [f"<0x{byte:02X}>" for byte in text.encode()]
+    return entries if all(entry in vocabulary for entry in entries) else None
 
 
 def traced_model(tokenizer: Tokenizer) -> TracedModel:
