@@ -27,8 +27,8 @@ MOST_TOKENS = 1024
 def embed(source: Path, text: str, tokenizer_from: Path | None, as_json: bool) -> None:
     """Show the vectors of TEXT after each step of the input embedding, and what the head predicts.
 
-    The output lists tokens, IDs, rows, scale, positions and their sum. Then follow the head's most likely next tokens
-    and the rows that get a gradient from the loss.
+    The output lists tokens, IDs, rows, scale, positions and their sum, and for a decoder what its first block computes.
+    Then follow the head's most likely next tokens with their logits, and the rows that get a gradient from the loss.
     """
     from embedlayer.explorer.pipeline import pipeline
     from embedlayer.opening.readers import open_model
@@ -58,16 +58,26 @@ def _show(step: "PipelineStep", names: list[str]) -> None:
     """Print what a step computed; nothing if it is none of the following.
 
     - Vectors: the first numbers of each.
-    - Step `head`: the most likely next tokens after each token.
+    - Step `block`: the length of each vector inside of the first block, for the last token, with its formula.
+    - Step `head`: the formula of the logits z, and the most likely next tokens after each token, with z.
     - Step `gradient`: the norm of the gradient of each row.
     """
     if step.name == "head":
+        click.echo(f"    {step.formula}")
         for name, top_tokens in zip(names, step.facts["top_tokens"], strict=True):
-            said = "  ".join(f"{token['text']} {token['chance']:.1%}" for token in top_tokens[:SHOWN_TOKENS])
+            said = "  ".join(
+                f"{token['text']} {token['chance']:.1%} (z {token['logit']:.2f})" for token in top_tokens[:SHOWN_TOKENS]
+            )
             click.echo(f"    {name:<16} {said}")
     elif step.name == "gradient":
         for row in step.facts["rows"]:
             click.echo(f"    {row['text']:<16} norm {row['norm']:8.4f}")
+    elif step.name == "block":
+        click.echo(f"    lengths of the vectors of {names[-1]}:")
+        for vector, length in zip(step.facts["vectors"], step.values["lengths"][-1].tolist(), strict=True):
+            click.echo(f"    {vector['symbol']:<2} {length:9.4f}  {vector['formula']}")
+        lengths = "  ".join(f"{length:.4f}" for length in step.values["state_lengths"][-1].tolist())
+        click.echo(f"    input of the first block, then the output of each: {lengths}")
     elif step.vectors is not None:
         width = min(16, max(len(name) for name in names))
         for name, row in zip(names, step.vectors, strict=True):
@@ -76,10 +86,17 @@ def _show(step: "PipelineStep", names: list[str]) -> None:
 
 
 def _as_json(result: "Pipeline") -> dict[str, Any]:
-    """Return all results of the pipeline as a dictionary for JSON."""
+    """Return all results of the pipeline as a dictionary for JSON.
+
+    `before_norm` is the output of the last block, `hidden` is `norm` of it, and `logits` are those of the token that
+    follows the text, `(1, V)`. `block` has the vectors inside of the first block by name, their `lengths` in order, and
+    the `state_lengths` of its input and of the output of each block, `(T, L + 1)`. Vectors inside of a SwiGLU of many
+    units are left out. All of these are `None` if the source is no whole decoder.
+    """
     steps = {step.name: step for step in result.steps}
     facts = {name: step.facts for name, step in steps.items()}
     vectors = result.vectors.unsqueeze(0)
+    head = steps["head"].values if "head" in steps else {}
     return {
         "text": result.text,
         "tokens": [token["decoded"] for token in result.tokens],
@@ -91,9 +108,21 @@ def _as_json(result: "Pipeline") -> dict[str, Any]:
         "added": _numbers(steps["position"].vectors),
         "shape": list(vectors.shape),
         "vectors": _numbers(vectors),
+        "block": _block(steps["block"]) if "block" in steps else None,
+        "head_formula": steps["head"].formula if "head" in steps else None,
+        "before_norm": _numbers(head.get("before_norm")),
+        "hidden": _numbers(head.get("hidden")),
+        "logits": _numbers(head.get("logits")),
         "top_tokens": facts.get("head", {}).get("top_tokens"),
         "gradient": facts.get("gradient"),
     }
+
+
+def _block(step: "PipelineStep") -> dict[str, Any]:
+    """Return the vectors inside of the first block, and the lengths of all states, for JSON."""
+    values = {vector["name"]: (step.values[vector["name"]], vector["size"]) for vector in step.facts["vectors"]}
+    whole = {name: _numbers(rows) for name, (rows, size) in values.items() if rows.shape[-1] == size}
+    return {**whole, **{name: _numbers(step.values[name]) for name in ("lengths", "state_lengths")}}
 
 
 def _numbers(vectors: "Tensor | None") -> object:

@@ -17,6 +17,8 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.layer import EmbeddingLayer
+from embedlayer.explorer.block_trace import BlockTrace, block_formulas, trace_first_block
+from embedlayer.explorer.head_formula import head_formula, norm_formula
 from embedlayer.explorer.rotation import PairRotation, pair_rotation, width_of
 from embedlayer.explorer.step_texts import SENTENCES, TITLES
 from embedlayer.explorer.text_answers import PackedTensor, ShownToken
@@ -31,7 +33,7 @@ from embedlayer.losses.converted_rows import in_head_dtype, linear
 from embedlayer.losses.finishing import finish
 from embedlayer.losses.largest import top_k
 from embedlayer.losses.options import LogitSettings
-from embedlayer.models.decoder import Attention, DecoderLM
+from embedlayer.models.decoder import Attention, Block, DecoderLM
 from embedlayer.positions.position import Position, positions_of
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import TokenTable
@@ -44,6 +46,7 @@ BINS = 1024
 ROWS_AT_ONCE = 8192
 SHOWN_DROPOUT = 0.1
 WHOLE_TABLE = 12
+SMALL_MATRIX = 64
 NEAR_ROWS = 3
 NEAR_COLUMNS = 64
 
@@ -69,6 +72,7 @@ class PipelineStep:
         values: Tensors to draw, by name: `(T, C)`, or `(H, T, C)` for the first heads.
         facts: All other data of the step, as JSON.
         sentence: Key of the explanation in `SENTENCES`; `""` for the name of the step.
+        own_formula: Formula of this model; `""` for that of `TITLES`.
         idle: Whether the step changes nothing in this model, such as a scale that it does not have.
         vectors: Vectors after the step, `(T, D)`, which are detached; `None` for a step that changes no vectors.
     """
@@ -79,6 +83,7 @@ class PipelineStep:
     facts: JsonObject = field(default_factory=dict)
     _: KW_ONLY
     sentence: str = ""
+    own_formula: str = ""
     idle: bool = False
     vectors: Tensor | None = None
 
@@ -89,6 +94,11 @@ class PipelineStep:
     def title(self) -> str:
         """Return the title of the step on the page."""
         return self._heading[0]
+
+    @property
+    def formula(self) -> str:
+        """Return the formula of the step on the page."""
+        return self.own_formula or self._heading[1]
 
     @property
     def _heading(self) -> tuple[str, str]:
@@ -103,7 +113,7 @@ class PipelineStep:
         return {
             "name": self.name,
             "title": self.title,
-            "formula": self._heading[1],
+            "formula": self.formula,
             "sentence": SENTENCES[self.sentence or self.name],
             "note": self.note,
             "idle": self.idle,
@@ -166,8 +176,13 @@ class TracedText(NamedTuple):
 
     @property
     def vectors(self) -> Float[Tensor, "T D"]:
-        """Return the input of the first block."""
+        """Return the result of the input embedding."""
         return self.steps[-1].vectors
+
+    @property
+    def looked_up_ids(self) -> Int[Tensor, " T"] | None:
+        """Return the IDs that injections of a decoder look up beside `scaled`; `None` if it has none."""
+        return self.ids if isinstance(self.model, DecoderLM) and len(self.model.injections) else None
 
 
 def trace_text(model: Model, ids: Int[Tensor, " T"]) -> TracedText:
@@ -195,15 +210,18 @@ def pipeline_steps(traced: TracedText, tokens: Sequence[ShownToken], vocabulary:
     yield PipelineStep("look_up", note, {"rows": rows, "near": near}, facts, vectors=rows)
     yield from _input_steps(traced, table, position)
     yield _dropout(getattr(traced.model, "dropout", None), traced.vectors)
+    trace = _first_block(traced)
     if position.hook == "rotate":
         rotation = pair_rotation(position, traced.positions)
         if rotation is not None and len(rotation.channels):
-            yield _rotation(rotation, position, traced)
+            yield _rotation(rotation, position, traced, trace)
     elif position.hook == "bias":
         bias = position.bias(traced.positions, traced.positions)
         assert bias is not None  # the scheme overrides this hook
         facts = {"causal": not getattr(position, "bidirectional", False), "heads": bias.shape[1]}
         yield PipelineStep("bias", f"{bias.shape[1]} heads", {"bias": bias[0, :MOST_HEADS]}, facts)
+    if trace is not None:
+        yield _block(trace, cast(DecoderLM, traced.model))
     head = getattr(traced.model, "head", None)
     if head is not None:
         yield from _head_steps(head, traced, tokens, vocabulary)
@@ -238,11 +256,17 @@ def _near_rows(
     ids = firsts.unsqueeze(1) + torch.arange(wide, device=firsts.device)
     rows = table.look_up(ids)
     columns = -(-rows.shape[-1] // NEAR_COLUMNS)
-    runs = F.pad(rows, (0, -rows.shape[-1] % columns)).unflatten(-1, (-1, columns))
-    largest = runs.gather(-1, runs.abs().argmax(-1, keepdim=True)).squeeze(-1)
+    largest = rows.gather(-1, _largest_of_each(rows, columns))
     names = [[token["text"] for token in shown_tokens(vocabulary, part)] for part in ids.tolist()]
     parts = [{"first": first, "names": of} for first, of in zip(firsts.tolist(), names, strict=True)]
     return largest, {"parts": parts, "part_of": part_of.tolist(), "whole": wide == size}
+
+
+def _largest_of_each(rows: Float[Tensor, "*batch D"], count: int) -> Int[Tensor, "*batch runs"]:
+    """Return the index of the largest absolute value in each run of `count` numbers of a row."""
+    runs = F.pad(rows.abs(), (0, -rows.shape[-1] % count), value=-1.0).unflatten(-1, (-1, count))
+    index: Tensor = runs.argmax(-1) + count * torch.arange(runs.shape[-2], device=rows.device)
+    return index
 
 
 def _input_steps(traced: TracedText, table: LookupTable, position: Position) -> Iterator[PipelineStep]:
@@ -304,16 +328,15 @@ def _dropout(layer: nn.Module | None, x: Float[Tensor, "T D"]) -> PipelineStep:
     return PipelineStep("dropout", note, values, {"p": p, "shown_p": shown}, sentence=sentence, idle=not p)
 
 
-def _rotation(rotation: PairRotation, position: Position, traced: TracedText) -> PipelineStep:
+def _rotation(rotation: PairRotation, position: Position, traced: TracedText, trace: BlockTrace | None) -> PipelineStep:
     """Return the step with the rotation angles of each position.
 
     For a decoder it also has the queries and keys of the first block before and after rotation.
     """
-    model = traced.model
     values = {"angles": rotation.angles}
     note = f"{len(rotation.channels)} pairs of dimensions rotate"
-    if isinstance(model, DecoderLM) and len(model.blocks):
-        queries, keys = queries_and_keys(model, traced.vectors)
+    if trace is not None:
+        queries, keys = queries_and_keys(cast(DecoderLM, traced.model), trace.vectors["input"])
         rotated_queries, rotated_keys = position.rotate(queries, keys, traced.positions)
         values |= {
             "queries": queries[:MOST_HEADS],
@@ -326,46 +349,118 @@ def _rotation(rotation: PairRotation, position: Position, traced: TracedText) ->
     return PipelineStep("rotation", note, values, facts)
 
 
+def _first_block(traced: TracedText) -> BlockTrace | None:
+    """Return what the first block of a decoder computes; `None` for a model without blocks."""
+    model = traced.model
+    if not isinstance(model, DecoderLM) or not len(model.blocks):
+        return None
+    return trace_first_block(model, traced.looked_up_ids, traced.scaled.detach(), traced.positions)
+
+
+def _block(trace: BlockTrace, model: DecoderLM) -> PipelineStep:
+    """Return the step with the vectors inside of the first block, its attention weights, and the length of all states.
+
+    Of more than `BINS` units of SwiGLU it has in each column the unit with the largest product among its neighbours.
+    Matrices of at most `SMALL_MATRIX` numbers are shown whole.
+    """
+    block, formulas = cast(Block, model.blocks[0]), block_formulas(model, trace)
+    vectors, product = trace.vectors, trace.vectors["product"]
+    units_a_column = -(-product.shape[-1] // BINS)
+    strongest = _largest_of_each(product, units_a_column)
+    inside = {name: vectors[name].gather(-1, strongest) for name in ("gate", "up", "product")}
+    per_group = len(trace.weights) // len(trace.values)
+    norms, parts = (block.attention_norm, block.mlp_norm), (block.attention, block.mlp)
+    values = {
+        **vectors,
+        **inside,
+        "lengths": torch.stack([_norms(rows) for rows in vectors.values()], dim=-1),
+        "state_lengths": torch.stack([_norms(rows) for rows in trace.states], dim=-1),
+        "norm_weights": torch.stack([norm.weight for norm in norms]),
+        "scores": trace.scores[:MOST_HEADS],
+        "weights": trace.weights[:MOST_HEADS],
+        "values": trace.values.repeat_interleave(per_group, 0)[:MOST_HEADS],
+        "heads": trace.heads[:MOST_HEADS],
+    }
+    weights = {name: cast(nn.Linear, part).weight for each in parts for name, part in each.named_children()}
+    if all(weight.numel() <= SMALL_MATRIX for weight in weights.values()):
+        values |= {f"{name}_matrix": weight for name, weight in weights.items()}
+    facts: JsonObject = {
+        "vectors": [
+            {"name": name, "symbol": formulas[name][0], "formula": formulas[name][1], "size": rows.shape[-1]}
+            for name, rows in vectors.items()
+        ],
+        "eps": norms[0].eps,
+        "heads": len(trace.weights),
+        "kv_heads": len(trace.values),
+        "units_a_column": units_a_column,
+        "blocks": len(model.blocks),
+    }
+    sizes = model.sizes
+    note = (
+        f"block 1 of {len(model.blocks)}; {sizes['num_heads']} query and {sizes['num_kv_heads']} key/value heads of "
+        f"width {sizes['head_dim']}; {sizes['mlp_dim']:,} units in SwiGLU"
+    )
+    return PipelineStep("block", note, values, facts, vectors=trace.states[1])
+
+
 def _head_steps(
     head: OutputHead | PredictionHead, traced: TracedText, tokens: Sequence[ShownToken], vocabulary: Vocabulary
 ) -> Iterator[PipelineStep]:
     """Yield the step with the most likely next tokens after each token, and the step with the gradient of the loss.
 
-    The loss predicts each token from those before it, so a text of one token has no gradient step.
+    Of a decoder, the first step has the output `x` of the last block and the hidden states `h = norm(x)`; of any other
+    model the head is applied to the input of the first block. The loss predicts each token from those before it, so a
+    text of one token has no gradient step.
     """
     model, ids, hidden = traced.model, traced.ids, traced.vectors
+    values, norm = {}, None
     if isinstance(model, DecoderLM):
-        inputs = ids if len(model.injections) else None
-        hidden = model.hidden(inputs, inputs_embeds=traced.scaled, positions=traced.positions)
+        norm = model.norm
+        for x in model.hidden_states(traced.looked_up_ids, inputs_embeds=traced.scaled, positions=traced.positions):
+            values["before_norm"] = x
+        hidden = norm(values["before_norm"])
+    values["hidden"] = hidden
     output = head.output if isinstance(head, PredictionHead) else head
-    if isinstance(head, PredictionHead):
-        hidden = head.transform(hidden)
+    states = head.transform(hidden) if isinstance(head, PredictionHead) else hidden
     product = partial(linear, weight=output.weight) if output.table is None else output.table.raw_logits
-    raw_logits = in_head_dtype(product, hidden, output.head_dtype)
+    raw_logits = in_head_dtype(product, states, output.head_dtype)
     logits = finish(raw_logits, LogitSettings(**output.logit_options())).float()
-    chances = logits.detach().softmax(-1)
-    best = chances.topk(min(TOP_TOKENS, chances.shape[-1]), dim=-1)
-    names = iter(shown_tokens(vocabulary, best.indices.flatten().tolist()))
-    following = ids[1:]
-    rows = "tied: the rows are the table's" if output.tied else "an untied head with its own rows"
-    facts = {
-        "top_tokens": [[{**next(names), "chance": chance} for chance in row] for row in best.values.tolist()],
-        "next": chances[:-1].gather(-1, following.unsqueeze(-1)).squeeze(-1).tolist(),
-        "tied": output.tied,
-    }
+    facts = _likely_tokens(logits.detach(), ids[1:], vocabulary) | {"tied": output.tied}
     table, position = parts_of(model)
-    note = f"{rows}; {table.vocab_size:,} scores for each token"
-    if isinstance(model, DecoderLM):
-        last = logits[-1:].detach()
+    rows = "tied: the rows are the table's" if output.tied else "an untied head with its own rows"
+    note, formula = f"{rows}; {table.vocab_size:,} scores for each token", head_formula(head, norm)
+    if norm is None:
+        sentence = "head only"
+        note = f"{note}. {_WHOLE_MODELS}"
+    else:
+        sentence, last = "head", logits[-1:].detach()
         likely = top_k(last[0], min(CANDIDATES, last.shape[-1]))[1].tolist()
         facts["candidates"] = list(shown_tokens(vocabulary, likely))
         facts["tokens_left"] = longest(position) - len(ids)
-        yield PipelineStep("head", note, {"hidden": hidden, "logits": last}, facts)
-    else:
-        yield PipelineStep("head", f"{note}. {_WHOLE_MODELS}", {"hidden": hidden}, facts, sentence="head only")
-    if len(following):
-        loss = F.cross_entropy(logits[:-1], following)
-        yield _gradient(loss, traced, hidden, raw_logits, output, tokens)
+        facts["norm_eps"] = norm.eps
+        values |= {"norm_weight": norm.weight.unsqueeze(0), "logits": last}
+        if table.vocab_size <= WHOLE_TABLE and states is hidden:
+            values["head_rows"] = output.weight if output.table is None else output.table.rows(0, table.vocab_size)
+        note = f"{norm_formula(norm)}; {note}"
+    yield PipelineStep("head", note, values, facts, sentence=sentence, own_formula=formula)
+    if len(ids) > 1:
+        loss = F.cross_entropy(logits[:-1], ids[1:])
+        yield _gradient(loss, traced, states, raw_logits, output, tokens)
+
+
+def _likely_tokens(logits: Float[Tensor, "T V"], following: Int[Tensor, " N"], vocabulary: Vocabulary) -> JsonObject:
+    """Return the most likely tokens after each token, and the probability of each following token, for JSON."""
+    chances = logits.softmax(-1)
+    best = chances.topk(min(TOP_TOKENS, chances.shape[-1]), dim=-1)
+    names = iter(shown_tokens(vocabulary, best.indices.flatten().tolist()))
+    rows = zip(best.values.tolist(), logits.gather(-1, best.indices).tolist(), strict=True)
+    return {
+        "top_tokens": [
+            [{**next(names), "chance": chance, "logit": logit} for chance, logit in zip(*row, strict=True)]
+            for row in rows
+        ],
+        "next": chances[:-1].gather(-1, following.unsqueeze(-1)).squeeze(-1).tolist(),
+    }
 
 
 def _gradient(

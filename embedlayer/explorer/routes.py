@@ -16,6 +16,7 @@ from embedlayer.explorer import (
     example_tokens,
     health,
     logit_lens,
+    model_tensors,
     pipeline,
     positions,
     table_map,
@@ -90,6 +91,7 @@ ROUTES: dict[str, Route] = {
     "scores": Route(health.scores),
     "spectrum": Route(health.shares),
     "metrics": Route(training.metrics, needs=("metrics",)),
+    "tensors": Route(model_tensors.answer, model_tensors.exported_requests),
 }
 """Every kind of data, by the name that the page requests."""
 

@@ -19,12 +19,13 @@ TITLES = {
     "dropout": ("Dropout", "0 with probability p, else x / (1 − p)"),
     "rotation": ("Rotation", "(a, b) → (a cos θ − b sin θ, a sin θ + b cos θ), θ = t · base^(−2i/K)"),
     "bias": ("Bias", "q[i] · k[j] / √K + bias[h, i, j]"),
-    "head": ("Next token", "p = softmax(z / temperature), z = h · Wᵀ"),
-    "head only": ("Head", "softmax(x · Wᵀ)"),
+    "block": ("Block", "y = x′ + SwiGLU(RMSNorm(x′)), x′ = x + attention(RMSNorm(x))"),
+    "head": ("Next token", "p = softmax(head(norm(x)) / temperature)"),
+    "head only": ("Head", "p = softmax(head(x))"),
     "lens": ("Logit lens", "softmax(head(norm(x[l, t])))"),
     "gradient": ("Gradient", "∂loss / ∂W"),
 }
-"""Title and formula of each step; a sentence may have its own."""
+"""Title and formula of each step; a sentence may have its own. `head_formula` writes out those of a model's head."""
 
 SENTENCES = {
     "tokenize": "The tokenizer normalises the text and splits it into pre-tokens; its model splits each of them into "
@@ -58,11 +59,15 @@ SENTENCES = {
     "rotation": "Inside attention, each pair of numbers of a query or key is rotated by an angle that grows with the "
     "position: the first pairs fast, the last slowly.",
     "bias": "A number that depends on the distance to the key is added to each score, in each head another one.",
-    "head": "The output of the last block times all rows gives a score for each token, the logit z; softmax makes "
-    "them the probabilities of the next token. A temperature divides the logits first: below 1 the likely tokens "
-    "gain, above 1 the others.",
-    "head only": "Only the embedding layer of this source is known, so there are no blocks to read: the head is "
-    "applied to the input vectors, and its scores are not the model's predictions.",
+    "block": "A block adds two vectors to that of each token: what attention reads from the tokens, weighted by the "
+    "softmax of the scores, and what SwiGLU computes from the token's own numbers. RMSNorm comes before each. The next "
+    "block reads the sum, the residual stream.",
+    "head": "The final norm makes the output x of the last block the hidden state h. The head multiplies h by all rows "
+    "of W: a score for each token, the logit z. Softmax makes the logits the probabilities of the next token. A "
+    "temperature divides the logits first: below 1 the likely tokens gain, above 1 the others.",
+    "head only": "Only the embedding layer of this source is known, so there are no blocks to read. The blocks and the "
+    "final norm are left out, and the head is applied to the input vectors x. Its scores are not the model's "
+    "predictions.",
     "lens": "The hidden state after each block goes through the model's own final norm and head, as if no block "
     "followed. The last row is the model's own output; earlier blocks were not trained to be read in this way.",
     "gradient": "The head is tied: it multiplies by the same table, and every row takes part in the scores. So every "

@@ -253,10 +253,40 @@ class BiasFacts(TypedDict):
     heads: int
 
 
+class BlockVector(TypedDict):
+    """One vector inside of a block: its value in the step, its symbol, its formula, and how many numbers it has."""
+
+    name: str
+    symbol: str
+    formula: str
+    size: int
+
+
+class BlockFacts(TypedDict):
+    """What the first block of a decoder computes.
+
+    Attributes:
+        vectors: The vectors in the order of the computation.
+        eps: Term that RMSNorm adds to the mean square.
+        heads: Query heads, H.
+        kv_heads: Key/value heads, G.
+        units_a_column: How many units of SwiGLU one column of `gate`, `up` and `product` is chosen from.
+        blocks: Number of blocks.
+    """
+
+    vectors: list[BlockVector]
+    eps: float
+    heads: int
+    kv_heads: int
+    units_a_column: int
+    blocks: int
+
+
 class LikelyToken(ShownToken):
-    """A token with its probability."""
+    """A token with its probability and its logit."""
 
     chance: float | None
+    logit: float | None
 
 
 class HeadFacts(TypedDict):
@@ -267,6 +297,7 @@ class HeadFacts(TypedDict):
         next: Probability of the token that follows each token of the text but the last.
         candidates: The tokens that can be appended, of a whole decoder.
         tokens_left: Number of tokens by which the text can be longer, of a whole decoder.
+        norm_eps: Term that the final norm adds to the mean square, of a whole decoder.
     """
 
     top_tokens: list[list[LikelyToken]]
@@ -274,6 +305,7 @@ class HeadFacts(TypedDict):
     tied: bool
     candidates: NotRequired[list[ShownToken]]
     tokens_left: NotRequired[int]
+    norm_eps: NotRequired[float]
 
 
 class RowGradient(ShownToken):
@@ -319,6 +351,7 @@ class StepFacts(TypedDict):
     dropout: DropoutFacts
     rotation: RotationFacts
     bias: BiasFacts
+    block: BlockFacts
     head: HeadFacts
     gradient: GradientFacts
 
@@ -345,6 +378,7 @@ class PipelineStep(TypedDict):
         | DropoutFacts
         | RotationFacts
         | BiasFacts
+        | BlockFacts
         | HeadFacts
         | GradientFacts
         | NoFacts

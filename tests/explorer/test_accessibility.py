@@ -12,6 +12,8 @@ RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"
 READY = {
     "map": ".map-over",
     "pipeline": ".pipe-head h2",
+    "pipeline?step=block": ".block-line",
+    "pipeline?step=block&layer=tiny": ".block-matrices",
     "positions": "canvas",
     "compare": ".verdict",
     "health": ".verdict",

@@ -3,11 +3,28 @@
 export type Neighbor = [number, number];
 export type LayoutState = "absent" | "running" | "ready" | "failed" | "cancelled";
 export type TableState = "sound" | "faulty" | "undecided";
+export type ModelPart = "table" | "position" | "input" | "blocks" | "norm" | "head" | "buffer" | "other";
 export type MovedRow = [number, number, number, number];
 export type TokenKind = "text" | "byte" | "special";
 export type ModelTrace = BpeTrace | WordPieceTrace | UnigramTrace | WholeTrace;
 export type TokenModel = "BPE" | "WordPiece" | "Unigram" | "WordLevel" | "names" | "ids";
 export type DescribedScheme = NoScheme | UndrawnScheme | AdditiveScheme | SinusoidalScheme | RotationScheme | AlibiScheme | BiasScheme;
+
+/** A float32 tensor in base64, little-endian; see `unpack` of the page. */
+export interface PackedTensor {
+  shape: number[];
+  float32: string;
+}
+
+/** A token as the page shows it. */
+export interface ShownToken {
+  id: number;
+  /** Readable text of the token; empty if the tokenizer does not know the ID. */
+  decoded: string;
+  /** The readable text with spaces and invisible characters in visible form, or `row ID`. */
+  text: string;
+  kind: TokenKind;
+}
 
 /** A source of the page. */
 export interface SourceManifest {
@@ -152,6 +169,48 @@ export interface TokenPlaces {
   at: number | null;
   /** Index among the tokens of the view Positions. */
   position: number | null;
+}
+
+/** A tensor of a model, or those of all blocks that have the same name and shape. */
+export interface ModelTensor {
+  /** Name in the checkpoint, with `*` in place of numbers. */
+  name: string;
+  /** How many tensors these are. */
+  count: number;
+  shape: number[];
+  /** Numbers or bytes of all of them, see `ModelTensors`. */
+  size: number;
+  /** Where the model uses it; `"buffer"` for numbers that are no parameters. */
+  part: ModelPart;
+  /** Whether it repeats the numbers of the table, so that it is not counted. */
+  is_copy: boolean;
+}
+
+/** One row of a table, read twice. */
+export interface LookedUpRow {
+  token: ShownToken;
+  /** Result of the model's first step, `(D,)`. */
+  inside: PackedTensor;
+  /** Row of the table's tensor, read without the model, `(D,)`. */
+  outside: PackedTensor;
+  /** Largest absolute difference of the two; null if a number is not finite. */
+  difference: number | null;
+}
+
+/** The tensors of a model, by name. */
+export interface ModelTensors {
+  title: string;
+  /** Why there is no list; "" if there is one. */
+  refused: string;
+  /** What `size` counts: bytes where rows or weights are stored in a packed form. */
+  unit: "parameters" | "bytes";
+  /** Whether the head is the table. */
+  is_tied: boolean;
+  /** Whether the list and the rows outside are read from the files; if not, from the model in memory. */
+  is_file: boolean;
+  tensors: ModelTensor[];
+  /** Empty where only the sizes of a model are known, or an ID reads several rows. */
+  rows: LookedUpRow[];
 }
 
 /** Groups of equal rows, with the IDs of the first. */
@@ -600,13 +659,38 @@ export interface BiasFacts {
   heads: number;
 }
 
-/** A token with its probability. */
+/** One vector inside of a block: its value in the step, its symbol, its formula, and how many numbers it has. */
+export interface BlockVector {
+  name: string;
+  symbol: string;
+  formula: string;
+  size: number;
+}
+
+/** What the first block of a decoder computes. */
+export interface BlockFacts {
+  /** The vectors in the order of the computation. */
+  vectors: BlockVector[];
+  /** Term that RMSNorm adds to the mean square. */
+  eps: number;
+  /** Query heads, H. */
+  heads: number;
+  /** Key/value heads, G. */
+  kv_heads: number;
+  /** How many units of SwiGLU one column of `gate`, `up` and `product` is chosen from. */
+  units_a_column: number;
+  /** Number of blocks. */
+  blocks: number;
+}
+
+/** A token with its probability and its logit. */
 export interface LikelyToken {
   id: number;
   decoded: string;
   text: string;
   kind: TokenKind;
   chance: number | null;
+  logit: number | null;
 }
 
 /** The most likely next tokens. */
@@ -620,6 +704,8 @@ export interface HeadFacts {
   candidates?: ShownToken[];
   /** Number of tokens by which the text can be longer, of a whole decoder. */
   tokens_left?: number;
+  /** Term that the final norm adds to the mean square, of a whole decoder. */
+  norm_eps?: number;
 }
 
 /** The norm of the gradient of one looked-up row, in all and through the look-up and the head. */
@@ -663,6 +749,7 @@ export interface StepFacts {
   dropout: DropoutFacts;
   rotation: RotationFacts;
   bias: BiasFacts;
+  block: BlockFacts;
   head: HeadFacts;
   gradient: GradientFacts;
 }
@@ -678,7 +765,7 @@ export interface PipelineStep {
   idle: boolean;
   values: Record<string, PackedTensor>;
   /** The entry of `StepFacts` with the name of the step. */
-  facts: RowsFacts | ScaleFacts | PositionsFacts | DropoutFacts | RotationFacts | BiasFacts | HeadFacts | GradientFacts | NoFacts;
+  facts: RowsFacts | ScaleFacts | PositionsFacts | DropoutFacts | RotationFacts | BiasFacts | BlockFacts | HeadFacts | GradientFacts | NoFacts;
 }
 
 /** A text and all steps from its tokens to the gradient of its loss. */
@@ -863,6 +950,7 @@ export interface Answers {
   "scores": ArrayBuffer;
   "spectrum": Spectrum;
   "metrics": Metrics;
+  "tensors": ModelTensors;
   "compare": Comparison;
   "compare-places": ArrayBuffer;
   "compare-neighbors": ([string, number])[];

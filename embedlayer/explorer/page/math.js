@@ -110,6 +110,15 @@ export function norm(vector) {
   return Math.sqrt(dot(vector, vector));
 }
 
+/**
+ * Return what RMSNorm divides by: √(mean(x²) + eps).
+ * @param {ArrayLike<number>} vector
+ * @param {number} eps
+ */
+export function rootMeanSquare(vector, eps) {
+  return Math.sqrt(dot(vector, vector) / vector.length + eps);
+}
+
 /** @param {ArrayLike<number>} a @param {ArrayLike<number>} b */
 export function cosine(a, b) {
   const size = Math.sqrt(dot(a, a) * dot(b, b));

@@ -2,7 +2,7 @@
 
 import { HeatMap } from "../charts/heat.js";
 import { h, slider } from "../dom.js";
-import { add, fromRows, matrix, row } from "../math.js";
+import { add, distance, fromRows, matrix, row } from "../math.js";
 import { check, claimList, fixed, listSlider, numberTable, timesOf } from "./parts.js";
 import { normalMatrix } from "./random.js";
 import { IDS, idsOf, windowsOf } from "./windows.js";
@@ -34,8 +34,7 @@ export const scene = {
     + "the batch.",
     "Broadcasting lays these (T, D) numbers on each of the B rows: x[b, t] = W[id] + P[t].",
   ],
-  task: "Rows 0 and 7: tick what is equal in both. Then find two batch rows and a position where more is equal, and "
-    + "tick that.",
+  task: "Tick what is equal in batch rows 0 and 7. Then find two rows where more is equal, and tick that.",
   draw,
 };
 
@@ -233,13 +232,15 @@ function shapes({ batchSize, length, dim }) {
 }
 
 /** @param {Settings} settings @param {Chosen} chosen @returns {Claim[]} */
-function claimsOf({ batchSize, length, dim, a, b, t }, { ids, vectors }) {
+function claimsOf(settings, chosen) {
+  const [{ batchSize, length, dim, a, b, t }, { ids, vectors }] = [settings, chosen];
   const [first, second] = vectors.map(recovered);
   const apart = unequal(first, second);
   const differences = Array.from(first, (value, i) => Math.abs(value - second[i]));
   const isClose = differences.every((value, i) => value <= 1e-8 + 1e-5 * Math.abs(second[i]));
   const other = partsOf(tablesOf(dim, OTHER_SEEDS), ids[a][t], t);
   return [
+    differClaim(settings, chosen),
     ["PyTorch automatically broadcast the positional embeddings.", true, `A missing first size counts as 1, and 1 is `
       + `repeated to ${batchSize}. Nothing is copied: expand gives a view in which all ${batchSize} rows are the same `
       + `${(length * dim).toLocaleString("en")} numbers.`],
@@ -259,12 +260,29 @@ function claimsOf({ batchSize, length, dim, a, b, t }, { ids, vectors }) {
 }
 
 /**
+ * Compare two tokens, and two positions, of the first row.
+ * @param {Settings} settings
+ * @param {Chosen} chosen
+ * @returns {Claim}
+ */
+function differClaim({ length }, { ids: [first], tables: { table, places } }) {
+  const quote = "Different tokens, and different positions, have different embeddings.";
+  if (length < 2) return [quote, null, "The row has a single token here."];
+  const [ofTokens, ofPlaces] = [distance(row(table, first[0]), row(table, first[1])),
+    distance(row(places, 0), row(places, 1))];
+  return [quote, ofTokens > 0 && ofPlaces > 0, `Row 0 begins with IDs ${first[0]} and ${first[1]}: the L2 distance of `
+    + `W[${first[0]}] and W[${first[1]}] is ${fixed(ofTokens)}, that of P[0] and P[1] ${fixed(ofPlaces)}. Random rows `
+    + "of standard deviation std are about std · √(2D) apart."];
+}
+
+/**
  * @param {Settings} settings
  * @param {Chosen} chosen
  * @param {string[]} ticked
  * @returns {[boolean, ...Child[]]}
  */
-function verdict({ a, b, t }, { vectors: [first, second], ids }, ticked) {
+function verdict({ batchSize, a, b, t }, { vectors: [first, second], ids }, ticked) {
+  if (batchSize === 1) return [false, "This batch has one row. Make it larger."];
   if (a === b) return [false, "Both are the same batch row. Choose two."];
   if (!ticked.length) return [false, `Tick what is equal in rows ${a} and ${b} at position ${t}.`];
   const right = PARTS.map(([name]) => name).filter((name) => !unequal(first[name], second[name]));

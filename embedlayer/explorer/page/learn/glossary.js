@@ -43,6 +43,13 @@ export const GLOSSARY = [
     + "gives a score for each token. Tied: it is the input table itself."],
   ["softmax", "softmax", "The function that makes probabilities of scores: e^score, divided by the sum over all "
     + "tokens. So every token takes part."],
+  ["hidden state", "hidden states?", "The vector of a token between the blocks of a model. The one after the last "
+    + "block and the final norm is the input of the head."],
+  ["final norm", "final norm", "The normalisation after the last block. It gives every hidden state about the same "
+    + "length before the head reads it."],
+  ["logit", "logits?", "The score of a token before softmax: the dot product of the hidden state and the token's row."],
+  ["cross entropy", "cross[- ]entropy", "The loss of language models: −ln of the probability of the token that really "
+    + "follows, in the mean over all tokens."],
   ["cosine", "cosines?", "Of two vectors: their dot product divided by their lengths, 1 for the same direction, 0 "
     + "for a right angle, −1 for opposite directions. Of an angle: the sine of the angle + 90°."],
   ["heat map", "heat map", "A picture of a table of numbers: each number is a coloured cell."],
@@ -52,6 +59,8 @@ export const GLOSSARY = [
     + "deviation."],
   ["standard deviation", "standard deviation|std", "How far random numbers typically are from their mean. At the start "
     + "of training, rows are drawn at random with this width around 0."],
+  ["attention weights", "attention weights?", "The softmax of the scores of one query: how much it reads from each "
+    + "token. They add up to 1."],
   ["attention", "attention", "The part of a model in which each token reads from other tokens, more from those with a "
     + "higher score."],
   ["score", "scores?", "The dot product of two vectors: the sum of the products of their numbers. In attention: how "
@@ -70,9 +79,23 @@ export const GLOSSARY = [
   ["linear function", "linear function", "A product with a matrix. Here the matrix depends on the offset k only, not "
     + "on the position."],
   ["parameters", "parameters", "The numbers of a model that training changes."],
+  ["tensor", "tensors?", "A block of numbers with a shape: a vector, a matrix such as V × D, or more dimensions."],
+  ["checkpoint", "checkpoint", "The files of a model after training: the numbers of its tensors, each with a name, and "
+    + "a configuration with its sizes."],
+  ["context length T", "context length", "The largest number of tokens that a text may have in a model; a table of "
+    + "learned positions has T rows."],
   ["extrapolate", "extrapolate", "To work on texts longer than those of the training."],
   ["RoPE", "RoPE|rotary positions", "Rotary positions: queries and keys inside attention are rotated by an angle "
     + "proportional to the position; nothing is added to the row."],
+  ["query and key", "quer(?:y|ies)", "Two vectors that attention computes from the vector of a token. Their dot "
+    + "product, of the query of one token and the key of another, is the score."],
+  ["radian", "radians?|rad", "A unit of angles: 2π radians, about 6.28, are a full rotation."],
+  ["residual stream", "residual stream", "The vector of a token from block to block. Each part of a block reads it, "
+    + "and adds its result to it."],
+  ["RMSNorm", "RMSNorm", "x / √(mean(x²) + ε), times a weight for each dimension: it brings a vector of width D to a "
+    + "length of about √D."],
+  ["SwiGLU", "SwiGLU", "The part of a block that computes with each token alone: two matrix products g and u, then "
+    + "silu(g) · u with silu(g) = g / (1 + e^(−g)), then a third matrix back to width D."],
   ["ALiBi", "ALiBi", "Attention with linear biases: each score gets a penalty in proportion to the distance of the two "
     + "tokens."],
   ["nn.Embedding", "nn.Embedding", "The table lookup of PyTorch. It draws rows with standard deviation 1."],

@@ -11,10 +11,10 @@ import { WORDS } from "./words.js";
 
 export const DIM = 4;
 
-/** The table W of the first scenes, 10 x 4; row 0 is the padding row. */
+/** The table W of several scenes, 10 x 4, with two digits after the point; row 0 is the padding row. */
 export function smallTable() {
   const table = normalMatrix(WORDS.length, DIM, 0.5, 9);
-  table.data.fill(0, 0, DIM);
+  table.data.forEach((value, i) => (table.data[i] = i < DIM ? 0 : Math.round(100 * value) / 100));
   return table;
 }
 

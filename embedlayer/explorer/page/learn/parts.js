@@ -159,12 +159,13 @@ export function numberTable({ caption, rowNames, columnNames, digits = 2, limit 
 }
 
 /**
+ * Create a cell with a number and its colour.
  * @param {number} value
  * @param {number} limit
  * @param {number} digits
  * @param {boolean} plainZeros whether 0 is written without digits and without a colour
  */
-function numberCell(value, limit, digits, plainZeros) {
+export function numberCell(value, limit, digits, plainZeros) {
   if (plainZeros && value === 0) return h("td", { class: "learn-zero" }, "0");
   const cell = h("td", null, fixed(value, digits));
   Object.assign(cell.style, cellColours(value / limit, theme().dark));

@@ -1,6 +1,7 @@
 /** The step Head: the next token of a decoder, or the scores of an input vector where there are no blocks. */
 
 import { h } from "../dom.js";
+import { fixed } from "../learn/parts.js";
 import { factsOf } from "./facts.js";
 import { drawNext } from "./next.js";
 import { bar, chip, nameOf, percent, picture } from "./pictures.js";
@@ -19,9 +20,11 @@ function largestScores(scene) {
   const topTokens = factsOf(step, "head").top_tokens[token];
   const most = topTokens[0]?.chance ?? 1;
   const list = topTokens.map((each) => h("li", null,
-    chip(each), bar((each.chance ?? 0) / most), h("span", { class: "pipe-value" }, percent(each.chance))));
-  return picture(`Largest scores for the input vector of ${nameOf(scene)}, as probabilities`,
-    h("ol", { class: "next-list" }, list));
+    chip(each), bar((each.chance ?? 0) / most),
+    h("span", { class: "pipe-logit" }, each.logit === null ? "" : `z ${fixed(each.logit, 2)}`),
+    h("span", { class: "pipe-value" }, percent(each.chance))));
+  return picture(`Largest scores z for the input vector of ${nameOf(scene)}, and their softmax`,
+    h("ol", { class: "next-list next-logits" }, list));
 }
 
 /** @param {Scene} scene */

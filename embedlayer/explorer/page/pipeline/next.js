@@ -1,8 +1,10 @@
-/** The step Next token: its probabilities at any temperature, and buttons that append a token to the text. */
+/** The step Next token: logits, probabilities at any temperature, and buttons that append a token to the text. */
 
 import { COUNT } from "../charts/numbers.js";
 import { h, oneTabStop, slider } from "../dom.js";
+import { fixed } from "../learn/parts.js";
 import { factsOf } from "./facts.js";
+import { drawNorm, smallHead } from "./final_norm.js";
 import { bar, chip, fact, percent, picture, valueOf } from "./pictures.js";
 import { drawn, entropyOf, softmax } from "./probabilities.js";
 
@@ -14,16 +16,18 @@ const HOTTEST = 2;
 
 /** Draw what the model says next, after the whole text. @param {Scene} scene */
 export function drawNext(scene) {
-  const list = h("ol", { class: "next-list" });
+  const list = h("ol", { class: "next-list next-logits" });
   const spread = h("p", { class: "pipe-fact", "aria-live": "polite" });
   const mark = h("p", { class: "note" }, "The mark on each bar is the probability at temperature 1.");
   const logits = valueOf(scene, "logits").data;
   const plain = softmax(logits, 1);
   let temperature = stated(scene.state.get("temperature", "1"));
   let probabilities = plain;
+  const small = smallHead(scene);
   const show = () => {
     probabilities = softmax(logits, temperature);
-    list.replaceChildren(...rowsOf(scene, probabilities, plain));
+    small?.show(probabilities, temperature);
+    list.replaceChildren(headsOf(temperature), ...rowsOf(scene, probabilities, plain, temperature));
     spread.replaceChildren(...spreadOf(probabilities));
     mark.style.visibility = temperature === 1 ? "hidden" : "visible";
   };
@@ -39,7 +43,7 @@ export function drawNext(scene) {
   show();
   const sample = sampling(scene, (seed) => drawn(probabilities, seed));
   return [h("div", { class: "grid-2" }, picture("The most likely next tokens", list, mark),
-    picture("After this text", textSoFar(scene), range, spread, sample))];
+    picture("After this text", textSoFar(scene), range, spread, sample)), drawNorm(scene), small?.element];
 }
 
 /** Return a temperature of the URL, in the range of the slider. @param {string} text */
@@ -61,30 +65,41 @@ function textSoFar({ pipeline }) {
 }
 
 /**
- * Return the list: a bar for each candidate, with a mark at its probability at temperature 1, and one for the rest.
+ * Return the list: for each candidate its logit over the temperature, and a bar with a mark at its probability at
+ * temperature 1; and a bar for the rest.
  * @param {Scene} scene
  * @param {Float64Array} probabilities
  * @param {Float64Array} plain probabilities at temperature 1
+ * @param {number} temperature
  */
-function rowsOf(scene, probabilities, plain) {
+function rowsOf(scene, probabilities, plain, temperature) {
+  const logits = valueOf(scene, "logits").data;
   const { candidates = [] } = factsOf(scene.step, "head");
   const others = plain.length - candidates.length;
   const [rest, plainRest] = [probabilities, plain].map((p) =>
     others > 0 ? Math.max(0, 1 - candidates.reduce((sum, token) => sum + p[token.id], 0)) : 0);
   const most = Math.max(rest, plainRest, probabilities[candidates[0].id], plain[candidates[0].id]);
-  /** @param {number} p @param {number} before */
-  const line = (p, before) => {
+  /** @param {string} logit @param {number} p @param {number} before */
+  const line = (logit, p, before) => {
     const mark = h("b");
     mark.style.left = `${(100 * before) / most}%`;
     const made = bar(p / most);
     if (p !== before) made.append(mark);
-    return [made, h("span", { class: "pipe-value" }, percent(p))];
+    return [made, h("span", { class: "pipe-logit" }, logit), h("span", { class: "pipe-value" }, percent(p))];
   };
-  const rows = candidates.map((token) => h("li", null, chip(token), line(probabilities[token.id], plain[token.id]),
+  const rows = candidates.map((token) => h("li", null, chip(token),
+    line(fixed(logits[token.id] / (temperature || 1), 2), probabilities[token.id], plain[token.id]),
     appendButton(scene, token)));
   if (others <= 0) return rows;
   return [...rows, h("li", { class: "next-rest" }, h("span", null, `${COUNT.format(others)} others`),
-    line(rest, plainRest))];
+    line("", rest, plainRest))];
+}
+
+/** Create the headings of the list. @param {number} temperature */
+function headsOf(temperature) {
+  const divided = temperature && temperature !== 1 ? `z / ${temperature.toFixed(2)}` : "z";
+  return h("li", { class: "next-rest" }, h("span"), h("span"), h("span", { class: "pipe-logit" }, divided),
+    h("span", { class: "pipe-logit" }, "p"));
 }
 
 /** @param {Scene} scene @param {ShownToken} token */

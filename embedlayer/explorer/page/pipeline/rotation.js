@@ -103,13 +103,14 @@ function dial(name, angle, before, after) {
 }
 
 /**
+ * Draw a vector from the centre of a canvas.
  * @param {Context2D} context
  * @param {Point} vector
  * @param {number} zoom
  * @param {string} colour
  * @param {number} width
  */
-function drawVector(context, [x, y], zoom, colour, width) {
+export function drawVector(context, [x, y], zoom, colour, width) {
   context.strokeStyle = colour;
   context.lineWidth = width;
   context.lineCap = "round";

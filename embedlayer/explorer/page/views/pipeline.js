@@ -6,6 +6,7 @@ import { openWithToken } from "../card/links.js";
 import { COUNT } from "../charts/numbers.js";
 import { empty, h, oneTabStop } from "../dom.js";
 import { drawBias } from "../pipeline/attention_bias.js";
+import { drawBlock } from "../pipeline/block.js";
 import { textField, textList } from "../pipeline/entry.js";
 import { drawGradient } from "../pipeline/gradient.js";
 import { drawHead } from "../pipeline/head.js";
@@ -57,13 +58,14 @@ const DRAW = {
   dropout: drawDropout,
   rotation: drawRotation,
   bias: drawBias,
+  block: drawBlock,
   head: drawHead,
   gradient: drawGradient,
   lens: drawLens,
 };
 
-/** Steps before the table and after the last block: their pictures come before that of the input. */
-const OUTSIDE = ["tokenize", "head", "gradient", "lens"];
+/** Steps before the table, and those that begin where the input ends: their pictures come before that of the input. */
+const OUTSIDE = ["tokenize", "block", "head", "gradient", "lens"];
 
 /** @param {HTMLElement} element @param {ViewContext} context */
 async function open(element, context) {
