@@ -389,7 +389,7 @@ def readout(page):
 @pytest.mark.browser
 def test_the_view_steps_through_the_text_with_slider_and_keys(source, serve, open_page):
     page = open_page(serve(source) + "#pipeline?text=" + TEXT.replace(" ", "+"))
-    titles = ["One-hot", "Rows", "Scale", "Rotation", "Block", "Next token", "Gradient", "Logit lens"]
+    titles = ["Tokenize", "One-hot", "Rows", "Scale", "Rotation", "Block", "Next token", "Gradient", "Logit lens"]
     heading = page.locator(".pipe-head h2")
     heading.wait_for()
     assert page.locator(".pipe-chips button").count() == 7
@@ -400,7 +400,7 @@ def test_the_view_steps_through_the_text_with_slider_and_keys(source, serve, ope
     page.keyboard.press("ArrowLeft")
     assert "Gradient" in heading.inner_text()
     slider = page.get_by_label("Step", exact=True)
-    slider.fill("1")
+    slider.fill("2")
     assert "Rows" in heading.inner_text()
     slider.press("ArrowRight")
     assert "Scale" in heading.inner_text()
@@ -650,7 +650,7 @@ def test_a_dimension_lights_in_every_vector_and_is_kept_in_the_address(source, s
 @pytest.mark.browser
 @pytest.mark.parametrize("motion", ["no-preference", "reduce"])
 def test_the_row_moves_out_of_the_table_unless_the_reader_prefers_no_motion(source, serve, open_page, motion):
-    page = open_page(serve(source) + "#pipeline?layer=tiny", reduced_motion=motion)
+    page = open_page(serve(source) + "#pipeline?layer=tiny&step=one_hot", reduced_motion=motion)
     page.locator(".mach-line").first.wait_for()
     page.evaluate("""() => {
         window.moved = 0;
@@ -709,7 +709,7 @@ def test_a_table_with_names_reads_words_and_ids(serve, open_page):
 @pytest.mark.browser
 def test_the_machine_fits_a_screen_and_is_in_an_exported_page(source, tmp_path, open_page):
     write_page(tmp_path / "page.html", [source])
-    page = open_page((tmp_path / "page.html").as_uri() + "#pipeline?layer=tiny")
+    page = open_page((tmp_path / "page.html").as_uri() + "#pipeline?layer=tiny&step=one_hot")
     page.locator(".mach-products").wait_for()
     for scheme in ("sinusoidal", "rotary", "alibi", "learned"):
         page.locator(f".pipe-switch [data-key={scheme}]").click()

@@ -1,7 +1,7 @@
 /** How a tokenizer's model splits one pre-token: merges of BPE, tries of WordPiece, paths of Unigram, a look-up. */
 
 import { COUNT } from "../charts/numbers.js";
-import { h, scroller, token } from "../dom.js";
+import { h, oneTabStop, scroller, token } from "../dom.js";
 import { fixed } from "../learn/parts.js";
 
 /** @import { BpeTrace, Child, TracedPiece, UnigramTrace, WholeTrace, WordPieceTrace } from "../types" */
@@ -125,12 +125,12 @@ function mergeSentence(trace, each, done) {
  */
 function mergeList(trace, each, done, goTo) {
   if (!each.length) return null;
-  return h("ol", { class: "tok-list", "aria-label": "Merges" }, each.map(([left, right], i) => h("li", null,
+  return oneTabStop(h("ol", { class: "tok-list", "aria-label": "Merges" }, each.map(([left, right], i) => h("li", null,
     h("button", {
       type: "button", "aria-current": i === done - 1 ? "step" : "false", class: i < done ? "tok-done" : null,
       onClick: () => goTo(i + 1),
     }, `${nameOf(trace, left)} + ${nameOf(trace, right)}`,
-    h("small", null, `rank ${COUNT.format(trace.merges[i].rank)}`)))));
+    h("small", null, `rank ${COUNT.format(trace.merges[i].rank)}`))))));
 }
 
 // WordPiece

@@ -1,7 +1,7 @@
 /** From a text to its tokens: normalisation, pre-tokens, the steps of the tokenizer's model on one of them, and IDs. */
 
 import { COUNT } from "../charts/numbers.js";
-import { h, slider, token as tokenOf, visibleRuns, visibleText } from "../dom.js";
+import { h, oneTabStop, slider, token as tokenOf, visibleRuns, visibleText } from "../dom.js";
 import { playButton } from "../learn/parts.js";
 import { byteStrips, hex } from "./byte_strips.js";
 import { chip, picture } from "./pictures.js";
@@ -77,7 +77,7 @@ export function tokenPlayer(tokenization, text, chosen, { onToken, opensCard = f
 
 /** @param {HTMLButtonElement[]} buttons */
 function groupOf(buttons) {
-  return h("div", { class: "tok-pieces", role: "group", "aria-label": "Pre-tokens" }, buttons);
+  return oneTabStop(h("div", { class: "tok-pieces", role: "group", "aria-label": "Pre-tokens" }, buttons));
 }
 
 /** Return the index of the pre-token that is shown. @param {Tokenization} tokenization @param {Chosen} chosen */
@@ -298,7 +298,7 @@ function allTokens({ tokens, left_out: leftOut, vocab_size: size }, opensCard) {
   const more = tokens.length - shown.length + leftOut;
   return picture(`${COUNT.format(tokens.length + leftOut)} ${tokens.length + leftOut === 1 ? "token" : "tokens"} of `
     + `${COUNT.format(size)}, and their IDs`,
-  h("ol", { class: "pipe-chips", "data-other-table": !opensCard },
-    shown.map((each) => h("li", null, chip(each, { id: each.id })))),
+  oneTabStop(h("ol", { class: "pipe-chips", "data-other-table": !opensCard },
+    shown.map((each) => h("li", null, chip(each, { id: each.id }))))),
   more ? h("p", { class: "note" }, `${COUNT.format(more)} more tokens are not shown.`) : null);
 }
