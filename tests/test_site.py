@@ -8,11 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from axe import APPEARANCES, AXE, serious_faults
 
 ROOT = Path(__file__).resolve().parents[1]
 LESSONS = sorted(file.stem for file in (ROOT / "docs" / "course").glob("[0-9]*.md"))
 FIRST = int(os.environ.get("EMBEDLAYER_LESSONS", 1))
 """Lessons that are executed without `--all`, for time."""
+
+LAYOUTS = ["index", "search", "recipes", "api/positions", "course/story", f"course/{LESSONS[0]}"]
+"""A page of each layout: contents, search, diffs, signatures and formulas, the story in a frame, a lesson."""
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +84,23 @@ def test_each_link_into_the_story_opens_an_exercise_or_a_scene(site, browser) ->
     page.locator(".learn-name", has_text="Scene 9 of 13").wait_for(state="attached")
     page.get_by_text("0.966").first.wait_for()
     page.close()
+
+
+@pytest.mark.browser
+def test_axe_finds_no_serious_fault_in_any_page(site, browser, pytestconfig) -> None:
+    if not AXE.exists():
+        pytest.skip("axe-core is not installed: npm ci")
+    files = [site / f"{name}.html" for name in LAYOUTS]
+    if pytestconfig.getoption("--all"):
+        files = sorted({*site.rglob("*.html")} - {site / "story.html"})  # that one is the explorer's
+    page = browser.new_page()
+    found = []
+    for file in files:
+        page.goto(file.as_uri())
+        page.add_script_tag(path=AXE)
+        found += serious_faults(page, file.relative_to(site).as_posix(), APPEARANCES)
+    page.close()
+    assert not found, "\n".join(found)
 
 
 def links_of(file: Path) -> list[str]:
