@@ -60,7 +60,7 @@ def test_the_last_vectors_are_those_of_the_models_input_embedding(model, words):
     torch.testing.assert_close(walked.vectors, expected)
     assert walked.step("look_up").vectors.equal(model.table.weight[ids_of(walked)])
     names = [step.name for step in walked.steps]
-    assert names[:4] == ["one_hot", "look_up", "scale", "position"]
+    assert names[:5] == ["tokenize", "one_hot", "look_up", "scale", "position"]
     assert names[-2:] == ["head", "gradient"]
 
 
@@ -160,7 +160,7 @@ def test_the_two_ends_of_a_checkpoint_take_its_own_recipe(words):
         projection=torch.nn.Linear(8, 12),
     )
     walked = pipeline(layer, words, TEXT, add_special_tokens=True)
-    names = ["one_hot", "look_up", "scale", "project", "types", "position", "sum", "norm", "dropout"]
+    names = ["tokenize", "one_hot", "look_up", "scale", "project", "types", "position", "sum", "norm", "dropout"]
     assert [step.name for step in walked.steps] == names
     torch.testing.assert_close(walked.vectors, layer.input(ids_of(walked)).detach())
 
@@ -168,6 +168,7 @@ def test_the_two_ends_of_a_checkpoint_take_its_own_recipe(words):
 def test_a_table_alone_and_an_input_embedding_alone_have_fewer_steps(words):
     table = TokenEmbedding(50, 8)
     assert [step.name for step in pipeline(table, words, TEXT).steps] == [
+        "tokenize",
         "one_hot",
         "look_up",
         "scale",
@@ -283,7 +284,7 @@ def test_a_real_model_goes_on_as_it_was_trained(shared_data):
 def test_a_table_without_a_tokenizer_shows_its_rows(vocabulary):
     walked = pipeline(TokenEmbedding(3, 4), vocabulary, "#2 #0 #2")
     assert [token["text"] for token in walked.tokens] == (["#2", "#0", "#2"] if vocabulary is None else ["c", "a", "c"])
-    assert [step.name for step in walked.steps if not step.idle] == ["one_hot", "look_up"]
+    assert [step.name for step in walked.steps if not step.idle] == ["tokenize", "one_hot", "look_up"]
 
 
 def test_every_source_offers_texts_that_it_can_read(words):
@@ -316,6 +317,9 @@ def test_the_tiny_layer_is_computed_by_the_model(position, tied):
     shown = answer(OpenedModel("any", TokenEmbedding(3, 2)), params)
     walked = pipeline(model, WORDS, TINY_TEXTS[0])
     assert [token["text"] for token in shown["tokens"]] == TINY_TEXTS[0].split()
+    unknown = answer(OpenedModel("any", TokenEmbedding(3, 2)), {**params, "text": TINY_TEXTS[-1]})
+    assert (unknown["tokens"][-1]["text"], unknown["tokens"][-1]["id"]) == ("<unk>", 0)
+    assert unknown["how"].endswith("“me”.")
     torch.testing.assert_close(walked.vectors, embed(ids_of(walked)[None], model.table, model.position)[0])
     assert model.head.tied == tied
     assert walked.step("look_up").values["near"][0].equal(model.table.weight)
@@ -512,7 +516,7 @@ def test_the_machine_shows_the_models_numbers_and_its_sums(source, serve, open_p
             assert shown == pytest.approx(walked.step(name).vectors[2].tolist(), abs=5.1e-5)
         row, scaled = (float(walked.step(name).vectors[2, 1]) for name in ("look_up", "scale"))
         sums = page.locator(".mach-sum").inner_text().replace("−", "-")
-        assert f"W[2] = {row:.4f}" in sums
+        assert f"W[{WORDS.ids('dogs')[0][0]}] = {row:.4f}" in sums
         assert f"2 · {row:.4f} = {scaled:.4f}" in sums
         if scheme == "learned":
             place, total = (float(walked.step(name).vectors[2, 1]) for name in ("position", "sum"))

@@ -5,6 +5,8 @@ export type LayoutState = "absent" | "running" | "ready" | "failed" | "cancelled
 export type TableState = "sound" | "faulty" | "undecided";
 export type MovedRow = [number, number, number, number];
 export type TokenKind = "text" | "byte" | "special";
+export type ModelTrace = BpeTrace | WordPieceTrace | UnigramTrace | WholeTrace;
+export type TokenModel = "BPE" | "WordPiece" | "Unigram" | "WordLevel" | "names" | "ids";
 export type DescribedScheme = NoScheme | UndrawnScheme | AdditiveScheme | SinusoidalScheme | RotationScheme | AlibiScheme | BiasScheme;
 
 /** A source of the page. */
@@ -418,6 +420,118 @@ export interface ShownToken {
   kind: TokenKind;
 }
 
+/** A token, and its bytes `start:stop` of the text in UTF-8, which are equal for a token without bytes. */
+export interface TracedToken {
+  id: number;
+  decoded: string;
+  text: string;
+  kind: TokenKind;
+  start: number;
+  stop: number;
+}
+
+/** One merge of byte-pair encoding. */
+export interface TracedMerge {
+  /** Place of the left symbol among the symbols before this merge. */
+  index: number;
+  /** Place of the pair in the list of merges, from 0 on. */
+  rank: number;
+  /** The symbol that replaces the pair, as it is written in the vocabulary. */
+  result: string;
+}
+
+/** How byte-pair encoding splits a piece; symbols are as they are written in the vocabulary. */
+export interface BpeTrace {
+  kind: "bpe";
+  /** The symbols before the first merge. */
+  symbols: string[];
+  merges: TracedMerge[];
+  /** Every pair that was adjacent at some moment and is in the list of merges, with its rank. */
+  pairs: ([string, string, number])[];
+  /** Visible form of each symbol. */
+  shown: Record<string, string>;
+  /** Whether the piece is a token of the vocabulary, and the model ignores merges then (`ignore_merges`). */
+  whole: boolean;
+}
+
+/** One look-up: characters `start:stop` of the piece, in visible form, and the ID; null without such a token. */
+export interface WordPieceTry {
+  start: number;
+  stop: number;
+  text: string;
+  id: number | null;
+}
+
+/** How WordPiece splits a piece: all look-ups, in order. */
+export interface WordPieceTrace {
+  kind: "wordpiece";
+  tries: WordPieceTry[];
+  /** Whether the piece has more characters than are read, so that it is the unknown token. */
+  too_long: boolean;
+}
+
+/** A part of a piece in visible form, its log-probability, and the IDs of its tokens. */
+export interface ScoredPart {
+  text: string;
+  score: number;
+  ids: number[];
+}
+
+/** One segmentation of a piece, and the sum of the scores of its parts. */
+export interface UnigramPath {
+  pieces: ScoredPart[];
+  score: number;
+}
+
+/** How a Unigram model splits a piece: the best segmentation, then the best of all others if there is one. */
+export interface UnigramTrace {
+  kind: "unigram";
+  paths: UnigramPath[];
+}
+
+/** A piece that is looked up whole, and the ID of its token; null if it has none and is unknown, or left out. */
+export interface WholeTrace {
+  kind: "whole";
+  id: number | null;
+}
+
+/** A piece of a text, which the model splits by itself. */
+export interface TracedPiece {
+  /** First byte in the text in UTF-8. */
+  start: number;
+  /** First byte behind it. */
+  stop: number;
+  /** The piece as the model gets it, in visible form. */
+  text: string;
+  /** Whether it is an added token, which is cut out of the text before all else. */
+  added: boolean;
+  /** Index of its first token. */
+  first: number;
+  /** Index behind its last token. */
+  behind: number;
+  /** How the model splits it; null for an added token. */
+  trace: BpeTrace | WordPieceTrace | UnigramTrace | WholeTrace | null;
+}
+
+/** How a text becomes tokens. */
+export interface Tokenization {
+  /** Name of the source or of the page's own tokenizer. */
+  title: string;
+  model: TokenModel;
+  /** Rows of the table, or tokens of a tokenizer without a table. */
+  vocab_size: number;
+  /** Width of a row of the source. */
+  embed_dim: number;
+  /** The text after normalisation, in visible form; the text itself if `refused` is not "". */
+  normalized: string;
+  tokens: TracedToken[];
+  pieces: TracedPiece[];
+  /** Number of later tokens, which are not shown. */
+  left_out: number;
+  /** Why there are no pieces; "" if there are. */
+  refused: string;
+}
+
 /** What can be chosen for the tiny layer. */
 export interface TinyChoices {
   texts: string[];
@@ -435,6 +549,8 @@ export interface PipelineChoices {
   /** Why only the tiny layer can be shown; "" if the model can. */
   refused: string;
   tiny: TinyChoices;
+  /** Words, with and without a space before them, whose tokens by the page's small tokenizer are known. */
+  pieces: string[];
 }
 
 /** Consecutive rows of a table: the ID of the first, and the text of each. */
@@ -738,6 +854,7 @@ export interface Answers {
   "cards": ArrayBuffer;
   "pipeline-choices": PipelineChoices;
   "pipeline": Pipeline;
+  "tokenization": Tokenization;
   "logit-lens": LogitLens;
   "positions": PositionsData;
   "health": Health;

@@ -140,7 +140,8 @@ class PipelineView {
   /** @param {boolean} tiny */
   #makeEntry(tiny) {
     const texts = tiny ? this.choices.tiny.texts : this.choices.texts;
-    const hint = tiny ? `Ten words: ${this.choices.tiny.words.join(", ")}` : PLACEHOLDERS[this.choices.reads];
+    const [unknown, ...words] = this.choices.tiny.words;
+    const hint = tiny ? `Words: ${words.join(", ")}; others become ${unknown}` : PLACEHOLDERS[this.choices.reads];
     /** @param {string} text */
     const onText = (text) => this.#onText(text);
     this.#entry = this.context.data.exported ? textList(texts, onText) : textField(texts, hint, onText);
