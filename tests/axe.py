@@ -1,10 +1,10 @@
-"""Serious faults that axe-core sees in a page, light and dark, on a desktop and on a phone."""
+"""Faults that axe-core sees in a page, light and dark, on a desktop and on a phone."""
 
 from pathlib import Path
 from typing import Any
 
 AXE = Path(__file__).parents[1] / "node_modules" / "axe-core" / "axe.min.js"
-SERIOUS = ("serious", "critical")
+FAULTS = ("moderate", "serious", "critical")
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 DESKTOP, PHONE = (1280, 800), (390, 844)
 ALL = {"type": "tag", "values": RULES}
@@ -18,8 +18,8 @@ NEXT_FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAn
 """Waits until the page's observers of sizes have answered."""
 
 
-def serious_faults(page: Any, name: str, appearances: list[Any]) -> list[str]:
-    """What axe finds in the page as it is, light and dark, on a desktop and on a phone: serious faults alone."""
+def faults(page: Any, name: str, appearances: list[Any]) -> list[str]:
+    """What axe finds in the page as it is, light and dark, on a desktop and on a phone; minor faults are left out."""
     found = []
     for scheme, (width, height), rules in appearances:
         page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
@@ -29,7 +29,7 @@ def serious_faults(page: Any, name: str, appearances: list[Any]) -> list[str]:
         found += [
             f"{name}, {scheme}, {width} wide: {fault['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
             for fault in page.evaluate("options => axe.run(document, options)", options)["violations"]
-            if fault["impact"] in SERIOUS
+            if fault["impact"] in FAULTS
             for node in fault["nodes"]
         ]
     return found

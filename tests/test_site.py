@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from axe import APPEARANCES, AXE, serious_faults
+from axe import APPEARANCES, AXE, faults
 from page_waiting import until
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -94,7 +94,7 @@ def test_each_link_into_the_story_opens_an_exercise_or_a_scene(site, browser) ->
 
 
 @pytest.mark.browser
-def test_axe_finds_no_serious_fault_in_any_page(site, browser, pytestconfig) -> None:
+def test_axe_finds_no_fault_in_any_page(site, browser, pytestconfig) -> None:
     if not AXE.exists():
         pytest.skip("axe-core is not installed: npm ci")
     files = [site / f"{name}.html" for name in LAYOUTS]
@@ -105,7 +105,7 @@ def test_axe_finds_no_serious_fault_in_any_page(site, browser, pytestconfig) -> 
     for file in files:
         page.goto(file.as_uri())
         page.add_script_tag(path=AXE)
-        found += serious_faults(page, file.relative_to(site).as_posix(), APPEARANCES)
+        found += faults(page, file.relative_to(site).as_posix(), APPEARANCES)
     page.close()
     assert not found, "\n".join(found)
 

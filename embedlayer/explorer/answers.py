@@ -39,11 +39,13 @@ class Manifest(TypedDict):
 
     Attributes:
         command: How the user types the command that opened the page.
+        course: Address of the course; `""` if the package states no address of its documentation.
         left_out: What an exported page lacks, as sentences.
     """
 
     version: str
     command: str
+    course: str
     exported: bool
     left_out: NotRequired[list[str]]
     sources: list[SourceManifest]

@@ -6,6 +6,7 @@ The page requests `GET /data/NAME?params`, or `POST` for what acts. An exported 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, metadata
 from typing import Any
 
 from embedlayer.core.command_name import command_name
@@ -210,9 +211,29 @@ def _source(sources: list[OpenedModel], number: str) -> OpenedModel:
 def manifest(sources: list[OpenedModel]) -> Manifest:
     """Return what the page requests first.
 
-    This is the library's version, how the user types the `embedlayer` command, and a description of each source.
+    This is the library's version, how the user types the `embedlayer` command, the address of the course, and a
+    description of each source.
     """
     from embedlayer import __version__
 
     facts = [page_facts(source) for source in sources]
-    return {"version": __version__, "command": command_name(), "exported": False, "sources": facts}
+    return {
+        "version": __version__,
+        "command": command_name(),
+        "course": course_address(),
+        "exported": False,
+        "sources": facts,
+    }
+
+
+def course_address() -> str:
+    """Return the address of the course beside that of the documentation in the package's metadata.
+
+    It is `""` if the distribution was built without the address of its repository, or is not installed.
+    """
+    try:
+        urls = metadata("embedlayer").get_all("Project-URL", [])
+    except PackageNotFoundError:
+        return ""
+    address = dict(url.split(", ", 1) for url in urls).get("Documentation", "")
+    return f"{address.removesuffix('index.md')}course/index.md" if address else ""

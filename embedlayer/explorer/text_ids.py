@@ -152,7 +152,7 @@ def text_ids(vocabulary: Vocabulary, text: str, vocab_size: int, *, add_special_
         few = len(vocabulary.names) <= NAMES_SHOWN
         names = f"these: {', '.join(vocabulary.names)}" if few else "names of rows, or IDs such as #17 #42"
         raise TextError(f"{said}, so there is nothing to look up. Type {names}.")
-    split = "Split by the names of the rows: at each word, the longest name that matches."
+    split = "Split at the names of the rows, the longest first."
     return TextIds(ids, f"{split} {_unknown_words(vocabulary, unknown)}".rstrip())
 
 

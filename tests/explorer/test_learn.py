@@ -546,6 +546,35 @@ def test_every_exercise_of_the_lesson_opens_its_scene_with_a_verdict(url, open_p
     page.get_by_text("0 of 13 tasks done").wait_for()
 
 
+def test_enter_goes_on_after_next_and_when_the_task_is_done(url, open_page):
+    page = open_page(f"{url}#learn")
+    page.locator("#learn-text").wait_for()
+    heading = page.locator(".learn-text h2")
+
+    def wait_for_scene(number: int) -> None:
+        page.locator(f".learn-rail li:nth-child({number}) [aria-current=step]").wait_for()
+        page.locator(".learn-picture:not([aria-busy])").wait_for()
+
+    page.keyboard.press("Enter")  # nothing is done, and Next was not pressed
+    wait_for_scene(1)
+    page.locator("#learn-text").fill("the cat sat")
+    page.keyboard.press("Enter")
+    wait_for_scene(1)
+    page.locator("#learn-text").fill("the cat and the dog")
+    page.keyboard.press("Enter")
+    wait_for_scene(2)
+    assert heading.evaluate("heading => heading === document.activeElement")  # so that it is read aloud
+    assert heading.evaluate("heading => getComputedStyle(heading).outlineStyle") == "solid"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.closest('.learn-text, .learn-picture') !== null")
+    page.locator(".learn-next").press("Enter")
+    wait_for_scene(3)
+    page.keyboard.press("Enter")
+    wait_for_scene(4)
+    page.locator(".learn-picture input").first.press("Enter")  # its task is not done
+    wait_for_scene(4)
+
+
 def test_special_words_have_definitions_for_pointer_and_keyboard(url, open_page, story):
     glossary = {name for name, _, _ in story("glossary.GLOSSARY")}
     words = {word for scene in story("scenes.SCENES") for word in scene.get("words", [])}

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from decoders import small
 from kinds import POSITIONS
+from page_waiting import until
 
 from embedlayer import (
     EmbeddingLayer,
@@ -27,6 +28,7 @@ from embedlayer import (
     train_tokenizer,
 )
 from embedlayer.explorer import pipeline_steps as module
+from embedlayer.explorer.example_texts import TEXTS as EXAMPLES
 from embedlayer.explorer.export import write_page
 from embedlayer.explorer.pipeline import answer, choices, exported_requests, pipeline
 from embedlayer.explorer.pipeline_steps import packed
@@ -411,6 +413,40 @@ def test_the_view_steps_through_the_text_with_slider_and_keys(source, serve, ope
 
 
 @pytest.mark.browser
+def test_the_tokens_are_one_stop_of_the_tab_key_in_which_arrows_move_and_enter_chooses(source, serve, open_page):
+    text = "dogs love me and I love dogs and dogs love me and I love"
+    page = open_page(serve(source) + "#pipeline?token=3&step=scale&text=" + text.replace(" ", "+"))
+    wait_for_tokens(page, 14)
+    focused = "document.activeElement.closest('[role=group]')?.getAttribute('aria-label') ?? document.activeElement.id"
+    page.locator("#pipe-text").focus()
+    stops = []
+    while page.evaluate("document.activeElement.type") != "range":
+        page.keyboard.press("Tab")
+        stops.append(page.evaluate(focused))
+    assert [stops.count(name) for name in ("Example texts", "Tokens")] == [1, 1]
+    page.keyboard.press("Shift+Tab")  # to the button beside the slider
+    page.keyboard.press("Shift+Tab")
+    at = "[...document.querySelectorAll('.pipe-chips button')].indexOf(document.activeElement)"
+    assert page.evaluate(at) == 3
+    for key, place in {"ArrowRight": 4, "ArrowLeft": 3, "End": 13, "Home": 0}.items():
+        page.keyboard.press(key)
+        assert page.evaluate(at) == place
+    page.keyboard.press("Enter")
+    assert "token=0" in page.url
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Space")
+    assert "token=2" in page.url
+    assert page.evaluate(at) == 2
+    assert "step=scale" in page.url
+    page.locator(".pipe-chips button").nth(5).click()
+    page.keyboard.press("ArrowRight")  # whoever chooses with the pointer moves on to the next step
+    assert "step=rotation" in page.url
+    page.keyboard.press("ArrowRight")
+    assert "step=head" in page.url
+
+
+@pytest.mark.browser
 def test_the_number_under_the_pointer_and_the_keys_is_the_tables(source, serve, open_page):
     page = open_page(serve(source) + "#pipeline?step=look_up&text=" + TEXT.replace(" ", "+"))
     canvas = page.locator(".heat-canvas").first
@@ -444,12 +480,40 @@ def test_a_typed_text_is_read_by_the_model_and_kept_in_the_address(source, serve
     shown = page.locator(".next-list .pipe-value").first.inner_text()
     assert shown == f"{head['top_tokens'][-1][0]['chance']:.1%}"
     assert "text=dogs+love+me" in page.url
-    for layer, tokens in [("tiny", 7), ("model", 3)]:  # each layer keeps its text
-        page.locator(f'.pipe-switches [data-key="{layer}"]').dblclick()
-        wait_for_tokens(page, tokens)
-    assert page.get_by_label("Text", exact=True).input_value() == "dogs love me"
     page.get_by_label("Text", exact=True).fill("")
     page.get_by_text("Type a text", exact=True).wait_for()
+
+
+@pytest.mark.browser
+def test_no_typed_text_is_lost_when_the_layer_changes(source, serve, open_page):
+    url = serve(source)
+    page = open_page(url + "#pipeline")
+    field = page.get_by_label("Text", exact=True)
+    unknown = shown_tokens(source.tokenizer, source.tokenizer.encode("zebra").ids)[0]["decoded"]
+
+    def switch(layer: str, text: str, tokens: list[str]) -> None:
+        page.locator(f'.pipe-switches [data-key="{layer}"]').click()
+        wait_for_tokens(page, len(tokens))
+        shown = "[...document.querySelectorAll('.pipe-chips span')].map((each) => each.textContent)"
+        until(page, f"String({shown}) === {json.dumps(','.join(tokens))}")
+        assert field.input_value() == text
+
+    wait_for_tokens(page, len(source.tokenizer.encode(EXAMPLES[0]).ids))
+    switch("tiny", TINY_TEXTS[0], TINY_TEXTS[0].split())  # nothing was typed: each layer has its own example
+    field.fill("the zebra sat")
+    wait_for_tokens(page, 3)
+    page.get_by_text("Replaced by <unk>, row 0, because no row has such a name: “zebra”.").wait_for()
+    switch("model", "the zebra sat", [unknown] * 3)
+    field.fill("dogs love me")
+    wait_for_tokens(page, 3)
+    switch("tiny", "the zebra sat", ["the", "<unk>", "sat"])
+    page.reload()
+    switch("model", "dogs love me", ["dogs", "love", "me"])
+    page.goto("about:blank")
+    page.goto(url + "#pipeline?text=me+me")  # the tiny layer knows no word of it, so it shows an example
+    wait_for_tokens(page, 2)
+    switch("tiny", TINY_TEXTS[0], TINY_TEXTS[0].split())
+    switch("model", "me me", ["me", "me"])
 
 
 @pytest.mark.browser
@@ -461,6 +525,34 @@ def test_on_a_phone_in_the_dark_nothing_runs_out_of_the_page(source, serve, open
     for _ in range(8):
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), heading.inner_text()
         page.get_by_label("Next step").click(force=True)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("text", ["dogs", "dogs love me and I love dogs and dogs love me and I love", TINY_TEXTS[-1]])
+@pytest.mark.parametrize("layer", ["model", "tiny"])
+def test_on_a_phone_predictions_begin_on_the_first_screen(source, serve, open_page, text, layer):
+    page = open_page(serve(source) + f"#pipeline?step=head&layer={layer}&token=1&text={text.replace(' ', '+')}")
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.locator(".next-list .pipe-value").first.wait_for()
+    until(page, "document.querySelector('.next-list li').getBoundingClientRect().bottom <= innerHeight")
+    fold, switches = page.locator(".pipe-fold"), page.locator(".pipe-switches")
+    said = "tiny, 10 × 4 · learned · tied" if layer == "tiny" else "this model, 50 × 24 · rotary · tied"
+    assert fold.inner_text() == said
+    assert not switches.is_visible()
+    fold.press("Enter")
+    assert switches.is_visible()
+    switches.get_by_role("button", name="tiny" if layer == "model" else "ALiBi").click()
+    page.locator(".next-list .pipe-value").first.wait_for()
+    assert switches.is_visible()
+    fold.click()
+    assert not switches.is_visible()
+    for key in "]" * 12:
+        page.keyboard.press(key)
+    row, chip = (
+        page.locator(".pipe-chips").bounding_box(),
+        page.locator(".pipe-chips [aria-pressed=true]").bounding_box(),
+    )
+    assert row["x"] <= chip["x"] <= chip["x"] + chip["width"] <= row["x"] + row["width"] + 1
 
 
 @pytest.mark.browser
@@ -517,7 +609,8 @@ def test_the_machine_shows_the_models_numbers_and_its_sums(source, serve, open_p
         row, scaled = (float(walked.step(name).vectors[2, 1]) for name in ("look_up", "scale"))
         sums = page.locator(".mach-sum").inner_text().replace("−", "-")
         assert f"W[{WORDS.ids('dogs')[0][0]}] = {row:.4f}" in sums
-        assert f"2 · {row:.4f} = {scaled:.4f}" in sums
+        shown_row = f"{row:.4f}" if row >= 0 else f"({row:.4f})"
+        assert f"2 · {shown_row} = {scaled:.4f}" in sums
         if scheme == "learned":
             place, total = (float(walked.step(name).vectors[2, 1]) for name in ("position", "sum"))
             shown_place = f"{place:.4f}" if place >= 0 else f"({place:.4f})"
@@ -597,7 +690,7 @@ def test_switches_that_need_other_weights_are_disabled_and_say_why(source, serve
     switches.get_by_role("button", name="tiny").click()
     page.locator(".mach-products").wait_for()
     assert switches.locator("button:disabled").count() == 0
-    assert "text=" not in page.url
+    assert page.get_by_label("Text", exact=True).input_value() == TEXT
 
 
 @pytest.mark.browser

@@ -32,6 +32,8 @@ export interface Manifest {
   version: string;
   /** How the user types the command that opened the page. */
   command: string;
+  /** Address of the course; `""` if the package states no address of its documentation. */
+  course: string;
   exported: boolean;
   /** What an exported page lacks, as sentences. */
   left_out?: string[];

@@ -1,6 +1,6 @@
 /** Scene: a text becomes a list of IDs. */
 
-import { h } from "../dom.js";
+import { h, oneTabStop } from "../dom.js";
 import { KIND, kinds } from "../map/groups.js";
 import { chip } from "../pipeline/pictures.js";
 import { PADDING, UNKNOWN, WORDS, tokenize } from "./words.js";
@@ -126,7 +126,7 @@ function ownChips({ tokens, vocab_size: size }, names) {
   const dot = shown.some(({ decoded }) => decoded.includes(" ")) ? "A dot is a space." : "";
   const about = [`${count}; the vocabulary has ${size.toLocaleString("en")}.`, unknownWords(names), dot];
   return h("div", null,
-    h("ol", { class: "pipe-chips" }, shown.map((each) => h("li", null, chip(each, { id: each.id })))),
+    oneTabStop(h("ol", { class: "pipe-chips" }, shown.map((each) => h("li", null, chip(each, { id: each.id }))))),
     h("p", { class: "note" }, about.filter(Boolean).join(" ")));
 }
 

@@ -1,7 +1,7 @@
 /** The step Next token: its probabilities at any temperature, and buttons that append a token to the text. */
 
 import { COUNT } from "../charts/numbers.js";
-import { h, slider } from "../dom.js";
+import { h, oneTabStop, slider } from "../dom.js";
 import { factsOf } from "./facts.js";
 import { bar, chip, fact, percent, picture, valueOf } from "./pictures.js";
 import { drawn, entropyOf, softmax } from "./probabilities.js";
@@ -38,8 +38,8 @@ export function drawNext(scene) {
   });
   show();
   const sample = sampling(scene, (seed) => drawn(probabilities, seed));
-  return [h("div", { class: "grid-2" }, picture("After this text", textSoFar(scene), range, spread, sample),
-    picture("The most likely next tokens", list, mark))];
+  return [h("div", { class: "grid-2" }, picture("The most likely next tokens", list, mark),
+    picture("After this text", textSoFar(scene), range, spread, sample))];
 }
 
 /** Return a temperature of the URL, in the range of the slider. @param {string} text */
@@ -56,8 +56,8 @@ function draws(scene) {
 /** @param {Scene} scene */
 function textSoFar({ pipeline }) {
   const { tokens } = pipeline;
-  return h("p", { class: "pipe-sofar" }, tokens.length > CONTEXT_TOKENS ? "… " : "",
-    tokens.slice(-CONTEXT_TOKENS).map((token) => chip(token)), " → ?");
+  return oneTabStop(h("p", { class: "pipe-sofar", role: "group", "aria-label": "The text so far" },
+    tokens.length > CONTEXT_TOKENS ? "… " : "", tokens.slice(-CONTEXT_TOKENS).map((token) => chip(token)), " → ?"));
 }
 
 /**

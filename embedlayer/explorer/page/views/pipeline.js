@@ -4,7 +4,7 @@
 
 import { openWithToken } from "../card/links.js";
 import { COUNT } from "../charts/numbers.js";
-import { empty, h } from "../dom.js";
+import { empty, h, oneTabStop } from "../dom.js";
 import { drawBias } from "../pipeline/attention_bias.js";
 import { textField, textList } from "../pipeline/entry.js";
 import { drawGradient } from "../pipeline/gradient.js";
@@ -76,8 +76,6 @@ class PipelineView {
   /** @type {((dimension: number | null, dims: number) => void)[]} */ #lights = [];
   /** @type {Layer | null} */ #layer = null;
   /** @type {import("../pipeline/entry.js").Entry | null} */ #entry = null;
-  /** The text of the layer that is not shown, by whether it is the tiny one. @type {Map<boolean, string | null>} */
-  #otherText = new Map();
   #step = 0;
   #token = 0;
   #head = 0;
@@ -91,7 +89,11 @@ class PipelineView {
     this.choices = choices;
     this.entryPlace = h("div", { class: "pipe-place" });
     this.switchPlace = h("div", { class: "pipe-place" });
-    this.chips = h("div", { class: "pipe-chips", role: "group", "aria-label": "Tokens" });
+    this.fold = h("button", {
+      type: "button", class: "pipe-fold", "aria-expanded": "false",
+      onClick: () => this.fold.setAttribute("aria-expanded", String(this.fold.ariaExpanded !== "true")),
+    });
+    this.chips = oneTabStop(h("div", { class: "pipe-chips", role: "group", "aria-label": "Tokens" }));
     this.about = h("p", { class: "note pipe-about", "aria-live": "polite" });
     this.steps = new StepList((step) => this.#goTo(step));
     this.head = h("header", { class: "pipe-head" });
@@ -133,13 +135,13 @@ class PipelineView {
     this.#load(text);
   }
 
-  #texts() {
-    return this.#layer?.tiny ? this.choices.tiny.texts : this.choices.texts;
+  #texts(tiny = this.#layer?.tiny) {
+    return tiny ? this.choices.tiny.texts : this.choices.texts;
   }
 
   /** @param {boolean} tiny */
   #makeEntry(tiny) {
-    const texts = tiny ? this.choices.tiny.texts : this.choices.texts;
+    const texts = this.#texts(tiny);
     const [unknown, ...words] = this.choices.tiny.words;
     const hint = tiny ? `Words: ${words.join(", ")}; others become ${unknown}` : PLACEHOLDERS[this.choices.reads];
     /** @param {string} text */
@@ -153,21 +155,32 @@ class PipelineView {
     const pipeline = layer.tiny ? null : this.#pipeline;
     const focused = [...this.switchPlace.querySelectorAll("button")].findIndex((b) => b === document.activeElement);
     const change = (/** @type {Changes} */ changes) => this.#change(changes);
-    this.switchPlace.replaceChildren(switches(this.context, this.choices, layer, pipeline, change));
+    const made = switches(this.context, this.choices, layer, pipeline, change);
+    this.fold.textContent = [...made.querySelectorAll("[aria-pressed=true]")].map((b) => b.textContent).join(" · ");
+    this.switchPlace.replaceChildren(...(this.choices.refused ? [] : [this.fold]), made);
     if (focused >= 0) this.switchPlace.querySelectorAll("button")[focused]?.focus();
   }
 
-  /** Change the URL; another layer gets the text that it had before. @param {Changes} changes */
+  /** Change the URL; with another layer, its text and that of the layer that is left. @param {Changes} changes */
   #change(changes) {
-    const tiny = this.#layer?.tiny ?? false;
-    let text = {};
+    const tiny = changes.layer === "tiny";
+    let texts = {};
     if ("layer" in changes) {
-      if (tiny === (changes.layer === "tiny")) return;
-      this.#otherText.set(tiny, this.context.state.get("text") || null);
-      text = { text: this.#otherText.get(!tiny) ?? null };
+      if (tiny === this.#layer?.tiny) return;
+      const [left, own] = ["text", "other"].map((key) => this.context.state.get(key, ""));
+      texts = { text: own || (this.#canRead(left, tiny) ? left : null), other: left };
     }
-    this.context.state.set({ ...changes, ...text });
+    this.context.state.set({ ...changes, ...texts });
     this.stateChanged();
+  }
+
+  /** Whether the text of one layer is shown in the other, too. @param {string} text @param {boolean} tiny the other */
+  #canRead(text, tiny) {
+    if (this.context.data.exported) return this.#texts(tiny).includes(text);
+    if (!tiny) return this.choices.reads === "tokenizer";
+    /** @type {string[]} */
+    const words = text.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? [];
+    return this.choices.tiny.words.some((word) => words.includes(word.toLowerCase()));
   }
 
   /** @param {string} text */
@@ -233,6 +246,7 @@ class PipelineView {
       onClick: () => this.#choose(t),
     })));
     this.about.textContent = describe(pipeline);
+    this.#showChosen();
   }
 
   /** @param {number} step */
@@ -251,8 +265,16 @@ class PipelineView {
     this.#token = Math.min(Math.max(token, 0), this.#pipeline.tokens.length - 1);
     this.context.state.set({ token: this.#token === 1 ? null : this.#token });
     [...this.chips.children].forEach((button, t) => button.setAttribute("aria-pressed", String(t === this.#token)));
+    this.#showChosen();
     this.#showMachine(this.#pipeline);
     this.#draw(this.#pipeline.steps[this.#step].name === "look_up");
+  }
+
+  /** Scroll the row of tokens to the chosen one. */
+  #showChosen() {
+    const chosen = /** @type {HTMLElement} */ (this.chips.children[this.#token]);
+    const [row, { left, right }] = [this.chips.getBoundingClientRect(), chosen.getBoundingClientRect()];
+    if (left < row.left || right > row.right) this.chips.scrollLeft += (left + right - row.left - row.right) / 2;
   }
 
   /** @param {Pipeline} pipeline */
