@@ -48,11 +48,15 @@ nb_code_prompt_hide = "Hide the {type}"
 html_theme = "furo"
 html_title = "embedlayer"
 html_math_renderer = "mathml"  # the site needs no network
-html_static_path = ["_static"]
+html_static_path, templates_path = ["_static"], ["_templates"]
 html_css_files = ["site.css"]
+html_js_files = [("site.js", {"defer": "defer"})]
 suppress_warnings = ["config.cache", "myst-nb.lexer"]  # the latter: of lessons that are not executed
 
 ROOT = Path(__file__).resolve().parents[1]
+PARAMETERS = re.compile(r"<dl>(\n(?:<dd><em class=\"sig-param\">.*</dd>\n)+)</dl>")
+PARAMETER = re.compile(r"<dd>(<em class=\"sig-param\">.*)</dd>")
+"""Sphinx's markup of the parameters of a signature that has one in a line."""
 
 
 def exports(package: str) -> dict[str, str]:
@@ -165,6 +169,19 @@ def write_story(app: Sphinx, error: Exception | None) -> None:
         runpy.run_path(str(Path(app.srcdir) / "story.py"))["write_story"](Path(app.outdir) / "story.html")
 
 
+def correct_roles(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """Replace markup of Sphinx and MyST-NB whose roles and names assistive technology cannot use, in place.
+
+    Captions of the navigation are headings without a level; a folded solution has another name than the text it shows;
+    and the parameters of a signature, one in a line, are definitions without a term.
+    """
+    for part in {"body", "furo_navigation_tree"} & context.keys():
+        html = context[part].replace('role="heading"', 'role="heading" aria-level="2"')
+        html = html.replace('<summary aria-label="Toggle hidden content">', "<summary>")
+        html = PARAMETERS.sub(r'<ul class="parameters">\1</ul>', html)
+        context[part] = PARAMETER.sub(r"<li>\1</li>", html)
+
+
 def shorten_paths_of_diffs(app: Sphinx, doctree: nodes.document) -> None:
     """Name the files of a `literalinclude` with `:diff:` relative to the repository, in place."""
     for block in doctree.findall(nodes.literal_block):
@@ -181,4 +198,5 @@ def setup(app: Sphinx) -> None:
     app.add_directive("public-names", PublicNames)
     app.add_html_math_renderer("mathml", (draw_math, None), (draw_math, None))
     app.connect("doctree-read", shorten_paths_of_diffs)
+    app.connect("html-page-context", correct_roles, priority=900)  # after the theme's own
     app.connect("autodoc-process-docstring", convert_tables, priority=900)

@@ -1,6 +1,9 @@
 """The course: its parts, its quotations, and its links into the story. The build of the site executes the lessons."""
 
+import ast
 import re
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -57,3 +60,23 @@ def test_the_index_lists_the_lessons_and_where_each_text_is_quoted() -> None:
     for letter, said in re.findall(r"^\| \\\[(\w)\\\] \|.*\| ([\d, ]+) \|$", page, flags=re.M):
         quoted = [int(lesson.name[:2]) for lesson in LESSONS if f"\\[{letter}\\]" in lesson.read_text(encoding="utf-8")]
         assert said == ", ".join(map(str, quoted))
+
+
+def test_the_install_lines_of_the_index_bring_what_the_lessons_import() -> None:
+    page = (COURSE / "index.md").read_text(encoding="utf-8")
+    checkout, *others = re.findall(r"^pip install (.*?)(?:  +#.*)?$", page, flags=re.M)
+    extras, *packages = re.fullmatch(r"'\.\[([\w,]+)\]' (.*)", checkout).groups()
+    assert f'`pip install "$(ls dist/*.whl)[{extras}]" {packages[0]}`' in page, "the same with the wheel"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    requirements = [*project["dependencies"], *" ".join([*packages, *others]).split()]
+    for extra in extras.split(","):
+        requirements += project["optional-dependencies"][extra]
+    modules = {re.match(r"[\w-]+", requirement)[0].replace("-", "_") for requirement in requirements}
+    for lesson in LESSONS:
+        for _, code in CELL.findall(lesson.read_text(encoding="utf-8")):
+            for node in ast.walk(ast.parse(code)):
+                names = [node.module] if isinstance(node, ast.ImportFrom) else []
+                names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                imported = {name.partition(".")[0] for name in names}
+                assert imported <= {"embedlayer", *modules, *sys.stdlib_module_names}, lesson.stem
+    assert "plots" in extras, "each lesson has a picture"

@@ -285,6 +285,7 @@ def test_gpt2s_tokenizer_is_found_in_hugging_faces_cache(shared_data, tmp_path, 
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "tiktoken", None)  # it would download the tokenizer
     with pytest.raises(el.TokenizerError, match="tokenizer was not found.*\n.*tokenizer='path/to/encoder.json'"):
         el.lessons.create_dataloader_v1("I love dogs")
     model = tmp_path / "cache" / "models--openai-community--gpt2"

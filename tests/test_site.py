@@ -8,11 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from axe import APPEARANCES, AXE, faults
+from page_waiting import until
 
 ROOT = Path(__file__).resolve().parents[1]
 LESSONS = sorted(file.stem for file in (ROOT / "docs" / "course").glob("[0-9]*.md"))
 FIRST = int(os.environ.get("EMBEDLAYER_LESSONS", 1))
 """Lessons that are executed without `--all`, for time."""
+
+LAYOUTS = ["index", "search", "recipes", "api/positions", "course/story", f"course/{LESSONS[0]}"]
+"""A page of each layout: contents, search, diffs, signatures and formulas, the story in a frame, a lesson."""
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +79,36 @@ def test_each_link_into_the_story_opens_an_exercise_or_a_scene(site, browser) ->
     page.goto(f"{(site / 'story.html').as_uri()}#learn")
     page.locator(".learn-index a").first.wait_for(state="attached")
     exercises = page.eval_on_selector_all(".learn-index a", "links => links.map(link => link.getAttribute('href'))")
-    assert {settings(link) for link in links} <= {*map(settings, exercises), settings("#learn?s=ids")}
+    scenes = sorted(link for link in links if "&" not in link)
+    assert {settings(link) for link in links - {*scenes}} <= {*map(settings, exercises)}
     assert len(links) >= len(LESSONS)
     page.goto(f"{(site / 'story.html').as_uri()}#learn?s=waves&waves.a=0&waves.b=1")
     page.locator(".learn-name", has_text="Sines and cosines").wait_for(state="attached")
     page.get_by_text("0.966").first.wait_for()
+    names = [page.locator(".learn-name").inner_text()]
+    for link in scenes:
+        page.goto(f"{(site / 'story.html').as_uri()}{link}")
+        until(page, f"document.querySelector('.learn-name').textContent !== {json.dumps(names[-1])}")
+        names.append(page.locator(".learn-name").inner_text())
+    assert len({*names}) == len(names), "a scene that is not there opens as the first one"
     page.close()
+
+
+@pytest.mark.browser
+def test_axe_finds_no_fault_in_any_page(site, browser, pytestconfig) -> None:
+    if not AXE.exists():
+        pytest.skip("axe-core is not installed: npm ci")
+    files = [site / f"{name}.html" for name in LAYOUTS]
+    if pytestconfig.getoption("--all"):
+        files = sorted({*site.rglob("*.html")} - {site / "story.html"})  # that one is the explorer's
+    page = browser.new_page()
+    found = []
+    for file in files:
+        page.goto(file.as_uri())
+        page.add_script_tag(path=AXE)
+        found += faults(page, file.relative_to(site).as_posix(), APPEARANCES)
+    page.close()
+    assert not found, "\n".join(found)
 
 
 def links_of(file: Path) -> list[str]:

@@ -1,6 +1,10 @@
 """Names and argument orders of the book "Build a Large Language Model From Scratch", for code that follows it."""
 
+import json
+import tempfile
 from importlib.util import find_spec
+from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from embedlayer.inputs.embedding import InputEmbedding, InputParts
 from embedlayer.io.files import JsonObject
 from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tokenization.bpe_files import END_OF_TEXT, byte_level_alphabet
 from embedlayer.tokenization.ids import table_size
 from embedlayer.tokenization.read import load_tokenizer
 
@@ -96,13 +101,13 @@ def create_dataloader_v1(
         drop_last: Whether a last batch with fewer than `batch_size` windows is left out.
         num_workers: Number of processes that cut batches.
         tokenizer: A tokenizer, or the path of its files; see `load_tokenizer`. `None`: GPT-2's, from `encoder.json`
-            and `vocab.bpe` (with any common prefix, as in `gpt2-encoder.json`) in the current directory, or from
-            Hugging Face's cache. Nothing is downloaded. A `TokenCorpus` needs none.
+            and `vocab.bpe` (with any common prefix, as in `gpt2-encoder.json`) in the current directory, from Hugging
+            Face's cache, or from `tiktoken`, which downloads it once. A `TokenCorpus` needs none.
         generator: Source of the random order; by default torch's global generator.
 
     Raises:
-        TokenizerError: GPT-2's tokenizer is not found, or the file found is another tokenizer; or the tokenizer cannot
-            encode the text.
+        TokenizerError: GPT-2's tokenizer is not found, `tiktoken` cannot download it, or the file found is another
+            tokenizer; or the tokenizer cannot encode the text.
         TextError, SizeError: As for `create_dataloader`.
         FileError: A file of the text or of the tokenizer cannot be read.
 
@@ -135,19 +140,15 @@ def create_dataloader_v1(
 
 
 def _gpt2_tokenizer() -> Tokenizer:
-    """Read GPT-2's tokenizer from `encoder.json` in the current directory, or else from Hugging Face's cache.
+    """Read GPT-2's tokenizer from `encoder.json` in the current directory, from Hugging Face's cache, or by tiktoken.
 
     Raises:
-        TokenizerError: It is in neither place, or the file there belongs to another tokenizer.
+        TokenizerError: It is in none of these places, or the file there belongs to another tokenizer.
         FileError: The file cannot be read.
     """
     file = next((path for path in sorted(Path().glob("*encoder.json")) if path.is_file()), None) or _cached_gpt2()
     if file is None:
-        raise TokenizerError(
-            f"GPT-2's tokenizer was not found: there is no encoder.json with vocab.bpe in {Path().absolute()}, and no "
-            f"openai-community/gpt2 in Hugging Face's cache.\nPass its files, "
-            f"create_dataloader_v1(txt, tokenizer='path/to/encoder.json'), or another tokenizer."
-        )
+        return _tokenizer_of_tiktoken()
     tokenizer = load_tokenizer(file)
     if table_size(tokenizer) != GPT2_SIZE or tokenizer.encode(" tokenizer").ids != GPT2_IDS:
         raise TokenizerError(f"{file} is not GPT-2's tokenizer: pass the one to use, tokenizer='{file}'.")
@@ -162,3 +163,55 @@ def _cached_gpt2() -> Path | None:
 
     paths = (try_to_load_from_cache(name, "tokenizer.json") for name in ("openai-community/gpt2", "gpt2"))
     return next((Path(path) for path in paths if isinstance(path, str)), None)
+
+
+def _tokenizer_of_tiktoken() -> Tokenizer:
+    """Return GPT-2's tokenizer with the tokens of `tiktoken`, which downloads two files of OpenAI and caches them.
+
+    Raises:
+        TokenizerError: tiktoken is not installed, or the download fails.
+    """
+    others = "Or pass its files, tokenizer='path/to/encoder.json', or another tokenizer."
+    if find_spec("tiktoken") is None:
+        raise TokenizerError(
+            f"GPT-2's tokenizer was not found: there is no encoder.json with vocab.bpe in {Path().absolute()}, no "
+            f"openai-community/gpt2 in Hugging Face's cache, and no tiktoken, which downloads it.\n"
+            f"Install it: pip install tiktoken. {others}"
+        )
+    import tiktoken
+
+    try:
+        encoding = tiktoken.get_encoding("gpt2")
+    except OSError as error:  # all exceptions of requests are
+        raise TokenizerError(
+            f"GPT-2's tokenizer was not found, and tiktoken could not download it ({type(error).__name__}).\n"
+            f"Call tiktoken.get_encoding('gpt2') once where there is a network. {others}"
+        ) from error
+    return _tokenizer_of_ranks({token: encoding.encode_single_token(token) for token in encoding.token_byte_values()})
+
+
+def _tokenizer_of_ranks(ranks: dict[bytes, int]) -> Tokenizer:
+    """Return the tokenizer whose tokens have these ranks, which are also their IDs; it splits a text as GPT-2's does.
+
+    The last merge of a token is of the two that remain when its bytes are merged by all lower ranks.
+    """
+    letters = {bytes([byte]): letter for letter, byte in byte_level_alphabet().items()}
+    merges = []
+    for token in sorted(ranks, key=lambda token: ranks[token]):
+        parts = [token[at : at + 1] for at in range(len(token))]
+        while len(parts) > 2:
+            pairs = [ranks.get(left + right, inf) for left, right in pairwise(parts)]
+            at = pairs.index(min(pairs))
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        if len(parts) == 2:
+            merges.append(parts)
+
+    def written(token: bytes) -> str:
+        return "".join(letters[token[at : at + 1]] for at in range(len(token)))
+
+    vocabulary = {written(token): rank for token, rank in ranks.items()} | {END_OF_TEXT: len(ranks)}
+    with tempfile.TemporaryDirectory() as folder:
+        vocabulary_file, merges_file = Path(folder, "encoder.json"), Path(folder, "vocab.bpe")
+        vocabulary_file.write_text(json.dumps(vocabulary), encoding="utf-8")
+        merges_file.write_text("\n".join(" ".join(map(written, pair)) for pair in merges), encoding="utf-8")
+        return load_tokenizer(vocabulary_file)

@@ -1,14 +1,10 @@
 """axe-core finds no fault in any view, not even a moderate one; lists scroll by keyboard."""
 
-from pathlib import Path
-
 import pytest
+from axe import APPEARANCES, AXE, WITH_ALL, faults
 
 pytestmark = pytest.mark.browser
 
-AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
-FAULTS = ("moderate", "serious", "critical")
-RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 READY = {
     "map": ".map-over",
     "pipeline": ".pipe-head h2",
@@ -20,33 +16,11 @@ READY = {
     "training": ".chart canvas",
     "learn": ".learn-picture input",
 }
-DESKTOP, PHONE = (1280, 800), (390, 844)
-ALL = {"type": "tag", "values": RULES}
-OF_APPEARANCE = {"type": "rule", "values": ["color-contrast", "scrollable-region-focusable", "target-size"]}
-APPEARANCES = [("light", DESKTOP, ALL), ("dark", PHONE, OF_APPEARANCE)]
-WITH_ALL = [("light", DESKTOP, ALL), ("dark", PHONE, ALL), ("dark", DESKTOP, ALL), ("light", PHONE, ALL)]
-"""What `make test-all` looks at; always both colour schemes and both widths, with all rules once."""
 
 
 @pytest.fixture(scope="module")
 def url(serve, of_run):
     return serve(of_run)
-
-
-def faults(page, name: str, appearances: list) -> list[str]:
-    """What axe finds in the page as it is, light and dark, on a desktop and on a phone; minor faults are left out."""
-    found = []
-    for scheme, (width, height), rules in appearances:
-        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-        page.set_viewport_size({"width": width, "height": height})
-        options = {"runOnly": rules, "resultTypes": ["violations"]}
-        found += [
-            f"{name}, {scheme}, {width} wide: {fault['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
-            for fault in page.evaluate("options => axe.run(document, options)", options)["violations"]
-            if fault["impact"] in FAULTS
-            for node in fault["nodes"]
-        ]
-    return found
 
 
 def test_axe_finds_no_fault_in_any_view_and_scene(url, browser, pytestconfig) -> None:
