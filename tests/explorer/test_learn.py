@@ -20,8 +20,8 @@ from embedlayer.positions.sinusoidal import sinusoids
 pytestmark = pytest.mark.browser
 
 SCENES = (  # in their order
-    "ids pieces batch onehot gradient training similar order sum broadcast twice "
-    "waves learned rotary back inside sizes width memory real"
+    "ids pieces batch onehot gradient training similar order sum broadcast twice waves learned rotary "
+    "back inside sizes width memory real"
 ).split()
 TRIES = [
     """step through | same position | adjacent positions | distant positions (0 and 5) | 1 Frequency | 2 Adjacent |

@@ -25,6 +25,6 @@ import { scene as width } from "./width.js";
 
 /** @type {Scene[]} */
 export const SCENES = [
-  ids, pieces, batch, onehot, gradient, training, similar, order, sum, broadcast, twice,
-  waves, learned, rotary, back, inside, sizes, width, memory, real,
+  ids, pieces, batch, onehot, gradient, training, similar, order, sum, broadcast, twice, waves, learned,
+  rotary, back, inside, sizes, width, memory, real,
 ];
