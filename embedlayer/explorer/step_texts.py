@@ -1,7 +1,7 @@
 """Title, formula and explanation of each step of the pipeline, for readers of the page."""
 
 TITLES = {
-    "tokenize": ("Tokenize", "text → pieces → tokens → id[t]"),
+    "tokenize": ("Tokenize", "text → pre-tokens → tokens → id[t]"),
     "one_hot": ("One-hot", "e[t, v] = 1 if v = id[t], else 0"),
     "look_up": ("Rows", "e · W, which is W[id[t]]"),
     "scale": ("Scale", "x = s · W[id[t]]"),
@@ -27,8 +27,8 @@ TITLES = {
 """Title and formula of each step; a sentence may have its own."""
 
 SENTENCES = {
-    "tokenize": "The tokenizer normalises the text and splits it into pieces; its model splits each piece into tokens "
-    "of the vocabulary. The ID of a token is the number of its row.",
+    "tokenize": "The tokenizer normalises the text and splits it into pre-tokens; its model splits each of them into "
+    "tokens of the vocabulary. The ID of a token is the number of its row.",
     "tokenize names": "Each word is looked up among the names of the rows. The ID of a token is the number of its row.",
     "tokenize ids": "The text lists IDs: each is the number of a row.",
     "one_hot": "Each token is a vector with a 1 at its ID and zeros at all other entries of the vocabulary.",
