@@ -81,7 +81,7 @@ def test_so_do_those_of_real_tokenizers(shared_data) -> None:
 def check_pieces(tracer: TokenTracer) -> None:
     """The laws of all pieces of the texts."""
     for text in TEXTS:
-        for piece in tracer.trace(text).pieces:
+        for piece in tracer.trace(text).pre_tokens:
             if piece.trace is not None:
                 check_steps(piece.trace, piece.text, tracer.model)
 
@@ -194,7 +194,7 @@ def test_segmentations_that_are_drawn_by_chance_are_refused_and_the_advice_works
 def test_the_steps_of_a_word_and_of_an_emoji() -> None:
     """The pairs that could merge, and the bytes of a character, which no merge joins."""
     tokenizer = train_tokenizer("love love", vocab_size=260)
-    love, family = (trace_tokens(tokenizer, text).pieces[0].trace for text in ("love", "👩‍💻"))
+    love, family = (trace_tokens(tokenizer, text).pre_tokens[0].trace for text in ("love", "👩‍💻"))
     assert isinstance(love, BpeTrace)
     assert isinstance(family, BpeTrace)
     assert [merge.result for merge in love.merges] == ["lo", "ve", "love"]
