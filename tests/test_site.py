@@ -16,7 +16,7 @@ LESSONS = sorted(file.stem for file in (ROOT / "docs" / "course").glob("[0-9]*.m
 FIRST = int(os.environ.get("EMBEDLAYER_LESSONS", 1))
 """Lessons that are executed without `--all`, for time."""
 
-LAYOUTS = ["index", "search", "recipes", "api/positions", "course/story", f"course/{LESSONS[0]}"]
+LAYOUTS = ["index", "search", "recipes", "api/optim", "course/story", f"course/{LESSONS[0]}"]
 """A page of each layout: contents, search, diffs, signatures and formulas, the story in a frame, a lesson."""
 
 
