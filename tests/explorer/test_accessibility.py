@@ -11,7 +11,7 @@ FAULTS = ("moderate", "serious", "critical")
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 READY = {
     "map": ".map-over",
-    "pipeline": ".pipe-head h2",
+    "pipeline": ".tok-table",
     "pipeline?step=block": ".block-line",
     "pipeline?step=block&layer=tiny": ".block-matrices",
     "positions": "canvas",
