@@ -51,13 +51,13 @@ class TracedMerge(TypedDict):
 
 
 class BpeTrace(TypedDict):
-    """How byte-pair encoding splits a piece; symbols are as they are written in the vocabulary.
+    """How byte-pair encoding splits a pre-token; symbols are as they are written in the vocabulary.
 
     Attributes:
         symbols: The symbols before the first merge.
         pairs: Every pair that was adjacent at some moment and is in the list of merges, with its rank.
         shown: Visible form of each symbol.
-        whole: Whether the piece is a token of the vocabulary, and the model ignores merges then (`ignore_merges`).
+        whole: Whether the pre-token is a token of the vocabulary, and the model ignores merges then (`ignore_merges`).
     """
 
     kind: Literal["bpe"]
@@ -69,7 +69,7 @@ class BpeTrace(TypedDict):
 
 
 class WordPieceTry(TypedDict):
-    """One look-up: characters `start:stop` of the piece, in visible form, and the ID; null without such a token."""
+    """One look-up: characters `start:stop` of the pre-token, in visible form, and the ID; null without such a token."""
 
     start: int
     stop: int
@@ -81,7 +81,7 @@ class WordPieceTrace(TypedDict):
     """How WordPiece splits a piece: all look-ups, in order.
 
     Attributes:
-        too_long: Whether the piece has more characters than are read, so that it is the unknown token.
+        too_long: Whether the pre-token has more characters than are read, so that it is the unknown token.
     """
 
     kind: Literal["wordpiece"]
@@ -90,7 +90,7 @@ class WordPieceTrace(TypedDict):
 
 
 class ScoredPart(TypedDict):
-    """A part of a piece in visible form, its log-probability, and the IDs of its tokens."""
+    """A part of a pre-token in visible form, its log-probability, and the IDs of its tokens."""
 
     text: str
     score: float
@@ -98,7 +98,7 @@ class ScoredPart(TypedDict):
 
 
 class UnigramPath(TypedDict):
-    """One segmentation of a piece, and the sum of the scores of its parts."""
+    """One segmentation of a pre-token, and the sum of the scores of its parts."""
 
     pieces: list[ScoredPart]
     score: float
@@ -112,7 +112,7 @@ class UnigramTrace(TypedDict):
 
 
 class WholeTrace(TypedDict):
-    """A piece that is looked up whole, and the ID of its token; null if it has none and is unknown, or left out."""
+    """A pre-token that is looked up whole, and the ID of its token; null if it has none and is unknown, or left out."""
 
     kind: Literal["whole"]
     id: int | None
@@ -125,12 +125,12 @@ TokenModel = Literal["BPE", "WordPiece", "Unigram", "WordLevel", "names", "ids"]
 
 
 class TracedPiece(TypedDict):
-    """A piece of a text, which the model splits by itself.
+    """A pre-token, a part of a text that the model splits by itself; or an added token.
 
     Attributes:
         start: First byte in the text in UTF-8.
         stop: First byte behind it.
-        text: The piece as the model gets it, in visible form.
+        text: The pre-token as the model gets it, in visible form.
         added: Whether it is an added token, which is cut out of the text before all else.
         first: Index of its first token.
         behind: Index behind its last token.
@@ -155,7 +155,7 @@ class Tokenization(TypedDict):
         embed_dim: Width of a row of the source.
         normalized: The text after normalisation, in visible form; the text itself if `refused` is not "".
         left_out: Number of later tokens, which are not shown.
-        refused: Why there are no pieces; "" if there are.
+        refused: Why there are no pre-tokens; "" if there are.
     """
 
     title: str

@@ -29,7 +29,7 @@ from embedlayer.tokenization.steps import TokenTrace, TokenTracer
 from embedlayer.tokenization.train import train_tokenizer
 
 MOST_CHARS = 1000
-"""Most characters of a text that is traced: the time grows with the square of the length of a piece."""
+"""Most characters of a text that is traced: the time grows with the square of the length of a pre-token."""
 
 TITLES = {"small": "Small byte-level BPE", "bytes": "Bytes"}
 """The tokenizers of the page itself: a small byte-level BPE, and one token for each byte."""
@@ -45,11 +45,11 @@ _ID = re.compile(r"#(\d+)")
 
 
 def answer(source: OpenedModel, params: Params) -> text_answers.Tokenization:
-    """Answer a request of the page: how the parameter `text` becomes tokens, and what the model did with each piece.
+    """Answer a request of the page: how the parameter `text` becomes tokens, and how the model splits each pre-token.
 
     The parameter `tokenizer` is `""` for the source's own tokenizer, or for its names of rows; or a key of `TITLES`.
     With `layer` = `"tiny"` the source is the tiny layer. The text is cut after `MOST_TOKENS` tokens. One of more than
-    `MOST_CHARS` characters has no pieces, nor has one whose tokens depend on chance; `refused` says so.
+    `MOST_CHARS` characters has no pre-tokens, nor has one whose tokens depend on chance; `refused` says so.
 
     Raises:
         SizeError: There is no such tokenizer.
@@ -143,7 +143,7 @@ class _Reader:
         self._read = entry_reader(tokenizer)
 
     def split(self, text: str, *, add_special_tokens: bool) -> _Split:
-        """Split a text; one that cannot be traced has no pieces."""
+        """Split a text; one that cannot be traced has no pre-tokens."""
         try:
             traced = self._traced(text, add_special_tokens=add_special_tokens)
         except TokenizerError as error:
@@ -160,7 +160,7 @@ class _Reader:
                 "behind": piece.behind,
                 "trace": None if piece.trace is None else self._shown(piece.trace),
             }
-            for piece in traced.pieces
+            for piece in traced.pre_tokens
         ]
         return _Split(self.model, traced.normalized, [*zip(traced.starts, traced.ends, strict=True)], pieces)
 
@@ -179,7 +179,7 @@ class _Reader:
         return visible_text(self._read(entry))
 
     def _shown(self, trace: ModelTrace) -> text_answers.ModelTrace:
-        """Return the trace of a piece as a record for the page."""
+        """Return the trace of a pre-token as a record for the page."""
         if isinstance(trace, BpeTrace):
             symbols = {*trace.symbols, *(merge.result for merge in trace.merges)}
             return {

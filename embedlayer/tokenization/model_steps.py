@@ -1,6 +1,6 @@
-"""How the models of tokenizers split a piece of text: BPE, WordPiece, Unigram and whole words, step by step.
+"""How the models of tokenizers split a pre-token: BPE, WordPiece, Unigram and whole words, step by step.
 
-The `tokenizers` library returns the tokens of a piece, not how they came about. These are plain definitions of its
+The `tokenizers` library returns the tokens of a pre-token, not how they came about. These are plain definitions of its
 models, which also record what was tried. Their IDs are the library's.
 """
 
@@ -37,14 +37,14 @@ class Merge:
 
 
 class BpeTrace(NamedTuple):
-    """How byte-pair encoding splits a piece; symbols are as they are written in the vocabulary.
+    """How byte-pair encoding splits a pre-token; symbols are as they are written in the vocabulary.
 
     Attributes:
         ids: Token IDs.
         symbols: The symbols before the first merge.
         merges: The merges, in order.
         pairs: Rank of each pair that was adjacent at some moment and is in the list of merges.
-        is_whole: Whether the piece is an entry and therefore its only token, without merges (`ignore_merges`).
+        is_whole: Whether the pre-token is an entry and therefore its only token, without merges (`ignore_merges`).
     """
 
     ids: tuple[int, ...]
@@ -54,8 +54,8 @@ class BpeTrace(NamedTuple):
     is_whole: bool
 
 
-class Try(NamedTuple):
-    """One look-up of WordPiece: the entry for characters `start:stop` of the piece, and its ID, if it has one."""
+class LookUp(NamedTuple):
+    """One look-up of WordPiece: the entry for characters `start:stop` of the pre-token, and its ID, if it has one."""
 
     start: int
     stop: int
@@ -64,21 +64,21 @@ class Try(NamedTuple):
 
 
 class WordPieceTrace(NamedTuple):
-    """How WordPiece splits a piece.
+    """How WordPiece splits a pre-token.
 
     Attributes:
         ids: Token IDs; that of the unknown token if no entry fits at some place.
         tries: The look-ups, in order.
-        is_too_long: Whether the piece has more characters than are read, so that nothing was looked up.
+        is_too_long: Whether the pre-token has more characters than are read, so that nothing was looked up.
     """
 
     ids: tuple[int, ...]
-    tries: tuple[Try, ...]
+    tries: tuple[LookUp, ...]
     is_too_long: bool
 
 
 class Scored(NamedTuple):
-    """A part of a piece with its score, a log-probability, and the IDs of its tokens."""
+    """A part of a pre-token with its score, a log-probability, and the IDs of its tokens."""
 
     text: str
     score: float
@@ -86,14 +86,14 @@ class Scored(NamedTuple):
 
 
 class UnigramPath(NamedTuple):
-    """One segmentation of a piece; its score is the sum of those of the parts."""
+    """One segmentation of a pre-token; its score is the sum of those of the parts."""
 
     parts: tuple[Scored, ...]
     score: float
 
 
 class UnigramTrace(NamedTuple):
-    """How a Unigram model splits a piece.
+    """How a Unigram model splits a pre-token.
 
     Attributes:
         ids: Token IDs of the best path.
@@ -105,11 +105,11 @@ class UnigramTrace(NamedTuple):
 
 
 class WholeTrace(NamedTuple):
-    """A piece that is looked up whole.
+    """A pre-token that is looked up whole.
 
     Attributes:
-        ids: The token ID of the piece, or that of the unknown token.
-        is_known: Whether the piece is an entry.
+        ids: The token ID of the pre-token, or that of the unknown token.
+        is_known: Whether the pre-token is an entry.
     """
 
     ids: tuple[int, ...]
@@ -150,11 +150,11 @@ class BpeModel:
             if (result := merged(pair, self.prefix)) not in vocabulary:
                 raise TokenizerError(f"The merge of {pair[0]!r} and {pair[1]!r} has no entry {result!r}.")
 
-    def trace(self, piece: str) -> BpeTrace:
-        """Return how the model splits a piece; the time grows with the square of its length."""
-        if self.ignores_merges and piece in self.vocabulary:
-            return BpeTrace((self.vocabulary[piece],), (piece,), (), {}, is_whole=True)
-        symbols = self._first_symbols(piece)
+    def trace(self, pre_token: str) -> BpeTrace:
+        """Return how the model splits a pre-token; the time grows with the square of its length."""
+        if self.ignores_merges and pre_token in self.vocabulary:
+            return BpeTrace((self.vocabulary[pre_token],), (pre_token,), (), {}, is_whole=True)
+        symbols = self._first_symbols(pre_token)
         first, merges = tuple(symbols), []
         adjacent = [*pairwise(symbols)]
         for merge in merges_of(symbols, self.ranks, self.prefix):
@@ -164,15 +164,15 @@ class BpeModel:
         ids = tuple(self.vocabulary[symbol] for symbol in symbols)
         return BpeTrace(ids, first, tuple(merges), pairs, is_whole=False)
 
-    def _first_symbols(self, piece: str) -> list[str]:
+    def _first_symbols(self, pre_token: str) -> list[str]:
         """Return the symbols before the first merge.
 
         They are the entry of each character, or else those of its bytes, the unknown token, or nothing.
         """
         symbols: list[str] = []
         is_unknown = False  # whether an unknown token is to come before the next known character
-        for place, character in enumerate(piece):
-            entry = self.prefix * (place > 0) + character + self.suffix * (place == len(piece) - 1)
+        for place, character in enumerate(pre_token):
+            entry = self.prefix * (place > 0) + character + self.suffix * (place == len(pre_token) - 1)
             of_bytes = byte_entries(entry, self.vocabulary) if self.falls_back_to_bytes else None
             if entry in self.vocabulary:
                 symbols += [*self.unknown * is_unknown, entry]
@@ -217,7 +217,7 @@ def merged(pair: tuple[str, str], prefix: str) -> str:
 
 
 class WordPieceModel:
-    """WordPiece: from the start on, the longest entry that fits; the whole piece is unknown if none does somewhere.
+    """WordPiece: from the start on, the longest entry that fits; the whole pre-token is unknown if none does somewhere.
 
     Args:
         content: The model of a `tokenizer.json`.
@@ -232,17 +232,17 @@ class WordPieceModel:
         self.unknown = tuple(vocabulary[name] for name in [content["unk_token"]] if name in vocabulary)
         self.max_chars: int = content["max_input_chars_per_word"]
 
-    def trace(self, piece: str) -> WordPieceTrace:
-        """Return how the model splits a piece."""
-        if len(piece) > self.max_chars:
+    def trace(self, pre_token: str) -> WordPieceTrace:
+        """Return how the model splits a pre-token."""
+        if len(pre_token) > self.max_chars:
             return WordPieceTrace(self.unknown, (), is_too_long=True)
         ids: list[int] = []
-        tries: list[Try] = []
+        tries: list[LookUp] = []
         start = 0
-        while start < len(piece):
-            for stop in range(len(piece), start, -1):
-                entry = self.prefix * (start > 0) + piece[start:stop]
-                tries.append(Try(start, stop, entry, self.vocabulary.get(entry)))
+        while start < len(pre_token):
+            for stop in range(len(pre_token), start, -1):
+                entry = self.prefix * (start > 0) + pre_token[start:stop]
+                tries.append(LookUp(start, stop, entry, self.vocabulary.get(entry)))
                 if entry in self.vocabulary:
                     ids.append(self.vocabulary[entry])
                     start = stop
@@ -274,27 +274,28 @@ class UnigramModel:
         self.unknown_score = min((score for _, score in entries), default=0.0) - UNKNOWN_PENALTY
         self.falls_back_to_bytes: bool = content["byte_fallback"]
 
-    def trace(self, piece: str) -> UnigramTrace:
-        """Return how the model splits a piece."""
+    def trace(self, pre_token: str) -> UnigramTrace:
+        """Return how the model splits a pre-token."""
         # The two best paths to each place: score, start of the last part, and which of the two paths to there.
-        best: list[list[tuple[float, int, int]]] = [[(0.0, 0, 0)], *([] for _ in piece)]
-        for start in range(len(piece)):
-            stops = range(start + 1, min(start + self.longest, len(piece)) + 1)
-            scores = {stop: self.scores[piece[start:stop]] for stop in stops if piece[start:stop] in self.scores}
+        best: list[list[tuple[float, int, int]]] = [[(0.0, 0, 0)], *([] for _ in pre_token)]
+        for start in range(len(pre_token)):
+            stops = range(start + 1, min(start + self.longest, len(pre_token)) + 1)
+            texts = {stop: pre_token[start:stop] for stop in stops}
+            scores = {stop: self.scores[text] for stop, text in texts.items() if text in self.scores}
             scores.setdefault(start + 1, self.unknown_score)
             for stop, score in scores.items():
                 reached = [(score + before, start, which) for which, (before, _, _) in enumerate(best[start])]
                 best[stop] = sorted(best[stop] + reached, key=lambda path: -path[0])[:2]  # earlier ones first
-        paths = tuple(self._path(piece, best, which) for which in range(len(best[-1]))) if piece else ()
+        paths = tuple(self._path(pre_token, best, which) for which in range(len(best[-1]))) if pre_token else ()
         return UnigramTrace(tuple(i for path in paths[:1] for part in path.parts for i in part.ids), paths)
 
-    def _path(self, piece: str, best: Sequence[Sequence[tuple[float, int, int]]], which: int) -> UnigramPath:
-        """Return the best or second-best path to the end of a piece; unknown characters in a row are one part."""
-        stop, total = len(piece), best[-1][which][0]
+    def _path(self, pre_token: str, best: Sequence[Sequence[tuple[float, int, int]]], which: int) -> UnigramPath:
+        """Return the best or second-best path to the end of a pre-token; unknown characters in a row are one part."""
+        stop, total = len(pre_token), best[-1][which][0]
         parts: list[tuple[str, float, bool]] = []  # from the last one on: text, score, whether it is unknown
         while stop > 0:
             _, start, which = best[stop][which]
-            text = piece[start:stop]
+            text = pre_token[start:stop]
             is_unknown = self.ids.get(text, self.unknown) == self.unknown
             score = self.scores.get(text, self.unknown_score)
             if is_unknown and parts and parts[-1][2]:
@@ -315,16 +316,16 @@ class UnigramModel:
 
 
 class WordLevelModel:
-    """Whole words: the entry that is the piece, or the unknown token."""
+    """Whole words: the entry that is the pre-token, or the unknown token."""
 
     def __init__(self, content: Mapping[str, Any], vocabulary: Mapping[str, int]) -> None:
         self.vocabulary = vocabulary
         self.unknown = tuple(vocabulary[name] for name in [content["unk_token"]] if name in vocabulary)
 
-    def trace(self, piece: str) -> WholeTrace:
-        """Return the ID of a piece."""
-        is_known = piece in self.vocabulary
-        return WholeTrace((self.vocabulary[piece],) if is_known else self.unknown, is_known)
+    def trace(self, pre_token: str) -> WholeTrace:
+        """Return the ID of a pre-token."""
+        is_known = pre_token in self.vocabulary
+        return WholeTrace((self.vocabulary[pre_token],) if is_known else self.unknown, is_known)
 
 
 TracedModel = BpeModel | WordPieceModel | UnigramModel | WordLevelModel

@@ -1,7 +1,7 @@
-"""How a tokenizer splits a text, step by step: normalised, split into pieces, and each piece split by the model.
+"""How a tokenizer splits a text, step by step: normalised, split into pre-tokens, and these by the model.
 
-The `tokenizers` library's own components find added tokens, normalise, split into pieces and add special tokens. What
-the model does with a piece is traced by `model_steps`.
+The `tokenizers` library's own components find added tokens, normalise, split into pre-tokens and add special tokens.
+What the model does with a pre-token is traced by `model_steps`.
 """
 
 import threading
@@ -20,12 +20,12 @@ from embedlayer.tokenization.spans import token_spans
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, tokenizer_errors
 
 
-class TracedPiece(NamedTuple):
-    """A piece of a text, which the model splits by itself; or an added token, which is cut out of the text before.
+class TracedPreToken(NamedTuple):
+    """A pre-token, a part of a text that the model splits by itself; or an added token, which is cut out before.
 
     Attributes:
-        text: The piece as the model gets it, such as `Ġlove` or `▁love`.
-        start: First byte of the piece in the text.
+        text: The pre-token as the model gets it, such as `Ġlove` or `▁love`.
+        start: First byte of the pre-token in the text.
         stop: First byte behind it.
         first: Place of its first token among those of the text.
         behind: Place behind its last token; equal to `first` if it has none.
@@ -46,11 +46,11 @@ class TokenTrace:
 
     Attributes:
         text: The text.
-        normalized: The text after normalisation, as it is split into pieces.
+        normalized: The text after normalisation, as it is split into pre-tokens.
         ids: Token IDs, those of `tokenizer.encode`.
         starts: First byte of each token, see `token_spans`.
         ends: First byte behind each token.
-        pieces: The pieces in order. A special token that is not in the text belongs to none.
+        pre_tokens: The pre-tokens in order. A special token that is not in the text belongs to none.
     """
 
     __repr__ = short_repr
@@ -60,15 +60,15 @@ class TokenTrace:
     ids: tuple[int, ...]
     starts: tuple[int, ...]
     ends: tuple[int, ...]
-    pieces: tuple[TracedPiece, ...]
+    pre_tokens: tuple[TracedPreToken, ...]
 
 
 class TokenTracer:
     """Trace how a tokenizer splits texts, see `trace_tokens`.
 
     Args:
-        tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers. It is not changed; if it is changed
-            afterwards, the results are those of neither.
+        tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers. It is not changed. If it is changed
+            afterwards, create another tracer.
 
     Attributes:
         tokens: The bytes of its tokens.
@@ -93,9 +93,9 @@ class TokenTracer:
             words = self._recording.encode(text, add_special_tokens=add_special_tokens).word_ids
         normalized = "".join(text for text, _, _ in self._splits.before)
         first_of = {number: place for place, number in reversed([*enumerate(words)])}
-        pieces: list[TracedPiece] = []
+        pre_tokens: list[TracedPreToken] = []
         first = behind = place = 0
-        for number, (piece, (start, stop), added) in enumerate(self._splits.after):
+        for number, (pre_token, (start, stop), added) in enumerate(self._splits.after):
             if number in first_of:
                 first = first_of[number]
                 behind = next((i for i in range(first, len(words)) if words[i] != number), len(words))
@@ -103,25 +103,25 @@ class TokenTracer:
             else:
                 first, (start, stop) = behind, (max(start, place), max(stop, place))
             place = stop
-            trace = None if added else self.model.trace(piece)
+            trace = None if added else self.model.trace(pre_token)
             if trace is not None and trace.ids != ids[first:behind]:
                 raise TokenizerError(
-                    f"The tokenizer splits {piece!r} into {ids[first:behind]}, and its model as embedlayer knows it "
-                    f"into {trace.ids}. It cannot be traced."
+                    f"The tokenizer splits {pre_token!r} into {ids[first:behind]}, and its model as embedlayer knows "
+                    f"it into {trace.ids}. It cannot be traced."
                 )
-            pieces.append(TracedPiece(piece, start, stop, first, behind, trace))
-        return TokenTrace(text, normalized, ids, starts, ends, tuple(pieces))
+            pre_tokens.append(TracedPreToken(pre_token, start, stop, first, behind, trace))
+        return TokenTrace(text, normalized, ids, starts, ends, tuple(pre_tokens))
 
 
 def trace_tokens(tokenizer: object, text: str, *, add_special_tokens: bool = False) -> TokenTrace:
-    """Return how a tokenizer splits a text: normalised text, pieces, and how the model splits each piece.
+    """Return how a tokenizer splits a text: normalised text, pre-tokens, and how the model splits each pre-token.
 
-    | model | what is recorded of a piece |
+    | model | what is recorded of a pre-token |
     |---|---|
     | BPE | the symbols at the start, each merge with its rank, and the pairs that could merge |
     | WordPiece | each look-up, the longest first |
     | Unigram | the best segmentation and the second best, with their log-probabilities |
-    | WordLevel | whether the piece is an entry |
+    | WordLevel | whether the pre-token is an entry |
 
     Args:
         tokenizer: A `TokenTracer`, which is read once for many calls; a `tokenizers.Tokenizer`; or a fast tokenizer of
@@ -134,7 +134,7 @@ def trace_tokens(tokenizer: object, text: str, *, add_special_tokens: bool = Fal
             out merges by chance (`dropout`).
 
     Example:
-        >>> trace = trace_tokens(train_tokenizer("love love", vocab_size=260), "love").pieces[0].trace
+        >>> trace = trace_tokens(train_tokenizer("love love", vocab_size=260), "love").pre_tokens[0].trace
         >>> trace.symbols, [merge.result for merge in trace.merges]
         (('l', 'o', 'v', 'e'), ['lo', 've', 'love'])
     """
@@ -147,7 +147,7 @@ _Split = tuple[str, tuple[int, int], Sequence[Any] | None]
 
 
 class _RecordedSplits(threading.local):
-    """The parts of the text that this thread encoded last, before and after it was split into pieces."""
+    """The parts of the text that this thread encoded last, before and after it was split into pre-tokens."""
 
     def __init__(self) -> None:
         self.before: list[_Split] = []

@@ -48,12 +48,12 @@ def check(tracer: TokenTracer, text: str, *, special: bool) -> TokenTrace:
     assert [*trace.ids] == encode(tokenizer, text, add_special_tokens=special).ids
     spans = token_spans(tracer.tokens, text, add_special_tokens=special)
     assert ([*trace.starts], [*trace.ends]) == (spans.starts.tolist(), spans.ends.tolist())
-    covered = [token for piece in trace.pieces for token in range(piece.first, piece.behind)]
+    covered = [token for piece in trace.pre_tokens for token in range(piece.first, piece.behind)]
     assert covered == [token for token, is_in in enumerate(spans.in_text.tolist()) if is_in]
-    assert all(0 <= piece.start <= piece.stop <= len(text.encode()) for piece in trace.pieces)
-    for before, piece in pairwise(trace.pieces):  # those of one character overlap
+    assert all(0 <= piece.start <= piece.stop <= len(text.encode()) for piece in trace.pre_tokens)
+    for before, piece in pairwise(trace.pre_tokens):  # those of one character overlap
         assert piece.start >= before.stop or (before.start <= piece.start and before.stop <= piece.stop)
-    for piece in trace.pieces:
+    for piece in trace.pre_tokens:
         ids = trace.ids[piece.first : piece.behind]
         if piece.trace is None:
             assert len(ids) == 1

@@ -69,6 +69,8 @@ def test_options_that_make_encoding_impure_are_ignored_and_kept_in_files(option:
 def test_segmentations_that_unigram_draws_by_chance_are_ignored() -> None:
     entries = [("<unk>", 0.0), ("a", -1.0), ("b", -1.0), ("ab", -1.9)]
     tokenizer = Tokenizer(models.Unigram(entries, unk_id=0, byte_fallback=False))
+    if not hasattr(tokenizer.model, "alpha"):
+        pytest.skip("this release of tokenizers draws no segmentations")
     tokenizer.model.alpha = 0.5
     assert len({tuple(tokenizer.encode("abab").ids) for _ in range(50)}) > 1
     assert calls.encode(tokenizer, "abab").ids == [3, 3]

@@ -501,7 +501,7 @@ export interface TracedMerge {
   result: string;
 }
 
-/** How byte-pair encoding splits a piece; symbols are as they are written in the vocabulary. */
+/** How byte-pair encoding splits a pre-token; symbols are as they are written in the vocabulary. */
 export interface BpeTrace {
   kind: "bpe";
   /** The symbols before the first merge. */
@@ -511,11 +511,11 @@ export interface BpeTrace {
   pairs: ([string, string, number])[];
   /** Visible form of each symbol. */
   shown: Record<string, string>;
-  /** Whether the piece is a token of the vocabulary, and the model ignores merges then (`ignore_merges`). */
+  /** Whether the pre-token is a token of the vocabulary, and the model ignores merges then (`ignore_merges`). */
   whole: boolean;
 }
 
-/** One look-up: characters `start:stop` of the piece, in visible form, and the ID; null without such a token. */
+/** One look-up: characters `start:stop` of the pre-token, in visible form, and the ID; null without such a token. */
 export interface WordPieceTry {
   start: number;
   stop: number;
@@ -527,18 +527,18 @@ export interface WordPieceTry {
 export interface WordPieceTrace {
   kind: "wordpiece";
   tries: WordPieceTry[];
-  /** Whether the piece has more characters than are read, so that it is the unknown token. */
+  /** Whether the pre-token has more characters than are read, so that it is the unknown token. */
   too_long: boolean;
 }
 
-/** A part of a piece in visible form, its log-probability, and the IDs of its tokens. */
+/** A part of a pre-token in visible form, its log-probability, and the IDs of its tokens. */
 export interface ScoredPart {
   text: string;
   score: number;
   ids: number[];
 }
 
-/** One segmentation of a piece, and the sum of the scores of its parts. */
+/** One segmentation of a pre-token, and the sum of the scores of its parts. */
 export interface UnigramPath {
   pieces: ScoredPart[];
   score: number;
@@ -550,19 +550,19 @@ export interface UnigramTrace {
   paths: UnigramPath[];
 }
 
-/** A piece that is looked up whole, and the ID of its token; null if it has none and is unknown, or left out. */
+/** A pre-token that is looked up whole, and the ID of its token; null if it has none and is unknown, or left out. */
 export interface WholeTrace {
   kind: "whole";
   id: number | null;
 }
 
-/** A piece of a text, which the model splits by itself. */
+/** A pre-token, a part of a text that the model splits by itself; or an added token. */
 export interface TracedPiece {
   /** First byte in the text in UTF-8. */
   start: number;
   /** First byte behind it. */
   stop: number;
-  /** The piece as the model gets it, in visible form. */
+  /** The pre-token as the model gets it, in visible form. */
   text: string;
   /** Whether it is an added token, which is cut out of the text before all else. */
   added: boolean;
@@ -589,7 +589,7 @@ export interface Tokenization {
   pieces: TracedPiece[];
   /** Number of later tokens, which are not shown. */
   left_out: number;
-  /** Why there are no pieces; "" if there are. */
+  /** Why there are no pre-tokens; "" if there are. */
   refused: string;
 }
 
