@@ -202,7 +202,7 @@ const LLAMA = [
   ]],
   ["Walkthrough Example: “I love dogs”", [
     { name: "1 Tokenization: a word-level tokenizer gives 73, 786, 2934", view: "pipeline",
-      settings: { layer: "tiny", step: "one_hot" }, place: "One-hot" },
+      settings: { layer: "tiny", step: "tokenize" }, place: "Tokenize" },
     { name: "2 Embedding Matrix: (vocab_size, 8)", scene: "memory", settings: { vocab: "32000", dim: "8", tied: "1" } },
     { name: "3 Lookup: selects the rows at those indices", view: "pipeline",
       settings: { layer: "tiny", step: "look_up" }, place: "Rows" },
