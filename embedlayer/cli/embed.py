@@ -49,7 +49,7 @@ def embed(source: Path, text: str, tokenizer_from: Path | None, as_json: bool) -
     click.echo(f"2 ids        {[token['id'] for token in result.tokens]}")
     if result.left_out:
         click.echo(f"             {result.left_out:,} more tokens are left out")
-    for number, step in enumerate(result.steps[1:], start=3):
+    for number, step in enumerate(result.steps[2:], start=3):
         click.echo(f"{number} {step.title.lower():<10} {step.note}")
         _show(step, [token["text"] for token in result.tokens])
 

@@ -6,6 +6,8 @@ the page against them.
 
 from typing import Literal, NotRequired, TypedDict
 
+from embedlayer.explorer.text_answers import PackedTensor, ShownToken
+
 Neighbor = tuple[int, float]  # ID of a row, and its cosine with the query
 
 
@@ -39,11 +41,13 @@ class Manifest(TypedDict):
 
     Attributes:
         command: How the user types the command that opened the page.
+        course: Address of the course; `""` if the package states no address of its documentation.
         left_out: What an exported page lacks, as sentences.
     """
 
     version: str
     command: str
+    course: str
     exported: bool
     left_out: NotRequired[list[str]]
     sources: list[SourceManifest]
@@ -196,6 +200,65 @@ class TokenPlaces(TypedDict):
     text: str | None
     at: int | None
     position: int | None
+
+
+# Learn
+
+ModelPart = Literal["table", "position", "input", "blocks", "norm", "head", "buffer", "other"]  # where a tensor is used
+
+
+class ModelTensor(TypedDict):
+    """A tensor of a model, or those of all blocks that have the same name and shape.
+
+    Attributes:
+        name: Name in the checkpoint, with `*` in place of numbers.
+        count: How many tensors these are.
+        size: Numbers or bytes of all of them, see `ModelTensors`.
+        part: Where the model uses it; `"buffer"` for numbers that are no parameters.
+        is_copy: Whether it repeats the numbers of the table, so that it is not counted.
+    """
+
+    name: str
+    count: int
+    shape: list[int]
+    size: int
+    part: ModelPart
+    is_copy: bool
+
+
+class LookedUpRow(TypedDict):
+    """One row of a table, read twice.
+
+    Attributes:
+        inside: Result of the model's first step, `(D,)`.
+        outside: Row of the table's tensor, read without the model, `(D,)`.
+        difference: Largest absolute difference of the two; null if a number is not finite.
+    """
+
+    token: ShownToken
+    inside: PackedTensor
+    outside: PackedTensor
+    difference: float | None
+
+
+class ModelTensors(TypedDict):
+    """The tensors of a model, by name.
+
+    Attributes:
+        refused: Why there is no list; "" if there is one.
+        unit: What `size` counts: bytes where rows or weights are stored in a packed form.
+        is_tied: Whether the head is the table.
+        is_file: Whether the list and the rows outside are read from the files; if not, from the model in memory.
+        rows: Empty where only the sizes of a model are known, or an ID reads several rows.
+    """
+
+    title: str
+    refused: str
+    unit: Literal["parameters", "bytes"]
+    is_tied: bool
+    is_file: bool
+    tensors: list[ModelTensor]
+    rows: list[LookedUpRow]
 
 
 # Health

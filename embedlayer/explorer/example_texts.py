@@ -6,7 +6,7 @@ from itertools import islice
 from tokenizers import Tokenizer
 
 from embedlayer.data.mixture import corpora_of
-from embedlayer.explorer.text_ids import vocabulary_of
+from embedlayer.explorer.text_ids import NamedRows, vocabulary_of
 from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
 from embedlayer.io.files import recover_folder
 from embedlayer.opening.opened_model import OpenedModel
@@ -47,13 +47,19 @@ def example_texts(source: OpenedModel) -> list[str]:
     if vocabulary is not None:
         plain = [text.strip(".") for text in (*TEXTS[:2], *TINY_TEXTS)]
         different = {text.casefold(): text for text in reversed(plain)}
-        known = [text for text in reversed(different.values()) if not vocabulary.ids(text)[1]]
-        names = (name for name in vocabulary.names if name.isprintable() and vocabulary.ids(name)[0])
+        known = [text for text in reversed(different.values()) if _is_known(vocabulary, text)]
+        names = (name for name in vocabulary.names if name.isprintable() and _is_known(vocabulary, name))
         first = [name.strip() for name in islice(names, EXAMPLE_NAMES)]
         if known or first:
             return known or [" ".join([*first, first[0]])]
     last = source.table.vocab_size - 1
     return [f"#0 #{min(1, last)} #{last} #{min(1, last)}"]
+
+
+def _is_known(vocabulary: NamedRows, text: str) -> bool:
+    """Return whether a text has words and each is the name of a row."""
+    ids, unknown = vocabulary.ids(text)
+    return ids != [] and unknown == []
 
 
 def _own_sentences(source: OpenedModel, tokenizer: Tokenizer) -> list[str]:

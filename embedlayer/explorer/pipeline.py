@@ -25,6 +25,7 @@ from embedlayer.explorer.text_ids import Vocabulary, longer_text, shown_tokens, 
 from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
 from embedlayer.explorer.tiny_layer import WORDS as TINY_WORDS
 from embedlayer.explorer.tiny_layer import TinyPosition, tiny_layer
+from embedlayer.explorer.tokenization import TEXTS as PIECES
 from embedlayer.explorer.tokens import Params, token_ids
 from embedlayer.io.json_fields import finite_json
 from embedlayer.models.decoder import DecoderLM
@@ -131,6 +132,7 @@ def choices(source: OpenedModel, params: Params) -> text_answers.PipelineChoices
         "reads": "tokenizer" if isinstance(vocabulary, Tokenizer) else "ids" if vocabulary is None else "names",
         "refused": refused,
         "tiny": tiny,
+        "pieces": list(PIECES),
     }
 
 
@@ -173,7 +175,7 @@ def pipeline(
 
     Example:
         >>> [step.name for step in pipeline(model, tokenizer, "I love dogs").steps]
-        ['one_hot', 'look_up', 'scale', 'position', 'dropout', 'rotation', 'block', 'head', 'gradient']
+        ['tokenize', 'one_hot', 'look_up', 'scale', 'position', 'dropout', 'rotation', 'block', 'head', 'gradient']
     """
     table, position = parts_of(model)
     read = text_ids(vocabulary, text, table.vocab_size, add_special_tokens=add_special_tokens)

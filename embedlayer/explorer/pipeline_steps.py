@@ -1,4 +1,4 @@
-"""The steps of one text in a model, from one-hot vectors to the gradient of the loss, with what the page draws of each.
+"""The steps of one text in a model, from its tokens to the gradient of the loss, with what the page draws of each.
 
 The model traces its input embedding itself. Tests compare the last vectors with the model's own, and the gradient of
 each row with autograd's.
@@ -13,6 +13,7 @@ from typing import NamedTuple, cast
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.layer import EmbeddingLayer
@@ -197,11 +198,12 @@ def trace_text(model: Model, ids: Int[Tensor, " T"]) -> TracedText:
 
 
 def pipeline_steps(traced: TracedText, tokens: Sequence[ShownToken], vocabulary: Vocabulary) -> Iterator[PipelineStep]:
-    """Yield all steps of a text in order, from the one-hot vectors to the gradient of the loss.
+    """Yield all steps of a text in order, from its tokens to the gradient of the loss.
 
     `vocabulary` gives the texts of other tokens: those near in the table, and the most likely next ones.
     """
     table, position = parts_of(traced.model)
+    yield _tokenize(tokens, vocabulary)
     yield PipelineStep("one_hot", f"for each of {len(traced.ids)} tokens, {table.vocab_size:,} entries")
     _, rows, note, _ = traced.steps[0]
     near, facts = _near_rows(table, traced.ids, vocabulary)
@@ -223,6 +225,15 @@ def pipeline_steps(traced: TracedText, tokens: Sequence[ShownToken], vocabulary:
     head = getattr(traced.model, "head", None)
     if head is not None:
         yield from _head_steps(head, traced, tokens, vocabulary)
+
+
+def _tokenize(tokens: Sequence[ShownToken], vocabulary: Vocabulary) -> PipelineStep:
+    """Return the first step, without numbers: what the tokenizer did is another answer, `explorer.tokenization`."""
+    if isinstance(vocabulary, Tokenizer):
+        size, kind = vocabulary.get_vocab_size(), type(vocabulary.model).__name__
+        return PipelineStep("tokenize", f"{kind} with {size:,} tokens; {len(tokens)} of them here")
+    sentence = "tokenize ids" if vocabulary is None else "tokenize names"
+    return PipelineStep("tokenize", f"{len(tokens)} tokens", sentence=sentence)
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ The page requests `GET /data/NAME?params`, or `POST` for what acts. An exported 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, metadata
 from typing import Any
 
 from embedlayer.core.command_name import command_name
@@ -15,10 +16,12 @@ from embedlayer.explorer import (
     example_tokens,
     health,
     logit_lens,
+    model_tensors,
     pipeline,
     positions,
     table_map,
     token_card,
+    tokenization,
     tokens,
     training,
     user_columns,
@@ -81,12 +84,14 @@ ROUTES: dict[str, Route] = {
     "cards": Route(token_card.cards, token_card.exported_requests),
     "pipeline-choices": Route(pipeline.choices),
     "pipeline": Route(pipeline.answer, pipeline.exported_requests),
+    "tokenization": Route(tokenization.answer, tokenization.exported_requests),
     "logit-lens": Route(logit_lens.answer, logit_lens.exported_requests),
     "positions": Route(positions.answer, needs=("input",)),
     "health": Route(health.report),
     "scores": Route(health.scores),
     "spectrum": Route(health.shares),
     "metrics": Route(training.metrics, needs=("metrics",)),
+    "tensors": Route(model_tensors.answer, model_tensors.exported_requests),
 }
 """Every kind of data, by the name that the page requests."""
 
@@ -208,9 +213,29 @@ def _source(sources: list[OpenedModel], number: str) -> OpenedModel:
 def manifest(sources: list[OpenedModel]) -> Manifest:
     """Return what the page requests first.
 
-    This is the library's version, how the user types the `embedlayer` command, and a description of each source.
+    This is the library's version, how the user types the `embedlayer` command, the address of the course, and a
+    description of each source.
     """
     from embedlayer import __version__
 
     facts = [page_facts(source) for source in sources]
-    return {"version": __version__, "command": command_name(), "exported": False, "sources": facts}
+    return {
+        "version": __version__,
+        "command": command_name(),
+        "course": course_address(),
+        "exported": False,
+        "sources": facts,
+    }
+
+
+def course_address() -> str:
+    """Return the address of the course beside that of the documentation in the package's metadata.
+
+    It is `""` if the distribution was built without the address of its repository, or is not installed.
+    """
+    try:
+        urls = metadata("embedlayer").get_all("Project-URL", [])
+    except PackageNotFoundError:
+        return ""
+    address = dict(url.split(", ", 1) for url in urls).get("Documentation", "")
+    return f"{address.removesuffix('index.md')}course/index.md" if address else ""

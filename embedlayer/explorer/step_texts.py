@@ -1,6 +1,7 @@
 """Title, formula and explanation of each step of the pipeline, for readers of the page."""
 
 TITLES = {
+    "tokenize": ("Tokenize", "text → pre-tokens → tokens → id[t]"),
     "one_hot": ("One-hot", "e[t, v] = 1 if v = id[t], else 0"),
     "look_up": ("Rows", "e · W, which is W[id[t]]"),
     "scale": ("Scale", "x = s · W[id[t]]"),
@@ -27,6 +28,10 @@ TITLES = {
 """Title and formula of each step; a sentence may have its own. `head_formula` writes out those of a model's head."""
 
 SENTENCES = {
+    "tokenize": "The tokenizer normalises the text and splits it into pre-tokens; its model splits each of them into "
+    "tokens of the vocabulary. The ID of a token is the number of its row.",
+    "tokenize names": "Each word is looked up among the names of the rows. The ID of a token is the number of its row.",
+    "tokenize ids": "The text lists IDs: each is the number of a row.",
     "one_hot": "Each token is a vector with a 1 at its ID and zeros at all other entries of the vocabulary.",
     "look_up": "All products but those of one row are 0, so the sum is that row. Therefore nothing is multiplied in "
     "practice: the row is read from the table.",

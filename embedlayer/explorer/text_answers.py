@@ -26,6 +26,149 @@ class ShownToken(TypedDict):
     kind: TokenKind
 
 
+# Tokens of a text
+
+
+class TracedToken(ShownToken):
+    """A token, and its bytes `start:stop` of the text in UTF-8, which are equal for a token without bytes."""
+
+    start: int
+    stop: int
+
+
+class TracedMerge(TypedDict):
+    """One merge of byte-pair encoding.
+
+    Attributes:
+        index: Place of the left symbol among the symbols before this merge.
+        rank: Place of the pair in the list of merges, from 0 on.
+        result: The symbol that replaces the pair, as it is written in the vocabulary.
+    """
+
+    index: int
+    rank: int
+    result: str
+
+
+class BpeTrace(TypedDict):
+    """How byte-pair encoding splits a pre-token; symbols are as they are written in the vocabulary.
+
+    Attributes:
+        symbols: The symbols before the first merge.
+        pairs: Every pair that was adjacent at some moment and is in the list of merges, with its rank.
+        shown: Visible form of each symbol.
+        whole: Whether the pre-token is a token of the vocabulary, and the model ignores merges then (`ignore_merges`).
+    """
+
+    kind: Literal["bpe"]
+    symbols: list[str]
+    merges: list[TracedMerge]
+    pairs: list[tuple[str, str, int]]
+    shown: dict[str, str]
+    whole: bool
+
+
+class WordPieceTry(TypedDict):
+    """One look-up: characters `start:stop` of the pre-token, in visible form, and the ID; null without such a token."""
+
+    start: int
+    stop: int
+    text: str
+    id: int | None
+
+
+class WordPieceTrace(TypedDict):
+    """How WordPiece splits a piece: all look-ups, in order.
+
+    Attributes:
+        too_long: Whether the pre-token has more characters than are read, so that it is the unknown token.
+    """
+
+    kind: Literal["wordpiece"]
+    tries: list[WordPieceTry]
+    too_long: bool
+
+
+class ScoredPart(TypedDict):
+    """A part of a pre-token in visible form, its log-probability, and the IDs of its tokens."""
+
+    text: str
+    score: float
+    ids: list[int]
+
+
+class UnigramPath(TypedDict):
+    """One segmentation of a pre-token, and the sum of the scores of its parts."""
+
+    pieces: list[ScoredPart]
+    score: float
+
+
+class UnigramTrace(TypedDict):
+    """How a Unigram model splits a piece: the best segmentation, then the best of all others if there is one."""
+
+    kind: Literal["unigram"]
+    paths: list[UnigramPath]
+
+
+class WholeTrace(TypedDict):
+    """A pre-token that is looked up whole, and the ID of its token; null if it has none and is unknown, or left out."""
+
+    kind: Literal["whole"]
+    id: int | None
+
+
+ModelTrace = BpeTrace | WordPieceTrace | UnigramTrace | WholeTrace
+
+TokenModel = Literal["BPE", "WordPiece", "Unigram", "WordLevel", "names", "ids"]
+"""The model of a tokenizer; `"names"` of rows, or `"ids"` that were typed."""
+
+
+class TracedPiece(TypedDict):
+    """A pre-token, a part of a text that the model splits by itself; or an added token.
+
+    Attributes:
+        start: First byte in the text in UTF-8.
+        stop: First byte behind it.
+        text: The pre-token as the model gets it, in visible form.
+        added: Whether it is an added token, which is cut out of the text before all else.
+        first: Index of its first token.
+        behind: Index behind its last token.
+        trace: How the model splits it; null for an added token.
+    """
+
+    start: int
+    stop: int
+    text: str
+    added: bool
+    first: int
+    behind: int
+    trace: ModelTrace | None
+
+
+class Tokenization(TypedDict):
+    """How a text becomes tokens.
+
+    Attributes:
+        title: Name of the source or of the page's own tokenizer.
+        vocab_size: Rows of the table, or tokens of a tokenizer without a table.
+        embed_dim: Width of a row of the source.
+        normalized: The text after normalisation, in visible form; the text itself if `refused` is not "".
+        left_out: Number of later tokens, which are not shown.
+        refused: Why there are no pre-tokens; "" if there are.
+    """
+
+    title: str
+    model: TokenModel
+    vocab_size: int
+    embed_dim: int
+    normalized: str
+    tokens: list[TracedToken]
+    pieces: list[TracedPiece]
+    left_out: int
+    refused: str
+
+
 # Pipeline
 
 
@@ -45,12 +188,14 @@ class PipelineChoices(TypedDict):
         texts: Example texts of the model.
         reads: How the model reads texts.
         refused: Why only the tiny layer can be shown; "" if the model can.
+        pieces: Words, with and without a space before them, whose tokens by the page's small tokenizer are known.
     """
 
     texts: list[str]
     reads: Literal["tokenizer", "names", "ids"]
     refused: str
     tiny: TinyChoices
+    pieces: list[str]
 
 
 class TablePart(TypedDict):

@@ -1,7 +1,7 @@
 """Token IDs of a text, by a tokenizer, by names of rows, or typed as `#17 #42`; and tokens as the page shows them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -11,13 +11,14 @@ from embedlayer.core import visible_text
 from embedlayer.core.errors import TextError, TokenIdError, TokenizerError
 from embedlayer.explorer.text_answers import ShownToken, TokenKind
 from embedlayer.opening.opened_model import OpenedModel
-from embedlayer.tokenization.bytes import token_text
+from embedlayer.tokenization.bytes import entry_reader
 from embedlayer.tokenization.tokenizer_calls import decode, encode, pure_tokenizer
 
 WORDS_OF_A_NAME = 6
 UNKNOWN_SHOWN = 5
 NAMES_SHOWN = 12
 LONGEST_NUMBER = 18  # digits of the largest number that is read; tables have fewer rows
+UNKNOWN_NAMES = ("<unk>", "<UNK>", "[UNK]", "UNK")  # names of the row that stands for all unknown words
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _IDS = re.compile(r"#\d+(?:[\s,]+#\d+)*")
@@ -29,13 +30,19 @@ class NamedRows:
     Args:
         names: Name of each row; `""` for a row without one. The first of several rows of one name is used.
 
+    Attributes:
+        unknown: The first row with a name of `UNKNOWN_NAMES`, which unknown words become; `None` if there is none.
+
     Example:
         >>> NamedRows(["new", "york", "new_york"]).ids("New York")
         ([2], [])
+        >>> NamedRows(["<unk>", "york"]).ids("New York")
+        ([0, 1], ['New'])
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
+        self.unknown = next((row for row, name in enumerate(names) if name in UNKNOWN_NAMES), None)
         self._exact: dict[str, int] = {}
         self._folded: dict[str, int] = {}
         for key in (str, str.strip):  # a name with spaces around it is found where no other is the word itself
@@ -49,22 +56,33 @@ class NamedRows:
 
         At each word the longest name that matches is taken, of up to `WORDS_OF_A_NAME` words or punctuation marks.
         Spaces inside a name may be written `_` in the table. A name in other letters' case matches if no other does.
+        A word that is no row's name becomes the row `unknown`, or is left out if there is none.
         """
-        words = list(_WORD.finditer(text))
         ids: list[int] = []
         unknown: list[str] = []
-        start = 0
-        while start < len(words):
-            for stop in range(min(len(words), start + WORDS_OF_A_NAME), start, -1):
-                row = self._row(text[words[start].start() : words[stop - 1].end()])
-                if row is not None:
-                    ids.append(row)
-                    start = stop
-                    break
-            else:
-                unknown.append(words[start][0])
-                start += 1
+        for start, stop, row in self.places(text):
+            if row is None:
+                unknown.append(text[start:stop])
+                row = self.unknown
+            ids.extend([] if row is None else [row])
         return ids, unknown
+
+    def places(self, text: str) -> Iterator[tuple[int, int, int | None]]:
+        """Yield for each name in a text, as in `ids`, its first character, the one behind it, and its row.
+
+        The row of a word that is no row's name is `None`.
+        """
+        words = list(_WORD.finditer(text))
+        first = 0
+        while first < len(words):
+            start = words[first].start()
+            for behind in range(min(len(words), first + WORDS_OF_A_NAME), first, -1):
+                stop = words[behind - 1].end()
+                row = self._row(text[start:stop])
+                if row is not None or behind == first + 1:
+                    yield start, stop, row
+                    first = behind
+                    break
 
     def _row(self, text: str) -> int | None:
         """Return the row whose name is `text`; `None` if no row has it."""
@@ -121,7 +139,7 @@ def text_ids(vocabulary: Vocabulary, text: str, vocab_size: int, *, add_special_
         if not ids:
             raise TextError(f"{text!r} has no tokens: there is nothing to look up.")
         return TextIds(ids, "")
-    if _IDS.fullmatch(text.strip()):
+    if lists_ids(text):
         return TextIds(_typed_ids(text, vocab_size), "The text lists IDs: each is the number of a row.")
     if vocabulary is None:
         raise TokenizerError(
@@ -134,8 +152,23 @@ def text_ids(vocabulary: Vocabulary, text: str, vocab_size: int, *, add_special_
         few = len(vocabulary.names) <= NAMES_SHOWN
         names = f"these: {', '.join(vocabulary.names)}" if few else "names of rows, or IDs such as #17 #42"
         raise TextError(f"{said}, so there is nothing to look up. Type {names}.")
-    left_out = f" Left out, because no row has such a name: {_quoted(unknown)}." if unknown else ""
-    return TextIds(ids, f"Split by the names of the rows: at each word, the longest name that matches.{left_out}")
+    split = "Split at the names of the rows, the longest first."
+    return TextIds(ids, f"{split} {_unknown_words(vocabulary, unknown)}".rstrip())
+
+
+def _unknown_words(vocabulary: NamedRows, words: Sequence[str]) -> str:
+    """Say what became of the words that are no row's name; `""` if there are none."""
+    if not words:
+        return ""
+    if vocabulary.unknown is None:
+        return f"Left out, because no row has such a name: {_quoted(words)}."
+    name = visible_text(vocabulary.names[vocabulary.unknown])
+    return f"Replaced by {name}, row {vocabulary.unknown}, because no row has such a name: {_quoted(words)}."
+
+
+def lists_ids(text: str) -> bool:
+    """Return whether a text lists IDs, such as `#17 #42`."""
+    return _IDS.fullmatch(text.strip()) is not None
 
 
 def _typed_ids(text: str, vocab_size: int) -> list[int]:
@@ -201,20 +234,26 @@ def shown_tokens(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[ShownToken
 
     An ID that the tokenizer does not know has the text `row ID`; one without a name has the text `#ID`.
     """
-    if not isinstance(vocabulary, Tokenizer):
-        names = ["" if vocabulary is None else vocabulary.names[number] for number in ids]
+    if vocabulary is None:
+        return tuple(ShownToken(id=number, decoded="", text=f"#{number}", kind="text") for number in ids)
+    if isinstance(vocabulary, NamedRows):
+        names = ((number, vocabulary.names[number], number == vocabulary.unknown) for number in ids)
         return tuple(
-            ShownToken(id=number, decoded=name, text=visible_text(name) or f"#{number}", kind="text")
-            for number, name in zip(ids, names, strict=True)
+            ShownToken(
+                id=number, decoded=name, text=visible_text(name) or f"#{number}", kind="special" if special else "text"
+            )
+            for number, name, special in names
         )
+    read = entry_reader(vocabulary)
     specials = {number for number, token in vocabulary.get_added_tokens_decoder().items() if token.special}
 
     @cache
     def shown(number: int) -> ShownToken:
         """Return the token with the ID `number` in the form that the page shows; `row ID` if the tokenizer lacks it."""
-        if vocabulary.id_to_token(number) is None:
+        entry = vocabulary.id_to_token(number)
+        if entry is None:
             return ShownToken(id=number, decoded="", text=f"row {number}", kind="special")
-        text = token_text(vocabulary, number)
+        text = read(entry)
         is_byte = text.startswith("<0x") and text.endswith(">")
         kind: TokenKind = "special" if number in specials else "byte" if is_byte else "text"
         return ShownToken(id=number, decoded=text, text=visible_text(text), kind=kind)

@@ -1,4 +1,4 @@
-"""A decoder small enough that all its numbers can be read: ten words, four dimensions, any of four position schemes."""
+"""A decoder small enough that all its numbers can be read: ten rows, four dimensions, any of four position schemes."""
 
 from functools import cache
 from typing import Literal, get_args
@@ -13,8 +13,15 @@ from embedlayer.tables.dense import TokenEmbedding
 
 TinyPosition = Literal["learned", "sinusoidal", "rotary", "alibi"]
 
-WORDS = NamedRows(("I", "love", "dogs", "and", "me", "the", "cat", "sat", "on", "mat"))
-TEXTS = ("I love dogs and dogs love me", "the cat sat on the mat", "dogs love dogs and dogs love the cat")
+WORDS = NamedRows(("<unk>", "I", "love", "dogs", "and", "the", "cat", "sat", "on", "mat"))
+TEXTS = (
+    "I love dogs and dogs love the cat",
+    "the cat sat on the mat",
+    "dogs love dogs and dogs love the cat",
+    "I love dogs and dogs love me",
+)
+"""Example texts; the last one has a word without a row, which becomes `<unk>`."""
+
 DIM = 4
 HEADS = 2
 LENGTH = 16

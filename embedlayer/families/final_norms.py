@@ -4,7 +4,7 @@ A type that is in neither list is refused. The norms are those of transformers' 
 them with the input of the head.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from embedlayer.families.field_types import Names
 from embedlayer.families.records import META_LLAMA, NormSpec
@@ -123,3 +123,23 @@ FINAL_NORMS: Mapping[str, NormSpec | None] = {
 }
 """Model type -> its final norm; `None` for a type without one. `name` is where the norm is, seen from a module around
 the token table: the innermost one that has it."""
+
+
+def final_norm_module(name: str, table: str, tensors: Collection[str]) -> str | None:
+    """Return the full name of the module `name` of a final norm; `None` if the checkpoint has no such module.
+
+    It is looked for in the modules around the token table, from the innermost one, so no norm of another part (a block,
+    a vision tower) takes its place.
+
+    Args:
+        name: Name of the norm, that of its record.
+        table: Full name of the table's tensor.
+        tensors: Names of all tensors of the checkpoint.
+
+    Example:
+        >>> final_norm_module("ln_f", "transformer.wte.weight", ["transformer.wte.weight", "transformer.ln_f.weight"])
+        'transformer.ln_f'
+    """
+    parts = table.split(".")
+    around = ["".join(f"{part}." for part in parts[:count]) for count in range(len(parts) - 1, -1, -1)]
+    return next((f"{prefix}{name}" for prefix in around if f"{prefix}{name}.weight" in tensors), None)

@@ -10,6 +10,10 @@ from .read import load_tokenizer as load_tokenizer
 from .read import save_tokenizer as save_tokenizer
 from .spans import TokenSpans as TokenSpans
 from .spans import token_spans as token_spans
+from .steps import TokenTrace as TokenTrace
+from .steps import TokenTracer as TokenTracer
+from .steps import TracedPreToken as TracedPreToken
+from .steps import trace_tokens as trace_tokens
 from .token_compression import compressed_tokens as compressed_tokens
 from .tokenizer_match import match_tokenizers as match_tokenizers
 from .train import train_tokenizer as train_tokenizer

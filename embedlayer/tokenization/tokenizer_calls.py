@@ -1,7 +1,8 @@
 """Calls of a tokenizer on text: equal texts give equal IDs, and what the library raises becomes a `TokenizerError`.
 
 A `tokenizer.json` may ask for truncation, padding and BPE dropout, which make the IDs of a text depend on its length,
-on other texts or on chance. Here they are ignored; files that are written from the tokenizer keep them. A file may also
+on other texts or on chance, as Unigram's `alpha` does. Here they are ignored; files that are written from the tokenizer
+keep them. A file may also
 have rules that multiply text: `require_bounded` refuses them.
 """
 
@@ -51,13 +52,14 @@ def as_tokenizer(tokenizer: object) -> Tokenizer:
 
 
 def pure_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a tokenizer that neither truncates nor pads nor leaves out merges (`dropout` of BPE).
+    """Return a tokenizer that neither truncates nor pads, nor depends on chance (`dropout` of BPE, Unigram's `alpha`).
 
     It is the argument itself if that does none of these, else a copy.
     """
-    if tokenizer.truncation is None and tokenizer.padding is None and not getattr(tokenizer.model, "dropout", None):
+    is_random = getattr(tokenizer.model, "dropout", None) or getattr(tokenizer.model, "alpha", None) is not None
+    if tokenizer.truncation is None and tokenizer.padding is None and not is_random:
         return tokenizer
-    copy = Tokenizer.from_str(tokenizer.to_str())
+    copy = Tokenizer.from_str(tokenizer.to_str())  # a file has no alpha
     copy.no_truncation()
     copy.no_padding()
     if isinstance(model := copy.model, models.BPE):

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from itertools import pairwise
 from typing import Any
+
+from embedlayer.tokenization.model_steps import merged, merges_of
 
 Pair = tuple[str, str]
 
@@ -41,7 +42,7 @@ class BPEMerges:
 
     def result(self, pair: Pair) -> str:
         """Return the token that merging a pair gives: the left name, and the right one without its `prefix`."""
-        return pair[0] + pair[1][len(self.prefix) :]
+        return merged(pair, self.prefix)
 
     def parts_of(self, token: str) -> set[str] | None:
         """Return `token` and all shorter tokens from which the merges build it, single letters included.
@@ -52,13 +53,7 @@ class BPEMerges:
         seen = {*symbols}
         if not seen <= self.vocabulary:
             return None
-        while len(symbols) > 1:
-            neighbours = list(pairwise(symbols))
-            at = min(range(len(neighbours)), key=lambda i: self._rank.get(neighbours[i], len(self._rank)))
-            if neighbours[at] not in self._rank:
-                return None
-            symbols[at : at + 2] = [self.result(neighbours[at])]
-            seen.add(symbols[at])
+        seen |= {merge.result for merge in merges_of(symbols, self._rank, self.prefix)}
         return seen if symbols == [token] else None
 
     def with_parts(self, tokens: Iterable[str]) -> set[str]:

@@ -1,5 +1,6 @@
 """A real browser, a server of the page, and a guard over what pages complain about."""
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -18,6 +19,7 @@ from embedlayer import (
     TrainingOptions,
     train_tokenizer,
 )
+from embedlayer.explorer.page_files import page_files
 from embedlayer.explorer.server import address, make_server
 from embedlayer.opening import OpenedModel, open_model
 from embedlayer.tokenization.ids import table_size
@@ -161,3 +163,16 @@ def in_page(browser: Any, serve: Callable[..., str]) -> Iterator[Callable[..., A
 
     yield evaluate
     context.close()
+
+
+@pytest.fixture(scope="module")
+def story(in_page: Callable[..., Any]) -> Callable[..., Any]:
+    """Evaluate an expression with the modules of the story that it names: `story("trainer.WORDS")`; `m` is math.js."""
+    paths = [path for path in page_files() if path.startswith("learn/")]
+    modules = {path.removeprefix("learn/").removesuffix(".js"): path for path in paths} | {"m": "math.js"}
+
+    def evaluate(expression: str, **values: Any) -> Any:
+        names = set(re.findall(r"\b(\w+)\.", expression)) - values.keys()
+        return in_page({name: modules[name] for name in names & modules.keys()}, expression, **values)
+
+    return evaluate

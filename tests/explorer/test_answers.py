@@ -1,13 +1,12 @@
 """Every answer of the server is of its record, and the types of the page are written from the records."""
 
-import json
 import re
 from dataclasses import replace
-from types import UnionType
-from typing import Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import get_type_hints
 
 import pytest
 import torch
+from answer_types import check, conforms
 from decoders import small
 from kinds import POSITIONS
 from page_types import FILE, declarations, spelled_out
@@ -15,37 +14,9 @@ from page_types import FILE, declarations, spelled_out
 from embedlayer.explorer import pipeline, positions
 from embedlayer.explorer.answers import Cluster
 from embedlayer.explorer.routes import PAIRS, ROUTES, answer, manifest
-from embedlayer.explorer.server import to_json
 from embedlayer.explorer.text_answers import ShownToken, StepFacts
 from embedlayer.explorer.user_columns import UserColumn, UserColumns, add_user_columns
 from embedlayer.opening.opened_model import OpenedModel
-
-
-def conforms(value, kind):
-    """Whether a value that JSON represents is of a type, records of `explorer.answers` included."""
-    origin, parts = get_origin(kind), get_args(kind)
-    if is_typeddict(kind):
-        hints = get_type_hints(kind)
-        present = isinstance(value, dict) and kind.__required_keys__ <= value.keys()
-        return present and all(conforms(value[name], hint) for name, hint in hints.items() if name in value)
-    if origin is Literal:
-        return value in parts
-    if origin in (Union, UnionType):
-        return any(conforms(value, part) for part in parts)
-    if origin is list:
-        return isinstance(value, list) and all(conforms(each, parts[0]) for each in value)
-    if origin is tuple:
-        same = isinstance(value, list) and len(value) == len(parts)
-        return same and all(map(conforms, value, parts))
-    if origin is dict:
-        return isinstance(value, dict) and all(conforms(each, parts[1]) for each in value.values())
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number if kind is float else isinstance(value, kind) and (kind is not int or is_number)
-
-
-def check(found, function):
-    kind = get_type_hints(function)["return"]
-    assert isinstance(found, bytes) if kind is bytes else conforms(json.loads(to_json(found)), kind), function
 
 
 def test_every_answer_is_what_its_function_says_for_a_source_that_has_all(of_run):

@@ -1,7 +1,6 @@
 """The story "What is an embedding?": its mathematics against torch and the library, and every task in a browser."""
 
 import re
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,37 +18,21 @@ from embedlayer.positions.sinusoidal import sinusoids
 
 pytestmark = pytest.mark.browser
 
-SCENES = (
-    "ids onehot gradient training similar order sum twice waves learned rotary back width memory real"  # in their order
+SCENES = (  # in their order
+    "ids pieces batch onehot gradient training similar order sum broadcast twice "
+    "waves learned rotary back inside sizes width memory real"
 ).split()
-MODULES = {
-    name: f"learn/{name}.js"
-    for name in (
-        "random",
-        "trainer",
-        "pca",
-        "words",
-        "gradient",
-        "similar",
-        "order",
-        "inputs",
-        "twice",
-        "width",
-        "memory",
-        "waves",
-        "glossary",
-        "lesson",
-        "scenes",
-    )
-}
+TRIES = [
+    """step through | same position | adjacent positions | distant positions (0 and 5) | 1 Frequency | 2 Adjacent |
+    3 Distant | 4 Unique | 5 Sin/Cos | Exercise 1 | Exercise 2 | Exercise 3""",
+    """create_dataloader_v1 | 12,865,792 | shape [8, 4] | [8, 4, 256] | inputs[0][0] and inputs[0][1] | L2 distance |
+    1,024 | arange(4) | Broadcasting | Manual addition | Batch 0 and batch 7 | [2, 3, 4, 1] | GPTEmbedding |
+    Does our module match""",
+    """n_embd | “man” and “woman” | polysemantic | RoPE | unstable | 73, 786, 2934 | Lookup | (3, 8) | (1, 3, 8)""",
+]
+"""What the seeds try out, by the names of the exercises."""
 VERDICTS = {True: "learn-holds", False: "learn-fails", None: "learn-depends"}
 AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
-
-
-@pytest.fixture(scope="module")
-def story(in_page):
-    """Evaluate an expression with the modules of the story: `story("trainer.WORDS")`."""
-    return partial(in_page, {"m": "math.js", **MODULES})
 
 
 def matrix(content):
@@ -255,6 +238,10 @@ def verdict(page):
     return page.get_by_role("region", name="Task").get_by_role("status")
 
 
+def number_of(scene):
+    return SCENES.index(scene) + 1
+
+
 def slide(page, label, value):
     page.get_by_role("slider", name=label, exact=True).fill(str(value))
 
@@ -268,6 +255,36 @@ def do_ids(page):
     field.fill("the, cat, dog.")
     verdict(page).get_by_text("Each word occurs once.").wait_for()
     field.press_sequentially(" the cat and the dog.")
+
+
+def do_pieces(page):
+    field, space = page.get_by_label("Word", exact=True), page.get_by_label("with a space before it")
+    field.fill("king")
+    verdict(page).get_by_text("It is one token both times.").wait_for()
+    field.fill("embeddings")
+    verdict(page).get_by_text("After a space it is several tokens, too.").wait_for()
+    space.check()
+    page.locator(".tok-steps .tok-symbol", has_text="·").wait_for()
+    field.fill("dog dog")
+    verdict(page).get_by_text("These are several words.").wait_for()
+    field.fill("love")
+
+
+def do_batch(page):
+    answer = page.get_by_role("spinbutton", name="Windows of 96 tokens")
+    answer.fill("12")
+    verdict(page).get_by_text("no token is left as the target").wait_for()
+    slide(page, "Stride", 5)
+    page.get_by_label("show the targets").check()
+    assert page.locator(".learn-batch .learn-grid").count() == 2
+    slide(page, "Batch row shown", 1)
+    page.get_by_text("Row 1: inputs “mat and the dog”, targets “and the dog sat”.").wait_for()
+    assert [claim_class(page, number) for number in range(3)] == ["learn-holds", "learn-depends", "learn-depends"]
+    slide(page, "Stride", 8)
+    page.get_by_text("There is no full batch: drop_last").wait_for()
+    page.get_by_label("drop_last").uncheck()
+    assert page.locator('[data-value="batches"]').inner_text() == "1"
+    answer.fill("11")
 
 
 def do_onehot(page):
@@ -326,6 +343,23 @@ def do_sum(page):
     assert claim_class(page, 0) == "learn-holds"
 
 
+def do_broadcast(page):
+    equal = page.get_by_role("group", name="Equal in both")
+    equal.get_by_label("sums x").check()
+    verdict(page).get_by_text("position 0: what is added").wait_for()
+    equal.get_by_label("sums x").uncheck()
+    equal.get_by_label("what is added").check()
+    verdict(page).get_by_text("Right for rows 0 and 7").wait_for()
+    slide(page, "Width D", 2)
+    assert "(8, 4, 256) + (4, 256) → (8, 4, 256)" in page.locator('[data-value="shapes"]').inner_text()
+    assert claim_class(page, 2) == "learn-fails", "in float32 the difference is not exactly P"
+    slide(page, "Batch size B", 7)
+    assert page.get_by_role("slider", name="Batch row b").input_value() == "6"
+    verdict(page).get_by_text("position 0: rows W[id]").wait_for()
+    equal.get_by_label("rows W[id]").check()
+    equal.get_by_label("sums x").check()
+
+
 def do_twice(page):
     slide(page, "Position b", 0)
     assert page.locator('[data-value="cosine"]').inner_text() == "1.0000"
@@ -375,6 +409,37 @@ def do_back(page):
     verdict(page).get_by_text("“cat” wins, but with 18.2% only").wait_for()
     for number, value in enumerate((3, 2.5, -0.5, 1.5)):
         slide(page, f"h[{number}]", value)
+
+
+def do_inside(page):
+    page.get_by_role("combobox", name="Model").select_option("gpt2")
+    tensors = page.locator(".inside-name")
+    tensors.filter(has_text="wpe").click()
+    verdict(page).get_by_text("it is added to the rows. Start again. 0 of 5 passed.").wait_for()
+    for name in ("wte.weight", "wpe.weight", "h.*.ln_1.weight", "h.*.ln_2.bias"):
+        tensors.filter(has_text=name).click()
+    verdict(page).get_by_text("they read vectors, not IDs. Start again. 0 of 5 passed.").wait_for()
+    assert page.locator('[data-part="table"] b').inner_text() == "31.0%"
+    for name in ("wte.weight", "wpe.weight", "h.*.mlp.c_fc.weight", "ln_f.weight", "wte.weight"):
+        tensors.filter(has_text=name).click()
+    page.locator(".inside-slot").last.get_by_text("the table again").wait_for()
+
+
+def do_sizes(page):
+    said = verdict(page)
+    menus = {name: page.get_by_label(name) for name in ("Rows of tok_emb", "Columns of tok_emb", "Rows of pos_emb")}
+    menus["Columns of tok_emb"].select_option("V")
+    said.get_by_text("PyTorch sees it at once").wait_for()
+    menus["Columns of tok_emb"].select_option("D")
+    menus["Rows of pos_emb"].select_option("V")
+    said.get_by_text("it only has 16 numbers that no text reads").wait_for()
+    menus["Rows of tok_emb"].select_option("T")
+    said.get_by_text("Which batch breaks it?").wait_for()
+    page.get_by_role("combobox", name="Batch").select_option("2")
+    assert page.locator(".sizes-error").inner_text().endswith("IndexError: index out of range in self")
+    said.get_by_text("Now repair the sizes.").wait_for()
+    menus["Rows of pos_emb"].select_option("T")
+    menus["Rows of tok_emb"].select_option("V")
 
 
 def do_width(page):
@@ -444,7 +509,7 @@ def test_every_task_of_the_story_can_be_done_and_is_seen(url, open_page, mutual)
 
 def test_the_first_scene_says_what_the_tokenizer_that_is_open_does_with_unknown_words(serve, open_page, of_run):
     page = open_page(serve(open_word_table(), of_run) + "#learn")
-    field, said = page.get_by_label("Text", exact=True), page.locator(".learn-own .note")
+    field, said = page.get_by_label("Text", exact=True), page.locator('.learn-own [data-value="about"]')
     field.fill("the cat embeddinglayer Zürich")
     page.locator(".learn-own .pipe-chip", has_text="[UNK]").first.wait_for()
     assert said.inner_text() == (
@@ -478,17 +543,17 @@ def test_text_step_and_picture_change_to_another_scene_together(url, open_page):
 def test_arrow_keys_move_between_scenes_unless_a_control_uses_them(url, open_page):
     page = open_page(url + "#learn")
     current = page.locator('.learn-rail button[aria-current="step"] b')
-    page.locator(".learn-picture input").wait_for()
-    for _ in range(7):
+    page.locator(".learn-picture:not([aria-busy]) input").first.wait_for()
+    for _ in range(number_of("twice") - 1):
         page.keyboard.press("ArrowRight")
-    assert current.inner_text() == "8"
+    assert current.inner_text() == str(number_of("twice"))
     page.get_by_role("slider", name="Position a").focus()
     page.keyboard.press("ArrowRight")
-    assert current.inner_text() == "8"
+    assert current.inner_text() == str(number_of("twice"))
     assert "twice.a=1" in page.url
-    page.get_by_role("button", name="4 A table learns").click()
+    page.get_by_role("button", name=f"{number_of('training')} A table learns").click()
     page.keyboard.press("ArrowLeft")
-    assert current.inner_text() == "3"
+    assert current.inner_text() == str(number_of("training") - 1)
 
 
 def test_back_shows_the_scene_before_and_progress_survives(url, open_page):
@@ -496,15 +561,15 @@ def test_back_shows_the_scene_before_and_progress_survives(url, open_page):
     current = page.locator('.learn-rail button[aria-current="step"] b')
     count = page.locator(".learn-moves .note")
     done_row = page.locator('.learn-row[aria-pressed="true"]', has_text="dog")
-    following = page.get_by_role("button", name="Next")
+    onehot = page.get_by_role("button", name=f"{number_of('onehot')} One-hot × W")
     do_ids(page)
-    following.click()
+    onehot.click()
     do_onehot(page)
     page.get_by_text(f"2 of {len(SCENES)} tasks done").wait_for()
-    following.click()
-    for steps, scene in [(page.go_back, "2"), (page.go_back, "1"), (page.go_forward, "2")]:
+    page.get_by_role("button", name="Next").click()
+    for steps, scene in [(page.go_back, "onehot"), (page.go_back, "ids"), (page.go_forward, "onehot")]:
         steps()
-        page.locator('.learn-rail button[aria-current="step"] b', has_text=scene).wait_for()
+        page.locator('.learn-rail button[aria-current="step"] b', has_text=str(number_of(scene))).wait_for()
         assert count.inner_text() == f"2 of {len(SCENES)} tasks done"
     done_row.wait_for()
     page.goto("about:blank")
@@ -512,7 +577,7 @@ def test_back_shows_the_scene_before_and_progress_survives(url, open_page):
     page.get_by_text(f"2 of {len(SCENES)} tasks done").wait_for()
     assert current.inner_text() == "1"
     assert page.get_by_label("Text", exact=True).input_value().endswith("dog."), "settings are stored, too"
-    following.click()
+    onehot.click()
     done_row.wait_for()
 
     page.goto(url + "#learn?s=waves&waves.a=5&waves.b=37")
@@ -522,8 +587,8 @@ def test_back_shows_the_scene_before_and_progress_survives(url, open_page):
     slide(page, "Position b", 38)
     page.get_by_text(f"3 of {len(SCENES)} tasks done").wait_for()
     page.get_by_role("button", name=f"{len(SCENES)} A trained table").click()
-    page.get_by_role("button", name="To task 3").click()
-    page.locator('.learn-rail button[aria-current="step"] b', has_text="3").wait_for()
+    page.get_by_role("button", name="To task 2").click()
+    page.locator('.learn-rail button[aria-current="step"] b', has_text="2").wait_for()
     page.get_by_text("Find an exercise of the lesson").click()
     page.get_by_role("button", name="Reset all tasks and settings").click()
     page.get_by_text(f"3 of {len(SCENES)} tasks done").wait_for()
@@ -537,18 +602,20 @@ def test_back_shows_the_scene_before_and_progress_survives(url, open_page):
 
 @pytest.mark.long
 def test_every_exercise_of_the_lesson_opens_its_scene_with_a_verdict(url, open_page, story):
-    exercises = [each for _, part in story("lesson.LESSON") for each in part]
-    names = " / ".join(each["name"] for each in exercises)
-    tries = ["step through", "same position", "adjacent positions", "distant positions (0 and 5)", "1 Frequency"]
-    tries += ["2 Adjacent", "3 Distant", "4 Unique", "5 Sin/Cos", "Exercise 1", "Exercise 2", "Exercise 3"]
-    assert [name for name in tries if name not in names] == []
+    lessons = story("exercises.LESSONS")
+    exercises = [each for lesson in lessons for _, part in lesson["parts"] for each in part]
+    for lesson, tries in zip(lessons, TRIES, strict=True):
+        names = " / ".join(each["name"] for _, part in lesson["parts"] for each in part)
+        assert [name for each in tries.split("|") if (name := each.strip()) not in names] == []
     page = open_page(url + "#learn")
     page.get_by_text("Find an exercise of the lesson").click()
-    assert page.locator(".learn-lesson a > span").all_inner_texts() == [each["name"] for each in exercises]
+    assert page.locator(".learn-lesson[open]").count() == 0
+    assert page.locator(".learn-lesson a > span").all_text_contents() == [each["name"] for each in exercises]
     links = [link.get_attribute("href") for link in page.locator(".learn-lesson a").all()]
-    page.get_by_role("button", name="8 The same word twice").click()
+    page.get_by_role("button", name=f"{number_of('twice')} The same word twice").click()
     page.get_by_role("button", name="learned", exact=True).click()
     page.get_by_role("slider", name="Width D").fill("0")
+    page.get_by_text(lessons[0]["name"]).click()
     page.locator(".learn-lesson a", has_text="Same Token: distant").click()
     page.locator(".learn-index:not([open])").wait_for()
     page.locator(".learn-asked q", has_text=re.compile("^Positions 0 and 5")).wait_for()
@@ -556,7 +623,11 @@ def test_every_exercise_of_the_lesson_opens_its_scene_with_a_verdict(url, open_p
     assert page.get_by_role("slider", name="Position b").input_value() == "5"
     for exercise, link in zip(exercises, links, strict=True):
         page.evaluate("hash => { location.hash = hash; }", link)
-        number = SCENES.index(exercise["scene"]) + 1
+        if "view" in exercise:
+            chosen = page.locator(f"#view-{exercise['view']} :is([aria-current], option:checked)")
+            chosen.filter(has_text=exercise["place"]).first.wait_for(state="attached")
+            continue
+        number = number_of(exercise["scene"])
         page.locator(f'.learn-rail button[aria-current="step"][aria-label^="{number} "]').wait_for()
         page.locator(".learn-picture:not([aria-busy])").wait_for()
         said = verdict(page)
@@ -567,6 +638,37 @@ def test_every_exercise_of_the_lesson_opens_its_scene_with_a_verdict(url, open_p
             found = page.locator(".learn-claims li", has=page.locator("q", has_text=claim)).first
             assert found.get_attribute("class") == VERDICTS[exercise["holds"]], exercise
     page.get_by_text(f"0 of {len(SCENES)} tasks done").wait_for()
+
+
+def test_enter_goes_on_after_next_and_when_the_task_is_done(url, open_page):
+    page = open_page(f"{url}#learn")
+    page.locator("#learn-text").wait_for()
+    heading = page.locator(".learn-text h2")
+
+    def wait_for_scene(number: int) -> None:
+        page.locator(f".learn-rail li:nth-child({number}) [aria-current=step]").wait_for()
+        page.locator(".learn-picture:not([aria-busy])").wait_for()
+
+    page.keyboard.press("Enter")  # nothing is done, and Next was not pressed
+    wait_for_scene(1)
+    page.locator("#learn-text").fill("the cat sat")
+    page.keyboard.press("Enter")
+    wait_for_scene(1)
+    page.locator("#learn-text").fill("the cat and the dog")
+    page.keyboard.press("Enter")
+    wait_for_scene(2)
+    assert heading.evaluate("heading => heading === document.activeElement")  # so that it is read aloud
+    assert heading.evaluate("heading => getComputedStyle(heading).outlineStyle") == "solid"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.closest('.learn-text, .learn-picture') !== null")
+    page.locator(".learn-next").press("Enter")
+    wait_for_scene(3)
+    page.keyboard.press("Enter")
+    wait_for_scene(4)
+    page.goto(f"{url}#learn?s=training")
+    wait_for_scene(number_of("training"))
+    page.locator(".learn-picture input").first.press("Enter")  # its task is not done
+    wait_for_scene(number_of("training"))
 
 
 def test_special_words_have_definitions_for_pointer_and_keyboard(url, open_page, story):
@@ -640,7 +742,12 @@ def test_the_story_works_in_a_file_and_without_names_of_tokens(tmp_path, of_run,
     nameless = OpenedModel("nameless", TokenEmbedding.from_pretrained(torch.randn(30, 6)))
     write_page(tmp_path / "page.html", [of_run, nameless])
     page = open_page((tmp_path / "page.html").as_uri() + "#learn")
-    page.get_by_text("holds the tokens of a few texts only").wait_for()
+    page.get_by_text("holds the tokens of these texts only").wait_for()
+    texts = page.get_by_role("combobox", name="Text of this page")
+    for each in texts.locator("option").all_inner_texts():
+        texts.select_option(each)
+        count = len(of_run.tokenizer.encode(each).ids)
+        page.locator('.learn-own [data-value="about"]', has_text=f"{count} tokens; ").wait_for()
     do_ids(page)
     page.locator(".learn-right").wait_for()
     page.goto(page.url.split("#")[0] + "#learn?s=real&source=1")

@@ -158,10 +158,11 @@ def test_only_whole_decoders_have_a_lens(words, tmp_path):
 def test_appended_tokens_become_text_without_a_tokenizer_too(words):
     source = OpenedModel("words", small().table, tokenizer=words)
     tiny = {"layer": "tiny", "position": "alibi", "tied": "0"}
-    found = pipeline.answer(source, {"text": "dogs", "appended": "1,4", **tiny})
-    assert (found["text"], [token["text"] for token in found["tokens"]]) == ("dogs love me", ["dogs", "love", "me"])
+    found = pipeline.answer(source, {"text": "dogs", "appended": "2,0", **tiny})
+    assert found["text"] == "dogs love <unk>"
+    assert [token["text"] for token in found["tokens"]] == ["dogs", "love", "<unk>"]
     assert found["steps"][-1]["name"] == "lens"
-    assert len(answer(source, {"ids": "2,1,4", **tiny})["top_ids"]) == 2
+    assert len(answer(source, {"ids": "3,2,0", **tiny})["top_ids"]) == 2
 
 
 @pytest.mark.parametrize("kind", ["word", "bpe"])

@@ -13,7 +13,7 @@ from real_tables import minilm
 
 from embedlayer import TokenEmbedding
 from embedlayer.analysis import TokenVectors, layout, nearest
-from embedlayer.explorer import table_map
+from embedlayer.explorer import routes, table_map
 from embedlayer.explorer.export import write_page
 from embedlayer.explorer.health import table_report
 from embedlayer.explorer.user_columns import add_user_columns, read_user_columns
@@ -107,6 +107,33 @@ def test_keys_switch_views_and_theme_and_reach_the_search(url, open_page):
     page.locator("#view-map .map-over").wait_for()
 
 
+def test_the_help_explains_each_view_and_leads_to_the_story_and_the_course(of_run, serving, open_page, monkeypatch):
+    def links(page):
+        page.get_by_role("button", name="Help").click()
+        shown = page.get_by_role("dialog", name="Help")
+        sentences = shown.locator(".views dd").all_inner_texts()
+        assert shown.locator(".views dt").all_inner_texts() == page.locator("[role=tab]").all_inner_texts()
+        assert page.locator(".view-head p").inner_text() == sentences[1]
+        return shown
+
+    with serving(of_run) as url:
+        monkeypatch.setattr(routes, "course_address", lambda: "")
+        page = open_page(url)
+        page.locator(".map-over").wait_for()
+        shown = links(page)
+        shown.get_by_text("The course (docs/course/index.md in the source of embedlayer)").wait_for()
+        shown.get_by_role("link", name="Pipeline").click()
+        page.locator("#view-pipeline").wait_for()
+        assert shown.is_hidden()
+        page.keyboard.press("?")
+        shown.get_by_role("link", name="The story").click()
+        page.locator("#view-learn .learn-picture").wait_for()
+        monkeypatch.setattr(routes, "course_address", lambda: "https://example.org/course")
+        page = open_page(f"{url}#map")
+        page.locator(".map-over").wait_for()
+        assert links(page).get_by_role("link", name="The course").get_attribute("href") == "https://example.org/course"
+
+
 FOUND = {
     "dog": ["dog", "·dog", "·dogs", "hotdog"],
     " dog": ["·dog", "·dogs"],
@@ -133,6 +160,28 @@ def test_search_finds_by_text_pattern_id_and_bytes(url, open_page):
         page.get_by_text(f"{len(found)} found", exact=True).first.wait_for()
         assert sorted(listed(page)) == sorted(found), typed
         assert listed(page)[0] == found[0], typed
+
+
+def test_enter_selects_what_is_typed_now_and_nothing_if_no_token_is_found(url, open_page):
+    page = open_page(url + "#map?source=1&x=1")
+    page.locator(".map-side .chips, .map-side .note").first.wait_for()
+    search, card = page.get_by_role("searchbox", name="Find tokens"), page.locator("#card")
+    search.fill("dog")
+    page.get_by_text("4 found", exact=True).first.wait_for()
+    search.fill(" dogs")  # the results shown are still those of the text before
+    search.press("Enter")
+    assert f"plus={TOKENS.index(' dogs')}" in page.url
+    card.get_by_text("·dogs").wait_for()
+    search.fill("/(/")
+    search.press("Enter")
+    page.get_by_text("not a pattern").wait_for()
+    assert card.is_visible()  # nothing was searched for
+    search.fill("zebra")
+    search.press("Enter")
+    page.get_by_role("status").get_by_text("No single token is “zebra”").wait_for()
+    assert card.is_hidden()
+    assert not re.search(r"\b(plus|id)=", page.url)
+    assert search.input_value() == "zebra"
 
 
 def test_a_broken_pattern_says_so(url, open_page):
@@ -258,10 +307,36 @@ def test_a_message_about_unknown_terms_names_each_and_stands_without_the_earlier
     page.get_by_role("status").get_by_text("No single token is “queen”").wait_for()
     assert page.get_by_role("status").get_by_text("No single token is “king”").is_visible()
     assert page.locator(":is(.near, .map-card, .terms)").count() == 0
+    assert page.locator("#card").is_hidden()  # no card of the token before
+    assert not re.search(r"\b(plus|minus|id)=", page.url)
+    assert field.input_value() == "king - dog + queen"
     field.fill("dog")
     field.press("Enter")
     page.locator(".map-card").wait_for()
     assert page.get_by_text("No single token").count() == 0
+    assert page.locator("#card").is_visible()
+
+
+@pytest.mark.parametrize(
+    ("typed", "selected", "said"),
+    [
+        (" dog", " dog", ""),
+        ("·dog", " dog", ""),
+        (" Dog", " dog", ""),  # another case, but with its space
+        ("hotdog", "hotdog", ""),
+        (" hotdog", "hotdog", "No token is “·hotdog” with its space, so “hotdog” is selected."),
+        (" #3", "hotdog", ""),
+    ],
+)
+def test_a_token_typed_with_its_space_is_the_one_with_a_space(url, open_page, typed, selected, said):
+    page = open_page(url + "#map?source=1")
+    page.locator(".map-side .chips, .map-side .note").first.wait_for()
+    field = page.get_by_label("Nearest rows of a token")
+    field.press_sequentially(typed)
+    field.press("Enter")
+    page.locator(".near li").first.wait_for()
+    assert f"plus={TOKENS.index(selected)}" in page.url
+    assert page.locator(".map-answer [role=status]").all_inner_texts() == ([said] if said else [])
 
 
 def test_what_is_typed_while_neighbours_are_searched_stays(url, open_page):
@@ -572,7 +647,7 @@ def test_health_and_compare_open_with_a_sentence(url, open_page, of_run):
     never.locator("summary").click()
     row = never.locator("li button").first
     assert of_run.counts[int(row.get_attribute("data-token"))] == 0
-    shown = page.locator("#view-compare aside > div .near button").first
+    shown = page.locator("#view-compare .map-side > div .near button").first
     assert of_run.counts[int(shown.get_attribute("data-token"))] > 0
 
 

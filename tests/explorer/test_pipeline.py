@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from decoders import small
 from kinds import POSITIONS
+from page_waiting import until
 
 from embedlayer import (
     EmbeddingLayer,
@@ -27,6 +28,7 @@ from embedlayer import (
     train_tokenizer,
 )
 from embedlayer.explorer import pipeline_steps as module
+from embedlayer.explorer.example_texts import TEXTS as EXAMPLES
 from embedlayer.explorer.export import write_page
 from embedlayer.explorer.pipeline import answer, choices, exported_requests, pipeline
 from embedlayer.explorer.pipeline_steps import packed
@@ -60,7 +62,7 @@ def test_the_last_vectors_are_those_of_the_models_input_embedding(model, words):
     torch.testing.assert_close(walked.vectors, expected)
     assert walked.step("look_up").vectors.equal(model.table.weight[ids_of(walked)])
     names = [step.name for step in walked.steps]
-    assert names[:4] == ["one_hot", "look_up", "scale", "position"]
+    assert names[:5] == ["tokenize", "one_hot", "look_up", "scale", "position"]
     assert names[-2:] == ["head", "gradient"]
 
 
@@ -160,7 +162,7 @@ def test_the_two_ends_of_a_checkpoint_take_its_own_recipe(words):
         projection=torch.nn.Linear(8, 12),
     )
     walked = pipeline(layer, words, TEXT, add_special_tokens=True)
-    names = ["one_hot", "look_up", "scale", "project", "types", "position", "sum", "norm", "dropout"]
+    names = ["tokenize", "one_hot", "look_up", "scale", "project", "types", "position", "sum", "norm", "dropout"]
     assert [step.name for step in walked.steps] == names
     torch.testing.assert_close(walked.vectors, layer.input(ids_of(walked)).detach())
 
@@ -168,6 +170,7 @@ def test_the_two_ends_of_a_checkpoint_take_its_own_recipe(words):
 def test_a_table_alone_and_an_input_embedding_alone_have_fewer_steps(words):
     table = TokenEmbedding(50, 8)
     assert [step.name for step in pipeline(table, words, TEXT).steps] == [
+        "tokenize",
         "one_hot",
         "look_up",
         "scale",
@@ -283,7 +286,7 @@ def test_a_real_model_goes_on_as_it_was_trained(shared_data):
 def test_a_table_without_a_tokenizer_shows_its_rows(vocabulary):
     walked = pipeline(TokenEmbedding(3, 4), vocabulary, "#2 #0 #2")
     assert [token["text"] for token in walked.tokens] == (["#2", "#0", "#2"] if vocabulary is None else ["c", "a", "c"])
-    assert [step.name for step in walked.steps if not step.idle] == ["one_hot", "look_up"]
+    assert [step.name for step in walked.steps if not step.idle] == ["tokenize", "one_hot", "look_up"]
 
 
 def test_every_source_offers_texts_that_it_can_read(words):
@@ -316,6 +319,9 @@ def test_the_tiny_layer_is_computed_by_the_model(position, tied):
     shown = answer(OpenedModel("any", TokenEmbedding(3, 2)), params)
     walked = pipeline(model, WORDS, TINY_TEXTS[0])
     assert [token["text"] for token in shown["tokens"]] == TINY_TEXTS[0].split()
+    unknown = answer(OpenedModel("any", TokenEmbedding(3, 2)), {**params, "text": TINY_TEXTS[-1]})
+    assert (unknown["tokens"][-1]["text"], unknown["tokens"][-1]["id"]) == ("<unk>", 0)
+    assert unknown["how"].endswith("“me”.")
     torch.testing.assert_close(walked.vectors, embed(ids_of(walked)[None], model.table, model.position)[0])
     assert model.head.tied == tied
     assert walked.step("look_up").values["near"][0].equal(model.table.weight)
@@ -383,7 +389,7 @@ def readout(page):
 @pytest.mark.browser
 def test_the_view_steps_through_the_text_with_slider_and_keys(source, serve, open_page):
     page = open_page(serve(source) + "#pipeline?text=" + TEXT.replace(" ", "+"))
-    titles = ["One-hot", "Rows", "Scale", "Rotation", "Block", "Next token", "Gradient", "Logit lens"]
+    titles = ["Tokenize", "One-hot", "Rows", "Scale", "Rotation", "Block", "Next token", "Gradient", "Logit lens"]
     heading = page.locator(".pipe-head h2")
     heading.wait_for()
     assert page.locator(".pipe-chips button").count() == 7
@@ -394,7 +400,7 @@ def test_the_view_steps_through_the_text_with_slider_and_keys(source, serve, ope
     page.keyboard.press("ArrowLeft")
     assert "Gradient" in heading.inner_text()
     slider = page.get_by_label("Step", exact=True)
-    slider.fill("1")
+    slider.fill("2")
     assert "Rows" in heading.inner_text()
     slider.press("ArrowRight")
     assert "Scale" in heading.inner_text()
@@ -404,6 +410,40 @@ def test_the_view_steps_through_the_text_with_slider_and_keys(source, serve, ope
     assert heading.inner_text().split() == ["–", "Positions"]
     page.keyboard.press("ArrowRight")
     assert "Rotation" in heading.inner_text()
+
+
+@pytest.mark.browser
+def test_the_tokens_are_one_stop_of_the_tab_key_in_which_arrows_move_and_enter_chooses(source, serve, open_page):
+    text = "dogs love me and I love dogs and dogs love me and I love"
+    page = open_page(serve(source) + "#pipeline?token=3&step=scale&text=" + text.replace(" ", "+"))
+    wait_for_tokens(page, 14)
+    focused = "document.activeElement.closest('[role=group]')?.getAttribute('aria-label') ?? document.activeElement.id"
+    page.locator("#pipe-text").focus()
+    stops = []
+    while page.evaluate("document.activeElement.type") != "range":
+        page.keyboard.press("Tab")
+        stops.append(page.evaluate(focused))
+    assert [stops.count(name) for name in ("Example texts", "Tokens")] == [1, 1]
+    page.keyboard.press("Shift+Tab")  # to the button beside the slider
+    page.keyboard.press("Shift+Tab")
+    at = "[...document.querySelectorAll('.pipe-chips button')].indexOf(document.activeElement)"
+    assert page.evaluate(at) == 3
+    for key, place in {"ArrowRight": 4, "ArrowLeft": 3, "End": 13, "Home": 0}.items():
+        page.keyboard.press(key)
+        assert page.evaluate(at) == place
+    page.keyboard.press("Enter")
+    assert "token=0" in page.url
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Space")
+    assert "token=2" in page.url
+    assert page.evaluate(at) == 2
+    assert "step=scale" in page.url
+    page.locator(".pipe-chips button").nth(5).click()
+    page.keyboard.press("ArrowRight")  # whoever chooses with the pointer moves on to the next step
+    assert "step=rotation" in page.url
+    page.keyboard.press("ArrowRight")
+    assert "step=block" in page.url
 
 
 @pytest.mark.browser
@@ -440,12 +480,40 @@ def test_a_typed_text_is_read_by_the_model_and_kept_in_the_address(source, serve
     shown = page.locator(".next-list .pipe-value").first.inner_text()
     assert shown == f"{head['top_tokens'][-1][0]['chance']:.1%}"
     assert "text=dogs+love+me" in page.url
-    for layer, tokens in [("tiny", 7), ("model", 3)]:  # each layer keeps its text
-        page.locator(f'.pipe-switches [data-key="{layer}"]').dblclick()
-        wait_for_tokens(page, tokens)
-    assert page.get_by_label("Text", exact=True).input_value() == "dogs love me"
     page.get_by_label("Text", exact=True).fill("")
     page.get_by_text("Type a text", exact=True).wait_for()
+
+
+@pytest.mark.browser
+def test_no_typed_text_is_lost_when_the_layer_changes(source, serve, open_page):
+    url = serve(source)
+    page = open_page(url + "#pipeline")
+    field = page.get_by_label("Text", exact=True)
+    unknown = shown_tokens(source.tokenizer, source.tokenizer.encode("zebra").ids)[0]["decoded"]
+
+    def switch(layer: str, text: str, tokens: list[str]) -> None:
+        page.locator(f'.pipe-switches [data-key="{layer}"]').click()
+        wait_for_tokens(page, len(tokens))
+        shown = "[...document.querySelectorAll('.pipe-chips span')].map((each) => each.textContent)"
+        until(page, f"String({shown}) === {json.dumps(','.join(tokens))}")
+        assert field.input_value() == text
+
+    wait_for_tokens(page, len(source.tokenizer.encode(EXAMPLES[0]).ids))
+    switch("tiny", TINY_TEXTS[0], TINY_TEXTS[0].split())  # nothing was typed: each layer has its own example
+    field.fill("the zebra sat")
+    wait_for_tokens(page, 3)
+    page.get_by_text("Replaced by <unk>, row 0, because no row has such a name: “zebra”.").wait_for()
+    switch("model", "the zebra sat", [unknown] * 3)
+    field.fill("dogs love me")
+    wait_for_tokens(page, 3)
+    switch("tiny", "the zebra sat", ["the", "<unk>", "sat"])
+    page.reload()
+    switch("model", "dogs love me", ["dogs", "love", "me"])
+    page.goto("about:blank")
+    page.goto(url + "#pipeline?text=me+me")  # the tiny layer knows no word of it, so it shows an example
+    wait_for_tokens(page, 2)
+    switch("tiny", TINY_TEXTS[0], TINY_TEXTS[0].split())
+    switch("model", "me me", ["me", "me"])
 
 
 @pytest.mark.browser
@@ -457,6 +525,34 @@ def test_on_a_phone_in_the_dark_nothing_runs_out_of_the_page(source, serve, open
     for _ in range(8):
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), heading.inner_text()
         page.get_by_label("Next step").click(force=True)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("text", ["dogs", "dogs love me and I love dogs and dogs love me and I love", TINY_TEXTS[-1]])
+@pytest.mark.parametrize("layer", ["model", "tiny"])
+def test_on_a_phone_predictions_begin_on_the_first_screen(source, serve, open_page, text, layer):
+    page = open_page(serve(source) + f"#pipeline?step=head&layer={layer}&token=1&text={text.replace(' ', '+')}")
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.locator(".next-list .pipe-value").first.wait_for()
+    until(page, "document.querySelector('.next-list li').getBoundingClientRect().bottom <= innerHeight")
+    fold, switches = page.locator(".pipe-fold"), page.locator(".pipe-switches")
+    said = "tiny, 10 × 4 · learned · tied" if layer == "tiny" else "this model, 50 × 24 · rotary · tied"
+    assert fold.inner_text() == said
+    assert not switches.is_visible()
+    fold.press("Enter")
+    assert switches.is_visible()
+    switches.get_by_role("button", name="tiny" if layer == "model" else "ALiBi").click()
+    page.locator(".next-list .pipe-value").first.wait_for()
+    assert switches.is_visible()
+    fold.click()
+    assert not switches.is_visible()
+    for key in "]" * 12:
+        page.keyboard.press(key)
+    row, chip = (
+        page.locator(".pipe-chips").bounding_box(),
+        page.locator(".pipe-chips [aria-pressed=true]").bounding_box(),
+    )
+    assert row["x"] <= chip["x"] <= chip["x"] + chip["width"] <= row["x"] + row["width"] + 1
 
 
 @pytest.mark.browser
@@ -512,8 +608,9 @@ def test_the_machine_shows_the_models_numbers_and_its_sums(source, serve, open_p
             assert shown == pytest.approx(walked.step(name).vectors[2].tolist(), abs=5.1e-5)
         row, scaled = (float(walked.step(name).vectors[2, 1]) for name in ("look_up", "scale"))
         sums = page.locator(".mach-sum").inner_text().replace("−", "-")
-        assert f"W[2] = {row:.4f}" in sums
-        assert f"2 · {row:.4f} = {scaled:.4f}" in sums
+        assert f"W[{WORDS.ids('dogs')[0][0]}] = {row:.4f}" in sums
+        shown_row = f"{row:.4f}" if row >= 0 else f"({row:.4f})"
+        assert f"2 · {shown_row} = {scaled:.4f}" in sums
         if scheme == "learned":
             place, total = (float(walked.step(name).vectors[2, 1]) for name in ("position", "sum"))
             shown_place = f"{place:.4f}" if place >= 0 else f"({place:.4f})"
@@ -553,7 +650,7 @@ def test_a_dimension_lights_in_every_vector_and_is_kept_in_the_address(source, s
 @pytest.mark.browser
 @pytest.mark.parametrize("motion", ["no-preference", "reduce"])
 def test_the_row_moves_out_of_the_table_unless_the_reader_prefers_no_motion(source, serve, open_page, motion):
-    page = open_page(serve(source) + "#pipeline?layer=tiny", reduced_motion=motion)
+    page = open_page(serve(source) + "#pipeline?layer=tiny&step=one_hot", reduced_motion=motion)
     page.locator(".mach-line").first.wait_for()
     page.evaluate("""() => {
         window.moved = 0;
@@ -593,7 +690,7 @@ def test_switches_that_need_other_weights_are_disabled_and_say_why(source, serve
     switches.get_by_role("button", name="tiny").click()
     page.locator(".mach-products").wait_for()
     assert switches.locator("button:disabled").count() == 0
-    assert "text=" not in page.url
+    assert page.get_by_label("Text", exact=True).input_value() == TEXT
 
 
 @pytest.mark.browser
@@ -612,7 +709,7 @@ def test_a_table_with_names_reads_words_and_ids(serve, open_page):
 @pytest.mark.browser
 def test_the_machine_fits_a_screen_and_is_in_an_exported_page(source, tmp_path, open_page):
     write_page(tmp_path / "page.html", [source])
-    page = open_page((tmp_path / "page.html").as_uri() + "#pipeline?layer=tiny")
+    page = open_page((tmp_path / "page.html").as_uri() + "#pipeline?layer=tiny&step=one_hot")
     page.locator(".mach-products").wait_for()
     for scheme in ("sinusoidal", "rotary", "alibi", "learned"):
         page.locator(f".pipe-switch [data-key={scheme}]").click()

@@ -1,11 +1,16 @@
 """What the page can ask for."""
 
+from email.message import Message
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
 import pytest
 import torch
 
 from embedlayer import DecoderLM, EmbeddingLayer, TokenEmbedding, train_tokenizer
 from embedlayer.checkpoints import write_vectors
 from embedlayer.core.errors import FileError, SizeError, TokenizerError
+from embedlayer.explorer import routes
 from embedlayer.explorer.routes import answer, check_tokenizers, manifest, others, page_facts
 from embedlayer.opening import OpenedModel, open_model
 from embedlayer.saving import build
@@ -103,3 +108,28 @@ def test_what_is_asked_twice_is_computed_once():
     assert source.once("key", lambda: counted(7)) == 7
     assert source.once("key", lambda: counted(8)) == 7
     assert calls == [1]
+
+
+@pytest.mark.parametrize(
+    ("urls", "address"),
+    [
+        (
+            ["Homepage, https://e.org", "Documentation, https://e.org/docs/index.md"],
+            "https://e.org/docs/course/index.md",
+        ),
+        ([], ""),
+        (None, ""),
+    ],
+)
+def test_the_course_is_beside_the_documentation_that_the_package_names(urls, address, monkeypatch) -> None:
+    def metadata(name: str) -> Message:
+        if urls is None:
+            raise PackageNotFoundError(name)
+        message = Message()
+        for url in urls:
+            message["Project-URL"] = url
+        return message
+
+    monkeypatch.setattr(routes, "metadata", metadata)
+    assert routes.course_address() == address
+    assert (Path(routes.__file__).parents[2] / "docs/course/index.md").is_file()

@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from embedlayer import TextError, TokenIdError, TokenizerError, train_tokenizer
-from embedlayer.explorer.text_ids import NamedRows, longer_text, text_ids
+from embedlayer.explorer.text_ids import NamedRows, longer_text, shown_tokens, text_ids
 
 
 def test_a_text_is_split_at_the_longest_names_of_rows():
@@ -16,6 +16,19 @@ def test_a_text_is_split_at_the_longest_names_of_rows():
     assert read.how.endswith("no row has such a name: “cats”, “love”, “the”, “and”.")
     with pytest.raises(TextError, match="“zebra”: no row has such a name.*Type these: .*New_York"):
         text_ids(named, "zebra", 9)
+
+
+@pytest.mark.parametrize("unknown", ["<unk>", "<UNK>", "[UNK]", "UNK"])
+def test_an_unknown_word_becomes_the_row_of_unknown_words_if_the_table_has_one(unknown):
+    named = NamedRows(["cat", unknown, "the", "<unk>"])
+    assert named.ids(f"The zebra, the {unknown} cat") == ([2, 1, 1, 2, 1, 0], ["zebra", ","])
+    read = text_ids(named, "zebra zebra", 4)
+    assert read.ids == [1, 1]
+    assert read.how.endswith(f"Replaced by {unknown}, row 1, because no row has such a name: “zebra”.")
+    assert [token["kind"] for token in shown_tokens(named, [0, 1])] == ["text", "special"]
+    assert longer_text(named, "the", [1, 0], 4) == (f"the {unknown} cat", ())
+    with pytest.raises(TextError, match="has no words"):
+        text_ids(named, " ", 4)
 
 
 @pytest.mark.parametrize("vocabulary", [None, NamedRows(["a", "b", "c"])])

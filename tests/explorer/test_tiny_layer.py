@@ -22,12 +22,13 @@ def test_all_layers_have_one_table_whose_numbers_are_shown_exactly(position, tie
     assert model(torch.arange(10)).isfinite().all()
 
 
-def test_its_words_are_those_of_its_texts():
-    for text in TEXTS:
-        ids, unknown = WORDS.ids(text)
-        assert [WORDS.names[number] for number in ids] == text.split()
-        assert unknown == []
-    assert {word for text in TEXTS for word in text.split()} == set(WORDS.names)
+def test_its_words_are_those_of_its_texts_and_all_others_become_the_unknown_token():
+    read = {text: WORDS.ids(text) for text in TEXTS}
+    for text, (ids, unknown) in read.items():
+        names = [WORDS.names[number] for number in ids]
+        assert names == ["<unk>" if word in unknown else word for word in text.split()]
+    assert [unknown for _, unknown in read.values()] == [[], [], [], ["me"]]
+    assert {number for ids, _ in read.values() for number in ids} == set(range(10))
 
 
 def test_the_tiny_layer_draws_nothing_from_the_programs_generator():

@@ -292,7 +292,7 @@ def test_keys_open_and_close_the_card_and_removing_the_choice_clears_the_map(url
     assert body.is_hidden()
     assert "card=open" not in page.url
     page.keyboard.press("?")
-    assert "card of the chosen token" in page.locator("#keys").inner_text()
+    assert "card of the chosen token" in page.locator("#help-dialog").inner_text()
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Choose no token").click()
     until(page, "!location.hash.includes('plus=') && !location.hash.includes('id=')")

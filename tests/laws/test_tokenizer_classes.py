@@ -23,6 +23,7 @@ from embedlayer.families.tokenizers import (
     WORDPIECE_CLASSES,
 )
 from embedlayer.tokenization.read import load_tokenizer
+from embedlayer.tokenization.steps import TokenTracer
 
 READ = {**BPE_CLASSES, **WORDPIECE_CLASSES, **SENTENCEPIECE_CLASSES}
 OF_OLDER_RELEASES = {"MT5": "T5", "RetriBert": "Bert", "Realm": "Bert", "ChatGLM": "GPT2"}
@@ -159,11 +160,13 @@ def test_a_class_has_the_ids_of_the_original(tmp_path: Path, name: str) -> None:
     starts, ends = ends_of(theirs, encode)
     if name in LEFT_OUT_BY_TRANSFORMERS:
         starts, ends = ([ours.get_vocab()[token] for token in side] for side in LEFT_OUT_BY_TRANSFORMERS[name])
+    tracer = TokenTracer(ours)
     for text in texts:
         ids = encode(text)
         assert ours.encode(text, add_special_tokens=False).ids == ids, text
         assert ours.encode(text).ids == [*starts, *ids, *ends], text
         assert ours.decode(ids) == decoded(theirs, ids), text
+        assert [*tracer.trace(text).ids] == ids, text
     specials = {token: token_id for token, token_id in theirs.added_tokens_encoder.items() if token_id < size}
     assert {token: ours.token_to_id(token) for token in specials} == specials
 

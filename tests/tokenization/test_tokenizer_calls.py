@@ -66,6 +66,17 @@ def test_options_that_make_encoding_impure_are_ignored_and_kept_in_files(option:
     assert options(json.loads(edited.to_str())) == stated
 
 
+def test_segmentations_that_unigram_draws_by_chance_are_ignored() -> None:
+    entries = [("<unk>", 0.0), ("a", -1.0), ("b", -1.0), ("ab", -1.9)]
+    tokenizer = Tokenizer(models.Unigram(entries, unk_id=0, byte_fallback=False))
+    if not hasattr(tokenizer.model, "alpha"):
+        pytest.skip("this release of tokenizers draws no segmentations")
+    tokenizer.model.alpha = 0.5
+    assert len({tuple(tokenizer.encode("abab").ids) for _ in range(50)}) > 1
+    assert calls.encode(tokenizer, "abab").ids == [3, 3]
+    assert tokenizer.model.alpha == 0.5
+
+
 WORDS = Tokenizer(models.WordLevel({"a": 0}, unk_token="<unk>"))
 BROKEN = {
     "no unknown token": WORDS.to_str(),

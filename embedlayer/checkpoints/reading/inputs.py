@@ -13,7 +13,7 @@ from embedlayer.checkpoints.reading.table import check_rows, read_second_table, 
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families import CONFIG_KEYS, stated_size
 from embedlayer.families.field_types import Names, Step
-from embedlayer.families.final_norms import FINAL_NORMS, WINDOW_IN_ALL_BLOCKS
+from embedlayer.families.final_norms import FINAL_NORMS, WINDOW_IN_ALL_BLOCKS, final_norm_module
 from embedlayer.families.records import (
     DecoderSpec,
     FeatureSpec,
@@ -105,8 +105,7 @@ def read_norm(model: CheckpointModel, key: str, spec: NormSpec | ShiftSpec | Non
 def read_final_norm(model: CheckpointModel, width: int) -> nn.Module | None:
     """Read the norm between the last block and the head; `None` if the family has none, as after post-norm blocks.
 
-    In an encoder-decoder model it is that of the decoder. It is looked for in the modules around the token table, from
-    the innermost one, so no norm of another part (a block, a vision tower) takes its place.
+    In an encoder-decoder model it is that of the decoder. `final_norm_module` says where it is looked for.
 
     Raises:
         CheckpointError: The norm of the model type is not known, its tensor is missing, or it has a bias that the
@@ -123,10 +122,7 @@ def read_final_norm(model: CheckpointModel, width: int) -> nn.Module | None:
     spec = FINAL_NORMS[str(model_type)]
     if spec is None or spec.kind in ("rms_plain", "layer_plain"):
         return read_norm(model, "final_norm", spec, width)
-    parts = table.split(".")
-    around = ["".join(f"{part}." for part in parts[:count]) for count in range(len(parts) - 1, -1, -1)]
-    places = (f"{prefix}{spec.name}" for prefix in around)
-    place = next((place for place in places if f"{place}.weight" in checkpoint.names), None)
+    place = final_norm_module(str(spec.name), table, checkpoint.names)
     if place is None:
         raise CheckpointError(f"{checkpoint.name}: the final norm, {spec.name}.weight, is missing. {tensors.remedy}")
     if spec.kind == "layer" and spec.bias is False and f"{place}.bias" in checkpoint.names:

@@ -3,9 +3,28 @@
 export type Neighbor = [number, number];
 export type LayoutState = "absent" | "running" | "ready" | "failed" | "cancelled";
 export type TableState = "sound" | "faulty" | "undecided";
+export type ModelPart = "table" | "position" | "input" | "blocks" | "norm" | "head" | "buffer" | "other";
 export type MovedRow = [number, number, number, number];
 export type TokenKind = "text" | "byte" | "special";
+export type ModelTrace = BpeTrace | WordPieceTrace | UnigramTrace | WholeTrace;
+export type TokenModel = "BPE" | "WordPiece" | "Unigram" | "WordLevel" | "names" | "ids";
 export type DescribedScheme = NoScheme | UndrawnScheme | AdditiveScheme | SinusoidalScheme | RotationScheme | AlibiScheme | BiasScheme;
+
+/** A float32 tensor in base64, little-endian; see `unpack` of the page. */
+export interface PackedTensor {
+  shape: number[];
+  float32: string;
+}
+
+/** A token as the page shows it. */
+export interface ShownToken {
+  id: number;
+  /** Readable text of the token; empty if the tokenizer does not know the ID. */
+  decoded: string;
+  /** The readable text with spaces and invisible characters in visible form, or `row ID`. */
+  text: string;
+  kind: TokenKind;
+}
 
 /** A source of the page. */
 export interface SourceManifest {
@@ -30,6 +49,8 @@ export interface Manifest {
   version: string;
   /** How the user types the command that opened the page. */
   command: string;
+  /** Address of the course; `""` if the package states no address of its documentation. */
+  course: string;
   exported: boolean;
   /** What an exported page lacks, as sentences. */
   left_out?: string[];
@@ -148,6 +169,48 @@ export interface TokenPlaces {
   at: number | null;
   /** Index among the tokens of the view Positions. */
   position: number | null;
+}
+
+/** A tensor of a model, or those of all blocks that have the same name and shape. */
+export interface ModelTensor {
+  /** Name in the checkpoint, with `*` in place of numbers. */
+  name: string;
+  /** How many tensors these are. */
+  count: number;
+  shape: number[];
+  /** Numbers or bytes of all of them, see `ModelTensors`. */
+  size: number;
+  /** Where the model uses it; `"buffer"` for numbers that are no parameters. */
+  part: ModelPart;
+  /** Whether it repeats the numbers of the table, so that it is not counted. */
+  is_copy: boolean;
+}
+
+/** One row of a table, read twice. */
+export interface LookedUpRow {
+  token: ShownToken;
+  /** Result of the model's first step, `(D,)`. */
+  inside: PackedTensor;
+  /** Row of the table's tensor, read without the model, `(D,)`. */
+  outside: PackedTensor;
+  /** Largest absolute difference of the two; null if a number is not finite. */
+  difference: number | null;
+}
+
+/** The tensors of a model, by name. */
+export interface ModelTensors {
+  title: string;
+  /** Why there is no list; "" if there is one. */
+  refused: string;
+  /** What `size` counts: bytes where rows or weights are stored in a packed form. */
+  unit: "parameters" | "bytes";
+  /** Whether the head is the table. */
+  is_tied: boolean;
+  /** Whether the list and the rows outside are read from the files; if not, from the model in memory. */
+  is_file: boolean;
+  tensors: ModelTensor[];
+  /** Empty where only the sizes of a model are known, or an ID reads several rows. */
+  rows: LookedUpRow[];
 }
 
 /** Groups of equal rows, with the IDs of the first. */
@@ -418,6 +481,118 @@ export interface ShownToken {
   kind: TokenKind;
 }
 
+/** A token, and its bytes `start:stop` of the text in UTF-8, which are equal for a token without bytes. */
+export interface TracedToken {
+  id: number;
+  decoded: string;
+  text: string;
+  kind: TokenKind;
+  start: number;
+  stop: number;
+}
+
+/** One merge of byte-pair encoding. */
+export interface TracedMerge {
+  /** Place of the left symbol among the symbols before this merge. */
+  index: number;
+  /** Place of the pair in the list of merges, from 0 on. */
+  rank: number;
+  /** The symbol that replaces the pair, as it is written in the vocabulary. */
+  result: string;
+}
+
+/** How byte-pair encoding splits a pre-token; symbols are as they are written in the vocabulary. */
+export interface BpeTrace {
+  kind: "bpe";
+  /** The symbols before the first merge. */
+  symbols: string[];
+  merges: TracedMerge[];
+  /** Every pair that was adjacent at some moment and is in the list of merges, with its rank. */
+  pairs: ([string, string, number])[];
+  /** Visible form of each symbol. */
+  shown: Record<string, string>;
+  /** Whether the pre-token is a token of the vocabulary, and the model ignores merges then (`ignore_merges`). */
+  whole: boolean;
+}
+
+/** One look-up: characters `start:stop` of the pre-token, in visible form, and the ID; null without such a token. */
+export interface WordPieceTry {
+  start: number;
+  stop: number;
+  text: string;
+  id: number | null;
+}
+
+/** How WordPiece splits a piece: all look-ups, in order. */
+export interface WordPieceTrace {
+  kind: "wordpiece";
+  tries: WordPieceTry[];
+  /** Whether the pre-token has more characters than are read, so that it is the unknown token. */
+  too_long: boolean;
+}
+
+/** A part of a pre-token in visible form, its log-probability, and the IDs of its tokens. */
+export interface ScoredPart {
+  text: string;
+  score: number;
+  ids: number[];
+}
+
+/** One segmentation of a pre-token, and the sum of the scores of its parts. */
+export interface UnigramPath {
+  pieces: ScoredPart[];
+  score: number;
+}
+
+/** How a Unigram model splits a piece: the best segmentation, then the best of all others if there is one. */
+export interface UnigramTrace {
+  kind: "unigram";
+  paths: UnigramPath[];
+}
+
+/** A pre-token that is looked up whole, and the ID of its token; null if it has none and is unknown, or left out. */
+export interface WholeTrace {
+  kind: "whole";
+  id: number | null;
+}
+
+/** A pre-token, a part of a text that the model splits by itself; or an added token. */
+export interface TracedPiece {
+  /** First byte in the text in UTF-8. */
+  start: number;
+  /** First byte behind it. */
+  stop: number;
+  /** The pre-token as the model gets it, in visible form. */
+  text: string;
+  /** Whether it is an added token, which is cut out of the text before all else. */
+  added: boolean;
+  /** Index of its first token. */
+  first: number;
+  /** Index behind its last token. */
+  behind: number;
+  /** How the model splits it; null for an added token. */
+  trace: BpeTrace | WordPieceTrace | UnigramTrace | WholeTrace | null;
+}
+
+/** How a text becomes tokens. */
+export interface Tokenization {
+  /** Name of the source or of the page's own tokenizer. */
+  title: string;
+  model: TokenModel;
+  /** Rows of the table, or tokens of a tokenizer without a table. */
+  vocab_size: number;
+  /** Width of a row of the source. */
+  embed_dim: number;
+  /** The text after normalisation, in visible form; the text itself if `refused` is not "". */
+  normalized: string;
+  tokens: TracedToken[];
+  pieces: TracedPiece[];
+  /** Number of later tokens, which are not shown. */
+  left_out: number;
+  /** Why there are no pre-tokens; "" if there are. */
+  refused: string;
+}
+
 /** What can be chosen for the tiny layer. */
 export interface TinyChoices {
   texts: string[];
@@ -435,6 +610,8 @@ export interface PipelineChoices {
   /** Why only the tiny layer can be shown; "" if the model can. */
   refused: string;
   tiny: TinyChoices;
+  /** Words, with and without a space before them, whose tokens by the page's small tokenizer are known. */
+  pieces: string[];
 }
 
 /** Consecutive rows of a table: the ID of the first, and the text of each. */
@@ -766,12 +943,14 @@ export interface Answers {
   "cards": ArrayBuffer;
   "pipeline-choices": PipelineChoices;
   "pipeline": Pipeline;
+  "tokenization": Tokenization;
   "logit-lens": LogitLens;
   "positions": PositionsData;
   "health": Health;
   "scores": ArrayBuffer;
   "spectrum": Spectrum;
   "metrics": Metrics;
+  "tensors": ModelTensors;
   "compare": Comparison;
   "compare-places": ArrayBuffer;
   "compare-neighbors": ([string, number])[];

@@ -4,6 +4,7 @@ import { TokenCard } from "./card/card.js";
 import { sameToken } from "./card/links.js";
 import { fromFile, fromServer } from "./data.js";
 import { OPENS_CARD, empty, h } from "./dom.js";
+import { showHelp } from "./help.js";
 import { compute } from "./local.js";
 import { missing } from "./missing.js";
 import { changed, formatHash, parseHash } from "./state.js";
@@ -23,7 +24,7 @@ const FIRST = map; // where the address names no view
 /** @type {[string, string][]} */
 const KEYS = [
   ["1 … 7", "go to a view"], ["c", "open or close the card of the chosen token"], ["t", "light or dark"],
-  ["/", "search"], ["?", "this list"],
+  ["/", "search"], ["?", "this help"],
 ];
 const SEARCH_FIELD = "main input[type=search], main input[type=text]";
 /** What shows tokens of another table than the source's, such as a tiny one made for a lesson. */
@@ -57,7 +58,7 @@ class Page {
     element("tabs").append(...VIEWS.map((view) => this.#tab(view)));
     this.#fillSources();
     element("theme").addEventListener("click", switchTheme);
-    element("help").addEventListener("click", () => this.#showKeys());
+    element("help").addEventListener("click", () => this.#showHelp());
     addEventListener("hashchange", () => this.#follow());
     document.addEventListener("keydown", (event) => this.#onKey(event));
     document.addEventListener("click", (event) => this.#onClick(event));
@@ -294,11 +295,10 @@ class Page {
     /** @type {HTMLSelectElement} */ (element("source")).value = String(source);
   }
 
-  #showKeys() {
+  #showHelp() {
     const keys = [...KEYS, ...(this.#current?.keys ?? [])];
-    element("keys").querySelector("dl")?.replaceChildren(
-      ...keys.flatMap(([key, what]) => [h("dt", null, key), h("dd", null, what)]));
-    /** @type {HTMLDialogElement} */ (element("keys")).showModal();
+    showHelp(/** @type {HTMLDialogElement} */ (element("help-dialog")),
+      { views: VIEWS, keys, course: this.manifest.course, go: (view) => this.#go(view) });
   }
 
   /** @param {KeyboardEvent} event */
@@ -310,7 +310,7 @@ class Page {
     const view = /^[1-9]$/.test(event.key) ? VIEWS[Number(event.key) - 1] : undefined;
     if (view) this.#go(view.id);
     else if (event.key === "t") switchTheme();
-    else if (event.key === "?") this.#showKeys();
+    else if (event.key === "?") this.#showHelp();
     else if (event.key === "c") this.card.setOpenByKey(!this.card.isOpen);
     else if (event.key === "Escape" && !event.defaultPrevented) this.card.setOpenByKey(false);
     else if (event.key === "/") {

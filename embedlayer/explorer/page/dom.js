@@ -143,6 +143,43 @@ export function token(text, { id, of = id, onClick, title } = {}) {
 }
 
 /**
+ * Make a row of buttons one stop of the Tab key, now and when its buttons change: the one that has the focus, else the
+ * pressed one, else the first. Arrows, Home and End move the focus, unless a pointer gave it.
+ * @template {HTMLElement} Row
+ * @param {Row} row
+ * @returns {Row}
+ */
+export function oneTabStop(row) {
+  const buttons = () => [...row.querySelectorAll("button")].filter((button) => !button.disabled);
+  const mark = () => {
+    const all = buttons();
+    const stop = all.find((button) => button === document.activeElement)
+      ?? all.find((button) => button.getAttribute("aria-pressed") === "true") ?? all[0];
+    for (const button of all) button.tabIndex = button === stop ? 0 : -1;
+  };
+  let isPointed = false;
+  row.addEventListener("pointerdown", () => { isPointed = true; });
+  row.addEventListener("focusin", mark);
+  row.addEventListener("focusout", ({ relatedTarget }) => {
+    if (row.contains(/** @type {Node | null} */ (relatedTarget))) return;
+    isPointed = false;
+    mark();
+  });
+  row.addEventListener("keydown", (event) => {
+    const all = buttons();
+    const [at, last] = [all.findIndex((button) => button === document.activeElement), all.length - 1];
+    const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -last, End: last }[event.key];
+    if (!by || at < 0 || isPointed || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    event.stopPropagation();
+    all[Math.min(last, Math.max(0, at + by))].focus();
+  });
+  new MutationObserver(mark).observe(row, { childList: true, subtree: true, attributeFilter: ["aria-pressed"] });
+  mark();
+  return row;
+}
+
+/**
  * Create a region that scrolls, by the keyboard too.
  * @param {string} label
  * @param {string} className

@@ -36,7 +36,7 @@ function notRun(command, source, others) {
     "Of a run, this view shows the loss beside ln V, the loss of a uniform prediction; the rows of the table that each "
     + "step looked up; the learning rate; and nearest tokens before and after training.",
     next(others,
-      h("a", { href: hashOf("learn", source, { s: "training" }) }, "Train a table of twelve words in Learn, scene 4"),
+      h("a", { href: hashOf("learn", source, { s: "training" }) }, "Train a table of twelve words in Learn"),
       h("span", null, "Or train a table on text files of your own, and open it:"),
       h("code", null, `${command} train FILE... -o DIR`), h("code", null, `${command} explore DIR`)));
 }
@@ -47,5 +47,5 @@ function onlyTable(source, others) {
     "The model family of this checkpoint is not known, or a part of its embedding layer cannot be read, so its "
     + "positions are not known. The message of the command says which part.",
     next(others, h("a", { href: hashOf("map", source) }, "See the table in Map"),
-      h("a", { href: hashOf("learn", source, { s: "waves" }) }, "See position vectors in Learn, scene 9")));
+      h("a", { href: hashOf("learn", source, { s: "waves" }) }, "See position vectors in Learn")));
 }

@@ -5,6 +5,14 @@
 export const GLOSSARY = [
   ["tokenizer", "tokenizer", "A program that splits a text into tokens (words, parts of words, punctuation) and gives "
     + "the ID of each."],
+  ["pre-token", "pre-tokens?", "A part of a text that the tokenizer cuts out before its model runs, mostly a word with "
+    + "the space before it. No token goes beyond it."],
+  ["BPE", "BPE|byte-pair encoding", "Byte-pair encoding: it begins with bytes or characters and joins two neighbours "
+    + "at a time, in the order of a list of merges."],
+  ["merge", "merges?", "Two tokens that become one. Training adds one merge at a time, that of the most frequent pair "
+    + "of neighbours; its rank is its place in this list."],
+  ["UTF-8", "UTF-8", "The usual way to write text as bytes: one byte for a letter of English, two to four for other "
+    + "characters."],
   ["vocabulary", "vocabulary", "The fixed list of all tokens that a model knows. Its size is V."],
   ["one-hot vector", "one-hot vectors?", "A vector with a single 1, at the index of the ID, and zeros elsewhere."],
   ["loss", "loss", "A number that says how wrong the model's predictions are. Training makes it smaller."],
@@ -22,7 +30,13 @@ export const GLOSSARY = [
     + "the step. It applies the updates of another row when that row is read."],
   ["padding", "<pad>|padding row|padding", "A token that fills short texts up to the length of the longest of a "
     + "batch. It has no meaning, so its row is kept at zero."],
-  ["batch", "batch", "The texts of one training step."],
+  ["batch", "batch", "The texts, or windows of a text, of one training step. Their number is B."],
+  ["window", "windows?", "T tokens of a text, one after another: the input of one row of a batch."],
+  ["stride", "stride", "The number of tokens from the start of one window to the start of the next."],
+  ["target", "targets?", "The token that the model should predict at a place: the one that follows in the text."],
+  ["drop_last", "drop_last", "Whether a last batch that is not full is left out."],
+  ["broadcasting", "broadcasting|broadcast", "The rule by which PyTorch adds tensors of different shapes: a size that "
+    + "is missing or 1 is repeated, without a copy."],
   ["nats", "nats", "The unit of a loss with natural logarithms: a loss of x nats is a probability of e^(−x) for the "
     + "right token."],
   ["output head", "output head|tied head|untied head", "The last matrix of a model, V × D: its product with a vector "
@@ -65,6 +79,11 @@ export const GLOSSARY = [
   ["linear function", "linear function", "A product with a matrix. Here the matrix depends on the offset k only, not "
     + "on the position."],
   ["parameters", "parameters", "The numbers of a model that training changes."],
+  ["tensor", "tensors?", "A block of numbers with a shape: a vector, a matrix such as V × D, or more dimensions."],
+  ["checkpoint", "checkpoint", "The files of a model after training: the numbers of its tensors, each with a name, and "
+    + "a configuration with its sizes."],
+  ["context length T", "context length", "The largest number of tokens that a text may have in a model; a table of "
+    + "learned positions has T rows."],
   ["extrapolate", "extrapolate", "To work on texts longer than those of the training."],
   ["RoPE", "RoPE|rotary positions", "Rotary positions: queries and keys inside attention are rotated by an angle "
     + "proportional to the position; nothing is added to the row."],

@@ -89,7 +89,7 @@ function claimsOf(ids) {
   return [
     ["Only the selected rows receive gradients.", true, `Rows with a gradient: ${used.join(", ") || "none"}`
       + `${ids.includes(PADDING) ? "; the padding row, ID 0, is left out on purpose" : ""}. This is the input table; a `
-      + "tied output head adds a gradient to every row (scene 4 shows it)."],
+      + "tied output head adds a gradient to every row (the scene “A table learns” shows it)."],
     ["The padding row is zero and gets no gradient.", true, "ID 0 is declared as padding here (padding_idx of "
       + "nn.Embedding), so its row stays zero. Without that declaration it is trained like any other row."],
     ["Each batch only updates a small subset of rows.", null,

@@ -1,16 +1,16 @@
 /** Scene: a text becomes a list of IDs. */
 
-import { h } from "../dom.js";
+import { h, select } from "../dom.js";
 import { KIND, kinds } from "../map/groups.js";
-import { chip } from "../pipeline/pictures.js";
+import { chosenAt, firstSplit, tokenPlayer } from "../pipeline/token_player.js";
 import { PADDING, UNKNOWN, WORDS, tokenize } from "./words.js";
 
-/** @import { Child, Pipeline } from "../types" */
+/** @import { Child, Closable, Tokenization } from "../types" */
 /** @import { Scene, Stage } from "./stage.js" */
 /** @typedef {{texts: string[], special: number[]}} Names of the tokens, and the IDs of the special ones */
 
 const START = "the cat sat";
-const [WAIT, MOST_SHOWN] = [350, 40]; // milliseconds, tokens
+const WAIT = 350; // milliseconds
 const UNKNOWN_TOKEN = /^\W*unk\W*$/i; // [UNK], <unk>, <|unk|>
 const IS_WORD = /[\p{L}\p{N}]/u; // a comma or a full stop is unknown, too, but no word
 
@@ -24,6 +24,7 @@ export const scene = {
     + "fixed list: the vocabulary. That number is the token's ID.",
     "The ID says which entry of the list it is, and nothing else: 5 is not more than 4, and “cat” is not near “on”.",
   ],
+  words: ["pre-token"],
   task: "Write a sentence of known words in which one word occurs twice. Does it get the same ID both times?",
   draw,
 };
@@ -78,56 +79,81 @@ function verdict(tokens) {
   return [true, `“${twice.word}” has ID ${twice.id} each time. The same token always gets the same row of the table.`];
 }
 
-/** Show the tokens of the source's own tokenizer. @param {Stage} stage */
+/**
+ * Create the place of a picture that is shown for one text after another.
+ * @param {Stage} stage
+ * @param {string} className
+ */
+export function changingPlace(stage, className) {
+  const element = h("div", { class: className });
+  /** @type {Closable[]} */
+  let last = [];
+  const show = (/** @type {Closable[]} */ parts, /** @type {Child[]} */ ...more) => {
+    last.forEach((part) => part.close());
+    last = parts;
+    if (stage.isClosed) return last.forEach((part) => part.close());
+    return element.replaceChildren(...h("div", null, parts.map((part) => part.element), more).childNodes);
+  };
+  stage.onClose(() => last.forEach((part) => part.close()));
+  return { element, show };
+}
+
+/**
+ * Show the way to the tokens of the source's own tokenizer: of the text that is typed, or of the texts that an exported
+ * page holds.
+ * @param {Stage} stage
+ */
 function ownTokens(stage) {
   const { manifest, data } = stage.context;
-  const body = h("div", { class: "learn-own" });
+  const { element: body, show } = changingPlace(stage, "learn-own tok");
+  const which = data.exported ? "A text" : "The same text";
   const element = h("section", { class: "learn-part" },
-    h("h3", null, `The same text in the tokenizer of ${manifest.title}`), body);
+    h("h3", null, `${which} in the tokenizer of ${manifest.title}`), body);
   let waiting = 0;
   let asked = "";
   stage.onClose(() => clearTimeout(waiting));
+  const note = (/** @type {string} */ text) => show([], h("p", { class: "note" }, text));
   /** @param {string} text */
   const ask = async (text) => {
-    /** @type {Child} */
-    let found;
+    asked = text;
     try {
-      const [pipeline, names] = await Promise.all([data.load("pipeline", { text }), data.load("tokens")]);
-      found = ownChips(pipeline, names);
+      const [found, names] = await Promise.all([data.load("tokenization", { text }), data.load("tokens")]);
+      if (asked !== text) return;
+      const chosen = { ...chosenAt(0), piece: firstSplit(found) };
+      show([tokenPlayer(found, text, chosen, { opensCard: true })], aboutTokens(found, names));
     } catch (error) {
-      found = h("p", { class: "note" }, manifest.exported
-        ? "This exported page holds the tokens of a few texts only, see the view Pipeline. Other texts need the model."
-        : /** @type {Error} */ (error).message);
+      if (asked === text) note(/** @type {Error} */ (error).message);
     }
-    if (asked === text) body.replaceChildren(found);
   };
-  return {
-    element,
-    /** @param {string} text */
-    show: (text) => {
-      clearTimeout(waiting);
-      if (!manifest.has.includes("tokenizer")) {
-        const reason = "This source has a table and no tokenizer. --tokenizer FILE adds one.";
-        return body.replaceChildren(h("p", { class: "note" }, reason));
-      }
-      asked = text;
-      element.hidden = !text.trim(); // no heading over an empty place
-      if (element.hidden) return body.replaceChildren();
-      waiting = setTimeout(() => ask(text), body.childElementCount ? WAIT : 0);
-      if (!body.childElementCount) body.replaceChildren(h("p", { class: "note" }, "Loading …"));
-    },
+  const follow = (/** @type {string} */ text) => {
+    clearTimeout(waiting);
+    element.hidden = !text.trim(); // no heading over an empty place
+    if (element.hidden) return show([]);
+    waiting = setTimeout(() => ask(text), body.childElementCount ? WAIT : 0);
+    if (!body.childElementCount) note("Loading …");
   };
+  const isReady = manifest.has.includes("tokenizer");
+  if (!isReady) note("This source has a table and no tokenizer. --tokenizer FILE adds one.");
+  else if (data.exported) offerTexts(stage, ask).then((list) => body.before(list));
+  return { element, show: isReady && !data.exported ? follow : () => {} };
 }
 
-/** @param {Pipeline} pipeline @param {Names} names */
-function ownChips({ tokens, vocab_size: size }, names) {
-  const shown = tokens.slice(0, MOST_SHOWN);
-  const count = tokens.length === 1 ? "1 token" : `${tokens.length} tokens`;
-  const dot = shown.some(({ decoded }) => decoded.includes(" ")) ? "A dot is a space." : "";
-  const about = [`${count}; the vocabulary has ${size.toLocaleString("en")}.`, unknownWords(names), dot];
-  return h("div", null,
-    h("ol", { class: "pipe-chips" }, shown.map((each) => h("li", null, chip(each, { id: each.id })))),
-    h("p", { class: "note" }, about.filter(Boolean).join(" ")));
+/** Create the list of an exported page's texts. @param {Stage} stage @param {(text: string) => void} ask */
+async function offerTexts({ context: { data } }, ask) {
+  const { texts } = await data.load("pipeline-choices");
+  ask(texts[0]);
+  return h("div", { class: "learn-part" },
+    select({ label: "Text of this page", options: texts.map((text) => [text, text]), value: texts[0], onChange: ask }),
+    h("p", { class: "note" }, "This exported page holds the tokens of these texts only. Other texts need the model."));
+}
+
+/** @param {Tokenization} tokenization @param {Names} names */
+function aboutTokens({ tokens, left_out: leftOut, vocab_size: size }, names) {
+  const count = tokens.length + leftOut;
+  const dot = tokens.some(({ decoded }) => decoded.includes(" ")) ? "A dot is a space." : "";
+  const about = [`${count === 1 ? "1 token" : `${count} tokens`}; the vocabulary has ${size.toLocaleString("en")}.`,
+    unknownWords(names), dot];
+  return h("p", { class: "note", "data-value": "about" }, about.filter(Boolean).join(" "));
 }
 
 /** Say what a tokenizer does with a word that is not in its vocabulary. @param {Names} names */

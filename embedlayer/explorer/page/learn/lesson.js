@@ -1,101 +1,12 @@
-/** The exercises of the lesson (seed 001) by their names, each with the scene in which it can be done. */
+/** The list of the lessons' exercises, each with a link to the scene or the view in which it can be done. */
 
 import { h } from "../dom.js";
 import { changed, formatHash } from "../state.js";
+import { LESSONS } from "./exercises.js";
 import { SCENES } from "./scenes.js";
 
 /** @import { ViewContext } from "../types" */
-/**
- * @typedef {object} Exercise
- * @property {string} name as in the lesson
- * @property {string} scene
- * @property {Record<string, string>} [settings] of the scene, as the lesson sets them; with at least one, those that
- *   the reader left in the scene are not restored
- * @property {string} [claim] start of what the lesson says; the scene computes whether it is so
- * @property {boolean | null} [holds] whether it is so with these settings; null: it depends
- */
-
-/** @type {[part: string, exercises: Exercise[]][]} */
-export const LESSON = [
-  ["Introduction", [
-    { name: "Memory table: GPT-2 small, LLaMA 7B and 70B", scene: "memory",
-      settings: { vocab: "50257", dim: "768", tied: "1" }, claim: "Embeddings are often the largest", holds: null },
-    { name: "Intuition: Distance(cat, dog) < Distance(cat, code)", scene: "training", settings: { step: "20" },
-      claim: "Distance(cat, dog)", holds: true },
-    { name: "Try This, Embedding Architecture: step through the pipeline", scene: "sum", settings: { step: "1" } },
-  ]],
-  ["Lookup and gradient", [
-    { name: "One-hot lookup, nn.Embedding: token 3", scene: "onehot", settings: { id: "3" },
-      claim: "Only one row of W", holds: true },
-    { name: "Gradient flow: tokens 3, 7, 1", scene: "gradient", settings: { ids: "3.7.1" },
-      claim: "Only the selected rows", holds: true },
-    { name: "Sparse updates", scene: "gradient", settings: { ids: "3.7.1" }, claim: "Each batch", holds: null },
-    { name: "Padding token handling", scene: "gradient", settings: { ids: "0.5.0" }, claim: "The padding row",
-      holds: true },
-  ]],
-  ["Positions", [
-    { name: "Attention is permutation-invariant: [1, 5, 7] and [7, 1, 5]", scene: "order",
-      settings: { order: "2.0.1" }, claim: "Attention is permutation-invariant", holds: false },
-    { name: "Try This, Same Token: same position (0 and 0)", scene: "twice", settings: { a: "0", b: "0" },
-      claim: "Same position", holds: true },
-    { name: "Try This, Same Token: adjacent positions (0 and 1)", scene: "twice", settings: { a: "0", b: "1" },
-      claim: "Positions 0 and 1 are very similar", holds: true },
-    { name: "Try This, Same Token: distant positions (0 and 5)", scene: "twice", settings: { a: "0", b: "5" },
-      claim: "Positions 0 and 5", holds: true },
-    { name: "PE(pos+k) is a linear function of PE(pos)", scene: "waves", settings: { a: "0", b: "1" },
-      claim: "PE(pos+k)", holds: true },
-    { name: "Similarity matrix: positions 5 and 6, 5 and 15", scene: "waves", settings: { a: "5", b: "15" },
-      claim: "Nearby positions", holds: null },
-    { name: "Combined embedding: token, position, sum; scaling by √D", scene: "sum", settings: { step: "6" },
-      claim: "Scaling by √D", holds: false },
-  ]],
-  ["Similarity", [
-    { name: "Embedding Similarity: numbers and letters", scene: "similar", settings: { noise: "0.1" },
-      claim: "Numbers are similar", holds: true },
-    { name: "2D Visualization with PCA", scene: "similar", settings: { noise: "0.1" },
-      claim: "Similar tokens cluster", holds: true },
-    { name: "The same in a trained table", scene: "real" },
-  ]],
-  ["Try This, Interactive Exploration", [
-    { name: "1 Frequency gradient", scene: "waves", settings: { a: "0", b: "1" }, claim: "Low dimensions",
-      holds: true },
-    { name: "2 Adjacent positions (0 and 1): ≈ 0.99", scene: "waves", settings: { a: "0", b: "1" },
-      claim: "Positions 0 and 1", holds: false },
-    { name: "3 Distant positions (0 and 32)", scene: "waves", settings: { a: "0", b: "32" },
-      claim: "Positions 0 and 32", holds: true },
-    { name: "4 Unique fingerprints", scene: "waves", settings: { a: "10", b: "11" },
-      claim: "Each position has a unique", holds: true },
-    { name: "5 Sin/Cos pairs", scene: "waves", settings: { a: "10", b: "11" }, claim: "Sine and cosine",
-      holds: true },
-  ]],
-  ["Exercises", [
-    { name: "Exercise 1: Learned vs Sinusoidal", scene: "learned", settings: { length: "20" },
-      claim: "Learned embeddings start random", holds: true },
-    { name: "Exercise 1: extrapolation", scene: "learned", settings: { length: "60" },
-      claim: "Sinusoidal embeddings can", holds: null },
-    { name: "Exercise 1: learned ones are often slightly better", scene: "learned", settings: { length: "20" },
-      claim: "Learned ones are often", holds: null },
-    { name: "RoPE and ALiBi extrapolate to longer texts", scene: "learned", settings: { length: "60" },
-      claim: "RoPE and ALiBi", holds: null },
-    { name: "Exercise 2: Effect of Embedding Dimension", scene: "width", settings: { std: "1" },
-      claim: "The scale factor √D", holds: false },
-    { name: "Exercise 3: Memory Usage", scene: "memory", settings: { vocab: "1000", dim: "64", tied: "1" },
-      claim: "A larger vocabulary", holds: null },
-    { name: "Exercise 3: weight tying", scene: "memory", settings: { vocab: "1000", dim: "256", tied: "1" },
-      claim: "Weight tying halves", holds: true },
-    { name: "Exercise 3: GPT-2, LLaMA and most models tie", scene: "memory",
-      settings: { vocab: "32000", dim: "4096", tied: "1" }, claim: "GPT-2, LLaMA", holds: false },
-  ]],
-  ["Common Pitfalls", [
-    { name: "Forgetting the sqrt scale", scene: "width", settings: { std: "0.02" }, claim: "Without the factor",
-      holds: null },
-    { name: "Exceeding max_seq_len", scene: "learned", settings: { length: "51" },
-      claim: "Learned embeddings cannot", holds: true },
-    { name: "Ignoring padding", scene: "gradient", settings: { ids: "0.5.0" }, claim: "The padding row", holds: true },
-    { name: "Poor initialization", scene: "width", settings: { std: "1" }, claim: "Large initial values",
-      holds: null },
-  ]],
-];
+/** @import { Exercise, Lesson } from "./exercises.js" */
 
 /** @param {boolean | null} holds */
 function verdictOf(holds) {
@@ -104,13 +15,14 @@ function verdictOf(holds) {
 }
 
 /** Return the part of a URL that shows an exercise. @param {Exercise} exercise @param {number} source */
-export function hashOf({ scene, settings = {} }, source) {
+export function hashOf({ scene, view, settings = {} }, source) {
+  if (view) return formatHash(view, changed(settings, { source: source || null }));
   const own = Object.fromEntries(Object.entries(settings).map(([key, value]) => [`${scene}.${key}`, value]));
   return formatHash("learn", changed(own, { s: scene, source: source || null }));
 }
 
 /**
- * Create the list of the lesson's exercises, closed at first.
+ * Create the list of the lessons' exercises, closed at first.
  * @param {ViewContext} context
  * @param {() => void} onReset
  * @param {(claim: string) => void} onOpen called with what the lesson says in the exercise that is opened
@@ -118,10 +30,9 @@ export function hashOf({ scene, settings = {} }, source) {
 export function lessonIndex({ source }, onReset, onOpen) {
   const element = h("details", { class: "learn-index" },
     h("summary", null, "Find an exercise of the lesson"),
-    h("p", { class: "note" }, "The lesson is “Module 04: Embeddings”. Each link opens the scene with the "
-      + "lesson's settings. Beside it: whether what the lesson says holds there."),
-    h("div", { class: "learn-lesson" }, LESSON.map(([part, exercises]) => h("section", null, h("h3", null, part),
-      h("ul", null, exercises.map((exercise) => h("li", null, linkTo(exercise, source))))))),
+    h("p", { class: "note" }, "Three lessons on embeddings. Each link opens the scene with the lesson's settings. "
+      + "Beside it: whether what the lesson says holds there."),
+    LESSONS.map((lesson) => partsOf(lesson, source)),
     h("p", null, resetButton(onReset)));
   element.addEventListener("click", (event) => {
     const link = /** @type {HTMLElement} */ (event.target).closest("a");
@@ -130,6 +41,14 @@ export function lessonIndex({ source }, onReset, onOpen) {
     onOpen(link.dataset.claim ?? "");
   });
   return element;
+}
+
+/** Create the list of a lesson's exercises, closed at first. @param {Lesson} lesson @param {number} source */
+function partsOf({ name, about, parts }, source) {
+  return h("details", { class: "learn-lesson" },
+    h("summary", null, name, h("small", null, about)),
+    parts.map(([part, exercises]) => h("section", null, h("h3", null, part),
+      h("ul", null, exercises.map((exercise) => h("li", null, linkTo(exercise, source)))))));
 }
 
 /** Create the button that calls `onReset` at the second click. @param {() => void} onReset */
@@ -147,8 +66,8 @@ function resetButton(onReset) {
 /** @param {Exercise} exercise @param {number} source */
 function linkTo(exercise, source) {
   const number = SCENES.findIndex(({ id }) => id === exercise.scene) + 1;
+  const place = number ? `scene ${number}, ${SCENES[number - 1].name}` : `view ${exercise.view}, ${exercise.place}`;
   return h("a", { href: hashOf(exercise, source), "data-claim": exercise.claim ?? null },
     h("span", null, exercise.name),
-    exercise.holds === undefined ? null : verdictOf(exercise.holds),
-    h("small", null, `scene ${number}, ${SCENES[number - 1].name}`));
+    exercise.holds === undefined ? null : verdictOf(exercise.holds), h("small", null, place));
 }

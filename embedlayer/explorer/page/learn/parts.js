@@ -21,6 +21,11 @@ export function fixed(value, digits = 4) {
   return Number(text) === 0 ? text.replace("-", "") : text.replace("-", "−");
 }
 
+/** Return "once", "2 times", and so on. @param {number} count */
+export function timesOf(count) {
+  return count === 1 ? "once" : `${count} times`;
+}
+
 /**
  * Create the list of what is often said, each with what this page computes.
  * @param {Stage} stage
@@ -72,6 +77,41 @@ export function choice(label, options, value, onChoose) {
 export function check(label, checked, onChange) {
   const input = h("input", { type: "checkbox", checked, onChange: () => onChange(input.checked) });
   return h("label", { class: "check" }, input, label);
+}
+
+/**
+ * Create the button that calls `advance` again and again until it returns false, and then `onPause`.
+ * @param {{onClose: (close: () => void) => void}} stage with which playing ends
+ * @param {() => boolean} advance
+ * @param {{wait?: number, onPause?: () => void}} [options] `wait`: milliseconds between calls; by default each frame
+ */
+export function playButton(stage, advance, { wait = 0, onPause = () => {} } = {}) {
+  let [request, last] = [0, 0];
+  const button = h("button", { type: "button", "aria-pressed": "false", onClick: () => (request ? pause() : play()) },
+    "Play");
+  const show = () => {
+    button.textContent = request ? "Pause" : "Play";
+    button.setAttribute("aria-pressed", String(request !== 0));
+  };
+  const frame = (/** @type {number} */ now) => {
+    const isDue = now - last >= wait;
+    if (isDue) last = now;
+    if (!isDue || advance()) request = requestAnimationFrame(frame);
+    else pause();
+  };
+  const play = () => {
+    last = -Infinity;
+    request = requestAnimationFrame(frame);
+    show();
+  };
+  const pause = () => {
+    cancelAnimationFrame(request);
+    request = 0;
+    show();
+    onPause();
+  };
+  stage.onClose(() => cancelAnimationFrame(request));
+  return { element: button, pause, isPlaying: () => request !== 0 };
 }
 
 /**

@@ -1,6 +1,6 @@
 /** Scene: neighbours in the table that is open, or in another opened source that has everyday words. */
 
-import { h, select, token } from "../dom.js";
+import { h, oneTabStop, select, token } from "../dom.js";
 import { examplesOf } from "../examples.js";
 import { parseQuery, search } from "../map/search.js";
 import { bar } from "../pipeline/pictures.js";
@@ -140,7 +140,7 @@ function searchField(label, texts, words, choose) {
   const lower = texts.map((text) => text.toLowerCase());
   /** @type {number[]} */
   let found = [];
-  const offers = h("div", { class: "chips", role: "group", "aria-label": "Tokens found" });
+  const offers = oneTabStop(h("div", { class: "chips", role: "group", "aria-label": "Tokens found" }));
   /** @param {number[]} ids */
   const chips = (ids) => ids.map((id) => token(texts[id], { of: id, onClick: () => choose(id) }));
   offers.replaceChildren(...chips(words));

@@ -1,15 +1,20 @@
 /** The scenes of the story "What is an embedding?", in their order. */
 
 import { scene as back } from "./back.js";
+import { scene as batch } from "./batch.js";
+import { scene as broadcast } from "./broadcast.js";
 import { scene as gradient } from "./gradient.js";
 import { scene as ids } from "./ids.js";
+import { scene as inside } from "./inside.js";
 import { scene as learned } from "./learned.js";
 import { scene as memory } from "./memory.js";
 import { scene as onehot } from "./onehot.js";
 import { scene as order } from "./order.js";
+import { scene as pieces } from "./pieces.js";
 import { scene as real } from "./real.js";
 import { scene as rotary } from "./rotary.js";
 import { scene as similar } from "./similar.js";
+import { scene as sizes } from "./sizes.js";
 import { scene as sum } from "./sum.js";
 import { scene as training } from "./training.js";
 import { scene as twice } from "./twice.js";
@@ -20,6 +25,6 @@ import { scene as width } from "./width.js";
 
 /** @type {Scene[]} */
 export const SCENES = [
-  ids, onehot, gradient, training, similar, order, sum, twice, waves, learned, rotary, back,
-  width, memory, real,
+  ids, pieces, batch, onehot, gradient, training, similar, order, sum, broadcast, twice,
+  waves, learned, rotary, back, inside, sizes, width, memory, real,
 ];

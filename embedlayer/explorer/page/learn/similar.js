@@ -2,7 +2,7 @@
 
 import { HeatMap } from "../charts/heat.js";
 import { h, slider } from "../dom.js";
-import { fromRows, row, similarities } from "../math.js";
+import { fromRows, largestDifference, rotatePairs, row, similarities } from "../math.js";
 import { claimList, fixed } from "./parts.js";
 import { principal } from "./pca.js";
 import { plane } from "./plane.js";
@@ -89,7 +89,7 @@ function draw(stage) {
     const { coordinates, explained } = principal(vectors, 2);
     picture.show(planeOf(coordinates, explained));
     const found = separation(cosines);
-    claims.show(claimsOf(found, explained, nearOwn(coordinates)));
+    claims.show([...claimsOf(found, explained, nearOwn(coordinates)), dimensionClaim(vectors)]);
     stage.judge(...verdict(found));
   };
   /** @param {number} nextNoise @param {number} nextSeed */
@@ -145,4 +145,23 @@ function claimsOf({ inside, between }, explained, own) {
       + `PC1 and PC2 show ${(100 * (explained[0] + explained[1])).toFixed(0)} % of the variance. The rest is not in `
       + "the picture, so check neighbours with cosines."],
   ];
+}
+
+/** Rotate all vectors by the same angles, 45° in each pair of dimensions. @param {Matrix} vectors */
+export function rotated(vectors) {
+  const pairs = Array.from({ length: vectors.cols / 2 }, (_, i) =>
+    /** @type {[number, number]} */ ([2 * i, 2 * i + 1]));
+  const numbers = [...pairs.flatMap(() => [Math.SQRT1_2, Math.SQRT1_2]), 1];
+  return fromRows(Array.from({ length: vectors.rows }, (_, r) => rotatePairs(row(vectors, r), numbers, pairs)));
+}
+
+/** @param {Matrix} vectors @returns {Claim} */
+function dimensionClaim(vectors) {
+  const other = rotated(vectors);
+  const changed = other.data.filter((value, i) => value !== vectors.data[i]).length;
+  const most = largestDifference(similarities(other), similarities(vectors));
+  return ["Each dimension encodes some abstract feature the model has learned.", null,
+    `Rotate all vectors by the same angle: ${changed} of ${other.data.length} numbers change, and `
+    + `${most < 1e-9 ? "no cosine does" : "cosines do, too"}. What counts are directions; one dimension is a part of `
+    + "many of them (it is polysemantic)."];
 }

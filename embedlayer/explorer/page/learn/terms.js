@@ -75,15 +75,15 @@ export function definitionBox(root) {
     event.preventDefault();
     hide();
   };
-  const main = root.closest("main");
+  const panel = root.closest("#view");
   document.addEventListener("click", onClick);
   document.addEventListener("keydown", onKey, true);
-  main?.addEventListener("scroll", hide);
+  panel?.addEventListener("scroll", hide);
   const close = () => {
     hide();
     document.removeEventListener("click", onClick);
     document.removeEventListener("keydown", onKey, true);
-    main?.removeEventListener("scroll", hide);
+    panel?.removeEventListener("scroll", hide);
   };
   return { element, hide, close };
 }

@@ -4,7 +4,7 @@ import { Curves } from "../charts/curves.js";
 import { h } from "../dom.js";
 import { distance, row } from "../math.js";
 import { tiles } from "../positions/scene.js";
-import { check, claimList, fixed } from "./parts.js";
+import { check, claimList, fixed, playButton } from "./parts.js";
 import { plane } from "./plane.js";
 import {
   DIM, SENTENCES, WORDS, descend, fullLoss, gradients, nearestRow, newModel, pairsOf, sentenceAt,
@@ -90,7 +90,7 @@ function draw(stage) {
     const isFirst = !stopped && verdict(run)[0];
     stopped ||= isFirst;
     return run.step < LAST_STEP && !isFirst;
-  }, save);
+  }, { onPause: save });
   const step = button("Step", () => {
     player.pause();
     walk();
@@ -134,37 +134,6 @@ function picturesOf(stage) {
 /** @param {string} text @param {() => void} onClick */
 function button(text, onClick) {
   return h("button", { type: "button", onClick }, text);
-}
-
-/**
- * Create the button that calls `frame` for each frame until it returns false, and then `onPause`.
- * @param {Stage} stage
- * @param {() => boolean} frame
- * @param {() => void} onPause
- */
-function playButton(stage, frame, onPause) {
-  let request = 0;
-  const button = h("button", { type: "button", "aria-pressed": "false", onClick: () => (request ? pause() : play()) },
-    "Play");
-  const show = () => {
-    button.textContent = request ? "Pause" : "Play";
-    button.setAttribute("aria-pressed", String(request !== 0));
-  };
-  const play = () => {
-    request = requestAnimationFrame(() => {
-      if (frame()) play();
-      else pause();
-    });
-    show();
-  };
-  const pause = () => {
-    cancelAnimationFrame(request);
-    request = 0;
-    show();
-    onPause();
-  };
-  stage.onClose(() => cancelAnimationFrame(request));
-  return { element: button, pause, isPlaying: () => request !== 0 };
 }
 
 /** Return whether a row has a gradient. @param {Gradients} found @param {number} id */

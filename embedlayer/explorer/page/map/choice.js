@@ -1,5 +1,6 @@
 /** The selected tokens of the map: choosing them, their nearest neighbours, and sums that are typed. */
 
+import { visibleText } from "../dom.js";
 import { idsByText, parseExpression, variants } from "./search.js";
 import { idsOf, isEmpty, selectedTokens, sumParams } from "./selection.js";
 import { subwordsOf } from "./subwords.js";
@@ -9,7 +10,7 @@ import { subwordsOf } from "./subwords.js";
 
 /**
  * @typedef {object} Host
- * @property {() => void} chosen other tokens were chosen
+ * @property {(isTyped: boolean) => void} chosen other tokens were chosen; `isTyped`: the field keeps what is in it
  * @property {() => void} changed neighbours are awaited, or subwords are there
  */
 
@@ -18,6 +19,7 @@ const NEIGHBORS = 20;
 export class Choice {
   /** @type {Neighbor[]} */ near = [];
   problem = "";
+  #replaced = ""; // says of which typed text another spelling was selected
   /** @type {Subwords[]} */ subwords = []; // of the typed texts that are no tokens
   #request = 0;
   #loading = -1; // the request that waits for neighbours
@@ -57,13 +59,13 @@ export class Choice {
     else if (!ids.includes(id)) state.set({ ...sumParams({ plus: [id], minus: [] }), at: null });
   }
 
-  /** @param {TokenSum} sum */
-  choose(sum) {
+  /** @param {TokenSum} sum @param {boolean} [isTyped] whether the field keeps what is typed in it */
+  choose(sum, isTyped = false) {
     const { state, token } = this.context;
     const ids = idsOf(sum);
     state.set(sumParams(sum));
     if (!ids.includes(token.get() ?? -1)) token.choose(ids[0] ?? null);
-    this.host.chosen();
+    this.host.chosen(isTyped);
   }
 
   /** Load the neighbours of the selected tokens; return whether nothing else was chosen meanwhile. */
@@ -71,7 +73,7 @@ export class Choice {
     const isLast = this.begin();
     const [request, { sum }] = [this.#request, this];
     this.subwords = [];
-    this.problem = "";
+    [this.problem, this.#replaced] = [this.#replaced, ""];
     if (isEmpty(sum)) {
       this.near = [];
       return true;
@@ -95,17 +97,22 @@ export class Choice {
     return last ? variants(last.text, idsByText(this.texts)).filter((id) => id < this.texts.length) : [];
   }
 
-  /** Select a typed sum. @param {string} text @param {number} [last] ID of its last term */
+  /** Select a typed sum; nothing if a term is no token. @param {string} text @param {number} [last] its last ID */
   typed(text, last) {
     const terms = parseExpression(text).map((term, i, all) =>
       ({ ...term, id: (i === all.length - 1 ? last : undefined) ?? variants(term.text, idsByText(this.texts))[0] }));
     const unknown = terms.filter(({ id }) => id === undefined || id >= this.texts.length);
     if (unknown.length) {
+      this.choose({ plus: [], minus: [] }, true);
       this.offerSubwords(unknown.map((term) => term.text));
       return;
     }
     /** @param {number} sign */
     const ofSign = (sign) => terms.filter((term) => term.sign === sign).map(({ id }) => id);
+    const bare = last !== undefined ? [] : terms.filter(({ text: term, id }) =>
+      /^[ ·]+[^ ·#]/.test(term) && !this.texts[id].startsWith(" "));
+    this.#replaced = bare.map(({ text: term, id }) =>
+      `No token is “${visibleText(term)}” with its space, so “${visibleText(this.texts[id])}” is selected.`).join(" ");
     this.choose({ plus: ofSign(1), minus: ofSign(-1) });
   }
 

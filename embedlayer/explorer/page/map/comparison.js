@@ -68,7 +68,7 @@ export class ComparisonMap {
     this.play = h("button", {
       type: "button", onClick: () => (this.#playing ? this.#stop() : this.#start()),
     }, "Play");
-    this.side = h("aside", { class: "panel map-side", tabIndex: 0,
+    this.side = h("section", { class: "panel map-side", tabIndex: 0,
       "aria-label": "Tokens by how much they changed direction" });
     body.replaceChildren(h("div", { class: "panel map-main" },
       h("p", { class: "verdict" }, comparison.relation.sentence),

@@ -139,7 +139,7 @@ function byBytes(wanted, { all, starts }) {
 
 /**
  * Return the tokens that a typed text can mean, best first: the text itself, with a leading space, in lower case, with
- * a capital; or `#17`. `·` is a space.
+ * a capital; or `#17`. `·` is a space. Of a text that begins with a space, all tokens with a space come first.
  * @param {string} typed
  * @param {Map<string, number>} ids by text
  * @returns {number[]} IDs without repetition
@@ -151,9 +151,10 @@ export function variants(typed, ids) {
   const bare = text.trim();
   const lower = bare.toLowerCase();
   const capital = bare.slice(0, 1).toUpperCase() + bare.slice(1);
-  const found = [text, ` ${bare}`, bare, lower, ` ${lower}`, capital, ` ${capital}`].flatMap((variant) =>
-    ids.get(variant) ?? []);
-  return [...new Set(found)];
+  const spaced = [bare, lower, capital].map((form) => ` ${form}`);
+  const forms = text.startsWith(" ") ? [text, ...spaced, bare, lower, capital]
+    : [text, spaced[0], bare, lower, spaced[1], capital, spaced[2]];
+  return [...new Set(forms.flatMap((form) => ids.get(form) ?? []))];
 }
 
 /**

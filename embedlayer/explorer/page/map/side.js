@@ -1,6 +1,6 @@
 /** The panel beside the map: the selection, its nearest neighbours, and the tokens that were found. */
 
-import { empty, h, segments, token, visibleText } from "../dom.js";
+import { empty, h, oneTabStop, segments, token, visibleText } from "../dom.js";
 import { sumText } from "../examples.js";
 import { changed, formatHash } from "../state.js";
 import { KIND, hex } from "./groups.js";
@@ -65,10 +65,10 @@ export class Side {
         if (event.key === "Enter") host.typed(this.input.value);
       },
     });
-    this.offers = h("div", { class: "map-offers", role: "group", "aria-label": "Tokens with this text" });
+    this.offers = oneTabStop(h("div", { class: "map-offers", role: "group", "aria-label": "Tokens with this text" }));
     this.answer = h("div", { class: "map-answer" });
     const name = "Selected tokens and their neighbours";
-    this.element = h("aside", { class: "panel map-side", tabIndex: 0, "aria-label": name },
+    this.element = h("section", { class: "panel map-side", tabIndex: 0, "aria-label": name },
       h("label", { class: "field" }, h("span", null, "Nearest rows of a token or a sum a − b + c"), this.input),
       this.offers, this.answer);
   }
@@ -254,8 +254,8 @@ export class Side {
       : "Select a point, or type a token.";
     return h("div", { class: "map-examples" },
       h("p", { class: "note" }, `${ways} + and − beside a neighbour add it to a sum.`),
-      h("div", { class: "chips" },
-        words.map((id) => token(texts[id], { of: id, onClick: () => this.#chooseOne(id) })), sums.map(sumButton)),
+      oneTabStop(h("div", { class: "chips", role: "group", "aria-label": "Examples" },
+        words.map((id) => token(texts[id], { of: id, onClick: () => this.#chooseOne(id) })), sums.map(sumButton))),
       other ? elsewhere(other) : null);
   }
 }

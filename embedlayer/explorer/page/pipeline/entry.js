@@ -1,6 +1,6 @@
 /** The text field of the view Pipeline, or the list of texts of an exported page. */
 
-import { h, select } from "../dom.js";
+import { h, oneTabStop, select } from "../dom.js";
 
 /** @typedef {{element: HTMLElement, set: (text: string) => void}} Entry */
 
@@ -25,7 +25,7 @@ export function textField(texts, placeholder, onText) {
   }, text));
   return {
     element: h("div", { class: "pipe-entry" }, h("label", { for: "pipe-text" }, "Text"), input,
-      h("div", { class: "pipe-examples", role: "group", "aria-label": "Example texts" }, examples)),
+      oneTabStop(h("div", { class: "pipe-examples", role: "group", "aria-label": "Example texts" }, examples))),
     set: (text) => {
       if (input.value !== text) input.value = text;
     },

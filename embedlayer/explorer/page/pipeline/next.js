@@ -1,7 +1,7 @@
 /** The step Next token: logits, probabilities at any temperature, and buttons that append a token to the text. */
 
 import { COUNT } from "../charts/numbers.js";
-import { h, slider } from "../dom.js";
+import { h, oneTabStop, slider } from "../dom.js";
 import { fixed } from "../learn/parts.js";
 import { factsOf } from "./facts.js";
 import { drawNorm, smallHead } from "./final_norm.js";
@@ -42,8 +42,8 @@ export function drawNext(scene) {
   });
   show();
   const sample = sampling(scene, (seed) => drawn(probabilities, seed));
-  return [h("div", { class: "grid-2" }, picture("After this text", textSoFar(scene), range, spread, sample),
-    picture("The most likely next tokens", list, mark)), drawNorm(scene), small?.element];
+  return [h("div", { class: "grid-2" }, picture("The most likely next tokens", list, mark),
+    picture("After this text", textSoFar(scene), range, spread, sample)), drawNorm(scene), small?.element];
 }
 
 /** Return a temperature of the URL, in the range of the slider. @param {string} text */
@@ -60,8 +60,8 @@ function draws(scene) {
 /** @param {Scene} scene */
 function textSoFar({ pipeline }) {
   const { tokens } = pipeline;
-  return h("p", { class: "pipe-sofar" }, tokens.length > CONTEXT_TOKENS ? "… " : "",
-    tokens.slice(-CONTEXT_TOKENS).map((token) => chip(token)), " → ?");
+  return oneTabStop(h("p", { class: "pipe-sofar", role: "group", "aria-label": "The text so far" },
+    tokens.length > CONTEXT_TOKENS ? "… " : "", tokens.slice(-CONTEXT_TOKENS).map((token) => chip(token)), " → ?"));
 }
 
 /**

@@ -7,8 +7,8 @@ import { numberTable } from "../learn/parts.js";
 import { fromRows, unpackMatrix } from "../math.js";
 import { MOST_CELLS, digitsOf } from "./vector.js";
 
-/** @import { CellTest, Changes, Child, Closable, Load, Matrix, Pipeline, PipelineStep, ShownToken } from "../types" */
-/** @import { ViewState } from "../types" */
+/** @import { CellTest, Changes, Child, Closable, Load, Matrix, Pipeline, PipelineStep } from "../types" */
+/** @import { ShownToken, ViewContext, ViewState } from "../types" */
 
 /**
  * What a step is drawn from.
@@ -29,6 +29,7 @@ import { MOST_CELLS, digitsOf } from "./vector.js";
  * @property {boolean} exported whether the page has no server
  * @property {(id: number, changes?: Changes) => void} append add a token to the text; and change the state
  * @property {() => void} removeAppended
+ * @property {ViewContext} context
  */
 
 const PERCENT = new Intl.NumberFormat("en", {

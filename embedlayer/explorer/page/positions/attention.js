@@ -2,7 +2,7 @@
 
 import { HeatMap } from "../charts/heat.js";
 import { limitOf, shown } from "../charts/numbers.js";
-import { OPENS_CARD, h } from "../dom.js";
+import { OPENS_CARD, h, oneTabStop } from "../dom.js";
 import { largestDifference, matrix, permuted } from "../math.js";
 import { score, sinusoids } from "../schemes.js";
 import { firstNumbers, hasOwnQueries, queryAndKey } from "./rotation.js";
@@ -27,7 +27,7 @@ export function comparedTokens(data) {
 export function attentionPanel(scene) {
   const count = comparedTokens(scene.data);
   const straight = Array.from({ length: count }, (_, i) => i);
-  const chips = h("ol", { class: "pipe-chips" });
+  const chips = oneTabStop(h("ol", { class: "pipe-chips" }));
   const scores = scoresOf(scene, count);
   const without = scorePicture(scene, "Without positions", "without");
   const withThem = scorePicture(scene, "With positions", "with");

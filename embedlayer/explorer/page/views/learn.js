@@ -16,12 +16,17 @@ export const view = {
   sentence: "What is an embedding? A story in short scenes. Each one has a picture that you can change and one task.",
   link: () => h("span", { class: "view-link" }, "You know embeddings? ", h("a", { href: "#map" }, "Go to the Map")),
   needs: [],
-  keys: [["← →", "previous or next scene of the story (outside of controls)"]],
+  keys: [
+    ["← →", "previous or next scene of the story (outside of controls)"],
+    ["Enter", "next scene: once its task is done; after Next, at each question"],
+  ],
   open,
 };
 
 /** Elements that use the arrow keys themselves. */
 const USES_ARROWS = "input, select, textarea, canvas, [role=tab], dialog[open]";
+/** Fields of a picture in which Enter does nothing else. */
+const ANSWERS = ".learn-picture :is(input[type=text], input[type=range], input[type=number])";
 /** Events by which a reader changes a picture. */
 const ACTIONS = ["pointerdown", "keydown", "input", "click"];
 
@@ -38,6 +43,8 @@ class LearnView {
   /** ID of the scene whose picture is shown. */ #drawn = "";
   /** What the exercise says that was opened last: its verdict is marked. */ #claim = "";
   /** Whether the reader changed the picture since it was drawn. */ #hasActed = false;
+  /** Whether the picture shows the task done. */ #isRight = false;
+  /** Whether the reader goes from scene to scene with Next. */ #usesNext = false;
 
   /** @param {HTMLElement} element @param {ViewContext} context */
   constructor(element, context) {
@@ -54,8 +61,12 @@ class LearnView {
     this.task = h("p", { class: "learn-task" });
     this.verdict = h("p", { class: "learn-verdict", role: "status", "aria-live": "polite" });
     this.back = h("button", { type: "button", onClick: () => this.#go(this.#index() - 1) }, "Back");
-    const goOn = () => this.#go(this.#nextIndex());
-    this.next = h("button", { type: "button", class: "learn-next", onClick: goOn }, "Next");
+    const goOn = () => {
+      this.#usesNext = true;
+      this.#go(this.#nextIndex());
+    };
+    const shortcut = { "aria-keyshortcuts": "Enter" };
+    this.next = h("button", { type: "button", class: "learn-next", onClick: goOn, ...shortcut }, "Next");
     this.count = h("span", { class: "note" });
     element.replaceChildren(
       h("nav", { class: "learn-rail", "aria-label": "Scenes" },
@@ -99,7 +110,7 @@ class LearnView {
     const stage = new Stage(scene.id, this.context, (isDone, ...text) => {
       if (!stage.isClosed) this.#judge(isDone, text);
     }, seen);
-    [this.#stage, this.#shown, this.#hasActed] = [stage, "", false];
+    [this.#stage, this.#shown, this.#hasActed, this.#isRight] = [stage, "", false, false];
     this.picture.setAttribute("aria-busy", "true");
     if (scene.id !== this.#drawn) this.picture.replaceChildren(h("p", { class: "note" }, "Loading …"));
     this.#drawn = scene.id;
@@ -184,6 +195,7 @@ class LearnView {
     if (isRight && this.#hasActed && !this.progress.done().includes(id)) this.progress.addDone(id);
     const wasDone = this.progress.done().includes(id);
     const isDone = isRight && wasDone;
+    this.#isRight = isDone;
     const state = isDone ? "Done. " : wasDone ? "Done before. " : isRight ? "The link shows a solution. " : "Not yet. ";
     const content = h("span", null, h("b", null, state), text);
     const said = content.textContent ?? "";
@@ -209,9 +221,20 @@ class LearnView {
     this.count.textContent = `${done.length} of ${SCENES.length} tasks done`;
   }
 
+  /** Whether Enter goes on to the next scene. @param {HTMLElement} target */
+  #goesOn(target) {
+    const isReading = target === this.question || target === document.body;
+    const isDone = this.progress.done().includes(SCENES[this.#index()].id);
+    return isReading ? this.#usesNext || isDone : this.#isRight && target.matches(ANSWERS);
+  }
+
   #onKey = (/** @type {KeyboardEvent} */ event) => {
     const step = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
     const target = /** @type {HTMLElement} */ (event.target);
+    if (event.key === "Enter" && !event.repeat && !event.defaultPrevented && this.#goesOn(target)) {
+      event.preventDefault();
+      return this.next.click();
+    }
     if (!step || event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
     if (event.defaultPrevented || target.closest?.(USES_ARROWS) || document.querySelector("dialog[open]")) return;
     event.preventDefault();

@@ -76,7 +76,8 @@ class MapView {
     const selected = () => selectedTokens(state, texts.length);
     this.context = context;
     this.texts = texts;
-    this.choice = new Choice(context, texts, { chosen: () => this.#chosen(), changed: () => this.#showSide() });
+    this.choice = new Choice(context, texts,
+      { chosen: (isTyped) => this.#chosen(isTyped), changed: () => this.#showSide() });
     const hasTokens = manifest.has.includes("tokens");
     this.kind = hasTokens ? kinds(texts, special) : rowsAlone(texts.length);
     this.axes = new Axes({ size: texts.length, coordinates, explained, state, data, selected });
@@ -116,10 +117,7 @@ class MapView {
         clearTimeout(this.#typing);
         this.#typing = setTimeout(() => this.#search(this.controls.searchField.value), TYPING_DELAY);
       },
-      enter: () => {
-        const first = this.found.ids?.[0];
-        if (first !== undefined) this.choice.choose({ plus: [first], minus: [] });
-      },
+      enter: () => this.#takeFirst(),
       escape: () => this.#clear(),
       setAxes: () => this.placement.show(),
       setColours: () => this.#setColours(),
@@ -335,6 +333,17 @@ class MapView {
     if (unknown !== null) this.choice.offerSubwords([unknown]);
   }
 
+  /** Select the first token that is found for what is typed now; nothing if there is none. */
+  #takeFirst() {
+    const typed = this.controls.searchField.value;
+    clearTimeout(this.#typing);
+    this.#search(typed);
+    if (!this.found.ids) return;
+    const first = [...this.found.ids.subarray(0, 1)];
+    this.choice.choose({ plus: first, minus: [] });
+    if (!first.length) this.#search(typed); // which says what is not found
+  }
+
   /** Clear search and selection. */
   #clear() {
     this.found.clear();
@@ -348,9 +357,10 @@ class MapView {
     }
   }
 
-  #chosen() {
+  /** @param {boolean} isTyped whether the field keeps what is typed in it */
+  #chosen(isTyped) {
     this.#tab = "near";
-    this.#writeSelection();
+    if (!isTyped) this.#writeSelection();
     this.#showSelection();
   }
 

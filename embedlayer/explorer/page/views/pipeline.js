@@ -4,7 +4,7 @@
 
 import { openWithToken } from "../card/links.js";
 import { COUNT } from "../charts/numbers.js";
-import { empty, h } from "../dom.js";
+import { empty, h, oneTabStop } from "../dom.js";
 import { definitionBox, withTerms } from "../learn/terms.js";
 import { drawBias } from "../pipeline/attention_bias.js";
 import { drawBlock } from "../pipeline/block.js";
@@ -19,6 +19,7 @@ import { chip } from "../pipeline/pictures.js";
 import { drawRotation } from "../pipeline/rotation.js";
 import { StepList } from "../pipeline/step_list.js";
 import { chosenLayer, switches } from "../pipeline/switches.js";
+import { drawTokenize } from "../pipeline/tokenize.js";
 
 /** @import { Changes, Child, Closable, Params, Pipeline, PipelineChoices, View, ViewContext } from "../types" */
 /** @import { Scene } from "../pipeline/pictures.js" */
@@ -46,6 +47,7 @@ const PLACEHOLDERS = {
 
 /** @type {Record<string, (scene: Scene) => Child[]>} */
 const DRAW = {
+  tokenize: drawTokenize,
   one_hot: drawOneHot,
   look_up: drawLookUp,
   scale: drawScale,
@@ -63,8 +65,8 @@ const DRAW = {
   lens: drawLens,
 };
 
-/** Steps that begin where the picture of the input ends: their pictures come before it. */
-const AFTER_INPUT = ["block", "head", "gradient", "lens"];
+/** Steps before the table, and those that begin where the input ends: their pictures come before that of the input. */
+const OUTSIDE = ["tokenize", "block", "head", "gradient", "lens"];
 
 /** @param {HTMLElement} element @param {ViewContext} context */
 async function open(element, context) {
@@ -79,8 +81,6 @@ class PipelineView {
   /** @type {((dimension: number | null, dims: number) => void)[]} */ #lights = [];
   /** @type {Layer | null} */ #layer = null;
   /** @type {import("../pipeline/entry.js").Entry | null} */ #entry = null;
-  /** The text of the layer that is not shown, by whether it is the tiny one. @type {Map<boolean, string | null>} */
-  #otherText = new Map();
   #step = 0;
   #token = 0;
   #head = 0;
@@ -94,7 +94,11 @@ class PipelineView {
     this.choices = choices;
     this.entryPlace = h("div", { class: "pipe-place" });
     this.switchPlace = h("div", { class: "pipe-place" });
-    this.chips = h("div", { class: "pipe-chips", role: "group", "aria-label": "Tokens" });
+    this.fold = h("button", {
+      type: "button", class: "pipe-fold", "aria-expanded": "false",
+      onClick: () => this.fold.setAttribute("aria-expanded", String(this.fold.ariaExpanded !== "true")),
+    });
+    this.chips = oneTabStop(h("div", { class: "pipe-chips", role: "group", "aria-label": "Tokens" }));
     this.about = h("p", { class: "note pipe-about", "aria-live": "polite" });
     this.steps = new StepList((step) => this.#goTo(step));
     this.head = h("header", { class: "pipe-head" });
@@ -139,14 +143,15 @@ class PipelineView {
     this.#load(text);
   }
 
-  #texts() {
-    return this.#layer?.tiny ? this.choices.tiny.texts : this.choices.texts;
+  #texts(tiny = this.#layer?.tiny) {
+    return tiny ? this.choices.tiny.texts : this.choices.texts;
   }
 
   /** @param {boolean} tiny */
   #makeEntry(tiny) {
-    const texts = tiny ? this.choices.tiny.texts : this.choices.texts;
-    const hint = tiny ? `Ten words: ${this.choices.tiny.words.join(", ")}` : PLACEHOLDERS[this.choices.reads];
+    const texts = this.#texts(tiny);
+    const [unknown, ...words] = this.choices.tiny.words;
+    const hint = tiny ? `Words: ${words.join(", ")}; others become ${unknown}` : PLACEHOLDERS[this.choices.reads];
     /** @param {string} text */
     const onText = (text) => this.#onText(text);
     this.#entry = this.context.data.exported ? textList(texts, onText) : textField(texts, hint, onText);
@@ -158,21 +163,32 @@ class PipelineView {
     const pipeline = layer.tiny ? null : this.#pipeline;
     const focused = [...this.switchPlace.querySelectorAll("button")].findIndex((b) => b === document.activeElement);
     const change = (/** @type {Changes} */ changes) => this.#change(changes);
-    this.switchPlace.replaceChildren(switches(this.context, this.choices, layer, pipeline, change));
+    const made = switches(this.context, this.choices, layer, pipeline, change);
+    this.fold.textContent = [...made.querySelectorAll("[aria-pressed=true]")].map((b) => b.textContent).join(" · ");
+    this.switchPlace.replaceChildren(...(this.choices.refused ? [] : [this.fold]), made);
     if (focused >= 0) this.switchPlace.querySelectorAll("button")[focused]?.focus();
   }
 
-  /** Change the URL; another layer gets the text that it had before. @param {Changes} changes */
+  /** Change the URL; with another layer, its text and that of the layer that is left. @param {Changes} changes */
   #change(changes) {
-    const tiny = this.#layer?.tiny ?? false;
-    let text = {};
+    const tiny = changes.layer === "tiny";
+    let texts = {};
     if ("layer" in changes) {
-      if (tiny === (changes.layer === "tiny")) return;
-      this.#otherText.set(tiny, this.context.state.get("text") || null);
-      text = { text: this.#otherText.get(!tiny) ?? null };
+      if (tiny === this.#layer?.tiny) return;
+      const [left, own] = ["text", "other"].map((key) => this.context.state.get(key, ""));
+      texts = { text: own || (this.#canRead(left, tiny) ? left : null), other: left };
     }
-    this.context.state.set({ ...changes, ...text });
+    this.context.state.set({ ...changes, ...texts });
     this.stateChanged();
+  }
+
+  /** Whether the text of one layer is shown in the other, too. @param {string} text @param {boolean} tiny the other */
+  #canRead(text, tiny) {
+    if (this.context.data.exported) return this.#texts(tiny).includes(text);
+    if (!tiny) return this.choices.reads === "tokenizer";
+    /** @type {string[]} */
+    const words = text.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? [];
+    return this.choices.tiny.words.some((word) => words.includes(word.toLowerCase()));
   }
 
   /** @param {string} text */
@@ -208,7 +224,7 @@ class PipelineView {
     if (state.get("appended")) state.set({ text: pipeline.text, appended: pipeline.appended.join() || null });
     this.#entry?.set(pipeline.text);
     this.#pipeline = pipeline;
-    this.#step = Math.max(0, pipeline.steps.findIndex((step) => step.name === state.get("step", "one_hot")));
+    this.#step = Math.max(0, pipeline.steps.findIndex((step) => step.name === state.get("step", "tokenize")));
     this.#token = Math.min(number("token", "1"), pipeline.tokens.length - 1);
     this.#head = number("head", "0");
     this.whole.hidden = false;
@@ -238,6 +254,7 @@ class PipelineView {
       onClick: () => this.#choose(t),
     })));
     this.about.textContent = describe(pipeline);
+    this.#showChosen();
   }
 
   /** @param {number} step */
@@ -256,8 +273,16 @@ class PipelineView {
     this.#token = Math.min(Math.max(token, 0), this.#pipeline.tokens.length - 1);
     this.context.state.set({ token: this.#token === 1 ? null : this.#token });
     [...this.chips.children].forEach((button, t) => button.setAttribute("aria-pressed", String(t === this.#token)));
+    this.#showChosen();
     this.#showMachine(this.#pipeline);
     this.#draw(this.#pipeline.steps[this.#step].name === "look_up");
+  }
+
+  /** Scroll the row of tokens to the chosen one. */
+  #showChosen() {
+    const chosen = /** @type {HTMLElement} */ (this.chips.children[this.#token]);
+    const [row, { left, right }] = [this.chips.getBoundingClientRect(), chosen.getBoundingClientRect()];
+    if (left < row.left || right > row.right) this.chips.scrollLeft += (left + right - row.left - row.right) / 2;
   }
 
   /** @param {Pipeline} pipeline */
@@ -287,8 +312,8 @@ class PipelineView {
     this.steps.mark(this.#step);
     this.machine.highlight(step.name, isMoving);
     const number = this.steps.numberOf(this.#step);
-    const isAfter = AFTER_INPUT.includes(step.name);
-    if (isAfter) this.whole.before(this.stage);
+    const isOutside = OUTSIDE.includes(step.name);
+    if (isOutside) this.whole.before(this.stage);
     else this.whole.after(this.stage);
     this.head.replaceChildren(
       h("h2", null, h("span", { class: "pipe-number" }, number === null ? "–" : `${number}`), step.title),
@@ -298,7 +323,7 @@ class PipelineView {
     this.#clear();
     const pictures = (DRAW[step.name] ?? drawResult)(scene);
     this.stage.replaceChildren(.../** @type {Node[]} */ (pictures.filter(Boolean)));
-    (isAfter ? this.stage : this.whole).prepend(this.head);
+    (isOutside ? this.stage : this.whole).prepend(this.head);
     this.machine.light(null, 0);
     if (focused < 0) return;
     const target = /** @type {HTMLElement | undefined} */ ([...this.stage.querySelectorAll(FOCUSABLE)][focused]);
@@ -330,6 +355,7 @@ class PipelineView {
       exported: this.context.data.exported,
       append: (id, changes = {}) => this.#append([...pipeline.appended, id], changes),
       removeAppended: () => this.#append([], {}),
+      context: this.context,
     };
   }
 

@@ -1,0 +1,301 @@
+"""The step Tokenize and the scenes about tokenizers: what the page draws equals what the tokenizers do."""
+
+import re
+from itertools import pairwise
+
+import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+from embedlayer import TokenEmbedding
+from embedlayer.explorer.export import write_page
+from embedlayer.explorer.text_ids import shown_tokens
+from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
+from embedlayer.explorer.tokenization import TEXTS, own_tokenizer
+from embedlayer.explorer.tokenization import answer as tokenization
+from embedlayer.explorer.word_table import open_word_table
+from embedlayer.opening import OpenedModel
+from embedlayer.tokenization.comparison import compare_tokenizers
+from embedlayer.tokenization.ids import table_size
+
+pytestmark = pytest.mark.browser
+
+TEXT = "The café of lovely embeddings, qq"
+FAMILY = "👩‍💻"
+
+
+def word_piece():
+    parts = "[UNK] the cafe of em love ##bed ##ding ##s ##ly , a b e l o".split()
+    tokenizer = Tokenizer(models.WordPiece({part: i for i, part in enumerate(parts)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokenizer
+
+
+def unigram():
+    letters = [(letter, -9.0) for letter in "▁Thecafofvlymbdings,é"]
+    words = [("▁The", -3.0), ("▁of", -3.5), ("▁love", -4.0), ("ly", -4.0), ("▁em", -5.0), ("bed", -5.5), ("▁lo", -4.5)]
+    tokenizer = Tokenizer(models.Unigram([("<unk>", -20.0), *dict(letters).items(), *words], unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    return tokenizer
+
+
+def bpe(merges, **options):
+    """A byte-level BPE of some merges."""
+    symbols = [*pre_tokenizers.ByteLevel.alphabet(), *("".join(pair) for pair in merges)]
+    vocabulary = {symbol: i for i, symbol in enumerate(dict.fromkeys(symbols))}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, **options))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return tokenizer
+
+
+def love():
+    """A tokenizer that splits ` love` into ` lo` and `ve`."""
+    return bpe([("Ġ", "l"), ("v", "e"), ("Ġl", "o")])
+
+
+TOKENIZERS = {
+    "BPE": lambda: own_tokenizer("small"),
+    "WordPiece": word_piece,
+    "Unigram": unigram,
+}
+
+
+def opened(tokenizer, title="source", width=6):
+    return OpenedModel(title, TokenEmbedding(tokenizer.get_vocab_size(), width), tokenizer=tokenizer)
+
+
+def to_the_end(page):
+    """Make all steps of the model, if it has some."""
+    for slider in page.locator(".tok-controls input").all():
+        slider.fill(slider.get_attribute("max"))
+
+
+def symbols(page):
+    return page.locator(".tok-steps .tok-symbols").first.locator(".tok-symbol").all_inner_texts()
+
+
+def open_text(open_page, address, text, more=""):
+    page = open_page(f"{address}#pipeline?text={text.replace(' ', '+')}{more}")
+    page.locator(".tok-table").wait_for()
+    return page
+
+
+# The law: what is drawn at the end are the tokens
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_the_steps_of_every_model_end_with_the_tokens_of_the_tokenizer(kind, serve, open_page):
+    tokenizer = TOKENIZERS[kind]()
+    tokens = shown_tokens(tokenizer, tokenizer.encode(TEXT).ids)
+    expected = [f"ID {token['id']}" if kind == "Unigram" else token["text"] for token in tokens]
+    page = open_text(open_page, serve(opened(tokenizer)), TEXT)
+    drawn = []
+    buttons = page.locator(".tok-piece")
+    for number in range(buttons.count()):
+        buttons.nth(number).click()
+        assert buttons.nth(number).get_attribute("aria-pressed") == "true"
+        to_the_end(page)
+        said = page.locator(".tok-said").inner_text()
+        if kind == "Unigram":
+            drawn += page.locator(".tok-paths > li").first.locator(".tok-id").all_inner_texts()
+        else:
+            drawn += ["[UNK]"] if "the whole word is unknown" in said else symbols(page)
+        if kind == "BPE":
+            assert ("It stops:" in said) == (len(symbols(page)) > 1)
+    assert drawn == expected
+    pressed = page.locator('.pipe-chips [aria-pressed="true"]')
+    assert pressed.count() == 1, "the token of the last pre-token is chosen, too"
+
+
+def test_bpe_shows_the_rank_of_each_pair_and_says_why_it_stops(serve, open_page):
+    page = open_text(open_page, serve(opened(love())), "I love", "&token=1")
+    assert symbols(page) == ["·", "l", "o", "v", "e"]
+    assert page.locator(".tok-rank").all_inner_texts() == ["0", "no merge", "no merge", "1"]
+    said = page.locator(".tok-said")
+    assert said.inner_text() == "Start: 5 symbols. Next: · + l, rank 0, the lowest here."
+    slider = page.get_by_role("slider", name="Merge")
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    assert symbols(page) == ["·l", "o", "v", "e"]
+    page.keyboard.press("End")
+    assert symbols(page) == ["·lo", "ve"]
+    assert said.inner_text() == (
+        "Merge 3: ·l + o becomes ·lo, rank 2. It stops: ·lo + ve has no merge in the list. Training added one merge at "
+        "a time, that of the most frequent pair, and ended before this pair. So it is 2 tokens."
+    )
+    page.get_by_role("list", name="Merges").get_by_role("button").first.click()
+    assert slider.input_value() == "1"
+    page.get_by_role("button", name="Play").click()
+    said.get_by_text("It stops:").wait_for()
+    page.get_by_role("button", name="Play").wait_for()  # it pauses at the end
+    page.locator(".tok-piece").first.click()
+    assert said.inner_text() == "Start: one symbol. One symbol is left: one token."
+    page.locator(".tok-piece").last.click()
+    assert slider.input_value() == "3", "each pre-token keeps its place"
+
+
+def test_wordpiece_tries_from_the_longest_on_and_unigram_adds_scores(serve, open_page):
+    page = open_text(open_page, serve(opened(word_piece()), opened(unigram())), TEXT, "&token=5")
+    slider = page.get_by_role("slider", name="Try")
+    slider.fill("9")
+    tries = page.locator(".tok-tries li:not(.tok-later) b").all_inner_texts()
+    assert tries == ["embeddings"[:stop] for stop in range(10, 1, -1)]
+    assert page.locator(".tok-said").inner_text().startswith("em is in the vocabulary, ID 4. Next: the rest")
+    page.locator(".tok-piece").last.click()
+    to_the_end(page)
+    page.get_by_text("Nothing shorter is left, so the whole word is unknown.").wait_for()
+    page.goto(page.url.split("#")[0] + f"#pipeline?source=1&token=4&text={TEXT.replace(' ', '+')}")
+    page.locator(".tok-paths").wait_for()
+    for path in page.locator(".tok-paths > li").all():
+        shown = [
+            *path.locator("small:not(.tok-id)").all_inner_texts(),
+            path.locator(".tok-sum").inner_text().removeprefix("= "),
+        ]
+        *scores, total = (float(score.replace("−", "-")) for score in shown)
+        assert sum(scores) == pytest.approx(total)
+
+
+def test_normalised_text_marks_what_changed_and_words_of_the_table_are_looked_up(serve, open_page):
+    page = open_text(open_page, serve(opened(word_piece())), TEXT)
+    assert page.locator(".tok-text").inner_text() == "the·cafe·of·lovely·embeddings,·qq"
+    assert page.locator(".tok-text mark").all_inner_texts() == ["t", "e"]
+    page = open_text(open_page, page.url.split("#")[0], TINY_TEXTS[0], "&layer=tiny")
+    page.get_by_text("Split by the names of the rows", exact=True).wait_for()
+    assert re.fullmatch(r"(\w+) is looked up as a whole: its ID is \d+\.", page.locator(".tok-steps").inner_text())
+    named = OpenedModel("rows", TokenEmbedding(5, 2))
+    page = open_text(open_page, serve(named), "%230 %233")
+    page.get_by_text("IDs that were typed").wait_for()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "abc", "Äpfel ÀÉ ﬁ ½", "  a  B ", "\u0301e\u0301", "ABC" * 200, "e\u0301" * 9], ids=ascii
+)
+def test_the_parts_of_a_normalised_text_are_those_that_both_have_in_order(in_page, text):
+    for normalizer in (normalizers.NFKC(), normalizers.BertNormalizer(), normalizers.Lowercase()):
+        after = normalizer.normalize_str(text)
+        parts = in_page({"p": "pipeline/token_player.js"}, "p.changedParts(before, after)", before=text, after=after)
+        assert "".join(part for part, _ in parts) == after
+        rest = iter(text)
+        assert all(letter in rest for part, is_new in parts if not is_new for letter in part) or len(text) > 400
+        assert after != text or not any(is_new for _, is_new in parts)
+
+
+def test_choosing_a_token_chooses_its_pre_token_and_back(serve, open_page):
+    page = open_text(open_page, serve(opened(own_tokenizer("small"))), "I love football", "&token=1")
+    chips, buttons = page.locator(".pipe-chips button"), page.locator(".tok-piece")
+    count = chips.count()
+    chips.nth(count - 1).click()
+    assert buttons.nth(2).get_attribute("aria-pressed") == "true"
+    buttons.nth(0).focus()
+    page.keyboard.press("Enter")
+    assert chips.nth(0).get_attribute("aria-pressed") == "true"
+    assert buttons.nth(0).evaluate("button => button === document.activeElement")
+    page.keyboard.press("]")
+    assert buttons.nth(1).get_attribute("aria-pressed") == "true"
+    assert "step=" not in page.url, "it is the first step"
+
+
+def test_a_tokenizer_that_cannot_be_traced_says_so(serve, open_page):
+    page = open_text(open_page, serve(opened(bpe([("l", "o")], dropout=0.5))), "lo")
+    assert "dropout" in page.locator(".tok > .note").inner_text()
+    assert page.locator(".tok-piece").count() == 0
+
+
+# Bytes
+
+
+def test_bytes_and_code_points_of_an_emoji_are_those_of_unicode(serve, open_page):
+    page = open_text(open_page, serve(opened(own_tokenizer("small"))), FAMILY)
+    rows = page.locator(".tok-detail .tok-strip-row:not(.tok-ruler)")
+    drawn = {row.locator("span").first.inner_text(): row.locator(".tok-box").all_inner_texts() for row in rows.all()}
+    assert drawn["seen"] == [FAMILY]
+    points = [f"U+{ord(point):04X}" for point in FAMILY]
+    assert [text.split("\n")[-1] for text in drawn["characters"]] == points
+    assert drawn["bytes"] == [f"{byte:02X}" for byte in FAMILY.encode()]
+    assert len(drawn["tokens"]) == len(own_tokenizer("small").encode(FAMILY).ids)
+
+
+@pytest.mark.parametrize("most", [4, 9, 30])
+def test_lines_end_where_no_token_is_cut_if_they_can(in_page, most):
+    ends = [[2, 3, 9, 10, 25], [5, 9, 25], [*range(1, 26)]]
+    rows = [{"name": "", "boxes": [{"start": a, "stop": b} for a, b in pairwise([0, *row])]} for row in ends]
+    starts = in_page({"s": "pipeline/byte_strips.js"}, "s.lineStarts(rows, 25, most)", rows=rows, most=most)
+    assert starts[0] == 0
+    assert all(0 < after - before <= most for before, after in pairwise([*starts, 25]))
+    common = set.intersection(*map(set, ends))
+    for before, after in pairwise(starts):
+        free = [end for end in common if before + 0.6 * most <= end <= before + most]
+        assert after == (max(free) if free else before + most)
+
+
+def test_side_by_side_aligns_bytes_and_has_the_numbers_of_the_comparison(serve, open_page):
+    tokenizers = {"one": word_piece(), "two": unigram()}
+    sources = [opened(each, title, 4 * width) for width, (title, each) in enumerate(tokenizers.items(), 1)]
+    page = open_text(open_page, serve(*sources), TEXT)
+    everyone = [*tokenizers.values(), own_tokenizer("small"), own_tokenizer("bytes")]
+    lines = page.locator(".tok-table tbody tr").all()
+    for line, tokenizer, width in zip(lines, everyone, (4, 8, 4, 4), strict=True):
+        side = compare_tokenizers(tokenizer, everyone[-1], TEXT).a
+        size = table_size(tokenizer)
+        assert line.locator("td").all_inner_texts() == [
+            str(side.text_tokens),
+            f"{side.bytes_per_token:.3f}",
+            f"{size:,} × {width} = {size * width:,}",
+        ]
+    strips = page.locator(".tok-page > section").last.locator(".tok-strip-row:not(.tok-ruler)")
+    lefts = [{round(box.bounding_box()["x"]) for box in row.locator(".tok-box").all()} for row in strips.all()]
+    assert len(lefts) == 4
+    assert len(lefts[-1]) == len(TEXT.encode())
+    assert all(left <= lefts[-1] for left in lefts[:-1]), "each token begins where a byte begins"
+
+
+# Phone and exported page
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_the_step_fits_a_phone(kind, serve, open_page):
+    text = "Donaudampfschifffahrtsgesellschaft" + f" {FAMILY}!" * 3
+    page = open_page(serve(opened(TOKENIZERS[kind]())) + "#pipeline?text=" + text.replace(" ", "+"), is_mobile=True)
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.locator(".tok-table").wait_for()
+    for number in range(page.locator(".tok-piece").count()):
+        page.locator(".tok-piece").nth(number).click()
+        to_the_end(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_an_exported_page_holds_the_texts_under_all_tokenizers_and_the_words_of_the_scene(tmp_path, open_page):
+    write_page(tmp_path / "page.html", [opened(own_tokenizer("small")), open_word_table()])
+    address = (tmp_path / "page.html").as_uri()
+    page = open_page(address + "#pipeline")
+    page.locator(".tok-table").wait_for()
+    assert page.locator(".tok-table tbody tr").count() == 4
+    page.locator('.pipe-switches [data-key="tiny"]').click()
+    page.get_by_role("row", name="Tiny layer").wait_for()
+    page.goto(address + "#learn?s=pieces")
+    word = page.get_by_role("combobox", name="Word")
+    word.wait_for()
+    words = [text for text in TEXTS if f" {text}" in TEXTS]
+    assert word.locator("option").all_inner_texts() == words
+    for each in words:
+        word.select_option(each)
+        page.locator('[data-value="counts"]', has_text=each).wait_for()
+        counts = [len(own_tokenizer("small").encode(space + each).ids) for space in ("", " ")]
+        said = page.locator('[data-value="counts"]').inner_text()
+        assert said == f"{each} is {number_of(counts[0])}, ·{each} is {number_of(counts[1])}."
+
+
+def test_what_the_scene_says_about_the_small_tokenizer_is_so(serve, open_page):
+    tokenizer = own_tokenizer("small")
+    merges = [token for token in tokenizer.get_vocab() if len(token) > 1]
+    assert sum(token.startswith("Ġ") for token in merges) > len(merges) / 2
+    page = open_page(serve(opened(tokenizer)) + "#learn?s=pieces&pieces.word=love")
+    said = page.get_by_role("region", name="Task").get_by_role("status")
+    said.get_by_text("The link shows a solution.").wait_for()
+    _, pieces = (tokenization(opened(tokenizer), {"text": text})["pieces"] for text in ("love", " love"))
+    rank = pieces[0]["trace"]["merges"][-1]["rank"]
+    assert f"The list has a merge ·lo + ve, rank {rank}, and none of l + o." in said.inner_text()
+
+
+def number_of(count):
+    return "one token" if count == 1 else f"{count} tokens"
