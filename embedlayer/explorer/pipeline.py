@@ -175,7 +175,7 @@ def pipeline(
 
     Example:
         >>> [step.name for step in pipeline(model, tokenizer, "I love dogs").steps]
-        ['tokenize', 'one_hot', 'look_up', 'scale', 'position', 'dropout', 'rotation', 'head', 'gradient']
+        ['tokenize', 'one_hot', 'look_up', 'scale', 'position', 'dropout', 'rotation', 'block', 'head', 'gradient']
     """
     table, position = parts_of(model)
     read = text_ids(vocabulary, text, table.vocab_size, add_special_tokens=add_special_tokens)

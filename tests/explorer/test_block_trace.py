@@ -251,3 +251,14 @@ def test_an_exported_page_has_the_block_of_a_model_and_the_lengths_after_each(tm
     assert lengths == pytest.approx(step.values["state_lengths"][1].tolist(), abs=6e-5)
     page.get_by_text("Blocks 2 to 3 do the same").wait_for()
     assert page.locator(".block-line canvas").count() == 10
+
+
+@pytest.mark.browser
+def test_special_words_of_a_step_have_definitions(serve, open_page):
+    page = open_page(serve(OpenedModel("any", TokenEmbedding(3, 2))) + "#pipeline?layer=tiny&step=block")
+    box = page.locator("#learn-definition")
+    for word, meaning in (("RMSNorm", "√(mean(x²) + ε)"), ("SwiGLU", "silu(g) = g / (1 + e^(−g))")):
+        page.locator(".pipe-head .learn-term", has_text=word).click()
+        assert meaning in box.inner_text()
+    page.get_by_label("Next step").click()
+    box.wait_for(state="hidden")

@@ -12,7 +12,6 @@ from embedlayer.opening import OpenedModel
 pytestmark = pytest.mark.browser
 
 PAIRS = [0, 8, 16]
-SLOW = [(128, 63), (64, 16)]  # width of a head, and a pair of it
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +39,16 @@ def test_the_pairs_are_rotated_as_the_library_rotates_them(story):
         assert moved == pytest.approx(total, abs=1e-12)
 
 
+def frequency_of(*, width, pair):
+    """Radians per position of a pair in a head of the library."""
+    cos, sin = RotaryEmbedding(width).cos_sin(torch.tensor([1]))
+    return float(torch.atan2(sin, cos)[0, pair])
+
+
 def test_the_numbers_of_the_claims_are_those_of_the_library(serve, open_page):
     page = open_page(serve(OpenedModel("table", TokenEmbedding(20, 4))) + "#learn?s=rotary")
     claims = page.locator(".learn-claims li").all_inner_texts()
-    slowest, angle = (
-        float(torch.atan2(sin, cos).flatten()[pair])
-        for (cos, sin), pair in ((RotaryEmbedding(width).cos_sin(torch.tensor([1])), pair) for width, pair in SLOW)
-    )
+    slowest, angle = frequency_of(width=128, pair=63), frequency_of(width=64, pair=16)
     assert f"{2 * torch.pi / slowest:,.0f}." in claims[4]
     assert f"at most {63 * angle:.2f} radians on 64 tokens, and by {511 * angle:.2f} on 512" in claims[3]
     assert list(RotaryEmbedding(64).parameters()) == []

@@ -5,6 +5,7 @@
 import { openWithToken } from "../card/links.js";
 import { COUNT } from "../charts/numbers.js";
 import { empty, h, oneTabStop } from "../dom.js";
+import { definitionBox, withTerms } from "../learn/terms.js";
 import { drawBias } from "../pipeline/attention_bias.js";
 import { drawBlock } from "../pipeline/block.js";
 import { textField, textList } from "../pipeline/entry.js";
@@ -109,7 +110,9 @@ class PipelineView {
     this.whole = h("article", { class: "panel pipe-whole" }, this.head, this.machine.element);
     this.stage = h("article", { class: "panel pipe-stage", "aria-live": "off" });
     const tokens = h("div", { class: "pipe-tokens" }, this.chips, this.about);
-    element.replaceChildren(this.entryPlace, this.switchPlace, tokens, this.steps.element, this.whole, this.stage);
+    this.definitions = definitionBox(element);
+    element.replaceChildren(this.entryPlace, this.switchPlace, tokens, this.steps.element, this.whole, this.stage,
+      this.definitions.element);
     document.addEventListener("keydown", this.#onKey);
     document.addEventListener("themechange", this.#redraw);
     this.stateChanged();
@@ -120,6 +123,7 @@ class PipelineView {
     this.#request += 1;
     this.#clear();
     this.machine.close();
+    this.definitions.close();
     document.removeEventListener("keydown", this.#onKey);
     document.removeEventListener("themechange", this.#redraw);
   }
@@ -313,7 +317,9 @@ class PipelineView {
     else this.whole.after(this.stage);
     this.head.replaceChildren(
       h("h2", null, h("span", { class: "pipe-number" }, number === null ? "–" : `${number}`), step.title),
-      h("code", null, step.formula), h("span", { class: "note" }, step.note), h("p", null, step.sentence));
+      h("code", null, step.formula), h("span", { class: "note" }, step.note),
+      h("p", null, withTerms(step.sentence, new Set())));
+    this.definitions.hide();
     this.#clear();
     const pictures = (DRAW[step.name] ?? drawResult)(scene);
     this.stage.replaceChildren(.../** @type {Node[]} */ (pictures.filter(Boolean)));
