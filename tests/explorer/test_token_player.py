@@ -293,7 +293,10 @@ def test_what_the_scene_says_about_the_small_tokenizer_is_so(serve, open_page):
     said = page.get_by_role("region", name="Task").get_by_role("status")
     said.get_by_text("The link shows a solution.").wait_for()
     _, pieces = (tokenization(opened(tokenizer), {"text": text})["pieces"] for text in ("love", " love"))
-    rank = pieces[0]["trace"]["merges"][-1]["rank"]
+    trace = pieces[0]["trace"]
+    assert trace is not None
+    assert trace["kind"] == "bpe"
+    rank = trace["merges"][-1]["rank"]
     assert f"The list has a merge ·lo + ve, rank {rank}, and none of l + o." in said.inner_text()
 
 
