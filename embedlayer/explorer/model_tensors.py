@@ -45,7 +45,7 @@ _BUFFER = re.compile(r"(.*\.)?(attn\.masked_bias|inv_freq|rope\.freqs|rope_freqs
 """Names of tensors in files that are computed, not learned."""
 
 
-class _Stored(NamedTuple):
+class _TensorInfo(NamedTuple):
     """One tensor of a model."""
 
     name: str
@@ -133,18 +133,18 @@ def _checkpoint_of(source: OpenedModel) -> Checkpoint | None:
     return Checkpoint.open(Path(source.source)) if here else None
 
 
-def _in_files(checkpoint: Checkpoint) -> Iterator[_Stored]:
+def _in_files(checkpoint: Checkpoint) -> Iterator[_TensorInfo]:
     """Yield the tensors of a checkpoint; only headers are read. Tensors of GGUF files count as numbers, not codes."""
     for name in checkpoint.names:
         info = checkpoint.info(name)
         is_float = checkpoint.gguf is not None or DTYPES.get(info.dtype) in FLOATS
-        yield _Stored(name, tuple(info.shape), info.nbytes, is_float)
+        yield _TensorInfo(name, tuple(info.shape), info.nbytes, is_float)
 
 
-def _in_memory(model: Model) -> Iterator[_Stored]:
+def _in_memory(model: Model) -> Iterator[_TensorInfo]:
     """Yield the tensors of a model in memory; a tied head has none."""
     for name, tensor in model.state_dict().items():
-        yield _Stored(name, tuple(tensor.shape), tensor.nbytes, tensor.dtype in FLOATS)
+        yield _TensorInfo(name, tuple(tensor.shape), tensor.nbytes, tensor.dtype in FLOATS)
 
 
 def _parts(source: OpenedModel, checkpoint: Checkpoint | None, names: list[str]) -> dict[str, ModelPart]:
@@ -200,7 +200,7 @@ def _final_norm(checkpoint: Checkpoint | None, table: str, names: list[str]) -> 
 
 
 def _grouped(
-    stored: list[_Stored], parts: Mapping[str, ModelPart], *, is_tied: bool, in_bytes: bool
+    stored: list[_TensorInfo], parts: Mapping[str, ModelPart], *, is_tied: bool, in_bytes: bool
 ) -> list[ModelTensor]:
     """Return the tensors in the order of their names, those of all blocks with one name and shape as one entry.
 
@@ -240,10 +240,10 @@ def _rows(
     codes = source.model.codes if isinstance(source.model, EmbeddingLayer) else None
     if codes is not None and source.table is codes.rows:
         return []
-    table, asked = source.table, torch.tensor(ids, device=source.table.device)
+    table, row_ids = source.table, torch.tensor(ids, device=source.table.device)
     with torch.no_grad():
-        inside = trace_text(cast(Model, source.model), asked).steps[0].vectors.detach().float().cpu()
-        outside = _rows_in_file(checkpoint, parts, asked, (table.vocab_size, table.embed_dim))
+        inside = trace_text(cast(Model, source.model), row_ids).steps[0].vectors.detach().float().cpu()
+        outside = _rows_in_file(checkpoint, parts, row_ids, (table.vocab_size, table.embed_dim))
         if outside is None:
             outside = torch.cat([table.rows(row, row + 1) for row in ids])
     outside = outside.detach().float().cpu()

@@ -78,7 +78,7 @@ class WordPieceTry(TypedDict):
 
 
 class WordPieceTrace(TypedDict):
-    """How WordPiece splits a piece: all look-ups, in order.
+    """How WordPiece splits a pre-token: all look-ups, in order.
 
     Attributes:
         too_long: Whether the pre-token has more characters than are read, so that it is the unknown token.
@@ -105,7 +105,7 @@ class UnigramPath(TypedDict):
 
 
 class UnigramTrace(TypedDict):
-    """How a Unigram model splits a piece: the best segmentation, then the best of all others if there is one."""
+    """How a Unigram model splits a pre-token: the best segmentation, then the best of all others if there is one."""
 
     kind: Literal["unigram"]
     paths: list[UnigramPath]

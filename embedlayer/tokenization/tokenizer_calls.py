@@ -2,8 +2,7 @@
 
 A `tokenizer.json` may ask for truncation, padding and BPE dropout, which make the IDs of a text depend on its length,
 on other texts or on chance, as Unigram's `alpha` does. Here they are ignored; files that are written from the tokenizer
-keep them. A file may also
-have rules that multiply text: `require_bounded` refuses them.
+keep them. A file may also have rules that multiply text: `require_bounded` refuses them.
 """
 
 import hashlib

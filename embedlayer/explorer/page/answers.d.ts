@@ -523,7 +523,7 @@ export interface WordPieceTry {
   id: number | null;
 }
 
-/** How WordPiece splits a piece: all look-ups, in order. */
+/** How WordPiece splits a pre-token: all look-ups, in order. */
 export interface WordPieceTrace {
   kind: "wordpiece";
   tries: WordPieceTry[];
@@ -544,7 +544,7 @@ export interface UnigramPath {
   score: number;
 }
 
-/** How a Unigram model splits a piece: the best segmentation, then the best of all others if there is one. */
+/** How a Unigram model splits a pre-token: the best segmentation, then the best of all others if there is one. */
 export interface UnigramTrace {
   kind: "unigram";
   paths: UnigramPath[];

@@ -105,8 +105,8 @@ function numbersOf(hidden, p) {
 
 /** Return the hidden state of a URL, or that of the start. @param {string} text */
 function stateOf(text) {
-  const found = text.split(",").map(Number.parseFloat);
-  return found.length === DIM && found.every((value) => Math.abs(value) <= LARGEST) ? found : [...START];
+  const numbers = text.split(",").map(Number.parseFloat);
+  return numbers.length === DIM && numbers.every((value) => Math.abs(value) <= LARGEST) ? numbers : [...START];
 }
 
 /** @param {number[]} hidden @param {Matrix} table @returns {Claim[]} */

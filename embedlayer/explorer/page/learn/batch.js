@@ -241,7 +241,7 @@ function verdict(typed) {
   if (Number(typed) === right) {
     const next = right * stride;
     return [true, `Windows start at 0, ${stride}, … ${(right - 1) * stride}. One more would start at ${next}: its `
-      + ` last target would be token ${next + length}, and the last one is ${tokens - 1}.`];
+      + `last target would be token ${next + length}, and the last one is ${tokens - 1}.`];
   }
   if (Number(typed) === tokens / stride) {
     return [false, `${typed} · ${length} = ${tokens}: no token is left as the target of the last one.`];

@@ -10,8 +10,7 @@ import { claimList, fixed, numberTable } from "./parts.js";
 /** @import { Claim } from "./parts.js" */
 /** @import { Scene, Stage } from "./stage.js" */
 
-/** Name of each part of a model, in the order in which a text passes them. */
-/** @type {Record<ModelPart, string>} */
+/** Name of each part of a model, in the order in which a text passes them. @type {Record<ModelPart, string>} */
 export const PARTS = {
   table: "embedding table", position: "positions", input: "rest of the input", blocks: "blocks", norm: "final norm",
   head: "output head", other: "other", buffer: "no parameters",

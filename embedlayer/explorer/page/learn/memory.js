@@ -150,12 +150,12 @@ function verdict(model, bytes) {
 
 /** @returns {Claim[]} */
 function claimsOf() {
-  const seed = costOf({ vocab: 50257, dim: 256, dtype: "float32", tied: true }).parameters;
+  const ofLesson = costOf({ vocab: 50257, dim: 256, dtype: "float32", tied: true }).parameters;
   const { parameters: untied } = costOf({ vocab: 1000, dim: 256, dtype: "float32", tied: false });
   return [
-    ["This matrix [50,257, 256] contains 12,865,792 learnable parameters.", seed === 12865792,
-      `V · D = 50,257 · 256 = ${seed.toLocaleString("en")}. A table of 4 positions adds 4 · 256 = 1,024: together `
-      + `${(seed + 4 * 256).toLocaleString("en")}.`],
+    ["This matrix [50,257, 256] contains 12,865,792 learnable parameters.", ofLesson === 12865792,
+      `V · D = 50,257 · 256 = ${ofLesson.toLocaleString("en")}. A table of 4 positions adds 4 · 256 = 1,024: together `
+      + `${(ofLesson + 4 * 256).toLocaleString("en")}.`],
     ["Weight tying halves the embedding parameter count.", true, `V = 1,000, D = 256: ${untied.toLocaleString("en")} `
       + `parameters untied, ${(untied / 2).toLocaleString("en")} tied.`],
     ["GPT-2, LLaMA and most modern models tie their weights.", false,

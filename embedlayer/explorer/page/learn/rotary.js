@@ -76,7 +76,7 @@ function draw(stage) {
   };
   let wasMoved = stage.text("moved") === "1";
   const dials = h("div", { class: "rotary-dials" });
-  const numbers = h("div", { class: "rotary-numbers" });
+  const numbers = h("div");
   const curves = scoreCurves();
   const claims = claimList(stage);
   const update = () => {
@@ -216,7 +216,7 @@ function claimsOf(at) {
     totalScore({ q: p + Math.max(0, at.q - at.k), k: p + Math.max(0, at.k - at.q) }));
   const spread = Math.max(...list) - Math.min(...list);
   const angles = PAIRS.map(({ pair }) => fixed(at.q * FREQUENCIES[pair], 2)).join(", ");
-  const turn = (2 * Math.PI) / frequencies(128, BASE)[63];
+  const period = (2 * Math.PI) / frequencies(128, BASE)[63]; // of the last pair, in positions
   const [trained, longer] = [63, 511].map((position) => fixed(position * FREQUENCIES[16], 2));
   return [
     ["RoPE rotates the query and key vectors based on position.", true,
@@ -233,9 +233,9 @@ function claimsOf(at) {
       + `${longer} on 512: training on 64 never saw such scores. Measured losses are in the scene before.`],
     ["RoPE is used for positional encoding by default, following LLaMA.", true,
       "LLaMA's heads have 64 such pairs with base 10,000: the first rotates once in "
-      + `${fixed(2 * Math.PI, 2)} positions, the last in ${Math.round(turn).toLocaleString("en")}. It has no position `
+      + `${fixed(2 * Math.PI, 2)} positions, the last in ${Math.round(period).toLocaleString("en")}. It has no position `
       + "table, and the embedding layer no positions."],
     ["Modern models use RoPE or ALiBi, but the lookup-table mechanism is the same.", false,
-      `Nothing is looked up: the ${WIDTH / 2} angles of a position are computed. 0 parameters.`],
+      `Nothing is looked up: the ${HALF} angles of a position are computed. 0 parameters.`],
   ];
 }

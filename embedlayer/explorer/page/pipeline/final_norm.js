@@ -2,7 +2,7 @@
 
 import { scroller } from "../dom.js";
 import { fixed } from "../learn/parts.js";
-import { dot, fromRows, row } from "../math.js";
+import { fromRows, rootMeanSquare, row } from "../math.js";
 import { factsOf, stepOf } from "./facts.js";
 import { logitTable } from "./logits.js";
 import { fact, nameOf, picture, valueOf, vectors } from "./pictures.js";
@@ -16,7 +16,7 @@ export function drawNorm(scene) {
   const [x, hidden] = ["before_norm", "hidden"].map((name) => row(valueOf(scene, name), last));
   const [weight] = valueOf(scene, "norm_weight").data;
   const eps = factsOf(scene.step, "head").norm_eps ?? 0;
-  const root = Math.sqrt(dot(x, x) / x.length + eps);
+  const root = rootMeanSquare(x, eps);
   const squares = x.length > MOST_CELLS ? "mean(x²)"
     : `(${Array.from(x, (value) => `${fixed(Math.abs(value))}²`).join(" + ")}) / ${x.length}`;
   return picture(`The final norm at the last token, ${nameOf(scene, last)}: from x to h`,
@@ -39,11 +39,11 @@ export function smallHead(scene) {
   const hidden = row(valueOf(scene, "hidden"), scene.pipeline.tokens.length - 1);
   const logits = valueOf(scene, "logits").data;
   const { candidates = [], tied } = factsOf(scene.step, "head");
-  const stated = Number.parseInt(scene.state.get("row", ""), 10);
+  const rowOfUrl = Number.parseInt(scene.state.get("row", ""), 10);
   /** @type {import("./logits.js").HeadReading} */
   let reading = {
     hidden, logits, probabilities: new Float64Array(logits.length), temperature: 1,
-    chosen: stated >= 0 && stated < names.length ? stated : candidates[0].id,
+    chosen: rowOfUrl >= 0 && rowOfUrl < names.length ? rowOfUrl : candidates[0].id,
   };
   const table = logitTable({
     names, weights, digits: 4,
