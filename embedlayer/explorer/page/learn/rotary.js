@@ -232,9 +232,9 @@ function claimsOf(at) {
       `There is an angle for every position. But pair 16 rotates by at most ${trained} radians on 64 tokens, and by `
       + `${longer} on 512: training on 64 never saw such scores. Measured losses are in the scene before.`],
     ["RoPE is used for positional encoding by default, following LLaMA.", true,
-      "LLaMA's heads have 64 such pairs with base 10,000: the first rotates once in "
-      + `${fixed(2 * Math.PI, 2)} positions, the last in ${Math.round(period).toLocaleString("en")}. It has no position `
-      + "table, and the embedding layer no positions."],
+      `LLaMA's heads have 64 such pairs with base 10,000: the first rotates once in ${fixed(2 * Math.PI, 2)} `
+      + `positions, the last in ${Math.round(period).toLocaleString("en")}. It has no position table, and the `
+      + "embedding layer no positions."],
     ["Modern models use RoPE or ALiBi, but the lookup-table mechanism is the same.", false,
       `Nothing is looked up: the ${HALF} angles of a position are computed. 0 parameters.`],
   ];
