@@ -3,10 +3,10 @@
 import { h, slider } from "../dom.js";
 import { fromRows } from "../math.js";
 import { tiles } from "../positions/scene.js";
-import { check, claimList, numberTable, timesOf } from "./parts.js";
+import { changingPlace, check, claimList, numberTable, timesOf } from "./parts.js";
 import { IDS, TEXT, idsOf, windowsOf } from "./windows.js";
 
-/** @import { Child, Closable } from "../types" */
+/** @import { Child } from "../types" */
 /** @import { Claim } from "./parts.js" */
 /** @import { Scene, Stage } from "./stage.js" */
 /** @import { Cut } from "./windows.js" */
@@ -152,27 +152,20 @@ function placed(element, first, end, line) {
 
 /** Create the tables of the first batch: its inputs, and its targets. @param {Stage} stage */
 function tablesOf(stage) {
-  const element = h("div", { class: "learn-batch" });
-  /** @type {Closable[]} */
-  let shown = [];
-  stage.onClose(() => shown.forEach((each) => each.close()));
+  const { element, show } = changingPlace(stage, "learn-batch");
   return {
     element,
     /** @param {Settings} settings @param {Windows} windows */
     show: ({ length, row, hasTargets }, { batches: [first = []] }) => {
-      shown.forEach((each) => each.close());
-      const names = hasTargets ? ["inputs", "targets"] : ["inputs"];
-      const all = names.map((name, shift) => {
+      const names = !first.length ? [] : hasTargets ? ["inputs", "targets"] : ["inputs"];
+      show(names.map((name, shift) => {
         const table = numberTable({
           caption: `${name} (${first.length}, ${length})`, rowNames: first.map((_, r) => String(r)), digits: 0,
           columnNames: Array.from({ length }, (_, t) => String(t)), limit: Infinity,
         });
         table.show(fromRows(idsOf(first, length, shift)), { mark: (r) => r === row });
         return table;
-      });
-      shown = all;
-      element.replaceChildren(...(first.length ? all.map((table) => table.element)
-        : [h("p", { class: "note" }, "There is no full batch: drop_last leaves out all windows.")]));
+      }), first.length ? null : h("p", { class: "note" }, "There is no full batch: drop_last leaves out all windows."));
     },
   };
 }

@@ -3,12 +3,12 @@
 import { HeatMap } from "../charts/heat.js";
 import { h, slider } from "../dom.js";
 import { add, distance, fromRows, matrix, row } from "../math.js";
-import { check, claimList, fixed, listSlider, numberTable, timesOf } from "./parts.js";
+import { changingPlace, check, claimList, fixed, listSlider, numberTable, timesOf } from "./parts.js";
 import { normalMatrix } from "./random.js";
 import { IDS, idsOf, windowsOf } from "./windows.js";
 import { WORDS } from "./words.js";
 
-/** @import { Child, Closable, Matrix } from "../types" */
+/** @import { Child, Matrix } from "../types" */
 /** @import { Claim } from "./parts.js" */
 /** @import { Scene, Stage } from "./stage.js" */
 
@@ -198,27 +198,20 @@ function stripsOf(stage) {
 
 /** Create the tables of the two chosen vectors. @param {Stage} stage */
 function pairOf(stage) {
-  const boxes = [h("div"), h("div")];
-  /** @type {Closable[]} */
-  let shown = [];
-  stage.onClose(() => shown.forEach((each) => each.close()));
+  const { element, show } = changingPlace(stage, "learn-pair learn-low");
   return {
-    element: h("div", { class: "learn-pair learn-low" }, boxes),
+    element,
     /** @param {Settings} settings @param {Chosen} chosen */
-    show: ({ a, b, t }, { ids, vectors }) => {
-      shown.forEach((each) => each.close());
-      shown = vectors.map((parts, i) => {
-        const [at, columns] = [[a, b][i], Math.min(SHOWN, parts.sum.length)];
-        const id = ids[at][t];
-        const table = numberTable({
-          caption: `x[${at}, ${t}]: “${WORDS[id]}”, ID ${id}`, rowNames: [`W[${id}]`, `P[${t}]`, "x"], limit: 1.5,
-          columnNames: Array.from({ length: columns }, (_, c) => String(c)),
-        });
-        table.show(fromRows(PARTS.map(([name]) => parts[name].subarray(0, columns))));
-        boxes[i].replaceChildren(table.element);
-        return table;
+    show: ({ a, b, t }, { ids, vectors }) => show(vectors.map((parts, i) => {
+      const [at, columns] = [[a, b][i], Math.min(SHOWN, parts.sum.length)];
+      const id = ids[at][t];
+      const table = numberTable({
+        caption: `x[${at}, ${t}]: “${WORDS[id]}”, ID ${id}`, rowNames: [`W[${id}]`, `P[${t}]`, "x"], limit: 1.5,
+        columnNames: Array.from({ length: columns }, (_, c) => String(c)),
       });
-    },
+      table.show(fromRows(PARTS.map(([name]) => parts[name].subarray(0, columns))));
+      return { element: h("div", null, table.element), close: table.close };
+    })),
   };
 }
 

@@ -3,9 +3,10 @@
 import { h, select } from "../dom.js";
 import { KIND, kinds } from "../map/groups.js";
 import { chosenAt, firstSplit, tokenPlayer } from "../pipeline/token_player.js";
+import { changingPlace } from "./parts.js";
 import { PADDING, UNKNOWN, WORDS, tokenize } from "./words.js";
 
-/** @import { Child, Closable, Tokenization } from "../types" */
+/** @import { Child, Tokenization } from "../types" */
 /** @import { Scene, Stage } from "./stage.js" */
 /** @typedef {{texts: string[], special: number[]}} Names of the tokens, and the IDs of the special ones */
 
@@ -80,25 +81,6 @@ function verdict(tokens) {
 }
 
 /**
- * Create the place of a picture that is shown for one text after another.
- * @param {Stage} stage
- * @param {string} className
- */
-export function changingPlace(stage, className) {
-  const element = h("div", { class: className });
-  /** @type {Closable[]} */
-  let last = [];
-  const show = (/** @type {Closable[]} */ parts, /** @type {Child[]} */ ...more) => {
-    last.forEach((part) => part.close());
-    last = parts;
-    if (stage.isClosed) return last.forEach((part) => part.close());
-    return element.replaceChildren(...h("div", null, parts.map((part) => part.element), more).childNodes);
-  };
-  stage.onClose(() => last.forEach((part) => part.close()));
-  return { element, show };
-}
-
-/**
  * Show the way to the tokens of the source's own tokenizer: of the text that is typed, or of the texts that an exported
  * page holds.
  * @param {Stage} stage
@@ -117,10 +99,10 @@ function ownTokens(stage) {
   const ask = async (text) => {
     asked = text;
     try {
-      const [found, names] = await Promise.all([data.load("tokenization", { text }), data.load("tokens")]);
+      const [tokenization, names] = await Promise.all([data.load("tokenization", { text }), data.load("tokens")]);
       if (asked !== text) return;
-      const chosen = { ...chosenAt(0), piece: firstSplit(found) };
-      show([tokenPlayer(found, text, chosen, { opensCard: true })], aboutTokens(found, names));
+      const chosen = { ...chosenAt(0), piece: firstSplit(tokenization) };
+      show([tokenPlayer(tokenization, text, chosen, { opensCard: true })], aboutTokens(tokenization, names));
     } catch (error) {
       if (asked === text) note(/** @type {Error} */ (error).message);
     }

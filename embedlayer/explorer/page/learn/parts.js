@@ -129,6 +129,26 @@ export function listSlider(label, list, value, onInput) {
 }
 
 /**
+ * Create the place of parts that are replaced by others, and closed then or with the scene.
+ * @param {Stage} stage
+ * @param {string} className
+ */
+export function changingPlace(stage, className) {
+  const element = h("div", { class: className });
+  /** @type {Closable[]} */
+  let last = [];
+  const close = () => last.forEach((part) => part.close());
+  const show = (/** @type {Closable[]} */ parts, /** @type {Child[]} */ ...more) => {
+    close();
+    last = parts;
+    if (stage.isClosed) return close();
+    return element.replaceChildren(...h("div", null, parts.map((part) => part.element), more).childNodes);
+  };
+  stage.onClose(close);
+  return { element, show };
+}
+
+/**
  * Create a table of numbers with a colour for each, and a heading for each row.
  * @param {{caption: string, rowNames: Child[], columnNames: string[], digits?: number, limit: number}} options
  *   `limit`: absolute value at which colours end

@@ -4,8 +4,7 @@ import { h, select, token } from "../dom.js";
 import { fourTokenizers, sideBySide, tokenizations } from "../pipeline/side_by_side.js";
 import { symbolsAfter } from "../pipeline/token_models.js";
 import { chosenAt, tokenPlayer } from "../pipeline/token_player.js";
-import { changingPlace } from "./ids.js";
-import { check } from "./parts.js";
+import { changingPlace, check } from "./parts.js";
 
 /** @import { BpeTrace, Child, Tokenization } from "../types" */
 /** @import { Scene, Stage } from "./stage.js" */
