@@ -21,10 +21,14 @@ export function h(tag, properties, ...children) {
     } else if (isAttribute) element.setAttribute(name, value === true ? "" : String(value));
     else Object.assign(element, { [name]: value });
   }
-  const list = /** @type {unknown[]} */ (children).flat(Infinity)
-    .filter((child) => child !== null && child !== undefined && child !== false);
-  element.append(.../** @type {(Node | string)[]} */ (list));
+  element.append(...nodesOf(children));
   return element;
+}
+
+/** Return the nodes and texts of some children; null, undefined and false are none. @param {Child[]} children */
+export function nodesOf(children) {
+  const list = /** @type {unknown[]} */ (children).flat(Infinity);
+  return /** @type {(Node | string)[]} */ (list.filter((child) => (child ?? false) !== false));
 }
 
 /**
@@ -201,7 +205,7 @@ export function empty(title, ...sentence) {
 /**
  * Create a list of names and values.
  * @param {string} className
- * @param {[string, ...Child[]][]} entries
+ * @param {[Child, ...Child[]][]} entries
  */
 export function definitions(className, entries) {
   return h("dl", { class: className }, entries.map(([name, ...value]) =>

@@ -1,8 +1,8 @@
 /** The page's help: what each view shows, where to learn more, and the keys. */
 
-import { h } from "./dom.js";
+import { definitions, h } from "./dom.js";
 
-/** @import { Child, View } from "./types" */
+/** @import { View } from "./types" */
 
 const COURSE_FILE = "docs/course/index.md";
 
@@ -26,15 +26,10 @@ export function showHelp(dialog, { views, keys, course, go }) {
     : ["The course (", h("code", null, COURSE_FILE), " in the source of embedlayer)"];
   dialog.replaceChildren(
     h("form", { method: "dialog" }, h("h2", { id: "help-title" }, "Help"), h("button", { autofocus: true }, "Close")),
-    list("views", views.map((view) => [link(view.id, view.title), view.sentence])),
+    definitions("views", views.map((view) => [link(view.id, view.title), view.sentence])),
     h("p", null, "New to embeddings? ", link("learn", "The story"),
       " explains them in short scenes with pictures and tasks. ", lessons, " has the same matter with code."),
     h("h3", null, "Keyboard shortcuts"),
-    list("keys", keys));
+    definitions("keys", keys));
   dialog.showModal();
-}
-
-/** @param {string} className @param {[Child, string][]} entries */
-function list(className, entries) {
-  return h("dl", { class: className }, entries.flatMap(([name, text]) => [h("dt", null, name), h("dd", null, text)]));
 }

@@ -1,7 +1,7 @@
 /** Parts that several scenes of the story share: claims with what is true of them, switches, tables of numbers. */
 
 import { cellColours } from "../colour.js";
-import { h, segments, slider } from "../dom.js";
+import { h, nodesOf, segments, slider } from "../dom.js";
 import { changed, formatHash } from "../state.js";
 import { theme } from "../theme.js";
 import { withTerms } from "./terms.js";
@@ -142,7 +142,7 @@ export function changingPlace(stage, className) {
     close();
     last = parts;
     if (stage.isClosed) return close();
-    return element.replaceChildren(...h("div", null, parts.map((part) => part.element), more).childNodes);
+    return element.replaceChildren(...parts.map((part) => part.element), ...nodesOf(more));
   };
   stage.onClose(close);
   return { element, show };

@@ -1,6 +1,6 @@
 /** The panel beside the map: the selection, its nearest neighbours, and the tokens that were found. */
 
-import { empty, h, oneTabStop, segments, token, visibleText } from "../dom.js";
+import { empty, h, nodesOf, oneTabStop, segments, token, visibleText } from "../dom.js";
 import { sumText } from "../examples.js";
 import { changed, formatHash } from "../state.js";
 import { KIND, hex } from "./groups.js";
@@ -85,7 +85,7 @@ export class Side {
     const { subwords } = shown;
     const parts = subwords.length ? subwords.map((each) => this.#subwords(each)) : this.#answer(shown);
     if (this.about.notes.length) parts.push(h("p", { class: "note" }, this.about.notes.join(" ")));
-    this.answer.replaceChildren(.../** @type {Node[]} */ (parts.filter(Boolean)));
+    this.answer.replaceChildren(...nodesOf(parts));
   }
 
   /** @param {Subwords} subwords @returns {Child} */

@@ -1,7 +1,7 @@
 /** From a text to its tokens: normalisation, pre-tokens, the steps of the tokenizer's model on one of them, and IDs. */
 
 import { COUNT } from "../charts/numbers.js";
-import { h, oneTabStop, slider, token as tokenOf, visibleRuns, visibleText } from "../dom.js";
+import { h, nodesOf, oneTabStop, slider, token as tokenOf, visibleRuns, visibleText } from "../dom.js";
 import { playButton } from "../learn/parts.js";
 import { byteStrips, hex } from "./byte_strips.js";
 import { chip, picture } from "./pictures.js";
@@ -190,7 +190,7 @@ function stepsPart(steps, name, start, remember) {
     done = next;
     remember(done);
     range.set(done);
-    place.replaceChildren(...nodes(steps.draw(done, goTo)));
+    place.replaceChildren(...nodesOf(steps.draw(done, goTo)));
   };
   const range = slider({
     label: steps.unit, min: 0, max: steps.count, value: done, format: (value) => `${value} of ${steps.count}`,
@@ -212,11 +212,6 @@ function stepsPart(steps, name, start, remember) {
     element: picture(null, h("h3", null, name, `: ${steps.name}`), controls, place),
     close: () => closers.forEach((close) => close()),
   };
-}
-
-/** @param {Child[]} children */
-function nodes(children) {
-  return h("div", null, children).childNodes;
 }
 
 /**

@@ -1,6 +1,6 @@
 /** The view Learn: a guided story in short scenes, each with a task that the page checks. */
 
-import { h } from "../dom.js";
+import { h, nodesOf } from "../dom.js";
 import { lessonIndex } from "../learn/lesson.js";
 import { Progress } from "../learn/progress.js";
 import { SCENES } from "../learn/scenes.js";
@@ -118,7 +118,7 @@ class LearnView {
     try {
       const parts = await scene.draw(stage);
       if (stage.isClosed) return;
-      this.picture.replaceChildren(...h("div", null, ...parts).childNodes);
+      this.picture.replaceChildren(...nodesOf(parts));
     } catch (error) {
       const { message } = /** @type {Error} */ (error);
       if (!stage.isClosed) this.picture.replaceChildren(h("p", { class: "note" }, message));
@@ -136,7 +136,7 @@ class LearnView {
     this.name.textContent = `Scene ${index + 1} of ${SCENES.length}: ${name}`;
     this.question.textContent = question;
     this.sentences.replaceChildren(...sentences.map((sentence) => h("p", null, withTerms(sentence, seen))));
-    this.task.replaceChildren(h("b", null, "Your task. "), ...h("span", null, withTerms(task, seen)).childNodes);
+    this.task.replaceChildren(...nodesOf([h("b", null, "Your task. "), withTerms(task, seen)]));
     const line = termLine(words, seen);
     if (line) this.sentences.append(line);
     this.verdict.replaceChildren();

@@ -4,7 +4,7 @@
 
 import { openWithToken } from "../card/links.js";
 import { COUNT } from "../charts/numbers.js";
-import { empty, h, oneTabStop } from "../dom.js";
+import { empty, h, nodesOf, oneTabStop } from "../dom.js";
 import { definitionBox, withTerms } from "../learn/terms.js";
 import { drawBias } from "../pipeline/attention_bias.js";
 import { drawBlock } from "../pipeline/block.js";
@@ -322,7 +322,7 @@ class PipelineView {
     this.definitions.hide();
     this.#clear();
     const pictures = (DRAW[step.name] ?? drawResult)(scene);
-    this.stage.replaceChildren(.../** @type {Node[]} */ (pictures.filter(Boolean)));
+    this.stage.replaceChildren(...nodesOf(pictures));
     (isOutside ? this.stage : this.whole).prepend(this.head);
     this.machine.light(null, 0);
     if (focused < 0) return;
