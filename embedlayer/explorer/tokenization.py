@@ -225,12 +225,13 @@ def _reader_of(source: OpenedModel) -> _Reader:
 
 def _split_by_names(vocabulary: NamedRows | None, text: str) -> _Split:
     """Split a text that lists IDs, or by the names of rows; an unknown word is the unknown row, or no token."""
-    unknown = None if vocabulary is None else vocabulary.unknown
+    model: text_answers.TokenModel = "ids"
+    unknown = None
     words: Iterable[tuple[int, int, int | None]]
     if vocabulary is None or lists_ids(text):
         words = ((*match.span(), int(match[1])) for match in _ID.finditer(text))
     else:
-        words = vocabulary.places(text)
+        model, unknown, words = "names", vocabulary.unknown, vocabulary.places(text)
     places: list[tuple[int, int]] = []
     pieces: list[text_answers.TracedPiece] = []
     for start, stop, row in words:
@@ -248,4 +249,4 @@ def _split_by_names(vocabulary: NamedRows | None, text: str) -> _Split:
                 "trace": {"kind": "whole", "id": row},
             }
         )
-    return _Split("ids" if vocabulary is None or lists_ids(text) else "names", text, places, pieces)
+    return _Split(model, text, places, pieces)

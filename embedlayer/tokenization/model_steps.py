@@ -77,7 +77,7 @@ class WordPieceTrace(NamedTuple):
     is_too_long: bool
 
 
-class Scored(NamedTuple):
+class ScoredPart(NamedTuple):
     """A part of a pre-token with its score, a log-probability, and the IDs of its tokens."""
 
     text: str
@@ -88,7 +88,7 @@ class Scored(NamedTuple):
 class UnigramPath(NamedTuple):
     """One segmentation of a pre-token; its score is the sum of those of the parts."""
 
-    parts: tuple[Scored, ...]
+    parts: tuple[ScoredPart, ...]
     score: float
 
 
@@ -303,7 +303,7 @@ class UnigramModel:
                 text, score = text + later, score + later_score
             parts.append((text, score, is_unknown))
             stop = start
-        return UnigramPath(tuple(Scored(text, score, self._ids(text)) for text, score, _ in reversed(parts)), total)
+        return UnigramPath(tuple(ScoredPart(text, score, self._ids(text)) for text, score, _ in reversed(parts)), total)
 
     def _ids(self, text: str) -> tuple[int, ...]:
         """Return the IDs of a part: its own, else those of its bytes, else that of the unknown token."""

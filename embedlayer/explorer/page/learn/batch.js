@@ -214,8 +214,8 @@ function claimsOf({ tokens, length, stride, batchSize, dropLast }, { starts, bat
       ? `${call} yields ${batches.length === 1 ? "1 batch" : `${batches.length} batches`}, the first of shape `
         + `(${first}, ${length}). The look-up makes it (B, T, D) = (${first}, ${length}, D).`
       : `${call} raises an error: there is no full batch.`],
-    ["With stride = max_length no token is read twice.", stride === length ? most === 1 : null,
-      stride < length ? `Here the stride is smaller: windows overlap, and tokens are read up to ${most} times.`
+    ["With stride = max_length no token is read twice.", stride === length ? most <= 1 : null,
+      stride < length ? `Here the stride is smaller: windows overlap, and tokens are read up to ${timesOf(most)}.`
         : stride > length ? `Here the stride is larger: ${between} tokens between the windows are never read.`
           : `None is. But ${unread} tokens at the end are no inputs: a window needs one more token as its last target`
             + `${left ? ", and drop_last leaves windows out" : ""}.`],
