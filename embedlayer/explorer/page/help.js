@@ -28,7 +28,7 @@ export function showHelp(dialog, { views, keys, course, go }) {
     h("form", { method: "dialog" }, h("h2", { id: "help-title" }, "Help"), h("button", { autofocus: true }, "Close")),
     definitions("views", views.map((view) => [link(view.id, view.title), view.sentence])),
     h("p", null, "New to embeddings? ", link("learn", "The story"),
-      " explains them in short scenes with pictures and tasks. ", lessons, " has the same matter with code."),
+      " explains them in short scenes with pictures and tasks. ", lessons, " explains the same with code."),
     h("h3", null, "Keyboard shortcuts"),
     definitions("keys", keys));
   dialog.showModal();

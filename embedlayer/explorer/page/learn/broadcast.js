@@ -3,8 +3,9 @@
 import { HeatMap } from "../charts/heat.js";
 import { h, slider } from "../dom.js";
 import { add, distance, fromRows, matrix, row } from "../math.js";
+import { smallTable } from "./onehot.js";
 import { changingPlace, check, claimList, fixed, listSlider, numberTable, timesOf } from "./parts.js";
-import { normalMatrix } from "./random.js";
+import { roundedMatrix } from "./random.js";
 import { IDS, idsOf, windowsOf } from "./windows.js";
 import { WORDS } from "./words.js";
 
@@ -44,11 +45,7 @@ export const scene = {
  * @param {{token: number, position: number}} [seeds]
  */
 export function tablesOf(dim, seeds = SEEDS) {
-  const [table, places] = [normalMatrix(WORDS.length, dim, 0.5, seeds.token),
-    normalMatrix(LENGTH, dim, 0.5, seeds.position)];
-  for (const { data } of [table, places]) data.forEach((value, i) => (data[i] = Math.round(100 * value) / 100));
-  table.data.fill(0, 0, dim);
-  return { table, places };
+  return { table: smallTable(dim, seeds.token), places: roundedMatrix(LENGTH, dim, 0.5, seeds.position) };
 }
 
 /**

@@ -15,7 +15,7 @@ function verdictOf(holds) {
 }
 
 /** Return the part of a URL that shows an exercise. @param {Exercise} exercise @param {number} source */
-export function hashOf({ scene, view, settings = {} }, source) {
+function hashOf({ scene, view, settings = {} }, source) {
   if (view) return formatHash(view, changed(settings, { source: source || null }));
   const own = Object.fromEntries(Object.entries(settings).map(([key, value]) => [`${scene}.${key}`, value]));
   return formatHash("learn", changed(own, { s: scene, source: source || null }));

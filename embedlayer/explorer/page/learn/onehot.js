@@ -3,7 +3,7 @@
 import { h } from "../dom.js";
 import { matrix } from "../math.js";
 import { claimList, fixed, numberTable } from "./parts.js";
-import { normalMatrix } from "./random.js";
+import { roundedMatrix } from "./random.js";
 import { WORDS } from "./words.js";
 
 /** @import { Child, Matrix } from "../types" */
@@ -11,10 +11,10 @@ import { WORDS } from "./words.js";
 
 export const DIM = 4;
 
-/** The table W of several scenes, 10 x 4, with two digits after the point; row 0 is the padding row. */
-export function smallTable() {
-  const table = normalMatrix(WORDS.length, DIM, 0.5, 9);
-  table.data.forEach((value, i) => (table.data[i] = i < DIM ? 0 : Math.round(100 * value) / 100));
+/** Return the table W of several scenes, 10 x D; row 0 is for padding. @param {number} [dim] @param {number} [seed] */
+export function smallTable(dim = DIM, seed = 9) {
+  const table = roundedMatrix(WORDS.length, dim, 0.5, seed);
+  table.data.fill(0, 0, dim);
   return table;
 }
 

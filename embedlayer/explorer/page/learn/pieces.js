@@ -34,26 +34,26 @@ async function draw(stage) {
   const { data } = stage.context;
   const { pieces } = await data.load("pipeline-choices");
   const words = pieces.filter((text) => pieces.includes(` ${text}`));
-  let word = stage.text("word", START);
-  let hasSpace = stage.text("space") === "1";
-  let waiting = 0;
+  let [word, hasSpace, waiting] = [stage.text("word", START), stage.text("space") === "1", 0];
   stage.onClose(() => clearTimeout(waiting));
   const counts = h("p", { class: "pipe-fact", "data-value": "counts" });
   const { element: place, show } = changingPlace(stage, "tok-page");
+  const current = () => (hasSpace ? ` ${word}` : word);
   const update = async () => {
-    const asked = `${hasSpace}${word}`;
+    const text = current();
+    const isLate = () => stage.isClosed || text !== current();
     stage.set({ word: word === START ? null : word, space: hasSpace ? "1" : null });
     if (!word.trim()) return stage.judge(false, "Type a word.");
     try {
-      const [plain, spaced] = await Promise.all([word, ` ${word}`].map((text) =>
-        data.load("tokenization", { text, ...SMALL })));
-      const text = hasSpace ? ` ${word}` : word;
+      const [plain, spaced] = await Promise.all([word, ` ${word}`].map((each) =>
+        data.load("tokenization", { text: each, ...SMALL })));
       const list = await tokenizations(data.load, text, fourTokenizers(SMALL, stage.context));
-      if (stage.isClosed || asked !== `${hasSpace}${word}`) return undefined;
+      if (isLate()) return undefined;
       counts.replaceChildren(countOf(plain, word), ", ", countOf(spaced, ` ${word}`), ".");
       show([tokenPlayer(list[0], text, chosenAt(0)), ...(list.length > 1 ? [sideBySide(list, text)] : [])]);
       return stage.judge(...verdict(word, plain, spaced));
     } catch (error) {
+      if (isLate()) return undefined;
       show([], h("p", { class: "note" }, /** @type {Error} */ (error).message));
       return stage.judge(false, "This word cannot be shown here.");
     }

@@ -40,6 +40,12 @@ export function normalMatrix(rows, cols, std, seed) {
   return { rows, cols, data: Float64Array.from({ length: rows * cols }, () => std * next()) };
 }
 
+/** Return a `normalMatrix` with two digits after the point. @param {Parameters<typeof normalMatrix>} options */
+export function roundedMatrix(...options) {
+  const { data, ...sizes } = normalMatrix(...options);
+  return { ...sizes, data: data.map((value) => Math.round(100 * value) / 100) };
+}
+
 /** Return the numbers 0 .. count - 1 in random order (Fisher-Yates). @param {number} count @param {number} seed */
 export function shuffled(count, seed) {
   const next = uniform(seed);
