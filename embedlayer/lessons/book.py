@@ -1,7 +1,6 @@
 """Names and argument orders of the book "Build a Large Language Model From Scratch", for code that follows it."""
 
 import json
-import tempfile
 from importlib.util import find_spec
 from itertools import pairwise
 from math import inf
@@ -17,6 +16,7 @@ from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.windows import create_dataloader
 from embedlayer.inputs.embedding import InputEmbedding, InputParts
 from embedlayer.io.files import JsonObject
+from embedlayer.io.partials import temporary_folder
 from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tokenization.bpe_files import END_OF_TEXT, byte_level_alphabet
@@ -195,10 +195,10 @@ def _tokenizer_of_ranks(ranks: dict[bytes, int]) -> Tokenizer:
 
     The last merge of a token is of the two that remain when its bytes are merged by all lower ranks.
     """
-    letters = {bytes([byte]): letter for letter, byte in byte_level_alphabet().items()}
+    letters = {byte: letter for letter, byte in byte_level_alphabet().items()}
     merges = []
     for token in sorted(ranks, key=lambda token: ranks[token]):
-        parts = [token[at : at + 1] for at in range(len(token))]
+        parts = [bytes([byte]) for byte in token]
         while len(parts) > 2:
             pairs = [ranks.get(left + right, inf) for left, right in pairwise(parts)]
             at = pairs.index(min(pairs))
@@ -207,11 +207,11 @@ def _tokenizer_of_ranks(ranks: dict[bytes, int]) -> Tokenizer:
             merges.append(parts)
 
     def written(token: bytes) -> str:
-        return "".join(letters[token[at : at + 1]] for at in range(len(token)))
+        return "".join(letters[byte] for byte in token)
 
     vocabulary = {written(token): rank for token, rank in ranks.items()} | {END_OF_TEXT: len(ranks)}
-    with tempfile.TemporaryDirectory() as folder:
-        vocabulary_file, merges_file = Path(folder, "encoder.json"), Path(folder, "vocab.bpe")
+    with temporary_folder() as folder:
+        vocabulary_file, merges_file = folder / "encoder.json", folder / "vocab.bpe"
         vocabulary_file.write_text(json.dumps(vocabulary), encoding="utf-8")
         merges_file.write_text("\n".join(" ".join(map(written, pair)) for pair in merges), encoding="utf-8")
         return load_tokenizer(vocabulary_file)
