@@ -161,7 +161,7 @@ function tablesOf(stage) {
       show(names.map((name, shift) => {
         const table = numberTable({
           caption: `${name} (${first.length}, ${length})`, rowNames: first.map((_, r) => String(r)), digits: 0,
-          columnNames: Array.from({ length }, (_, t) => String(t)), limit: Infinity,
+          limit: Infinity,
         });
         table.show(fromRows(idsOf(first, length, shift)), { mark: (r) => r === row });
         return table;

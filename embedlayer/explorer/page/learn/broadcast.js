@@ -204,7 +204,6 @@ function pairOf(stage) {
       const id = ids[at][t];
       const table = numberTable({
         caption: `x[${at}, ${t}]: “${WORDS[id]}”, ID ${id}`, rowNames: [`W[${id}]`, `P[${t}]`, "x"], limit: 1.5,
-        columnNames: Array.from({ length: columns }, (_, c) => String(c)),
       });
       table.show(fromRows(PARTS.map(([name]) => parts[name].subarray(0, columns))));
       return { element: h("div", null, table.element), close: table.close };

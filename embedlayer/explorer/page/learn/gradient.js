@@ -50,12 +50,9 @@ function draw(stage) {
       update();
     },
   }));
-  const columns = Array.from({ length: DIM }, (_, c) => String(c));
-  const output = numberTable({
-    caption: "output = W[ids]", rowNames: ["1", "2", "3"], columnNames: columns, limit: 1.2,
-  });
+  const output = numberTable({ caption: "output = W[ids]", rowNames: ["1", "2", "3"], limit: 1.2 });
   const gradient = numberTable({
-    caption: "dL/dW", rowNames: WORDS.map((word, id) => `${id} ${word}`), columnNames: columns, digits: 0, limit: 4,
+    caption: "dL/dW", rowNames: WORDS.map((word, id) => `${id} ${word}`), digits: 0, limit: 4,
   });
   const sizes = h("ol", { class: "learn-sizes", "aria-label": "Sum of the sizes of each row's gradient" });
   const claims = claimList(stage);

@@ -211,8 +211,7 @@ function lookUps({ rows, is_file: isFile, tensors }, note) {
     const width = Math.min(SHOWN, a.length);
     shown = numberTable({
       caption: `“${token.text}”: the model's first step, and row ${token.id} alone`, rowNames: ["inside", "outside"],
-      columnNames: Array.from({ length: width }, (_, d) => String(d)), digits: digitsOf(a),
-      limit: norm(a) / Math.sqrt(a.length) * 3 || 1,
+      digits: digitsOf(a), limit: norm(a) / Math.sqrt(a.length) * 3 || 1,
     });
     shown.show(fromRows([a.slice(0, width), b.slice(0, width)]));
     place.replaceChildren(shown.element);

@@ -69,9 +69,8 @@ function draw(stage) {
 
 /** Create the three tables: e, W and the products. @param {HTMLElement[]} buttons */
 function tablesOf(buttons) {
-  const columnNames = Array.from({ length: DIM }, (_, c) => String(c));
   const rowNames = WORDS.map((_, id) => String(id));
-  const common = { digits: 2, limit: 1.2, columnNames };
+  const common = { digits: 2, limit: 1.2 };
   return {
     onehot: numberTable({ caption: "ID, e", rowNames: buttons, columnNames: ["\u00a0"], digits: 0, limit: 1.5 }),
     weights: numberTable({ ...common, caption: "W", rowNames }),

@@ -150,19 +150,20 @@ export function changingPlace(stage, className) {
 
 /**
  * Create a table of numbers with a colour for each, and a heading for each row.
- * @param {{caption: string, rowNames: Child[], columnNames: string[], digits?: number, limit: number}} options
- *   `limit`: absolute value at which colours end
+ * @param {{caption: string, rowNames: Child[], columnNames?: string[], digits?: number, limit: number}} options
+ *   `columnNames`: by default the columns' indices; `limit`: absolute value at which colours end
  * @returns {Closable & {show: (matrix: Matrix, more?: TableMarks) => void}}
  */
 export function numberTable({ caption, rowNames, columnNames, digits = 2, limit }) {
-  const body = h("tbody");
-  const element = h("table", { class: "learn-grid" }, h("caption", null, caption),
-    h("thead", null, h("tr", null, h("td"), columnNames.map((name) => h("th", { scope: "col" }, name)))), body);
+  const [head, body] = [h("tr"), h("tbody")];
+  const element = h("table", { class: "learn-grid" }, h("caption", null, caption), h("thead", null, head), body);
   /** @type {[Matrix, TableMarks] | null} */
   let last = null;
   const draw = () => {
     if (!last) return;
     const [matrix, { mark, plainZeros }] = last;
+    const names = columnNames ?? Array.from({ length: matrix.cols }, (_, c) => String(c));
+    head.replaceChildren(h("td"), ...names.map((name) => h("th", { scope: "col" }, name)));
     body.replaceChildren(...rowNames.map((name, r) => h("tr", { class: mark?.(r) ? "learn-marked" : null },
       h("th", { scope: "row" }, name), Array.from({ length: matrix.cols }, (_, c) =>
         numberCell(matrix.data[r * matrix.cols + c], limit, digits, plainZeros ?? false)))));

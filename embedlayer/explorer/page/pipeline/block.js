@@ -118,7 +118,6 @@ function matrices(scene) {
     const table = numberTable({
       caption: `${name}: ${formula}`, limit: limitOf(matrix),
       rowNames: Array.from({ length: matrix.rows }, (_, r) => String(r)),
-      columnNames: Array.from({ length: matrix.cols }, (_, c) => String(c)),
     });
     table.show(matrix);
     return scene.keep(table);

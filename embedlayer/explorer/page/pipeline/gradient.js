@@ -28,10 +28,9 @@ function wholeGradient(scene) {
   const limit = Math.max(largestOf(rows), largestOf(head));
   const names = stepOf(pipeline, "look_up")?.facts.parts[0].names ?? [];
   const used = new Set(pipeline.tokens.slice(0, -1).map((token) => token.id));
-  const columnNames = Array.from({ length: rows.cols }, (_, c) => String(c));
   /** @param {string} caption @param {Matrix} numbers @param {(row: number) => boolean} mark */
   const table = (caption, numbers, mark) => {
-    const grid = numberTable({ caption, rowNames: names, columnNames, digits: 3, limit });
+    const grid = numberTable({ caption, rowNames: names, digits: 3, limit });
     grid.show(numbers, { plainZeros: true, mark });
     return scene.keep(grid);
   };

@@ -134,7 +134,6 @@ export function vectors(scene, matrix, { names, chosen, pick }, { label, limit =
 function numbers(scene, matrix, { names, chosen, pick }, { limit, plainZeros }) {
   const table = numberTable({
     caption: "", limit, digits: digitsOf(matrix.data),
-    columnNames: Array.from({ length: matrix.cols }, (_, d) => String(d)),
     rowNames: names.map((name, r) => (pick
       ? h("button", { type: "button", class: "link", onClick: () => pick(r) }, name) : name)),
   });
