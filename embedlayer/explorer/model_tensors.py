@@ -240,10 +240,10 @@ def _rows(
     codes = source.model.codes if isinstance(source.model, EmbeddingLayer) else None
     if codes is not None and source.table is codes.rows:
         return []
-    table, row_ids = source.table, torch.tensor(ids, device=source.table.device)
+    table, asked = source.table, torch.tensor(ids, device=source.table.device)
     with torch.no_grad():
-        inside = trace_text(cast(Model, source.model), row_ids).steps[0].vectors.detach().float().cpu()
-        outside = _rows_in_file(checkpoint, parts, row_ids, (table.vocab_size, table.embed_dim))
+        inside = trace_text(cast(Model, source.model), asked).steps[0].vectors.detach().float().cpu()
+        outside = _rows_in_file(checkpoint, parts, asked, (table.vocab_size, table.embed_dim))
         if outside is None:
             outside = torch.cat([table.rows(row, row + 1) for row in ids])
     outside = outside.detach().float().cpu()

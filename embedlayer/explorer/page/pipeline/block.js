@@ -87,8 +87,8 @@ function weightedValues(scene, head, weights) {
   const limit = limitOf(values);
   /** @param {Child} name @param {string} score @param {Child} share @param {string} weight @param {Vector} numbers */
   const item = (name, score, share, weight, numbers) => h("li", { class: "block-value" }, name,
-    h("span", { class: "block-number" }, score), share,
-    h("span", { class: "block-number" }, weight),
+    h("span", { class: "block-number block-score" }, score), share,
+    h("span", { class: "block-number block-weight" }, weight),
     scene.keep(new VectorPicture(numbers, { limit, isExact: true })));
   const total = Array.from(weights).reduce((all, weight) => all + weight, 0);
   const rows = scene.pipeline.tokens.slice(0, scene.token + 1).map((token, t) => item(
