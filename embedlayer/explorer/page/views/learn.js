@@ -24,7 +24,7 @@ export const view = {
 };
 
 /** Elements that use the arrow keys themselves. */
-const USES_ARROWS = "input, select, textarea, canvas, [role=tab], dialog[open]";
+const USES_ARROWS = "input, select, textarea, canvas, [role=tab]";
 /** Fields of a picture in which Enter does nothing else. */
 const ANSWERS = ".learn-picture :is(input[type=text], input[type=range], input[type=number])";
 /** Events by which a reader changes a picture. */
@@ -229,14 +229,15 @@ class LearnView {
   }
 
   #onKey = (/** @type {KeyboardEvent} */ event) => {
+    if (event.defaultPrevented || document.querySelector("dialog[open]")) return;
     const step = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
     const target = /** @type {HTMLElement} */ (event.target);
-    if (event.key === "Enter" && !event.repeat && !event.defaultPrevented && this.#goesOn(target)) {
+    if (event.key === "Enter" && !event.repeat && this.#goesOn(target)) {
       event.preventDefault();
       return this.next.click();
     }
-    if (!step || event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
-    if (event.defaultPrevented || target.closest?.(USES_ARROWS) || document.querySelector("dialog[open]")) return;
+    const hasModifier = event.ctrlKey || event.metaKey || event.altKey || event.shiftKey;
+    if (!step || hasModifier || target.closest?.(USES_ARROWS)) return;
     event.preventDefault();
     this.#go(this.#index() + step);
   };
