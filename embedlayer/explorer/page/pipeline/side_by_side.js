@@ -70,11 +70,6 @@ function rowOf({ title, tokens, left_out: leftOut }, size) {
     ? [...boxes, { start: end, stop: size, title: rest, kind: "tok-more", label: () => rest }] : boxes };
 }
 
-/** Return how many tokens a text has, without those that a tokenizer adds. @param {Tokenization} tokenization */
-export function tokensOf({ tokens, left_out: leftOut }) {
-  return tokens.filter(({ start, stop }) => stop > start).length + leftOut;
-}
-
 /**
  * Count the special tokens that stand for other text than their name.
  * @param {Tokenization} tokenization
@@ -87,8 +82,7 @@ function unknownOf({ tokens }, bytes) {
 
 /** @param {Tokenization} tokenization @param {Uint8Array} bytes of the text */
 function lineOf(tokenization, bytes) {
-  const { title, vocab_size: vocab, embed_dim: dim } = tokenization;
-  const count = tokensOf(tokenization);
+  const { title, vocab_size: vocab, embed_dim: dim, text_tokens: count } = tokenization;
   const unknown = unknownOf(tokenization, bytes);
   return h("tr", null, h("th", { scope: "row" }, title, unknown ? h("small", null, ` ${COUNT.format(unknown)} unknown: `
       + "that text is lost") : null),
