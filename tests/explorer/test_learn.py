@@ -288,9 +288,12 @@ def do_batch(page):
 
 
 def do_onehot(page):
-    for row in (6, 9):
+    for row in (0, 6, 9):
         page.locator(".learn-row").nth(row).click()
         assert page.locator('[data-value="sum"]').inner_text().endswith(f"= W[{row}]")
+        cells = page.locator(".learn-grid").nth(2).locator("tbody tr:not(:last-child) td").all_inner_texts()
+        said = "All 40" if cells.count("0") == 40 else f"{cells.count('0')} of the 40"
+        assert f"{said} products are 0" in page.locator(".learn-claims").inner_text()
 
 
 def do_gradient(page):
@@ -438,8 +441,9 @@ def do_sizes(page):
     page.get_by_role("combobox", name="Batch").select_option("2")
     assert page.locator(".sizes-error").inner_text().endswith("IndexError: index out of range in self")
     said.get_by_text("Now repair the sizes.").wait_for()
+    menus["Rows of tok_emb"].select_option("V")  # the sizes between are wrong, too, and raise no error
+    said.get_by_text("not the right ones yet").wait_for()
     menus["Rows of pos_emb"].select_option("T")
-    menus["Rows of tok_emb"].select_option("V")
 
 
 def do_width(page):
