@@ -230,23 +230,30 @@ def test_lines_end_where_no_token_is_cut_if_they_can(in_page, most):
 
 def test_side_by_side_aligns_bytes_and_has_the_numbers_of_the_comparison(serve, open_page):
     tokenizers = {"one": word_piece(), "two": unigram()}
+    tokenizers["one"].add_special_tokens(["[UNK]"])
+    text = f"{TEXT} zebra [UNK]"
     sources = [opened(each, title, 4 * width) for width, (title, each) in enumerate(tokenizers.items(), 1)]
-    page = open_text(open_page, serve(*sources), TEXT)
+    page = open_text(open_page, serve(*sources), text)
     everyone = [*tokenizers.values(), own_tokenizer("small"), own_tokenizer("bytes")]
     lines = page.locator(".tok-table tbody tr").all()
     for line, tokenizer, width in zip(lines, everyone, (4, 8, 4, 4), strict=True):
-        side = compare_tokenizers(tokenizer, everyone[-1], TEXT).a
+        side = compare_tokenizers(tokenizer, everyone[-1], text).a
         size = table_size(tokenizer)
         assert line.locator("td").all_inner_texts() == [
             str(side.text_tokens),
             f"{side.bytes_per_token:.3f}",
             f"{size:,} × {width} = {size * width:,}",
         ]
+    unknown = tokenizers["one"].encode(text).tokens.count("[UNK]")
+    names = [f"one ({unknown - 1} lost)", "two", "Small byte-level BPE", "Bytes"]
+    assert [line.locator("th").inner_text() for line in lines] == names, "the last [UNK] is in the text itself"
+    assert "[UNK] stands for a text that is lost." in page.locator(".tok-page").inner_text()
     strips = page.locator(".tok-page > section").last.locator(".tok-strip-row:not(.tok-ruler)")
     lefts = [{round(box.bounding_box()["x"]) for box in row.locator(".tok-box").all()} for row in strips.all()]
     assert len(lefts) == 4
-    assert len(lefts[-1]) == len(TEXT.encode())
+    assert len(lefts[-1]) == len(text.encode())
     assert all(left <= lefts[-1] for left in lefts[:-1]), "each token begins where a byte begins"
+    assert strips.first.locator(".tok-of-special").all_inner_texts() == ["[UNK]"] * unknown
 
 
 # Phone and exported page
