@@ -465,6 +465,8 @@ def do_sizes(page):
 
 
 def do_width(page):
+    variances = [float(page.locator(f'[data-value="variance-{dim}"]').inner_text()) for dim in (8, 512)]
+    assert f"becomes {variances[1] / variances[0]:.0f} times as large" in verdict(page).inner_text()
     page.get_by_role("button", name="1 (nn.Embedding)").click()
     assert float(page.locator('[data-value="variance-512"]').inner_text()) > 400
     page.get_by_label("multiply the row by √D").uncheck()

@@ -19,8 +19,8 @@ import { digitsOf } from "./vector.js";
  */
 
 const DIGITS = 3; // of a logit
-const ROUNDED = "Numbers are rounded where they are shown, so a result that you compute from them may differ by 1 in "
-  + "its last digit.";
+export const ROUNDED = "Numbers are rounded where they are shown, so a result that you compute from them may differ by "
+  + "1 in its last digit.";
 
 /**
  * Create the table of all tokens, and the arithmetic of the chosen one.
