@@ -126,11 +126,20 @@ function arithmetic(name, weights, { hidden, logits, probabilities, temperature,
   const lines = [`z of “${name}” = h · W[${chosen}] = ${products.join(" + ")} = ${z}`];
   const own = fixed(logits[chosen], DIGITS);
   if (own !== z) lines.push(`What this head does after the product makes it ${own}; see the formula.`);
+  return [...lines, quotient(name, { logits, probabilities, temperature, chosen })];
+}
+
+/**
+ * Write out the probability of the chosen token: exp(z) by the sum over all tokens.
+ * @param {string} name
+ * @param {Omit<HeadReading, "hidden">} reading
+ */
+export function quotient(name, { logits, probabilities, temperature, chosen }) {
+  if (!temperature) return "At temperature 0 the largest logit has p = 100%.";
+  const own = fixed(logits[chosen], DIGITS);
   const divided = temperature === 1 ? own : `${own} / ${temperature.toFixed(2)}`;
-  return [...lines, temperature
-    ? `p of “${name}” = exp(${divided}) / sum = ${exponential(logits[chosen] / temperature)} / `
-      + `${fourDigits(sumOf(logits, temperature))} = ${percent(probabilities[chosen])}`
-    : "At temperature 0 the largest logit has p = 100%."];
+  return `p of “${name}” = exp(${divided}) / sum = ${exponential(logits[chosen] / temperature)} / `
+    + `${fourDigits(sumOf(logits, temperature))} = ${percent(probabilities[chosen])}`;
 }
 
 /** Write a factor, a negative one in parentheses. @param {number} value @param {number} digits */

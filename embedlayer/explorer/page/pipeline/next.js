@@ -5,10 +5,11 @@ import { h, oneTabStop, slider } from "../dom.js";
 import { fixed } from "../learn/parts.js";
 import { factsOf } from "./facts.js";
 import { drawNorm, smallHead } from "./final_norm.js";
+import { quotient } from "./logits.js";
 import { bar, chip, fact, percent, picture, valueOf } from "./pictures.js";
 import { drawn, entropyOf, softmax } from "./probabilities.js";
 
-/** @import { ShownToken } from "../types" */
+/** @import { Matrix, ShownToken } from "../types" */
 /** @import { Scene } from "./pictures.js" */
 
 const CONTEXT_TOKENS = 12;
@@ -18,6 +19,7 @@ const HOTTEST = 2;
 export function drawNext(scene) {
   const list = h("ol", { class: "next-list next-logits" });
   const spread = h("p", { class: "pipe-fact", "aria-live": "polite" });
+  const division = h("p", { class: "pipe-fact", "data-value": "quotient" });
   const mark = h("p", { class: "note" }, "The mark on each bar is the probability at temperature 1.");
   const logits = valueOf(scene, "logits").data;
   const plain = softmax(logits, 1);
@@ -29,6 +31,7 @@ export function drawNext(scene) {
     small?.show(probabilities, temperature);
     list.replaceChildren(headsOf(temperature), ...rowsOf(scene, probabilities, plain, temperature));
     spread.replaceChildren(...spreadOf(probabilities));
+    if (!small) division.textContent = divisionOf(scene, logits, probabilities, temperature);
     mark.style.visibility = temperature === 1 ? "hidden" : "visible";
   };
   const range = slider({
@@ -43,7 +46,8 @@ export function drawNext(scene) {
   show();
   const sample = sampling(scene, (seed) => drawn(probabilities, seed));
   return [h("div", { class: "grid-2" }, picture("The most likely next tokens", list, mark),
-    picture("After this text", textSoFar(scene), range, spread, sample)), drawNorm(scene), small?.element];
+    picture("After this text", textSoFar(scene), range, spread, small ? null : division, sample)), drawNorm(scene),
+  small?.element];
 }
 
 /** Return a temperature of the URL, in the range of the slider. @param {string} text */
@@ -117,6 +121,19 @@ function spreadOf(probabilities) {
   const even = tokens < 10 ? tokens.toFixed(1) : COUNT.format(Math.round(tokens));
   return ["Entropy ", h("b", null, `${bits.toFixed(2)} bits`), even === "1.0" ? ": almost certain."
     : `: as uncertain as an even choice among ${even} tokens.`];
+}
+
+/**
+ * Write out the probability of the most likely token of a head that is too large to show.
+ * @param {Scene} scene
+ * @param {Matrix["data"]} logits
+ * @param {Float64Array} probabilities
+ * @param {number} temperature
+ */
+function divisionOf(scene, logits, probabilities, temperature) {
+  const [{ id, text }] = factsOf(scene.step, "head").candidates ?? [];
+  const whole = quotient(text, { logits, probabilities, temperature, chosen: id });
+  return temperature ? `${whole}. The sum is over all ${COUNT.format(logits.length)} tokens.` : whole;
 }
 
 /**
