@@ -155,6 +155,7 @@ class Tokenization(TypedDict):
         embed_dim: Width of a row of the source.
         normalized: The text after normalisation, in visible form; the text itself if `refused` is not "".
         left_out: Number of later tokens, which are not shown.
+        text_tokens: Number of all tokens of the text, without those that the tokenizer adds around it.
         refused: Why there are no pre-tokens; "" if there are.
     """
 
@@ -166,6 +167,7 @@ class Tokenization(TypedDict):
     tokens: list[TracedToken]
     pieces: list[TracedPiece]
     left_out: int
+    text_tokens: int
     refused: str
 
 

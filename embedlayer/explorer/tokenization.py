@@ -26,6 +26,7 @@ from embedlayer.tokenization.model_steps import BpeTrace, ModelTrace, UnigramTra
 from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.spans import token_spans
 from embedlayer.tokenization.steps import TokenTrace, TokenTracer
+from embedlayer.tokenization.tokenizer_calls import encode
 from embedlayer.tokenization.train import train_tokenizer
 
 MOST_CHARS = 1000
@@ -84,6 +85,7 @@ def answer(source: OpenedModel, params: Params) -> text_answers.Tokenization:
         "tokens": [{**token, "start": start, "stop": stop} for token, (start, stop) in places],
         "pieces": [{**piece, "behind": min(piece["behind"], count)} for piece in pieces],
         "left_out": len(ids) - count,
+        "text_tokens": len(encode(vocabulary, text).ids) if isinstance(vocabulary, Tokenizer) else len(ids),
         "refused": split.refused,
     }
 

@@ -548,6 +548,14 @@ def test_the_first_scene_says_what_the_tokenizer_that_is_open_does_with_unknown_
     said.get_by_text("becomes several tokens. A dot is a space.").wait_for()
 
 
+def test_a_link_to_a_word_of_a_trained_table_shows_this_word(serve, open_page, of_run):
+    page = open_page(serve(of_run, open_word_table()) + "#learn?s=real&real.word=man&real.id=7")
+    chosen = page.locator(".learn-neighbors h3")
+    chosen.get_by_text("4,000 words of MiniLM").wait_for()
+    assert chosen.locator(".token").inner_text().startswith("man")
+    assert "word=" not in page.url
+
+
 def test_text_step_and_picture_change_to_another_scene_together(url, open_page):
     page = open_page(url + "#learn?s=width")
     page.locator(".learn-picture:not([aria-busy]) input").first.wait_for()
@@ -661,6 +669,10 @@ def test_every_exercise_of_the_lesson_opens_its_scene_with_a_verdict(url, open_p
         if claim := exercise.get("claim"):
             found = page.locator(".learn-claims li", has=page.locator("q", has_text=claim)).first
             assert found.get_attribute("class") == VERDICTS[exercise["holds"]], exercise
+        picture = page.locator(".learn-picture").inner_text()
+        assert not re.search(r"\b1 (rows|tokens|texts)\b", picture), exercise
+        if exercise["scene"] == "sizes":
+            assert [name for name in re.findall("[a-z]+_[a-z]+", exercise["name"]) if name not in picture] == []
     page.get_by_text(f"0 of {len(SCENES)} tasks done").wait_for()
 
 
@@ -766,7 +778,12 @@ def test_the_story_works_in_a_file_and_without_names_of_tokens(tmp_path, of_run,
     nameless = OpenedModel("nameless", TokenEmbedding.from_pretrained(torch.randn(30, 6)))
     write_page(tmp_path / "page.html", [of_run, nameless])
     page = open_page((tmp_path / "page.html").as_uri() + "#learn")
-    page.get_by_text("holds the tokens of a few texts only").wait_for()
+    page.get_by_text("holds the tokens of these texts only").wait_for()
+    texts = page.get_by_role("combobox", name="Text of this page")
+    for each in texts.locator("option").all_inner_texts():
+        texts.select_option(each)
+        count = len(of_run.tokenizer.encode(each).ids)
+        page.locator('.learn-own [data-value="about"]', has_text=f"{count} tokens; ").wait_for()
     do_ids(page)
     page.locator(".learn-right").wait_for()
     page.goto(page.url.split("#")[0] + "#learn?s=real&source=1")

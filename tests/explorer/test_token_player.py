@@ -1,10 +1,11 @@
 """The step Tokenize and the scenes about tokenizers: what the page draws equals what the tokenizers do."""
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from embedlayer import TokenEmbedding
 from embedlayer.explorer.export import write_page
@@ -230,30 +231,39 @@ def test_lines_end_where_no_token_is_cut_if_they_can(in_page, most):
 
 def test_side_by_side_aligns_bytes_and_has_the_numbers_of_the_comparison(serve, open_page):
     tokenizers = {"one": word_piece(), "two": unigram()}
-    tokenizers["one"].add_special_tokens(["[UNK]"])
-    text = f"{TEXT} zebra [UNK]"
     sources = [opened(each, title, 4 * width) for width, (title, each) in enumerate(tokenizers.items(), 1)]
-    page = open_text(open_page, serve(*sources), text)
+    page = open_text(open_page, serve(*sources), TEXT)
     everyone = [*tokenizers.values(), own_tokenizer("small"), own_tokenizer("bytes")]
     lines = page.locator(".tok-table tbody tr").all()
     for line, tokenizer, width in zip(lines, everyone, (4, 8, 4, 4), strict=True):
-        side = compare_tokenizers(tokenizer, everyone[-1], text).a
+        side = compare_tokenizers(tokenizer, everyone[-1], TEXT).a
         size = table_size(tokenizer)
         assert line.locator("td").all_inner_texts() == [
             str(side.text_tokens),
             f"{side.bytes_per_token:.3f}",
             f"{size:,} × {width} = {size * width:,}",
         ]
-    unknown = tokenizers["one"].encode(text).tokens.count("[UNK]")
-    names = [f"one ({unknown - 1} lost)", "two", "Small byte-level BPE", "Bytes"]
-    assert [line.locator("th").inner_text() for line in lines] == names, "the last [UNK] is in the text itself"
-    assert "[UNK] stands for a text that is lost." in page.locator(".tok-page").inner_text()
     strips = page.locator(".tok-page > section").last.locator(".tok-strip-row:not(.tok-ruler)")
     lefts = [{round(box.bounding_box()["x"]) for box in row.locator(".tok-box").all()} for row in strips.all()]
     assert len(lefts) == 4
-    assert len(lefts[-1]) == len(text.encode())
+    assert len(lefts[-1]) == len(TEXT.encode())
+    for row, line, name in zip(strips.all(), lines, ("[UNK]", "<unk>"), strict=False):
+        assert row.locator(".tok-of-special").all_inner_texts() == [name], "the text `qq` is lost"
+        assert "1 unknown" in line.locator("th").inner_text()
+    assert not any("unknown" in line.locator("th").inner_text() for line in lines[2:])
     assert all(left <= lefts[-1] for left in lefts[:-1]), "each token begins where a byte begins"
-    assert strips.first.locator(".tok-of-special").all_inner_texts() == ["[UNK]"] * unknown
+
+
+@pytest.mark.parametrize("text", ["the cafe", "the " * 100, "qq", "ly"])
+@pytest.mark.parametrize("special", [False, True])
+def test_the_tokens_of_a_text_are_counted_without_those_around_it(text, special):
+    tokenizer = word_piece()
+    tokenizer.post_processor = processors.TemplateProcessing("[UNK] $A [UNK]", special_tokens=[("[UNK]", 0)])
+    source = replace(opened(tokenizer), table_only="of a model of which no more is known" if special else "")
+    assert source.adds_special_tokens == special
+    assert (
+        tokenization(source, {"text": text})["text_tokens"] == compare_tokenizers(tokenizer, love(), text).a.text_tokens
+    )
 
 
 # Phone and exported page
@@ -301,7 +311,8 @@ def test_what_the_scene_says_about_the_small_tokenizer_is_so(serve, open_page):
     said.get_by_text("The link shows a solution.").wait_for()
     _, pieces = (tokenization(opened(tokenizer), {"text": text})["pieces"] for text in ("love", " love"))
     trace = pieces[0]["trace"]
-    assert trace is not None and trace["kind"] == "bpe"
+    assert trace is not None
+    assert trace["kind"] == "bpe"
     rank = trace["merges"][-1]["rank"]
     assert f"The list has a merge ·lo + ve, rank {rank}, and none of l + o." in said.inner_text()
 

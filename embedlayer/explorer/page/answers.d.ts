@@ -589,6 +589,8 @@ export interface Tokenization {
   pieces: TracedPiece[];
   /** Number of later tokens, which are not shown. */
   left_out: number;
+  /** Number of all tokens of the text, without those that the tokenizer adds around it. */
+  text_tokens: number;
   /** Why there are no pre-tokens; "" if there are. */
   refused: string;
 }

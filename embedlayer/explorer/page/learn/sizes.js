@@ -91,6 +91,9 @@ export function allChoices() {
   return tables.flatMap((tok) => tables.map((pos) => ({ tok, pos })));
 }
 
+const IN_CODE = "Code has several names for them. V: vocab_size. D: embedding_dim, emb_dim, n_embd, d_model, "
+  + "hidden_size. T: context_size, max_length, max_seq_len. B: batch_size.";
+
 /** @param {Stage} stage */
 function draw(stage) {
   const choice = { tok: pairOf(stage.text("tok"), "V"), pos: pairOf(stage.text("pos"), "T") };
@@ -127,9 +130,9 @@ function draw(stage) {
   update();
   return [
     tiles(MEANINGS.map(([name, meaning]) => [`${name}, ${meaning}`, String(SIZES[name])])),
+    h("p", { class: "note" }, IN_CODE),
     h("div", { class: "sizes-code" }, codeOf(choice, update)),
-    h("div", { class: "learn-controls sizes-batch" }, batches), lines,
-    cost, tables, claims.element,
+    h("div", { class: "learn-controls sizes-batch" }, batches), lines, cost, tables, claims.element,
   ];
 }
 

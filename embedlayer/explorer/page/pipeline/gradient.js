@@ -43,7 +43,7 @@ function wholeGradient(scene) {
     ? [sign("+"), table("through the head", head, () => false), sign("="), table("gradient of W", both, () => false)]
     : table("rows of the head: through the scores", head, () => false));
   return picture("The gradient of every number", h("p", { class: "note" }, reasonOf(scene)), whole,
-    tied ? h("p", { class: "note" }, ROUNDED) : null);
+    h("p", { class: "note" }, ROUNDED));
 }
 
 /** Say which rows get a gradient, and why. @param {Scene} scene */

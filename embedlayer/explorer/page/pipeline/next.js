@@ -5,33 +5,37 @@ import { h, oneTabStop, slider } from "../dom.js";
 import { fixed } from "../learn/parts.js";
 import { factsOf } from "./facts.js";
 import { drawNorm, smallHead } from "./final_norm.js";
-import { quotient } from "./logits.js";
+import { probabilityOf, ROUNDED } from "./logits.js";
 import { bar, chip, fact, percent, picture, valueOf } from "./pictures.js";
 import { drawn, entropyOf, softmax } from "./probabilities.js";
 
-/** @import { Matrix, ShownToken } from "../types" */
+/** @import { ShownToken } from "../types" */
 /** @import { Scene } from "./pictures.js" */
 
 const CONTEXT_TOKENS = 12;
 const HOTTEST = 2;
+const ABOUT_TEMPERATURE = "A temperature divides the logits first: below 1 the likely tokens gain, above 1 the others.";
 
 /** Draw what the model says next, after the whole text. @param {Scene} scene */
 export function drawNext(scene) {
   const list = h("ol", { class: "next-list next-logits" });
   const spread = h("p", { class: "pipe-fact", "aria-live": "polite" });
-  const division = h("p", { class: "pipe-fact", "data-value": "quotient" });
   const mark = h("p", { class: "note" }, "The mark on each bar is the probability at temperature 1.");
   const logits = valueOf(scene, "logits").data;
   const plain = softmax(logits, 1);
   let temperature = stated(scene.state.get("temperature", "1"));
   let probabilities = plain;
   const small = smallHead(scene);
+  const { candidates = [] } = factsOf(scene.step, "head");
+  const written = h("p", { class: "pipe-fact", "data-value": "probability" });
   const show = () => {
     probabilities = softmax(logits, temperature);
     small?.show(probabilities, temperature);
+    const reading = { logits, probabilities, temperature, chosen: candidates[0].id };
+    written.textContent = small ? "" : probabilityOf(candidates[0].text, reading, `Σ exp(${temperature === 1 ? "z"
+      : "z / temperature"})`);
     list.replaceChildren(headsOf(temperature), ...rowsOf(scene, probabilities, plain, temperature));
     spread.replaceChildren(...spreadOf(probabilities));
-    if (!small) division.textContent = divisionOf(scene, logits, probabilities, temperature);
     mark.style.visibility = temperature === 1 ? "hidden" : "visible";
   };
   const range = slider({
@@ -45,9 +49,10 @@ export function drawNext(scene) {
   });
   show();
   const sample = sampling(scene, (seed) => drawn(probabilities, seed));
-  return [h("div", { class: "grid-2" }, picture("The most likely next tokens", list, mark),
-    picture("After this text", textSoFar(scene), range, spread, small ? null : division, sample)), drawNorm(scene),
-  small?.element];
+  const arithmetic = small ? null : [written, h("p", { class: "note" }, ROUNDED)];
+  return [h("div", { class: "grid-2" }, picture("The most likely next tokens", list, arithmetic, mark),
+    picture("After this text", textSoFar(scene), range, h("p", { class: "note" }, ABOUT_TEMPERATURE), spread, sample)),
+  drawNorm(scene), small?.element];
 }
 
 /** Return a temperature of the URL, in the range of the slider. @param {string} text */
@@ -121,19 +126,6 @@ function spreadOf(probabilities) {
   const even = tokens < 10 ? tokens.toFixed(1) : COUNT.format(Math.round(tokens));
   return ["Entropy ", h("b", null, `${bits.toFixed(2)} bits`), even === "1.0" ? ": almost certain."
     : `: as uncertain as an even choice among ${even} tokens.`];
-}
-
-/**
- * Write out the probability of the most likely token of a head that is too large to show.
- * @param {Scene} scene
- * @param {Matrix["data"]} logits
- * @param {Float64Array} probabilities
- * @param {number} temperature
- */
-function divisionOf(scene, logits, probabilities, temperature) {
-  const [{ id, text }] = factsOf(scene.step, "head").candidates ?? [];
-  const whole = quotient(text, { logits, probabilities, temperature, chosen: id });
-  return temperature ? `${whole}. The sum is over all ${COUNT.format(logits.length)} tokens.` : whole;
 }
 
 /**

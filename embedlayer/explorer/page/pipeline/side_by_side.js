@@ -52,14 +52,12 @@ export function sideBySide(list, text) {
   strips.show(list.map((each) => rowOf(each, bytes.length)), bytes);
   const head = ["", "tokens of the text", "bytes per token", "numbers of the table, V × D"].map((name, i) =>
     h("th", { class: i ? "number" : null, scope: "col" }, name));
-  const lost = new Set(list.flatMap((each) => lostTokens(each, bytes).map((token) => token.text)));
-  const note = "Aligned by bytes: the same byte is at the same place in each strip. As a rule, fewer tokens need a "
-    + `larger table.${lost.size ? ` But ${[...lost].join(", ")} stands for a text that is lost.` : ""}`;
   return {
     close: strips.close,
-    element: picture("The same text under other tokenizers", h("p", { class: "note" }, note), strips.element,
-      h("table", { class: "tok-table" }, h("thead", null, h("tr", null, head)),
-        h("tbody", null, list.map((each) => lineOf(each, bytes))))),
+    element: picture("The same text under other tokenizers", h("p", { class: "note" }, "Aligned by bytes: the same "
+      + "byte is at the same place in each strip. As a rule, fewer tokens need a larger table."), strips.element,
+    h("table", { class: "tok-table" }, h("thead", null, h("tr", null, head)),
+      h("tbody", null, list.map((each) => lineOf(each, bytes))))),
   };
 }
 
@@ -72,27 +70,22 @@ function rowOf({ title, tokens, left_out: leftOut }, size) {
     ? [...boxes, { start: end, stop: size, title: rest, kind: "tok-more", label: () => rest }] : boxes };
 }
 
-/** Return how many tokens a text has, without those that a tokenizer adds. @param {Tokenization} tokenization */
-export function tokensOf({ tokens, left_out: leftOut }) {
-  return tokens.filter(({ start, stop }) => stop > start).length + leftOut;
-}
-
 /**
- * Return the tokens that stand for another text, such as `[UNK]`: special ones that the text does not name.
+ * Count the special tokens that stand for other text than their name.
  * @param {Tokenization} tokenization
  * @param {Uint8Array} bytes of the text
  */
-function lostTokens({ tokens }, bytes) {
-  return tokens.filter(({ start, stop, kind, text }) =>
-    kind === "special" && stop > start && textOfBytes(bytes.subarray(start, stop)).trim() !== text.trim());
+function unknownOf({ tokens }, bytes) {
+  return tokens.filter(({ kind, start, stop, text }) =>
+    kind === "special" && stop > start && textOfBytes(bytes.subarray(start, stop)) !== text).length;
 }
 
 /** @param {Tokenization} tokenization @param {Uint8Array} bytes of the text */
 function lineOf(tokenization, bytes) {
-  const { title, vocab_size: vocab, embed_dim: dim } = tokenization;
-  const [count, lost] = [tokensOf(tokenization), lostTokens(tokenization, bytes).length];
-  return h("tr", null,
-    h("th", { scope: "row" }, title, lost ? h("small", null, ` (${COUNT.format(lost)} lost)`) : null),
+  const { title, vocab_size: vocab, embed_dim: dim, text_tokens: count } = tokenization;
+  const unknown = unknownOf(tokenization, bytes);
+  return h("tr", null, h("th", { scope: "row" }, title, unknown ? h("small", null, ` ${COUNT.format(unknown)} unknown: `
+      + "that text is lost") : null),
     h("td", { class: "number" }, COUNT.format(count)),
     h("td", { class: "number" }, count ? (bytes.length / count).toFixed(3) : "–"),
     h("td", { class: "number" }, h("small", null, `${COUNT.format(vocab)} × ${COUNT.format(dim)} = `),

@@ -272,8 +272,8 @@ function codePoint(character) {
 }
 
 /**
- * Return a box for each token that has bytes; tokens of the same bytes share one. A special token shows its own text,
- * since it may stand for another: an unknown token does.
+ * Return a box for each token that has bytes; tokens of the same bytes share one. A special token shows its name: an
+ * unknown one is not the text that it stands for.
  * @param {TracedToken[]} tokens
  * @param {number} [offset] byte that is the first of the strip
  * @returns {ByteBox[]}
@@ -288,10 +288,8 @@ export function tokenBoxes(tokens, offset = 0) {
     if (last && start - offset < last.stop) {
       last.title += `; ${said}`;
       last.stop = Math.max(last.stop, stop - offset);
-    } else {
-      boxes.push({ start: start - offset, stop: stop - offset, title: said, kind: `tok-of-${kind}`,
-        label: kind === "special" ? () => text : undefined });
-    }
+    } else boxes.push({ start: start - offset, stop: stop - offset, title: said, kind: `tok-of-${kind}`,
+      ...(kind === "special" && { label: () => text }) });
   }
   return boxes;
 }
