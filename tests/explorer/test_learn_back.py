@@ -15,7 +15,12 @@ from embedlayer.opening import OpenedModel
 
 pytestmark = pytest.mark.browser
 
-MODULES = {"back": "learn/back.js", "onehot": "learn/onehot.js", "words": "learn/words.js"}
+MODULES = {
+    "pictures": "pipeline/pictures.js",
+    "back": "learn/back.js",
+    "onehot": "learn/onehot.js",
+    "words": "learn/words.js",
+}
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +58,12 @@ def test_what_the_scene_says_about_rows_as_hidden_states_is_so(story, table):
     assert table[words.index("<unk>")].norm() > table[on].norm()
     assert int(logits[cat].argmax()) == cat
     assert logits[cat].softmax(-1)[cat] < 0.5, "the button alone does not do the task"
+
+
+def test_a_small_probability_is_written_with_few_digits(story):
+    probabilities = [0, 3e-27, 9.4e-7, 4e-6, 0.00042, 0.0234, 1]
+    shown = story("numbers.map(pictures.percent)", numbers=probabilities)
+    assert shown == ["0%", "3·10^−25%", "9·10^−5%", "0.0004%", "0.04%", "2.3%", "100.0%"]
 
 
 # What is written out can be computed with a pocket calculator

@@ -117,7 +117,7 @@ function exponential(exponent) {
 function fourDigits(value) {
   if (!Number.isFinite(value)) return "∞";
   const [digits, power] = value.toPrecision(4).split("e");
-  return power ? `${digits}·10^${Number(power)}` : digits;
+  return power ? `${digits}·10^${power.replace("+", "").replace("-", "−")}` : digits;
 }
 
 /**

@@ -393,8 +393,7 @@ function describe({ tokens, how, left_out: leftOut, vocab_size: size, embed_dim:
     ...kinds.map((kind) => `${kind === "byte" ? "<0x..>" : "a dashed frame"} is ${KINDS[kind]}`),
   ];
   const count = `${COUNT.format(tokens.length)} ${tokens.length === 1 ? "token" : "tokens"}`;
-  return `${count} of a vocabulary of ${COUNT.format(size)}, each a vector of ${COUNT.format(width)} numbers: `
-    + `(B, T, D) = (1, ${COUNT.format(tokens.length)}, ${COUNT.format(width)})`
+  return `${count} of a vocabulary of ${COUNT.format(size)}, each a vector of ${COUNT.format(width)} numbers`
     + `${legend.length ? `; ${legend.join(", ")}` : ""}.`
     + (leftOut ? ` ${COUNT.format(leftOut)} more tokens are not shown.` : "") + (how ? ` ${how}` : "");
 }
