@@ -692,6 +692,8 @@ def test_enter_goes_on_after_next_and_when_the_task_is_done(url, open_page):
     wait_for_scene(1)
     page.locator("#learn-text").fill("the cat and the dog")
     page.keyboard.press("Enter")
+    wait_for_scene(1)  # beside Next the verdict says why it is right
+    page.keyboard.press("Enter")
     wait_for_scene(2)
     assert heading.evaluate("heading => heading === document.activeElement")  # so that it is read aloud
     assert heading.evaluate("heading => getComputedStyle(heading).outlineStyle") == "solid"
