@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from embedlayer.core.torch_state import is_unchanged
+from embedlayer.explorer.head_formula import norm_formula
 from embedlayer.injections.injection import EmbeddingInjection
 from embedlayer.models.attention import AddedScores, QueryBlock
 from embedlayer.models.decoder import AddToValues, Attention, Block, DecoderLM
@@ -176,13 +177,12 @@ def block_formulas(model: DecoderLM, trace: BlockTrace) -> dict[str, tuple[str, 
     factor = model.sizes["query_scale"]
     scores = f"{'' if factor == 1 else f'{factor:.9g} · '}{queries} · {keys} / √K{' + bias' if hook == 'bias' else ''}"
     values = f"(v + {trace.value_tables})" if trace.value_tables else "v"
-    norm = "w · {0} / √(mean({0}²) + {1:g})"
     return {
         "input": ("x", "input of the block"),
-        "attention_norm": ("n", f"RMSNorm(x) = {norm.format('x', block.attention_norm.eps)}"),
+        "attention_norm": ("n", norm_formula(block.attention_norm)),
         "attention": ("a", f"concat(p · {values}) · W_outᵀ, p = softmax({scores})"),
         "attention_sum": ("x′", "x + a"),
-        "mlp_norm": ("n′", f"RMSNorm(x′) = {norm.format('x′', block.mlp_norm.eps)}"),
+        "mlp_norm": ("n′", norm_formula(block.mlp_norm, "x′")),
         "gate": ("g", "n′ · W_gateᵀ, the gate of SwiGLU"),
         "up": ("u", "n′ · W_upᵀ, what the gate multiplies"),
         "product": ("s", "silu(g) · u, silu(g) = g / (1 + e^(−g))"),

@@ -1,4 +1,4 @@
-"""The formula of a model's logits, as the page and `embedlayer embed` print it."""
+"""The formulas of a model's norms and logits, as the page and `embedlayer embed` print it."""
 
 from torch import nn
 
@@ -43,11 +43,11 @@ def head_formula(head: OutputHead | PredictionHead, norm: nn.RMSNorm | None) -> 
     return ", ".join([*steps, "p = softmax(z)" if norm is None else "p = softmax(z / temperature)"])
 
 
-def norm_formula(norm: nn.RMSNorm) -> str:
-    """Return the formula of a final norm with its number ε.
+def norm_formula(norm: nn.RMSNorm, x: str = "x") -> str:
+    """Return the formula of a norm with its number ε; `x` is the symbol of its input.
 
     Example:
         >>> norm_formula(torch.nn.RMSNorm(8, eps=1e-6))
         'RMSNorm(x) = w · x / √(mean(x²) + 1e-06)'
     """
-    return f"RMSNorm(x) = w · x / √(mean(x²) + {norm.eps:g})"
+    return f"RMSNorm({x}) = w · {x} / √(mean({x}²) + {norm.eps:g})"
