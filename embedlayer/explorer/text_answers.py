@@ -153,7 +153,9 @@ class Tokenization(TypedDict):
         title: Name of the source or of the page's own tokenizer.
         vocab_size: Rows of the table, or tokens of a tokenizer without a table.
         embed_dim: Width of a row of the source.
+        text: The text in visible form.
         normalized: The text after normalisation, in visible form; the text itself if `refused` is not "".
+        text_tokens: Number of tokens of the whole text, without those that start or end a text.
         left_out: Number of later tokens, which are not shown.
         refused: Why there are no pre-tokens; "" if there are.
     """
@@ -162,9 +164,11 @@ class Tokenization(TypedDict):
     model: TokenModel
     vocab_size: int
     embed_dim: int
+    text: str
     normalized: str
     tokens: list[TracedToken]
     pieces: list[TracedPiece]
+    text_tokens: int
     left_out: int
     refused: str
 

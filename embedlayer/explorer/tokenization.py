@@ -26,6 +26,7 @@ from embedlayer.tokenization.model_steps import BpeTrace, ModelTrace, UnigramTra
 from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.spans import token_spans
 from embedlayer.tokenization.steps import TokenTrace, TokenTracer
+from embedlayer.tokenization.tokenizer_calls import encode
 from embedlayer.tokenization.train import train_tokenizer
 
 MOST_CHARS = 1000
@@ -68,7 +69,9 @@ def answer(source: OpenedModel, params: Params) -> text_answers.Tokenization:
         title, vocabulary, size = "Tiny layer", TINY_WORDS, len(TINY_WORDS.names)
     special = name == "" and source.adds_special_tokens
     ids = text_ids(vocabulary, text, size, add_special_tokens=special).ids
+    of_text = len(ids)
     if isinstance(vocabulary, Tokenizer):
+        of_text = len(encode(vocabulary, text, add_special_tokens=False).ids) if special else of_text
         split = (_own_reader(name) if name else _reader_of(source)).split(text, add_special_tokens=special)
     else:
         split = _split_by_names(vocabulary, text)
@@ -80,9 +83,11 @@ def answer(source: OpenedModel, params: Params) -> text_answers.Tokenization:
         "model": split.model,
         "vocab_size": size,
         "embed_dim": TINY_DIM if is_tiny else source.table.embed_dim,
+        "text": visible_text(text),
         "normalized": visible_text(split.normalized),
         "tokens": [{**token, "start": start, "stop": stop} for token, (start, stop) in places],
         "pieces": [{**piece, "behind": min(piece["behind"], count)} for piece in pieces],
+        "text_tokens": of_text,
         "left_out": len(ids) - count,
         "refused": split.refused,
     }

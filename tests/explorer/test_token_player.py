@@ -1,12 +1,16 @@
 """The step Tokenize and the scenes about tokenizers: what the page draws equals what the tokenizers do."""
 
 import re
+import sys
+import unicodedata
 from itertools import pairwise
+from urllib.parse import quote
 
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from embedlayer import TokenEmbedding
+from embedlayer.core import visible_text
 from embedlayer.explorer.export import write_page
 from embedlayer.explorer.text_ids import shown_tokens
 from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
@@ -165,6 +169,21 @@ def test_normalised_text_marks_what_changed_and_words_of_the_table_are_looked_up
     named = OpenedModel("rows", TokenEmbedding(5, 2))
     page = open_text(open_page, serve(named), "%230 %233")
     page.get_by_text("IDs that were typed").wait_for()
+
+
+def test_the_page_writes_invisible_characters_as_python_does(in_page):
+    characters = [chr(code) for code in range(sys.maxunicode + 1)]
+    known = [
+        each for each in characters if unicodedata.category(each) not in ("Cs", "Cn")
+    ]  # unassigned in this Unicode
+    shown = in_page({"d": "dom.js"}, "[...text].map(d.visibleText)", text="".join(known))
+    assert shown == [visible_text(each) for each in known]
+
+
+def test_a_text_that_no_normaliser_changes_is_not_shown_as_changed(serve, open_page):
+    newer = "\U0001fae9"  # of Unicode 16, which this Python may not know
+    page = open_text(open_page, serve(opened(own_tokenizer("small"))), quote(f"a\x00\xad\r{newer} love"))
+    assert page.locator(".tok-text").count() == 0
 
 
 @pytest.mark.parametrize(

@@ -583,10 +583,14 @@ export interface Tokenization {
   vocab_size: number;
   /** Width of a row of the source. */
   embed_dim: number;
+  /** The text in visible form. */
+  text: string;
   /** The text after normalisation, in visible form; the text itself if `refused` is not "". */
   normalized: string;
   tokens: TracedToken[];
   pieces: TracedPiece[];
+  /** Number of tokens of the whole text, without those that start or end a text. */
+  text_tokens: number;
   /** Number of later tokens, which are not shown. */
   left_out: number;
   /** Why there are no pre-tokens; "" if there are. */

@@ -70,15 +70,9 @@ function rowOf({ title, tokens, left_out: leftOut }, size) {
     ? [...boxes, { start: end, stop: size, title: rest, kind: "tok-more", label: () => rest }] : boxes };
 }
 
-/** Return how many tokens a text has, without those that a tokenizer adds. @param {Tokenization} tokenization */
-export function tokensOf({ tokens, left_out: leftOut }) {
-  return tokens.filter(({ start, stop }) => stop > start).length + leftOut;
-}
-
 /** @param {Tokenization} tokenization @param {number} size */
 function lineOf(tokenization, size) {
-  const { title, vocab_size: vocab, embed_dim: dim } = tokenization;
-  const count = tokensOf(tokenization);
+  const { title, vocab_size: vocab, embed_dim: dim, text_tokens: count } = tokenization;
   return h("tr", null, h("th", { scope: "row" }, title),
     h("td", { class: "number" }, COUNT.format(count)),
     h("td", { class: "number" }, count ? (size / count).toFixed(3) : "–"),
