@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 import torch
+from torch import nn
 
 from embedlayer.census.configurations import text_part
 from embedlayer.checkpoints.layer import EmbeddingLayer
@@ -23,6 +24,7 @@ from embedlayer.io.safetensors_files import DTYPES
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.opening.opened_model import TABLE_ONLY, OpenedModel
 from embedlayer.opening.path_kinds import OWN_FOLDERS, path_kind
+from embedlayer.positions.position import Position
 from embedlayer.saving import FLOATS
 
 SHOWN_ROWS = 8
@@ -37,7 +39,7 @@ _PARTS: Mapping[str, ModelPart] = {
     "blocks": "blocks",
     "final_norm": "norm",
     "head": "head",
-    "bias": "blocks",  # of attention in a decoder
+    "bias": "blocks",  # on the scores of attention
 }
 """Part of a tensor by the first name of its key in our layer; all others belong to the input."""
 
@@ -175,13 +177,22 @@ def _module_keys(source: OpenedModel, names: list[str]) -> dict[str, str]:
     """Return the first name of the key in our layer for the modules of tensors that the layer knows."""
     model = source.model
     if _is_own(source):
-        return {_module(name): name.partition(".")[0] for name in names}
+        return {_module(name): _first_name(model, name) for name in names}
     if isinstance(model, EmbeddingLayer):
         pairs = [(name, key) for key, own in model.tensor_names.items() for name in own]
     else:
         layouts = (HUGGING_FACE_TENSORS, META_TENSORS, GGUF_TENSORS)
         pairs = [(theirs, ours) for layout in layouts for ours, theirs in layout.items() if "{}" not in ours]
-    return {_module(name): key.partition(".")[0] for name, key in pairs}
+    return {_module(name): _first_name(model, key) for name, key in pairs}
+
+
+def _first_name(model: object, key: str) -> str:
+    """Return the first name of a key in our layer; that of a position scheme is `bias` if it is one on the scores."""
+    first, _, rest = key.partition(".")
+    scheme = getattr(model, first, None)
+    if first == "other_positions":
+        scheme = cast(nn.ModuleDict, scheme)[rest.partition(".")[0]]
+    return "bias" if isinstance(scheme, Position) and scheme.hook == "bias" else first
 
 
 def _module(name: str) -> str:

@@ -30,7 +30,7 @@ PARTS = {
     "tied llama": {"table", "blocks", "norm"},
     "qwen2": {"table", "blocks", "norm", "head"},
     "bert": {"table", "position", "input", "blocks", "head"},
-    "t5": {"table", "position", "blocks", "norm", "other"},
+    "t5": {"table", "blocks", "norm", "other"},  # its positions are a bias on the scores
 }
 
 
