@@ -63,8 +63,7 @@ SENTENCES = {
     "softmax of the scores, and what SwiGLU computes from the token's own numbers. RMSNorm comes before each. The next "
     "block reads the sum, the residual stream.",
     "head": "The final norm makes the output x of the last block the hidden state h. The head multiplies h by all rows "
-    "of W: a score for each token, the logit z. Softmax makes the logits the probabilities of the next token. A "
-    "temperature divides the logits first: below 1 the likely tokens gain, above 1 the others.",
+    "of W: a score for each token, the logit z. Softmax makes the logits the probabilities of the next token.",
     "head only": "Only the embedding layer of this source is known, so there are no blocks to read. The blocks and the "
     "final norm are left out, and the head is applied to the input vectors x. Its scores are not the model's "
     "predictions.",

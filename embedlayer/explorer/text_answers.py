@@ -155,8 +155,8 @@ class Tokenization(TypedDict):
         embed_dim: Width of a row of the source.
         text: The text in visible form.
         normalized: The text after normalisation, in visible form; the text itself if `refused` is not "".
-        text_tokens: Number of tokens of the whole text, without those that start or end a text.
         left_out: Number of later tokens, which are not shown.
+        text_tokens: Number of all tokens of the text, without those that the tokenizer adds around it.
         refused: Why there are no pre-tokens; "" if there are.
     """
 
@@ -168,8 +168,8 @@ class Tokenization(TypedDict):
     normalized: str
     tokens: list[TracedToken]
     pieces: list[TracedPiece]
-    text_tokens: int
     left_out: int
+    text_tokens: int
     refused: str
 
 

@@ -69,9 +69,7 @@ def answer(source: OpenedModel, params: Params) -> text_answers.Tokenization:
         title, vocabulary, size = "Tiny layer", TINY_WORDS, len(TINY_WORDS.names)
     special = name == "" and source.adds_special_tokens
     ids = text_ids(vocabulary, text, size, add_special_tokens=special).ids
-    of_text = len(ids)
     if isinstance(vocabulary, Tokenizer):
-        of_text = len(encode(vocabulary, text, add_special_tokens=False).ids) if special else of_text
         split = (_own_reader(name) if name else _reader_of(source)).split(text, add_special_tokens=special)
     else:
         split = _split_by_names(vocabulary, text)
@@ -87,8 +85,8 @@ def answer(source: OpenedModel, params: Params) -> text_answers.Tokenization:
         "normalized": visible_text(split.normalized),
         "tokens": [{**token, "start": start, "stop": stop} for token, (start, stop) in places],
         "pieces": [{**piece, "behind": min(piece["behind"], count)} for piece in pieces],
-        "text_tokens": of_text,
         "left_out": len(ids) - count,
+        "text_tokens": len(encode(vocabulary, text).ids) if isinstance(vocabulary, Tokenizer) else len(ids),
         "refused": split.refused,
     }
 

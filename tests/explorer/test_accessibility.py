@@ -7,7 +7,7 @@ pytestmark = pytest.mark.browser
 
 READY = {
     "map": ".map-over",
-    "pipeline": ".pipe-head h2",
+    "pipeline": ".tok-table",
     "pipeline?step=block": ".block-line",
     "pipeline?step=block&layer=tiny": ".block-matrices",
     "positions": "canvas",

@@ -742,7 +742,12 @@ def test_the_story_works_in_a_file_and_without_names_of_tokens(tmp_path, of_run,
     nameless = OpenedModel("nameless", TokenEmbedding.from_pretrained(torch.randn(30, 6)))
     write_page(tmp_path / "page.html", [of_run, nameless])
     page = open_page((tmp_path / "page.html").as_uri() + "#learn")
-    page.get_by_text("holds the tokens of a few texts only").wait_for()
+    page.get_by_text("holds the tokens of these texts only").wait_for()
+    texts = page.get_by_role("combobox", name="Text of this page")
+    for each in texts.locator("option").all_inner_texts():
+        texts.select_option(each)
+        count = len(of_run.tokenizer.encode(each).ids)
+        page.locator('.learn-own [data-value="about"]', has_text=f"{count} tokens; ").wait_for()
     do_ids(page)
     page.locator(".learn-right").wait_for()
     page.goto(page.url.split("#")[0] + "#learn?s=real&source=1")

@@ -453,7 +453,7 @@ def test_the_tokens_are_one_stop_of_the_tab_key_in_which_arrows_move_and_enter_c
     page.keyboard.press("ArrowRight")  # whoever chooses with the pointer moves on to the next step
     assert "step=rotation" in page.url
     page.keyboard.press("ArrowRight")
-    assert "step=head" in page.url
+    assert "step=block" in page.url
 
 
 @pytest.mark.browser

@@ -3,11 +3,12 @@
 import re
 import sys
 import unicodedata
+from dataclasses import replace
 from itertools import pairwise
 from urllib.parse import quote
 
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from embedlayer import TokenEmbedding
 from embedlayer.core import visible_text
@@ -268,6 +269,18 @@ def test_side_by_side_aligns_bytes_and_has_the_numbers_of_the_comparison(serve, 
     assert all(left <= lefts[-1] for left in lefts[:-1]), "each token begins where a byte begins"
 
 
+@pytest.mark.parametrize("text", ["the cafe", "the " * 100, "qq", "ly"])
+@pytest.mark.parametrize("special", [False, True])
+def test_the_tokens_of_a_text_are_counted_without_those_around_it(text, special):
+    tokenizer = word_piece()
+    tokenizer.post_processor = processors.TemplateProcessing("[UNK] $A [UNK]", special_tokens=[("[UNK]", 0)])
+    source = replace(opened(tokenizer), table_only="of a model of which no more is known" if special else "")
+    assert source.adds_special_tokens == special
+    assert (
+        tokenization(source, {"text": text})["text_tokens"] == compare_tokenizers(tokenizer, love(), text).a.text_tokens
+    )
+
+
 # Phone and exported page
 
 
@@ -313,7 +326,8 @@ def test_what_the_scene_says_about_the_small_tokenizer_is_so(serve, open_page):
     said.get_by_text("The link shows a solution.").wait_for()
     _, pieces = (tokenization(opened(tokenizer), {"text": text})["pieces"] for text in ("love", " love"))
     trace = pieces[0]["trace"]
-    assert trace is not None and trace["kind"] == "bpe"
+    assert trace is not None
+    assert trace["kind"] == "bpe"
     rank = trace["merges"][-1]["rank"]
     assert f"The list has a merge ·lo + ve, rank {rank}, and none of l + o." in said.inner_text()
 

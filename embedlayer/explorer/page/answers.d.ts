@@ -589,10 +589,10 @@ export interface Tokenization {
   normalized: string;
   tokens: TracedToken[];
   pieces: TracedPiece[];
-  /** Number of tokens of the whole text, without those that start or end a text. */
-  text_tokens: number;
   /** Number of later tokens, which are not shown. */
   left_out: number;
+  /** Number of all tokens of the text, without those that the tokenizer adds around it. */
+  text_tokens: number;
   /** Why there are no pre-tokens; "" if there are. */
   refused: string;
 }

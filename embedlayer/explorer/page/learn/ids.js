@@ -1,6 +1,6 @@
 /** Scene: a text becomes a list of IDs. */
 
-import { h } from "../dom.js";
+import { h, select } from "../dom.js";
 import { KIND, kinds } from "../map/groups.js";
 import { chosenAt, firstSplit, tokenPlayer } from "../pipeline/token_player.js";
 import { PADDING, UNKNOWN, WORDS, tokenize } from "./words.js";
@@ -12,8 +12,6 @@ import { PADDING, UNKNOWN, WORDS, tokenize } from "./words.js";
 const START = "the cat sat";
 const WAIT = 350; // milliseconds
 const UNKNOWN_TOKEN = /^\W*unk\W*$/i; // [UNK], <unk>, <|unk|>
-const OTHER_TEXTS = "This exported page holds the tokens of a few texts only, see the view Pipeline. Other texts need "
-  + "the model.";
 const IS_WORD = /[\p{L}\p{N}]/u; // a comma or a full stop is unknown, too, but no word
 
 /** @type {Scene} */
@@ -92,49 +90,61 @@ export function changingPlace(stage, className) {
   let last = [];
   const show = (/** @type {Closable[]} */ parts, /** @type {Child[]} */ ...more) => {
     last.forEach((part) => part.close());
-    last = stage.isClosed ? [] : parts;
-    element.replaceChildren(...h("div", null, parts.map((part) => part.element), more).childNodes);
+    last = parts;
+    if (stage.isClosed) return last.forEach((part) => part.close());
+    return element.replaceChildren(...h("div", null, parts.map((part) => part.element), more).childNodes);
   };
   stage.onClose(() => last.forEach((part) => part.close()));
   return { element, show };
 }
 
-/** Show the way to the tokens of the source's own tokenizer. @param {Stage} stage */
+/**
+ * Show the way to the tokens of the source's own tokenizer: of the text that is typed, or of the texts that an exported
+ * page holds.
+ * @param {Stage} stage
+ */
 function ownTokens(stage) {
   const { manifest, data } = stage.context;
   const { element: body, show } = changingPlace(stage, "learn-own tok");
+  const which = data.exported ? "A text" : "The same text";
   const element = h("section", { class: "learn-part" },
-    h("h3", null, `The same text in the tokenizer of ${manifest.title}`), body);
+    h("h3", null, `${which} in the tokenizer of ${manifest.title}`), body);
   let waiting = 0;
   let asked = "";
   stage.onClose(() => clearTimeout(waiting));
   const note = (/** @type {string} */ text) => show([], h("p", { class: "note" }, text));
   /** @param {string} text */
   const ask = async (text) => {
+    asked = text;
     try {
       const [found, names] = await Promise.all([data.load("tokenization", { text }), data.load("tokens")]);
-      if (asked !== text || stage.isClosed) return;
+      if (asked !== text) return;
       const chosen = { ...chosenAt(0), piece: firstSplit(found) };
       show([tokenPlayer(found, text, chosen, { opensCard: true })], aboutTokens(found, names));
     } catch (error) {
-      if (asked === text) note(manifest.exported ? OTHER_TEXTS : /** @type {Error} */ (error).message);
+      if (asked === text) note(/** @type {Error} */ (error).message);
     }
   };
-  return {
-    element,
-    /** @param {string} text */
-    show: (text) => {
-      clearTimeout(waiting);
-      if (!manifest.has.includes("tokenizer")) {
-        return note("This source has a table and no tokenizer. --tokenizer FILE adds one.");
-      }
-      asked = text;
-      element.hidden = !text.trim(); // no heading over an empty place
-      if (element.hidden) return show([]);
-      waiting = setTimeout(() => ask(text), body.childElementCount ? WAIT : 0);
-      if (!body.childElementCount) note("Loading …");
-    },
+  const follow = (/** @type {string} */ text) => {
+    clearTimeout(waiting);
+    element.hidden = !text.trim(); // no heading over an empty place
+    if (element.hidden) return show([]);
+    waiting = setTimeout(() => ask(text), body.childElementCount ? WAIT : 0);
+    if (!body.childElementCount) note("Loading …");
   };
+  const isReady = manifest.has.includes("tokenizer");
+  if (!isReady) note("This source has a table and no tokenizer. --tokenizer FILE adds one.");
+  else if (data.exported) offerTexts(stage, ask).then((list) => body.before(list));
+  return { element, show: isReady && !data.exported ? follow : () => {} };
+}
+
+/** Create the list of an exported page's texts. @param {Stage} stage @param {(text: string) => void} ask */
+async function offerTexts({ context: { data } }, ask) {
+  const { texts } = await data.load("pipeline-choices");
+  ask(texts[0]);
+  return h("div", { class: "learn-part" },
+    select({ label: "Text of this page", options: texts.map((text) => [text, text]), value: texts[0], onChange: ask }),
+    h("p", { class: "note" }, "This exported page holds the tokens of these texts only. Other texts need the model."));
 }
 
 /** @param {Tokenization} tokenization @param {Names} names */

@@ -13,6 +13,7 @@ import { drawn, entropyOf, softmax } from "./probabilities.js";
 
 const CONTEXT_TOKENS = 12;
 const HOTTEST = 2;
+const ABOUT_TEMPERATURE = "A temperature divides the logits first: below 1 the likely tokens gain, above 1 the others.";
 
 /** Draw what the model says next, after the whole text. @param {Scene} scene */
 export function drawNext(scene) {
@@ -43,7 +44,8 @@ export function drawNext(scene) {
   show();
   const sample = sampling(scene, (seed) => drawn(probabilities, seed));
   return [h("div", { class: "grid-2" }, picture("The most likely next tokens", list, mark),
-    picture("After this text", textSoFar(scene), range, spread, sample)), drawNorm(scene), small?.element];
+    picture("After this text", textSoFar(scene), range, h("p", { class: "note" }, ABOUT_TEMPERATURE), spread, sample)),
+  drawNorm(scene), small?.element];
 }
 
 /** Return a temperature of the URL, in the range of the slider. @param {string} text */

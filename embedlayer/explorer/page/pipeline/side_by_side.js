@@ -70,9 +70,8 @@ function rowOf({ title, tokens, left_out: leftOut }, size) {
     ? [...boxes, { start: end, stop: size, title: rest, kind: "tok-more", label: () => rest }] : boxes };
 }
 
-/** @param {Tokenization} tokenization @param {number} size */
-function lineOf(tokenization, size) {
-  const { title, vocab_size: vocab, embed_dim: dim, text_tokens: count } = tokenization;
+/** @param {Tokenization} tokenization @param {number} size bytes of the text */
+function lineOf({ title, vocab_size: vocab, embed_dim: dim, text_tokens: count }, size) {
   return h("tr", null, h("th", { scope: "row" }, title),
     h("td", { class: "number" }, COUNT.format(count)),
     h("td", { class: "number" }, count ? (size / count).toFixed(3) : "–"),
