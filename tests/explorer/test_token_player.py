@@ -8,6 +8,7 @@ from itertools import pairwise
 from urllib.parse import quote
 
 import pytest
+from tokenizer_kinds import tokenizer_of
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from embedlayer import TokenEmbedding
@@ -139,6 +140,22 @@ def test_bpe_shows_the_rank_of_each_pair_and_says_why_it_stops(serve, open_page)
     assert slider.input_value() == "3", "each pre-token keeps its place"
 
 
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("🙂", "which are never merged. So it is 5 tokens."),
+        ("🙂ky", "ended before the other pair. So it is 7 tokens."),
+        ("🙂ky2", "ended before the other pairs. So it is 8 tokens."),
+    ],
+)
+def test_bytes_of_a_character_without_an_entry_are_not_merged_for_their_own_reason(serve, open_page, text, end):
+    page = open_text(open_page, serve(opened(tokenizer_of("SentencePiece BPE with byte fallback"))), text)
+    to_the_end(page)
+    said = page.locator(".tok-said").inner_text()
+    assert "have no merge in the list. A character without an entry is written as its bytes" in said
+    assert said.endswith(end)
+
+
 def test_wordpiece_tries_from_the_longest_on_and_unigram_adds_scores(serve, open_page):
     page = open_text(open_page, serve(opened(word_piece()), opened(unigram())), TEXT, "&token=5")
     slider = page.get_by_role("slider", name="Try")
@@ -185,6 +202,9 @@ def test_a_text_that_no_normaliser_changes_is_not_shown_as_changed(serve, open_p
     newer = "\U0001fae9"  # of Unicode 16, which this Python may not know
     page = open_text(open_page, serve(opened(own_tokenizer("small"))), quote(f"a\x00\xad\r{newer} love"))
     assert page.locator(".tok-text").count() == 0
+    page = open_text(open_page, page.url.split("#")[0], "  ")
+    spaces = tokenization(opened(own_tokenizer("small")), {"text": "  "})["tokens"]
+    assert page.locator(".pipe-chips button").count() == len(spaces)
 
 
 @pytest.mark.parametrize(
