@@ -156,6 +156,15 @@ def test_bytes_of_a_character_without_an_entry_are_not_merged_for_their_own_reas
     assert said.endswith(end)
 
 
+def test_a_merge_of_letters_written_from_right_to_left_keeps_its_order(serve, open_page):
+    tokenizer = Tokenizer(models.BPE({"ا": 0, "ل": 1, "ال": 2}, [("ا", "ل")]))
+    page = open_text(open_page, serve(opened(tokenizer)), "ال")
+    for place in (".tok-said .token", ".tok-list bdi"):
+        pair = page.locator(place).all()
+        assert [each.inner_text() for each in pair] == ["ا", "ل"]
+        assert pair[0].bounding_box()["x"] < pair[1].bounding_box()["x"]
+
+
 def test_wordpiece_tries_from_the_longest_on_and_unigram_adds_scores(serve, open_page):
     page = open_text(open_page, serve(opened(word_piece()), opened(unigram())), TEXT, "&token=5")
     slider = page.get_by_role("slider", name="Try")

@@ -140,7 +140,7 @@ function mergeList(trace, each, done, goTo) {
     h("button", {
       type: "button", "aria-current": i === done - 1 ? "step" : "false", class: i < done ? "tok-done" : null,
       onClick: () => goTo(i + 1),
-    }, `${nameOf(trace, left)} + ${nameOf(trace, right)}`,
+    }, h("span", null, h("bdi", null, nameOf(trace, left)), " + ", h("bdi", null, nameOf(trace, right))),
     h("small", null, `rank ${COUNT.format(trace.merges[i].rank)}`))))));
 }
 
