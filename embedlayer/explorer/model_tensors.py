@@ -43,8 +43,10 @@ _PARTS: Mapping[str, ModelPart] = {
 }
 """Part of a tensor by the first name of its key in our layer; all others belong to the input."""
 
-_BUFFER = re.compile(r"(.*\.)?(attn\.masked_bias|inv_freq|rope\.freqs|rope_freqs\.weight)")
-"""Names of tensors in files that are computed, not learned."""
+_BUFFER = re.compile(
+    r"(.*\.)?(attn\.masked_bias|inv_freq|rope\.freqs|rope_freqs\.weight|final_logits_bias|e_score_correction_bias)"
+)
+"""Names of tensors in files that are no parameters: no optimiser learns them."""
 
 
 class _Stored(NamedTuple):

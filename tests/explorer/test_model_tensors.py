@@ -22,6 +22,8 @@ MODELS = {
     "tied llama": ("LlamaForCausalLM", {**BERT, "tie_word_embeddings": True}),
     "qwen2": ("Qwen2ForCausalLM", BERT),
     "bert": ("BertForMaskedLM", BERT),
+    "bart": ("BartForConditionalGeneration", {"vocab_size": 99, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1,
+                                              "encoder_attention_heads": 2, "decoder_attention_heads": 2}),
     "t5": ("T5ForConditionalGeneration", {"vocab_size": 99, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2,
                                           "num_heads": 2}),
 }  # fmt: skip
@@ -31,6 +33,7 @@ PARTS = {
     "tied llama": {"table", "blocks", "norm"},
     "qwen2": {"table", "blocks", "norm", "head"},
     "bert": {"table", "position", "input", "blocks", "head"},
+    "bart": {"table", "position", "input", "blocks", "buffer"},
     "t5": {"table", "blocks", "norm", "other"},  # its positions are a bias on the scores
 }
 
@@ -118,7 +121,10 @@ def test_a_model_of_codes_alone_shows_no_rows(tmp_path):
 
 BUFFERS = {
     "gpt2": {"transformer.h.0.attn.bias": torch.ones(1, 1, 8, 8)},
-    "tied llama": {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)},
+    "tied llama": {
+        "model.layers.0.mlp.gate.e_score_correction_bias": torch.ones(4),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),
+    },
 }
 
 

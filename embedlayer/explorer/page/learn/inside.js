@@ -21,8 +21,8 @@ const ROLES = {
   table: "is the embedding table: it reads IDs", position: "has a vector for each position: it is added to the rows",
   input: "is used in the input, beside the table", blocks: "is in the blocks: they read vectors, not IDs",
   norm: "is the final norm: it reads what the last block returns",
-  head: "is in the output head: it comes last and gives the scores", other: "is not on this way",
-  buffer: "is computed, not learned",
+  head: "is in the output head: it comes last and gives the scores", other: "is in none of the parts of this way",
+  buffer: "is no parameter: no optimiser learns it",
 };
 const [SHOWN, LEAST] = [4, 3];
 
