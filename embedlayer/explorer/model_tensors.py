@@ -101,8 +101,10 @@ def _of_model(source: OpenedModel, vocabulary: Vocabulary, ids: list[int]) -> Mo
     table = _table_name(model, parts)
     stored.sort(key=lambda each: (each.name != table, parts[each.name] != "table", each.name))
     tensors = _grouped(stored, parts, is_tied=is_tied, in_bytes=is_packed)
-    rows = _rows(source, checkpoint, parts, vocabulary, ids)
-    return {**_answer(source.title, tensors, is_tied=is_tied, rows=rows), "is_file": checkpoint is not None,
+    num_rows = getattr(source.table, "num_rows", source.table.vocab_size)  # with spare ones
+    table_rows = _rows_in_file(checkpoint, parts, torch.tensor(ids), (num_rows, source.table.embed_dim))
+    rows = _rows(source, table_rows, vocabulary, ids)
+    return {**_answer(source.title, tensors, is_tied=is_tied, rows=rows), "is_file": table_rows is not None,
             "unit": "bytes" if is_packed else "parameters"}  # fmt: skip
 
 
@@ -239,16 +241,12 @@ def _grouped(
 
 
 def _rows(
-    source: OpenedModel,
-    checkpoint: Checkpoint | None,
-    parts: Mapping[str, ModelPart],
-    vocabulary: Vocabulary,
-    ids: list[int],
+    source: OpenedModel, in_file: torch.Tensor | None, vocabulary: Vocabulary, ids: list[int]
 ) -> list[LookedUpRow]:
     """Return rows of some tokens: as the model's first step computes them, and as the table's tensor has them.
 
-    The tensor is read from the file if it has the rows as numbers; packed rows are decoded by the table. A model whose
-    IDs are codes alone has none: each vector is the sum of several rows.
+    `in_file` are the rows outside; without them, packed rows are decoded by the table. A model whose IDs are codes
+    alone has none: each vector is the sum of several rows.
     """
     codes = source.model.codes if isinstance(source.model, EmbeddingLayer) else None
     if codes is not None and source.table is codes.rows:
@@ -256,9 +254,7 @@ def _rows(
     table, asked = source.table, torch.tensor(ids, device=source.table.device)
     with torch.no_grad():
         inside = trace_text(cast(Model, source.model), asked).steps[0].vectors.detach().float().cpu()
-        outside = _rows_in_file(checkpoint, parts, asked, (table.vocab_size, table.embed_dim))
-        if outside is None:
-            outside = torch.cat([table.rows(row, row + 1) for row in ids])
+        outside = torch.cat([table.rows(row, row + 1) for row in ids]) if in_file is None else in_file
     outside = outside.detach().float().cpu()
     difference = (inside - outside).abs().amax(-1)
     return [
@@ -277,7 +273,7 @@ def _rows_in_file(
     for name in (name for name, part in parts.items() if part == "table"):
         info = checkpoint.info(name)
         if tuple(info.shape) == shape and DTYPES.get(info.dtype) in FLOATS:
-            return info.read_rows(ids.cpu())
+            return info.read_rows(ids)
     return None
 
 

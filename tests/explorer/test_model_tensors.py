@@ -152,6 +152,7 @@ def test_packed_rows_are_counted_in_bytes_and_decoded(tmp_path):
         each.nbytes for each in source.model.state_dict().values()
     )
     assert all(row["difference"] == 0 for row in found["rows"])
+    assert not found["is_file"], "the file has no rows, but codes"
 
 
 def test_a_table_by_itself_has_no_list_and_says_why(tmp_path):
