@@ -267,14 +267,12 @@ def _rows(
 def _rows_in_file(
     checkpoint: Checkpoint | None, parts: Mapping[str, ModelPart], ids: torch.Tensor, shape: tuple[int, int]
 ) -> torch.Tensor | None:
-    """Read rows of the table's tensor from its file; `None` if no tensor has the rows of the table as numbers."""
+    """Read rows of the table's tensor from its file; `None` if no tensor, or not one alone, has them as numbers."""
     if checkpoint is None or checkpoint.gguf is not None:
         return None
-    for name in (name for name, part in parts.items() if part == "table"):
-        info = checkpoint.info(name)
-        if tuple(info.shape) == shape and DTYPES.get(info.dtype) in FLOATS:
-            return info.read_rows(ids)
-    return None
+    tensors = [checkpoint.info(name) for name, part in parts.items() if part == "table"]
+    are_rows = all(tuple(each.shape) == shape and DTYPES.get(each.dtype) in FLOATS for each in tensors)
+    return tensors[0].read_rows(ids) if tensors and are_rows else None
 
 
 def _gpt2_tensors() -> list[ModelTensor]:

@@ -8,7 +8,7 @@ import torch
 from stream_models import stream_model
 from tiny_models import build, quiet
 
-from embedlayer import DecoderLM, QuantizedEmbedding, RotaryEmbedding, TokenEmbedding
+from embedlayer import DecoderLM, DeltaEmbedding, QuantizedEmbedding, RotaryEmbedding, TokenEmbedding
 from embedlayer.checkpoints import write_vectors
 from embedlayer.explorer.model_tensors import answer, exported_requests
 from embedlayer.explorer.tiny_layer import WORDS
@@ -153,6 +153,15 @@ def test_packed_rows_are_counted_in_bytes_and_decoded(tmp_path):
     )
     assert all(row["difference"] == 0 for row in found["rows"])
     assert not found["is_file"], "the file has no rows, but codes"
+
+
+def test_rows_that_are_several_tensors_are_not_read_from_one_of_them(tmp_path):
+    table = DeltaEmbedding(TokenEmbedding(40, 32), torch.arange(3))
+    torch.nn.init.ones_(table.delta)
+    DecoderLM(table, RotaryEmbedding(8), num_layers=1, num_heads=4).save_pretrained(tmp_path)
+    found = answer(open_model(tmp_path), {})
+    assert not found["is_file"]
+    assert [row["difference"] for row in found["rows"]] == [0.0] * len(found["rows"])
 
 
 def test_a_table_by_itself_has_no_list_and_says_why(tmp_path):

@@ -203,7 +203,8 @@ function partBar({ tensors, unit }) {
  * @param {string} note
  */
 function lookUps({ rows, is_file: isFile, tensors }, note) {
-  const table = tensors.find(({ part, is_copy: isCopy }) => part === "table" && !isCopy)?.name ?? "the table";
+  const names = tensors.filter(({ part, is_copy: isCopy }) => part === "table" && !isCopy).map(({ name }) => name);
+  const table = names.length === 1 ? names[0] : "the table";
   const place = h("div");
   const fact = h("p", { class: "pipe-fact", "data-value": "lookup" });
   /** @type {ReturnType<typeof numberTable> | null} */
