@@ -401,9 +401,15 @@ def _block(trace: BlockTrace, model: DecoderLM) -> PipelineStep:
     sizes = model.sizes
     note = (
         f"block 1 of {len(model.blocks)}; {sizes['num_heads']} query and {sizes['num_kv_heads']} key/value heads of "
-        f"width {sizes['head_dim']}; {sizes['mlp_dim']:,} units in SwiGLU"
+        f"width {sizes['head_dim']}; {sizes['mlp_dim']:,} units in SwiGLU{_rounding(vectors['input'])}"
     )
     return PipelineStep("block", note, values, facts, vectors=trace.states[1])
+
+
+def _rounding(result: Tensor) -> str:
+    """Return how far a number of a result may be rounded, as the end of a note; `""` in float32 and beyond."""
+    dtype, share = str(result.dtype).removeprefix("torch."), 2 / torch.finfo(result.dtype).eps
+    return "" if share > 1e6 else f"; computed in {dtype}, which rounds by up to 1 part in {share:,.0f}"
 
 
 def _head_steps(
@@ -435,7 +441,8 @@ def _head_steps(
     facts = _likely_tokens(logits.detach(), ids[1:], vocabulary) | {"tied": output.tied}
     table, position = parts_of(model)
     rows = "tied: the rows are the table's" if output.tied else "an untied head with its own rows"
-    note, formula = f"{rows}; {table.vocab_size:,} scores for each token", head_formula(head, norm)
+    note = f"{rows}; {table.vocab_size:,} scores for each token{_rounding(hidden)}"
+    formula = head_formula(head, norm)
     if norm is None:
         sentence = "head only"
         note = f"{note}. {f'The blocks are not read: {no_decoder}' if no_decoder else _WHOLE_MODELS}"
