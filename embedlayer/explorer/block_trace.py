@@ -160,15 +160,16 @@ def _weights_and_values(
 def block_formulas(model: DecoderLM, trace: BlockTrace) -> dict[str, tuple[str, str]]:
     """Return symbol and formula of each vector of a trace, as this model computes it in evaluation mode.
 
-    `w` is the weight of a norm, and `W` the matrix of a projection. `q`, `k` and `v` are queries, keys and values of
-    one head, and `p` its attention weights. A factor, rotation, bias or table that the model does not have is left out.
+    `w` is the weight of a norm, and `W_gate` the matrix of the projection `gate`; `W` alone is the embedding table.
+    `q`, `k` and `v` are queries, keys and values of one head, and `p` its attention weights. A factor, rotation, bias
+    or table that the model does not have is left out.
 
     Example:
         >>> model = DecoderLM(TokenEmbedding(100, 32), "rotary", num_layers=2, num_heads=4).eval()
         >>> ids = torch.tensor([1, 2, 3])
         >>> trace = trace_first_block(model, None, model.table(ids), torch.arange(3))
         >>> block_formulas(model, trace)["attention"]
-        ('a', 'concat(p · v) · Wᵀ, p = softmax(rotated q · rotated k / √K)')
+        ('a', 'concat(p · v) · W_outᵀ, p = softmax(rotated q · rotated k / √K)')
     """
     hook, block = model.position.hook, cast(Block, model.blocks[0])
     queries, keys = ("rotated q", "rotated k") if hook == "rotate" else ("q", "k")
@@ -179,13 +180,13 @@ def block_formulas(model: DecoderLM, trace: BlockTrace) -> dict[str, tuple[str, 
     return {
         "input": ("x", "input of the block"),
         "attention_norm": ("n", f"RMSNorm(x) = {norm.format('x', block.attention_norm.eps)}"),
-        "attention": ("a", f"concat(p · {values}) · Wᵀ, p = softmax({scores})"),
+        "attention": ("a", f"concat(p · {values}) · W_outᵀ, p = softmax({scores})"),
         "attention_sum": ("x′", "x + a"),
         "mlp_norm": ("n′", f"RMSNorm(x′) = {norm.format('x′', block.mlp_norm.eps)}"),
-        "gate": ("g", "n′ · Wᵀ, the gate of SwiGLU"),
-        "up": ("u", "n′ · Wᵀ, with another matrix"),
+        "gate": ("g", "n′ · W_gateᵀ, the gate of SwiGLU"),
+        "up": ("u", "n′ · W_upᵀ, what the gate multiplies"),
         "product": ("s", "silu(g) · u, silu(g) = g / (1 + e^(−g))"),
-        "mlp": ("m", "s · Wᵀ, the result of SwiGLU"),
+        "mlp": ("m", "s · W_downᵀ, the result of SwiGLU"),
         "mlp_sum": ("y", "x′ + m"),
         "stream": ("y′", f"y + {trace.stream_tables}"),
     }

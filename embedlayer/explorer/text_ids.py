@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from tokenizers import Tokenizer
 
@@ -12,6 +12,7 @@ from embedlayer.core.errors import TextError, TokenIdError, TokenizerError
 from embedlayer.explorer.text_answers import ShownToken, TokenKind
 from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.tokenization.bytes import entry_reader
+from embedlayer.tokenization.ids import unknown_id
 from embedlayer.tokenization.tokenizer_calls import decode, encode, pure_tokenizer
 
 WORDS_OF_A_NAME = 6
@@ -229,8 +230,11 @@ def _text_after(vocabulary: Vocabulary, start: Sequence[int], ids: Sequence[int]
     return "".join(f" #{number}" if vocabulary is None else f" {vocabulary.names[number]}" for number in ids)
 
 
+_unknown_id = lru_cache(maxsize=8)(unknown_id)  # a Unigram model says it only when all of it is written as JSON
+
+
 def shown_tokens(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[ShownToken, ...]:
-    """Return tokens in the form that the page shows, one for each ID.
+    """Return tokens in the form that the page shows, one for each ID. The unknown token is a special one.
 
     An ID that the tokenizer does not know has the text `row ID`; one without a name has the text `#ID`.
     """
@@ -245,7 +249,8 @@ def shown_tokens(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[ShownToken
             for number, name, special in names
         )
     read = entry_reader(vocabulary)
-    specials = {number for number, token in vocabulary.get_added_tokens_decoder().items() if token.special}
+    specials: set[int | None] = {i for i, token in vocabulary.get_added_tokens_decoder().items() if token.special}
+    specials.add(_unknown_id(vocabulary))
 
     @cache
     def shown(number: int) -> ShownToken:

@@ -63,7 +63,7 @@ def test_embed_shows_the_way_in_step_by_step(trained, capsys) -> None:
     assert run("embed", trained, "I love dogs") == 0
     shown = capsys.readouterr().out
     words = ["1 tokens", "2 ids", "3 rows", "4 scale", "5 positions  LearnedPositionalEmbedding", "6 sum", "7 dropout"]
-    for word in [*words, "8 next token", "9 gradient"]:
+    for word in [*words, "8 block", "9 next token", "10 gradient"]:
         assert word in shown
     assert run("embed", trained, "I love dogs", "--json") == 0
     steps = json.loads(capsys.readouterr().out)

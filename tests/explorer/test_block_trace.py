@@ -162,11 +162,13 @@ def test_the_formulas_are_those_of_the_model():
     def attention_of(model):
         return block_formulas(model, traced(model))["attention"][1]
 
-    assert attention_of(small("learned")) == "concat(p · v) · Wᵀ, p = softmax(q · k / √K)"
-    assert attention_of(small("rotary")) == "concat(p · v) · Wᵀ, p = softmax(rotated q · rotated k / √K)"
-    assert attention_of(small("alibi", query_scale=0.5)) == "concat(p · v) · Wᵀ, p = softmax(0.5 · q · k / √K + bias)"
+    assert attention_of(small("learned")) == "concat(p · v) · W_outᵀ, p = softmax(q · k / √K)"
+    assert attention_of(small("rotary")) == "concat(p · v) · W_outᵀ, p = softmax(rotated q · rotated k / √K)"
+    assert (
+        attention_of(small("alibi", query_scale=0.5)) == "concat(p · v) · W_outᵀ, p = softmax(0.5 · q · k / √K + bias)"
+    )
     tables = small("none", injections=[INJECTIONS[name]() for name in ("value", "per-layer", "added")])
-    assert attention_of(tables) == "concat(p · (v + ValueEmbedding)) · Wᵀ, p = softmax(q · k / √K)"
+    assert attention_of(tables) == "concat(p · (v + ValueEmbedding)) · W_outᵀ, p = softmax(q · k / √K)"
     formulas = block_formulas(tables, traced(tables))
     assert formulas["stream"] == ("y′", "y + PerLayerEmbedding")
     assert formulas["mlp_norm"] == ("n′", "RMSNorm(x′) = w · x′ / √(mean(x′²) + 1e-05)")

@@ -130,13 +130,31 @@ def test_gradients_of_rows_are_those_of_the_embedding_of_torch(story, ids):
 
 
 def test_scores_without_positions_are_permuted_with_the_tokens(story):
-    straight = matrix(story("order.scores([0, 1, 2], false)"))
+    def scores(order, has_positions):
+        x = matrix(story("order.vectors(tokens, yes)", tokens=order, yes=has_positions))
+        np.testing.assert_allclose(x, x.round(2), atol=1e-12, err_msg="two digits are shown")
+        given = matrix(story("order.scores(order.vectors(tokens, yes))", tokens=order, yes=has_positions))
+        np.testing.assert_allclose(given, x @ x.T, atol=1e-12)
+        return given
+
+    table = matrix(story("onehot.smallTable()"))
+    np.testing.assert_array_equal(matrix(story("order.vectors([0, 1, 2], false)")), table[[1, 5, 7]])
     for order in ([2, 0, 1], [1, 0, 2]):
-        permuted = straight[np.ix_(order, order)]
-        np.testing.assert_allclose(matrix(story("order.scores(tokens, false)", tokens=order)), permuted, atol=1e-12)
-        with_positions = matrix(story("order.scores([0, 1, 2], true)"))[np.ix_(order, order)]
-        other = matrix(story("order.scores(tokens, true)", tokens=order))
-        assert np.abs(other - with_positions).max() > 0.1
+        permuted = np.ix_(order, order)
+        np.testing.assert_allclose(scores(order, False), scores([0, 1, 2], False)[permuted], atol=1e-12)
+        assert np.abs(scores(order, True) - scores([0, 1, 2], True)[permuted]).max() > 0.1
+
+
+@pytest.mark.parametrize("scheme", ["sinusoidal", "learned"])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_sums_come_out_right_from_the_digits_that_are_shown(story, scheme, scaled):
+    for dim in (16, 64, 256, 1024, 2048, 4096):
+        parts = {"token": 5, "position": 1, "dim": dim, "scheme": scheme, "scaled": scaled}
+        code = "[4, 6].map((step) => sum.formulaOf(step, inputs.inputVector(parts), dim))"
+        for text in story(code, parts=parts, dim=dim):
+            a, sign, b, result = re.search(r"(\S+) ([·+]) (\S+) = (\S+)$", text.replace("−", "-")).groups()
+            first = float(a[1:]) ** 0.5 if a.startswith("√") else float(a)
+            assert f"{first * float(b) if sign == '·' else first + float(b):.4f}" == result, text
 
 
 @pytest.mark.parametrize("dim", [8, 64, 512])
@@ -288,9 +306,12 @@ def do_batch(page):
 
 
 def do_onehot(page):
-    for row in (6, 9):
+    for row in (0, 6, 9):
         page.locator(".learn-row").nth(row).click()
         assert page.locator('[data-value="sum"]').inner_text().endswith(f"= W[{row}]")
+        cells = page.locator(".learn-grid").nth(2).locator("tbody tr:not(:last-child) td").all_inner_texts()
+        said = "All 40" if cells.count("0") == 40 else f"{cells.count('0')} of the 40"
+        assert f"{said} products are 0" in page.locator(".learn-claims").inner_text()
 
 
 def do_gradient(page):
@@ -335,7 +356,7 @@ def do_order(page):
 def do_sum(page):
     for step in range(2, 7):
         slide(page, "Step", step)
-    assert re.search(r"−?0\.\d+ \+ 0\.8415 = ", page.locator('[data-value="formula"]').inner_text())
+    assert re.search(r"−?0\.\d+ \+ 0\.841471 = ", page.locator('[data-value="formula"]').inner_text())
     slide(page, "Width D", 4)
     page.get_by_label("multiply the row by √D").uncheck()
     assert claim_class(page, 0) == "learn-depends"
@@ -438,11 +459,14 @@ def do_sizes(page):
     page.get_by_role("combobox", name="Batch").select_option("2")
     assert page.locator(".sizes-error").inner_text().endswith("IndexError: index out of range in self")
     said.get_by_text("Now repair the sizes.").wait_for()
+    menus["Rows of tok_emb"].select_option("V")  # the sizes between are wrong, too, and raise no error
+    said.get_by_text("not the right ones yet").wait_for()
     menus["Rows of pos_emb"].select_option("T")
-    menus["Rows of tok_emb"].select_option("V")
 
 
 def do_width(page):
+    variances = [float(page.locator(f'[data-value="variance-{dim}"]').inner_text()) for dim in (8, 512)]
+    assert f"becomes {variances[1] / variances[0]:.0f} times as large" in verdict(page).inner_text()
     page.get_by_role("button", name="1 (nn.Embedding)").click()
     assert float(page.locator('[data-value="variance-512"]').inner_text()) > 400
     page.get_by_label("multiply the row by √D").uncheck()
@@ -522,6 +546,14 @@ def test_the_first_scene_says_what_the_tokenizer_that_is_open_does_with_unknown_
     page.get_by_role("combobox", name="Source").select_option("1")
     field.fill("the dog")
     said.get_by_text("becomes several tokens. A dot is a space.").wait_for()
+
+
+def test_a_link_to_a_word_of_a_trained_table_shows_this_word(serve, open_page, of_run):
+    page = open_page(serve(of_run, open_word_table()) + "#learn?s=real&real.word=man&real.id=7")
+    chosen = page.locator(".learn-neighbors h3")
+    chosen.get_by_text("4,000 words of MiniLM").wait_for()
+    assert chosen.locator(".token").inner_text().startswith("man")
+    assert "word=" not in page.url
 
 
 def test_text_step_and_picture_change_to_another_scene_together(url, open_page):
@@ -637,6 +669,10 @@ def test_every_exercise_of_the_lesson_opens_its_scene_with_a_verdict(url, open_p
         if claim := exercise.get("claim"):
             found = page.locator(".learn-claims li", has=page.locator("q", has_text=claim)).first
             assert found.get_attribute("class") == VERDICTS[exercise["holds"]], exercise
+        picture = page.locator(".learn-picture").inner_text()
+        assert not re.search(r"\b1 (rows|tokens|texts)\b", picture), exercise
+        if exercise["scene"] == "sizes":
+            assert [name for name in re.findall("[a-z]+_[a-z]+", exercise["name"]) if name not in picture] == []
     page.get_by_text(f"0 of {len(SCENES)} tasks done").wait_for()
 
 
@@ -655,6 +691,8 @@ def test_enter_goes_on_after_next_and_when_the_task_is_done(url, open_page):
     page.keyboard.press("Enter")
     wait_for_scene(1)
     page.locator("#learn-text").fill("the cat and the dog")
+    page.keyboard.press("Enter")
+    wait_for_scene(1)  # beside Next the verdict says why it is right
     page.keyboard.press("Enter")
     wait_for_scene(2)
     assert heading.evaluate("heading => heading === document.activeElement")  # so that it is read aloud

@@ -1,5 +1,6 @@
 """The logit lens against plain forward passes with hooks, what the page computes from the logits, and both steps."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -264,6 +265,13 @@ def test_the_temperature_acts_at_once_and_tokens_are_appended(source, serve, ope
         expected = (logits / max(temperature, 1e-9)).softmax(-1).topk(12).values
         assert values.first.inner_text() == f"{float(expected[0]):.1%}"
         assert values.nth(12).inner_text() == (f"{float(1 - expected.sum()):.1%}" if temperature else "0%")
+        written = page.locator('[data-value="probability"]').inner_text()
+        assert written.endswith(f"= {float(expected[0]):.1%}" if temperature else "p = 100%.")
+        if temperature:
+            logit, top, bottom = re.search(r"exp\(([-\d.]+).* = (\S+) / (\S+) = ", written.replace("−", "-")).groups()
+            top, bottom = (float(text.replace("·10^", "e")) for text in (top, bottom))
+            assert top == pytest.approx(np.exp(float(logit) / temperature), rel=2e-3)
+            assert bottom == pytest.approx(float((logits / temperature).exp().sum()), rel=2e-3)
     assert "temperature=0" in page.url
     candidates = pipeline.pipeline(source.model, source.tokenizer, "I love").step("head").facts["candidates"]
     word = next(token["text"] for token in candidates if token["kind"] == "text")

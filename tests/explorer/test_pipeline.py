@@ -420,6 +420,8 @@ def test_the_view_steps_through_the_text_with_slider_and_keys(source, serve, ope
     assert page.locator(".pipe-chips button").count() == 7
     for number, title in enumerate(titles, start=1):
         assert heading.inner_text().split() == [str(number), *title.split()]
+        if title == "Rows":
+            page.get_by_text("(T, D) = (7, 24); a batch of this text has the shape (1, 7, 24).").wait_for()
         page.keyboard.press("ArrowRight")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.keyboard.press("ArrowLeft")

@@ -242,7 +242,11 @@ def test_the_closest_positions_and_similarities_are_numpys(maths):
     rows = torch.randn(9, 5, dtype=torch.float64)
     rows[7] = rows[2] + 0.01
     found = maths("m.closest(m.fromRows(rows))", rows=rows.tolist())
-    assert (found["a"], found["b"], found["pairs"]) == (2, 7, 36)
+    assert [found[name] for name in ("a", "b", "alike", "pairs")] == [2, 7, 1, 36]
+    angles = torch.arange(40, dtype=torch.float32).outer(torch.tensor([0.3, 0.1]))
+    circles = torch.cat([angles.cos(), angles.sin()], 1).double()
+    turned = maths("m.closest(m.fromRows(rows))", rows=circles.tolist())
+    assert [turned[name] for name in ("a", "b", "alike")] == [0, 1, 39], "rounding makes no pair the closest"
     assert found["distance"] == pytest.approx(float((rows[7] - rows[2]).norm()))
     alike = maths("m.similarities(m.fromRows(rows))", rows=rows.tolist())["data"]
     units = torch.nn.functional.normalize(rows, dim=-1)

@@ -295,6 +295,10 @@ def test_side_by_side_aligns_bytes_and_has_the_numbers_of_the_comparison(serve, 
     lefts = [{round(box.bounding_box()["x"]) for box in row.locator(".tok-box").all()} for row in strips.all()]
     assert len(lefts) == 4
     assert len(lefts[-1]) == len(TEXT.encode())
+    for row, line, name in zip(strips.all(), lines, ("[UNK]", "<unk>"), strict=False):
+        assert row.locator(".tok-of-special").all_inner_texts() == [name], "the text `qq` is lost"
+        assert "1 unknown" in line.locator("th").inner_text()
+    assert not any("unknown" in line.locator("th").inner_text() for line in lines[2:])
     assert all(left <= lefts[-1] for left in lefts[:-1]), "each token begins where a byte begins"
 
 

@@ -180,21 +180,23 @@ export function similarities(m) {
   return { rows: m.rows, cols: m.rows, data };
 }
 
+const ROUNDING = 1e-4; // of a distance: an angle of 256 radians in float32 is off by up to 1.5e-5
+
 /**
  * Return the two rows of smallest distance, the first of several equal pairs; null for fewer than two rows. `pairs` is
- * the number of pairs.
+ * the number of pairs, and `alike` that of those with this distance, but for the rounding of float32.
  * @param {Matrix} m
  */
 export function closest(m) {
   if (m.rows < 2) return null;
-  const best = { a: 0, b: 1, distance: Infinity, pairs: (m.rows * (m.rows - 1)) / 2 };
+  /** @type {[a: number, b: number, distance: number][]} */
+  const pairs = [];
   for (let a = 0; a < m.rows; a++) {
-    for (let b = a + 1; b < m.rows; b++) {
-      const apart = distance(row(m, a), row(m, b));
-      if (apart < best.distance - 1e-9) Object.assign(best, { a, b, distance: apart });
-    }
+    for (let b = a + 1; b < m.rows; b++) pairs.push([a, b, distance(row(m, a), row(m, b))]);
   }
-  return best;
+  const least = pairs.reduce((smallest, [, , apart]) => Math.min(smallest, apart), Infinity);
+  const near = pairs.filter(([, , apart]) => apart <= least * (1 + ROUNDING));
+  return { a: near[0][0], b: near[0][1], distance: least, alike: near.length, pairs: pairs.length };
 }
 
 /** Reorder rows and columns: out[i][j] = m[order[i]][order[j]]. @param {Matrix} m @param {number[]} order */

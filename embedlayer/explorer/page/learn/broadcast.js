@@ -241,11 +241,12 @@ function claimsOf(settings, chosen) {
   const other = partsOf(tablesOf(dim, OTHER_SEEDS), ids[a][t], t);
   return [
     differClaim(settings, chosen),
-    ["PyTorch automatically broadcast the positional embeddings.", true, `A missing first size counts as 1, and 1 is `
-      + `repeated to ${batchSize}. Nothing is copied: expand gives a view in which all ${batchSize} rows are the same `
-      + `${(length * dim).toLocaleString("en")} numbers.`],
+    ["PyTorch automatically broadcast the positional embeddings.", true, "A missing first size counts as 1, and "
+      + (batchSize === 1 ? "this batch has one row, so nothing is repeated: (T, D) is added as (1, T, D)."
+        : `1 is repeated to ${batchSize}. Nothing is copied: expand gives a view in which all ${batchSize} rows are `
+          + `the same ${(length * dim).toLocaleString("en")} numbers.`)],
     ["Are they the same? (x − W[id] of two batch rows)", a === b ? null : apart === 0,
-      a === b ? "Choose two batch rows." : apart === 0
+      a === b ? batchSize === 1 ? "This batch has one row." : "Choose two batch rows." : apart === 0
         ? `All ${dim} numbers are equal here, in float32 too.`
         : `As numbers, yes. In float32 each sum is rounded: ${apart} of ${dim} numbers differ, by up to `
           + `${Math.max(...differences).toExponential(1).replace("-", "−")}. torch.equal prints False, torch.allclose `

@@ -18,6 +18,7 @@
  */
 
 const WIDE = { dim: "256" }; // the notebook's batch of (8, 4), D = 256
+const DOGS = { layer: "tiny", text: "I love dogs" };
 const ONE_TEXT = { size: "1", length: "3", dim: "8", b: "0" }; // (1, 3, 8)
 
 /** @type {Lesson["parts"]} */
@@ -182,9 +183,9 @@ const LLAMA = [
       claim: "Different tokens", holds: true },
     { name: "Random at initialization; training adjusts them", scene: "training", settings: { step: "20" },
       claim: "Distance(cat, dog)", holds: true },
-    { name: "“man” and “woman” in a trained table", scene: "real" },
+    { name: "“man” and “woman” in a trained table", scene: "real", settings: { word: "man" } },
     { name: "The vectors are passed on to the Decoder Block", view: "pipeline",
-      settings: { layer: "tiny", step: "block" }, place: "Block" },
+      settings: { ...DOGS, step: "block" }, place: "Block" },
     { name: "Each dimension encodes some feature; dimensions are polysemantic", scene: "similar",
       settings: { noise: "0.1" }, claim: "Each dimension encodes", holds: null },
   ]],
@@ -202,10 +203,10 @@ const LLAMA = [
   ]],
   ["Walkthrough Example: “I love dogs”", [
     { name: "1 Tokenization: a word-level tokenizer gives 73, 786, 2934", view: "pipeline",
-      settings: { layer: "tiny", step: "tokenize" }, place: "Tokenize" },
+      settings: { ...DOGS, step: "tokenize" }, place: "Tokenize" },
     { name: "2 Embedding Matrix: (vocab_size, 8)", scene: "memory", settings: { vocab: "32000", dim: "8", tied: "1" } },
     { name: "3 Lookup: selects the rows at those indices", view: "pipeline",
-      settings: { layer: "tiny", step: "look_up" }, place: "Rows" },
+      settings: { ...DOGS, step: "look_up" }, place: "Rows" },
     { name: "4 Output Tensor: (3, 8)", scene: "broadcast", settings: ONE_TEXT },
     { name: "The batch dimension: (1, 3, 8)", scene: "broadcast", settings: ONE_TEXT, claim: "The batch dimension",
       holds: null },

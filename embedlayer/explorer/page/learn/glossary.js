@@ -72,7 +72,8 @@ export const GLOSSARY = [
   ["sinusoidal", "sinusoidal|sinusoids?", "Made of sines and cosines of the position, with one wavelength for each "
     + "pair of dimensions."],
   ["dimension", "dimensions?", "The index of a number in a vector. A vector of width D has the dimensions 0 to D − 1."],
-  ["width D", "width D", "How many numbers a row of the table has."],
+  ["width D", "width D", "How many numbers a row of the table has. In code: embedding_dim, n_embd, d_model or "
+    + "hidden_size."],
   ["base 10,000", "base 10,000", "The number in 10000^(2i/D), by which position is divided in pair i. A larger base "
     + "gives longer wavelengths."],
   ["wavelength", "short waves|wavelengths?", "The number of positions after which a sine repeats."],

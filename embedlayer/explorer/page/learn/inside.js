@@ -194,7 +194,8 @@ function partBar({ tensors, unit }) {
   return h("div", { class: "inside-parts" }, h("div", { class: "inside-bar", "aria-hidden": "true" }, cells),
     h("ul", null, parts.map(([part, size]) => h("li", { "data-part": part }, h("i", { class: `inside-${part}` }),
       `${PARTS[part]} `, h("b", null, percent(size / total)), ` ${size.toLocaleString("en")}`))),
-    h("p", { class: "note" }, `${total.toLocaleString("en")} ${unit} in all`));
+    h("p", { class: "note" }, `${total.toLocaleString("en")} ${unit} in all${tensors.some(({ name }) =>
+      name.includes("*")) ? "; in the list, * is the number of a block" : ""}`));
 }
 
 /**

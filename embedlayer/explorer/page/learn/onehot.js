@@ -49,10 +49,10 @@ function draw(stage) {
     onehot.show(matrix(WORDS.length, 1, (r) => Number(r === chosen)), { mark, plainZeros: true });
     weights.show(table, { mark });
     const all = withSum(table.data, chosen);
-    products.show(all, { mark: (r) => mark(r) || r === WORDS.length, plainZeros: chosen !== 0 });
+    products.show(all, { mark: (r) => mark(r) || r === WORDS.length, plainZeros: true });
     fact.textContent = `e · W = [${Array.from(all.data.slice(-DIM), (v) => fixed(v, 2)).join(", ")}] = W[${chosen}]`;
-    claims.show([["Only one row of W participates.", true,
-      `36 of the 40 products are 0. nn.Embedding copies row ${chosen} and multiplies nothing; the result is equal.`]]);
+    claims.show([["Only one row of W participates.", true, `${zerosOf(all)} nn.Embedding copies row ${chosen} and `
+      + "multiplies nothing; the result is equal."]]);
     stage.judge(...verdict(table, chosen));
   };
   /** @param {number} id */
@@ -77,6 +77,14 @@ function tablesOf(buttons) {
     weights: numberTable({ ...common, caption: "W", rowNames }),
     products: numberTable({ ...common, caption: "e[i] · W[i]", rowNames: [...rowNames, "sum"] }),
   };
+}
+
+/** Say how many of the products are 0. @param {Matrix} products with their sum as the last row */
+function zerosOf({ data }) {
+  const products = Array.from(data.slice(0, -DIM));
+  const count = products.filter((product) => product === 0).length;
+  return count < products.length ? `${count} of the ${products.length} products are 0.`
+    : `All ${count} products are 0 here, since row 0, that of <pad>, is 0 itself.`;
 }
 
 /** @param {Matrix} table @param {number} chosen @returns {[boolean, ...Child[]]} */

@@ -1,9 +1,9 @@
 /** Scene: attention scores without positions are permuted with the tokens. */
 
 import { h } from "../dom.js";
-import { add, dot, largestDifference, matrix, permuted, row, sinusoid } from "../math.js";
+import { add, dot, fromRows, largestDifference, matrix, permuted, row, sinusoid } from "../math.js";
+import { DIM, smallTable } from "./onehot.js";
 import { check, claimList, fixed, numberTable } from "./parts.js";
-import { normalMatrix } from "./random.js";
 import { WORDS } from "./words.js";
 
 /** @import { Child, Matrix } from "../types" */
@@ -11,7 +11,6 @@ import { WORDS } from "./words.js";
 /** @import { Scene, Stage } from "./stage.js" */
 
 const IDS = [1, 5, 7]; // the cat sat
-const DIM = 8;
 const ORDERS = ["0.1.2", "2.0.1", "1.0.2", "0.2.1", "1.2.0", "2.1.0"];
 const SAME = 1e-9;
 
@@ -21,8 +20,8 @@ export const scene = {
   name: "Why positions",
   question: "Can attention tell “the cat sat” from “sat the cat”?",
   sentences: [
-    "Attention compares all pairs of tokens: score = x[i] · x[j]. If x is only the token's row, then another order "
-    + "moves the same nine scores to other places.",
+    "Attention compares all pairs of tokens: score = x[i] · x[j]. If x is only the token's row of the table, then "
+    + "another order moves the same nine scores to other places.",
     "Nothing in a score says who came first. Adding a vector for each position changes that.",
   ],
   task: "Reorder the words, and switch on positions so that the nine scores are no longer the same nine.",
@@ -30,17 +29,22 @@ export const scene = {
 };
 
 /**
- * Return the scores x · xᵀ of the three tokens in an order.
+ * Return the vectors x of the three tokens in an order: rows of the table of scene "One-hot × W", plus sinusoids. All
+ * have two digits after the point, so the scores are those of the digits that are shown.
  * @param {number[]} order
  * @param {boolean} hasPositions
  */
-export function scores(order, hasPositions) {
-  const table = normalMatrix(WORDS.length, DIM, 0.5, 12);
-  const x = order.map((token, place) => {
+export function vectors(order, hasPositions) {
+  const table = smallTable();
+  return fromRows(order.map((token, place) => {
     const vector = row(table, IDS[token]);
-    return hasPositions ? add(vector, sinusoid(place, DIM)) : vector;
-  });
-  return matrix(3, 3, (i, j) => dot(x[i], x[j]));
+    return hasPositions ? add(vector, sinusoid(place, DIM).map((value) => Math.round(100 * value) / 100)) : vector;
+  }));
+}
+
+/** Return the scores x · xᵀ of vectors. @param {Matrix} x */
+export function scores(x) {
+  return matrix(x.rows, x.rows, (i, j) => dot(row(x, i), row(x, j)));
 }
 
 /** @param {Stage} stage */
@@ -61,11 +65,10 @@ function draw(stage) {
   const update = () => {
     stage.set({ order: order.join(".") === ORDERS[0] ? null : order.join("."), positions: hasPositions ? "1" : null });
     buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(ORDERS[i] === order.join("."))));
-    const straight = scores([0, 1, 2], hasPositions);
-    const other = scores(order, hasPositions);
+    const [straight, other] = [[0, 1, 2], order].map((each) => vectors(each, hasPositions));
     shown.forEach((each) => each.close());
-    shown = [pictureOf(boxes[0], [0, 1, 2], straight), pictureOf(boxes[1], order, other)];
-    const difference = largestDifference(other, permuted(straight, order));
+    shown = [...picturesOf(boxes[0], [0, 1, 2], straight), ...picturesOf(boxes[1], order, other)];
+    const difference = largestDifference(scores(other), permuted(scores(straight), order));
     fact.textContent = `Put back into the first order, the largest difference of a score is ${fixed(difference)}.`;
     claims.show(claimsOf(order, hasPositions, difference));
     stage.judge(...verdict(order, hasPositions, difference));
@@ -77,7 +80,7 @@ function draw(stage) {
   update();
   return [
     h("div", { class: "learn-orders", role: "group", "aria-label": "Order of the words" }, buttons), positions,
-    h("div", { class: "learn-pair learn-close" }, boxes), fact, claims.element,
+    h("div", { class: "learn-pair learn-close learn-low" }, boxes), fact, claims.element,
   ];
 }
 
@@ -91,16 +94,22 @@ function sentenceOf(order) {
   return order.map((token) => WORDS[IDS[token]]).join(" ");
 }
 
-/** @param {HTMLElement} box @param {number[]} order @param {Matrix} values */
-function pictureOf(box, order, values) {
+/**
+ * Draw the vectors, and below them their scores.
+ * @param {HTMLElement} box
+ * @param {number[]} order
+ * @param {Matrix} x
+ */
+function picturesOf(box, order, x) {
   const names = order.map((token) => WORDS[IDS[token]]);
-  const table = numberTable({
-    caption: `[${order.map((token) => IDS[token]).join(", ")}] “${sentenceOf(order)}”`, rowNames: names,
-    columnNames: names, limit: 7,
-  });
-  table.show(values);
-  box.replaceChildren(table.element);
-  return table;
+  const columnNames = Array.from({ length: DIM }, (_, d) => String(d));
+  const caption = `x of [${order.map((token) => IDS[token]).join(", ")}] “${sentenceOf(order)}”`;
+  const inputs = numberTable({ caption, rowNames: names, columnNames, limit: 2 });
+  const table = numberTable({ caption: "scores x[i] · x[j]", rowNames: names, columnNames: names, limit: 7 });
+  inputs.show(x);
+  table.show(scores(x));
+  box.replaceChildren(inputs.element, table.element);
+  return [inputs, table];
 }
 
 /**

@@ -43,7 +43,8 @@ async function draw(stage) {
   const { sources } = stage.context;
   const place = h("div", { class: "learn-part" });
   const { own, other } = await examplesOf(stage.context);
-  const preferred = other && stage.text("id") === "" && chosenIn(stage) === null ? other.source : stage.context.source;
+  const isFree = stage.text("word") !== "" || (stage.text("id") === "" && chosenIn(stage) === null);
+  const preferred = other && isFree ? other.source : stage.context.source;
   const stored = stage.number("table", preferred, 0, sources.length); // of a table that was open then
   const first = Number.isInteger(stored) && stored < sources.length ? stored : preferred;
   /** @param {number} number @param {boolean} isNew whether to begin with another token */
@@ -95,13 +96,15 @@ async function explore(stage, table, isNew) {
   const { data } = stage.context;
   const { number, isOwn, manifest, texts, words } = table;
   const list = h("div", { class: "learn-neighbors" });
-  const usual = words[0] ?? Math.floor(texts.length / 2);
-  const last = isNew ? usual : Math.round(stage.number("id", usual, 0, texts.length - 1));
-  let chosen = (isOwn && !isNew ? chosenIn(stage) : null) ?? last;
-  let from = !isNew && chosen === last ? Math.round(stage.number("from", -1, -1, texts.length - 1)) : -1;
+  const asked = texts.indexOf(stage.text("word") || "\0"); // a link names the word: its ID depends on the table
+  const usual = asked < 0 ? words[0] ?? Math.floor(texts.length / 2) : asked;
+  const isOther = isNew || stage.text("word") !== "";
+  const last = isOther ? usual : Math.round(stage.number("id", usual, 0, texts.length - 1));
+  let chosen = (isOwn && !isOther ? chosenIn(stage) : null) ?? last;
+  let from = !isOther && chosen === last ? Math.round(stage.number("from", -1, -1, texts.length - 1)) : -1;
   const show = async () => {
     const id = chosen;
-    stage.set({ id, from: from < 0 ? null : from, table: isOwn ? null : number });
+    stage.set({ id, word: null, from: from < 0 ? null : from, table: isOwn ? null : number });
     /** @type {Neighbors} */
     let near = [];
     try {

@@ -91,20 +91,23 @@ export function allChoices() {
   return tables.flatMap((tok) => tables.map((pos) => ({ tok, pos })));
 }
 
+const IN_CODE = "Code has several names for them. V: vocab_size. D: embedding_dim, emb_dim, n_embd, d_model, "
+  + "hidden_size. T: context_size, max_length, max_seq_len. B: batch_size.";
+
 /** @param {Stage} stage */
 function draw(stage) {
   const choice = { tok: pairOf(stage.text("tok"), "V"), pos: pairOf(stage.text("pos"), "T") };
   const done = { silent: stage.text("silent"), broken: stage.text("broken") };
-  let batch = Math.round(stage.number("batch", START, 0, BATCHES.length - 1));
+  let [wasRight, batch] = [isRight(choice), Math.round(stage.number("batch", START, 0, BATCHES.length - 1))];
   const cost = h("p", { class: "pipe-fact", "data-value": "parameters" });
   const lines = h("ol", { class: "sizes-lines" });
   const tables = h("div", { class: "learn-pair" });
   const claims = claimList(stage);
   const update = () => {
     const error = errorOf(choice, BATCHES[batch]);
-    const name = nameOf(choice);
-    if (!isRight(choice) && !error) [done.silent, done.broken] = [name, ""];
-    if (error && name === done.silent) done.broken = name;
+    if (wasRight && !isRight(choice)) [done.silent, done.broken] = ["", ""];
+    note(choice, error, done);
+    wasRight = isRight(choice);
     stage.set({ tok: saved(choice.tok, "V"), pos: saved(choice.pos, "T"), batch: batch === START ? null : batch,
       silent: done.silent || null, broken: done.broken || null });
     const sizes = { tok: choice.tok.map((each) => SIZES[each]), pos: choice.pos.map((each) => SIZES[each]) };
@@ -127,10 +130,22 @@ function draw(stage) {
   update();
   return [
     tiles(MEANINGS.map(([name, meaning]) => [`${name}, ${meaning}`, String(SIZES[name])])),
+    h("p", { class: "note" }, IN_CODE),
     h("div", { class: "sizes-code" }, codeOf(choice, update)),
-    h("div", { class: "learn-controls sizes-batch" }, batches), lines,
-    cost, tables, claims.element,
+    h("div", { class: "learn-controls sizes-batch" }, batches), lines, cost, tables, claims.element,
   ];
+}
+
+/**
+ * Note wrong sizes that raise no error, and that a batch broke them; from then on, others are steps of the repair.
+ * @param {Choice} choice
+ * @param {string} error
+ * @param {{silent: string, broken: string}} done
+ */
+function note(choice, error, done) {
+  const name = nameOf(choice);
+  if (!isRight(choice) && !error && !done.broken) done.silent = name;
+  if (error && name === done.silent) done.broken = name;
 }
 
 /**
@@ -233,10 +248,11 @@ function verdict(choice, error, { silent, broken }) {
     return [false, silent ? "The sizes are right again, but no batch broke the wrong ones."
       : "The sizes are right. Change one so that the code still runs."];
   }
-  if (error) {
-    return [false, nameOf(choice) === broken ? "This batch breaks them. Now repair the sizes."
-      : "PyTorch sees it at once on this batch. Find wrong sizes that raise no error."];
+  if (broken) {
+    return [false, error && nameOf(choice) === broken ? "This batch breaks them. Now repair the sizes."
+      : "A batch broke the wrong sizes. These are not the right ones yet."];
   }
+  if (error) return [false, "PyTorch sees it at once on this batch. Find wrong sizes that raise no error."];
   const canBreak = BATCHES.some((ids) => errorOf(choice, ids));
   return [false, canBreak ? "Wrong, and no error. Which batch breaks it?"
     : `Wrong, but no batch breaks it: it only has ${wasted(choice)} numbers that no text reads. Find another one.`];

@@ -114,20 +114,21 @@ function matrixOf(step, parts) {
 }
 
 /**
- * Return the numbers of dimension 0 of the second token.
+ * Return the numbers of dimension 0 of the second token: results with four digits, right from the six of what they are
+ * computed from.
  * @param {number} step
  * @param {Parts} parts
  * @param {number} dim
  */
-function formulaOf(step, { row, factor, scaledRow, place, sum }, dim) {
-  const [r, s, p, x] = [row, scaledRow, place, sum].map((vector) => fixed(vector[0]));
+export function formulaOf(step, { row, factor, scaledRow, place, sum }, dim) {
+  const [r, s, p] = [row, scaledRow, place].map((vector) => fixed(vector[0], 6));
   return [
     "Each word is looked up in the list of ten words; its ID is the number of its row.",
     "“cat” is ID 5: a 1 at entry 5, zeros at the nine others.",
     `“cat”, dimension 0: ${r}, read from row 5. Both “the” have the same row.`,
-    `“cat”, dimension 0: ${factor === 1 ? "1" : `√${dim}`} · ${r} = ${s}`,
+    `“cat”, dimension 0: ${factor === 1 ? "1" : `√${dim}`} · ${r} = ${fixed(scaledRow[0])}`,
     `Position 1, dimension 0: ${p}, the same for every word at position 1.`,
-    `“cat” at position 1, dimension 0: ${s} + ${p} = ${x}`,
+    `“cat” at position 1, dimension 0: ${s} + ${p} = ${fixed(sum[0])}`,
   ][step - 1];
 }
 

@@ -77,7 +77,7 @@ function draw(stage) {
     const ratio = last.variance / first.variance;
     claims.show(claimsOf(std, scaled, ratio, last.length / first.length));
     const isStable = ratio > 0.8 && ratio < 1.25;
-    stage.judge(isStable, `From D = 8 to D = 512 the variance becomes ${fixed(ratio, 2)} times as large.`
+    stage.judge(isStable, `From D = 8 to D = 512 the variance becomes ${ratio.toPrecision(2)} times as large.`
       + (isStable ? " The factor √D was what made it grow." : ""));
   };
   const starts = choice("Standard deviation of the start", [["0.02", "0.02"], ["1", "1 (nn.Embedding)"]],
@@ -93,9 +93,9 @@ function draw(stage) {
   return [h("div", { class: "learn-controls" }, starts, scale), scroller("Variances", "scroll", table), claims.element];
 }
 
-/** @param {number} value */
+/** Format a number with four significant digits. @param {number} value */
 function shortNumber(value) {
-  return value < 1 ? fixed(value, 4) : fixed(value, 2);
+  return value.toPrecision(4);
 }
 
 /**
@@ -108,9 +108,9 @@ function shortNumber(value) {
 function claimsOf(std, scaled, variances, lengths) {
   return [
     ["The scale factor √D helps keep the variance stable.", false, scaled
-      ? `With it the variance is std² · (D + 1): ${fixed(std * std * 9, 4)} at D = 8, `
-        + `${fixed(std * std * 513, 4)} at D = 512.`
-      : `Without it the variance is 2 · std² at every D: ${fixed(variances, 2)} times from D = 8 to 512.`],
+      ? `With it the variance is std² · (D + 1): ${shortNumber(std * std * 9)} at D = 8, `
+        + `${shortNumber(std * std * 513)} at D = 512.`
+      : `Without it the variance is 2 · std² at every D: ${variances.toPrecision(2)} times from D = 8 to 512.`],
     ["Without the factor the magnitude would vary significantly with D.", null,
       `The length grows as √D without the factor, 8 times from D = 8 to 512, but as D with it. Here: `
       + `${fixed(lengths, 1)} times. A start with std 1/√D and the factor keeps the variance.`],

@@ -19,8 +19,8 @@ const STREAM = ["input", "attention_sum", "mlp_sum", "stream"];
 const NORMALISED = { attention_norm: "input", mlp_norm: "attention_sum" };
 /** What the rows of each matrix are multiplied by. @type {Record<string, string>} */
 const MATRICES = {
-  query: "q = n · Wᵀ", key: "k = n · Wᵀ", value: "v = n · Wᵀ", out: "a = concat(p · v) · Wᵀ",
-  gate: "g = n′ · Wᵀ", up: "u = n′ · Wᵀ", down: "m = s · Wᵀ",
+  query: "q = n · W_queryᵀ", key: "k = n · W_keyᵀ", value: "v = n · W_valueᵀ", out: "a = concat(p · v) · W_outᵀ",
+  gate: "g = n′ · W_gateᵀ", up: "u = n′ · W_upᵀ", down: "m = s · W_downᵀ",
 };
 
 /** Draw the first block. @param {Scene} scene */
@@ -116,7 +116,7 @@ function matrices(scene) {
   const tables = Object.entries(MATRICES).map(([name, formula]) => {
     const matrix = unpackMatrix(scene.step.values[`${name}_matrix`]);
     const table = numberTable({
-      caption: `${name}: ${formula}`, limit: limitOf(matrix),
+      caption: `W_${name}: ${formula}`, limit: limitOf(matrix),
       rowNames: Array.from({ length: matrix.rows }, (_, r) => String(r)),
       columnNames: Array.from({ length: matrix.cols }, (_, c) => String(c)),
     });
@@ -124,7 +124,7 @@ function matrices(scene) {
     return scene.keep(table);
   });
   return h("details", { class: "block-matrices" }, h("summary", null, "The matrices of this block"),
-    h("p", { class: "note" }, "A row of W gives one number: the dot product of the row and the vector. The first "
-      + `${width} rows of query, key and value are those of head 0. The weights w of both RMSNorms are 1.`),
+    h("p", { class: "note" }, "A row gives one number: the dot product of the row and the vector. The first "
+      + `${width} rows of W_query, W_key and W_value are those of head 0. The weights w of both RMSNorms are 1.`),
     scroller("Matrices", "scroll block-tables", tables));
 }

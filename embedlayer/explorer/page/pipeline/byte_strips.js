@@ -105,7 +105,8 @@ function line(rows, bytes, start, stop, most) {
 
 /** Return the boxes as text. @param {ByteBox[]} boxes @param {Uint8Array} bytes */
 function spoken(boxes, bytes) {
-  return boxes.map(({ start, stop }) => textOfBytes(bytes.subarray(start, stop))).join(" | ");
+  return boxes.map(({ start, stop, kind, title }) =>
+    (kind === "tok-of-special" ? title : textOfBytes(bytes.subarray(start, stop)))).join(" | ");
 }
 
 /** @param {ByteBox} box @param {Uint8Array} bytes @param {number} start @param {number} stop of the line */

@@ -6,6 +6,7 @@ import { h } from "../dom.js";
 import { numberTable } from "../learn/parts.js";
 import { fromRows, matrix } from "../math.js";
 import { factsOf, stepOf } from "./facts.js";
+import { ROUNDED } from "./logits.js";
 import { bar, chip, nameOf, picture, valueOf } from "./pictures.js";
 
 /** @import { Matrix, Pipeline, RowGradient } from "../types" */
@@ -41,7 +42,8 @@ function wholeGradient(scene) {
   const whole = h("div", { class: "learn-equation pipe-gradients" }, lookUp, tied
     ? [sign("+"), table("through the head", head, () => false), sign("="), table("gradient of W", both, () => false)]
     : table("rows of the head: through the scores", head, () => false));
-  return picture("The gradient of every number", h("p", { class: "note" }, reasonOf(scene)), whole);
+  return picture("The gradient of every number", h("p", { class: "note" }, reasonOf(scene)), whole,
+    h("p", { class: "note" }, ROUNDED));
 }
 
 /** Say which rows get a gradient, and why. @param {Scene} scene */

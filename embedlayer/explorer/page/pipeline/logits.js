@@ -18,9 +18,9 @@ import { digitsOf } from "./vector.js";
  * @property {number} chosen token whose product is written out
  */
 
-const DIGITS = 3; // of a logit
-const ROUNDED = "Numbers are rounded where they are shown, so a result that you compute from them may differ by 1 in "
-  + "its last digit.";
+const DIGITS = 4; // of a logit
+export const ROUNDED = "Numbers are rounded where they are shown, so a result that you compute from them may differ by "
+  + "1 or 2 in its last digit.";
 
 /**
  * Create the table of all tokens, and the arithmetic of the chosen one.
@@ -84,7 +84,8 @@ function cellsOf(weights, { hidden, logits, probabilities, temperature }, digits
   const plain = (text, kind = "") => h("td", { class: kind }, text);
   const tokens = Array.from({ length: weights.rows }, (_, id) => [
     ...Array.from(row(weights, id), (value) => numberCell(value, limit, digitsOf(weights.data), false)),
-    plain(fixed(logits[id], DIGITS), "logit-z"), plain(temperature ? exponential(logits[id] / temperature) : "–"),
+    plain(logitText(logits[id], temperature), "logit-z"),
+    plain(temperature ? exponential(logits[id] / temperature) : "–"),
     plain(percent(probabilities[id]), id === most ? "logit-most" : ""),
     h("td", { class: "logit-bar" }, bar(probabilities[id])),
   ]);
@@ -98,6 +99,15 @@ function sumOf(logits, temperature) {
   return Array.from(logits).reduce((sum, logit) => sum + Math.exp(logit / temperature), 0);
 }
 
+/**
+ * Write a logit, with more digits at a low temperature, so that they give exp(z / temperature).
+ * @param {number} logit
+ * @param {number} temperature
+ */
+function logitText(logit, temperature) {
+  return fixed(logit, DIGITS + (temperature ? Math.max(0, Math.ceil(-Math.log10(temperature))) : 0));
+}
+
 /** @param {number} exponent */
 function exponential(exponent) {
   return fourDigits(Math.exp(exponent));
@@ -107,7 +117,7 @@ function exponential(exponent) {
 function fourDigits(value) {
   if (!Number.isFinite(value)) return "∞";
   const [digits, power] = value.toPrecision(4).split("e");
-  return power ? `${digits}·10^${Number(power)}` : digits;
+  return power ? `${digits}·10^${power.replace("+", "").replace("-", "−")}` : digits;
 }
 
 /**
@@ -126,11 +136,22 @@ function arithmetic(name, weights, { hidden, logits, probabilities, temperature,
   const lines = [`z of “${name}” = h · W[${chosen}] = ${products.join(" + ")} = ${z}`];
   const own = fixed(logits[chosen], DIGITS);
   if (own !== z) lines.push(`What this head does after the product makes it ${own}; see the formula.`);
+  return [...lines, probabilityOf(name, { logits, probabilities, temperature, chosen }, "sum")];
+}
+
+/**
+ * Write out the probability of the chosen token.
+ * @param {string} name
+ * @param {Omit<HeadReading, "hidden">} reading
+ * @param {string} sum what the exponentials are divided by
+ */
+export function probabilityOf(name, { logits, probabilities, temperature, chosen }, sum) {
+  const own = logitText(logits[chosen], temperature);
   const divided = temperature === 1 ? own : `${own} / ${temperature.toFixed(2)}`;
-  return [...lines, temperature
-    ? `p of “${name}” = exp(${divided}) / sum = ${exponential(logits[chosen] / temperature)} / `
+  return temperature
+    ? `p of “${name}” = exp(${divided}) / ${sum} = ${exponential(logits[chosen] / temperature)} / `
       + `${fourDigits(sumOf(logits, temperature))} = ${percent(probabilities[chosen])}`
-    : "At temperature 0 the largest logit has p = 100%."];
+    : "At temperature 0 the largest logit has p = 100%.";
 }
 
 /** Write a factor, a negative one in parentheses. @param {number} value @param {number} digits */

@@ -59,6 +59,8 @@ function wholeMatrix(scene, names) {
 /** Draw the row of each token. @param {Scene} scene */
 export function drawLookUp(scene) {
   const rows = valueOf(scene, "rows");
-  return [strips(scene, "Rows of the table", rows, { title: "All tokens: E · W, the rows" }),
+  const [places, width] = [rows.rows, rows.cols].map((count) => COUNT.format(count));
+  const note = `(T, D) = (${places}, ${width}); a batch of this text has the shape (1, ${places}, ${width}).`;
+  return [strips(scene, "Rows of the table", rows, { title: "All tokens: E · W, the rows", note }),
     occurrences(scene, rows, "rows")];
 }

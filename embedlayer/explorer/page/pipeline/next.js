@@ -5,6 +5,7 @@ import { h, oneTabStop, slider } from "../dom.js";
 import { fixed } from "../learn/parts.js";
 import { factsOf } from "./facts.js";
 import { drawNorm, smallHead } from "./final_norm.js";
+import { probabilityOf, ROUNDED } from "./logits.js";
 import { bar, chip, fact, percent, picture, valueOf } from "./pictures.js";
 import { drawn, entropyOf, softmax } from "./probabilities.js";
 
@@ -25,9 +26,14 @@ export function drawNext(scene) {
   let temperature = stated(scene.state.get("temperature", "1"));
   let probabilities = plain;
   const small = smallHead(scene);
+  const { candidates = [] } = factsOf(scene.step, "head");
+  const written = h("p", { class: "pipe-fact", "data-value": "probability" });
   const show = () => {
     probabilities = softmax(logits, temperature);
     small?.show(probabilities, temperature);
+    const reading = { logits, probabilities, temperature, chosen: candidates[0].id };
+    written.textContent = small ? "" : probabilityOf(candidates[0].text, reading, `Σ exp(${temperature === 1 ? "z"
+      : "z / temperature"})`);
     list.replaceChildren(headsOf(temperature), ...rowsOf(scene, probabilities, plain, temperature));
     spread.replaceChildren(...spreadOf(probabilities));
     mark.style.visibility = temperature === 1 ? "hidden" : "visible";
@@ -43,7 +49,8 @@ export function drawNext(scene) {
   });
   show();
   const sample = sampling(scene, (seed) => drawn(probabilities, seed));
-  return [h("div", { class: "grid-2" }, picture("The most likely next tokens", list, mark),
+  const arithmetic = small ? null : [written, h("p", { class: "note" }, ROUNDED)];
+  return [h("div", { class: "grid-2" }, picture("The most likely next tokens", list, arithmetic, mark),
     picture("After this text", textSoFar(scene), range, h("p", { class: "note" }, ABOUT_TEMPERATURE), spread, sample)),
   drawNorm(scene), small?.element];
 }

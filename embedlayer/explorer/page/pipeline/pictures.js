@@ -37,9 +37,15 @@ const PERCENT = new Intl.NumberFormat("en", {
 });
 const SMALL_PERCENT = new Intl.NumberFormat("en", { style: "percent", maximumSignificantDigits: 1 });
 
+const TINY = 1e-6; // below it, digits and a power of ten
+
 /** Format a probability. @param {number | null | undefined} probability */
 export function percent(probability) {
   if (probability === null || probability === undefined || Number.isNaN(probability)) return "none";
+  if (probability && probability < TINY) {
+    const [digit, power] = (100 * probability).toExponential(0).split("e-");
+    return `${digit}·10^−${power}%`;
+  }
   return (probability >= 0.001 ? PERCENT : SMALL_PERCENT).format(probability);
 }
 

@@ -2,7 +2,7 @@
 
 import { COUNT } from "../charts/numbers.js";
 import { h } from "../dom.js";
-import { byteStrips } from "./byte_strips.js";
+import { byteStrips, textOfBytes } from "./byte_strips.js";
 import { picture } from "./pictures.js";
 import { tokenBoxes } from "./token_player.js";
 
@@ -57,7 +57,7 @@ export function sideBySide(list, text) {
     element: picture("The same text under other tokenizers", h("p", { class: "note" }, "Aligned by bytes: the same "
       + "byte is at the same place in each strip. As a rule, fewer tokens need a larger table."), strips.element,
     h("table", { class: "tok-table" }, h("thead", null, h("tr", null, head)),
-      h("tbody", null, list.map((each) => lineOf(each, bytes.length))))),
+      h("tbody", null, list.map((each) => lineOf(each, bytes))))),
   };
 }
 
@@ -70,11 +70,24 @@ function rowOf({ title, tokens, left_out: leftOut }, size) {
     ? [...boxes, { start: end, stop: size, title: rest, kind: "tok-more", label: () => rest }] : boxes };
 }
 
-/** @param {Tokenization} tokenization @param {number} size bytes of the text */
-function lineOf({ title, vocab_size: vocab, embed_dim: dim, text_tokens: count }, size) {
-  return h("tr", null, h("th", { scope: "row" }, title),
+/**
+ * Count the special tokens that stand for other text than their name.
+ * @param {Tokenization} tokenization
+ * @param {Uint8Array} bytes of the text
+ */
+function unknownOf({ tokens }, bytes) {
+  return tokens.filter(({ kind, start, stop, text }) =>
+    kind === "special" && stop > start && textOfBytes(bytes.subarray(start, stop)) !== text).length;
+}
+
+/** @param {Tokenization} tokenization @param {Uint8Array} bytes of the text */
+function lineOf(tokenization, bytes) {
+  const { title, vocab_size: vocab, embed_dim: dim, text_tokens: count } = tokenization;
+  const unknown = unknownOf(tokenization, bytes);
+  return h("tr", null, h("th", { scope: "row" }, title, unknown ? h("small", null, ` ${COUNT.format(unknown)} unknown: `
+      + "that text is lost") : null),
     h("td", { class: "number" }, COUNT.format(count)),
-    h("td", { class: "number" }, count ? (size / count).toFixed(3) : "–"),
+    h("td", { class: "number" }, count ? (bytes.length / count).toFixed(3) : "–"),
     h("td", { class: "number" }, h("small", null, `${COUNT.format(vocab)} × ${COUNT.format(dim)} = `),
       COUNT.format(vocab * dim)));
 }

@@ -271,7 +271,8 @@ function codePoint(character) {
 }
 
 /**
- * Return a box for each token that has bytes; tokens of the same bytes share one.
+ * Return a box for each token that has bytes; tokens of the same bytes share one. A special token shows its name: an
+ * unknown one is not the text that it stands for.
  * @param {TracedToken[]} tokens
  * @param {number} [offset] byte that is the first of the strip
  * @returns {ByteBox[]}
@@ -286,7 +287,8 @@ export function tokenBoxes(tokens, offset = 0) {
     if (last && start - offset < last.stop) {
       last.title += `; ${said}`;
       last.stop = Math.max(last.stop, stop - offset);
-    } else boxes.push({ start: start - offset, stop: stop - offset, title: said, kind: `tok-of-${kind}` });
+    } else boxes.push({ start: start - offset, stop: stop - offset, title: said, kind: `tok-of-${kind}`,
+      ...(kind === "special" && { label: () => text }) });
   }
   return boxes;
 }

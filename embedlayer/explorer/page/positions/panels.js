@@ -76,6 +76,11 @@ function pairSlider(scene, draw) {
   });
 }
 
+/** @param {number} count other pairs at the same distance */
+function others(count) {
+  return count ? ` (and ${COUNT.format(count)} other ${count === 1 ? "pair" : "pairs"})` : "";
+}
+
 /**
  * Say whether any two positions have the same vector, and what was compared.
  * @param {Scene} scene
@@ -90,7 +95,8 @@ export function distinctFact(scene, rows) {
   const sentences = [h("b", null, first)];
   if (found) {
     sentences.push(`Compared: all ${COUNT.format(found.pairs)} pairs of the first ${COUNT.format(rows.rows)} `
-      + `positions. The closest are ${found.a} and ${found.b}, at distance `, h("b", null, shown(found.distance)), ".");
+      + `positions. The closest are ${found.a} and ${found.b}${others(found.alike - 1)}, at distance `,
+    h("b", null, shown(found.distance)), ".");
   }
   if (described && "checked" in described) {
     sentences.push(` In the source, ${COUNT.format(described.distinct)} of ${COUNT.format(described.checked)} `

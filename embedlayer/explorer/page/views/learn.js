@@ -18,7 +18,8 @@ export const view = {
   needs: [],
   keys: [
     ["← →", "previous or next scene of the story (outside of controls)"],
-    ["Enter", "next scene: once its task is done; after Next, at each question"],
+    ["Enter", "next scene: at a question whose task is done, and at each after Next; in a field with the right answer it"
+      + " chooses Next"],
   ],
   open,
 };
@@ -221,19 +222,27 @@ class LearnView {
     this.count.textContent = `${done.length} of ${SCENES.length} tasks done`;
   }
 
-  /** Whether Enter goes on to the next scene. @param {HTMLElement} target */
-  #goesOn(target) {
-    const isReading = target === this.question || target === document.body;
-    const isDone = this.progress.done().includes(SCENES[this.#index()].id);
-    return isReading ? this.#usesNext || isDone : this.#isRight && target.matches(ANSWERS);
+  /**
+   * Go on to the next scene from its question; from a field with the right answer to the button Next, beside which the
+   * verdict says why it is right. Return whether Enter does either.
+   * @param {HTMLElement} target
+   */
+  #onEnter(target) {
+    if (target === this.question || target === document.body) {
+      const goesOn = this.#usesNext || this.progress.done().includes(SCENES[this.#index()].id);
+      if (goesOn) this.next.click();
+      return goesOn;
+    }
+    const isAnswer = this.#isRight && target.matches(ANSWERS);
+    if (isAnswer) this.next.focus();
+    return isAnswer;
   }
 
   #onKey = (/** @type {KeyboardEvent} */ event) => {
     const step = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
     const target = /** @type {HTMLElement} */ (event.target);
-    if (event.key === "Enter" && !event.repeat && !event.defaultPrevented && this.#goesOn(target)) {
-      event.preventDefault();
-      return this.next.click();
+    if (event.key === "Enter" && !event.repeat && !event.defaultPrevented && this.#onEnter(target)) {
+      return event.preventDefault();
     }
     if (!step || event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
     if (event.defaultPrevented || target.closest?.(USES_ARROWS) || document.querySelector("dialog[open]")) return;
