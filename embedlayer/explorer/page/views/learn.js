@@ -18,8 +18,8 @@ export const view = {
   needs: [],
   keys: [
     ["← →", "previous or next scene of the story (outside of controls)"],
-    ["Enter", "next scene: at a question whose task is done, and at each after Next; in a field with the right answer it"
-      + " chooses Next"],
+    ["Enter", "next scene: at a question whose task is done, and at each after Next; in a field with the right answer "
+      + "it chooses Next"],
   ],
   open,
 };
