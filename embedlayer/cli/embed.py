@@ -41,6 +41,7 @@ def embed(source: Path, text: str, tokenizer_from: Path | None, as_json: bool) -
         text,
         add_special_tokens=opened.adds_special_tokens,
         most_tokens=MOST_TOKENS,
+        no_decoder=opened.no_decoder,
     )
     if as_json:
         print_json(_as_json(result))

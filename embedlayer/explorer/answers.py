@@ -248,7 +248,7 @@ class ModelTensors(TypedDict):
         refused: Why there is no list; "" if there is one.
         unit: What `size` counts: bytes where rows or weights are stored in a packed form.
         is_tied: Whether the head is the table.
-        is_file: Whether the list and the rows outside are read from the files; if not, from the model in memory.
+        is_file: Whether the rows outside are read from a file; if not, from the table, which decodes packed rows.
         rows: Empty where only the sizes of a model are known, or an ID reads several rows.
     """
 

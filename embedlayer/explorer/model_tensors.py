@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 import torch
+from torch import nn
 
 from embedlayer.census.configurations import text_part
 from embedlayer.checkpoints.layer import EmbeddingLayer
@@ -23,6 +24,7 @@ from embedlayer.io.safetensors_files import DTYPES
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.opening.opened_model import TABLE_ONLY, OpenedModel
 from embedlayer.opening.path_kinds import OWN_FOLDERS, path_kind
+from embedlayer.positions.position import Position
 from embedlayer.saving import FLOATS
 
 SHOWN_ROWS = 8
@@ -37,12 +39,14 @@ _PARTS: Mapping[str, ModelPart] = {
     "blocks": "blocks",
     "final_norm": "norm",
     "head": "head",
-    "bias": "blocks",  # of attention in a decoder
+    "bias": "blocks",  # on the scores of attention
 }
 """Part of a tensor by the first name of its key in our layer; all others belong to the input."""
 
-_BUFFER = re.compile(r"(.*\.)?(attn\.masked_bias|inv_freq|rope\.freqs|rope_freqs\.weight)")
-"""Names of tensors in files that are computed, not learned."""
+_BUFFER = re.compile(
+    r"(.*\.)?(attn\.masked_bias|inv_freq|rope\.freqs|rope_freqs\.weight|final_logits_bias|e_score_correction_bias)"
+)
+"""Names of tensors in files that are no parameters: no optimiser learns them."""
 
 
 class _TensorInfo(NamedTuple):
@@ -97,8 +101,10 @@ def _of_model(source: OpenedModel, vocabulary: Vocabulary, ids: list[int]) -> Mo
     table = _table_name(model, parts)
     stored.sort(key=lambda each: (each.name != table, parts[each.name] != "table", each.name))
     tensors = _grouped(stored, parts, is_tied=is_tied, in_bytes=is_packed)
-    rows = _rows(source, checkpoint, parts, vocabulary, ids)
-    return {**_answer(source.title, tensors, is_tied=is_tied, rows=rows), "is_file": checkpoint is not None,
+    num_rows = getattr(source.table, "num_rows", source.table.vocab_size)  # with spare ones
+    table_rows = _rows_in_file(checkpoint, parts, torch.tensor(ids), (num_rows, source.table.embed_dim))
+    rows = _rows(source, table_rows, vocabulary, ids)
+    return {**_answer(source.title, tensors, is_tied=is_tied, rows=rows), "is_file": table_rows is not None,
             "unit": "bytes" if is_packed else "parameters"}  # fmt: skip
 
 
@@ -175,13 +181,22 @@ def _module_keys(source: OpenedModel, names: list[str]) -> dict[str, str]:
     """Return the first name of the key in our layer for the modules of tensors that the layer knows."""
     model = source.model
     if _is_own(source):
-        return {_module(name): name.partition(".")[0] for name in names}
+        return {_module(name): _first_name(model, name) for name in names}
     if isinstance(model, EmbeddingLayer):
         pairs = [(name, key) for key, own in model.tensor_names.items() for name in own]
     else:
         layouts = (HUGGING_FACE_TENSORS, META_TENSORS, GGUF_TENSORS)
         pairs = [(theirs, ours) for layout in layouts for ours, theirs in layout.items() if "{}" not in ours]
-    return {_module(name): key.partition(".")[0] for name, key in pairs}
+    return {_module(name): _first_name(model, key) for name, key in pairs}
+
+
+def _first_name(model: object, key: str) -> str:
+    """Return the first name of a key in our layer; that of a position scheme is `bias` if it is one on the scores."""
+    first, _, rest = key.partition(".")
+    scheme = getattr(model, first, None)
+    if first == "other_positions":
+        scheme = cast(nn.ModuleDict, scheme)[rest.partition(".")[0]]
+    return "bias" if isinstance(scheme, Position) and scheme.hook == "bias" else first
 
 
 def _module(name: str) -> str:
@@ -226,16 +241,12 @@ def _grouped(
 
 
 def _rows(
-    source: OpenedModel,
-    checkpoint: Checkpoint | None,
-    parts: Mapping[str, ModelPart],
-    vocabulary: Vocabulary,
-    ids: list[int],
+    source: OpenedModel, in_file: torch.Tensor | None, vocabulary: Vocabulary, ids: list[int]
 ) -> list[LookedUpRow]:
     """Return rows of some tokens: as the model's first step computes them, and as the table's tensor has them.
 
-    The tensor is read from the file if it has the rows as numbers; packed rows are decoded by the table. A model whose
-    IDs are codes alone has none: each vector is the sum of several rows.
+    `in_file` are the rows outside; without them, packed rows are decoded by the table. A model whose IDs are codes
+    alone has none: each vector is the sum of several rows.
     """
     codes = source.model.codes if isinstance(source.model, EmbeddingLayer) else None
     if codes is not None and source.table is codes.rows:
@@ -243,9 +254,7 @@ def _rows(
     table, asked = source.table, torch.tensor(ids, device=source.table.device)
     with torch.no_grad():
         inside = trace_text(cast(Model, source.model), asked).steps[0].vectors.detach().float().cpu()
-        outside = _rows_in_file(checkpoint, parts, asked, (table.vocab_size, table.embed_dim))
-        if outside is None:
-            outside = torch.cat([table.rows(row, row + 1) for row in ids])
+        outside = torch.cat([table.rows(row, row + 1) for row in ids]) if in_file is None else in_file
     outside = outside.detach().float().cpu()
     difference = (inside - outside).abs().amax(-1)
     return [
@@ -258,14 +267,12 @@ def _rows(
 def _rows_in_file(
     checkpoint: Checkpoint | None, parts: Mapping[str, ModelPart], ids: torch.Tensor, shape: tuple[int, int]
 ) -> torch.Tensor | None:
-    """Read rows of the table's tensor from its file; `None` if no tensor has the rows of the table as numbers."""
+    """Read rows of the table's tensor from its file; `None` if no tensor, or not one alone, has them as numbers."""
     if checkpoint is None or checkpoint.gguf is not None:
         return None
-    for name in (name for name, part in parts.items() if part == "table"):
-        info = checkpoint.info(name)
-        if tuple(info.shape) == shape and DTYPES.get(info.dtype) in FLOATS:
-            return info.read_rows(ids.cpu())
-    return None
+    tensors = [checkpoint.info(name) for name, part in parts.items() if part == "table"]
+    are_rows = all(tuple(each.shape) == shape and DTYPES.get(each.dtype) in FLOATS for each in tensors)
+    return tensors[0].read_rows(ids) if tensors and are_rows else None
 
 
 def _gpt2_tensors() -> list[ModelTensor]:

@@ -92,7 +92,7 @@ def answer(source: OpenedModel, params: Params) -> text_answers.Pipeline:
     table, special = parts_of(model)[0], source.adds_special_tokens
     text, appended = params.get("text", ""), token_ids(params, "appended", table.vocab_size)
     text, rest = longer_text(vocabulary, text, appended, table.vocab_size, add_special_tokens=special)
-    result = pipeline(model, vocabulary, text, appended=rest, add_special_tokens=special)
+    result = pipeline(model, vocabulary, text, appended=rest, add_special_tokens=special, no_decoder=source.no_decoder)
     if isinstance(model, DecoderLM):
         last = len(model.blocks)
         note = f"row 0 is the input of the first block, row {last} the output of the last (nostalgebraist, 2020)"
@@ -156,6 +156,7 @@ def pipeline(
     appended: Sequence[int] = (),
     add_special_tokens: bool = False,
     most_tokens: int = MOST_TOKENS,
+    no_decoder: str = "",
 ) -> Pipeline:
     """Compute every step from `text` to the gradient of its loss.
 
@@ -167,6 +168,7 @@ def pipeline(
         add_special_tokens: Whether the tokenizer adds the tokens that start or end a text. Checkpoints expect them;
             models that were trained by embedlayer do not.
         most_tokens: The text is cut after this many tokens, and at the longest sequence of the positions.
+        no_decoder: Why the model has no blocks, see `OpenedModel.no_decoder`.
 
     Raises:
         TokenizerError: There is neither a tokenizer nor names, and the text is no list of IDs.
@@ -183,7 +185,7 @@ def pipeline(
     tokens = shown_tokens(vocabulary, ids)
     with torch.enable_grad():
         traced = trace_text(model, torch.tensor(ids, device=table.device))
-        steps = tuple(pipeline_steps(traced, tokens, vocabulary))
+        steps = tuple(pipeline_steps(traced, tokens, vocabulary, no_decoder))
     left_out = len(read.ids) + len(appended) - len(ids)
     sizes = (table.vocab_size, table.embed_dim)
     return Pipeline(text, read.how, tokens, left_out, *sizes, steps, traced.vectors.detach(), tuple(appended))

@@ -197,10 +197,13 @@ def trace_text(model: Model, ids: Int[Tensor, " T"]) -> TracedText:
     return TracedText(model, ids, positions, [look_up, *(step for step in trace if step.name != "dropout")])
 
 
-def pipeline_steps(traced: TracedText, tokens: Sequence[ShownToken], vocabulary: Vocabulary) -> Iterator[PipelineStep]:
+def pipeline_steps(
+    traced: TracedText, tokens: Sequence[ShownToken], vocabulary: Vocabulary, no_decoder: str = ""
+) -> Iterator[PipelineStep]:
     """Yield all steps of a text in order, from its tokens to the gradient of the loss.
 
-    `vocabulary` gives the texts of other tokens: those near in the table, and the most likely next ones.
+    `vocabulary` gives the texts of other tokens: those near in the table, and the most likely next ones. `no_decoder`
+    says why the model has no blocks, see `OpenedModel.no_decoder`.
     """
     table, position = parts_of(traced.model)
     yield _tokenize(tokens, vocabulary)
@@ -224,7 +227,7 @@ def pipeline_steps(traced: TracedText, tokens: Sequence[ShownToken], vocabulary:
         yield _block(trace, cast(DecoderLM, traced.model))
     head = getattr(traced.model, "head", None)
     if head is not None:
-        yield from _head_steps(head, traced, tokens, vocabulary)
+        yield from _head_steps(head, traced, tokens, vocabulary, no_decoder)
 
 
 def _tokenize(tokens: Sequence[ShownToken], vocabulary: Vocabulary) -> PipelineStep:
@@ -398,13 +401,23 @@ def _block(trace: BlockTrace, model: DecoderLM) -> PipelineStep:
     sizes = model.sizes
     note = (
         f"block 1 of {len(model.blocks)}; {sizes['num_heads']} query and {sizes['num_kv_heads']} key/value heads of "
-        f"width {sizes['head_dim']}; {sizes['mlp_dim']:,} units in SwiGLU"
+        f"width {sizes['head_dim']}; {sizes['mlp_dim']:,} units in SwiGLU{_rounding(vectors['input'])}"
     )
     return PipelineStep("block", note, values, facts, vectors=trace.states[1])
 
 
+def _rounding(result: Tensor) -> str:
+    """Return how far a number of a result may be rounded, as the end of a note; `""` in float32 and beyond."""
+    dtype, share = str(result.dtype).removeprefix("torch."), 2 / torch.finfo(result.dtype).eps
+    return "" if share > 1e6 else f"; computed in {dtype}, which rounds by up to 1 part in {share:,.0f}"
+
+
 def _head_steps(
-    head: OutputHead | PredictionHead, traced: TracedText, tokens: Sequence[ShownToken], vocabulary: Vocabulary
+    head: OutputHead | PredictionHead,
+    traced: TracedText,
+    tokens: Sequence[ShownToken],
+    vocabulary: Vocabulary,
+    no_decoder: str,
 ) -> Iterator[PipelineStep]:
     """Yield the step with the most likely next tokens after each token, and the step with the gradient of the loss.
 
@@ -428,10 +441,11 @@ def _head_steps(
     facts = _likely_tokens(logits.detach(), ids[1:], vocabulary) | {"tied": output.tied}
     table, position = parts_of(model)
     rows = "tied: the rows are the table's" if output.tied else "an untied head with its own rows"
-    note, formula = f"{rows}; {table.vocab_size:,} scores for each token", head_formula(head, norm)
+    note = f"{rows}; {table.vocab_size:,} scores for each token{_rounding(hidden)}"
+    formula = head_formula(head, norm)
     if norm is None:
         sentence = "head only"
-        note = f"{note}. {_WHOLE_MODELS}"
+        note = f"{note}. {f'The blocks are not read: {no_decoder}' if no_decoder else _WHOLE_MODELS}"
     else:
         sentence, last = "head", logits[-1:].detach()
         likely = top_k(last[0], min(CANDIDATES, last.shape[-1]))[1].tolist()

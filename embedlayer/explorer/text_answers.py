@@ -153,6 +153,7 @@ class Tokenization(TypedDict):
         title: Name of the source or of the page's own tokenizer.
         vocab_size: Rows of the table, or tokens of a tokenizer without a table.
         embed_dim: Width of a row of the source.
+        text: The text in visible form.
         normalized: The text after normalisation, in visible form; the text itself if `refused` is not "".
         left_out: Number of later tokens, which are not shown.
         text_tokens: Number of all tokens of the text, without those that the tokenizer adds around it.
@@ -163,6 +164,7 @@ class Tokenization(TypedDict):
     model: TokenModel
     vocab_size: int
     embed_dim: int
+    text: str
     normalized: str
     tokens: list[TracedToken]
     pieces: list[TracedPiece]

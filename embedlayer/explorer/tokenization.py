@@ -81,6 +81,7 @@ def answer(source: OpenedModel, params: Params) -> text_answers.Tokenization:
         "model": split.model,
         "vocab_size": size,
         "embed_dim": TINY_DIM if is_tiny else source.table.embed_dim,
+        "text": visible_text(text),
         "normalized": visible_text(split.normalized),
         "tokens": [{**token, "start": start, "stop": stop} for token, (start, stop) in places],
         "pieces": [{**piece, "behind": min(piece["behind"], count)} for piece in pieces],

@@ -13,6 +13,7 @@ from embedlayer.core import visible_characters, visible_text
         ("\x00\x7f", r"\x00\x7f"),
         ("\u202e", r"\u202e"),
         ("\ud800", r"\ud800"),
+        ("🏳\ufe0f", r"🏳\ufe0f"),
         ("é日", "é日"),
     ],
 )

@@ -98,9 +98,15 @@ def test_copies_and_buffers_are_no_part_of_the_shares_and_an_untied_head_ends_th
         "total": 15,
     }
     assert story("inside.wayOf(model)", model={"tensors": untied, "is_tied": False}) == ["table", "blocks", "head"]
-    tied = [*untied[:3], tensor("head", 6, is_copy=True)]
-    assert story("inside.sharesOf(tensors)", tensors=tied)["total"] == 9
-    assert story("inside.wayOf(model)", model={"tensors": tied, "is_tied": True}) == ["table", "blocks", "table"]
+    assert story("inside.headOf(model)[0]", model={"tensors": untied, "is_tied": False}) is True
+    copied = [*untied[:3], tensor("head", 6, is_copy=True)]
+    assert story("inside.sharesOf(tensors)", tensors=copied)["total"] == 9
+    transformed = [*untied[:3], {**tensor("head", 4), "shape": [2, 2]}, tensor("head", 6)]
+    for tied, more in ((copied, []), ([*untied[:3], tensor("head", 6)], []), (transformed, ["head"])):
+        model = {"tensors": tied, "is_tied": True}
+        assert story("inside.wayOf(model)", model=model) == ["table", "blocks", *more, "table"]
+        assert story("inside.headOf(model)", model=model)[0] is False
+    assert story("inside.headOf(model)[0]", model={"tensors": untied[:3], "is_tied": False}) is None
 
 
 def test_the_list_of_the_source_that_is_open_is_shown_and_in_an_exported_page_too(tmp_path, serve, of_run, open_page):

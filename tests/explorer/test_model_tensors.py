@@ -8,7 +8,7 @@ import torch
 from stream_models import stream_model
 from tiny_models import build, quiet
 
-from embedlayer import DecoderLM, QuantizedEmbedding, RotaryEmbedding, TokenEmbedding
+from embedlayer import DecoderLM, DeltaEmbedding, QuantizedEmbedding, RotaryEmbedding, TokenEmbedding
 from embedlayer.checkpoints import write_vectors
 from embedlayer.explorer.model_tensors import answer, exported_requests
 from embedlayer.explorer.tiny_layer import WORDS
@@ -22,6 +22,8 @@ MODELS = {
     "tied llama": ("LlamaForCausalLM", {**BERT, "tie_word_embeddings": True}),
     "qwen2": ("Qwen2ForCausalLM", BERT),
     "bert": ("BertForMaskedLM", BERT),
+    "bart": ("BartForConditionalGeneration", {"vocab_size": 99, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1,
+                                              "encoder_attention_heads": 2, "decoder_attention_heads": 2}),
     "t5": ("T5ForConditionalGeneration", {"vocab_size": 99, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2,
                                           "num_heads": 2}),
 }  # fmt: skip
@@ -31,7 +33,8 @@ PARTS = {
     "tied llama": {"table", "blocks", "norm"},
     "qwen2": {"table", "blocks", "norm", "head"},
     "bert": {"table", "position", "input", "blocks", "head"},
-    "t5": {"table", "position", "blocks", "norm", "other"},
+    "bart": {"table", "position", "input", "blocks", "buffer"},
+    "t5": {"table", "blocks", "norm", "other"},  # its positions are a bias on the scores
 }
 
 
@@ -118,7 +121,10 @@ def test_a_model_of_codes_alone_shows_no_rows(tmp_path):
 
 BUFFERS = {
     "gpt2": {"transformer.h.0.attn.bias": torch.ones(1, 1, 8, 8)},
-    "tied llama": {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)},
+    "tied llama": {
+        "model.layers.0.mlp.gate.e_score_correction_bias": torch.ones(4),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),
+    },
 }
 
 
@@ -146,6 +152,16 @@ def test_packed_rows_are_counted_in_bytes_and_decoded(tmp_path):
         each.nbytes for each in source.model.state_dict().values()
     )
     assert all(row["difference"] == 0 for row in found["rows"])
+    assert not found["is_file"], "the file has no rows, but codes"
+
+
+def test_rows_that_are_several_tensors_are_not_read_from_one_of_them(tmp_path):
+    table = DeltaEmbedding(TokenEmbedding(40, 32), torch.arange(3))
+    torch.nn.init.ones_(table.delta)
+    DecoderLM(table, RotaryEmbedding(8), num_layers=1, num_heads=4).save_pretrained(tmp_path)
+    found = answer(open_model(tmp_path), {})
+    assert not found["is_file"]
+    assert [row["difference"] for row in found["rows"]] == [0.0] * len(found["rows"])
 
 
 def test_a_table_by_itself_has_no_list_and_says_why(tmp_path):

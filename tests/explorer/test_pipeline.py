@@ -167,6 +167,31 @@ def test_the_two_ends_of_a_checkpoint_take_its_own_recipe(words):
     torch.testing.assert_close(walked.vectors, layer.input(ids_of(walked)).detach())
 
 
+@pytest.mark.parametrize(
+    ("dtype", "parts"), [(torch.float32, None), (torch.float16, "2,048"), (torch.bfloat16, "256")], ids=str
+)
+def test_a_model_of_low_precision_says_how_far_its_numbers_are_rounded(words, dtype, parts):
+    model = small("rotary").to(dtype)
+    walked = pipeline(model, words, TEXT)
+    for name in ("block", "head"):
+        said = walked.step(name).note.partition("; computed in ")[2]
+        expected = f"{str(dtype).removeprefix('torch.')}, which rounds by up to 1 part in {parts}"
+        assert said == ("" if parts is None else expected)
+    if parts is not None:
+        exact = torch.linspace(1, 2, 5000)
+        assert ((exact.to(dtype).float() - exact).abs() / exact).max() <= 1 / int(parts.replace(",", ""))
+
+
+def test_a_model_with_a_head_and_no_blocks_says_why_they_are_not_read():
+    table = TokenEmbedding(50, 8)
+    layer = EmbeddingLayer(table, head=OutputHead(table))
+    why = "model/config.json: sliding_window 4 is not what DecoderLM has (known: False)."
+    for source in (OpenedModel("ours", table, model=layer), OpenedModel("read", table, model=layer, no_decoder=why)):
+        head = next(step for step in answer(source, {"text": "#3 #4"})["steps"] if step["name"] == "head")
+        assert ("The blocks are read of embedlayer's own decoders" in head["note"]) == (source.title == "ours")
+        assert head["note"].endswith(f"The blocks are not read: {why}") == (source.title == "read")
+
+
 def test_a_table_alone_and_an_input_embedding_alone_have_fewer_steps(words):
     table = TokenEmbedding(50, 8)
     assert [step.name for step in pipeline(table, words, TEXT).steps] == [

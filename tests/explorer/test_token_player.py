@@ -1,13 +1,18 @@
 """The step Tokenize and the scenes about tokenizers: what the page draws equals what the tokenizers do."""
 
 import re
+import sys
+import unicodedata
 from dataclasses import replace
 from itertools import pairwise
+from urllib.parse import quote
 
 import pytest
+from tokenizer_kinds import tokenizer_of
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from embedlayer import TokenEmbedding
+from embedlayer.core import visible_text
 from embedlayer.explorer.export import write_page
 from embedlayer.explorer.text_ids import shown_tokens
 from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
@@ -135,6 +140,31 @@ def test_bpe_shows_the_rank_of_each_pair_and_says_why_it_stops(serve, open_page)
     assert slider.input_value() == "3", "each pre-token keeps its place"
 
 
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("🙂", "which are never merged. So it is 5 tokens."),
+        ("🙂ky", "ended before the other pair. So it is 7 tokens."),
+        ("🙂ky2", "ended before the other pairs. So it is 8 tokens."),
+    ],
+)
+def test_bytes_of_a_character_without_an_entry_are_not_merged_for_their_own_reason(serve, open_page, text, end):
+    page = open_text(open_page, serve(opened(tokenizer_of("SentencePiece BPE with byte fallback"))), text)
+    to_the_end(page)
+    said = page.locator(".tok-said").inner_text()
+    assert "have no merge in the list. A character without an entry is written as its bytes" in said
+    assert said.endswith(end)
+
+
+def test_a_merge_of_letters_written_from_right_to_left_keeps_its_order(serve, open_page):
+    tokenizer = Tokenizer(models.BPE({"ا": 0, "ل": 1, "ال": 2}, [("ا", "ل")]))
+    page = open_text(open_page, serve(opened(tokenizer)), "ال")
+    for place in (".tok-said .token", ".tok-list bdi"):
+        pair = page.locator(place).all()
+        assert [each.inner_text() for each in pair] == ["ا", "ل"]
+        assert pair[0].bounding_box()["x"] < pair[1].bounding_box()["x"]
+
+
 def test_wordpiece_tries_from_the_longest_on_and_unigram_adds_scores(serve, open_page):
     page = open_text(open_page, serve(opened(word_piece()), opened(unigram())), TEXT, "&token=5")
     slider = page.get_by_role("slider", name="Try")
@@ -166,6 +196,24 @@ def test_normalised_text_marks_what_changed_and_words_of_the_table_are_looked_up
     named = OpenedModel("rows", TokenEmbedding(5, 2))
     page = open_text(open_page, serve(named), "%230 %233")
     page.get_by_text("IDs that were typed").wait_for()
+
+
+def test_the_page_writes_invisible_characters_as_python_does(in_page):
+    characters = [chr(code) for code in range(sys.maxunicode + 1)]
+    known = [
+        each for each in characters if unicodedata.category(each) not in ("Cs", "Cn")
+    ]  # unassigned in this Unicode
+    shown = in_page({"d": "dom.js"}, "[...text].map(d.visibleText)", text="".join(known))
+    assert shown == [visible_text(each) for each in known]
+
+
+def test_a_text_that_no_normaliser_changes_is_not_shown_as_changed(serve, open_page):
+    newer = "\U0001fae9"  # of Unicode 16, which this Python may not know
+    page = open_text(open_page, serve(opened(own_tokenizer("small"))), quote(f"a\x00\xad\r{newer} love"))
+    assert page.locator(".tok-text").count() == 0
+    page = open_text(open_page, page.url.split("#")[0], "  ")
+    spaces = tokenization(opened(own_tokenizer("small")), {"text": "  "})["tokens"]
+    assert page.locator(".pipe-chips button").count() == len(spaces)
 
 
 @pytest.mark.parametrize(

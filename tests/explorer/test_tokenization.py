@@ -22,6 +22,7 @@ from embedlayer.explorer.text_ids import NamedRows
 from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
 from embedlayer.explorer.tokenization import MOST_CHARS, TEXTS, TITLES, answer, exported_requests, own_tokenizer
 from embedlayer.opening import OpenedModel
+from embedlayer.tokenization.comparison import compare_tokenizers
 from embedlayer.tokenization.ids import table_size
 
 EMOJI = "👩‍💻 🏳️‍🌈 e\u0301"
@@ -64,6 +65,10 @@ def test_the_tokens_are_those_of_the_pipeline_for_every_kind(kind) -> None:
         assert [token["id"] for token in shown["tokens"]] == [token["id"] for token in step["tokens"]]
         assert [token["text"] for token in shown["tokens"]] == [token["text"] for token in step["tokens"]]
         assert shown["left_out"] == step["left_out"]
+        of_text = compare_tokenizers(source.tokenizer, own_tokenizer("bytes"), text).a.text_tokens
+        with_special = answer(replace(source, table_only="It is not known."), {"text": text})
+        assert shown["text_tokens"] == with_special["text_tokens"] == of_text
+        assert shown["text"] == visible_text(text)
         assert (shown["vocab_size"], shown["embed_dim"]) == (step["vocab_size"], step["embed_dim"])
         assert shown["model"] == type(tokenizer_of(kind).model).__name__
         assert step["steps"][0]["name"] == "tokenize"

@@ -206,7 +206,7 @@ export interface ModelTensors {
   unit: "parameters" | "bytes";
   /** Whether the head is the table. */
   is_tied: boolean;
-  /** Whether the list and the rows outside are read from the files; if not, from the model in memory. */
+  /** Whether the rows outside are read from a file; if not, from the table, which decodes packed rows. */
   is_file: boolean;
   tensors: ModelTensor[];
   /** Empty where only the sizes of a model are known, or an ID reads several rows. */
@@ -583,6 +583,8 @@ export interface Tokenization {
   vocab_size: number;
   /** Width of a row of the source. */
   embed_dim: number;
+  /** The text in visible form. */
+  text: string;
   /** The text after normalisation, in visible form; the text itself if `refused` is not "". */
   normalized: string;
   tokens: TracedToken[];

@@ -93,7 +93,7 @@ export function segments(label, options, value, onChoose) {
 export const OPENS_CARD = "opens-card";
 
 /** @type {Record<string, string>} */
-const INVISIBLE = { " ": "·", "\n": "⏎", "\t": "⇥" };
+const INVISIBLE = { " ": "·", "\n": "⏎", "\t": "⇥", "\r": "\\r" };
 
 /**
  * Replace invisible characters and mark them.
@@ -104,7 +104,7 @@ export function visible(text) {
   /** @type {{text: string, mark: boolean}[]} */
   const runs = [];
   for (const character of text) {
-    const shown = INVISIBLE[character] ?? (/[\p{C}\p{Z}]/u.test(character) ? escaped(character) : null);
+    const shown = INVISIBLE[character] ?? (/[\p{C}\p{Z}\p{DI}]/u.test(character) ? escaped(character) : null);
     const last = runs.at(-1);
     if (last && last.mark === (shown !== null)) last.text += shown ?? character;
     else runs.push({ text: shown ?? character, mark: shown !== null });
@@ -112,9 +112,11 @@ export function visible(text) {
   return runs;
 }
 
-/** @param {string} character */
+/** Return the escape that Python writes. @param {string} character */
 function escaped(character) {
-  return "\\u" + (character.codePointAt(0) ?? 0).toString(16).padStart(4, "0");
+  const digits = (character.codePointAt(0) ?? 0).toString(16);
+  const [letter, length] = digits.length > 4 ? ["U", 8] : digits.length > 2 ? ["u", 4] : ["x", 2];
+  return `\\${letter}${digits.padStart(length, "0")}`;
 }
 
 /** Return a text with its invisible characters replaced. @param {string} text */

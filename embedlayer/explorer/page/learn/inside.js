@@ -20,8 +20,8 @@ const ROLES = {
   table: "is the embedding table: it reads IDs", position: "has a vector for each position: it is added to the rows",
   input: "is used in the input, beside the table", blocks: "is in the blocks: they read vectors, not IDs",
   norm: "is the final norm: it reads what the last block returns",
-  head: "is in the output head: it comes last and gives the scores", other: "is not on this way",
-  buffer: "is computed, not learned",
+  head: "is in the output head: it comes last and gives the scores", other: "is in none of the parts of this way",
+  buffer: "is no parameter: no optimiser learns it",
 };
 const [SHOWN, LEAST] = [4, 3];
 
@@ -42,15 +42,18 @@ export const scene = {
 };
 
 /**
- * Return the parts that a text passes in a model, in order: those of the list, and the table again as a tied head.
+ * Return the parts that a text passes in a model, in order: those of the list, and the table again as a tied head,
+ * after the matrices that such a head has beside it.
  * @param {ModelTensors} model
  * @returns {ModelPart[]}
  */
 export function wayOf({ tensors, is_tied: isTied }) {
-  const has = new Set(tensors.filter((each) => !each.is_copy).map((each) => each.part));
+  const isOnWay = (/** @type {ModelTensor} */ { part, shape, is_copy: isCopy }) =>
+    !isCopy && !(isTied && part === "head" && shape.length < 2); // a bias is added after the product with the table
+  const has = new Set(tensors.filter(isOnWay).map((each) => each.part));
   const order = /** @type {ModelPart[]} */ (["table", "position", "blocks", "norm", "head"]);
   const way = order.filter((part) => has.has(part));
-  return isTied && !has.has("head") ? [...way, "table"] : way;
+  return isTied ? [...way, "table"] : way;
 }
 
 /**
@@ -200,7 +203,8 @@ function partBar({ tensors, unit }) {
  * @param {string} note
  */
 function lookUps({ rows, is_file: isFile, tensors }, note) {
-  const table = tensors.find(({ part, is_copy: isCopy }) => part === "table" && !isCopy)?.name ?? "the table";
+  const names = tensors.filter(({ part, is_copy: isCopy }) => part === "table" && !isCopy).map(({ name }) => name);
+  const table = names.length === 1 ? names[0] : "the table";
   const place = h("div");
   const fact = h("p", { class: "pipe-fact", "data-value": "lookup" });
   /** @type {ReturnType<typeof numberTable> | null} */
@@ -251,11 +255,22 @@ function verdict({ title }, way, passed, said) {
     : `The table is the first of ${way.length} parts, inside the model.`];
 }
 
+/** Return whether the head is a matrix of its own, and why. @param {ModelTensors} model
+ * @returns {[boolean | null, string]} */
+export function headOf({ tensors, is_tied: isTied }) {
+  const hasMore = tensors.some(({ part, is_copy: isCopy }) => part === "head" && !isCopy);
+  if (isTied) {
+    return [false, `This model is tied: its head multiplies by the table, stored and counted once.${hasMore
+      ? " The tensors of the head itself are what it does beside this product." : ""}`];
+  }
+  return hasMore ? [true, "This model is untied: table and head are two tensors."]
+    : [null, "This list has no output head."];
+}
+
 /** @param {ModelTensors} model @returns {Claim[]} */
 function claimsOf(model) {
   const { parts, total } = sharesOf(model.tensors);
   const size = parts.find(([part]) => part === "table")?.[1] ?? 0;
-  const isEnd = parts.some(([part]) => part === "head");
   return [
     ["Embeddings are computed outside, and then go into the model.", false,
       `The table is one of the model's tensors: ${size.toLocaleString("en")} of ${total.toLocaleString("en")} `
@@ -265,8 +280,6 @@ function claimsOf(model) {
     ["An embedding model is the embedding layer of a model.", false,
       "It is a whole model, with such a table as its first step. It returns one vector for a text, often the mean of "
       + "the last block's vectors; a table returns one for each token, the same in every text."],
-    ["The output head is a matrix of its own.", isEnd ? true : model.is_tied ? false : null, isEnd
-      ? "This model is untied: table and head are two tensors." : model.is_tied
-        ? "This model is tied: its head is the table, stored and counted once." : "This list has no output head."],
+    ["The output head is a matrix of its own.", ...headOf(model)],
   ];
 }

@@ -20,6 +20,8 @@ const ADDED = "An added token is cut out of the text before all else. It is one 
 const MERGE_RULE = "Under two neighbours: the rank of their merge, its place in the tokenizer's list of merges. The "
   + "lowest rank is merged next.";
 const ENDED = "Training added one merge at a time, that of the most frequent pair, and ended before ";
+const BYTES = "A character without an entry is written as its bytes, which are never merged. ";
+const BYTE = /^<0x[0-9A-F]{2}>$/; // entry for a byte
 
 /** Return the steps of the model on a pre-token. @param {TracedPiece} piece @returns {ModelSteps} */
 export function modelSteps({ trace, text }) {
@@ -112,8 +114,17 @@ function mergeSentence(trace, each, done) {
   if (left.length === 1) return [...before, h("b", null, "One symbol is left: one token.")];
   const pairs = left.slice(1).map((symbol, i) => [i ? ", " : "", say(left[i]), " + ", say(symbol)]);
   return [...before, h("b", null, "It stops: "), pairs.slice(0, 3), pairs.length > 3 ? ", …" : "",
-    pairs.length === 1 ? " has no merge in the list. " : " have no merge in the list. ", ENDED,
-    pairs.length === 1 ? "this pair." : "these pairs.", ` So it is ${left.length} tokens.`];
+    pairs.length === 1 ? " has no merge in the list. " : " have no merge in the list. ", whyUnmerged(left),
+    `So it is ${left.length} tokens.`];
+}
+
+/** Return why no pair of these symbols has a merge. @param {string[]} symbols */
+function whyUnmerged(symbols) {
+  const pairs = symbols.slice(1).map((symbol, i) => BYTE.test(symbol) || BYTE.test(symbols[i]));
+  const others = pairs.filter((hasByte) => !hasByte).length;
+  const hasBytes = others < pairs.length;
+  const which = `${hasBytes ? "the other" : others === 1 ? "this" : "these"} pair${others === 1 ? "" : "s"}. `;
+  return `${hasBytes ? BYTES : ""}${others ? ENDED + which : ""}`;
 }
 
 /**
@@ -129,7 +140,7 @@ function mergeList(trace, each, done, goTo) {
     h("button", {
       type: "button", "aria-current": i === done - 1 ? "step" : "false", class: i < done ? "tok-done" : null,
       onClick: () => goTo(i + 1),
-    }, `${nameOf(trace, left)} + ${nameOf(trace, right)}`,
+    }, h("span", null, h("bdi", null, nameOf(trace, left)), " + ", h("bdi", null, nameOf(trace, right))),
     h("small", null, `rank ${COUNT.format(trace.merges[i].rank)}`))))));
 }
 

@@ -1,7 +1,7 @@
 /** From a text to its tokens: normalisation, pre-tokens, the steps of the tokenizer's model on one of them, and IDs. */
 
 import { COUNT } from "../charts/numbers.js";
-import { h, nodesOf, oneTabStop, slider, token as tokenOf, visibleRuns, visibleText } from "../dom.js";
+import { h, nodesOf, oneTabStop, slider, token as tokenOf, visibleRuns } from "../dom.js";
 import { playButton } from "../learn/parts.js";
 import { byteStrips, hex } from "./byte_strips.js";
 import { chip, picture } from "./pictures.js";
@@ -68,7 +68,7 @@ export function tokenPlayer(tokenization, text, chosen, { onToken, opensCard = f
   show();
   return {
     close,
-    element: h("div", { class: "tok" }, normalised(tokenization, text),
+    element: h("div", { class: "tok" }, normalised(tokenization),
       tokenization.refused ? h("p", { class: "note" }, tokenization.refused) : null,
       pieces.length > 1 ? picture(splitTitle(tokenization), splitNote(tokenization), groupOf(buttons)) : null,
       detail, onToken ? null : allTokens(tokenization, opensCard)),
@@ -89,12 +89,11 @@ function chosenPiece({ pieces }, { token, piece }) {
 // Normalisation and pre-tokens
 
 /** Show the normalised text, with what changed marked; null where nothing changed. */
-/** @param {Tokenization} tokenization @param {string} text */
-function normalised({ normalized }, text) {
-  const before = visibleText(text);
-  if (normalized === before) return null;
+/** @param {Tokenization} tokenization */
+function normalised({ text, normalized }) {
+  if (normalized === text) return null;
   return picture("Normalised: the tokenizer changes the text first", h("p", { class: "tok-text" },
-    changedParts(before, normalized).map(([part, isNew]) => (isNew ? h("mark", null, part) : part))));
+    changedParts(text, normalized).map(([part, isNew]) => (isNew ? h("mark", null, part) : part))));
 }
 
 /**

@@ -201,7 +201,9 @@ class PipelineView {
   /** @param {string} text */
   async #load(text) {
     const request = ++this.#request;
-    if (!text.trim()) return this.#fail("Type a text", "Its tokens and every step through the model are shown here.");
+    const readsSpaces = !this.#layer?.tiny && this.choices.reads === "tokenizer";
+    const isEmpty = readsSpaces ? !text : !text.trim();
+    if (isEmpty) return this.#fail("Type a text", "Its tokens and every step through the model are shown here.");
     const waiting = setTimeout(() => this.whole.classList.add("pipe-wait"), 200);
     try {
       const appended = this.context.state.get("appended");
