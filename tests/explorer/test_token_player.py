@@ -256,6 +256,7 @@ def test_a_tokenizer_that_cannot_be_traced_says_so(serve, open_page):
 def test_bytes_and_code_points_of_an_emoji_are_those_of_unicode(serve, open_page):
     page = open_text(open_page, serve(opened(own_tokenizer("small"))), FAMILY)
     rows = page.locator(".tok-detail .tok-strip-row:not(.tok-ruler)")
+    rows.first.wait_for()  # strips are drawn when their width is known
     drawn = {row.locator("span").first.inner_text(): row.locator(".tok-box").all_inner_texts() for row in rows.all()}
     assert drawn["seen"] == [FAMILY]
     points = [f"U+{ord(point):04X}" for point in FAMILY]
