@@ -15,6 +15,11 @@ export function shown(number) {
   return (number < 0 ? "−" : "") + text;
 }
 
+/** Format a factor without trailing zeros. @param {number} number */
+export function trimmed(number) {
+  return String(Number(number.toPrecision(6))).replace("-", "−");
+}
+
 /** Format a number with three digits, and M for millions. @param {number} value */
 export function short(value) {
   const size = Math.abs(value);

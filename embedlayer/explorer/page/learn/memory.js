@@ -78,7 +78,7 @@ function draw(stage) {
   const claims = claimList(stage);
   claims.show(claimsOf());
   update();
-  const head = ["", "V", "D", "parameters", "MiB", "MB", "lesson (float32)"].map((text, i) =>
+  const head = ["", "V", "D", "parameters", "MiB", "MB", "Module 04 (float32)"].map((text, i) =>
     h("th", { class: i && i < 6 ? "number" : null }, text));
   return [
     controls, problem, result,

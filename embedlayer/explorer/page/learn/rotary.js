@@ -38,7 +38,8 @@ export const scene = {
     + "0.1 and 0.01 radians per position.",
   ],
   words: ["score"],
-  task: `Move both tokens by ${MOVE}. Then move only the key until the scores of pairs 0 and 8 are both negative.`,
+  task: `Move both tokens by ${MOVE}. Then move only the key, farther back, until the scores of pairs 0 and 8 are both `
+    + "negative.",
   draw,
 };
 

@@ -1,6 +1,6 @@
 /** The chain of a pipeline: which vectors lead from the row of a token to the input of the first block. */
 
-import { limitOf, shown } from "../charts/numbers.js";
+import { limitOf, shown, trimmed } from "../charts/numbers.js";
 import { row, unpackMatrix } from "../math.js";
 import { factsOf } from "./facts.js";
 
@@ -135,9 +135,4 @@ function added(step, token, before, { values, name, about }) {
 /** Write a number inside a sum, in brackets if it is negative. @param {number} number @param {boolean} [isFirst] */
 function inSum(number, isFirst = false) {
   return number < 0 && !isFirst ? `(${shown(number)})` : shown(number);
-}
-
-/** Format a factor without trailing zeros. @param {number} number */
-function trimmed(number) {
-  return String(Number(number.toPrecision(6))).replace("-", "−");
 }

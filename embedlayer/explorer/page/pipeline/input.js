@@ -1,7 +1,7 @@
 /** The steps from the looked-up rows to the input of the first block. */
 
 import { HeatMap } from "../charts/heat.js";
-import { COUNT, limitOf, shown } from "../charts/numbers.js";
+import { COUNT, limitOf, shown, trimmed } from "../charts/numbers.js";
 import { h } from "../dom.js";
 import { row, unpackMatrix } from "../math.js";
 import { factsOf, stepOf } from "./facts.js";
@@ -24,7 +24,7 @@ export function drawScale(scene) {
   const note = "The same pattern; equal colours mean equal numbers in both pictures.";
   return [
     strips(scene, "Before", unpackMatrix(rows), { ...options, title: "All tokens: before" }),
-    strips(scene, "After", after, { ...options, title: `All tokens: times ${shown(factor)}`, note }),
+    strips(scene, "After", after, { ...options, title: `All tokens: times ${trimmed(factor)}`, note }),
   ];
 }
 
