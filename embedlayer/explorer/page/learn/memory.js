@@ -79,7 +79,7 @@ function draw(stage) {
   claims.show(claimsOf());
   update();
   const head = ["", "V", "D", "parameters", "MiB", "MB", "Module 04 (float32)"].map((text, i) =>
-    h("th", { class: i && i < 6 ? "number" : null }, text));
+    h("th", { class: i === 6 ? "learn-said" : i ? "number" : null }, text));
   return [
     controls, problem, result,
     scroller("Memory of the tables", "scroll",

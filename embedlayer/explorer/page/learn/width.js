@@ -93,9 +93,9 @@ function draw(stage) {
   return [h("div", { class: "learn-controls" }, starts, scale), scroller("Variances", "scroll", table), claims.element];
 }
 
-/** Format a number with four significant digits. @param {number} value */
+/** Format a number with three significant digits. @param {number} value */
 function shortNumber(value) {
-  return value.toPrecision(4);
+  return value.toPrecision(3);
 }
 
 /**
