@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from functools import partial
 
 import numpy as np
 import pytest
@@ -14,18 +13,6 @@ from embedlayer.explorer.tiny_layer import TEXTS, WORDS, tiny_layer
 from embedlayer.opening import OpenedModel
 
 pytestmark = pytest.mark.browser
-
-MODULES = {
-    "pictures": "pipeline/pictures.js",
-    "back": "learn/back.js",
-    "onehot": "learn/onehot.js",
-    "words": "learn/words.js",
-}
-
-
-@pytest.fixture(scope="module")
-def story(in_page):
-    return partial(in_page, MODULES)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +33,7 @@ def test_logits_and_probabilities_are_those_of_a_tied_head(story, table):
         logits = torch.tensor(hidden, dtype=torch.float64) @ embedding.weight.T
         np.testing.assert_allclose(found["logits"], logits, atol=1e-12)
         np.testing.assert_allclose(found["probabilities"], logits.softmax(-1), atol=1e-12)
-        assert story("back.largest(numbers)", numbers=logits.tolist()) == int(logits.argmax())
+        assert story("m.indexOfLargest(numbers)", numbers=logits.tolist()) == int(logits.argmax())
 
 
 def test_what_the_scene_says_about_rows_as_hidden_states_is_so(story, table):
@@ -60,9 +47,9 @@ def test_what_the_scene_says_about_rows_as_hidden_states_is_so(story, table):
     assert logits[cat].softmax(-1)[cat] < 0.5, "the button alone does not do the task"
 
 
-def test_a_small_probability_is_written_with_few_digits(story):
+def test_a_small_probability_is_written_with_few_digits(in_page):
     probabilities = [0, 3e-27, 9.4e-7, 4e-6, 0.00042, 0.0234, 1]
-    shown = story("numbers.map(pictures.percent)", numbers=probabilities)
+    shown = in_page({"pictures": "pipeline/pictures.js"}, "numbers.map(pictures.percent)", numbers=probabilities)
     assert shown == ["0%", "3·10^−25%", "9·10^−5%", "0.0004%", "0.04%", "2.3%", "100.0%"]
 
 

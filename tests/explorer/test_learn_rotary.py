@@ -1,7 +1,6 @@
 """The scene about rotary positions: its numbers are those of `RotaryEmbedding`, and what it says of them holds."""
 
 import re
-from functools import partial
 
 import pytest
 import torch
@@ -12,11 +11,6 @@ from embedlayer.opening import OpenedModel
 pytestmark = pytest.mark.browser
 
 PAIRS = [0, 8, 16]
-
-
-@pytest.fixture(scope="module")
-def story(in_page):
-    return partial(in_page, {"rotary": "learn/rotary.js"})
 
 
 def test_the_pairs_are_rotated_as_the_library_rotates_them(story):

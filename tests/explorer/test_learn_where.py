@@ -1,7 +1,5 @@
 """Scenes `inside` and `sizes` of the story: their mathematics against torch and the library."""
 
-from functools import partial
-
 import pytest
 import torch
 from torch import nn
@@ -12,12 +10,6 @@ from embedlayer.explorer.export import write_page
 from embedlayer.opening import OpenedModel
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def story(in_page):
-    """Evaluate an expression with the modules of both scenes."""
-    return partial(in_page, {"inside": "learn/inside.js", "sizes": "learn/sizes.js"})
 
 
 def lines_of_torch(tok, pos, ids, dim):

@@ -211,6 +211,11 @@ export function largestDifference(a, b) {
   return largest;
 }
 
+/** Return the index of the largest number, the first of equal ones. @param {ArrayLike<number>} numbers */
+export function indexOfLargest(numbers) {
+  return Array.from(numbers).reduce((best, value, i, all) => (value > all[best] ? i : best), 0);
+}
+
 /** @type {WeakMap<PackedTensor, Float32Array>} */
 const unpacked = new WeakMap();
 

@@ -1,7 +1,7 @@
 /** Scene: a hidden state against all rows of the table: logits, softmax, loss. */
 
 import { h, slider } from "../dom.js";
-import { cosine, dot, norm, row } from "../math.js";
+import { cosine, dot, indexOfLargest, norm, row } from "../math.js";
 import { logitTable } from "../pipeline/logits.js";
 import { percent } from "../pipeline/pictures.js";
 import { softmax } from "../pipeline/probabilities.js";
@@ -44,11 +44,6 @@ export const scene = {
 export function read(hidden, table = smallTable()) {
   const logits = Float64Array.from({ length: table.rows }, (_, id) => dot(hidden, row(table, id)));
   return { logits, probabilities: softmax(logits, 1) };
-}
-
-/** Return the index of the largest number. @param {ArrayLike<number>} numbers */
-export function largest(numbers) {
-  return Array.from(numbers).reduce((best, value, i, all) => (value > all[best] ? i : best), 0);
 }
 
 /** @param {Stage} stage */
@@ -112,11 +107,11 @@ function stateOf(text) {
 /** @param {number[]} hidden @param {Matrix} table @returns {Claim[]} */
 function claimsOf(hidden, table) {
   const { logits, probabilities } = read(hidden, table);
-  const [best, near] = [largest(logits),
-    largest(WORDS.map((_, id) => (id ? cosine(hidden, row(table, id)) : -1)))];
+  const [best, near] = [indexOfLargest(logits),
+    indexOfLargest(WORDS.map((_, id) => (id ? cosine(hidden, row(table, id)) : -1)))];
   const own = row(table, EXAMPLE);
   const ofOwn = read(own, table).logits;
-  const winner = largest(ofOwn);
+  const winner = indexOfLargest(ofOwn);
   const longer = read(hidden.map((value) => 2 * value), table).probabilities;
   const size = table.rows * table.cols;
   return [
@@ -135,7 +130,7 @@ function claimsOf(hidden, table) {
 
 /** @param {Float64Array} probabilities @returns {[boolean, ...Child[]]} */
 function verdict(probabilities) {
-  const [best, p] = [largest(probabilities), probabilities[TRUE_TOKEN]];
+  const [best, p] = [indexOfLargest(probabilities), probabilities[TRUE_TOKEN]];
   const loss = fixed(-Math.log(p), 3);
   if (best !== TRUE_TOKEN) return [false, `“${WORDS[best]}” wins. “cat” has ${percent(p)}: the loss is ${loss}.`];
   if (p <= 0.5) {

@@ -4,6 +4,7 @@ import { h, scroller } from "../dom.js";
 import { unpackMatrix } from "../math.js";
 import { stepOf } from "./facts.js";
 import { cellGrid } from "./lens_grid.js";
+import { fillLoaded } from "./loaded.js";
 import { bar, chip, fact, nameOf, percent, picture } from "./pictures.js";
 
 /** @import { Child, LogitLens, Matrix, Pipeline, ShownToken } from "../types" */
@@ -28,25 +29,12 @@ const known = new WeakMap();
 /** Draw the grid of layers and positions, and the chosen cell. @param {Scene} scene */
 export function drawLens(scene) {
   const box = h("div", { class: "lens" });
-  const lens = known.get(scene.pipeline);
-  if (lens) box.append(...contents(scene, lens));
-  else load(scene, box);
+  const ids = scene.pipeline.tokens.map((token) => token.id).join(",");
+  fillLoaded(scene, box, {
+    known, waiting: "Reading every layer …", load: async () => unpacked(await scene.load("logit-lens", { ids })),
+    contents: (lens) => contents(scene, lens),
+  });
   return [box];
-}
-
-/** @param {Scene} scene @param {HTMLElement} box */
-async function load(scene, box) {
-  let closed = false;
-  scene.keep({ element: box, close: () => { closed = true; } });
-  box.append(h("p", { class: "note" }, "Reading every layer …"));
-  try {
-    const ids = scene.pipeline.tokens.map((token) => token.id).join(",");
-    const lens = unpacked(await scene.load("logit-lens", { ids }));
-    known.set(scene.pipeline, lens);
-    if (!closed) box.replaceChildren(...contents(scene, lens));
-  } catch (error) {
-    if (!closed) box.replaceChildren(h("p", null, /** @type {Error} */ (error).message));
-  }
 }
 
 /** @param {LogitLens} answer @returns {Lens} */

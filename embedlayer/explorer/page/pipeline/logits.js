@@ -2,7 +2,7 @@
 
 import { h } from "../dom.js";
 import { fixed, numberCell } from "../learn/parts.js";
-import { dot, row } from "../math.js";
+import { dot, indexOfLargest, row } from "../math.js";
 import { bar, percent } from "./pictures.js";
 import { digitsOf } from "./vector.js";
 
@@ -78,8 +78,7 @@ export function logitTable({ names, weights, digits, choose }) {
 function cellsOf(weights, { hidden, logits, probabilities, temperature }, digits) {
   const limit = Math.max(...weights.data.map(Math.abs)) || 1;
   const state = Array.from(hidden, (value) => numberCell(value, 2 * limit, digits, false));
-  const best = Math.max(...Array.from(probabilities));
-  const most = Array.from(probabilities).indexOf(best);
+  const most = indexOfLargest(probabilities);
   /** @param {string} text @param {string} [kind] */
   const plain = (text, kind = "") => h("td", { class: kind }, text);
   const tokens = Array.from({ length: weights.rows }, (_, id) => [

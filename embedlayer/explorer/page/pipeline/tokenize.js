@@ -1,6 +1,7 @@
 /** The step Tokenize: how the tokenizer splits the text, and the same text under other tokenizers. */
 
 import { h } from "../dom.js";
+import { fillLoaded } from "./loaded.js";
 import { fourTokenizers, sideBySide, tokenizations } from "./side_by_side.js";
 import { chosenAt, tokenPlayer } from "./token_player.js";
 
@@ -14,35 +15,24 @@ const known = new WeakMap();
 /** Draw the way from the text to the tokens. @param {Scene} scene */
 export function drawTokenize(scene) {
   const box = h("div", { class: "tok-page" });
-  const loaded = known.get(scene.pipeline);
-  if (loaded) fill(scene, box, loaded);
-  else load(scene, box);
+  fillLoaded(scene, box, {
+    known, waiting: "Loading …", load: () => load(scene), contents: (loaded) => contents(scene, loaded),
+  });
   return [box];
 }
 
-/** @param {Scene} scene @param {HTMLElement} box */
-async function load(scene, box) {
-  let closed = false;
-  scene.keep({ element: box, close: () => { closed = true; } });
-  box.append(h("p", { class: "note" }, "Loading …"));
-  try {
-    const { context, showTiny, pipeline } = scene;
-    const requests = fourTokenizers(showTiny ? {} : { layer: "tiny" }, context);
-    const list = await tokenizations(context.data.load, pipeline.text, requests);
-    const loaded = { list, chosen: chosenAt(scene.token) };
-    known.set(scene.pipeline, loaded);
-    if (!closed) fill(scene, box, loaded);
-  } catch (error) {
-    if (!closed) box.replaceChildren(h("p", null, /** @type {Error} */ (error).message));
-  }
+/** @param {Scene} scene */
+async function load({ context, showTiny, pipeline, token }) {
+  const requests = fourTokenizers(showTiny ? {} : { layer: "tiny" }, context);
+  return { list: await tokenizations(context.data.load, pipeline.text, requests), chosen: chosenAt(token) };
 }
 
-/** @param {Scene} scene @param {HTMLElement} box @param {{list: Tokenization[], chosen: Chosen}} loaded */
-function fill({ keep, token, choose, pipeline }, box, { list, chosen }) {
+/** @param {Scene} scene @param {{list: Tokenization[], chosen: Chosen}} loaded */
+function contents({ keep, token, choose, pipeline }, { list, chosen }) {
   if (chosen.token !== token) [chosen.token, chosen.piece] = [token, null];
   const parts = [tokenPlayer(list[0], pipeline.text, chosen, { onToken: (next) => {
     chosen.token = next; // its pre-token stays chosen
     choose(next);
   } }), sideBySide(list, pipeline.text)];
-  box.replaceChildren(...parts.map(keep));
+  return parts.map(keep);
 }

@@ -19,7 +19,7 @@ export const view = {
   keys: [
     ["← →", "previous or next scene of the story (outside of controls)"],
     ["Enter", "next scene: at a question whose task is done, and at each after Next; in a field with the right answer "
-      + "it chooses Next"],
+      + "it moves to Next"],
   ],
   open,
 };
