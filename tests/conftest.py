@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -23,7 +23,7 @@ import jaxtyping
 import pytest
 import torch
 from covering import LONG
-from cpu_time import CpuSeconds
+from cpu_time import CpuSeconds, listed
 from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -134,7 +134,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that are marked `long`, which `make test-all` runs, unless `--all` is set."""
+    """Leave out the tests that are marked `long`, unless `--all` is set; files with slow tests come first.
+
+    A process that begins such a file last would end long after the others.
+    """
+    slow: dict[str, float] = defaultdict(float)
+    for test, seconds in listed().items():
+        slow[test.partition("::")[0]] += seconds
+    items.sort(key=lambda item: -slow[item.nodeid.partition("::")[0]])
     if not config.getoption("--all"):
         long = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=long)
@@ -161,16 +168,50 @@ def few_numbers() -> Iterator[None]:
         yield
 
 
-def pytest_collection_finish() -> None:
-    """Leave what was imported and collected out of each garbage collection, which would take half a second.
-
-    The interpreter's last one finds everything: extensions report what is left as a leak.
-    """
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Leave what was imported and collected out of garbage collections, and the logs out of tests that read none."""
     gc.enable()
+    freeze()
+    atexit.register(gc.unfreeze)  # the last collection finds everything: extensions report what is left as a leak
+    gc.set_threshold(10_000, 10, 20)
+    session.config.pluginmanager.register(LogsIfRead(session.config.pluginmanager))
+
+
+modules_frozen = 0
+
+
+def freeze() -> None:
+    """Leave what exists out of each garbage collection, and search for optimizers, which would take half a second."""
+    global modules_frozen
     gc.collect()
     gc.freeze()
-    atexit.register(gc.unfreeze)
-    gc.set_threshold(10_000, 10, 20)
+    modules_frozen = len(sys.modules)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def frozen_imports() -> Iterator[None]:
+    """Freeze what the tests of a file imported, if that is much."""
+    yield
+    if len(sys.modules) > modules_frozen + 200:
+        freeze()
+
+
+class LogsIfRead:
+    """pytest's plugin for logs takes part in tests with `caplog`: it looks at all loggers six times in each test."""
+
+    def __init__(self, manager: pytest.PytestPluginManager) -> None:
+        self.manager, self.logs = manager, manager.unregister(name="logging-plugin")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Let the plugin take part in a test that asks for `caplog`."""
+        if reads_logs := "caplog" in getattr(item, "fixturenames", ()):
+            self.manager.register(self.logs)
+        try:
+            return (yield)
+        finally:
+            if reads_logs:
+                self.manager.unregister(self.logs)
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,8 @@ TOLERANCE = 1.5
 """How much more an unlisted test may take: the same work takes that much longer on a machine that is busy."""
 SHOWN = 20
 TICK = os.sysconf("SC_CLK_TCK")
-
+QUICK = 0.1
+"""Seconds of the clock below which what living processes did in a test is not asked for: a millisecond for each."""
 
 BROWSER_DRIVER = "node"
 """Name of the process that starts the browser: its processes live on, with hundreds of threads to ask."""
@@ -30,9 +31,17 @@ BROWSER_DRIVER = "node"
 
 def cpu_seconds(*, with_browser: bool = True) -> float:
     """CPU seconds of this process and its descendants, with those that ended and were waited for."""
-    own = os.times()
+    return _own() + _of_living(with_browser)
+
+
+def _own() -> float:
+    times = os.times()
+    return time.process_time() + times.children_user + times.children_system
+
+
+def _of_living(with_browser: bool) -> float:
     children = [pid for pid in _children(os.getpid()) if with_browser or _name(pid) != BROWSER_DRIVER]
-    return time.process_time() + own.children_user + own.children_system + sum(map(_of_tree, children))
+    return sum(map(_of_tree, children))
 
 
 def _name(pid: int) -> str:
@@ -60,10 +69,11 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def listed() -> set[str]:
-    """The tests in the list."""
+def listed() -> dict[str, float]:
+    """The tests in the list, with their seconds."""
     lines = LIST.read_text(encoding="utf-8").splitlines() if LIST.exists() else []
-    return {line.split(maxsplit=1)[1] for line in lines if not line.startswith("#")}
+    parts = [line.split(maxsplit=1) for line in lines if not line.startswith("#")]
+    return {test: float(seconds) for seconds, test in parts}
 
 
 class CpuSeconds:
@@ -71,17 +81,24 @@ class CpuSeconds:
 
     def __init__(self, action: str) -> None:
         self.action = action
-        self.listed = listed() if action == "check" else set()
+        self.listed = listed() if action == "check" else {}
         self.limit = TOLERANCE * LIMIT if action == "check" else LIMIT
         self.seconds: dict[str, float] = {}
+        self.living = 0.0
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
         """Measure a test with its fixtures, and once more if it is slow."""
         with_browser = "browser" in getattr(item, "fixturenames", ())
-        began = cpu_seconds(with_browser=with_browser)
+        own, clock = _own(), time.monotonic()
+        living = _of_living(True) if with_browser else self.living
         result = yield
-        took = cpu_seconds(with_browser=with_browser) - began
+        took = _own() - own
+        if with_browser:
+            took += _of_living(True) - living
+        elif time.monotonic() - clock > QUICK:
+            self.living = _of_living(False)
+            took += self.living - living
         if took > self.limit and item.nodeid not in self.listed:
             began = cpu_seconds(with_browser=with_browser)
             runtestprotocol(item, log=False, nextitem=nextitem)

@@ -61,10 +61,10 @@ def former_parameter(module: nn.Module, name: str) -> Tensor | None:
 def optimizers_of(parameters: Collection[Tensor]) -> list[Optimizer]:
     """Return the optimizers of this process that train any of these parameters; it takes about 0.1 s.
 
-    They are found among the objects of the garbage collector, because a parameter does not know its optimizers.
+    The garbage collector finds them, as what refers to its class: a parameter does not know its optimizers.
     """
     ids, kinds = {id(parameter) for parameter in parameters}, set(_subclasses(Optimizer))
-    optimizers = [each for each in gc.get_objects() if type(each) in kinds] if ids else []
+    optimizers = [each for each in gc.get_referrers(*kinds) if type(each) in kinds] if ids else []
     return [each for each in optimizers if ids & {id(parameter) for parameter in _trained(each)}]
 
 
