@@ -101,8 +101,8 @@ MATRICES = ["tied to dense", "tied to dense, spare rows", "tied to factorised", 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 4)
-    monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", 16)
+    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 6)
+    monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", 20)
     monkeypatch.setitem(block_sizes.TABLE_ROWS, "cpu", 12)
     for device in ("cpu", "cuda"):
         monkeypatch.setitem(block_sizes.CONVERTED_ROWS, device, 12)

@@ -64,9 +64,9 @@ every_head = pytest.mark.parametrize("name", HEADS)
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 4)
-    monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", 16)
-    monkeypatch.setitem(TABLE_ROWS, "cpu", 16)
+    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 6)
+    monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", 20)
+    monkeypatch.setitem(TABLE_ROWS, "cpu", 20)
 
 
 def batch(tokens: int = 11) -> tuple[Tensor, Tensor]:

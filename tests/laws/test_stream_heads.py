@@ -28,7 +28,7 @@ REDUCTIONS, IMPLS = ("mean", "sum", "none"), ("plain", "chunked")
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 4)
+    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 5)
     monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", 7)
     monkeypatch.setitem(TABLE_ROWS, "cpu", 7)
 
