@@ -295,7 +295,7 @@ def times_stored_rows(
 
 @times_stored_rows.register_fake
 def _(x: Tensor, description: str, transposed: bool, codes: Tensor, *others: Tensor | None) -> Tensor:
-    return x.new_empty(len(x), len(codes) if transposed else _format_of(description).embed_dim)
+    return x.new_empty(x.shape[0], len(codes) if transposed else _format_of(description).embed_dim)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -451,7 +451,7 @@ def rows_of(
 
 @rows_of.register_fake
 def _(ids: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: Sequence[int], dtype: torch.dtype) -> Tensor:
-    return packed.new_empty(len(ids), RowFormat(*row_format).embed_dim, dtype=dtype)
+    return packed.new_empty(ids.shape[0], RowFormat(*row_format).embed_dim, dtype=dtype)
 
 
 @torch.library.custom_op("embedlayer::times_quantized_rows", mutates_args=())
@@ -489,7 +489,7 @@ def times_rows(
 
 @times_rows.register_fake
 def _(x: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: Sequence[int], transposed: bool) -> Tensor:
-    return x.new_empty(len(x), len(packed) if transposed else RowFormat(*row_format).embed_dim)
+    return x.new_empty(x.shape[0], len(packed) if transposed else RowFormat(*row_format).embed_dim)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

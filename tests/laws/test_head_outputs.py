@@ -64,9 +64,9 @@ every_head = pytest.mark.parametrize("name", HEADS)
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 4)
-    monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", 16)
-    monkeypatch.setitem(TABLE_ROWS, "cpu", 16)
+    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 6)
+    monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", 20)
+    monkeypatch.setitem(TABLE_ROWS, "cpu", 20)
 
 
 def batch(tokens: int = 11) -> tuple[Tensor, Tensor]:
@@ -271,7 +271,7 @@ def test_hidden_states_that_do_not_count_have_no_effect(name, impl, value) -> No
 def test_no_output_stores_numbers_for_each_token_and_each_row(monkeypatch, name) -> None:
     monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 48)
     module = HEADS[name]()
-    tokens = 144
+    tokens = 96
     hidden = torch.randn(tokens, EMBED_DIM, requires_grad=True)
     ids = torch.randint(1, VOCAB_SIZE, (tokens,))
     teacher = LinearLogits(torch.randn(tokens, 4), torch.randn(VOCAB_SIZE, 4))

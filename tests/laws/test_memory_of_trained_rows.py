@@ -15,7 +15,7 @@ from embedlayer.formats.quantized import QuantizedRows
 from embedlayer.formats.stored import StoredFormat, StoredRows
 from embedlayer.vocab.row_training import merge_rows, train_only_rows
 
-VOCAB_SIZE, EMBED_DIM, TRAINED = 150_000, 256, 2000
+VOCAB_SIZE, EMBED_DIM, TRAINED = 100_000, 256, 2000
 
 FORMATS: dict[str, StoredFormat] = {
     "int4": QuantizedRows(EMBED_DIM, 4, EMBED_DIM),

@@ -122,14 +122,14 @@ def decoder(position: str, table: str, head: str, injection: str) -> el.DecoderL
     return small(position, table=rows, head=untied, injections=[INJECTIONS[injection]()])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @cases(
-    "position, table, head, injection, in_blocks",
+    "position, table, head, injection, in_blocks, dtype",
     POSITIONS,
     [*TIED_HEADS.values()],
     ["tied", *UNTIED_HEADS],
     INJECTIONS,
     [False, True],
+    [torch.float32, torch.float64],
 )
 def test_a_decoder_and_its_loss_are_those_of_separate_documents(
     position, table, head, injection, in_blocks, dtype, monkeypatch
@@ -151,8 +151,7 @@ def test_a_decoder_and_its_loss_are_those_of_separate_documents(
     torch.testing.assert_close(output.loss, packed / (targets != -100).sum(), rtol=error, atol=error)
 
 
-@pytest.mark.parametrize("kind", CACHES)
-@pytest.mark.parametrize("position", POSITIONS)
+@cases("position, kind", POSITIONS, CACHES)
 def test_a_decoder_with_a_cache_has_the_numbers_of_separate_documents(position, kind) -> None:
     model = small(position).double()
     at, cache, parts = el.positions_of(IDS, DOCUMENTS), CACHES[kind](), []

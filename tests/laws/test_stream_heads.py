@@ -28,7 +28,7 @@ REDUCTIONS, IMPLS = ("mean", "sum", "none"), ("plain", "chunked")
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 4)
+    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 5)
     monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", 7)
     monkeypatch.setitem(TABLE_ROWS, "cpu", 7)
 
@@ -188,7 +188,7 @@ def test_when_nothing_counts_all_is_zero(name) -> None:
 @every_head
 def test_no_output_stores_a_logit_of_each_token_and_each_row(monkeypatch, name) -> None:
     monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 48)
-    module, tokens = uses_streams(name), 144
+    module, tokens = uses_streams(name), 96
     hidden, targets = batch(module.head, tokens, torch.float32)
     with Shapes() as shapes:
         module.head.loss(hidden, targets, impl="chunked").loss.backward()
