@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from covering import some
+from covering import cases, some
 from decoders import small
 from kinds import POSITIONS
 
@@ -99,8 +99,7 @@ def test_the_loss_is_the_cross_entropy_of_the_logits() -> None:
     assert torch.allclose(model.loss(ids[:, :-1], ids[:, 1:]), expected)
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("tied", [True, False])
+@cases("position, tied", POSITIONS, [True, False])
 def test_what_was_saved_is_read_back_bit_for_bit(tmp_path, position, tied) -> None:
     head = None if tied else OutputHead(vocab_size=50, embed_dim=24, bias=True, softcap=20.0)
     model = small(position, head=head)
