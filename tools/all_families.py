@@ -42,7 +42,6 @@ encoder's. The training of further kinds is not compared. A head that is loaded 
 """
 
 import argparse
-import copy
 import inspect
 import json
 import multiprocessing

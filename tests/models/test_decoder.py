@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from covering import cases, some
+from covering import cases
 from decoders import small
 from kinds import POSITIONS
 
@@ -146,7 +146,8 @@ def test_a_factorised_table_ties_too(tmp_path) -> None:
     assert copy.deepcopy(model).head.own_table is not model.table
 
 
-@pytest.mark.parametrize("position", some(["rotary"], ["rotary", "alibi"]))
+@pytest.mark.long  # tests/laws/test_own_parts.py compiles decoders to one graph, and test_attention.py their loss
+@pytest.mark.parametrize("position", ["rotary", "alibi"])
 def test_it_compiles_to_one_graph(unchecked: None, position) -> None:
     model = small(position)
     ids, targets = torch.randint(1, 50, (2, 10)), torch.randint(1, 50, (2, 10))
