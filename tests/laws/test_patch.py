@@ -477,10 +477,11 @@ def test_a_compiled_model_gives_the_same_logits(unchecked: None, task, kind) -> 
     torch.testing.assert_close(compiled(input_ids=IDS, use_cache=False, **more).logits, expected)
 
 
-TRAINED = [("causal", "gpt2"), ("sequence to sequence", "t5")]
+TRAINED = [("causal", "gpt2"), ("causal", "llama"), ("sequence to sequence", "t5")]
 
 
-@pytest.mark.parametrize(("task", "kind"), some(TRAINED[1:], [*TRAINED, ("causal", "llama")]))
+@pytest.mark.long  # tests/checkpoints/test_patched_training.py has the Trainer's loss, evaluation and weights always
+@pytest.mark.parametrize(("task", "kind"), TRAINED)
 def test_the_trainer_of_transformers_ends_where_it_ends_without_a_patch(task, kind, tmp_path) -> None:
     pytest.importorskip("accelerate", reason="the interop group is not installed")
     plain = built(task, kind)

@@ -37,6 +37,11 @@ ALWAYS = [name for name in CASES if name in CODE_PATHS or not name.startswith(AR
 """Each table, position, head and loss by itself or once in another; what surrounds a table is a case of its own."""
 
 every_case = pytest.mark.parametrize("name", some(ALWAYS, CASES))
+PARTS = ("table", "bag", "position", "layer", "head")
+each_code_path = pytest.mark.parametrize(
+    "name", some([name for name in ALWAYS if name in CODE_PATHS or name.startswith(PARTS)], CASES)
+)
+"""For laws about batches of gradients: a loss in each way, and not for each kind of table."""
 
 
 def by_autograd(case: Case, inputs: tuple[Tensor, ...]) -> list[Tensor]:
@@ -71,7 +76,7 @@ def test_vmap_over_a_batch_is_a_loop(name) -> None:
     assert_close(vmap(case.module)(*case.inputs), expected, name)
 
 
-@every_case
+@each_code_path
 def test_per_sample_gradients_are_those_of_each_sample(name) -> None:
     skip_without_batched_views(name)
     case = CASES[name]()
@@ -103,7 +108,7 @@ def test_forward_derivatives_are_those_of_the_gradient(name) -> None:
     assert_close(torch.zeros_like(expected) if tangent is None else tangent, expected, name)
 
 
-@every_case
+@each_code_path
 def test_batched_gradients_are_those_of_a_loop(name) -> None:
     case = CASES[name]()
     inputs = tuple(x.detach().requires_grad_(x.is_floating_point()) for x in case.inputs)

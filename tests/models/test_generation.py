@@ -1,11 +1,12 @@
 """What a model says next."""
 
 import math
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from covering import cases
+from covering import cases, covering, some
 from decoders import small
 from kernel_paths import cpu_taken_for_cuda
 from kinds import POSITIONS
@@ -133,7 +134,12 @@ def test_bad_beginnings_are_refused() -> None:
         generate(small(), torch.tensor([], dtype=torch.long), max_new_tokens=1)
 
 
-@cases("position, side", POSITIONS, ["left", "right", "documents"])
+BY_HOOK = ["learned", "rotary", "rotary, query scaling", "dynamic", "alibi", "relative", "none"]
+"""Schemes of each form; tests/models/test_cache.py caches tokens, also behind padding, with all of them always."""
+SIDES = ("left", "right", "documents")
+
+
+@pytest.mark.parametrize(("position", "side"), some(covering(product(BY_HOOK, SIDES)), product(POSITIONS, SIDES)))
 def test_padding_and_earlier_documents_change_no_new_token(position, side) -> None:
     model = small(position, num_kv_heads=2, head=OutputHead(vocab_size=50, embed_dim=24, init_std=1.0))
     texts = [torch.randint(1, 50, (length,)) for length in (2, 5, 3)]
@@ -166,7 +172,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@cases("position, padding, options", POSITIONS, [False, True], OPTIONS)
+CALLS = [*product(POSITIONS, [False, True], OPTIONS)]
+
+
+@pytest.mark.parametrize(
+    ("position", "padding", "options"), some(covering(call for call in CALLS if call[0] in BY_HOOK), CALLS)
+)
 def test_an_accelerator_generates_the_same_tokens(position, padding, options) -> None:
     """There keys and values are in a cache of a fixed size, and IDs are checked later."""
     model = small(position, num_kv_heads=2, head=OutputHead(vocab_size=50, embed_dim=24, init_std=1.0))
