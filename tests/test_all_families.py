@@ -41,7 +41,7 @@ FURTHER_CASES = [
     ("spectrogram", "fastspeech2_conformer"),
     ("retrieval", "colpali"),
     ("zero-shot image", "siglip"),
-    ("zero-shot object", "grounding-dino"),
+    ("zero-shot object", "owlvit"),
     ("base", "gpt2"),
     ("base", "bart"),
     ("base", "dpr"),
@@ -53,7 +53,9 @@ FURTHER_CASES = [
 """Types of further kinds: without a head, with sound, with images, with codes, refused, and without a vocabulary."""
 
 NEW_CASES = [(kind, model_type) for kind, names in ADDED.items() for model_type in names]
-ALL_CASES = some(CASES, CASES + NEW_CASES)
+VARIANTS_ALWAYS = ("qwen2", "opt", "bloom", "mpt", "granite")
+"""Types of the sample that tests/test_families.py examines always, with the settings of well-known models."""
+ALL_CASES = some([case for case in CASES if case[1] not in VARIANTS_ALWAYS], CASES + NEW_CASES)
 
 
 @pytest.mark.parametrize(("kind", "model_type"), ALL_CASES, ids=[" ".join(case) for case in CASES + NEW_CASES])
@@ -140,7 +142,7 @@ VARIED = (
 """Types with factors, a head with a transform, tables of two stacks, tying by other keys, and positions on axes."""
 
 
-@pytest.mark.parametrize(("model_type", "kind"), some(VARIED[1:], VARIED), ids=[name for name, _ in VARIED])
+@pytest.mark.parametrize(("model_type", "kind"), some(VARIED[1:4], VARIED), ids=[name for name, _ in VARIED])
 def test_other_settings_and_left_out_ones_give_equal_results(model_type, kind, unchecked) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -42,7 +42,6 @@ encoder's. The training of further kinds is not compared. A head that is loaded 
 """
 
 import argparse
-import copy
 import inspect
 import json
 import multiprocessing
@@ -336,7 +335,7 @@ def examine(
                 if kind in KINDS:
                     compare_final_norm(row, model.get_submodule(row.part), folder)
         if variation is None and kind in KINDS:
-            compare_training(row, model.get_submodule(PARTS.get(model_type, "")))
+            compare_training(row, model)
     judge(row)
     return row
 
@@ -537,16 +536,16 @@ def compare_final_norm(row: Row, model: nn.Module, folder: str) -> None:
 
 def compare_training(row: Row, model: nn.Module) -> None:
     """Compare a model with its patched copy, and count operations as large as all logits."""
-    plain = copy.deepcopy(model)
+    part = PARTS.get(row.model_type, "")
     try:
-        result = compare_patched(model)
+        result = compare_patched(model.get_submodule(part))
     except el.core.errors.EmbedLayerError as error:
         row.left_out["patched loss"] = f"patch: {error}"
         if row.verdict != "refused":
             row.verdict, row.reason = "refused", f"patch: {error}"
         return
     except Exception as error:
-        own = own_error(plain)
+        own = own_error(build(row.model_type, row.kind, row.settings)[1].get_submodule(part))
         row.left_out["patched loss"] = own or f"{type(error).__name__}: {str(error)[:200]}"
         row.allowed += ["patched loss"] * bool(own)
         return

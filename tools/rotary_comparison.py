@@ -40,7 +40,9 @@ _SMALL: Mapping[str, int] = {
     **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "ffn_dim"), 32),
     **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k"), 2),
-    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "index_topk", "n_inner", "ffn_hidden_size"), 32),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "o_lora_rank", "index_topk", "n_inner", "ffn_hidden_size"), 32),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "hidden_size_per_layer_input"), 16),
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 4),
     **dict.fromkeys(("n_group", "topk_group"), 1),
 }
 """Size in a configuration -> its value in the small model; none of them is about positions."""

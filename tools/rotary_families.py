@@ -46,7 +46,10 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
             "full_attention": None,
         },
     },
-    "dbrx": {"attn_config": {"clip_qkv": 8.0, "kv_n_heads": 2, "rope_theta": 5e5}},
+    "dbrx": {
+        "attn_config": {"clip_qkv": 8.0, "kv_n_heads": 2, "rope_theta": 5e5},
+        "ffn_config": {"ffn_hidden_size": 32},
+    },
     "deepseek_v2": {"num_experts_per_tok": 2},
     "deepseek_ocr2_text": {"num_experts_per_tok": 2},
     "hunyuan_v1_dense": {"head_dim": 128},

@@ -23,7 +23,7 @@ from call_recording import FunctionCall, is_rotary, recorded_calls, rotated_tens
 from tiny_models import HEAD_INPUTS, UNHOOKED
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 BIAS = re.compile(r"alibi|compute_bias|compute_position_bias")
 ATTENTION = "eager_attention_forward"
@@ -35,8 +35,7 @@ class Float64(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.float:
             func = Tensor.double
-        args, kwargs = tree_map(_widened, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        return func(*map(_widened, args), **{key: _widened(value) for key, value in (kwargs or {}).items()})
 
 
 def _widened(value: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from covering import some
 from safetensors.torch import load_file, save_file
 
 import embedlayer as el
@@ -26,6 +27,13 @@ FAMILIES = {
     "image-text": ("mistral3",),
 }
 """Kind of `tiny_models` -> model types."""
+EVERY_FAMILY = [f"{kind} {name}" for kind, names in FAMILIES.items() for name in names]
+
+every_family = pytest.mark.parametrize("sound", EVERY_FAMILY, indirect=True)
+one_of_each_kind = pytest.mark.parametrize(
+    "sound", some([f"{kind} {names[0]}" for kind, names in FAMILIES.items()], EVERY_FAMILY), indirect=True
+)
+"""For laws about files, whatever is in them."""
 
 WIDTHS = ("embedding_size", "hidden_size", "n_embd", "d_model")
 
@@ -80,9 +88,9 @@ def refusal(folder: Path, *named: str) -> str:
     return message
 
 
-@pytest.fixture(scope="module", params=[(kind, name) for kind, names in FAMILIES.items() for name in names], ids=str)
+@pytest.fixture(scope="module")
 def sound(request, tmp_path_factory) -> Sound:
-    kind, model_type = request.param
+    kind, model_type = request.param.split()
     folder = tmp_path_factory.mktemp("sound")
     with quiet():
         build(model_type, kind)[1].save_pretrained(folder)
@@ -107,6 +115,7 @@ def ends(name: str) -> str:
     return ".".join(name.split(".")[-2:])
 
 
+@every_family
 def test_a_missing_tensor_is_named(sound, tmp_path) -> None:
     for names in sound.read:
         if not names[0].endswith(COMPUTED):
@@ -116,6 +125,7 @@ def test_a_missing_tensor_is_named(sound, tmp_path) -> None:
             assert "Copy the checkpoint again" in message
 
 
+@every_family
 def test_a_tensor_of_another_shape_is_named(sound, tmp_path) -> None:
     for names in sound.read:
         tensor = sound.tensors[names[0]]
@@ -145,6 +155,7 @@ def contradictions(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]
             yield "rope_type" if isinstance(value, dict) else "rope_parameters", changed
 
 
+@every_family
 def test_a_configuration_that_contradicts_the_tensors_is_refused(sound, tmp_path) -> None:
     write(tmp_path, sound.config, sound.tensors)
     for key, config in contradictions(sound.config):
@@ -152,6 +163,7 @@ def test_a_configuration_that_contradicts_the_tensors_is_refused(sound, tmp_path
         refusal(tmp_path, key)
 
 
+@every_family
 def test_a_wrong_tied_flag_is_refused_or_warned_of(sound, tmp_path) -> None:
     """Without rows of its own, a head that is not tied is missing; rows of its own are not lost in a tied one."""
     layer = el.load(write(tmp_path, sound.config, sound.tensors))
@@ -166,6 +178,7 @@ def test_a_wrong_tied_flag_is_refused_or_warned_of(sound, tmp_path) -> None:
         refusal(tmp_path, "is missing", "architectures")
 
 
+@one_of_each_kind
 def test_a_file_that_is_cut_short_is_refused(sound, tmp_path) -> None:
     file = write(tmp_path, sound.config, sound.tensors) / "model.safetensors"
     content = file.read_bytes()
@@ -174,6 +187,7 @@ def test_a_file_that_is_cut_short_is_refused(sound, tmp_path) -> None:
         refusal(tmp_path, "model.safetensors")
 
 
+@one_of_each_kind
 def test_shards_that_are_missing_cut_short_or_contradict_their_index_are_refused(sound, tmp_path) -> None:
     table = sound.read[0][0]
     shards = [{table: sound.tensors[table]}, {key: value for key, value in sound.tensors.items() if key != table}]
@@ -194,6 +208,7 @@ def test_shards_that_are_missing_cut_short_or_contradict_their_index_are_refused
     refusal(wrong, table, "1.safetensors")
 
 
+@one_of_each_kind
 def test_only_the_table_of_a_damaged_checkpoint_is_still_read(sound, tmp_path) -> None:
     table = sound.read[0]
     write(tmp_path, sound.config, {name: sound.tensors[name] for name in table})

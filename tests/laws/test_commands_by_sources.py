@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from commands import run
-from covering import some
+from covering import covering, some
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 sys.path.insert(0, str(DOCS))
@@ -50,8 +50,9 @@ REFUSED["vocab undo"]["GGUF file"] = "leaves the old file as it was"
 """The reason of each cell that is refused, by command and kind of source; all other cells work."""
 
 CELLS = [(command, kind) for command in COMMANDS for kind in KINDS]
-EXPLORED = ("run", "LLaMA folder", ".npy")  # the page takes seconds, and all kinds are opened in one way
-ALWAYS = [cell for cell in CELLS if cell[0] != "explore" or cell[1] in EXPLORED]
+EACH_ANSWER = {(command, REFUSED.get(command, {}).get(kind)): (command, kind) for command, kind in CELLS}
+ALWAYS = {*EACH_ANSWER.values()} | covering([cell for cell in CELLS if cell[0] != "explore"])
+"""Each command with each of its answers, and on as many kinds as there are others; each kind with some commands."""
 
 
 @pytest.fixture(scope="module")

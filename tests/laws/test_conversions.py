@@ -44,7 +44,7 @@ def facts(table: TokenTable) -> tuple:
     return table.vocab_size, table.embed_dim, table.padding_idx, rows.dtype, rows.device
 
 
-@cases("name, to, dtype", SOURCES, CONVERSIONS, DTYPES, pairs=["name, to"])
+@cases("name, to, dtype", SOURCES, CONVERSIONS, DTYPES, pairs=["to, dtype"])
 def test_a_conversion_keeps_scale_padding_size_and_type(name, to, dtype, tmp_path) -> None:
     table = SOURCES[name]().to(dtype)
     expected, factor = facts(table), table.factor

@@ -21,7 +21,7 @@ from embedlayer.explorer.user_columns import read_user_columns
 from embedlayer.io.gguf_files import read_gguf
 from embedlayer.opening import OpenedModel
 
-COUNT = 4  # damages of each file; more by hand with fuzz.py
+COUNT = 2  # damages of each file; more by hand with fuzz.py
 QUICK = ("read", "resume", "page", "report", "open", "continue")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from covering import some
+from covering import cases, some
 from rotary_families import Extended, compare_class
 from tiny_models import build
 
@@ -161,8 +161,7 @@ def test_a_folder_with_rotary_positions_keeps_its_weights_and_is_undone_byte_for
 LIVE = ("llama", "gpt_neox", "gemma3_text", "deepseek_v3")
 
 
-@pytest.mark.parametrize("model_type", LIVE)
-@pytest.mark.parametrize("method", ["yarn", "dynamic"])
+@cases("model_type, method", LIVE, ["yarn", "dynamic"])
 def test_a_live_model_of_transformers_computes_what_its_extended_folder_does(model_type, method, tmp_path) -> None:
     model = saved(tmp_path / "old", model_type, "causal", {"max_position_embeddings": 64})
     long = torch.arange(150)[None] % 100

@@ -85,7 +85,7 @@ def test_save_copy_and_meta_keep_every_bit(name, tmp_path) -> None:
         assert el.DecoderLM.from_config(model.config)(IDS.to("meta")).shape == (2, 10, 50)
 
 
-@pytest.mark.parametrize("name", some(["n-gram, gated", "per-layer"], INJECTIONS))
+@pytest.mark.parametrize("name", some(["n-gram, gated"], INJECTIONS))
 def test_every_parameter_gets_a_gradient_in_one_graph(unchecked: None, name) -> None:
     model = decoder(name).train()
     compiled = torch.compile(model.loss, fullgraph=True, backend="eager")

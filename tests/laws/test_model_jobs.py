@@ -182,10 +182,13 @@ DECODERS = [("llama", "causal"), ("gpt2", "causal"), ("gemma2", "causal"), ("mam
 COMPRESSED = [*DECODERS, ("bert", "masked"), ("t5", "seq2seq")]
 
 
-@pytest.mark.parametrize("to", ["int8", "rank=16"])
+SMALLER = ("int8", "rank=16")
+IN_TURN = [(*case, SMALLER[number % 2]) for number, case in enumerate(COMPRESSED)]
+ALL_COMPRESSED = [*CASES, *((kind, "seq2seq") for kind in ("t5", "bart", "marian", "m2m_100"))]
+
+
 @pytest.mark.parametrize(
-    ("model_type", "kind"),
-    some(COMPRESSED, [*CASES, *((kind, "seq2seq") for kind in ("t5", "bart", "marian", "m2m_100"))]),
+    ("model_type", "kind", "to"), some(IN_TURN, [(*case, to) for case in ALL_COMPRESSED for to in SMALLER])
 )
 def test_a_compressed_table_is_put_in_measured_saved_and_loaded(model_type, kind, to, tmp_path, unchecked) -> None:
     """The oracle is the model whose dense rows are those of the compressed table."""

@@ -2,14 +2,13 @@
 
 import copy
 import pickle
-from itertools import chain
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from covering import LONG, cases, some
+from covering import LONG, cases, covering, some
 from safetensors.torch import load_file
-from tiny_models import SAMPLE
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -143,8 +142,10 @@ WITH_LOGITS = {"fsmt", "prophetnet"}
 """Types of `CASES` that train with logits: one multiplies by its table itself, one smooths labels by log_softmax."""
 
 
-SAMPLED = {*chain(*SAMPLE.values()), *WITH_LOGITS}
-ALWAYS = [case for case in CASES if case[1] in SAMPLED]
+ALWAYS = [("sequence to sequence", kind) for kind in ("t5", "bart", "marian", *sorted(WITH_LOGITS))]
+ALWAYS += [("causal", kind) for kind in ("bert", "gpt2", "llama", "gemma3_text", "minicpm3", "mpt", "opt", "mamba")]
+ALWAYS += [("masked", kind) for kind in ("bert", "electra", "deberta-v2")]
+"""Each form of a table and a head; tests/test_all_families.py patches the whole sample."""
 
 
 @pytest.mark.parametrize(("task", "kind"), some(ALWAYS, CASES))
@@ -176,22 +177,19 @@ def test_every_type_of_model_stays_the_same_to_the_bit(task, kind) -> None:
     assert_same(patched, plain)
 
 
-RESIZED = [
-    *(("sequence to sequence", kind, {}) for kind in ("t5", "bart", "marian", "m2m_100")),
-    *(("causal", kind, {}) for kind in ("gpt2", "llama", "opt", "gemma3_text")),
-    ("causal", "llama", {"tie_word_embeddings": True}),
-    ("masked", "bert", {}),
-]
+RESIZED: dict[str, tuple[str, str, dict[str, bool]]] = {
+    **{kind: ("sequence to sequence", kind, {}) for kind in ("t5", "bart", "marian", "m2m_100")},
+    **{kind: ("causal", kind, {}) for kind in ("gpt2", "llama", "opt", "gemma3_text")},
+    "llama, tied": ("causal", "llama", {"tie_word_embeddings": True}),
+    "bert": ("masked", "bert", {}),
+}
+RESIZES = [*product(RESIZED, (120, 64, (100, 64)))]
+RESIZES.remove(("marian", (100, 64)))  # which fails without a patch too
 
 
-@pytest.mark.parametrize(
-    ("task", "kind", "options", "size"),
-    [
-        *((*case, size) for case in RESIZED for size in (120, 64)),
-        *((*case, (100, 64)) for case in RESIZED if case[1] != "marian"),  # which fails without a patch too
-    ],
-)
-def test_a_resized_model_agrees_with_the_plain_one_and_with_itself(task, kind, options, size) -> None:
+@pytest.mark.parametrize(("name", "size"), some(covering(RESIZES), RESIZES))
+def test_a_resized_model_agrees_with_the_plain_one_and_with_itself(name, size) -> None:
+    task, kind, options = RESIZED[name]
     plain = built(task, kind, **options)
     patched = patch(copy.deepcopy(plain))
     for model in (plain, patched):
@@ -479,10 +477,11 @@ def test_a_compiled_model_gives_the_same_logits(unchecked: None, task, kind) -> 
     torch.testing.assert_close(compiled(input_ids=IDS, use_cache=False, **more).logits, expected)
 
 
-TRAINED = [("causal", "gpt2"), ("sequence to sequence", "t5")]
+TRAINED = [("causal", "gpt2"), ("causal", "llama"), ("sequence to sequence", "t5")]
 
 
-@pytest.mark.parametrize(("task", "kind"), some(TRAINED, [*TRAINED, ("causal", "llama")]))
+@pytest.mark.long  # tests/checkpoints/test_patched_training.py has the Trainer's loss, evaluation and weights always
+@pytest.mark.parametrize(("task", "kind"), TRAINED)
 def test_the_trainer_of_transformers_ends_where_it_ends_without_a_patch(task, kind, tmp_path) -> None:
     pytest.importorskip("accelerate", reason="the interop group is not installed")
     plain = built(task, kind)

@@ -258,7 +258,9 @@ SEQUENCES = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "seed", "dtype"), some(covering(SEQUENCES, [(0, 1)]), SEQUENCES))
+@pytest.mark.parametrize(
+    ("rule", "seed", "dtype"), some([case for case in covering(SEQUENCES, [(0, 1)]) if case[1] < 6], SEQUENCES)
+)
 def test_after_any_sequence_of_steps_reads_and_writes_the_table_is_the_dense_one(
     rule, seed, dtype, unchecked: None
 ) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from covering import cases
 from kinds import BAGS, LAYERS, POSITIONS, STREAM_HEADS, STREAM_TABLES, TABLES, TIED_HEADS, UNTIED_HEADS, dense
 from torch import nn
 
@@ -52,8 +53,7 @@ def without_numbers(module: nn.Module) -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("name", KINDS)
+@cases("name, order", KINDS, ORDERS)
 def test_resetting_all_modules_gives_what_construction_gives(name, order) -> None:
     module = without_numbers(KINDS[name]())
     expected = built_anew(module)

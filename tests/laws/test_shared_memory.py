@@ -3,10 +3,12 @@
 Who reads it in a forked process finds the rows of the dense run and writes nothing, and who trains it loses nothing.
 """
 
+from itertools import product
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
+from covering import covering, some
 from kinds import in_a_file
 from processes import in_a_fork
 from torch import Tensor, nn
@@ -22,6 +24,13 @@ ROWS = torch.randn(V, D, generator=torch.Generator().manual_seed(0))
 BATCHES = [[1, 2, 3], [4, 5], [1, 6], [7], [2, 8]]
 
 pytestmark = pytest.mark.usefixtures("both_paths")
+
+PATHS = ("kernels", "torch operators")
+
+
+def on_one_path(path: str) -> pytest.MarkDecorator:
+    """Run a test on one path always: what is shared, and what a fork finds, is the same code on both."""
+    return pytest.mark.parametrize("both_paths", some([path], PATHS), indirect=True)
 
 
 def build(row_sparse: bool) -> tuple[nn.Embedding, torch.optim.Optimizer]:
@@ -65,7 +74,10 @@ def send_the_table(table: el.TokenEmbedding) -> None:
     ForkingPickler.dumps(table)
 
 
-@pytest.mark.parametrize("share", [share_the_table, share_the_weight, send_the_table])
+SHARED = [*product([share_the_table, share_the_weight, send_the_table], PATHS)]
+
+
+@pytest.mark.parametrize(("share", "both_paths"), some(covering(SHARED), SHARED), indirect=["both_paths"])
 def test_forked_readers_find_the_dense_rows_and_write_nothing(share) -> None:
     table, optimizer = build(row_sparse=True)
     train(table, optimizer, BATCHES[:3])
@@ -127,6 +139,7 @@ def test_a_restored_state_leaves_nothing_pending_in_shared_memory() -> None:
     torch.testing.assert_close(raw_weight(other.weight), trained())
 
 
+@on_one_path("torch operators")
 def test_memory_that_was_shared_behind_the_table_is_refused_in_a_fork_and_as_the_error_says_readable_later() -> None:
     table, optimizer = build(row_sparse=True)
     older = table.weight.detach()
@@ -152,6 +165,7 @@ def test_a_rule_with_one_second_moment_a_row_shares_it_too() -> None:
     assert not table.pending_updates.has_pending
 
 
+@on_one_path("kernels")
 def test_private_memory_of_a_fork_is_its_own() -> None:
     table, optimizer = build(row_sparse=True)
     train(table, optimizer, BATCHES)
@@ -166,6 +180,7 @@ def test_private_memory_of_a_fork_is_its_own() -> None:
     assert table.pending_updates.has_pending
 
 
+@on_one_path("kernels")
 def test_a_mapped_table_that_is_trained_is_not_read_in_a_fork() -> None:
     table = in_a_file(trained=True)
     optimizer = el.RowAdamW(table.parameters(), lr=0.1)
@@ -182,6 +197,7 @@ def test_a_mapped_table_that_is_trained_is_not_read_in_a_fork() -> None:
     in_a_fork(refuse)
 
 
+@on_one_path("torch operators")
 @pytest.mark.parametrize(
     "share",
     {

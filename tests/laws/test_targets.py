@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import pytest
 import torch
@@ -148,10 +147,16 @@ FOLDER_KINDS = (
 )
 
 
-def with_appearing(names: Iterable[str], kinds: Iterable[str]) -> list[Any]:
-    """Return the product, of which a covering part runs always, and whatever appears meanwhile for each name."""
-    whole = list(product(names, kinds))
-    return some(covering(whole) | {(name, "appears") for name in names}, whole)
+SYSTEMS = ("Linux", "macOS", "POSIX")
+
+
+def with_appearing(names: Iterable[str], kinds: Iterable[str]) -> pytest.MarkDecorator:
+    """Parametrize over the product; always run are each kind on each system, and what appears meanwhile, by name."""
+    whole = list(product(names, kinds, SYSTEMS))
+    appears = {(name, "appears", SYSTEMS[number % 3]) for number, name in enumerate(names)}
+    return pytest.mark.parametrize(
+        ("name", "kind", "system"), some(covering(whole, [(1, 2)]) | appears, whole), indirect=["system"]
+    )
 
 
 def error_of(write: Write, sources: Sources, target: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -247,7 +252,7 @@ def free_mode(tmp_path: Path) -> tuple[int, int]:
     return modes
 
 
-@pytest.mark.parametrize(("name", "kind"), with_appearing(NEW_FILES, KINDS))
+@with_appearing(NEW_FILES, KINDS)
 def test_a_new_file_appears_in_one_step_and_replaces_nothing(
     name: str, kind: str, sources: Sources, tmp_path: Path, free_mode: tuple[int, int], monkeypatch, capsys
 ) -> None:
@@ -308,7 +313,7 @@ def test_a_file_that_may_be_replaced_keeps_its_place_and_permissions(
     assert mode(target) == (0o600 if kind == "existing" else free_mode[0])
 
 
-@pytest.mark.parametrize(("name", "kind"), with_appearing(NEW_FOLDERS, FOLDER_KINDS))
+@with_appearing(NEW_FOLDERS, FOLDER_KINDS)
 def test_a_new_folder_appears_in_one_step_and_replaces_nothing(
     name: str, kind: str, sources: Sources, tmp_path: Path, free_mode: tuple[int, int], monkeypatch, capsys
 ) -> None:

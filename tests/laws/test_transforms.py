@@ -6,7 +6,8 @@ comparison here is also one of the two. All in float64.
 
 import pytest
 import torch
-from cases import CASES, IDS, LOSSES, Case, with_weights
+from cases import CASES, CODE_PATHS, IDS, LOSSES, Case, with_weights
+from covering import some
 from kinds import EMBED_DIM, LAYERS, MAX_SEQ_LEN, POSITIONS, TABLES, UNTIED_HEADS, VOCAB_SIZE, with_pending_updates
 from torch import Tensor, nn
 from torch.autograd import forward_ad
@@ -31,7 +32,16 @@ def skip_without_batched_views(name: str) -> None:
             pytest.skip("this release of torch has no batching rule for view(dtype)")
 
 
-every_case = pytest.mark.parametrize("name", CASES)
+AROUND_A_TABLE = ("layer: ", "head: tied", "streams: streams of", "loss of streams: streams of", "loss over rows")
+ALWAYS = [name for name in CASES if name in CODE_PATHS or not name.startswith(AROUND_A_TABLE)]
+"""Each table, position, head and loss by itself or once in another; what surrounds a table is a case of its own."""
+
+every_case = pytest.mark.parametrize("name", some(ALWAYS, CASES))
+PARTS = ("table", "bag", "position", "layer", "head")
+each_code_path = pytest.mark.parametrize(
+    "name", some([name for name in ALWAYS if name in CODE_PATHS or name.startswith(PARTS)], CASES)
+)
+"""For laws about batches of gradients: a loss in each way, and not for each kind of table."""
 
 
 def by_autograd(case: Case, inputs: tuple[Tensor, ...]) -> list[Tensor]:
@@ -66,7 +76,7 @@ def test_vmap_over_a_batch_is_a_loop(name) -> None:
     assert_close(vmap(case.module)(*case.inputs), expected, name)
 
 
-@every_case
+@each_code_path
 def test_per_sample_gradients_are_those_of_each_sample(name) -> None:
     skip_without_batched_views(name)
     case = CASES[name]()
@@ -98,7 +108,7 @@ def test_forward_derivatives_are_those_of_the_gradient(name) -> None:
     assert_close(torch.zeros_like(expected) if tangent is None else tangent, expected, name)
 
 
-@every_case
+@each_code_path
 def test_batched_gradients_are_those_of_a_loop(name) -> None:
     case = CASES[name]()
     inputs = tuple(x.detach().requires_grad_(x.is_floating_point()) for x in case.inputs)
@@ -122,9 +132,12 @@ def test_batched_gradients_are_those_of_a_loop(name) -> None:
             assert_close(one, other, name)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in CASES if name.startswith("loss") or name in ("layer: DecoderLM", "table: factorised")]
-)
+TWICE_DIFFERENTIABLE = [
+    name for name in CASES if name.startswith("loss") or name in ("layer: DecoderLM", "table: factorised")
+]
+
+
+@pytest.mark.parametrize("name", some([name for name in TWICE_DIFFERENTIABLE if name in ALWAYS], TWICE_DIFFERENTIABLE))
 def test_second_derivatives_are_the_same_in_both_orders(name) -> None:
     case = CASES[name]()
     parameters, floats, of = case.variables(case.inputs)

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.nn.functional as F
-from covering import cases
+from covering import cases, some
 from decoders import CACHES, small
 from kernel_paths import cpu_taken_for_cuda
 from kinds import POSITIONS, VOCAB_SIZE
@@ -40,8 +40,7 @@ def loss_and_gradients(model: DecoderLM, mask, loss=None) -> list[torch.Tensor]:
     return [result.detach(), *(each.grad for each in model.parameters() if each.grad is not None)]
 
 
-@pytest.mark.parametrize("mask", [DOCUMENTS, None], ids=["documents", "one document"])
-@pytest.mark.parametrize("position", POSITIONS)
+@cases("position, mask", POSITIONS, [DOCUMENTS, None])
 def test_blocks_give_the_loss_and_the_gradients_of_all_scores_at_once(position, mask, blocks) -> None:
     model = small(position, num_kv_heads=2)
     for dtype, error in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
@@ -68,7 +67,7 @@ def test_blocks_of_a_long_prompt_attend_to_what_is_cached(position, kind, blocks
     torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("position", ["rotary", "relative"])
+@pytest.mark.parametrize("position", some(["relative"], ["rotary", "relative"]))
 def test_compiled_blocks_are_one_graph(position, blocks, unchecked: None) -> None:
     model = small(position, num_layers=1).double()
     expected = loss_and_gradients(model, DOCUMENTS)
@@ -78,7 +77,7 @@ def test_compiled_blocks_are_one_graph(position, blocks, unchecked: None) -> Non
     torch.testing.assert_close(loss_and_gradients(model, DOCUMENTS, compiled), expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("position", ["rotary", "alibi"])
+@pytest.mark.parametrize("position", some(["alibi"], ["rotary", "alibi"]))
 def test_transforms_and_exports_compute_all_scores_at_once(position, blocks, unchecked: None) -> None:
     model = small(position).double()
     weights = dict(model.named_parameters())
@@ -151,8 +150,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-@pytest.mark.parametrize("position", POSITIONS)
+@cases("position, mask", POSITIONS, MASKS.values())
 def test_documents_by_themselves_give_the_loss_and_the_gradients_of_all_scores_at_once(
     position, mask, varlen_attention, monkeypatch
 ) -> None:

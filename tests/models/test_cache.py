@@ -213,10 +213,10 @@ def test_a_step_can_be_recorded_and_replayed_for_the_next_tokens(name, padding, 
         if padding:
             mask[0, :padding] = 0
         expected, growing, unread, of_unread = [], KeyValueCache(), ids, mask
-        for _ in range(7):
+        for _ in range(4):
             unread, of_unread = model(unread, attention_mask=of_unread, cache=growing)[:, -1:].argmax(-1), None
             expected.append(unread)
-        cache = KeyValueCache(max_seq_len=11)
+        cache = KeyValueCache(max_seq_len=8)
         token = model(ids, attention_mask=mask, cache=cache)[:, -1:].argmax(-1)
         tokens = [token.clone()]
 
@@ -226,13 +226,13 @@ def test_a_step_can_be_recorded_and_replayed_for_the_next_tokens(name, padding, 
         step()  # a first call may allocate
         tokens.append(token.clone())
         replay, is_done = record(step)
-        while len(tokens) < 7:
+        while len(tokens) < 4:
             if not is_done:
                 replay()
             is_done = False
             tokens.append(token.clone())
         assert torch.equal(torch.cat(tokens, -1), torch.cat(expected, -1))
-        assert len(cache) == 11
+        assert len(cache) == 8
 
 
 @cases("name, padding", DECODERS, [0, 2])
@@ -269,9 +269,7 @@ FIRST_ROWS = {
 }
 
 
-@pytest.mark.parametrize("kind", CACHES)
-@pytest.mark.parametrize("mask", FIRST_ROWS.values(), ids=FIRST_ROWS)
-@pytest.mark.parametrize("position", SHIFTED)
+@cases("position, mask, kind", SHIFTED, FIRST_ROWS.values(), CACHES, pairs=["mask, kind"])
 def test_shifted_keys_are_those_that_are_rotated_at_the_new_positions(position, mask, kind, unchecked: None) -> None:
     model, ids, cache = small(position), torch.arange(18).view(2, 9), CACHES[kind]()
     axes = 1 if position == "rotary, channel axes" else model.position.num_axes  # different ones cannot be moved
@@ -304,8 +302,7 @@ def test_shifted_keys_are_those_that_are_rotated_at_the_new_positions(position, 
         torch.testing.assert_close(cache.blocks[number].keys[..., : len(rest), :], expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", CACHES)
-@pytest.mark.parametrize("position", SHIFTED)
+@cases("position, kind", SHIFTED, CACHES)
 def test_one_block_goes_on_from_a_shifted_cache_as_from_the_remaining_text(position, kind) -> None:
     """Its keys and values depend on their own token alone."""
     model, ids, cache = small(position, num_layers=1), torch.arange(24).view(2, 12), CACHES[kind]()

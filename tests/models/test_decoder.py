@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from covering import some
+from covering import cases
 from decoders import small
 from kinds import POSITIONS
 
@@ -99,8 +99,7 @@ def test_the_loss_is_the_cross_entropy_of_the_logits() -> None:
     assert torch.allclose(model.loss(ids[:, :-1], ids[:, 1:]), expected)
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("tied", [True, False])
+@cases("position, tied", POSITIONS, [True, False])
 def test_what_was_saved_is_read_back_bit_for_bit(tmp_path, position, tied) -> None:
     head = None if tied else OutputHead(vocab_size=50, embed_dim=24, bias=True, softcap=20.0)
     model = small(position, head=head)
@@ -147,7 +146,8 @@ def test_a_factorised_table_ties_too(tmp_path) -> None:
     assert copy.deepcopy(model).head.own_table is not model.table
 
 
-@pytest.mark.parametrize("position", some(["rotary"], ["rotary", "alibi"]))
+@pytest.mark.long  # tests/laws/test_own_parts.py compiles decoders to one graph, and test_attention.py their loss
+@pytest.mark.parametrize("position", ["rotary", "alibi"])
 def test_it_compiles_to_one_graph(unchecked: None, position) -> None:
     model = small(position)
     ids, targets = torch.randint(1, 50, (2, 10)), torch.randint(1, 50, (2, 10))

@@ -38,7 +38,7 @@ def rows_of_class(checkpoint: Checkpoint) -> tuple[dict[str, RowTensor], dict[st
         own_names: dict[int, list[str]] = {}
         for name, tensor in named_tensors(model):
             own_names.setdefault(id(tensor), []).append(name)
-        file_names = {name: _stored_names(model, {name: tensor}) for name, tensor in model.state_dict().items()}
+        file_names = _stored_names(model)
         modules = vocabulary_modules(patch(model))
         ends = row_tensors(model, modules)[0]
     except EmbedLayerError:
@@ -76,18 +76,25 @@ def stored_names(config: JsonObject) -> dict[str, list[str]]:
     try:
         class_and_config = class_named_in(config)
         model = None if class_and_config is None else built_on_meta(*class_and_config)
-        state = {} if model is None else model.state_dict()
-        return {name: _stored_names(model, {name: tensor}) for name, tensor in state.items()}
+        return {} if model is None else _stored_names(model)
     except EmbedLayerError:
         return {}
 
 
-def _stored_names(model: Any, tensors: dict[str, Tensor]) -> list[str]:
-    """Return the names that transformers writes for tensors of a model."""
+def _stored_names(model: Any) -> dict[str, list[str]]:
+    """Return the names that transformers writes for each tensor of a model, by the name of the tensor in it."""
+    state = model.state_dict()
     with failures_named(type(model).__name__):
         from transformers.core_model_loading import revert_weight_conversion
 
-        return [*revert_weight_conversion(model, tensors)]
+        written, as_they_are = revert_weight_conversion(model, state), dict[int, list[str]]()
+        for name, tensor in written.items():
+            as_they_are.setdefault(id(tensor), []).append(name)
+        # What is split, or joined with others, is another tensor in a file: it is converted alone to see its names.
+        return {
+            name: as_they_are.get(id(tensor)) or [*revert_weight_conversion(model, {name: tensor})]
+            for name, tensor in state.items()
+        }
 
 
 def _is_present(checkpoint: Checkpoint, name: str) -> bool:
