@@ -272,7 +272,7 @@ def test_a_typed_text_offers_every_token_written_so_the_exact_one_first(url_of_p
     for typed, ids in OFFERED.items():
         field.fill(f"king + {typed}")
         assert [int(text) for text in offers.locator("small").all_inner_texts()] == ids, typed
-        for place, token in enumerate(ids):
+        for place, token in enumerate(ids if typed == "class" else ids[:1]):
             field.fill(f"king − {typed}")
             offers.nth(place).click()
             until(page, f"location.hash.includes('minus={token}') && location.hash.includes('plus=7')")
@@ -317,26 +317,29 @@ def test_a_message_about_unknown_terms_names_each_and_stands_without_the_earlier
     assert page.locator("#card").is_visible()
 
 
-@pytest.mark.parametrize(
-    ("typed", "selected", "said"),
-    [
-        (" dog", " dog", ""),
-        ("·dog", " dog", ""),
-        (" Dog", " dog", ""),  # another case, but with its space
-        ("hotdog", "hotdog", ""),
-        (" hotdog", "hotdog", "No token is “·hotdog” with its space, so “hotdog” is selected."),
-        (" #3", "hotdog", ""),
-    ],
-)
-def test_a_token_typed_with_its_space_is_the_one_with_a_space(url, open_page, typed, selected, said):
+SELECTED = {
+    " dog": (" dog", ""),
+    "·dog": (" dog", ""),
+    " Dog": (" dog", ""),  # another case, but with its space
+    " hotdog": ("hotdog", "No token is “·hotdog” with its space, so “hotdog” is selected."),
+    "hotdog": ("hotdog", ""),
+    " #3": ("hotdog", ""),
+}
+
+
+def test_a_token_typed_with_its_space_is_the_one_with_a_space(url, open_page):
     page = open_page(url + "#map?source=1")
     page.locator(".map-side .chips, .map-side .note").first.wait_for()
     field = page.get_by_label("Nearest rows of a token")
-    field.press_sequentially(typed)
-    field.press("Enter")
-    page.locator(".near li").first.wait_for()
-    assert f"plus={TOKENS.index(selected)}" in page.url
-    assert page.locator(".map-answer [role=status]").all_inner_texts() == ([said] if said else [])
+    for typed, (selected, said) in SELECTED.items():
+        field.press_sequentially(typed)
+        field.press("Enter")
+        page.locator(".near li").first.wait_for()
+        assert f"plus={TOKENS.index(selected)}" in page.url, typed
+        assert page.locator(".map-answer [role=status]").all_inner_texts() == ([said] if said else []), typed
+        page.evaluate("location.hash = '#map?source=1'")
+        page.locator(".near li").first.wait_for(state="detached")
+        until(page, "document.querySelector('#expression').value === ''")
 
 
 def test_what_is_typed_while_neighbours_are_searched_stays(url, open_page):

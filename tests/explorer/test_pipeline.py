@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from covering import cases
 from decoders import small
 from kinds import POSITIONS
 from page_waiting import until
@@ -555,8 +556,11 @@ def test_on_a_phone_in_the_dark_nothing_runs_out_of_the_page(source, serve, open
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("text", ["dogs", "dogs love me and I love dogs and dogs love me and I love", TINY_TEXTS[-1]])
-@pytest.mark.parametrize("layer", ["model", "tiny"])
+@cases(
+    "text, layer",
+    ["dogs", "dogs love me and I love dogs and dogs love me and I love", TINY_TEXTS[-1]],
+    ["model", "tiny"],
+)
 def test_on_a_phone_predictions_begin_on_the_first_screen(source, serve, open_page, text, layer):
     page = open_page(serve(source) + f"#pipeline?step=head&layer={layer}&token=1&text={text.replace(' ', '+')}")
     page.set_viewport_size({"width": 390, "height": 844})
