@@ -1,5 +1,6 @@
 """A real browser, a server of the page, and a guard over what pages complain about."""
 
+import functools
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -48,9 +49,9 @@ def served(*sources: OpenedModel) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def serve() -> Iterator[Callable[..., str]]:
-    """Serve sources until the module's tests end: `serve(source, ...)` is the page's address."""
+    """Serve sources until the module's tests end: `serve(source, ...)` is the page's address, of equal sources one."""
     with ExitStack() as stack:
-        yield lambda *sources: stack.enter_context(served(*sources))
+        yield functools.cache(lambda *sources: stack.enter_context(served(*sources)))
 
 
 @pytest.fixture

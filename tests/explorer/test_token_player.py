@@ -19,7 +19,6 @@ from embedlayer.explorer.text_ids import shown_tokens
 from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
 from embedlayer.explorer.tokenization import TEXTS, own_tokenizer
 from embedlayer.explorer.tokenization import answer as tokenization
-from embedlayer.explorer.word_table import open_word_table
 from embedlayer.opening import OpenedModel
 from embedlayer.tokenization.comparison import compare_tokenizers
 from embedlayer.tokenization.ids import table_size
