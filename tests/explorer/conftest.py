@@ -74,37 +74,54 @@ def plain_context(browser: Any) -> Any:
 
 @pytest.fixture
 def open_page(browser: Any, plain_context: Any) -> Iterator[Callable[..., Any]]:
-    """Open a page; at the end of the test it must not have complained, nor asked anyone else."""
+    """Open a page; at the end of the test it must not have complained, nor asked anyone else.
+
+    `open_page(url, again=True)` goes on in the page that the test before has opened so, if it is of the same server:
+    for tests that change nothing but what is in the address, as to load the page costs a third of a test.
+    """
     complaints: list[str] = []
     asked: list[str] = []
     contexts: list[Any] = []
-    pages: list[Any] = []
+    pages: list[tuple[Any, bool]] = []
     homes: set[str] = set()
 
     def note(line: Any) -> None:
         if line.type in ("error", "warning"):
             complaints.append(f"{line.text} {line.location['url']}")
 
-    def open_(url: str, **options: Any) -> Any:
+    listeners: dict[str, Callable[[Any], None]] = {
+        "console": note,
+        "pageerror": lambda error: complaints.append(str(error)),
+        "request": lambda request: asked.append(request.url),
+    }
+
+    def open_(url: str, *, again: bool = False, **options: Any) -> Any:
+        home = url.split("#")[0]
         if options:
             context = browser.new_context(viewport=VIEWPORT, **options)
             context.set_default_timeout(60_000)
             contexts.append(context)
         else:
             context = plain_context
-        homes.add(url.split("#")[0])
-        page = context.new_page()
-        pages.append(page)
-        page.on("console", note)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
+        homes.add(home)
+        if again and context.pages and context.pages[-1].url.split("#")[0] == home:
+            page = context.pages[-1]
+            page.evaluate("localStorage.clear(), location.hash = '#training'")
+            page.locator("#view-training > :not(.loading)").first.wait_for()  # what the test before has shown is gone
+        else:
+            page = context.new_page()
+        pages.append((page, again))
+        for event, listener in listeners.items():
+            page.on(event, listener)
         page.goto(url)
         return page
 
     yield open_
-    for page in pages:
-        if not page.is_closed():
+    for page, stays in pages:
+        if not stays:
             page.goto("about:blank")
+        for event, listener in listeners.items():
+            page.remove_listener(event, listener)
     for page in plain_context.pages[:-1]:  # the last one keeps the renderer
         page.close()
     for context in contexts:
