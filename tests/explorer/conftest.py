@@ -26,6 +26,8 @@ from embedlayer.opening import OpenedModel, open_model
 from embedlayer.tokenization.ids import table_size
 
 VIEWPORT = {"width": 1280, "height": 800}
+MEDIA = {"color_scheme", "reduced_motion"}
+"""Options of a context that a page can have alone."""
 FORGET = """
 if (location.protocol !== "about:" && !sessionStorage.opened) {
     localStorage.clear();
@@ -97,6 +99,7 @@ def open_page(browser: Any, plain_context: Any) -> Iterator[Callable[..., Any]]:
 
     def open_(url: str, *, again: bool = False, **options: Any) -> Any:
         home = url.split("#")[0]
+        media = {name: options.pop(name) for name in MEDIA & options.keys()}
         if options:
             context = browser.new_context(viewport=VIEWPORT, **options)
             context.set_default_timeout(60_000)
@@ -110,6 +113,8 @@ def open_page(browser: Any, plain_context: Any) -> Iterator[Callable[..., Any]]:
             page.locator("#view-training > :not(.loading)").first.wait_for()  # what the test before has shown is gone
         else:
             page = context.new_page()
+            if media:
+                page.emulate_media(**media)
         pages.append((page, again))
         for event, listener in listeners.items():
             page.on(event, listener)
@@ -161,13 +166,9 @@ def of_run(run: RunDirectory) -> OpenedModel:
     return open_model(run.path)
 
 
-@pytest.fixture(scope="module")
-def in_page(browser: Any, serve: Callable[..., str]) -> Iterator[Callable[..., Any]]:
+@pytest.fixture(scope="session")
+def in_page(browser: Any) -> Iterator[Callable[..., Any]]:
     """Evaluate an expression with modules of the page: `in_page({"m": "math.js"}, "m.dot(a, b)", a=..., b=...)`."""
-    url = serve(OpenedModel("table", TokenEmbedding(4, 4)))
-    context = browser.new_context(bypass_csp=True)
-    page = context.new_page()
-    page.goto(url)
 
     def evaluate(modules: dict[str, str], expression: str, **values: Any) -> Any:
         imports = "".join(f'const {name} = await import("{url}{path}");' for name, path in modules.items())
@@ -179,11 +180,13 @@ def in_page(browser: Any, serve: Callable[..., str]) -> Iterator[Callable[..., A
         }}"""
         return page.evaluate(code, values)
 
-    yield evaluate
-    context.close()
+    with served(OpenedModel("table", TokenEmbedding(4, 4))) as url, browser.new_context(bypass_csp=True) as context:
+        page = context.new_page()
+        page.goto(url)
+        yield evaluate
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def story(in_page: Callable[..., Any]) -> Callable[..., Any]:
     """Evaluate an expression with the modules of the story that it names: `story("trainer.WORDS")`; `m` is math.js."""
     paths = [path for path in page_files() if path.startswith("learn/")]
