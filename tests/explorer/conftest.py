@@ -1,5 +1,6 @@
 """A real browser, a server of the page, and a guard over what pages complain about."""
 
+import functools
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -25,6 +26,8 @@ from embedlayer.opening import OpenedModel, open_model
 from embedlayer.tokenization.ids import table_size
 
 VIEWPORT = {"width": 1280, "height": 800}
+MEDIA = {"color_scheme", "reduced_motion"}
+"""Options of a context that a page can have alone."""
 FORGET = """
 if (location.protocol !== "about:" && !sessionStorage.opened) {
     localStorage.clear();
@@ -48,9 +51,9 @@ def served(*sources: OpenedModel) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def serve() -> Iterator[Callable[..., str]]:
-    """Serve sources until the module's tests end: `serve(source, ...)` is the page's address."""
+    """Serve sources until the module's tests end: `serve(source, ...)` is the page's address, of equal sources one."""
     with ExitStack() as stack:
-        yield lambda *sources: stack.enter_context(served(*sources))
+        yield functools.cache(lambda *sources: stack.enter_context(served(*sources)))
 
 
 @pytest.fixture
@@ -73,37 +76,57 @@ def plain_context(browser: Any) -> Any:
 
 @pytest.fixture
 def open_page(browser: Any, plain_context: Any) -> Iterator[Callable[..., Any]]:
-    """Open a page; at the end of the test it must not have complained, nor asked anyone else."""
+    """Open a page; at the end of the test it must not have complained, nor asked anyone else.
+
+    `open_page(url, again=True)` goes on in the page that the test before has opened so, if it is of the same server:
+    for tests that change nothing but what is in the address, as to load the page costs a third of a test.
+    """
     complaints: list[str] = []
     asked: list[str] = []
     contexts: list[Any] = []
-    pages: list[Any] = []
+    pages: list[tuple[Any, bool]] = []
     homes: set[str] = set()
 
     def note(line: Any) -> None:
         if line.type in ("error", "warning"):
             complaints.append(f"{line.text} {line.location['url']}")
 
-    def open_(url: str, **options: Any) -> Any:
+    listeners: dict[str, Callable[[Any], None]] = {
+        "console": note,
+        "pageerror": lambda error: complaints.append(str(error)),
+        "request": lambda request: asked.append(request.url),
+    }
+
+    def open_(url: str, *, again: bool = False, **options: Any) -> Any:
+        home = url.split("#")[0]
+        media = {name: options.pop(name) for name in MEDIA & options.keys()}
         if options:
             context = browser.new_context(viewport=VIEWPORT, **options)
             context.set_default_timeout(60_000)
             contexts.append(context)
         else:
             context = plain_context
-        homes.add(url.split("#")[0])
-        page = context.new_page()
-        pages.append(page)
-        page.on("console", note)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
+        homes.add(home)
+        if again and context.pages and context.pages[-1].url.split("#")[0] == home:
+            page = context.pages[-1]
+            page.evaluate("localStorage.clear(), location.hash = '#training'")
+            page.locator("#view-training > :not(.loading)").first.wait_for()  # what the test before has shown is gone
+        else:
+            page = context.new_page()
+            if media:
+                page.emulate_media(**media)
+        pages.append((page, again))
+        for event, listener in listeners.items():
+            page.on(event, listener)
         page.goto(url)
         return page
 
     yield open_
-    for page in pages:
-        if not page.is_closed():
+    for page, stays in pages:
+        if not stays:
             page.goto("about:blank")
+        for event, listener in listeners.items():
+            page.remove_listener(event, listener)
     for page in plain_context.pages[:-1]:  # the last one keeps the renderer
         page.close()
     for context in contexts:
@@ -143,13 +166,9 @@ def of_run(run: RunDirectory) -> OpenedModel:
     return open_model(run.path)
 
 
-@pytest.fixture(scope="module")
-def in_page(browser: Any, serve: Callable[..., str]) -> Iterator[Callable[..., Any]]:
+@pytest.fixture(scope="session")
+def in_page(browser: Any) -> Iterator[Callable[..., Any]]:
     """Evaluate an expression with modules of the page: `in_page({"m": "math.js"}, "m.dot(a, b)", a=..., b=...)`."""
-    url = serve(OpenedModel("table", TokenEmbedding(4, 4)))
-    context = browser.new_context(bypass_csp=True)
-    page = context.new_page()
-    page.goto(url)
 
     def evaluate(modules: dict[str, str], expression: str, **values: Any) -> Any:
         imports = "".join(f'const {name} = await import("{url}{path}");' for name, path in modules.items())
@@ -161,11 +180,13 @@ def in_page(browser: Any, serve: Callable[..., str]) -> Iterator[Callable[..., A
         }}"""
         return page.evaluate(code, values)
 
-    yield evaluate
-    context.close()
+    with served(OpenedModel("table", TokenEmbedding(4, 4))) as url, browser.new_context(bypass_csp=True) as context:
+        page = context.new_page()
+        page.goto(url)
+        yield evaluate
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def story(in_page: Callable[..., Any]) -> Callable[..., Any]:
     """Evaluate an expression with the modules of the story that it names: `story("trainer.WORDS")`; `m` is math.js."""
     paths = [path for path in page_files() if path.startswith("learn/")]

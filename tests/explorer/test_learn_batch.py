@@ -14,7 +14,7 @@ from embedlayer.lessons import GPTEmbedding
 pytestmark = pytest.mark.browser
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     tokens=st.integers(9, 40),
     length=st.integers(1, 8),

@@ -1,5 +1,7 @@
 """Scenes `inside` and `sizes` of the story: their mathematics against torch and the library."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -12,9 +14,13 @@ from embedlayer.opening import OpenedModel
 pytestmark = pytest.mark.browser
 
 
+table_of, linear_of = functools.cache(nn.Embedding), functools.cache(nn.Linear)
+
+
+@torch.no_grad()
 def lines_of_torch(tok, pos, ids, dim):
     """The shapes that the four lines of the layer return in torch, and the error at which they stop."""
-    tok_emb, pos_emb, query = nn.Embedding(*tok), nn.Embedding(*pos), nn.Linear(dim, dim)
+    tok_emb, pos_emb, query = table_of(*tok), table_of(*pos), linear_of(dim, dim)
     shapes: list[list[int]] = []
     values = {"ids": torch.tensor(ids)}
     steps = {

@@ -149,7 +149,7 @@ FOUND = {
 
 
 def test_search_finds_by_text_pattern_id_and_bytes(url, open_page):
-    page = open_page(url + "#map?source=1")
+    page = open_page(url + "#map?source=1", again=True)
     search = page.get_by_role("searchbox", name="Find tokens")
     for typed, found in FOUND.items():
         search.fill("zebra")
@@ -163,7 +163,7 @@ def test_search_finds_by_text_pattern_id_and_bytes(url, open_page):
 
 
 def test_enter_selects_what_is_typed_now_and_nothing_if_no_token_is_found(url, open_page):
-    page = open_page(url + "#map?source=1&x=1")
+    page = open_page(url + "#map?source=1&x=1", again=True)
     page.locator(".map-side .chips, .map-side .note").first.wait_for()
     search, card = page.get_by_role("searchbox", name="Find tokens"), page.locator("#card")
     search.fill("dog")
@@ -185,14 +185,14 @@ def test_enter_selects_what_is_typed_now_and_nothing_if_no_token_is_found(url, o
 
 
 def test_a_broken_pattern_says_so(url, open_page):
-    page = open_page(url + "#map?source=1")
+    page = open_page(url + "#map?source=1", again=True)
     page.get_by_role("searchbox", name="Find tokens").fill("/(/")
     page.get_by_text("not a pattern").wait_for()
 
 
 def test_neighbours_and_sums_are_the_librarys(url, open_page, of_run):
     vectors = TokenVectors(of_run.table, of_run.tokenizer)
-    page = open_page(url + "#map?plus=270")
+    page = open_page(url + "#map?plus=270", again=True)
     page.locator(".near li").first.wait_for()
     scores = [float(text) for text in page.locator(".near .score").all_inner_texts()]
     assert scores == pytest.approx([score for _, score in vectors.most_similar(270, topn=20)], abs=6e-4)
@@ -272,7 +272,7 @@ def test_a_typed_text_offers_every_token_written_so_the_exact_one_first(url_of_p
     for typed, ids in OFFERED.items():
         field.fill(f"king + {typed}")
         assert [int(text) for text in offers.locator("small").all_inner_texts()] == ids, typed
-        for place, token in enumerate(ids):
+        for place, token in enumerate(ids if typed == "class" else ids[:1]):
             field.fill(f"king − {typed}")
             offers.nth(place).click()
             until(page, f"location.hash.includes('minus={token}') && location.hash.includes('plus=7')")
@@ -299,7 +299,7 @@ def test_a_sum_is_parsed_with_the_leading_spaces_of_its_terms(in_page, typed, te
 
 
 def test_a_message_about_unknown_terms_names_each_and_stands_without_the_earlier_sum(url, open_page):
-    page = open_page(url + "#map?source=1&plus=0")
+    page = open_page(url + "#map?source=1&plus=0", again=True)
     page.locator(".near li").first.wait_for()
     field = page.get_by_label("Nearest rows of a token")
     field.fill("king - dog + queen")
@@ -317,26 +317,29 @@ def test_a_message_about_unknown_terms_names_each_and_stands_without_the_earlier
     assert page.locator("#card").is_visible()
 
 
-@pytest.mark.parametrize(
-    ("typed", "selected", "said"),
-    [
-        (" dog", " dog", ""),
-        ("·dog", " dog", ""),
-        (" Dog", " dog", ""),  # another case, but with its space
-        ("hotdog", "hotdog", ""),
-        (" hotdog", "hotdog", "No token is “·hotdog” with its space, so “hotdog” is selected."),
-        (" #3", "hotdog", ""),
-    ],
-)
-def test_a_token_typed_with_its_space_is_the_one_with_a_space(url, open_page, typed, selected, said):
-    page = open_page(url + "#map?source=1")
+SELECTED = {
+    " dog": (" dog", ""),
+    "·dog": (" dog", ""),
+    " Dog": (" dog", ""),  # another case, but with its space
+    " hotdog": ("hotdog", "No token is “·hotdog” with its space, so “hotdog” is selected."),
+    "hotdog": ("hotdog", ""),
+    " #3": ("hotdog", ""),
+}
+
+
+def test_a_token_typed_with_its_space_is_the_one_with_a_space(url, open_page):
+    page = open_page(url + "#map?source=1", again=True)
     page.locator(".map-side .chips, .map-side .note").first.wait_for()
     field = page.get_by_label("Nearest rows of a token")
-    field.press_sequentially(typed)
-    field.press("Enter")
-    page.locator(".near li").first.wait_for()
-    assert f"plus={TOKENS.index(selected)}" in page.url
-    assert page.locator(".map-answer [role=status]").all_inner_texts() == ([said] if said else [])
+    for typed, (selected, said) in SELECTED.items():
+        field.press_sequentially(typed)
+        field.press("Enter")
+        page.locator(".near li").first.wait_for()
+        assert f"plus={TOKENS.index(selected)}" in page.url, typed
+        assert page.locator(".map-answer [role=status]").all_inner_texts() == ([said] if said else []), typed
+        page.evaluate("location.hash = '#map?source=1'")
+        page.locator(".near li").first.wait_for(state="detached")
+        until(page, "document.querySelector('#expression').value === ''")
 
 
 def test_what_is_typed_while_neighbours_are_searched_stays(url, open_page):
@@ -361,7 +364,7 @@ def test_what_is_typed_while_neighbours_are_searched_stays(url, open_page):
 
 
 def test_the_address_brings_back_what_one_saw(url, open_page):
-    page = open_page(url + "#map?source=1&plus=0&c=norm&x=2&y=e&v=density&q=dog")
+    page = open_page(url + "#map?source=1&plus=0&c=norm&x=2&y=e&v=density&q=dog", again=True)
     page.locator(".near li").first.wait_for()
     until(page, f"{SHOWN} === 'norm,2,e'")
     assert page.get_by_role("searchbox", name="Find tokens").input_value() == "dog"
@@ -374,7 +377,7 @@ def test_the_address_brings_back_what_one_saw(url, open_page):
 
 
 def test_the_address_brings_back_the_order_of_the_tokens(url, open_page):
-    page = open_page(url + "#positions?order=1.0.2.3.4.5.6.7")
+    page = open_page(url + "#positions?order=1.0.2.3.4.5.6.7", again=True)
     assert "The order matters" in page.locator('[data-value="with"]').inner_text()
 
 
@@ -476,7 +479,7 @@ def test_the_map_says_how_many_rows_have_no_place(open_page, serve):
 
 
 def test_the_map_opens_on_the_neighbour_layout_with_clusters_and_two_components_are_a_choice(url, open_page):
-    page = open_page(url)
+    page = open_page(url, again=True)
     page.locator(".map-legend").get_by_text("no cluster").or_(
         page.locator(".map-legend button").nth(1)
     ).first.wait_for()
@@ -490,7 +493,7 @@ def test_the_map_opens_on_the_neighbour_layout_with_clusters_and_two_components_
 
 
 def test_the_end_of_a_scale_says_that_there_are_values_beyond_it(url, open_page, of_run):
-    page = open_page(url + "#map?c=frequency")
+    page = open_page(url + "#map?c=frequency", again=True)
     page.locator(".map-legend").get_by_text("occurrences in the corpus").wait_for()
     low, high = page.locator(".map-legend output").all_inner_texts()
     shown, says = high.removesuffix(" or more"), high.endswith(" or more")
@@ -509,7 +512,7 @@ def test_clusters_of_one_colour_are_far_apart(in_page):
 
 
 def test_a_lasso_is_in_the_address_and_found_again(url, open_page):
-    page = open_page(url + "#map?source=1&x=1&lasso=-99,-99,99,-99,99,99,-99,99")
+    page = open_page(url + "#map?source=1&x=1&lasso=-99,-99,99,-99,99,99,-99,99", again=True)
     page.get_by_text("12 inside").wait_for()
     page.get_by_role("button", name="Found 12").wait_for()
 
@@ -623,7 +626,7 @@ def test_the_map_shows_the_recall_of_an_approximate_layout(monkeypatch, serve, o
 
 
 def test_compare_shows_before_and_after_and_the_slider_moves_the_points(url, open_page):
-    page = open_page(url + "#compare?t=0")
+    page = open_page(url + "#compare?t=0", again=True)
     page.locator(".near li").first.wait_for()
     picture = "document.querySelector('.map-stage canvas').toDataURL()"
     page.wait_for_timeout(200)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from covering import cases
 from decoders import small
 from kinds import POSITIONS
 from page_waiting import until
@@ -413,7 +414,7 @@ def readout(page):
 
 @pytest.mark.browser
 def test_the_view_steps_through_the_text_with_slider_and_keys(source, serve, open_page):
-    page = open_page(serve(source) + "#pipeline?text=" + TEXT.replace(" ", "+"))
+    page = open_page(serve(source) + "#pipeline?text=" + TEXT.replace(" ", "+"), again=True)
     titles = ["Tokenize", "One-hot", "Rows", "Scale", "Rotation", "Block", "Next token", "Gradient", "Logit lens"]
     heading = page.locator(".pipe-head h2")
     heading.wait_for()
@@ -442,7 +443,7 @@ def test_the_view_steps_through_the_text_with_slider_and_keys(source, serve, ope
 @pytest.mark.browser
 def test_the_tokens_are_one_stop_of_the_tab_key_in_which_arrows_move_and_enter_chooses(source, serve, open_page):
     text = "dogs love me and I love dogs and dogs love me and I love"
-    page = open_page(serve(source) + "#pipeline?token=3&step=scale&text=" + text.replace(" ", "+"))
+    page = open_page(serve(source) + "#pipeline?token=3&step=scale&text=" + text.replace(" ", "+"), again=True)
     wait_for_tokens(page, 14)
     focused = "document.activeElement.closest('[role=group]')?.getAttribute('aria-label') ?? document.activeElement.id"
     page.locator("#pipe-text").focus()
@@ -475,7 +476,7 @@ def test_the_tokens_are_one_stop_of_the_tab_key_in_which_arrows_move_and_enter_c
 
 @pytest.mark.browser
 def test_the_number_under_the_pointer_and_the_keys_is_the_tables(source, serve, open_page):
-    page = open_page(serve(source) + "#pipeline?step=look_up&text=" + TEXT.replace(" ", "+"))
+    page = open_page(serve(source) + "#pipeline?step=look_up&text=" + TEXT.replace(" ", "+"), again=True)
     canvas = page.locator(".heat-canvas").first
     canvas.scroll_into_view_if_needed()
     walked = pipeline(source.model, source.tokenizer, TEXT)
@@ -498,7 +499,7 @@ def test_the_number_under_the_pointer_and_the_keys_is_the_tables(source, serve, 
 
 @pytest.mark.browser
 def test_a_typed_text_is_read_by_the_model_and_kept_in_the_address(source, serve, open_page):
-    page = open_page(serve(source) + "#pipeline?step=head")
+    page = open_page(serve(source) + "#pipeline?step=head", again=True)
     page.locator(".next-list").wait_for()
     page.get_by_label("Text", exact=True).fill("dogs love me")
     wait_for_tokens(page, 3)
@@ -555,8 +556,11 @@ def test_on_a_phone_in_the_dark_nothing_runs_out_of_the_page(source, serve, open
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("text", ["dogs", "dogs love me and I love dogs and dogs love me and I love", TINY_TEXTS[-1]])
-@pytest.mark.parametrize("layer", ["model", "tiny"])
+@cases(
+    "text, layer",
+    ["dogs", "dogs love me and I love dogs and dogs love me and I love", TINY_TEXTS[-1]],
+    ["model", "tiny"],
+)
 def test_on_a_phone_predictions_begin_on_the_first_screen(source, serve, open_page, text, layer):
     page = open_page(serve(source) + f"#pipeline?step=head&layer={layer}&token=1&text={text.replace(' ', '+')}")
     page.set_viewport_size({"width": 390, "height": 844})
@@ -623,7 +627,7 @@ def wait_for_step(page, title):
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["learned", "rotary"])
 def test_the_machine_shows_the_models_numbers_and_its_sums(source, serve, open_page, scheme):
-    page = open_page(serve(source) + f"#pipeline?layer=tiny&step=look_up&token=2&dim=1&position={scheme}")
+    page = open_page(serve(source) + f"#pipeline?layer=tiny&step=look_up&token=2&dim=1&position={scheme}", again=True)
     page.locator(".mach-line").first.wait_for()
     for button, tied in (("tied", True), ("untied", False)):
         page.locator(".pipe-switch").get_by_role("button", name=button, exact=True).click()
@@ -651,7 +655,7 @@ def test_the_machine_shows_the_models_numbers_and_its_sums(source, serve, open_p
 
 @pytest.mark.browser
 def test_a_dimension_lights_in_every_vector_and_is_kept_in_the_address(source, serve, open_page):
-    page = open_page(serve(source) + "#pipeline?layer=tiny&step=sum")
+    page = open_page(serve(source) + "#pipeline?layer=tiny&step=sum", again=True)
     page.locator(".mach-line").first.wait_for()
     lit = "[...document.querySelectorAll('.mach .vec-mark')].map((mark) => mark.hidden ? '' : mark.style.left)"
     assert set(page.evaluate(lit)) == {""}
@@ -695,7 +699,7 @@ def test_the_row_moves_out_of_the_table_unless_the_reader_prefers_no_motion(sour
 @pytest.mark.browser
 def test_all_occurrences_of_a_token_are_compared(source, serve, open_page):
     text = TINY_TEXTS[2]
-    page = open_page(serve(source) + f"#pipeline?layer=tiny&step=sum&token=0&text={text.replace(' ', '+')}")
+    page = open_page(serve(source) + f"#pipeline?layer=tiny&step=sum&token=0&text={text.replace(' ', '+')}", again=True)
     page.locator(".pipe-cosines").wait_for()
     sums = pipeline(tiny_layer("learned", tied=True), WORDS, text).step("sum").vectors
     places = [t for t, word in enumerate(text.split()) if word == "dogs"]
@@ -707,7 +711,7 @@ def test_all_occurrences_of_a_token_are_compared(source, serve, open_page):
 
 @pytest.mark.browser
 def test_switches_that_need_other_weights_are_disabled_and_say_why(source, serve, open_page):
-    page = open_page(serve(source) + "#pipeline?text=" + TEXT.replace(" ", "+"))
+    page = open_page(serve(source) + "#pipeline?text=" + TEXT.replace(" ", "+"), again=True)
     page.locator(".mach-line").first.wait_for()
     switches = page.locator(".pipe-switches")
     assert switches.get_by_role("button", name="rotary").get_attribute("aria-pressed") == "true"

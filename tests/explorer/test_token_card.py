@@ -167,7 +167,7 @@ def chosen(page, token, source=None):
 @pytest.mark.parametrize("view", some(("map", "pipeline"), CHIPS))
 def test_a_chip_of_any_view_chooses_its_token_and_the_card_has_its_facts(view, url, open_page, of_run):
     state, chips = CHIPS[view]
-    page = open_page(f"{url}#{view}?{state}")
+    page = open_page(f"{url}#{view}?{state}", again=True)
     chip = page.locator(f"#view-{view}").locator(chips).first
     chip.wait_for()
     token = int(chip.get_attribute("data-token"))

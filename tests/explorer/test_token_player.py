@@ -8,6 +8,7 @@ from itertools import pairwise
 from urllib.parse import quote
 
 import pytest
+from covering import some
 from tokenizer_kinds import tokenizer_of
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
@@ -18,7 +19,6 @@ from embedlayer.explorer.text_ids import shown_tokens
 from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
 from embedlayer.explorer.tokenization import TEXTS, own_tokenizer
 from embedlayer.explorer.tokenization import answer as tokenization
-from embedlayer.explorer.word_table import open_word_table
 from embedlayer.opening import OpenedModel
 from embedlayer.tokenization.comparison import compare_tokenizers
 from embedlayer.tokenization.ids import table_size
@@ -198,8 +198,11 @@ def test_normalised_text_marks_what_changed_and_words_of_the_table_are_looked_up
     page.get_by_text("IDs that were typed").wait_for()
 
 
-def test_the_page_writes_invisible_characters_as_python_does(in_page):
-    characters = [chr(code) for code in range(sys.maxunicode + 1)]
+@pytest.mark.parametrize("step", some([61], [61, 1]))
+def test_the_page_writes_invisible_characters_as_python_does(in_page, step):
+    """All characters up to U+FFFF, all tags and variation selectors, and of the others those at every `step`."""
+    codes = {*range(0x10000), *range(0xE0000, 0xE0200), *range(0x10000, sys.maxunicode + 1, step)}
+    characters = map(chr, sorted(codes))
     known = [
         each for each in characters if unicodedata.category(each) not in ("Cs", "Cn")
     ]  # unassigned in this Unicode
@@ -331,7 +334,7 @@ def test_the_step_fits_a_phone(kind, serve, open_page):
 
 
 def test_an_exported_page_holds_the_texts_under_all_tokenizers_and_the_words_of_the_scene(tmp_path, open_page):
-    write_page(tmp_path / "page.html", [opened(own_tokenizer("small")), open_word_table()])
+    write_page(tmp_path / "page.html", [opened(own_tokenizer("small")), opened(word_piece(), "other")])
     address = (tmp_path / "page.html").as_uri()
     page = open_page(address + "#pipeline")
     page.locator(".tok-table").wait_for()
