@@ -91,9 +91,10 @@ def with_moved_defaults(content: JsonObject, edited: JsonObject, ids: IdConversi
     """
     expected = list(_new_entries(content, ids, where))
     moved = copy.deepcopy(edited)
-    for entry in _differing(moved, expected):
+    differing = _differing(moved, expected)
+    for entry in differing:
         _owner_in(moved, entry.path)[entry.key] = json_value(entry.value)
-    if wrong := [".".join((*entry.path, entry.key)) for entry in _differing(moved, expected)]:
+    if differing and (wrong := [".".join((*entry.path, entry.key)) for entry in _differing(moved, expected)]):
         raise VocabularyError(
             f"{where} leaves {', '.join(wrong)} to the defaults of its class, and the class does not read the new "
             f"value: state it in {where} before the edit."
@@ -131,7 +132,7 @@ def _new_entries(content: JsonObject, ids: IdConversion, where: str) -> Iterator
 
 def _differing(content: JsonObject, expected: list[Entry]) -> list[Entry]:
     """Return those of the expected entries that the class of a configuration file reads otherwise."""
-    config = with_defaults_of_class(content)
+    config = with_defaults_of_class(content) if expected else None
     return [entry for entry in expected if json_value(_value_at(config, entry)) != json_value(entry.value)]
 
 

@@ -24,7 +24,7 @@ transformers = pytest.importorskip("transformers", reason="the dev extra is not 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")  # in peft
 
 V, B, T = 97, 3, 10
-LLAMA = {"vocab_size": V, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+LLAMA = {"vocab_size": V, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
 KINDS = {
     "untied": ("LlamaForCausalLM", "LlamaConfig", LLAMA),
     "tied": ("LlamaForCausalLM", "LlamaConfig", {**LLAMA, "tie_word_embeddings": True}),

@@ -154,9 +154,8 @@ def edits_under_fsdp() -> None:
                     receipt.undo(model, optimizer=optimizer)
                     assert_same(restored(model, optimizer), before, case)
             assert torch.equal(logits_of(model), logits_of(whole)), case
-            for _ in range(2):
-                train(model, optimizer)
-                train(whole, its)
+            train(model, optimizer)
+            train(whole, its)
             assert_same(state_of(model, optimizer), state_of(whole, its), case)
 
 
@@ -189,7 +188,7 @@ def edits_of_dtensors() -> None:
         table.load_state_dict(whole.state_dict())
         shard(table, init_device_mesh("cpu", (2,)))
         weight = table.weight
-        for options in EDITS.values():
+        for options in [*EDITS.values()][: 3 if shard is rowwise else 1]:
             before = full(weight)
             torch.manual_seed(7)
             edit_vocabulary(whole, **options)
@@ -236,6 +235,7 @@ def refusals() -> list[tuple[str, str]]:
         loss_of(model).backward()
         edit_vocabulary(model, remove=[1])
 
+    before = state_of(model, optimizer)
     for error, words, refused in [
         (el.SizeError, "has no sizes. Edit the model before fully_shard, or reserve rows", with_other_torch),
         (KeyError, "dictionary is empty", with_a_failing_step),
@@ -250,7 +250,6 @@ def refusals() -> list[tuple[str, str]]:
         (el.EmbedLayerError, "tokens", lambda: edit_vocabulary(model, remove=[V if rank else 5])),
         (el.SizeError, "gradients that are not reduced", with_unreduced_gradients),
     ]:
-        before = state_of(model, optimizer)
         with pytest.raises(error, match=words) as caught:
             refused()
         found.append((type(caught.value).__name__, str(caught.value)))

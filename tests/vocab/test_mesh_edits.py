@@ -23,6 +23,7 @@ from embedlayer.kernels import kernels_disabled
 from embedlayer.vocab import MeanNoiseInit, RandomInit, edit_vocabulary
 
 PRELOADED += ["torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
+PRELOADED.append("transformers.models.llama.modeling_llama")
 
 V, D, RANKS = 29, 7, 4
 EDITS: tuple[dict[str, Any], ...] = (
@@ -30,7 +31,7 @@ EDITS: tuple[dict[str, Any], ...] = (
     {"keep": range(0, 32, 2)},
     {"remove": [3], "add": 1, "pad_to_multiple_of": 12},
 )
-AFTER = 16  # tokens before the last edit
+AFTER = 32  # tokens after the first edit
 BY_ROWS: dict[str, Any] = {"table": RowwiseParallel(input_layouts=Replicate())}
 HEAD: dict[str, Any] = {"head": ColwiseParallel(output_layouts=Replicate())}
 
@@ -88,8 +89,13 @@ MESHES: dict[str, dict[str, int]] = {
     "replicas": {"replicas": 2, "dp": 2},
     "replicas of two dimensions": {"replicas": 2, "dp": 1, "tp": 2},
 }
-EDITED = {
+SOME = {
     "two dimensions": [*KINDS],
+    "tensor parallelism": ["columns"],
+    "replicas": ["tied"],
+    "replicas of two dimensions": ["rows"],
+}
+ALL = SOME | {
     "tensor parallelism": ["rows", "columns"],
     "replicas": ["rows", "tied"],
     "replicas of two dimensions": ["rows", "columns"],
@@ -151,33 +157,53 @@ def trained(kind: str, mesh_name: str) -> tuple[Any, Any, Any, Any]:
     return model, optimizer, whole, its
 
 
-def edits(mesh_name: str, folder: str) -> None:
+def edits(edited: dict[str, list[str]], folder: str) -> None:
     with kernels_disabled():
-        for kind in EDITED[mesh_name]:
-            model, optimizer, whole, its = trained(kind, mesh_name)
-            parameters = list(model.parameters())
-            for number, options in enumerate(EDITS):
-                case = f"{mesh_name}, {kind}, {number}"
-                if mesh_name == "two dimensions" and number == 2:
-                    move_to_other_meshes(kind, model, optimizer, f"{folder}/{kind}")
-                before = tensors_of(model, optimizer, grad=False)
-                torch.manual_seed(7)
-                expected = edit_vocabulary(whole, **options, optimizer=its)
-                for is_undone in (True, False):
-                    torch.manual_seed(7 + dist.get_rank())  # rank 0's numbers count
-                    receipt = edit_vocabulary(model, **options, optimizer=optimizer)
-                    assert_same(tensors_of(model, optimizer), tensors_of(whole, its), case)
-                    assert receipt.origins == expected.origins
-                    if is_undone:
-                        receipt.undo(model, optimizer=optimizer)
-                        assert_same(tensors_of(model, optimizer, grad=False), before, case)
-            assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
-            if isinstance(model, Ends):
-                ids = torch.arange(8).view(2, 4)
-                for each, steps in ((model, optimizer), (whole, its)):
-                    each(ids).backward()
-                    steps.step()
-                torch.testing.assert_close(model(ids).detach(), whole(ids).detach(), rtol=1e-3, atol=1e-5)
+        for mesh_name, kinds in edited.items():
+            for place, kind in enumerate(kinds):
+                is_whole = edited == ALL or (mesh_name, place) == ("two dimensions", 0)
+                model, optimizer, whole, its = trained(kind, mesh_name)
+                parameters = list(model.parameters())
+                some = EDITS[::2] if mesh_name == "two dimensions" else EDITS[:1]
+                for number, options in enumerate(EDITS if is_whole else some):
+                    if mesh_name == "two dimensions" and number == 1:
+                        meshes = (
+                            ["four by one", "one by four"] if is_whole else [("four by one", "one by four")[place % 2]]
+                        )
+                        move_to_other_meshes(kind, meshes, model, optimizer, f"{folder}/{kind}")
+                    case, is_undone = f"{mesh_name}, {kind}, {number}", is_whole or number == 0
+                    edit_both(model, optimizer, whole, its, options, case, is_undone=is_undone)
+                assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+                if isinstance(model, Ends):
+                    ids = torch.arange(8).view(2, 4)
+                    for each, steps in ((model, optimizer), (whole, its)):
+                        each(ids).backward()
+                        steps.step()
+                    torch.testing.assert_close(model(ids).detach(), whole(ids).detach(), rtol=1e-3, atol=1e-5)
+
+
+def edit_both(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    whole: nn.Module,
+    its: torch.optim.Optimizer,
+    options: dict[str, Any],
+    case: str,
+    *,
+    is_undone: bool,
+) -> None:
+    """Edit a sharded model and a whole one with the same bits; the sharded one twice if the edit is undone."""
+    before = tensors_of(whole, its, grad=False)
+    torch.manual_seed(7)
+    expected = edit_vocabulary(whole, **options, optimizer=its)
+    for is_first in (True, False)[not is_undone :]:
+        torch.manual_seed(7 + dist.get_rank())  # rank 0's numbers count
+        receipt = edit_vocabulary(model, **options, optimizer=optimizer)
+        assert receipt.origins == expected.origins
+        if is_first:
+            receipt.undo(model, optimizer=optimizer)
+            assert_same(tensors_of(model, optimizer, grad=False), before, case)
+    assert_same(tensors_of(model, optimizer), tensors_of(whole, its), case)
 
 
 def load(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str, **options: Any) -> None:
@@ -186,22 +212,24 @@ def load(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str, **opti
     load_distributed_state(model, optimizer, state)
 
 
-def move_to_other_meshes(kind: str, model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> None:
+def move_to_other_meshes(
+    kind: str, meshes: list[str], model: nn.Module, optimizer: torch.optim.Optimizer, folder: str
+) -> None:
     dcp.save(distributed_state(model, optimizer), checkpoint_id=folder)
     saved = tensors_of(model, optimizer, grad=False)
     if dist.get_rank() == 0:
         torch.save(saved, f"{folder}.pt")
-    for mesh_name in ("four by one", "one by four"):
+    for mesh_name in meshes:
         other = shard(KINDS[kind].make(AFTER), kind, mesh_name)
         its = torch.optim.AdamW(other.parameters())
         load(other, its, folder)
         assert_same(tensors_of(other, its, grad=False), saved, f"{kind} on {mesh_name}")
 
 
-def refusals() -> list[str]:
+def refusals(meshes: list[str]) -> list[str]:
     refusal_of_one_mesh_for_all_dimensions()
     messages = []
-    for mesh_name in ("two dimensions", "replicas", "replicas of two dimensions"):
+    for mesh_name in meshes:
         model, optimizer, *_ = trained("rows", mesh_name)
         before = tensors_of(model, optimizer)
         is_last = dist.get_rank() == RANKS - 1  # of another replica than rank 0
@@ -239,10 +267,10 @@ def refusal_of_one_mesh_for_all_dimensions() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.parametrize("mesh_name", EDITED)
-def test_models_over_dimensions_of_a_mesh_are_edited_saved_and_moved_as_whole_ones(mesh_name, tmp_path) -> None:
-    on_ranks(RANKS, edits, mesh_name, str(tmp_path))
-    for name in KINDS if mesh_name == "two dimensions" else ():
+@pytest.mark.parametrize("edited", [SOME, pytest.param(ALL, marks=pytest.mark.long)], ids=["some", "all"])
+def test_models_over_dimensions_of_a_mesh_are_edited_saved_and_moved_as_whole_ones(edited, tmp_path) -> None:
+    on_ranks(RANKS, edits, edited, str(tmp_path))
+    for name in KINDS:
         model = KINDS[name].make(AFTER)
         optimizer = torch.optim.AdamW(model.parameters())
         load(model, optimizer, str(tmp_path / name), no_dist=True)
@@ -250,8 +278,14 @@ def test_models_over_dimensions_of_a_mesh_are_edited_saved_and_moved_as_whole_on
         assert_same(tensors_of(model, optimizer, grad=False), saved, name)
 
 
-def test_a_refusal_on_one_rank_changes_nothing_on_any_rank_of_the_mesh() -> None:
-    messages = on_ranks(RANKS, refusals)
+SOME_MESHES = ["two dimensions", "replicas"]
+
+
+@pytest.mark.parametrize(
+    "meshes", [SOME_MESHES, pytest.param(["replicas of two dimensions", *SOME_MESHES], marks=pytest.mark.long)]
+)
+def test_a_refusal_on_one_rank_changes_nothing_on_any_rank_of_the_mesh(meshes) -> None:
+    messages = on_ranks(RANKS, refusals, meshes)
     reason = messages[3][0].partition(": ")[2]
     assert messages[0][0] == f"PeerError: Rank 3 refused, so nothing was changed on any: {reason}"
     for first, last in zip(messages[0], messages[3], strict=True):

@@ -8,7 +8,8 @@ import embedlayer as el
 from embedlayer.cli.demo import carried_text
 from embedlayer.vocab.token_usage import used_tokens
 
-pytestmark = pytest.mark.usefixtures("system")
+on_each_system = pytest.mark.usefixtures("system")
+"""For what reads or writes files."""
 
 TEXT = carried_text()[:30_000]
 
@@ -89,6 +90,7 @@ def test_merged_tokens_are_read_as_the_one_that_stands_for_them(tokenizers) -> N
     assert the not in receipt.dropped
 
 
+@on_each_system
 def test_a_corpus_of_ids_files_and_texts_ask_for_the_same_tokens(tokenizers, tmp_path) -> None:
     tokenizer = tokenizers["bpe"]
     (tmp_path / "a.txt").write_text(TEXT[:5000])
@@ -104,6 +106,7 @@ def test_a_corpus_of_ids_files_and_texts_ask_for_the_same_tokens(tokenizers, tmp
         el.vocab.trim_vocabulary(model(tokenizer), corpus, tokenizer=tokenizers["word"])
 
 
+@on_each_system
 def test_a_layer_that_was_loaded_edits_its_own_tokenizer(shared_data, tmp_path) -> None:
     import shutil
 

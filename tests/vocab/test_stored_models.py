@@ -155,11 +155,11 @@ MODELS: dict[str, tuple[Callable[[Path, bool], None], Callable[[Path], Logits], 
 
 
 def train(layer: el.EmbeddingLayer, ids: list[int]) -> None:
-    """Train the rows of some tokens, table and head, for ten steps."""
+    """Train the rows of some tokens, table and head, for three steps."""
     el.vocab.train_only_rows(layer, ids)
     optimizer = torch.optim.AdamW([each for each in layer.parameters() if each.requires_grad], lr=0.01)
     inputs = torch.tensor([ids[:24]])
-    for _ in range(10):
+    for _ in range(3):
         optimizer.zero_grad()
         layer.head.loss(layer.input(inputs), inputs.roll(-1)).backward()
         optimizer.step()

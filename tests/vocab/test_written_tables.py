@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import run
+from covering import cases
 from safetensors.torch import load_file, save_file
 from stored_cases import CASES, StoredCase, gptq_case, weights
 from stored_folders import HEAD, TABLE, one_of_each, words, write_folder
@@ -60,8 +61,7 @@ def encoded(folder: Path, end: str, rows: Tensor) -> Tensor:
     return rows.to(checkpoint.read(name).dtype).view(torch.uint8)
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("name", BUILT)
+@cases("name, tied", BUILT, (True, False))
 def test_rows_that_did_not_change_keep_their_bytes_and_others_are_encoded(tmp_path, name, tied) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     size = folder_of(old, name, tied=tied)

@@ -55,20 +55,17 @@ MODELS = {
 }
 
 
-@pytest.fixture(scope="module")
-def folders(shared_data, tmp_path_factory) -> dict[str, Path]:
-    """A checkpoint of each family with its real tokenizer, in shards; not to be written to."""
-    made = {}
-    for name, (model, files, *_) in MODELS.items():
-        folder = made[name] = tmp_path_factory.mktemp("checkpoints") / name
-        torch.manual_seed(0)
-        with quiet():
-            built = model()
-            torch.nn.init.normal_(built.get_output_embeddings().bias) if name == "BERT" else None
-            built.save_pretrained(folder, max_shard_size="1MB")
-        for file, there in files.items():
-            shutil.copyfile(shared_data / "tokenizers" / file, folder / there)
-    return made
+def checkpoint(name: str, folder: Path, tokenizers: Path) -> Path:
+    """A checkpoint of a family with its real tokenizer, in shards."""
+    model, files, *_ = MODELS[name]
+    torch.manual_seed(0)
+    with quiet():
+        built: Any = model()
+        torch.nn.init.normal_(built.get_output_embeddings().bias) if name == "BERT" else None
+        built.save_pretrained(folder, max_shard_size="1MB")
+    for file, there in files.items():
+        shutil.copyfile(tokenizers / file, folder / there)
+    return folder
 
 
 def opened(folder: Path, like: torch.nn.Module) -> torch.nn.Module:
@@ -92,9 +89,9 @@ def same_files(one: Path, other: Path) -> bool:
 
 
 @pytest.mark.parametrize("name", some(("T5", "BERT"), MODELS))
-def test_transformers_finds_kept_tokens_unchanged_to_the_bit(name, folders, tmp_path) -> None:
+def test_transformers_finds_kept_tokens_unchanged_to_the_bit(name, shared_data, tmp_path) -> None:
     make, _, new_token, old_tokens = MODELS[name]
-    folder, out = folders[name], tmp_path / "new"
+    folder, out = checkpoint(name, tmp_path / "old", shared_data / "tokenizers"), tmp_path / "new"
     with quiet():
         before = opened(folder, make())
     receipt = el.vocab.edit_vocabulary(folder, add=[new_token], remove=old_tokens, out=out)

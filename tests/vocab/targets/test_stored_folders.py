@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from covering import cases
 from safetensors.torch import load_file, save_file
 from stored_cases import CASES, StoredCase, bitsandbytes_case, gptq_case, weights
 from stored_folders import HEAD, TABLE, one_of_each, words, write_folder
@@ -79,8 +80,7 @@ def same_files(one: Path, other: Path) -> bool:
     return names[0] == names[1] and all((one / name).read_bytes() == (other / name).read_bytes() for name in names[0])
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("name", BUILT)
+@cases("name, tied", BUILT, (True, False))
 def test_kept_rows_keep_their_bytes_and_the_undo_gives_every_file(tmp_path, name, tied) -> None:
     folder_of(tmp_path / "old", name, tied=tied)
     added = [f"new{i}" for i in range(200)]
