@@ -6,7 +6,7 @@ from torch import Tensor
 
 from embedlayer.formats.codec import Codec, SuperBlocks
 from embedlayer.formats.stored import StoredRows
-from embedlayer.kernels.kernel import Argument, Kernel
+from embedlayer.kernels.kernel import NUMBER_TYPES, Argument, Kernel
 
 FEW_TOKENS = 8
 """Most tokens that a compiled kernel multiplies by the stored rows; of more, dequantised blocks are multiplied."""
@@ -33,7 +33,8 @@ def decoded(
     out_dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
     out = torch.empty(len(codec.codes if ids is None else ids), codec.embed_dim, dtype=out_dtype)
     places = torch.empty(0, dtype=torch.int64) if ids is None else ids.long().contiguous()
-    is_run = kernel.run(len(out), places, *_arguments(codec), out, block=_block(codec))
+    result = out.view(torch.uint8), NUMBER_TYPES.index(out_dtype)
+    is_run = kernel.run(len(out), places, *_arguments(codec), *result, block=_block(codec))
     return out.to(dtype) if is_run else None
 
 
@@ -84,20 +85,20 @@ def _arguments(codec: Codec | SuperBlocks) -> tuple[Argument, ...]:
     if isinstance(codec, SuperBlocks):
         return codec.codes.contiguous(), codec.bits
     whole = codec.whole_numbers()
-    levels = codec.levels if whole or codec.bits != 4 else codec.levels[_PAIRS].view(torch.int64).flatten()
+    levels = codec.levels if whole or codec.bits != 4 else codec.levels[_PAIRS].flatten()
     scale_levels = codec.levels if codec.scale_levels is None else codec.scale_levels
-    zero = torch.empty(0, 0, dtype=torch.int8) if codec.zero is None else _one_row(codec.zero)
-    bias = torch.empty(0, 0, dtype=codec.scale.dtype) if codec.bias is None else _one_row(codec.bias)
-    scale, bias, like = _bits(_one_row(codec.scale)), _bits(bias), _bits(torch.empty(1, dtype=codec.rounding))
-    stored = codec.codes.contiguous(), levels, scale, scale_levels, zero, bias, torch.tensor([codec.factor]), like
-    return stored, (codec.bits, codec.group_size, *(whole or (-1, 0)))
+    (scale, scale_type), (zero, zero_type), (bias, _) = map(_bytes, (codec.scale, codec.zero, codec.bias))
+    stored = codec.codes.contiguous(), levels, scale, scale_levels, zero, bias, torch.tensor([codec.factor])
+    types = scale_type, zero_type, NUMBER_TYPES.index(codec.rounding)
+    return stored, (codec.bits, codec.group_size, codec.scale.shape[1], *(whole or (-1, 0)), *types)
 
 
-def _one_row(numbers: Tensor) -> Tensor:
-    """Return numbers of groups, of one row if all rows share them."""
-    return (numbers[:1] if numbers.stride(0) == 0 else numbers).contiguous()
-
-
-def _bits(numbers: Tensor) -> Tensor:
-    """Return float16 numbers as their bits, int16: NumPy's float16 fits no kernel."""
-    return numbers.view(torch.int16) if numbers.dtype == torch.float16 else numbers
+def _bytes(numbers: Tensor | None) -> tuple[Tensor, int]:
+    """Return the bytes of numbers of groups, of one row if all rows share them, and the index of their type."""
+    if numbers is None:
+        return torch.empty(0, 0, dtype=torch.uint8), 0
+    if numbers.dtype not in NUMBER_TYPES:
+        numbers = numbers.to(torch.float32)
+    one = (numbers[:1] if numbers.stride(0) == 0 else numbers).contiguous()
+    number_bytes = one.flatten().view(torch.uint8).view(len(one), one.shape[1] * one.itemsize)
+    return number_bytes, NUMBER_TYPES.index(one.dtype)

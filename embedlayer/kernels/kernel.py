@@ -66,6 +66,9 @@ TYPES = {
 }
 """NumPy's type strings of dtypes; uint16 for bfloat16, which NumPy lacks."""
 
+NUMBER_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.int8, torch.int16)
+"""Dtypes that a kernel tells apart by their index here, when it runs; numba would compile it for each of them."""
+
 NUMBA_IS_INSTALLED = sys.modules.get("numba", find_spec) is not None and find_spec("numba") is not None
 """Whether numba is installed; the check would end a graph of `torch.compile`."""
 

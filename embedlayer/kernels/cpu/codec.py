@@ -3,6 +3,9 @@
 `embedlayer.formats.codec.Codec.decode` defines the numbers, bit for bit: each step is rounded, and no product and sum
 are contracted. Some rows are computed at once, in passes over a buffer that stays in the cache. No function is called
 for a single row: passing arrays takes as long as computing one.
+
+Numbers of groups and results are passed as bytes, with the indices of their types in `NUMBER_TYPES`: a kernel is
+compiled once for all formats.
 """
 
 from typing import Any
@@ -10,13 +13,15 @@ from typing import Any
 import numpy as np
 
 from embedlayer.kernels.cpu.numbers import exact, half, narrow, number_of, prefetch, reduction, rounded, word_at
+from embedlayer.kernels.kernel import NUMBER_TYPES
 
+FLOAT32, BFLOAT16, FLOAT16, CODES, INT8, INT16 = range(len(NUMBER_TYPES))
 NUMBERS_AT_ONCE = 1 << 14
 """Numbers of the rows that are computed at once, at least one row."""
 
 
 @exact
-def decode(start: int, stop: int, ids: Any, stored: Any, sizes: Any, out: Any) -> None:
+def decode(start: int, stop: int, ids: Any, stored: Any, sizes: Any, out: Any, out_type: int) -> None:
     """Write the numbers of the rows of the IDs at places `start` to `stop - 1`; without IDs, of the rows themselves.
 
     Args:
@@ -24,19 +29,21 @@ def decode(start: int, stop: int, ids: Any, stored: Any, sizes: Any, out: Any) -
         stop: Last place + 1.
         ids: IDs that were checked, `(N,)`, or an empty array.
         stored: Packed codes, uint8, `(V, bytes)`. Number of each code, float32; for codes of 4 bits whose numbers are
-            not whole, the two numbers of each byte as int64. Scales, `(V, G)` or `(1, G)`: float32, bfloat16 as uint16,
-            the bits of float16 as int16, or codes, uint8. Number of each code of a scale, float32. Integers that are
-            subtracted from levels, and numbers that are added, like scales; without rows if there are none. Factor of
-            products, float32, `(1,)`. An element of the type to which numbers are rounded.
-        sizes: Bits of a code; columns of a group; and for levels `(code ^ flip) - middle` these two, else a `flip` of
-            -1.
-        out: Result, `(N, D)`.
+            not whole, the two numbers of each byte. Bytes of scales of all rows or of one that all share. Number of
+            each code of a scale, float32. Bytes of integers that are subtracted from levels, and of numbers that are
+            added, like scales; without rows if there are none. Factor of products, float32, `(1,)`.
+        sizes: Bits of a code; columns of a group; groups of a row; for levels `(code ^ flip) - middle` these two, else
+            a `flip` of -1; types of scales and of what is added, and of what is subtracted; and type to which numbers
+            are rounded.
+        out: Bytes of the result, `(N, D)`.
+        out_type: Type of the result: float32 or bfloat16.
     """
-    width, buffers = out.shape[1], _buffers(out.shape[1], stored[0].shape[1])
+    width = out.shape[1] // (2 if out_type == BFLOAT16 else 4)
+    buffers = _buffers(width, stored[0].shape[1], sizes[2])
     for first in range(start, stop, len(buffers[0])):
         places = _places(first, stop, ids, stored[0], buffers)
         _decode_rows(places, stored, sizes, width, buffers)
-        _store(buffers[0], out[first : first + len(places)])
+        _store(buffers[0], out[first : first + len(places)], out_type)
 
 
 @exact
@@ -51,7 +58,7 @@ def logits(start: int, stop: int, x: Any, stored: Any, sizes: Any, out: Any) -> 
         sizes: See `decode`.
         out: Products, float32, `(V, N)`.
     """
-    width, buffers = x.shape[1], _buffers(x.shape[1], stored[0].shape[1])
+    width, buffers = x.shape[1], _buffers(x.shape[1], stored[0].shape[1], sizes[2])
     for first in range(start, stop, len(buffers[0])):
         places = _places(first, stop, buffers[1][:0], stored[0], buffers)
         _decode_rows(places, stored, sizes, width, buffers)
@@ -59,7 +66,7 @@ def logits(start: int, stop: int, x: Any, stored: Any, sizes: Any, out: Any) -> 
 
 
 @exact
-def decode_super_blocks(start: int, stop: int, ids: Any, packed: Any, bits: int, out: Any) -> None:
+def decode_super_blocks(start: int, stop: int, ids: Any, packed: Any, bits: int, out: Any, out_type: int) -> None:
     """Write numbers as `decode` does, of rows in blocks of 256 columns: GGUF's `Q4_K`, `Q5_K` and `Q6_K`.
 
     Args:
@@ -68,19 +75,20 @@ def decode_super_blocks(start: int, stop: int, ids: Any, packed: Any, bits: int,
         ids: IDs that were checked, `(N,)`, or an empty array.
         packed: Stored rows, uint8, `(V, bytes)`.
         bits: Bits of a code: 4, 5 or 6.
-        out: Result, `(N, D)`.
+        out: Bytes of the result, `(N, D)`.
+        out_type: Type of the result: float32 or bfloat16.
     """
-    buffers = _buffers(out.shape[1], 0)
+    buffers = _buffers(out.shape[1] // (2 if out_type == BFLOAT16 else 4), 0, 0)
     for first in range(start, stop, len(buffers[0])):
         places = _places(first, stop, ids, packed, buffers)
         _decode_blocks(places, packed, bits, buffers[0])
-        _store(buffers[0], out[first : first + len(places)])
+        _store(buffers[0], out[first : first + len(places)], out_type)
 
 
 @exact
 def logits_of_super_blocks(start: int, stop: int, x: Any, packed: Any, bits: int, out: Any) -> None:
     """Multiply rows as `logits` does; `packed` and `bits` are those of `decode_super_blocks`."""
-    buffers = _buffers(x.shape[1], 0)
+    buffers = _buffers(x.shape[1], 0, 0)
     for first in range(start, stop, len(buffers[0])):
         places = _places(first, stop, buffers[1][:0], packed, buffers)
         _decode_blocks(places, packed, bits, buffers[0])
@@ -100,16 +108,17 @@ def multiply(rows: Any, x: Any, out: Any) -> None:
 
 
 @exact
-def _buffers(width: int, row_bytes: int) -> Any:
+def _buffers(width: int, row_bytes: int, groups: int) -> Any:
     """Allocate memory for the rows that are computed at once; columns are padded to a multiple of 8.
 
     Returns:
         Numbers, float32, `(R, D)`; the integers from 0 to R - 1; places of rows; packed codes of a row, with 8 bytes of
-        padding; and codes, a byte for each, `(R, D)`.
+        padding; codes, a byte for each, `(R, D)`; and three numbers of each group, float32, `(3, R, G)`.
     """
     rows, padded = max(1, NUMBERS_AT_ONCE // width), width + 7 & -8
     numbers, codes = np.empty((rows, padded), np.float32), np.empty((rows, padded), np.uint8)
-    return numbers, np.arange(rows), np.empty(rows, np.int64), np.zeros(row_bytes + 8, np.uint8), codes
+    of_groups = np.empty((3, rows, groups), np.float32)
+    return numbers, np.arange(rows), np.empty(rows, np.int64), np.zeros(row_bytes + 8, np.uint8), codes, of_groups
 
 
 @exact
@@ -127,7 +136,16 @@ def _places(first: int, stop: int, ids: Any, codes: Any, buffers: Any) -> Any:
 
 
 @exact
-def _store(rows: Any, out: Any) -> None:
+def _store(rows: Any, out: Any, out_type: int) -> None:
+    """Write float32 numbers to the bytes of numbers of another type."""
+    if out_type == BFLOAT16:
+        _narrow_rows(rows, out.view(np.uint16))
+    else:
+        _narrow_rows(rows, out.view(np.float32))
+
+
+@exact
+def _narrow_rows(rows: Any, out: Any) -> None:
     """Write float32 numbers in the type of `out`."""
     for n in range(len(out)):
         row, to = rows[n], out[n]
@@ -138,11 +156,11 @@ def _store(rows: Any, out: Any) -> None:
 @exact
 def _decode_rows(places: Any, stored: Any, sizes: Any, width: int, buffers: Any) -> None:
     """Write the numbers of some rows in float32, in passes over all of them."""
-    codes, levels, scale, scale_levels, zero, bias, factor, like = stored
-    bits, group_size, flip, middle = sizes
-    numbers, order, _, packed, unpacked = buffers
+    codes, levels, scale, scale_levels, zero, bias, factor = stored
+    bits, group_size, _, flip, middle, scale_type, zero_type, rounding = sizes
+    numbers, order, _, packed, unpacked, of_groups = buffers
     if bits == 4 and flip < 0:
-        _look_up(places, codes, levels, numbers.view(np.int64))
+        _look_up(places, codes, levels.view(np.int64), numbers.view(np.int64))
     elif bits == 8:
         _write_levels(places, codes, levels, flip, middle, numbers)
     else:
@@ -151,42 +169,82 @@ def _decode_rows(places: Any, stored: Any, sizes: Any, width: int, buffers: Any)
         else:
             _unpack(places, codes, bits, packed, unpacked.view(np.uint64))
         _write_levels(order[: len(places)], unpacked, levels, flip, middle, numbers)
-    _multiply_groups(places, scale, scale_levels, zero, group_size, width, like, numbers)
-    if len(bias) > 0 or factor[0] != 1:
-        _add_groups(places, bias, scale_levels, factor[0], group_size, width, like, numbers)
+    _read_groups(places, scale, scale_type, scale_levels, of_groups[0])
+    _read_groups(places, zero, zero_type, scale_levels, of_groups[1])
+    _read_groups(places, bias, scale_type, scale_levels, of_groups[2])
+    rows, has, sizes = numbers[: len(places)], (len(zero) > 0, len(bias) > 0), (group_size, width)
+    are_numbers = scale_type != CODES
+    if rounding == BFLOAT16:
+        _scale_and_add(of_groups, has, are_numbers, factor[0], sizes, np.uint16(0), rows)
+    elif rounding == FLOAT16:
+        _scale_and_add(of_groups, has, are_numbers, factor[0], sizes, np.int16(0), rows)
+    else:
+        _scale_and_add(of_groups, has, are_numbers, factor[0], sizes, np.float32(0), rows)
 
 
 @exact
-def _multiply_groups(
-    places: Any, scale: Any, scale_levels: Any, zero: Any, group_size: int, width: int, like: Any, numbers: Any
-) -> None:
-    """Subtract the integer of its group from each level, and multiply it by the scale of the group."""
-    for r in range(len(places)):
-        row, n, less = numbers[r], places[r], np.float32(0)
-        for group in range(scale.shape[1]):
-            to = row[group * group_size : min((group + 1) * group_size, width)]
-            step = number_of(scale[min(n, len(scale) - 1), group], scale_levels)
-            if scale.itemsize > 1:
-                step = rounded(step, like[0])
-            if len(zero) > 0:
-                less = np.float32(zero[min(n, len(zero) - 1), group])
-            for i in range(len(to)):
-                to[i] = rounded((to[i] - less) * step, like[0])
+def _read_groups(places: Any, stored: Any, number_type: int, levels: Any, to: Any) -> None:
+    """Write the numbers of the groups of some rows in float32; nothing if none are stored."""
+    if len(stored) == 0:
+        return
+    if number_type == FLOAT32:
+        _widen_groups(places, stored.view(np.float32), levels, to)
+    elif number_type == BFLOAT16:
+        _widen_groups(places, stored.view(np.uint16), levels, to)
+    elif number_type == FLOAT16:
+        _widen_groups(places, stored.view(np.int16), levels, to)
+    elif number_type == CODES:
+        _widen_groups(places, stored, levels, to)
+    elif number_type == INT8:
+        _copy_groups(places, stored.view(np.int8), to)
+    else:
+        _copy_groups(places, stored.view(np.int16), to)
 
 
 @exact
-def _add_groups(
-    places: Any, bias: Any, levels: Any, factor: Any, group_size: int, width: int, like: Any, numbers: Any
-) -> None:
-    """Multiply each product by a factor, and add the number of its group."""
+def _widen_groups(places: Any, stored: Any, levels: Any, to: Any) -> None:
+    """Write the numbers of the groups of some rows, or of the only row, in float32."""
     for r in range(len(places)):
-        row, n, more = numbers[r], places[r], np.float32(-0.0)
-        for group in range((width + group_size - 1) // group_size):
-            to = row[group * group_size : min((group + 1) * group_size, width)]
-            if len(bias) > 0:
-                more = number_of(bias[min(n, len(bias) - 1), group], levels)
+        row, numbers = stored[min(places[r], len(stored) - 1)], to[r]
+        for group in range(len(numbers)):
+            numbers[group] = number_of(row[group], levels)
+
+
+@exact
+def _copy_groups(places: Any, stored: Any, to: Any) -> None:
+    """Write the integers of the groups of some rows, or of the only row, in float32."""
+    for r in range(len(places)):
+        row, numbers = stored[min(places[r], len(stored) - 1)], to[r]
+        for group in range(len(numbers)):
+            numbers[group] = np.float32(row[group])
+
+
+@exact
+def _scale_and_add(
+    of_groups: Any, has: Any, are_numbers: bool, factor: float, sizes: Any, like: Any, numbers: Any
+) -> None:
+    """Subtract the integer of its group from each level, multiply it by scale and factor, and add a number."""
+    (has_zero, has_bias), (group_size, width) = has, sizes
+    for r in range(len(numbers)):
+        row, less = numbers[r], np.float32(0)
+        for group in range(of_groups.shape[2]):
+            to, step = row[group * group_size : min((group + 1) * group_size, width)], of_groups[0, r, group]
+            if are_numbers:
+                step = rounded(step, like)
+            if has_zero:
+                less = of_groups[1, r, group]
             for i in range(len(to)):
-                to[i] = rounded(to[i] * factor + more, like[0])
+                to[i] = rounded((to[i] - less) * step, like)
+    if not has_bias and factor == 1:
+        return
+    for r in range(len(numbers)):
+        row, more = numbers[r], np.float32(-0.0)
+        for group in range(of_groups.shape[2]):
+            to = row[group * group_size : min((group + 1) * group_size, width)]
+            if has_bias:
+                more = of_groups[2, r, group]
+            for i in range(len(to)):
+                to[i] = rounded(to[i] * factor + more, like)
 
 
 @exact
