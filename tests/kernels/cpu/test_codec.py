@@ -5,13 +5,12 @@ from unittest.mock import Mock
 import pytest
 import torch
 from covering import cases
-from stored_cases import CASES, OTHER_ROWS, VOCAB_SIZE
+from stored_cases import CASE_NAMES, OTHER_ROWS, VOCAB_SIZE, rows_of
 from torch import Tensor
 
 from embedlayer.formats import compiled
 from embedlayer.formats.codec import E2M1, E2M3, E4M3, E8M0, Codec, shifted, signed, unsigned
 from embedlayer.formats.mlx import MLXAffineRows
-from embedlayer.formats.recognition import recognise
 from embedlayer.formats.stored import StoredRows
 from embedlayer.kernels import kernels_disabled
 from embedlayer.tables.stored_embedding import StoredEmbedding
@@ -86,17 +85,13 @@ def test_rows_have_the_bits_of_the_definition(levels, scales, sizes, rounding, o
         assert numbers_of_ids is not None
         assert have_same_bits(numbers, codec.decode().to(dtype))
         assert have_same_bits(numbers_of_ids, numbers[ids])
+    assert len(compiled._KERNELS[Codec]._compiled) == 1
 
 
-@pytest.fixture(params=[*CASES, *OTHER_ROWS])
+@pytest.fixture(params=[*CASE_NAMES, *OTHER_ROWS])
 def stored(request: pytest.FixtureRequest) -> StoredRows:
     """Stored rows of every format."""
-    if request.param in OTHER_ROWS:
-        return OTHER_ROWS[request.param]()
-    case = CASES[request.param]()
-    recognised = recognise(case.module)
-    assert recognised is not None
-    return recognised[0].read(case.module, recognised[1])
+    return rows_of(request.param)
 
 
 def test_rows_of_every_format_have_the_bits_of_the_definition(stored: StoredRows) -> None:
@@ -117,6 +112,7 @@ def test_logits_of_few_tokens_are_products_with_the_rows_of_every_format(stored:
             assert (logits.dtype, logits.is_contiguous()) == (torch.float32, True)
             tolerance = 1e-6 * (hidden.double().abs() @ rows.abs().T)
             assert ((logits.double() - hidden.double() @ rows.T).abs() <= tolerance).all()
+    assert all(len(each._compiled) <= 1 for each in compiled._KERNELS.values())  # once for all formats and dtypes
 
 
 def table_of(vocab_size: int = VOCAB_SIZE) -> StoredEmbedding:
