@@ -4,18 +4,20 @@ Each case is built by the library itself, and so are the numbers that its rows m
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from covering import some
 from torch import Tensor
 
 from embedlayer import QuantizedEmbedding
 from embedlayer.formats import GGUFBlocks
 from embedlayer.formats.gguf import GGUFRows
+from embedlayer.formats.recognition import recognise
 from embedlayer.formats.stored import StoredModule, StoredRows
 from embedlayer.formats.torchao import CODES, SCALE
 from embedlayer.io.safetensors_files import DTYPE_NAMES, TensorInfo
@@ -444,6 +446,39 @@ def _intx_case(rows: Tensor, bits: int, mapping: str = "ASYMMETRIC") -> StoredCa
 
 CASES: dict[str, Callable[[], StoredCase]] = {**_mlx_cases(), **_compressed_cases(), **_other_cases()}
 """A function that builds each case, by name. A library that is not installed skips the test by its name."""
+
+
+def _in_one_dtype() -> list[str]:
+    """Return the names of the cases, of those that differ in their data type one: of the next ones in the next type."""
+    layouts: dict[str, list[str]] = {}
+    for name in CASES:
+        layout, _, dtype = name.rpartition(", ")
+        layouts.setdefault(layout if dtype in DTYPES else name, []).append(name)
+    return [names[place % len(names)] for place, names in enumerate(layouts.values())]
+
+
+CASE_NAMES = some(_in_one_dtype(), CASES)
+"""The names of all cases; those of a layout in other data types are `long`."""
+
+
+@cache
+def built(name: str) -> StoredCase:
+    """Return a case that is built once, for tests that do not write to its tensors."""
+    return CASES[name]()
+
+
+def read(case: StoredCase) -> StoredRows:
+    """Return the stored rows of a case."""
+    recognised = recognise(case.module)
+    assert recognised is not None
+    record, vocab_size = recognised
+    return record.read(case.module, vocab_size)
+
+
+@cache
+def rows_of(name: str) -> StoredRows:
+    """Return the stored rows of a case or of `OTHER_ROWS`, for tests that do not write to them."""
+    return OTHER_ROWS[name]() if name in OTHER_ROWS else read(built(name))
 
 
 def _own(bits: int, **options: Any) -> StoredRows:

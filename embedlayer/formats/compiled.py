@@ -1,22 +1,21 @@
 """Compiled kernels of stored rows: their numbers, which `StoredRows.dequantise` defines, and logits of few tokens."""
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from embedlayer.formats.codec import Codec, SuperBlocks
 from embedlayer.formats.stored import StoredRows
-from embedlayer.kernels.kernel import Argument, Kernel
+from embedlayer.kernels.kernel import NUMBER_TYPES, Argument, Kernel, as_array
 
 FEW_TOKENS = 8
 """Most tokens that a compiled kernel multiplies by the stored rows; of more, dequantised blocks are multiplied."""
 
 CLAIMED_NUMEL = 1 << 16  # numbers that a thread claims at once
 _NUMBERS_AT_ONCE = 1 << 20  # numbers that are dequantised at once by torch operators
-_DECODE, _LOGITS = (
-    {Codec: Kernel("codec", name), SuperBlocks: Kernel("codec", of_blocks)}
-    for name, of_blocks in (("decode", "decode_super_blocks"), ("logits", "logits_of_super_blocks"))
-)
+_KERNELS = {Codec: Kernel("codec", "read_rows"), SuperBlocks: Kernel("codec", "read_super_blocks")}
 _PAIRS = torch.stack([torch.arange(256, device="cpu") & 15, torch.arange(256, device="cpu") >> 4], dim=1)
 
 
@@ -28,13 +27,13 @@ def decoded(
     They have the bits of `codec.decode()[ids].to(dtype)`; the bytes of these rows only are read. The result is `None`
     if no kernel can run, or there is no codec.
     """
-    if codec is None or not (kernel := _DECODE[type(codec)]).applies(ids, codec.codes):
+    if codec is None or not _KERNELS[type(codec)].applies(ids, codec.codes):
         return None
     out_dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
     out = torch.empty(len(codec.codes if ids is None else ids), codec.embed_dim, dtype=out_dtype)
     places = torch.empty(0, dtype=torch.int64) if ids is None else ids.long().contiguous()
-    is_run = kernel.run(len(out), places, *_arguments(codec), out, block=_block(codec))
-    return out.to(dtype) if is_run else None
+    no_tokens = torch.empty(0, codec.embed_dim)
+    return out.to(dtype) if _run(codec, places, no_tokens, out) else None
 
 
 def read_rows(stored: StoredRows, dtype: torch.dtype, ids: Int[Tensor, " N"] | None = None) -> Float[Tensor, "N D"]:
@@ -62,11 +61,11 @@ def logits_of_few_tokens(x: Float[Tensor, "N D"], stored: StoredRows) -> Float[T
     if len(x) > FEW_TOKENS or x.dtype != torch.float32 or stored.device.type != "cpu":
         return None
     codec = stored.codec(x.dtype)
-    if codec is None or not _LOGITS[type(codec)].applies(x, codec.codes):
+    if codec is None or not _KERNELS[type(codec)].applies(x, codec.codes):
         return None
     out = torch.empty(len(codec.codes), len(x))
-    is_run = _LOGITS[type(codec)].run(len(out), x.contiguous(), *_arguments(codec), out, block=_block(codec))
-    return tokens_first(out) if is_run else None
+    all_rows = torch.empty(0, dtype=torch.int64)
+    return tokens_first(out) if _run(codec, all_rows, x.contiguous(), out) else None
 
 
 def tokens_first(products: Float[Tensor, "V N"]) -> Float[Tensor, "N V"]:
@@ -74,9 +73,10 @@ def tokens_first(products: Float[Tensor, "V N"]) -> Float[Tensor, "N V"]:
     return products.T.clone(memory_format=torch.contiguous_format)
 
 
-def _block(codec: Codec | SuperBlocks) -> int:
-    """Return the number of rows that a thread claims at once."""
-    return max(1, CLAIMED_NUMEL // codec.embed_dim)
+def _run(codec: Codec | SuperBlocks, ids: Tensor, x: Tensor, out: Tensor) -> bool:
+    """Run the kernel of a codec, and return whether it could be compiled; a thread claims some rows at once."""
+    block = max(1, CLAIMED_NUMEL // codec.embed_dim)
+    return _KERNELS[type(codec)].run(len(out), ids, x, *_arguments(codec), *_bytes(out), block=block)
 
 
 def _arguments(codec: Codec | SuperBlocks) -> tuple[Argument, ...]:
@@ -84,20 +84,19 @@ def _arguments(codec: Codec | SuperBlocks) -> tuple[Argument, ...]:
     if isinstance(codec, SuperBlocks):
         return codec.codes.contiguous(), codec.bits
     whole = codec.whole_numbers()
-    levels = codec.levels if whole or codec.bits != 4 else codec.levels[_PAIRS].view(torch.int64).flatten()
+    levels = codec.levels if whole or codec.bits != 4 else codec.levels[_PAIRS].flatten()
     scale_levels = codec.levels if codec.scale_levels is None else codec.scale_levels
-    zero = torch.empty(0, 0, dtype=torch.int8) if codec.zero is None else _one_row(codec.zero)
-    bias = torch.empty(0, 0, dtype=codec.scale.dtype) if codec.bias is None else _one_row(codec.bias)
-    scale, bias, like = _bits(_one_row(codec.scale)), _bits(bias), _bits(torch.empty(1, dtype=codec.rounding))
-    stored = codec.codes.contiguous(), levels, scale, scale_levels, zero, bias, torch.tensor([codec.factor]), like
-    return stored, (codec.bits, codec.group_size, *(whole or (-1, 0)))
+    (scale, scale_type), (zero, zero_type), (bias, _) = map(_bytes, (codec.scale, codec.zero, codec.bias))
+    stored = codec.codes.contiguous(), levels, scale, scale_levels, zero, bias, torch.tensor([codec.factor])
+    types = scale_type, zero_type, NUMBER_TYPES.index(codec.rounding)
+    return stored, (codec.bits, codec.group_size, codec.scale.shape[1], *(whole or (-1, 0)), *types)
 
 
-def _one_row(numbers: Tensor) -> Tensor:
-    """Return numbers of groups, of one row if all rows share them."""
-    return (numbers[:1] if numbers.stride(0) == 0 else numbers).contiguous()
-
-
-def _bits(numbers: Tensor) -> Tensor:
-    """Return float16 numbers as their bits, int16: NumPy's float16 fits no kernel."""
-    return numbers.view(torch.int16) if numbers.dtype == torch.float16 else numbers
+def _bytes(numbers: Tensor | None) -> tuple[NDArray[np.uint8], int]:
+    """Return the bytes of numbers, of one row if all rows share them, and the index of their type."""
+    if numbers is None:
+        return np.empty((0, 0), np.uint8), 0
+    one = (numbers[:1] if numbers.stride(0) == 0 else numbers).contiguous()
+    if one.dtype not in NUMBER_TYPES:
+        one = one.to(torch.float32)
+    return as_array(one).view(np.uint8), NUMBER_TYPES.index(one.dtype)

@@ -38,7 +38,8 @@ from embedlayer.core.forks import call_in_forked_processes, lock_held_at_forks
 from embedlayer.core.torch_state import fusible, is_dispatch_mode_active, plain_operators_only
 from embedlayer.kernels.gpu.availability import triton_refusal
 
-Argument = Tensor | NDArray[Any] | int | float | bool | tuple[int, ...] | tuple[float, ...] | tuple[Tensor, ...]
+Array = Tensor | NDArray[Any]
+Argument = Array | int | float | bool | tuple[int, ...] | tuple[float, ...] | tuple[Array, ...]
 Work = Callable[[int, int], object]
 
 OLDEST_NUMBA = (0, 61)
@@ -65,6 +66,9 @@ TYPES = {
     torch.uint64: "=u8",
 }
 """NumPy's type strings of dtypes; uint16 for bfloat16, which NumPy lacks."""
+
+NUMBER_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.int8, torch.int16)
+"""Dtypes that a kernel tells apart by their index here, when it runs; numba would compile it for each of them."""
 
 NUMBA_IS_INSTALLED = sys.modules.get("numba", find_spec) is not None and find_spec("numba") is not None
 """Whether numba is installed; the check would end a graph of `torch.compile`."""
@@ -316,7 +320,7 @@ class _Memory:
         }
 
 
-def _as_array(x: Tensor) -> np.ndarray[Any, Any]:
+def as_array(x: Tensor) -> np.ndarray[Any, Any]:
     """Return a NumPy array over the memory of a contiguous tensor; bfloat16 as uint16."""
     assert x.is_contiguous()
     if x.numel() == 0:  # before NumPy 2.4 no array has the null pointer of an empty tensor
@@ -328,7 +332,7 @@ def _as_arrays(argument: Any) -> Any:
     """Return tensors as arrays, also those of a tuple; other arguments as they are."""
     if isinstance(argument, tuple):
         return tuple(_as_arrays(each) for each in argument)
-    return _as_array(argument) if isinstance(argument, Tensor) else argument
+    return as_array(argument) if isinstance(argument, Tensor) else argument
 
 
 def _type_of(argument: Any) -> object:

@@ -8,40 +8,32 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from stored_cases import CASES, NAME, OTHER_ROWS, StoredCase
+from stored_cases import CASE_NAMES, NAME, OTHER_ROWS, StoredCase, built, read, rows_of
 from torch import Tensor
 
 from embedlayer import QuantizedEmbedding
 from embedlayer.core.errors import CheckpointError
 from embedlayer.formats import GGUFBlocks
 from embedlayer.formats.quantized import QuantizedRows
-from embedlayer.formats.recognition import recognise
 from embedlayer.formats.stored import StoredModule, StoredRows
 
 NEW_FILE = StoredModule(NAME, {}, {}.__getitem__, {}, {})
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=CASE_NAMES)
 def case(request: pytest.FixtureRequest) -> StoredCase:
-    return CASES[request.param]()
+    return built(request.param)
 
 
-@pytest.fixture(params=[*CASES, *OTHER_ROWS])
+@pytest.fixture(params=[*CASE_NAMES, *OTHER_ROWS])
 def stored(request: pytest.FixtureRequest) -> StoredRows:
     """Stored rows of every format that quantises: of other libraries, of our own, and blocks of GGUF."""
-    rows = OTHER_ROWS[request.param]() if request.param in OTHER_ROWS else read(CASES[request.param]())
+    rows = rows_of(request.param)
     if not rows.format.can_quantise:
         with pytest.raises(CheckpointError, match="are not quantised to"):
             rows.quantised(torch.zeros(1, rows.shape[1]))
         pytest.skip("no function quantises to this format")
     return rows
-
-
-def read(case: StoredCase) -> StoredRows:
-    recognised = recognise(case.module)
-    assert recognised is not None
-    record, vocab_size = recognised
-    return record.read(case.module, vocab_size)
 
 
 def new_rows(stored: StoredRows) -> Tensor:

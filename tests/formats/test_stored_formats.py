@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from stored_cases import CASES, NAME, OTHER_ROWS, StoredCase
+from stored_cases import CASE_NAMES, CASES, NAME, OTHER_ROWS, StoredCase, built, read, rows_of
 from torch import Tensor
 
 from embedlayer.core.class_identifiers import KINDS
@@ -36,27 +36,20 @@ ONE_OF_EACH = [
 ]
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=CASE_NAMES)
 def case(request: pytest.FixtureRequest) -> StoredCase:
-    return CASES[request.param]()
+    return built(request.param)
 
 
 @pytest.fixture(params=ONE_OF_EACH)
 def one_of_each(request: pytest.FixtureRequest) -> StoredCase:
-    return CASES[request.param]()
+    return built(request.param)
 
 
 @pytest.fixture(params=[*ONE_OF_EACH, *OTHER_ROWS])
 def stored(request: pytest.FixtureRequest) -> StoredRows:
     """Stored rows of every format: of other libraries, of our own, and blocks of GGUF."""
-    return OTHER_ROWS[request.param]() if request.param in OTHER_ROWS else read(CASES[request.param]())
-
-
-def read(case: StoredCase) -> StoredRows:
-    recognised = recognise(case.module)
-    assert recognised is not None
-    record, vocab_size = recognised
-    return record.read(case.module, vocab_size)
+    return rows_of(request.param)
 
 
 def have_same_bits(left: Tensor, right: Tensor) -> bool:

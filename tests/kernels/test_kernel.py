@@ -9,11 +9,11 @@ import time
 
 import pytest
 import torch
-from covering import some
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from embedlayer.kernels import kernel as kernels
 from embedlayer.kernels.kernel import Kernel, kernels_disabled
+from embedlayer.positions.rotary import rotation as rotation_module
 from embedlayer.positions.rotary.embedding import RotaryEmbedding
 from embedlayer.positions.rotary.rotation import apply_rotary, fused_apply_rotary
 
@@ -124,11 +124,6 @@ def test_kernels_survive_fork_and_forkserver_and_the_end_of_the_interpreter(tmp_
 
 
 FALLBACKS = {
-    "missing": (
-        "sys.modules['numba'] = None",
-        "numba is not installed. For the kernels: pip install 'embedlayer[fast]'",
-    ),
-    "too old": ("import numba; numba.__version__ = '0.9.1'", "numba 0.9.1 is older than"),
     "unwritable cache": (
         """
         from numba.core.caching import _CacheLocator
@@ -149,8 +144,34 @@ FALLBACKS = {
 }
 
 
-@pytest.mark.parametrize("case", some(["missing"], FALLBACKS))
-def test_torch_operators_are_used_after_one_line_in_the_log_where_kernels_cannot_be_had(case) -> None:
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [
+        (None, "numba is not installed. For the kernels: pip install 'embedlayer[fast]'"),
+        ("0.9.1", "numba 0.9.1 is older than"),
+    ],
+)
+def test_torch_operators_are_used_after_one_line_in_the_log_where_numba_is_missing_or_too_old(
+    version, reason, other_failure, caplog, monkeypatch
+) -> None:
+    if version is None:
+        monkeypatch.setitem(sys.modules, "numba", None)
+    else:
+        monkeypatch.setattr(numba, "__version__", version)
+    monkeypatch.setattr(rotation_module, "ROTATE_HALF_SPLIT", Kernel("rotary", "rotate_half_split"))
+    x, cos, sin = torch.randn(1, 8, 600, 64), torch.randn(600, 32), torch.randn(600, 32)
+    for each in (x, x, x.bfloat16()):
+        assert torch.equal(fused_apply_rotary(each, cos, sin), apply_rotary(each, cos, sin))
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.message.startswith("Compiled CPU kernels are off, torch operators are used instead: ")
+    assert reason in record.message
+    assert other_failure.reason in record.message
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", FALLBACKS)
+def test_so_they_are_where_the_cache_cannot_be_used(case) -> None:
     preparation, reason = FALLBACKS[case]
     script = """
         import torch
@@ -217,8 +238,8 @@ def test_storage_of_tensors_that_a_kernel_read_can_still_be_resized() -> None:
     fused_apply_rotary(x, cos, sin)
     fused_apply_rotary(x[:, :, :0], cos[:0], sin[:0])
     x.untyped_storage().resize_(0)  # as FSDP frees memory
-    assert kernels._as_array(torch.zeros(0, 3, dtype=torch.bfloat16)).shape == (0, 3)
-    array = kernels._as_array(torch.ones(1000))
+    assert kernels.as_array(torch.zeros(0, 3, dtype=torch.bfloat16)).shape == (0, 3)
+    array = kernels.as_array(torch.ones(1000))
     assert array.sum() == 1000  # the array keeps the memory
 
 

@@ -38,7 +38,7 @@ def test_rows_are_those_of_the_definition_bit_for_bit(backend, kind, width, dtyp
 
 
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
-@cases("kind, width, dtype, tokens", KINDS, WIDTHS, DTYPES, (2, 3), pairs=["kind, width"])
+@cases("kind, width, dtype, tokens", KINDS, WIDTHS, DTYPES, (2, 3), pairs=["width, dtype"])
 def test_logits_are_no_worse_than_products_of_dequantised_rows(backend, kind, width, dtype, tokens) -> None:
     assert_logits_are_no_worse_than_the_products(backend, kind, width, dtype, tokens)
 

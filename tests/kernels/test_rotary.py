@@ -53,8 +53,7 @@ MEMORY: dict[str, Callable[[tuple[int, ...]], Tensor]] = {
 
 
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
-@pytest.mark.parametrize("memory", MEMORY)
-@pytest.mark.parametrize("interleaved", [False, True])
+@cases("memory, interleaved", MEMORY, [False, True])
 def test_any_memory_is_read_and_nothing_is_written_to(backend, memory, interleaved) -> None:
     position = RotaryEmbedding(32, rotary_dim=24, interleaved=interleaved)
     for batch in ((2,), ()):

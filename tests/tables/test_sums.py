@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from covering import cases
 from kernel_paths import BRANCHES, on_branch
 from kinds import EMBED_DIM, LOOKUP_TABLES, VOCAB_SIZE
 from torch import Tensor, nn
@@ -59,16 +60,18 @@ def test_each_kind_of_table_adds_its_vectors_one_after_another(
         torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "row_sparse"),
+@cases(
+    "kind, layout, weighted, branch",
     [*((each, False) for each in DTYPES), *((each, True) for each in DTYPES[:3])],  # torch adds no sparse float16
+    BOUNDS,
+    (False, True),
+    BRANCHES,
+    pairs=["kind, branch", "layout, branch", "weighted, branch", "layout, weighted", "kind, layout"],
 )
-@all_bounds
-@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
-@pytest.mark.parametrize("branch", BRANCHES)
 def test_sums_and_gradients_are_those_of_the_definition(
-    dtype: torch.dtype, row_sparse: bool, bounds: Tensor | None, weighted: bool, branch: str, both_paths: str
+    kind: tuple[torch.dtype, bool], layout: str, weighted: bool, branch: str, both_paths: str
 ) -> None:
+    (dtype, row_sparse), bounds = kind, BOUNDS[layout]
     table, ids = TokenEmbedding(VOCAB_SIZE, EMBED_DIM, 0, row_sparse=row_sparse, dtype=dtype), ids_for(bounds)
     with torch.no_grad():
         table.weight.normal_()

@@ -3,88 +3,95 @@
 `embedlayer.formats.codec.Codec.decode` defines the numbers, bit for bit: each step is rounded, and no product and sum
 are contracted. Some rows are computed at once, in passes over a buffer that stays in the cache. No function is called
 for a single row: passing arrays takes as long as computing one.
+
+Numbers of groups and results are passed as bytes, with the indices of their types in `NUMBER_TYPES`: a kernel is
+compiled once for all formats.
 """
 
 from typing import Any
 
 import numpy as np
 
-from embedlayer.kernels.cpu.numbers import exact, half, narrow, number_of, prefetch, reduction, rounded, word_at
+from embedlayer.kernels.cpu.numbers import exact, half, narrow, prefetch, reduction, rounded, widen, word_at
+from embedlayer.kernels.kernel import NUMBER_TYPES
 
+FLOAT32, BFLOAT16, FLOAT16, CODES, INT8, INT16 = range(len(NUMBER_TYPES))
 NUMBERS_AT_ONCE = 1 << 14
 """Numbers of the rows that are computed at once, at least one row."""
 
 
 @exact
-def decode(start: int, stop: int, ids: Any, stored: Any, sizes: Any, out: Any) -> None:
+def read_rows(start: int, stop: int, ids: Any, x: Any, stored: Any, sizes: Any, out: Any, out_type: int) -> None:
     """Write the numbers of the rows of the IDs at places `start` to `stop - 1`; without IDs, of the rows themselves.
 
+    With tokens, write the products of these rows and the tokens. One function does both: it is compiled once.
+
     Args:
         start: First place.
         stop: Last place + 1.
         ids: IDs that were checked, `(N,)`, or an empty array.
+        x: Hidden states of few tokens, float32, `(T, D)`; none for the numbers.
         stored: Packed codes, uint8, `(V, bytes)`. Number of each code, float32; for codes of 4 bits whose numbers are
-            not whole, the two numbers of each byte as int64. Scales, `(V, G)` or `(1, G)`: float32, bfloat16 as uint16,
-            the bits of float16 as int16, or codes, uint8. Number of each code of a scale, float32. Integers that are
-            subtracted from levels, and numbers that are added, like scales; without rows if there are none. Factor of
-            products, float32, `(1,)`. An element of the type to which numbers are rounded.
-        sizes: Bits of a code; columns of a group; and for levels `(code ^ flip) - middle` these two, else a `flip` of
-            -1.
-        out: Result, `(N, D)`.
+            not whole, the two numbers of each byte. Bytes of scales of all rows or of one that all share. Number of
+            each code of a scale, float32. Bytes of integers that are subtracted from levels, and of numbers that are
+            added, like scales; without rows if there are none. Factor of products, float32, `(1,)`.
+        sizes: Bits of a code; columns of a group; groups of a row; for levels `(code ^ flip) - middle` these two, else
+            a `flip` of -1; types of scales and of what is added, and of what is subtracted; and type to which numbers
+            are rounded.
+        out: Bytes of the numbers, `(N, D)`, or of the products, `(N, T)`.
+        out_type: Type of the numbers, float32 or bfloat16; of products float32.
     """
-    width, buffers = out.shape[1], _buffers(out.shape[1], stored[0].shape[1])
-    for first in range(start, stop, len(buffers[0])):
-        places = _places(first, stop, ids, stored[0], buffers)
-        _decode_rows(places, stored, sizes, width, buffers)
-        _store(buffers[0], out[first : first + len(places)])
+    codes, levels, scale, scale_levels, zero, bias, factor = stored
+    bits, group_size, groups, flip, middle, scale_type, zero_type, rounding = sizes
+    buffers, width = _buffers(x.shape[1], codes.shape[1]), x.shape[1]
+    numbers, order, _, packed, unpacked = buffers
+    scales, of_groups = np.empty((len(numbers), groups), np.float32), np.empty((len(numbers), groups), np.float32)
+    for first in range(start, stop, len(numbers)):
+        places = _places(first, stop, ids, codes, buffers)
+        if bits == 4 and flip < 0:
+            _look_up(places, codes, levels.view(np.int64), numbers.view(np.int64))
+        elif bits == 8:
+            _write_levels(places, codes, levels, flip, middle, numbers)
+        else:
+            if bits == 4:
+                _unpack_pairs(places, codes, unpacked.view(np.uint16))
+            else:
+                _unpack(places, codes, bits, packed, unpacked.view(np.uint64))
+            _write_levels(order[: len(places)], unpacked, levels, flip, middle, numbers)
+        rows = numbers[: len(places)]
+        _read_groups(places, scale, scale_type, scale_levels, scales)
+        if scale_type != CODES:
+            _round(scales, rounding)
+        _read_groups(places, zero, zero_type, scale_levels, of_groups)
+        _multiply_groups(rows, scales, of_groups, len(zero) > 0, group_size, width)
+        if len(bias) > 0 or factor[0] != 1:
+            _round(rows, rounding)
+            _read_groups(places, bias, scale_type, scale_levels, of_groups)
+            _add_groups(rows, of_groups, len(bias) > 0, factor[0], group_size, width)
+        if rounding != out_type:  # else they are rounded when they are stored
+            _round(rows, rounding)
+        _store(numbers, x, out[first : first + len(places)], out_type)
 
 
 @exact
-def logits(start: int, stop: int, x: Any, stored: Any, sizes: Any, out: Any) -> None:
-    """Multiply the rows `start` to `stop - 1` by few tokens.
-
-    Args:
-        start: First row.
-        stop: Last row + 1.
-        x: Hidden states, float32, `(N, D)`.
-        stored: See `decode`.
-        sizes: See `decode`.
-        out: Products, float32, `(V, N)`.
-    """
-    width, buffers = x.shape[1], _buffers(x.shape[1], stored[0].shape[1])
-    for first in range(start, stop, len(buffers[0])):
-        places = _places(first, stop, buffers[1][:0], stored[0], buffers)
-        _decode_rows(places, stored, sizes, width, buffers)
-        multiply(buffers[0], x, out[first : first + len(places)])
-
-
-@exact
-def decode_super_blocks(start: int, stop: int, ids: Any, packed: Any, bits: int, out: Any) -> None:
-    """Write numbers as `decode` does, of rows in blocks of 256 columns: GGUF's `Q4_K`, `Q5_K` and `Q6_K`.
+def read_super_blocks(start: int, stop: int, ids: Any, x: Any, packed: Any, bits: int, out: Any, out_type: int) -> None:
+    """Write numbers or products as `read_rows` does, of blocks of 256 columns: GGUF's `Q4_K`, `Q5_K` and `Q6_K`.
 
     Args:
         start: First place.
         stop: Last place + 1.
-        ids: IDs that were checked, `(N,)`, or an empty array.
+        ids: See `read_rows`.
+        x: See `read_rows`.
         packed: Stored rows, uint8, `(V, bytes)`.
         bits: Bits of a code: 4, 5 or 6.
-        out: Result, `(N, D)`.
+        out: See `read_rows`.
+        out_type: See `read_rows`.
     """
-    buffers = _buffers(out.shape[1], 0)
+    buffers = _buffers(x.shape[1], 0)
     for first in range(start, stop, len(buffers[0])):
         places = _places(first, stop, ids, packed, buffers)
         _decode_blocks(places, packed, bits, buffers[0])
-        _store(buffers[0], out[first : first + len(places)])
-
-
-@exact
-def logits_of_super_blocks(start: int, stop: int, x: Any, packed: Any, bits: int, out: Any) -> None:
-    """Multiply rows as `logits` does; `packed` and `bits` are those of `decode_super_blocks`."""
-    buffers = _buffers(x.shape[1], 0)
-    for first in range(start, stop, len(buffers[0])):
-        places = _places(first, stop, buffers[1][:0], packed, buffers)
-        _decode_blocks(places, packed, bits, buffers[0])
-        multiply(buffers[0], x, out[first : first + len(places)])
+        _store(buffers[0], x, out[first : first + len(places)], out_type)
 
 
 @reduction
@@ -109,7 +116,10 @@ def _buffers(width: int, row_bytes: int) -> Any:
     """
     rows, padded = max(1, NUMBERS_AT_ONCE // width), width + 7 & -8
     numbers, codes = np.empty((rows, padded), np.float32), np.empty((rows, padded), np.uint8)
-    return numbers, np.arange(rows), np.empty(rows, np.int64), np.zeros(row_bytes + 8, np.uint8), codes
+    order = np.empty(rows, np.int64)
+    for row in range(rows):
+        order[row] = row
+    return numbers, order, np.empty(rows, np.int64), np.empty(row_bytes + 8, np.uint8), codes
 
 
 @exact
@@ -127,7 +137,18 @@ def _places(first: int, stop: int, ids: Any, codes: Any, buffers: Any) -> Any:
 
 
 @exact
-def _store(rows: Any, out: Any) -> None:
+def _store(rows: Any, x: Any, out: Any, out_type: int) -> None:
+    """Write float32 numbers, or their products with tokens, to the bytes of numbers of a type."""
+    if len(x) > 0:
+        multiply(rows, x, out.view(np.float32))
+    elif out_type == BFLOAT16:
+        _narrow_rows(rows, out.view(np.uint16))
+    else:
+        _narrow_rows(rows, out.view(np.float32))
+
+
+@exact
+def _narrow_rows(rows: Any, out: Any) -> None:
     """Write float32 numbers in the type of `out`."""
     for n in range(len(out)):
         row, to = rows[n], out[n]
@@ -136,57 +157,68 @@ def _store(rows: Any, out: Any) -> None:
 
 
 @exact
-def _decode_rows(places: Any, stored: Any, sizes: Any, width: int, buffers: Any) -> None:
-    """Write the numbers of some rows in float32, in passes over all of them."""
-    codes, levels, scale, scale_levels, zero, bias, factor, like = stored
-    bits, group_size, flip, middle = sizes
-    numbers, order, _, packed, unpacked = buffers
-    if bits == 4 and flip < 0:
-        _look_up(places, codes, levels, numbers.view(np.int64))
-    elif bits == 8:
-        _write_levels(places, codes, levels, flip, middle, numbers)
-    else:
-        if bits == 4:
-            _unpack_pairs(places, codes, unpacked.view(np.uint16))
-        else:
-            _unpack(places, codes, bits, packed, unpacked.view(np.uint64))
-        _write_levels(order[: len(places)], unpacked, levels, flip, middle, numbers)
-    _multiply_groups(places, scale, scale_levels, zero, group_size, width, like, numbers)
-    if len(bias) > 0 or factor[0] != 1:
-        _add_groups(places, bias, scale_levels, factor[0], group_size, width, like, numbers)
+def _read_groups(places: Any, stored: Any, number_type: int, levels: Any, to: Any) -> None:
+    """Write the numbers of the groups of some rows, or of the only row, in float32; nothing if none are stored."""
+    for r in range(len(places) if len(stored) > 0 else 0):
+        row, numbers = stored[min(places[r], len(stored) - 1)], to[r]
+        for group in range(len(numbers)):
+            if number_type == CODES:
+                numbers[group] = levels[row[group]]
+            elif number_type == INT8:
+                numbers[group] = np.float32(np.int8(row[group]))
+            elif number_type == FLOAT32:
+                low = np.uint32(row[4 * group]) | np.uint32(row[4 * group + 1]) << np.uint32(8)
+                high = np.uint32(row[4 * group + 2]) | np.uint32(row[4 * group + 3]) << np.uint32(8)
+                numbers[group] = np.uint32(low | high << np.uint32(16)).view(np.float32)
+            else:
+                bits = np.uint16(np.uint16(row[2 * group]) | np.uint16(row[2 * group + 1]) << np.uint16(8))
+                if number_type == BFLOAT16:
+                    numbers[group] = widen(bits)
+                elif number_type == FLOAT16:
+                    numbers[group] = half(bits)
+                else:
+                    numbers[group] = np.float32(np.int16(bits))
 
 
 @exact
-def _multiply_groups(
-    places: Any, scale: Any, scale_levels: Any, zero: Any, group_size: int, width: int, like: Any, numbers: Any
-) -> None:
+def _round(rows: Any, number_type: int) -> None:
+    """Round float32 numbers to a type."""
+    if number_type == BFLOAT16:
+        for r in range(len(rows)):
+            row = rows[r]
+            for i in range(len(row)):
+                row[i] = rounded(row[i], np.uint16(0))
+    elif number_type == FLOAT16:
+        for r in range(len(rows)):
+            row = rows[r]
+            for i in range(len(row)):
+                row[i] = rounded(row[i], np.int16(0))
+
+
+@exact
+def _multiply_groups(rows: Any, scales: Any, zeros: Any, has_zeros: bool, group_size: int, width: int) -> None:
     """Subtract the integer of its group from each level, and multiply it by the scale of the group."""
-    for r in range(len(places)):
-        row, n, less = numbers[r], places[r], np.float32(0)
-        for group in range(scale.shape[1]):
-            to = row[group * group_size : min((group + 1) * group_size, width)]
-            step = number_of(scale[min(n, len(scale) - 1), group], scale_levels)
-            if scale.itemsize > 1:
-                step = rounded(step, like[0])
-            if len(zero) > 0:
-                less = np.float32(zero[min(n, len(zero) - 1), group])
+    for r in range(len(rows)):
+        row, less = rows[r], np.float32(0)
+        for group in range(scales.shape[1]):
+            to, step = row[group * group_size : min((group + 1) * group_size, width)], scales[r, group]
+            if has_zeros:
+                less = zeros[r, group]
             for i in range(len(to)):
-                to[i] = rounded((to[i] - less) * step, like[0])
+                to[i] = (to[i] - less) * step
 
 
 @exact
-def _add_groups(
-    places: Any, bias: Any, levels: Any, factor: Any, group_size: int, width: int, like: Any, numbers: Any
-) -> None:
+def _add_groups(rows: Any, biases: Any, has_biases: bool, factor: float, group_size: int, width: int) -> None:
     """Multiply each product by a factor, and add the number of its group."""
-    for r in range(len(places)):
-        row, n, more = numbers[r], places[r], np.float32(-0.0)
-        for group in range((width + group_size - 1) // group_size):
+    for r in range(len(rows)):
+        row, more = rows[r], np.float32(-0.0)
+        for group in range(biases.shape[1]):
             to = row[group * group_size : min((group + 1) * group_size, width)]
-            if len(bias) > 0:
-                more = number_of(bias[min(n, len(bias) - 1), group], levels)
+            if has_biases:
+                more = biases[r, group]
             for i in range(len(to)):
-                to[i] = rounded(to[i] * factor + more, like[0])
+                to[i] = to[i] * factor + more
 
 
 @exact

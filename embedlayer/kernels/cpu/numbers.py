@@ -15,13 +15,29 @@ from numba import njit, types
 from numba.extending import intrinsic, overload
 from numba.np.arrayobj import make_array
 
-kernel = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+
+def _decorator(fastmath: Any) -> Any:
+    """Return a decorator that compiles a function when it is first called.
+
+    A kernel, whose first arguments are `start` and `stop`, is stored on disk. It contains the functions that it calls,
+    so for these, which only kernels call, nothing is stored, and no calls from Python are compiled.
+    """
+
+    def decorate(function: Any) -> Any:
+        is_kernel = function.__code__.co_varnames[:2] == ("start", "stop")
+        options: Any = {"error_model": "numpy", "no_cpython_wrapper": not is_kernel, "no_cfunc_wrapper": True}
+        return njit(cache=is_kernel, nogil=True, fastmath=fastmath, **options)(function)
+
+    return decorate
+
+
+kernel = _decorator({"contract"})
 """Decorator of a kernel. Products and sums may be contracted; infinities and NaN keep their meaning."""
 
-exact = njit(cache=True, nogil=True, error_model="numpy")
+exact = _decorator(False)
 """Decorator of a kernel whose products and sums are rounded one by one."""
 
-reduction = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+reduction = _decorator({"contract", "reassoc", "nsz"})
 """Decorator of a kernel whose sums may be added in any order, as vector instructions need it."""
 
 
@@ -35,23 +51,6 @@ def _widen(x):
     if x == types.uint16:
         return lambda x: np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32)
     return lambda x: x
-
-
-def number_of(code: Any, levels: Any) -> Any:
-    """Return a stored number as float32: the bits of a bfloat16 are uint16, those of a float16 int16.
-
-    A code, uint8, stands for its entry of `levels`.
-    """
-    raise NotImplementedError
-
-
-@overload(number_of)
-def _number_of(code, levels):
-    if code == types.uint8:
-        return lambda code, levels: levels[code]
-    if code == types.int16:
-        return lambda code, levels: half(np.uint16(code))
-    return lambda code, levels: widen(code)
 
 
 @kernel
