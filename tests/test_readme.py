@@ -104,8 +104,8 @@ def test_every_printed_command_runs_and_succeeds(tmp_path, monkeypatch, capfd) -
             assert (options.module, options.training_script) == (True, "embedlayer")
             with monkeypatch.context() as patch:
                 place = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-                for name, value in place.items():
-                    patch.setenv(name, str(value))
+                for variable, number_or_name in place.items():
+                    patch.setenv(variable, str(number_or_name))
                 code, (shown, errors) = run(*options.training_script_args), capfd.readouterr()
         assert code == 0, f"{command}\n{shown}\n{errors}"
         assert shown.strip(), command

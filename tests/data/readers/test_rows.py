@@ -17,6 +17,7 @@ from corpus_inputs import (
     write_parquet,
     write_stream,
 )
+from covering import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,8 +36,7 @@ TOKENIZERS = {
 }
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
-@pytest.mark.parametrize("name", WRITERS)
+@cases("name, kind", WRITERS, TOKENIZERS)
 def test_each_row_is_a_document_with_the_ids_of_its_text_in_any_number_of_shards(name, kind, tmp_path) -> None:
     tokenizer = TOKENIZERS[kind]
     WRITERS[name](tmp_path / name, TEXTS)
