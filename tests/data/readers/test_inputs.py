@@ -18,10 +18,12 @@ import embedlayer as el
 from embedlayer import TokenCorpus
 
 CALLS = list(product(INPUTS, ["corpus build", "train"]))
-BUILDS = [call for call in CALLS if call[1] == "corpus build"]  # what `train` reads is built by the same function
+BUILDS = [call for call in CALLS if call[1] == "corpus build"]  # `train` reads rows, token IDs and archives as it does
 
 
-@pytest.mark.parametrize(("name", "command"), some([*BUILDS, ("jsonl", "train"), ("tar", "train")], CALLS))
+@pytest.mark.parametrize(
+    ("name", "command"), some([*BUILDS, *((name, "train") for name in ("jsonl", "npy", "tar"))], CALLS)
+)
 def test_each_input_gives_its_documents_or_is_refused_by_its_kind(name, command, tmp_path, capsys) -> None:
     make, expected = INPUTS[name]
     el.tokenization.save_tokenizer(BYTES, tmp_path / "tokenizer.json")
