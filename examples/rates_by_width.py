@@ -41,7 +41,7 @@ def loss_after(corpus: el.TokenCorpus, width: int, rate: float, steps: int, *, t
     return float(list(el.Trainer(model, *corpus.split(0.1), options).run())[-1]["validation_loss"])
 
 
-def main(steps: int, widths: list[int], page: Path | None) -> None:
+def main(steps: int, widths: list[int], rates: list[float], page: Path | None) -> None:
     text = carried_text()[:300_000]
     corpus = el.TokenCorpus.from_text(text, el.train_tokenizer(text, kind="byte"))
     started, rows = time.process_time(), []
@@ -49,14 +49,14 @@ def main(steps: int, widths: list[int], page: Path | None) -> None:
         for tied in (True, False):
             row = {"ends": "tied" if tied else "untied", "parametrization": "muP" if mup else "one rate for all"}
             for width in widths:
-                losses = [loss_after(corpus, width, rate, steps, tied=tied, mup=mup) for rate in RATES]
-                best = min(range(len(RATES)), key=losses.__getitem__)
+                losses = [loss_after(corpus, width, rate, steps, tied=tied, mup=mup) for rate in rates]
+                best = min(range(len(rates)), key=losses.__getitem__)
                 print(row, width, [f"{loss:.3f}" for loss in losses], flush=True)
-                row[f"D = {width}"] = f"{RATES[best]:.2g} ({losses[best]:.3f})"
+                row[f"D = {width}"] = f"{rates[best]:.2g} ({losses[best]:.3f})"
             rows.append(row)
     seconds = time.process_time() - started
     note = (
-        f"\nBest of seven rates, {RATES[0]:.2g} to {RATES[-1]:.2g} by factors of 2, and its loss on held-out text in "
+        f"\nBest of {len(rates)} rates, {rates[0]:.2g} to {rates[-1]:.2g}, and its loss on held-out text in "
         f"nats per byte. {steps} steps of {BATCH_SIZE} x {LENGTH} bytes, seed 0, V = 257, 2 layers, heads of width "
         f"{HEAD_DIM}, base width {BASE} with logit scale {LOGIT_SCALE:.0f}; {seconds / 60:.0f} minutes of CPU time.\n"
     )
@@ -69,6 +69,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS)
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="by factors of 2 without this option")
     parser.add_argument("--write", type=Path, help="page to put the table into")
     arguments = parser.parse_args()
-    main(arguments.steps, arguments.widths, arguments.write)
+    main(arguments.steps, arguments.widths, arguments.rates, arguments.write)

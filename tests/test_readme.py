@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from commands import run
-from processes import run_program
+from launches import free_port
+from torch.distributed.run import get_args_parser
 
 from embedlayer.cli.demo import carried_text
 
@@ -30,7 +31,7 @@ PLACEHOLDERS = {
     "A": "reference.txt",
     "B": "reference.txt",
     "--nnodes 4 --nproc-per-node 8 ...": "--nproc-per-node 1",
-    "--nproc-per-node 8": "--nproc-per-node 1",  # two: distributed/test_torchrun.py
+    "--nproc-per-node 8": "--nproc-per-node 1",
 }
 """What the test writes for each placeholder; `number` grows with every run that is begun."""
 
@@ -98,8 +99,14 @@ def test_every_printed_command_runs_and_succeeds(tmp_path, monkeypatch, capfd) -
         program, *words = filled(command, number)
         if program == "embedlayer":
             code, (shown, errors) = run(*words), capfd.readouterr()
-        else:
-            code, shown, errors = run_program("-m", "torch.distributed.run", *words, PYTHONPATH=str(ROOT))
+        else:  # in this process, as the only rank; in processes of torchrun: distributed/test_torchrun.py
+            options = get_args_parser().parse_args(words)
+            assert (options.module, options.training_script) == (True, "embedlayer")
+            with monkeypatch.context() as patch:
+                place = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+                for variable, number_or_name in place.items():
+                    patch.setenv(variable, str(number_or_name))
+                code, (shown, errors) = run(*options.training_script_args), capfd.readouterr()
         assert code == 0, f"{command}\n{shown}\n{errors}"
         assert shown.strip(), command
         assert "Traceback" not in errors, f"{command}\n{errors}"

@@ -34,7 +34,8 @@ def text(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained") / "run"
-    assert run("train", text, "-o", folder, "--steps", 6, "--position", "learned", "--monitor", 4, *SMALL) == 0
+    options = ["--steps", 6, "--position", "learned", "--monitor", 4, *SMALL]
+    assert run("train", text, "-o", folder, *options, whole_report=True) == 0
     return folder
 
 
@@ -127,10 +128,8 @@ def test_json_is_one_line_and_nothing_else(text, tmp_path, capsys) -> None:
     ],
 )
 def test_every_option_of_the_decoder_trains_and_is_read_back(text, tmp_path, capsys, options) -> None:
-    import shlex
-
-    folder = tmp_path / "run"
-    assert run("train", text, "-o", folder, "--steps", 2, *SMALL, *shlex.split(options)) == 0, capsys.readouterr().err
+    folder, arguments = tmp_path / "run", ["--steps", 2, *SMALL, *shlex.split(options)]
+    assert run("train", text, "-o", folder, *arguments, whole_report=True) == 0, capsys.readouterr().err
     assert run("embed", folder, "a class", "--json") == 0
 
 
@@ -163,7 +162,7 @@ from embedlayer.cli.main import main
 from embedlayer.training.loop import Trainer
 
 def interrupted(trainer, optimizer, step, learning_rate, update=Trainer._update):
-    if step == 17:
+    if step == 6:
         os.kill(os.getpid(), signal.SIGINT)
     return update(trainer, optimizer, step, learning_rate)
 
@@ -177,11 +176,11 @@ def test_ctrl_c_saves_and_resuming_gives_the_uninterrupted_result(text, tmp_path
     added = ["--value-embedding", "--ngram", "900", "--per-layer", "4"]
     (tmp_path / "other.jsonl").write_text('{"text": "Dogs love dogs, and cats love naps."}\n' * 400)
     mixture = [str(text), str(tmp_path / "other.jsonl"), "--weights", "3,1", "--documents"]
-    arguments = ["train", *mixture, "--steps", "40", "--dropout", "0.1", *added, *SMALL]
+    arguments = ["train", *mixture, "--steps", "14", "--dropout", "0.1", *added, *SMALL]
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
     code, _, errors = run_program("-c", INTERRUPTED, *arguments, "-o", stopped)
     assert code == 130, errors
-    assert "Stopped at step 18 of 40; everything is saved" in errors
+    assert "Stopped at step 7 of 14; everything is saved" in errors
     assert "embedlayer train --resume -o" in errors
     for command in (["train", "--resume", "-o", stopped], [*arguments, "-o", whole]):
         assert run(*command) == 0, capsys.readouterr().err
@@ -298,9 +297,9 @@ def test_row_sparse_training_has_the_loss_curve_of_dense_training(text, tmp_path
     lines = []
     for flags in ((), ("--row-sparse",)):
         folder = tmp_path / f"run{len(flags)}"
-        assert run("train", text, "-o", folder, "--steps", 20, "--untied", *SMALL, *flags) == 0, capsys.readouterr().err
+        assert run("train", text, "-o", folder, "--steps", 6, "--untied", *SMALL, *flags) == 0, capsys.readouterr().err
         lines.append([json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()])
-    assert len(lines[0]) == 11
+    assert len(lines[0]) == 4
     for dense, row in zip(*lines, strict=True):
         assert row["loss"] == pytest.approx(dense["loss"], abs=1e-4)
         assert row["step"] == dense["step"]

@@ -82,7 +82,7 @@ def test_new_rows_of_a_checkpoint_of_transformers_are_trained_too(tied, domain, 
     source, new = tmp_path / "source", tmp_path / "new"
     build("qwen3", "causal", {"vocab_size": 257, "tie_word_embeddings": tied})[1].save_pretrained(source)
     el.train_tokenizer((), "byte").save(str(source / "tokenizer.json"))
-    options = ["--train-on", domain / "text.txt", "--steps", 20, "--learning-rate", 0.02, "--json"]
+    options = ["--train-on", domain / "text.txt", "--steps", 8, "--learning-rate", 0.02, "--json"]
     assert run("vocab", "add", source, *TERMS, "-o", new, *options) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["tokens"] == [257, 260]

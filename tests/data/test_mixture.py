@@ -23,10 +23,10 @@ def mixture_of(weights: tuple[float, ...], batch_size: int, seed: int = 1) -> Mi
 
 @pytest.mark.parametrize(("weights", "counts"), MIXTURES.items())
 def test_each_corpus_has_exactly_its_share_of_an_epoch_and_its_own_windows_in_turn(weights, counts) -> None:
-    sampler = mixture_of(weights, batch_size=10)
+    sampler = mixture_of(weights, batch_size=100)
     size = sum(counts)
     assert sampler.counts == counts
-    windows, targets = (torch.cat(parts) for parts in zip(*map(sampler.batch, range(size // 10 + 1)), strict=True))
+    windows, targets = (torch.cat(parts) for parts in zip(*map(sampler.batch, range(size // 100 + 1)), strict=True))
     assert torch.equal(windows + 1, targets)
     corpora = windows[:, 0] // 10_000
     assert torch.bincount(corpora[:size], minlength=len(weights)).tolist() == list(counts)
@@ -36,7 +36,7 @@ def test_each_corpus_has_exactly_its_share_of_an_epoch_and_its_own_windows_in_tu
         assert sorted(found[:, 0].tolist()) == sorted(expected[:, 0].tolist())
     if len(weights) > 1:  # in random order, another one in each epoch
         assert len(set(corpora[:40].tolist())) > 1
-        later = torch.cat([sampler.batch(step)[0] for step in range(size // 10, 2 * size // 10)])[:, 0] // 10_000
+        later = torch.cat([sampler.batch(step)[0] for step in range(size // 100, 2 * size // 100)])[:, 0] // 10_000
         assert later[-40:].tolist() != corpora[:size][-40:].tolist()
 
 

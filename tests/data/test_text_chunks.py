@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from covering import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -52,15 +53,10 @@ def in_pieces(tokenizer: Tokenizer, path: Path) -> list[int]:
     return [token for _, ids in encode_chunks(pieces, tokenizer) for token in ids.tolist()]
 
 
-@pytest.mark.parametrize("text", ["the-verdict.txt", "tinyshakespeare.txt", "enwiki-plain.txt"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "gpt2-encoder.json",
-        "phi-3-mini.tokenizer.json",
-        "t5-small.tokenizer.json",
-        "bert-base-cased-vocab.txt",
-    ],
+@cases(
+    "name, text",
+    ["gpt2-encoder.json", "phi-3-mini.tokenizer.json", "t5-small.tokenizer.json", "bert-base-cased-vocab.txt"],
+    ["the-verdict.txt", "tinyshakespeare.txt", "enwiki-plain.txt"],
 )
 def test_pieces_give_the_ids_of_the_whole_text_for_published_tokenizers(shared_data, tmp_path, name, text):
     real = (shared_data / "text" / text).read_bytes()[:100_000].decode(errors="ignore")

@@ -39,7 +39,7 @@ from embedlayer.vocab.operations import edit_vocabulary
 
 PRELOADED += ["torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.pipelining"]
 
-V, D, TEXTS, MICROBATCHES, STEPS, LAYERS = 23, 4, 8, 4, 3, 4
+V, D, TEXTS, MICROBATCHES, STEPS, LAYERS = 23, 4, 8, 4, 2, 4
 SCHEDULES = {
     "GPipe": ScheduleGPipe,
     "1F1B": Schedule1F1B,

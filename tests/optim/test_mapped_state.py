@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from covering import cases
 from row_rules import RULES, train
 from torch import nn
 
@@ -56,9 +57,7 @@ def by_moments(optimizer, state) -> None:
 
 
 @pytest.mark.usefixtures("both_paths")
-@pytest.mark.parametrize("load", [by_state_dict, by_moments])
-@pytest.mark.parametrize("trained_before", [False, True])
-@pytest.mark.parametrize("name", RULES)
+@cases("name, trained_before, load", RULES, [False, True], [by_state_dict, by_moments])
 def test_a_checkpoint_right_after_loading_optimizer_state_has_its_step(tmp_path, name, trained_before, load) -> None:
     memory = el.TokenEmbedding(40, 3, init_std=1.0, row_sparse=True)
     expected = RULES[name](memory.parameters())
@@ -93,8 +92,7 @@ def test_state_that_was_replaced_without_its_step_is_refused_at_a_checkpoint(tmp
         assert table.weight.pending_updates.step == 1
 
 
-@pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("with_dense", [False, True])
+@cases("name, with_dense", RULES, [False, True])
 @pytest.mark.usefixtures("both_paths")
 def test_the_optimizers_state_is_saved_inside_a_checkpoint_if_updates_were_applied_before(
     tmp_path, name, with_dense

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from covering import cases
 from torch import nn
 
 import embedlayer as el
@@ -52,9 +53,7 @@ FAILURES: dict[str, Callable[[Run, pytest.MonkeyPatch], object]] = {
 
 
 @pytest.mark.usefixtures("both_paths")
-@pytest.mark.parametrize("every", [None, 1])
-@pytest.mark.parametrize("kind", [el.RowAdamW, el.RowAdagrad])
-@pytest.mark.parametrize("failure", FAILURES)
+@cases("failure, kind, every", FAILURES, [el.RowAdamW, el.RowAdagrad], [None, 1], pairs=["failure, kind"])
 def test_a_step_that_fails_changes_no_parameter_and_can_be_repeated(tmp_path, failure, kind, every) -> None:
     runs = [Run(tmp_path / name, kind, apply_pending_every=every) for name in ("whole", "failing")]
     steps = range(1) if failure == "full disk for state" else range(4)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from covering import cases
 from torch import Tensor, nn
 
 import embedlayer as el
@@ -79,8 +80,7 @@ def require_equal(lines: list[dict[str, Any]], expected: list[dict[str, Any]]) -
             assert one[name] == pytest.approx(other[name], rel=1e-4, abs=1e-6), name
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-@pytest.mark.parametrize("patched", [True, False])
+@cases("kind, patched", ["gpt2", "llama"], [True, False])
 def test_transformers_trainer_logs_what_a_plain_loop_reports(kind, patched, tmp_path) -> None:
     model = causal(kind)
     expected = by_hand(el.patch(copy.deepcopy(model)).train())

@@ -49,7 +49,7 @@ from embedlayer.training.parallel import ParallelContext, parallel_context
 
 TEXT = "the cat sat on the mat and the dog sat on the cat . " * 60
 OTHER = "I love dogs, and dogs love naps in the sun. " * 40
-V, HALF, STEPS = 257, 3, 6
+V, HALF, STEPS = 257, 3, 4
 
 
 def dense(**options):
