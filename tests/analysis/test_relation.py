@@ -3,14 +3,13 @@
 import pytest
 import torch
 from covering import cases
-from tokenizer_kinds import BUILDERS, tokenizer_of
+from tokenizer_kinds import BUILDERS, tokenizer_of, tokenizer_of_file
 
 from embedlayer.analysis.movement import align_tables, row_movement, shared_tokens
 from embedlayer.analysis.relation import MARGIN, common_rows, rows_left_out, table_relation
 from embedlayer.opening import OpenedModel
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tokenization.bytes import TokenBytes, token_text
-from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.vocab.tokenizer_edit import edit_tokenizer
 
 
@@ -152,7 +151,7 @@ def test_no_token_is_compared_twice_and_bytes_are_compared_with_bytes(one, other
 
 def test_letters_are_compared_with_letters_of_a_tokenizer_that_writes_bytes_in_another_way(shared_data) -> None:
     folder = shared_data / "tokenizers"
-    gpt2, phi = load_tokenizer(folder / "gpt2-encoder.json"), load_tokenizer(folder / "phi-3-mini.tokenizer.json")
+    gpt2, phi = (tokenizer_of_file(folder / file) for file in ("gpt2-encoder.json", "phi-3-mini.tokenizer.json"))
     found = dict(shared_tokens(gpt2, phi).tolist())
     assert [phi.id_to_token(found[gpt2.token_to_id(name)]) for name in ("A", "Ċ", "Ġdog")] == ["A", "<0x0A>", "▁dog"]
     edit = edit_tokenizer(phi, add=[" otters"]).tokenizer
