@@ -5,7 +5,6 @@ a part of the product in which each value of each axis occurs. Axes that meet in
 pair of their values occurs as well.
 """
 
-from collections import Counter
 from collections.abc import Collection, Hashable, Iterable
 from heapq import heapify, heapreplace
 from itertools import combinations, product
@@ -54,19 +53,24 @@ def covering(whole: Iterable[tuple[Hashable, ...]], pairs: Iterable[tuple[int, .
     Of the cases that cover most of what is missing, the next one is that whose values occurred least.
     """
     whole = list(whole)
-    groups = [(axis,) for axis in range(len(whole[0]))] + [pair for axes in pairs for pair in combinations(axes, 2)]
-    covers = {case: {(group, *(case[axis] for axis in group)) for group in groups} for case in whole}
-    missing, used = set().union(*covers.values()), Counter[tuple[Any, ...]]()
+    meeting = dict.fromkeys(pair for axes in pairs for pair in combinations(axes, 2))
+    groups = [*((axis,) for axis in range(len(whole[0]))), *meeting]
+    number: dict[tuple[Hashable, ...], int] = {}  # of a value of an axis, or of a pair of values
+    covers = [
+        [number.setdefault((group, *[case[axis] for axis in group]), len(number)) for group in groups] for case in whole
+    ]
+    bits = [sum(1 << part for part in parts) for parts in covers]
+    missing, used = (1 << len(number)) - 1, [0] * len(number)
     chosen = set()
-    ranked = [(-len(covers[case]), 0, place) for place, case in enumerate(whole)]
+    ranked = [(-len(groups), 0, place) for place in range(len(whole))]
     heapify(ranked)
     while missing:
         place = ranked[0][2]
-        parts = covers[whole[place]]
-        rank = (-len(parts & missing), sum(used[part] for part in parts), place)
+        rank = (-(bits[place] & missing).bit_count(), sum([used[part] for part in covers[place]]), place)
         if heapreplace(ranked, rank) == rank:  # the others, ranked in earlier rounds, are no better now
             chosen.add(whole[place])
-            missing -= parts
-            used.update(parts)
+            missing &= ~bits[place]
+            for part in covers[place]:
+                used[part] += 1
     return chosen
     return chosen

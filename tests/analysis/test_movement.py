@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from tokenizer_kinds import tokenizer_of_file
 
 from embedlayer.analysis import movement
 from embedlayer.analysis.movement import align_tables, row_movement, shared_tokens
 from embedlayer.core.errors import ShapeError, SizeError
-from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.train import train_tokenizer
 
 
@@ -54,7 +54,7 @@ def test_two_vocabularies_are_compared_by_what_their_tokens_say(shared_data):
     other[pairs[:, 1]] = one[pairs[:, 0]]
     moved = row_movement(one, other, pairs=pairs)
     torch.testing.assert_close(moved.cosines, torch.ones(len(pairs)).double())
-    llama = load_tokenizer(shared_data / "tokenizers" / "phi-3-mini.tokenizer.json")
+    llama = tokenizer_of_file(shared_data / "tokenizers" / "phi-3-mini.tokenizer.json")
     same = shared_tokens(llama, llama)
     assert torch.equal(same[:, 0], same[:, 1])
     assert len(same) == 32011

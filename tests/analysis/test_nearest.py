@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from covering import cases
 from kinds import TABLES
 
 from embedlayer.analysis import nearest
@@ -13,8 +14,7 @@ def all_cosines(rows: torch.Tensor) -> torch.Tensor:
     return F.cosine_similarity(rows.double()[None], rows.double()[:, None], dim=2)
 
 
-@pytest.mark.parametrize("chunk", [8, 64, 1 << 19])
-@pytest.mark.parametrize("scores", [1, 100, 1 << 22])
+@cases("chunk, scores", [8, 64, 1 << 19], [1, 100, 1 << 22])
 def test_nearest_rows_are_those_of_all_cosines(monkeypatch, chunk, scores) -> None:
     monkeypatch.setattr(nearest, "CHUNK_NUMBERS", chunk)
     monkeypatch.setattr(nearest, "SCORES_AT_ONCE", scores)

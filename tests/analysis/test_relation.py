@@ -3,14 +3,13 @@
 import pytest
 import torch
 from covering import cases
-from tokenizer_kinds import BUILDERS, tokenizer_of
+from tokenizer_kinds import BUILDERS, tokenizer_of, tokenizer_of_file
 
 from embedlayer.analysis.movement import align_tables, row_movement, shared_tokens
 from embedlayer.analysis.relation import MARGIN, common_rows, rows_left_out, table_relation
 from embedlayer.opening import OpenedModel
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tokenization.bytes import TokenBytes, token_text
-from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.vocab.tokenizer_edit import edit_tokenizer
 
 
@@ -18,10 +17,10 @@ def rotation(width: int) -> torch.Tensor:
     return torch.linalg.qr(torch.randn(width, width)).Q
 
 
-@pytest.mark.parametrize(("rows", "width"), [(400, 16), (1000, 200), (3000, 300)])
-@pytest.mark.parametrize("offset", [0.0, 2.0], ids=["centred", "with a common direction"])
-def test_random_tables_are_unrelated_though_their_alignment_looks_like_one(rows, width, offset) -> None:
-    one, other = (torch.randn(rows, width) + offset * torch.randn(width) for _ in range(2))
+@cases("sizes, offset", [(400, 16), (1000, 200), (3000, 300)], [0.0, 2.0])
+def test_random_tables_are_unrelated_though_their_alignment_looks_like_one(sizes, offset) -> None:
+    """With a common direction too."""
+    one, other = (torch.randn(sizes) + offset * torch.randn(sizes[1]) for _ in range(2))
     found = table_relation(one, other)
     assert found.verdict == "unrelated"
     assert found.held_out is not None
@@ -147,12 +146,13 @@ def test_no_token_is_compared_twice_and_bytes_are_compared_with_bytes(one, other
     if old.convention == new.convention:
         names = {(old.entries[a], new.entries[b]) for a, b in pairs.tolist()}
         assert {(name, name) for name in old.vocabulary.keys() & new.vocabulary.keys()} <= names
-        assert all(old.is_byte(a) == new.is_byte(b) for a, b in pairs.tolist())
+        if all(any(map(each.is_byte, each.entries)) for each in (old, new)):  # a letter may be a byte of the other
+            assert all(old.is_byte(a) == new.is_byte(b) for a, b in pairs.tolist())
 
 
 def test_letters_are_compared_with_letters_of_a_tokenizer_that_writes_bytes_in_another_way(shared_data) -> None:
     folder = shared_data / "tokenizers"
-    gpt2, phi = load_tokenizer(folder / "gpt2-encoder.json"), load_tokenizer(folder / "phi-3-mini.tokenizer.json")
+    gpt2, phi = (tokenizer_of_file(folder / file) for file in ("gpt2-encoder.json", "phi-3-mini.tokenizer.json"))
     found = dict(shared_tokens(gpt2, phi).tolist())
     assert [phi.id_to_token(found[gpt2.token_to_id(name)]) for name in ("A", "Ċ", "Ġdog")] == ["A", "<0x0A>", "▁dog"]
     edit = edit_tokenizer(phi, add=[" otters"]).tokenizer

@@ -1,6 +1,7 @@
 """Which tokens are spelling variants of each other."""
 
 import pytest
+from tokenizer_kinds import tokenizer_of_file
 
 from embedlayer.analysis.spelling import spelling_variants
 from embedlayer.analysis.token_classes import token_texts
@@ -29,7 +30,7 @@ def test_byte_level_bpe_varies_in_space_and_case() -> None:
 
 
 def test_sentencepiece_varies_in_its_mark_and_has_byte_tokens(shared_data) -> None:
-    found = variants_by_entry(load_tokenizer(shared_data / "tokenizers" / "llama2-tokenizer.model"))
+    found = variants_by_entry(tokenizer_of_file(shared_data / "tokenizers" / "llama2-tokenizer.model"))
     assert found["▁class"] == {"class", "Class", "▁Class"}
     assert {"A", "<0x61>", "<0x41>"} <= found["a"]
     assert not {"<s>", "</s>", "<unk>", "▁"} & found.keys()

@@ -63,18 +63,18 @@ def test_unused_tokens_of_minilm_are_found() -> None:
     assert found.flagged.sum() < 1600
 
 
-@pytest.mark.parametrize(
-    ("vocab_size", "share", "noise"),
-    [
-        (16_000, 0.001, 0.3),
-        (4000, 0.005, 0.7),
-        (4000, 0.02, 0.02),
-        (4000, 0.1, 0.3),
-        (4000, 0.2, 0.7),
-        (4000, 0.4, 0.02),
-        (4000, 0.4, 0.7),
-    ],
-)
+PLANTED = [
+    (16_000, 0.001, 0.3),
+    (4000, 0.02, 0.02),
+    (4000, 0.2, 0.7),
+    (4000, 0.4, 0.02),
+    (4000, 0.005, 0.7),
+    (4000, 0.1, 0.3),
+    (4000, 0.4, 0.7),
+]
+
+
+@pytest.mark.parametrize(("vocab_size", "share", "noise"), some(PLANTED[:4], PLANTED))
 def test_planted_cones_are_found_whatever_their_share(vocab_size, share, noise) -> None:
     rows = trained(vocab_size, 96)
     dead = plant(rows, share, noise)

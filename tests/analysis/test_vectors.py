@@ -8,6 +8,7 @@ import pytest
 import torch
 from commands import run
 from real_tables import minilm
+from tokenizer_kinds import tokenizer_of_file
 from tokenizers import Tokenizer, models
 from torch import Tensor
 
@@ -29,7 +30,6 @@ from embedlayer.opening import open_model
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tokenization.bytes import token_text
-from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.train import train_tokenizer
 from embedlayer.tokenization.words import word_tokenizer
 
@@ -150,7 +150,7 @@ def test_real_tokenizers_find_their_words(shared_data):
         ("bert-base-cased-vocab.txt", "##ing", 1158),
         ("t5-small.tokenizer.json", " first", 166),
     ):
-        tokenizer = load_tokenizer(shared_data / "tokenizers" / name)
+        tokenizer = tokenizer_of_file(shared_data / "tokenizers" / name)
         assert TokenVectors(torch.zeros(60_000, 1), tokenizer).id_of(word) == index
 
 

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import embedlayer as el
 from embedlayer.analysis import nearest_rows, table_geometry, table_health
@@ -104,6 +103,8 @@ def test_gathered_parameters_are_not_changed(entry, tmp_path) -> None:
 
 
 def test_models_of_others_are_refused_too() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     model = partition(GPT2LMHeadModel(GPT2Config(vocab_size=V, n_positions=8, n_embd=D, n_layer=1, n_head=2)))
     with pytest.raises(SizeError, match="has partitioned transformer.wte.weight \\(10, 4\\)"):
         el.patch(model)

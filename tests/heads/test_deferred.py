@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from covering import cases
 from kernel_paths import cpu_taken_for_cuda
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -89,8 +90,7 @@ def gradients(head: OutputHead, hidden: Tensor) -> list[Tensor | None]:
 OPTIONS = [{}, {"reduction": "sum"}, {"reduction": "none"}, {"label_smoothing": 0.1}, {"ignore_index": 3}]
 
 
-@pytest.mark.parametrize("between", BETWEEN)
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@cases("between, options", BETWEEN, OPTIONS)
 def test_the_loss_and_its_gradients_are_those_of_the_logits_without_any_logits(between, options) -> None:
     hidden, results = states(), []
     for head in heads():
@@ -198,8 +198,7 @@ READERS = {
 }
 
 
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@cases("reader, dtype", READERS, [torch.float32, torch.float64])
 def test_whatever_reads_the_logits_sees_the_plain_ones(reader, dtype) -> None:
     hidden, results = states(dtype), []
     for head in heads(dtype):

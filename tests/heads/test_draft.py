@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from covering import some
+from covering import cases, some
 from kinds import EMBED_DIM, TABLES, TIED_HEADS, UNTIED_HEADS, VOCAB_SIZE
 from processes import on_ranks
 from torch import nn
@@ -76,10 +76,9 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("token_ids", [TOKENS, UNSORTED], ids=["ascending", "unsorted"])
-@pytest.mark.parametrize("name", HEADS)
-def test_logits_losses_and_gradients_are_those_of_the_selected_columns(name: str, token_ids: list[int]) -> None:
-    head, (hidden, targets) = made(name), batch()
+@cases("name, is_sorted", HEADS, [True, False])
+def test_logits_losses_and_gradients_are_those_of_the_selected_columns(name: str, is_sorted: bool) -> None:
+    head, (hidden, targets), token_ids = made(name), batch(), TOKENS if is_sorted else UNSORTED
     draft = DraftHead(head, token_ids)
     expected = all_logits(head, hidden)[..., token_ids]
     close(draft(hidden), expected)

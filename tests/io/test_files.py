@@ -128,59 +128,61 @@ def replace(path):
         (partial / "inner").mkdir()
         (partial / "inner" / "deep").write_text("new")
 
-kind, system = sys.argv[1:]
+system, *kinds = sys.argv[1:]
 hide(system, pytest.MonkeyPatch())
 old = {"old": "old", "both": "old both"}
 new = {"new": "new new", "both": "new both", "inner/deep": "new"}
-seen, ended, stop_at = set(), False, 0
-while not ended:
-    stop_at += 1
-    with tempfile.TemporaryDirectory() as name:
-        path = pathlib.Path(name) / "out.x"
-        if kind == "file":
-            path.write_text("old")
-        elif kind == "folder":
-            path.mkdir()
-            for name, content in old.items():
-                (path / name).write_text(content)
-        child = os.fork()
-        if not child:
-            watch(stop_at)
-            replace(path)
-            os._exit(0)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert code in (0, 9), code
-        ended = code == 0
-        missing = not path.exists()
-        files.recover_folder(path)
-        if kind != "folder":
-            found = "old" if kind == "new file" and missing else path.read_text()
-            assert found in ("old", "new" * 10_000), found
-            found = found[:3]
-        else:
-            found = contents(path)
-            assert found in (old, new), found
-            found = "old" if found == old else "new"
-        assert not ended or found == "new"
-        files.remove_partials(path)
-        assert os.listdir(path.parent) == ["out.x"] * path.exists()
-        seen.add((found, missing))
-print(stop_at, sorted(seen))
+for kind in kinds:
+    seen, ended, stop_at = set(), False, 0
+    while not ended:
+        stop_at += 1
+        with tempfile.TemporaryDirectory() as name:
+            path = pathlib.Path(name) / "out.x"
+            if kind == "file":
+                path.write_text("old")
+            elif kind == "folder":
+                path.mkdir()
+                for name, content in old.items():
+                    (path / name).write_text(content)
+            child = os.fork()
+            if not child:
+                watch(stop_at)
+                replace(path)
+                os._exit(0)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            assert code in (0, 9), code
+            ended = code == 0
+            missing = not path.exists()
+            files.recover_folder(path)
+            if kind != "folder":
+                found = "old" if kind == "new file" and missing else path.read_text()
+                assert found in ("old", "new" * 10_000), found
+                found = found[:3]
+            else:
+                found = contents(path)
+                assert found in (old, new), found
+                found = "old" if found == old else "new"
+            assert not ended or found == "new"
+            files.remove_partials(path)
+            assert os.listdir(path.parent) == ["out.x"] * path.exists()
+            seen.add((found, missing))
+    print(stop_at, sorted(seen))
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="each kill is of a process made by fork")
-@pytest.mark.parametrize("kind", ["file", "folder", "new file"])
-def test_a_process_killed_at_any_operation_leaves_the_old_or_the_new_whole(kind: str, system: str) -> None:
-    code = [sys.executable, "-c", KILLS, kind, system]
+def test_a_process_killed_at_any_operation_leaves_the_old_or_the_new_whole(system: str) -> None:
+    kinds = ["file", "folder", "new file"]
+    code = [sys.executable, "-c", KILLS, system, *kinds]
     paths = os.pathsep.join((str(Path(__file__).parents[1]), *sys.path))
     result = subprocess.run(code, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": paths})
-    kills, seen = result.stdout.split(" ", 1)
-    assert int(kills) > 8
-    if kind == "folder" and system == "POSIX":
-        assert "('old', True)" in seen  # it was missing, and is put back
-    elif kind != "new file":
-        assert "True" not in seen
+    for kind, line in zip(kinds, result.stdout.splitlines(), strict=True):
+        kills, seen = line.split(" ", 1)
+        assert int(kills) > 8
+        if kind == "folder" and system == "POSIX":
+            assert "('old', True)" in seen  # it was missing, and is put back
+        elif kind != "new file":
+            assert "True" not in seen
 
 
 def test_an_old_folder_that_cannot_be_put_back_is_named(tmp_path: Path, monkeypatch) -> None:

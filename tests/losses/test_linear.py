@@ -50,8 +50,8 @@ def test_gradients_are_right_in_float64(sizes) -> None:
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("impl", ["plain", "chunked"])
 def test_gradients_with_create_graph_are_right_if_the_hidden_states_follow_from_the_rows(impl, reduction) -> None:
-    weight = torch.randn(13, 8, dtype=torch.float64, requires_grad=True)
-    ids, targets = torch.randint(0, 13, (2, 7))
+    weight = torch.randn(7, 4, dtype=torch.float64, requires_grad=True)
+    ids, targets = torch.randint(0, 7, (2, 7))
 
     def loss(weight: torch.Tensor) -> torch.Tensor:
         return linear_cross_entropy(weight[ids].sin(), weight, targets, impl=impl, reduction=reduction).cos().sum()

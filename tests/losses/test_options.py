@@ -56,10 +56,8 @@ def kind_of(function: Callable[..., Any]) -> type | None:
 METHODS = {
     f"{name}.{method}": (name, method)
     for name, build in OUTPUTS.items()
-    for method in dir(type(build()))
-    if not method.startswith("_")
-    and inspect.isfunction(getattr(type(build()), method))
-    and kind_of(getattr(type(build()), method)) is not None
+    for method, function in inspect.getmembers(type(build()), inspect.isfunction)
+    if not method.startswith("_") and kind_of(function) is not None
 }
 CALLS = [*METHODS, *FUNCTIONS]
 

@@ -81,10 +81,9 @@ def leaves(hidden, weight, options):
     return [leaf for leaf in (hidden, weight, options.get("bias")) if leaf is not None]
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_values_and_gradients_equal_the_plain_definition(path, options, reduction) -> None:
-    hidden, weight, targets, options = make(options, tokens=(2, 4) if "CUDA" not in path else (3, 19))
+@cases("name, reduction", OPTIONS, ["mean", "sum", "none"])
+def test_values_and_gradients_equal_the_plain_definition(path, name, reduction) -> None:
+    hidden, weight, targets, options = make(OPTIONS[name], tokens=(2, 4) if "CUDA" not in path else (3, 19))
     plain = linear_cross_entropy(hidden, weight, targets, impl="plain", reduction=reduction, **options)
     options |= dropped(path)
     ours = linear_cross_entropy(hidden, weight, targets, impl="chunked", reduction=reduction, **options)

@@ -8,8 +8,8 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 import torch
-from covering import some
-from tokenizer_kinds import BUILDERS, LOSSLESS, REAL, random_texts, real_tokenizers, tokenizer_of
+from covering import covering, some
+from tokenizer_kinds import BUILDERS, LOSSLESS, REAL, bytes_of, random_texts, real_tokenizers, tokenizer_of
 from tokenizers import Tokenizer
 
 import embedlayer as el
@@ -21,6 +21,7 @@ from embedlayer.tokenization.spans import NO_CUT, TokenSpans, token_spans
 from embedlayer.tokenization.train import train_tokenizer
 
 KINDS = list(combinations(BUILDERS, 2))
+OF_REAL = list(combinations([*REAL, "minilm"], 2))
 FIELDS = ("num_chunks", "starts", "ends", "exact", "remainder")
 
 
@@ -29,7 +30,7 @@ class Texts:
 
     def __init__(self, tokenizers: dict[str, Tokenizer], count: int) -> None:
         self.texts = random_texts(count)
-        self.tokens = {name: TokenBytes(tokenizer) for name, tokenizer in tokenizers.items()}
+        self.tokens = {name: bytes_of(tokenizer) for name, tokenizer in tokenizers.items()}
         self.of = cache(lambda name: token_spans(self.tokens[name], self.texts))
         self.truncated = cache(lambda name: token_spans(self.tokens[name], self.texts, max_tokens=4))
 
@@ -153,7 +154,7 @@ def check_batch(batch: TokenAlignment, single: TokenAlignment, row: int) -> None
         assert torch.equal(side.first_tokens, other.first_tokens[row, :count])
 
 
-@pytest.mark.parametrize(("one", "other"), KINDS)
+@pytest.mark.parametrize(("one", "other"), some(covering(KINDS) | {*combinations(LOSSLESS, 2)}, KINDS))
 def test_chunks_of_every_pair_of_kinds(of_kinds, one, other) -> None:
     check(of_kinds, one, other)
 
@@ -163,7 +164,7 @@ def of_real(shared_data) -> Callable[[int], Texts]:
     return cache(lambda count: Texts(real_tokenizers(shared_data), count))
 
 
-@pytest.mark.parametrize(("one", "other"), list(combinations([*REAL, "minilm"], 2)))
+@pytest.mark.parametrize(("one", "other"), some(covering(OF_REAL), OF_REAL))
 @pytest.mark.parametrize("count", some([200], [200, 10_000]))
 def test_chunks_of_every_pair_of_real_tokenizers(of_real, count, one, other) -> None:
     texts = of_real(count)

@@ -1,10 +1,10 @@
 """What the entries of tokenizers stand for."""
 
 import pytest
+from tokenizer_kinds import bytes_of, tokenizer_of_file
 
 from embedlayer.core.errors import TokenIdError, VocabularyError
 from embedlayer.tokenization.bytes import TokenBytes, spell, token_text
-from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.train import train_tokenizer
 
 TEXT = "I love small dogs, I love cats. Dogs love naps; naïve cats don't. " * 10
@@ -33,7 +33,7 @@ def test_entries_of_every_convention_stand_for_bytes(kind, entry, meaning) -> No
 
 
 def test_sentencepiece_bytes_stand_for_themselves_and_go_behind_ordinary_entries(shared_data) -> None:
-    pieces = TokenBytes(load_tokenizer(shared_data / "tokenizers/phi-3-mini.tokenizer.json"))
+    pieces = bytes_of(tokenizer_of_file(shared_data / "tokenizers/phi-3-mini.tokenizer.json"))
     line_feed, letter = pieces.vocabulary["<0x0A>"], pieces.vocabulary["A"]
     assert pieces.readings(line_feed) == (b"\n",)
     assert pieces.readings(pieces.vocabulary["<0x41>"]) == (b"A",)
@@ -66,8 +66,8 @@ def test_a_token_is_found_by_its_text_or_the_error_says_how_it_is_read() -> None
     ],
 )
 def test_a_text_is_written_as_a_real_tokenizer_writes_it_inside_a_sentence(shared_data, name) -> None:
-    tokenizer = load_tokenizer(shared_data / name)
-    special = TokenBytes(tokenizer).special
+    tokenizer = tokenizer_of_file(shared_data / name)
+    special = bytes_of(tokenizer).special
     before = tokenizer.encode("See", add_special_tokens=False).ids
     tokens = [" photosynthesis", " Timothy", " naïveté"]
     for token, ids in zip(tokens, spell(tokenizer, tokens), strict=True):
@@ -100,7 +100,7 @@ def test_bytes_that_are_no_text_are_written_one_by_one() -> None:
     ],
 )
 def test_pieces_are_readable(shared_data, file, token, shown):
-    tokenizer = load_tokenizer(shared_data / "tokenizers" / file)
+    tokenizer = tokenizer_of_file(shared_data / "tokenizers" / file)
     assert token_text(tokenizer, tokenizer.get_vocab()[token]) == shown
 
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tokenizer_kinds import tokenizer_of_file
 
 from embedlayer.core.errors import TokenizerError
 from embedlayer.tokenization.bpe_files import END_OF_TEXT
@@ -16,7 +17,7 @@ from embedlayer.tokenization.train import train_tokenizer
     [("gpt2-encoder.json", END_OF_TEXT), ("t5-small.tokenizer.json", "</s>"), ("bert-base-cased-vocab.txt", "[SEP]")],
 )
 def test_the_end_of_a_text_is_found(shared_data, file, token):
-    tokenizer = load_tokenizer(shared_data / "tokenizers" / file)
+    tokenizer = tokenizer_of_file(shared_data / "tokenizers" / file)
     assert end_of_text_id(tokenizer) == tokenizer.token_to_id(token)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_kinds import BUILDERS, REAL, random_texts, real_tokenizers, tokenizer_of
+from tokenizer_kinds import BUILDERS, REAL, random_texts, real_tokenizers, tokenizer_of, tracer_of
 from tokenizers import Tokenizer, models
 
 from embedlayer.core.errors import TokenizerError
@@ -68,14 +68,14 @@ def check_steps(trace: ModelTrace, piece: str, model: Any) -> None:
 
 @pytest.mark.parametrize("kind", BUILDERS)
 def test_the_steps_of_every_kind_lead_to_its_tokens(kind) -> None:
-    check_pieces(TokenTracer(tokenizer_of(kind)))
+    check_pieces(tracer_of(tokenizer_of(kind)))
 
 
 def test_so_do_those_of_real_tokenizers(shared_data) -> None:
     found = real_tokenizers(shared_data)
     assert {*found} >= {*REAL} - {"llama2"}
     for tokenizer in found.values():
-        check_pieces(TokenTracer(tokenizer))
+        check_pieces(tracer_of(tokenizer))
 
 
 def check_pieces(tracer: TokenTracer) -> None:
@@ -143,7 +143,7 @@ def unigram_models(draw: st.DrawFn) -> models.Unigram:
 PIECES = st.lists(st.sampled_from([*LETTERS, "x", "<unk>", "##"]), max_size=9).map("".join)
 
 
-@settings(max_examples=600)
+@settings(max_examples=250)
 @given(model=bpe_models() | wordpiece_models() | unigram_models(), piece=PIECES)
 def test_a_model_with_any_options_splits_as_the_library_does(model, piece) -> None:
     own = traced_model(Tokenizer(model))

@@ -4,7 +4,7 @@ import unicodedata
 
 import pytest
 import torch
-from tokenizer_kinds import BUILDERS, LOSSLESS, random_texts, real_tokenizers, tokenizer_of
+from tokenizer_kinds import BUILDERS, LOSSLESS, bytes_of, random_texts, real_tokenizers, tokenizer_of
 from tokenizers import Tokenizer
 
 from embedlayer.core.errors import ShapeError, SizeError, TokenIdError, TokenizerError
@@ -26,7 +26,7 @@ def tokens_of(spans: TokenSpans) -> list[tuple[str, bool]]:
 
 def check(tokenizer: Tokenizer, texts: list[str]) -> None:
     """What spans of any tokenizer satisfy."""
-    tokens = TokenBytes(tokenizer)
+    tokens = bytes_of(tokenizer)
     spans = token_spans(tokens, texts)
     for row, text in enumerate(texts):
         content, encoding = text.encode(), encode(tokenizer, text)
@@ -104,29 +104,30 @@ def test_what_a_text_loses_is_in_no_exact_token(shared_data) -> None:
     real = real_tokenizers(shared_data)
     llama = [("a", True), ("\u2581z", False), ("</s>", False), ("b", True)]
     if "llama2" in real:
-        assert tokens_of(token_spans(real["llama2"], "a\u2581z</s>b")) == llama
-    gpt2 = tokens_of(token_spans(real["gpt2"], "a<|endoftext|>½"))
+        assert tokens_of(token_spans(bytes_of(real["llama2"]), "a\u2581z</s>b")) == llama
+    gpt2 = tokens_of(token_spans(bytes_of(real["gpt2"]), "a<|endoftext|>½"))
     assert gpt2 == [("a", True), ("<|endoftext|>", False), ("½", True)]
-    assert tokens_of(token_spans(real["phi-3"], "x</s>")) == [("x", True), ("</s>", False)]  # no special token there
-    assert tokens_of(token_spans(real["bert"], "a dog.\nThe 🙂 .")) == [
+    phi_3 = tokens_of(token_spans(bytes_of(real["phi-3"]), "x</s>"))
+    assert phi_3 == [("x", True), ("</s>", False)]  # no special token there
+    assert tokens_of(token_spans(bytes_of(real["bert"]), "a dog.\nThe 🙂 .")) == [
         *(("a", True), (" dog", True), (".", True), ("The", True), ("🙂", False), (" .", True)),
     ]
     assert (
-        tokens_of(token_spans(real["t5"], "a  dog\nx½"))
+        tokens_of(token_spans(bytes_of(real["t5"]), "a  dog\nx½"))
         == [
             *(("", True), ("a", True), (" dog", True), ("x", False), ("x", False), *[("½", False)] * 3),
-        ][: len(token_spans(real["t5"], "a  dog\nx½").ids)]
+        ][: len(token_spans(bytes_of(real["t5"]), "a  dog\nx½").ids)]
     )
     if "minilm" in real:
-        assert tokens_of(token_spans(real["minilm"], "A dog")) == [("A", False), (" dog", True)]
+        assert tokens_of(token_spans(bytes_of(real["minilm"]), "A dog")) == [("A", False), (" dog", True)]
 
 
 def test_the_bytes_of_one_character_are_divided_among_its_tokens(shared_data) -> None:
     real = real_tokenizers(shared_data)
-    spans = token_spans(real["tok512"], "é½")
+    spans = token_spans(bytes_of(real["tok512"]), "é½")
     assert spans.ends.tolist() == [0, 2, 3, 4]  # a space in front, é, and two byte tokens
     assert spans.cut_ends.tolist() == [NO_CUT, 2, 3, 4]
-    group = token_spans(real["t5"], "½")  # 1, a fraction slash that it does not know, and 2
+    group = token_spans(bytes_of(real["t5"]), "½")  # 1, a fraction slash that it does not know, and 2
     assert group.cut_ends.tolist() == [NO_CUT] * (len(group.ids) - 1) + [2]
     assert not group.exact.any()
 

@@ -9,7 +9,7 @@ from covering import some
 from gguf_models import TOKENIZERS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_kinds import BUILDERS, REAL, random_texts, real_tokenizers, tokenizer_of
+from tokenizer_kinds import BUILDERS, REAL, random_texts, real_tokenizers, tokenizer_of, tracer_of
 from tokenizers import AddedToken, Tokenizer, models, normalizers, processors
 
 from embedlayer.core.errors import TokenizerError
@@ -19,7 +19,7 @@ from embedlayer.tokenization.tokenizer_calls import encode
 
 EMOJI = ("👩‍💻", "🏳️‍🌈", "👨‍👩‍👧‍👦", "🇩🇪", "👍🏽", "e\u0301\u0323", "한", "\u1112\u1161\u11ab")
 LONG_TEXTS = ("a" * 300, " " * 40, "ab" * 90 + "</s>" + "the " * 60, "")
-TEXTS = (*random_texts(100), *EMOJI, " ".join(EMOJI), *LONG_TEXTS)
+TEXTS = (*random_texts(50), *EMOJI, " ".join(EMOJI), *LONG_TEXTS)
 
 
 @cache
@@ -65,27 +65,23 @@ def check(tracer: TokenTracer, text: str, *, special: bool) -> TokenTrace:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_traced_tokens_are_the_tokenizers_for_every_kind(kind) -> None:
-    tracer = TokenTracer(KINDS[kind]())
+    tracer = tracer_for(kind)
     for text in TEXTS:
         for special in (False, True):
             check(tracer, text, special=special)
 
 
-@pytest.fixture(scope="module")
-def tracer_of(shared_data):
-    return cache(lambda name: TokenTracer(real_tokenizers(shared_data)[name]))
-
-
 @pytest.mark.parametrize("name", [*REAL, "minilm"])
 @pytest.mark.parametrize("count", some([100], [100, 10_000]))
-def test_so_are_those_of_real_tokenizers(shared_data, tracer_of, name, count) -> None:
+def test_so_are_those_of_real_tokenizers(shared_data, name, count) -> None:
     if name not in real_tokenizers(shared_data):
         pytest.skip(f"the package with the tokenizer of {name} is not installed")
+    tracer = tracer_of(real_tokenizers(shared_data)[name])
     for text in TEXTS if count == 100 else random_texts(count):
-        check(tracer_of(name), text, special=True)
+        check(tracer, text, special=True)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(text=st.text(max_size=60))
 @pytest.mark.parametrize("kind", KINDS)
 def test_so_are_those_of_any_text(kind, text) -> None:
@@ -96,7 +92,7 @@ def test_so_are_those_of_any_text(kind, text) -> None:
     check(tracer_for(kind), text, special=True)
 
 
-tracer_for = cache(lambda kind: TokenTracer(KINDS[kind]()))
+tracer_for = cache(lambda kind: tracer_of(KINDS[kind]()))
 
 
 def test_what_is_no_tokenizer_or_no_text_is_refused() -> None:

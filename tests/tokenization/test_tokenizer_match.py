@@ -3,12 +3,11 @@
 from typing import get_args
 
 import pytest
-from tokenizer_kinds import BUILDERS, real_tokenizers, tokenizer_of
+from tokenizer_kinds import BUILDERS, real_tokenizers, tokenizer_of, tokenizer_of_file
 from tokenizers import Tokenizer
 
 from embedlayer.tokenization.bytes import TokenBytes
 from embedlayer.tokenization.ids import table_size
-from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.tokenizer_match import match_tokenizers
 from embedlayer.tokenization.train import TokenizerKind, train_tokenizer
 from embedlayer.vocab.init.row_init import spell_new_tokens
@@ -104,7 +103,7 @@ def test_conventions_meet() -> None:
 
 def test_phi_3_has_the_entries_of_llama_2_and_eleven_more(shared_data, real) -> None:
     pytest.importorskip("sentencepiece", reason="the spm extra is not installed")
-    llama = load_tokenizer(shared_data / "tokenizers/llama2-tokenizer.model")
+    llama = tokenizer_of_file(shared_data / "tokenizers/llama2-tokenizer.model")
     sources = match_tokenizers(llama, real["phi-3"])
     assert sources == (*range(32000), *[None] * 11)
     assert match_tokenizers(real["phi-3"], llama) == tuple(range(32000))

@@ -120,8 +120,7 @@ def test_ntk_alpha_is_that_of_hunyuan() -> None:
 # Laws over all of them
 
 
-@pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@cases("name, dtype", SCHEMES, [torch.float32, torch.bfloat16])
 def test_prepared_angles_give_the_same_bits(name, dtype) -> None:
     position = SCHEMES[name]
     q, k = heads(position, dtype=dtype)
@@ -166,8 +165,7 @@ def test_prepared_angles_pass_through_compile_export_and_vmap(name, unchecked) -
         torch.testing.assert_close(by_row(q, k, positions.unsqueeze(-3)), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ROTATIONS)
-@pytest.mark.parametrize("shift", [1, 5000, 10_000_000])
+@cases("name, shift", ROTATIONS, [1, 5000, 10_000_000])
 def test_scores_depend_on_distances_along_each_axis(name, shift) -> None:
     position = SCHEMES[name]
     if name == "chunked, dynamic":

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from covering import cases
 
 from embedlayer.positions.rotary import rotation as module
 from embedlayer.positions.rotary.embedding import RotaryEmbedding
@@ -26,9 +27,9 @@ def angles(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.usefixtures("both_paths", "sizes")
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize(
-    ("x_shape", "angle_shape"),
+@cases(
+    "interleaved, shapes",
+    [False, True],
     [
         ((2, 6, 5, 8), (1, 5, 4)),
         ((2, 6, 5, 8), (2, 1, 5, 4)),
@@ -41,7 +42,8 @@ def angles(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
         ((2, 3, 6, 5, 8), (1, 5, 4)),
     ],
 )
-def test_values_and_gradients_are_those_of_the_definition(interleaved, x_shape, angle_shape) -> None:
+def test_values_and_gradients_are_those_of_the_definition(interleaved, shapes) -> None:
+    x_shape, angle_shape = shapes
     cos, sin = angles(*angle_shape)
     upstream = torch.randn(x_shape)
     results = []
