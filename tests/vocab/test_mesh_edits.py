@@ -157,40 +157,31 @@ def trained(kind: str, mesh_name: str) -> tuple[Any, Any, Any, Any]:
     return model, optimizer, whole, its
 
 
+@kernels_disabled()
 def edits(edited: dict[str, list[str]], folder: str) -> None:
-    with kernels_disabled():
-        for mesh_name, kinds in edited.items():
-            for place, kind in enumerate(kinds):
-                is_whole = edited == ALL or (mesh_name, place) == ("two dimensions", 0)
-                model, optimizer, whole, its = trained(kind, mesh_name)
-                parameters = list(model.parameters())
-                some = EDITS[::2] if mesh_name == "two dimensions" else EDITS[:1]
-                for number, options in enumerate(EDITS if is_whole else some):
-                    if mesh_name == "two dimensions" and number == 1:
-                        meshes = (
-                            ["four by one", "one by four"] if is_whole else [("four by one", "one by four")[place % 2]]
-                        )
-                        move_to_other_meshes(kind, meshes, model, optimizer, f"{folder}/{kind}")
-                    case, is_undone = f"{mesh_name}, {kind}, {number}", is_whole or number == 0
-                    edit_both(model, optimizer, whole, its, options, case, is_undone=is_undone)
-                assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
-                if isinstance(model, Ends):
-                    ids = torch.arange(8).view(2, 4)
-                    for each, steps in ((model, optimizer), (whole, its)):
-                        each(ids).backward()
-                        steps.step()
-                    torch.testing.assert_close(model(ids).detach(), whole(ids).detach(), rtol=1e-3, atol=1e-5)
+    others = ["four by one", "one by four"]
+    for mesh_name, kinds in edited.items():
+        is_moved = mesh_name == "two dimensions"
+        for place, kind in enumerate(kinds):
+            is_whole = edited == ALL or (is_moved and place == 0)
+            model, optimizer, whole, its = models = trained(kind, mesh_name)
+            parameters = list(model.parameters())
+            for number, options in enumerate(EDITS if is_whole else EDITS[::2] if is_moved else EDITS[:1]):
+                if is_moved and number == 1:
+                    meshes = others if is_whole else [others[place % 2]]
+                    move_to_other_meshes(kind, meshes, model, optimizer, f"{folder}/{kind}")
+                edit_both(*models, options, f"{mesh_name}, {kind}, {number}", is_undone=is_whole or number == 0)
+            assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+            if isinstance(model, Ends):
+                ids = torch.arange(8).view(2, 4)
+                for each, steps in ((model, optimizer), (whole, its)):
+                    each(ids).backward()
+                    steps.step()
+                torch.testing.assert_close(model(ids).detach(), whole(ids).detach(), rtol=1e-3, atol=1e-5)
 
 
 def edit_both(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    whole: nn.Module,
-    its: torch.optim.Optimizer,
-    options: dict[str, Any],
-    case: str,
-    *,
-    is_undone: bool,
+    model: Any, optimizer: Any, whole: Any, its: Any, options: dict[str, Any], case: str, *, is_undone: bool
 ) -> None:
     """Edit a sharded model and a whole one with the same bits; the sharded one twice if the edit is undone."""
     before = tensors_of(whole, its, grad=False)
