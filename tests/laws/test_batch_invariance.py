@@ -201,12 +201,12 @@ def test_no_result_of_a_token_depends_on_the_others(unchecked: None, divergences
         assert_independent(head, torch.float32, options, divergences)
 
 
-DTYPES = (torch.bfloat16, torch.float16)
+DTYPES = (torch.bfloat16, torch.float16)  # and float32, above
 NARROW = ("untied", "untied, bias, softcap", "tied to dense", "tied to factorised", "tied to delta", "with a transform")
 
 
 @cases("name, dtype, path, choice", NARROW, DTYPES, PATHS, ("plain", "float32"), pairs=["dtype, path, choice"])
-def test_so_it_is_in_narrow_dtypes(unchecked: None, divergences, name, dtype, path, choice) -> None:
+def test_so_it_is_in_every_dtype(unchecked: None, divergences, name, dtype, path, choice) -> None:
     threads, context = PATHS[path]
     head = HEADS[name]()
     tied = getattr(getattr(head, "output", head), "table", None)
