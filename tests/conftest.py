@@ -51,16 +51,16 @@ def jaxtyped_if_shaped(*, typechecker: Any, jaxtyped: Any = jaxtyping.jaxtyped) 
     def decorate(function: Any) -> Any:
         if not any(map(states_a_shape, getattr(function, "__annotations__", {}).values())):
             return function
-        checked = jaxtyped(function, typechecker=typechecker)
         if isinstance(function, type):
-            return checked
+            return jaxtyped(function, typechecker=typechecker)
+        checked = functools.cache(lambda: jaxtyped(function, typechecker=typechecker))  # a millisecond for each
 
         @functools.wraps(function)
         def first_calls_checked(*arguments: Any, **options: Any) -> Any:
             if is_unchecked or calls[function] >= checked_calls:
                 return function(*arguments, **options)
             calls[function] += 1
-            return checked(*arguments, **options)
+            return checked()(*arguments, **options)
 
         return first_calls_checked
 
@@ -171,7 +171,7 @@ def few_numbers() -> Iterator[None]:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Leave what was imported and collected out of garbage collections, and the logs out of tests that read none."""
     gc.enable()
-    freeze()
+    gc.freeze()
     atexit.register(gc.unfreeze)  # the last collection finds everything: extensions report what is left as a leak
     gc.set_threshold(10_000, 10, 20)
     session.config.pluginmanager.register(LogsIfRead(session.config.pluginmanager))
@@ -180,20 +180,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 modules_frozen = 0
 
 
-def freeze() -> None:
-    """Leave what exists out of each garbage collection, and search for optimizers, which would take half a second."""
-    global modules_frozen
-    gc.collect()
-    gc.freeze()
-    modules_frozen = len(sys.modules)
-
-
 @pytest.fixture(autouse=True, scope="module")
 def frozen_imports() -> Iterator[None]:
-    """Freeze what the tests of a file imported, if that is much."""
+    """Leave what the tests of a file imported, if that is much, out of garbage collections and searches too."""
+    global modules_frozen
     yield
     if len(sys.modules) > modules_frozen + 200:
-        freeze()
+        gc.collect()
+        gc.freeze()
+        modules_frozen = len(sys.modules)
 
 
 class LogsIfRead:
