@@ -53,14 +53,15 @@ def jaxtyped_if_shaped(*, typechecker: Any, jaxtyped: Any = jaxtyping.jaxtyped) 
             return function
         if isinstance(function, type):
             return jaxtyped(function, typechecker=typechecker)
-        checked = functools.cache(lambda: jaxtyped(function, typechecker=typechecker))  # a millisecond for each
 
         @functools.wraps(function)
         def first_calls_checked(*arguments: Any, **options: Any) -> Any:
             if is_unchecked or calls[function] >= checked_calls:
                 return function(*arguments, **options)
             calls[function] += 1
-            return checked()(*arguments, **options)
+            if function not in checked:  # a millisecond for each
+                checked[function] = jaxtyped(function, typechecker=typechecker)
+            return checked[function](*arguments, **options)
 
         return first_calls_checked
 
@@ -73,6 +74,8 @@ is_unchecked = False
 checked_calls: float = 16
 """Calls of each function that are checked in each test; all with `--all`."""
 calls: Counter[Any] = Counter()
+checked: dict[Any, Callable[..., Any]] = {}
+"""Functions that check what they are called with, by the function."""
 
 
 # Shapes are checked in the modules that state them. A checked call costs up to 0.1 ms: other modules are left out. So
