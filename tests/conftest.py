@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -136,15 +136,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
         metafunc._calls[:] = [call for call in metafunc._calls if LONG.mark not in call.marks] or metafunc._calls
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that are marked `long`, unless `--all` is set; files with slow tests come first.
+def file_of(item: pytest.Item) -> str:
+    """Return the file of a test, as its ID names it."""
+    return item.nodeid.partition("::")[0]
 
-    A process that begins such a file last would end long after the others.
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that are marked `long`, unless `--all` is set; files with slow tests come in the first half.
+
+    A process that begins such a file last would end long after the others; those begun together, whose tests start
+    many processes, would wait for each other.
     """
-    slow: dict[str, float] = defaultdict(float)
-    for test, seconds in listed().items():
-        slow[test.partition("::")[0]] += seconds
-    items.sort(key=lambda item: -slow[item.nodeid.partition("::")[0]])
+    places = {file: float(place) for place, file in enumerate(dict.fromkeys(map(file_of, items)))}
+    slow = list(dict.fromkeys(test.partition("::")[0] for test in listed()))
+    places |= {file: place * len(places) / (2 * len(slow)) for place, file in enumerate(slow)}
+    items.sort(key=lambda item: places[file_of(item)])
     if not config.getoption("--all"):
         long = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=long)
