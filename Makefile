@@ -15,7 +15,7 @@ TRITONS := 3.6.0 3.9.0
 INSTALL_newest := --upgrade --upgrade-strategy eager
 INSTALL_oldest = --constraint .venv-oldest/constraints.txt $(OLDEST)
 
-.PHONY: demo explore test test-all test-newest test-oldest check check-js bench docs course dist clean
+.PHONY: demo explore test test-all test-newest test-oldest check check-style check-types check-tests check-js bench docs course dist clean
 
 demo: $(VENV)/.installed  ## train an embedding layer on text that Python carries (about 90 seconds; longer on a busy machine)
 	@$(BIN)/embedlayer demo --output out/demo
@@ -43,10 +43,16 @@ test-newest test-oldest: test-%: .venv-%/pyvenv.cfg  ## run the test suite with 
 	@.venv-$*/bin/python -m pip list --disable-pip-version-check | grep -E '^(torch|transformers) '
 	@.venv-$*/bin/python -m pytest
 
-check: $(VENV)/.installed-dev check-js  ## lint, formatting, types
+check: check-style check-types check-tests check-js  ## lint, formatting, types
+
+check-style: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+
+check-types: $(VENV)/.installed-dev
 	@$(BIN)/mypy
+
+check-tests: $(VENV)/.installed-dev
 	@$(BIN)/mypy --config-file tests/mypy.ini
 
 check-js: node_modules/.installed  ## lint and types of the explorer's page
