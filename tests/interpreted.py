@@ -248,6 +248,7 @@ def _watched(interpreter: ModuleType, run: Run) -> Iterator[tuple[Any, str, Any]
         }
         launch = Launch(self.fn.__name__, names)
         run.launches.append(launch)
+        patched.clear()
         grid = self.grid(arguments) if callable(self.grid) else self.grid
         chosen = None if run.programs is None else run.programs(grid)
         if chosen is not None:
@@ -274,6 +275,15 @@ def _watched(interpreter: ModuleType, run: Run) -> Iterator[tuple[Any, str, Any]
             raise cause or error from None
         launch.check_order()
 
+    def patch_once_a_launch(function: Any) -> Any:
+        """Replace the operators that a function sees by interpreted ones, which Triton does anew at each call of it."""
+        if function not in seen:
+            seen[function] = frozenset(id(each) for each in function.__globals__.values()) & {id(tl), id(tl.core)}
+        if seen[function] in patched:
+            return None
+        patched.add(seen[function])
+        return patch_lang(function)
+
     def cast(self: Any, source: Any, to: Any) -> Any:
         """Convert numbers as a GPU does: Triton's interpreter cuts off bits of bfloat16 numbers instead of rounding."""
         types = source.dtype.scalar, to.scalar
@@ -288,6 +298,9 @@ def _watched(interpreter: ModuleType, run: Run) -> Iterator[tuple[Any, str, Any]
         return interpreter.TensorHandle(data, to.scalar)
 
     cast_impl, tl = builder.cast_impl, interpreter.tl
+    patch_lang, patched = interpreter._patch_lang, set[frozenset[int]]()
+    seen: dict[Any, frozenset[int]] = {}
+    yield interpreter, "_patch_lang", patch_once_a_launch
     yield builder, "cast_impl", cast
     rmw = builder.create_atomic_rmw
     yield interpreter, "_implicit_cvt", converted

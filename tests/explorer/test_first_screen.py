@@ -21,6 +21,9 @@ SIZES = [(1280, 800), (390, 844)]
 WIDE_OR_PHONE = pytest.mark.parametrize("size", SIZES, ids=["wide", "phone"])
 PHONE = pytest.mark.parametrize("size", [pytest.param(SIZES[0], marks=LONG), SIZES[1]], ids=["wide", "phone"])
 
+COMPONENTS = "x=1&y=2"
+"""The state of a map that needs no layout: that of the word table takes longer than a test."""
+
 SHOWN = "[...document.querySelectorAll('.map-tools .field:not([hidden]) select')].map((list) => list.value).join()"
 """The values of the lists Colour, x axis and y axis, of those that are visible."""
 
@@ -77,8 +80,7 @@ def test_the_header_names_the_product_and_what_is_open(url, serve, open_page, wo
     assert is_on_screen(page, page.get_by_text("embedlayer", exact=True), size)
     assert is_on_screen(page, page.get_by_label("Source"), size)
     assert page.title() == "Map · small · embedlayer"
-    one = serve(words)
-    page = opened(open_page, one, size)
+    page = opened(open_page, f"{serve(words)}#map?{COMPONENTS}", size)
     assert is_on_screen(page, page.locator("#title", has_text="4,000 words of MiniLM"), size)
 
 
@@ -101,7 +103,7 @@ def test_a_newcomer_and_a_practitioner_find_their_first_click_on_map_and_learn(u
 
 
 def test_the_start_block_goes_when_something_is_chosen_or_found_and_comes_back(url, open_page):
-    page = open_page(f"{url}#map?source=1")
+    page = open_page(f"{url}#map?source=1&{COMPONENTS}")
     start = page.get_by_label("Where to begin")
     start.wait_for()
     page.get_by_role("searchbox", name="Find tokens").fill("dog")
@@ -312,7 +314,7 @@ def test_density_is_drawn_in_no_column(serve, open_page, waiting):
 
 
 def test_the_map_offers_words_that_people_know_and_sums_with_their_answer(url, open_page, words):
-    page = open_page(f"{url}#map?source=1")
+    page = open_page(f"{url}#map?source=1&{COMPONENTS}")
     found, texts = examples(words, {}), words.token_texts
     chips = page.locator(".map-examples .chips .token")
     chips.first.wait_for()
@@ -335,7 +337,7 @@ def test_the_map_offers_words_that_people_know_and_sums_with_their_answer(url, o
 
 
 def test_a_table_without_everyday_words_offers_its_own_and_leads_to_one_that_has_them(url, open_page, words):
-    page = open_page(f"{url}#map?source=2")
+    page = open_page(f"{url}#map?source=2&{COMPONENTS}")
     chips = page.locator(".map-examples .chips .token")
     chips.first.wait_for()
     assert set(chips.all_inner_texts()) <= {f"·{word}" for word in CODE_WORDS}

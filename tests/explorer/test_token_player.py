@@ -59,10 +59,15 @@ def love():
     return bpe([("Ġ", "l"), ("v", "e"), ("Ġl", "o")])
 
 
+KINDS = ("BPE", "WordPiece", "Unigram")
 TOKENIZERS = {
     "BPE": lambda: own_tokenizer("small"),
     "WordPiece": word_piece,
     "Unigram": unigram,
+    "love": love,
+    "byte fallback": lambda: tokenizer_of("SentencePiece BPE with byte fallback"),
+    "right to left": lambda: Tokenizer(models.BPE({"ا": 0, "ل": 1, "ال": 2}, [("ا", "ل")])),
+    "dropout": lambda: bpe([("l", "o")], dropout=0.5),
 }
 
 
@@ -80,21 +85,34 @@ def symbols(page):
     return page.locator(".tok-steps .tok-symbols").first.locator(".tok-symbol").all_inner_texts()
 
 
-def open_text(open_page, address, text, more=""):
-    page = open_page(f"{address}#pipeline?text={text.replace(' ', '+')}{more}")
-    page.locator(".tok-table").wait_for()
-    return page
+@pytest.fixture(scope="module")
+def sources():
+    return {name: opened(make(), name) for name, make in TOKENIZERS.items()}
+
+
+@pytest.fixture
+def open_text(open_page, serve, sources):
+    """Open a text by the tokenizer of a name, all in one page: `open_text(name, text, more)`."""
+    address = serve(*sources.values())
+
+    def open_(name, text, more=""):
+        number = [*sources].index(name)
+        page = open_page(f"{address}#pipeline?source={number}&text={text.replace(' ', '+')}{more}", again=True)
+        page.locator(".tok-table").wait_for()
+        return page
+
+    return open_
 
 
 # The law: what is drawn at the end are the tokens
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
-def test_the_steps_of_every_model_end_with_the_tokens_of_the_tokenizer(kind, serve, open_page):
-    tokenizer = TOKENIZERS[kind]()
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_steps_of_every_model_end_with_the_tokens_of_the_tokenizer(kind, sources, open_text):
+    tokenizer = sources[kind].tokenizer
     tokens = shown_tokens(tokenizer, tokenizer.encode(TEXT).ids)
     expected = [f"ID {token['id']}" if kind == "Unigram" else token["text"] for token in tokens]
-    page = open_text(open_page, serve(opened(tokenizer)), TEXT)
+    page = open_text(kind, TEXT)
     drawn = []
     buttons = page.locator(".tok-piece")
     for number in range(buttons.count()):
@@ -113,8 +131,8 @@ def test_the_steps_of_every_model_end_with_the_tokens_of_the_tokenizer(kind, ser
     assert pressed.count() == 1, "the token of the last pre-token is chosen, too"
 
 
-def test_bpe_shows_the_rank_of_each_pair_and_says_why_it_stops(serve, open_page):
-    page = open_text(open_page, serve(opened(love())), "I love", "&token=1")
+def test_bpe_shows_the_rank_of_each_pair_and_says_why_it_stops(open_text):
+    page = open_text("love", "I love", "&token=1")
     assert symbols(page) == ["·", "l", "o", "v", "e"]
     assert page.locator(".tok-rank").all_inner_texts() == ["0", "no merge", "no merge", "1"]
     said = page.locator(".tok-said")
@@ -148,25 +166,24 @@ def test_bpe_shows_the_rank_of_each_pair_and_says_why_it_stops(serve, open_page)
         ("🙂ky2", "ended before the other pairs. So it is 8 tokens."),
     ],
 )
-def test_bytes_of_a_character_without_an_entry_are_not_merged_for_their_own_reason(serve, open_page, text, end):
-    page = open_text(open_page, serve(opened(tokenizer_of("SentencePiece BPE with byte fallback"))), text)
+def test_bytes_of_a_character_without_an_entry_are_not_merged_for_their_own_reason(open_text, text, end):
+    page = open_text("byte fallback", text)
     to_the_end(page)
     said = page.locator(".tok-said").inner_text()
     assert "have no merge in the list. A character without an entry is written as its bytes" in said
     assert said.endswith(end)
 
 
-def test_a_merge_of_letters_written_from_right_to_left_keeps_its_order(serve, open_page):
-    tokenizer = Tokenizer(models.BPE({"ا": 0, "ل": 1, "ال": 2}, [("ا", "ل")]))
-    page = open_text(open_page, serve(opened(tokenizer)), "ال")
+def test_a_merge_of_letters_written_from_right_to_left_keeps_its_order(open_text):
+    page = open_text("right to left", "ال")
     for place in (".tok-said .token", ".tok-list bdi"):
         pair = page.locator(place).all()
         assert [each.inner_text() for each in pair] == ["ا", "ل"]
         assert pair[0].bounding_box()["x"] < pair[1].bounding_box()["x"]
 
 
-def test_wordpiece_tries_from_the_longest_on_and_unigram_adds_scores(serve, open_page):
-    page = open_text(open_page, serve(opened(word_piece()), opened(unigram())), TEXT, "&token=5")
+def test_wordpiece_tries_from_the_longest_on_and_unigram_adds_scores(open_text):
+    page = open_text("WordPiece", TEXT, "&token=5")
     slider = page.get_by_role("slider", name="Try")
     slider.fill("9")
     tries = page.locator(".tok-tries li:not(.tok-later) b").all_inner_texts()
@@ -175,7 +192,7 @@ def test_wordpiece_tries_from_the_longest_on_and_unigram_adds_scores(serve, open
     page.locator(".tok-piece").last.click()
     to_the_end(page)
     page.get_by_text("Nothing shorter is left, so the whole word is unknown.").wait_for()
-    page.goto(page.url.split("#")[0] + f"#pipeline?source=1&token=4&text={TEXT.replace(' ', '+')}")
+    page = open_text("Unigram", TEXT, "&token=4")
     page.locator(".tok-paths").wait_for()
     for path in page.locator(".tok-paths > li").all():
         shown = [
@@ -186,15 +203,15 @@ def test_wordpiece_tries_from_the_longest_on_and_unigram_adds_scores(serve, open
         assert sum(scores) == pytest.approx(total)
 
 
-def test_normalised_text_marks_what_changed_and_words_of_the_table_are_looked_up(serve, open_page):
-    page = open_text(open_page, serve(opened(word_piece())), TEXT)
+def test_normalised_text_marks_what_changed_and_words_of_the_table_are_looked_up(serve, open_page, open_text):
+    page = open_text("WordPiece", TEXT)
     assert page.locator(".tok-text").inner_text() == "the·cafe·of·lovely·embeddings,·qq"
     assert page.locator(".tok-text mark").all_inner_texts() == ["t", "e"]
-    page = open_text(open_page, page.url.split("#")[0], TINY_TEXTS[0], "&layer=tiny")
+    page = open_text("WordPiece", TINY_TEXTS[0], "&layer=tiny")
     page.get_by_text("Split by the names of the rows", exact=True).wait_for()
     assert re.fullmatch(r"(\w+) is looked up as a whole: its ID is \d+\.", page.locator(".tok-steps").inner_text())
     named = OpenedModel("rows", TokenEmbedding(5, 2))
-    page = open_text(open_page, serve(named), "%230 %233")
+    page = open_page(f"{serve(named)}#pipeline?text=%230+%233")
     page.get_by_text("IDs that were typed").wait_for()
 
 
@@ -210,12 +227,14 @@ def test_the_page_writes_invisible_characters_as_python_does(in_page, step):
     assert shown == [visible_text(each) for each in known]
 
 
-def test_a_text_that_no_normaliser_changes_is_not_shown_as_changed(serve, open_page):
+def test_a_text_that_no_normaliser_changes_is_not_shown_as_changed(serve, open_page, open_text):
     newer = "\U0001fae9"  # of Unicode 16, which this Python may not know
-    page = open_text(open_page, serve(opened(own_tokenizer("small"))), quote(f"a\x00\xad\r{newer} love"))
+    page = open_text("BPE", quote(f"a\x00\xad\r{newer} love"))
     assert page.locator(".tok-text").count() == 0
-    page = open_text(open_page, page.url.split("#")[0], "  ")
-    spaces = tokenization(opened(own_tokenizer("small")), {"text": "  "})["tokens"]
+    alone = opened(own_tokenizer("small"))
+    page = open_page(f"{serve(alone)}#pipeline?text=++")
+    page.locator(".tok-table").wait_for()
+    spaces = tokenization(alone, {"text": "  "})["tokens"]
     assert page.locator(".pipe-chips button").count() == len(spaces)
 
 
@@ -232,8 +251,8 @@ def test_the_parts_of_a_normalised_text_are_those_that_both_have_in_order(in_pag
         assert after != text or not any(is_new for _, is_new in parts)
 
 
-def test_choosing_a_token_chooses_its_pre_token_and_back(serve, open_page):
-    page = open_text(open_page, serve(opened(own_tokenizer("small"))), "I love football", "&token=1")
+def test_choosing_a_token_chooses_its_pre_token_and_back(open_text):
+    page = open_text("BPE", "I love football", "&token=1")
     chips, buttons = page.locator(".pipe-chips button"), page.locator(".tok-piece")
     count = chips.count()
     chips.nth(count - 1).click()
@@ -247,8 +266,8 @@ def test_choosing_a_token_chooses_its_pre_token_and_back(serve, open_page):
     assert "step=" not in page.url, "it is the first step"
 
 
-def test_a_tokenizer_that_cannot_be_traced_says_so(serve, open_page):
-    page = open_text(open_page, serve(opened(bpe([("l", "o")], dropout=0.5))), "lo")
+def test_a_tokenizer_that_cannot_be_traced_says_so(open_text):
+    page = open_text("dropout", "lo")
     assert "dropout" in page.locator(".tok > .note").inner_text()
     assert page.locator(".tok-piece").count() == 0
 
@@ -256,8 +275,8 @@ def test_a_tokenizer_that_cannot_be_traced_says_so(serve, open_page):
 # Bytes
 
 
-def test_bytes_and_code_points_of_an_emoji_are_those_of_unicode(serve, open_page):
-    page = open_text(open_page, serve(opened(own_tokenizer("small"))), FAMILY)
+def test_bytes_and_code_points_of_an_emoji_are_those_of_unicode(open_text):
+    page = open_text("BPE", FAMILY)
     rows = page.locator(".tok-detail .tok-strip-row:not(.tok-ruler)")
     rows.first.wait_for()  # strips are drawn when their width is known
     drawn = {row.locator("span").first.inner_text(): row.locator(".tok-box").all_inner_texts() for row in rows.all()}
@@ -284,7 +303,8 @@ def test_lines_end_where_no_token_is_cut_if_they_can(in_page, most):
 def test_side_by_side_aligns_bytes_and_has_the_numbers_of_the_comparison(serve, open_page):
     tokenizers = {"one": word_piece(), "two": unigram()}
     sources = [opened(each, title, 4 * width) for width, (title, each) in enumerate(tokenizers.items(), 1)]
-    page = open_text(open_page, serve(*sources), TEXT)
+    page = open_page(f"{serve(*sources)}#pipeline?text={TEXT.replace(' ', '+')}")
+    page.locator(".tok-table").wait_for()
     everyone = [*tokenizers.values(), own_tokenizer("small"), own_tokenizer("bytes")]
     lines = page.locator(".tok-table tbody tr").all()
     for line, tokenizer, width in zip(lines, everyone, (4, 8, 4, 4), strict=True):
@@ -321,16 +341,22 @@ def test_the_tokens_of_a_text_are_counted_without_those_around_it(text, special)
 # Phone and exported page
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
-def test_the_step_fits_a_phone(kind, serve, open_page):
+def test_the_step_fits_a_phone(serve, open_page):
     text = "Donaudampfschifffahrtsgesellschaft" + f" {FAMILY}!" * 3
-    page = open_page(serve(opened(TOKENIZERS[kind]())) + "#pipeline?text=" + text.replace(" ", "+"), is_mobile=True)
+    address = serve(*(opened(TOKENIZERS[kind](), kind) for kind in KINDS))
+    page = open_page(f"{address}#training", is_mobile=True)
     page.set_viewport_size({"width": 390, "height": 844})
-    page.locator(".tok-table").wait_for()
-    for number in range(page.locator(".tok-piece").count()):
-        page.locator(".tok-piece").nth(number).click()
-        to_the_end(page)
-        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    for source, kind in enumerate(KINDS):
+        page.goto(f"{address}#pipeline?source={source}&text={text.replace(' ', '+')}")
+        page.locator(".tok-table").wait_for()
+        assert page.get_by_label("Source").input_value() == str(source)
+        pieces = page.locator(".tok-piece")
+        for number in range(pieces.count()):
+            pieces.nth(number).click()
+            to_the_end(page)
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390, kind
+        page.goto(f"{address}#training")
+        page.locator("#view-training > :not(.loading)").first.wait_for()
 
 
 def test_an_exported_page_holds_the_texts_under_all_tokenizers_and_the_words_of_the_scene(tmp_path, open_page):
