@@ -92,7 +92,8 @@ class Codec(NamedTuple):
 
     def decode(self) -> Float[Tensor, "N D"]:
         """Return the numbers of all rows in the data type `rounding`, by plain operators."""
-        codes, integers = unpack(self.codes, self.bits, self.embed_dim), self.whole_numbers()
+        codes = unpack(self.codes, self.bits, self.embed_dim)
+        integers = None if torch.compiler.is_compiling() else self.whole_numbers()  # a graph cannot ask for values
         if integers is None:
             numbers = self.levels.to(codes.device)[codes.int()]
         else:  # no copy to the device, for which the host would wait
@@ -219,7 +220,7 @@ def pack(codes: UInt8[Tensor, "N count"], bits: int, dtype: torch.dtype = torch.
     if 8 % bits:
         packed = (packed.unsqueeze(-1) >> 8 * torch.arange(bits, device=codes.device)).to(torch.uint8).flatten(1)
     size = -(-count * bits // 8)
-    words: Tensor = packed.new_zeros(len(packed), -(-size // dtype.itemsize) * dtype.itemsize)
+    words: Tensor = packed.new_zeros(packed.shape[0], -(-size // dtype.itemsize) * dtype.itemsize)
     words[:, :size] = packed[:, :size]
     return words.view(dtype)
 

@@ -125,7 +125,7 @@ class ScaledRows(StoredFormat):
         """Return the rows as a compiled kernel reads them; the library computes in the dtype of the scales."""
         codes = rows[self.codes[0]].view(torch.uint8)
         scale, zero = (
-            shared[name].expand(len(codes), 1) if name in shared else rows.get(name) for name in (SCALE, ZERO)
+            shared[name].expand(codes.shape[0], 1) if name in shared else rows.get(name) for name in (SCALE, ZERO)
         )
         assert scale is not None
         return Codec(

@@ -196,7 +196,7 @@ class FP8Rows(StoredFormat):
     def codec(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> Codec:
         """Return the rows as a compiled kernel reads them."""
         codes, rounding = rows["weight"].view(torch.uint8), codec_dtype(dtype)
-        scale = rows[SCALE] if self.group_size else shared[SCALE].expand(len(codes), 1)
+        scale = rows[SCALE] if self.group_size else shared[SCALE].expand(codes.shape[0], 1)
         return Codec(codes, 8, E4M3, scale, self.embed_dim, self.embed_dim, rounding)
 
     def value_range(self, shared: Mapping[str, Tensor]) -> tuple[float, float] | None:

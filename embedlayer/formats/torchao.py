@@ -134,7 +134,7 @@ class TorchAORows(StoredFormat):
         """Return the rows as a compiled kernel reads them."""
         codes = rows[CODES].view(torch.uint8)
         scale, zero = (
-            shared[name].expand(len(codes), 1) if name in shared else rows.get(name) for name in (SCALE, ZERO)
+            shared[name].expand(codes.shape[0], 1) if name in shared else rows.get(name) for name in (SCALE, ZERO)
         )
         assert scale is not None
         rounding = torch.float32 if self._is_float else codec_dtype(torch.promote_types(dtype, scale.dtype))

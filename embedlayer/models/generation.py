@@ -242,7 +242,7 @@ class _Settings(NamedTuple):
         self, head: OutputHead | PredictionHead, hidden: Float[Tensor, "B D"], ids: Int[Tensor, "B T"]
     ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"] | None]:
         """Return the token after each hidden state, and its log-probability; `ids` are all tokens of each text."""
-        logits = head.uncomputed_logits(hidden, **self.of_logits).logits() if self.of_logits else head(hidden)
+        logits = head.uncomputed_logits(hidden, **self.of_logits).head_logits() if self.of_logits else head(hidden)
         processed, is_raw = self.sampler.processed_logits(logits, ids), self.logprobs_mode == "raw_logprobs"
         tokens = self.sampler.sampled(processed)
         if self.logprobs_mode is None:

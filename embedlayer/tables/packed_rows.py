@@ -15,7 +15,7 @@ from embedlayer.core.computed_buffers import ComputedBuffers
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError
 from embedlayer.core.shapes import Ids, Vectors
-from embedlayer.core.torch_state import is_current, is_transformed, plain_operators_only
+from embedlayer.core.torch_state import constant_in_graphs, is_current, is_transformed, plain_operators_only
 from embedlayer.formats.compiled import logits_of_few_tokens, read_rows
 from embedlayer.formats.stored import StoredFormat, StoredRows
 from embedlayer.kernels.index_check import IndexCheck
@@ -230,9 +230,14 @@ def _dtype_of(dtype: torch.dtype | str | None) -> torch.dtype:
     return cast(torch.dtype, resolved)
 
 
-@lru_cache(maxsize=64)
+@constant_in_graphs
 def _description_of(record: StoredFormat) -> str:
     """Return the description of a record in JSON."""
+    return _cached_description_of(record)
+
+
+@lru_cache(maxsize=64)
+def _cached_description_of(record: StoredFormat) -> str:
     return json.dumps(describe(record))
 
 

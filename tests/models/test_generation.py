@@ -262,8 +262,8 @@ def test_a_cached_step_has_the_bits_of_the_pass_over_the_finished_text(sampling,
     model, ids, options = small(head=head).to(dtype), torch.randint(1, 50, (3, 4)), SAMPLING[sampling]
     products = {"batch_invariant": True, "head_dtype": None if head_dtype is None else "float32"}
     found, hidden = generated(model, ids, max_new_tokens=9, logprobs_mode=mode, **products, **options)
-    tokens, logits = found.ids[:, 4:], model.head.uncomputed_logits(hidden, **products).logits()
-    steps = [model.head.uncomputed_logits(hidden[:, step], **products).logits() for step in range(9)]
+    tokens, logits = found.ids[:, 4:], model.head.uncomputed_logits(hidden, **products).head_logits()
+    steps = [model.head.uncomputed_logits(hidden[:, step], **products).head_logits() for step in range(9)]
     assert torch.equal(torch.stack(steps, 1), logits)
     sampler = Sampler(**options)
     if mode == "raw_logprobs" or sampler.only_divides:
