@@ -111,6 +111,8 @@ def open_page(browser: Any, plain_context: Any) -> Iterator[Callable[..., Any]]:
             page = context.pages[-1]
             page.evaluate("localStorage.clear(), location.hash = '#training'")
             page.locator("#view-training > :not(.loading)").first.wait_for()  # what the test before has shown is gone
+            page.set_viewport_size(VIEWPORT)
+            page.emulate_media(**dict.fromkeys(MEDIA, "null") | media)
         else:
             page = context.new_page()
             if media:

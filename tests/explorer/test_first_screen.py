@@ -314,7 +314,7 @@ def test_density_is_drawn_in_no_column(serve, open_page, waiting):
 
 
 def test_the_map_offers_words_that_people_know_and_sums_with_their_answer(url, open_page, words):
-    page = open_page(f"{url}#map?source=1&{COMPONENTS}")
+    page = open_page(f"{url}#map?source=1&{COMPONENTS}", again=True)
     found, texts = examples(words, {}), words.token_texts
     chips = page.locator(".map-examples .chips .token")
     chips.first.wait_for()
@@ -337,7 +337,7 @@ def test_the_map_offers_words_that_people_know_and_sums_with_their_answer(url, o
 
 
 def test_a_table_without_everyday_words_offers_its_own_and_leads_to_one_that_has_them(url, open_page, words):
-    page = open_page(f"{url}#map?source=2&{COMPONENTS}")
+    page = open_page(f"{url}#map?source=2&{COMPONENTS}", again=True)
     chips = page.locator(".map-examples .chips .token")
     chips.first.wait_for()
     assert set(chips.all_inner_texts()) <= {f"·{word}" for word in CODE_WORDS}
@@ -382,7 +382,7 @@ def test_the_last_scene_shows_the_table_that_has_everyday_words_and_says_which(u
 
 
 def test_the_last_scene_shows_the_chosen_token_in_its_own_table(url, open_page, of_run):
-    page = open_page(f"{url}#health?id=272")
+    page = open_page(f"{url}#health?id=272", again=True)
     page.locator("#tab-learn").click()
     page.locator(".learn-rail button").last.click()
     page.locator(".learn-neighbors h3").get_by_text("in small").wait_for()
@@ -393,7 +393,7 @@ def test_the_last_scene_shows_the_chosen_token_in_its_own_table(url, open_page, 
 
 
 def test_training_without_a_run_says_what_it_would_show_and_how_to_make_a_run(url, open_page):
-    page = open_page(f"{url}#training?source=1")
+    page = open_page(f"{url}#training?source=1", again=True)
     message = page.locator("#view-training .empty")
     message.get_by_text("beside ln V").wait_for()
     assert message.locator("code").all_inner_texts() == ["embedlayer train FILE... -o DIR", "embedlayer explore DIR"]

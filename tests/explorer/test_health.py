@@ -52,20 +52,18 @@ def test_rows_with_other_norms_are_listed_with_their_texts_and_the_card_names_th
     assert card(opened, {"id": "2"})["findings"] is None
 
 
-def test_a_run_that_learned_little_is_called_sound_nowhere_on_its_page(of_run, browser, tmp_path) -> None:
+def test_a_run_that_learned_little_is_called_sound_nowhere_on_its_page(of_run, open_page, tmp_path) -> None:
     write_page(tmp_path / "report.html", [of_run])
     assert health.report(of_run, {})["is_sound"] is False
-    with browser.new_context() as context:
-        page = context.new_page()
-        page.goto(f"{(tmp_path / 'report.html').as_uri()}#health")
-        verdict = page.locator("p.verdict")
-        assert verdict.inner_text().startswith("Barely trained: the loss on held-out text is ")
-        assert "sound" not in verdict.get_attribute("class")
-        page.goto(f"{(tmp_path / 'report.html').as_uri()}#health?id=40&card=open")
-        page.locator(".card-verdict p").nth(1).wait_for()
-        card_text = page.locator("#card").inner_text()
-        assert "The table. Barely trained: " in card_text
-        assert "Sound" not in card_text
+    page = open_page(f"{(tmp_path / 'report.html').as_uri()}#health")
+    verdict = page.locator("p.verdict")
+    assert verdict.inner_text().startswith("Barely trained: the loss on held-out text is ")
+    assert "sound" not in verdict.get_attribute("class")
+    page.goto(f"{(tmp_path / 'report.html').as_uri()}#health?id=40&card=open")
+    page.locator(".card-verdict p").nth(1).wait_for()
+    card_text = page.locator("#card").inner_text()
+    assert "The table. Barely trained: " in card_text
+    assert "Sound" not in card_text
 
 
 def table_of(change: Callable[[torch.Tensor], Any]) -> OpenedModel:
@@ -153,23 +151,22 @@ def test_shares_of_the_variance_are_those_of_the_principal_components(of_run):
     assert found["chance"] == asdict(chance_geometry(geometry))
 
 
-def test_the_page_lists_rows_with_other_norms_and_a_table_without_tokens_has_no_kinds(browser, serving) -> None:
+def test_the_page_lists_rows_with_other_norms_and_a_table_without_tokens_has_no_kinds(open_page, serve) -> None:
     rows = torch.randn(300, 24)
     rows[40:50] *= 20
     opened = OpenedModel("planted", TokenEmbedding.from_pretrained(rows))
-    with serving(opened) as url, browser.new_context() as context:
-        page = context.new_page()
-        page.goto(f"{url}#health?id=41&card=open")
-        assert "Rows with norms of" in page.locator(".others h3").inner_text()
-        assert page.locator(".others [data-token]").count() == 10
-        verdict = page.locator(".card-verdict")
-        verdict.locator("p").nth(1).wait_for()
-        assert "Norm beyond a gap." in verdict.inner_text()
-        assert "The table. The rows look untrained" in verdict.inner_text()
-        page.goto(f"{url}#map?id=41")
-        facts = page.locator(".map-card .facts")
-        facts.wait_for()
-        assert facts.locator("dt").all_inner_texts() == ["ID", "Norm"]
-        legend = page.locator(".map-legend")
-        legend.get_by_text(re.compile("norm of the row|#")).first.wait_for()  # before the clusters are there, and then
-        assert not {"word", "part", "number", "special"} & set(legend.inner_text().split())
+    url = serve(opened)
+    page = open_page(f"{url}#health?id=41&card=open")
+    assert "Rows with norms of" in page.locator(".others h3").inner_text()
+    assert page.locator(".others [data-token]").count() == 10
+    verdict = page.locator(".card-verdict")
+    verdict.locator("p").nth(1).wait_for()
+    assert "Norm beyond a gap." in verdict.inner_text()
+    assert "The table. The rows look untrained" in verdict.inner_text()
+    page.goto(f"{url}#map?id=41")
+    facts = page.locator(".map-card .facts")
+    facts.wait_for()
+    assert facts.locator("dt").all_inner_texts() == ["ID", "Norm"]
+    legend = page.locator(".map-legend")
+    legend.get_by_text(re.compile("norm of the row|#")).first.wait_for()  # before the clusters are there, and then
+    assert not {"word", "part", "number", "special"} & set(legend.inner_text().split())

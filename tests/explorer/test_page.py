@@ -59,7 +59,7 @@ def listed(page):
     ("scheme", "size"), [("light", (1280, 800)), ("dark", (390, 844))], ids=["light desktop", "dark phone"]
 )
 def test_every_view_opens_without_a_complaint_and_fits_the_screen(url, open_page, scheme, size):
-    page = open_page(url, color_scheme=scheme)
+    page = open_page(f"{url}#map", again=True, color_scheme=scheme)
     page.set_viewport_size({"width": size[0], "height": size[1]})
     for view, mark in VIEWS.items():
         page.locator(f"#tab-{view}").click()
@@ -75,7 +75,7 @@ def test_every_view_opens_without_a_complaint_and_fits_the_screen(url, open_page
 
 
 def test_the_training_view_draws_what_the_monitor_read(url, open_page):
-    page = open_page(f"{url}#training")
+    page = open_page(f"{url}#training", again=True)
     page.get_by_role("heading", name="Loss by token frequency").wait_for()
     page.get_by_text("of the tokens occurred in no input so far. All rows and gradients").wait_for()
     chart = page.get_by_role("img", name="Logits over steps")
@@ -639,7 +639,7 @@ def test_compare_shows_before_and_after_and_the_slider_moves_the_points(url, ope
 
 
 def test_health_and_compare_open_with_a_sentence(url, open_page, of_run):
-    page = open_page(f"{url}#health")
+    page = open_page(f"{url}#health", again=True)
     assert page.locator(".verdict").inner_text() == table_report(of_run).summary()
     page.locator("#tab-compare").click()
     sentence = page.locator("#view-compare .verdict")
@@ -655,7 +655,7 @@ def test_health_and_compare_open_with_a_sentence(url, open_page, of_run):
 
 
 def test_a_source_that_lacks_something_is_told_why_and_what_to_do(url, open_page):
-    page = open_page(url + "#training?source=1")
+    page = open_page(url + "#training?source=1", again=True)
     page.get_by_text("embedlayer train").wait_for()
 
 

@@ -546,7 +546,7 @@ def test_no_typed_text_is_lost_when_the_layer_changes(source, serve, open_page):
 
 @pytest.mark.browser
 def test_on_a_phone_in_the_dark_nothing_runs_out_of_the_page(source, serve, open_page):
-    page = open_page(serve(source) + "#pipeline?text=" + TEXT.replace(" ", "+"), color_scheme="dark")
+    page = open_page(serve(source) + "#pipeline?text=" + TEXT.replace(" ", "+"), again=True, color_scheme="dark")
     page.set_viewport_size({"width": 390, "height": 844})
     heading = page.locator(".pipe-head h2")
     heading.wait_for()
@@ -562,7 +562,8 @@ def test_on_a_phone_in_the_dark_nothing_runs_out_of_the_page(source, serve, open
     ["model", "tiny"],
 )
 def test_on_a_phone_predictions_begin_on_the_first_screen(source, serve, open_page, text, layer):
-    page = open_page(serve(source) + f"#pipeline?step=head&layer={layer}&token=1&text={text.replace(' ', '+')}")
+    state = f"step=head&layer={layer}&token=1&text={text.replace(' ', '+')}"
+    page = open_page(f"{serve(source)}#pipeline?{state}", again=True)
     page.set_viewport_size({"width": 390, "height": 844})
     page.locator(".next-list .pipe-value").first.wait_for()
     until(page, "document.querySelector('.next-list li').getBoundingClientRect().bottom <= innerHeight")
@@ -681,7 +682,7 @@ def test_a_dimension_lights_in_every_vector_and_is_kept_in_the_address(source, s
 @pytest.mark.browser
 @pytest.mark.parametrize("motion", ["no-preference", "reduce"])
 def test_the_row_moves_out_of_the_table_unless_the_reader_prefers_no_motion(source, serve, open_page, motion):
-    page = open_page(serve(source) + "#pipeline?layer=tiny&step=one_hot", reduced_motion=motion)
+    page = open_page(serve(source) + "#pipeline?layer=tiny&step=one_hot", again=True, reduced_motion=motion)
     page.locator(".mach-line").first.wait_for()
     page.evaluate("""() => {
         window.moved = 0;

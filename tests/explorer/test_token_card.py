@@ -280,7 +280,7 @@ def test_health_marks_the_token_and_the_card_says_what_is_wrong_with_it(url, ope
 
 @pytest.mark.browser
 def test_keys_open_and_close_the_card_and_removing_the_choice_clears_the_map(url, open_page, dog):
-    page = open_page(f"{url}#map?id={dog}")
+    page = open_page(f"{url}#map?id={dog}", again=True)
     page.locator("#view-map .near li").first.wait_for()
     body = page.locator("#card .card-body")
     assert body.is_hidden()
@@ -306,7 +306,7 @@ def test_keys_open_and_close_the_card_and_removing_the_choice_clears_the_map(url
 
 @pytest.mark.browser
 def test_on_a_phone_the_card_is_one_line_until_it_is_opened_and_a_link_closes_it(url, open_page, dog):
-    page = open_page(f"{url}#map?id={dog}", color_scheme="dark")
+    page = open_page(f"{url}#map?id={dog}", again=True, color_scheme="dark")
     page.set_viewport_size({"width": 390, "height": 844})
     page.locator("#view-map .map-card [data-token]").click()
     body = page.locator("#card .card-body")
