@@ -39,8 +39,8 @@ class CompiledCode(NamedTuple):
         registers: Registers of a thread.
         stack: Bytes of a thread's stack.
         local: Bytes of a thread's local memory.
-        spills: Number of instructions that read or write local memory.
         shared: Bytes of shared memory of a program.
+        binary: The machine code, as a file that NVIDIA's programs read.
         tiles: Accesses as the kernel states them, each with the bytes of one thread.
         accesses: Accesses as the compiler divides them into instructions.
     """
@@ -48,10 +48,15 @@ class CompiledCode(NamedTuple):
     registers: int
     stack: int
     local: int
-    spills: int
     shared: int
+    binary: bytes
     tiles: tuple[Access, ...]
     accesses: tuple[Access, ...]
+
+    @property
+    def spills(self) -> int:
+        """Number of instructions that read or write local memory."""
+        return len(re.findall(r"\b(?:LDL|STL)\b", _output(self.binary, "nvdisasm", "-c")))
 
     def narrow_accesses(self, wide: Collection[str]) -> list[str]:
         """Return what keeps full-width accesses to some pointers from taking 128 bits at a time; empty if nothing does.
@@ -97,29 +102,28 @@ def compiled_code(module: str, name: str, variant: str, dtype: torch.dtype, arch
     )
     binary = compile(source, target=GPUTarget("cuda", architecture, 32), options=entry.options)
     arguments = [each for each in names if types[each] != "constexpr"]
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(binary.asm["cubin"])
-        file.flush()
-        usage = _output("cuobjdump", "-res-usage", file.name)
-        code = _output("nvdisasm", "-c", file.name)
+    usage = _output(binary.asm["cubin"], "cuobjdump", "-res-usage")
     numbers = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL|SHARED):(\d+)", usage)}
     return CompiledCode(
         numbers["REG"],
         numbers["STACK"],
         numbers["LOCAL"],
-        len(re.findall(r"\b(?:LDL|STL)\b", code)),
         binary.metadata.shared,
+        binary.asm["cubin"],
         tuple(_tiles(binary.asm["ttgir"], arguments, 32 * entry.warps)),
         tuple(_accesses(binary.asm["ptx"], [each if types[each].startswith("*") else "" for each in arguments])),
     )
 
 
-def _output(tool: str, *arguments: str) -> str:
-    """Return what one of the programs in Triton's package prints."""
+def _output(binary: bytes, tool: str, option: str) -> str:
+    """Return what one of the programs in Triton's package prints of machine code."""
     import triton
 
     program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
-    return subprocess.run([program, *arguments], capture_output=True, text=True, check=True).stdout
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        return subprocess.run([program, option, file.name], capture_output=True, text=True, check=True).stdout
 
 
 def _tiles(code: str, arguments: list[str], threads: int) -> Iterator[Access]:

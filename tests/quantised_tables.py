@@ -45,16 +45,16 @@ def exact(table: QuantizedEmbedding) -> Tensor:
 def assert_rows_are_those_of_the_definition(backend: str, kind: Kind, width: int, dtype: torch.dtype) -> None:
     """Triton kernels look up the numbers of the definition, bit for bit; the interpreter does not round to bfloat16."""
     with running_on(backend):
-        table = quantised(torch.randn(50, width) * torch.logspace(-30, 30, 50).unsqueeze(1), *kind, dtype=dtype)
-        ids = torch.randint(0, 50, (3, 5), dtype=torch.int32).T
+        table = quantised(torch.randn(20, width) * torch.logspace(-30, 30, 20).unsqueeze(1), *kind, dtype=dtype)
+        ids = torch.randint(0, 20, (2, 4), dtype=torch.int32).T
         names: list[str] = []
         with launches_observed(lambda each: names.append(f"{each.module}.{each.name}")):
-            vectors, rows = table(ids), table.rows(40, 44)
+            vectors, rows = table(ids), table.rows(16, 18)
         expected = definition(table).to(dtype)
         assert names.count("quantized.look_up") == 2
         error = 2.0**-7 if backend == "triton" and dtype == torch.bfloat16 else 0.0
         torch.testing.assert_close(vectors, expected[ids.long()], rtol=error, atol=0)
-        torch.testing.assert_close(rows, expected[40:44], rtol=error, atol=0)
+        torch.testing.assert_close(rows, expected[16:18], rtol=error, atol=0)
 
 
 def assert_logits_are_no_worse_than_the_products(
@@ -62,7 +62,7 @@ def assert_logits_are_no_worse_than_the_products(
 ) -> None:
     """Kernels may miss the float64 answer by what products of rows in the dtype miss it by, and by rounding."""
     with running_on(backend):
-        table = quantised(torch.randn(21, width) + 0.3, *kind, dtype=dtype)
+        table = quantised(torch.randn(11, width) + 0.3, *kind, dtype=dtype)
         hidden = torch.randn(tokens, width).add(0.2).to(dtype)
         stored = table.packed, table.row_scale, table.row_format
         logits = logits_of_few_tokens(hidden, *stored)
@@ -72,15 +72,15 @@ def assert_logits_are_no_worse_than_the_products(
         rounding = torch.finfo(dtype).eps + 2.0**-21
         allowed = 1.5 * (plain.double() - right).abs().max() + rounding * right.abs().max()
         assert (logits.double() - right).abs().max() <= allowed
-        assert torch.equal(logits_of_few_tokens(hidden[1:], *stored), logits[1:])  # independent of the other tokens
+        assert torch.equal(logits_of_few_tokens(hidden[-1:], *stored), logits[-1:])  # independent of the other tokens
 
 
 def assert_the_first_bad_id_is_recorded(backend: str, kind: Kind) -> None:
     """A bad ID gives zeros, and the first one of the first call that has one is recorded."""
     with running_on(backend):
         table = quantised(torch.randn(10, 40), *kind)
-        ids = torch.randint(0, 10, (2, 3, 7))
-        bad = {(1, 0, 5): 10, (1, 2, 0): -1, (1, 2, 6): 2**40}
+        ids = torch.randint(0, 10, (2, 2, 4))
+        bad = {(1, 0, 2): 10, (1, 1, 0): -1, (1, 1, 3): 2**40}
         for place, value in bad.items():
             ids[place] = value
         expected = definition(table)[ids.clamp(0, 9)]
@@ -89,7 +89,7 @@ def assert_the_first_bad_id_is_recorded(backend: str, kind: Kind) -> None:
         for call in (ids, ids.flip(0)):
             record = table.index_check.first_bad_index
             assert torch.equal(table(call), expected if call is ids else expected.flip(0))
-            assert record.tolist() == [26, 10, 7]
+            assert record.tolist() == [10, 10, 4]
 
 
 def assert_stored_bytes_are_read_once(kind: Kind) -> None:

@@ -12,6 +12,7 @@ import tomllib
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from subprocess import CompletedProcess
 
 import pytest
 from markdown_it import MarkdownIt
@@ -26,7 +27,7 @@ TAG = f"v{embedlayer.__version__}"
 
 @dataclass(frozen=True)
 class Distribution:
-    """A source distribution and the wheel that was built from it."""
+    """A source distribution and the wheel that was built with it."""
 
     sdist: Path
     wheel: Path
@@ -42,10 +43,16 @@ class Distribution:
         return self.metadata.get_payload(decode=True).decode()
 
 
-def build(tree: Path, folder: Path, *options: str, repository: str = "") -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), *options, str(tree)]
+BUILD = ("build", "--no-isolation", "--outdir")
+"""Build a source distribution, and the wheel of that."""
+HATCHLING = ("hatchling", "build", "--directory")
+"""Build both of the tree, in one process; `--target` names one."""
+
+
+def build(tool: tuple[str, ...], tree: Path, folder: Path, *options: str, repository: str = "") -> CompletedProcess:
+    command = [sys.executable, "-m", *tool, str(folder), *options]
     environment = {**os.environ, "EMBEDLAYER_REPOSITORY": repository, "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True)
+    return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -64,16 +71,16 @@ def tree(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(tree, tmp_path_factory) -> Distribution:
-    return built(tree, tmp_path_factory.mktemp("plain"))
+    return built(HATCHLING, tree, tmp_path_factory.mktemp("plain"))
 
 
 @pytest.fixture(scope="module")
 def linked(tree, tmp_path_factory) -> Distribution:
-    return built(tree, tmp_path_factory.mktemp("linked"), REPOSITORY)
+    return built(BUILD, tree, tmp_path_factory.mktemp("linked"), REPOSITORY)
 
 
-def built(tree: Path, folder: Path, repository: str = "") -> Distribution:
-    result = build(tree, folder, repository=repository)
+def built(tool: tuple[str, ...], tree: Path, folder: Path, repository: str = "") -> Distribution:
+    result = build(tool, tree, folder, repository=repository)
     assert result.returncode == 0, result.stdout + result.stderr
     return Distribution(*folder.glob("*.tar.gz"), *folder.glob("*.whl"))
 
@@ -102,7 +109,7 @@ def test_the_source_distribution_contains_the_tree(tree, plain) -> None:
 
 
 def test_the_tree_builds_the_wheel_of_the_source_distribution(tree, linked, tmp_path) -> None:
-    result = build(tree, tmp_path, "--wheel", repository=f"{REPOSITORY}.git/")
+    result = build(HATCHLING, tree, tmp_path, "--target", "wheel", repository=f"{REPOSITORY}.git/")
     assert result.returncode == 0, result.stdout + result.stderr
     (wheel,) = tmp_path.iterdir()
     assert wheel.read_bytes() == linked.wheel.read_bytes()
@@ -180,7 +187,7 @@ def test_what_is_not_the_https_url_of_a_repository_is_refused(value) -> None:
 
 
 def test_a_build_with_a_bad_repository_fails_and_says_why(tree, tmp_path) -> None:
-    result = build(tree, tmp_path, "--sdist", repository="http://example.org/embedlayer")
+    result = build(HATCHLING, tree, tmp_path, "--target", "sdist", repository="http://example.org/embedlayer")
     assert result.returncode != 0
     assert (
         "'http://example.org/embedlayer', which is not the https URL of a repository" in result.stdout + result.stderr

@@ -70,14 +70,14 @@ def test_small_steps_and_numbers_that_are_not_finite_are_read_as_float16(backend
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
 def test_many_tokens_are_multiplied_by_blocks_of_rows(backend) -> None:
     with running_on(backend):
-        table = quantised(torch.randn(20, 64), 8, None)
+        table = quantised(torch.randn(11, 64), 8, None)
         for tokens, expected in ((8, ["logits"]), (9, ["look_up"])):  # 72 tokens <= 72 + 512
             hidden, names = torch.randn(tokens, 64), list[str]()
             with launches_observed(lambda each, names=names: names.append(each.name)):
                 logits = table.logits(hidden)
             assert names == expected
             torch.testing.assert_close(logits, hidden @ definition(table).T)
-            torch.testing.assert_close(table.raw_logits(hidden, 3, 17), logits[:, 3:17])
+            torch.testing.assert_close(table.raw_logits(hidden, 3, 10), logits[:, 3:10])
 
 
 @pytest.mark.parametrize("backend", GPU_BACKENDS)

@@ -35,14 +35,19 @@ def all_forms(module: str) -> Iterator[tuple[str, str, torch.dtype]]:
                 yield name, variant, dtype
 
 
-def problems(module: str, name: str, variant: str, dtype: torch.dtype, architecture: int) -> list[str]:
-    """Return what is wrong with the machine code of one form of a kernel."""
+def problems(
+    module: str, name: str, variant: str, dtype: torch.dtype, architecture: int, *, disassembled: bool
+) -> list[str]:
+    """Return what is wrong with the machine code of one form of a kernel.
+
+    Registers are spilled to the stack, whose bytes are known without disassembling, which counts the instructions.
+    """
     entry = launch_table(module)[name]
     form, code = entry.variants[variant], compiled_code(module, name, variant, dtype, architecture)
     assert code.tiles
     assert {each.pointer for each in code.accesses if each.pointer} <= set(entry.types)
     found = []
-    if (code.stack, code.local, code.spills) != (0, 0, 0):
+    if (code.stack, code.local) != (0, 0) or (disassembled and code.spills):
         found.append(f"{code.stack} bytes of stack, {code.local} of local memory, {code.spills} spills")
     if code.registers * entry.warps > 4 * form.registers:
         found.append(f"{code.registers} registers, at most {form.registers * 4 // entry.warps}")
@@ -53,10 +58,12 @@ def problems(module: str, name: str, variant: str, dtype: torch.dtype, architect
 
 @pytest.mark.parametrize("module", MODULES)
 def test_each_kernel_computes_in_registers_and_reads_rows_by_128_bits(module) -> None:
-    assert not [each for form in one_form_of_each_kernel(module) for each in problems(module, *form, 90)]
+    forms = one_form_of_each_kernel(module)
+    assert not [each for form in forms for each in problems(module, *form, 90, disassembled=False)]
 
 
 @pytest.mark.parametrize("architecture", [pytest.param(each, marks=LONG) for each in ARCHITECTURES])
 @pytest.mark.parametrize("module", MODULES)
 def test_so_does_each_form_for_each_gpu(module, architecture) -> None:
-    assert not [each for form in all_forms(module) for each in problems(module, *form, architecture)]
+    forms = all_forms(module)
+    assert not [each for form in forms for each in problems(module, *form, architecture, disassembled=True)]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from covering import some
 from processes import on_ranks
 from row_rules import RULES, train
 from safetensors.torch import save_file
@@ -276,8 +277,9 @@ def kill_everywhere(folder: str, kills: int) -> int:
     return kills
 
 
-def test_a_run_that_is_killed_anywhere_and_resumed_ends_where_an_undisturbed_one_does(tmp_path) -> None:
-    assert on_ranks(1, kill_everywhere, str(tmp_path), 12) == [12]
+@pytest.mark.parametrize("kills", some([6], [6, 24]))
+def test_a_run_that_is_killed_anywhere_and_resumed_ends_where_an_undisturbed_one_does(tmp_path, kills) -> None:
+    assert on_ranks(1, kill_everywhere, str(tmp_path), kills) == [kills]
 
 
 def added_mib(path: str) -> float:
