@@ -23,7 +23,7 @@ import jaxtyping
 import pytest
 import torch
 from covering import LONG
-from cpu_time import CpuSeconds, listed
+from cpu_time import CpuSeconds, file_of, listed
 from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -136,21 +136,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
         metafunc._calls[:] = [call for call in metafunc._calls if LONG.mark not in call.marks] or metafunc._calls
 
 
-def file_of(item: pytest.Item) -> str:
-    """Return the file of a test, as its ID names it."""
-    return item.nodeid.partition("::")[0]
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests that are marked `long`, unless `--all` is set; files with slow tests come in the first half.
 
     A process that begins such a file last would end long after the others; those begun together, whose tests start
     many processes, would wait for each other.
     """
-    places = {file: float(place) for place, file in enumerate(dict.fromkeys(map(file_of, items)))}
-    slow = list(dict.fromkeys(test.partition("::")[0] for test in listed()))
+    places = {file: float(place) for place, file in enumerate(dict.fromkeys(file_of(item.nodeid) for item in items))}
+    slow = list(dict.fromkeys(map(file_of, listed())))
     places |= {file: place * len(places) / (2 * len(slow)) for place, file in enumerate(slow)}
-    items.sort(key=lambda item: places[file_of(item)])
+    items.sort(key=lambda item: places[file_of(item.nodeid)])
     if not config.getoption("--all"):
         long = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=long)

@@ -73,4 +73,3 @@ def covering(whole: Iterable[tuple[Hashable, ...]], pairs: Iterable[tuple[int, .
             for part in covers[place]:
                 used[part] += 1
     return chosen
-    return chosen

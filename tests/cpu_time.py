@@ -69,11 +69,15 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def listed() -> dict[str, float]:
-    """The tests in the list, with their seconds."""
+def listed() -> list[str]:
+    """The tests in the list, the slowest first."""
     lines = LIST.read_text(encoding="utf-8").splitlines() if LIST.exists() else []
-    parts = [line.split(maxsplit=1) for line in lines if not line.startswith("#")]
-    return {test: float(seconds) for seconds, test in parts}
+    return [line.split(maxsplit=1)[1] for line in lines if not line.startswith("#")]
+
+
+def file_of(test: str) -> str:
+    """The file that the ID of a test names."""
+    return test.partition("::")[0]
 
 
 class CpuSeconds:
@@ -81,7 +85,7 @@ class CpuSeconds:
 
     def __init__(self, action: str) -> None:
         self.action = action
-        self.listed = listed() if action == "check" else {}
+        self.listed = listed() if action == "check" else []
         self.limit = TOLERANCE * LIMIT if action == "check" else LIMIT
         self.seconds: dict[str, float] = {}
         self.living = 0.0
@@ -103,6 +107,7 @@ class CpuSeconds:
             began = cpu_seconds(with_browser=with_browser)
             runtestprotocol(item, log=False, nextitem=nextitem)
             took = min(took, cpu_seconds(with_browser=with_browser) - began)
+            self.living = _of_living(False)  # else the next test would have what this one did
         self.seconds[item.nodeid] = max(took, 0.0)  # a browser takes what its processes took along when it ends
         return result
 

@@ -184,15 +184,18 @@ def _read_groups(places: Any, stored: Any, number_type: int, levels: Any, to: An
 def _round(rows: Any, number_type: int) -> None:
     """Round float32 numbers to a type."""
     if number_type == BFLOAT16:
-        for r in range(len(rows)):
-            row = rows[r]
-            for i in range(len(row)):
-                row[i] = rounded(row[i], np.uint16(0))
+        _round_rows(rows, np.uint16(0))
     elif number_type == FLOAT16:
-        for r in range(len(rows)):
-            row = rows[r]
-            for i in range(len(row)):
-                row[i] = rounded(row[i], np.int16(0))
+        _round_rows(rows, np.int16(0))
+
+
+@exact
+def _round_rows(rows: Any, like: Any) -> None:
+    """Round float32 numbers to the type of `like`."""
+    for r in range(len(rows)):
+        row = rows[r]
+        for i in range(len(row)):
+            row[i] = rounded(row[i], like)
 
 
 @exact
