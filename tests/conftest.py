@@ -113,10 +113,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One process more than there are cores: a test that starts programs, ranks or a browser waits for them."""
+    """As many processes as there are cores, by the limits of a container too.
+
+    One more would use the time in which tests wait for programs, ranks and a browser, a tenth of it, and would take
+    more than that to import and collect all tests once more.
+    """
     from embedlayer.data.process_pool import usable_cores
 
-    return 1 + usable_cores()
+    return usable_cores()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -181,18 +185,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     session.config.pluginmanager.register(LogsIfRead(session.config.pluginmanager))
 
 
-modules_frozen = 0
-
-
 @pytest.fixture(autouse=True, scope="module")
-def frozen_imports() -> Iterator[None]:
-    """Leave what the tests of a file imported, if that is much, out of garbage collections and searches too."""
-    global modules_frozen
+def frozen_rest() -> Iterator[None]:
+    """Leave what is left of the tests of a file out of garbage collections and searches for optimizers too."""
     yield
-    if len(sys.modules) > modules_frozen + 200:
-        gc.collect()
-        gc.freeze()
-        modules_frozen = len(sys.modules)
+    gc.collect()
+    gc.freeze()
 
 
 class LogsIfRead:
