@@ -113,9 +113,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """As many processes as there are cores, by the limits of a container too.
+    """As many processes as there are cores.
 
-    One more would use the time in which tests wait for programs, ranks and a browser, a tenth of it, and would take
+    One more would use the time in which tests wait for programs, ranks and a browser, a tenth of all, and would take
     more than that to import and collect all tests once more.
     """
     from embedlayer.data.process_pool import usable_cores
