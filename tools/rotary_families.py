@@ -31,7 +31,7 @@ from embedlayer.positions import RotaryEmbedding, rotary_positions
 from embedlayer.positions.rotary.config import common_keys, family_facts, is_nested
 from embedlayer.positions.rotary.extension import extend_rotary
 
-LAYERS = 8
+LAYERS = 6
 _SECTIONS = {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [22, 22, 20]}
 _HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
 _HEADS = [f"{stack}_num_{kind}_heads" for stack in ("encoder", "decoder") for kind in ("attention", "key_value")]
@@ -40,7 +40,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "bamba": {"attn_layer_indices": [2, 4]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (LAYERS // 2)},
     "cohere_compass_text": {
-        "layer_types": ["sliding_attention", "full_attention"] * 4,
+        "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2),
         "rope_parameters": {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [24, 20, 20]},
             "full_attention": None,

@@ -208,7 +208,7 @@ def test_onnxruntime_computes_what_the_layer_computes(name) -> None:
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 @pytest.mark.usefixtures("unchecked")
 def test_onnxruntime_computes_what_a_patched_model_computes() -> None:
-    config = transformers.GPT2Config(vocab_size=VOCAB_SIZE, n_positions=MAX_SEQ_LEN, n_embd=24, n_layer=1, n_head=4)
+    config = transformers.GPT2Config(vocab_size=VOCAB_SIZE, n_positions=MAX_SEQ_LEN, n_embd=24, n_layer=0, n_head=4)
     model = el.patch(transformers.GPT2LMHeadModel(config).eval())
 
     class Logits(nn.Module):

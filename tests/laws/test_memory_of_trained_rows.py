@@ -27,12 +27,12 @@ FORMATS: dict[str, StoredFormat] = {
 
 
 def train_and_merge(model: torch.nn.ModuleDict, ids: list[int]) -> None:
-    """Train the rows of some tokens for three steps by look-ups and losses, and merge them."""
+    """Train the rows of some tokens for two steps by look-ups and losses, and merge them."""
     train_only_rows(model, ids)
     table, head = model["table"], model["head"]
     optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad])
     batch = torch.tensor([[1, *ids[:6], 2]])
-    for _ in range(3):
+    for _ in range(2):
         optimizer.zero_grad()
         head.loss(table(batch), batch.roll(-1)).backward()
         optimizer.step()
