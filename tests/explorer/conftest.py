@@ -22,6 +22,7 @@ from embedlayer import (
 )
 from embedlayer.explorer.page_files import page_files
 from embedlayer.explorer.server import address, make_server
+from embedlayer.explorer.word_table import open_word_table
 from embedlayer.opening import OpenedModel, open_model
 from embedlayer.tokenization.ids import table_size
 
@@ -166,6 +167,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 def of_run(run: RunDirectory) -> OpenedModel:
     """The run, opened."""
     return open_model(run.path)
+
+
+@pytest.fixture(scope="session")
+def word_table() -> OpenedModel:
+    """The table that comes with the package, opened."""
+    return open_word_table()
 
 
 @pytest.fixture(scope="session")

@@ -227,14 +227,12 @@ def test_the_page_writes_invisible_characters_as_python_does(in_page, step):
     assert shown == [visible_text(each) for each in known]
 
 
-def test_a_text_that_no_normaliser_changes_is_not_shown_as_changed(serve, open_page, open_text):
+def test_a_text_that_no_normaliser_changes_is_not_shown_as_changed(sources, open_text):
     newer = "\U0001fae9"  # of Unicode 16, which this Python may not know
     page = open_text("BPE", quote(f"a\x00\xad\r{newer} love"))
     assert page.locator(".tok-text").count() == 0
-    alone = opened(own_tokenizer("small"))
-    page = open_page(f"{serve(alone)}#pipeline?text=++")
-    page.locator(".tok-table").wait_for()
-    spaces = tokenization(alone, {"text": "  "})["tokens"]
+    page = open_text("BPE", "  ")
+    spaces = tokenization(sources["BPE"], {"text": "  "})["tokens"]
     assert page.locator(".pipe-chips button").count() == len(spaces)
 
 
@@ -380,14 +378,14 @@ def test_an_exported_page_holds_the_texts_under_all_tokenizers_and_the_words_of_
         assert said == f"{each} is {number_of(counts[0])}, ·{each} is {number_of(counts[1])}."
 
 
-def test_what_the_scene_says_about_the_small_tokenizer_is_so(serve, open_page):
-    tokenizer = own_tokenizer("small")
+def test_what_the_scene_says_about_the_small_tokenizer_is_so(sources, serve, open_page):
+    tokenizer = sources["BPE"].tokenizer
     merges = [token for token in tokenizer.get_vocab() if len(token) > 1]
     assert sum(token.startswith("Ġ") for token in merges) > len(merges) / 2
-    page = open_page(serve(opened(tokenizer)) + "#learn?s=pieces&pieces.word=love")
+    page = open_page(serve(*sources.values()) + "#learn?s=pieces&pieces.word=love", again=True)
     said = page.get_by_role("region", name="Task").get_by_role("status")
     said.get_by_text("The link shows a solution.").wait_for()
-    _, pieces = (tokenization(opened(tokenizer), {"text": text})["pieces"] for text in ("love", " love"))
+    _, pieces = (tokenization(sources["BPE"], {"text": text})["pieces"] for text in ("love", " love"))
     trace = pieces[0]["trace"]
     assert trace is not None
     assert trace["kind"] == "bpe"
