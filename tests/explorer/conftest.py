@@ -34,7 +34,10 @@ if (location.protocol !== "about:" && !sessionStorage.opened) {
     localStorage.clear();
     sessionStorage.opened = 1;
 }
+const { setTimeout } = window;
+window.setTimeout = (run, delay, ...rest) => setTimeout(run, delay === 350 ? 20 : delay, ...rest);
 """
+"""Forget what pages before have stored; a scene of the story waits less for the end of what is typed."""
 
 
 @contextmanager
