@@ -67,9 +67,9 @@ def test_a_run_that_learned_little_is_called_sound_nowhere_on_its_page(of_run, o
 
 def table_of(words: OpenedModel, change: Callable[[torch.Tensor], Any]) -> OpenedModel:
     """Some words of MiniLM, with changed rows."""
-    rows = RowReader(words.table).read(3000, 3800).float().clone()
+    rows = RowReader(words.table).read(3000, 3400).float().clone()
     change(rows)
-    return OpenedModel("words", TokenEmbedding.from_pretrained(rows), tokens=words.token_texts[3000:3800])
+    return OpenedModel("words", TokenEmbedding.from_pretrained(rows), tokens=words.token_texts[3000:3400])
 
 
 STATES: dict[str, tuple[Callable[[torch.Tensor], Any], str, str | None]] = {
@@ -91,7 +91,7 @@ def test_the_tile_of_a_fault_is_marked_and_no_card_says_sound_of_a_row_in_such_a
     url = serve(*tables)
     page = open_page(url)
     for number, (report, (_, summary, tile)) in enumerate(zip(reports, STATES.values(), strict=True)):
-        page.goto(f"{url}#health?source={number}&id=700")
+        page.goto(f"{url}#health?source={number}&id=300")
         page.locator("p.verdict").get_by_text(report["summary"], exact=True).wait_for()
         check_tiles_and_card(page, report, summary, tile)
 
