@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 
 from embedlayer.core.errors import EmbedLayerError
 from embedlayer.explorer import table_map, tokens
-from embedlayer.explorer.page_files import page_files, page_in_parts
+from embedlayer.explorer.page_files import page_in_parts
 from embedlayer.explorer.routes import EXPORTED_PAIRS, ROUTES, answer, check_tokenizers, manifest, others, page_facts
 from embedlayer.explorer.server import to_json
 from embedlayer.explorer.tokens import Params
@@ -48,7 +48,7 @@ def page_html(sources: list[OpenedModel], on_progress: OnProgress = lambda share
     Raises:
         TokenizerError: A tokenizer has IDs outside its table.
     """
-    page, style, script = page_in_parts(page_files())
+    page, style, script = page_in_parts()
     answers = to_json(exported_answers(sources, on_progress)).decode().replace("<", "\\u003c")
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data: blob:; "

@@ -6,6 +6,7 @@ exports, placed after the modules that it imports.
 
 import posixpath
 import re
+from functools import cache
 from pathlib import Path
 
 TYPES = {
@@ -28,14 +29,16 @@ def page_files() -> dict[str, bytes]:
 def served_files() -> dict[str, bytes]:
     """Return the files of the page as the server has them: `index.html` takes all from `page.css` and `page.js`."""
     files = page_files()
-    page, style, script = page_in_parts(files)
+    page, style, script = page_in_parts()
     links = '<link rel="stylesheet" href="page.css">\n<script src="page.js" defer></script>\n</head>'
     index = page.replace("</head>", links)
     return {**files, "index.html": index.encode(), "page.css": style.encode(), "page.js": script.encode()}
 
 
-def page_in_parts(files: dict[str, bytes]) -> tuple[str, str, str]:
+@cache
+def page_in_parts() -> tuple[str, str, str]:
     """Return the page's document without style and script, its style sheets as one and its modules as one script."""
+    files = page_files()
     page = files["index.html"].decode()
     style = "\n".join(files[name].decode() for name in _SHEET.findall(page))
     script = one_script({name: text.decode() for name, text in files.items() if name.endswith(".js")}, "app.js")

@@ -63,8 +63,7 @@ def answer(source: OpenedModel, params: Params) -> text_answers.Tokenization:
     if name and name not in TITLES:
         raise SizeError(f"There is no tokenizer {name!r}; the page has {', '.join(TITLES)}.")
     if name:
-        title, vocabulary = TITLES[name], own_tokenizer(name)
-        size = table_size(vocabulary)
+        title, vocabulary, size = TITLES[name], own_tokenizer(name), _own_size(name)
     elif is_tiny:
         title, vocabulary, size = "Tiny layer", TINY_WORDS, len(TINY_WORDS.names)
     special = name == "" and source.adds_special_tokens
@@ -209,6 +208,12 @@ class _Reader:
             ]
             return {"kind": "unigram", "paths": paths}
         return {"kind": "whole", "id": trace.ids[0] if trace.is_known else None}
+
+
+@cache
+def _own_size(name: str) -> int:
+    """Return the number of IDs of a tokenizer of the page itself."""
+    return table_size(own_tokenizer(name))
 
 
 @cache

@@ -22,6 +22,7 @@ from embedlayer import (
 )
 from embedlayer.explorer.page_files import page_files
 from embedlayer.explorer.server import address, make_server
+from embedlayer.explorer.word_table import open_word_table
 from embedlayer.opening import OpenedModel, open_model
 from embedlayer.tokenization.ids import table_size
 
@@ -33,7 +34,10 @@ if (location.protocol !== "about:" && !sessionStorage.opened) {
     localStorage.clear();
     sessionStorage.opened = 1;
 }
+const { setTimeout } = window;
+window.setTimeout = (run, delay, ...rest) => setTimeout(run, delay === 350 ? 20 : delay, ...rest);
 """
+"""Forget what pages before have stored; a scene of the story waits less for the end of what is typed."""
 
 
 @contextmanager
@@ -66,12 +70,20 @@ def serving() -> Callable[..., AbstractContextManager[str]]:
 def plain_context(browser: Any) -> Any:
     """A context that tests share one after another: a new one, with its renderer, costs as much as opening the page.
 
-    What a page has stored is gone when the next one is opened: in a new tab nothing is marked as opened.
+    What a page has stored is gone when the next one is opened: then nothing is marked as opened.
     """
     context = browser.new_context(viewport=VIEWPORT)
     context.set_default_timeout(60_000)
     context.add_init_script(FORGET)
     return context
+
+
+def leave(page: Any) -> None:
+    """Leave a page for an empty one, as a new tab is."""
+    page.unroute_all()
+    if page.url != "about:blank":
+        page.evaluate("localStorage.clear(), sessionStorage.clear()")
+        page.goto("about:blank")
 
 
 @pytest.fixture
@@ -107,16 +119,19 @@ def open_page(browser: Any, plain_context: Any) -> Iterator[Callable[..., Any]]:
         else:
             context = plain_context
         homes.add(home)
-        if again and context.pages and context.pages[-1].url.split("#")[0] == home:
-            page = context.pages[-1]
+        last = context.pages[-1] if context.pages else None
+        if again and last and last.url.split("#")[0] == home:
+            page = last
             page.evaluate("localStorage.clear(), location.hash = '#training'")
             page.locator("#view-training > :not(.loading)").first.wait_for()  # what the test before has shown is gone
-            page.set_viewport_size(VIEWPORT)
-            page.emulate_media(**dict.fromkeys(MEDIA, "null") | media)
+        elif last and last not in (page for page, _ in pages):
+            page = last
+            leave(page)
         else:
             page = context.new_page()
-            if media:
-                page.emulate_media(**media)
+        if context is plain_context:
+            page.set_viewport_size(VIEWPORT)
+            page.emulate_media(**dict.fromkeys(MEDIA, "null") | media)
         pages.append((page, again))
         for event, listener in listeners.items():
             page.on(event, listener)
@@ -126,7 +141,7 @@ def open_page(browser: Any, plain_context: Any) -> Iterator[Callable[..., Any]]:
     yield open_
     for page, stays in pages:
         if not stays:
-            page.goto("about:blank")
+            leave(page)
         for event, listener in listeners.items():
             page.remove_listener(event, listener)
     for page in plain_context.pages[:-1]:  # the last one keeps the renderer
@@ -166,6 +181,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 def of_run(run: RunDirectory) -> OpenedModel:
     """The run, opened."""
     return open_model(run.path)
+
+
+@pytest.fixture(scope="session")
+def word_table() -> OpenedModel:
+    """The table that comes with the package, opened."""
+    return open_word_table()
 
 
 @pytest.fixture(scope="session")

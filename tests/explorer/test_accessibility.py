@@ -52,7 +52,7 @@ def test_axe_finds_no_fault_in_any_view_and_scene(url, browser, pytestconfig) ->
 
 
 def test_every_region_that_scrolls_is_reached_by_the_keyboard(url, open_page) -> None:
-    page = open_page(url)
+    page = open_page(url, again=True)
     for view, mark in READY.items():
         page.goto(f"{url}#{view}")
         page.locator(mark).first.wait_for()

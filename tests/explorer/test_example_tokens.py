@@ -9,7 +9,6 @@ from real_tables import minilm
 from embedlayer import TokenEmbedding
 from embedlayer.analysis import TokenVectors
 from embedlayer.explorer import example_tokens
-from embedlayer.explorer.word_table import open_word_table
 from embedlayer.opening import OpenedModel
 
 FUNCTION_WORDS = set(
@@ -20,9 +19,9 @@ FUNCTION_WORDS = set(
 
 
 @pytest.fixture(params=["words", "MiniLM"])
-def english(request) -> OpenedModel:
+def english(request, word_table) -> OpenedModel:
     if request.param == "words":
-        return open_word_table()
+        return word_table
     layer = minilm()
     return OpenedModel("MiniLM", layer.table, tokenizer=layer.tokenizer, model=layer)
 

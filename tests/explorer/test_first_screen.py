@@ -12,7 +12,6 @@ from embedlayer.core.errors import SizeError
 from embedlayer.explorer import table_map, tokens
 from embedlayer.explorer.example_tokens import CODE_WORDS, examples
 from embedlayer.explorer.export import write_page
-from embedlayer.explorer.word_table import open_word_table
 from embedlayer.opening import OpenedModel
 
 pytestmark = pytest.mark.browser
@@ -35,11 +34,6 @@ PAINTED = """() => {
 
 
 @pytest.fixture(scope="module")
-def words() -> OpenedModel:
-    return open_word_table()
-
-
-@pytest.fixture(scope="module")
 def code() -> OpenedModel:
     """A table about code, which is no run and has no tokenizer."""
     texts = [f" {word}" for word in CODE_WORDS] + [f"part{row}" for row in range(40)]
@@ -47,12 +41,12 @@ def code() -> OpenedModel:
 
 
 @pytest.fixture(scope="module")
-def url(serve, of_run, words, code):
-    return serve(of_run, words, code)
+def url(serve, of_run, word_table, code):
+    return serve(of_run, word_table, code)
 
 
 def opened(open_page, address, size):
-    page = open_page(address)
+    page = open_page(address, again=True)
     page.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
     return page
 
@@ -74,13 +68,13 @@ def is_on_screen(page, locator, size) -> bool:
 
 
 @PHONE
-def test_the_header_names_the_product_and_what_is_open(url, serve, open_page, words, size):
+def test_the_header_names_the_product_and_what_is_open(url, serve, open_page, word_table, size):
     page = opened(open_page, url, size)
     page.locator(".map-over").wait_for()
     assert is_on_screen(page, page.get_by_text("embedlayer", exact=True), size)
     assert is_on_screen(page, page.get_by_label("Source"), size)
     assert page.title() == "Map · small · embedlayer"
-    page = opened(open_page, f"{serve(words)}#map?{COMPONENTS}", size)
+    page = opened(open_page, f"{serve(word_table)}#map?{COMPONENTS}", size)
     assert is_on_screen(page, page.locator("#title", has_text="4,000 words of MiniLM"), size)
 
 
@@ -103,7 +97,7 @@ def test_a_newcomer_and_a_practitioner_find_their_first_click_on_map_and_learn(u
 
 
 def test_the_start_block_goes_when_something_is_chosen_or_found_and_comes_back(url, open_page):
-    page = open_page(f"{url}#map?source=1&{COMPONENTS}")
+    page = open_page(f"{url}#map?source=1&{COMPONENTS}", again=True)
     start = page.get_by_label("Where to begin")
     start.wait_for()
     page.get_by_role("searchbox", name="Find tokens").fill("dog")
@@ -313,9 +307,9 @@ def test_density_is_drawn_in_no_column(serve, open_page, waiting):
 # Examples
 
 
-def test_the_map_offers_words_that_people_know_and_sums_with_their_answer(url, open_page, words):
+def test_the_map_offers_words_that_people_know_and_sums_with_their_answer(url, open_page, word_table):
     page = open_page(f"{url}#map?source=1&{COMPONENTS}", again=True)
-    found, texts = examples(words, {}), words.token_texts
+    found, texts = examples(word_table, {}), word_table.token_texts
     chips = page.locator(".map-examples .chips .token")
     chips.first.wait_for()
     sums = [
@@ -336,7 +330,7 @@ def test_the_map_offers_words_that_people_know_and_sums_with_their_answer(url, o
     assert field.get_attribute("placeholder") == sums[0]
 
 
-def test_a_table_without_everyday_words_offers_its_own_and_leads_to_one_that_has_them(url, open_page, words):
+def test_a_table_without_everyday_words_offers_its_own_and_leads_to_one_that_has_them(url, open_page, word_table):
     page = open_page(f"{url}#map?source=2&{COMPONENTS}", again=True)
     chips = page.locator(".map-examples .chips .token")
     chips.first.wait_for()

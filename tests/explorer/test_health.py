@@ -17,7 +17,6 @@ from embedlayer.analysis.row_reader import RowReader
 from embedlayer.explorer import health
 from embedlayer.explorer.export import write_page
 from embedlayer.explorer.token_card import card
-from embedlayer.explorer.word_table import open_word_table
 from embedlayer.opening import OpenedModel
 from embedlayer.tables.dense import TokenEmbedding
 
@@ -66,12 +65,11 @@ def test_a_run_that_learned_little_is_called_sound_nowhere_on_its_page(of_run, o
     assert "Sound" not in card_text
 
 
-def table_of(change: Callable[[torch.Tensor], Any]) -> OpenedModel:
-    """Words of MiniLM that come with the package, with changed rows."""
-    words = open_word_table()
-    rows = RowReader(words.table).read(3000, 3800).float().clone()
+def table_of(words: OpenedModel, change: Callable[[torch.Tensor], Any]) -> OpenedModel:
+    """Some words of MiniLM, with changed rows."""
+    rows = RowReader(words.table).read(3000, 3400).float().clone()
     change(rows)
-    return OpenedModel("words", TokenEmbedding.from_pretrained(rows), tokens=words.token_texts[3000:3800])
+    return OpenedModel("words", TokenEmbedding.from_pretrained(rows), tokens=words.token_texts[3000:3400])
 
 
 STATES: dict[str, tuple[Callable[[torch.Tensor], Any], str, str | None]] = {
@@ -84,14 +82,16 @@ STATES: dict[str, tuple[Callable[[torch.Tensor], Any], str, str | None]] = {
 }
 
 
-def test_the_tile_of_a_fault_is_marked_and_no_card_says_sound_of_a_row_in_such_a_table(open_page, serve) -> None:
-    tables = [table_of(change) for change, _, _ in STATES.values()]
+def test_the_tile_of_a_fault_is_marked_and_no_card_says_sound_of_a_row_in_such_a_table(
+    open_page, serve, word_table
+) -> None:
+    tables = [table_of(word_table, change) for change, _, _ in STATES.values()]
     reports = [health.report(table, {}) for table in tables]
     assert len({report["summary"] for report in reports}) == len(STATES)
     url = serve(*tables)
     page = open_page(url)
     for number, (report, (_, summary, tile)) in enumerate(zip(reports, STATES.values(), strict=True)):
-        page.goto(f"{url}#health?source={number}&id=700")
+        page.goto(f"{url}#health?source={number}&id=300")
         page.locator("p.verdict").get_by_text(report["summary"], exact=True).wait_for()
         check_tiles_and_card(page, report, summary, tile)
 

@@ -13,7 +13,6 @@ from torch import nn
 from embedlayer import TokenEmbedding
 from embedlayer.analysis import TokenVectors
 from embedlayer.explorer.export import write_page
-from embedlayer.explorer.word_table import open_word_table
 from embedlayer.opening import OpenedModel
 from embedlayer.positions.sinusoidal import sinusoids
 
@@ -320,7 +319,7 @@ def do_gradient(page):
 
 
 def do_training(page):
-    page.wait_for_timeout(300)
+    page.wait_for_timeout(100)
     assert page.locator('[data-value="moved"]').inner_text().startswith("Step 0, "), "nothing plays by itself"
     page.get_by_role("button", name="Step", exact=True).click()
     assert "3 of 12 rows" in page.locator('[data-value="moved"]').inner_text()
@@ -328,6 +327,8 @@ def do_training(page):
     assert "12 of 12 rows" in page.locator('[data-value="moved"]').inner_text()
     assert page.locator(".learn-claims li").nth(1).get_attribute("class") == "learn-fails"
     page.get_by_label("tied head").uncheck()
+    page.evaluate("location.hash += '&training.step=80'")  # a few steps before the end
+    page.locator('[data-value="moved"]', has_text="Step 80, ").wait_for()
     page.get_by_role("button", name="Play").click()
     page.locator(".learn-right").wait_for()
     page.get_by_role("button", name="Play").wait_for()  # it stops where the task is done
@@ -509,7 +510,7 @@ def mutual(of_run):
 
 
 def test_every_task_of_the_story_can_be_done_and_is_seen(url, open_page, mutual):
-    page = open_page(url + "#learn", reduced_motion="reduce")
+    page = open_page(url + "#learn", again=True, reduced_motion="reduce")
     for number, scene in enumerate(SCENES, start=1):
         page.locator(f'.learn-rail button[aria-current="step"][aria-label^="{number} "]').wait_for()
         page.locator(".learn-picture:not([aria-busy])").wait_for()
@@ -531,8 +532,10 @@ def test_every_task_of_the_story_can_be_done_and_is_seen(url, open_page, mutual)
     page.locator("#view-map .near li").first.wait_for()
 
 
-def test_the_first_scene_says_what_the_tokenizer_that_is_open_does_with_unknown_words(serve, open_page, of_run):
-    page = open_page(serve(open_word_table(), of_run) + "#learn")
+def test_the_first_scene_says_what_the_tokenizer_that_is_open_does_with_unknown_words(
+    serve, open_page, of_run, word_table
+):
+    page = open_page(serve(word_table, of_run) + "#learn")
     field, said = page.get_by_label("Text", exact=True), page.locator('.learn-own [data-value="about"]')
     field.fill("the cat embeddinglayer Zürich")
     page.locator(".learn-own .pipe-chip", has_text="[UNK]").first.wait_for()
@@ -548,8 +551,8 @@ def test_the_first_scene_says_what_the_tokenizer_that_is_open_does_with_unknown_
     said.get_by_text("becomes several tokens. A dot is a space.").wait_for()
 
 
-def test_a_link_to_a_word_of_a_trained_table_shows_this_word(serve, open_page, of_run):
-    page = open_page(serve(of_run, open_word_table()) + "#learn?s=real&real.word=man&real.id=7")
+def test_a_link_to_a_word_of_a_trained_table_shows_this_word(serve, open_page, of_run, word_table):
+    page = open_page(serve(of_run, word_table) + "#learn?s=real&real.word=man&real.id=7")
     chosen = page.locator(".learn-neighbors h3")
     chosen.get_by_text("4,000 words of MiniLM").wait_for()
     assert chosen.locator(".token").inner_text().startswith("man")
@@ -573,7 +576,7 @@ def test_text_step_and_picture_change_to_another_scene_together(url, open_page):
 
 
 def test_arrow_keys_move_between_scenes_unless_a_control_uses_them(url, open_page):
-    page = open_page(url + "#learn")
+    page = open_page(url + "#learn", again=True)
     current = page.locator('.learn-rail button[aria-current="step"] b')
     page.locator(".learn-picture:not([aria-busy]) input").first.wait_for()
     for _ in range(number_of("twice") - 1):
@@ -589,7 +592,7 @@ def test_arrow_keys_move_between_scenes_unless_a_control_uses_them(url, open_pag
 
 
 def test_back_shows_the_scene_before_and_progress_survives(url, open_page):
-    page = open_page(url + "#learn")
+    page = open_page(url + "#learn", again=True)
     current = page.locator('.learn-rail button[aria-current="step"] b')
     count = page.locator(".learn-moves .note")
     done_row = page.locator('.learn-row[aria-pressed="true"]', has_text="dog")
@@ -677,7 +680,7 @@ def test_every_exercise_of_the_lesson_opens_its_scene_with_a_verdict(url, open_p
 
 
 def test_enter_goes_on_after_next_and_when_the_task_is_done(url, open_page):
-    page = open_page(f"{url}#learn")
+    page = open_page(f"{url}#learn", again=True)
     page.locator("#learn-text").wait_for()
     heading = page.locator(".learn-text h2")
 

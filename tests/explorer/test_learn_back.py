@@ -86,7 +86,7 @@ def lines_of(page):
 
 
 def test_every_number_of_the_scene_can_be_computed_from_those_that_are_shown(url, open_page, table):
-    page = open_page(url + "#learn?s=back")
+    page = open_page(url + "#learn?s=back", again=True)
     for hidden, row in itertools.product(["1,-0.5,0.5,0", "0.61,0.35,-0.28,0.19", "4,-3.7,-4,2.2"], (0, 5, 7)):
         page.evaluate("hash => { location.hash = hash; }", f"#learn?s=back&back.h={hidden}&back.row={row}")
         page.locator(f'.learn-row[aria-pressed="true"] b:text-is("{row}")').wait_for()
@@ -111,7 +111,7 @@ def test_every_number_of_the_scene_can_be_computed_from_those_that_are_shown(url
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_tiny_layer_shows_the_norm_and_every_product(url, open_page, tied):
-    page = open_page(url + f"#pipeline?layer=tiny&step=head&tied={int(tied)}&position=rotary")
+    page = open_page(url + f"#pipeline?layer=tiny&step=head&tied={int(tied)}&position=rotary", again=True)
     page.locator(".logit-z").first.wait_for()
     walked = pipeline(tiny_layer("rotary", tied=tied), WORDS, TEXTS[0])
     values = walked.step("head").values

@@ -33,14 +33,19 @@ def test_the_pairs_are_rotated_as_the_library_rotates_them(story):
         assert moved == pytest.approx(total, abs=1e-12)
 
 
+@pytest.fixture(scope="module")
+def url(serve):
+    return serve(OpenedModel("table", TokenEmbedding(20, 4)))
+
+
 def frequency_of(*, width, pair):
     """Radians per position of a pair in a head of the library."""
     cos, sin = RotaryEmbedding(width).cos_sin(torch.tensor([1]))
     return float(torch.atan2(sin, cos)[0, pair])
 
 
-def test_the_numbers_of_the_claims_are_those_of_the_library(serve, open_page):
-    page = open_page(serve(OpenedModel("table", TokenEmbedding(20, 4))) + "#learn?s=rotary")
+def test_the_numbers_of_the_claims_are_those_of_the_library(url, open_page):
+    page = open_page(f"{url}#learn?s=rotary", again=True)
     claims = page.locator(".learn-claims li").all_inner_texts()
     slowest, angle = frequency_of(width=128, pair=63), frequency_of(width=64, pair=16)
     assert f"{2 * torch.pi / slowest:,.0f}." in claims[4]
@@ -48,8 +53,8 @@ def test_the_numbers_of_the_claims_are_those_of_the_library(serve, open_page):
     assert list(RotaryEmbedding(64).parameters()) == []
 
 
-def test_a_pocket_calculator_gets_the_scores_from_the_numbers_shown(serve, open_page):
-    page = open_page(serve(OpenedModel("table", TokenEmbedding(20, 4))) + "#learn?s=rotary&rotary.q=37&rotary.k=12")
+def test_a_pocket_calculator_gets_the_scores_from_the_numbers_shown(url, open_page):
+    page = open_page(f"{url}#learn?s=rotary&rotary.q=37&rotary.k=12", again=True)
     page.locator(".rotary-table").wait_for()
     scores = []
     for pair in PAIRS:
@@ -64,8 +69,8 @@ def test_a_pocket_calculator_gets_the_scores_from_the_numbers_shown(serve, open_
     assert float(total) == pytest.approx(sum(scores), abs=2e-4)
 
 
-def test_both_tokens_stay_in_the_picture_when_they_move_together(serve, open_page):
-    page = open_page(serve(OpenedModel("table", TokenEmbedding(20, 4))) + "#learn?s=rotary&rotary.q=55&rotary.k=48")
+def test_both_tokens_stay_in_the_picture_when_they_move_together(url, open_page):
+    page = open_page(f"{url}#learn?s=rotary&rotary.q=55&rotary.k=48", again=True)
     sliders = [page.get_by_role("slider", name=f"Position of the {name}") for name in ("query", "key")]
     page.get_by_role("button", name="Move both by 10").click()
     assert [each.input_value() for each in sliders] == ["60", "53"]

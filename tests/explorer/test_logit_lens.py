@@ -256,7 +256,7 @@ def chips(page):
 @pytest.mark.browser
 def test_the_temperature_acts_at_once_and_tokens_are_appended(source, serve, open_page):
     url = serve(source)
-    page = open_page(url + "#pipeline?step=head&text=I+love")
+    page = open_page(url + "#pipeline?step=head&text=I+love", again=True)
     values = page.locator(".next-list .pipe-value")
     values.first.wait_for()
     logits = source.model(torch.tensor(source.encode("I love")))[-1].detach()
@@ -296,7 +296,7 @@ def test_the_temperature_acts_at_once_and_tokens_are_appended(source, serve, ope
 
 @pytest.mark.browser
 def test_the_grid_is_the_lens_and_a_cell_lists_its_tokens(source, serve, open_page):
-    page = open_page(serve(source) + "#pipeline?step=lens&text=" + TEXT.replace(" ", "+"))
+    page = open_page(serve(source) + "#pipeline?step=lens&text=" + TEXT.replace(" ", "+"), again=True)
     page.locator(".lens-grid").wait_for()
     ids = source.encode(TEXT)
     lens = logit_lens(source.model, torch.tensor(ids))

@@ -515,7 +515,7 @@ def test_a_typed_text_is_read_by_the_model_and_kept_in_the_address(source, serve
 @pytest.mark.browser
 def test_no_typed_text_is_lost_when_the_layer_changes(source, serve, open_page):
     url = serve(source)
-    page = open_page(url + "#pipeline")
+    page = open_page(url + "#pipeline", again=True)
     field = page.get_by_label("Text", exact=True)
     unknown = shown_tokens(source.tokenizer, source.tokenizer.encode("zebra").ids)[0]["decoded"]
 

@@ -260,7 +260,19 @@ def test_the_closest_positions_and_similarities_are_numpys(maths):
 def sources(words):
     torch.manual_seed(0)
     models = {name: small(name) for name in POSITIONS}
-    return {name: OpenedModel(name, model.table, tokenizer=words, model=model) for name, model in models.items()}
+    opened = {name: OpenedModel(name, model.table, tokenizer=words, model=model) for name, model in models.items()}
+    return opened | {"table": OpenedModel("table", TokenEmbedding(12, 8))}
+
+
+@pytest.fixture
+def open_source(sources, serve, open_page):
+    """Open the view of a source by its name, all in one page: `open_source(name, more)`."""
+    address = serve(*sources.values())
+
+    def open_(name, more="", **media):
+        return open_page(f"{address}#positions?source={[*sources].index(name)}{more}", again=True, **media)
+
+    return open_
 
 
 def shown(page, name):
@@ -272,8 +284,8 @@ def move(page, label, value):
 
 
 @pytest.mark.browser
-def test_sliders_change_the_similarity_to_what_the_library_says(sources, serve, open_page):
-    page = open_page(serve(sources["rotary"]) + "#positions?scheme=sinusoidal&dim=64&length=64")
+def test_sliders_change_the_similarity_to_what_the_library_says(open_source):
+    page = open_source("rotary", "&scheme=sinusoidal&dim=64&length=64")
     page.locator('[data-value="cosine"]').wait_for()
     rows = sinusoids(torch.arange(64, dtype=torch.float64), 64)
     assert shown(page, "cosine") == 0.9662
@@ -301,9 +313,9 @@ def test_sliders_change_the_similarity_to_what_the_library_says(sources, serve, 
 
 
 @pytest.mark.browser
-def test_the_score_of_the_models_own_query_and_key_depends_on_their_distance_only(sources, words, serve, open_page):
+def test_the_score_of_the_models_own_query_and_key_depends_on_their_distance_only(sources, words, open_source):
     source = sources["rotary"]
-    page = open_page(serve(source) + "#positions?a=3&b=9&token=1&key=2&head=1&length=64")
+    page = open_source("rotary", "&a=3&b=9&token=1&key=2&head=1&length=64")
     page.locator('[data-value="score"]').wait_for()
     content = positions_data(source.model, words)
     query, key = (
@@ -330,8 +342,8 @@ def test_the_score_of_the_models_own_query_and_key_depends_on_their_distance_onl
 
 
 @pytest.mark.browser
-def test_each_head_of_alibi_takes_its_slope_times_the_distance(sources, serve, open_page):
-    page = open_page(serve(sources["alibi"]) + "#positions?a=12&b=2&length=32")
+def test_each_head_of_alibi_takes_its_slope_times_the_distance(open_source):
+    page = open_source("alibi", "&a=12&b=2&length=32")
     page.locator(".pos-bars").wait_for()
     bias = AlibiBias(4).bias(torch.tensor([12]), torch.tensor([2]))[0, :, 0, 0].tolist()
     values = [float(text.replace("−", "-")) for text in page.locator(".pos-bars .pipe-value").all_inner_texts()]
@@ -341,9 +353,9 @@ def test_each_head_of_alibi_takes_its_slope_times_the_distance(sources, serve, o
 
 
 @pytest.mark.browser
-def test_the_same_token_at_two_positions_has_the_layers_own_vectors(sources, words, serve, open_page):
+def test_the_same_token_at_two_positions_has_the_layers_own_vectors(sources, words, open_source):
     source = sources["learned"]
-    page = open_page(serve(source) + "#positions?a=2&b=11&token=1")
+    page = open_source("learned", "&a=2&b=11&token=1")
     page.locator('[data-value="token-cosine"]').wait_for()
     token = positions_data(source.model, words)["tokens"][1]["id"]
     x = source.table(torch.tensor([token, token]))
@@ -353,9 +365,9 @@ def test_the_same_token_at_two_positions_has_the_layers_own_vectors(sources, wor
 
 
 @pytest.mark.browser
-def test_permuting_the_tokens_of_the_view_permutes_scores_only_without_positions(sources, serve, open_page):
+def test_permuting_the_tokens_of_the_view_permutes_scores_only_without_positions(open_source):
     for name in ("rotary", "alibi"):
-        page = open_page(serve(sources[name]) + "#positions")
+        page = open_source(name)
         page.get_by_role("button", name="Swap the first two").click()
         assert "the same scores" in page.locator('[data-value="without"]').inner_text()
         assert "The order matters" in page.locator('[data-value="with"]').inner_text()
@@ -366,8 +378,8 @@ def test_permuting_the_tokens_of_the_view_permutes_scores_only_without_positions
 
 
 @pytest.mark.browser
-def test_every_scheme_opens_on_a_phone_without_running_out_of_it(sources, serve, open_page):
-    page = open_page(serve(sources["relative"]) + "#positions", color_scheme="dark")
+def test_every_scheme_opens_on_a_phone_without_running_out_of_it(open_source):
+    page = open_source("relative", color_scheme="dark")
     page.set_viewport_size({"width": 390, "height": 844})
     page.locator(".pos-wide").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -379,7 +391,7 @@ def test_every_scheme_opens_on_a_phone_without_running_out_of_it(sources, serve,
 
 
 @pytest.mark.browser
-def test_a_table_alone_shows_the_schemes_of_others(serve, open_page):
-    page = open_page(serve(OpenedModel("table", TokenEmbedding(12, 8))) + "#positions")
+def test_a_table_alone_shows_the_schemes_of_others(open_source):
+    page = open_source("table")
     page.get_by_text("This source has no position scheme").wait_for()
     assert shown(page, "cosine") == 0.9662

@@ -186,7 +186,7 @@ def test_a_chip_of_any_view_chooses_its_token_and_the_card_has_its_facts(view, u
 
 @pytest.mark.browser
 def test_the_choice_survives_views_reload_and_source(url, open_page, of_run, other, dog):
-    page = open_page(f"{url}#health?id={dog}")
+    page = open_page(f"{url}#health?id={dog}", again=True)
     for view in ("map", "compare", "pipeline", "learn", "positions", "training", "health"):
         page.locator(f"#tab-{view}").click()
         page.locator(f"#view-{view} .panel").first.wait_for()
@@ -218,7 +218,7 @@ LATE = """() => {
     const { fetch } = window;
     window.fetch = async (url, ...rest) => {
         const answer = await fetch(url, ...rest);
-        if (String(url).includes("source=1")) await new Promise((resolve) => setTimeout(resolve, 400));
+        if (String(url).includes("source=1")) await new Promise((resolve) => setTimeout(resolve, 100));
         return answer;
     };
 }"""
@@ -241,7 +241,7 @@ def test_a_source_that_is_chosen_while_a_view_opens_is_shown(url, open_page, dog
         assert page.evaluate("document.getElementById('source').value") == number
         assert (f"source={number}" in page.url) == (number != "0")
     page.locator("#view-pipeline .pipe-chips button").first.wait_for()
-    page.wait_for_timeout(1000)  # what was requested for the other source arrives
+    page.wait_for_timeout(300)  # what was requested for the other source arrives
 
 
 @pytest.mark.browser

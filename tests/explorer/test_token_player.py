@@ -147,8 +147,8 @@ def test_bpe_shows_the_rank_of_each_pair_and_says_why_it_stops(open_text):
         "Merge 3: ·l + o becomes ·lo, rank 2. It stops: ·lo + ve has no merge in the list. Training added one merge at "
         "a time, that of the most frequent pair, and ended before this pair. So it is 2 tokens."
     )
-    page.get_by_role("list", name="Merges").get_by_role("button").first.click()
-    assert slider.input_value() == "1"
+    page.get_by_role("list", name="Merges").get_by_role("button").nth(1).click()
+    assert slider.input_value() == "2"
     page.get_by_role("button", name="Play").click()
     said.get_by_text("It stops:").wait_for()
     page.get_by_role("button", name="Play").wait_for()  # it pauses at the end
@@ -380,14 +380,14 @@ def test_an_exported_page_holds_the_texts_under_all_tokenizers_and_the_words_of_
         assert said == f"{each} is {number_of(counts[0])}, ·{each} is {number_of(counts[1])}."
 
 
-def test_what_the_scene_says_about_the_small_tokenizer_is_so(serve, open_page):
-    tokenizer = own_tokenizer("small")
+def test_what_the_scene_says_about_the_small_tokenizer_is_so(sources, serve, open_page):
+    tokenizer = sources["BPE"].tokenizer
     merges = [token for token in tokenizer.get_vocab() if len(token) > 1]
     assert sum(token.startswith("Ġ") for token in merges) > len(merges) / 2
-    page = open_page(serve(opened(tokenizer)) + "#learn?s=pieces&pieces.word=love")
+    page = open_page(serve(*sources.values()) + "#learn?s=pieces&pieces.word=love", again=True)
     said = page.get_by_role("region", name="Task").get_by_role("status")
     said.get_by_text("The link shows a solution.").wait_for()
-    _, pieces = (tokenization(opened(tokenizer), {"text": text})["pieces"] for text in ("love", " love"))
+    _, pieces = (tokenization(sources["BPE"], {"text": text})["pieces"] for text in ("love", " love"))
     trace = pieces[0]["trace"]
     assert trace is not None
     assert trace["kind"] == "bpe"

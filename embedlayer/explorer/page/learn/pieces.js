@@ -61,7 +61,7 @@ async function draw(stage) {
   const onWord = (/** @type {string} */ next) => {
     word = next;
     clearTimeout(waiting);
-    waiting = setTimeout(update, WAIT);
+    waiting = setTimeout(update, data.exported ? 0 : WAIT); // a list is not typed
   };
   const space = check("with a space before it", hasSpace, (checked) => {
     hasSpace = checked;
