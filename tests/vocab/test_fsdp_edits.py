@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from processes import on_ranks
+from processes import PRELOADED, on_ranks
+from sharded_tensors import full, gathered, local
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -17,6 +18,9 @@ from embedlayer.distributed import fsdp, register_fsdp_methods
 from embedlayer.kernels import kernels_disabled
 from embedlayer.vocab import MeanNoiseInit, RandomInit, add_tokens, edit_vocabulary
 from embedlayer.vocab.targets import live
+
+PRELOADED += ["embedlayer.vocab.operations", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
+PRELOADED.append("transformers.models.llama.modeling_llama")
 
 V, D = 29, 4
 IS_OLDEST = torch.__version__.startswith("2.11.")  # where a group of several modules is refused
@@ -63,19 +67,16 @@ MODELS = {
 }
 
 
-def full(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.detach()
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
-
-
-def state_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, torch.Tensor]:
-    """Whole tensors of parameters, gradients and moments, and all sizes."""
+def state_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, is_whole: bool = True
+) -> dict[str, torch.Tensor]:
+    """Parameters, gradients and moments, as whole tensors or those of this rank, and all sizes."""
     fsdp.fsdp_parameters(model)  # shards what a call has gathered
-    state = {}
+    state: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():
-        moments = {} if optimizer is None else optimizer.state[parameter]
-        state[name] = full(parameter)
-        state |= {f"{name}.{key}": full(value) for key, value in {**moments, "grad": parameter.grad}.items()}
+        own = {"": parameter, **({} if optimizer is None else optimizer.state[parameter]), "grad": parameter.grad}
+        own = gathered(parameter, own) if is_whole else {key: local(value) for key, value in own.items()}
+        state |= {f"{name}.{key}": value for key, value in own.items()}
     for name, part in model.named_modules():
         sizes = [getattr(part, size, None) for size in ("vocab_size", "num_rows", "out_features", "padding_idx")]
         state[f"{name} sizes"] = torch.tensor([-1 if size is None else size for size in sizes])
@@ -120,7 +121,7 @@ def made(kind: str, *, sharded: bool) -> tuple[nn.Module, torch.optim.Optimizer]
     for part in parts(model) if sharded else ():
         fully_shard(part, mesh=mesh_of(kind))
     register_fsdp_methods(model)
-    optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1, fused=True)
     train(model, optimizer)
     return model, optimizer
 
@@ -222,11 +223,11 @@ def refusals() -> list[tuple[str, str]]:
         finally:
             fsdp.USED = used
 
-    def with_a_failing_step() -> None:
+    def with_a_failing_step(**options: Any) -> None:
         do_all = live.do_all
         live.do_all = lambda assignments: do_all([*assignments, ({}.popitem, int)])
         try:
-            edit_vocabulary(model, add=9, optimizer=optimizer)
+            edit_vocabulary(model, **options, optimizer=optimizer)
         finally:
             live.do_all = do_all
 
@@ -235,10 +236,11 @@ def refusals() -> list[tuple[str, str]]:
         loss_of(model).backward()
         edit_vocabulary(model, remove=[1])
 
-    before = state_of(model, optimizer)
+    before = state_of(model, optimizer, is_whole=False)
     for error, words, refused in [
         (el.SizeError, "has no sizes. Edit the model before fully_shard, or reserve rows", with_other_torch),
-        (KeyError, "dictionary is empty", with_a_failing_step),
+        (KeyError, "dictionary is empty", lambda: with_a_failing_step(add=9)),
+        (KeyError, "dictionary is empty", lambda: with_a_failing_step(remove=[5])),  # as many rows: written in place
         (el.SizeError, "pass that module", lambda: edit_vocabulary(model.table, add=1)),
         (el.SizeError, "before fully_shard", lambda: add_tokens(model, 1, optimizer=None, train_only_new=True)),
         (el.CheckpointError, "patch before fully_shard", lambda: el.patch(unpatched)),
@@ -253,7 +255,7 @@ def refusals() -> list[tuple[str, str]]:
         with pytest.raises(error, match=words) as caught:
             refused()
         found.append((type(caught.value).__name__, str(caught.value)))
-        assert_same(state_of(model, optimizer), before, words)
+        assert_same(state_of(model, optimizer, is_whole=False), before, words)
     model.set_requires_gradient_sync(True)
     train(model, optimizer)
     del loss

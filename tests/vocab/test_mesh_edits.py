@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,19 +12,21 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from processes import PRELOADED, on_ranks
+from sharded_tensors import full, gathered, local, sharded_like
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import embedlayer as el
 from embedlayer.distributed import distributed_state, load_distributed_state
+from embedlayer.distributed.fsdp import fsdp_parameters
 from embedlayer.kernels import kernels_disabled
 from embedlayer.vocab import MeanNoiseInit, RandomInit, edit_vocabulary
 
 PRELOADED += ["torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
-PRELOADED.append("transformers.models.llama.modeling_llama")
+PRELOADED += ["embedlayer.vocab.operations", "transformers.models.llama.modeling_llama"]
 
 V, D, RANKS = 29, 7, 4
 EDITS: tuple[dict[str, Any], ...] = (
@@ -32,6 +35,7 @@ EDITS: tuple[dict[str, Any], ...] = (
     {"remove": [3], "add": 1, "pad_to_multiple_of": 12},
 )
 AFTER = 32  # tokens after the first edit
+IDS = torch.arange(8).view(2, 4)
 BY_ROWS: dict[str, Any] = {"table": RowwiseParallel(input_layouts=Replicate())}
 HEAD: dict[str, Any] = {"head": ColwiseParallel(output_layouts=Replicate())}
 
@@ -102,29 +106,40 @@ ALL = SOME | {
 }
 
 
-def shard(model: nn.Module, kind: str, mesh_name: str) -> nn.Module:
+@cache
+def mesh_of(mesh_name: str) -> DeviceMesh:
     sizes = MESHES[mesh_name]
-    mesh = init_device_mesh("cpu", (*sizes.values(),), mesh_dim_names=(*sizes,))
-    if "tp" in sizes:
+    return init_device_mesh("cpu", (*sizes.values(),), mesh_dim_names=(*sizes,))
+
+
+def shard(model: nn.Module, kind: str, mesh_name: str) -> nn.Module:
+    mesh = mesh_of(mesh_name)
+    if "tp" in MESHES[mesh_name]:
         parallelize_module(model, mesh["tp"], KINDS[kind].plan)
-    if data := tuple(name for name in sizes if name != "tp"):
+    if data := tuple(name for name in MESHES[mesh_name] if name != "tp"):
         fully_shard(model, mesh=mesh[data])
     return model
 
 
-def full(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.detach()
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
+def state_of(parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """A parameter, its moments and its gradient, if any."""
+    state = {key: value for key, value in optimizer.state[parameter].items() if key != "step"}
+    return state | {"": parameter} | ({} if parameter.grad is None else {"grad": parameter.grad})
 
 
 def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer, *, grad: bool = True) -> dict[str, torch.Tensor]:
     """Whole parameters, moments and gradients."""
     tensors: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():
-        state = {key: value for key, value in optimizer.state[parameter].items() if key != "step"}
-        state |= {"": parameter} | ({"grad": parameter.grad} if grad else {})
-        tensors |= {f"{name} {key}": full(value) for key, value in state.items() if value is not None}
+        state = {key: value for key, value in state_of(parameter, optimizer).items() if grad or key != "grad"}
+        tensors |= {f"{name} {key}": value for key, value in gathered(parameter, state).items()}
     return tensors
+
+
+def tensors_of_this_rank(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Parameters, moments and gradients."""
+    states = {name: state_of(parameter, optimizer) for name, parameter in model.named_parameters()}
+    return {f"{name} {key}": local(value) for name, state in states.items() for key, value in state.items()}
 
 
 def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], case: str) -> None:
@@ -132,29 +147,28 @@ def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], 
     assert [name for name, tensor in ours.items() if not torch.equal(tensor, theirs[name])] == [], case
 
 
-def trained(kind: str, mesh_name: str) -> tuple[Any, Any, Any, Any]:
-    """A sharded model and its optimizer after a step, and a whole one with the same bits."""
-    models = []
+def made(kind: str, mesh_name: str) -> tuple[Any, Any, Any, Any]:
+    """A sharded model with moments and gradients, its optimizer, and a whole one with the same bits."""
+    models: list[Any] = []
     for is_sharded in (True, False):
         torch.manual_seed(0)
         model = KINDS[kind].make(V)
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                nn.init.normal_(parameter)
         optimizer = torch.optim.AdamW((shard(model, kind, mesh_name) if is_sharded else model).parameters(), 0.05)
         for parameter in model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        if isinstance(model, Ends):
-            model(torch.arange(8).view(2, 4)).backward()
-        optimizer.step()
-        models.append((model, optimizer))
-    (model, optimizer), (whole, its) = models
-    for parameter, expected in zip(model.parameters(), whole.parameters(), strict=True):  # of other sums
-        for one, other in (
-            (expected, parameter),
-            (expected.grad, parameter.grad),
-            *((its.state[expected][key], optimizer.state[parameter][key]) for key in ("exp_avg", "exp_avg_sq")),
-        ):
-            torch.testing.assert_close(one, full(other), rtol=1e-3, atol=1e-5)
-            one.detach().copy_(full(other))
-    return model, optimizer, whole, its
+            values = local(parameter)
+            state = {"exp_avg": values / 2, "exp_avg_sq": values.square(), "grad": values * 3}
+            state = {key: sharded_like(parameter, value) for key, value in state.items()}
+            parameter.grad = state.pop("grad")
+            optimizer.state[parameter] = {"step": torch.tensor(1.0), **state}
+        if is_sharded and isinstance(model, Ends):
+            with torch.no_grad():
+                model(IDS)  # at the first call FSDP takes the sizes
+            fsdp_parameters(model)  # shards what the call has gathered
+        models += [model, optimizer]
+    return (*models,)
 
 
 @kernels_disabled()
@@ -164,7 +178,7 @@ def edits(edited: dict[str, list[str]], folder: str) -> None:
         is_moved = mesh_name == "two dimensions"
         for place, kind in enumerate(kinds):
             is_whole = edited == ALL or (is_moved and place == 0)
-            model, optimizer, whole, its = models = trained(kind, mesh_name)
+            model, optimizer, whole, its = models = made(kind, mesh_name)
             parameters = list(model.parameters())
             for number, options in enumerate(EDITS if is_whole else EDITS[::2] if is_moved else EDITS[:1]):
                 if is_moved and number == 1:
@@ -173,11 +187,16 @@ def edits(edited: dict[str, list[str]], folder: str) -> None:
                 edit_both(*models, options, f"{mesh_name}, {kind}, {number}", is_undone=is_whole or number == 0)
             assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
             if isinstance(model, Ends):
-                ids = torch.arange(8).view(2, 4)
+                losses = []
                 for each, steps in ((model, optimizer), (whole, its)):
-                    each(ids).backward()
-                    steps.step()
-                torch.testing.assert_close(model(ids).detach(), whole(ids).detach(), rtol=1e-3, atol=1e-5)
+                    losses.append(each(IDS))
+                    losses[-1].backward()
+                    if is_whole:
+                        steps.step()
+                    losses[-1].detach_()
+                torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-5)
+                ours, theirs = tensors_of(model, optimizer), tensors_of(whole, its)
+                torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
 def edit_both(
@@ -221,8 +240,8 @@ def refusals(meshes: list[str]) -> list[str]:
     refusal_of_one_mesh_for_all_dimensions()
     messages = []
     for mesh_name in meshes:
-        model, optimizer, *_ = trained("rows", mesh_name)
-        before = tensors_of(model, optimizer)
+        model, optimizer, *_ = made("rows", mesh_name)
+        before = tensors_of_this_rank(model, optimizer)
         is_last = dist.get_rank() == RANKS - 1  # of another replica than rank 0
         cases: list[tuple[type[Exception], dict[str, Any]]] = [
             (el.EmbedLayerError, {"remove": [V if is_last else 5]}),
@@ -234,7 +253,7 @@ def refusals(meshes: list[str]) -> list[str]:
             with pytest.raises(error) as caught:
                 edit_vocabulary(model, **{"optimizer": optimizer, **options})
             messages.append(f"{type(caught.value).__name__}: {caught.value}")
-            assert_same(tensors_of(model, optimizer), before, messages[-1])
+            assert_same(tensors_of_this_rank(model, optimizer), before, messages[-1])
     return messages
 
 

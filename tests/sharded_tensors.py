@@ -1,0 +1,41 @@
+"""Tensors of sharded models: whole ones, those of this rank, and ones that are sharded as a parameter is."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return a copy of the values of this rank."""
+    tensor = tensor.detach()
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).clone()
+
+
+def full(tensor: Tensor) -> Tensor:
+    """Return a copy of the whole tensor."""
+    tensor = tensor.detach()
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
+
+
+def sharded_like(parameter: Tensor, values: Tensor) -> Tensor:
+    """Return a tensor that is sharded as a parameter is, of whose axes it may have more, from its values on this rank.
+
+    On ranks where the parameter is a plain tensor, so is the result.
+    """
+    if not isinstance(parameter, DTensor):
+        return values
+    shape = torch.Size([*parameter.shape, *values.shape[parameter.dim() :]])
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(values, parameter.device_mesh, parameter.placements, shape=shape, stride=stride)
+
+
+def gathered(parameter: Tensor, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies of the whole tensors of a parameter's state: one all-gather for all that are sharded as it is."""
+    alike = {key: value for key, value in state.items() if value.shape == parameter.shape}
+    for key, value in alike.items():
+        assert getattr(value, "placements", None) == getattr(parameter, "placements", None), key
+    together = full(sharded_like(parameter, torch.stack([local(value) for value in alike.values()], -1)))
+    others = {key: full(value) for key, value in state.items() if key not in alike}
+    return dict(zip(alike, together.unbind(-1), strict=True)) | others
