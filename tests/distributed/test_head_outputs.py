@@ -37,9 +37,10 @@ V, D, T = 23, 6, 7
 STATISTICS = ("log_probs", "entropy", "logsumexp", "sum_squared_probs", "is_argmax")
 KINDS = (ForwardKL(), ReverseKL(), JensenShannon(0.3))
 TABLES = ("dense", "factorised", "int8")
-DIVERGENCES = list(product(range(len(TABLES)), KINDS, (0, 1), ("mean", "none")))
-COVERING = covering(DIVERGENCES, [(0, 1, 2), (0, 1, 3), (2, 3)])
-"""Table, kind of divergence, teacher (whole or sharded) and reduction; on two ranks these are compared, else all."""
+DEVICES = ("cpu", "cuda")
+DIVERGENCES = list(product(DEVICES, range(len(TABLES)), KINDS, (0, 1), ("mean", "none")))
+COVERING = covering(DIVERGENCES, [(0, 1, 2, 3, 4)])
+"""Branch, table, kind of divergence, teacher (whole or sharded) and reduction; on two ranks these, else all."""
 EVENTS = NextBytes(torch.arange(V) % 5, 5)
 SHARED = DraftMap(torch.arange(2, 12), torch.arange(V - 1, V - 11, -1), V, V, "", "")
 
@@ -78,7 +79,7 @@ def outputs(
     statistics = head.token_statistics(states, tokens, statistics=STATISTICS, top_k=19, temperature=0.7)
     found = [value for value in statistics if value is not None]
     logits = head.uncomputed_logits(states)
-    for _, kind, number, reduction in ways:
+    for _, _, kind, number, reduction in ways:
         other = teacher[number]
         other_logits = other.uncomputed_logits(teacher_hidden, temperature=1.5)
         found.append(divergence(logits, other_logits, kind, labels=tokens, reduction=reduction))
@@ -92,11 +93,11 @@ def outputs(
     return found
 
 
-def divergences(table: int, ranks: int) -> list[tuple]:
-    return [way for way in DIVERGENCES if way[0] == table and (ranks != 2 or way in COVERING)]
+def divergences(branch: str, table: int, ranks: int) -> list[tuple]:
+    return [way for way in DIVERGENCES if way[:2] == (branch, table) and (ranks != 2 or way in COVERING)]
 
 
-def sharded_outputs():
+def sharded_outputs(branch: str):
     for device in ("cpu", "cuda"):
         chunk_size.MAX_CHUNK_TOKENS[device], chunk_size.ROWS_OF_A_BLOCK[device] = 8, 3
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -107,7 +108,7 @@ def sharded_outputs():
         hidden, tokens = batches(ranks)[rank]
         hidden.requires_grad_()
         teachers = [teacher, shard_table(teacher, mesh)]
-        ways = divergences(number, ranks)
+        ways = divergences(branch, number, ranks)
         found = outputs(table, hidden, tokens, teachers, batches(ranks, 4)[rank][0], ways, ignored=torch.nan)
         gradients = []
         for value in found:
@@ -122,19 +123,19 @@ def sharded_outputs():
     return results
 
 
-@pytest.mark.parametrize(("branch", "ranks"), some([("cpu", 2), ("cuda", 2)], product(["cpu", "cuda"], [1, 2, 3])))
+@pytest.mark.parametrize(("branch", "ranks"), some([("cpu", 2), ("cuda", 2)], product(DEVICES, [1, 2, 3])))
 def test_they_equal_those_of_one_process_with_their_gradients(branch, ranks) -> None:
-    results = on_ranks(ranks, on_branch, branch, sharded_outputs)
-    on_branch(branch, compare, ranks, results)
+    results = on_ranks(ranks, on_branch, branch, sharded_outputs, branch)
+    on_branch(branch, compare, branch, ranks, results)
 
 
-def compare(ranks: int, results: list) -> None:
+def compare(branch: str, ranks: int, results: list) -> None:
     for number, kind in enumerate(TABLES):
         table, teacher = whole(kind), TokenEmbedding(V, 4, init_std=0.5, dtype=torch.float64)
         pairs = [(hidden.requires_grad_(), tokens) for hidden, tokens in batches(ranks)]
         others = [hidden for hidden, _ in batches(ranks, 4)]
         expected = [
-            outputs(table, hidden, tokens, [teacher, teacher], other, divergences(number, ranks))
+            outputs(table, hidden, tokens, [teacher, teacher], other, divergences(branch, number, ranks))
             for (hidden, tokens), other in zip(pairs, others, strict=True)
         ]
         for rank in range(ranks):

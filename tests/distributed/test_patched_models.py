@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from processes import on_ranks
+from processes import PRELOADED, on_ranks
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -17,8 +17,10 @@ from embedlayer.heads.logit_source import LogitsReport
 
 transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
 
+PRELOADED[:0] = ["transformers.models.gemma2.modeling_gemma2", "transformers.models.llama.modeling_llama"]
+
 V, B, T, RANKS = 61, 4, 6, 2
-SIZES = {"vocab_size": V, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZES = {"vocab_size": V, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
 def built(kind: str) -> nn.Module:

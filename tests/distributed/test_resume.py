@@ -28,12 +28,14 @@ from resumed_runs import (  # noqa: E402
     support,
 )
 
-PRELOADED += ["torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
+PRELOADED[:0] = ["embedlayer.distributed.state", "embedlayer.vocab.operations", "torch.distributed.checkpoint"]
+PRELOADED[:0] = ["torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
 
 DOCUMENTED = read_results()
 GOING = [way for way in WAYS if DOCUMENTED[way] == GOES_ON]
-REFUSED = {sentence: way for way, sentence in DOCUMENTED.items() if sentence != GOES_ON}
+REFUSED = {sentence: way for way, sentence in reversed(DOCUMENTED.items()) if sentence != GOES_ON}
 ALWAYS = {*covering(GOING), *REFUSED.values()}
+"""The first way, which has the fewest dimensions, is refused by each sentence."""
 
 
 @pytest.mark.parametrize(

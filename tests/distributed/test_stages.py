@@ -37,7 +37,10 @@ from embedlayer.tables.table import TokenTable
 from embedlayer.vocab import RandomInit
 from embedlayer.vocab.operations import edit_vocabulary
 
-PRELOADED += ["torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.pipelining"]
+PRELOADED[:0] = [  # before the last module, which freezes what was imported
+    *("embedlayer.distributed.fsdp", "embedlayer.distributed.state", "embedlayer.vocab.operations"),
+    *("torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.pipelining"),
+]
 
 V, D, TEXTS, MICROBATCHES, STEPS, LAYERS = 23, 4, 8, 4, 2, 4
 SCHEDULES = {

@@ -19,7 +19,7 @@ from embedlayer.optim import RowwiseSecondMoment
 from embedlayer.tables import MappedEmbedding
 from embedlayer.vocab.operations import edit_vocabulary
 
-V, D, TOKENS, STEPS = 29, 4, 12, 3
+V, D, TOKENS, STEPS = 29, 4, 12, 2
 KINDS = ("free", "row-sparse", "tied")
 EDIT = {"add": 5, "remove": [0, 7, 20, 21]}
 AFTER = {"vocab_size": 30, "padding_idx": 0}

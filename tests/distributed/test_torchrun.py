@@ -8,11 +8,13 @@ import pytest
 import torch
 from commands import run
 from launches import (
+    HERE,
     SECONDS,
     SIZES,
     TRAIN,
     assert_same_run,
     children,
+    free_port,
     machines,
     started,
     torchrun,
@@ -127,12 +129,13 @@ def test_two_ranks_train_on_chats_as_one_process_does(tmp_path) -> None:
 
 def test_ctrl_c_saves_after_the_same_step_of_all_and_one_process_can_go_on(text, tmp_path) -> None:
     directory = RunDirectory(tmp_path / "run")
-    with started(*torchrun(2), *TRAIN, text, "-o", directory.path, *SIZES, "--steps", 100_000) as process:
+    command = ["train", text, "-o", directory.path, *SIZES, "--steps", 100_000]
+    with started(HERE / "distributed" / "forked.py", free_port(), *command) as process:
         until = time.monotonic() + SECONDS
         while len(directory.read_metrics()) < 3:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < until
-            time.sleep(0.1)
+            time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=SECONDS)
         assert errors.count("everything is saved") == 1, errors

@@ -123,7 +123,7 @@ def test_in_bfloat16_it_is_no_further_off_than_dense_adamw(both_paths, betas) ->
         table = table_of(row_sparse=row_sparse, dtype=dtype)
         kind = RowAdamW if row_sparse else torch.optim.AdamW
         optimizer = kind(table.parameters(), lr=1e-3, betas=betas, weight_decay=0.1)
-        train(table, optimizer, 300, lr=lambda t: warm_up_and_cosine(t, 300))
+        train(table, optimizer, 150, lr=lambda t: warm_up_and_cosine(t, 150))
         results.append(whole(table))
     assert_no_worse(*results, slack=0.0)
 
@@ -131,8 +131,8 @@ def test_in_bfloat16_it_is_no_further_off_than_dense_adamw(both_paths, betas) ->
 @pytest.mark.usefixtures("both_paths")
 @settings(max_examples=8, deadline=None)
 @given(
-    rates=st.lists(st.sampled_from([0.0, 1e-5, 1e-3, 1e-2, 0.5]), min_size=2, max_size=60),
-    gap=st.integers(0, 200),
+    rates=st.lists(st.sampled_from([0.0, 1e-5, 1e-3, 1e-2, 0.5]), min_size=2, max_size=30),
+    gap=st.integers(0, 100),
     decay=st.sampled_from([0.0, 0.01, 0.5]),
     betas=st.sampled_from([(0.9, 0.999), (0.9, 0.95), (0.0, 0.9), (0.5, 0.99)]),
 )
@@ -172,7 +172,7 @@ def test_only_the_rows_of_the_batch_are_written_and_reading_brings_the_others_up
 @pytest.mark.usefixtures("both_paths")
 def test_a_validation_between_steps_changes_nothing() -> None:
     (row, optimizer), (dense, reference) = pair()
-    for t in range(0, 100, 10):
+    for t in range(0, 50, 10):
         train(row, optimizer, 10, first=t)
         train(dense, reference, 10, first=t)
         with torch.no_grad():
@@ -183,7 +183,7 @@ def test_a_validation_between_steps_changes_nothing() -> None:
 @pytest.mark.usefixtures("both_paths")
 def test_accumulated_gradients_a_table_used_twice_and_clipping_give_the_dense_result() -> None:
     (row, optimizer), (dense, reference) = pair()
-    for t in range(30):
+    for t in range(15):
         for table, its, clip in ((row, optimizer, clip_grad_norm_), (dense, reference, nn.utils.clip_grad_norm_)):
             its.zero_grad()
             for part in range(2):
@@ -228,7 +228,7 @@ def test_several_tables_groups_and_dense_parameters_in_one_optimizer() -> None:
 
     sides = [build(True), build(False)]
     for tables, linear, optimizer in sides:
-        for t in range(60):
+        for t in range(30):
             optimizer.zero_grad()
             ids, _ = batch(torch.Generator().manual_seed(t))
             hidden = tables[0](ids) + (tables[1](ids.flip(0)) if t % 3 else 0)
@@ -246,45 +246,45 @@ def test_betas_and_eps_may_change_on_the_way() -> None:
     for part, betas in enumerate([(0.9, 0.999), (0.8, 0.99), (0.8, 0.95)]):
         for table, its in ((row, optimizer), (dense, reference)):
             its.param_groups[0]["betas"] = betas
-            train(table, its, 40, first=40 * part)
+            train(table, its, 20, first=20 * part)
     assert_same(row, dense)
 
 
 @pytest.mark.usefixtures("both_paths")
 def test_the_state_goes_to_dense_adamw_and_back() -> None:
     (row, optimizer), (dense, reference) = pair()
-    train(row, optimizer, 50)
-    train(dense, reference, 50)
+    train(row, optimizer, 25)
+    train(dense, reference, 25)
     other, back = table_of(row_sparse=False), table_of(row_sparse=True)
     other.load_state_dict(row.state_dict())
     adamw = torch.optim.AdamW(other.parameters(), lr=1.0)
     adamw.load_state_dict(optimizer.state_dict())
-    train(other, adamw, 50, first=50)
+    train(other, adamw, 25, first=25)
     back.load_state_dict(other.state_dict())
     again = RowAdamW(back.parameters())
     again.load_state_dict(adamw.state_dict())
-    train(back, again, 50, first=100)
-    train(dense, reference, 100, first=50)
+    train(back, again, 25, first=50)
+    train(dense, reference, 50, first=25)
     assert_same(back, dense)
     for key in ("exp_avg", "exp_avg_sq"):
         ours, theirs = again.state_dict()["state"][0][key], reference.state_dict()["state"][0][key]
         assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-300)
-    assert again.state_dict()["state"][0]["step"] == 150
+    assert again.state_dict()["state"][0]["step"] == 75
 
 
 @pytest.mark.usefixtures("both_paths")
 def test_a_copy_of_model_and_optimizer_goes_on_alike() -> None:
     (row, optimizer), (dense, reference) = pair()
-    train(row, optimizer, 40)
-    train(dense, reference, 40)
+    train(row, optimizer, 20)
+    train(dense, reference, 20)
     for pieces in (copy.deepcopy((row, optimizer)), copy.deepcopy((optimizer, row))[::-1]):
         table, its = pieces
         assert table.weight is its.param_groups[0]["params"][0]
-        train(table, its, 1, first=40)
-        train(table, its, 39, first=41)
+        train(table, its, 1, first=20)
+        train(table, its, 19, first=21)
         if pieces[0] is not row:
             fresh = copy.deepcopy((dense, reference))
-            train(*fresh, 40, first=40)
+            train(*fresh, 20, first=20)
             assert_same(table, fresh[0])
     alone = copy.deepcopy(row)
     assert torch.equal(alone.weight, row.weight)
@@ -423,5 +423,5 @@ def test_two_optimizers_in_turn_end_where_two_dense_ones_do() -> None:
     for table, kind in ((row, RowAdamW), (dense, torch.optim.AdamW)):
         both = [kind(table.parameters(), lr=1e-2), kind(table.parameters(), lr=3e-3, weight_decay=0.2)]
         for t in range(6):
-            train(table, both[t % 2], 7, first=7 * t)
+            train(table, both[t % 2], 4, first=4 * t)
     assert_same(row, dense)

@@ -18,7 +18,7 @@ from torch.optim import swa_utils
 
 from embedlayer import RowAdamW, TokenEmbedding
 
-V, D, STEPS = 40, 4, 24
+V, D, STEPS = 40, 4, 14
 
 
 def model_of(*, row_sparse: bool) -> nn.Sequential:
