@@ -54,7 +54,7 @@ FURTHER_CASES = [
 
 NEW_CASES = [(kind, model_type) for kind, names in ADDED.items() for model_type in names]
 VARIANTS_ALWAYS = ("qwen2", "opt", "bloom", "mpt", "granite", "llama", "roberta")
-"""Types of the sample that tests/test_families.py examines always, with the settings of well-known models (LLaMA 3, XLM-R)."""
+"""Types of the sample that tests/test_families.py examines always, as the well-known models of `VARIANTS`."""
 ALL_CASES = some([case for case in CASES if case[1] not in VARIANTS_ALWAYS], CASES + NEW_CASES)
 
 
