@@ -19,7 +19,7 @@ import embedlayer as el
 from embedlayer.cli.demo import carried_text
 
 VOCABULARY, WIDTH, HEADS, LAYERS = 1024, 128, 4, 3
-TRAINED, LENGTHS = 64, (64, 128, 256, 512)
+TRAINED, LENGTHS = 64, [64, 128, 256, 512]
 TARGETS = 32  # tokens at the end of each window whose loss counts
 HEAD = WIDTH // HEADS
 
@@ -78,12 +78,14 @@ def extended(folder: Path, length: int, method: Callable[[float], object]) -> el
 
 
 @torch.no_grad()
-def losses(model: el.DecoderLM, at: Callable[[int], el.Position], text: torch.Tensor, windows: int) -> dict[int, str]:
+def losses(
+    model: el.DecoderLM, at: Callable[[int], el.Position], text: torch.Tensor, windows: int, lengths: list[int]
+) -> dict[int, str]:
     """Loss on the last tokens of windows that end at the same places, for each length, in nats per token."""
     own, found = model.position, {}
-    ends = torch.linspace(max(LENGTHS), len(text) - 1, windows).long()
+    ends = torch.linspace(max(lengths), len(text) - 1, windows).long()
     targets = torch.stack([text[end - TARGETS + 1 : end + 1] for end in ends])
-    for length in LENGTHS:
+    for length in lengths:
         try:
             model.position = at(length)
             ids = torch.stack([text[end - length : end] for end in ends])
@@ -106,7 +108,7 @@ def train(make: Callable[[], el.Position], corpus: el.TokenCorpus, steps: int, s
     return model.eval()
 
 
-def main(steps: int, windows: int, seed: int, page: Path | None) -> None:
+def main(steps: int, windows: int, lengths: list[int], seed: int, page: Path | None) -> None:
     torch.set_num_threads(1)  # matrices this small gain nothing from more
     tokenizer = el.train_tokenizer(carried_text(), vocab_size=VOCABULARY)
     corpus = el.TokenCorpus.from_text(carried_text(), tokenizer)
@@ -114,7 +116,7 @@ def main(steps: int, windows: int, seed: int, page: Path | None) -> None:
     rows = []
 
     def add(name: str, model: el.DecoderLM, at: Callable[[int], el.Position]) -> None:
-        found = losses(model, at, validation, windows)
+        found = losses(model, at, validation, windows, lengths)
         rows.append({"scheme": name} | {f"{length} tokens": loss for length, loss in found.items()})
         print(rows[-1], flush=True)
 
@@ -143,7 +145,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--windows", type=int, default=96, help="windows of the validation text for each length")
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="of the windows, 512 at most")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of the order of training")
     parser.add_argument("--write", type=Path, help="page to put the table into")
     arguments = parser.parse_args()
-    main(arguments.steps, arguments.windows, arguments.seed, arguments.write)
+    main(arguments.steps, arguments.windows, arguments.lengths, arguments.seed, arguments.write)

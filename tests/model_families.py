@@ -1,11 +1,13 @@
 """The families of transformers that the library takes, as docs/families.md lists them."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 PAGE = Path(__file__).parents[1] / "docs" / "families.md"
 
 
+@cache
 def page_rows() -> dict[tuple[str, str], dict[str, str]]:
     """Return the rows of the page's tables by kind and model type; of a type without a vocabulary, the result alone."""
     from all_families import TITLES

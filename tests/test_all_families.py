@@ -53,8 +53,8 @@ FURTHER_CASES = [
 """Types of further kinds: without a head, with sound, with images, with codes, refused, and without a vocabulary."""
 
 NEW_CASES = [(kind, model_type) for kind, names in ADDED.items() for model_type in names]
-VARIANTS_ALWAYS = ("qwen2", "opt", "bloom", "mpt", "granite")
-"""Types of the sample that tests/test_families.py examines always, with the settings of well-known models."""
+VARIANTS_ALWAYS = ("qwen2", "opt", "bloom", "mpt", "granite", "llama", "roberta")
+"""Types of the sample that tests/test_families.py examines always, as the well-known models of `VARIANTS`."""
 ALL_CASES = some([case for case in CASES if case[1] not in VARIANTS_ALWAYS], CASES + NEW_CASES)
 
 

@@ -10,6 +10,7 @@ import json
 import re
 import runpy
 import sys
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
 
@@ -35,9 +36,9 @@ def test_the_code_on_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch,
         exec(compile(block, str(page), "exec"), names)
 
 
-def example_names() -> dict:
-    """What docstring examples may use without saying so: torch, every public name, and a small model."""
-    torch.manual_seed(0)
+@cache
+def unchanged_names() -> dict:
+    """What docstring examples may use without saying so, and do not change: all but the model."""
     packages = [
         embedlayer,
         *(value for name in embedlayer.__all__ if inspect.ismodule(value := getattr(embedlayer, name))),
@@ -45,10 +46,16 @@ def example_names() -> dict:
     names = {name: getattr(package, name) for package in packages for name in getattr(package, "__all__", ())}
     text = "the cat sat on the mat . " * 100
     tokenizer = embedlayer.train_tokenizer(text, "byte")
+    corpus = embedlayer.TokenCorpus.from_text(text, tokenizer)
+    return {**names, "torch": torch, "corpus": corpus, "tokenizer": tokenizer}
+
+
+def example_names() -> dict:
+    """What docstring examples may use without saying so: torch, every public name, and a small model."""
+    torch.manual_seed(0)
     table = embedlayer.TokenEmbedding(257, 16, scale="sqrt_dim")
     model = embedlayer.DecoderLM(table, embedlayer.RotaryEmbedding(8), num_layers=1, num_heads=2)
-    corpus = embedlayer.TokenCorpus.from_text(text, tokenizer)
-    return {**names, "torch": torch, "model": model, "corpus": corpus, "tokenizer": tokenizer}
+    return {**unchanged_names(), "model": model}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -318,7 +325,7 @@ def test_the_changelog_knows_the_version() -> None:
         ["rates_by_width.py", "--steps", "1", "--widths", "64", "--rates", "0.01", "0.02"],
         pytest.param(["killed_and_resumed.py", "--rows", "20000"], marks=pytest.mark.long),
         pytest.param(["added_tables.py", "--minutes", "0.01"], marks=pytest.mark.long),
-        ["beyond_the_trained_length.py", "--steps", "1", "--windows", "1"],
+        ["beyond_the_trained_length.py", "--steps", "1", "--windows", "1", "--lengths", "64", "128"],
         pytest.param(
             ["starting_rows.py", "--steps", "1", "--terms", "5", "--row-steps", "1", "--passages", "1"],
             marks=pytest.mark.long,
@@ -326,11 +333,12 @@ def test_the_changelog_knows_the_version() -> None:
         [
             "another_tokenizer.py",
             *("--seeds", "2", "--steps", "1", "--teacher-steps", "1"),
-            *("--teacher-bytes", "12000", "--student-bytes", "3000", "--held-out-bytes", "1500"),
+            *("--teacher-bytes", "12000", "--student-bytes", "2000", "--held-out-bytes", "1000"),
         ],
         ["domain_terms.py", "--count", "5"],
         ["suggested_tokens.py", "--count", "5"],
-        ["compression.py", "--choices", "rank=96"],
+        ["compression.py", "vectors.vec", "--choices", "rank=2"],
+        pytest.param(["compression.py", "--choices", "rank=96"], marks=pytest.mark.long),
         ["onnx_table.py", "--vocab-size", "100"],
         ["log_ratios.py", "--tokens", "8"],
         pytest.param(["packed_documents.py", "--minutes", "0.01", "--shortest", "60"], marks=pytest.mark.long),
@@ -338,11 +346,15 @@ def test_the_changelog_knows_the_version() -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*The rows start:UserWarning")
-def test_an_example_runs(arguments, monkeypatch, unchecked, capsys) -> None:
+def test_an_example_runs(arguments, tmp_path, monkeypatch, unchecked, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("vectors.vec").write_text("4 3\na 1 0 0\nb 0 1 0\nc 0 0 1\nd 1 1 1\n")
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     monkeypatch.setattr(sys, "argv", arguments)
-    text = demo.carried_text()[:24_000]
+    text = demo.carried_text()[:18_000]
     monkeypatch.setattr(demo, "carried_text", lambda: text)
+    small = partial(embedlayer.TrainingOptions, batch_size=2, validation_tokens=256)
+    monkeypatch.setattr(embedlayer, "TrainingOptions", small)
     monkeypatch.setattr(asyncio, "__file__", json.__file__)  # whose sources are shorter
     runpy.run_path(str(ROOT / "examples" / arguments[0]), run_name="__main__")
     assert capsys.readouterr().out

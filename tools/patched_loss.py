@@ -160,7 +160,7 @@ def compare_patched(model: nn.Module) -> Patched:
             model(**inputs)
     except RuntimeError:  # XGLM's mask is in float32
         widen = in_float64
-    patched = el.patch(copy.deepcopy(model))
+    patched.double()
     logger = logging.getLogger("embedlayer")
     before = logger.level
     logger.addHandler(readers)

@@ -16,6 +16,7 @@ COMMAND = """
 import hashlib, random, sys, threading
 from pathlib import Path
 import click
+from embedlayer.cli import interrupts
 from embedlayer.cli.main import cli, main
 from embedlayer.tokenization.train import train_tokenizer
 from embedlayer.io.files import replace_file, replace_folder
@@ -37,10 +38,11 @@ def busy(work, folder):
     with replace_folder(folder / "new") as partial, replace_file(folder / "file") as file, temporary_folder() as other:
         (partial / "part").write_text("part")
         file.write_text("part")
-        threading.Timer(0.5, lambda: print(other, flush=True)).start()
+        threading.Timer(0.2, lambda: print(other, flush=True)).start()
         {"hashes": hashes, "tokenizer": tokenizer}[work]()
 
 cli.add_command(busy)
+interrupts.SECONDS = 0.2
 main(["busy", *sys.argv[1:]])
 """
 

@@ -96,7 +96,7 @@ def test_objects_of_one_process_share_the_lock_until_the_last_lets_go(tmp_path: 
 
 
 def test_a_process_that_waits_gets_the_lock_when_it_is_free(tmp_path: Path) -> None:
-    after = "print('held', flush=True); import time; time.sleep(0.3); lock.release(); sys.stdin.read()"
+    after = "print('held', flush=True); import time; time.sleep(0.15); lock.release(); sys.stdin.read()"
     with held_elsewhere(tmp_path / "lock", after):
         lock = FileLock(tmp_path / "lock", "it")
         lock.acquire(timeout_seconds=60.0)
