@@ -28,7 +28,6 @@ from torch import Tensor
 from torch._C import DispatchKey
 from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -295,7 +294,10 @@ def _is_on_device(x: Tensor) -> bool:
 
 def _tensors(tree: object) -> list[Tensor]:
     """Return the tensors on the device in a tree of arguments."""
-    return [x for x in tree_leaves(tree) if isinstance(x, Tensor) and _is_on_device(x) and x.layout is torch.strided]
+    if isinstance(tree, Tensor):
+        return [tree] if _is_on_device(tree) and tree.layout is torch.strided else []
+    parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple | list) else ()
+    return [x for part in parts for x in _tensors(part)]
 
 
 def _storages(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:

@@ -8,9 +8,11 @@ barrier. Memory that is allocated and not written is NaN.
 """
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -297,7 +299,35 @@ def _watched(interpreter: ModuleType, run: Run) -> Iterator[tuple[Any, str, Any]
             return cast_impl(self, source, to)
         return interpreter.TensorHandle(data, to.scalar)
 
+    @cache
+    def shape_of(shape: tuple[int, ...]) -> dict[str, Any]:
+        """Return the attributes of tensors of this shape, which Triton computes anew for each tensor."""
+        return {"shape": tl.core.tuple([tl.constexpr(size) for size in shape]), "numel": tl.constexpr(math.prod(shape))}
+
+    @cache
+    def block_of(element_ty: Any, shape: tuple[int, ...]) -> dict[str, Any]:
+        """Return the attributes of a type of blocks, as `shape_of`."""
+        block = object.__new__(tl.block_type)
+        init_block(block, element_ty, list(shape))
+        return vars(block)
+
+    def init_tensor(self: Any, handle: Any, type: Any) -> None:
+        shape = tuple(type.shape.values) if type.is_block() else ()
+        vars(self).update(shape_of(shape), handle=handle, type=type, dtype=type.scalar)
+
+    def init_cached_block(self: Any, element_ty: Any, shape: Any) -> None:
+        vars(self).update(block_of(element_ty, tuple([getattr(size, "value", size) for size in shape])))
+
     cast_impl, tl = builder.cast_impl, interpreter.tl
+    init_block = tl.block_type.__init__
+    for kind in (tl.pointer_type, tl.block_type):
+        yield kind, "__hash__", tl.dtype.__hash__
+    yield tl.tensor, "__init__", init_tensor
+    yield tl.block_type, "__init__", init_cached_block
+    yield interpreter, "_get_np_dtype", cache(interpreter._get_np_dtype)
+    # Triton computes whether numbers of 32 bits overflow, and reads it only where `debug` is set.
+    unchecked = dataclasses.replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+    yield interpreter.interpreter_builder, "options", unchecked
     patch_lang, patched = interpreter._patch_lang, set[frozenset[int]]()
     seen: dict[Any, frozenset[int]] = {}
     yield interpreter, "_patch_lang", patch_once_a_launch

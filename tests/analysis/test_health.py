@@ -7,6 +7,7 @@ import pytest
 import torch
 from real_tables import stories
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from embedlayer.analysis import row_reader as rows_module
 from embedlayer.analysis.health import table_health
@@ -163,22 +164,24 @@ FAULTS = {
 
 
 @cache
-def words_and_tokenizer() -> tuple[list[str], Tokenizer]:
+def sound_rows() -> tuple[Tensor, list[int | None], Tokenizer]:
+    """Rows in which nothing is wrong, the IDs of words, and their tokenizer."""
     words = words_of(1200)
-    return words, train_tokenizer(" ".join(words), "word", vocab_size=2000)
+    tokenizer = train_tokenizer(" ".join(words), "word", vocab_size=2000)
+    ids = [tokenizer.token_to_id(word) for word in words]
+    rows = torch.randn(tokenizer.get_vocab_size(), 32)
+    rows[ids] = related_rows(1200, 32)
+    sound = table_health(rows, tokenizer)
+    assert sound.summary() == "Sound."
+    assert sound.is_sound
+    return rows, ids, tokenizer
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_the_first_sentence_of_the_summary(fault) -> None:
-    words, tokenizer = words_and_tokenizer()
+    rows, ids, tokenizer = sound_rows()
     spoil, sentence = FAULTS[fault]
-    ids = [tokenizer.token_to_id(word) for word in words]
-    spoiled = related_rows(1200, 32)
-    rows = torch.randn(tokenizer.get_vocab_size(), 32)
-    rows[ids] = spoiled
-    sound = table_health(rows, tokenizer)
-    assert sound.summary() == "Sound."
-    assert sound.is_sound
+    rows, spoiled = rows.clone(), rows[ids]
     if fault == "shifted":
         spoil(rows)
     else:

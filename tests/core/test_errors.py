@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import run_program
 from torch import nn
 
 import embedlayer as el
@@ -66,7 +67,10 @@ def test_a_release_that_is_supported_is_accepted(version) -> None:
 
 def test_every_layer_is_refused_on_an_old_torch_and_the_package_is_still_imported() -> None:
     program = """
+import sys
 import torch
+for name in [name for name in sys.modules if name.partition(".")[0] == "embedlayer"]:
+    del sys.modules[name]
 torch.__version__ = "2.10.0"
 import embedlayer as el
 for name in ("load", "patch", "DecoderLM", "EmbeddingLayer", "TokenEmbedding", "OutputHead", "AlibiBias",
@@ -78,8 +82,8 @@ for name in ("load", "patch", "DecoderLM", "EmbeddingLayer", "TokenEmbedding", "
     else:
         print(name)
 """
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stdout) == (0, ""), result.stderr
+    code, out, err = run_program("-c", program)
+    assert (code, out) == (0, ""), err
 
 
 def test_a_model_of_a_transformers_that_is_not_supported_is_not_patched(monkeypatch) -> None:

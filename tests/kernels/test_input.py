@@ -1,5 +1,7 @@
 """The kernels of the input embedding on CUDA, compared with plain operators, and with the mask of the CPU."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from covering import LONG, cases
@@ -217,10 +219,11 @@ MASKS = {
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
 @cases("dtype, name", [torch.int64, torch.int32, torch.bool], MASKS)
 def test_positions_of_a_mask_are_those_of_the_definition(backend, dtype, name) -> None:
-    with running_on(backend):
+    blocks = launch_table("input")["positions_of_mask"].blocks
+    with running_on(backend), patch.dict(blocks, SIZE=blocks["SIZE"] if backend == "cuda" else 4):
         mask = torch.tensor(MASKS[name]).to(dtype)
-        several_blocks = mask.repeat_interleave(300, dim=1)
-        for each in (mask, mask[0], mask.T.contiguous().T, several_blocks if backend == "cuda" else mask[:, 1:]):
+        several_blocks = mask.repeat_interleave(300 if backend == "cuda" else 3, dim=1)
+        for each in (mask, mask[0], mask.T.contiguous().T, mask[:, 1:], several_blocks):
             found = positions_of(each.long(), each, offset=3, padding_position=7)
             with kernels_disabled():
                 assert torch.equal(found, positions_of(each.long(), each, offset=3, padding_position=7))

@@ -99,10 +99,10 @@ torch.set_num_threads(1)
 expected = apply_rotary(x, cos, sin)
 if __name__ == "__main__":
     found = [error()]
-    for method in ("fork", "forkserver"):
+    for method, count in (("fork", 2), ("forkserver", 1)):
         context = multiprocessing.get_context(method)
         queue = context.SimpleQueue()
-        children = [context.Process(target=in_a_child, args=(queue,)) for _ in range(2)]
+        children = [context.Process(target=in_a_child, args=(queue,)) for _ in range(count)]
         for child in children:
             child.start()
         found += [queue.get() for _ in children]
@@ -120,7 +120,7 @@ def test_kernels_survive_fork_and_forkserver_and_the_end_of_the_interpreter(tmp_
     done = subprocess.run(
         [sys.executable, "-W", "ignore", script], capture_output=True, text=True, timeout=120, check=False
     )
-    assert done.stdout.split() == ["at", "exit", "True", "5"], done.stderr
+    assert done.stdout.split() == ["at", "exit", "True", "4"], done.stderr
 
 
 FALLBACKS = {

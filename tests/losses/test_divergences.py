@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from covering import some
+from covering import cases, some
 
 from embedlayer import ShapeError, SizeError, TokenIdError
 from embedlayer.losses import (
@@ -96,8 +96,7 @@ def test_two_equal_heads_have_divergence_zero_and_no_gradient(kind) -> None:
 
 
 @pytest.mark.usefixtures("both_paths")
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("kind", KINDS)
+@cases("kind, reduction", KINDS, ["mean", "sum", "none"])
 def test_derivatives_are_right_twice(kind, reduction) -> None:
     hidden, weight, teacher_hidden, teacher_weight = pair(tokens=(4,), vocab=17)
     teacher = LinearLogits(teacher_hidden, teacher_weight)

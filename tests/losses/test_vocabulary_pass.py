@@ -262,7 +262,7 @@ def test_large_logits_neither_overflow_nor_lose_the_loss() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
-@pytest.mark.parametrize(("backend", "reduction"), [("aot_eager", "mean"), ("aot_eager", "none"), ("inductor", "mean")])
+@cases("backend, reduction", ["aot_eager", "inductor"], ["none", "mean"])
 def test_it_compiles_to_one_graph(unchecked: None, backend, reduction) -> None:
     hidden, weight, targets, _ = make({}, torch.float32, (9,), 30, 8)
     bias = torch.randn(30, requires_grad=True)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from covering import cases
 from kinds import POSITIONS
 
 from embedlayer import DecoderLM, Position, ShapeError, TokenEmbedding, plots, positions_of
@@ -116,18 +117,19 @@ def _without_positions(model: DecoderLM) -> DecoderLM:
 
 
 @pytest.mark.filterwarnings("ignore:.*flex_attention:UserWarning")
-@pytest.mark.parametrize("name", [name for name, build in POSITIONS.items() if build().hook == "bias"])
-@pytest.mark.parametrize(
-    ("queries", "keys"),
+@cases(
+    "name, places",
+    [name for name, build in POSITIONS.items() if build().hook == "bias"],
     [
         (None, None),
         (torch.arange(3, 8), torch.arange(8)),
         (torch.tensor([[0, 1, 0, 1, 2], [4, 3, 2, 1, 0]]), torch.tensor([[0, 1, 0, 1, 2, 0, 0, 0], [7] * 8])),
     ],
 )
-def test_flex_attention_with_the_score_mod_equals_attention_with_the_bias(name, queries, keys, unchecked: None) -> None:
+def test_flex_attention_with_the_score_mod_equals_attention_with_the_bias(name, places, unchecked: None) -> None:
     from torch.nn.attention.flex_attention import flex_attention
 
+    queries, keys = places
     position: Any = POSITIONS[name]()
     q, k, v = torch.randn(2, 4, 5, 16), torch.randn(2, 4, 8, 16), torch.randn(2, 4, 8, 16)
     ours = flex_attention(q, k, v, score_mod=position.score_mod(queries, keys))

@@ -46,7 +46,7 @@ def test_a_comparison_counts_what_matches_and_aligns(kind) -> None:
 
 @pytest.mark.parametrize(("one", "other"), some(covering(PAIRS), PAIRS))
 def test_chunks_of_a_text_are_compared_as_the_whole(one, other, tmp_path) -> None:
-    text = "".join(random_texts(800)).replace("\0", "") + "\n\n" + ENGLISH[:3000]
+    text = "".join(random_texts(300)).replace("\0", "") + "\n\n" + ENGLISH[:3000]
     path, tokenizers = tmp_path / "text.txt", (tokenizer_of(one), tokenizer_of(other))
     path.write_bytes(text.encode())
     chunks = list(read_text_chunks(path, tokenizer=tokenizers))

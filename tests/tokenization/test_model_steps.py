@@ -27,7 +27,7 @@ from embedlayer.tokenization.model_steps import (
 from embedlayer.tokenization.steps import TokenTracer, trace_tokens
 from embedlayer.tokenization.train import train_tokenizer
 
-TEXTS = (*random_texts(60), "👩‍💻", "a" * 120, "")
+TEXTS = (*random_texts(20), "👩‍💻", "a" * 120, "")
 
 
 def replay(trace: BpeTrace, model: BpeModel) -> list[str]:

@@ -19,7 +19,7 @@ from embedlayer.tokenization.tokenizer_calls import encode
 
 EMOJI = ("👩‍💻", "🏳️‍🌈", "👨‍👩‍👧‍👦", "🇩🇪", "👍🏽", "e\u0301\u0323", "한", "\u1112\u1161\u11ab")
 LONG_TEXTS = ("a" * 300, " " * 40, "ab" * 90 + "</s>" + "the " * 60, "")
-TEXTS = (*random_texts(50), *EMOJI, " ".join(EMOJI), *LONG_TEXTS)
+TEXTS = (*random_texts(20), *EMOJI, " ".join(EMOJI), *LONG_TEXTS)
 
 
 @cache

@@ -193,8 +193,8 @@ def test_a_restored_generator_gives_the_mask_again_and_evaluation_draws_nothing(
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 def test_first_and_second_derivatives_of_a_layer_are_right(dropout) -> None:
-    layer = TransformerEmbedding(6, 3, 5, dropout).double()
-    ids = torch.randint(0, 6, (2, 5))
+    layer = TransformerEmbedding(4, 2, 3, dropout).double()
+    ids = torch.tensor([[0, 3, 0], [2, 2, 0]])
 
     def seeded(weight: Tensor, positions: Tensor) -> Tensor:
         torch.manual_seed(7)

@@ -2,6 +2,7 @@
 
 import copy
 from importlib import import_module
+from itertools import cycle, product
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -135,10 +136,12 @@ def test_prepared_angles_give_the_same_bits(name, dtype) -> None:
 COMPILED = ["chunked, dynamic", "interleaved", "alternating", "channels", "axial, within", "query scaling"]
 COMPILED += ["reversed, trailing", "query-scaled"]
 """One scheme for each way to compute angles and to rotate by them."""
+TRANSFORMS = ["compile", "export", "vmap"]
+THROUGH = [*zip(COMPILED, cycle(TRANSFORMS), strict=False), ("chunked, dynamic", "export")]
 
 
-@pytest.mark.parametrize("name", some(COMPILED, SCHEMES))
-def test_prepared_angles_pass_through_compile_export_and_vmap(name, unchecked) -> None:
+@pytest.mark.parametrize(("name", "transform"), some(THROUGH, product(SCHEMES, TRANSFORMS)))
+def test_prepared_angles_pass_through_compile_export_and_vmap(name, transform, unchecked) -> None:
     position = SCHEMES[name]
     q, k = heads(position)
     positions = positions_for(name)
@@ -154,15 +157,17 @@ def test_prepared_angles_pass_through_compile_export_and_vmap(name, unchecked) -
                 q, k = self.position.rotate(q, k, prepared)
             return torch.cat([q, k], dim=1)
 
-    expected = Blocks()(q, k, positions)
-    torch.compiler.reset()
-    compiled = torch.compile(Blocks(), fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(q, k, positions), expected, atol=1e-5, rtol=1e-5)
-    exported = torch.export.export(Blocks(), (q, k, positions)).module()
-    torch.testing.assert_close(exported(q, k, positions), expected, atol=1e-5, rtol=1e-5)
-    if name != "chunked, dynamic":  # its frequencies depend on the longest position of all rows
+    if transform == "compile":
+        torch.compiler.reset()
+        result = torch.compile(Blocks(), fullgraph=True, backend="aot_eager")(q, k, positions)
+    elif transform == "export":
+        result = torch.export.export(Blocks(), (q, k, positions)).module()(q, k, positions)
+    else:
+        if name == "chunked, dynamic":
+            pytest.skip("its frequencies depend on the longest position of all rows")
         by_row = torch.func.vmap(lambda q, k, at: Blocks()(q[None], k[None], at)[0], in_dims=(0, 0, -2))
-        torch.testing.assert_close(by_row(q, k, positions.unsqueeze(-3)), expected, atol=1e-5, rtol=1e-5)
+        result = by_row(q, k, positions.unsqueeze(-3))
+    torch.testing.assert_close(result, Blocks()(q, k, positions), atol=1e-5, rtol=1e-5)
 
 
 @cases("name, shift", ROTATIONS, [1, 5000, 10_000_000])
