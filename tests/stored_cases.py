@@ -467,6 +467,11 @@ def built(name: str) -> StoredCase:
     return CASES[name]()
 
 
+def built_head(name: str) -> StoredCase:
+    """Return the case of a head beside a table of this case, where a library stores heads in another way."""
+    return built(f"{name}, head" if f"{name}, head" in CASES else name)
+
+
 def read(case: StoredCase) -> StoredRows:
     """Return the stored rows of a case."""
     recognised = recognise(case.module)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import torch
-from stored_cases import CASES, OTHER_ROWS
+from stored_cases import OTHER_ROWS
 from stored_folders import one_of_each
 from torch import Tensor, nn
 
@@ -11,7 +11,6 @@ import embedlayer as el
 from embedlayer.formats.gguf import GGUFRows
 from embedlayer.formats.layouts import LAYOUTS
 from embedlayer.formats.quantized import QuantizedRows
-from embedlayer.formats.recognition import recognise
 from embedlayer.formats.stored import StoredRows
 from embedlayer.tables.gguf_rows import GGUFEmbedding
 from embedlayer.tables.packed_rows import PackedRows
@@ -19,16 +18,6 @@ from embedlayer.tables.stored_embedding import StoredEmbedding
 
 KINDS = [*OTHER_ROWS, *one_of_each()]
 """Names of the formats: each of our own and of GGUF's, and one of each kind of layout of other libraries."""
-
-
-def stored_rows(kind: str) -> StoredRows:
-    """Return the rows of a format; a library that is not installed skips the test."""
-    if kind in OTHER_ROWS:
-        return OTHER_ROWS[kind]()
-    case = CASES[kind]()
-    recognised = recognise(case.module)
-    assert recognised is not None
-    return recognised[0].read(case.module, recognised[1])
 
 
 def table_of(stored: StoredRows) -> PackedRows:

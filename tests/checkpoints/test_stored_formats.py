@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from commands import run
 from covering import cases, some
 from safetensors.torch import load_file, save_file
-from stored_cases import CASES, StoredCase, mlx_case
+from stored_cases import StoredCase, built, built_head, mlx_case
 from stored_folders import one_of_each, words, write_folder
 from tiny_models import build
 from torch import nn
@@ -31,8 +31,8 @@ READ = [*one_of_each(), MLX, "pack-quantized 4 bits, group, asymmetric, bfloat16
 
 @cases("name, tied", READ, (True, False))
 def test_a_folder_computes_what_its_dequantised_model_computes(tmp_path, name, tied) -> None:
-    table = CASES[name]()
-    head = None if tied else CASES.get(f"{name}, head", CASES[name])()
+    table = built(name)
+    head = None if tied else built_head(name)
     model = write_folder(tmp_path, table, head)
     layer = el.load(tmp_path)
     assert isinstance(layer.table, StoredEmbedding)
@@ -65,8 +65,8 @@ GENERATED = [(READ[-1], False), (MLX, True)]
 
 @pytest.mark.parametrize(("name", "tied"), some(GENERATED, product(READ, (True, False))))
 def test_a_folder_generates_what_its_dequantised_model_generates(tmp_path, name, tied) -> None:
-    table = CASES[name]()
-    head = None if tied else CASES.get(f"{name}, head", CASES[name])()
+    table = built(name)
+    head = None if tied else built_head(name)
     decoder, model = decoders(tmp_path, write_folder(tmp_path, table, head), table, head)
     ids = torch.randint(0, len(table.rows), (1, 9))
     generated = model.generate(ids, attention_mask=torch.ones(1, 9), max_new_tokens=8, do_sample=False)
@@ -74,7 +74,7 @@ def test_a_folder_generates_what_its_dequantised_model_generates(tmp_path, name,
 
 
 def test_equal_copies_are_tied_and_others_are_read_as_untied_with_a_warning(tmp_path) -> None:
-    table = CASES[MLX]()
+    table = built(MLX)
     write_folder(tmp_path / "equal", table, table, tied=True)
     layer = el.load(tmp_path / "equal")
     assert layer.head.tied
@@ -120,7 +120,7 @@ def test_stored_tensors_are_mapped_and_no_table_is_whole_in_floating_point(tmp_p
 @pytest.mark.parametrize("config", [{"dtype": "bfloat16"}, {"dtype": None, "torch_dtype": "bfloat16"}])
 @pytest.mark.parametrize("name", ["ModelOpt NVFP4", "ModelOpt FP8", "Gemma 4 bits", "bitsandbytes int8"])
 def test_vectors_have_the_dtype_of_the_model_where_the_stored_tensors_have_none(tmp_path, name, config) -> None:
-    table = CASES[name]()
+    table = built(name)
     write_folder(tmp_path, table, None, config=config)
     layer = el.load(tmp_path)
     assert torch.equal(layer.table.rows(0, 99), table.rows_in(torch.bfloat16))
@@ -128,7 +128,7 @@ def test_vectors_have_the_dtype_of_the_model_where_the_stored_tensors_have_none(
 
 
 def test_a_quantised_head_beside_a_dense_table_follows_the_dtype_of_the_table(tmp_path) -> None:
-    head = CASES["nvfp4-pack-quantized"]()
+    head = built("nvfp4-pack-quantized")
     rows = torch.randn(head.rows.shape).bfloat16()
     write_folder(tmp_path, rows, head)
     layer = el.load(tmp_path)
@@ -142,7 +142,7 @@ def test_a_quantised_head_beside_a_dense_table_follows_the_dtype_of_the_table(tm
 
 
 def test_a_loaded_layer_is_saved_moved_and_cast_without_a_change_of_its_stored_tensors(tmp_path) -> None:
-    table = CASES[MLX]()
+    table = built(MLX)
     write_folder(tmp_path / "source", table, table)
     layer = el.load(tmp_path / "source")
     before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
@@ -160,7 +160,7 @@ def test_a_loaded_layer_is_saved_moved_and_cast_without_a_change_of_its_stored_t
 
 
 def test_stored_tensors_are_frozen_and_a_copy_in_floating_point_is_not(tmp_path) -> None:
-    table = CASES[MLX]()
+    table = built(MLX)
     write_folder(tmp_path, table, None)
     layer = el.load(tmp_path)
     with pytest.raises(el.SizeError, match="is frozen"):
@@ -173,7 +173,7 @@ def test_stored_tensors_are_frozen_and_a_copy_in_floating_point_is_not(tmp_path)
 
 
 def test_a_model_with_quantised_blocks_opens_as_its_embedding_layer(tmp_path) -> None:
-    table = CASES[MLX]()
+    table = built(MLX)
     write_folder(tmp_path, table, None)
     tensors = load_file(tmp_path / "model.safetensors")
     tensors |= {f"model.layers.0.mlp.up_proj.{rest}": tensor.contiguous() for rest, tensor in table.tensors.items()}
@@ -186,7 +186,7 @@ def test_a_model_with_quantised_blocks_opens_as_its_embedding_layer(tmp_path) ->
 
 @pytest.mark.parametrize("tied", some([False], (True, False)))
 def test_every_command_reads_a_quantised_folder(tmp_path, capsys, tied) -> None:
-    table = CASES[MLX]()
+    table = built(MLX)
     source = tmp_path / "source"
     write_folder(source, table, None if tied else table)
     words(len(table.rows)).save(str(source / "tokenizer.json"))
@@ -221,7 +221,7 @@ def test_every_command_reads_a_quantised_folder(tmp_path, capsys, tied) -> None:
 
 @pytest.mark.parametrize("name", ["ModelOpt NVFP4", "ModelOpt FP8", "ModelOpt FP8 by row"])
 def test_a_folder_of_modelopt_may_state_its_quantisation_in_a_file_of_its_own(tmp_path, name) -> None:
-    table = CASES[name]()
+    table = built(name)
     settings = {"quant_algo": table.settings["quant_algo"], "exclude_modules": ["lm_head"]}
     write_folder(tmp_path, table._replace(settings={}), None, config={"dtype": "bfloat16"})
     file = tmp_path / "hf_quant_config.json"
@@ -236,7 +236,7 @@ def test_a_folder_of_modelopt_may_state_its_quantisation_in_a_file_of_its_own(tm
 
 def damages() -> dict[str, StoredCase]:
     """What makes an end unreadable: damaged scales, codes cut short, and layouts that are not read."""
-    case, fp8 = CASES[MLX](), torch.zeros(77, 384).to(torch.float8_e4m3fn)
+    case, fp8 = built(MLX), torch.zeros(77, 384).to(torch.float8_e4m3fn)
     return {
         "a scale is NaN": case.changed(scales=case.tensors["scales"].clone().fill_(math.nan)),
         "codes are cut short": case.changed(weight=case.tensors["weight"][:, :-1].contiguous()),
@@ -260,7 +260,7 @@ def advised(folder: Path) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("damage", damages())
 @pytest.mark.parametrize("end", ["table", "head", "tied table", "both"])
 def test_the_advice_of_every_refusal_of_an_end_works(tmp_path, damage, end) -> None:
-    bad, good = damages()[damage], CASES[MLX]()
+    bad, good = damages()[damage], built(MLX)
     head = {"table": good, "head": bad, "tied table": None, "both": bad}[end]
     write_folder(tmp_path, good if end == "head" else bad, head)
     assert advised(tmp_path) == ([("table_only", "True")] if end == "head" else [])
@@ -282,7 +282,7 @@ def test_the_advice_of_every_refusal_of_an_end_works(tmp_path, damage, end) -> N
     ],
 )
 def test_a_configuration_that_does_not_fit_the_tensors_is_to_be_corrected(tmp_path, name, wrong) -> None:
-    table = CASES[name]()
+    table = built(name)
     write_folder(tmp_path, table._replace(settings={**table.settings, **wrong}), None)
     with pytest.raises(el.CheckpointError, match=r"and the configuration states .* or correct the configuration\.$"):
         el.load(tmp_path, table_only=True)
@@ -291,7 +291,7 @@ def test_a_configuration_that_does_not_fit_the_tensors_is_to_be_corrected(tmp_pa
 
 
 def test_two_statements_of_the_quantisation_that_differ_are_refused(tmp_path) -> None:
-    write_folder(tmp_path, CASES["MLX 4 bits, groups of 64, bfloat16"](), None)
+    write_folder(tmp_path, built(MLX), None)
     config = json.loads((tmp_path / "config.json").read_text())
     stated = next(config[key] for key in ("quantization_config", "quantization") if key in config)
     config |= {"quantization_config": stated, "quantization": {**stated, "bits": 2}}
@@ -368,7 +368,7 @@ def test_a_head_with_columns_of_its_own_is_refused_if_either_part_is_quantised(t
 
 
 def test_a_table_that_is_computed_from_a_quantised_one_is_refused(tmp_path) -> None:
-    table = CASES[MLX]()
+    table = built(MLX)
     tensors = {f"embedding.{rest}": tensor.contiguous() for rest, tensor in table.tensors.items()}
     save_file({**tensors, "mapping": torch.arange(77)}, tmp_path / "model.safetensors")
     modules = [{"path": "", "type": "sentence_transformers.models.StaticEmbedding"}]
@@ -381,7 +381,7 @@ def test_a_table_that_is_computed_from_a_quantised_one_is_refused(tmp_path) -> N
 
 @pytest.mark.parametrize("end", ["table", "head"])
 def test_a_row_whose_codes_are_nan_is_counted_in_the_report(tmp_path, end) -> None:
-    case = CASES["float-quantized group, symmetric, bfloat16"]()
+    case = built("float-quantized group, symmetric, bfloat16")
     codes = case.tensors["weight"].view(torch.uint8).clone()
     codes[5, 3] = 0x7F
     broken = case.changed(weight=codes.view(torch.float8_e4m3fn))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from stored_cases import CASES, gemma_case, mlx_case, weights
+from stored_cases import built, gemma_case, mlx_case, weights
 from stored_folders import HEAD, TABLE, model_of, words, write_folder
 from tiny_models import quiet
 from torch import Tensor
@@ -72,7 +72,7 @@ def compressed(name: str) -> Callable[[Path, bool], None]:
     """Return a function that writes a folder as llm-compressor does, with table and head in a layout."""
 
     def write(folder: Path, tied: bool) -> None:
-        case = CASES[name]()
+        case = built(name)
         scheme = {**case.settings["config_groups"]["group_0"], "targets": ["re:.*embed_tokens", "re:.*lm_head"]}
         settings = {**case.settings, "config_groups": {"group_0": scheme}, "ignore": []}
         settings["quantization_status"] = "compressed"

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ import torch
 from commands import run
 from covering import cases
 from safetensors.torch import load_file, save_file
-from stored_cases import CASES, StoredCase, gptq_case, weights
+from stored_cases import CASES, StoredCase, built, built_head, gptq_case, weights
 from stored_folders import HEAD, TABLE, one_of_each, words, write_folder
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -22,22 +22,22 @@ from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.vocab import write_into
 
 REMOVED, ADDED, CHANGED = [f"t{i}" for i in range(4, 20, 2)], [f"new{i}" for i in range(8)], 31
+MLX = "MLX 4 bits, groups of 64, bfloat16"
 ENDS = {"table": f"{TABLE}.weight", "head": f"{HEAD}.weight"}
-GPTQ = partial(gptq_case, weights(64, torch.bfloat16, 80), 4)  # eight tokens in a word
+GPTQ = cache(partial(gptq_case, weights(64, torch.bfloat16, 80), 4))  # eight tokens in a word
 BUILT: dict[str, Callable[[], StoredCase | Tensor]] = {
     "float32": lambda: weights(64),
     "bfloat16": lambda: weights(64, torch.bfloat16),
-    **{name: CASES[name] for name in one_of_each() if not name.startswith("GPTQ") and "1 bits" not in name},
+    **{name: partial(built, name) for name in one_of_each() if not name.startswith("GPTQ") and "1 bits" not in name},
     "GPTQ": GPTQ,
-    "MLX 4 bits, groups of 64, bfloat16": CASES["MLX 4 bits, groups of 64, bfloat16"],
-    "pack-quantized 4 bits, group, asymmetric, bfloat16": CASES["pack-quantized 4 bits, group, asymmetric, bfloat16"],
+    **{name: partial(built, name) for name in (MLX, "pack-quantized 4 bits, group, asymmetric, bfloat16")},
 }
 
 
 def folder_of(folder: Path, name: str, *, tied: bool) -> int:
     """Write a folder with a tokenizer, in which table and head are stored in one way; return the number of tokens."""
     table = BUILT[name]()
-    write_folder(folder, table, None if tied else CASES.get(f"{name}, head", BUILT[name])())
+    write_folder(folder, table, None if tied else built_head(name) if name in CASES else BUILT[name]())
     size = len(table.rows if isinstance(table, StoredCase) else table)
     words(size).save(str(folder / "tokenizer.json"))
     return size
@@ -113,8 +113,7 @@ def _quantises(folder: Path, end: str) -> bool:
     return stored is None or stored[0].can_quantise
 
 
-MLX = "MLX 4 bits, groups of 64, bfloat16"
-SHARED = CASES["float-quantized tensor, float32"]
+SHARED = partial(built, "float-quantized tensor, float32")
 """One scale for the whole matrix."""
 
 

@@ -1,14 +1,15 @@
 """Edits of folders whose table and head another library quantised: kept rows keep their bytes, an undo every file."""
 
 import json
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
 import torch
 from covering import cases, some
 from safetensors.torch import load_file, save_file
-from stored_cases import CASES, StoredCase, bitsandbytes_case, gptq_case, weights
+from stored_cases import StoredCase, bitsandbytes_case, built, built_head, gptq_case, weights
 from stored_folders import HEAD, TABLE, one_of_each, words, write_folder
 from torch import Tensor
 
@@ -19,9 +20,13 @@ from embedlayer.vocab import MeanInit
 from embedlayer.vocab.receipt import Receipt
 from embedlayer.vocab.targets.folder import folder_census
 
-BUILT = {name: CASES[name] for name in one_of_each() if "1 bits" not in name}  # rows of 1 bit are zero
+BUILT: dict[str, Callable[[], StoredCase]] = {
+    name: partial(built, name)
+    for name in one_of_each()
+    if "1 bits" not in name  # rows of 1 bit are zero
+}
 BUILT |= {
-    name: CASES[name]
+    name: partial(built, name)
     for name in (
         "MLX 4 bits, groups of 64, bfloat16",
         "pack-quantized 4 bits, group, asymmetric, bfloat16",
@@ -31,7 +36,7 @@ BUILT |= {
     )
 }
 # These store eight tokens in a word.
-BUILT["GPTQ "] = partial(gptq_case, weights(64, torch.bfloat16, 80), 4)
+BUILT["GPTQ "] = cache(partial(gptq_case, weights(64, torch.bfloat16, 80), 4))
 BUILT |= {name: BUILT["GPTQ "] for name in BUILT if name.startswith("GPTQ")}
 ONE_OF_EACH_LIBRARY = [*{name.partition(" ")[0]: name for name in BUILT}.values()]
 REMOVED = [f"t{i}" for i in range(4, 20, 2)]
@@ -41,7 +46,7 @@ ENDS = (f"{TABLE}.weight", f"{HEAD}.weight")
 def folder_of(folder: Path, name: str, *, tied: bool) -> StoredCase:
     """Write a folder with a tokenizer and stored rows of one kind, also in the head unless it is tied."""
     table = BUILT[name]()
-    write_folder(folder, table, None if tied else CASES.get(f"{name}, head", BUILT[name])())
+    write_folder(folder, table, None if tied else table if BUILT[name] is BUILT["GPTQ "] else built_head(name))
     words(len(table.rows)).save(str(folder / "tokenizer.json"))
     return table
 
@@ -234,7 +239,7 @@ def test_rows_that_a_shared_scale_would_clip_are_refused_with_the_factor(tmp_pat
 
 def test_rows_of_one_format_are_not_written_into_a_folder_with_another(tmp_path) -> None:
     table = folder_of(tmp_path / "stored", MLX, tied=True)
-    write_folder(tmp_path / "other", CASES["MLX 8 bits, groups of 64, bfloat16"](), None)
+    write_folder(tmp_path / "other", built("MLX 8 bits, groups of 64, bfloat16"), None)
     write_folder(tmp_path / "dense", table.rows, None)
     for source, target in (("stored", "other"), ("stored", "dense"), ("dense", "stored")):
         with pytest.raises(el.CheckpointError, match=r"stores model\.embed_tokens\.weight as .* Load the layer from"):

@@ -1,12 +1,14 @@
 """Live models whose tables and heads are stored codes: edited, trained and merged; no other stored byte changes."""
 
 import copy
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from covering import cases
-from stored_tables import KINDS, bytes_of, decoder_of, stored_rows, table_of, tables_in
+from covering import cases, covering, some
+from stored_cases import built, rows_of
+from stored_tables import KINDS, bytes_of, decoder_of, table_of, tables_in
 from torch import Tensor
 from vocab_models import close, same
 
@@ -15,7 +17,17 @@ from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.vocab import VectorsInit, edit_vocabulary
 from embedlayer.vocab.row_training import merge_rows, train_only_rows, trained_rows
 
-every_kind = cases("kind, tied", KINDS, (True, False))
+TRAINED = ["int4", "q8_0", "MLX 2 bits, groups of 32, float32", "float-quantized tensor, float32", "Gemma 2 bits"]
+"""Formats with one tensor and several, with scales of rows, of groups and of the whole matrix."""
+MERGED = [
+    *TRAINED,
+    "GGUF Q4_K",
+    "pack-quantized 1 bits, group, symmetric, float32",
+    "MLX nvfp4",
+    "nvfp4-pack-quantized",
+]
+MERGED += ["torchao FP8", "AWQ", "GPTQ v2", "bitsandbytes int8", "bitsandbytes nf4, float32"]
+"""Those, one of the other records of formats, one that is not quantised to, and one whose rows are zero."""
 
 
 def row_bytes(model: torch.nn.Module) -> list[Tensor]:
@@ -32,9 +44,9 @@ def train(model: el.DecoderLM, steps: int, token: int) -> None:
         optimizer.step()
 
 
-@every_kind
+@cases("kind, tied", KINDS, (True, False))
 def test_kept_rows_keep_their_bytes_and_an_undo_restores_all(kind: str, tied: bool) -> None:
-    stored = stored_rows(kind)
+    stored = rows_of(kind)
     model = decoder_of(stored, tied=tied)
     tables, before, config = [*tables_in(model)], bytes_of(model), model.config
     old, kept = row_bytes(model), [*range(40), *range(45, 60), 70]
@@ -57,9 +69,11 @@ def test_kept_rows_keep_their_bytes_and_an_undo_restores_all(kind: str, tied: bo
     assert torch.equal(model(ids), logits)
 
 
-@every_kind
+@pytest.mark.parametrize(
+    ("kind", "tied"), some(covering(product(MERGED, (True, False))), product(KINDS, (True, False)))
+)
 def test_trained_rows_alone_are_quantised_and_no_other_byte_changes(kind: str, tied: bool) -> None:
-    stored = stored_rows(kind)
+    stored = rows_of(kind)
     model, ids = decoder_of(stored, tied=tied), torch.tensor([[5, 6, 8, 9]])
     before, old, logits = bytes_of(model), row_bytes(model), model(ids)
     train_only_rows(model, [7, 70, 12])
@@ -91,10 +105,6 @@ def test_trained_rows_alone_are_quantised_and_no_other_byte_changes(kind: str, t
     close(model(ids)[..., others], logits[..., others])
 
 
-TRAINED = ["int4", "q8_0", "MLX 2 bits, groups of 32, float32", "float-quantized tensor, float32", "Gemma 2 bits"]
-"""Formats with one tensor and several, with scales of rows, of groups and of the whole matrix."""
-
-
 def fill(model: torch.nn.Module, seed: int = 0) -> None:
     """Set the trained rows to random numbers, in place of training."""
     generator = torch.Generator().manual_seed(seed)
@@ -102,11 +112,9 @@ def fill(model: torch.nn.Module, seed: int = 0) -> None:
         rows.delta.data = 0.02 * torch.randn(rows.delta.shape, generator=generator)
 
 
-@pytest.mark.parametrize("merged", [True, False], ids=["merged", "unmerged"])
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("kind", TRAINED)
+@cases("kind, tied, merged", TRAINED, (True, False), (True, False), pairs=["tied, merged"])
 def test_an_undo_after_training_the_new_rows_restores_every_byte(kind: str, tied: bool, merged: bool) -> None:
-    model = decoder_of(stored_rows(kind), tied=tied)
+    model = decoder_of(rows_of(kind), tied=tied)
     before, trainable = bytes_of(model), [p.requires_grad for p in model.parameters()]
     init = VectorsInit(torch.zeros(3, model.table.embed_dim))
     receipt = el.vocab.add_tokens(model, 3, init=init, train_only_new=True)
@@ -118,10 +126,9 @@ def test_an_undo_after_training_the_new_rows_restores_every_byte(kind: str, tied
     assert [p.requires_grad for p in model.parameters()] == trainable
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("kind", TRAINED)
+@cases("kind, tied", TRAINED, (True, False))
 def test_trained_rows_go_through_an_adapter_and_are_merged_as_they_are_live(kind: str, tied: bool, tmp_path) -> None:
-    model = decoder_of(stored_rows(kind), tied=tied)
+    model = decoder_of(rows_of(kind), tied=tied)
     live, loaded, merged = (copy.deepcopy(model) for _ in range(3))
     train_only_rows(live, [70, 7])
     fill(live)
@@ -134,19 +141,19 @@ def test_trained_rows_go_through_an_adapter_and_are_merged_as_they_are_live(kind
     assert not same(bytes_of(live), bytes_of(model))
     assert same(bytes_of(loaded), bytes_of(live))
     assert same(bytes_of(merged), bytes_of(live))
-    delta = el.DeltaEmbedding.from_pretrained(tmp_path, base=table_of(stored_rows(kind)), module="table")
+    delta = el.DeltaEmbedding.from_pretrained(tmp_path, base=table_of(rows_of(kind)), module="table")
     merged_table = delta.merge()
     assert torch.equal(merged_table.stored_rows.row_bytes, live.table.stored_rows.row_bytes)
 
 
 def test_a_merge_that_one_table_refuses_changes_none(tmp_path) -> None:
-    model = decoder_of(stored_rows("float-quantized tensor, float32"), tied=False)
+    model = decoder_of(rows_of("float-quantized tensor, float32"), tied=False)
     train_only_rows(model, [3, 70])
     fill(model)
     rows = trained_rows(model)["head"]
     with torch.no_grad():
         rows.delta[1, 2] = 1e6
-    other = decoder_of(stored_rows("float-quantized tensor, float32"), tied=False)
+    other = decoder_of(rows_of("float-quantized tensor, float32"), tied=False)
     el.vocab.save_adapter(model, tmp_path)
     state, before = bytes_of(model), bytes_of(other)
     for refused in (lambda: merge_rows(model), lambda: el.vocab.merge_adapter(other, tmp_path)):
@@ -163,10 +170,9 @@ def test_a_merge_that_one_table_refuses_changes_none(tmp_path) -> None:
 
 
 def test_a_merge_does_not_write_into_the_mapped_file(tmp_path) -> None:
-    from stored_cases import CASES
     from stored_folders import words, write_folder
 
-    case = CASES["MLX 4 bits, groups of 64, bfloat16"]()
+    case = built("MLX 4 bits, groups of 64, bfloat16")
     write_folder(tmp_path / "model", case, None)
     words(len(case.rows)).save(str(tmp_path / "model" / "tokenizer.json"))
     before = (tmp_path / "model" / "model.safetensors").read_bytes()
@@ -182,7 +188,7 @@ def test_a_merge_does_not_write_into_the_mapped_file(tmp_path) -> None:
 
 
 def test_rows_of_a_type_that_nothing_quantises_are_moved_and_none_is_added() -> None:
-    model = decoder_of(stored_rows("GGUF Q4_K"), tied=True)
+    model = decoder_of(rows_of("GGUF Q4_K"), tied=True)
     before = bytes_of(model)
     with pytest.raises(el.SizeError, match=r"New rows of table cannot be quantised to Q4_K.*first, (?s:.*)") as caught:
         el.vocab.add_tokens(model, 2)
@@ -247,10 +253,9 @@ def test_a_model_of_transformers_with_trained_rows_over_codes_is_saved_by_save_m
 @pytest.mark.parametrize("kind", ["MLX 4 bits, groups of 64, bfloat16", "float-quantized tensor, float32"])
 def test_a_layer_that_is_edited_live_and_written_has_the_tensors_of_the_edited_folder(kind, tied, tmp_path) -> None:
     from safetensors.torch import load_file
-    from stored_cases import CASES
     from stored_folders import words, write_folder
 
-    case = CASES[kind]()
+    case = built(kind)
     write_folder(tmp_path / "old", case, None if tied else case)
     words(len(case.rows)).save(str(tmp_path / "old" / "tokenizer.json"))
     edit: dict[str, Any] = {"add": ["new", "newer"], "remove": ["t5", "t9"]}
