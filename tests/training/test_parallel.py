@@ -322,20 +322,22 @@ def test_a_process_with_another_tokenizer_text_or_configuration_is_refused_by_na
     assert "configuration of options" in configuration
 
 
-def one_prepares(folder: Path) -> bool:
+def one_prepares(port: int, folder: Path) -> bool:
     """Return whether rank 1 has waited for rank 0, which is busy for longer than the time-out of the store."""
-    parallel, prepared = context_of_group(folder), folder / "prepared"
-    parallel._store.set_timeout(timedelta(seconds=0.1))
+    store = dist.TCPStore("127.0.0.1", port, 2, is_master=dist.get_rank() == 0)
+    store.set_timeout(timedelta(seconds=0.1))
+    parallel, prepared = ParallelContext(Launch(ProcessGroup(), store=store)), folder / "prepared"
     dist.barrier()
     if parallel.is_first:
         time.sleep(0.4)
         prepared.touch()
     parallel.wait_for_first()
+    dist.barrier()  # the store is that of rank 0
     return prepared.exists()
 
 
 def test_ranks_wait_for_the_first_longer_than_the_time_out(tmp_path) -> None:
-    assert on_ranks(2, one_prepares, tmp_path) == [True, True]
+    assert on_ranks(2, one_prepares, free_port(), tmp_path) == [True, True]
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 8, 9])
