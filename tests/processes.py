@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 SECONDS = 120
 
-PRELOADED = ["embedlayer.distributed.sharded", "pytest", "tests.preloaded"]
+PRELOADED = ["embedlayer.distributed.sharded", "pytest"]
 """What each rank needs, imported once. A file of tests adds what its ranks need."""
 PRELOADED_IF_USED = ["transformers.modeling_utils"]
 
@@ -175,7 +175,8 @@ def in_a_fork(function: Callable[[], object], forked: threading.Event | None = N
 
 def _preload() -> None:
     """Say what the process imports from which others are forked; what is said after it has begun has no effect."""
-    _context.set_forkserver_preload([*PRELOADED, *(name for name in PRELOADED_IF_USED if name in sys.modules)])
+    used = [name for name in PRELOADED_IF_USED if name in sys.modules]
+    _context.set_forkserver_preload([*PRELOADED, *used, "tests.preloaded"])  # the last one freezes what is imported
 
 
 def _run_program(words: list[str], folder: Path, environment: dict[str, str], ends: list[Connection]) -> None:

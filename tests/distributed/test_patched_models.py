@@ -17,7 +17,7 @@ from embedlayer.heads.logit_source import LogitsReport
 
 transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
 
-PRELOADED[:0] = ["transformers.models.gemma2.modeling_gemma2", "transformers.models.llama.modeling_llama"]
+PRELOADED += ["transformers.models.gemma2.modeling_gemma2", "transformers.models.llama.modeling_llama"]
 
 V, B, T, RANKS = 61, 4, 6, 2
 SIZES = {"vocab_size": V, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -28,8 +28,8 @@ from resumed_runs import (  # noqa: E402
     support,
 )
 
-PRELOADED[:0] = ["embedlayer.distributed.state", "embedlayer.vocab.operations", "torch.distributed.checkpoint"]
-PRELOADED[:0] = ["torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
+PRELOADED += ["embedlayer.distributed.state", "embedlayer.vocab.operations", "torch.distributed.checkpoint"]
+PRELOADED += ["torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
 
 DOCUMENTED = read_results()
 GOING = [way for way in WAYS if DOCUMENTED[way] == GOES_ON]

@@ -37,7 +37,7 @@ from embedlayer.tables.table import TokenTable
 from embedlayer.vocab import RandomInit
 from embedlayer.vocab.operations import edit_vocabulary
 
-PRELOADED[:0] = [  # before the last module, which freezes what was imported
+PRELOADED += [
     *("embedlayer.distributed.fsdp", "embedlayer.distributed.state", "embedlayer.vocab.operations"),
     *("torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.pipelining"),
 ]

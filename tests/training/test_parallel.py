@@ -47,7 +47,7 @@ from embedlayer.io.safetensors_files import load_tensors
 from embedlayer.saving import describe
 from embedlayer.training.parallel import ParallelContext, parallel_context
 
-PRELOADED[:0] = ["benchmarks.operator_counter", "embedlayer.cli.main"]
+PRELOADED += ["benchmarks.operator_counter", "embedlayer.cli.main"]
 
 TEXT = "the cat sat on the mat and the dog sat on the cat . " * 60
 OTHER = "I love dogs, and dogs love naps in the sun. " * 40
