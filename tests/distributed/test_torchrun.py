@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 from commands import run
+from covering import LONG
 from launches import (
     HERE,
     SECONDS,
@@ -127,10 +128,14 @@ def test_two_ranks_train_on_chats_as_one_process_does(tmp_path) -> None:
     assert 0 < int(weights.sum()) < len(weights)
 
 
-def test_ctrl_c_saves_after_the_same_step_of_all_and_one_process_can_go_on(text, tmp_path) -> None:
+def of_forks() -> list[object]:
+    return [HERE / "distributed" / "forked.py", free_port(), "train"]
+
+
+@pytest.mark.parametrize("train", [of_forks, pytest.param(lambda: [*torchrun(2), *TRAIN], marks=LONG)])
+def test_ctrl_c_saves_after_the_same_step_of_all_and_one_process_can_go_on(text, tmp_path, train) -> None:
     directory = RunDirectory(tmp_path / "run")
-    command = ["train", text, "-o", directory.path, *SIZES, "--steps", 100_000]
-    with started(HERE / "distributed" / "forked.py", free_port(), *command) as process:
+    with started(*train(), text, "-o", directory.path, *SIZES, "--steps", 100_000) as process:
         until = time.monotonic() + SECONDS
         while len(directory.read_metrics()) < 3:
             assert process.poll() is None, process.communicate()
