@@ -145,7 +145,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--windows", type=int, default=96, help="windows of the validation text for each length")
-    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="of the windows, 512 at most")
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, choices=LENGTHS, help="of the windows")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of the order of training")
     parser.add_argument("--write", type=Path, help="page to put the table into")
     arguments = parser.parse_args()

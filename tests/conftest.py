@@ -31,6 +31,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # Of programs that tests start too: the test processes share the cores, and threads that wait for each other spin.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# torch's cache of inferred shapes saves less in small graphs than its keys cost.
+os.environ.setdefault("TORCH_FAKE_TENSOR_DISPATCH_CACHE", "0")
+
 # Each test process imports all tests, and rewriting their asserts takes as long as importing torch: keep the result.
 sys.dont_write_bytecode = False
 
@@ -91,6 +94,10 @@ jaxtyping.install_import_hook(
     "beartype.beartype",
 )
 
+for devices in (torch.cuda, torch.xpu, torch.mtia):
+    if not devices.is_available():  # torch would keep each seed for later, with a text of the stack
+        devices.manual_seed_all = lambda seed: None
+
 gc.disable()  # until all tests are collected: what is imported stays
 
 # The same examples in every run, however busy the machine: a failure is a change of ours.
@@ -115,8 +122,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """As many processes as there are cores.
 
-    One more would use the time in which tests wait for programs, ranks and a browser, a tenth of all, and would take
-    more than that to import and collect all tests once more.
+    One more would use the tenth of the time in which tests wait for programs, ranks and a browser, but to import and
+    to collect all tests once more takes longer.
     """
     from embedlayer.data.process_pool import usable_cores
 
@@ -215,9 +222,7 @@ class LogsIfRead:
 def quiet_machine() -> None:
     """One thread, a fixed seed and a new count of calls for each test: the test processes share the cores."""
     torch.set_num_threads(1)
-    torch.default_generator.manual_seed(0)
-    if torch.cuda.is_available():  # without a device each call would note the stack, for later
-        torch.cuda.manual_seed_all(0)
+    torch.manual_seed(0)
     calls.clear()
 
 

@@ -20,7 +20,7 @@ def full(tensor: Tensor) -> Tensor:
 
 
 def sharded_like(parameter: Tensor, values: Tensor) -> Tensor:
-    """Return a tensor that is sharded as a parameter is, of whose axes it may have more, from its values on this rank.
+    """Return a tensor with these values on this rank, sharded as a parameter is; it may have further axes at the end.
 
     On ranks where the parameter is a plain tensor, so is the result.
     """
@@ -36,6 +36,7 @@ def gathered(parameter: Tensor, state: Mapping[str, Tensor]) -> dict[str, Tensor
     alike = {key: value for key, value in state.items() if value.shape == parameter.shape}
     for key, value in alike.items():
         assert getattr(value, "placements", None) == getattr(parameter, "placements", None), key
+        assert value.dtype == parameter.dtype, key
     together = full(sharded_like(parameter, torch.stack([local(value) for value in alike.values()], -1)))
     others = {key: full(value) for key, value in state.items() if key not in alike}
     return dict(zip(alike, together.unbind(-1), strict=True)) | others

@@ -42,6 +42,7 @@ def busy(work, folder):
         {"hashes": hashes, "tokenizer": tokenizer}[work]()
 
 cli.add_command(busy)
+assert interrupts.SECONDS < 1
 interrupts.SECONDS = 0.2
 main(["busy", *sys.argv[1:]])
 """

@@ -256,7 +256,7 @@ def test_a_report_can_be_written_again(trained, capsys) -> None:
 def test_the_demo_takes_its_smallest_number_of_steps_and_says_what_was_not_learned(
     tmp_path, monkeypatch, capsys
 ) -> None:
-    """As of `python -m embedlayer demo`, in a shell that does not find `embedlayer`; what it prints is typed."""
+    """With the `sys.argv` of `python -m embedlayer demo`, where no shell finds `embedlayer`; what it prints is run."""
     text = carried_text()
     assert len(text) > 400_000
     monkeypatch.setattr("embedlayer.cli.demo.carried_text", lambda: text[:200_000])

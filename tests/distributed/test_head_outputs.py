@@ -98,7 +98,7 @@ def divergences(branch: str, table: int, ranks: int) -> list[tuple]:
 
 
 def sharded_outputs(branch: str):
-    for device in ("cpu", "cuda"):
+    for device in DEVICES:
         chunk_size.MAX_CHUNK_TOKENS[device], chunk_size.ROWS_OF_A_BLOCK[device] = 8, 3
     rank, ranks = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh("cpu", (ranks,))

@@ -34,8 +34,8 @@ PRELOADED += ["torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
 DOCUMENTED = read_results()
 GOING = [way for way in WAYS if DOCUMENTED[way] == GOES_ON]
 REFUSED = {sentence: way for way, sentence in reversed(DOCUMENTED.items()) if sentence != GOES_ON}
+"""The first way that each sentence refuses, which has the fewest dimensions."""
 ALWAYS = {*covering(GOING), *REFUSED.values()}
-"""The first way, which has the fewest dimensions, is refused by each sentence."""
 
 
 @pytest.mark.parametrize(

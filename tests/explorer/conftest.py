@@ -29,15 +29,15 @@ from embedlayer.tokenization.ids import table_size
 VIEWPORT = {"width": 1280, "height": 800}
 MEDIA = {"color_scheme", "reduced_motion"}
 """Options of a context that a page can have alone."""
-FORGET = """
+AT_START = """
 if (location.protocol !== "about:" && !sessionStorage.opened) {
     localStorage.clear();
     sessionStorage.opened = 1;
 }
-const { setTimeout } = window;
-window.setTimeout = (run, delay, ...rest) => setTimeout(run, delay === 350 ? 20 : delay, ...rest);
+const { setTimeout } = window, WAIT = 350;
+window.setTimeout = (run, delay, ...rest) => setTimeout(run, delay === WAIT ? 20 : delay, ...rest);
 """
-"""Forget what pages before have stored; a scene of the story waits less for the end of what is typed."""
+"""Forget what pages before have stored; the scenes of learn/ids.js and learn/pieces.js wait less."""
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def plain_context(browser: Any) -> Any:
     """
     context = browser.new_context(viewport=VIEWPORT)
     context.set_default_timeout(60_000)
-    context.add_init_script(FORGET)
+    context.add_init_script(AT_START)
     return context
 
 
@@ -90,8 +90,9 @@ def leave(page: Any) -> None:
 def open_page(browser: Any, plain_context: Any) -> Iterator[Callable[..., Any]]:
     """Open a page; at the end of the test it must not have complained, nor asked anyone else.
 
-    `open_page(url, again=True)` goes on in the page that the test before has opened so, if it is of the same server:
-    for tests that change nothing but what is in the address, as to load the page costs a third of a test.
+    `open_page(url, again=True)` goes on in the page that the test before has opened, if it is of the same server: to
+    load it costs a third of a test. Address, storage, media and the size of the window are then as of a fresh page;
+    what the page's modules remember is not.
     """
     complaints: list[str] = []
     asked: list[str] = []
@@ -113,7 +114,7 @@ def open_page(browser: Any, plain_context: Any) -> Iterator[Callable[..., Any]]:
         home = url.split("#")[0]
         media = {name: options.pop(name) for name in MEDIA & options.keys()}
         if options:
-            context = browser.new_context(viewport=VIEWPORT, **options)
+            context = browser.new_context(viewport=VIEWPORT, **options, **media)
             context.set_default_timeout(60_000)
             contexts.append(context)
         else:

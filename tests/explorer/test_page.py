@@ -520,7 +520,7 @@ def test_a_lasso_is_in_the_address_and_found_again(url, open_page):
 LATE = """() => {
     const { fetch } = window;
     window.fetch = async (url, ...rest) => {
-        if (String(url).includes("frequencies")) await new Promise((resolve) => setTimeout(resolve, 200));
+        if (String(url).includes("frequencies")) await new Promise((resolve) => setTimeout(resolve, 400));
         return fetch(url, ...rest);
     };
 }"""
@@ -533,7 +533,7 @@ def test_a_word_that_is_no_token_offers_its_subwords_also_when_typed_at_once(url
     page.locator("#tab-map").click()
     page.locator("#expression").fill("thedogma")
     page.keyboard.press("Enter")
-    page.wait_for_timeout(500)  # what the map still waits for has arrived
+    page.wait_for_timeout(700)  # what the map still waits for has arrived
     offered = page.locator(".map-subwords .chips").first
     offered.wait_for()
     ids = of_run.tokenizer.encode("thedogma", add_special_tokens=False).ids

@@ -67,14 +67,12 @@ MODELS = {
 }
 
 
-def state_of(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, is_whole: bool = True
-) -> dict[str, torch.Tensor]:
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer, *, is_whole: bool = True) -> dict[str, torch.Tensor]:
     """Parameters, gradients and moments, as whole tensors or those of this rank, and all sizes."""
     fsdp.fsdp_parameters(model)  # shards what a call has gathered
     state: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():
-        own = {"": parameter, **({} if optimizer is None else optimizer.state[parameter]), "grad": parameter.grad}
+        own = {"": parameter, **optimizer.state[parameter], "grad": parameter.grad}
         own = gathered(parameter, own) if is_whole else {key: local(value) for key, value in own.items()}
         state |= {f"{name}.{key}": value for key, value in own.items()}
     for name, part in model.named_modules():
@@ -240,7 +238,11 @@ def refusals() -> list[tuple[str, str]]:
     for error, words, refused in [
         (el.SizeError, "has no sizes. Edit the model before fully_shard, or reserve rows", with_other_torch),
         (KeyError, "dictionary is empty", lambda: with_a_failing_step(add=9)),
-        (KeyError, "dictionary is empty", lambda: with_a_failing_step(remove=[5])),  # as many rows: written in place
+        (
+            KeyError,
+            "dictionary is empty",
+            lambda: with_a_failing_step(remove=[5]),
+        ),  # as many rows as before
         (el.SizeError, "pass that module", lambda: edit_vocabulary(model.table, add=1)),
         (el.SizeError, "before fully_shard", lambda: add_tokens(model, 1, optimizer=None, train_only_new=True)),
         (el.CheckpointError, "patch before fully_shard", lambda: el.patch(unpatched)),

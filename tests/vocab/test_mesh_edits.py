@@ -137,7 +137,7 @@ def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer, *, grad: bool
 
 
 def tensors_of_this_rank(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Parameters, moments and gradients."""
+    """What this rank has of parameters, moments and gradients."""
     states = {name: state_of(parameter, optimizer) for name, parameter in model.named_parameters()}
     return {f"{name} {key}": local(value) for name, state in states.items() for key, value in state.items()}
 

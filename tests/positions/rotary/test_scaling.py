@@ -183,7 +183,7 @@ def test_a_configuration_from_before_scalings_is_still_read() -> None:
 
 @pytest.mark.parametrize("name", some(["yarn", "dynamic", "longrope"], CASES))
 def test_it_compiles_to_one_graph(name, unchecked: None) -> None:
-    """The others' frequencies are fixed numbers too."""
+    """The frequencies of the others are fixed numbers, as those of yarn are."""
     torch.compiler.reset()
     position, q = RotaryEmbedding(HEAD, scaling=CASES[name][1]), torch.randn(2, 4, 5, HEAD)
     compiled = torch.compile(position.rotate, fullgraph=True, backend="aot_eager")

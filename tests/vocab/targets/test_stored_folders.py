@@ -38,7 +38,7 @@ BUILT |= {
 # These store eight tokens in a word.
 BUILT["GPTQ "] = cache(partial(gptq_case, weights(64, torch.bfloat16, 80), 4))
 BUILT |= {name: BUILT["GPTQ "] for name in BUILT if name.startswith("GPTQ")}
-ONE_OF_EACH_LIBRARY = [*{name.partition(" ")[0]: name for name in BUILT}.values()]
+ONE_OF_EACH_LAYOUT = [*{name.partition(" ")[0]: name for name in BUILT}.values()]
 REMOVED = [f"t{i}" for i in range(4, 20, 2)]
 ENDS = (f"{TABLE}.weight", f"{HEAD}.weight")
 
@@ -101,7 +101,7 @@ def test_kept_rows_keep_their_bytes_and_the_undo_gives_every_file(tmp_path, name
     assert same_files(tmp_path / "old", tmp_path / "back")
 
 
-@pytest.mark.parametrize("name", some(ONE_OF_EACH_LIBRARY, BUILT))
+@pytest.mark.parametrize("name", some(ONE_OF_EACH_LAYOUT, BUILT))
 def test_a_trim_and_a_transplant_move_the_same_rows_and_are_undone_in_turn(tmp_path, name) -> None:
     folder_of(tmp_path / "old", name, tied=False)
     kept = [f"t{i}" for i in range(72)]
@@ -203,7 +203,7 @@ def test_a_second_copy_of_stored_rows_follows_or_is_refused(tmp_path, kind) -> N
         assert len(load_file(tmp_path / "written" / "copy.safetensors")[f"{TABLE}.scales"]) == len(table.rows) + 1
 
 
-@pytest.mark.parametrize("name", some(ONE_OF_EACH_LIBRARY, BUILT))
+@pytest.mark.parametrize("name", some(ONE_OF_EACH_LAYOUT, BUILT))
 def test_a_live_edit_that_is_written_gives_the_tensors_of_the_edit_of_the_folder(tmp_path, name) -> None:
     folder_of(tmp_path / "old", name, tied=False)
     receipt = edited(tmp_path / "old", tmp_path / "new")

@@ -27,7 +27,7 @@ MERGED = [
     "nvfp4-pack-quantized",
 ]
 MERGED += ["torchao FP8", "AWQ", "GPTQ v2", "bitsandbytes int8", "bitsandbytes nf4, float32"]
-"""Those, one of the other records of formats, one that is not quantised to, and one whose rows are zero."""
+"""Those, and one of each other way to store rows; among them one that nothing is quantised to."""
 
 
 def row_bytes(model: torch.nn.Module) -> list[Tensor]:
