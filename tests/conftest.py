@@ -31,8 +31,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # Of programs that tests start too: the test processes share the cores, and threads that wait for each other spin.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# torch's cache of inferred shapes saves less in small graphs than its keys cost.
+# For small graphs: torch's cache of inferred shapes saves less than its keys cost, and nothing to collect is left.
 os.environ.setdefault("TORCH_FAKE_TENSOR_DISPATCH_CACHE", "0")
+os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
 
 # Each test process imports all tests, and rewriting their asserts takes as long as importing torch: keep the result.
 sys.dont_write_bytecode = False
@@ -180,6 +181,14 @@ def few_numbers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(FEW_LOGITS, "cuda", FEW_LOGITS["cpu"])
         patch.setitem(FEW_SCORES, "cuda", 0)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def unmeasured_guards() -> Iterator[None]:
+    """Compile without torch's measurement of the graph's guards, for a log: it flushes the caches of the cores."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0, raising=False)
         yield
 
 
