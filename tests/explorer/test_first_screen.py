@@ -368,7 +368,7 @@ def test_the_last_scene_shows_the_table_that_has_everyday_words_and_says_which(u
     heading.get_by_text("queen").wait_for()
     page.get_by_role("combobox", name="Table").select_option("0")
     heading.get_by_text("in small").wait_for()
-    assert "real.table" not in page.url
+    assert "real.table" not in page.evaluate("location.href")
     page.get_by_role("combobox", name="Table").select_option("1")
     heading.get_by_text("in 4,000 words of MiniLM").wait_for()
     page.get_by_role("link", name="See this token on the map").click()

@@ -272,7 +272,7 @@ def test_the_temperature_acts_at_once_and_tokens_are_appended(source, serve, ope
             top, bottom = (float(text.replace("·10^", "e")) for text in (top, bottom))
             assert top == pytest.approx(np.exp(float(logit) / temperature), rel=2e-3)
             assert bottom == pytest.approx(float((logits / temperature).exp().sum()), rel=2e-3)
-    assert "temperature=0" in page.url
+    assert "temperature=0" in page.evaluate("location.href")
     candidates = pipeline.pipeline(source.model, source.tokenizer, "I love").step("head").facts["candidates"]
     word = next(token["text"] for token in candidates if token["kind"] == "text")
     page.get_by_label(f"Append {word}", exact=True).click()
@@ -280,11 +280,11 @@ def test_the_temperature_acts_at_once_and_tokens_are_appended(source, serve, ope
     assert chips(page) == ["I", "love", word]
     assert page.get_by_label("Text", exact=True).input_value() == f"I love {word}"
     page.get_by_role("slider", name="Temperature").fill("2")
-    link = page.url
+    link = page.evaluate("location.href")
     for count in (4, 5):
         page.get_by_text("Append a sample").click()
         page.locator(f".pipe-chips > :nth-child({count})").wait_for()
-    assert "draws=2" in page.url
+    assert "draws=2" in page.evaluate("location.href")
     sampled = chips(page)
     page.goto("about:blank")
     page.goto(link)
@@ -305,8 +305,8 @@ def test_the_grid_is_the_lens_and_a_cell_lists_its_tokens(source, serve, open_pa
     right = lens.top_ids[:, :-1, 0].eq(torch.tensor(ids[1:])).sum()
     assert page.locator(".lens-grid .lens-right").count() == right
     page.locator(".lens-grid tbody tr").nth(1).locator("button").nth(4).click()
-    assert "layer=1" in page.url
-    assert "token=4" in page.url
+    assert "layer=1" in page.evaluate("location.href")
+    assert "token=4" in page.evaluate("location.href")
     shown = page.locator(".lens .next-list .pipe-value").all_inner_texts()
     assert [float(text.rstrip("%")) for text in shown] == pytest.approx((100 * lens.top_probs[1, 4]).tolist(), abs=0.06)
     ranks = page.locator(".lens .grid-2 tbody tr td:last-child").all_inner_texts()
@@ -315,8 +315,8 @@ def test_the_grid_is_the_lens_and_a_cell_lists_its_tokens(source, serve, open_pa
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")
     page.locator("[aria-pressed=true].pipe-chip >> nth=0").wait_for()
-    assert "layer=0" in page.url
-    assert "token=3" in page.url
+    assert "layer=0" in page.evaluate("location.href")
+    assert "token=3" in page.evaluate("location.href")
     page.locator(".pipe-chips button").last.click()
     page.get_by_text("No token follows the last one").wait_for()
 
