@@ -5,14 +5,19 @@ import pytest
 from embedlayer.cli.main import main
 
 
+def leave_out_answers(patch: pytest.MonkeyPatch) -> None:
+    """Give reports and exported pages no answers of the explorer: they are compared in tests/explorer."""
+    patch.setattr("embedlayer.explorer.export.exported_answers", lambda *_: {})
+
+
 def run(*arguments: object, whole_report: bool = False) -> int:
     """Run a command line in this process; its exit code.
 
-    The report of a run that is trained, by `train` or `demo`, is whole, or has no answers of the explorer: they take
-    more time than a small run, and are compared in tests/explorer.
+    The report of a run that is trained, by `train` or `demo`, is whole, or has no answers of the explorer, which take
+    more time than a small run.
     """
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
         if arguments[0] in ("train", "demo") and not whole_report:
-            patch.setattr("embedlayer.explorer.export.exported_answers", lambda *_: {})
+            leave_out_answers(patch)
         main([str(argument) for argument in arguments])
     return int(stop.value.code or 0)

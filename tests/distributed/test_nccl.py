@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 from launches import SECONDS, SIZES, TRAIN, assert_same_run, started, torchrun, unlucky
 from processes import on_ranks
+from sharded_tensors import full
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from embedlayer import DecoderLM, RotaryEmbedding, TokenEmbedding, TokenIdError, clip_grad_norm_
@@ -136,8 +136,7 @@ def after_two_steps(called: nn.Module, model: nn.Module, ids: torch.Tensor) -> d
         optimizer.zero_grad()
         called(ids).logsumexp(-1).mean().backward()
         optimizer.step()
-    weights = {name: each.detach() for name, each in model.named_parameters()}
-    return {name: (each.full_tensor() if isinstance(each, DTensor) else each).cpu() for name, each in weights.items()}
+    return {name: full(each).cpu() for name, each in model.named_parameters()}
 
 
 @pytest.mark.parametrize("wrapper", ["DDP", "FSDP2"])

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from processes import PRELOADED, on_ranks
+from sharded_tensors import full
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from embedlayer import OutputHead, patch
@@ -74,8 +74,7 @@ CASES = {
 def gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
     found = {}
     for name, parameter in model.named_parameters():
-        gradient = parameter.grad
-        found[name.removeprefix("module.")] = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+        found[name.removeprefix("module.")] = None if parameter.grad is None else full(parameter.grad)
     return found
 
 

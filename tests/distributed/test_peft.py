@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from processes import PRELOADED, on_ranks
+from sharded_tensors import full
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from embedlayer import DecoderLM, OutputHead, RotaryEmbedding, TokenEmbedding
@@ -134,7 +135,7 @@ def by_torch(choices: list[str]) -> list[dict[str, torch.Tensor]]:
     for plan in PLANS:
         for choice in choices:
             results = loss_and_gradients(adapted(sharded_by_torch(plan), **CHOICES[choice]))
-            found += [{n: t.full_tensor() if isinstance(t, DTensor) else t for n, t in results.items()}]
+            found += [{name: full(tensor) for name, tensor in results.items()}]
         with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor"):
             adapted(sharded_by_torch(plan), **CHOICES["some rows"])
     return found

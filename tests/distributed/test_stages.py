@@ -10,6 +10,7 @@ import torch.distributed.checkpoint as dcp
 from covering import LONG
 from processes import PRELOADED, on_ranks
 from safetensors import safe_open
+from sharded_tensors import full
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -31,7 +32,6 @@ from embedlayer.distributed import (
     shard_table,
     tie_stages,
 )
-from embedlayer.distributed.dtensors import is_dtensor
 from embedlayer.distributed.parameter_names import unsharded_parameters
 from embedlayer.tables.table import TokenTable
 from embedlayer.vocab import RandomInit
@@ -186,7 +186,7 @@ class Pipelined:
         tensors = {}
         for name, parameter, table in [each for part in self.parts for each in unsharded_parameters(part)]:
             value: Any = parameter if table is None else table.as_dtensor(parameter.detach())
-            tensors[name] = (value.full_tensor() if is_dtensor(value) else value).detach().clone()
+            tensors[name] = full(value)
         return tensors
 
 

@@ -238,11 +238,8 @@ def refusals() -> list[tuple[str, str]]:
     for error, words, refused in [
         (el.SizeError, "has no sizes. Edit the model before fully_shard, or reserve rows", with_other_torch),
         (KeyError, "dictionary is empty", lambda: with_a_failing_step(add=9)),
-        (
-            KeyError,
-            "dictionary is empty",
-            lambda: with_a_failing_step(remove=[5]),
-        ),  # as many rows as before
+        # and as many rows as before, which are written in place
+        (KeyError, "dictionary is empty", lambda: with_a_failing_step(remove=[5])),
         (el.SizeError, "pass that module", lambda: edit_vocabulary(model.table, add=1)),
         (el.SizeError, "before fully_shard", lambda: add_tokens(model, 1, optimizer=None, train_only_new=True)),
         (el.CheckpointError, "patch before fully_shard", lambda: el.patch(unpatched)),

@@ -21,12 +21,9 @@ TRAINED = ["int4", "q8_0", "MLX 2 bits, groups of 32, float32", "float-quantized
 """Formats with one tensor and several, with scales of rows, of groups and of the whole matrix."""
 MERGED = [
     *TRAINED,
-    "GGUF Q4_K",
-    "pack-quantized 1 bits, group, symmetric, float32",
-    "MLX nvfp4",
-    "nvfp4-pack-quantized",
+    *("GGUF Q4_K", "pack-quantized 1 bits, group, symmetric, float32", "MLX nvfp4", "nvfp4-pack-quantized"),
+    *("torchao FP8", "AWQ", "GPTQ v2", "bitsandbytes int8", "bitsandbytes nf4, float32"),
 ]
-MERGED += ["torchao FP8", "AWQ", "GPTQ v2", "bitsandbytes int8", "bitsandbytes nf4, float32"]
 """Those, and one of each other way to store rows; among them one that nothing is quantised to."""
 
 
